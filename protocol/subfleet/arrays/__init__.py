@@ -1,0 +1,78 @@
+"""Tensor containers to NumPy arrays and back, and the arithmetic that a device does on them."""
+
+import math
+from collections.abc import Mapping
+from types import MappingProxyType
+
+import numpy as np
+import numpy.typing as npt
+
+from subfleet.protocol.errors import ProtocolError
+from subfleet.protocol.tensors import Tensor, decode_container, encode_container
+
+__all__ = ["Arrays", "change", "decode_arrays", "encode_arrays", "numpy_dtype"]
+
+Arrays = Mapping[str, npt.NDArray[np.generic]]
+
+_DTYPES: Mapping[str, str] = MappingProxyType(
+    {
+        "BOOL": "|b1",
+        "U8": "|u1",
+        "I8": "|i1",
+        "I16": "<i2",
+        "F16": "<f2",
+        "I32": "<i4",
+        "F32": "<f4",
+        "I64": "<i8",
+        "F64": "<f8",
+    }
+)
+_NAMES = MappingProxyType({np.dtype(code): name for name, code in _DTYPES.items()})
+
+
+def numpy_dtype(dtype: str) -> np.dtype[np.generic]:
+    """The NumPy type of a container type.
+
+    Raises:
+        ProtocolError: NumPy has none (BF16).
+    """
+    if dtype not in _DTYPES:
+        raise ProtocolError(f"dtype is {dtype!r}, but must be one of {list(_DTYPES)}")
+    return np.dtype(_DTYPES[dtype])
+
+
+def encode_arrays(arrays: Arrays, metadata: Mapping[str, str] | None = None) -> bytes:
+    """Write arrays as a tensor container."""
+    tensors = []
+    for name, array in arrays.items():
+        contiguous = np.ascontiguousarray(array)
+        dtype = _NAMES.get(contiguous.dtype)
+        if dtype is None:
+            raise ProtocolError(f"array {name!r} has type {array.dtype}, but must be one of {list(_DTYPES)}")
+        tensors.append(Tensor(name=name, dtype=dtype, shape=array.shape, data=contiguous.tobytes()))
+    return encode_container(tensors, metadata)
+
+
+def decode_arrays(buffer: bytes | memoryview) -> dict[str, npt.NDArray[np.generic]]:
+    """Read a tensor container as read-only arrays that share its memory.
+
+    Raises:
+        ProtocolError: the bytes are no container, or hold a type that NumPy lacks.
+    """
+    container = decode_container(buffer)
+    arrays = {}
+    for name, tensor in container.tensors.items():
+        flat = np.frombuffer(tensor.data, dtype=numpy_dtype(tensor.dtype), count=math.prod(tensor.shape))
+        arrays[name] = flat.reshape(tensor.shape)
+    return arrays
+
+
+def change(new: Arrays, old: Arrays) -> dict[str, npt.NDArray[np.generic]]:
+    """What training did, new minus old, tensor by tensor; exactly 0 where nothing changed.
+
+    Raises:
+        ProtocolError: the two do not name the same tensors with the same shapes.
+    """
+    if set(new) != set(old) or any(new[name].shape != old[name].shape for name in new):
+        raise ProtocolError("the trained tensors and the received tensors must have the same names and shapes")
+    return {name: np.subtract(new[name], old[name]) for name in sorted(new)}

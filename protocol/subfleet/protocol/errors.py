@@ -1,0 +1,127 @@
+"""The error tree: one branch for each decision that a caller can take.
+
+SubfleetError                 every error that we raise on purpose; carries the exit code of its process
+├── ConfigError               the configuration is wrong: correct it
+├── FileError                 a file or folder is missing, unreadable or unwritable
+├── DataError                 training data cannot be used
+├── TransportError            the broker is not there or refuses us: try again later
+├── PortError                 an address is taken: choose another
+├── ProtocolError             bytes that are not a valid message: drop them
+│   └── TooLargeError         bytes refused by their announced size, before anything was allocated
+├── ExportError               a program cannot be written, or differs from PyTorch
+├── TrainingError             a program failed while it trained
+│   └── MemoryLimitError      training was stopped before the memory limit
+├── MissingExtraError         a package is not installed: names the extra to install
+└── RunError                  a run cannot go on
+"""
+
+from typing import ClassVar
+
+from subfleet.protocol.exit_codes import ExitCode
+
+__all__ = [
+    "ConfigError",
+    "DataError",
+    "ExportError",
+    "FileError",
+    "MemoryLimitError",
+    "MissingExtraError",
+    "PortError",
+    "ProtocolError",
+    "RunError",
+    "SubfleetError",
+    "TooLargeError",
+    "TrainingError",
+    "TransportError",
+]
+
+
+class SubfleetError(Exception):
+    """Base of every deliberate error. Its text is one sentence: what is wrong, what would be right, what to do."""
+
+    exit_code: ClassVar[ExitCode] = ExitCode.INTERNAL
+
+
+class ConfigError(SubfleetError):
+    """A configuration value is wrong."""
+
+    exit_code = ExitCode.CONFIG
+
+
+class FileError(SubfleetError):
+    """A file or folder is missing, unreadable or unwritable."""
+
+    exit_code = ExitCode.FILE
+
+
+class DataError(SubfleetError):
+    """Training data cannot be used."""
+
+    exit_code = ExitCode.DATA
+
+
+class TransportError(SubfleetError):
+    """The broker cannot be reached, or refuses us."""
+
+    exit_code = ExitCode.TRANSPORT
+
+
+class PortError(SubfleetError):
+    """A network address is already taken or may not be used."""
+
+    exit_code = ExitCode.PORT
+
+
+class ProtocolError(SubfleetError):
+    """Bytes that are not a valid message, container or chunk."""
+
+    exit_code = ExitCode.PROTOCOL
+
+
+class TooLargeError(ProtocolError):
+    """Something announced a size above its limit; nothing was allocated for it."""
+
+
+class ExportError(SubfleetError):
+    """A program cannot be written, or does not match PyTorch."""
+
+    exit_code = ExitCode.EXPORT
+
+
+class TrainingError(SubfleetError):
+    """A training program failed on the device."""
+
+    exit_code = ExitCode.TRAINING
+
+
+class MemoryLimitError(TrainingError):
+    """Training was stopped because its memory would have passed the limit.
+
+    Attributes:
+        needed_bytes: what the process had grown by when it was stopped.
+        limit_bytes: what it was allowed.
+    """
+
+    def __init__(self, *, needed_bytes: int, limit_bytes: int) -> None:
+        super().__init__(
+            f"training needed {needed_bytes} bytes, but its limit is {limit_bytes} bytes; a smaller subnet is needed"
+        )
+        self.needed_bytes = needed_bytes
+        self.limit_bytes = limit_bytes
+
+
+class MissingExtraError(SubfleetError):
+    """A package that this command needs is not installed."""
+
+    exit_code = ExitCode.MISSING_EXTRA
+
+    def __init__(self, package: str, extra: str) -> None:
+        super().__init__(f"the package {package!r} is not installed; run: pip install 'subfleet[{extra}]'")
+        self.package = package
+        self.extra = extra
+
+
+class RunError(SubfleetError):
+    """A run cannot go on."""
+
+    exit_code = ExitCode.RUN

@@ -1,0 +1,365 @@
+"""The messages: frozen, validated, JSON on the wire, each with an id and safe to receive twice.
+
+All metadata is in the payload, so that MQTT 3.1.1 and 5 carry them alike. `decode` raises `ProtocolError` and nothing
+else, whatever the bytes.
+"""
+
+import re
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any, ClassVar, Literal
+
+from subfleet.protocol.blobs import BlobRef, ByteRange
+from subfleet.protocol.errors import ProtocolError
+from subfleet.protocol.programs import ProgramRef, TrainingSettings
+from subfleet.protocol.readings import Budget, Reading
+from subfleet.protocol.schema import canonical_json, from_plain, parse_json, to_plain
+from subfleet.protocol.subnet import SubnetSpec
+
+__all__ = [
+    "MESSAGES",
+    "SCHEMA_VERSION",
+    "BlobMissing",
+    "ChunkRequest",
+    "Deployed",
+    "Message",
+    "Presence",
+    "Profile",
+    "Receipt",
+    "Refusal",
+    "RoundInfo",
+    "Task",
+    "Telemetry",
+    "Update",
+    "check_client_id",
+    "decode",
+    "encode",
+    "new_message_id",
+]
+
+SCHEMA_VERSION = 1
+MAX_CONTROL_BYTES = 256 * 1024
+_CLIENT_ID = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+
+
+def check_client_id(client_id: str) -> str:
+    """Return the id, or raise ProtocolError: 1 to 64 letters, digits, '_', '.' and '-' (it stands in topics)."""
+    if _CLIENT_ID.fullmatch(client_id) is None:
+        raise ProtocolError(f"client id {client_id!r:.80} must be 1 to 64 letters, digits, '_', '.' or '-'")
+    return client_id
+
+
+def new_message_id() -> str:
+    """A fresh id for a message."""
+    return uuid.uuid4().hex
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Presence:
+    """A device is there (retained), or is gone (its will). A lease renewed by heartbeats; the will is only a hint.
+
+    `session_id` changes whenever the agent starts anew.
+    """
+
+    KIND: ClassVar[str] = "presence"
+    client_id: str
+    session_id: str
+    online: bool
+    message_id: str = field(default_factory=new_message_id)
+
+    def __post_init__(self) -> None:
+        check_client_id(self.client_id)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Profile:
+    """What a device is (retained): it changes only when the agent starts anew.
+
+    Attributes:
+        device: name of its device profile, such as "raspberry_pi_4".
+        runtimes: program targets that it can run, the preferred one first.
+        sample_count: of its data.
+        class_counts: samples of each class.
+        input_shape: of one sample.
+        memory_total_bytes: of the device.
+        memory_share: share of free memory that it gives to training, above 0, at most 1.
+        software: versions by name.
+    """
+
+    KIND: ClassVar[str] = "profile"
+    client_id: str
+    session_id: str
+    device: str
+    runtimes: tuple[str, ...]
+    sample_count: int
+    class_counts: tuple[int, ...]
+    input_shape: tuple[int, ...]
+    memory_total_bytes: int
+    memory_share: float
+    software: dict[str, str] = field(default_factory=dict)
+    message_id: str = field(default_factory=new_message_id)
+
+    def __post_init__(self) -> None:
+        check_client_id(self.client_id)
+        if self.sample_count < 1 or not self.runtimes:
+            raise ValueError("a profile must name 1 or more samples and 1 or more runtimes")
+        if not 0 < self.memory_share <= 1:
+            raise ValueError(f"memory_share is {self.memory_share}, but must be above 0 and at most 1")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Telemetry:
+    """What a device has to give now. One is due for every round: it names the round and answers its announcement.
+
+    Attributes:
+        run_id: the run whose round it answers; None outside rounds.
+        round: the round that it answers; None outside rounds.
+        log_time_s: the time in the replayed log at which it was read; None for a live reading.
+        reading: what was measured or replayed.
+        memory_budget_bytes: the share of free memory that this device gives to training.
+    """
+
+    KIND: ClassVar[str] = "telemetry"
+    client_id: str
+    session_id: str
+    run_id: str | None
+    round: int | None
+    log_time_s: float | None
+    reading: Reading
+    memory_budget_bytes: int
+    message_id: str = field(default_factory=new_message_id)
+
+    def __post_init__(self) -> None:
+        check_client_id(self.client_id)
+        if self.memory_budget_bytes < 0:
+            raise ValueError(f"memory_budget_bytes is {self.memory_budget_bytes}, but must be 0 or more")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundInfo:
+    """The state of the run (retained, to everyone).
+
+    Attributes:
+        phase: "measure" asks for telemetry, "train" says that tasks are out, "finished" that the run is over.
+        log_time_s: where replayed logs are to be read in this round; None for a live run.
+        deadline_s: seconds after which the phase closes without those who are missing.
+    """
+
+    KIND: ClassVar[str] = "round"
+    run_id: str
+    round: int
+    round_count: int
+    phase: Literal["measure", "train", "finished"]
+    log_time_s: float | None
+    deadline_s: float
+    message_id: str = field(default_factory=new_message_id)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """Work for one device (retained on its own topic). A device works on the newest task of the current run.
+
+    Attributes:
+        task_id: names the task; an update, refusal or report answers it.
+        work: "train" trains; "deploy" fetches inference models.
+        programs: the programs to fetch: one to train, or one inference model per target to keep.
+        weights: the subnet's weights (train only).
+        training: how to train (train only).
+        planned_peak_bytes: planned memory of the program.
+        budget: what the device had promised when the task was made.
+        deadline_s: seconds within which an answer is worth something.
+    """
+
+    KIND: ClassVar[str] = "task"
+    task_id: str
+    work: Literal["train", "deploy"]
+    run_id: str
+    round: int
+    client_id: str
+    spec: SubnetSpec
+    programs: tuple[ProgramRef, ...]
+    weights: BlobRef | None
+    training: TrainingSettings | None
+    planned_peak_bytes: int
+    budget: Budget
+    deadline_s: float
+    message_id: str = field(default_factory=new_message_id)
+
+    def __post_init__(self) -> None:
+        check_client_id(self.client_id)
+        if not self.programs:
+            raise ValueError("a task must name 1 or more programs")
+        if self.work == "train" and (len(self.programs) != 1 or self.weights is None or self.training is None):
+            raise ValueError("a train task must name one program, weights and training settings")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refusal:
+    """A device does not do a task, and why; "memory" asks for a smaller one.
+
+    Attributes:
+        available_bytes: for "memory", the growth that it could bear now.
+    """
+
+    KIND: ClassVar[str] = "refusal"
+    task_id: str
+    run_id: str
+    round: int
+    client_id: str
+    reason: Literal["memory", "runtime", "program", "data", "failed"]
+    detail: str
+    available_bytes: int | None = None
+    message_id: str = field(default_factory=new_message_id)
+
+    def __post_init__(self) -> None:
+        check_client_id(self.client_id)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Update:
+    """A trained change of a subnet's weights; the server pulls its blob and answers with a receipt.
+
+    Attributes:
+        blob: container of the change of every tensor of the subnet (new minus old), float32.
+        sample_count: samples that it was trained on: its weight in the mean.
+        measured_peak_bytes: growth of the process's high-water mark while it trained.
+        train_seconds: wall time of the steps.
+        seconds: wall time from the task's arrival to this message.
+    """
+
+    KIND: ClassVar[str] = "update"
+    task_id: str
+    run_id: str
+    round: int
+    client_id: str
+    blob: BlobRef
+    sample_count: int
+    step_count: int
+    loss: float
+    accuracy: float
+    measured_peak_bytes: int
+    train_seconds: float
+    seconds: float
+    message_id: str = field(default_factory=new_message_id)
+
+    def __post_init__(self) -> None:
+        check_client_id(self.client_id)
+        if self.sample_count < 1:
+            raise ValueError(f"sample_count is {self.sample_count}, but must be 1 or more")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Deployed:
+    """A device has fetched the inference models of a deploy task and checked their digests."""
+
+    KIND: ClassVar[str] = "deployed"
+    task_id: str
+    run_id: str
+    client_id: str
+    files: tuple[str, ...]
+    message_id: str = field(default_factory=new_message_id)
+
+    def __post_init__(self) -> None:
+        check_client_id(self.client_id)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Receipt:
+    """Ends an exchange: only now may the sender forget the message `of`.
+
+    Attributes:
+        status: "accepted" (and stored), "duplicate" (was accepted before) or "refused" (do not send it again).
+        reason: for "refused", why.
+    """
+
+    KIND: ClassVar[str] = "receipt"
+    of: str
+    status: Literal["accepted", "duplicate", "refused"]
+    reason: str = ""
+    message_id: str = field(default_factory=new_message_id)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChunkRequest:
+    """Asks the other side for ranges of a blob. At most a window of them is outstanding."""
+
+    KIND: ClassVar[str] = "request"
+    blob: BlobRef
+    ranges: tuple[ByteRange, ...]
+    message_id: str = field(default_factory=new_message_id)
+
+    def __post_init__(self) -> None:
+        if not 1 <= len(self.ranges) <= 64:
+            raise ValueError(f"a request names {len(self.ranges)} ranges, but must name 1 to 64")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlobMissing:
+    """Answers a request for a blob that this side does not have."""
+
+    KIND: ClassVar[str] = "missing"
+    sha256: str
+    message_id: str = field(default_factory=new_message_id)
+
+
+Message = (
+    Presence
+    | Profile
+    | Telemetry
+    | RoundInfo
+    | Task
+    | Refusal
+    | Update
+    | Deployed
+    | Receipt
+    | ChunkRequest
+    | BlobMissing
+)
+
+MESSAGES: Mapping[str, type[Message]] = MappingProxyType(
+    {
+        kind.KIND: kind
+        for kind in (
+            Presence,
+            Profile,
+            Telemetry,
+            RoundInfo,
+            Task,
+            Refusal,
+            Update,
+            Deployed,
+            Receipt,
+            ChunkRequest,
+            BlobMissing,
+        )
+    }
+)
+
+
+def encode(message: Message) -> bytes:
+    """Write a message as canonical JSON with its kind and schema version."""
+    plain: dict[str, Any] = to_plain(message)
+    return canonical_json({"schema": SCHEMA_VERSION, "kind": message.KIND, **plain})
+
+
+def decode(payload: bytes | memoryview, *, expected: str | None = None) -> Message:
+    """Read a message.
+
+    Args:
+        payload: what was received.
+        expected: the kind that the topic promises; another kind is refused.
+
+    Raises:
+        ProtocolError: the payload is not a valid message of that kind.
+    """
+    plain = parse_json(payload, max_bytes=MAX_CONTROL_BYTES)
+    if not isinstance(plain, dict):
+        raise ProtocolError("a control message must be a JSON object")
+    schema, kind = plain.pop("schema", None), plain.pop("kind", None)
+    if schema != SCHEMA_VERSION:
+        raise ProtocolError(f"schema version is {schema!r:.80}, but must be {SCHEMA_VERSION}; update the older side")
+    if not isinstance(kind, str) or kind not in MESSAGES or (expected is not None and kind != expected):
+        raise ProtocolError(f"message kind is {kind!r:.80}, but must be {expected or sorted(MESSAGES)}")
+    return from_plain(MESSAGES[kind], plain)

@@ -1,0 +1,272 @@
+"""What a device needs to know of a program and of its training, as plain data; and the seam to what runs it."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import ClassVar, Literal, Protocol
+
+from subfleet.protocol.blobs import BlobRef
+from subfleet.protocol.errors import ProtocolError
+from subfleet.protocol.schema import canonical_json, from_plain, parse_json
+from subfleet.protocol.tensors import Tensor, decode_container, encode_container
+
+__all__ = [
+    "DataSummary",
+    "OptimiserSettings",
+    "Prediction",
+    "Program",
+    "ProgramManifest",
+    "ProgramRef",
+    "TrainJob",
+    "TrainResult",
+    "Trainer",
+    "TrainingSettings",
+    "ValueInfo",
+    "decode_program",
+    "encode_program",
+]
+
+Role = Literal[
+    "input",  # samples, (batch, *sample shape)
+    "label",  # class indices, (batch,)
+    "sample_mask",  # 1 for a real sample, 0 for padding, (batch,)
+    "learning_rate",  # scalar
+    "parameter",  # a weight; as an output, the same weight after the step
+    "optimiser_state",  # zero before the first step; as an output, its value after the step
+    "loss",  # scalar, mean over the real samples
+    "correct",  # scalar, how many real samples were classified rightly before the step
+    "logits",  # (batch, classes)
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ValueInfo:
+    """One input or output of a program.
+
+    Attributes:
+        name: the program's own name of it.
+        dtype: as in the tensor container, such as "F32".
+        shape: sizes; the batch is a fixed number.
+        role: what it is for.
+        tensor: for parameters and optimiser states, the subnet's tensor that it belongs to.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    role: Role
+    tensor: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProgramManifest:
+    """Everything a trainer must know of a program besides its bytes.
+
+    Attributes:
+        program_id: content id of the request that made it: shape, objective, optimiser, batch, target, versions.
+        target: "onnx" or "executorch".
+        purpose: "train" or "infer".
+        batch_size: samples of one step; a smaller last batch is padded and masked.
+        inputs: in the order in which the program takes them.
+        outputs: in the order in which it gives them.
+        planned_peak_bytes: memory that the program needs while it runs: weights, states, activations, workspace.
+        max_abs_diff: largest difference from PyTorch found when it was written.
+        versions: of the tools that wrote it.
+    """
+
+    program_id: str
+    target: str
+    purpose: Literal["train", "infer"]
+    batch_size: int
+    inputs: tuple[ValueInfo, ...]
+    outputs: tuple[ValueInfo, ...]
+    planned_peak_bytes: int
+    max_abs_diff: float
+    versions: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Program:
+    """A program and its manifest; they travel as one blob."""
+
+    manifest: ProgramManifest
+    body: bytes | memoryview
+
+
+_BODY = "program"
+_MANIFEST = "manifest"
+_MAX_MANIFEST_BYTES = 4 * 2**20
+
+
+def encode_program(program: Program) -> bytes:
+    """Pack a program as a tensor container: the manifest as metadata, the bytes as one U8 tensor."""
+    body = Tensor(name=_BODY, dtype="U8", shape=(len(program.body),), data=program.body)
+    return encode_container([body], {_MANIFEST: canonical_json(program.manifest).decode()})
+
+
+def decode_program(buffer: bytes | memoryview) -> Program:
+    """Unpack a program.
+
+    Raises:
+        ProtocolError: the bytes are no packed program.
+    """
+    container = decode_container(buffer)
+    if set(container.tensors) != {_BODY} or _MANIFEST not in container.metadata:
+        raise ProtocolError("a packed program must hold one tensor 'program' and the metadata 'manifest'")
+    plain = parse_json(container.metadata[_MANIFEST].encode(), max_bytes=_MAX_MANIFEST_BYTES)
+    return Program(manifest=from_plain(ProgramManifest, plain), body=container.tensors[_BODY].data)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProgramRef:
+    """Names a program and the blob that holds it."""
+
+    program_id: str
+    target: str
+    blob: BlobRef
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OptimiserSettings:
+    """The local optimiser. Its state starts at zero every round, as in every reference implementation.
+
+    Attributes:
+        name: "sgd".
+        momentum: 0 (none) up to, not including, 1.
+        weight_decay: L2 coefficient added to the gradient, 0 or more.
+    """
+
+    name: Literal["sgd"] = "sgd"
+    momentum: float = 0.9
+    weight_decay: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.momentum < 1:
+            raise ValueError(f"momentum is {self.momentum}, but must be at least 0 and below 1")
+        if self.weight_decay < 0:
+            raise ValueError(f"weight_decay is {self.weight_decay}, but must be 0 or more")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingSettings:
+    """How a client trains in one round.
+
+    Attributes:
+        epochs: passes over the client's samples, 1 or more.
+        batch_size: samples of one step, 1 or more.
+        learning_rate: 0 or more; 0 changes nothing.
+        objective: "cross_entropy".
+        optimiser: its settings.
+        seed: the run's seed; the data order is a function of (seed, round, client).
+    """
+
+    epochs: int = 1
+    batch_size: int = 16
+    learning_rate: float = 0.1
+    objective: Literal["cross_entropy"] = "cross_entropy"
+    optimiser: OptimiserSettings = field(default_factory=OptimiserSettings)
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.epochs < 1 or self.batch_size < 1:
+            raise ValueError(f"epochs {self.epochs} and batch_size {self.batch_size} must both be 1 or more")
+        if self.learning_rate < 0:
+            raise ValueError(f"learning_rate is {self.learning_rate}, but must be 0 or more")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataSummary:
+    """What a client tells of its data: counts and shapes, never samples."""
+
+    sample_count: int
+    input_shape: tuple[int, ...]
+    class_counts: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainJob:
+    """One training on a device.
+
+    Attributes:
+        program_path: the packed program.
+        weights_path: container of the subnet's weights.
+        output_path: where the container of the weights' change (new minus old) is to be written.
+        data: what `--data` names.
+        settings: from the task.
+        round: number of the round, for the data order.
+        client_id: of this client, for the data order.
+        memory_limit_bytes: the most by which the process may grow.
+        threads: of the runtime.
+    """
+
+    program_path: Path
+    weights_path: Path
+    output_path: Path
+    data: str
+    settings: TrainingSettings
+    round: int
+    client_id: str
+    memory_limit_bytes: int
+    threads: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainResult:
+    """What came of a training.
+
+    Attributes:
+        sample_count: of the client's data.
+        step_count: steps taken.
+        loss: mean over the samples of the last epoch, each taken before its step.
+        accuracy: share of the last epoch's samples classified rightly before their step.
+        measured_peak_bytes: growth of the process's high-water mark while it trained.
+        train_seconds: wall time of the steps.
+    """
+
+    sample_count: int
+    step_count: int
+    loss: float
+    accuracy: float
+    measured_peak_bytes: int
+    train_seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prediction:
+    """Outputs of an inference model on a data set: predicted classes, and the accuracy against its labels."""
+
+    labels: tuple[int, ...]
+    accuracy: float
+
+
+class Trainer(Protocol):
+    """The seam between the agent and a runtime. The agent loads it by entry-point name (group `subfleet.trainers`).
+
+    Attributes:
+        target: the kind of program it runs.
+        suffix: file ending of its inference models.
+    """
+
+    target: ClassVar[str]
+    suffix: ClassVar[str]
+
+    def describe(self, data: str) -> DataSummary:
+        """Summarise a data set. Raises DataError where it cannot be used."""
+        ...
+
+    def train(self, job: TrainJob, stopped: Callable[[], bool]) -> TrainResult:
+        """Train; checks `stopped` between steps.
+
+        Raises:
+            MemoryLimitError: the process grew beyond the limit.
+            TrainingError: the program failed, or was stopped.
+            DataError: the data do not fit the program.
+        """
+        ...
+
+    def predict(self, model_path: Path, data: str, threads: int = 1) -> Prediction:
+        """Run an inference model (a plain .onnx or .pte file) over a data set."""
+        ...
+
+
+TrainerTable = Mapping[str, Callable[[], Trainer]]

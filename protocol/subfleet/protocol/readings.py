@@ -1,0 +1,59 @@
+"""What a device has to give at one moment. Logs, telemetry and budgets all speak of this one record."""
+
+from dataclasses import dataclass
+
+__all__ = ["Budget", "Reading"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading:
+    """One sample of a device's resources. None means unknown.
+
+    Attributes:
+        memory_free_bytes: memory that a process could take now without swapping.
+        memory_limit_bytes: the control group's limit on this process, where there is one.
+        downlink_bps: link rate towards the device, bits per second.
+        uplink_bps: link rate from the device, bits per second.
+        latency_s: round trip to the broker.
+        cpu_load: share of all cores in use, 0 to 1.
+        temperature_c: hottest sensor, degrees Celsius.
+        battery_fraction: 0 (empty) to 1 (full).
+        charging: whether external power is connected.
+        network: kind of link, such as "wifi", "cellular" or "ethernet".
+        available: whether the device may be given work.
+    """
+
+    memory_free_bytes: int | None = None
+    memory_limit_bytes: int | None = None
+    downlink_bps: float | None = None
+    uplink_bps: float | None = None
+    latency_s: float | None = None
+    cpu_load: float | None = None
+    temperature_c: float | None = None
+    battery_fraction: float | None = None
+    charging: bool | None = None
+    network: str | None = None
+    available: bool = True
+
+    def __post_init__(self) -> None:
+        for name in ("memory_free_bytes", "memory_limit_bytes", "downlink_bps", "uplink_bps", "latency_s", "cpu_load"):
+            value = getattr(self, name)
+            if value is not None and value < 0:
+                raise ValueError(f"{name} is {value}, but must be 0 or more")
+        if self.battery_fraction is not None and not 0 <= self.battery_fraction <= 1:
+            raise ValueError(f"battery_fraction is {self.battery_fraction}, but must be between 0 and 1")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Budget:
+    """What one task may cost on one device now: the dial from which its subnet follows.
+
+    Attributes:
+        memory_bytes: growth of the device process's memory that training may cause.
+        downlink_bytes: bytes that may travel to the device in a round; None is no limit.
+        uplink_bytes: bytes that may travel from the device in a round; None is no limit.
+    """
+
+    memory_bytes: int
+    downlink_bytes: int | None = None
+    uplink_bytes: int | None = None

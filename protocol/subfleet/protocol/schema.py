@@ -1,0 +1,164 @@
+"""Frozen dataclasses to JSON and back, with nothing but the standard library.
+
+`from_plain` is the only door through which received JSON enters: it checks every type against the annotations, refuses
+unknown and missing fields, and raises `ProtocolError` and nothing else, whatever it is given.
+"""
+
+import dataclasses
+import json
+import math
+import types
+import typing
+from collections.abc import Mapping
+from functools import cache
+from typing import Any, TypeVar
+
+from subfleet.protocol.errors import ProtocolError, TooLargeError
+
+__all__ = ["canonical_json", "from_plain", "parse_json", "to_plain"]
+
+T = TypeVar("T")
+
+MAX_INTEGER = 2**63 - 1
+"""Larger integers are refused: no count, size or time of ours needs them, and other languages cannot hold them."""
+
+
+def to_plain(value: Any) -> Any:
+    """Turn a dataclass into dicts, lists, strings and numbers. Members of a union carry their class name as `type`."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        plain = {field.name: to_plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+        tag = getattr(type(value), "TYPE", None)
+        return plain if tag is None else {"type": tag, **plain}
+    if isinstance(value, Mapping):
+        return {str(key): to_plain(item) for key, item in value.items()}
+    if isinstance(value, (tuple, list)):
+        return [to_plain(item) for item in value]
+    return value
+
+
+def canonical_json(value: Any) -> bytes:
+    """Encode as JSON with sorted keys and no spaces: equal values have equal bytes, so they can be hashed.
+
+    Raises:
+        ProtocolError: a number is not finite.
+    """
+    try:
+        text = json.dumps(to_plain(value), sort_keys=True, separators=(",", ":"), allow_nan=False)
+    except ValueError as error:
+        raise ProtocolError(f"a message holds a number that is not finite: {error}") from error
+    return text.encode()
+
+
+def parse_json(payload: bytes | memoryview, *, max_bytes: int) -> Any:
+    """Parse received JSON.
+
+    Raises:
+        TooLargeError: the payload is longer than max_bytes.
+        ProtocolError: the payload is not JSON.
+    """
+    if len(payload) > max_bytes:
+        raise TooLargeError(f"a control message is {len(payload)} bytes, but may be {max_bytes} bytes at most")
+    try:
+        return json.loads(bytes(payload))
+    except (ValueError, RecursionError) as error:
+        raise ProtocolError(f"a control message is not JSON: {error}") from error
+
+
+def from_plain(kind: type[T], plain: Any, where: str = "") -> T:
+    """Build a value of `kind` from parsed JSON.
+
+    Raises:
+        ProtocolError: a field is missing, unknown, of the wrong type or out of its range.
+    """
+    return typing.cast("T", _build(kind, plain, where or getattr(kind, "__name__", str(kind))))
+
+
+@cache
+def _fields(kind: type) -> dict[str, tuple[Any, bool]]:
+    hints = typing.get_type_hints(kind)
+    return {
+        field.name: (
+            hints[field.name],
+            field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING,
+        )
+        for field in dataclasses.fields(kind)
+    }
+
+
+def _build(kind: Any, plain: Any, where: str) -> Any:
+    origin = typing.get_origin(kind)
+    if origin in (typing.Union, types.UnionType):
+        return _build_union(typing.get_args(kind), plain, where)
+    if origin is tuple:
+        return _build_tuple(typing.get_args(kind), plain, where)
+    if origin in (dict, Mapping):
+        return _build_mapping(typing.get_args(kind), plain, where)
+    if isinstance(kind, type) and dataclasses.is_dataclass(kind):
+        return _build_dataclass(kind, plain, where)
+    return _build_scalar(kind, plain, where)
+
+
+def _build_dataclass(kind: type, plain: Any, where: str) -> Any:
+    if not isinstance(plain, dict):
+        raise ProtocolError(f"{where} is {type(plain).__name__}, but must be an object")
+    plain = {key: value for key, value in plain.items() if key != "type" or getattr(kind, "TYPE", None) is None}
+    fields = _fields(kind)
+    unknown = sorted(set(plain) - set(fields))
+    if unknown:
+        raise ProtocolError(f"{where} has the unknown field {unknown[0]!r:.80}; known are {sorted(fields)}")
+    missing = sorted(name for name, (_, required) in fields.items() if required and name not in plain)
+    if missing:
+        raise ProtocolError(f"{where} lacks the field {missing[0]!r}")
+    values = {name: _build(fields[name][0], value, f"{where}.{name}") for name, value in plain.items()}
+    try:
+        return kind(**values)
+    except (ValueError, OverflowError) as error:
+        raise ProtocolError(f"{where}: {error}") from error
+
+
+def _build_union(members: tuple[Any, ...], plain: Any, where: str) -> Any:
+    if plain is None and type(None) in members:
+        return None
+    kinds = [member for member in members if member is not type(None)]
+    if len(kinds) == 1:
+        return _build(kinds[0], plain, where)
+    tag = plain.get("type") if isinstance(plain, dict) else None
+    for kind in kinds:
+        if tag is not None and getattr(kind, "TYPE", None) == tag:
+            return _build(kind, plain, where)
+    tags = [getattr(kind, "TYPE", kind) for kind in kinds]
+    raise ProtocolError(f"{where} has the type {tag!r:.80}, but must be one of {tags}")
+
+
+def _build_tuple(members: tuple[Any, ...], plain: Any, where: str) -> tuple[Any, ...]:
+    if not isinstance(plain, (list, tuple)):
+        raise ProtocolError(f"{where} is {type(plain).__name__}, but must be a list")
+    if len(members) == 2 and members[1] is ...:
+        return tuple(_build(members[0], item, f"{where}[{place}]") for place, item in enumerate(plain))
+    if len(members) != len(plain):
+        raise ProtocolError(f"{where} has {len(plain)} items, but must have {len(members)}")
+    pairs = zip(members, plain, strict=True)
+    return tuple(_build(kind, item, f"{where}[{place}]") for place, (kind, item) in enumerate(pairs))
+
+
+def _build_mapping(members: tuple[Any, ...], plain: Any, where: str) -> dict[str, Any]:
+    if not isinstance(plain, dict):
+        raise ProtocolError(f"{where} is {type(plain).__name__}, but must be an object")
+    return {key: _build(members[1], item, f"{where}[{key!r:.80}]") for key, item in plain.items()}
+
+
+def _build_scalar(kind: Any, plain: Any, where: str) -> Any:
+    if typing.get_origin(kind) is typing.Literal:
+        if isinstance(plain, (str, int)) and plain in typing.get_args(kind):
+            return plain
+        raise ProtocolError(f"{where} is {plain!r:.80}, but must be one of {list(typing.get_args(kind))}")
+    if kind is float and isinstance(plain, (int, float)) and not isinstance(plain, bool):
+        number = float(plain) if abs(plain) <= MAX_INTEGER or isinstance(plain, float) else math.inf
+        if math.isfinite(number):
+            return number
+        raise ProtocolError(f"{where} is {plain!r:.80}, but must be a finite number")
+    if kind is int and isinstance(plain, int) and not isinstance(plain, bool) and abs(plain) <= MAX_INTEGER:
+        return plain
+    if kind in (str, bool) and isinstance(plain, kind):
+        return plain
+    raise ProtocolError(f"{where} is {plain!r:.80}, but must be {getattr(kind, '__name__', kind)}")

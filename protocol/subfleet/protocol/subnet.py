@@ -1,0 +1,97 @@
+"""Which part of an elastic network a device trains: plain, frozen, hashable data.
+
+A network declares its axes (classes of tied tensor dimensions) and its blocks in `subfleet.elastic`; a `SubnetSpec`
+says which indices of each axis and which blocks are kept. Axes that it does not name are kept whole.
+"""
+
+import hashlib
+from dataclasses import dataclass
+from typing import ClassVar
+
+from subfleet.protocol.schema import canonical_json
+
+__all__ = ["Explicit", "Full", "IndexSet", "Prefix", "Roll", "SubnetSpec"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prefix:
+    """The first `size` indices of an axis (HeteroFL, FjORD)."""
+
+    TYPE: ClassVar[str] = "prefix"
+    size: int
+
+    def __post_init__(self) -> None:
+        if self.size < 1:
+            raise ValueError(f"prefix size is {self.size}, but must be 1 or more")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Roll:
+    """`size` indices from `start` on, wrapping around the end of the axis (FedRolex)."""
+
+    TYPE: ClassVar[str] = "roll"
+    start: int
+    size: int
+
+    def __post_init__(self) -> None:
+        if self.size < 1 or self.start < 0:
+            raise ValueError(f"roll is ({self.start}, {self.size}), but start must be 0 or more and size 1 or more")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Explicit:
+    """The named indices, in this order, each once (Federated Dropout)."""
+
+    TYPE: ClassVar[str] = "explicit"
+    indices: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        if not self.indices or min(self.indices) < 0 or len(set(self.indices)) != len(self.indices):
+            raise ValueError("explicit indices must be one or more different numbers of 0 or more")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Full:
+    """Every index of an axis."""
+
+    TYPE: ClassVar[str] = "full"
+
+
+IndexSet = Prefix | Roll | Explicit | Full
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SubnetSpec:
+    """One subnet of an elastic network.
+
+    Attributes:
+        axes: pairs of axis name and kept indices, sorted by name; an axis not named here is whole.
+        blocks: names of the kept skippable blocks, in network order. A network's other parts are always kept.
+        choices: pairs of choice name and chosen operator, sorted by name.
+        name: what people read in tables, such as "w1/2 d3"; takes no part in equality of ids.
+    """
+
+    axes: tuple[tuple[str, IndexSet], ...] = ()
+    blocks: tuple[str, ...] = ()
+    choices: tuple[tuple[str, str], ...] = ()
+    name: str = ""
+
+    def __post_init__(self) -> None:
+        names = [name for name, _ in self.axes]
+        if names != sorted(set(names)):
+            raise ValueError(f"axes are {names}, but must be sorted by name, each once")
+        if len(set(self.blocks)) != len(self.blocks):
+            raise ValueError(f"blocks are {list(self.blocks)}, but each may be named once")
+        chosen = [name for name, _ in self.choices]
+        if chosen != sorted(set(chosen)):
+            raise ValueError(f"choices are {chosen}, but must be sorted by name, each once")
+
+    @property
+    def spec_id(self) -> str:
+        """16 hexadecimal digits that are equal for equal subnets, whatever their display name."""
+        identity = canonical_json([self.axes, self.blocks, self.choices])
+        return hashlib.sha256(identity).hexdigest()[:16]
+
+    def index_set(self, axis: str) -> IndexSet:
+        """The kept indices of an axis."""
+        return dict(self.axes).get(axis, Full())

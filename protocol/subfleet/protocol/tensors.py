@@ -1,0 +1,127 @@
+"""The tensor container: the safetensors format, read and written with the standard library.
+
+Layout: 8 bytes little-endian header length, a JSON header of names to dtype, shape and byte range, then the raw
+little-endian values. Golden tests compare the bytes with the `safetensors` package. Nothing in a container can execute.
+"""
+
+import json
+import math
+import struct
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+from subfleet.protocol.errors import ProtocolError, TooLargeError
+
+__all__ = ["DTYPE_BYTES", "Container", "Tensor", "decode_container", "encode_container"]
+
+DTYPE_BYTES: Mapping[str, int] = MappingProxyType(
+    {"BOOL": 1, "U8": 1, "I8": 1, "I16": 2, "F16": 2, "BF16": 2, "I32": 4, "F32": 4, "I64": 8, "F64": 8}
+)
+MAX_HEADER_BYTES = 16 * 2**20
+_LENGTH = struct.Struct("<Q")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tensor:
+    """A name, a type, a shape and bytes: all that a device agent needs to know of a tensor."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    data: bytes | memoryview
+
+    def __post_init__(self) -> None:
+        if self.dtype not in DTYPE_BYTES:
+            raise ProtocolError(
+                f"tensor {self.name!r} has dtype {self.dtype!r}, but must be one of {list(DTYPE_BYTES)}"
+            )
+        expected = math.prod(self.shape) * DTYPE_BYTES[self.dtype]
+        if any(size < 0 for size in self.shape) or len(self.data) != expected:
+            raise ProtocolError(
+                f"tensor {self.name!r} of shape {self.shape} has {len(self.data)} bytes, but must have {expected}"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Container:
+    """A decoded container. The tensors are views into the buffer that was decoded; nothing is copied."""
+
+    tensors: Mapping[str, Tensor]
+    metadata: Mapping[str, str]
+
+
+def encode_container(tensors: Iterable[Tensor], metadata: Mapping[str, str] | None = None) -> bytes:
+    """Write tensors, ordered as the `safetensors` package orders them (largest type first, then by name)."""
+    ordered = sorted(tensors, key=lambda tensor: (-DTYPE_BYTES[tensor.dtype], tensor.name))
+    header: dict[str, Any] = {"__metadata__": dict(sorted(metadata.items()))} if metadata else {}
+    offset = 0
+    for tensor in ordered:
+        if tensor.name in header:
+            raise ProtocolError(f"tensor name {tensor.name!r} stands twice, but must be unique")
+        end = offset + len(tensor.data)
+        header[tensor.name] = {"dtype": tensor.dtype, "shape": list(tensor.shape), "data_offsets": [offset, end]}
+        offset = end
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)
+    return b"".join([_LENGTH.pack(len(text)), text, *(tensor.data for tensor in ordered)])
+
+
+def decode_container(buffer: bytes | memoryview, *, max_bytes: int = 2**32) -> Container:
+    """Read a container without copying its values.
+
+    Raises:
+        TooLargeError: the buffer or its header is above its limit.
+        ProtocolError: anything else is wrong with it: truncated, overlapping, with gaps, or not a container at all.
+    """
+    view = memoryview(buffer).cast("B")
+    if len(view) > max_bytes:
+        raise TooLargeError(f"a tensor container is {len(view)} bytes, but may be {max_bytes} bytes at most")
+    header, body = _split(view)
+    metadata = header.pop("__metadata__", {})
+    if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
+        raise ProtocolError("the container's __metadata__ must be an object of strings")
+    entries = sorted(((*_entry(name, entry), name) for name, entry in header.items()), key=lambda item: item[:2])
+    tensors: dict[str, Tensor] = {}
+    expected = 0
+    for start, end, dtype, shape, name in entries:
+        if start != expected or end > len(body):
+            raise ProtocolError(f"tensor {name!r:.80} stands at bytes {start} to {end}, but must start at {expected}")
+        tensors[name] = Tensor(name=name, dtype=dtype, shape=shape, data=body[start:end])
+        expected = end
+    if expected != len(body):
+        raise ProtocolError(f"the container holds {len(body)} bytes of values, but its header names {expected}")
+    return Container(tensors=MappingProxyType(tensors), metadata=MappingProxyType(metadata))
+
+
+def _split(view: memoryview) -> tuple[dict[str, Any], memoryview]:
+    if len(view) < _LENGTH.size:
+        raise ProtocolError(f"a tensor container has {len(view)} bytes, but must have {_LENGTH.size} or more")
+    (length,) = _LENGTH.unpack(view[: _LENGTH.size])
+    if length > MAX_HEADER_BYTES:
+        raise TooLargeError(f"the container's header is {length} bytes, but may be {MAX_HEADER_BYTES} at most")
+    if _LENGTH.size + length > len(view):
+        raise ProtocolError(f"the container is cut off inside its header of {length} bytes")
+    try:
+        header = json.loads(bytes(view[_LENGTH.size : _LENGTH.size + length]))
+    except (ValueError, RecursionError) as error:
+        raise ProtocolError(f"the container's header is not JSON: {error}") from error
+    if not isinstance(header, dict):
+        raise ProtocolError("the container's header must be a JSON object")
+    return header, view[_LENGTH.size + length :]
+
+
+def _entry(name: str, entry: object) -> tuple[int, int, str, tuple[int, ...]]:
+    if not isinstance(entry, dict) or set(entry) != {"dtype", "shape", "data_offsets"}:
+        raise ProtocolError(f"the header entry of {name!r:.80} must have dtype, shape and data_offsets")
+    dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
+    if not isinstance(dtype, str) or dtype not in DTYPE_BYTES:
+        raise ProtocolError(f"tensor {name!r:.80} has dtype {dtype!r:.80}, but must be one of {list(DTYPE_BYTES)}")
+    if not _sizes(shape) or not _sizes(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
+        raise ProtocolError(f"tensor {name!r:.80} has a shape or byte range that is not made of sizes")
+    return offsets[0], offsets[1], dtype, tuple(shape)
+
+
+def _sizes(value: object) -> bool:
+    return isinstance(value, list) and all(type(size) is int and 0 <= size < 2**48 for size in value)

@@ -1,0 +1,69 @@
+"""Topics: the only place where a topic string is made or read.
+
+    subfleet/1/<fleet>/all/round                 server to everyone, retained
+    subfleet/1/<fleet>/down/<client>/<kind>      server to one device; "task" is retained
+    subfleet/1/<fleet>/up/<client>/<kind>        one device to the server; "presence" and "profile" are retained
+
+A broker's access list needs three rules: a device reads `all/#` and `down/<its id>/#`, and writes `up/<its id>/#`.
+The payload of kind "chunk" is binary; every other payload is a JSON message.
+"""
+
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+from subfleet.protocol.errors import ConfigError, ProtocolError
+from subfleet.protocol.messages import check_client_id
+
+__all__ = ["CHUNK", "Address", "Topics"]
+
+CHUNK = "chunk"
+_FLEET = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Address:
+    """What a topic says: direction, device (empty for "all") and message kind."""
+
+    direction: Literal["all", "down", "up"]
+    client_id: str
+    kind: str
+
+
+class Topics:
+    """Builds and reads the topics of one fleet.
+
+    Raises:
+        ConfigError: the fleet's name is not 1 to 64 letters, digits, '_', '.' and '-'.
+    """
+
+    def __init__(self, fleet: str = "main") -> None:
+        if _FLEET.fullmatch(fleet) is None:
+            raise ConfigError(f"fleet name {fleet!r:.80} must be 1 to 64 letters, digits, '_', '.' or '-'")
+        self._root = f"subfleet/1/{fleet}"
+
+    def all(self, kind: str) -> str:
+        """Server to everyone."""
+        return f"{self._root}/all/{kind}"
+
+    def down(self, client_id: str, kind: str) -> str:
+        """Server to one device; `+` for kind subscribes to all of them."""
+        return f"{self._root}/down/{client_id}/{kind}"
+
+    def up(self, client_id: str, kind: str) -> str:
+        """One device to the server; `+` for both subscribes to all of them."""
+        return f"{self._root}/up/{client_id}/{kind}"
+
+    def parse(self, topic: str) -> Address:
+        """Read a topic of this fleet.
+
+        Raises:
+            ProtocolError: it is not one.
+        """
+        parts = topic.removeprefix(f"{self._root}/").split("/") if topic.startswith(f"{self._root}/") else []
+        if len(parts) == 2 and parts[0] == "all":
+            return Address(direction="all", client_id="", kind=parts[1])
+        if len(parts) == 3 and parts[0] in ("down", "up"):
+            direction: Literal["down", "up"] = "down" if parts[0] == "down" else "up"
+            return Address(direction=direction, client_id=check_client_id(parts[1]), kind=parts[2])
+        raise ProtocolError(f"topic {topic!r:.120} is not one of {self._root}")
