@@ -1,0 +1,1 @@
+"""Fleets on one machine: partitions of real data, client processes, experiments."""

@@ -1,0 +1,98 @@
+"""Experiments by name: a run is a function that returns a complete, frozen description."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from subfleet.elastic.network import ModelConfig
+from subfleet.protocol.errors import ConfigError
+from subfleet.protocol.programs import OptimiserSettings, TrainingSettings
+
+__all__ = ["EXPERIMENTS", "EmulatedDevice", "Experiment", "experiment_named"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EmulatedDevice:
+    """One client process.
+
+    Attributes:
+        client_id: its name in tables and topics.
+        profile: the device profile it follows (memory share, threads, runtimes).
+        log: the shipped resource log that it replays.
+        runtime: the program target it runs.
+    """
+
+    client_id: str
+    profile: str
+    log: str
+    runtime: str = "onnx"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Experiment:
+    """A fleet, its data and how it trains.
+
+    Attributes:
+        devices: one client process each.
+        dataset: name of the data set.
+        alpha: Dirichlet concentration of the label split.
+        test_fraction: share of the samples that the server keeps for evaluation.
+        rates: width rates of the search space; every depth is in it too.
+        communication_s: seconds of its link that a device gives to a round; with its bandwidth, the bytes it may move.
+        log_step_s: seconds of the resource logs between two rounds.
+    """
+
+    name: str
+    devices: tuple[EmulatedDevice, ...]
+    dataset: str
+    alpha: float
+    test_fraction: float
+    model: ModelConfig
+    training: TrainingSettings
+    rounds: int
+    rates: tuple[float, ...]
+    communication_s: float
+    log_step_s: float
+    seed: int
+
+
+def quickstart() -> Experiment:
+    """Five unequal devices, scikit-learn's digits, one pre-activation ResNet: about a minute on two cores."""
+    return Experiment(
+        name="quickstart",
+        devices=(
+            EmulatedDevice(client_id="pi-zero-2w", profile="raspberry_pi_zero_2_w", log="raspberry_pi_zero_2_w"),
+            EmulatedDevice(client_id="pi-4", profile="raspberry_pi_4", log="raspberry_pi_4"),
+            EmulatedDevice(client_id="phone", profile="android_phone", log="android_phone", runtime="executorch"),
+            EmulatedDevice(client_id="jetson", profile="jetson_orin_nano", log="jetson_orin_nano"),
+            EmulatedDevice(client_id="laptop", profile="laptop", log="laptop"),
+        ),
+        dataset="digits",
+        alpha=0.5,
+        test_fraction=0.2,
+        model=ModelConfig(
+            family="preact_resnet", input_shape=(1, 8, 8), class_count=10, widths=(32, 64), depths=(2, 2), group_size=4
+        ),
+        training=TrainingSettings(
+            epochs=3, batch_size=16, learning_rate=0.05, optimiser=OptimiserSettings(momentum=0.9), seed=7
+        ),
+        rounds=5,
+        rates=(0.25, 0.5, 0.75, 1.0),
+        communication_s=2.0,
+        log_step_s=60.0,
+        seed=7,
+    )
+
+
+EXPERIMENTS: Mapping[str, Callable[[], Experiment]] = MappingProxyType({"quickstart": quickstart})
+
+
+def experiment_named(name: str) -> Experiment:
+    """The experiment of that name.
+
+    Raises:
+        ConfigError: there is none; the text lists those there are.
+    """
+    if name not in EXPERIMENTS:
+        raise ConfigError(f"there is no experiment {name!r}; choose one of: {', '.join(sorted(EXPERIMENTS))}")
+    return EXPERIMENTS[name]()

@@ -1,0 +1,113 @@
+"""Client processes on this machine: the same agent that a real device runs, with a replayed resource log."""
+
+import logging
+import os
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+from subfleet.protocol.errors import RunError
+
+__all__ = ["ClientCommand", "Fleet"]
+
+_LOG = logging.getLogger(__name__)
+STOP_S = 10.0
+"""How long a client may take to stop before it is killed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClientCommand:
+    """How one client process is started: the arguments of `subfleet-edge join`."""
+
+    client_id: str
+    broker_url: str
+    data: Path
+    profile: str
+    log: Path
+    state: Path
+    runtime: str
+
+    def arguments(self) -> list[str]:
+        """The command line, for this Python."""
+        return [
+            *(sys.executable, "-m", "subfleet.edge_client.cli", "join", self.broker_url),
+            *("--id", self.client_id, "--data", str(self.data), "--profile", self.profile),
+            *("--replay", str(self.log), "--state", str(self.state), "--runtime", self.runtime),
+            "--leave-when-finished",
+        ]
+
+
+class Fleet:
+    """A context in which the clients run; leaving it stops every one of them.
+
+    Args:
+        commands: one per client.
+        output_folder: where each client's output goes, as `<client>.txt`.
+    """
+
+    def __init__(self, commands: tuple[ClientCommand, ...], *, output_folder: Path) -> None:
+        self._commands = commands
+        self._folder = output_folder
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+
+    def __enter__(self) -> "Fleet":
+        self._folder.mkdir(parents=True, exist_ok=True)
+        for command in self._commands:
+            self.start(command.client_id)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def start(self, client_id: str) -> None:
+        """Start one client, or start it anew after it was killed."""
+        command = next(command for command in self._commands if command.client_id == client_id)
+        # One thread per client: five of them share this machine, and bits are promised for one thread.
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+        with (self._folder / f"{client_id}.txt").open("ab") as output:
+            self._processes[client_id] = subprocess.Popen(
+                command.arguments(), stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=environment
+            )
+
+    def kill(self, client_id: str) -> None:
+        """End one client without a chance to clean up."""
+        self._processes[client_id].kill()
+        self._processes[client_id].wait()
+
+    def check(self) -> None:
+        """See whether every client is alive or has left properly.
+
+        Raises:
+            RunError: one has failed; the text says where its output is.
+        """
+        for client_id, process in self._processes.items():
+            code = process.poll()
+            if code is not None and code > 0:
+                raise RunError(f"client {client_id} ended with exit code {code}; see {self._folder / client_id}.txt")
+
+    def wait(self, timeout_s: float) -> None:
+        """Wait until every client has left by itself, at most this long."""
+        deadline_s = time.monotonic() + timeout_s
+        for client_id, process in self._processes.items():
+            try:
+                process.wait(timeout=max(0.0, deadline_s - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                _LOG.warning("client %s did not leave by itself", client_id)
+
+    def stop(self) -> None:
+        """Ask every client to stop, then kill those that do not."""
+        for process in self._processes.values():
+            if process.poll() is None:
+                process.terminate()
+        deadline_s = time.monotonic() + STOP_S
+        for process in self._processes.values():
+            try:
+                process.wait(timeout=max(0.1, deadline_s - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
