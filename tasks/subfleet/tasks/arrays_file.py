@@ -1,0 +1,117 @@
+"""Data sets in `.npz` files, and the one rule by which any pair of arrays becomes a data set."""
+
+import os
+import zipfile
+import zlib
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from subfleet.protocol.errors import DataError, FileError
+from subfleet.tasks.dataset import Dataset
+
+__all__ = ["dataset_of", "read_npz", "write_npz"]
+
+_NAMES = (("x", "y"), ("inputs", "labels"))
+_LAYOUT = "layout"
+_EXACT = "exact"
+_CHANNEL_COUNTS = (1, 3, 4)
+_MAX_BYTE = 255
+
+
+def dataset_of(inputs: npt.ArrayLike, labels: npt.ArrayLike, source: str, *, exact: bool = False) -> Dataset:
+    """Make a data set of two arrays.
+
+    Args:
+        inputs: uint8 (scaled by 1/255) or floating point, (samples, ...).
+        labels: integers, (samples,) or (samples, 1).
+        source: for error texts.
+        exact: keep the shape; otherwise images of shape (samples, height, width[, channels]) become channels first.
+
+    Raises:
+        DataError: the arrays cannot be used.
+    """
+    try:
+        x, y = np.asarray(inputs), np.asarray(labels)
+        values = _scaled(x)
+        classes = _classes(y)
+        return Dataset(inputs=np.ascontiguousarray(values if exact else _channels_first(values)), labels=classes)
+    except DataError as error:
+        raise DataError(f"data source {source!r}: {error}") from error
+    except (ValueError, MemoryError) as error:
+        raise DataError(f"data source {source!r} holds arrays that cannot be used ({error})") from error
+
+
+def read_npz(path: Path) -> Dataset:
+    """Read `x` and `y`, or `inputs` and `labels`, from an `.npz` file; nothing in it is unpickled.
+
+    Raises:
+        FileError: the file is missing or cannot be opened.
+        DataError: it is no `.npz` file, lacks the arrays, or they cannot be used.
+    """
+    try:
+        file = path.open("rb")
+    except OSError as error:
+        raise FileError(f"data file {str(path)!r} cannot be opened ({error.strerror}); check the path") from error
+    try:
+        with file, np.load(file, allow_pickle=False) as archive:
+            if not isinstance(archive, np.lib.npyio.NpzFile):
+                raise DataError(f"data file {str(path)!r} holds a single array, but must be an .npz of two")
+            names = next((pair for pair in _NAMES if set(pair) <= set(archive.files)), None)
+            if names is None:
+                raise DataError(
+                    f"data file {str(path)!r} holds {archive.files}, but must hold x and y, or inputs and labels"
+                )
+            exact = _LAYOUT in archive.files and str(archive[_LAYOUT]) == _EXACT
+            inputs, labels = archive[names[0]], archive[names[1]]
+    except (OSError, ValueError, EOFError, MemoryError, zipfile.BadZipFile, zlib.error, NotImplementedError) as error:
+        raise DataError(f"data file {str(path)!r} is not a readable .npz file ({error}); write it anew") from error
+    return dataset_of(inputs, labels, str(path), exact=exact)
+
+
+def write_npz(path: Path, dataset: Dataset) -> None:
+    """Write a data set so that `read_dataset` gives back exactly its arrays. A crash leaves no half file.
+
+    Raises:
+        FileError: the file cannot be written, or does not end in `.npz`.
+    """
+    if path.suffix != ".npz":
+        raise FileError(f"data file {str(path)!r} must end in .npz, so that it can be read back")
+    partial = path.with_name(f".{path.name}.partial")
+    try:
+        with partial.open("wb") as file:
+            np.savez(file, inputs=dataset.inputs, labels=dataset.labels, layout=np.array(_EXACT))
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+    except OSError as error:
+        raise FileError(
+            f"data file {str(path)!r} cannot be written ({error.strerror}); check the folder and its free space"
+        ) from error
+
+
+def _scaled(inputs: npt.NDArray[np.generic]) -> npt.NDArray[np.float32]:
+    if inputs.dtype == np.uint8:
+        values = inputs.astype(np.float32)
+        values /= np.float32(_MAX_BYTE)
+        return values
+    if np.issubdtype(inputs.dtype, np.floating):
+        return inputs.astype(np.float32, copy=False)
+    raise DataError(f"inputs are {inputs.dtype}, but must be uint8 (scaled by 1/255) or floating point")
+
+
+def _classes(labels: npt.NDArray[np.generic]) -> npt.NDArray[np.int64]:
+    if not np.issubdtype(labels.dtype, np.integer):
+        raise DataError(f"labels are {labels.dtype}, but must be integers: class indices from 0")
+    if labels.ndim == 2 and labels.shape[1] == 1:
+        labels = labels[:, 0]
+    return labels.astype(np.int64, copy=False)
+
+
+def _channels_first(inputs: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+    if inputs.ndim == 3:
+        return np.expand_dims(inputs, 1)
+    if inputs.ndim == 4 and inputs.shape[3] in _CHANNEL_COUNTS and inputs.shape[1] not in _CHANNEL_COUNTS:
+        return inputs.transpose(0, 3, 1, 2)
+    return inputs

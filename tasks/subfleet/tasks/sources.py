@@ -1,0 +1,79 @@
+"""What `--data` names: a folder of images by class, an `.npz` file, or a Python entry point `module:function`.
+
+A source is named by the person who runs the device, never by a message.
+"""
+
+import importlib
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from subfleet.protocol.errors import DataError, FileError
+from subfleet.tasks.arrays_file import dataset_of, read_npz, write_npz
+from subfleet.tasks.dataset import Dataset
+from subfleet.tasks.image_folder import read_image_folder
+
+__all__ = ["read_dataset", "write_npz"]
+
+_ENTRY_POINT = re.compile(r"([A-Za-z_]\w*(?:\.\w+)*):([A-Za-z_]\w*)")
+
+
+def read_dataset(source: str) -> Dataset:
+    """Read the data set that a source names.
+
+    Args:
+        source: path of a folder that holds one folder of images for each class; path of an `.npz` file with arrays
+            `x` and `y` (or `inputs` and `labels`); or `module:function`, where the function takes nothing and returns
+            the pair (inputs, labels). In files and pairs, uint8 inputs are scaled by 1/255, channels-last images
+            become channels first, and (samples, height, width) becomes one channel.
+
+    Raises:
+        FileError: the path is missing or cannot be read.
+        DataError: the source is nothing of the kind, or what it holds cannot be used.
+        MissingExtraError: images need Pillow, which is not installed.
+    """
+    path = Path(source)
+    if path.is_dir():
+        return read_image_folder(path)
+    if path.suffix == ".npz":
+        return read_npz(path)
+    match = _ENTRY_POINT.fullmatch(source)
+    if match is not None:
+        return _read_entry_point(source, match.group(1), match.group(2))
+    if not path.exists():
+        raise FileError(f"data source {source!r} does not exist; name a folder, an .npz file or module:function")
+    raise DataError(f"data source {source!r} must be a folder of images by class, an .npz file or module:function")
+
+
+def _read_entry_point(source: str, module_name: str, function_name: str) -> Dataset:
+    function = _import(source, module_name, function_name)
+    try:
+        result = function()
+    # The user's own code may raise anything, and they need its words.
+    except Exception as error:
+        raise DataError(
+            f"data source {source!r} raised {type(error).__name__}: {error}; correct the function"
+        ) from error
+    if not isinstance(result, tuple) or len(result) != 2:
+        raise DataError(f"data source {source!r} returned {type(result).__name__}, but must return (inputs, labels)")
+    return dataset_of(result[0], result[1], source)
+
+
+def _import(source: str, module_name: str, function_name: str) -> Callable[[], Any]:
+    try:
+        module = importlib.import_module(module_name)
+    except ImportError as error:
+        raise DataError(
+            f"data source {source!r} cannot be imported ({error}); install the module, or set PYTHONPATH to its folder"
+        ) from error
+    # The user's own module may raise anything while it is imported.
+    except Exception as error:
+        raise DataError(
+            f"data source {source!r} raised {type(error).__name__} while it was imported: {error}; correct the module"
+        ) from error
+    function = getattr(module, function_name, None)
+    if not callable(function):
+        raise DataError(f"data source {source!r} must name a function, but {module_name} has no {function_name!r}")
+    result: Callable[[], Any] = function
+    return result
