@@ -1,0 +1,104 @@
+"""The families of networks, and how a network, its modules and its first weights come from one declaration."""
+
+import hashlib
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+import torch
+from torch import Tensor, nn
+
+from subfleet.elastic.families.preact import build_mlp, build_resnet, declare_mlp, declare_resnet
+from subfleet.elastic.network import ModelConfig, Network, TensorDecl
+from subfleet.protocol.errors import ConfigError
+from subfleet.protocol.subnet import SubnetSpec
+
+__all__ = ["FAMILIES", "Family", "build_module", "build_skeleton", "init_state", "network_of"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Family:
+    """A way to make networks.
+
+    Attributes:
+        declare: a configuration to its network.
+        build: a configuration and the shapes of a subnet's tensors to a module whose state has exactly these.
+    """
+
+    declare: Callable[[ModelConfig], Network]
+    build: Callable[[ModelConfig, Mapping[str, tuple[int, ...]]], nn.Module]
+
+
+FAMILIES: Mapping[str, Family] = MappingProxyType(
+    {
+        "mlp": Family(declare=declare_mlp, build=build_mlp),
+        "preact_resnet": Family(declare=declare_resnet, build=build_resnet),
+    }
+)
+
+
+_MODULE_SEED = 0
+
+
+def network_of(config: ModelConfig) -> Network:
+    """Declare the network of a configuration.
+
+    Raises:
+        ConfigError: the family is unknown, or refuses the configuration.
+    """
+    return _family(config).declare(config)
+
+
+def init_state(network: Network, seed: int) -> dict[str, Tensor]:
+    """The first weights of the full network, float32.
+
+    Each tensor has a random stream of its own, derived from the seed and its name: adding a block to a network leaves
+    the weights of all others as they were.
+    """
+    return _draw(((decl, decl.shape) for decl in network.tensors.values()), seed)
+
+
+def build_module(network: Network, spec: SubnetSpec) -> nn.Module:
+    """A module of a subnet's own size, whose state has exactly the names and shapes of the subnet's maps.
+
+    Its weights are drawn from a fixed seed; load the extracted state to use it. The global random state is untouched.
+
+    Raises:
+        ConfigError: the spec is no subnet of this network.
+    """
+    module = build_skeleton(network, spec)
+    shapes = network.shapes(spec)
+    module.load_state_dict(
+        _draw(((network.tensors[name], shape) for name, shape in shapes.items()), _MODULE_SEED), assign=True
+    )
+    return module.requires_grad_()
+
+
+def build_skeleton(network: Network, spec: SubnetSpec) -> nn.Module:
+    """The same module on the meta device: shapes without weights, for what can be told from shapes alone.
+
+    Raises:
+        ConfigError: the spec is no subnet of this network.
+    """
+    shapes = network.shapes(spec)
+    with torch.device("meta"):
+        return _family(network.config).build(network.config, shapes)
+
+
+def _family(config: ModelConfig) -> Family:
+    if config.family not in FAMILIES:
+        raise ConfigError(f"the model family is {config.family!r}, but must be one of {sorted(FAMILIES)}")
+    return FAMILIES[config.family]
+
+
+def _draw(tensors: Iterable[tuple[TensorDecl, tuple[int, ...]]], seed: int) -> dict[str, Tensor]:
+    return {decl.name: _draw_one(decl, shape, seed) for decl, shape in tensors}
+
+
+def _draw_one(decl: TensorDecl, shape: tuple[int, ...], seed: int) -> Tensor:
+    if decl.init == "he":
+        digest = hashlib.sha256(f"{seed}/{decl.name}".encode()).digest()
+        generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
+        return torch.randn(shape, generator=generator) * math.sqrt(2 / math.prod(shape[1:]))
+    return torch.full(shape, 1.0 if decl.init == "ones" else 0.0)

@@ -1,0 +1,180 @@
+"""Pre-activation residual networks, of convolutions for images or of linear layers for vectors.
+
+One declaration and one builder serve both families; they differ in the kernel of a layer, in strides and in what comes
+before and after the residual sections. A block computes `x + layer2(relu(norm2(layer1(relu(norm1(x))))))`. Layers have
+no bias, as each is followed by a norm or by the next block's. Where a section changes the shape, a shortcut layer
+projects `relu(norm1(x))`.
+"""
+
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
+from typing import Literal
+
+from torch import Tensor, nn
+from torch.nn.functional import relu
+
+from subfleet.elastic.network import Axis, Block, ModelConfig, Network, TensorDecl
+from subfleet.protocol.errors import ConfigError
+
+__all__ = ["build_mlp", "build_resnet", "declare_mlp", "declare_resnet"]
+
+Shapes = Mapping[str, tuple[int, ...]]
+
+
+def declare_resnet(config: ModelConfig) -> Network:
+    """Declare a residual network of 3x3 convolutions; each section after the first halves height and width.
+
+    Raises:
+        ConfigError: the input is no image.
+    """
+    if len(config.input_shape) != 3:
+        raise ConfigError(
+            f"input_shape is {config.input_shape}, but family 'preact_resnet' needs (channels, height, width)"
+        )
+    return _declare(config, input_size=config.input_shape[0], kernel=(3, 3))
+
+
+def declare_mlp(config: ModelConfig) -> Network:
+    """Declare a residual network of linear layers; inputs of any shape are flattened.
+
+    Raises:
+        ConfigError: group_size is 1: a group of one value has no variance.
+    """
+    if config.group_size < 2:
+        raise ConfigError(f"group_size is {config.group_size}, but family 'mlp' needs 2 or more")
+    input_size = 1
+    for size in config.input_shape:
+        input_size *= size
+    return _declare(config, input_size=input_size, kernel=())
+
+
+def build_resnet(config: ModelConfig, shapes: Shapes) -> nn.Module:
+    """The module of a residual network of convolutions, for inputs (batch, channels, height, width)."""
+    return nn.Sequential(OrderedDict([*_trunk(config, shapes, stride=2), ("pool", SpatialMean()), _head(shapes)]))
+
+
+def build_mlp(config: ModelConfig, shapes: Shapes) -> nn.Module:
+    """The module of a residual network of linear layers, for inputs (batch, ...)."""
+    return nn.Sequential(OrderedDict([("flatten", nn.Flatten()), *_trunk(config, shapes, stride=1), _head(shapes)]))
+
+
+class PreactBlock(nn.Module):
+    """One residual block, of the shapes that its tensors have."""
+
+    def __init__(self, shapes: Shapes, *, group_size: int, stride: int) -> None:
+        super().__init__()
+        self.norm1 = _norm(shapes["norm1.weight"], group_size)
+        self.layer1 = _layer(shapes["layer1.weight"], stride)
+        self.norm2 = _norm(shapes["norm2.weight"], group_size)
+        self.layer2 = _layer(shapes["layer2.weight"], 1)
+        self.shortcut = _layer(shapes["shortcut.weight"], stride) if "shortcut.weight" in shapes else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Add what the block computes to what it was given."""
+        active = relu(self.norm1(x))
+        kept = x if self.shortcut is None else self.shortcut(active)
+        added: Tensor = self.layer2(relu(self.norm2(self.layer1(active))))
+        return kept + added
+
+
+class SpatialMean(nn.Module):
+    """The mean over height and width. A plain mean, whose gradient every export target has."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(batch, channels, height, width) to (batch, channels)."""
+        return x.mean(dim=(2, 3))
+
+
+def _declare(config: ModelConfig, *, input_size: int, kernel: tuple[int, ...]) -> Network:
+    axes = {"class": Axis(name="class", size=config.class_count, kind="class", granularity=config.class_count)}
+    blocks = []
+    tensors = [_layer_decl("stem.weight", (config.widths[0], input_size), (_stream(0), None), kernel, None)]
+    for section, (width, depth) in enumerate(zip(config.widths, config.depths, strict=True)):
+        inner_axes = [f"{_block_name(section, position)}.inner" for position in range(depth)]
+        for name in (_stream(section), *inner_axes):
+            axes[name] = Axis(name=name, size=width, kind="channel", granularity=config.group_size)
+        for position in range(depth):
+            tensors += _block_decls(config, section, position, kernel)
+        blocks += [Block(name=_block_name(section, position), section=section) for position in range(1, depth)]
+    last = _stream(len(config.widths) - 1)
+    tensors += _norm_decls("norm", config.widths[-1], last, None)
+    head_shape = (config.class_count, config.widths[-1])
+    tensors.append(_layer_decl("head.weight", head_shape, ("class", last), (), None))
+    tensors.append(TensorDecl(name="head.bias", shape=head_shape[:1], axes=("class",), block=None, init="zeros"))
+    return Network(
+        config=config,
+        axes=MappingProxyType(axes),
+        blocks=tuple(blocks),
+        tensors=MappingProxyType({decl.name: decl for decl in tensors}),
+    )
+
+
+def _block_decls(config: ModelConfig, section: int, position: int, kernel: tuple[int, ...]) -> Iterator[TensorDecl]:
+    name = _block_name(section, position)
+    block = name if position else None
+    projects = position == 0 and section > 0
+    before = section - 1 if projects else section
+    outer_in, outer, inner = _stream(before), _stream(section), f"{name}.inner"
+    width_in, width = config.widths[before], config.widths[section]
+    yield from _norm_decls(f"{name}.norm1", width_in, outer_in, block)
+    yield _layer_decl(f"{name}.layer1.weight", (width, width_in), (inner, outer_in), kernel, block)
+    yield from _norm_decls(f"{name}.norm2", width, inner, block)
+    yield _layer_decl(f"{name}.layer2.weight", (width, width), (outer, inner), kernel, block)
+    if projects:
+        pointwise = (1,) * len(kernel)
+        yield _layer_decl(f"{name}.shortcut.weight", (width, width_in), (outer, outer_in), pointwise, block)
+
+
+def _layer_decl(
+    name: str, sizes: tuple[int, int], axes: tuple[str | None, str | None], kernel: tuple[int, ...], block: str | None
+) -> TensorDecl:
+    return TensorDecl(name=name, shape=sizes + kernel, axes=axes + (None,) * len(kernel), block=block)
+
+
+def _norm_decls(name: str, size: int, axis: str, block: str | None) -> Iterator[TensorDecl]:
+    inits: tuple[tuple[str, Literal["ones", "zeros"]], ...] = (("weight", "ones"), ("bias", "zeros"))
+    for suffix, init in inits:
+        yield TensorDecl(name=f"{name}.{suffix}", shape=(size,), axes=(axis,), block=block, init=init)
+
+
+def _stream(section: int) -> str:
+    return f"section{section}.stream"
+
+
+def _block_name(section: int, position: int) -> str:
+    return f"section{section}.block{position}"
+
+
+def _trunk(config: ModelConfig, shapes: Shapes, *, stride: int) -> Iterator[tuple[str, nn.Module]]:
+    yield "stem", _layer(shapes["stem.weight"], 1)
+    for section, depth in enumerate(config.depths):
+        kept = OrderedDict[str, nn.Module]()
+        for position in range(depth):
+            inside = _inside(shapes, f"{_block_name(section, position)}.")
+            if inside:
+                step = stride if position == 0 and section > 0 else 1
+                kept[f"block{position}"] = PreactBlock(inside, group_size=config.group_size, stride=step)
+        yield f"section{section}", nn.Sequential(kept)
+    yield "norm", _norm(shapes["norm.weight"], config.group_size)
+    yield "relu", nn.ReLU()
+
+
+def _inside(shapes: Shapes, prefix: str) -> Shapes:
+    return {name.removeprefix(prefix): shape for name, shape in shapes.items() if name.startswith(prefix)}
+
+
+def _head(shapes: Shapes) -> tuple[str, nn.Module]:
+    class_count, size = shapes["head.weight"]
+    return "head", nn.Linear(size, class_count)
+
+
+def _layer(shape: tuple[int, ...], stride: int) -> nn.Module:
+    size_out, size_in, *kernel = shape
+    if not kernel:
+        return nn.Linear(size_in, size_out, bias=False)
+    return nn.Conv2d(size_in, size_out, kernel[0], stride=stride, padding=kernel[0] // 2, bias=False)
+
+
+def _norm(shape: tuple[int, ...], group_size: int) -> nn.Module:
+    return nn.GroupNorm(shape[0] // group_size, shape[0])
