@@ -1,14 +1,8 @@
-"""What a subnet costs, told from shapes alone before any program is written."""
+"""What a subnet costs, told from its shapes alone before any program is written."""
 
 import math
-from collections import Counter
 from dataclasses import dataclass
 
-import torch
-from torch import Tensor, nn
-from torch.autograd.graph import saved_tensors_hooks
-
-from subfleet.elastic.families import build_skeleton
 from subfleet.elastic.network import Network
 from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.subnet import SubnetSpec
@@ -40,7 +34,7 @@ class SubnetCost:
 
 
 def estimate_cost(network: Network, spec: SubnetSpec, *, batch_size: int) -> SubnetCost:
-    """Run a subnet's forward pass on shapes without data, and count.
+    """Count from the declaration.
 
     Args:
         network: the declaration.
@@ -52,43 +46,22 @@ def estimate_cost(network: Network, spec: SubnetSpec, *, batch_size: int) -> Sub
     """
     if batch_size < 1:
         raise ConfigError(f"batch_size is {batch_size}, but must be 1 or more")
-    module = build_skeleton(network, spec)
-    counts = _run(module, torch.empty((batch_size, *network.config.input_shape), device="meta"))
-    parameters = sum(parameter.numel() for parameter in module.parameters())
+    parameters = macs = workspace = 0
+    saved = math.prod(network.config.input_shape)
+    for name, shape in network.shapes(spec).items():
+        decl, count = network.tensors[name], math.prod(shape)
+        parameters += count
+        if decl.role == "weight":
+            macs += count * decl.positions
+            # The gradient of a layer's weight is a matrix product of its unfolded inputs and its outputs' gradient.
+            workspace = max(workspace, (math.prod(shape[1:]) + shape[0]) * decl.positions)
+        elif decl.role == "gain":
+            # A norm keeps its input for the backward pass, and the activation behind it keeps its output.
+            saved += 2 * count * decl.positions
     weight_bytes = parameters * _FLOAT_BYTES
     return SubnetCost(
         parameters=parameters,
         weight_bytes=weight_bytes,
-        forward_macs=counts["macs"] // batch_size,
-        training_memory_bytes=_WEIGHT_COPIES * weight_bytes + counts["saved_bytes"] + counts["workspace_bytes"],
+        forward_macs=macs,
+        training_memory_bytes=_WEIGHT_COPIES * weight_bytes + batch_size * (saved + workspace) * _FLOAT_BYTES,
     )
-
-
-def _run(module: nn.Module, inputs: Tensor) -> Counter[str]:
-    counts = Counter[str]()
-
-    def count_layer(layer: nn.Module, _: tuple[Tensor, ...], output: Tensor) -> None:
-        if isinstance(layer, nn.Conv2d | nn.Linear):
-            size_out = layer.weight.shape[0]
-            positions = output.numel() // size_out
-            counts["macs"] += layer.weight.numel() * positions
-            # A gradient with respect to weights is a matrix product with the unfolded inputs of the layer.
-            unfolded = math.prod(layer.weight.shape[1:]) * positions
-            counts["workspace_bytes"] = max(counts["workspace_bytes"], (unfolded + output.numel()) * _FLOAT_BYTES)
-
-    # Storages are kept while counting, so that no id is used twice.
-    weights = {id(parameter.untyped_storage()) for parameter in module.parameters()}
-    saved: dict[int, torch.UntypedStorage] = {id(inputs.untyped_storage()): inputs.untyped_storage()}
-
-    def save(tensor: Tensor) -> Tensor:
-        storage = tensor.untyped_storage()
-        if id(storage) not in weights:
-            saved[id(storage)] = storage
-        return tensor
-
-    for layer in module.modules():
-        layer.register_forward_hook(count_layer)
-    with torch.enable_grad(), saved_tensors_hooks(save, lambda tensor: tensor):
-        module(inputs)
-    counts["saved_bytes"] = sum(storage.nbytes() for storage in saved.values())
-    return counts

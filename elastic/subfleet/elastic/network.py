@@ -86,14 +86,17 @@ class TensorDecl:
         shape: in the full network.
         axes: for each dimension its axis, or None where the dimension is never cut.
         block: the skippable block that owns it, or None if it is always kept.
-        init: "he" (normal, variance 2 / fan-in), "ones" or "zeros".
+        role: "weight" of a layer (starts normal with variance 2 / fan-in), "gain" of a norm (starts at 1) or "bias"
+            (starts at 0).
+        positions: at how many places of one sample it is applied: 1, or height times width of what it computes.
     """
 
     name: str
     shape: tuple[int, ...]
     axes: tuple[str | None, ...]
     block: str | None
-    init: Literal["he", "ones", "zeros"] = "he"
+    role: Literal["weight", "gain", "bias"]
+    positions: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

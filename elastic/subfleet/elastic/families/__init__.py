@@ -14,7 +14,7 @@ from subfleet.elastic.network import ModelConfig, Network, TensorDecl
 from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.subnet import SubnetSpec
 
-__all__ = ["FAMILIES", "Family", "build_module", "build_skeleton", "init_state", "network_of"]
+__all__ = ["FAMILIES", "Family", "build_module", "init_state", "network_of"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,23 +67,12 @@ def build_module(network: Network, spec: SubnetSpec) -> nn.Module:
     Raises:
         ConfigError: the spec is no subnet of this network.
     """
-    module = build_skeleton(network, spec)
-    shapes = network.shapes(spec)
-    module.load_state_dict(
-        _draw(((network.tensors[name], shape) for name, shape in shapes.items()), _MODULE_SEED), assign=True
-    )
-    return module.requires_grad_()
-
-
-def build_skeleton(network: Network, spec: SubnetSpec) -> nn.Module:
-    """The same module on the meta device: shapes without weights, for what can be told from shapes alone.
-
-    Raises:
-        ConfigError: the spec is no subnet of this network.
-    """
     shapes = network.shapes(spec)
     with torch.device("meta"):
-        return _family(network.config).build(network.config, shapes)
+        module = _family(network.config).build(network.config, shapes)
+    state = _draw(((network.tensors[name], shape) for name, shape in shapes.items()), _MODULE_SEED)
+    module.load_state_dict(state, assign=True)
+    return module
 
 
 def _family(config: ModelConfig) -> Family:
@@ -97,8 +86,8 @@ def _draw(tensors: Iterable[tuple[TensorDecl, tuple[int, ...]]], seed: int) -> d
 
 
 def _draw_one(decl: TensorDecl, shape: tuple[int, ...], seed: int) -> Tensor:
-    if decl.init == "he":
+    if decl.role == "weight":
         digest = hashlib.sha256(f"{seed}/{decl.name}".encode()).digest()
         generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
         return torch.randn(shape, generator=generator) * math.sqrt(2 / math.prod(shape[1:]))
-    return torch.full(shape, 1.0 if decl.init == "ones" else 0.0)
+    return torch.full(shape, 1.0 if decl.role == "gain" else 0.0)

@@ -6,6 +6,7 @@ no bias, as each is followed by a norm or by the next block's. Where a section c
 projects `relu(norm1(x))`.
 """
 
+import math
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
@@ -43,10 +44,7 @@ def declare_mlp(config: ModelConfig) -> Network:
     """
     if config.group_size < 2:
         raise ConfigError(f"group_size is {config.group_size}, but family 'mlp' needs 2 or more")
-    input_size = 1
-    for size in config.input_shape:
-        input_size *= size
-    return _declare(config, input_size=input_size, kernel=())
+    return _declare(config, input_size=math.prod(config.input_shape), kernel=())
 
 
 def build_resnet(config: ModelConfig, shapes: Shapes) -> nn.Module:
@@ -89,7 +87,9 @@ class SpatialMean(nn.Module):
 def _declare(config: ModelConfig, *, input_size: int, kernel: tuple[int, ...]) -> Network:
     axes = {"class": Axis(name="class", size=config.class_count, kind="class", granularity=config.class_count)}
     blocks = []
-    tensors = [_layer_decl("stem.weight", (config.widths[0], input_size), (_stream(0), None), kernel, None)]
+    positions = _positions(config, kernel)
+    stem_shape = (config.widths[0], input_size, *kernel)
+    tensors = [_layer_decl("stem.weight", stem_shape, (_stream(0), None), None, positions[0])]
     for section, (width, depth) in enumerate(zip(config.widths, config.depths, strict=True)):
         inner_axes = [f"{_block_name(section, position)}.inner" for position in range(depth)]
         for name in (_stream(section), *inner_axes):
@@ -98,10 +98,10 @@ def _declare(config: ModelConfig, *, input_size: int, kernel: tuple[int, ...]) -
             tensors += _block_decls(config, section, position, kernel)
         blocks += [Block(name=_block_name(section, position), section=section) for position in range(1, depth)]
     last = _stream(len(config.widths) - 1)
-    tensors += _norm_decls("norm", config.widths[-1], last, None)
+    tensors += _norm_decls("norm", config.widths[-1], last, None, positions[-1])
     head_shape = (config.class_count, config.widths[-1])
-    tensors.append(_layer_decl("head.weight", head_shape, ("class", last), (), None))
-    tensors.append(TensorDecl(name="head.bias", shape=head_shape[:1], axes=("class",), block=None, init="zeros"))
+    tensors.append(_layer_decl("head.weight", head_shape, ("class", last), None, 1))
+    tensors.append(TensorDecl(name="head.bias", shape=head_shape[:1], axes=("class",), block=None, role="bias"))
     return Network(
         config=config,
         axes=MappingProxyType(axes),
@@ -117,25 +117,39 @@ def _block_decls(config: ModelConfig, section: int, position: int, kernel: tuple
     before = section - 1 if projects else section
     outer_in, outer, inner = _stream(before), _stream(section), f"{name}.inner"
     width_in, width = config.widths[before], config.widths[section]
-    yield from _norm_decls(f"{name}.norm1", width_in, outer_in, block)
-    yield _layer_decl(f"{name}.layer1.weight", (width, width_in), (inner, outer_in), kernel, block)
-    yield from _norm_decls(f"{name}.norm2", width, inner, block)
-    yield _layer_decl(f"{name}.layer2.weight", (width, width), (outer, inner), kernel, block)
+    places_in, places = _positions(config, kernel)[before], _positions(config, kernel)[section]
+    yield from _norm_decls(f"{name}.norm1", width_in, outer_in, block, places_in)
+    yield _layer_decl(f"{name}.layer1.weight", (width, width_in, *kernel), (inner, outer_in), block, places)
+    yield from _norm_decls(f"{name}.norm2", width, inner, block, places)
+    yield _layer_decl(f"{name}.layer2.weight", (width, width, *kernel), (outer, inner), block, places)
     if projects:
-        pointwise = (1,) * len(kernel)
-        yield _layer_decl(f"{name}.shortcut.weight", (width, width_in), (outer, outer_in), pointwise, block)
+        shape = (width, width_in, *(1 for _ in kernel))
+        yield _layer_decl(f"{name}.shortcut.weight", shape, (outer, outer_in), block, places)
+
+
+def _positions(config: ModelConfig, kernel: tuple[int, ...]) -> tuple[int, ...]:
+    """Height times width in each section; 1 where layers are linear."""
+    if not kernel:
+        return (1,) * len(config.widths)
+    height, width = config.input_shape[1:]
+    return tuple(
+        math.ceil(height / 2**section) * math.ceil(width / 2**section) for section in range(len(config.widths))
+    )
 
 
 def _layer_decl(
-    name: str, sizes: tuple[int, int], axes: tuple[str | None, str | None], kernel: tuple[int, ...], block: str | None
+    name: str, shape: tuple[int, ...], axes: tuple[str | None, str | None], block: str | None, positions: int
 ) -> TensorDecl:
-    return TensorDecl(name=name, shape=sizes + kernel, axes=axes + (None,) * len(kernel), block=block)
+    every_axis = axes + (None,) * (len(shape) - 2)
+    return TensorDecl(name=name, shape=shape, axes=every_axis, block=block, role="weight", positions=positions)
 
 
-def _norm_decls(name: str, size: int, axis: str, block: str | None) -> Iterator[TensorDecl]:
-    inits: tuple[tuple[str, Literal["ones", "zeros"]], ...] = (("weight", "ones"), ("bias", "zeros"))
-    for suffix, init in inits:
-        yield TensorDecl(name=f"{name}.{suffix}", shape=(size,), axes=(axis,), block=block, init=init)
+def _norm_decls(name: str, size: int, axis: str, block: str | None, positions: int) -> Iterator[TensorDecl]:
+    roles: tuple[tuple[str, Literal["gain", "bias"]], ...] = (("weight", "gain"), ("bias", "bias"))
+    for suffix, role in roles:
+        yield TensorDecl(
+            name=f"{name}.{suffix}", shape=(size,), axes=(axis,), block=block, role=role, positions=positions
+        )
 
 
 def _stream(section: int) -> str:
