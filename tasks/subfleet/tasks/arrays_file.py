@@ -110,8 +110,9 @@ def _classes(labels: npt.NDArray[np.generic]) -> npt.NDArray[np.int64]:
 
 
 def _channels_first(inputs: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-    if inputs.ndim == 3:
-        return np.expand_dims(inputs, 1)
-    if inputs.ndim == 4 and inputs.shape[3] in _CHANNEL_COUNTS and inputs.shape[1] not in _CHANNEL_COUNTS:
-        return inputs.transpose(0, 3, 1, 2)
+    shape = inputs.shape
+    if len(shape) == 3:
+        return inputs.reshape(shape[0], 1, *shape[1:])
+    if len(shape) == 4 and shape[3] in _CHANNEL_COUNTS and shape[1] not in _CHANNEL_COUNTS:
+        return np.moveaxis(inputs, 3, 1)
     return inputs

@@ -1,0 +1,126 @@
+"""Trains and predicts with ExecuTorch. Its Python bindings need PyTorch; programs run in its own plain runtime."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from subfleet.protocol.errors import MissingExtraError, TrainingError
+from subfleet.protocol.programs import DataSummary, Prediction, Program, TrainJob, TrainResult
+from subfleet.tasks import read_dataset
+from subfleet.trainers.prediction import predict_dataset, read_model
+from subfleet.trainers.training import run_training
+
+__all__ = ["ExecutorchTrainer"]
+
+Array = npt.NDArray[np.generic]
+_METHOD = "forward"
+
+
+class ExecutorchTrainer:
+    """The trainer of programs and models in the ExecuTorch format."""
+
+    target: ClassVar[str] = "executorch"
+    suffix: ClassVar[str] = ".pte"
+
+    def describe(self, data: str) -> DataSummary:
+        """Summarise a data set; see `read_dataset` for what it raises."""
+        return read_dataset(data).summary()
+
+    def train(self, job: TrainJob, stopped: Callable[[], bool]) -> TrainResult:
+        """Train; see `run_training` for what it does and raises.
+
+        Raises:
+            MissingExtraError: ExecuTorch is not installed.
+        """
+        # Imported before anything is measured: the library is there whatever subnet is trained.
+        _prepare(job.threads)
+        return run_training(job, stopped, target=self.target, load=_ExecutorchProgram)
+
+    def predict(self, model_path: Path, data: str, threads: int = 1) -> Prediction:
+        """Run a model with one input, float32 (batch, *sample shape), whose first output is the logits.
+
+        Raises:
+            MissingExtraError: ExecuTorch is not installed.
+            FileError: model or data cannot be read.
+            DataError: the data do not fit the model.
+            TrainingError: ExecuTorch refuses the model.
+        """
+        _prepare(threads)
+        import torch
+
+        method = _load_method(read_model(model_path))
+        meta = method.metadata
+        if meta.num_inputs() != 1 or len(meta.input_tensor_meta(0).sizes()) < 2:
+            raise TrainingError(f"model {str(model_path)!r} must have one input of shape (batch, *sample shape)")
+        batch_size, *sample_shape = meta.input_tensor_meta(0).sizes()
+
+        def infer(samples: npt.NDArray[np.float32]) -> Array:
+            output: torch.Tensor = _guarded(lambda: method.execute([_tensor(samples)]))[0]
+            return output.numpy()
+
+        return predict_dataset(infer, read_dataset(data), sample_shape=tuple(sample_shape), batch_size=batch_size)
+
+
+class _ExecutorchProgram:
+    """A loaded method whose inputs and outputs are PyTorch tensors, given by position."""
+
+    def __init__(self, program: Program, threads: int) -> None:
+        del threads  # set for the whole process before
+        self._method = _load_method(bytes(program.body))
+        self._inputs = [value.name for value in program.manifest.inputs]
+        self._outputs = [value.name for value in program.manifest.outputs]
+
+    def wrap(self, array: Array) -> Any:
+        """A tensor that shares the array's memory, or has a copy where the array is read-only."""
+        return _tensor(array)
+
+    def unwrap(self, value: Any) -> Array:
+        """A tensor's array, which shares its memory."""
+        return np.asarray(value.numpy())
+
+    def run(self, values: Mapping[str, Any]) -> Mapping[str, Any]:
+        """One step."""
+        inputs = [values[name] for name in self._inputs]
+        results = _guarded(lambda: self._method.execute(inputs))
+        return dict(zip(self._outputs, results, strict=True))
+
+
+def _prepare(threads: int) -> None:
+    """Import the runtime and set its threads for the whole process: PyTorch's pool and XNNPACK's."""
+    try:
+        import torch
+        from executorch.extension.pybindings import portable_lib
+    except ImportError as error:
+        raise MissingExtraError("executorch", "export") from error
+    torch.set_num_threads(threads)
+    # Unsafe only while a program runs. XNNPACK otherwise takes every core; there is no public way to say so.
+    portable_lib._unsafe_reset_threadpool(threads)  # noqa: SLF001 - as the line above says
+
+
+def _tensor(array: Array) -> Any:
+    import torch
+
+    return torch.from_numpy(array if array.flags.writeable else array.copy())
+
+
+def _load_method(body: bytes) -> Any:
+    from executorch.runtime import Runtime
+
+    method = _guarded(lambda: Runtime.get().load_program(body).load_method(_METHOD))
+    if method is None:
+        raise TrainingError(f"the ExecuTorch program has no method {_METHOD!r}; it must be exported again")
+    return method
+
+
+def _guarded(call: Callable[[], Any]) -> Any:
+    try:
+        return call()
+    except MemoryError:
+        raise
+    # The bindings raise RuntimeError for most failures, and others where arguments do not fit.
+    except Exception as error:
+        reason = str(error).strip().partition("\n")[0]
+        raise TrainingError(f"ExecuTorch refused the program ({reason:.300}); it must be exported again") from error

@@ -1,0 +1,82 @@
+"""The files of a training job: the packed program and the weights that it reads, the change that it writes."""
+
+import os
+from pathlib import Path
+
+import numpy as np
+
+from subfleet.arrays import Arrays, change, decode_arrays, encode_arrays, numpy_dtype
+from subfleet.protocol.errors import FileError, ProtocolError, TrainingError
+from subfleet.protocol.programs import Program, decode_program
+from subfleet.trainers.step_layout import StepLayout
+
+__all__ = ["read_program", "read_weights", "write_change"]
+
+
+def read_program(path: Path, target: str) -> Program:
+    """Read a packed program.
+
+    Raises:
+        FileError: the file cannot be read.
+        ProtocolError: it is no packed program, or one for another runtime.
+    """
+    program = decode_program(_read(path))
+    if program.manifest.target != target:
+        raise ProtocolError(f"the program's target is {program.manifest.target!r:.80}, but must be {target!r}")
+    return program
+
+
+def read_weights(path: Path, layout: StepLayout) -> Arrays:
+    """Read the weights that a program takes, by tensor name; they are read-only.
+
+    Raises:
+        FileError: the file cannot be read.
+        ProtocolError: it is no container, or its tensors are not exactly the program's.
+    """
+    weights = decode_arrays(_read(path))
+    expected = {value.tensor: value for value in layout.parameters}
+    if set(weights) != set(expected):
+        odd = sorted(set(weights) ^ set(expected))
+        raise ProtocolError(
+            f"the weights and the program must name the same tensors, but {len(odd)} differ, first {odd[0]!r:.80}"
+        )
+    for name, value in expected.items():
+        array = weights[name]
+        if array.shape != value.shape or array.dtype != numpy_dtype(value.dtype):
+            raise ProtocolError(
+                f"tensor {name!r:.80} of the weights is {array.dtype} of shape {array.shape}, but the program takes "
+                f"{value.dtype} of shape {value.shape}"
+            )
+    return weights
+
+
+def write_change(path: Path, new: Arrays, old: Arrays) -> None:
+    """Write new minus old as a container, whole or not at all.
+
+    Raises:
+        TrainingError: a value is not finite: such an update would spoil the model that it is added to.
+        FileError: the file cannot be written.
+    """
+    changed = change(new, old)
+    for name, array in changed.items():
+        if not np.isfinite(array).all():
+            raise TrainingError(f"tensor {name!r:.80} is not finite after training; lower the learning rate")
+    content = encode_arrays(changed)
+    partial = path.with_name(f".{path.name}.partial")
+    try:
+        with partial.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+    except OSError as error:
+        raise FileError(
+            f"the update {str(path)!r} cannot be written ({error.strerror}); check the folder and its free space"
+        ) from error
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise FileError(f"file {str(path)!r} cannot be read ({error.strerror}); it must be fetched again") from error

@@ -1,0 +1,88 @@
+"""Measured memory: by how much this process grew while it did something, never what a plan foretold.
+
+On Linux the kernel keeps the process's high-water mark (VmHWM), and takes it back to the present size when "5" is
+written to `clear_refs`. Where that file cannot be written (sandboxes), the resident size is sampled at each call instead, so a
+peak between two calls is missed; where there is no `/proc` at all, the growth of `ru_maxrss` is used, which is 0 until
+the process passes the largest size that it ever had.
+
+The figures are of the whole process: only one thing may be measured at a time.
+"""
+
+import ctypes
+import resource
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from subfleet.protocol.errors import MemoryLimitError
+
+__all__ = ["MemoryWatch", "release_free_memory"]
+
+_PROC = Path("/proc/self")
+_RESET_HIGH_WATER = "5"
+_KIBIBYTE = 1024
+
+
+def release_free_memory() -> None:
+    """Give freed heap memory back to the system, where the C library can (glibc)."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
+
+
+class MemoryWatch:
+    """Measures growth from the moment when it is made, after memory that is free already was given back.
+
+    Args:
+        limit_bytes: the most by which the process may grow.
+        proc: the process's folder of the proc file system.
+    """
+
+    def __init__(self, limit_bytes: int, proc: Path = _PROC) -> None:
+        release_free_memory()
+        self._limit_bytes = limit_bytes
+        self._peak_bytes = _peak_reader(proc)
+        self._growth_bytes = 0
+        self._base_bytes = self._peak_bytes()
+
+    def growth_bytes(self) -> int:
+        """The largest growth so far."""
+        self._growth_bytes = max(self._growth_bytes, self._peak_bytes() - self._base_bytes)
+        return self._growth_bytes
+
+    def check(self) -> None:
+        """Compare with the limit.
+
+        Raises:
+            MemoryLimitError: the process grew beyond it.
+        """
+        if self.growth_bytes() > self._limit_bytes:
+            raise MemoryLimitError(needed_bytes=self._growth_bytes, limit_bytes=self._limit_bytes)
+
+
+def _peak_reader(proc: Path) -> Callable[[], int]:
+    status = proc / "status"
+    try:
+        _status_bytes(status, "VmRSS")
+    except (OSError, KeyError):
+        return _largest_ever_bytes
+    try:
+        (proc / "clear_refs").write_text(_RESET_HIGH_WATER)
+        _status_bytes(status, "VmHWM")
+    except (OSError, KeyError):
+        return lambda: _status_bytes(status, "VmRSS")
+    return lambda: _status_bytes(status, "VmHWM")
+
+
+def _status_bytes(status: Path, field: str) -> int:
+    for line in status.read_text().splitlines():
+        name, _, value = line.partition(":")
+        if name == field:
+            return int(value.split()[0]) * _KIBIBYTE
+    raise KeyError(field)
+
+
+def _largest_ever_bytes() -> int:
+    largest = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    # macOS counts bytes, everything else kibibytes.
+    return largest if sys.platform == "darwin" else largest * _KIBIBYTE
