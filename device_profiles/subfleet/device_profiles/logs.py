@@ -1,0 +1,257 @@
+"""Resource logs: what a device had to give, over time, as a text file that people and tools can read.
+
+    # subfleet-log 1
+    # device: raspberry_pi_4
+    # source: who recorded or generated it
+    # licence: of the content
+    # note: any number of these
+    t_s,memory_free_bytes,memory_limit_bytes,downlink_bps,...
+    0.0,912345088,,15200000,...
+
+Units are in the column names, an empty cell is an unknown value, booleans are 0 and 1, and times grow.
+"""
+
+import dataclasses
+import math
+import os
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+
+from subfleet.protocol.errors import FileError
+from subfleet.protocol.readings import Reading
+
+__all__ = [
+    "COLUMNS",
+    "FORMAT_VERSION",
+    "LogRow",
+    "ResourceLog",
+    "encode_header",
+    "encode_row",
+    "parse_log",
+    "read_log",
+    "write_log",
+]
+
+FORMAT_VERSION = 1
+MAX_LOG_BYTES = 256 * 2**20
+_MAGIC = "# subfleet-log "
+_NETWORK = re.compile(r"[A-Za-z0-9_.-]{1,32}")
+Cell = int | float | bool | str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogRow:
+    """One sample.
+
+    Attributes:
+        t_s: seconds since the log's own zero, 0 or more.
+        reading: what the device had to give then.
+    """
+
+    t_s: float
+    reading: Reading
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.t_s) and self.t_s >= 0):
+            raise ValueError(f"t_s is {self.t_s}, but must be a finite number of 0 or more")
+        for field in dataclasses.fields(self.reading):
+            value = getattr(self.reading, field.name)
+            if isinstance(value, float) and not math.isfinite(value):
+                raise ValueError(f"{field.name} is {value}, but must be a finite number")
+        network = self.reading.network
+        if network is not None and _NETWORK.fullmatch(network) is None:
+            raise ValueError(f"network is {network!r:.80}, but must be 1 to 32 letters, digits, '_', '.' or '-'")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResourceLog:
+    """A log and where it comes from.
+
+    Attributes:
+        device: name of the device or its profile.
+        source: who recorded it, or what generated it with which seed.
+        licence: of the content.
+        notes: anything else that a reader should know, one line each.
+        rows: one or more, in growing time.
+    """
+
+    device: str
+    source: str
+    licence: str
+    notes: tuple[str, ...] = ()
+    rows: tuple[LogRow, ...]
+
+    def __post_init__(self) -> None:
+        for text in (self.device, self.source, self.licence, *self.notes):
+            if not text or text != text.strip() or len(text.splitlines()) != 1:
+                raise ValueError(
+                    f"a header line is {text!r:.80}, but must be one line that neither starts nor ends blank"
+                )
+        if not self.rows:
+            raise ValueError("a log has 0 rows, but must have 1 or more")
+        for earlier, later in zip(self.rows, self.rows[1:], strict=False):
+            if later.t_s <= earlier.t_s:
+                raise ValueError(f"t_s is {later.t_s} after {earlier.t_s}, but must grow from row to row")
+
+
+def _read_bool(cell: str) -> bool:
+    if cell not in ("0", "1"):
+        raise ValueError("not 0 or 1")
+    return cell == "1"
+
+
+def _read_float(cell: str) -> float:
+    # float() also takes "1_0", " 1" and "nan": a log must be readable by other tools, so those are refused.
+    if re.fullmatch(r"-?[0-9]+(\.[0-9]+)?([eE][+-]?[0-9]+)?", cell) is None:
+        raise ValueError("not a number")
+    return float(cell)
+
+
+def _read_int(cell: str) -> int:
+    if re.fullmatch(r"-?[0-9]{1,18}", cell) is None:
+        raise ValueError("not a whole number")
+    return int(cell)
+
+
+COLUMNS: Mapping[str, tuple[str, Callable[[str], Cell]]] = MappingProxyType(
+    {
+        "t_s": ("a number", _read_float),
+        "memory_free_bytes": ("a whole number or empty", _read_int),
+        "memory_limit_bytes": ("a whole number or empty", _read_int),
+        "downlink_bps": ("a number or empty", _read_float),
+        "uplink_bps": ("a number or empty", _read_float),
+        "latency_s": ("a number or empty", _read_float),
+        "cpu_load": ("a number or empty", _read_float),
+        "temperature_c": ("a number or empty", _read_float),
+        "battery_fraction": ("a number or empty", _read_float),
+        "charging": ("0, 1 or empty", _read_bool),
+        "network": ("a word or empty", str),
+        "available": ("0 or 1", _read_bool),
+    }
+)
+"""Column name to what its cells must be, and how one is read."""
+
+
+def encode_header(*, device: str, source: str, licence: str, notes: tuple[str, ...] = ()) -> str:
+    """The lines above the rows."""
+    lines = [f"{_MAGIC}{FORMAT_VERSION}", f"# device: {device}", f"# source: {source}", f"# licence: {licence}"]
+    lines += [f"# note: {note}" for note in notes]
+    return "\n".join([*lines, ",".join(COLUMNS)]) + "\n"
+
+
+def encode_row(row: LogRow) -> str:
+    """One line. Numbers are written so that reading them gives the same bits."""
+    cells = [row.t_s if name == "t_s" else getattr(row.reading, name) for name in COLUMNS]
+    return ",".join(_encode_cell(cell) for cell in cells) + "\n"
+
+
+def _encode_cell(cell: Cell | None) -> str:
+    if cell is None:
+        return ""
+    if isinstance(cell, bool):
+        return str(int(cell))
+    return cell if isinstance(cell, str) else repr(cell)
+
+
+def write_log(path: Path, log: ResourceLog) -> None:
+    """Write a log as a whole or not at all.
+
+    Raises:
+        FileError: the file cannot be written.
+    """
+    header = encode_header(device=log.device, source=log.source, licence=log.licence, notes=log.notes)
+    partial = path.with_name(path.name + ".part")
+    try:
+        partial.write_text(header + "".join(encode_row(row) for row in log.rows), encoding="utf-8", newline="\n")
+        os.replace(partial, path)  # noqa: PTH105 - the same call, and atomic on every system
+    except OSError as error:
+        raise FileError(f"the resource log {str(path)!r} cannot be written: {error}") from error
+
+
+def read_log(path: Path) -> ResourceLog:
+    """Read a log.
+
+    Raises:
+        FileError: the file cannot be read or is no resource log; the text names file, line and column.
+    """
+    try:
+        if path.stat().st_size > MAX_LOG_BYTES:
+            raise FileError(f"the resource log {str(path)!r} is above {MAX_LOG_BYTES} bytes; split it")
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise FileError(f"the resource log {str(path)!r} cannot be read: {error}") from error
+    return parse_log(text, str(path))
+
+
+def parse_log(text: str, where: str) -> ResourceLog:
+    """Read a log from text; `where` names it in errors.
+
+    Raises:
+        FileError: the text is no resource log.
+    """
+    lines = text.splitlines()
+    header, start = _parse_header(lines, where)
+    _check_columns(lines, start, where)
+    rows: list[LogRow] = []
+    for number, line in enumerate(lines[start + 1 :], start=start + 2):
+        row = _parse_row(line, f"{where} line {number}")
+        if rows and row.t_s <= rows[-1].t_s:
+            raise FileError(f"{where} line {number} column t_s is {row.t_s}, but must be above {rows[-1].t_s}")
+        rows.append(row)
+    try:
+        return ResourceLog(
+            device=header["device"][0],
+            source=header["source"][0],
+            licence=header["licence"][0],
+            notes=tuple(header["note"]),
+            rows=tuple(rows),
+        )
+    except ValueError as error:
+        raise FileError(f"{where} cannot be used: {error}") from error
+
+
+def _parse_header(lines: list[str], where: str) -> tuple[dict[str, list[str]], int]:
+    first = lines[0] if lines else ""
+    if first != f"{_MAGIC}{FORMAT_VERSION}":
+        raise FileError(f"{where} line 1 is {first!r:.80}, but must be '{_MAGIC}{FORMAT_VERSION}'")
+    header: dict[str, list[str]] = {"device": [], "source": [], "licence": [], "note": []}
+    at = 1
+    while at < len(lines) and lines[at].startswith("#"):
+        key, _, value = lines[at].removeprefix("#").strip().partition(": ")
+        if key not in header:
+            raise FileError(f"{where} line {at + 1} names {key!r:.80}, but must be one of {list(header)}")
+        header[key].append(value.strip())
+        at += 1
+    for key in ("device", "source", "licence"):
+        if len(header[key]) != 1:
+            raise FileError(f"{where} has {len(header[key])} lines '# {key}: ...', but must have exactly 1")
+    return header, at
+
+
+def _check_columns(lines: list[str], at: int, where: str) -> None:
+    names = lines[at].split(",") if at < len(lines) else []
+    if names != list(COLUMNS):
+        raise FileError(f"{where} line {at + 1} must name the columns {','.join(COLUMNS)}")
+
+
+def _parse_cell(name: str, cell: str, where: str) -> Cell | None:
+    wanted, read = COLUMNS[name]
+    try:
+        return None if not cell and "empty" in wanted else read(cell)
+    except ValueError:
+        raise FileError(f"{where} column {name} is {cell!r:.80}, but must be {wanted}") from None
+
+
+def _parse_row(line: str, where: str) -> LogRow:
+    cells = line.split(",")
+    if len(cells) != len(COLUMNS):
+        raise FileError(f"{where} has {len(cells)} cells, but must have {len(COLUMNS)}")
+    values = {name: _parse_cell(name, cell, where) for name, cell in zip(COLUMNS, cells, strict=True)}
+    t_s = values.pop("t_s")
+    try:
+        return LogRow(t_s=t_s, reading=Reading(**values))  # type: ignore[arg-type]  # COLUMNS gave each its type
+    except ValueError as error:
+        raise FileError(f"{where}: {error}") from error

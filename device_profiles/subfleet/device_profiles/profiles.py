@@ -1,0 +1,113 @@
+"""What kind of device this is: a small TOML file with units in its names, and the sources of its figures."""
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from types import MappingProxyType
+
+from subfleet.protocol.errors import ConfigError, FileError, ProtocolError
+from subfleet.protocol.readings import Reading
+from subfleet.protocol.schema import from_plain
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+__all__ = ["PROFILES", "DeviceProfile", "load_profile", "memory_budget_bytes", "parse_profile"]
+
+PROFILES: Mapping[str, str] = MappingProxyType(
+    {
+        name: f"{name}.toml"
+        for name in (
+            "android_phone",
+            "generic",
+            "jetson_orin_nano",
+            "laptop",
+            "raspberry_pi_4",
+            "raspberry_pi_zero_2_w",
+        )
+    }
+)
+"""The shipped profiles: name to file in the package's `data` folder."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceProfile:
+    """A kind of device.
+
+    Attributes:
+        name: 1 or more characters; what tables call the device.
+        title: the device in words.
+        memory_share: share of free memory that it gives to training, above 0, at most 1. The one dial that turns free
+            memory into a budget; it is a choice of whoever runs the device, not a fact about it.
+        runtimes: program targets to try, the preferred one first.
+        threads: of the runtime while it trains.
+        memory_total_bytes: of the device; None where it is to be measured.
+        cores: of the device; None where they are to be measured.
+        sources: where the figures come from.
+    """
+
+    name: str
+    title: str
+    memory_share: float
+    runtimes: tuple[str, ...]
+    threads: int = 1
+    memory_total_bytes: int | None = None
+    cores: int | None = None
+    sources: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.name:
+            raise ValueError("name is empty, but must name the device")
+        if not 0 < self.memory_share <= 1:
+            raise ValueError(f"memory_share is {self.memory_share}, but must be above 0 and at most 1")
+        if not self.runtimes or len(set(self.runtimes)) != len(self.runtimes):
+            raise ValueError(f"runtimes is {list(self.runtimes)}, but must name 1 or more, each once")
+        for field in ("threads", "memory_total_bytes", "cores"):
+            value = getattr(self, field)
+            if value is not None and value < 1:
+                raise ValueError(f"{field} is {value}, but must be 1 or more")
+
+
+def memory_budget_bytes(reading: Reading, memory_share: float) -> int:
+    """The growth that training may cause now: the share of free memory; 0 where free memory is unknown."""
+    return int((reading.memory_free_bytes or 0) * memory_share)
+
+
+def parse_profile(text: str, where: str) -> DeviceProfile:
+    """Read a profile from TOML text; `where` names it in errors.
+
+    Raises:
+        ConfigError: the text is not TOML, or a field is missing, unknown or out of its range.
+    """
+    try:
+        return from_plain(DeviceProfile, tomllib.loads(text), where=where)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"the device profile {where} is not valid TOML: {error}") from error
+    except ProtocolError as error:
+        raise ConfigError(f"the device profile cannot be used: {error}") from error
+
+
+def load_profile(name_or_path: str) -> DeviceProfile:
+    """Load a shipped profile by name, or any profile by the path of its TOML file.
+
+    Raises:
+        ConfigError: there is no such profile, or its content is wrong.
+        FileError: the file cannot be read.
+    """
+    if name_or_path in PROFILES:
+        shipped = resources.files("subfleet.device_profiles") / "data" / PROFILES[name_or_path]
+        return parse_profile(shipped.read_text(encoding="utf-8"), PROFILES[name_or_path])
+    path = Path(name_or_path)
+    if path.suffix != ".toml":
+        raise ConfigError(
+            f"the device profile is {name_or_path!r}, but must be one of {sorted(PROFILES)} or the path of a .toml file"
+        )
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise FileError(f"the device profile {name_or_path!r} cannot be read: {error}") from error
+    return parse_profile(text, name_or_path)
