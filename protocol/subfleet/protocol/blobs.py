@@ -16,6 +16,7 @@ __all__ = ["CHUNK_BYTES", "BlobFetch", "BlobRef", "ByteRange", "Chunk", "decode_
 CHUNK_BYTES = 128 * 1024
 """Bytes of content in one chunk: small enough for hosted brokers."""
 WINDOW_CHUNKS = 8
+_LONGEST_PATIENCE_S = 64.0
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _CHUNK_HEADER = struct.Struct("<4s32sQ")
 _CHUNK_MAGIC = b"SFC1"
@@ -92,11 +93,15 @@ def decode_chunk(payload: bytes | memoryview) -> Chunk:
 class BlobFetch:
     """The receiver's half of one transfer. Times are seconds of the caller's monotonic clock.
 
+    It adapts to the link, as a chunk takes a second at 1 Mbit/s and asking twice would only make that worse: it starts
+    with one outstanding chunk, dares one more for each that comes and half as many when one is late, and calls a chunk
+    late after three times what the last one took.
+
     Args:
         blob: what to fetch.
         have: offsets of chunks that were received before, so that a transfer resumes.
         max_bytes: a larger blob is refused here, before anything is allocated.
-        retry_s: a range that has not come after this long is asked for again.
+        retry_s: a range is never asked for again before this long.
         window_chunks: how many chunks may be outstanding.
 
     Raises:
@@ -117,6 +122,11 @@ class BlobFetch:
         self.blob = blob
         self._retry_s = retry_s
         self._window = window_chunks
+        self._dared = 1  # how much of the window is in use
+        self._patience_s = retry_s
+        self._took_s = 0.0  # from asking for the last chunk to having it
+        self._answered_s: list[float] = []  # when the chunks that came since the last requests() had been asked for
+        self._asked_twice: set[int] = set()
         self._lacking = dict.fromkeys(offset for offset in range(0, blob.size_bytes, CHUNK_BYTES) if offset not in have)
         self._asked_at: dict[int, float] = {}
 
@@ -131,9 +141,15 @@ class BlobFetch:
 
     def requests(self, now_s: float) -> tuple[ByteRange, ...]:
         """The ranges to ask for now: new ones while the window has room, and old ones that did not come."""
-        for offset in [at for at, asked_s in self._asked_at.items() if now_s - asked_s >= self._retry_s]:
+        self._learn(now_s)
+        late = [at for at, asked_s in self._asked_at.items() if now_s - asked_s >= self._patience_s]
+        for offset in late:
             del self._asked_at[offset]
-        room = self._window - len(self._asked_at)
+        if late:
+            self._asked_twice.update(late)
+            self._dared = max(self._dared // 2, 1)
+            self._patience_s = min(2 * self._patience_s, max(_LONGEST_PATIENCE_S, self._retry_s))
+        room = self._dared - len(self._asked_at)
         wanted = [offset for offset in self._lacking if offset not in self._asked_at][: max(room, 0)]
         self._asked_at.update(dict.fromkeys(wanted, now_s))
         return tuple(ByteRange(offset=offset, length=self.length_at(offset)) for offset in wanted)
@@ -145,14 +161,25 @@ class BlobFetch:
         if len(chunk.data) != self.length_at(chunk.offset):
             return False
         del self._lacking[chunk.offset]
-        self._asked_at.pop(chunk.offset, None)
+        asked_s = self._asked_at.pop(chunk.offset, None)
+        self._dared = min(self._dared + 1, self._window)
+        if asked_s is not None and chunk.offset not in self._asked_twice:  # else it may answer the earlier question
+            self._answered_s.append(asked_s)
         return True
 
     def ask_again(self) -> None:
         """Forget what is outstanding: the link was lost, and with it every answer."""
         self._asked_at.clear()
+        self._asked_twice.update(self._lacking)
+        self._patience_s = max(self._retry_s, 3 * self._took_s)
 
     def restart(self) -> None:
         """Fetch everything anew: the whole did not have the digest that was promised."""
         self._lacking = dict.fromkeys(range(0, self.blob.size_bytes, CHUNK_BYTES))
-        self._asked_at.clear()
+        self.ask_again()
+
+    def _learn(self, now_s: float) -> None:
+        for asked_s in self._answered_s:
+            self._took_s = now_s - asked_s
+            self._patience_s = max(self._retry_s, 3 * self._took_s)
+        self._answered_s.clear()

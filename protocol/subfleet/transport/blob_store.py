@@ -1,0 +1,232 @@
+"""Blobs on disk, named by their SHA-256, and the part of them that has come so far.
+
+A blob stands under its digest only when every byte of it was written, checked and synced, so that what is there is
+whole, whenever the process or the machine died. One process writes a folder; within it any thread may.
+"""
+
+import hashlib
+import logging
+import os
+import tempfile
+import time
+from collections.abc import Callable, Set
+from pathlib import Path
+
+from subfleet.protocol.blobs import BlobRef, ByteRange
+from subfleet.protocol.errors import FileError, TooLargeError
+from subfleet.transport.partial_blob import PartialBlob, sync_folder
+
+__all__ = ["BlobStore", "PartialBlob"]
+
+_LOG = logging.getLogger(__name__)
+
+_BLOCK_BYTES = 1024 * 1024
+_DIGEST_LENGTH = 64
+
+
+class BlobStore:
+    """A folder of blobs.
+
+    Args:
+        folder: made where it does not exist.
+        max_blob_bytes: a larger blob is refused before anything is written.
+        limit_bytes: of all blobs together; above it the least recently used go. None: nothing goes by itself.
+        clock_ns: time of use, nanoseconds; only its order matters.
+
+    Raises:
+        FileError: the folder cannot be made or written.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        max_blob_bytes: int = 2**31,
+        *,
+        limit_bytes: int | None = None,
+        clock_ns: Callable[[], int] = time.time_ns,
+    ) -> None:
+        self._folder = folder
+        self._partials = folder / "partial"
+        self._max_blob_bytes = max_blob_bytes
+        self._limit_bytes = limit_bytes
+        self._clock_ns = clock_ns
+        try:
+            self._partials.mkdir(parents=True, exist_ok=True)
+            for left_over in folder.glob("*.tmp"):  # of a process that died while it wrote
+                left_over.unlink(missing_ok=True)
+        except OSError as error:
+            raise FileError(f"the folder {str(folder)!r} cannot be used ({error.strerror}); choose another") from error
+
+    def add(self, content: bytes | memoryview) -> BlobRef:
+        """Store some bytes; nothing happens where they are stored already.
+
+        Raises:
+            TooLargeError: there are more than max_blob_bytes of them.
+            FileError: the disk is full or cannot be written.
+        """
+        self._check_size(len(content))
+        ref = BlobRef.of(content)
+        if not self.has(ref):
+            temporary = self._temporary()
+            try:
+                with temporary.open("wb") as file:
+                    file.write(content)
+                    file.flush()
+                    os.fsync(file.fileno())
+                self._install(temporary, ref)
+            except OSError as error:
+                raise _unwritable(self._folder, error) from error
+            finally:
+                temporary.unlink(missing_ok=True)
+        self._touch(ref)
+        return ref
+
+    def add_file(self, path: Path) -> BlobRef:
+        """Copy a file into the store.
+
+        Raises:
+            TooLargeError: it is larger than max_blob_bytes.
+            FileError: it cannot be read, is empty, or the store cannot be written.
+        """
+        try:
+            size_bytes = path.stat().st_size
+        except OSError as error:
+            raise FileError(f"the file {str(path)!r} cannot be read ({error.strerror}); check its path") from error
+        if size_bytes == 0:
+            raise FileError(f"the file {str(path)!r} is empty, but a blob must have 1 byte or more")
+        self._check_size(size_bytes)
+        temporary = self._temporary()
+        try:
+            ref = _copy(path, temporary)
+            if not self.has(ref):
+                self._install(temporary, ref)
+        except OSError as error:
+            raise _unwritable(self._folder, error) from error
+        finally:
+            temporary.unlink(missing_ok=True)
+        self._touch(ref)
+        return ref
+
+    def has(self, ref: BlobRef) -> bool:
+        """Whether the whole blob is here."""
+        try:
+            return self._path(ref).stat().st_size == ref.size_bytes
+        except OSError:
+            return False
+
+    def path(self, ref: BlobRef) -> Path:
+        """The file that holds a blob. It must not be written.
+
+        Raises:
+            FileError: the blob is not here.
+        """
+        if not self.has(ref):
+            raise FileError(f"blob {ref.sha256[:12]} is not in {str(self._folder)!r}; fetch it first")
+        self._touch(ref)
+        return self._path(ref)
+
+    def read_range(self, ref: BlobRef, wanted: ByteRange) -> bytes:
+        """Some bytes of a blob.
+
+        Raises:
+            FileError: the blob is not here, cannot be read, or has no such range.
+        """
+        path = self.path(ref)
+        if wanted.offset + wanted.length > ref.size_bytes:
+            raise FileError(
+                f"blob {ref.sha256[:12]} has {ref.size_bytes} bytes, but {wanted.length} from {wanted.offset} on are "
+                "wanted; ask for less"
+            )
+        try:
+            with path.open("rb") as file:
+                file.seek(wanted.offset)
+                content = file.read(wanted.length)
+        except OSError as error:
+            raise FileError(f"blob {ref.sha256[:12]} cannot be read ({error.strerror}); check the disk") from error
+        if len(content) != wanted.length:
+            raise FileError(f"blob {ref.sha256[:12]} became shorter while it was read; fetch it again")
+        return content
+
+    def partial(self, ref: BlobRef) -> PartialBlob:
+        """The part of a blob that has come so far, also before a crash.
+
+        Raises:
+            TooLargeError: the blob is larger than max_blob_bytes.
+            FileError: the disk is full or cannot be written.
+        """
+        self._check_size(ref.size_bytes)
+        return PartialBlob(self._partials / f"{ref.sha256}.part", self._path(ref), ref, on_commit=self._evict)
+
+    def prune(self, keep: Set[str]) -> None:
+        """Remove every blob, whole or partial, whose digest is not in `keep`."""
+        for path in [*self._whole(), *self._partials.glob("*.part")]:
+            if path.stem not in keep:
+                path.unlink(missing_ok=True)
+
+    def _path(self, ref: BlobRef) -> Path:
+        return self._folder / ref.sha256
+
+    def _whole(self) -> list[Path]:
+        return [path for path in self._folder.iterdir() if len(path.name) == _DIGEST_LENGTH]
+
+    def _temporary(self) -> Path:
+        try:
+            number, name = tempfile.mkstemp(suffix=".tmp", dir=self._folder)
+        except OSError as error:
+            raise _unwritable(self._folder, error) from error
+        os.close(number)
+        return Path(name)
+
+    def _install(self, temporary: Path, ref: BlobRef) -> None:
+        temporary.replace(self._path(ref))
+        sync_folder(self._folder)
+        self._evict(ref)
+
+    def _touch(self, ref: BlobRef) -> None:
+        now_ns = self._clock_ns()
+        try:
+            os.utime(self._path(ref), ns=(now_ns, now_ns))
+        except OSError as error:  # another thread pruned it: whoever needs it will find that out
+            _LOG.debug("blob %s cannot be marked as used: %s", ref.sha256[:12], error)
+
+    def _evict(self, newest: BlobRef) -> None:
+        if self._limit_bytes is None:
+            return
+        self._touch(newest)
+        blobs = sorted(
+            (stat.st_mtime_ns, stat.st_size, path) for path in self._whole() if (stat := _stat(path)) is not None
+        )
+        total_bytes = sum(size_bytes for _, size_bytes, _ in blobs)
+        for _, size_bytes, path in blobs:
+            if total_bytes <= self._limit_bytes:
+                break
+            if path.name != newest.sha256:  # what was just fetched is about to be used
+                path.unlink(missing_ok=True)
+                total_bytes -= size_bytes
+
+    def _check_size(self, size_bytes: int) -> None:
+        if size_bytes > self._max_blob_bytes:
+            raise TooLargeError(f"a blob is {size_bytes} bytes, but may be {self._max_blob_bytes} bytes at most")
+
+
+def _stat(path: Path) -> os.stat_result | None:
+    try:
+        return path.stat()
+    except OSError:  # another thread removed it
+        return None
+
+
+def _copy(source: Path, target: Path) -> BlobRef:
+    digest, size_bytes = hashlib.sha256(), 0
+    with source.open("rb") as reader, target.open("wb") as writer:
+        while block := reader.read(_BLOCK_BYTES):
+            digest.update(block)
+            size_bytes += len(block)
+            writer.write(block)
+        writer.flush()
+        os.fsync(writer.fileno())
+    return BlobRef(sha256=digest.hexdigest(), size_bytes=size_bytes)
+
+
+def _unwritable(folder: Path, error: OSError) -> FileError:
+    return FileError(f"the folder {str(folder)!r} cannot be written ({error.strerror}); free some space or mend it")

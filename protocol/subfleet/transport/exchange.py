@@ -1,0 +1,248 @@
+"""Blobs between two sides that promise each other nothing: the receiver pulls chunks, the sender serves them.
+
+One exchange does both halves, on a server for all devices and on a device for its server. It sends nothing itself: the
+caller publishes what `tick` returns, and calls `tick` after every event that it handled and at least every second or
+so, as chunks are asked for and served there.
+"""
+
+import logging
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from subfleet.protocol.blobs import CHUNK_BYTES, BlobFetch, BlobRef, ByteRange, Chunk, encode_chunk
+from subfleet.protocol.errors import FileError, TooLargeError
+from subfleet.protocol.messages import BlobMissing, ChunkRequest, encode
+from subfleet.transport.blob_store import BlobStore, PartialBlob
+from subfleet.transport.outbox import Outgoing
+
+__all__ = ["BlobExchange", "FetchFailed", "Fetched"]
+
+_LOG = logging.getLogger(__name__)
+
+_CHUNKS_PER_TICK = 64  # 8 MiB: what is read from disk before the caller sees its next event
+_MAX_WAITING_CHUNKS = 4096
+_MAX_DIGEST_FAILURES = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fetched:
+    """A blob is in the store, whole and checked."""
+
+    peer: str
+    ref: BlobRef
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FetchFailed:
+    """A blob will not come; the caller may fetch it again.
+
+    Attributes:
+        reason: "missing" (the peer does not have it), "digest" (what came was wrong, several times), "stalled" (nothing
+            came for too long), "too_large", or "storage" (our disk).
+        detail: one sentence for people.
+    """
+
+    peer: str
+    ref: BlobRef
+    reason: Literal["missing", "digest", "stalled", "too_large", "storage"]
+    detail: str
+
+
+@dataclass(slots=True, kw_only=True)
+class _Transfer:
+    peers: list[str]  # who has it; the first one is asked
+    fetch: BlobFetch
+    partial: PartialBlob
+    digest_failures: int = 0
+    progress_at_s: float | None = None  # None: not seen by `tick` since something came
+
+
+class BlobExchange:
+    """Both halves of every transfer of one side. Not thread-safe: it belongs to the thread that polls.
+
+    Args:
+        store: where blobs are read and written.
+        request_topic: of a peer, where we ask it for chunks.
+        chunk_topic: of a peer, where we send it chunks.
+        missing_topic: of a peer, where we tell it that we lack a blob.
+        retry_s: a chunk that has not come after this long is asked for again, later on slow links.
+        give_up_s: a transfer from which nothing came for this long has failed.
+    """
+
+    def __init__(
+        self,
+        store: BlobStore,
+        *,
+        request_topic: Callable[[str], str],
+        chunk_topic: Callable[[str], str],
+        missing_topic: Callable[[str], str],
+        retry_s: float = 2.0,
+        give_up_s: float = 300.0,
+    ) -> None:
+        self._store = store
+        self._request_topic = request_topic
+        self._chunk_topic = chunk_topic
+        self._missing_topic = missing_topic
+        self._retry_s = retry_s
+        self._give_up_s = give_up_s
+        self._transfers: dict[str, _Transfer] = {}
+        self._wanted: dict[tuple[str, BlobRef, ByteRange], None] = {}  # an ordered set of what peers asked for
+        self._absent: dict[tuple[str, str], None] = {}  # an ordered set of what we told peers we lack
+        self._results: deque[Fetched | FetchFailed] = deque()
+
+    @property
+    def active(self) -> int:
+        """How many blobs are on their way to us."""
+        return len(self._transfers)
+
+    def fetch(self, peer: str, ref: BlobRef) -> None:
+        """Get a blob from a peer; the result comes from `finished`, at once where the blob is here already.
+
+        Two peers that offer the same blob are asked one after the other, and each has its own result.
+        """
+        transfer = self._transfers.get(ref.sha256)
+        if transfer is not None:
+            if peer not in transfer.peers:
+                transfer.peers.append(peer)
+            return
+        if self._store.has(ref):
+            self._results.append(Fetched(peer=peer, ref=ref))
+            return
+        try:
+            partial = self._store.partial(ref)
+            fetch = BlobFetch(ref, have=partial.have, max_bytes=ref.size_bytes, retry_s=self._retry_s)
+        except TooLargeError as error:
+            self._results.append(FetchFailed(peer=peer, ref=ref, reason="too_large", detail=str(error)))
+            return
+        except FileError as error:
+            self._results.append(FetchFailed(peer=peer, ref=ref, reason="storage", detail=str(error)))
+            return
+        transfer = _Transfer(peers=[peer], fetch=fetch, partial=partial)
+        self._transfers[ref.sha256] = transfer
+        if fetch.complete:  # a crash came between the last chunk and its check
+            self._complete(transfer)
+
+    def cancel(self, ref: BlobRef) -> None:
+        """Want a blob no longer: nothing more is asked for, and no result comes. What is here stays for later."""
+        self._transfers.pop(ref.sha256, None)
+
+    def handle_request(self, peer: str, request: ChunkRequest) -> None:
+        """A peer asks for chunks; `tick` sends them."""
+        if not self._store.has(request.blob):
+            self._absent[peer, request.blob.sha256] = None
+            return
+        for wanted in request.ranges:
+            if wanted.length > CHUNK_BYTES or wanted.offset + wanted.length > request.blob.size_bytes:
+                _LOG.warning("%s asks for %s of blob %s, which has none", peer, wanted, request.blob.sha256[:12])
+            elif len(self._wanted) >= _MAX_WAITING_CHUNKS:
+                _LOG.warning("%s must ask again: %d chunks wait to be sent", peer, _MAX_WAITING_CHUNKS)
+                return
+            else:
+                self._wanted[peer, request.blob, wanted] = None
+
+    def handle_chunk(self, peer: str, chunk: Chunk) -> None:
+        """A chunk came; one that we did not ask this peer for is ignored."""
+        transfer = self._transfers.get(chunk.sha256)
+        if transfer is None or transfer.peers[0] != peer or not transfer.fetch.accept(chunk):
+            return
+        transfer.progress_at_s = None
+        try:
+            transfer.partial.write(chunk.offset, chunk.data)
+        except FileError as error:
+            self._fail(transfer, "storage", str(error))
+            return
+        if transfer.fetch.complete:
+            self._complete(transfer)
+
+    def handle_missing(self, peer: str, missing: BlobMissing) -> None:
+        """A peer lacks what we asked it for; the next peer that offered it is asked, if there is one."""
+        transfer = self._transfers.get(missing.sha256)
+        if transfer is not None and peer in transfer.peers:
+            self._give_up_peer(transfer, peer, "missing", f"{peer} does not have the blob any more")
+
+    def reconnected(self) -> None:
+        """The link was lost and is back: what is outstanding is asked for again with the next `tick`."""
+        self._wanted.clear()
+        self._absent.clear()
+        for transfer in self._transfers.values():
+            transfer.fetch.ask_again()
+            transfer.progress_at_s = None
+
+    def tick(self, now_s: float) -> tuple[Outgoing, ...]:
+        """What is to be published now: requests for what we lack, and what peers asked us for."""
+        outgoing = [self._missing(peer, sha256) for peer, sha256 in self._absent]
+        self._absent.clear()
+        for transfer in list(self._transfers.values()):
+            outgoing.extend(self._requests(transfer, now_s))
+        for key in list(self._wanted)[:_CHUNKS_PER_TICK]:
+            del self._wanted[key]
+            outgoing.append(self._serve(*key))
+        return tuple(outgoing)
+
+    def finished(self) -> tuple[Fetched | FetchFailed, ...]:
+        """The results since the last call; each is returned once."""
+        results = tuple(self._results)
+        self._results.clear()
+        return results
+
+    def _requests(self, transfer: _Transfer, now_s: float) -> list[Outgoing]:
+        if transfer.progress_at_s is None:
+            transfer.progress_at_s = now_s
+        peer = transfer.peers[0]
+        if now_s - transfer.progress_at_s >= self._give_up_s:
+            transfer.progress_at_s = None
+            self._give_up_peer(transfer, peer, "stalled", f"nothing came from {peer} for {self._give_up_s:g} seconds")
+            return []
+        ranges = transfer.fetch.requests(now_s)
+        if not ranges:
+            return []
+        request = ChunkRequest(blob=transfer.fetch.blob, ranges=ranges)
+        return [Outgoing(topic=self._request_topic(peer), payload=encode(request))]
+
+    def _serve(self, peer: str, ref: BlobRef, wanted: ByteRange) -> Outgoing:
+        try:
+            data = self._store.read_range(ref, wanted)
+        except FileError as error:
+            _LOG.warning("%s cannot be served: %s", peer, error)
+            return self._missing(peer, ref.sha256)
+        payload = encode_chunk(Chunk(sha256=ref.sha256, offset=wanted.offset, data=data))
+        return Outgoing(topic=self._chunk_topic(peer), payload=payload)
+
+    def _missing(self, peer: str, sha256: str) -> Outgoing:
+        return Outgoing(topic=self._missing_topic(peer), payload=encode(BlobMissing(sha256=sha256)))
+
+    def _complete(self, transfer: _Transfer) -> None:
+        try:
+            whole = transfer.partial.commit()
+        except FileError as error:
+            self._fail(transfer, "storage", str(error))
+            return
+        ref = transfer.fetch.blob
+        if whole:
+            del self._transfers[ref.sha256]
+            self._results.extend(Fetched(peer=peer, ref=ref) for peer in transfer.peers)
+            return
+        transfer.digest_failures += 1
+        _LOG.warning("blob %s from %s has a wrong digest", ref.sha256[:12], transfer.peers[0])
+        transfer.fetch.restart()
+        if transfer.digest_failures >= _MAX_DIGEST_FAILURES:
+            transfer.digest_failures = 0
+            detail = f"what {transfer.peers[0]} sent had a wrong digest {_MAX_DIGEST_FAILURES} times"
+            self._give_up_peer(transfer, transfer.peers[0], "digest", detail)
+
+    def _give_up_peer(
+        self, transfer: _Transfer, peer: str, reason: Literal["missing", "digest", "stalled"], detail: str
+    ) -> None:
+        transfer.peers.remove(peer)
+        self._results.append(FetchFailed(peer=peer, ref=transfer.fetch.blob, reason=reason, detail=detail))
+        if transfer.peers:
+            transfer.fetch.ask_again()
+        else:
+            del self._transfers[transfer.fetch.blob.sha256]
+
+    def _fail(self, transfer: _Transfer, reason: Literal["storage"], detail: str) -> None:
+        ref = transfer.fetch.blob
+        del self._transfers[ref.sha256]
+        self._results.extend(FetchFailed(peer=peer, ref=ref, reason=reason, detail=detail) for peer in transfer.peers)

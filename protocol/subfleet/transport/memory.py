@@ -1,0 +1,230 @@
+"""An in-process broker with exactly the weaknesses that it is told to have: for emulated fleets and for tests.
+
+All of it is driven by the caller's clock: with a hand-made clock and `poll(0)` it is deterministic in one thread; with
+the real clock any number of threads may use it.
+"""
+
+import heapq
+import itertools
+import random
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from subfleet.protocol.errors import TooLargeError
+from subfleet.transport.base import MAX_PAYLOAD_BYTES, Connected, Delivery, Disconnected, Event, Will
+from subfleet.transport.topic_filter import matches
+
+__all__ = ["FaultPlan", "MemoryBroker", "MemoryTransport"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FaultPlan:
+    """What goes wrong, drawn from a seed for each pair of sender and receiver, in the sender's order.
+
+    Attributes:
+        seed: equal seeds and equal traffic give equal faults, however threads interleave.
+        loss: probability, 0 to below 1, that a message is lost on its way to the broker, and again to each receiver.
+        double: probability, 0 to 1, that a receiver gets a message twice.
+        delay_s: each copy arrives up to this many seconds late, each on its own, so that order is lost.
+    """
+
+    seed: int = 0
+    loss: float = 0.0
+    double: float = 0.0
+    delay_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.loss < 1 or not 0 <= self.double <= 1 or self.delay_s < 0:
+            raise ValueError(
+                f"faults are loss {self.loss}, double {self.double}, delay {self.delay_s} s, but loss must be at least "
+                "0 and below 1, double 0 to 1, and the delay 0 or more"
+            )
+
+
+@dataclass(slots=True, kw_only=True)
+class Link:
+    """A client's state at the broker; to everyone else a token."""
+
+    client_id: str
+    subscriptions: tuple[str, ...]
+    will: Will | None
+    up: bool = True
+    mend_at_s: float | None = None
+    inbox: list[tuple[float, int, Event]] = field(default_factory=list)  # heap of (due, arrival number, event)
+
+
+class MemoryBroker:
+    """Routes messages between its clients.
+
+    Args:
+        faults: what goes wrong; nothing without it.
+        clock: seconds, monotonic.
+    """
+
+    def __init__(self, faults: FaultPlan | None = None, clock: Callable[[], float] = time.monotonic) -> None:
+        self._faults = faults or FaultPlan()
+        self._clock = clock
+        self._links: dict[str, Link] = {}
+        self._retained: dict[str, tuple[str, bytes]] = {}  # topic to sender and payload
+        self._generators: dict[tuple[str, str], random.Random] = {}
+        self._routes: dict[str, tuple[str, ...]] = {}  # topic to receivers; cleared whenever somebody subscribes
+        self._arrivals = itertools.count()
+        self._changed = threading.Condition()
+
+    def client(self, client_id: str) -> "MemoryTransport":
+        """A transport for one client; it is not connected before `open`."""
+        return MemoryTransport(self, client_id)
+
+    def cut(self, client_id: str, *, mend_after_s: float | None = 0.0) -> None:
+        """Break a client's link: what is on its way to it is lost, and its will is published.
+
+        Args:
+            client_id: of the client; nothing happens where it has no link.
+            mend_after_s: the client finds a link again this many seconds later; None: not before `mend`.
+        """
+        with self._changed:
+            link = self._links.get(client_id)
+            if link is None or not link.up:
+                return
+            link.mend_at_s = None if mend_after_s is None else self._clock() + mend_after_s
+            self._break(link, "the link was cut")
+
+    def mend(self, client_id: str) -> None:
+        """Let a client whose link was cut find it again now."""
+        with self._changed:
+            link = self._links.get(client_id)
+            if link is not None and not link.up:
+                link.mend_at_s = self._clock()
+                self._changed.notify_all()
+
+    def attach(self, client_id: str, subscriptions: tuple[str, ...], will: Will | None) -> Link:
+        """Connect a client (`MemoryTransport.open`). A second client of the same id takes the first one's place."""
+        with self._changed:
+            old = self._links.get(client_id)
+            if old is not None and old.up:
+                self._break(old, "another client took this client's id")
+            link = Link(client_id=client_id, subscriptions=subscriptions, will=will)
+            self._links[client_id] = link
+            self._connect(link)
+            return link
+
+    def detach(self, link: Link) -> None:
+        """Disconnect a client without its will (`MemoryTransport.close`)."""
+        with self._changed:
+            link.up, link.mend_at_s = False, None
+            if self._links.get(link.client_id) is link:
+                del self._links[link.client_id]
+                self._routes.clear()
+            self._changed.notify_all()
+
+    def publish(self, link: Link, topic: str, payload: bytes, *, retain: bool) -> None:
+        """Route a client's message (`MemoryTransport.publish`); without a link it is lost."""
+        with self._changed:
+            if link.up and self._draw(link.client_id, "") >= self._faults.loss:
+                self._route(link.client_id, topic, payload, retain=retain)
+                self._changed.notify_all()
+
+    def poll(self, link: Link, timeout_s: float) -> Event | None:
+        """A client's next event (`MemoryTransport.poll`)."""
+        # The time-out is real time whatever the clock is: with a hand-made clock it could never pass otherwise.
+        deadline_s = time.monotonic() + timeout_s
+        with self._changed:
+            while True:
+                now_s = self._clock()
+                if not link.up and link.mend_at_s is not None and link.mend_at_s <= now_s:
+                    link.up = True
+                    self._connect(link)
+                if link.inbox and link.inbox[0][0] <= now_s:
+                    return heapq.heappop(link.inbox)[2]
+                left_s = deadline_s - time.monotonic()
+                if left_s <= 0:
+                    return None
+                awaited = [entry[0] - now_s for entry in link.inbox[:1]]
+                if not link.up and link.mend_at_s is not None:
+                    awaited.append(link.mend_at_s - now_s)
+                self._changed.wait(min([left_s, *awaited]))
+
+    def _break(self, link: Link, reason: str) -> None:
+        now_s = self._clock()
+        link.up = False
+        link.inbox = [entry for entry in link.inbox if entry[0] <= now_s]
+        heapq.heapify(link.inbox)
+        self._enqueue(link, Disconnected(reason=reason), now_s)
+        if link.will is not None:
+            self._route(link.client_id, link.will.topic, link.will.payload, retain=True)
+        self._changed.notify_all()
+
+    def _connect(self, link: Link) -> None:
+        self._routes.clear()
+        self._enqueue(link, Connected(), self._clock())
+        for topic, (sender, payload) in self._retained.items():
+            if any(matches(wanted, topic) for wanted in link.subscriptions):
+                self._send(sender, link.client_id, Delivery(topic=topic, payload=payload, retained=True))
+        self._changed.notify_all()
+
+    def _route(self, sender: str, topic: str, payload: bytes, *, retain: bool) -> None:
+        if retain:
+            self._retained.pop(topic, None)
+            if payload:  # an empty retained message clears its topic
+                self._retained[topic] = (sender, payload)
+        if topic not in self._routes:
+            self._routes[topic] = tuple(
+                client_id
+                for client_id, link in self._links.items()
+                if any(matches(wanted, topic) for wanted in link.subscriptions)
+            )
+        for receiver in self._routes[topic]:
+            self._send(sender, receiver, Delivery(topic=topic, payload=payload))
+
+    def _send(self, sender: str, receiver: str, delivery: Delivery) -> None:
+        link, faults = self._links[receiver], self._faults
+        if not link.up or self._draw(sender, receiver) < faults.loss:
+            return
+        copies = 2 if self._draw(sender, receiver) < faults.double else 1
+        for _ in range(copies):
+            self._enqueue(link, delivery, self._clock() + faults.delay_s * self._draw(sender, receiver))
+
+    def _enqueue(self, link: Link, event: Event, due_s: float) -> None:
+        heapq.heappush(link.inbox, (due_s, next(self._arrivals), event))
+
+    def _draw(self, sender: str, receiver: str) -> float:
+        pair = (sender, receiver)
+        if pair not in self._generators:
+            # Not for secrets: a reproducible sequence is what a fault plan is for.
+            self._generators[pair] = random.Random(f"{self._faults.seed}/{sender}/{receiver}")  # noqa: S311
+        return self._generators[pair].random()
+
+
+class MemoryTransport:
+    """One client's link to a `MemoryBroker`; made by `MemoryBroker.client`."""
+
+    def __init__(self, broker: MemoryBroker, client_id: str) -> None:
+        self._broker = broker
+        self._client_id = client_id
+        self._link: Link | None = None
+
+    def open(self, subscriptions: tuple[str, ...], will: Will | None = None) -> None:
+        """See `Transport.open`."""
+        self._link = self._broker.attach(self._client_id, subscriptions, will)
+
+    def publish(self, topic: str, payload: bytes, *, retain: bool = False) -> None:
+        """See `Transport.publish`."""
+        if len(payload) > MAX_PAYLOAD_BYTES:
+            raise TooLargeError(f"a payload is {len(payload)} bytes, but may be {MAX_PAYLOAD_BYTES} bytes at most")
+        if self._link is not None:
+            self._broker.publish(self._link, topic, bytes(payload), retain=retain)
+
+    def poll(self, timeout_s: float) -> Event | None:
+        """See `Transport.poll`."""
+        return None if self._link is None else self._broker.poll(self._link, timeout_s)
+
+    def close(self) -> None:
+        """See `Transport.close`."""
+        if self._link is not None:
+            self._broker.detach(self._link)
+
+    def drop_link(self) -> None:
+        """Vanish as a device that loses power: the will is published, and no link is looked for."""
+        self._broker.cut(self._client_id, mend_after_s=None)

@@ -1,0 +1,130 @@
+"""The part of a blob that has come so far, in a file that survives a crash.
+
+The file holds the blob's bytes, and behind them one byte for each chunk: 1 where the chunk was written. Content is
+written before its mark, so after the process died every mark is true. After the machine died some may not be; then the
+digest of the whole is wrong, and all of it is fetched again.
+"""
+
+import hashlib
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from subfleet.protocol.blobs import CHUNK_BYTES, BlobRef
+from subfleet.protocol.errors import FileError
+
+__all__ = ["PartialBlob", "sync_folder"]
+
+_BLOCK_BYTES = 1024 * 1024
+_WRITTEN = b"\x01"
+
+
+class PartialBlob:
+    """Takes the chunks of one blob in any order; made by `BlobStore.partial`.
+
+    Args:
+        path: of the file that grows.
+        target: where the whole blob is to stand.
+        ref: what is expected.
+        on_commit: called with `ref` after the whole stands in its place.
+
+    Raises:
+        FileError: the disk is full or cannot be written.
+    """
+
+    def __init__(self, path: Path, target: Path, ref: BlobRef, *, on_commit: Callable[[BlobRef], None]) -> None:
+        self._path = path
+        self._target = target
+        self._ref = ref
+        self._on_commit = on_commit
+        self._chunk_count = -(-ref.size_bytes // CHUNK_BYTES)
+        try:
+            self._marks = self._read_marks()
+        except OSError as error:
+            raise self._unwritable(error) from error
+
+    @property
+    def have(self) -> frozenset[int]:
+        """Offsets of the chunks that are here."""
+        return frozenset(place * CHUNK_BYTES for place, mark in enumerate(self._marks) if mark == _WRITTEN[0])
+
+    def write(self, offset: int, data: bytes | memoryview) -> None:
+        """Write one whole chunk.
+
+        Raises:
+            ValueError: the offset or the length is not that of a chunk of this blob.
+            FileError: the disk is full or cannot be written.
+        """
+        expected = min(CHUNK_BYTES, self._ref.size_bytes - offset)
+        if offset < 0 or offset % CHUNK_BYTES or len(data) != expected:
+            raise ValueError(f"a chunk of {len(data)} bytes at {offset} is none of blob {self._ref.sha256[:12]}")
+        place = offset // CHUNK_BYTES
+        try:
+            with self._path.open("r+b", buffering=0) as file:
+                _write_all(file.fileno(), data, offset)
+                _write_all(file.fileno(), _WRITTEN, self._ref.size_bytes + place)
+        except OSError as error:
+            raise self._unwritable(error) from error
+        self._marks[place] = _WRITTEN[0]
+
+    def commit(self) -> bool:
+        """Check the digest and move the whole to its place; False, and everything discarded, where it is wrong.
+
+        Raises:
+            FileError: the disk is full or cannot be written.
+        """
+        try:
+            if self._digest() != self._ref.sha256:
+                self._discard()
+                return False
+            with self._path.open("r+b") as file:
+                file.truncate(self._ref.size_bytes)
+                os.fsync(file.fileno())
+            self._path.replace(self._target)
+            sync_folder(self._target.parent)
+        except OSError as error:
+            raise self._unwritable(error) from error
+        self._on_commit(self._ref)
+        return True
+
+    def _read_marks(self) -> bytearray:
+        length = self._ref.size_bytes + self._chunk_count
+        # Another length is the trace of a crash between truncating and moving, or of nothing at all.
+        if self._path.exists() and self._path.stat().st_size == length:
+            with self._path.open("rb") as file:
+                file.seek(self._ref.size_bytes)
+                return bytearray(file.read(self._chunk_count))
+        with self._path.open("wb") as file:
+            file.truncate(length)
+        return bytearray(self._chunk_count)
+
+    def _digest(self) -> str:
+        digest, left = hashlib.sha256(), self._ref.size_bytes
+        with self._path.open("rb") as file:
+            while left and (block := file.read(min(left, _BLOCK_BYTES))):
+                digest.update(block)
+                left -= len(block)
+        return digest.hexdigest()
+
+    def _discard(self) -> None:
+        self._path.unlink(missing_ok=True)
+        self._marks = self._read_marks()
+
+    def _unwritable(self, error: OSError) -> FileError:
+        return FileError(f"blob file {str(self._path)!r} cannot be written ({error.strerror}); free some space")
+
+
+def sync_folder(folder: Path) -> None:
+    """Make a rename in a folder survive a power cut."""
+    number = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(number)
+    finally:
+        os.close(number)
+
+
+def _write_all(number: int, data: bytes | memoryview, offset: int) -> None:
+    view = memoryview(data)
+    while view:
+        written = os.pwrite(number, view, offset)
+        view, offset = view[written:], offset + written
