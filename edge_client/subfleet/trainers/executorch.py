@@ -11,7 +11,7 @@ from subfleet.protocol.errors import MissingExtraError, TrainingError
 from subfleet.protocol.programs import DataSummary, Prediction, Program, TrainJob, TrainResult
 from subfleet.tasks import read_dataset
 from subfleet.trainers.prediction import predict_dataset, read_model
-from subfleet.trainers.training import run_training
+from subfleet.trainers.training import RunProgram, run_training
 
 __all__ = ["ExecutorchTrainer"]
 
@@ -26,7 +26,14 @@ class ExecutorchTrainer:
     suffix: ClassVar[str] = ".pte"
 
     def describe(self, data: str) -> DataSummary:
-        """Summarise a data set; see `read_dataset` for what it raises."""
+        """Summarise a data set; see `read_dataset` for what it raises.
+
+        The runtime is loaded here too, so that the memory that is free from now on is what training can really have.
+
+        Raises:
+            MissingExtraError: ExecuTorch is not installed.
+        """
+        _prepare(1)
         return read_dataset(data).summary()
 
     def train(self, job: TrainJob, stopped: Callable[[], bool]) -> TrainResult:
@@ -35,9 +42,9 @@ class ExecutorchTrainer:
         Raises:
             MissingExtraError: ExecuTorch is not installed.
         """
-        # Imported before anything is measured: the library is there whatever subnet is trained.
+        # Before anything is measured: the library is there whatever subnet is trained.
         _prepare(job.threads)
-        return run_training(job, stopped, target=self.target, load=_ExecutorchProgram)
+        return run_training(job, stopped, target=self.target, load=_load)
 
     def predict(self, model_path: Path, data: str, threads: int = 1) -> Prediction:
         """Run a model with one input, float32 (batch, *sample shape), whose first output is the logits.
@@ -64,28 +71,18 @@ class ExecutorchTrainer:
         return predict_dataset(infer, read_dataset(data), sample_shape=tuple(sample_shape), batch_size=batch_size)
 
 
-class _ExecutorchProgram:
-    """A loaded method whose inputs and outputs are PyTorch tensors, given by position."""
+def _load(program: Program, threads: int) -> RunProgram:
+    del threads  # set for the whole process before
+    method = _load_method(bytes(program.body))
+    inputs = [value.name for value in program.manifest.inputs]
+    outputs = [value.name for value in program.manifest.outputs]
 
-    def __init__(self, program: Program, threads: int) -> None:
-        del threads  # set for the whole process before
-        self._method = _load_method(bytes(program.body))
-        self._inputs = [value.name for value in program.manifest.inputs]
-        self._outputs = [value.name for value in program.manifest.outputs]
+    def run(values: Mapping[str, Array]) -> Mapping[str, Array]:
+        tensors = [_tensor(values[name]) for name in inputs]
+        results = _guarded(lambda: method.execute(tensors))
+        return {name: result.numpy() for name, result in zip(outputs, results, strict=True)}
 
-    def wrap(self, array: Array) -> Any:
-        """A tensor that shares the array's memory, or has a copy where the array is read-only."""
-        return _tensor(array)
-
-    def unwrap(self, value: Any) -> Array:
-        """A tensor's array, which shares its memory."""
-        return np.asarray(value.numpy())
-
-    def run(self, values: Mapping[str, Any]) -> Mapping[str, Any]:
-        """One step."""
-        inputs = [values[name] for name in self._inputs]
-        results = _guarded(lambda: self._method.execute(inputs))
-        return dict(zip(self._outputs, results, strict=True))
+    return run
 
 
 def _prepare(threads: int) -> None:

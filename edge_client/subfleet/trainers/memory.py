@@ -1,9 +1,9 @@
 """Measured memory: by how much this process grew while it did something, never what a plan foretold.
 
 On Linux the kernel keeps the process's high-water mark (VmHWM), and takes it back to the present size when "5" is
-written to `clear_refs`. Where that file cannot be written (sandboxes), the resident size is sampled at each call instead, so a
-peak between two calls is missed; where there is no `/proc` at all, the growth of `ru_maxrss` is used, which is 0 until
-the process passes the largest size that it ever had.
+written to `clear_refs`. Where that file cannot be written (sandboxes), the resident size is sampled at each call
+instead, so a peak between two calls is missed; where there is no `/proc` at all, the growth of `ru_maxrss` is used,
+which is 0 until the process passes the largest size that it ever had.
 
 The figures are of the whole process: only one thing may be measured at a time.
 """

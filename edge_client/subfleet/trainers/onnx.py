@@ -1,6 +1,7 @@
 """Trains and predicts with stock ONNX Runtime on the CPU. Needs no PyTorch and no `onnx`."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any, ClassVar
@@ -12,12 +13,17 @@ from subfleet.protocol.errors import MissingExtraError, TrainingError
 from subfleet.protocol.programs import DataSummary, Prediction, Program, TrainJob, TrainResult
 from subfleet.tasks import read_dataset
 from subfleet.trainers.prediction import FREE_BATCH_SIZE, predict_dataset, read_model
-from subfleet.trainers.training import run_training
+from subfleet.trainers.training import RunProgram, run_training
 
 __all__ = ["OnnxTrainer"]
 
 Array = npt.NDArray[np.generic]
 _ERRORS_ONLY = 3
+# The smallest model there is: one Identity from "x" to "y", float32 of shape (1,), opset 13, IR version 8.
+_IDENTITY = (
+    b'\x08\x08:7\n\x10\n\x01x\x12\x01y"\x08Identity\x12\x01wZ\x0f\n\x01x\x12\n\n\x08\x08\x01\x12\x04\n\x02\x08\x01'
+    b"b\x0f\n\x01y\x12\n\n\x08\x08\x01\x12\x04\n\x02\x08\x01B\x04\n\x00\x10\r"
+)
 # Weights in files beside a model are read from this folder: there is none, so that no model can name a local file.
 _NO_FOLDER = "/nonexistent"
 
@@ -29,7 +35,14 @@ class OnnxTrainer:
     suffix: ClassVar[str] = ".onnx"
 
     def describe(self, data: str) -> DataSummary:
-        """Summarise a data set; see `read_dataset` for what it raises."""
+        """Summarise a data set; see `read_dataset` for what it raises.
+
+        The runtime is loaded here too, so that the memory that is free from now on is what training can really have.
+
+        Raises:
+            MissingExtraError: ONNX Runtime is not installed.
+        """
+        _runtime()
         return read_dataset(data).summary()
 
     def train(self, job: TrainJob, stopped: Callable[[], bool]) -> TrainResult:
@@ -38,13 +51,9 @@ class OnnxTrainer:
         Raises:
             MissingExtraError: ONNX Runtime is not installed.
         """
-        # Imported before anything is measured: the library is there whatever subnet is trained.
+        # Before anything is measured: the library is there whatever subnet is trained.
         runtime = _runtime()
-
-        def load(program: Program, threads: int) -> "_OnnxProgram":
-            return _OnnxProgram(runtime, program, threads)
-
-        return run_training(job, stopped, target=self.target, load=load)
+        return run_training(job, stopped, target=self.target, load=partial(_load, runtime))
 
     def predict(self, model_path: Path, data: str, threads: int = 1) -> Prediction:
         """Run a model with one input, float32 (batch, *sample shape), whose first output is the logits.
@@ -74,33 +83,24 @@ class OnnxTrainer:
         )
 
 
-class _OnnxProgram:
-    """A session whose inputs and outputs are OrtValues: weights never leave the runtime between steps."""
+def _load(runtime: ModuleType, program: Program, threads: int) -> RunProgram:
+    session = _session(runtime, program.body, threads)
+    names = [value.name for value in program.manifest.outputs]
 
-    def __init__(self, runtime: ModuleType, program: Program, threads: int) -> None:
-        self._runtime = runtime
-        self._session = _session(runtime, program.body, threads)
-        self._outputs = [value.name for value in program.manifest.outputs]
+    def run(values: Mapping[str, Array]) -> Mapping[str, Array]:
+        feed = {name: np.ascontiguousarray(array) for name, array in values.items()}
+        return dict(zip(names, _guarded(lambda: session.run(names, feed)), strict=True))
 
-    def wrap(self, array: Array) -> Any:
-        """An OrtValue that shares the array's memory."""
-        return self._runtime.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(array))
-
-    def unwrap(self, value: Any) -> Array:
-        """An OrtValue's array."""
-        return np.asarray(value.numpy())
-
-    def run(self, values: Mapping[str, Any]) -> Mapping[str, Any]:
-        """One step."""
-        results: Sequence[Any] = _guarded(lambda: self._session.run_with_ort_values(self._outputs, values))
-        return dict(zip(self._outputs, results, strict=True))
+    return run
 
 
 def _runtime() -> ModuleType:
+    """Import ONNX Runtime and make it load what it loads only once, so that no single training is charged with it."""
     try:
         import onnxruntime
     except ImportError as error:
         raise MissingExtraError("onnxruntime", "edge") from error
+    _session(onnxruntime, _IDENTITY, 1).run(None, {"x": np.zeros(1, np.float32)})
     module: ModuleType = onnxruntime
     return module
 
@@ -112,8 +112,10 @@ def _session(runtime: ModuleType, model: bytes | memoryview, threads: int) -> An
     options.inter_op_num_threads = 1
     options.log_severity_level = _ERRORS_ONLY
     options.graph_optimization_level = runtime.GraphOptimizationLevel.ORT_ENABLE_ALL
-    # The arena takes memory in growing steps and keeps it: the peak would be its, not the program's.
-    options.enable_cpu_mem_arena = False
+    # The arena belongs to the session and goes with it; it fits freed blocks tightly, where planned patterns set memory
+    # aside for a whole run. Measured on two residual blocks: 26 MB; with patterns 46 MB; without the arena 34 to 58 MB.
+    options.enable_cpu_mem_arena = True
+    options.enable_mem_pattern = False
     # Threads that wait for work by spinning drain batteries.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     options.add_session_config_entry("session.model_external_initializers_file_folder_path", _NO_FOLDER)

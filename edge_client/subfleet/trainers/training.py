@@ -1,14 +1,13 @@
 """The training loop that every runtime shares: one manifest, one step at a time, NumPy at the rim.
 
-A runtime brings a `LoadedProgram`. Weights and optimiser states stay in the runtime's own values from step to step, so
-nothing is converted between steps.
+A runtime brings one function that loads a program and gives back one that runs it. Values cross as NumPy arrays: both
+runtimes take an array's memory as it is and give theirs the same way, so that nothing is copied between steps.
 """
 
 import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -21,33 +20,17 @@ from subfleet.trainers.job_files import read_program, read_weights, write_change
 from subfleet.trainers.memory import MemoryWatch, release_free_memory
 from subfleet.trainers.step_layout import StepLayout, step_layout
 
-__all__ = ["LoadProgram", "LoadedProgram", "run_training"]
+__all__ = ["LoadProgram", "RunProgram", "run_training"]
 
-Value = TypeVar("Value")
 Array = npt.NDArray[np.generic]
 
+RunProgram = Callable[[Mapping[str, Array]], Mapping[str, Array]]
+"""Runs a loaded program once: inputs by name to outputs by name, which stay valid when it runs again.
 
-class LoadedProgram(Protocol[Value]):
-    """A program in a runtime, ready to run. `Value` is the runtime's own kind of tensor."""
+Raises TrainingError where the runtime fails.
+"""
 
-    def wrap(self, array: Array) -> Value:
-        """Make a value of an array; the two may share memory."""
-        ...
-
-    def unwrap(self, value: Value) -> Array:
-        """Make an array of a value; the two may share memory."""
-        ...
-
-    def run(self, values: Mapping[str, Value]) -> Mapping[str, Value]:
-        """Run once: inputs by name to outputs by name. Outputs stay valid when it runs again.
-
-        Raises:
-            TrainingError: the runtime failed.
-        """
-        ...
-
-
-LoadProgram = Callable[[Program, int], LoadedProgram[Value]]
+LoadProgram = Callable[[Program, int], RunProgram]
 """Loads a program to run on a number of threads; raises TrainingError where the runtime refuses it."""
 
 
@@ -61,7 +44,7 @@ class _Tally:
     train_seconds: float
 
 
-def run_training(job: TrainJob, stopped: Callable[[], bool], *, target: str, load: LoadProgram[Value]) -> TrainResult:
+def run_training(job: TrainJob, stopped: Callable[[], bool], *, target: str, load: LoadProgram) -> TrainResult:
     """Train one job and write the weights' change; the memory that it took is given back.
 
     The data set is read before measuring begins, since it is there whatever subnet is trained; the program, the
@@ -100,42 +83,38 @@ def run_training(job: TrainJob, stopped: Callable[[], bool], *, target: str, loa
     )
 
 
-class _Step(Generic[Value]):
+class _Step:
     """A training step with the weights and optimiser states that the last one left."""
 
-    def __init__(
-        self, program: LoadedProgram[Value], layout: StepLayout, weights: Arrays, learning_rate: float
-    ) -> None:
+    def __init__(self, program: RunProgram, layout: StepLayout, weights: Arrays, learning_rate: float) -> None:
         self.layout = layout
         self._program = program
-        self._learning_rate = program.wrap(np.array(learning_rate, np.float32))
-        self._carried = {value.name: program.wrap(weights[value.tensor]) for value in layout.parameters}
+        self._learning_rate = np.array(learning_rate, np.float32)
+        self._carried: dict[str, Array] = {value.name: weights[value.tensor] for value in layout.parameters}
         for value in layout.states:
-            self._carried[value.name] = program.wrap(np.zeros(value.shape, numpy_dtype(value.dtype)))
+            self._carried[value.name] = np.zeros(value.shape, numpy_dtype(value.dtype))
 
     def run(self, inputs: Array, labels: Array, mask: Array) -> tuple[float, float]:
         """Take one step; gives its loss and how many samples were right before it."""
         layout = self.layout
-        outputs = self._program.run(
+        outputs = self._program(
             {
                 **self._carried,
-                layout.input.name: self._program.wrap(inputs),
-                layout.label.name: self._program.wrap(labels),
-                layout.sample_mask.name: self._program.wrap(mask),
+                layout.input.name: inputs,
+                layout.label.name: labels,
+                layout.sample_mask.name: mask,
                 layout.learning_rate.name: self._learning_rate,
             }
         )
         self._carried = {old: outputs[new] for old, new in layout.carried.items()}
-        return float(self._program.unwrap(outputs[layout.loss])), float(self._program.unwrap(outputs[layout.correct]))
+        return float(outputs[layout.loss]), float(outputs[layout.correct])
 
     def parameters(self) -> dict[str, Array]:
         """The weights as they stand, by tensor name."""
-        return {value.tensor: self._program.unwrap(self._carried[value.name]) for value in self.layout.parameters}
+        return {value.tensor: self._carried[value.name] for value in self.layout.parameters}
 
 
-def _load(
-    job: TrainJob, dataset: Dataset, target: str, load: LoadProgram[Value]
-) -> tuple[StepLayout, LoadedProgram[Value]]:
+def _load(job: TrainJob, dataset: Dataset, target: str, load: LoadProgram) -> tuple[StepLayout, RunProgram]:
     program = read_program(job.program_path, target)
     layout = step_layout(program.manifest)
     if job.settings.batch_size != layout.batch_size:
@@ -150,9 +129,7 @@ def _load(
     return layout, load(program, job.threads)
 
 
-def _run_steps(
-    job: TrainJob, stopped: Callable[[], bool], dataset: Dataset, step: _Step[Value], watch: MemoryWatch
-) -> _Tally:
+def _run_steps(job: TrainJob, stopped: Callable[[], bool], dataset: Dataset, step: _Step, watch: MemoryWatch) -> _Tally:
     started_s = time.perf_counter()
     step_count = 0
     loss_sum = correct_sum = 0.0
