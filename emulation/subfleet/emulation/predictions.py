@@ -1,0 +1,42 @@
+"""Loads each device's own model in a fresh process, as its user would, and measures its accuracy."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from subfleet.protocol.errors import RunError
+
+__all__ = ["accuracies"]
+
+TIMEOUT_S = 120.0
+
+
+def accuracies(models: Sequence[Path], data: Path, *, at_once: int = 2) -> tuple[float, ...]:
+    """Accuracy of each model file on a data set, each by `subfleet-edge predict` in a process of its own.
+
+    Args:
+        models: .onnx and .pte files.
+        data: the samples and labels, .npz.
+        at_once: processes that run side by side.
+
+    Raises:
+        RunError: a process failed; the text carries its own sentence.
+    """
+    with ThreadPoolExecutor(max_workers=at_once) as pool:
+        return tuple(pool.map(lambda model: _accuracy(model, data), models))
+
+
+def _accuracy(model: Path, data: Path) -> float:
+    command = [sys.executable, "-m", "subfleet.edge_client.cli", "predict", str(model), "--data", str(data), "--json"]
+    try:
+        done = subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
+        )
+    except subprocess.TimeoutExpired as error:
+        raise RunError(f"predicting with {model} took more than {TIMEOUT_S:g} s; look at the file") from error
+    if done.returncode != 0:
+        raise RunError(f"predicting with {model} failed: {done.stderr.strip().splitlines()[-1:]}")
+    return float(json.loads(done.stdout)["accuracy"])

@@ -1,0 +1,209 @@
+"""Runs an experiment on this machine: broker, server, client processes, then the folder of results."""
+
+import shutil
+import threading
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from subfleet.export.pool import ExportPool
+from subfleet.server.session import Server
+
+from subfleet.device_profiles import demo_log_path
+from subfleet.emulation.experiments import EmulatedDevice, Experiment
+from subfleet.emulation.fleet import ClientCommand, Fleet
+from subfleet.emulation.predictions import accuracies
+from subfleet.emulation.slices import Slices, cut
+from subfleet.protocol.errors import RunError
+from subfleet.server.broker import EmbeddedBroker
+from subfleet.server.config import LogClock, ServerConfig
+from subfleet.server.records import DeployedModel, RunObserver, RunResult
+from subfleet.server.results import write_results
+from subfleet.transport.mqtt import MqttTransport
+
+__all__ = ["Outcome", "run_experiment", "server_config"]
+
+CHECK_S = 0.5
+LEAVE_S = 20.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What an experiment left behind.
+
+    Attributes:
+        accuracy: of the full model on the held-out samples.
+        folder: with summary.json, rounds.csv, clients.csv, report.html, the logs and the models.
+        report: the page to look at.
+        models: one entry per device and model file: its subnet, its difference from PyTorch, its own accuracy.
+    """
+
+    accuracy: float
+    folder: Path
+    report: Path
+    models: tuple[dict[str, Any], ...]
+
+
+def run_experiment(
+    experiment: Experiment,
+    folder: Path,
+    *,
+    observer: RunObserver,
+    stop: threading.Event,
+    cache_folder: Path,
+    broker_url: str | None = None,
+) -> Outcome:
+    """Run an experiment to its end, with one process per client.
+
+    Args:
+        experiment: what to run.
+        folder: for the results; a run that was interrupted there is taken up.
+        observer: is told what happens.
+        stop: set it to end the run early.
+        cache_folder: where exported programs are kept between runs.
+        broker_url: of a broker that is there already; by default an embedded one is started.
+
+    Raises:
+        RunError: a client failed, or the run was stopped before its end.
+        TransportError: the broker is not there.
+    """
+    with ExitStack() as stack:
+        # The pool comes first: its workers import PyTorch while the data are cut and the broker starts.
+        exports = stack.enter_context(ExportPool(cache_folder))
+        devices = len(experiment.devices)
+        observer.say(f"Cutting {experiment.dataset} into {devices} slices (Dirichlet {experiment.alpha:g})")
+        slices = cut(experiment, folder / "data")
+        logs = _copy_logs(experiment, folder / "logs")
+        url = broker_url or stack.enter_context(EmbeddedBroker()).url
+        observer.say(f"Broker at {_without_password(url)}; starting {devices} client processes")
+        commands = tuple(_command(device, url, slices, logs, folder) for device in experiment.devices)
+        fleet = stack.enter_context(Fleet(commands, output_folder=folder / "output"))
+        watch = stack.enter_context(_Watch(fleet, stop))
+        server = Server(
+            server_config(experiment, slices.test),
+            MqttTransport(url, "server"),
+            observer,
+            state_folder=folder / "server",
+            exports=exports,
+        )
+        result = server.run(stop)
+        watch.raise_failure()
+        if not result.finished:
+            raise RunError(f"the run was stopped before its end; start it again with --name {folder.name} to go on")
+        fleet.wait(LEAVE_S)
+    return _collect(folder, result, slices, observer)
+
+
+def server_config(experiment: Experiment, evaluation_data: Path) -> ServerConfig:
+    """The server's side of an experiment: every client takes part in every round, logs give the time."""
+    return ServerConfig(
+        name=experiment.name,
+        model=experiment.model,
+        evaluation_data=str(evaluation_data),
+        rounds=experiment.rounds,
+        min_clients=len(experiment.devices),
+        training=experiment.training,
+        rates=experiment.rates,
+        seed=experiment.seed,
+        communication_s=experiment.communication_s,
+        clock=LogClock(start_s=0.0, step_s=experiment.log_step_s),
+    )
+
+
+class _Watch:
+    """Stops the run as soon as a client process has failed, so that nothing waits for it in vain."""
+
+    def __init__(self, fleet: Fleet, stop: threading.Event) -> None:
+        self._fleet = fleet
+        self._stop = stop
+        self._over = threading.Event()
+        self._failure: RunError | None = None
+        self._thread = threading.Thread(target=self._watch, name="fleet-watch", daemon=True)
+
+    def __enter__(self) -> "_Watch":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def raise_failure(self) -> None:
+        """Raise what ended the run, if a client did."""
+        if self._failure is not None:
+            raise self._failure
+
+    def _watch(self) -> None:
+        try:
+            while not self._over.wait(CHECK_S):
+                self._fleet.check()
+        except RunError as error:
+            self._failure = error
+            self._stop.set()
+
+
+def _without_password(url: str) -> str:
+    scheme, _, rest = url.rpartition("://")
+    return f"{scheme}://{rest.rpartition('@')[2]}"
+
+
+def _copy_logs(experiment: Experiment, folder: Path) -> dict[str, Path]:
+    folder.mkdir(parents=True, exist_ok=True)
+    logs = {device.client_id: folder / f"{device.client_id}.csv" for device in experiment.devices}
+    for device in experiment.devices:
+        shutil.copyfile(demo_log_path(device.log), logs[device.client_id])
+    return logs
+
+
+def _command(device: EmulatedDevice, url: str, slices: Slices, logs: Mapping[str, Path], folder: Path) -> ClientCommand:
+    return ClientCommand(
+        client_id=device.client_id,
+        broker_url=url,
+        data=slices.clients[device.client_id],
+        profile=device.profile,
+        log=logs[device.client_id],
+        state=_state_folder(folder, device.client_id),
+        runtime=device.runtime,
+    )
+
+
+def _state_folder(folder: Path, client_id: str) -> Path:
+    return folder / "devices" / client_id
+
+
+def _collect(folder: Path, result: RunResult, slices: Slices, observer: RunObserver) -> Outcome:
+    if result.model_path is None:
+        raise RunError(
+            "no round of the run folded an update, so there is no model; see the reasons in the tables above"
+        )
+    shutil.copyfile(result.model_path, folder / "model.safetensors")
+    observer.say("Loading each device's own model in a fresh process")
+    files = [_fetched(folder, result.run_id, model) for model in result.deployed]
+    own = accuracies(files, slices.test)
+    models = tuple(
+        {
+            "client_id": model.client_id,
+            "file": str(path.relative_to(folder)),
+            "target": model.target,
+            "spec": model.spec,
+            "bytes": path.stat().st_size,
+            "max_abs_diff": model.max_abs_diff,
+            "accuracy": accuracy,
+        }
+        for model, path, accuracy in zip(result.deployed, files, own, strict=True)
+    )
+    report = write_results(folder, name=folder.name, result=result, extra={"models": list(models)})
+    return Outcome(accuracy=result.accuracy, folder=folder, report=report, models=models)
+
+
+def _fetched(folder: Path, run_id: str, model: DeployedModel) -> Path:
+    """Copy the model file that the device itself has fetched to where people look for it."""
+    fetched = _state_folder(folder, model.client_id) / "models" / run_id / f"model{model.path.suffix}"
+    if model.status != "deployed" or not fetched.exists():
+        raise RunError(f"{model.client_id} has not fetched its {model.target} model: {model.status}")
+    kept = folder / "models" / model.client_id / fetched.name
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(fetched, kept)
+    return kept
