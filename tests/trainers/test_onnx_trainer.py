@@ -1,0 +1,299 @@
+import hashlib
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from onnx import TensorProto, helper
+from trainers.softmax_program import BATCH, CLASSES, FEATURES, MOMENTUM, SHAPE, program, samples, weights, write_job
+
+from subfleet.arrays import decode_arrays, encode_arrays
+from subfleet.protocol.errors import (
+    DataError,
+    FileError,
+    MemoryLimitError,
+    ProtocolError,
+    SubfleetError,
+    TrainingError,
+)
+from subfleet.protocol.programs import Program, TrainingSettings, TrainJob, encode_program
+from subfleet.tasks import Dataset, iter_batches, write_npz
+from subfleet.trainers.onnx import OnnxTrainer
+
+SETTINGS = TrainingSettings(epochs=3, batch_size=BATCH, learning_rate=0.1, seed=5)
+
+
+def never() -> bool:
+    return False
+
+
+def read_change(job: TrainJob) -> dict[str, npt.NDArray[np.generic]]:
+    return decode_arrays(job.output_path.read_bytes())
+
+
+def reference(dataset: Dataset, job: TrainJob) -> tuple[dict[str, npt.NDArray[np.float64]], float, float]:
+    """The same training in float64, on the true smaller last batch; also the last epoch's loss and accuracy."""
+    start = {name: array.astype(np.float64) for name, array in weights().items()}
+    new = {name: array.copy() for name, array in start.items()}
+    momentum = {name: np.zeros_like(array) for name, array in new.items()}
+    losses: list[float] = []
+    right = 0
+    for epoch in range(job.settings.epochs):
+        losses, right = [], 0
+        for indices, mask in iter_batches(
+            len(dataset), BATCH, seed=job.settings.seed, round_number=job.round, client_id=job.client_id, epoch=epoch
+        ):
+            real = indices[mask == 1]
+            x, y = dataset.inputs[real].reshape(-1, FEATURES).astype(np.float64), dataset.labels[real]
+            logits = x @ new["head.weight"] + new["head.bias"]
+            probabilities = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
+            losses.extend(-np.log(probabilities[np.arange(len(y)), y]))
+            right += int((logits.argmax(1) == y).sum())
+            errors = (probabilities - np.eye(CLASSES)[y]) / len(y)
+            for name, gradient in (("head.weight", x.T @ errors), ("head.bias", errors.sum(0))):
+                momentum[name] = MOMENTUM * momentum[name] + gradient
+                new[name] = new[name] - job.settings.learning_rate * momentum[name]
+    return {name: new[name] - start[name] for name in new}, float(np.mean(losses)), right / len(dataset)
+
+
+@pytest.mark.parametrize("count", [BATCH * 3, BATCH * 3 + 1, BATCH * 4 - 1, 1])
+def test_training_equals_a_reference_on_true_batches(tmp_path: Path, count: int) -> None:
+    dataset = samples(count)
+    job = write_job(tmp_path, dataset, settings=SETTINGS)
+    result = OnnxTrainer().train(job, never)
+    expected, loss, accuracy = reference(dataset, job)
+    actual = read_change(job)
+    assert set(actual) == set(expected)
+    for name, array in expected.items():
+        assert np.abs(np.asarray(actual[name], np.float64) - array).max() < 2e-6
+        assert np.abs(array).max() > 1e-3
+    assert result.loss == pytest.approx(loss, abs=1e-6)
+    assert result.accuracy == pytest.approx(accuracy, abs=1e-6)
+    assert (result.sample_count, result.step_count) == (count, SETTINGS.epochs * -(-count // BATCH))
+    assert result.train_seconds > 0
+
+
+def test_learning_rate_0_gives_a_change_of_exact_zeros(tmp_path: Path) -> None:
+    job = write_job(tmp_path, samples(20), settings=replace(SETTINGS, learning_rate=0.0))
+    OnnxTrainer().train(job, never)
+    for array in read_change(job).values():
+        assert not array.any()
+
+
+def test_training_a_round_twice_gives_the_same_bytes(tmp_path: Path) -> None:
+    job = write_job(tmp_path, samples(21), settings=SETTINGS)
+    trainer = OnnxTrainer()
+    digests = set()
+    for _ in range(3):
+        trainer.train(job, never)
+        digests.add(hashlib.sha256(job.output_path.read_bytes()).hexdigest())
+    assert len(digests) == 1
+
+
+@pytest.mark.parametrize(
+    "altered",
+    [
+        lambda job: replace(job, round=job.round + 1),
+        lambda job: replace(job, client_id="device-2"),
+        lambda job: replace(job, settings=replace(job.settings, seed=6)),
+    ],
+)
+def test_another_round_client_or_seed_gives_another_order(
+    tmp_path: Path, altered: Callable[[TrainJob], TrainJob]
+) -> None:
+    job = write_job(tmp_path, samples(21), settings=SETTINGS)
+    OnnxTrainer().train(job, never)
+    first = job.output_path.read_bytes()
+    OnnxTrainer().train(altered(job), never)
+    assert job.output_path.read_bytes() != first
+
+
+def test_stopping_ends_between_steps_and_writes_nothing(tmp_path: Path) -> None:
+    job = write_job(tmp_path, samples(40), settings=SETTINGS)
+    answers = iter([False, False, True])
+    with pytest.raises(TrainingError, match="stopped after 2 steps"):
+        OnnxTrainer().train(job, lambda: next(answers))
+    assert not job.output_path.exists()
+
+
+def test_growth_beyond_the_limit_stops_training(tmp_path: Path) -> None:
+    job = write_job(tmp_path, samples(40), settings=SETTINGS)
+    with pytest.raises(MemoryLimitError) as caught:
+        OnnxTrainer().train(replace(job, memory_limit_bytes=0, output_path=tmp_path / "other"), never)
+    assert caught.value.needed_bytes > caught.value.limit_bytes == 0
+    assert not (tmp_path / "other").exists()
+
+
+def test_values_that_are_not_finite_are_no_update(tmp_path: Path) -> None:
+    job = write_job(tmp_path, samples(40), settings=replace(SETTINGS, learning_rate=3e38))
+    with pytest.raises(TrainingError, match="lower the learning rate"):
+        OnnxTrainer().train(job, never)
+    assert not job.output_path.exists()
+
+
+def _without_state(job: TrainJob) -> None:
+    plain = program()
+    outputs = tuple(value for value in plain.manifest.outputs if value.name != "bias_momentum_new")
+    changed = Program(manifest=replace(plain.manifest, outputs=outputs), body=plain.body)
+    job.program_path.write_bytes(encode_program(changed))
+
+
+def _with_target(job: TrainJob) -> None:
+    plain = program()
+    changed = Program(manifest=replace(plain.manifest, target="executorch"), body=plain.body)
+    job.program_path.write_bytes(encode_program(changed))
+
+
+def _with_body(job: TrainJob) -> None:
+    job.program_path.write_bytes(encode_program(Program(manifest=program().manifest, body=b"no model")))
+
+
+def _with_weights(**changed: npt.NDArray[np.generic]) -> Callable[[TrainJob], None]:
+    def write(job: TrainJob) -> None:
+        names = {name.replace("_", "."): array for name, array in changed.items()}
+        job.weights_path.write_bytes(encode_arrays({**weights(), **names}))
+
+    return write
+
+
+def _with_samples(*shape: int) -> Callable[[TrainJob], None]:
+    def write(job: TrainJob) -> None:
+        write_npz(Path(job.data), Dataset(inputs=np.zeros((4, *shape), np.float32), labels=np.zeros(4, np.int64)))
+
+    return write
+
+
+@pytest.mark.parametrize(
+    ("spoil", "error", "text"),
+    [
+        (_without_state, ProtocolError, "must give back every parameter"),
+        (_with_target, ProtocolError, "must be 'onnx'"),
+        (_with_body, TrainingError, "ONNX Runtime refused"),
+        (_with_weights(head_extra=np.zeros(1, np.float32)), ProtocolError, "first 'head.extra'"),
+        (_with_weights(head_bias=np.zeros(CLASSES + 1, np.float32)), ProtocolError, "of shape"),
+        (_with_weights(head_bias=np.zeros(CLASSES, np.float64)), ProtocolError, "float64"),
+        (_with_samples(3, 2), DataError, "but the program takes"),
+        (lambda job: job.weights_path.write_bytes(b"x" * 30), ProtocolError, "header"),
+        (lambda job: job.weights_path.unlink(), FileError, "cannot be read"),
+        (lambda job: job.program_path.unlink(), FileError, "cannot be read"),
+        (lambda job: Path(job.data).unlink(), FileError, "cannot be opened"),
+        (lambda job: job.output_path.mkdir(), FileError, "cannot be written"),
+    ],
+)
+def test_what_does_not_fit_is_one_sentence(
+    tmp_path: Path, spoil: Callable[[TrainJob], None], error: type[SubfleetError], text: str
+) -> None:
+    job = write_job(tmp_path, samples(9), settings=SETTINGS)
+    spoil(job)
+    with pytest.raises(error, match=text) as caught:
+        OnnxTrainer().train(job, never)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_task_of_another_batch_size_is_refused(tmp_path: Path) -> None:
+    job = write_job(tmp_path, samples(9), settings=replace(SETTINGS, batch_size=BATCH + 1))
+    with pytest.raises(ProtocolError, match="batch size is 9, but its program takes 8"):
+        OnnxTrainer().train(job, never)
+
+
+def test_describe_tells_counts_and_shapes(tmp_path: Path) -> None:
+    dataset = Dataset(inputs=np.zeros((3, *SHAPE), np.float32), labels=np.array([2, 0, 2], np.int64))
+    write_npz(tmp_path / "data.npz", dataset)
+    summary = OnnxTrainer().describe(str(tmp_path / "data.npz"))
+    assert (summary.sample_count, summary.input_shape, summary.class_counts) == (3, SHAPE, (1, 0, 2))
+
+
+def write_model(path: Path, batch: int | str, *, external: str = "") -> npt.NDArray[np.float32]:
+    weight = np.asarray(weights()["head.weight"], np.float32)
+    tensor = helper.make_tensor("weight", TensorProto.FLOAT, weight.shape, weight.tobytes(), raw=True)
+    if external:
+        tensor.ClearField("raw_data")
+        tensor.data_location = TensorProto.EXTERNAL
+        for key, value in (("location", external), ("offset", "0"), ("length", str(weight.nbytes))):
+            entry = tensor.external_data.add()
+            entry.key, entry.value = key, value
+    graph = helper.make_graph(
+        [
+            helper.make_node("Flatten", ["samples"], ["flat"]),
+            helper.make_node("MatMul", ["flat", "weight"], ["logits"]),
+        ],
+        "linear",
+        [helper.make_tensor_value_info("samples", TensorProto.FLOAT, [batch, *SHAPE])],
+        [helper.make_tensor_value_info("logits", TensorProto.FLOAT, [batch, CLASSES])],
+        [tensor],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
+    path.write_bytes(model.SerializeToString())
+    return weight
+
+
+@pytest.mark.parametrize("batch", ["batch", 1, 7])
+@pytest.mark.parametrize("count", [1, 7, 65])
+def test_predictions_equal_a_reference(tmp_path: Path, batch: int | str, count: int) -> None:
+    dataset = samples(count)
+    write_npz(tmp_path / "data.npz", dataset)
+    weight = write_model(tmp_path / "model.onnx", batch)
+    prediction = OnnxTrainer().predict(tmp_path / "model.onnx", str(tmp_path / "data.npz"))
+    expected = (dataset.inputs.reshape(count, FEATURES) @ weight).argmax(1)
+    assert prediction.labels == tuple(expected)
+    assert prediction.accuracy == pytest.approx(np.mean(expected == dataset.labels))
+
+
+def test_a_model_cannot_take_its_weights_from_another_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_npz(tmp_path / "data.npz", samples(4))
+    (tmp_path / "secret").write_bytes(np.asarray(weights()["head.weight"]).tobytes())
+    write_model(tmp_path / "model.onnx", 4, external="secret")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(TrainingError, match="refused"):
+        OnnxTrainer().predict(tmp_path / "model.onnx", str(tmp_path / "data.npz"))
+
+
+@pytest.mark.parametrize(
+    ("spoil", "error"),
+    [
+        (lambda folder: (folder / "model.onnx").unlink(), FileError),
+        (lambda folder: (folder / "model.onnx").write_bytes(b"no model"), TrainingError),
+        (lambda folder: _with_samples_at(folder, 5), DataError),
+    ],
+)
+def test_a_prediction_that_cannot_be_made_says_why(
+    tmp_path: Path, spoil: Callable[[Path], None], error: type[SubfleetError]
+) -> None:
+    write_npz(tmp_path / "data.npz", samples(4))
+    write_model(tmp_path / "model.onnx", 4)
+    spoil(tmp_path)
+    with pytest.raises(error):
+        OnnxTrainer().predict(tmp_path / "model.onnx", str(tmp_path / "data.npz"))
+
+
+def _with_samples_at(folder: Path, *shape: int) -> None:
+    write_npz(folder / "data.npz", Dataset(inputs=np.zeros((4, *shape), np.float32), labels=np.zeros(4, np.int64)))
+
+
+WITHOUT_TORCH = """
+import sys
+from pathlib import Path
+for name in ("torch", "executorch", "onnx", "safetensors"):
+    sys.modules[name] = None
+from subfleet.protocol.programs import TrainingSettings, TrainJob
+from subfleet.trainers.onnx import OnnxTrainer
+folder = Path(sys.argv[1])
+job = TrainJob(
+    program_path=folder / "program", weights_path=folder / "weights", output_path=folder / "blocked",
+    data=str(folder / "data.npz"), settings=TrainingSettings(epochs=3, batch_size=8, learning_rate=0.1, seed=5),
+    round=3, client_id="device-1", memory_limit_bytes=2**30,
+)
+assert OnnxTrainer().train(job, lambda: False).step_count == 9
+"""
+
+
+@pytest.mark.slow
+def test_a_process_without_torch_trains_the_same_bits(tmp_path: Path) -> None:
+    job = write_job(tmp_path, samples(20), settings=SETTINGS)
+    OnnxTrainer().train(job, never)
+    subprocess.run([sys.executable, "-c", WITHOUT_TORCH, str(tmp_path)], check=True, timeout=60)
+    assert (tmp_path / "blocked").read_bytes() == job.output_path.read_bytes()
