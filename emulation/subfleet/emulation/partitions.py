@@ -1,5 +1,7 @@
 """Who gets which samples: partitions of a data set over clients, by flwr-datasets."""
 
+import warnings
+
 import numpy as np
 import numpy.typing as npt
 
@@ -55,7 +57,10 @@ def dirichlet_partition(
     )
     partitioner.dataset = Dataset.from_dict({"label": labels.tolist(), "index": list(range(len(labels)))})
     try:
-        parts = [partitioner.load_partition(client)["index"] for client in range(clients)]
+        with warnings.catch_warnings():
+            # It warns whenever it draws again; drawing again is what min_samples asks for.
+            warnings.simplefilter("ignore", UserWarning)
+            parts = [partitioner.load_partition(client)["index"] for client in range(clients)]
     except ValueError as error:
         raise ConfigError(
             f"{len(labels)} samples cannot be split over {clients} clients with {min_samples} or more each: "

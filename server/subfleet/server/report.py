@@ -1,0 +1,122 @@
+"""The report of a run: one HTML page that needs no network and no script."""
+
+from collections.abc import Sequence
+from html import escape
+from typing import Any
+
+from subfleet.server import plots
+from subfleet.server.records import ClientRow, RoundRecord, RunResult
+
+__all__ = ["CLIENT_COLUMNS", "client_cells", "report_html"]
+
+CLIENT_COLUMNS = (
+    "device",
+    "runtime",
+    "free MB",
+    "budget MB",
+    "subnet",
+    "planned MB",
+    "measured MB",
+    "kB down",
+    "kB up",
+    "seconds",
+    "loss",
+    "state",
+)
+
+_STYLE = """
+body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 72rem; padding: 0 1rem; color: #1b1b1b }
+h1 { font-size: 1.6rem } h2 { font-size: 1.15rem; margin-top: 2rem }
+table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; font-size: .9rem }
+th, td { padding: .25rem .6rem; text-align: right; border-bottom: 1px solid #ddd; white-space: nowrap }
+th:first-child, td:first-child { text-align: left }
+.plots { display: grid; grid-template-columns: repeat(auto-fit, minmax(26rem, 1fr)); gap: 1rem }
+figure { margin: 0 } figure svg { width: 100%; height: auto } figcaption { color: #555; font-size: .9rem }
+.scroll { overflow-x: auto }
+"""
+
+
+def client_cells(row: ClientRow) -> tuple[str, ...]:
+    """One client's row as text, in the order of CLIENT_COLUMNS. Megabytes are 10^6 bytes."""
+    trained = row.status == "folded"
+    return (
+        f"{row.client_id} ({row.device})",
+        row.runtime or "-",
+        _mega(row.memory_free_bytes),
+        _mega(row.budget_bytes),
+        row.spec or "-",
+        _mega(row.planned_peak_bytes),
+        _mega(row.measured_peak_bytes) if trained else "-",
+        f"{row.bytes_down / 1000:.1f}",
+        f"{row.bytes_up / 1000:.1f}",
+        f"{row.seconds:.2f}" if trained else "-",
+        f"{row.loss:.3f}" if trained else "-",
+        row.status,
+    )
+
+
+def report_html(name: str, result: RunResult, record: dict[str, Any]) -> str:
+    """The whole page.
+
+    Args:
+        name: of the run.
+        result: how it ended.
+        record: what summary.json holds; its `models` are shown where there are some.
+    """
+    rounds = result.rounds
+    reached = (
+        f"<p>Test accuracy of the full model <b>{result.accuracy:.4f}</b> after {len(rounds)} rounds "
+        f"(run <code>{escape(result.run_id)}</code>).</p>"
+    )
+    parts = [
+        f"<h1>Subfleet run “{escape(name)}”</h1>",
+        reached,
+        _plots(rounds),
+        _models(record.get("models", [])),
+        *(_round(one) for one in rounds),
+    ]
+    head = f'<meta charset="utf-8"><title>Subfleet: {escape(name)}</title><style>{_STYLE}</style>'
+    return f'<!doctype html><html lang="en"><head>{head}</head><body>{"".join(parts)}</body></html>\n'
+
+
+def _plots(rounds: Sequence[RoundRecord]) -> str:
+    figures = (
+        (plots.accuracy_plot(rounds), "Accuracy of the full model on the held-out samples."),
+        (plots.budget_plot(rounds), "Subnet size against the memory budget that the device had at that moment."),
+        (plots.memory_plot(rounds), "Planned against measured peak memory of training."),
+        (plots.bytes_plot(rounds), "Bytes moved per round. The first round also carries the programs."),
+    )
+    cells = "".join(f"<figure>{svg}<figcaption>{escape(text)}</figcaption></figure>" for svg, text in figures)
+    return f'<div class="plots">{cells}</div>'
+
+
+def _models(models: Sequence[dict[str, Any]]) -> str:
+    if not models:
+        return ""
+    columns = ("client_id", "file", "spec", "bytes", "max_abs_diff", "accuracy")
+    titles = ("device", "model", "subnet", "bytes", "difference from PyTorch", "accuracy of its own")
+    rows = [tuple(_cell(model.get(column)) for column in columns) for model in models]
+    return f"<h2>Each device's own model</h2>{_table(titles, rows)}"
+
+
+def _round(record: RoundRecord) -> str:
+    title = f"Round {record.round}: accuracy {record.accuracy:.4f}, {record.seconds:.1f} s"
+    if record.log_time_s is not None:
+        title += f", logs read at {record.log_time_s:g} s"
+    return f"<h2>{escape(title)}</h2>{_table(CLIENT_COLUMNS, [client_cells(row) for row in record.clients])}"
+
+
+def _table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    head = "".join(f"<th>{escape(title)}</th>" for title in titles)
+    body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
+    return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+
+
+def _cell(value: object) -> str:
+    if isinstance(value, float):
+        return f"{value:.2e}" if 0 < abs(value) < 1e-3 else f"{value:.4f}"
+    return "-" if value is None else str(value)
+
+
+def _mega(size_bytes: int | None) -> str:
+    return "-" if size_bytes is None else f"{size_bytes / 1e6:.1f}"

@@ -1,0 +1,82 @@
+"""The folder that a run leaves behind: summary.json, rounds.csv, clients.csv, report.html and the files named there."""
+
+import csv
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+from subfleet.protocol.errors import FileError
+from subfleet.server.records import ClientRow, RoundRecord, RunResult
+from subfleet.server.report import report_html
+
+__all__ = ["round_row", "summary", "write_results"]
+
+
+def write_results(folder: Path, *, name: str, result: RunResult, extra: dict[str, Any] | None = None) -> Path:
+    """Write summary.json, rounds.csv, clients.csv and report.html into a folder; returns the report's path.
+
+    Args:
+        folder: made if missing.
+        name: of the run, for people.
+        result: how the run ended.
+        extra: further fields of summary.json.
+
+    Raises:
+        FileError: the folder cannot be written.
+    """
+    rounds = result.rounds
+    record = {**summary(name, result), **(extra or {})}
+    report = folder / "report.html"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "summary.json").write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+        _write_csv(folder / "rounds.csv", [round_row(record) for record in rounds])
+        _write_csv(folder / "clients.csv", [client_row(record, row) for record in rounds for row in record.clients])
+        report.write_text(report_html(name, result, record), encoding="utf-8")
+    except OSError as error:
+        raise FileError(
+            f"the results cannot be written to {folder}: {error.strerror}; choose another folder"
+        ) from error
+    return report
+
+
+def summary(name: str, result: RunResult) -> dict[str, Any]:
+    """The run as plain data: its accuracy, its rounds with a row per client, and what was deployed."""
+    return {
+        "name": name,
+        "run_id": result.run_id,
+        "accuracy": result.accuracy,
+        "rounds": [
+            {**round_row(record), "clients": [dataclasses.asdict(row) for row in record.clients]}
+            for record in result.rounds
+        ],
+    }
+
+
+def round_row(record: RoundRecord) -> dict[str, Any]:
+    """One round without its clients, as a flat row."""
+    folded = [row for row in record.clients if row.status == "folded"]
+    return {
+        "round": record.round,
+        "accuracy": record.accuracy,
+        "loss": record.loss,
+        "seconds": record.seconds,
+        "log_time_s": record.log_time_s,
+        "folded": len(folded),
+        "subnets": len({row.spec_id for row in folded}),
+        "bytes_down": sum(row.bytes_down for row in record.clients),
+        "bytes_up": sum(row.bytes_up for row in record.clients),
+    }
+
+
+def client_row(record: RoundRecord, row: ClientRow) -> dict[str, Any]:
+    """One client in one round, as a flat row."""
+    return {"round": record.round, **dataclasses.asdict(row)}
+
+
+def _write_csv(path: Path, rows: list[dict[str, Any]]) -> None:
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, fieldnames=list(rows[0]) if rows else [])
+        writer.writeheader()
+        writer.writerows(rows)

@@ -1,0 +1,74 @@
+"""Whatever goes wrong, a user sees one sentence and a numbered exit code."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from subfleet.cli.failures import exit_code_of
+from subfleet.protocol.errors import ConfigError, MemoryLimitError
+from subfleet.protocol.exit_codes import ExitCode
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def run_cli(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "subfleet.cli.main", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, cwd=folder, timeout=120, check=False)
+
+
+def test_errors_carry_their_exit_codes() -> None:
+    assert exit_code_of(ConfigError("wrong")) == (ExitCode.CONFIG, "wrong")
+    assert exit_code_of(MemoryLimitError(needed_bytes=2, limit_bytes=1))[0] == ExitCode.TRAINING
+    code, sentence = exit_code_of(ModuleNotFoundError("No module named 'flwr_datasets'", name="flwr_datasets"))
+    assert code == ExitCode.MISSING_EXTRA
+    assert "pip install 'subfleet[emulation]'" in sentence
+    assert exit_code_of(ZeroDivisionError("x"))[0] == ExitCode.INTERNAL
+
+
+def test_every_exit_code_is_documented() -> None:
+    page = (ROOT / "docs/reference/exit-codes.md").read_text(encoding="utf-8")
+    documented = {int(code): name for code, name in re.findall(r"^\| (\d+) \| ([A-Z_]+) \|", page, re.MULTILINE)}
+    assert documented == {int(code): code.name for code in ExitCode}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (("run", "nothing"), ExitCode.CONFIG, "quickstart"),
+        (("run", "quickstart", "--rounds", "0"), ExitCode.USAGE, "--rounds"),
+        (("run", "quickstart", "--no-such-option"), ExitCode.USAGE, "--no-such-option"),
+        (("serve", "--config", "missing.toml"), ExitCode.FILE, "missing.toml"),
+        (("run", "quickstart", "--broker", "mqtt://127.0.0.1:1"), ExitCode.TRANSPORT, "127.0.0.1:1"),
+    ],
+)
+def test_a_wrong_command_gives_one_sentence(
+    arguments: tuple[str, ...], code: ExitCode, words: str, tmp_path: Path
+) -> None:
+    done = run_cli(*arguments, folder=tmp_path)
+    assert done.returncode == code, done.stderr
+    assert words in done.stderr
+    assert "Traceback" not in done.stderr + done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", ["run", "serve", "experiments"])
+def test_help_shows_an_example(command: str, tmp_path: Path) -> None:
+    done = run_cli(command, "--help", folder=tmp_path)
+    assert done.returncode == 0
+    assert f"Example: subfleet {command}" in done.stdout
+
+
+def test_a_finished_run_is_not_written_over(tmp_path: Path) -> None:
+    from subfleet.cli.experiment import run_folder
+
+    first = run_folder(tmp_path, "quickstart", None)
+    assert first.name == "quickstart"
+    assert run_folder(tmp_path, "quickstart", "quickstart") == first, "an unfinished run is taken up by its name"
+    (first / "summary.json").write_text("{}", encoding="utf-8")
+    with pytest.raises(ConfigError, match="over already"):
+        run_folder(tmp_path, "quickstart", "quickstart")
+    assert run_folder(tmp_path, "quickstart", None).name == "quickstart-2"

@@ -1,0 +1,91 @@
+"""The folder of a run holds what the run reported, and its report is a complete page."""
+
+import csv
+import dataclasses
+import json
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from subfleet.protocol.errors import FileError
+from subfleet.server.records import ClientRow, RoundRecord, RunResult
+from subfleet.server.report import CLIENT_COLUMNS, client_cells
+from subfleet.server.results import write_results
+
+pytestmark = pytest.mark.slow  # drawing takes more than a second
+
+FOLDED = ClientRow(
+    client_id="pi-4",
+    device="raspberry_pi_4",
+    runtime="onnx",
+    spec="w1/2 d2-1",
+    spec_id="0123456789abcdef",
+    parameters=12_345,
+    memory_free_bytes=900_000_000,
+    budget_bytes=18_000_000,
+    planned_peak_bytes=15_000_000,
+    measured_peak_bytes=14_000_000,
+    bytes_down=60_000,
+    bytes_up=50_000,
+    seconds=1.5,
+    loss=0.75,
+    sample_count=300,
+    status="folded",
+)
+SKIPPED = dataclasses.replace(
+    FOLDED, client_id="<tiny>", spec="", spec_id="", status="skipped: no subnet fits", measured_peak_bytes=0
+)
+ROUND = RoundRecord(round=1, accuracy=0.5, loss=1.5, seconds=2.0, log_time_s=0.0, clients=(FOLDED, SKIPPED))
+RESULT = RunResult(
+    run_id="abc",
+    finished=True,
+    accuracy=0.5,
+    rounds=(ROUND, dataclasses.replace(ROUND, round=2)),
+    deployed=(),
+    model_path=None,
+)
+
+
+def test_summary_and_tables_hold_every_round_and_client(tmp_path: Path) -> None:
+    write_results(tmp_path, name="test", result=RESULT, extra={"models": []})
+    summary = json.loads((tmp_path / "summary.json").read_text(encoding="utf-8"))
+    assert summary["accuracy"] == 0.5
+    assert [record["round"] for record in summary["rounds"]] == [1, 2]
+    assert summary["rounds"][0]["clients"] == [dataclasses.asdict(FOLDED), dataclasses.asdict(SKIPPED)]
+    assert summary["rounds"][0]["folded"] == 1
+    with (tmp_path / "clients.csv").open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [(row["round"], row["client_id"]) for row in rows] == [
+        ("1", "pi-4"),
+        ("1", "<tiny>"),
+        ("2", "pi-4"),
+        ("2", "<tiny>"),
+    ]
+    assert rows[0]["measured_peak_bytes"] == "14000000"
+
+
+def test_the_report_needs_nothing_else_and_escapes_what_it_shows(tmp_path: Path) -> None:
+    report = write_results(tmp_path, name="a<b", result=RESULT).read_text(encoding="utf-8")
+    assert report.count("<svg") == 4
+    assert "a&lt;b" in report
+    assert "&lt;tiny&gt;" in report
+    assert "<script" not in report
+    assert 'src="http' not in report
+    for svg in report.split("<svg")[1:]:
+        # Our own plots: well-formed, so that a browser shows them.
+        ElementTree.fromstring("<svg" + svg.partition("</svg>")[0] + "</svg>")  # noqa: S314
+
+
+def test_a_row_shows_free_and_budget_and_no_figures_where_there_are_none() -> None:
+    shown = dict(zip(CLIENT_COLUMNS, client_cells(FOLDED), strict=True))
+    assert (shown["free MB"], shown["budget MB"], shown["planned MB"]) == ("900.0", "18.0", "15.0")
+    shown = dict(zip(CLIENT_COLUMNS, client_cells(SKIPPED), strict=True))
+    assert (shown["measured MB"], shown["loss"], shown["state"]) == ("-", "-", "skipped: no subnet fits")
+
+
+def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    taken = tmp_path / "taken"
+    taken.write_text("", encoding="utf-8")
+    with pytest.raises(FileError, match="taken"):
+        write_results(taken, name="test", result=RESULT)
