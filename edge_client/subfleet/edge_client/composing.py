@@ -1,0 +1,89 @@
+"""Writes the agent's messages. Their ids follow from what they say: said twice, it is known as said once."""
+
+from typing import Literal
+
+from subfleet.edge_client.states import AgentSettings, Job, Measured, Placed, Reason, Trained
+from subfleet.protocol.messages import Deployed, Presence, Receipt, Refusal, Task, Telemetry, Update
+
+__all__ = ["deployed", "presence", "receipt", "refusal", "telemetry", "update"]
+
+MAX_DETAIL_CHARACTERS = 500
+
+
+def presence(settings: AgentSettings, now_s: float, *, online: bool = True) -> Presence:
+    """A heartbeat, or with `online` False the farewell."""
+    return Presence(
+        client_id=settings.client_id,
+        session_id=settings.session_id,
+        online=online,
+        message_id=f"presence.{settings.session_id}.{now_s:.3f}.{int(online)}",
+    )
+
+
+def receipt(
+    settings: AgentSettings, task: Task, status: Literal["accepted", "duplicate", "refused"], reason: str = ""
+) -> Receipt:
+    """Tells the server that a task came."""
+    message_id = f"receipt.{settings.session_id}.{task.message_id}"
+    return Receipt(of=task.message_id, status=status, reason=reason, message_id=message_id)
+
+
+def telemetry(settings: AgentSettings, event: Measured, now_s: float) -> Telemetry:
+    """What was measured; one id per round, and one per moment outside rounds."""
+    measure = event.measure
+    moment = f"{now_s:.3f}" if measure.run_id is None else f"{measure.run_id}.{measure.round}"
+    return Telemetry(
+        client_id=settings.client_id,
+        session_id=settings.session_id,
+        run_id=measure.run_id,
+        round=measure.round,
+        log_time_s=event.log_time_s,
+        reading=event.reading,
+        memory_budget_bytes=event.memory_budget_bytes,
+        message_id=f"telemetry.{settings.session_id}.{moment}",
+    )
+
+
+def update(settings: AgentSettings, job: Job, event: Trained, now_s: float) -> Update:
+    """The answer to a training that went well."""
+    task, result = job.task, event.result
+    return Update(
+        task_id=task.task_id,
+        run_id=task.run_id,
+        round=task.round,
+        client_id=settings.client_id,
+        blob=event.blob,
+        sample_count=result.sample_count,
+        step_count=result.step_count,
+        loss=result.loss,
+        accuracy=result.accuracy,
+        measured_peak_bytes=result.measured_peak_bytes,
+        train_seconds=result.train_seconds,
+        seconds=now_s - job.arrived_at_s,
+        message_id=f"update.{task.task_id}",
+    )
+
+
+def deployed(settings: AgentSettings, job: Job, event: Placed) -> Deployed:
+    """The answer to a deploy task whose models are in place."""
+    return Deployed(
+        task_id=job.task.task_id,
+        run_id=job.task.run_id,
+        client_id=settings.client_id,
+        files=event.files,
+        message_id=f"deployed.{job.task.task_id}",
+    )
+
+
+def refusal(settings: AgentSettings, job: Job, reason: Reason, detail: str, available_bytes: int | None) -> Refusal:
+    """The answer to a task that is not done, and why."""
+    return Refusal(
+        task_id=job.task.task_id,
+        run_id=job.task.run_id,
+        round=job.task.round,
+        client_id=settings.client_id,
+        reason=reason,
+        detail=detail[:MAX_DETAIL_CHARACTERS],
+        available_bytes=available_bytes,
+        message_id=f"refusal.{job.task.task_id}",
+    )

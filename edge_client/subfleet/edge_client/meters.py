@@ -1,0 +1,96 @@
+"""What the session reads a device's resources from: the device itself, or a replayed log."""
+
+from collections.abc import Callable
+from typing import Literal, Protocol
+
+from subfleet.device_profiles.replay import ReplayedLog
+from subfleet.protocol.readings import Reading
+
+__all__ = ["Direction", "Meter", "ReplayMeter", "TransferRate"]
+
+Direction = Literal["down", "up"]
+
+LEAST_LINK_BPS = 16_000.0
+"""A replayed link is never slower: a log's second without any signal would otherwise last for a whole round."""
+
+
+class Meter(Protocol):
+    """Reads what the device has to give."""
+
+    def read(self, log_time_s: float | None) -> tuple[float | None, Reading]:
+        """A reading, and the time in the replayed log at which it was taken; None for a live one."""
+        ...
+
+    def note_transfer(self, direction: Direction, size_bytes: int, now_s: float) -> None:
+        """Some bytes of a blob have passed."""
+        ...
+
+
+class ReplayMeter:
+    """Reads a log at the time that the server announces; without one, at the last such time, at first 0.
+
+    Args:
+        log: what to replay.
+        set_rates: told the link's rates, down and up in bits per second, with every reading.
+    """
+
+    def __init__(self, log: ReplayedLog, set_rates: Callable[[float | None, float | None], None]) -> None:
+        self._log = log
+        self._set_rates = set_rates
+        self._log_time_s = 0.0
+
+    def read(self, log_time_s: float | None) -> tuple[float | None, Reading]:
+        """See `Meter.read`."""
+        if log_time_s is not None:
+            self._log_time_s = max(log_time_s, 0.0)
+        reading = self._log.read(self._log_time_s)
+        self._set_rates(_paced(reading.downlink_bps), _paced(reading.uplink_bps))
+        return self._log_time_s, reading
+
+    def note_transfer(self, direction: Direction, size_bytes: int, now_s: float) -> None:
+        """A replayed link's rate is the log's; what passes tells nothing new."""
+
+
+def _paced(rate_bps: float | None) -> float | None:
+    return None if rate_bps is None else max(rate_bps, LEAST_LINK_BPS)
+
+
+class TransferRate:
+    """Estimates a link's rate from the sizes and times of what passed; None until it is known.
+
+    Transfers come in bursts. Within one, the bytes after the first arrival, over the time since it, are the rate;
+    bursts are averaged, the newer ones counting more.
+    """
+
+    GAP_S = 1.0  # a pause this long ends a burst: nobody asked for anything
+    LEAST_S = 0.02  # a shorter burst says more about the clock than about the link
+    WEIGHT = 0.3  # of the newest burst
+
+    def __init__(self) -> None:
+        self._mean_bps: float | None = None
+        self._first_s = 0.0
+        self._last_s: float | None = None
+        self._bytes = 0
+
+    @property
+    def bps(self) -> float | None:
+        """Bits per second."""
+        burst_bps = self._burst_bps()
+        if burst_bps is None or self._mean_bps is None:
+            return self._mean_bps if burst_bps is None else burst_bps
+        return self._mean_bps + self.WEIGHT * (burst_bps - self._mean_bps)
+
+    def note(self, size_bytes: int, now_s: float) -> None:
+        """Some bytes have passed."""
+        if self._last_s is None or now_s - self._last_s > self.GAP_S:
+            self._mean_bps = self.bps
+            self._first_s = now_s
+            self._bytes = 0
+        else:
+            self._bytes += size_bytes
+        self._last_s = now_s
+
+    def _burst_bps(self) -> float | None:
+        if self._last_s is None or self._last_s - self._first_s < self.LEAST_S:
+            return None
+        return 8 * self._bytes / (self._last_s - self._first_s)

@@ -1,0 +1,186 @@
+"""Live readings: what this process may really use, on the device where it runs."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType, ModuleType
+
+from subfleet.edge_client.meters import Direction, TransferRate
+from subfleet.protocol.errors import MissingExtraError
+from subfleet.protocol.readings import Reading
+
+__all__ = ["ControlGroups", "LiveMeter", "MemoryHeadroom", "load_psutil"]
+
+_UNLIMITED_BYTES = 2**60
+"""Kernels write a number near 2**63 where there is no limit."""
+_NETWORKS: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {"ethernet": ("eth", "en"), "wifi": ("wl",), "cellular": ("ww", "rmnet", "ppp")}
+)
+
+
+def load_psutil() -> ModuleType:
+    """The psutil package.
+
+    Raises:
+        MissingExtraError: it is not installed.
+    """
+    try:
+        import psutil
+    except ImportError as error:
+        raise MissingExtraError("psutil", "edge") from error
+    module: ModuleType = psutil
+    return module
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryHeadroom:
+    """What the tightest control group of this process allows.
+
+    Attributes:
+        limit_bytes: of that group.
+        free_bytes: what the group may still take; page cache that the kernel would give up counts as free.
+    """
+
+    limit_bytes: int
+    free_bytes: int
+
+
+class ControlGroups:
+    """Reads memory limits of control groups, versions 1 and 2, of this process and of every group above it.
+
+    Args:
+        root: where control groups are mounted.
+        membership: the file that names this process's groups.
+    """
+
+    def __init__(self, root: Path = Path("/sys/fs/cgroup"), membership: Path = Path("/proc/self/cgroup")) -> None:
+        self._root = root
+        self._membership = membership
+
+    def headroom(self) -> MemoryHeadroom | None:
+        """The tightest limit; None where there is none."""
+        found = [room for folder, version in self._folders() if (room := _headroom(folder, version)) is not None]
+        return min(found, key=lambda room: room.free_bytes, default=None)
+
+    def _folders(self) -> list[tuple[Path, int]]:
+        try:
+            lines = self._membership.read_text(encoding="utf-8").splitlines()
+        except OSError:
+            return []
+        folders: list[tuple[Path, int]] = []
+        for line in lines:
+            _, _, entry = line.partition(":")
+            controllers, _, inner = entry.partition(":")
+            if "memory" in controllers.split(","):
+                folders += [(folder, 1) for folder in _upwards(self._root / "memory", inner)]
+            elif controllers == "":
+                folders += [(folder, 2) for folder in _upwards(self._root, inner)]
+                folders += [(folder, 2) for folder in _upwards(self._root / "unified", inner)]
+        return folders
+
+
+def _upwards(root: Path, inner: str) -> list[Path]:
+    # Inside a container the path may be the host's, which is not mounted: then only the root is there to be read.
+    parts = [part for part in inner.split("/") if part not in ("", ".", "..")]
+    return [root.joinpath(*parts[:count]) for count in range(len(parts), -1, -1)]
+
+
+def _headroom(folder: Path, version: int) -> MemoryHeadroom | None:
+    limit_name, usage_name, cache_name = (
+        ("memory.max", "memory.current", "inactive_file")
+        if version == 2
+        else ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+    )
+    limit_bytes, usage_bytes = _read_number(folder / limit_name), _read_number(folder / usage_name)
+    if limit_bytes is None or usage_bytes is None or limit_bytes >= _UNLIMITED_BYTES:
+        return None
+    used_bytes = max(usage_bytes - _read_stat(folder / "memory.stat", cache_name), 0)
+    return MemoryHeadroom(limit_bytes=limit_bytes, free_bytes=max(limit_bytes - used_bytes, 0))
+
+
+def _read_number(path: Path) -> int | None:
+    try:
+        return int(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):  # no such file, or the word "max"
+        return None
+
+
+def _read_stat(path: Path, name: str) -> int:
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return 0
+    values = dict(line.split(" ", 1) for line in lines if " " in line)
+    number = values.get(name, "0").strip()
+    return int(number) if number.isdigit() else 0
+
+
+class LiveMeter:
+    """Reads this device.
+
+    Args:
+        groups: the control groups that limit this process.
+        available_bytes: memory that a new process could take without swapping; psutil's figure where it is None.
+
+    Raises:
+        MissingExtraError: psutil is not installed.
+    """
+
+    def __init__(self, groups: ControlGroups | None = None, available_bytes: Callable[[], int] | None = None) -> None:
+        self._psutil = load_psutil()
+        self._groups = groups or ControlGroups()
+        self._available_bytes = available_bytes or self._system_available_bytes
+        self._rates: dict[Direction, TransferRate] = {"down": TransferRate(), "up": TransferRate()}
+        self._psutil.cpu_percent(interval=None)  # the load is measured from here to the next call
+
+    def read(self, log_time_s: float | None) -> tuple[float | None, Reading]:
+        """See `Meter.read`; the log's time means nothing to a live device."""
+        del log_time_s
+        headroom = self._groups.headroom()
+        free_bytes = self._available_bytes()
+        battery_fraction, charging = self._battery()
+        return None, Reading(
+            memory_free_bytes=free_bytes if headroom is None else min(free_bytes, headroom.free_bytes),
+            memory_limit_bytes=None if headroom is None else headroom.limit_bytes,
+            downlink_bps=self._rates["down"].bps,
+            uplink_bps=self._rates["up"].bps,
+            cpu_load=min(max(self._psutil.cpu_percent(interval=None) / 100, 0.0), 1.0),
+            temperature_c=self._temperature_c(),
+            battery_fraction=battery_fraction,
+            charging=charging,
+            network=self._network(),
+        )
+
+    def note_transfer(self, direction: Direction, size_bytes: int, now_s: float) -> None:
+        """See `Meter.note_transfer`."""
+        self._rates[direction].note(size_bytes, now_s)
+
+    def memory_total_bytes(self) -> int:
+        """Memory of the device."""
+        return int(self._psutil.virtual_memory().total)
+
+    def cores(self) -> int:
+        """Cores of the device, 1 where they cannot be counted."""
+        return self._psutil.cpu_count() or 1
+
+    def _system_available_bytes(self) -> int:
+        return int(self._psutil.virtual_memory().available)
+
+    def _temperature_c(self) -> float | None:
+        read = getattr(self._psutil, "sensors_temperatures", None)  # not there on macOS and Windows
+        sensors = read() if read is not None else {}
+        return max((float(entry.current) for entries in sensors.values() for entry in entries), default=None)
+
+    def _battery(self) -> tuple[float | None, bool | None]:
+        read = getattr(self._psutil, "sensors_battery", None)
+        battery = read() if read is not None else None
+        if battery is None:
+            return None, None
+        return min(max(battery.percent / 100, 0.0), 1.0), battery.power_plugged
+
+    def _network(self) -> str | None:
+        up = [name for name, state in self._psutil.net_if_stats().items() if state.isup]
+        for kind, prefixes in _NETWORKS.items():
+            if any(name.startswith(prefixes) for name in up):
+                return kind
+        return None

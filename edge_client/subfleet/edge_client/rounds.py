@@ -1,0 +1,43 @@
+"""What an announcement of the server means for what is known, in hand and on its way."""
+
+from subfleet.edge_client.states import AgentState, Answer
+from subfleet.protocol.messages import RoundInfo, Task, Telemetry, Update
+
+__all__ = ["is_open", "is_over", "is_past", "is_stale"]
+
+REORDER_S = 10.0
+"""How late a broker may deliver: an older announcement that comes even later is news, as the server was set back."""
+
+
+def is_stale(state: AgentState, info: RoundInfo, now_s: float) -> bool:
+    """Whether an announcement is older than what is known, or none of this device's business."""
+    known = state.round
+    if known is None or known.run_id != info.run_id:
+        # A broker may still hold the end of an older run; the end of a run without this device means nothing to it.
+        return info.phase == "finished"
+    # Within a round the phases may repeat: a server that was started anew measures again.
+    older = (info.round, info.phase == "finished") < (known.round, known.phase == "finished")
+    return older and state.round_at_s is not None and now_s - state.round_at_s < REORDER_S
+
+
+def is_over(message: Telemetry | Answer, info: RoundInfo) -> bool:
+    """Whether nobody waits for a pending message any more."""
+    if message.run_id != info.run_id:
+        return True
+    if isinstance(message, Telemetry):
+        return info.phase != "measure" or message.round != info.round
+    return info.phase == "finished" and isinstance(message, Update)
+
+
+def is_past(task: Task, info: RoundInfo) -> bool:
+    """Whether a training can no longer take part in anything; models are worth having at any time."""
+    if task.work == "deploy":
+        return False
+    return task.run_id != info.run_id or task.round < info.round or info.phase == "finished"
+
+
+def is_open(info: RoundInfo | None, task: Task) -> bool:
+    """Whether a task's time has come: its round says where a replayed log is read, so a training waits for it."""
+    if task.work == "deploy":
+        return True
+    return info is not None and (info.run_id, info.round) == (task.run_id, task.round) and info.phase != "finished"

@@ -1,0 +1,328 @@
+"""The agent's only loop: turns what happens into events, and does what the agent decides."""
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+from subfleet.device_profiles.profiles import memory_budget_bytes
+from subfleet.edge_client.agent import start, step
+from subfleet.edge_client.composing import presence
+from subfleet.edge_client.meters import Meter
+from subfleet.edge_client.states import (
+    Action,
+    AgentSettings,
+    BlobArrived,
+    BlobFailed,
+    CancelFetch,
+    Event,
+    Fetch,
+    Keep,
+    Leave,
+    LinkDown,
+    LinkUp,
+    Measure,
+    Measured,
+    Place,
+    Placed,
+    Prune,
+    Publish,
+    Received,
+    Save,
+    Settle,
+    StopTraining,
+    Tick,
+    Train,
+    Trained,
+    WorkFailed,
+)
+from subfleet.edge_client.store import AgentStore
+from subfleet.edge_client.worker import Finished, TrainingWorker
+from subfleet.protocol.blobs import decode_chunk
+from subfleet.protocol.errors import FileError, ProtocolError
+from subfleet.protocol.messages import (
+    BlobMissing,
+    ChunkRequest,
+    Message,
+    Refusal,
+    RoundInfo,
+    Task,
+    Update,
+    decode,
+    encode,
+)
+from subfleet.protocol.topics import CHUNK, Topics
+from subfleet.transport.base import Connected, Delivery, Disconnected, Transport, Will
+from subfleet.transport.exchange import BlobExchange, Fetched
+from subfleet.transport.outbox import Outbox, Outgoing
+
+__all__ = ["Device", "Session"]
+
+_LOG = logging.getLogger(__name__)
+
+SERVER = "server"
+_MAX_DELIVERIES_A_TURN = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Device:
+    """What a session works with on its device.
+
+    Attributes:
+        store: the agent's folder, held by the caller.
+        worker: trains.
+        meter: reads the device's resources.
+    """
+
+    store: AgentStore
+    worker: TrainingWorker
+    meter: Meter
+
+
+class Session:
+    """One start of the agent.
+
+    Args:
+        settings: of the agent.
+        transport: not yet open.
+        topics: of the fleet.
+        device: its folder, worker and meter.
+        clock: seconds, monotonic.
+        retry_s: how long to wait for a receipt or a chunk before asking again.
+    """
+
+    def __init__(
+        self,
+        settings: AgentSettings,
+        transport: Transport,
+        topics: Topics,
+        device: Device,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        retry_s: float = 2.0,
+    ) -> None:
+        self._settings = settings
+        self._transport = transport
+        self._topics = topics
+        self._store = device.store
+        self._worker = device.worker
+        self._meter = device.meter
+        self._clock = clock
+        self._connected = False
+        self._left = False
+        self._outbox = Outbox(retry_s)
+        up = topics.up
+        client_id = settings.client_id
+        self._exchange = BlobExchange(
+            device.store.blobs,
+            request_topic=lambda _peer: up(client_id, ChunkRequest.KIND),
+            chunk_topic=lambda _peer: up(client_id, CHUNK),
+            missing_topic=lambda _peer: up(client_id, BlobMissing.KIND),
+            retry_s=retry_s,
+        )
+        self._events: deque[Event] = deque()
+        self._doers: Mapping[type[Action], Callable[[Any], None]] = MappingProxyType(
+            {
+                Publish: self._send,
+                Keep: self._keep,
+                Settle: self._settle,
+                Fetch: self._fetch,
+                CancelFetch: self._cancel_fetch,
+                Measure: self._measure,
+                Train: self._train,
+                StopTraining: self._stop_training,
+                Place: self._place,
+                Save: self._save,
+                Prune: self._prune,
+                Leave: self._leave,
+            }
+        )
+        self._state, actions = start(settings, device.store.load(), clock())
+        self._perform(actions)
+
+    @property
+    def left(self) -> bool:
+        """Whether the run is over and the agent has left."""
+        return self._left
+
+    def run(self, stopped: Callable[[], bool], *, poll_s: float = 0.1) -> None:
+        """Take part until the run is over or `stopped` says so.
+
+        Raises:
+            TransportError: the broker cannot be reached at the start.
+            FileError: the state folder cannot be written.
+        """
+        self.open()
+        try:
+            while not (stopped() or self._left):
+                self.turn(poll_s)
+        finally:
+            self.close()
+
+    def open(self) -> None:
+        """Connect.
+
+        Raises:
+            TransportError: the broker cannot be reached.
+        """
+        client_id = self._settings.client_id
+        gone = presence(self._settings, self._clock(), online=False)
+        will = Will(topic=self._topics.up(client_id, gone.KIND), payload=encode(gone))
+        self._transport.open((self._topics.all("+"), self._topics.down(client_id, "+")), will)
+
+    def turn(self, poll_s: float) -> None:
+        """Handle what came, wait at most `poll_s` seconds for more, and send what is due."""
+        event = self._transport.poll(poll_s)
+        left = _MAX_DELIVERIES_A_TURN
+        while event is not None:
+            self._on_transport(event)
+            left -= 1
+            event = self._transport.poll(0) if left else None
+        outcome = self._worker.outcome()
+        if outcome is not None:
+            self._handle(self._stored(outcome))
+        self._collect_blobs()
+        self._handle(Tick())
+        self._send_due()
+
+    def close(self) -> None:
+        """Say goodbye and stop the worker; a task in hand is taken up by the next start."""
+        self._worker.stop()
+        if self._connected:
+            self._send(Publish(message=presence(self._settings, self._clock(), online=False), retain=True))
+        self._transport.close()
+        self._worker.join(timeout_s=5.0)
+
+    # --- what happens ---
+
+    def _on_transport(self, event: Connected | Disconnected | Delivery) -> None:
+        if isinstance(event, Connected):
+            _LOG.info("connected as %s", self._settings.client_id)
+            self._connected = True
+            self._outbox.resend_all()
+            self._exchange.reconnected()
+            self._handle(LinkUp())
+        elif isinstance(event, Disconnected):
+            _LOG.warning("the link to the broker is down: %s", event.reason)
+            self._connected = False
+            self._handle(LinkDown())
+        elif event.payload:  # an empty one clears a retained message
+            try:
+                self._on_delivery(event)
+            except ProtocolError as error:
+                _LOG.warning("dropped a message on %s: %s", event.topic, error)
+
+    def _on_delivery(self, delivery: Delivery) -> None:
+        kind = self._topics.parse(delivery.topic).kind
+        if kind == CHUNK:
+            self._meter.note_transfer("down", len(delivery.payload), self._clock())
+            self._exchange.handle_chunk(SERVER, decode_chunk(delivery.payload))
+            return
+        message = decode(delivery.payload, expected=kind)
+        if isinstance(message, ChunkRequest):
+            self._meter.note_transfer("up", sum(wanted.length for wanted in message.ranges), self._clock())
+            self._exchange.handle_request(SERVER, message)
+        elif isinstance(message, BlobMissing):
+            self._exchange.handle_missing(SERVER, message)
+        else:
+            self._log_received(message)
+            self._handle(Received(message=message))
+
+    def _log_received(self, message: Message) -> None:
+        if isinstance(message, RoundInfo):
+            _LOG.info("run %s round %d of %d: %s", message.run_id, message.round, message.round_count, message.phase)
+        elif isinstance(message, Task):
+            _LOG.info("task %s: %s %s", message.task_id, message.work, message.spec.name or message.spec.spec_id)
+
+    def _stored(self, outcome: Finished | WorkFailed) -> Event:
+        """Put a training's output among the blobs, before the agent is told of it."""
+        if isinstance(outcome, WorkFailed):
+            return outcome
+        try:
+            blob = self._store.blobs.add_file(outcome.output_path)
+        except (FileError, ProtocolError) as error:
+            return WorkFailed(task_id=outcome.task_id, reason="failed", detail=str(error))
+        finally:
+            outcome.output_path.unlink(missing_ok=True)
+        return Trained(task_id=outcome.task_id, result=outcome.result, blob=blob)
+
+    def _collect_blobs(self) -> None:
+        for result in self._exchange.finished():
+            if isinstance(result, Fetched):
+                self._handle(BlobArrived(sha256=result.ref.sha256))
+            else:
+                self._handle(BlobFailed(sha256=result.ref.sha256, reason=f"{result.reason}: {result.detail}"))
+
+    def _handle(self, event: Event) -> None:
+        self._events.append(event)
+        while self._events:
+            self._state, actions = step(self._settings, self._state, self._events.popleft(), self._clock())
+            self._perform(actions)
+
+    # --- what is done ---
+
+    def _perform(self, actions: tuple[Action, ...]) -> None:
+        for action in actions:
+            self._doers[type(action)](action)
+
+    def _send(self, action: Publish) -> None:
+        topic = self._topics.up(self._settings.client_id, action.message.KIND)
+        self._transport.publish(topic, encode(action.message), retain=action.retain)
+
+    def _keep(self, action: Keep) -> None:
+        message = action.message
+        if isinstance(message, Update):
+            _LOG.info("task %s: trained, loss %.4f, %.1f s", message.task_id, message.loss, message.train_seconds)
+        elif isinstance(message, Refusal):
+            _LOG.warning("task %s: refused (%s): %s", message.task_id, message.reason, message.detail)
+        topic = self._topics.up(self._settings.client_id, message.KIND)
+        self._outbox.put(message.message_id, topic, encode(message))
+
+    def _settle(self, action: Settle) -> None:
+        self._outbox.settle(action.message_id)
+
+    def _fetch(self, action: Fetch) -> None:
+        self._exchange.fetch(SERVER, action.blob)
+
+    def _cancel_fetch(self, action: CancelFetch) -> None:
+        self._exchange.cancel(action.blob)
+
+    def _measure(self, action: Measure) -> None:
+        log_time_s, reading = self._meter.read(action.log_time_s)
+        budget_bytes = memory_budget_bytes(reading, self._settings.profile.memory_share)
+        self._events.append(
+            Measured(measure=action, log_time_s=log_time_s, reading=reading, memory_budget_bytes=budget_bytes)
+        )
+
+    def _train(self, action: Train) -> None:
+        self._worker.start(action.task, action.memory_limit_bytes)
+
+    def _stop_training(self, _action: StopTraining) -> None:
+        self._worker.stop()
+
+    def _place(self, action: Place) -> None:
+        task_id = action.task.task_id
+        try:
+            self._events.append(Placed(task_id=task_id, files=self._store.place_models(action.task)))
+        except (FileError, ProtocolError) as error:
+            self._events.append(WorkFailed(task_id=task_id, reason="program", detail=str(error)))
+
+    def _save(self, action: Save) -> None:
+        self._store.save(action.saved)
+
+    def _prune(self, action: Prune) -> None:
+        self._store.blobs.prune(set(action.keep))
+
+    def _leave(self, _action: Leave) -> None:
+        self._left = True
+
+    def _send_due(self) -> None:
+        if not self._connected:
+            return
+        now_s = self._clock()
+        outgoing: tuple[Outgoing, ...] = (*self._outbox.due(now_s), *self._exchange.tick(now_s))
+        for message in outgoing:
+            self._transport.publish(message.topic, message.payload, retain=message.retain)

@@ -1,0 +1,137 @@
+"""Trains in a thread of its own, one task at a time, so that heartbeats go on."""
+
+import hashlib
+import logging
+import queue
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+
+from subfleet.edge_client.states import Reason, WorkFailed
+from subfleet.protocol.blobs import BlobRef
+from subfleet.protocol.errors import DataError, FileError, MemoryLimitError, ProtocolError, SubfleetError
+from subfleet.protocol.messages import Task
+from subfleet.protocol.programs import Trainer, TrainingSettings, TrainJob, TrainResult
+from subfleet.transport.blob_store import BlobStore
+
+__all__ = ["Finished", "TrainingWorker"]
+
+_LOG = logging.getLogger(__name__)
+
+_REASONS: Mapping[type[SubfleetError], Reason] = MappingProxyType(
+    {DataError: "data", FileError: "program", ProtocolError: "program"}
+)
+_OTHER_REASON: Reason = "failed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finished:
+    """A training ended well; its output file is the caller's to store and remove."""
+
+    task_id: str
+    result: TrainResult
+    output_path: Path
+
+
+class TrainingWorker:
+    """Runs trainers.
+
+    Args:
+        trainers: by the target of the programs that they run.
+        blobs: where programs and weights are.
+        work_folder: where outputs are written.
+        data: what `--data` names.
+        threads: of the runtime.
+    """
+
+    def __init__(
+        self, trainers: Mapping[str, Trainer], *, blobs: BlobStore, work_folder: Path, data: str, threads: int = 1
+    ) -> None:
+        self._trainers = trainers
+        self._blobs = blobs
+        self._work_folder = work_folder
+        self._data = data
+        self._threads = threads
+        self._outcomes: queue.SimpleQueue[Finished | WorkFailed] = queue.SimpleQueue()
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def start(self, task: Task, memory_limit_bytes: int) -> None:
+        """Begin to train; `outcome` gives the end of it. Called only when the last training has ended."""
+        self._stop.clear()
+        # A daemon, so that a runtime that hangs cannot keep the process from ending.
+        self._thread = threading.Thread(
+            target=self._run, args=(task, memory_limit_bytes), name="subfleet-training", daemon=True
+        )
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Ask the training to end at its next step."""
+        self._stop.set()
+
+    def join(self, timeout_s: float) -> None:
+        """Wait for the training to end, at most so long."""
+        if self._thread is not None:
+            self._thread.join(timeout_s)
+
+    def outcome(self) -> Finished | WorkFailed | None:
+        """How the training ended, once; None before."""
+        try:
+            return self._outcomes.get_nowait()
+        except queue.Empty:
+            return None
+
+    def _run(self, task: Task, memory_limit_bytes: int) -> None:
+        outcome: Finished | WorkFailed = WorkFailed(
+            task_id=task.task_id, reason="failed", detail="the training thread ended without a result"
+        )
+        try:
+            outcome = self._train(task, memory_limit_bytes)
+        finally:
+            self._outcomes.put(outcome)
+
+    def _train(self, task: Task, memory_limit_bytes: int) -> Finished | WorkFailed:
+        try:
+            job = self._job(task, memory_limit_bytes)
+            result = self._trainers[task.programs[0].target].train(job, self._stop.is_set)
+        except MemoryError:
+            detail = f"the system refused memory below the limit of {memory_limit_bytes} bytes"
+            available_bytes = min(memory_limit_bytes, task.planned_peak_bytes) // 2
+            return WorkFailed(task_id=task.task_id, reason="memory", detail=detail, available_bytes=available_bytes)
+        except SubfleetError as error:
+            return _failure(task, error)
+        except Exception as error:  # noqa: BLE001 - a trainer is a plug-in, and whatever it raises ends its task alone
+            _LOG.warning("task %s: the trainer raised an error of its own", task.task_id, exc_info=True)
+            return WorkFailed(task_id=task.task_id, reason="failed", detail=f"{type(error).__name__}: {error}")
+        return Finished(task_id=task.task_id, result=result, output_path=job.output_path)
+
+    def _job(self, task: Task, memory_limit_bytes: int) -> TrainJob:
+        # A task's id is any text of the server's; its digest is a safe name for a file.
+        name = hashlib.sha256(task.task_id.encode()).hexdigest()[:32]
+        weights: BlobRef | None = task.weights
+        settings: TrainingSettings | None = task.training
+        if weights is None or settings is None:
+            raise ProtocolError(f"task {task.task_id!r:.80} names no weights or no settings, but must to be trained")
+        return TrainJob(
+            program_path=self._blobs.path(task.programs[0].blob),
+            weights_path=self._blobs.path(weights),
+            output_path=self._work_folder / f"{name}.safetensors",
+            data=self._data,
+            settings=settings,
+            round=task.round,
+            client_id=task.client_id,
+            memory_limit_bytes=memory_limit_bytes,
+            threads=self._threads,
+        )
+
+
+def _failure(task: Task, error: SubfleetError) -> WorkFailed:
+    if isinstance(error, MemoryLimitError):
+        # The limit in terms of planned bytes: this program grew by more than its plan, and a smaller one will, too.
+        excess = max(error.needed_bytes / max(task.planned_peak_bytes, 1), 1.0)
+        available_bytes = int(error.limit_bytes / excess)
+        return WorkFailed(task_id=task.task_id, reason="memory", detail=str(error), available_bytes=available_bytes)
+    reason = next((reason for kind, reason in _REASONS.items() if isinstance(error, kind)), _OTHER_REASON)
+    return WorkFailed(task_id=task.task_id, reason=reason, detail=str(error))
