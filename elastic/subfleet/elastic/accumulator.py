@@ -11,7 +11,7 @@ to this grid once and then summed as int64, so every order and every grouping of
     sum     = sum_c round(change_c * units_c * 2^-L)  |change| <= 2^L = 2^20 * max(1, largest weight of the tensor)
     new     = old + sum / sum_c units_c * 2^L         where anybody held the element
 
-With all of the weight on an element, the grid is 2^(L - 62): for weights up to 1 that is 2e-13, a 500 000th of the
+With all of the weight on an element, the grid is 2^(L - 62): for weights below 1 that is 2e-13, a 250 000th of the
 spacing of float32 numbers near 1. No sum can reach 2^63.
 """
 

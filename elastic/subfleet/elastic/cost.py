@@ -56,8 +56,9 @@ def estimate_cost(network: Network, spec: SubnetSpec, *, batch_size: int) -> Sub
             # The gradient of a layer's weight is a matrix product of its unfolded inputs and its outputs' gradient.
             workspace = max(workspace, (math.prod(shape[1:]) + shape[0]) * decl.positions)
         elif decl.role == "gain":
-            # A norm keeps its input for the backward pass, and the activation behind it keeps its output.
-            saved += 2 * count * decl.positions
+            # For the backward pass a norm keeps its input, with mean and spread of each group, and the activation
+            # behind it keeps its output.
+            saved += 2 * count * decl.positions + 2 * count // network.config.group_size
     weight_bytes = parameters * _FLOAT_BYTES
     return SubnetCost(
         parameters=parameters,

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from subfleet.protocol.errors import ConfigError
@@ -111,9 +111,9 @@ class Network:
     """
 
     config: ModelConfig
-    axes: Mapping[str, Axis]
-    blocks: tuple[Block, ...]
-    tensors: Mapping[str, TensorDecl]
+    axes: Mapping[str, Axis] = field(repr=False)
+    blocks: tuple[Block, ...] = field(repr=False)
+    tensors: Mapping[str, TensorDecl] = field(repr=False)
 
     def full_spec(self) -> SubnetSpec:
         """The subnet that keeps everything."""

@@ -1,0 +1,102 @@
+"""Networks, subnets and states that the tests of elastic networks share."""
+
+from collections.abc import Mapping
+
+import torch
+from hypothesis import settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from subfleet.elastic.families import network_of
+from subfleet.elastic.network import Axis, ModelConfig, Network
+from subfleet.protocol.subnet import Explicit, Full, IndexSet, Prefix, Roll, SubnetSpec
+
+RESNET = ModelConfig(
+    family="preact_resnet", input_shape=(2, 6, 5), class_count=3, widths=(8, 12), depths=(2, 3), group_size=4
+)
+UNGROUPED_RESNET = ModelConfig(
+    family="preact_resnet", input_shape=(1, 4, 4), class_count=2, widths=(3, 5), depths=(1, 2), group_size=1
+)
+MLP = ModelConfig(family="mlp", input_shape=(5,), class_count=4, widths=(8, 6, 6), depths=(2, 1, 2), group_size=2)
+relaxed = settings(deadline=None, max_examples=40)
+"""For tests of modules, whose time on a shared machine says nothing."""
+
+CONFIGS = (RESNET, UNGROUPED_RESNET, MLP)
+
+
+@st.composite
+def networks_and_specs(draw: st.DrawFn) -> tuple[Network, SubnetSpec]:
+    """Any network of ours with any subnet of it."""
+    network = network_of(draw(st.sampled_from(CONFIGS)))
+    return network, draw(specs(network))
+
+
+@st.composite
+def specs(draw: st.DrawFn, network: Network) -> SubnetSpec:
+    """Any subnet: prefixes, rolls, explicit sets and whole axes, with any of the blocks."""
+    axes = {name: draw(_index_sets(axis)) for name, axis in network.axes.items() if axis.kind == "channel"}
+    kept = [draw(st.booleans()) for _ in network.blocks]
+    return SubnetSpec(
+        axes=tuple(sorted(axes.items())),
+        blocks=tuple(block.name for block, keep in zip(network.blocks, kept, strict=True) if keep),
+    )
+
+
+@st.composite
+def _index_sets(draw: st.DrawFn, axis: Axis) -> IndexSet:
+    step = axis.granularity
+    groups = axis.size // step
+    kind = draw(st.sampled_from(["full", "prefix", "roll", "explicit"]))
+    size = draw(st.integers(1, groups)) * step
+    if kind == "prefix":
+        return Prefix(size=size)
+    if kind == "roll":
+        return Roll(start=draw(st.integers(0, groups - 1)) * step, size=size)
+    if kind == "explicit":
+        order = draw(st.permutations(range(groups)))[: size // step]
+        return Explicit(indices=tuple(group * step + offset for group in order for offset in range(step)))
+    return Full()
+
+
+def random_state(network: Network, seed: int) -> dict[str, Tensor]:
+    """A full model whose gains and biases are random too, so that every wiring error shows."""
+    generator = torch.Generator().manual_seed(seed)
+    return {name: torch.randn(decl.shape, generator=generator) for name, decl in network.tensors.items()}
+
+
+def random_change(network: Network, spec: SubnetSpec, seed: int, scale: float = 1.0) -> dict[str, Tensor]:
+    """What a client may send for a subnet."""
+    generator = torch.Generator().manual_seed(seed)
+    return {name: torch.randn(shape, generator=generator) * scale for name, shape in network.shapes(spec).items()}
+
+
+def same_bits(left: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> bool:
+    """Whether two float32 states are the same, sign of zero included."""
+    return left.keys() == right.keys() and all(
+        torch.equal(left[name].view(torch.int32), right[name].view(torch.int32)) for name in left
+    )
+
+
+def held_places(network: Network, spec: SubnetSpec) -> dict[str, Tensor]:
+    """For every tensor of the full model, which elements a subnet holds; told element by element from the axes."""
+    return {name: _held(network, spec, name) for name in network.tensors}
+
+
+def _held(network: Network, spec: SubnetSpec, name: str) -> Tensor:
+    decl = network.tensors[name]
+    held = torch.full(decl.shape, decl.block is None or decl.block in spec.blocks)
+    for dimension, axis in enumerate(decl.axes):
+        if axis is not None:
+            kept = torch.tensor(
+                [_keeps(spec.index_set(axis), index, decl.shape[dimension]) for index in range(decl.shape[dimension])]
+            )
+            held &= kept.reshape([-1 if place == dimension else 1 for place in range(len(decl.shape))])
+    return held
+
+
+def _keeps(index_set: IndexSet, index: int, size: int) -> bool:
+    if isinstance(index_set, Prefix):
+        return index < index_set.size
+    if isinstance(index_set, Roll):
+        return (index - index_set.start) % size < index_set.size
+    return not isinstance(index_set, Explicit) or index in index_set.indices

@@ -1,0 +1,105 @@
+import pytest
+import torch
+from elastic.elastic_cases import (
+    CONFIGS,
+    held_places,
+    networks_and_specs,
+    random_change,
+    random_state,
+    relaxed,
+    same_bits,
+)
+from hypothesis import given
+from hypothesis import strategies as st
+
+from subfleet.elastic.families import build_module, network_of
+from subfleet.elastic.maps import extract, tensor_maps
+from subfleet.elastic.network import ModelConfig, Network
+from subfleet.protocol.errors import ConfigError
+from subfleet.protocol.subnet import Explicit, SubnetSpec
+
+
+def scattered(network: Network, spec: SubnetSpec, local: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    full = {name: torch.zeros(decl.shape) for name, decl in network.tensors.items()}
+    for name, tensor_map in tensor_maps(network, spec).items():
+        tensor_map.scatter(local[name], full[name])
+    return full
+
+
+def inputs_of(network: Network) -> torch.Tensor:
+    return torch.randn(3, *network.config.input_shape, generator=torch.Generator().manual_seed(5))
+
+
+@relaxed
+@given(case=networks_and_specs(), seed=st.integers(0, 2**31))
+def test_extract_after_scatter_is_the_identity(case: tuple[Network, SubnetSpec], seed: int) -> None:
+    network, spec = case
+    local = random_change(network, spec, seed)
+    assert same_bits(extract(network, spec, scattered(network, spec, local)), local)
+
+
+@relaxed
+@given(case=networks_and_specs())
+def test_a_map_reaches_the_elements_whose_indices_are_all_kept_and_no_other(case: tuple[Network, SubnetSpec]) -> None:
+    network, spec = case
+    ones = {name: torch.ones(shape) for name, shape in network.shapes(spec).items()}
+    held = held_places(network, spec)
+    for name, full in scattered(network, spec, ones).items():
+        assert torch.equal(full, held[name].float()), name
+
+
+@relaxed
+@given(case=networks_and_specs())
+def test_a_subnet_computes_what_the_full_network_does_with_all_else_set_to_zero(
+    case: tuple[Network, SubnetSpec],
+) -> None:
+    # Norms see whole groups, so this holds exactly up to rounding, for widths and for skipped blocks.
+    network, spec = case
+    local = extract(network, spec, random_state(network, 1))
+    subnet, full = build_module(network, spec), build_module(network, network.full_spec())
+    subnet.load_state_dict(local)
+    full.load_state_dict(scattered(network, spec, local))
+    expected = full(inputs_of(network))
+    torch.testing.assert_close(
+        subnet(inputs_of(network)), expected, atol=1e-4 * float(expected.detach().abs().max()), rtol=0
+    )
+
+
+@pytest.mark.parametrize("config", CONFIGS)
+@relaxed
+@given(data=st.data())
+def test_permuting_every_axis_alike_keeps_the_logits(config: ModelConfig, data: st.DataObject) -> None:
+    network, state = network_of(config), random_state(network_of(config), 2)
+    axes = []
+    for name, axis in sorted(network.axes.items()):
+        if axis.kind == "channel":
+            step = axis.granularity
+            groups = data.draw(st.permutations(range(axis.size // step)))
+            inside = data.draw(st.permutations(range(step)))
+            axes.append((name, Explicit(indices=tuple(group * step + i for group in groups for i in inside))))
+    permuted = SubnetSpec(axes=tuple(axes), blocks=network.full_spec().blocks)
+    module = build_module(network, network.full_spec())
+    module.load_state_dict(state)
+    expected = module(inputs_of(network))
+    module.load_state_dict(extract(network, permuted, state))
+    torch.testing.assert_close(
+        module(inputs_of(network)), expected, atol=1e-4 * float(expected.detach().abs().max()), rtol=0
+    )
+
+
+@relaxed
+@given(case=networks_and_specs())
+def test_what_was_extracted_is_contiguous_and_shares_no_memory(case: tuple[Network, SubnetSpec]) -> None:
+    network, spec = case
+    state = random_state(network, 3)
+    for name, tensor in extract(network, spec, state).items():
+        assert tensor.is_contiguous()
+        assert tensor.untyped_storage().data_ptr() != state[name].untyped_storage().data_ptr()
+
+
+def test_a_model_without_a_declared_tensor_is_refused() -> None:
+    network = network_of(CONFIGS[0])
+    state = random_state(network, 0)
+    del state["norm.weight"]
+    with pytest.raises(ConfigError, match=r"lacks the tensors \['norm.weight'\]"):
+        extract(network, network.full_spec(), state)
