@@ -1,0 +1,105 @@
+"""How much memory a program needs at once: what the caller holds, what lives inside, and what the runtime adds.
+
+The runtime's part is calibrated: `benchmarks/plan_memory.py` measures the growth of fresh processes, and
+`benchmarks/results/plan-memory.md` shows it beside these plans.
+"""
+
+import operator
+from collections.abc import Iterable
+
+import torch
+from torch import fx
+
+from subfleet.export.step import Step
+from subfleet.protocol.programs import ValueInfo
+from subfleet.protocol.tensors import DTYPE_BYTES
+
+__all__ = ["activation_peak_bytes", "caller_bytes", "executorch_planned_peak_bytes", "onnx_planned_peak_bytes"]
+
+aten = torch.ops.aten
+
+ONNX_BASE_BYTES = 6 * 2**20
+"""Session, allocator and protobuf state of onnxruntime that no program can avoid."""
+ONNX_PROGRAM_FACTOR = 8
+"""The parsed and the optimised graph take this many times the program's own bytes."""
+EXECUTORCH_BASE_BYTES = 2 * 2**20
+EXECUTORCH_PROGRAM_FACTOR = 3
+
+
+def _value_bytes(values: Iterable[ValueInfo]) -> int:
+    total = 0
+    for value in values:
+        count = 1
+        for size in value.shape:
+            count *= size
+        total += count * DTYPE_BYTES[value.dtype]
+    return total
+
+
+def caller_bytes(step: Step) -> int:
+    """What the trainer holds while a step runs: the inputs, the outputs, and the weights before the first step."""
+    received = _value_bytes(value for value in step.inputs if value.role == "parameter")
+    return _value_bytes(step.inputs) + _value_bytes(step.outputs) + received
+
+
+def _node_bytes(node: fx.Node) -> int:
+    value = node.meta.get("val")
+    if not isinstance(value, torch.Tensor):
+        return 0  # a tuple of results, whose parts are counted where they are taken out
+    return value.numel() * value.element_size()
+
+
+_SHARED = frozenset(
+    {aten.view.default, aten._unsafe_view.default, aten.unsqueeze.default, aten.squeeze.dim, operator.getitem}  # noqa: SLF001 - the operator's name
+)
+"""Operators whose result is their input's memory under another shape."""
+
+
+def activation_peak_bytes(graph: fx.GraphModule) -> int:
+    """The most bytes of intermediate results alive at once, in the graph's own order.
+
+    Inputs and outputs are not counted: the caller holds them. A convolution also needs its patches of one sample.
+    """
+    results = set(graph.graph.output_node().args[0])
+    owners: dict[fx.Node, fx.Node] = {}
+    last_use: dict[fx.Node, int] = {}
+    nodes = list(graph.graph.nodes)
+    for place, node in enumerate(nodes):
+        shares = node.op == "call_function" and node.target in _SHARED
+        owners[node] = owners[node.args[0]] if shares else node
+        for argument in (*node.all_input_nodes, node):
+            last_use[owners[argument]] = place
+    held = {owners[result] for result in results}
+    alive = peak = 0
+    for place, node in enumerate(nodes):
+        counted = node.op == "call_function" and owners[node] is node and node not in held
+        alive += _node_bytes(node) if counted else 0
+        peak = max(peak, alive + _workspace_bytes(node))
+        for owner in {owners[argument] for argument in (*node.all_input_nodes, node)}:
+            if last_use[owner] == place and owner.op == "call_function" and owner not in held:
+                alive -= _node_bytes(owner)
+    return peak
+
+
+def _workspace_bytes(node: fx.Node) -> int:
+    """The patches of one sample that a convolution lays out for its matrix product."""
+    if node.target is not aten.convolution.default:
+        return 0
+    inputs, weight = node.args[:2]
+    if not isinstance(inputs, fx.Node) or not isinstance(weight, fx.Node):
+        return 0
+    positions_of = inputs if node.args[6] else node  # a transposed convolution unfolds what it is given
+    kernel = weight.meta["val"].shape[1:].numel()
+    return int(kernel * positions_of.meta["val"].shape[2:].numel() * 4)
+
+
+def onnx_planned_peak_bytes(graph: fx.GraphModule, step: Step, *, program_bytes: int) -> int:
+    """The growth of a device's process over loading a training program in onnxruntime and running its steps."""
+    runtime = ONNX_BASE_BYTES + ONNX_PROGRAM_FACTOR * program_bytes
+    return runtime + caller_bytes(step) + activation_peak_bytes(graph)
+
+
+def executorch_planned_peak_bytes(step: Step, *, arena_bytes: int, program_bytes: int) -> int:
+    """The same for ExecuTorch, whose own memory plan gives the size of everything that lives inside."""
+    runtime = EXECUTORCH_BASE_BYTES + EXECUTORCH_PROGRAM_FACTOR * program_bytes
+    return runtime + caller_bytes(step) + arena_bytes

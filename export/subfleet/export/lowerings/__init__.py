@@ -1,0 +1,1 @@
+"""Our own decompositions: small functions from one PyTorch operator to simpler ones, in tables by operator."""

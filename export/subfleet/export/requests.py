@@ -1,0 +1,73 @@
+"""What is asked of the exporter: plain data with a content id, so that equal requests are exported once."""
+
+import hashlib
+from dataclasses import dataclass
+from typing import ClassVar
+
+from subfleet.elastic.network import ModelConfig
+from subfleet.export.versions import tool_versions
+from subfleet.protocol.programs import OptimiserSettings
+from subfleet.protocol.schema import canonical_json, to_plain
+from subfleet.protocol.subnet import SubnetSpec
+
+__all__ = ["InferRequest", "TrainRequest"]
+
+
+def _content_id(request: "TrainRequest | InferRequest") -> str:
+    plain = to_plain(request)
+    plain["spec"].pop("name")  # a display name changes nothing in the program
+    return hashlib.sha256(canonical_json([request.TYPE, plain, tool_versions(request.target)])).hexdigest()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainRequest:
+    """A training program: it depends on the subnet's shape, never on its weights.
+
+    Attributes:
+        model: the elastic network.
+        spec: the subnet of it.
+        target: a name in `subfleet.export.targets.TARGETS`, "onnx" or "executorch".
+        batch_size: samples of one step, 1 or more.
+        objective: a name in `subfleet.export.step.OBJECTIVES`, "cross_entropy".
+        optimiser: its settings.
+    """
+
+    TYPE: ClassVar[str] = "train"
+    model: ModelConfig
+    spec: SubnetSpec
+    target: str
+    batch_size: int
+    objective: str
+    optimiser: OptimiserSettings
+
+    def __post_init__(self) -> None:
+        if self.batch_size < 1:
+            raise ValueError(f"batch_size is {self.batch_size}, but must be 1 or more")
+
+    @property
+    def program_id(self) -> str:
+        """64 hexadecimal digits: the same for the same request and tools."""
+        return _content_id(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InferRequest:
+    """An inference model with its weights inside.
+
+    Attributes:
+        model: the elastic network.
+        spec: the subnet of it.
+        target: as in `TrainRequest`.
+        weights_sha256: content id of the container of the subnet's own weights.
+    """
+
+    TYPE: ClassVar[str] = "infer"
+    model: ModelConfig
+    spec: SubnetSpec
+    target: str
+    weights_sha256: str
+
+    @property
+    def program_id(self) -> str:
+        """64 hexadecimal digits: the same for the same request and tools."""
+        return _content_id(self)

@@ -1,0 +1,24 @@
+"""The formats that programs are written in, by name."""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from subfleet.export.targets.base import Target
+from subfleet.export.targets.executorch import ExecutorchTarget
+from subfleet.export.targets.onnx import OnnxTarget
+from subfleet.protocol.errors import ExportError
+
+__all__ = ["TARGETS", "target_named"]
+
+TARGETS: Mapping[str, Target] = MappingProxyType({"onnx": OnnxTarget(), "executorch": ExecutorchTarget()})
+
+
+def target_named(name: str) -> Target:
+    """The target of a name.
+
+    Raises:
+        ExportError: there is none; the text lists the known ones.
+    """
+    if name not in TARGETS:
+        raise ExportError(f"target is {name!r}, but must be one of {sorted(TARGETS)}")
+    return TARGETS[name]

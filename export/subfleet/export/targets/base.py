@@ -1,0 +1,58 @@
+"""The seam between an export and the format that a device's runtime reads."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Protocol
+
+from torch import Tensor, fx
+
+from subfleet.export.step import Step
+
+__all__ = ["Target", "WrittenProgram"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WrittenProgram:
+    """The bytes of a program, and the memory that a device needs to run it.
+
+    Attributes:
+        body: as the runtime loads it.
+        planned_peak_bytes: growth of the device's process over loading it and running its steps.
+    """
+
+    body: bytes
+    planned_peak_bytes: int
+
+
+class Target(Protocol):
+    """One format. Its implementations are modules' frozen values, named in `subfleet.export.targets.TARGETS`.
+
+    Attributes:
+        name: as in a request.
+        suffix: of an inference model's file.
+        lowerings: of a training step.
+        inference_lowerings: of an inference step, where the runtime's own kernels may do more.
+        inference_batch_size: of the inference step that is traced.
+    """
+
+    name: ClassVar[str]
+    suffix: ClassVar[str]
+    lowerings: ClassVar[Mapping[Any, Callable[..., Any]]]
+    inference_lowerings: ClassVar[Mapping[Any, Callable[..., Any]]]
+    inference_batch_size: ClassVar[int]
+
+    def write_training(self, graph: fx.GraphModule, step: Step) -> WrittenProgram:
+        """Write a training step.
+
+        Raises:
+            ExportError: an operator has no counterpart in the format.
+        """
+        ...
+
+    def write_inference(self, graph: fx.GraphModule, step: Step, weights: Sequence[Tensor]) -> bytes:
+        """Write an inference step with its weights, in the order of the step's inputs after the first, inside."""
+        ...
+
+    def run(self, body: bytes, inputs: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
+        """Run a program once, with inputs by name in the program's order."""
+        ...

@@ -1,0 +1,165 @@
+"""Programs for stock ONNX Runtime: the lowered graph, translated node by node."""
+
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, ClassVar
+
+import numpy as np
+import onnx
+import torch
+from onnx import helper, numpy_helper
+from torch import Tensor, fx
+
+from subfleet.export.liveness import onnx_planned_peak_bytes
+from subfleet.export.lowerings.activation import ACTIVATIONS
+from subfleet.export.lowerings.convolution import CONVOLUTIONS_AS_CONVOLUTIONS
+from subfleet.export.lowerings.normalisation import NORMALISATIONS
+from subfleet.export.step import Step
+from subfleet.export.targets.base import WrittenProgram
+from subfleet.export.targets.onnx_operators import OPERATORS
+from subfleet.protocol.errors import ExportError
+from subfleet.protocol.programs import ValueInfo
+
+__all__ = ["IR_VERSION", "OPSET", "OnnxTarget"]
+
+OPSET = 20
+IR_VERSION = 10
+"""What onnxruntime 1.23, the last for Python 3.10, still reads with room to spare."""
+
+_ELEMENT_TYPES: Mapping[str, int] = MappingProxyType({"F32": onnx.TensorProto.FLOAT, "I64": onnx.TensorProto.INT64})
+
+
+class _Graph:
+    """An ONNX graph in the making: the nodes so far, the constants, and the name of each fx node's value."""
+
+    def __init__(self) -> None:
+        self.nodes: list[onnx.NodeProto] = []
+        self.initializers: list[onnx.TensorProto] = []
+        self._names: dict[fx.Node, str] = {}
+        self._dtypes: dict[str, torch.dtype] = {}
+        self._constants: dict[tuple[str, tuple[int, ...], bytes], str] = {}
+        self._count = 0
+
+    def bind(self, node: fx.Node, name: str) -> None:
+        """Give an fx node's value its name."""
+        self._names[node] = name
+
+    def add(self, operator: str, *inputs: str, output: fx.Node | None = None, **attributes: Any) -> str:
+        """Append a node; the name of its output."""
+        self._count += 1
+        name = f"v{self._count}" if output is None else output.name
+        self.nodes.append(helper.make_node(operator, list(inputs), [name], name=f"n{self._count}", **attributes))
+        return name
+
+    def value(self, argument: Any, dtype: torch.dtype | None = None) -> str:
+        """The name of a node's value or of a number, converted where its type differs."""
+        if not isinstance(argument, fx.Node):
+            return self.constant(torch.tensor(argument, dtype=dtype).numpy())
+        name = self._names[argument]
+        if dtype is None or argument.meta["val"].dtype == dtype:
+            return name
+        return self.add("Cast", name, to=helper.np_dtype_to_tensor_dtype(torch.empty(0, dtype=dtype).numpy().dtype))
+
+    def constant(self, array: np.ndarray[Any, Any]) -> str:
+        """The name of a constant; equal ones are written once."""
+        key = (array.dtype.str, array.shape, array.tobytes())
+        if key not in self._constants:
+            name = f"c{len(self._constants)}"
+            self._constants[key] = name
+            self.initializers.append(numpy_helper.from_array(np.ascontiguousarray(array).reshape(array.shape), name))
+        return self._constants[key]
+
+    def translate(self, graph: fx.GraphModule) -> tuple[list[fx.Node], list[str]]:
+        """Append every node of a traced graph; its result nodes, and the names of their values."""
+        for node in graph.graph.nodes:
+            if node.op == "get_attr":
+                self.bind(node, self.constant(getattr(graph, node.target).detach().numpy()))
+            elif node.op == "call_function":
+                self.bind(node, self._translate(node))
+        results = list(graph.graph.output_node().args[0])
+        return results, [self._names[result] for result in results]
+
+    def _translate(self, node: fx.Node) -> str:
+        translation = OPERATORS.get(node.target)
+        if translation is None:
+            shape = tuple(getattr(node.meta.get("val"), "shape", ()))
+            raise ExportError(
+                f"the operator {node.target} (node {node.name!r}, giving {shape}) has no ONNX translation; "
+                "use another layer, or add a lowering for it in subfleet.export.lowerings"
+            )
+        return translation(self, node)
+
+
+def _value_info(value: ValueInfo, shape: Sequence[int | str]) -> onnx.ValueInfoProto:
+    return helper.make_tensor_value_info(value.name, _ELEMENT_TYPES[value.dtype], shape)
+
+
+def _finish(graph: _Graph, inputs: list[onnx.ValueInfoProto], outputs: list[onnx.ValueInfoProto]) -> bytes:
+    model = helper.make_model(
+        helper.make_graph(graph.nodes, "step", inputs, outputs, initializer=graph.initializers),
+        opset_imports=[helper.make_opsetid("", OPSET)],
+        ir_version=IR_VERSION,
+        producer_name="subfleet",
+    )
+    try:
+        onnx.checker.check_model(model, full_check=True)
+    except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
+        raise ExportError(f"the written ONNX graph is not valid: {error}; report it with the request") from error
+    return bytes(model.SerializeToString(deterministic=True))
+
+
+class OnnxTarget:
+    """ONNX, opset 20 and IR 10."""
+
+    name: ClassVar[str] = "onnx"
+    suffix: ClassVar[str] = ".onnx"
+    lowerings: ClassVar[Mapping[Any, Callable[..., Any]]] = MappingProxyType(
+        {**ACTIVATIONS, **NORMALISATIONS, **CONVOLUTIONS_AS_CONVOLUTIONS}
+    )
+    inference_lowerings: ClassVar[Mapping[Any, Callable[..., Any]]] = MappingProxyType(
+        {**ACTIVATIONS, **NORMALISATIONS}
+    )
+    inference_batch_size: ClassVar[int] = 2
+
+    def write_training(self, graph: fx.GraphModule, step: Step) -> WrittenProgram:
+        """Write a training step; see `Target`."""
+        written = _Graph()
+        places = [node for node in graph.graph.nodes if node.op == "placeholder"]
+        for node, value in zip(places, step.inputs, strict=True):
+            written.bind(node, value.name)
+        _, names = written.translate(graph)
+        for name, value in zip(names, step.outputs, strict=True):
+            written.nodes.append(helper.make_node("Identity", [name], [value.name]))
+        body = _finish(
+            written,
+            [_value_info(value, value.shape) for value in step.inputs],
+            [_value_info(value, value.shape) for value in step.outputs],
+        )
+        return WrittenProgram(
+            body=body, planned_peak_bytes=onnx_planned_peak_bytes(graph, step, program_bytes=len(body))
+        )
+
+    def write_inference(self, graph: fx.GraphModule, step: Step, weights: Sequence[Tensor]) -> bytes:
+        """Write an inference step that takes batches of any size; see `Target`."""
+        written = _Graph()
+        places = [node for node in graph.graph.nodes if node.op == "placeholder"]
+        written.bind(places[0], step.inputs[0].name)
+        for node, value, weight in zip(places[1:], step.inputs[1:], weights, strict=True):
+            array = np.ascontiguousarray(weight.detach().numpy()).reshape(value.shape)
+            written.initializers.append(numpy_helper.from_array(array, value.name))
+            written.bind(node, value.name)
+        _, names = written.translate(graph)
+        written.nodes.append(helper.make_node("Identity", names, [step.outputs[0].name]))
+        inputs = [_value_info(step.inputs[0], ["batch", *step.inputs[0].shape[1:]])]
+        return _finish(written, inputs, [_value_info(step.outputs[0], ["batch", *step.outputs[0].shape[1:]])])
+
+    def run(self, body: bytes, inputs: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
+        """Run a program once; see `Target`."""
+        import onnxruntime
+
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = 1
+        options.log_severity_level = 3
+        session = onnxruntime.InferenceSession(body, options, providers=["CPUExecutionProvider"])
+        results = session.run(None, {name: tensor.numpy() for name, tensor in inputs.items()})
+        return tuple(torch.from_numpy(np.asarray(result)) for result in results)

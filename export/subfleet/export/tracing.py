@@ -1,0 +1,49 @@
+"""A step to a flat graph of PyTorch's basic operators, lowered by the tables of a target."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import fx
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from subfleet.export.step import Step
+from subfleet.protocol.errors import ExportError
+
+__all__ = ["trace"]
+
+aten = torch.ops.aten
+_NOTHING = frozenset({aten.detach.default, aten.alias.default, aten.lift_fresh_copy.default})
+"""Operators that only matter to autograd."""
+
+
+def trace(step: Step, table: Mapping[Any, Callable[..., Any]]) -> fx.GraphModule:
+    """Trace a step with its shapes alone, and leave out what nothing depends on.
+
+    Args:
+        step: what to trace.
+        table: lowerings, by operator.
+
+    Returns:
+        A graph module whose nodes carry a fake tensor of their shape and type in `meta["val"]`.
+
+    Raises:
+        ExportError: the step cannot be traced, for instance because a layer depends on values.
+    """
+    example = step.example(torch.Generator().manual_seed(0))
+    try:
+        module = make_fx(step.run, decomposition_table=dict(table), tracing_mode="fake")(*example)
+    except ExportError:
+        raise
+    except Exception as error:
+        raise ExportError(
+            f"the training step cannot be traced: {type(error).__name__}: {error}; use layers whose shapes do not "
+            "depend on values"
+        ) from error
+    for node in list(module.graph.nodes):
+        if node.op == "call_function" and node.target in _NOTHING:
+            node.replace_all_uses_with(node.args[0])
+            module.graph.erase_node(node)
+    module.graph.eliminate_dead_code()
+    module.recompile()
+    return module

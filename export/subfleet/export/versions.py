@@ -1,0 +1,34 @@
+"""Which tools write a program: part of its content id, because another tool may write other bytes."""
+
+from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, version
+from types import MappingProxyType
+
+from subfleet.protocol.errors import ExportError, MissingExtraError
+
+__all__ = ["FORMAT_VERSION", "tool_versions"]
+
+FORMAT_VERSION = 1
+"""Raised with every change of ours that alters what is written for the same request."""
+
+_TOOLS: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {"onnx": ("torch", "onnx"), "executorch": ("torch", "executorch")}
+)
+
+
+def tool_versions(target: str) -> dict[str, str]:
+    """The versions of everything that takes part in writing a program for a target.
+
+    Raises:
+        ExportError: the target is unknown.
+        MissingExtraError: one of its packages is not installed.
+    """
+    if target not in _TOOLS:
+        raise ExportError(f"target is {target!r}, but must be one of {sorted(_TOOLS)}")
+    versions = {"subfleet.export": str(FORMAT_VERSION)}
+    for tool in _TOOLS[target]:
+        try:
+            versions[tool] = version(tool)
+        except PackageNotFoundError as error:
+            raise MissingExtraError(tool, "export") from error
+    return versions
