@@ -97,7 +97,9 @@ def _scaled(inputs: npt.NDArray[np.generic]) -> npt.NDArray[np.float32]:
         values /= np.float32(_MAX_BYTE)
         return values
     if np.issubdtype(inputs.dtype, np.floating):
-        return inputs.astype(np.float32, copy=False)
+        # What float32 cannot hold becomes infinite, and is refused as such.
+        with np.errstate(over="ignore"):
+            return inputs.astype(np.float32, copy=False)
     raise DataError(f"inputs are {inputs.dtype}, but must be uint8 (scaled by 1/255) or floating point")
 
 

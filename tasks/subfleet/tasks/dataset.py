@@ -8,7 +8,10 @@ import numpy.typing as npt
 from subfleet.protocol.errors import DataError
 from subfleet.protocol.programs import DataSummary
 
-__all__ = ["Dataset"]
+__all__ = ["MAX_CLASSES", "Dataset"]
+
+MAX_CLASSES = 2**20
+"""Labels stay below it, so that a damaged one cannot make a table of classes as long as memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,10 +42,15 @@ class Dataset:
             )
         if self.inputs.size == 0:
             raise DataError(f"inputs are of shape {self.inputs.shape}, but must hold one value or more")
-        if self.labels.min() < 0:
-            raise DataError(f"the smallest label is {self.labels.min()}, but labels must be class indices of 0 or more")
+        if self.labels.min() < 0 or self.labels.max() >= MAX_CLASSES:
+            raise DataError(
+                f"labels are {self.labels.min()} to {self.labels.max()}, but must be class indices of 0 or more and "
+                f"below {MAX_CLASSES}"
+            )
         # The sum of a float32 array is finite in float64 exactly when all of its values are.
-        if not np.isfinite(self.inputs.sum(dtype=np.float64)):
+        with np.errstate(invalid="ignore"):
+            finite = bool(np.isfinite(self.inputs.sum(dtype=np.float64)))
+        if not finite:
             raise DataError("inputs hold a value that is not finite; replace NaN and infinity before training")
 
     def __len__(self) -> int:

@@ -1,0 +1,183 @@
+import contextlib
+import sys
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from subfleet.protocol.errors import DataError, FileError, MissingExtraError
+from subfleet.tasks import Dataset, digits, read_dataset, write_npz
+
+INPUTS = hnp.arrays(
+    np.float32,
+    hnp.array_shapes(min_dims=2, max_dims=5, max_side=5),
+    elements=st.floats(allow_nan=False, allow_infinity=False, width=32),
+)
+
+
+def save(path: Path, arrays: Mapping[str, npt.ArrayLike]) -> str:
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, array in arrays.items():
+            with archive.open(f"{name}.npy", "w") as file:
+                np.lib.format.write_array(file, np.asarray(array))
+    return str(path)
+
+
+@settings(max_examples=40)
+@given(inputs=INPUTS)
+def test_what_is_written_is_read_back_exactly(
+    tmp_path_factory: pytest.TempPathFactory, inputs: npt.NDArray[np.float32]
+) -> None:
+    path = tmp_path_factory.mktemp("npz") / "data.npz"
+    dataset = Dataset(inputs=inputs, labels=np.arange(len(inputs), dtype=np.int64))
+    write_npz(path, dataset)
+    again = read_dataset(str(path))
+    assert again.inputs.shape == inputs.shape
+    assert again.inputs.tobytes() == inputs.tobytes()
+    assert again.labels.tolist() == dataset.labels.tolist()
+    assert [entry.name for entry in path.parent.iterdir()] == ["data.npz"]
+
+
+@pytest.mark.parametrize(("x", "y"), [("x", "y"), ("inputs", "labels")])
+def test_bytes_are_scaled_to_0_to_1(tmp_path: Path, x: str, y: str) -> None:
+    source = save(tmp_path / "data.npz", {x: np.array([[0, 255], [51, 102]], np.uint8), y: np.array([1, 0], np.int32)})
+    dataset = read_dataset(source)
+    assert dataset.inputs.dtype == np.float32
+    assert dataset.inputs.flatten().tolist() == pytest.approx([0, 1, 0.2, 0.4])
+    assert dataset.labels.tolist() == [1, 0]
+
+
+@pytest.mark.parametrize(
+    ("shape", "expected"),
+    [
+        ((2, 5, 6), (2, 1, 5, 6)),
+        ((2, 5, 6, 3), (2, 3, 5, 6)),
+        ((2, 5, 6, 1), (2, 1, 5, 6)),
+        ((2, 3, 5, 6), (2, 3, 5, 6)),
+        ((2, 3, 5, 3), (2, 3, 5, 3)),
+        ((2, 7), (2, 7)),
+    ],
+)
+def test_images_become_channels_first(tmp_path: Path, shape: tuple[int, ...], expected: tuple[int, ...]) -> None:
+    x = np.random.default_rng(0).random(shape)
+    dataset = read_dataset(save(tmp_path / "data.npz", {"x": x, "y": np.zeros((2, 1), np.uint8)}))
+    assert dataset.inputs.shape == expected
+    if len(shape) == 4 and expected != shape:
+        assert dataset.inputs[1, 0, 4, 5] == np.float32(x[1, 4, 5, 0])
+
+
+@pytest.mark.parametrize(
+    ("arrays", "text"),
+    [
+        ({"x": np.zeros((2, 3))}, "must hold x and y"),
+        ({"x": np.zeros((2, 3)), "y": [0.0, 1.0]}, "must be integers"),
+        ({"x": np.zeros((2, 3), int), "y": [0, 1]}, "must be uint8"),
+        ({"x": np.zeros((2, 3)), "y": [0, 1, 2]}, "one for each sample"),
+        ({"x": np.zeros((2, 3)), "y": [0, -1]}, "0 or more"),
+        ({"x": np.full((2, 3), np.nan), "y": [0, 1]}, "not finite"),
+        ({"x": [[1.0, np.inf], [0.0, -np.inf]], "y": [0, 1]}, "not finite"),
+        ({"x": [[1.0, 1e300]], "y": [0]}, "not finite"),
+        ({"x": [[1.0]], "y": [2**20]}, "below 1048576"),
+        ({"x": np.zeros((0, 3)), "y": np.zeros(0, int)}, "one value or more"),
+        ({"x": np.zeros(2), "y": [0, 1]}, "sample shape"),
+        ({"x": np.array([{}, {}]), "y": [0, 1]}, "not a readable"),
+    ],
+)
+def test_arrays_that_cannot_be_used_say_why(tmp_path: Path, arrays: dict[str, npt.ArrayLike], text: str) -> None:
+    with pytest.raises(DataError, match=text):
+        read_dataset(save(tmp_path / "data.npz", arrays))
+
+
+@pytest.mark.slow
+@settings(max_examples=200)
+@given(data=st.data())
+def test_a_damaged_file_is_a_data_error_or_still_right(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    path = tmp_path_factory.mktemp("npz") / "data.npz"
+    write_npz(path, Dataset(inputs=np.ones((4, 3), np.float32), labels=np.arange(4)))
+    content = bytearray(path.read_bytes())
+    place = data.draw(st.integers(0, len(content) - 1))
+    content[place] ^= data.draw(st.integers(1, 255))
+    path.write_bytes(content[: data.draw(st.sampled_from([place, len(content)]))])
+    with contextlib.suppress(DataError):
+        assert len(read_dataset(str(path))) == 4
+
+
+def test_paths_that_name_nothing_are_file_errors(tmp_path: Path) -> None:
+    for name in ("missing.npz", "missing"):
+        with pytest.raises(FileError):
+            read_dataset(str(tmp_path / name))
+    (tmp_path / "data.csv").write_text("1,2")
+    with pytest.raises(DataError, match="must be a folder"):
+        read_dataset(str(tmp_path / "data.csv"))
+    dataset = Dataset(inputs=np.ones((1, 1), np.float32), labels=np.zeros(1, np.int64))
+    for path in (tmp_path / "data.csv", tmp_path / "nowhere" / "data.npz"):
+        with pytest.raises(FileError):
+            write_npz(path, dataset)
+
+
+MODULE = """
+import numpy as np
+def pair():
+    return np.array([[0, 255], [255, 0]], np.uint8), [1, 0]
+def single():
+    return np.zeros((2, 2))
+def broken():
+    raise RuntimeError("camera is off")
+number = 3
+"""
+
+
+@pytest.fixture
+def own_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    (tmp_path / "own_data.py").write_text(MODULE)
+    (tmp_path / "spoiled_data.py").write_text("1 / 0")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "own_data", raising=False)
+    return "own_data"
+
+
+def test_an_entry_point_gives_the_pair(own_module: str) -> None:
+    dataset = read_dataset(f"{own_module}:pair")
+    assert dataset.inputs.tolist() == [[0, 1], [1, 0]]
+    assert dataset.labels.tolist() == [1, 0]
+
+
+@pytest.mark.parametrize(
+    ("source", "text"),
+    [
+        ("own_data:single", "must return"),
+        ("own_data:broken", "camera is off"),
+        ("own_data:number", "must name a function"),
+        ("own_data:missing", "must name a function"),
+        ("no_such_module_here:pair", "PYTHONPATH"),
+        ("spoiled_data:pair", "ZeroDivisionError"),
+    ],
+)
+def test_an_entry_point_that_cannot_be_used_says_why(own_module: str, source: str, text: str) -> None:
+    assert own_module
+    with pytest.raises(DataError, match=text):
+        read_dataset(source)
+
+
+@pytest.mark.slow
+def test_digits_are_real_and_scaled() -> None:
+    pytest.importorskip("sklearn")
+    dataset = digits()
+    assert dataset.inputs.shape == (1797, 1, 8, 8)
+    assert (dataset.inputs.min(), dataset.inputs.max()) == (0, 1)
+    assert sum(dataset.summary().class_counts) == 1797
+    assert len(dataset.summary().class_counts) == 10
+
+
+def test_digits_without_their_package_name_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
+    with pytest.raises(MissingExtraError, match=r"subfleet\[emulation\]"):
+        digits()

@@ -1,0 +1,59 @@
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from subfleet.protocol.errors import MemoryLimitError
+from subfleet.trainers.memory import MemoryWatch, release_free_memory
+
+MEBIBYTE = 2**20
+
+
+def touch(size_bytes: int) -> None:
+    np.ones(size_bytes, np.uint8)
+
+
+def test_a_peak_that_is_given_back_is_measured() -> None:
+    watch = MemoryWatch(2**40)
+    touch(64 * MEBIBYTE)
+    release_free_memory()
+    assert 60 * MEBIBYTE < watch.growth_bytes() < 80 * MEBIBYTE
+
+
+def test_a_new_watch_forgets_what_went_before() -> None:
+    touch(64 * MEBIBYTE)
+    assert MemoryWatch(2**40).growth_bytes() < 8 * MEBIBYTE
+
+
+def test_check_names_growth_and_limit() -> None:
+    watch = MemoryWatch(32 * MEBIBYTE)
+    watch.check()
+    touch(64 * MEBIBYTE)
+    with pytest.raises(MemoryLimitError) as caught:
+        watch.check()
+    assert caught.value.limit_bytes == 32 * MEBIBYTE < caught.value.needed_bytes
+
+
+def test_where_the_mark_cannot_be_reset_the_resident_size_is_sampled(tmp_path: Path) -> None:
+    status = tmp_path / "status"
+    status.write_text("Name:\tpython\nVmHWM:\t  900 kB\nVmRSS:\t  500 kB\n")
+    (tmp_path / "clear_refs").mkdir()
+    watch = MemoryWatch(2**20, tmp_path)
+    assert watch.growth_bytes() == 0
+    status.write_text("VmHWM:\t  900 kB\nVmRSS:\t  620 kB\n")
+    assert watch.growth_bytes() == 120 * 1024
+    status.write_text("VmHWM:\t  900 kB\nVmRSS:\t  510 kB\n")
+    assert watch.growth_bytes() == 120 * 1024
+
+
+def test_a_mark_that_can_be_reset_is_what_is_read(tmp_path: Path) -> None:
+    status = tmp_path / "status"
+    status.write_text("VmHWM:\t  500 kB\nVmRSS:\t  500 kB\n")
+    watch = MemoryWatch(2**20, tmp_path)
+    assert (tmp_path / "clear_refs").read_text() == "5"
+    status.write_text("VmHWM:\t  900 kB\nVmRSS:\t  510 kB\n")
+    assert watch.growth_bytes() == 400 * 1024
+
+
+def test_without_a_proc_file_system_growth_is_never_negative(tmp_path: Path) -> None:
+    assert MemoryWatch(2**40, tmp_path / "missing").growth_bytes() >= 0
