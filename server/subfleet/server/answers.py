@@ -1,0 +1,66 @@
+"""What a message about a task deserves: pure judgements, the same before and after a blob was pulled."""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Literal
+
+from subfleet.protocol.messages import Deployed, Receipt, Refusal, Update
+from subfleet.server.rounds import Plan, Reply, RunState, Seat
+
+__all__ = ["judge", "reply", "task_id"]
+
+Verdict = Literal["accepted", "duplicate", "refused"]
+MAX_HEADER_BYTES = 1024 * 1024
+"""By how much an update's container may be larger than the weights that it changes."""
+
+
+def task_id(plan: Plan, round_number: int, client_id: str, attempt: int) -> str:
+    """Names a task: the same again after a crash. Round 0 stands for the deploy phase."""
+    kind = f"r{round_number}" if round_number else "deploy"
+    return f"{plan.run_id}/{kind}/{client_id}/{attempt}"
+
+
+def reply(client_id: str, message_id: str, status: Verdict, reason: str = "") -> Reply:
+    """A receipt for a message."""
+    return Reply(client_id=client_id, receipt=Receipt(of=message_id, status=status, reason=reason))
+
+
+def judge(plan: Plan, state: RunState, answer: Update | Refusal | Deployed) -> tuple[Verdict, str]:
+    """Whether an answer to a task counts, was counted before, or is refused and why."""
+    if answer.run_id != plan.run_id:
+        return "refused", f"run {answer.run_id!r:.80} is not the current run {plan.run_id!r}"
+    if answer.task_id in state.settled:
+        return "duplicate", ""
+    seat = state.seats.get(answer.client_id)
+    if seat is None or (not isinstance(answer, Deployed) and answer.round != state.round):
+        return "refused", f"task {answer.task_id!r:.120} is closed; the run is in round {state.round}"
+    if not _is_for(seat, answer):
+        return _judge_other_task(seat, answer)
+    return _judge_stage(state, seat, answer)
+
+
+def _is_for(seat: Seat, answer: Update | Refusal | Deployed) -> bool:
+    return seat.task is not None and seat.task.task_id == answer.task_id
+
+
+def _judge_other_task(seat: Seat, answer: Update | Refusal | Deployed) -> tuple[Verdict, str]:
+    """An answer to an earlier task of this round: its refusal is why there is a newer one."""
+    if isinstance(answer, Refusal) and seat.attempt > 0:
+        return "duplicate", ""
+    return "refused", f"task {answer.task_id!r:.120} is not the one that {answer.client_id} was given last"
+
+
+def _judge_stage(state: RunState, seat: Seat, answer: Update | Refusal | Deployed) -> tuple[Verdict, str]:
+    if seat.task is None or not isinstance(answer, _ANSWERS[seat.task.work]):
+        return "refused", f"a message of kind {answer.KIND!r} is no answer to that task"
+    if seat.stage == ("refused" if isinstance(answer, Refusal) else "done"):
+        return "duplicate", ""
+    if seat.stage != "out" or state.phase != seat.task.work:
+        return "refused", f"the task is closed: {seat.stage} {seat.reason}".rstrip()
+    limit_bytes = MAX_HEADER_BYTES + (seat.task.weights.size_bytes if seat.task.weights is not None else 0)
+    if isinstance(answer, Update) and answer.blob.size_bytes > limit_bytes:
+        return "refused", f"the update is {answer.blob.size_bytes} bytes, but may be {limit_bytes} at most"
+    return "accepted", ""
+
+
+_ANSWERS: Mapping[str, tuple[type, ...]] = MappingProxyType({"train": (Update, Refusal), "deploy": (Deployed, Refusal)})

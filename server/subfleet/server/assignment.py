@@ -1,0 +1,84 @@
+"""Which subnet fits a budget: a pure choice from a table of candidates, the same for every arrival order and cache."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from subfleet.protocol.readings import Budget, Reading
+from subfleet.protocol.subnet import SubnetSpec
+
+__all__ = ["Candidate", "budget_of", "fits", "largest_fitting", "ordered", "why_nothing_fits"]
+
+UPDATE_SLACK_BYTES = 64 * 1024
+"""What a container adds to the weights at most: its header of names and shapes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """A subnet that may be assigned, and what it costs.
+
+    Attributes:
+        training_memory_bytes: estimated growth of the device process while it trains, by program target; the
+            exported program's own plan decides in the end.
+        weight_bytes: of its weights; an update is as large.
+        forward_macs: multiply-accumulates of one sample's forward pass.
+    """
+
+    spec: SubnetSpec
+    parameters: int
+    forward_macs: int
+    weight_bytes: int
+    training_memory_bytes: Mapping[str, int]
+
+
+def ordered(candidates: Sequence[Candidate]) -> tuple[Candidate, ...]:
+    """Smallest to largest: by parameters, then by multiply-accumulates, then by identity, so that no order is open."""
+    return tuple(sorted(candidates, key=lambda one: (one.parameters, one.forward_macs, one.spec.spec_id)))
+
+
+def budget_of(reading: Reading, memory_budget_bytes: int, communication_s: float) -> Budget:
+    """What one task may cost a device: its memory share, and the bytes its link moves in `communication_s` seconds."""
+    return Budget(
+        memory_bytes=memory_budget_bytes,
+        downlink_bytes=_link_bytes(reading.downlink_bps, communication_s),
+        uplink_bytes=_link_bytes(reading.uplink_bps, communication_s),
+    )
+
+
+def fits(candidate: Candidate, target: str, budget: Budget) -> bool:
+    """Whether a candidate's estimated memory and its bytes are within a budget."""
+    return (
+        candidate.training_memory_bytes[target] <= budget.memory_bytes
+        and (budget.downlink_bytes is None or candidate.weight_bytes <= budget.downlink_bytes)
+        and (budget.uplink_bytes is None or candidate.weight_bytes <= budget.uplink_bytes)
+    )
+
+
+def largest_fitting(
+    candidates: Sequence[Candidate], target: str, budget: Budget, *, below: int | None = None
+) -> int | None:
+    """Place of the largest candidate that fits; None where none does.
+
+    Args:
+        candidates: from smallest to largest.
+        target: the program target that the device runs.
+        budget: of the device.
+        below: only candidates before this place are looked at.
+    """
+    places = range(len(candidates) if below is None else below)
+    return next((place for place in reversed(places) if fits(candidates[place], target, budget)), None)
+
+
+def why_nothing_fits(candidates: Sequence[Candidate], target: str, budget: Budget) -> str:
+    """One sentence that names the smallest candidate's need beside what the device has."""
+    smallest = candidates[0]
+    need = smallest.training_memory_bytes[target]
+    if need > budget.memory_bytes:
+        return f"no subnet fits: the smallest needs {need} bytes of memory and the budget is {budget.memory_bytes}"
+    return (
+        f"no subnet fits: the smallest moves {smallest.weight_bytes} bytes each way and the link budget is "
+        f"{budget.downlink_bytes} down and {budget.uplink_bytes} up"
+    )
+
+
+def _link_bytes(rate_bps: float | None, communication_s: float) -> int | None:
+    return None if rate_bps is None else int(rate_bps * communication_s / 8)

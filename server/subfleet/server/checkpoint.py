@@ -1,0 +1,75 @@
+"""The whole model after a round, as a safetensors file: written aside, synced, renamed; it is whole or absent."""
+
+import hashlib
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from safetensors.torch import load, save
+
+from subfleet.protocol.errors import FileError
+
+__all__ = ["checkpoint_path", "load_checkpoint", "prune_checkpoints", "save_checkpoint"]
+
+
+def checkpoint_path(folder: Path, round_number: int) -> Path:
+    """Where the model after a round is kept."""
+    return folder / f"round-{round_number:06d}.safetensors"
+
+
+def save_checkpoint(folder: Path, round_number: int, state: Mapping[str, torch.Tensor]) -> str:
+    """Write a model durably; returns its SHA-256. The bytes depend on names and values alone.
+
+    Raises:
+        FileError: the folder cannot be written.
+    """
+    content = save({name: state[name].contiguous() for name in sorted(state)}, {"round": str(round_number)})
+    path = checkpoint_path(folder, round_number)
+    aside = path.with_suffix(".partial")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with aside.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        aside.replace(path)
+        _sync_folder(folder)
+    except OSError as error:
+        raise FileError(f"checkpoint {path} cannot be written: {error.strerror}; make room for it") from error
+    return hashlib.sha256(content).hexdigest()
+
+
+def load_checkpoint(folder: Path, round_number: int, sha256: str) -> dict[str, torch.Tensor]:
+    """Read a model back.
+
+    Raises:
+        FileError: it is missing, or not the one that was written.
+    """
+    path = checkpoint_path(folder, round_number)
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise FileError(f"checkpoint {path} cannot be read: {error.strerror}; restore it from a backup") from error
+    if hashlib.sha256(content).hexdigest() != sha256:
+        raise FileError(f"checkpoint {path} is damaged: its sha256 must be {sha256}; restore it from a backup")
+    return load(content)
+
+
+def prune_checkpoints(folder: Path, *, keep_from: int) -> None:
+    """Remove the checkpoints of rounds before `keep_from`."""
+    for path in folder.glob("round-*.safetensors"):
+        number = path.stem.removeprefix("round-")
+        if number.isdigit() and int(number) < keep_from:
+            path.unlink(missing_ok=True)
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make the rename itself durable, where folders can be synced."""
+    if os.name != "posix":
+        return
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

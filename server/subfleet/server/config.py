@@ -1,0 +1,170 @@
+"""The configuration of a server: one frozen description, read from TOML, checked before anything starts."""
+
+import hashlib
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from subfleet.elastic.network import ModelConfig
+from subfleet.protocol.errors import ConfigError, FileError, ProtocolError
+from subfleet.protocol.messages import check_client_id
+from subfleet.protocol.programs import TrainingSettings
+from subfleet.protocol.schema import canonical_json, from_plain
+from subfleet.protocol.topics import Topics
+from subfleet.server.methods import AnyMethod
+from subfleet.server.methods.heterofl import HeteroFL
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+__all__ = ["Deadlines", "HttpAddress", "LogClock", "ServerConfig", "load_config"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogClock:
+    """A logical clock: round r reads replayed resource logs at `start_s + (r - 1) * step_s`."""
+
+    start_s: float = 0.0
+    step_s: float = 60.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Deadlines:
+    """How long anything may take, in seconds; nothing waits for ever.
+
+    Attributes:
+        join_s: for the wanted number of clients to be there.
+        measure_s: for the clients' telemetry at the start of a round.
+        round_s: from the assignment of tasks to the close of the round.
+        deploy_s: for clients to fetch their models after the last round.
+        lease_s: a client whose last sign of life is older than this is taken for gone.
+        linger_s: after the end, for clients to hear of it.
+    """
+
+    join_s: float = 600.0
+    measure_s: float = 30.0
+    round_s: float = 600.0
+    deploy_s: float = 300.0
+    lease_s: float = 30.0
+    linger_s: float = 5.0
+
+    def __post_init__(self) -> None:
+        for name in ("join_s", "measure_s", "round_s", "deploy_s", "lease_s"):
+            if getattr(self, name) <= 0:
+                raise ValueError(f"{name} is {getattr(self, name)}, but must be above 0")
+        if self.linger_s < 0:
+            raise ValueError(f"linger_s is {self.linger_s}, but must be 0 or more")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HttpAddress:
+    """Where the HTTP API listens. Port 0 takes a free one."""
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerConfig:
+    """Everything about a run and its server.
+
+    Attributes:
+        name: of the run; a server that starts again with the same name and state folder takes the run up.
+        fleet: name of the fleet, a part of every topic.
+        rounds: how many, 1 or more.
+        min_clients: a round starts when this many clients are there.
+        model: the elastic network that is trained.
+        evaluation_data: data set on which the whole model is evaluated after every round.
+        training: local training; its seed is replaced by `seed`.
+        method: which federated method, with its parameters.
+        rates: width rates of the search space, each above 0 and at most 1.
+        seed: of initial weights and data order.
+        quorum: share of the given tasks that must be answered to close a round; below 1 a round does not wait for the
+            slowest, and its outcome depends on timing.
+        communication_s: seconds of its link that a device gives to a round, each way.
+        clock: a logical clock for replayed logs; None reads everything live.
+        deadlines: see there.
+        max_attempts: tasks that one client may be given in one round, each smaller than the last.
+        targets: program targets that are exported for training, where a device runs several its own order decides.
+        deploy_targets: formats of each device's own model after the last round; empty deploys nothing.
+        memory_overhead_bytes: by target, what its runtime needs beyond the estimate of a subnet's training memory.
+        keep_rounds: rounds whose checkpoints and updates stay on disk.
+        state_folder: where the run lives.
+        broker_url: None starts an embedded broker.
+        http: where the API listens.
+    """
+
+    name: str
+    model: ModelConfig
+    evaluation_data: str
+    rounds: int = 5
+    min_clients: int = 2
+    fleet: str = "main"
+    training: TrainingSettings = field(default_factory=TrainingSettings)
+    method: AnyMethod = field(default_factory=HeteroFL)
+    rates: tuple[float, ...] = (0.25, 0.5, 0.75, 1.0)
+    seed: int = 0
+    quorum: float = 1.0
+    communication_s: float = 10.0
+    clock: LogClock | None = None
+    deadlines: Deadlines = field(default_factory=Deadlines)
+    max_attempts: int = 3
+    targets: tuple[str, ...] = ("onnx", "executorch")
+    deploy_targets: tuple[str, ...] = ("onnx", "executorch")
+    memory_overhead_bytes: dict[str, int] = field(default_factory=dict)
+    keep_rounds: int = 2
+    state_folder: str = "state"
+    broker_url: str | None = None
+    http: HttpAddress = field(default_factory=HttpAddress)
+
+    def __post_init__(self) -> None:
+        check_client_id(self.name)
+        Topics(self.fleet)
+        for name in ("rounds", "min_clients", "max_attempts", "keep_rounds"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}, but must be 1 or more")
+        if not 0 < self.quorum <= 1:
+            raise ValueError(f"quorum is {self.quorum}, but must be above 0 and at most 1")
+        if not self.rates or not all(0 < rate <= 1 for rate in self.rates):
+            raise ValueError(f"rates are {list(self.rates)}, but must be one or more numbers above 0 and at most 1")
+        if self.communication_s <= 0:
+            raise ValueError(f"communication_s is {self.communication_s}, but must be above 0")
+        if not self.targets:
+            raise ValueError("targets are empty, but must name one or more program targets such as 'onnx'")
+
+    @property
+    def strict(self) -> bool:
+        """Whether a round waits for every client that it knows, so that timing takes no part in the outcome."""
+        return self.quorum >= 1
+
+    def log_time_s(self, round_number: int) -> float | None:
+        """Where replayed logs are read in a round; None for a live run."""
+        return None if self.clock is None else self.clock.start_s + (round_number - 1) * self.clock.step_s
+
+    def fingerprint(self) -> str:
+        """SHA-256 of everything that takes part in the outcome: a run is only taken up with the same."""
+        names = ("name", "model", "evaluation_data", "rounds", "training", "method", "rates", "seed", "quorum")
+        more = ("communication_s", "clock", "max_attempts", "targets", "deploy_targets", "memory_overhead_bytes")
+        return hashlib.sha256(canonical_json([getattr(self, name) for name in (*names, *more)])).hexdigest()
+
+
+def load_config(path: Path) -> ServerConfig:
+    """Read a TOML file; tables and keys are the fields of `ServerConfig`.
+
+    Raises:
+        FileError: the file cannot be read.
+        ConfigError: it is no TOML, or a key is unknown, missing or wrong; the text names the known ones.
+    """
+    try:
+        plain: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise FileError(f"configuration {path} cannot be read: {error.strerror}; name a file that exists") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"configuration {path} is not TOML: {error}; correct that line") from error
+    try:
+        return from_plain(ServerConfig, plain, str(path))
+    except ProtocolError as error:
+        raise ConfigError(f"configuration {error}") from error

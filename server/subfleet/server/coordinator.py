@@ -1,0 +1,285 @@
+"""The run as a pure state machine: (plan, state, event, now) to (state, actions). No clock, no file, no network.
+
+Handlers take in what happened; `advance` alone moves from phase to phase. A caller stores the new state durably before
+it performs the actions, so that whatever was promised to a client survives a crash.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Any
+
+from subfleet.protocol.messages import RoundInfo
+from subfleet.server.answers import judge, reply
+from subfleet.server.phases import advance
+from subfleet.server.rounds import (
+    Action,
+    Close,
+    DeployPrepared,
+    Event,
+    Fetch,
+    Fold,
+    Folded,
+    Heard,
+    Measured,
+    Member,
+    Plan,
+    Prepare,
+    Prepared,
+    PrepareFailed,
+    PrepareModels,
+    Profiled,
+    Refused,
+    Reported,
+    RunState,
+    Seat,
+    SendTask,
+    Tick,
+    UpdateOffered,
+    UpdateRejected,
+    UpdateStored,
+    Withdraw,
+)
+from subfleet.server.seating import measured_seat, prepared_seat, refused_seat, task_for_models
+
+__all__ = ["resume_actions", "round_info", "step"]
+
+Outcome = tuple[RunState, tuple[Action, ...]]
+
+
+def step(plan: Plan, state: RunState, event: Event, now_s: float) -> Outcome:
+    """Take in an event, then move on as far as the state allows."""
+    state, actions = _HANDLERS[type(event)](plan, state, event, now_s)
+    state, more = advance(plan, state, now_s)
+    return state, (*actions, *more)
+
+
+def round_info(plan: Plan, state: RunState, now_s: float) -> RoundInfo | None:
+    """What everyone is told of the run now; None where there is nothing to tell, between rounds.
+
+    Its message id follows from what it says, so that repetitions are recognised.
+    """
+    phases: Mapping[str, tuple[Any, float]] = {
+        "measure": ("measure", plan.config.deadlines.measure_s),
+        "train": ("train", plan.config.deadlines.round_s),
+        "deploy": ("train", plan.config.deadlines.deploy_s),
+        "finished": ("finished", plan.config.deadlines.linger_s),
+        "failed": ("finished", plan.config.deadlines.linger_s),
+    }
+    if state.phase not in phases:
+        return None
+    phase, limit_s = phases[state.phase]
+    return RoundInfo(
+        run_id=plan.run_id,
+        round=state.round,
+        round_count=plan.config.rounds,
+        phase=phase,
+        log_time_s=plan.config.log_time_s(max(state.round, 1)),
+        deadline_s=max(0.0, limit_s - (now_s - state.entered_s)),
+        message_id=f"{plan.run_id}/{state.round}/{phase}",
+    )
+
+
+def resume_actions(plan: Plan, state: RunState) -> tuple[Action, ...]:
+    """What is to be done again when a stored state is taken up: everything that was under way."""
+    if state.phase == "fold":
+        return (Fold(round=state.round, seats=_done(state)),)
+    actions: list[Action] = []
+    for seat in state.seats.values():
+        if seat.stage == "out" and seat.task is not None:
+            actions.append(SendTask(task=seat.task))
+        if seat.stage != "preparing" or seat.place is None:
+            continue
+        if state.phase == "deploy":
+            actions.append(PrepareModels(client_id=seat.client_id, round=state.round, place=seat.place))
+        else:
+            actions.append(
+                Prepare(
+                    client_id=seat.client_id,
+                    round=state.round,
+                    attempt=seat.attempt,
+                    place=seat.place,
+                    target=seat.runtime,
+                )
+            )
+    return tuple(actions)
+
+
+def _done(state: RunState) -> tuple[Seat, ...]:
+    return tuple(seat for _, seat in sorted(state.seats.items()) if seat.stage == "done")
+
+
+def _tick(plan: Plan, state: RunState, event: Tick, now_s: float) -> Outcome:
+    return state, ()
+
+
+def _heard(plan: Plan, state: RunState, event: Heard, now_s: float) -> Outcome:
+    presence = event.presence
+    member = state.members.get(presence.client_id, Member())
+    if not presence.online:
+        # A will is only a hint, and one of an earlier session says nothing of this one.
+        if presence.session_id not in ("", member.session_id):
+            return state, ()
+        return _with_member(state, presence.client_id, replace(member, heard_s=None)), ()
+    started_anew = presence.session_id != member.session_id
+    member = replace(member, session_id=presence.session_id, heard_s=now_s, absent=False)
+    state = _with_member(state, presence.client_id, member)
+    seat = state.seats.get(presence.client_id)
+    if started_anew and seat is not None and seat.stage == "out" and seat.task is not None:
+        # The receipt of this task may have come from the life before, which took the task with it.
+        return state, (SendTask(task=seat.task),)
+    return state, ()
+
+
+def _profiled(plan: Plan, state: RunState, event: Profiled, now_s: float) -> Outcome:
+    member = state.members.get(event.profile.client_id, Member())
+    return _with_member(state, event.profile.client_id, replace(member, profile=event.profile)), ()
+
+
+def _with_member(state: RunState, client_id: str, member: Member) -> RunState:
+    return replace(state, members=MappingProxyType({**state.members, client_id: member}))
+
+
+def _with_seat(state: RunState, seat: Seat) -> RunState:
+    return replace(state, seats=MappingProxyType({**state.seats, seat.client_id: seat}))
+
+
+def _measured(plan: Plan, state: RunState, event: Measured, now_s: float) -> Outcome:
+    telemetry = event.telemetry
+    client_id, message_id = telemetry.client_id, telemetry.message_id
+    member = state.members.get(client_id, Member())
+    member = replace(member, heard_s=now_s, absent=False, session_id=telemetry.session_id)
+    state = _with_member(state, client_id, member)
+    if telemetry.round is None:
+        return state, ()
+    if telemetry.run_id != plan.run_id or telemetry.round != state.round:
+        return state, (reply(client_id, message_id, "refused", f"round {telemetry.round} of that run is not open"),)
+    if client_id in state.seats and state.seats[client_id].stage != "missing":
+        return state, (reply(client_id, message_id, "duplicate"),)
+    if state.phase != "measure":
+        return state, (reply(client_id, message_id, "refused", f"round {state.round} has begun without this client"),)
+    if member.profile is None:
+        # Its profile is still on its way; the client sends the telemetry again until it has a receipt.
+        return state, ()
+    seat = measured_seat(plan, member.profile, telemetry)
+    return _with_seat(state, seat), (reply(client_id, message_id, "accepted"),)
+
+
+def _prepared(plan: Plan, state: RunState, event: Prepared, now_s: float) -> Outcome:
+    seat = state.seats.get(event.client_id)
+    if state.phase != "train" or seat is None or event.round != state.round or seat.stage != "preparing":
+        return state, ()
+    if (seat.attempt, seat.place) != (event.attempt, event.place):
+        return state, ()
+    seat, actions = prepared_seat(plan, state, seat, event, now_s)
+    return _with_seat(state, seat), actions
+
+
+def _prepare_failed(plan: Plan, state: RunState, event: PrepareFailed, now_s: float) -> Outcome:
+    seat = state.seats.get(event.client_id)
+    if seat is None or event.round != state.round or seat.stage != "preparing" or seat.attempt != event.attempt:
+        return state, ()
+    return _with_seat(state, replace(seat, stage="skipped", reason=event.reason)), ()
+
+
+def _deploy_prepared(plan: Plan, state: RunState, event: DeployPrepared, now_s: float) -> Outcome:
+    seat = state.seats.get(event.client_id)
+    if state.phase != "deploy" or seat is None or seat.stage != "preparing":
+        return state, ()
+    task = task_for_models(plan, state, seat, event.programs, now_s)
+    return _with_seat(state, replace(seat, stage="out", task=task, models=event.models)), (SendTask(task=task),)
+
+
+def _refused(plan: Plan, state: RunState, event: Refused, now_s: float) -> Outcome:
+    refusal = event.refusal
+    verdict, reason = judge(plan, state, refusal)
+    answer = reply(refusal.client_id, refusal.message_id, verdict, reason)
+    if verdict != "accepted":
+        return state, (answer,)
+    seat, actions = refused_seat(plan, state, state.seats[refusal.client_id], refusal)
+    return _with_seat(state, seat), (answer, Withdraw(task_id=refusal.task_id), *actions)
+
+
+def _update_offered(plan: Plan, state: RunState, event: UpdateOffered, now_s: float) -> Outcome:
+    update = event.update
+    verdict, reason = judge(plan, state, update)
+    if verdict == "accepted":
+        return state, (Fetch(update=update),)
+    return state, (reply(update.client_id, update.message_id, verdict, reason),)
+
+
+def _update_stored(plan: Plan, state: RunState, event: UpdateStored, now_s: float) -> Outcome:
+    update = event.update
+    verdict, reason = judge(plan, state, update)
+    answer = reply(update.client_id, update.message_id, verdict, reason)
+    if verdict != "accepted":
+        return state, (answer,)
+    seat = replace(state.seats[update.client_id], stage="done", result=update)
+    return _with_seat(state, seat), (answer, Withdraw(task_id=update.task_id))
+
+
+def _update_rejected(plan: Plan, state: RunState, event: UpdateRejected, now_s: float) -> Outcome:
+    update = event.update
+    verdict, reason = judge(plan, state, update)
+    if verdict != "accepted":
+        return state, (reply(update.client_id, update.message_id, verdict, reason),)
+    seat = replace(state.seats[update.client_id], stage="refused", reason=event.reason)
+    answer = reply(update.client_id, update.message_id, "refused", event.reason)
+    return _with_seat(state, seat), (answer, Withdraw(task_id=update.task_id))
+
+
+def _folded(plan: Plan, state: RunState, event: Folded, now_s: float) -> Outcome:
+    if state.phase != "fold" or event.round != state.round:
+        return state, ()
+    seats = {
+        name: replace(seat, stage="refused", reason=event.refused[name]) if name in event.refused else seat
+        for name, seat in state.seats.items()
+    }
+    done = {name: seat for name, seat in seats.items() if seat.stage == "done"}
+    close = Close(
+        round=state.round,
+        accuracy=event.accuracy,
+        loss=event.loss,
+        sha256=event.sha256,
+        seconds=now_s - state.opened_s,
+        seats=tuple(seat for _, seat in sorted(seats.items())),
+    )
+    state = replace(
+        state,
+        phase="waiting",
+        entered_s=now_s,
+        folded_round=state.round,
+        seats=MappingProxyType({}),
+        last=MappingProxyType({**state.last, **done}),
+        settled=frozenset(seat.task.task_id for seat in done.values() if seat.task is not None),
+    )
+    return state, (close,)
+
+
+def _reported(plan: Plan, state: RunState, event: Reported, now_s: float) -> Outcome:
+    deployed = event.deployed
+    verdict, reason = judge(plan, state, deployed)
+    answer = reply(deployed.client_id, deployed.message_id, verdict, reason)
+    if verdict != "accepted":
+        return state, (answer,)
+    seat = replace(state.seats[deployed.client_id], stage="done")
+    return _with_seat(state, seat), (answer, Withdraw(task_id=deployed.task_id))
+
+
+_HANDLERS: Mapping[type, Callable[[Plan, RunState, Any, float], Outcome]] = MappingProxyType(
+    {
+        Tick: _tick,
+        Heard: _heard,
+        Profiled: _profiled,
+        Measured: _measured,
+        Prepared: _prepared,
+        PrepareFailed: _prepare_failed,
+        DeployPrepared: _deploy_prepared,
+        Refused: _refused,
+        UpdateOffered: _update_offered,
+        UpdateStored: _update_stored,
+        UpdateRejected: _update_rejected,
+        Folded: _folded,
+        Reported: _reported,
+    }
+)

@@ -1,0 +1,61 @@
+"""From a delivery to what it means: the only place of the server that reads what devices send."""
+
+import logging
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any
+
+from subfleet.protocol.blobs import Chunk, decode_chunk
+from subfleet.protocol.errors import ProtocolError
+from subfleet.protocol.messages import BlobMissing, ChunkRequest, Receipt, decode
+from subfleet.protocol.topics import CHUNK, Topics
+from subfleet.server.rounds import Event, Heard, Measured, Profiled, Refused, Reported, UpdateOffered
+from subfleet.transport.base import Delivery
+
+__all__ = ["Incoming", "read_delivery"]
+
+_LOG = logging.getLogger(__name__)
+
+Incoming = Event | Receipt | ChunkRequest | BlobMissing | Chunk
+
+_EVENTS: Mapping[str, Callable[[Any], Event]] = MappingProxyType(
+    {
+        "presence": lambda message: Heard(presence=message),
+        "profile": lambda message: Profiled(profile=message),
+        "telemetry": lambda message: Measured(telemetry=message),
+        "refusal": lambda message: Refused(refusal=message),
+        "update": lambda message: UpdateOffered(update=message),
+        "deployed": lambda message: Reported(deployed=message),
+    }
+)
+_TRANSFERS = ("receipt", "request", "missing")
+
+
+def read_delivery(topics: Topics, delivery: Delivery) -> tuple[str, Incoming] | None:
+    """The sender and what it says; None, with a line in the log, for anything that is not valid.
+
+    A device can only speak for itself: the id in a message must be the one in its topic, which a broker's access list
+    guards.
+    """
+    if not delivery.payload:
+        return None  # a cleared retained message
+    try:
+        return _read(topics, delivery)
+    except ProtocolError as error:
+        _LOG.warning("dropped a message on %s: %s", delivery.topic[:120], error)
+        return None
+
+
+def _read(topics: Topics, delivery: Delivery) -> tuple[str, Incoming]:
+    address = topics.parse(delivery.topic)
+    if address.direction != "up":
+        raise ProtocolError(f"topic {delivery.topic!r:.120} is not one of the devices'")
+    if address.kind == CHUNK:
+        return address.client_id, decode_chunk(delivery.payload)
+    if address.kind not in _EVENTS and address.kind not in _TRANSFERS:
+        raise ProtocolError(f"a device sends no message of kind {address.kind!r:.80}")
+    message: Any = decode(delivery.payload, expected=address.kind)
+    if getattr(message, "client_id", address.client_id) != address.client_id:
+        raise ProtocolError(f"client {address.client_id} speaks for client {message.client_id!r:.80}")
+    event = _EVENTS.get(address.kind)
+    return address.client_id, (message if event is None else event(message))

@@ -1,0 +1,147 @@
+"""From phase to phase: the only place where a run moves on, and where every deadline is kept. Pure."""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from types import MappingProxyType
+
+from subfleet.server.rounds import Action, Fold, Member, Phase, Plan, PrepareModels, RunState, Seat, Withdraw
+from subfleet.server.seating import assigned_seat
+
+__all__ = ["advance", "expected_clients"]
+
+Outcome = tuple[RunState, tuple[Action, ...]]
+
+
+def advance(plan: Plan, state: RunState, now_s: float) -> Outcome:
+    """Move on until the phase has to wait for something."""
+    actions: tuple[Action, ...] = ()
+    while True:
+        before = state.phase
+        state, more = _PHASES[state.phase](plan, state, now_s)
+        actions += more
+        if state.phase == before:
+            return state, actions
+
+
+def expected_clients(plan: Plan, state: RunState, now_s: float) -> tuple[str, ...]:
+    """The clients that a round waits for at its start.
+
+    Whoever holds its lease. In a strict run also those that were here before, until a whole deadline passed without
+    them: a client that was killed and comes back takes part as if nothing had happened.
+    """
+    lease_s, strict = plan.config.deadlines.lease_s, plan.config.strict
+
+    def expected(member: Member) -> bool:
+        alive = member.heard_s is not None and now_s - member.heard_s <= lease_s
+        return member.profile is not None and (alive or (strict and not member.absent))
+
+    return tuple(sorted(name for name, member in state.members.items() if expected(member)))
+
+
+def _enter(state: RunState, phase: Phase, now_s: float) -> RunState:
+    return replace(state, phase=phase, entered_s=now_s)
+
+
+def _waiting(plan: Plan, state: RunState, now_s: float) -> Outcome:
+    if state.folded_round >= plan.config.rounds:
+        return _open_deploy(plan, state, now_s)
+    there = len(expected_clients(plan, state, now_s))
+    if there >= plan.config.min_clients:
+        opened = replace(state, round=state.folded_round + 1, seats=MappingProxyType({}), opened_s=now_s)
+        return _enter(opened, "measure", now_s), ()
+    if now_s - state.entered_s < plan.config.deadlines.join_s:
+        return state, ()
+    failure = (
+        f"{there} of {plan.config.min_clients} clients were there after {plan.config.deadlines.join_s:g} s; "
+        "start more clients or lower min_clients"
+    )
+    return _enter(replace(state, failure=failure), "failed", now_s), ()
+
+
+def _measure(plan: Plan, state: RunState, now_s: float) -> Outcome:
+    expected = expected_clients(plan, state, now_s)
+    late = now_s - state.entered_s >= plan.config.deadlines.measure_s
+    complete = len(state.seats) >= plan.config.min_clients and all(name in state.seats for name in expected)
+    if not complete and not late:
+        return state, ()
+    silent = [name for name in expected if name not in state.seats]
+    members = {**state.members, **{name: replace(state.members[name], absent=True) for name in silent}}
+    state = replace(state, members=MappingProxyType(members))
+    if not state.seats:
+        return _enter(state, "waiting", now_s), ()
+    seats = {**state.seats, **{name: _absent_seat(state, name) for name in silent}}
+    return _assign(plan, replace(state, seats=MappingProxyType(seats)), now_s)
+
+
+def _absent_seat(state: RunState, client_id: str) -> Seat:
+    profile = state.members[client_id].profile
+    device = profile.device if profile is not None else ""
+    return Seat(client_id=client_id, device=device, stage="missing", reason="no telemetry came in time")
+
+
+def _assign(plan: Plan, state: RunState, now_s: float) -> Outcome:
+    state = _enter(state, "train", now_s)
+    seats: dict[str, Seat] = {}
+    actions: list[Action] = []
+    for name, seat in sorted(state.seats.items()):
+        seats[name] = seat
+        if seat.stage == "answered":
+            seats[name], more = assigned_seat(plan, state, seat)
+            actions += more
+    return replace(state, seats=MappingProxyType(seats)), tuple(actions)
+
+
+def _train(plan: Plan, state: RunState, now_s: float) -> Outcome:
+    still_open = [seat for seat in state.seats.values() if seat.open]
+    done = sum(seat.stage == "done" for seat in state.seats.values())
+    answered = done + sum(seat.stage == "refused" for seat in state.seats.values())
+    enough = done > 0 and answered >= math.ceil(plan.config.quorum * (answered + len(still_open)))
+    late = now_s - state.entered_s >= plan.config.deadlines.round_s
+    if still_open and not late and not (enough and not plan.config.strict):
+        return state, ()
+    reason = "no answer came in time" if late else "the round closed at its quorum"
+    state, actions = _close_open_seats(state, still_open, reason)
+    done_seats = tuple(seat for _, seat in sorted(state.seats.items()) if seat.stage == "done")
+    return _enter(state, "fold", now_s), (*actions, Fold(round=state.round, seats=done_seats))
+
+
+def _close_open_seats(state: RunState, still_open: list[Seat], reason: str) -> Outcome:
+    closed = {seat.client_id: replace(seat, stage="missing", reason=reason) for seat in still_open}
+    actions = tuple(Withdraw(task_id=seat.task.task_id) for seat in still_open if seat.task is not None)
+    return replace(state, seats=MappingProxyType({**state.seats, **closed})), actions
+
+
+def _open_deploy(plan: Plan, state: RunState, now_s: float) -> Outcome:
+    if not plan.config.deploy_targets or not state.last:
+        return _enter(state, "finished", now_s), ()
+    seats = {name: replace(seat, stage="preparing", task=None, result=None) for name, seat in state.last.items()}
+    actions = tuple(
+        PrepareModels(client_id=name, round=state.round, place=seat.place or 0) for name, seat in sorted(seats.items())
+    )
+    return _enter(replace(state, seats=MappingProxyType(seats)), "deploy", now_s), actions
+
+
+def _deploy(plan: Plan, state: RunState, now_s: float) -> Outcome:
+    still_open = [seat for seat in state.seats.values() if seat.open]
+    if still_open and now_s - state.entered_s < plan.config.deadlines.deploy_s:
+        return state, ()
+    state, actions = _close_open_seats(state, still_open, "it did not fetch its models in time")
+    return _enter(state, "finished", now_s), actions
+
+
+def _stay(plan: Plan, state: RunState, now_s: float) -> Outcome:
+    return state, ()
+
+
+_PHASES: Mapping[Phase, Callable[[Plan, RunState, float], Outcome]] = MappingProxyType(
+    {
+        "waiting": _waiting,
+        "measure": _measure,
+        "train": _train,
+        "fold": _stay,
+        "deploy": _deploy,
+        "finished": _stay,
+        "failed": _stay,
+    }
+)

@@ -1,0 +1,110 @@
+"""What a run tells of itself: one row per client and round, a record per round, a result at its end."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+__all__ = ["ClientRow", "DeployedModel", "RoundRecord", "RunObserver", "RunResult"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClientRow:
+    """One client in one round.
+
+    Attributes:
+        device: name of its device profile.
+        runtime: the program target it ran; empty where it was given no task.
+        spec: display name of its subnet; empty where it was given none.
+        spec_id: identity of its subnet.
+        parameters: of its subnet.
+        memory_free_bytes: free memory as the device reported it for this round; None is unknown.
+        budget_bytes: the share of it that the device gave to training.
+        planned_peak_bytes: what the program plans to need.
+        measured_peak_bytes: what the device measured while it trained.
+        bytes_down: payload bytes published to this client during the round.
+        bytes_up: payload bytes received from it during the round.
+        seconds: from the task's arrival on the device to its update.
+        loss: mean loss of its last local epoch.
+        status: "folded", "refused: <reason>", "missing: <reason>" or "skipped: <reason>".
+    """
+
+    client_id: str
+    device: str
+    runtime: str
+    spec: str
+    spec_id: str
+    parameters: int
+    memory_free_bytes: int | None
+    budget_bytes: int
+    planned_peak_bytes: int
+    measured_peak_bytes: int
+    bytes_down: int
+    bytes_up: int
+    seconds: float
+    loss: float
+    sample_count: int
+    status: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundRecord:
+    """A finished round: the model's accuracy and loss on the evaluation data, and a row per client."""
+
+    round: int
+    accuracy: float
+    loss: float
+    seconds: float
+    log_time_s: float | None
+    clients: tuple[ClientRow, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeployedModel:
+    """A client's own model for inference.
+
+    Attributes:
+        path: the model file in the server's state folder.
+        spec: display name of the subnet.
+        max_abs_diff: largest difference from PyTorch that was found when the file was written; None is unknown.
+        status: "deployed" where the client confirmed it, else why not.
+    """
+
+    client_id: str
+    target: str
+    path: Path
+    spec: str
+    spec_id: str
+    max_abs_diff: float | None
+    status: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunResult:
+    """How a run ended.
+
+    Attributes:
+        finished: False where it was stopped before its end; it can be taken up again.
+        accuracy: of the whole model after the last folded round; 0 where there was none.
+        rounds: every finished round, those before a restart included.
+        deployed: each client's models, one per target.
+        model_path: the last checkpoint; None where no round was folded.
+    """
+
+    run_id: str
+    finished: bool
+    accuracy: float
+    rounds: tuple[RoundRecord, ...]
+    deployed: tuple[DeployedModel, ...]
+    model_path: Path | None
+
+
+class RunObserver(Protocol):
+    """Who wants to hear of a run while it goes on. Called from the server's one thread."""
+
+    def say(self, text: str) -> None:
+        """One sentence for people."""
+        ...
+
+    def round_finished(self, record: RoundRecord) -> None:
+        """A round was folded and evaluated."""
+        ...

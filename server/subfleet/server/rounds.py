@@ -1,0 +1,388 @@
+"""The state of a run, what can happen to it and what is then to be done: plain data for `coordinator`.
+
+    waiting --> measure    enough clients are there        (failed: not within the join deadline)
+    measure --> train      all have answered, or deadline  (waiting: nobody has)
+    train   --> fold       all have answered, quorum, or deadline
+    fold    --> waiting    the new model is on disk        (rounds are left)
+    waiting --> deploy     no round is left
+    deploy  --> finished   all have their models, or deadline
+
+A client's seat in a round:
+
+    answered  --> preparing  a subnet was chosen              (skipped: none fits, not available, ...)
+    preparing --> out        its program fits and is sent     (preparing: a smaller one; skipped: none is left)
+    out       --> done       its update is stored             (refused; missing at the deadline)
+    out       --> preparing  refused for memory: a smaller task
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Literal
+
+from subfleet.protocol.blobs import BlobRef
+from subfleet.protocol.messages import Deployed, Presence, Profile, Receipt, Refusal, Task, Telemetry, Update
+from subfleet.protocol.programs import ProgramRef, TrainingSettings
+from subfleet.protocol.readings import Budget
+from subfleet.server.assignment import Candidate
+from subfleet.server.config import ServerConfig
+from subfleet.server.methods import Method
+
+__all__ = [
+    "Action",
+    "Close",
+    "DeployPrepared",
+    "Event",
+    "Fetch",
+    "Fold",
+    "Folded",
+    "Heard",
+    "Measured",
+    "Member",
+    "ModelFile",
+    "Phase",
+    "Plan",
+    "Prepare",
+    "PrepareFailed",
+    "PrepareModels",
+    "Prepared",
+    "Profiled",
+    "Refused",
+    "Reply",
+    "Reported",
+    "RunState",
+    "Seat",
+    "SendTask",
+    "Tick",
+    "UpdateOffered",
+    "UpdateRejected",
+    "UpdateStored",
+    "Withdraw",
+]
+
+Phase = Literal["waiting", "measure", "train", "fold", "deploy", "finished", "failed"]
+Stage = Literal["answered", "preparing", "out", "done", "refused", "skipped", "missing"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What does not change during a run.
+
+    Attributes:
+        run_id: the configured name and a part that no other run has: devices remember what they did for a run.
+        candidates: the search space with its costs, from smallest to largest.
+    """
+
+    config: ServerConfig
+    run_id: str
+    candidates: tuple[Candidate, ...]
+
+    @property
+    def method(self) -> Method:
+        """The configured federated method."""
+        return self.config.method
+
+    def training(self, round_number: int) -> TrainingSettings:
+        """The local training of a round."""
+        return self.method.training(self.config.training, round_number)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Member:
+    """A client of the fleet, whether it takes part or not.
+
+    Attributes:
+        heard_s: monotonic time of its last sign of life; None where it said that it is gone or was never heard.
+        absent: it was missing when telemetry was due and has not been heard since.
+    """
+
+    profile: Profile | None = None
+    session_id: str = ""
+    heard_s: float | None = None
+    absent: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelFile:
+    """One inference model of a client.
+
+    Attributes:
+        file: its path.
+        max_abs_diff: largest difference from PyTorch; None where the exporter did not tell.
+    """
+
+    target: str
+    file: str
+    max_abs_diff: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seat:
+    """One client's place in a round.
+
+    Attributes:
+        attempt: how many tasks it was given before in this round.
+        place: of its candidate in the plan; None before one is chosen.
+        reason: why it was refused, skipped or is missing.
+        task: what was sent to it, kept so that it is sent again unchanged.
+        result: its accepted update.
+        models: its inference models, in the deploy phase.
+    """
+
+    client_id: str
+    device: str
+    stage: Stage
+    runtime: str = ""
+    budget: Budget | None = None
+    memory_free_bytes: int | None = None
+    memory_budget_bytes: int = 0
+    attempt: int = 0
+    place: int | None = None
+    reason: str = ""
+    task: Task | None = None
+    result: Update | None = None
+    models: tuple[ModelFile, ...] = ()
+
+    @property
+    def open(self) -> bool:
+        """Whether an answer of this client is still awaited."""
+        return self.stage in ("preparing", "out")
+
+
+def _nothing() -> Mapping[str, "Seat"]:
+    return MappingProxyType({})
+
+
+def _nobody() -> Mapping[str, Member]:
+    return MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunState:
+    """Where a run stands. Everything but `members`, `entered_s` and `opened_s` survives a crash.
+
+    Attributes:
+        round: the open or last round; 0 before the first.
+        folded_round: the round whose model is the current one; 0 is the initial model.
+        entered_s: monotonic time at which the phase began.
+        opened_s: monotonic time at which the round began.
+        seats: of the open round, or of the deploy phase, by client.
+        last: each client's seat in the last round that folded it: from it follows the model it is given.
+        settled: tasks of the last closed round whose updates were accepted, to answer their repetitions.
+        failure: why the run failed.
+    """
+
+    round: int = 0
+    folded_round: int = 0
+    phase: Phase = "waiting"
+    entered_s: float = 0.0
+    opened_s: float = 0.0
+    members: Mapping[str, Member] = field(default_factory=_nobody)
+    seats: Mapping[str, Seat] = field(default_factory=_nothing)
+    last: Mapping[str, Seat] = field(default_factory=_nothing)
+    settled: frozenset[str] = frozenset()
+    failure: str = ""
+
+
+# Events: what can happen.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tick:
+    """Time has passed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Heard:
+    """A client's presence: a heartbeat, or its will."""
+
+    presence: Presence
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Profiled:
+    """A client says what it is."""
+
+    profile: Profile
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """A client says what it can give."""
+
+    telemetry: Telemetry
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepared:
+    """A task's program and weights are ready. `place` and `attempt` tell for which choice."""
+
+    client_id: str
+    round: int
+    attempt: int
+    place: int
+    program: ProgramRef
+    weights: BlobRef
+    planned_peak_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeployPrepared:
+    """A client's inference models are ready."""
+
+    client_id: str
+    programs: tuple[ProgramRef, ...]
+    models: tuple[ModelFile, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrepareFailed:
+    """A program or model could not be made."""
+
+    client_id: str
+    round: int
+    attempt: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refused:
+    """A client does not do its task."""
+
+    refusal: Refusal
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpdateOffered:
+    """A client has an update; its blob is still on the device."""
+
+    update: Update
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpdateStored:
+    """The update's blob is on disk, synced and checked."""
+
+    update: Update
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpdateRejected:
+    """The update's blob is not what it should be."""
+
+    update: Update
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Folded:
+    """The round's updates are folded, the new model is on disk.
+
+    Attributes:
+        refused: clients whose update could not be folded after all, and why.
+    """
+
+    round: int
+    accuracy: float
+    loss: float
+    sha256: str
+    refused: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reported:
+    """A client has its models."""
+
+    deployed: Deployed
+
+
+Event = (
+    Tick
+    | Heard
+    | Profiled
+    | Measured
+    | Prepared
+    | DeployPrepared
+    | PrepareFailed
+    | Refused
+    | UpdateOffered
+    | UpdateStored
+    | UpdateRejected
+    | Folded
+    | Reported
+)
+
+
+# Actions: what is to be done. Each may be done twice.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepare:
+    """Export the candidate's program, extract its weights; answer with Prepared or PrepareFailed."""
+
+    client_id: str
+    round: int
+    attempt: int
+    place: int
+    target: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrepareModels:
+    """Export the client's own models for inference; answer with DeployPrepared or PrepareFailed."""
+
+    client_id: str
+    round: int
+    place: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SendTask:
+    """Send a task until its receipt comes."""
+
+    task: Task
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Withdraw:
+    """Stop sending a task."""
+
+    task_id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reply:
+    """Send a receipt."""
+
+    client_id: str
+    receipt: Receipt
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fetch:
+    """Pull an update's blob; answer with UpdateStored or UpdateRejected."""
+
+    update: Update
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fold:
+    """Fold these updates, in this order, into the model; answer with Folded."""
+
+    round: int
+    seats: tuple[Seat, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Close:
+    """A round is over: record it."""
+
+    round: int
+    accuracy: float
+    loss: float
+    sha256: str
+    seconds: float
+    seats: tuple[Seat, ...]
+
+
+Action = Prepare | PrepareModels | SendTask | Withdraw | Reply | Fetch | Fold | Close

@@ -1,0 +1,62 @@
+"""From seats to the rows that people read."""
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from subfleet.server.records import ClientRow, DeployedModel, RoundRecord
+from subfleet.server.rounds import Close, Plan, Seat
+from subfleet.server.traffic import Traffic
+
+__all__ = ["deployed_models", "round_record"]
+
+
+def round_record(plan: Plan, close: Close, traffic: Traffic) -> RoundRecord:
+    """The record of a closed round."""
+    return RoundRecord(
+        round=close.round,
+        accuracy=close.accuracy,
+        loss=close.loss,
+        seconds=close.seconds,
+        log_time_s=plan.config.log_time_s(close.round),
+        clients=tuple(_client_row(plan, seat, traffic) for seat in close.seats),
+    )
+
+
+def _client_row(plan: Plan, seat: Seat, traffic: Traffic) -> ClientRow:
+    candidate = plan.candidates[seat.place] if seat.place is not None else None
+    down, up = traffic.of(seat.client_id)
+    return ClientRow(
+        client_id=seat.client_id,
+        device=seat.device,
+        runtime=seat.runtime if candidate is not None else "",
+        spec=candidate.spec.name if candidate is not None else "",
+        spec_id=candidate.spec.spec_id if candidate is not None else "",
+        parameters=candidate.parameters if candidate is not None else 0,
+        memory_free_bytes=seat.memory_free_bytes,
+        budget_bytes=seat.memory_budget_bytes,
+        planned_peak_bytes=seat.task.planned_peak_bytes if seat.task is not None else 0,
+        measured_peak_bytes=seat.result.measured_peak_bytes if seat.result is not None else 0,
+        bytes_down=down,
+        bytes_up=up,
+        seconds=seat.result.seconds if seat.result is not None else 0.0,
+        loss=seat.result.loss if seat.result is not None else 0.0,
+        sample_count=seat.result.sample_count if seat.result is not None else 0,
+        status="folded" if seat.stage == "done" else f"{seat.stage}: {seat.reason}",
+    )
+
+
+def deployed_models(plan: Plan, seats: Iterable[Seat]) -> tuple[DeployedModel, ...]:
+    """What the deploy phase made for each client."""
+    return tuple(
+        DeployedModel(
+            client_id=seat.client_id,
+            target=model.target,
+            path=Path(model.file),
+            spec=plan.candidates[seat.place or 0].spec.name,
+            spec_id=plan.candidates[seat.place or 0].spec.spec_id,
+            max_abs_diff=model.max_abs_diff,
+            status="deployed" if seat.stage == "done" else f"{seat.stage}: {seat.reason}",
+        )
+        for seat in seats
+        for model in seat.models
+    )

@@ -1,0 +1,335 @@
+"""The server of one run: the loop that owns the state, and performs what the coordinator asks for.
+
+Order of every step: decide (pure), write the journal, then act. What a client was promised is therefore on disk before
+the promise leaves, and a server that dies between the two makes the same promise again.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from subfleet.elastic.families import init_state
+from subfleet.protocol.blobs import BlobRef, Chunk
+from subfleet.protocol.errors import FileError, ProtocolError, RunError
+from subfleet.protocol.messages import BlobMissing, ChunkRequest, Receipt, Update, encode
+from subfleet.protocol.topics import Topics
+from subfleet.server.announcing import Announcer
+from subfleet.server.checkpoint import checkpoint_path, load_checkpoint, prune_checkpoints
+from subfleet.server.config import ServerConfig
+from subfleet.server.coordinator import resume_actions, round_info, step
+from subfleet.server.folding import check_update
+from subfleet.server.inbox import read_delivery
+from subfleet.server.planning import Places, candidates_of, network_for
+from subfleet.server.records import RunObserver, RunResult
+from subfleet.server.rounds import (
+    Action,
+    Close,
+    Event,
+    Fetch,
+    Fold,
+    Plan,
+    Prepare,
+    PrepareModels,
+    Reply,
+    RunState,
+    SendTask,
+    Tick,
+    UpdateRejected,
+    UpdateStored,
+    Withdraw,
+)
+from subfleet.server.rows import deployed_models, round_record
+from subfleet.server.store import Journal, begin_run, open_database
+from subfleet.server.supply import Exports, Supply
+from subfleet.server.traffic import Traffic
+from subfleet.server.workbench import Model, Workbench
+from subfleet.tasks import read_dataset
+from subfleet.transport.base import Connected, Delivery, Disconnected, Transport
+from subfleet.transport.blob_store import BlobStore
+from subfleet.transport.counting import CountingTransport
+from subfleet.transport.exchange import BlobExchange, Fetched, FetchFailed
+from subfleet.transport.outbox import Outbox
+
+__all__ = ["Server"]
+
+_LOG = logging.getLogger(__name__)
+_POLL_S = 0.05
+_EVENTS_PER_STEP = 256
+
+
+class Server:
+    """Runs one configured run to its end, or takes up where an earlier server on the same state folder stopped.
+
+    Everything belongs to the thread that calls it; the exporter and the folding work beside it and are polled.
+
+    Args:
+        config: of the run.
+        transport: the link to the broker, not opened yet.
+        observer: told of every finished round.
+        state_folder: where the run lives; one server at a time.
+        exports: the exporter. The caller closes it.
+        clock: seconds, monotonic.
+    """
+
+    def __init__(
+        self,
+        config: ServerConfig,
+        transport: Transport,
+        observer: RunObserver,
+        *,
+        state_folder: Path,
+        exports: Exports,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._config = config
+        self._observer = observer
+        self._clock = clock
+        self._topics = Topics(config.fleet)
+        self._places = Places(state_folder)
+        self._places.make()
+        self._network = network_for(config)
+        candidates = candidates_of(config, self._network)
+        engine = open_database(state_folder)
+        run_id = begin_run(engine, name=config.name, fingerprint=config.fingerprint(), round_count=config.rounds)
+        self._engine = engine
+        self._journal = Journal(engine, run_id)
+        self._plan = Plan(config=config, run_id=run_id, candidates=candidates)
+        self._traffic = Traffic(self._topics)
+        self._transport = CountingTransport(transport, on_payload=self._traffic.count)
+        self._blobs = BlobStore(self._places.blobs)
+        self._exchange = BlobExchange(
+            self._blobs,
+            request_topic=lambda peer: self._topics.down(peer, "request"),
+            chunk_topic=lambda peer: self._topics.down(peer, "chunk"),
+            missing_topic=lambda peer: self._topics.down(peer, "missing"),
+        )
+        self._outbox = Outbox()
+        self._announcer = Announcer()
+        self._supply = Supply(
+            self._plan, self._network, exports, blobs=self._blobs, models_folder=self._places.models / run_id
+        )
+        self._workbench = Workbench(
+            self._network,
+            config.method,
+            read_dataset(config.evaluation_data),
+            blobs=self._blobs,
+            checkpoints=self._places.checkpoints,
+        )
+        self._state = RunState()
+        self._model: Model = {}
+        self._offers: dict[str, Update] = {}
+
+    @property
+    def run_id(self) -> str:
+        """The run's name and a part of its own."""
+        return self._plan.run_id
+
+    @property
+    def state(self) -> RunState:
+        """Where the run stands."""
+        return self._state
+
+    @property
+    def finished(self) -> bool:
+        """Whether nothing is left to do but to tell everyone."""
+        return self._state.phase in ("finished", "failed")
+
+    def run(self, stop: threading.Event) -> RunResult:
+        """Run to the end, or until `stop` is set.
+
+        Raises:
+            RunError: the run cannot go on; the text says why.
+            TransportError: the broker cannot be reached at the start.
+            FileError: the state folder cannot be used.
+        """
+        self.open()
+        try:
+            while not stop.is_set() and not self.finished:
+                self.step(_POLL_S)
+            self._linger(stop)
+        finally:
+            self.close()
+        if self._state.phase == "failed":
+            raise RunError(self._state.failure)
+        return self.result()
+
+    def open(self) -> None:
+        """Take up the stored state and connect."""
+        now_s = self._clock()
+        state = self._journal.load(now_s)
+        if state.phase == "failed":  # whoever starts the server again wants it tried again
+            state = replace(state, phase="waiting", failure="")
+        self._state = state
+        self._traffic.restart(self._journal.load_bytes(state))
+        self._model = self._load_model(state.folded_round)
+        self._supply.renew(self._model)
+        self._transport.open((self._topics.up("+", "+"),))
+        if state.round > 0:
+            self._observer.say(f"run {self.run_id} is taken up in round {state.round}, phase {state.phase}")
+        for action in resume_actions(self._plan, state):
+            self._perform(action)
+
+    def step(self, timeout_s: float) -> None:
+        """Handle what has come within `timeout_s` seconds, and send what is due."""
+        event = self._transport.poll(timeout_s)
+        for _ in range(_EVENTS_PER_STEP):
+            if event is None:
+                break
+            self._take(event)
+            event = self._transport.poll(0.0)
+        if event is not None:
+            self._take(event)
+        for result in self._exchange.finished():
+            self._take_transfer(result)
+        for prepared in self._supply.events():
+            self._apply(prepared)
+        outcome = self._workbench.outcome()
+        if outcome is not None:
+            self._model = outcome.model
+            self._supply.renew(outcome.model)
+            self._apply(outcome.event)
+        self._apply(Tick())
+        self._send()
+
+    def close(self) -> None:
+        """Disconnect and let the threads end. The run can be taken up again."""
+        self._transport.close()
+        self._workbench.close()
+        self._engine.dispose()
+
+    def result(self) -> RunResult:
+        """How the run stands, or ended."""
+        records = self._journal.records()
+        path = checkpoint_path(self._places.checkpoints, self._state.folded_round)
+        return RunResult(
+            run_id=self.run_id,
+            finished=self._state.phase == "finished",
+            accuracy=records[-1].accuracy if records else 0.0,
+            rounds=records,
+            deployed=deployed_models(self._plan, [seat for _, seat in sorted(self._state.seats.items())]),
+            model_path=path if self._state.folded_round else None,
+        )
+
+    def _linger(self, stop: threading.Event) -> None:
+        """Tell of the end until everyone has left, at most for the configured time."""
+        until_s = self._clock() + self._config.deadlines.linger_s
+        while not stop.is_set() and self._clock() < until_s:
+            self.step(_POLL_S)
+            if all(member.heard_s is None for member in self._state.members.values()):
+                break
+
+    def _load_model(self, round_number: int) -> Model:
+        if round_number == 0:
+            return init_state(self._network, self._config.seed)
+        sha256 = self._journal.checkpoint_sha256(round_number)
+        if sha256 is None:
+            raise FileError(f"the journal has no checkpoint of round {round_number}; restore the state folder")
+        return load_checkpoint(self._places.checkpoints, round_number, sha256)
+
+    def _take(self, event: Connected | Disconnected | Delivery) -> None:
+        if isinstance(event, Connected):
+            self._exchange.reconnected()
+            self._outbox.resend_all()
+            self._announcer.again()
+        elif isinstance(event, Disconnected):
+            _LOG.warning("the link to the broker is down: %s", event.reason)
+        else:
+            read = read_delivery(self._topics, event)
+            if read is not None:
+                self._take_message(*read)
+
+    def _take_message(self, client_id: str, incoming: object) -> None:
+        if isinstance(incoming, Receipt):
+            self._outbox.settle(incoming.of)
+        elif isinstance(incoming, ChunkRequest):
+            self._exchange.handle_request(client_id, incoming)
+        elif isinstance(incoming, Chunk):
+            self._exchange.handle_chunk(client_id, incoming)
+        elif isinstance(incoming, BlobMissing):
+            self._exchange.handle_missing(client_id, incoming)
+        else:
+            self._apply(incoming)  # type: ignore[arg-type]  # the remaining members of Incoming are events
+
+    def _take_transfer(self, result: Fetched | FetchFailed) -> None:
+        for update in [one for one in self._offers.values() if one.client_id == result.peer and one.blob == result.ref]:
+            del self._offers[update.task_id]
+            if isinstance(result, FetchFailed):
+                # The client offers its update again until it has a receipt; the round's deadline bounds that.
+                _LOG.warning("the update of client %s cannot be fetched: %s", update.client_id, result.detail)
+                continue
+            self._apply(self._checked(update, result.ref))
+
+    def _checked(self, update: Update, ref: BlobRef) -> Event:
+        seat = self._state.seats.get(update.client_id)
+        try:
+            if seat is not None and seat.task is not None:
+                check_update(self._network, seat.task.spec, self._blobs.path(ref))
+        except (ProtocolError, FileError) as error:
+            return UpdateRejected(update=update, reason=str(error))
+        return UpdateStored(update=update)
+
+    def _apply(self, event: Event) -> None:
+        """Decide, write down, act."""
+        before = self._state
+        after, actions = step(self._plan, before, event, self._clock())
+        counted = {name: self._traffic.of(name) for name in {*before.seats, *after.seats}}
+        close = next((action for action in actions if isinstance(action, Close)), None)
+        record = None if close is None else round_record(self._plan, close, self._traffic)
+        self._journal.save(before, after, counted=counted, close=close, record=record)
+        self._state = after
+        if after.round != before.round or (after.phase == "deploy") != (before.phase == "deploy"):
+            self._traffic.restart()
+        for action in actions:
+            self._perform(action)
+        if record is not None:
+            self._observer.round_finished(record)
+            self._tidy()
+        self._narrate(before, after)
+
+    def _perform(self, action: Action) -> None:
+        if isinstance(action, Prepare):
+            self._supply.prepare(action)
+        elif isinstance(action, PrepareModels):
+            self._supply.prepare_models(action)
+        elif isinstance(action, SendTask):
+            topic = self._topics.down(action.task.client_id, "task")
+            self._outbox.put(action.task.message_id, topic, encode(action.task), retain=True)
+        elif isinstance(action, Withdraw):
+            self._outbox.settle(action.task_id)
+        elif isinstance(action, Reply):
+            topic = self._topics.down(action.client_id, "receipt")
+            self._transport.publish(topic, encode(action.receipt))
+        elif isinstance(action, Fetch):
+            self._offers[action.update.task_id] = action.update
+            self._exchange.fetch(action.update.client_id, action.update.blob)
+        elif isinstance(action, Fold):
+            self._workbench.begin(action, self._model)
+
+    def _send(self) -> None:
+        now_s = self._clock()
+        for outgoing in (*self._exchange.tick(now_s), *self._outbox.due(now_s)):
+            self._transport.publish(outgoing.topic, outgoing.payload, retain=outgoing.retain)
+        info = round_info(self._plan, self._state, now_s)
+        if info is not None and self._announcer.due(info, now_s):
+            self._transport.publish(self._topics.all("round"), encode(info), retain=True)
+
+    def _tidy(self) -> None:
+        """Remove what no round needs any more."""
+        keep_from = self._state.folded_round - self._config.keep_rounds + 1
+        prune_checkpoints(self._places.checkpoints, keep_from=keep_from)
+        open_updates = {update.blob.sha256 for update in self._offers.values()}
+        self._blobs.prune(self._supply.digests | open_updates | self._journal.update_digests(since_round=keep_from))
+
+    def _narrate(self, before: RunState, after: RunState) -> None:
+        for name, member in after.members.items():
+            known = before.members.get(name)
+            if member.profile is not None and (known is None or known.profile is None):
+                runtimes = ", ".join(member.profile.runtimes)
+                self._observer.say(
+                    f"client {name} joined: {member.profile.device}, {runtimes}, {member.profile.sample_count} samples"
+                )
+        if after.phase == "deploy" != before.phase:
+            self._observer.say("the last round is done; each device's own model is exported and sent")

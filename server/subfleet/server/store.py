@@ -1,0 +1,316 @@
+"""The journal of runs in SQLite (or PostgreSQL by URL): what a server needs to take a run up, and what people ask.
+
+Rows carry the facts that people query as columns, and the whole record as canonical JSON, read back through the same
+checked door as any message.
+"""
+
+import datetime
+import json
+import sqlite3
+import uuid
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import sqlalchemy as sql
+from sqlalchemy.pool import ConnectionPoolEntry
+
+from subfleet.protocol.errors import ConfigError, FileError
+from subfleet.protocol.messages import Profile
+from subfleet.protocol.schema import canonical_json, from_plain
+from subfleet.server.records import RoundRecord
+from subfleet.server.rounds import Close, Member, RunState, Seat
+
+__all__ = [
+    "DATABASE_NAME",
+    "METADATA",
+    "Journal",
+    "begin_run",
+    "clients",
+    "open_database",
+    "rounds",
+    "runs",
+    "tasks",
+    "updates",
+]
+
+DATABASE_NAME = "subfleet.sqlite"
+METADATA = sql.MetaData()
+
+runs = sql.Table(
+    "runs",
+    METADATA,
+    sql.Column("run_id", sql.String, primary_key=True),
+    sql.Column("name", sql.String, nullable=False, unique=True),
+    sql.Column("fingerprint", sql.String, nullable=False),
+    sql.Column("round_count", sql.Integer, nullable=False),
+    sql.Column("phase", sql.String, nullable=False),
+    sql.Column("round", sql.Integer, nullable=False),
+    sql.Column("folded_round", sql.Integer, nullable=False),
+    sql.Column("failure", sql.String, nullable=False),
+    sql.Column("started_at", sql.String, nullable=False),
+)
+rounds = sql.Table(
+    "rounds",
+    METADATA,
+    sql.Column("run_id", sql.String, sql.ForeignKey("runs.run_id"), primary_key=True),
+    sql.Column("round", sql.Integer, primary_key=True),
+    sql.Column("accuracy", sql.Float, nullable=False),
+    sql.Column("loss", sql.Float, nullable=False),
+    sql.Column("seconds", sql.Float, nullable=False),
+    sql.Column("log_time_s", sql.Float),
+    sql.Column("checkpoint_sha256", sql.String, nullable=False),
+    sql.Column("record", sql.Text, nullable=False),
+)
+clients = sql.Table(
+    "clients",
+    METADATA,
+    sql.Column("run_id", sql.String, sql.ForeignKey("runs.run_id"), primary_key=True),
+    sql.Column("client_id", sql.String, primary_key=True),
+    sql.Column("device", sql.String, nullable=False),
+    sql.Column("profile", sql.Text, nullable=False),
+)
+tasks = sql.Table(
+    "tasks",
+    METADATA,
+    sql.Column("run_id", sql.String, sql.ForeignKey("runs.run_id"), primary_key=True),
+    sql.Column("round", sql.Integer, primary_key=True),
+    sql.Column("work", sql.String, primary_key=True),
+    sql.Column("client_id", sql.String, primary_key=True),
+    sql.Column("stage", sql.String, nullable=False),
+    sql.Column("reason", sql.String, nullable=False),
+    sql.Column("spec", sql.String, nullable=False),
+    sql.Column("bytes_down", sql.BigInteger, nullable=False),
+    sql.Column("bytes_up", sql.BigInteger, nullable=False),
+    sql.Column("seat", sql.Text, nullable=False),
+)
+updates = sql.Table(
+    "updates",
+    METADATA,
+    sql.Column("run_id", sql.String, sql.ForeignKey("runs.run_id"), primary_key=True),
+    sql.Column("round", sql.Integer, primary_key=True),
+    sql.Column("client_id", sql.String, primary_key=True),
+    sql.Column("task_id", sql.String, nullable=False),
+    sql.Column("sha256", sql.String, nullable=False),
+    sql.Column("size_bytes", sql.BigInteger, nullable=False),
+    sql.Column("sample_count", sql.BigInteger, nullable=False),
+    sql.Column("received_at", sql.String, nullable=False),
+)
+
+
+def open_database(place: Path | str) -> sql.Engine:
+    """Open a database, making its tables where they are missing.
+
+    Args:
+        place: a folder in which `subfleet.sqlite` lives, or a URL of SQLAlchemy's for another database.
+
+    Raises:
+        FileError: it cannot be opened.
+    """
+    url = place if isinstance(place, str) else f"sqlite:///{place / DATABASE_NAME}"
+    try:
+        engine = sql.create_engine(url)
+        sql.event.listen(engine, "connect", _configure)
+        METADATA.create_all(engine)
+    except sql.exc.SQLAlchemyError as error:
+        raise FileError(f"the journal cannot be opened: {error.__class__.__name__}; check {place!s:.200}") from error
+    return engine
+
+
+def _configure(connection: Any, _: ConnectionPoolEntry) -> None:
+    """SQLite: readers beside one writer, and every commit on disk before it returns."""
+    if isinstance(connection, sqlite3.Connection):
+        cursor = connection.cursor()
+        for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON", "busy_timeout=10000"):
+            cursor.execute(f"PRAGMA {pragma}")
+        cursor.close()
+
+
+Bytes = tuple[int, int]
+"""Bytes down and up."""
+
+
+def begin_run(engine: sql.Engine, *, name: str, fingerprint: str, round_count: int) -> str:
+    """Find the run of that name, or make it; returns its id.
+
+    Raises:
+        ConfigError: the run was begun with another configuration.
+    """
+    with engine.begin() as connection:
+        known = connection.execute(sql.select(runs).where(runs.c.name == name)).one_or_none()
+        if known is None:
+            run_id = f"{name}-{uuid.uuid4().hex[:8]}"
+            row = {"run_id": run_id, "name": name, "fingerprint": fingerprint, "round_count": round_count}
+            start = {"phase": "waiting", "round": 0, "folded_round": 0, "failure": "", "started_at": _now()}
+            connection.execute(runs.insert().values(**row, **start))
+            return run_id
+    if known.fingerprint != fingerprint:
+        raise ConfigError(
+            f"run {name!r} was begun with another configuration; restore it, or choose another name or state folder"
+        )
+    return str(known.run_id)
+
+
+class Journal:
+    """One run's part of the database: written by the server's one thread, in one transaction for each step."""
+
+    def __init__(self, engine: sql.Engine, run_id: str) -> None:
+        self._engine = engine
+        self._run_id = run_id
+
+    def load(self, now_s: float) -> RunState:
+        """The stored state of the run, with its clients not heard of yet and its deadlines started anew.
+
+        Raises:
+            ProtocolError: the database holds what this version cannot read.
+        """
+        with self._engine.connect() as connection:
+            run = connection.execute(sql.select(runs).where(runs.c.run_id == self._run_id)).one()
+            members = {
+                row.client_id: Member(profile=from_plain(Profile, json.loads(row.profile)))
+                for row in connection.execute(sql.select(clients).where(clients.c.run_id == self._run_id))
+            }
+            seats = [
+                (row.round, row.work, from_plain(Seat, json.loads(row.seat)))
+                for row in connection.execute(
+                    sql.select(tasks).where(tasks.c.run_id == self._run_id).order_by(tasks.c.round)
+                )
+            ]
+        work = "deploy" if run.phase in ("deploy", "finished") else "train"
+        last = {seat.client_id: seat for number, of, seat in seats if _was_folded(run.folded_round, number, of, seat)}
+        settled = (seat.task for number, of, seat in seats if number == run.folded_round and of == "train")
+        return RunState(
+            round=run.round,
+            folded_round=run.folded_round,
+            phase=run.phase,
+            failure=run.failure,
+            entered_s=now_s,
+            opened_s=now_s,
+            members=MappingProxyType(members),
+            seats=MappingProxyType(
+                {seat.client_id: seat for number, of, seat in seats if (number, of) == (run.round, work)}
+                if run.phase != "waiting"
+                else {}
+            ),
+            last=MappingProxyType(last),
+            settled=frozenset(task.task_id for task in settled if task is not None),
+        )
+
+    def load_bytes(self, state: RunState) -> dict[str, Bytes]:
+        """Bytes counted so far for each seat of the open round."""
+        query = sql.select(tasks).where(
+            tasks.c.run_id == self._run_id, tasks.c.round == state.round, tasks.c.work == _work_of(state)
+        )
+        with self._engine.connect() as connection:
+            return {row.client_id: (row.bytes_down, row.bytes_up) for row in connection.execute(query)}
+
+    def save(
+        self,
+        before: RunState,
+        after: RunState,
+        *,
+        counted: dict[str, Bytes] | None = None,
+        close: Close | None = None,
+        record: RoundRecord | None = None,
+    ) -> None:
+        """Write what a step changed, and the record of a round that it closed, in one transaction.
+
+        Args:
+            before: the state before the step.
+            after: the state after it.
+            counted: bytes of each client in this round.
+            close: the closed round, with its final seats and its checkpoint's digest.
+            record: of the closed round.
+        """
+        changed = [seat for name, seat in after.seats.items() if seat is not before.seats.get(name)]
+        profiles = _new_profiles(before, after)
+        names = ("phase", "round", "folded_round", "failure")
+        values = {name: getattr(after, name) for name in names if getattr(after, name) != getattr(before, name)}
+        if not (changed or profiles or values or record):
+            return
+        with self._engine.begin() as connection:
+            if values:
+                connection.execute(runs.update().where(runs.c.run_id == self._run_id).values(**values))
+            for profile in profiles:
+                row = {"run_id": self._run_id, "client_id": profile.client_id, "device": profile.device}
+                _put(connection, clients, {**row, "profile": canonical_json(profile).decode()})
+            if record is not None and close is not None:
+                self._save_record(connection, record, close.sha256)
+                for seat in close.seats:
+                    self._save_seat(connection, close.round, "train", seat, counted or {})
+            for seat in changed:
+                self._save_seat(connection, after.round, _work_of(after), seat, counted or {})
+
+    def records(self) -> tuple[RoundRecord, ...]:
+        """Every finished round, in order."""
+        query = sql.select(rounds.c.record).where(rounds.c.run_id == self._run_id).order_by(rounds.c.round)
+        with self._engine.connect() as connection:
+            return tuple(from_plain(RoundRecord, json.loads(text)) for text in connection.scalars(query))
+
+    def checkpoint_sha256(self, round_number: int) -> str | None:
+        """Digest of a round's checkpoint."""
+        query = sql.select(rounds.c.checkpoint_sha256).where(
+            rounds.c.run_id == self._run_id, rounds.c.round == round_number
+        )
+        with self._engine.connect() as connection:
+            return connection.execute(query).scalar()
+
+    def update_digests(self, *, since_round: int) -> set[str]:
+        """Digests of the accepted updates of a round and those after it."""
+        query = sql.select(updates.c.sha256).where(updates.c.run_id == self._run_id, updates.c.round >= since_round)
+        with self._engine.connect() as connection:
+            return set(connection.scalars(query))
+
+    def _save_record(self, connection: sql.Connection, record: RoundRecord, sha256: str) -> None:
+        names = ("round", "accuracy", "loss", "seconds", "log_time_s")
+        row = {name: getattr(record, name) for name in names}
+        text = canonical_json(record).decode()
+        _put(connection, rounds, {"run_id": self._run_id, **row, "checkpoint_sha256": sha256, "record": text})
+
+    def _save_seat(
+        self, connection: sql.Connection, round_number: int, work: str, seat: Seat, counted: dict[str, Bytes]
+    ) -> None:
+        down, up = counted.get(seat.client_id, (0, 0))
+        key = {"run_id": self._run_id, "round": round_number, "client_id": seat.client_id}
+        row = {
+            "stage": seat.stage,
+            "reason": seat.reason,
+            "spec": seat.task.spec.name if seat.task is not None else "",
+            "bytes_down": down,
+            "bytes_up": up,
+            "seat": canonical_json(seat).decode(),
+        }
+        _put(connection, tasks, {**key, "work": work, **row})
+        if work == "train" and seat.result is not None:
+            blob, result = seat.result.blob, seat.result
+            facts = {"sha256": blob.sha256, "size_bytes": blob.size_bytes, "sample_count": result.sample_count}
+            _put(connection, updates, {**key, "task_id": result.task_id, **facts, "received_at": _now()})
+
+
+def _put(connection: sql.Connection, table: sql.Table, row: dict[str, Any]) -> None:
+    """Insert a row or replace the one with its key, in words that every database understands."""
+    keys = [column.name for column in table.primary_key]
+    same = sql.and_(*(table.c[name] == row[name] for name in keys))
+    values = {name: value for name, value in row.items() if name not in keys}
+    if connection.execute(table.update().where(same).values(**values)).rowcount == 0:
+        connection.execute(table.insert().values(**row))
+
+
+def _new_profiles(before: RunState, after: RunState) -> list[Profile]:
+    if after.members is before.members:
+        return []
+    known = {name: member.profile for name, member in before.members.items()}
+    profiles = ((name, member.profile) for name, member in after.members.items())
+    return [profile for name, profile in profiles if profile is not None and profile is not known.get(name)]
+
+
+def _work_of(state: RunState) -> str:
+    return "deploy" if state.phase in ("deploy", "finished") else "train"
+
+
+def _was_folded(folded_round: int, number: int, work: str, seat: Seat) -> bool:
+    return work == "train" and number <= folded_round and seat.stage == "done"
+
+
+def _now() -> str:
+    return datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="milliseconds")

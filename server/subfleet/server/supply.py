@@ -1,0 +1,212 @@
+"""What tasks need: programs from the exporter, weights cut from the model, inference models. Never waited for."""
+
+import json
+import logging
+import os
+import shutil
+from collections.abc import Mapping
+from concurrent.futures import CancelledError, Future
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import torch
+
+from subfleet.elastic.network import Network
+from subfleet.export.requests import InferRequest, TrainRequest
+from subfleet.protocol.blobs import BlobRef
+from subfleet.protocol.errors import SubfleetError
+from subfleet.protocol.programs import ProgramRef, decode_program
+from subfleet.server.folding import subnet_weights
+from subfleet.server.rounds import (
+    DeployPrepared,
+    Event,
+    ModelFile,
+    Plan,
+    Prepare,
+    Prepared,
+    PrepareFailed,
+    PrepareModels,
+)
+from subfleet.transport.blob_store import BlobStore
+
+__all__ = ["Exports", "Supply"]
+
+_LOG = logging.getLogger(__name__)
+
+
+class Exports(Protocol):
+    """The seam to the exporter; `subfleet.export.pool.ExportPool` is the real one."""
+
+    def submit_training(self, request: TrainRequest) -> "Future[Path]":
+        """A file with the packed training program."""
+        ...
+
+    def submit_inference(self, request: InferRequest, weights_path: Path) -> "Future[Path]":
+        """A plain inference model file; the weights are a container of the subnet's own tensors."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Program:
+    ref: ProgramRef
+    planned_peak_bytes: int
+
+
+class Supply:
+    """Prepares tasks. Every method belongs to the server's one thread; the exporter works elsewhere.
+
+    Args:
+        plan: of the run.
+        network: the declaration of the whole model.
+        exports: the exporter.
+        blobs: where programs and weights are served from.
+        models_folder: where each client's inference models are kept.
+    """
+
+    def __init__(
+        self, plan: Plan, network: Network, exports: Exports, *, blobs: BlobStore, models_folder: Path
+    ) -> None:
+        self._plan = plan
+        self._network = network
+        self._exports = exports
+        self._blobs = blobs
+        self._models_folder = models_folder
+        self._model: Mapping[str, torch.Tensor] = {}
+        self._weights: dict[str, BlobRef] = {}
+        self._programs: dict[str, _Program] = {}
+        self._training: list[tuple[Prepare, TrainRequest, Future[Path] | None]] = []
+        self._inference: list[tuple[PrepareModels, dict[str, Future[Path]]]] = []
+        self._failed: list[PrepareFailed] = []
+
+    @property
+    def digests(self) -> set[str]:
+        """Of every blob that tasks may still need."""
+        return {ref.sha256 for ref in self._weights.values()} | {
+            program.ref.blob.sha256 for program in self._programs.values()
+        }
+
+    def renew(self, model: Mapping[str, torch.Tensor]) -> None:
+        """From now on cut weights from this model."""
+        self._model = model
+        self._weights.clear()
+
+    def prepare(self, action: Prepare) -> None:
+        """Begin a training task."""
+        training = self._plan.training(action.round)
+        request = TrainRequest(
+            model=self._network.config,
+            spec=self._plan.candidates[action.place].spec,
+            target=action.target,
+            batch_size=training.batch_size,
+            objective=training.objective,
+            optimiser=training.optimiser,
+        )
+        try:
+            known = request.program_id in self._programs
+            future = None if known else self._exports.submit_training(request)
+        except SubfleetError as error:
+            self._fail(action, error)
+            return
+        self._training.append((action, request, future))
+
+    def prepare_models(self, action: PrepareModels) -> None:
+        """Begin a client's inference models."""
+        spec = self._plan.candidates[action.place].spec
+        try:
+            weights = self._weights_of(action.place)
+            futures = {
+                target: self._exports.submit_inference(
+                    InferRequest(model=self._network.config, spec=spec, target=target, weights_sha256=weights.sha256),
+                    self._blobs.path(weights),
+                )
+                for target in self._plan.config.deploy_targets
+            }
+        except SubfleetError as error:
+            self._fail(action, error)
+            return
+        self._inference.append((action, futures))
+
+    def events(self) -> tuple[Event, ...]:
+        """What has become ready, or has failed, since the last call."""
+        events: list[Event] = list(self._failed)
+        self._failed.clear()
+        ready = [job for job in self._training if job[2] is None or job[2].done()]
+        self._training = [job for job in self._training if job not in ready]
+        for action, request, future in ready:
+            try:
+                events.append(self._prepared(action, request, future))
+            except (SubfleetError, CancelledError, OSError) as error:
+                events.append(_failure(action, error))
+        finished = [job for job in self._inference if all(future.done() for future in job[1].values())]
+        self._inference = [job for job in self._inference if job not in finished]
+        for deploy, futures in finished:
+            try:
+                events.append(self._deploy_prepared(deploy, futures))
+            except (SubfleetError, CancelledError, OSError) as error:
+                events.append(_failure(deploy, error))
+        return tuple(events)
+
+    def _prepared(self, action: Prepare, request: TrainRequest, future: "Future[Path] | None") -> Prepared:
+        program_id = request.program_id
+        if program_id not in self._programs and future is not None:
+            self._programs[program_id] = self._pack(request, future.result())
+        program = self._programs[program_id]
+        return Prepared(
+            client_id=action.client_id,
+            round=action.round,
+            attempt=action.attempt,
+            place=action.place,
+            program=program.ref,
+            weights=self._weights_of(action.place),
+            planned_peak_bytes=program.planned_peak_bytes,
+        )
+
+    def _pack(self, request: TrainRequest, path: Path) -> _Program:
+        content = path.read_bytes()
+        manifest = decode_program(content).manifest
+        ref = ProgramRef(program_id=manifest.program_id, target=request.target, blob=self._blobs.add(content))
+        return _Program(ref=ref, planned_peak_bytes=manifest.planned_peak_bytes)
+
+    def _weights_of(self, place: int) -> BlobRef:
+        spec = self._plan.candidates[place].spec
+        if spec.spec_id not in self._weights:
+            self._weights[spec.spec_id] = self._blobs.add(subnet_weights(self._network, spec, self._model))
+        return self._weights[spec.spec_id]
+
+    def _deploy_prepared(self, action: PrepareModels, futures: "Mapping[str, Future[Path]]") -> DeployPrepared:
+        programs, models = [], []
+        for target, future in futures.items():
+            exported = future.result()
+            kept = self._keep(exported, self._models_folder / action.client_id / f"model{exported.suffix}")
+            blob = self._blobs.add_file(kept)
+            programs.append(ProgramRef(program_id=blob.sha256, target=target, blob=blob))
+            models.append(ModelFile(target=target, file=str(kept), max_abs_diff=_difference(exported)))
+        return DeployPrepared(client_id=action.client_id, programs=tuple(programs), models=tuple(models))
+
+    def _keep(self, source: Path, target: Path) -> Path:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        aside = target.with_name(target.name + ".partial")
+        shutil.copyfile(source, aside)
+        with aside.open("rb") as file:
+            os.fsync(file.fileno())
+        return aside.replace(target)
+
+    def _fail(self, action: Prepare | PrepareModels, error: Exception) -> None:
+        self._failed.append(_failure(action, error))
+
+
+def _failure(action: Prepare | PrepareModels, error: BaseException) -> PrepareFailed:
+    _LOG.warning("a task for client %s cannot be prepared: %s", action.client_id, error)
+    attempt = action.attempt if isinstance(action, Prepare) else 0
+    reason = f"export failed: {str(error) or type(error).__name__}"[:400]
+    return PrepareFailed(client_id=action.client_id, round=action.round, attempt=attempt, reason=reason)
+
+
+def _difference(exported: Path) -> float | None:
+    """The exporter's own finding, which lies beside the model as `<file>.json`."""
+    try:
+        found = json.loads(Path(f"{exported}.json").read_text(encoding="utf-8"))["max_abs_diff"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return float(found)

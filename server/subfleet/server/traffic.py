@@ -1,0 +1,45 @@
+"""Payload bytes of each client in the open round, counted where they pass."""
+
+from collections import defaultdict
+from collections.abc import Mapping
+
+from subfleet.protocol.errors import ProtocolError
+from subfleet.protocol.topics import Topics
+from subfleet.transport.counting import Direction
+
+__all__ = ["Traffic"]
+
+
+class Traffic:
+    """Counts what goes down to and comes up from each client.
+
+    Args:
+        topics: of the fleet.
+    """
+
+    def __init__(self, topics: Topics) -> None:
+        self._topics = topics
+        self._down: dict[str, int] = defaultdict(int)
+        self._up: dict[str, int] = defaultdict(int)
+
+    def count(self, direction: Direction, topic: str, size_bytes: int) -> None:
+        """Take in one payload; what belongs to no client is left out."""
+        try:
+            address = self._topics.parse(topic)
+        except ProtocolError:
+            return
+        if address.client_id:
+            account = self._down if direction == "sent" else self._up
+            account[address.client_id] += size_bytes
+
+    def of(self, client_id: str) -> tuple[int, int]:
+        """Bytes down and bytes up of a client."""
+        return self._down.get(client_id, 0), self._up.get(client_id, 0)
+
+    def restart(self, counted: Mapping[str, tuple[int, int]] | None = None) -> None:
+        """Start a new round, or take one up with what was counted before."""
+        self._down.clear()
+        self._up.clear()
+        for client_id, (down, up) in (counted or {}).items():
+            self._down[client_id] = down
+            self._up[client_id] = up
