@@ -58,14 +58,14 @@ class ExecutorchTrainer:
         _prepare(threads)
         import torch
 
-        method = _load_method(read_model(model_path))
-        meta = method.metadata
+        program = _load_program(read_model(model_path))
+        meta = program.metadata(_METHOD)
         if meta.num_inputs() != 1 or len(meta.input_tensor_meta(0).sizes()) < 2:
             raise TrainingError(f"model {str(model_path)!r} must have one input of shape (batch, *sample shape)")
         batch_size, *sample_shape = meta.input_tensor_meta(0).sizes()
 
         def infer(samples: npt.NDArray[np.float32]) -> Array:
-            output: torch.Tensor = _guarded(lambda: method.execute([_tensor(samples)]))[0]
+            output: torch.Tensor = _guarded(lambda: program.load_method(_METHOD).execute([_tensor(samples)]))[0]
             return output.numpy()
 
         return predict_dataset(infer, read_dataset(data), sample_shape=tuple(sample_shape), batch_size=batch_size)
@@ -73,13 +73,13 @@ class ExecutorchTrainer:
 
 def _load(program: Program, threads: int) -> RunProgram:
     del threads  # set for the whole process before
-    method = _load_method(bytes(program.body))
+    loaded = _load_program(bytes(program.body))
     inputs = [value.name for value in program.manifest.inputs]
     outputs = [value.name for value in program.manifest.outputs]
 
     def run(values: Mapping[str, Array]) -> Mapping[str, Array]:
         tensors = [_tensor(values[name]) for name in inputs]
-        results = _guarded(lambda: method.execute(tensors))
+        results = _guarded(lambda: loaded.load_method(_METHOD).execute(tensors))
         return {name: result.numpy() for name, result in zip(outputs, results, strict=True)}
 
     return run
@@ -103,13 +103,18 @@ def _tensor(array: Array) -> Any:
     return torch.from_numpy(array if array.flags.writeable else array.copy())
 
 
-def _load_method(body: bytes) -> Any:
+def _load_program(body: bytes) -> Any:
+    """Load a program and its method, which the program keeps.
+
+    Only the program may be held on to: its method reads the program's memory but does not keep it alive.
+    """
     from executorch.runtime import Runtime
 
-    method = _guarded(lambda: Runtime.get().load_program(body).load_method(_METHOD))
-    if method is None:
+    program = _guarded(lambda: Runtime.get().load_program(body))
+    if _METHOD not in program.method_names:
         raise TrainingError(f"the ExecuTorch program has no method {_METHOD!r}; it must be exported again")
-    return method
+    _guarded(lambda: program.load_method(_METHOD))
+    return program
 
 
 def _guarded(call: Callable[[], Any]) -> Any:
