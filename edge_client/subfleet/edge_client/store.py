@@ -48,12 +48,9 @@ class AgentStore:
         self.work_folder = folder / "work"
         self._path = folder / "agent.json"
         try:
-            shutil.rmtree(self.work_folder, ignore_errors=True)
-            self.work_folder.mkdir(parents=True)
+            folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise FileError(
-                f"the state folder {str(folder)!r} cannot be used ({error.strerror}); choose another"
-            ) from error
+            raise FileError(f"the folder {str(folder)!r} cannot be used ({error.strerror}); choose another") from error
         self.blobs = BlobStore(folder / "blobs")
 
     @contextmanager
@@ -71,6 +68,9 @@ class AgentStore:
                     f"the state folder {str(self.folder)!r} is in use by another agent; stop that one, or choose "
                     "another folder with --state and another --id"
                 ) from None
+            # What a killed training left half written: its task is trained anew.
+            shutil.rmtree(self.work_folder, ignore_errors=True)
+            self.work_folder.mkdir(exist_ok=True)
             yield
 
     def load(self) -> Saved:

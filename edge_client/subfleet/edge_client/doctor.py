@@ -1,0 +1,172 @@
+"""`subfleet-edge doctor`: what this device has, what it lacks, how to mend it, and what fits."""
+
+import platform
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from types import MappingProxyType
+
+from subfleet.device_profiles import memory_budget_bytes
+from subfleet.edge_client.joining import default_client_id, default_state_folder, profile_with
+from subfleet.edge_client.monitor import LiveMeter
+from subfleet.edge_client.runtimes import choose_trainer
+from subfleet.edge_client.store import AgentStore
+from subfleet.protocol.errors import MissingExtraError, SubfleetError
+from subfleet.protocol.exit_codes import ExitCode
+from subfleet.protocol.programs import decode_program
+
+__all__ = ["DoctorOptions", "Examination", "Finding", "examine"]
+
+_OLDEST_PYTHON = (3, 10)
+_NEEDED = ("paho-mqtt", "psutil", "numpy", "Pillow")
+_RUNTIMES: Mapping[str, str] = MappingProxyType({"onnx": "onnxruntime", "executorch": "executorch"})
+_OPEN_TIMEOUT_S = 5.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """One thing that was looked at.
+
+    Attributes:
+        check: its name.
+        code: OK, or what a command would end with because of it.
+        text: what was found.
+        remedy: what to do; empty where nothing is to be done.
+    """
+
+    check: str
+    code: ExitCode = ExitCode.OK
+    text: str
+    remedy: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Examination:
+    """Everything that was found, and the growth that training may cause now."""
+
+    budget_bytes: int
+    findings: tuple[Finding, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DoctorOptions:
+    """What the command line says; None leaves a check out."""
+
+    url: str | None = None
+    data: str | None = None
+    profile: str = "generic"
+    fleet: str = "main"
+    client_id: str | None = None
+    state: Path | None = None
+    memory_share: float | None = None
+
+
+def examine(options: DoctorOptions) -> Examination:
+    """Look at everything; a check that fails does not keep the others from being made.
+
+    Raises:
+        ConfigError: the profile or the share cannot be used.
+    """
+    profile = profile_with(options.profile, memory_share=options.memory_share, threads=None)
+    memory, budget_bytes = _memory(profile.memory_share)
+    findings = [_python(), *(_package(name) for name in _NEEDED), _runtimes(profile.runtimes), memory]
+    data, url = options.data, options.url
+    if data is not None:
+        findings.append(_attempt("data", lambda: _describe(profile.runtimes, data)))
+    if url is not None:
+        findings.append(_attempt("broker", lambda: _reach(url, options.client_id)))
+    findings.append(_attempt("fits", lambda: _fits(options, budget_bytes)))
+    return Examination(budget_bytes=budget_bytes, findings=tuple(findings))
+
+
+def _memory(share: float) -> tuple[Finding, int]:
+    try:
+        _, reading = LiveMeter().read(None)
+    except MissingExtraError as error:
+        return Finding(check="memory", code=error.exit_code, text="cannot be measured", remedy=str(error)), 0
+    budget_bytes = memory_budget_bytes(reading, share)
+    limit = "none" if reading.memory_limit_bytes is None else _megabytes(reading.memory_limit_bytes)
+    free = _megabytes(reading.memory_free_bytes or 0)
+    text = f"{free} free (control group limit: {limit}), share {share:g}, budget {_megabytes(budget_bytes)}"
+    return Finding(check="memory", text=text), budget_bytes
+
+
+def _attempt(check: str, look: Callable[[], str]) -> Finding:
+    try:
+        return Finding(check=check, text=look())
+    except SubfleetError as error:
+        # The errors of this project say what to do in their own sentence.
+        return Finding(check=check, code=error.exit_code, text="cannot be used", remedy=str(error))
+
+
+def _python() -> Finding:
+    text = f"{platform.python_implementation()} {platform.python_version()} on {platform.system()} {platform.machine()}"
+    if sys.version_info[:2] >= _OLDEST_PYTHON:
+        return Finding(check="python", text=text)
+    return Finding(check="python", code=ExitCode.CONFIG, text=text, remedy="install Python 3.10 or newer")
+
+
+def _package(name: str) -> Finding:
+    try:
+        return Finding(check=name, text=version(name))
+    except PackageNotFoundError:
+        remedy = "run: pip install 'subfleet[edge]'"
+        return Finding(check=name, code=ExitCode.MISSING_EXTRA, text="not installed", remedy=remedy)
+
+
+def _runtimes(wanted: tuple[str, ...]) -> Finding:
+    found = []
+    for name in wanted:
+        try:
+            found.append(f"{name} ({_RUNTIMES.get(name, name)} {version(_RUNTIMES.get(name, name))})")
+        except PackageNotFoundError:
+            continue
+    if found:
+        return Finding(check="runtimes", text=", ".join(found))
+    return Finding(
+        check="runtimes",
+        code=ExitCode.MISSING_EXTRA,
+        text=f"none of {list(wanted)} is installed",
+        remedy="run: pip install 'subfleet[edge]' for ONNX Runtime",
+    )
+
+
+def _describe(runtimes: tuple[str, ...], data: str) -> str:
+    trainer, summary = choose_trainer(runtimes, data)
+    shape = "x".join(map(str, summary.input_shape))
+    return f"{summary.sample_count} samples of {shape} in {len(summary.class_counts)} classes, for {trainer.target}"
+
+
+def _reach(url: str, client_id: str | None) -> str:
+    from subfleet.transport.mqtt import MqttTransport
+
+    transport = MqttTransport(url, f"{default_client_id(client_id, url)[:57]}-doctor", open_timeout_s=_OPEN_TIMEOUT_S)
+    try:
+        transport.open(())
+    finally:
+        transport.close()
+    return "reached, and it let us in"
+
+
+def _fits(options: DoctorOptions, budget_bytes: int) -> str:
+    client_id = default_client_id(options.client_id, options.url or "mqtt://localhost")
+    folder = options.state or default_state_folder(options.fleet, client_id)
+    if not (folder / "agent.json").exists():
+        return (
+            f"programs of up to {_megabytes(budget_bytes)} planned; none is cached yet, they come with the first round"
+        )
+    store = AgentStore(folder)
+    verdicts = []
+    for digest in store.load().programs:
+        path = folder / "blobs" / digest
+        if path.exists():
+            manifest = decode_program(path.read_bytes()).manifest
+            verdict = "fits" if manifest.planned_peak_bytes <= budget_bytes else "does not fit"
+            verdicts.append(f"{manifest.program_id[:12]} of {_megabytes(manifest.planned_peak_bytes)} {verdict}")
+    return f"programs of up to {_megabytes(budget_bytes)} planned; cached: {', '.join(verdicts) or 'none'}"
+
+
+def _megabytes(size_bytes: int) -> str:
+    return f"{size_bytes / 1e6:.1f} MB"

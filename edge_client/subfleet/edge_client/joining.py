@@ -1,0 +1,201 @@
+"""`subfleet-edge join`: from options to a session that runs until it is stopped or its run is over."""
+
+import logging
+import os
+import platform
+import re
+import signal
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from types import FrameType
+
+from subfleet.device_profiles import DeviceProfile, ReplayedLog, load_log, load_profile
+from subfleet.edge_client.meters import Meter, ReplayMeter
+from subfleet.edge_client.monitor import LiveMeter
+from subfleet.edge_client.runtimes import choose_trainer
+from subfleet.edge_client.session import Device, Session
+from subfleet.edge_client.states import AgentSettings
+from subfleet.edge_client.store import AgentStore
+from subfleet.edge_client.worker import TrainingWorker
+from subfleet.protocol.errors import ConfigError
+from subfleet.protocol.messages import Profile, check_client_id, new_message_id
+from subfleet.protocol.programs import DataSummary, Trainer
+from subfleet.protocol.topics import Topics
+from subfleet.transport.address import parse_url
+from subfleet.transport.base import Transport
+from subfleet.transport.mqtt import MqttTransport
+from subfleet.transport.pacing import PacedTransport
+
+__all__ = ["JoinOptions", "default_client_id", "default_state_folder", "join", "profile_with"]
+
+_LOG = logging.getLogger(__name__)
+
+_SOFTWARE = ("subfleet", "onnxruntime", "executorch", "numpy", "paho-mqtt")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JoinOptions:
+    """What the command line says; None is "not said".
+
+    Attributes:
+        url: of the broker.
+        data: what to train on.
+        client_id: of the device; else the user name in the address, else the host's name.
+        profile: name or file of the device profile.
+        state: the agent's folder.
+        replay: name or file of a resource log that takes the place of live readings.
+        fleet: name of the fleet.
+        memory_share: in place of the profile's.
+        runtime: in place of the profile's runtimes.
+        threads: in place of the profile's.
+        leave_when_finished: end when the run is over.
+    """
+
+    url: str
+    data: str
+    client_id: str | None = None
+    profile: str = "generic"
+    state: Path | None = None
+    replay: str | None = None
+    fleet: str = "main"
+    memory_share: float | None = None
+    runtime: str | None = None
+    threads: int | None = None
+    leave_when_finished: bool = False
+
+
+def join(options: JoinOptions) -> None:
+    """Take part in a fleet until the run is over or a signal comes.
+
+    The first Ctrl-C (or SIGTERM) stops cleanly: what is in hand is taken up by the next start. The second one ends at
+    once.
+
+    Raises:
+        SubfleetError: a setting, a file, the data or the broker cannot be used.
+    """
+    client_id = default_client_id(options.client_id, options.url)
+    topics = Topics(options.fleet)
+    profile = profile_with(options.profile, memory_share=options.memory_share, threads=options.threads)
+    transport, meter = _link(options, client_id)
+    store = AgentStore(options.state or default_state_folder(options.fleet, client_id))
+    with store.locked():
+        trainer, summary = choose_trainer([options.runtime] if options.runtime else profile.runtimes, options.data)
+        settings = AgentSettings(
+            profile=_announcement(client_id, profile, trainer, summary, meter),
+            leave_when_finished=options.leave_when_finished,
+        )
+        worker = TrainingWorker(
+            {trainer.target: trainer},
+            blobs=store.blobs,
+            work_folder=store.work_folder,
+            data=options.data,
+            threads=profile.threads,
+        )
+        device = Device(store=store, worker=worker, meter=meter)
+        session = Session(settings, transport, topics, device)
+        _LOG.info(
+            "%s (%s) joins fleet %s with %s, %d samples, state in %s",
+            client_id, profile.name, options.fleet, trainer.target, summary.sample_count, store.folder,
+        )  # fmt: skip
+        session.run(_stop_on_signal())
+        _LOG.info("the run is over" if session.left else "stopped; start the same command again to go on")
+
+
+def default_client_id(client_id: str | None, url: str) -> str:
+    """The device's id: as given, else the user of the broker's address, else the host's name.
+
+    Raises:
+        ConfigError: the address is none, or names another user than the id.
+        ProtocolError: the id cannot stand in a topic.
+    """
+    user = parse_url(url).username
+    if client_id and user and client_id != user:
+        raise ConfigError(
+            f"the id is {client_id!r:.80}, but the broker's address names the user {user!r:.80}; the broker's access "
+            "list goes by the user, so they must be the same: leave --id out"
+        )
+    host = re.sub(r"[^A-Za-z0-9_.-]", "-", platform.node())[:64]
+    return check_client_id(client_id or user or host or "device")
+
+
+def default_state_folder(fleet: str, client_id: str) -> Path:
+    """Where the agent keeps what must outlive it: below XDG_STATE_HOME, else below ~/.local/state."""
+    base = os.environ.get("XDG_STATE_HOME")
+    root = Path(base) if base else Path.home() / ".local" / "state"
+    return root / "subfleet" / fleet / client_id
+
+
+def profile_with(name_or_path: str, *, memory_share: float | None, threads: int | None) -> DeviceProfile:
+    """A device profile with what the command line says in place of its own.
+
+    Raises:
+        ConfigError: there is no such profile, or a value is out of its range.
+    """
+    profile = load_profile(name_or_path)
+    try:
+        return replace(
+            profile,
+            memory_share=profile.memory_share if memory_share is None else memory_share,
+            threads=profile.threads if threads is None else threads,
+        )
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+
+
+def _link(options: JoinOptions, client_id: str) -> tuple[Transport, Meter]:
+    broker = MqttTransport(options.url, client_id)
+    if options.replay is None:
+        return broker, LiveMeter()
+    paced = PacedTransport(broker)
+    return paced, ReplayMeter(ReplayedLog(load_log(options.replay)), paced.set_rates)
+
+
+def _announcement(
+    client_id: str, profile: DeviceProfile, trainer: Trainer, summary: DataSummary, meter: Meter
+) -> Profile:
+    total_bytes = profile.memory_total_bytes
+    if total_bytes is None:
+        total_bytes = (meter if isinstance(meter, LiveMeter) else LiveMeter()).memory_total_bytes()
+    session_id = new_message_id()
+    return Profile(
+        client_id=client_id,
+        session_id=session_id,
+        device=profile.name,
+        runtimes=(trainer.target,),
+        sample_count=summary.sample_count,
+        class_counts=summary.class_counts,
+        input_shape=summary.input_shape,
+        memory_total_bytes=total_bytes,
+        memory_share=profile.memory_share,
+        software={"python": platform.python_version(), **_versions()},
+        message_id=f"profile.{session_id}",
+    )
+
+
+def _versions() -> dict[str, str]:
+    found = {}
+    for name in _SOFTWARE:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def _stop_on_signal() -> Callable[[], bool]:
+    stop = threading.Event()
+
+    def handle(number: int, _frame: FrameType | None) -> None:
+        if stop.is_set():
+            raise KeyboardInterrupt
+        _LOG.info("%s: stopping; once more ends at once", signal.Signals(number).name)
+        stop.set()
+
+    # Only the main thread may set handlers; elsewhere (an embedding program) the caller stops the session.
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGINT, handle)
+        signal.signal(signal.SIGTERM, handle)
+    return stop.is_set
