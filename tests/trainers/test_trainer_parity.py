@@ -1,0 +1,160 @@
+"""Both runtimes against an ordinary PyTorch training loop, on the real families and real data."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from subfleet.arrays import decode_arrays, encode_arrays
+from subfleet.protocol.programs import OptimiserSettings, Trainer, TrainingSettings, TrainJob, encode_program
+from subfleet.protocol.subnet import SubnetSpec
+from subfleet.tasks import Dataset, digits, iter_batches, write_npz
+from subfleet.trainers.executorch import ExecutorchTrainer
+from subfleet.trainers.onnx import OnnxTrainer
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("executorch")
+pytest.importorskip("sklearn")
+from subfleet.elastic.families import build_module, init_state, network_of  # noqa: E402
+from subfleet.elastic.maps import extract  # noqa: E402
+from subfleet.elastic.network import ModelConfig, Network  # noqa: E402
+from subfleet.elastic.spaces import uniform_space  # noqa: E402
+from subfleet.export.programs import export_inference_model, export_training_program  # noqa: E402
+from subfleet.export.requests import InferRequest, TrainRequest  # noqa: E402
+
+pytestmark = [pytest.mark.export, pytest.mark.slow]
+
+BATCH = 16
+SAMPLES = BATCH * 5 + 3
+SETTINGS = TrainingSettings(
+    epochs=1,
+    batch_size=BATCH,
+    learning_rate=0.05,
+    optimiser=OptimiserSettings(momentum=0.9, weight_decay=1e-3),
+    seed=2,
+)
+CONFIGS = {
+    "resnet": ModelConfig(family="preact_resnet", input_shape=(1, 8, 8), class_count=10, widths=(8, 16), depths=(2, 1)),
+    "mlp": ModelConfig(family="mlp", input_shape=(1, 8, 8), class_count=10, widths=(32,), depths=(2,)),
+}
+TRAINERS: dict[str, Callable[[], Trainer]] = {"onnx": OnnxTrainer, "executorch": ExecutorchTrainer}
+Changes = dict[str, npt.NDArray[np.float32]]
+
+
+def never() -> bool:
+    return False
+
+
+def part_of_digits() -> Dataset:
+    whole = digits()
+    return Dataset(inputs=whole.inputs[:SAMPLES], labels=whole.labels[:SAMPLES])
+
+
+def smallest(network: Network) -> SubnetSpec:
+    return uniform_space(network, (0.5, 1.0))[0]
+
+
+def write_real_job(folder: Path, config: ModelConfig, target: str) -> TrainJob:
+    network = network_of(config)
+    spec = smallest(network)
+    program = export_training_program(
+        TrainRequest(
+            model=config,
+            spec=spec,
+            target=target,
+            batch_size=BATCH,
+            objective=SETTINGS.objective,
+            optimiser=SETTINGS.optimiser,
+        )
+    )
+    state = extract(network, spec, init_state(network, 0))
+    write_npz(folder / "data.npz", part_of_digits())
+    (folder / "program").write_bytes(encode_program(program))
+    (folder / "weights").write_bytes(encode_arrays({name: tensor.numpy() for name, tensor in state.items()}))
+    return TrainJob(
+        program_path=folder / "program",
+        weights_path=folder / "weights",
+        output_path=folder / "update",
+        data=str(folder / "data.npz"),
+        settings=SETTINGS,
+        round=4,
+        client_id="laptop",
+        memory_limit_bytes=2**30,
+    )
+
+
+def train_eagerly(config: ModelConfig, job: TrainJob) -> tuple[Changes, float]:
+    """An epoch of PyTorch on the true smaller last batch."""
+    network = network_of(config)
+    spec = smallest(network)
+    start = extract(network, spec, init_state(network, 0))
+    module = build_module(network, spec)
+    module.load_state_dict(start)
+    optimiser = torch.optim.SGD(
+        module.parameters(),
+        job.settings.learning_rate,
+        momentum=job.settings.optimiser.momentum,
+        weight_decay=job.settings.optimiser.weight_decay,
+    )
+    dataset = part_of_digits()
+    loss_sum = 0.0
+    for indices, mask in iter_batches(
+        len(dataset), BATCH, seed=job.settings.seed, round_number=job.round, client_id=job.client_id, epoch=0
+    ):
+        real = indices[mask == 1]
+        optimiser.zero_grad()
+        logits = module(torch.from_numpy(dataset.inputs[real]))
+        loss = torch.nn.functional.cross_entropy(logits, torch.from_numpy(dataset.labels[real]))
+        loss.backward()
+        optimiser.step()
+        loss_sum += loss.item() * len(real)
+    trained = module.state_dict()
+    return {name: (trained[name] - start[name]).numpy() for name in start}, loss_sum / len(dataset)
+
+
+@pytest.mark.parametrize("target", sorted(TRAINERS))
+@pytest.mark.parametrize("family", sorted(CONFIGS))
+def test_an_epoch_equals_pytorch(tmp_path: Path, family: str, target: str) -> None:
+    job = write_real_job(tmp_path, CONFIGS[family], target)
+    result = TRAINERS[target]().train(job, never)
+    actual = decode_arrays(job.output_path.read_bytes())
+    expected, loss = train_eagerly(CONFIGS[family], job)
+    assert set(actual) == set(expected)
+    assert max(np.abs(array).max() for array in expected.values()) > 1e-2
+    for name, array in expected.items():
+        assert np.abs(np.asarray(actual[name], np.float64) - array).max() < 1e-5, name
+    assert result.loss == pytest.approx(loss, abs=1e-5)
+    assert result.step_count == 6
+    assert result.measured_peak_bytes > 0
+
+    TRAINERS[target]().train(replace(job, output_path=tmp_path / "again"), never)
+    assert (tmp_path / "again").read_bytes() == job.output_path.read_bytes()
+
+    still = replace(job, settings=replace(SETTINGS, learning_rate=0.0), output_path=tmp_path / "still")
+    TRAINERS[target]().train(still, never)
+    assert not any(array.any() for array in decode_arrays(still.output_path.read_bytes()).values())
+
+
+@pytest.mark.parametrize("target", sorted(TRAINERS))
+def test_a_models_predictions_equal_pytorch(tmp_path: Path, target: str) -> None:
+    config = CONFIGS["resnet"]
+    network = network_of(config)
+    spec = smallest(network)
+    state = extract(network, spec, init_state(network, 0))
+    request = InferRequest(model=config, spec=spec, target=target, weights_sha256="0" * 64)
+    body, _ = export_inference_model(request, state)
+    trainer = TRAINERS[target]()
+    model_path = tmp_path / f"model{trainer.suffix}"
+    model_path.write_bytes(body)
+    dataset = part_of_digits()
+    write_npz(tmp_path / "data.npz", dataset)
+    prediction = trainer.predict(model_path, str(tmp_path / "data.npz"))
+    module = build_module(network, spec)
+    module.load_state_dict(state)
+    with torch.no_grad():
+        expected = module(torch.from_numpy(dataset.inputs)).argmax(1)
+    assert prediction.labels == tuple(expected.tolist())
+    assert prediction.accuracy == pytest.approx(float((expected.numpy() == dataset.labels).mean()))
