@@ -1,0 +1,77 @@
+import socket
+
+import httpx
+import pytest
+from server.server_rig import World, config, fleet
+
+from subfleet.protocol.errors import PortError
+from subfleet.server.api import serve_http
+from subfleet.server.config import HttpAddress
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory):
+    world = World(tmp_path_factory.mktemp("run"), config(deploy_targets=()), fleet())
+    world.run()
+    return world
+
+
+@pytest.fixture(scope="module")
+def client(world):
+    with serve_http(world.folder / "state", HttpAddress(port=0)) as url, httpx.Client(base_url=url) as client:
+        yield client
+
+
+def test_runs_rounds_and_clients_are_those_of_the_run(world, client):
+    run_id = world.server.run_id
+    assert client.get("/api/health").json() == {"status": "ok"}
+    assert [run["run_id"] for run in client.get("/api/runs").json()] == [run_id]
+    assert client.get(f"/api/runs/{run_id}").json()["phase"] == "finished"
+    rounds = client.get(f"/api/runs/{run_id}/rounds").json()
+    assert [record["round"] for record in rounds] == [1, 2]
+    assert [row["status"] for row in rounds[0]["clients"]] == ["folded"] * 3
+    clients = client.get(f"/api/runs/{run_id}/clients").json()
+    assert {one["client_id"]: one["sample_count"] for one in clients} == {"ada": 7, "bob": 20, "cyd": 33}
+
+
+def test_an_unknown_run_is_a_404_with_a_sentence(client):
+    answer = client.get("/api/runs/nope")
+    assert answer.status_code == 404
+    assert "there is no run" in answer.json()["detail"]
+
+
+def test_a_blob_comes_whole_or_by_range(world, client):
+    path = max((world.folder / "state" / "blobs").glob("[0-9a-f]" * 64), key=lambda path: path.stat().st_size)
+    content = path.read_bytes()
+    assert client.get(f"/api/blobs/{path.name}").content == content
+    part = client.get(f"/api/blobs/{path.name}", headers={"Range": "bytes=10-19"})
+    assert (part.status_code, part.content) == (206, content[10:20])
+
+
+@pytest.mark.parametrize("name", ["0" * 64, "0" * 63, "..%2f..%2fsubfleet.sqlite", "partial"])
+def test_nothing_but_blobs_can_be_read(client, name):
+    assert client.get(f"/api/blobs/{name}").status_code in (404, 422)
+
+
+def test_a_foreign_host_name_is_refused(client):
+    assert client.get("/api/health", headers={"Host": "evil.example"}).status_code == 400
+
+
+def test_the_description_is_typed(client):
+    schema = client.get("/openapi.json").json()
+    assert {"Run", "Client", "RoundRecord", "ClientRow"} <= set(schema["components"]["schemas"])
+
+
+def test_the_page_asks_for_the_rounds(client):
+    page = client.get("/")
+    assert page.headers["content-type"].startswith("text/html")
+    assert "/rounds" in page.text
+
+
+def test_a_taken_port_is_one_sentence_and_the_end_frees_the_port(world):
+    with serve_http(world.folder / "state", HttpAddress(port=0)) as url:
+        port = int(url.rsplit(":", 1)[1])
+        with pytest.raises(PortError, match="choose another port"):
+            serve_http(world.folder, HttpAddress(port=port)).__enter__()
+    with pytest.raises(OSError, match="refused"):
+        socket.create_connection(("127.0.0.1", port), timeout=2)
