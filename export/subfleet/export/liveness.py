@@ -11,6 +11,7 @@ import torch
 from torch import fx
 
 from subfleet.export.step import Step
+from subfleet.export.tracing import results_of
 from subfleet.protocol.programs import ValueInfo
 from subfleet.protocol.tensors import DTYPE_BYTES
 
@@ -49,9 +50,7 @@ def _node_bytes(node: fx.Node) -> int:
     return value.numel() * value.element_size()
 
 
-_SHARED = frozenset(
-    {aten.view.default, aten._unsafe_view.default, aten.unsqueeze.default, aten.squeeze.dim, operator.getitem}  # noqa: SLF001 - the operator's name
-)
+_SHARED = frozenset({aten.view.default, aten.unsqueeze.default, aten.squeeze.dims, operator.getitem})
 """Operators whose result is their input's memory under another shape."""
 
 
@@ -60,7 +59,7 @@ def activation_peak_bytes(graph: fx.GraphModule) -> int:
 
     Inputs and outputs are not counted: the caller holds them. A convolution also needs its patches of one sample.
     """
-    results = set(graph.graph.output_node().args[0])
+    results = set(results_of(graph))
     owners: dict[fx.Node, fx.Node] = {}
     last_use: dict[fx.Node, int] = {}
     nodes = list(graph.graph.nodes)

@@ -9,7 +9,8 @@ from torch import Tensor
 from subfleet.elastic.families import build_module, network_of
 from subfleet.export.requests import InferRequest, TrainRequest
 from subfleet.export.step import Step, inference_step, training_step
-from subfleet.export.targets import Target, target_named
+from subfleet.export.targets import target_named
+from subfleet.export.targets.base import Target
 from subfleet.export.tracing import trace
 from subfleet.export.versions import tool_versions
 from subfleet.protocol.errors import ExportError
@@ -68,7 +69,8 @@ def export_inference_model(request: InferRequest, state: Mapping[str, Tensor]) -
 
     Raises:
         ConfigError: the network or the subnet is not valid.
-        ExportError: the state does not fit the subnet, an operator cannot be written, or the model differs from PyTorch.
+        ExportError: the state does not fit the subnet, an operator cannot be written, or the model differs
+            from PyTorch.
     """
     target = target_named(request.target)
     module = build_module(network_of(request.model), request.spec)

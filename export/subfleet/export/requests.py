@@ -1,7 +1,9 @@
 """What is asked of the exporter: plain data with a content id, so that equal requests are exported once."""
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import ClassVar
 
 from subfleet.elastic.network import ModelConfig
@@ -10,7 +12,10 @@ from subfleet.protocol.programs import OptimiserSettings
 from subfleet.protocol.schema import canonical_json, to_plain
 from subfleet.protocol.subnet import SubnetSpec
 
-__all__ = ["InferRequest", "TrainRequest"]
+__all__ = ["MODEL_SUFFIXES", "InferRequest", "TrainRequest"]
+
+MODEL_SUFFIXES: Mapping[str, str] = MappingProxyType({"onnx": ".onnx", "executorch": ".pte"})
+"""File endings of inference models, by target."""
 
 
 def _content_id(request: "TrainRequest | InferRequest") -> str:
@@ -49,6 +54,11 @@ class TrainRequest:
         """64 hexadecimal digits: the same for the same request and tools."""
         return _content_id(self)
 
+    @property
+    def file_name(self) -> str:
+        """Of the packed program in a cache folder."""
+        return f"{self.program_id}.program"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InferRequest:
@@ -71,3 +81,8 @@ class InferRequest:
     def program_id(self) -> str:
         """64 hexadecimal digits: the same for the same request and tools."""
         return _content_id(self)
+
+    @property
+    def file_name(self) -> str:
+        """Of the model in a cache folder; its ending is what its runtime expects."""
+        return self.program_id + MODEL_SUFFIXES[self.target]

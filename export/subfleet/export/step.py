@@ -213,9 +213,9 @@ def _example(value: ValueInfo, class_count: int, generator: torch.Generator) -> 
         return mask
     if value.role == "learning_rate":
         return torch.tensor(0.05)
-    noise = torch.randn(value.shape, generator=generator)
+    noise: Tensor = torch.randn(value.shape, generator=generator)
     if value.role == "optimiser_state":
         return noise * 0.1
     if value.role == "parameter" and noise.dim() > 1:
-        return noise / math.prod(noise.shape[1:]) ** 0.5  # keeps activations near 1 however wide the layers are
+        return noise / math.sqrt(math.prod(noise.shape[1:]))  # keeps activations near 1 however wide the layers are
     return noise * 0.2 + 0.8 if value.role == "parameter" else noise

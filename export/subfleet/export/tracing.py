@@ -10,7 +10,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from subfleet.export.step import Step
 from subfleet.protocol.errors import ExportError
 
-__all__ = ["trace"]
+__all__ = ["inputs_of", "results_of", "trace"]
 
 aten = torch.ops.aten
 _NOTHING = frozenset({aten.detach.default, aten.alias.default, aten.lift_fresh_copy.default})
@@ -44,6 +44,19 @@ def trace(step: Step, table: Mapping[Any, Callable[..., Any]]) -> fx.GraphModule
         if node.op == "call_function" and node.target in _NOTHING:
             node.replace_all_uses_with(node.args[0])
             module.graph.erase_node(node)
+        elif node.op == "call_function" and node.target is aten._unsafe_view.default:  # noqa: SLF001 - the operator's name
+            node.target = aten.view.default
     module.graph.eliminate_dead_code()
     module.recompile()
     return module
+
+
+def inputs_of(graph: fx.GraphModule) -> list[fx.Node]:
+    """The nodes of a traced graph's inputs, in order."""
+    return [node for node in graph.graph.nodes if node.op == "placeholder"]
+
+
+def results_of(graph: fx.GraphModule) -> list[fx.Node]:
+    """The nodes whose values a traced graph gives, in order."""
+    results: Any = graph.graph.output_node().args[0]
+    return list(results)

@@ -1,12 +1,13 @@
 """Which tools write a program: part of its content id, because another tool may write other bytes."""
 
 from collections.abc import Mapping
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from types import MappingProxyType
 
 from subfleet.protocol.errors import ExportError, MissingExtraError
 
-__all__ = ["FORMAT_VERSION", "tool_versions"]
+__all__ = ["FORMAT_VERSION", "TARGET_NAMES", "tool_versions"]
 
 FORMAT_VERSION = 1
 """Raised with every change of ours that alters what is written for the same request."""
@@ -14,6 +15,17 @@ FORMAT_VERSION = 1
 _TOOLS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {"onnx": ("torch", "onnx"), "executorch": ("torch", "executorch")}
 )
+
+TARGET_NAMES = tuple(_TOOLS)
+"""Every target, known without importing any of their tools."""
+
+
+@cache
+def _installed(tool: str) -> str:
+    try:
+        return version(tool)
+    except PackageNotFoundError as error:
+        raise MissingExtraError(tool, "export") from error
 
 
 def tool_versions(target: str) -> dict[str, str]:
@@ -25,10 +37,4 @@ def tool_versions(target: str) -> dict[str, str]:
     """
     if target not in _TOOLS:
         raise ExportError(f"target is {target!r}, but must be one of {sorted(_TOOLS)}")
-    versions = {"subfleet.export": str(FORMAT_VERSION)}
-    for tool in _TOOLS[target]:
-        try:
-            versions[tool] = version(tool)
-        except PackageNotFoundError as error:
-            raise MissingExtraError(tool, "export") from error
-    return versions
+    return {"subfleet.export": str(FORMAT_VERSION)} | {tool: _installed(tool) for tool in _TOOLS[target]}

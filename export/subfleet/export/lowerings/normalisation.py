@@ -15,16 +15,10 @@ __all__ = ["NORMALISATIONS"]
 aten = torch.ops.aten
 
 
-def _group_norm(  # noqa: PLR0913 - the operator's own signature
-    inputs: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    samples: int,
-    channels: int,
-    positions: int,
-    groups: int,
-    epsilon: float,
+def _group_norm(
+    inputs: Tensor, weight: Tensor | None, bias: Tensor | None, *settings: Any
 ) -> tuple[Tensor, Tensor, Tensor]:
+    samples, channels, positions, groups, epsilon = settings
     depth = channels // groups
     flat = inputs.reshape(samples, groups, 1, depth * positions)
     mean = flat.mean(3, keepdim=True)
@@ -41,18 +35,10 @@ def _group_norm(  # noqa: PLR0913 - the operator's own signature
     return normalised.reshape(inputs.shape), mean.reshape(samples, groups), rstd.reshape(samples, groups)
 
 
-def _group_norm_backward(  # noqa: PLR0913 - the operator's own signature
-    gradient: Tensor,
-    inputs: Tensor,
-    mean_ng: Tensor,
-    rstd_ng: Tensor,
-    weight: Tensor | None,
-    samples: int,
-    channels: int,
-    positions: int,
-    groups: int,
-    wanted: list[bool],
+def _group_norm_backward(
+    gradient: Tensor, inputs: Tensor, mean_ng: Tensor, rstd_ng: Tensor, weight: Tensor | None, *settings: Any
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    samples, channels, positions, groups, wanted = settings
     depth = channels // groups
     shape = (samples, groups, depth, positions)
     g, x = gradient.reshape(shape), inputs.reshape(shape)

@@ -29,14 +29,12 @@ class Target(Protocol):
 
     Attributes:
         name: as in a request.
-        suffix: of an inference model's file.
         lowerings: of a training step.
         inference_lowerings: of an inference step, where the runtime's own kernels may do more.
         inference_batch_size: of the inference step that is traced.
     """
 
     name: ClassVar[str]
-    suffix: ClassVar[str]
     lowerings: ClassVar[Mapping[Any, Callable[..., Any]]]
     inference_lowerings: ClassVar[Mapping[Any, Callable[..., Any]]]
     inference_batch_size: ClassVar[int]

@@ -1,7 +1,7 @@
 """Programs for ExecuTorch's plain runtime with its portable and optimised kernels.
 
-The lowered graph is small and flat, so it is put into ExecuTorch's edge dialect here, node by node. ExecuTorch's own way
-there (`to_edge`, `to_edge_transform_and_lower`) traces the graph again a dozen times and gives the same program.
+The lowered graph is small and flat, so it is put into ExecuTorch's edge dialect here, node by node. ExecuTorch's own
+way there (`to_edge`, `to_edge_transform_and_lower`) traces the graph again a dozen times and gives the same program.
 """
 
 import logging
@@ -30,6 +30,7 @@ from subfleet.export.lowerings.convolution import CONVOLUTIONS_AS_PRODUCTS
 from subfleet.export.lowerings.normalisation import NORMALISATIONS
 from subfleet.export.step import Step
 from subfleet.export.targets.base import WrittenProgram
+from subfleet.export.tracing import inputs_of, results_of
 from subfleet.protocol.errors import ExportError
 
 __all__ = ["ExecutorchTarget"]
@@ -39,7 +40,6 @@ aten = torch.ops.aten
 _COPIES: Mapping[Any, Any] = MappingProxyType(
     {
         aten.view.default: aten.view_copy.default,
-        aten._unsafe_view.default: aten.view_copy.default,  # noqa: SLF001 - the operator's name
         aten.expand.default: aten.expand_copy.default,
         aten.transpose.int: aten.transpose_copy.int,
         aten.permute.default: aten.permute_copy.default,
@@ -133,8 +133,8 @@ def _edge_target(node: fx.Node) -> Any:
 
 def _exported(graph: fx.GraphModule, weights: Mapping[str, Tensor]) -> ExportedProgram:
     """Wrap a graph in ExecuTorch's dialect as an exported program, with inputs named in `weights` held inside."""
-    places = [node for node in graph.graph.nodes if node.op == "placeholder"]
-    results = graph.graph.output_node().args[0]
+    places = inputs_of(graph)
+    results = results_of(graph)
     free = [node for node in places if node.name not in weights]
     inputs = [
         InputSpec(InputKind.BUFFER, TensorArgument(name=node.name), target=node.name, persistent=True)
@@ -201,7 +201,6 @@ class ExecutorchTarget:
     """ExecuTorch's .pte."""
 
     name: ClassVar[str] = "executorch"
-    suffix: ClassVar[str] = ".pte"
     lowerings: ClassVar[Mapping[Any, Callable[..., Any]]] = MappingProxyType(
         {**ACTIVATIONS, **NORMALISATIONS, **CONVOLUTIONS_AS_PRODUCTS}
     )
@@ -218,7 +217,7 @@ class ExecutorchTarget:
 
     def write_inference(self, graph: fx.GraphModule, step: Step, weights: Sequence[Tensor]) -> bytes:
         """Write an inference step for batches of `inference_batch_size`; see `Target`."""
-        places = [node for node in graph.graph.nodes if node.op == "placeholder"]
+        places = inputs_of(graph)
         held = {node.name: weight for node, weight in zip(places[1:], weights, strict=True)}
         return bytes(_lower(graph, held).buffer)
 

@@ -17,6 +17,7 @@ from subfleet.export.lowerings.normalisation import NORMALISATIONS
 from subfleet.export.step import Step
 from subfleet.export.targets.base import WrittenProgram
 from subfleet.export.targets.onnx_operators import OPERATORS
+from subfleet.export.tracing import inputs_of, results_of
 from subfleet.protocol.errors import ExportError
 from subfleet.protocol.programs import ValueInfo
 
@@ -76,7 +77,7 @@ class _Graph:
                 self.bind(node, self.constant(getattr(graph, node.target).detach().numpy()))
             elif node.op == "call_function":
                 self.bind(node, self._translate(node))
-        results = list(graph.graph.output_node().args[0])
+        results = results_of(graph)
         return results, [self._names[result] for result in results]
 
     def _translate(self, node: fx.Node) -> str:
@@ -112,7 +113,6 @@ class OnnxTarget:
     """ONNX, opset 20 and IR 10."""
 
     name: ClassVar[str] = "onnx"
-    suffix: ClassVar[str] = ".onnx"
     lowerings: ClassVar[Mapping[Any, Callable[..., Any]]] = MappingProxyType(
         {**ACTIVATIONS, **NORMALISATIONS, **CONVOLUTIONS_AS_CONVOLUTIONS}
     )
@@ -124,7 +124,7 @@ class OnnxTarget:
     def write_training(self, graph: fx.GraphModule, step: Step) -> WrittenProgram:
         """Write a training step; see `Target`."""
         written = _Graph()
-        places = [node for node in graph.graph.nodes if node.op == "placeholder"]
+        places = inputs_of(graph)
         for node, value in zip(places, step.inputs, strict=True):
             written.bind(node, value.name)
         _, names = written.translate(graph)
@@ -142,7 +142,7 @@ class OnnxTarget:
     def write_inference(self, graph: fx.GraphModule, step: Step, weights: Sequence[Tensor]) -> bytes:
         """Write an inference step that takes batches of any size; see `Target`."""
         written = _Graph()
-        places = [node for node in graph.graph.nodes if node.op == "placeholder"]
+        places = inputs_of(graph)
         written.bind(places[0], step.inputs[0].name)
         for node, value, weight in zip(places[1:], step.inputs[1:], weights, strict=True):
             array = np.ascontiguousarray(weight.detach().numpy()).reshape(value.shape)

@@ -4,6 +4,7 @@ Only what our lowerings leave over is here. Shapes are fixed at export time, exc
 operator keeps is written as "keep", so that an inference model takes batches of any size.
 """
 
+import functools
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, Protocol
@@ -47,7 +48,8 @@ Translation = Callable[[Emitter, fx.Node], str]
 
 
 def _dtype(node: Node) -> torch.dtype:
-    return node.meta["val"].dtype
+    dtype: torch.dtype = node.meta["val"].dtype
+    return dtype
 
 
 def _shape(argument: Any) -> tuple[int, ...]:
@@ -60,11 +62,8 @@ def _ints(emitter: Emitter, values: Any) -> str:
 
 def _widest(node: Node) -> torch.dtype:
     """The type in which a comparison of a node's inputs is made."""
-    known = [argument.meta["val"].dtype for argument in node.args if isinstance(argument, fx.Node)]
-    result = known[0]
-    for dtype in known[1:]:
-        result = torch.promote_types(result, dtype)
-    return result
+    known = [_dtype(argument) for argument in node.args if isinstance(argument, fx.Node)]
+    return functools.reduce(torch.promote_types, known)
 
 
 def _elementwise(operator: str) -> Translation:
@@ -159,11 +158,12 @@ def _addmm(emitter: Emitter, node: Node) -> str:
 
 
 def _slice(emitter: Emitter, node: Node) -> str:
-    inputs, dim, start, end, step = (*node.args, *(0, 0, None, 1)[len(node.args) - 1 :])
-    size = _shape(inputs)[dim]
-    stop = size if end is None else min(int(end), size)
+    given: list[Any] = list(node.args[1:])
+    dim, start, end, step = given + [0, 0, None, 1][len(given) :]
+    size = _shape(node.args[0])[dim]
+    stop = size if end is None else min(end, size)
     bounds = [_ints(emitter, [number]) for number in (start or 0, stop, dim, step)]
-    return emitter.add("Slice", emitter.value(inputs), *bounds, output=node)
+    return emitter.add("Slice", emitter.value(node.args[0]), *bounds, output=node)
 
 
 def _concatenate(emitter: Emitter, node: Node) -> str:
@@ -202,7 +202,7 @@ def _where(emitter: Emitter, node: Node) -> str:
 def _filled(emitter: Emitter, node: Node) -> str:
     """A tensor of one repeated number."""
     number = node.args[1] if node.target is aten.full.default else 0
-    scalar = np.asarray(number, dtype=_NUMPY_TYPES[_dtype(node)])
+    scalar: np.ndarray[Any, Any] = np.asarray(number, dtype=_NUMPY_TYPES[_dtype(node)])
     return emitter.add("Expand", emitter.constant(scalar), _ints(emitter, _shape(node)), output=node)
 
 
@@ -243,10 +243,7 @@ OPERATORS: Mapping[Any, Translation] = MappingProxyType(
         **dict.fromkeys((aten.sub.Tensor, aten.sub.Scalar), _scaled("Sub")),
         **dict.fromkeys((aten.sum.default, aten.sum.dim_IntList), _reduction("ReduceSum")),
         **dict.fromkeys((aten.mean.default, aten.mean.dim), _reduction("ReduceMean")),
-        **dict.fromkeys(
-            (aten.view.default, aten._unsafe_view.default, aten.unsqueeze.default, aten.squeeze.dim),
-            _reshape,  # noqa: SLF001 - the operator's name
-        ),
+        **dict.fromkeys((aten.view.default, aten.unsqueeze.default, aten.squeeze.dims), _reshape),
         **dict.fromkeys((aten.t.default, aten.transpose.int, aten.permute.default), _transpose),
         **dict.fromkeys((aten.clone.default, aten._to_copy.default), _copy),  # noqa: SLF001 - the operator's name
         **dict.fromkeys((aten.full.default, aten.zeros.default), _filled),

@@ -1,0 +1,49 @@
+"""What passes between the pool and its worker processes, one JSON line each way; nothing is pickled."""
+
+import os
+import secrets
+from dataclasses import dataclass
+from pathlib import Path
+
+from subfleet.export.requests import InferRequest, TrainRequest
+
+__all__ = ["MAX_LINE_BYTES", "TAKEN_LINE", "Answer", "Job", "write_atomically"]
+
+MAX_LINE_BYTES = 2**20
+TAKEN_LINE = b"taken\n"
+"""What a worker says when a job has reached it: until then, its end has nothing to do with the job."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """One export.
+
+    Attributes:
+        request: what to write.
+        result_path: the file to write it to.
+        weights_path: safetensors file of the subnet's own tensors, for an inference model.
+    """
+
+    request: TrainRequest | InferRequest
+    result_path: str
+    weights_path: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """How a job ended: written, or why not."""
+
+    error: str = ""
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Write a file so that it is there whole or not at all, whenever the machine stops."""
+    partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
+    try:
+        with partial.open("xb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)

@@ -1,0 +1,264 @@
+"""Exports in worker processes: each request once, results on disk, a crash or a hang costs one request alone."""
+
+import contextlib
+import logging
+import queue
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import Future
+from pathlib import Path
+from types import TracebackType
+
+from subfleet.export.jobs import MAX_LINE_BYTES, TAKEN_LINE, Answer, Job
+from subfleet.export.requests import InferRequest, TrainRequest
+from subfleet.protocol.errors import ExportError, FileError, ProtocolError
+from subfleet.protocol.schema import canonical_json, from_plain, parse_json
+
+__all__ = ["ExportPool"]
+
+logger = logging.getLogger(__name__)
+
+_Queue = queue.SimpleQueue["tuple[Job, Future[Path]] | None"]
+
+
+class _Process:
+    """One run of the worker program, with its pipes."""
+
+    def __init__(self, log_path: Path) -> None:
+        with log_path.open("ab") as log:
+            # A session of its own: Ctrl-C at the terminal is for whoever started the pool.
+            self._popen = subprocess.Popen(
+                [sys.executable, "-m", "subfleet.export.worker"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                start_new_session=True,
+            )
+
+    @property
+    def process_id(self) -> int:
+        return self._popen.pid
+
+    def has_ended(self) -> bool:
+        return self._popen.poll() is not None
+
+    def exchange(self, request: bytes) -> bytes | None:
+        """Send one line and read the answer to it; None where the process ended before it took the request.
+
+        An answer without a line break was cut off by the end of the process.
+        """
+        if self._popen.stdin is None or self._popen.stdout is None:
+            return None
+        try:
+            self._popen.stdin.write(request + b"\n")
+            self._popen.stdin.flush()
+        except OSError:
+            return None
+        return self._popen.stdout.readline() if self._popen.stdout.readline() == TAKEN_LINE else None
+
+    def kill(self) -> None:
+        self._popen.kill()
+
+    def discard(self) -> None:
+        """End the process and close its pipes."""
+        self._popen.kill()
+        self._popen.wait()
+        for pipe in (self._popen.stdin, self._popen.stdout):
+            with contextlib.suppress(OSError):  # what was not flushed has nobody to read it
+                if pipe is not None:
+                    pipe.close()
+
+
+class _Worker:
+    """One worker process, started anew whenever it has ended."""
+
+    def __init__(self, log_path: Path) -> None:
+        self._log_path = log_path
+        self._process: _Process | None = None
+        self._closed = False
+        self._lock = threading.Lock()
+
+    @property
+    def process_id(self) -> int:
+        """Of the running process; 0 where there is none."""
+        return 0 if self._process is None else self._process.process_id
+
+    def start(self) -> "_Process":
+        """The running process, started where there is none."""
+        with self._lock:
+            if self._closed:
+                raise ExportError("the export pool is closed; open another one")
+            if self._process is None or self._process.has_ended():
+                self._discard()
+                self._process = _Process(self._log_path)
+            return self._process
+
+    def run(self, job: Job, timeout_s: float) -> None:
+        """Have one job done.
+
+        Raises:
+            ExportError: it failed, the process ended, or the time was up.
+        """
+        deadline = time.monotonic() + timeout_s
+        line = self._exchange(job, deadline)
+        if line is None:  # it had ended unnoticed while it waited; the job never began
+            line = self._exchange(job, deadline)
+        if line is None or not line.endswith(b"\n"):
+            if time.monotonic() >= deadline:
+                raise ExportError(f"the export took longer than {timeout_s:g} s; allow more time or a smaller subnet")
+            raise ExportError(f"the export process ended before it answered; see {self._log_path} for what it said")
+        try:
+            answer = from_plain(Answer, parse_json(line, max_bytes=MAX_LINE_BYTES))
+        except ProtocolError as error:
+            raise ExportError(f"the export process gave no valid answer: {error}; see {self._log_path}") from error
+        if answer.error:
+            raise ExportError(answer.error)
+
+    def _exchange(self, job: Job, deadline_s: float) -> bytes | None:
+        """Send a job and wait for its answer; None where the process ended before it took the job."""
+        process = self.start()
+        timer = threading.Timer(max(deadline_s - time.monotonic(), 0), process.kill)
+        timer.start()
+        try:
+            answer = process.exchange(canonical_json(job))
+        finally:
+            timer.cancel()
+        if answer is None or not answer.endswith(b"\n"):
+            self.discard()
+        return answer
+
+    def close(self) -> None:
+        """End the process; no other will start."""
+        with self._lock:
+            self._closed = True
+            if self._process is not None:
+                self._process.kill()
+
+    def discard(self) -> None:
+        """End the process; the next job starts another."""
+        with self._lock:
+            self._discard()
+
+    def _discard(self) -> None:
+        if self._process is not None:
+            self._process.discard()
+            self._process = None
+
+
+class ExportPool:
+    """Worker processes that export, and the folder of what they wrote.
+
+    Workers start, and import their tools, at once. Results stay in the folder under their content id, so that a request
+    is exported once ever; identical requests at the same time share one future. Close it, or use it as a context
+    manager.
+    """
+
+    def __init__(self, cache_folder: Path, *, workers: int = 2, timeout_s: float = 120.0) -> None:
+        """Start the workers.
+
+        Args:
+            cache_folder: made where it does not exist.
+            workers: processes, 1 or more.
+            timeout_s: the longest that one export may take, above 0.
+
+        Raises:
+            FileError: the folder cannot be made.
+        """
+        if workers < 1 or timeout_s <= 0:
+            raise ValueError(f"workers is {workers} and timeout_s {timeout_s}, but they must be 1 or more and above 0")
+        try:
+            cache_folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise FileError(f"the folder {cache_folder} cannot be made: {error.strerror}; choose another") from error
+        self._folder = cache_folder
+        self._timeout_s = timeout_s
+        self._lock = threading.Lock()
+        self._closed = False
+        self._pending: dict[str, Future[Path]] = {}
+        self._jobs: _Queue = queue.SimpleQueue()
+        self._workers = tuple(_Worker(cache_folder / f"worker-{number}.log") for number in range(workers))
+        self._threads = tuple(
+            threading.Thread(target=self._serve, args=(worker,), daemon=True, name=f"export-{number}")
+            for number, worker in enumerate(self._workers)
+        )
+        for thread in self._threads:
+            thread.start()
+
+    def __enter__(self) -> "ExportPool":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def submit_training(self, request: TrainRequest) -> "Future[Path]":
+        """The file with the packed training program (`subfleet.protocol.programs.decode_program` reads it).
+
+        The future raises ExportError where it cannot be written.
+        """
+        return self._submit(request, "")
+
+    def submit_inference(self, request: InferRequest, weights_path: Path) -> "Future[Path]":
+        """The inference model's file.
+
+        Args:
+            request: names the weights by their content id.
+            weights_path: safetensors file of the subnet's own tensors; it must stay until the future is done.
+        """
+        return self._submit(request, str(weights_path.resolve()))
+
+    def close(self) -> None:
+        """End the workers. What is running or waiting fails with ExportError."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+        for worker in self._workers:
+            worker.close()
+        for _ in self._threads:
+            self._jobs.put(None)
+        for thread in self._threads:
+            thread.join()
+
+    def _submit(self, request: TrainRequest | InferRequest, weights_path: str) -> "Future[Path]":
+        path = self._folder / request.file_name
+        with self._lock:
+            if self._closed:
+                raise ExportError("the export pool is closed; open another one")
+            shared = self._pending.get(path.name)
+            if shared is not None:
+                return shared
+            future: Future[Path] = Future()
+            future.set_running_or_notify_cancel()  # several may wait for it, so none of them can cancel it
+            if path.is_file():
+                future.set_result(path)
+                return future
+            self._pending[path.name] = future
+            job = Job(request=request, result_path=str(path.resolve()), weights_path=weights_path)
+            self._jobs.put((job, future))
+            return future
+
+    def _serve(self, worker: _Worker) -> None:
+        with contextlib.suppress(ExportError, OSError):  # the first job meets the same and reports it
+            worker.start()
+        while (item := self._jobs.get()) is not None:
+            job, future = item
+            error: Exception | None = None
+            try:
+                worker.run(job, self._timeout_s)
+            except ExportError as failure:
+                error = failure
+            except OSError as failure:
+                error = ExportError(f"the export process cannot be started: {failure}; free some memory and try again")
+            path = self._folder / job.request.file_name
+            with self._lock:
+                self._pending.pop(path.name, None)
+            if error is None:
+                future.set_result(path)
+            else:
+                logger.warning("export of %s failed: %s", job.request.file_name, error)
+                future.set_exception(error)
+        worker.discard()

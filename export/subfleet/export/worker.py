@@ -1,0 +1,102 @@
+"""A process that exports: jobs in on standard input, answers out on standard output, one JSON line each.
+
+It ends at once when its input does, so it never outlives the process that started it.
+"""
+
+import hashlib
+import os
+import queue
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import BinaryIO, TextIO
+
+from subfleet.elastic.network import ModelConfig
+from subfleet.export.jobs import MAX_LINE_BYTES, TAKEN_LINE, Answer, Job, write_atomically
+from subfleet.export.requests import TrainRequest
+from subfleet.export.versions import TARGET_NAMES
+from subfleet.protocol.errors import ExportError, SubfleetError
+from subfleet.protocol.programs import OptimiserSettings, encode_program
+from subfleet.protocol.schema import canonical_json, from_plain, parse_json
+from subfleet.protocol.subnet import SubnetSpec
+
+__all__ = ["main", "run_job"]
+
+
+def run_job(job: Job) -> None:
+    """Export one program or model into its file.
+
+    Raises:
+        SubfleetError: it cannot be written, or differs from PyTorch.
+    """
+    from subfleet.export.programs import export_inference_model, export_training_program
+
+    if isinstance(job.request, TrainRequest):
+        content = encode_program(export_training_program(job.request))
+    else:
+        from safetensors.torch import load
+
+        weights = Path(job.weights_path).read_bytes()
+        if hashlib.sha256(weights).hexdigest() != job.request.weights_sha256:
+            raise ExportError(f"the weights in {job.weights_path} are not those of the request; write them again")
+        content, _ = export_inference_model(job.request, load(weights))
+    write_atomically(Path(job.result_path), content)
+
+
+def _answer(line: str) -> Answer:
+    try:
+        run_job(from_plain(Job, parse_json(line.encode(), max_bytes=MAX_LINE_BYTES)))
+    except SubfleetError as error:
+        return Answer(error=str(error))
+    except Exception as error:  # noqa: BLE001 - whatever a tool raises concerns this job alone
+        return Answer(error=f"the exporter failed with {type(error).__name__}: {error}; report it with the request")
+    return Answer()
+
+
+def warm_up(is_idle: Callable[[], bool]) -> None:
+    """Import the tools and let them build their tables, target by target, while there is nothing else to do."""
+    from subfleet.export.programs import export_training_program
+
+    model = ModelConfig(family="mlp", input_shape=(4,), class_count=2, widths=(4,), depths=(1,))
+    for target in TARGET_NAMES:
+        if is_idle():
+            export_training_program(
+                TrainRequest(
+                    model=model,
+                    spec=SubnetSpec(),
+                    target=target,
+                    batch_size=2,
+                    objective="cross_entropy",
+                    optimiser=OptimiserSettings(),
+                )
+            )
+
+
+def _read(lines: TextIO, answers: BinaryIO, jobs: "queue.SimpleQueue[str]") -> None:
+    for line in lines:
+        answers.write(TAKEN_LINE)
+        jobs.put(line)
+    os._exit(0)  # whoever asked is gone, so nobody waits for what is being exported
+
+
+def main() -> None:
+    """Serve jobs until the input ends."""
+    answers = os.fdopen(os.dup(1), "wb", buffering=0)
+    os.dup2(2, 1)  # what the tools print goes to the log, never between the answers
+    jobs: queue.SimpleQueue[str] = queue.SimpleQueue()
+    threading.Thread(target=_read, args=(sys.stdin, answers, jobs), daemon=True).start()
+    import torch
+
+    torch.set_num_threads(1)
+    try:
+        warm_up(jobs.empty)
+    except SubfleetError:
+        sys.stderr.write("warming up failed; the first request will say why\n")
+    while True:
+        answer = _answer(jobs.get())
+        answers.write(canonical_json(answer) + b"\n")
+
+
+if __name__ == "__main__":
+    main()
