@@ -1,0 +1,67 @@
+"""Device profiles: what ships is sound, and what is wrong is named."""
+
+from pathlib import Path
+
+import pytest
+
+from subfleet.device_profiles.profiles import PROFILES, load_profile, memory_budget_bytes, parse_profile
+from subfleet.protocol.errors import ConfigError, FileError
+from subfleet.protocol.readings import Reading
+
+MINIMAL = 'name = "board"\ntitle = "A board"\nmemory_share = 0.5\nruntimes = ["onnx"]\n'
+
+
+@pytest.mark.parametrize("name", sorted(PROFILES))
+def test_every_shipped_profile_loads_under_its_own_name_and_cites_its_figures(name: str) -> None:
+    profile = load_profile(name)
+    assert profile.name == name
+    assert profile.sources or profile.memory_total_bytes is None
+    assert set(profile.runtimes) <= {"onnx", "executorch"}
+
+
+def test_the_data_folder_holds_exactly_the_listed_profiles() -> None:
+    folder = Path(__file__).parents[2] / "device_profiles" / "subfleet" / "device_profiles" / "data"
+    assert sorted(path.name for path in folder.glob("*.toml")) == sorted(PROFILES.values())
+
+
+def test_a_profile_is_read_from_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "board.toml"
+    path.write_text(MINIMAL)
+    profile = load_profile(str(path))
+    assert (profile.name, profile.threads, profile.memory_total_bytes) == ("board", 1, None)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (MINIMAL.replace("0.5", "1.5"), "memory_share is 1.5"),
+        (MINIMAL.replace("0.5", "0.0"), "memory_share is 0.0"),
+        (MINIMAL.replace('["onnx"]', "[]"), "runtimes is []"),
+        (MINIMAL.replace('"board"', '""'), "name is empty"),
+        (MINIMAL + "threads = 0\n", "threads is 0"),
+        (MINIMAL + "memory = 7\n", "unknown field 'memory'"),
+        (MINIMAL.replace('name = "board"\n', ""), "lacks the field 'name'"),
+        (MINIMAL + "threads = true\n", "threads is True, but must be int"),
+        ("name = ", "not valid TOML"),
+    ],
+)
+def test_a_wrong_profile_is_one_sentence_that_names_the_field(text: str, words: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_profile(text, "board.toml")
+    assert words in str(caught.value)
+    assert "board.toml" in str(caught.value)
+
+
+def test_an_unknown_name_lists_the_known_ones() -> None:
+    with pytest.raises(ConfigError, match="raspberry_pi_4"):
+        load_profile("raspberry_pi_5")
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(FileError, match=r"absent\.toml"):
+        load_profile(str(tmp_path / "absent.toml"))
+
+
+def test_the_budget_is_the_share_of_free_memory_and_nothing_where_that_is_unknown() -> None:
+    assert memory_budget_bytes(Reading(memory_free_bytes=1000), 0.25) == 250
+    assert memory_budget_bytes(Reading(), 0.25) == 0
