@@ -1,4 +1,5 @@
 import socket
+from collections.abc import Iterator
 
 import httpx
 import pytest
@@ -10,19 +11,19 @@ from subfleet.server.config import HttpAddress
 
 
 @pytest.fixture(scope="module")
-def world(tmp_path_factory):
+def world(tmp_path_factory: pytest.TempPathFactory) -> World:
     world = World(tmp_path_factory.mktemp("run"), config(deploy_targets=()), fleet())
     world.run()
     return world
 
 
 @pytest.fixture(scope="module")
-def client(world):
+def client(world: World) -> Iterator[httpx.Client]:
     with serve_http(world.folder / "state", HttpAddress(port=0)) as url, httpx.Client(base_url=url) as client:
         yield client
 
 
-def test_runs_rounds_and_clients_are_those_of_the_run(world, client):
+def test_runs_rounds_and_clients_are_those_of_the_run(world: World, client: httpx.Client) -> None:
     run_id = world.server.run_id
     assert client.get("/api/health").json() == {"status": "ok"}
     assert [run["run_id"] for run in client.get("/api/runs").json()] == [run_id]
@@ -34,13 +35,13 @@ def test_runs_rounds_and_clients_are_those_of_the_run(world, client):
     assert {one["client_id"]: one["sample_count"] for one in clients} == {"ada": 7, "bob": 20, "cyd": 33}
 
 
-def test_an_unknown_run_is_a_404_with_a_sentence(client):
+def test_an_unknown_run_is_a_404_with_a_sentence(client: httpx.Client) -> None:
     answer = client.get("/api/runs/nope")
     assert answer.status_code == 404
     assert "there is no run" in answer.json()["detail"]
 
 
-def test_a_blob_comes_whole_or_by_range(world, client):
+def test_a_blob_comes_whole_or_by_range(world: World, client: httpx.Client) -> None:
     path = max((world.folder / "state" / "blobs").glob("[0-9a-f]" * 64), key=lambda path: path.stat().st_size)
     content = path.read_bytes()
     assert client.get(f"/api/blobs/{path.name}").content == content
@@ -49,26 +50,26 @@ def test_a_blob_comes_whole_or_by_range(world, client):
 
 
 @pytest.mark.parametrize("name", ["0" * 64, "0" * 63, "..%2f..%2fsubfleet.sqlite", "partial"])
-def test_nothing_but_blobs_can_be_read(client, name):
+def test_nothing_but_blobs_can_be_read(client: httpx.Client, name: str) -> None:
     assert client.get(f"/api/blobs/{name}").status_code in (404, 422)
 
 
-def test_a_foreign_host_name_is_refused(client):
+def test_a_foreign_host_name_is_refused(client: httpx.Client) -> None:
     assert client.get("/api/health", headers={"Host": "evil.example"}).status_code == 400
 
 
-def test_the_description_is_typed(client):
+def test_the_description_is_typed(client: httpx.Client) -> None:
     schema = client.get("/openapi.json").json()
     assert {"Run", "Client", "RoundRecord", "ClientRow"} <= set(schema["components"]["schemas"])
 
 
-def test_the_page_asks_for_the_rounds(client):
+def test_the_page_asks_for_the_rounds(client: httpx.Client) -> None:
     page = client.get("/")
     assert page.headers["content-type"].startswith("text/html")
     assert "/rounds" in page.text
 
 
-def test_a_taken_port_is_one_sentence_and_the_end_frees_the_port(world):
+def test_a_taken_port_is_one_sentence_and_the_end_frees_the_port(world: World) -> None:
     with serve_http(world.folder / "state", HttpAddress(port=0)) as url:
         port = int(url.rsplit(":", 1)[1])
         with pytest.raises(PortError, match="choose another port"):

@@ -1,11 +1,344 @@
-from server.server_rig import World, config, fleet
+"""Whole runs: a real server, real journal, real folding; only exporter and trainers are fakes."""
+
+import random
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from server.server_rig import Behaviour, World, config, fleet
+
+from subfleet.elastic.families import init_state
+from subfleet.export.requests import TrainRequest
+from subfleet.protocol.errors import ExportError
+from subfleet.protocol.messages import Task
+from subfleet.protocol.readings import Reading
+from subfleet.server.checkpoint import load_checkpoint
+from subfleet.server.config import Deadlines, ServerConfig
+from subfleet.transport.memory import FaultPlan
+
+SMALL, LARGE = 14_000, 10**9
 
 
-def test_a_run_ends_with_every_device_folded_and_deployed(tmp_path):
-    world = World(tmp_path, config(), fleet())
+def mixed_fleet() -> dict[str, Behaviour]:
+    """One device whose memory grows between the rounds, one small, one large."""
+    return {
+        "ada": Behaviour(sample_count=7, memory_budget_bytes=lambda number: SMALL if number == 1 else LARGE),
+        "bob": Behaviour(sample_count=20, memory_budget_bytes=lambda _: SMALL),
+        "cyd": Behaviour(sample_count=33),
+    }
+
+
+def finished(world: World) -> World:
     world.run()
+    return world
+
+
+def final_bytes(folder: Path, settings: ServerConfig | None = None, **options: Any) -> bytes:
+    return finished(World(folder, settings or config(), mixed_fleet(), **options)).model_bytes()
+
+
+@pytest.fixture(scope="module")
+def calm(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    """The final model of the run that nothing disturbed."""
+    return final_bytes(tmp_path_factory.mktemp("calm"))
+
+
+def test_a_run_ends_with_every_device_folded_and_deployed(tmp_path: Path) -> None:
+    world = finished(World(tmp_path, config(), fleet()))
     result = world.server.result()
     assert result.finished
-    assert [record.round for record in result.rounds] == [1, 2]
+    assert [record.round for record in result.rounds] == [1, 2] == [record.round for record in world.notes.records]
+    assert [record.log_time_s for record in result.rounds] == [0.0, 10.0]
     assert all(row.status == "folded" for record in result.rounds for row in record.clients)
     assert {model.client_id: model.status for model in result.deployed} == dict.fromkeys(world.devices, "deployed")
+    assert all(model.path.is_file() for model in result.deployed)
+    world.turn()
+    assert all(device.rounds[-1].phase == "finished" for device in world.devices.values())
+
+
+def test_devices_get_the_largest_subnet_that_fits_now(tmp_path: Path) -> None:
+    world = finished(World(tmp_path, config(), mixed_fleet()))
+    first, second = ({row.client_id: row for row in record.clients} for record in world.server.result().rounds)
+    assert first["ada"].spec_id == first["bob"].spec_id == second["bob"].spec_id != first["cyd"].spec_id
+    assert second["ada"].spec_id == second["cyd"].spec_id
+    candidates = world.server._plan.candidates
+    for row in (*first.values(), *second.values()):
+        smaller = [one for one in candidates if one.training_memory_bytes["onnx"] <= row.budget_bytes]
+        assert row.spec_id == smaller[-1].spec.spec_id
+
+
+def test_the_order_of_arrival_does_not_matter(tmp_path: Path, calm: bytes) -> None:
+    for order in range(1, 4):
+        assert final_bytes(tmp_path / str(order), order=order) == calm
+
+
+def test_losses_doubles_and_delays_do_not_matter(tmp_path: Path, calm: bytes) -> None:
+    for seed in range(3):
+        faults = FaultPlan(seed=seed, loss=0.2, double=0.2, delay_s=1.5)
+        assert final_bytes(tmp_path / str(seed), faults=faults, order=seed) == calm
+
+
+def test_cut_links_do_not_matter(tmp_path: Path, calm: bytes) -> None:
+    world = World(tmp_path, config(), mixed_fleet())
+    generator = random.Random(3)
+    for turn in range(4000):
+        if world.server.finished:
+            break
+        if turn % 3 == 0:
+            world.broker.cut(generator.choice([*world.devices, "server"]), mend_after_s=0.5)
+        world.turn()
+    assert world.model_bytes() == calm
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(6))
+def test_a_server_killed_at_any_moment_ends_with_the_same_bits(tmp_path: Path, calm: bytes, seed: int) -> None:
+    generator = random.Random(seed)
+    world = World(tmp_path, config(), mixed_fleet(), order=seed)
+    kills = 0
+    for _ in range(4000):
+        if world.server.finished:
+            break
+        if kills < 12 and generator.random() < 0.3:
+            world.broker.cut("server", mend_after_s=None)
+            world.kill_server()
+            kills += 1
+        world.turn()
+    assert kills >= 4
+    assert world.model_bytes() == calm
+    assert len(world.server.result().rounds) == 2
+    assert {model.status for model in world.server.result().deployed} == {"deployed"}
+
+
+def test_a_server_that_dies_between_journal_and_action_does_it_again(tmp_path: Path, calm: bytes) -> None:
+    world = World(tmp_path, config(), mixed_fleet())
+    died = set()
+    for _ in range(4000):
+        if world.server.finished:
+            break
+        server = world.server
+        phase = (server.state.phase, server.state.round, len(server.state.seats))
+        if phase not in died:
+            died.add(phase)
+            server._perform = lambda _: None  # type: ignore[method-assign]  # what is decided is lost
+            world.turn()
+            world.kill_server()
+        world.turn()
+    assert len(died) > 5
+    assert world.model_bytes() == calm
+
+
+def test_a_device_that_comes_back_in_a_strict_run_takes_part(tmp_path: Path, calm: bytes) -> None:
+    world = World(tmp_path, config(), mixed_fleet())
+    world.run(until=lambda: bool(world.devices["cyd"].tasks))
+    gone = world.devices.pop("cyd")
+    for _ in range(20):
+        world.turn()
+    assert world.server.state.phase == "train"
+    gone.session_id = "cyd-2"
+    gone.task, gone.done = None, set()
+    gone.heartbeat_s = -1e9
+    world.devices["cyd"] = gone
+    assert finished(world).model_bytes() == calm
+
+
+def test_a_finished_run_is_not_run_again(tmp_path: Path) -> None:
+    world = finished(World(tmp_path, config(), fleet()))
+    before = world.server.result()
+    world.kill_server()
+    assert world.server.finished
+    assert world.server.result() == before
+
+
+def test_a_changed_configuration_does_not_take_a_run_up(tmp_path: Path) -> None:
+    world = World(tmp_path, config(), fleet())
+    world.settings = replace(world.settings, seed=1)
+    with pytest.raises(Exception, match="was begun with another configuration"):
+        world.new_server()
+
+
+def test_a_change_of_zero_changes_no_bit(tmp_path: Path) -> None:
+    world = finished(World(tmp_path, config(), fleet(scale=0.0)))
+    result = world.server.result()
+    state = load_checkpoint(
+        tmp_path / "state" / "checkpoints", 2, world.server._journal.checkpoint_sha256(2) or "missing"
+    )
+    start = init_state(world.server._network, 0)
+    assert result.rounds[-1].clients[0].status == "folded"
+    assert all(state[name].view(torch.int32).equal(start[name].view(torch.int32)) for name in start)
+
+
+def test_what_no_client_held_keeps_its_bits(tmp_path: Path) -> None:
+    fleet_of_small = fleet(memory_budget_bytes=lambda _: SMALL)
+    world = finished(World(tmp_path, config(), fleet_of_small))
+    state = load_checkpoint(
+        tmp_path / "state" / "checkpoints", 2, world.server._journal.checkpoint_sha256(2) or "missing"
+    )
+    start = init_state(world.server._network, 0)
+    held = world.server._network.shapes(world.devices["ada"].tasks[0].spec)
+    moved = {name for name in start if not torch.equal(state[name], start[name])}
+    assert moved == set(held)
+    for name, shape in held.items():
+        inside = tuple(slice(0, size) for size in shape)
+        outside = torch.ones(start[name].shape, dtype=torch.bool)
+        outside[inside] = False
+        assert torch.equal(state[name][outside], start[name][outside])
+
+
+def test_a_refusal_for_memory_brings_a_smaller_task(tmp_path: Path) -> None:
+    devices = fleet()
+    devices["ada"] = replace(
+        devices["ada"],
+        refuse=lambda task: ("memory", SMALL) if task.task_id.endswith("/0") and task.round == 1 else None,
+    )
+    world = finished(World(tmp_path, config(deploy_targets=()), devices))
+    row = world.server.result().rounds[0].clients[0]
+    assert (row.client_id, row.status) == ("ada", "folded")
+    assert row.parameters < world.server.result().rounds[0].clients[1].parameters
+    first, second = world.devices["ada"].tasks[:2]
+    assert second.task_id.endswith("/1")
+    assert second.budget.memory_bytes == SMALL < first.budget.memory_bytes
+
+
+def test_attempts_are_limited_and_other_refusals_final(tmp_path: Path) -> None:
+    devices = fleet()
+    devices["ada"] = replace(devices["ada"], refuse=lambda _: ("memory", None))
+    devices["bob"] = replace(devices["bob"], refuse=lambda _: ("data", None))
+    world = finished(World(tmp_path, config(rounds=1, deploy_targets=(), max_attempts=2), devices))
+    ada, bob, cyd = world.server.result().rounds[0].clients
+    assert (ada.status, bob.status, cyd.status) == ("refused: memory: as told", "refused: data: as told", "folded")
+    assert (len(world.devices["ada"].tasks), len(world.devices["bob"].tasks)) == (2, 1)
+
+
+def test_the_programs_own_plan_decides(tmp_path: Path) -> None:
+    """The whole width plans more than anyone has, whatever the estimate said: the next smaller subnets are tried."""
+    world = World(
+        tmp_path, config(rounds=1), fleet(), planned=lambda request: 2 * LARGE if request.spec.axes == () else 1000
+    )
+    rows = finished(world).server.result().rounds[0].clients
+    narrow = [one for one in world.server._plan.candidates if one.spec.axes]
+    assert {(row.spec_id, row.status) for row in rows} == {(narrow[-1].spec.spec_id, "folded")}
+    assert all(row.planned_peak_bytes <= row.budget_bytes for row in rows)
+
+
+def test_a_device_that_nothing_fits_is_skipped_with_the_reason(tmp_path: Path) -> None:
+    devices = fleet()
+    devices["ada"] = replace(devices["ada"], memory_budget_bytes=lambda _: 10)
+    devices["bob"] = replace(devices["bob"], reading=lambda _: Reading(uplink_bps=8.0))
+    world = finished(World(tmp_path, config(rounds=1, deploy_targets=()), devices))
+    ada, bob, cyd = world.server.result().rounds[0].clients
+    assert ada.status.startswith("skipped: no subnet fits: the smallest needs")
+    assert bob.status.startswith("skipped: no subnet fits: the smallest moves")
+    assert cyd.status == "folded"
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "reason"),
+    [
+        (Behaviour(runtimes=("tflite",)), "skipped: it runs tflite"),
+        (Behaviour(input_shape=(7,)), "skipped: its samples have shape (7,)"),
+        (Behaviour(reading=lambda _: Reading(available=False)), "skipped: the device is not available now"),
+    ],
+)
+def test_a_device_that_cannot_take_part_is_skipped(tmp_path: Path, behaviour: Behaviour, reason: str) -> None:
+    world = finished(World(tmp_path, config(rounds=1, deploy_targets=()), {**fleet(), "dot": behaviour}))
+    rows = {row.client_id: row.status for row in world.server.result().rounds[0].clients}
+    assert rows["dot"].startswith(reason)
+    assert rows["ada"] == "folded"
+
+
+def test_an_export_that_fails_costs_its_devices_alone(tmp_path: Path) -> None:
+    def planned(request: TrainRequest) -> int:
+        if request.target == "executorch":
+            raise ExportError("no such lowering")
+        return 1000
+
+    world = World(tmp_path, config(rounds=1), {**fleet(), "dot": Behaviour(runtimes=("executorch",))}, planned=planned)
+    rows = {row.client_id: row.status for row in finished(world).server.result().rounds[0].clients}
+    assert rows["dot"] == "skipped: export failed: no such lowering"
+    assert rows["ada"] == "folded"
+
+
+def _spoiled(weights: Mapping[str, Any], task: Task) -> dict[str, Any]:
+    return {name: np.full(array.shape, np.nan, dtype=np.float32) for name, array in weights.items()}
+
+
+def _misshapen(weights: Mapping[str, Any], task: Task) -> dict[str, Any]:
+    return {name: np.zeros((*array.shape, 1), dtype=np.float32) for name, array in weights.items()}
+
+
+def _nameless(weights: Mapping[str, Any], task: Task) -> dict[str, Any]:
+    return {f"{name}.x": np.zeros_like(array) for name, array in weights.items()}
+
+
+def _gigantic(weights: Mapping[str, Any], task: Task) -> dict[str, Any]:
+    return {name: np.full(array.shape, 1e38, dtype=np.float32) for name, array in weights.items()}
+
+
+@pytest.mark.parametrize("change", [_spoiled, _misshapen, _nameless, _gigantic])
+def test_a_bad_update_is_refused_and_never_folded(tmp_path: Path, change: Any) -> None:
+    devices = fleet()
+    with_bad = World(tmp_path / "bad", config(deploy_targets=()), {**devices, "eve": Behaviour(change=change)})
+    statuses = {row.client_id: row.status for row in finished(with_bad).server.result().rounds[0].clients}
+    assert statuses.pop("eve").startswith("refused: ")
+    assert set(statuses.values()) == {"folded"}
+    without = finished(World(tmp_path / "good", config(deploy_targets=()), devices))
+    assert with_bad.model_bytes() == without.model_bytes()
+
+
+def test_a_silent_device_is_missing_after_the_deadline(tmp_path: Path) -> None:
+    deadlines = Deadlines(join_s=50, measure_s=10, round_s=30, deploy_s=20, lease_s=1e4, linger_s=0)
+    world = World(tmp_path, config(deadlines=deadlines), fleet())
+    world.run(until=lambda: bool(world.devices["cyd"].tasks))
+    world.devices.pop("cyd")
+    finished(world)
+    first, second = ({row.client_id: row.status for row in record.clients} for record in world.server.result().rounds)
+    assert first["cyd"] in ("missing: no answer came in time", "folded")
+    assert second["cyd"] == "missing: no telemetry came in time"
+    assert first["ada"] == second["ada"] == "folded"
+
+
+def test_a_quorum_closes_a_round_without_the_slowest(tmp_path: Path) -> None:
+    world = World(tmp_path, config(quorum=0.6, rounds=1, deploy_targets=()), fleet())
+    world.run(until=lambda: world.server.state.phase == "train")
+    slow = world.devices.pop("cyd")
+    finished(world)
+    statuses = {row.client_id: row.status for row in world.server.result().rounds[0].clients}
+    assert statuses == {"ada": "folded", "bob": "folded", "cyd": "missing: the round closed at its quorum"}
+    slow.step()
+
+
+def test_nobody_there_is_a_failure_with_a_sentence(tmp_path: Path) -> None:
+    deadlines = Deadlines(join_s=20, linger_s=0)
+    devices = fleet()
+    devices.pop("cyd")
+    world = finished(World(tmp_path, config(deadlines=deadlines), devices))
+    assert world.server.state.phase == "failed"
+    assert world.server.state.failure.startswith("2 of 3 clients were there after 20 s; start more clients")
+
+
+def test_bytes_in_the_rows_are_the_bytes_that_were_published(tmp_path: Path) -> None:
+    world = finished(World(tmp_path, config(rounds=1, deploy_targets=()), fleet()))
+    for row in world.server.result().rounds[0].clients:
+        task = world.devices[row.client_id].tasks[0]
+        assert task.weights is not None
+        moved = task.weights.size_bytes + task.programs[0].blob.size_bytes
+        assert row.bytes_down > moved
+        assert row.bytes_up > task.weights.size_bytes
+    total = world.server._transport
+    assert sum(row.bytes_up for row in world.server.result().rounds[0].clients) <= total.received_bytes
+
+
+def test_blobs_and_checkpoints_of_old_rounds_go(tmp_path: Path) -> None:
+    world = finished(World(tmp_path, config(rounds=5, keep_rounds=2, deploy_targets=()), fleet()))
+    checkpoints = sorted(path.name for path in (tmp_path / "state" / "checkpoints").iterdir())
+    assert checkpoints == ["round-000004.safetensors", "round-000005.safetensors"]
+    digests = {path.name for path in (tmp_path / "state" / "blobs").iterdir() if path.is_file()}
+    assert digests >= world.server._journal.update_digests(since_round=4)
+    assert not digests & (
+        world.server._journal.update_digests(since_round=1) - world.server._journal.update_digests(since_round=4)
+    )
