@@ -16,7 +16,8 @@ __all__ = ["CHUNK_BYTES", "BlobFetch", "BlobRef", "ByteRange", "Chunk", "decode_
 CHUNK_BYTES = 128 * 1024
 """Bytes of content in one chunk: small enough for hosted brokers."""
 WINDOW_CHUNKS = 8
-_LONGEST_PATIENCE_S = 64.0
+_LEAST_WINDOW_CHUNKS = 2
+_LONGEST_BACKOFF = 4
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _CHUNK_HEADER = struct.Struct("<4s32sQ")
 _CHUNK_MAGIC = b"SFC1"
@@ -94,7 +95,7 @@ class BlobFetch:
     """The receiver's half of one transfer. Times are seconds of the caller's monotonic clock.
 
     It adapts to the link, as a chunk takes a second at 1 Mbit/s and asking twice would only make that worse: it starts
-    with one outstanding chunk, dares one more for each that comes and half as many when one is late, and calls a chunk
+    with two outstanding chunks, dares one more for each that comes and half as many when one is late, and calls a chunk
     late after three times what the last one took.
 
     Args:
@@ -122,11 +123,11 @@ class BlobFetch:
         self.blob = blob
         self._retry_s = retry_s
         self._window = window_chunks
-        self._dared = 1  # how much of the window is in use
+        self._dared = min(_LEAST_WINDOW_CHUNKS, window_chunks)  # how much of the window is in use
         self._patience_s = retry_s
-        self._took_s = 0.0  # from asking for the last chunk to having it
-        self._answered_s: list[float] = []  # when the chunks that came since the last requests() had been asked for
-        self._asked_twice: set[int] = set()
+        self._took_s: float | None = None  # from asking for a chunk to having it
+        self._answered: list[tuple[float, bool]] = []  # of what came since requests(): first asked at, asked once
+        self._first_asked_s: dict[int, float] = {}
         self._lacking = dict.fromkeys(offset for offset in range(0, blob.size_bytes, CHUNK_BYTES) if offset not in have)
         self._asked_at: dict[int, float] = {}
 
@@ -146,12 +147,13 @@ class BlobFetch:
         for offset in late:
             del self._asked_at[offset]
         if late:
-            self._asked_twice.update(late)
-            self._dared = max(self._dared // 2, 1)
-            self._patience_s = min(2 * self._patience_s, max(_LONGEST_PATIENCE_S, self._retry_s))
+            self._dared = max(self._dared // 2, min(_LEAST_WINDOW_CHUNKS, self._window))
+            self._patience_s = max(self._patience_s, min(2 * self._patience_s, _LONGEST_BACKOFF * self._retry_s))
         room = self._dared - len(self._asked_at)
         wanted = [offset for offset in self._lacking if offset not in self._asked_at][: max(room, 0)]
         self._asked_at.update(dict.fromkeys(wanted, now_s))
+        for offset in wanted:
+            self._first_asked_s.setdefault(offset, now_s)
         return tuple(ByteRange(offset=offset, length=self.length_at(offset)) for offset in wanted)
 
     def accept(self, chunk: Chunk) -> bool:
@@ -163,15 +165,16 @@ class BlobFetch:
         del self._lacking[chunk.offset]
         asked_s = self._asked_at.pop(chunk.offset, None)
         self._dared = min(self._dared + 1, self._window)
-        if asked_s is not None and chunk.offset not in self._asked_twice:  # else it may answer the earlier question
-            self._answered_s.append(asked_s)
+        first_asked_s = self._first_asked_s.pop(chunk.offset, None)
+        if first_asked_s is not None:
+            self._answered.append((first_asked_s, first_asked_s == asked_s))
         return True
 
     def ask_again(self) -> None:
         """Forget what is outstanding: the link was lost, and with it every answer."""
         self._asked_at.clear()
-        self._asked_twice.update(self._lacking)
-        self._patience_s = max(self._retry_s, 3 * self._took_s)
+        self._first_asked_s.clear()
+        self._patience_s = max(self._retry_s, 3 * (self._took_s or 0.0))
 
     def restart(self) -> None:
         """Fetch everything anew: the whole did not have the digest that was promised."""
@@ -179,7 +182,10 @@ class BlobFetch:
         self.ask_again()
 
     def _learn(self, now_s: float) -> None:
-        for asked_s in self._answered_s:
-            self._took_s = now_s - asked_s
-            self._patience_s = max(self._retry_s, 3 * self._took_s)
-        self._answered_s.clear()
+        for first_asked_s, asked_once in self._answered:
+            # A chunk that was asked for twice may answer either question: that is only a bound, but on a link that is
+            # slower than our first guess there is nothing better to learn from.
+            if asked_once or self._took_s is None:
+                self._took_s = now_s - first_asked_s
+                self._patience_s = max(self._retry_s, 3 * self._took_s)
+        self._answered.clear()

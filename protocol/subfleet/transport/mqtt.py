@@ -163,10 +163,9 @@ class MqttTransport:
         if self._up:
             self._up = False
             self._events.put(Disconnected(reason=str(reason)))
-        if self._closing.is_set():
-            self._settled.set()
         # paho doubles its delay, but equally for everyone; a fleet must not come back in one moment.
-        self._closing.wait(self._jitter.random())
+        if self._closing.wait(self._jitter.random()):
+            self._settled.set()
 
     def _on_message(self, _: Client, __: Any, message: MQTTMessage) -> None:
         try:

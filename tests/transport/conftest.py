@@ -1,0 +1,41 @@
+from collections.abc import Iterator
+
+import pytest
+from transport.rigs import FAULTS, Rig, memory_rig, mqtt_rig, paced_rig
+
+from subfleet.server.broker import EmbeddedBroker, MosquittoBroker, mosquitto_binary
+
+_BROKER_MARKS = (pytest.mark.broker, pytest.mark.slow)
+
+
+@pytest.fixture(scope="session")
+def embedded_url() -> Iterator[str]:
+    with EmbeddedBroker() as broker:
+        yield broker.url
+
+
+@pytest.fixture(scope="session")
+def mosquitto_url() -> Iterator[str]:
+    if mosquitto_binary() is None:
+        pytest.skip("Mosquitto is not installed; run: sudo apt-get install mosquitto")
+    with MosquittoBroker() as broker:
+        yield broker.url
+
+
+@pytest.fixture(
+    params=[
+        "memory",
+        "faulty",
+        "paced",
+        pytest.param("embedded", marks=_BROKER_MARKS),
+        pytest.param("mosquitto", marks=_BROKER_MARKS),
+    ]
+)
+def rig(request: pytest.FixtureRequest) -> Iterator[Rig]:
+    """Every transport, and the memory one with faults."""
+    if request.param in ("embedded", "mosquitto"):
+        made = mqtt_rig(request.getfixturevalue(f"{request.param}_url"))
+    else:
+        made = {"memory": memory_rig, "faulty": lambda: memory_rig(FAULTS), "paced": paced_rig}[request.param]()
+    yield made
+    made.close()

@@ -1,0 +1,163 @@
+import itertools
+import os
+import stat
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from subfleet.protocol.blobs import CHUNK_BYTES, BlobRef, ByteRange
+from subfleet.protocol.errors import FileError, TooLargeError
+from subfleet.transport.blob_store import BlobStore
+
+
+def _files(folder: Path) -> set[str]:
+    return {path.name for path in folder.rglob("*") if path.is_file()}
+
+
+def test_what_is_added_can_be_read(tmp_path: Path) -> None:
+    store = BlobStore(tmp_path / "new" / "folder")
+    ref = store.add(b"content")
+    assert ref == store.add(memoryview(b"content")) == BlobRef.of(b"content")
+    assert store.has(ref)
+    assert store.path(ref).read_bytes() == b"content"
+    assert store.read_range(ref, ByteRange(offset=3, length=4)) == b"tent"
+    assert _files(tmp_path) == {ref.sha256}
+
+
+def test_a_file_is_copied(tmp_path: Path) -> None:
+    source, store = tmp_path / "source", BlobStore(tmp_path / "store")
+    source.write_bytes(b"abc" * 700_000)
+    ref = store.add_file(source)
+    source.write_bytes(b"changed")
+    assert BlobRef.of(store.path(ref).read_bytes()) == ref
+    assert _files(tmp_path / "store") == {ref.sha256}
+
+
+@pytest.mark.parametrize(("name", "words"), [("absent", "cannot be read"), ("empty", "is empty")])
+def test_a_file_that_cannot_be_a_blob_is_refused(tmp_path: Path, name: str, words: str) -> None:
+    (tmp_path / "empty").touch()
+    with pytest.raises(FileError, match=words):
+        BlobStore(tmp_path / "store").add_file(tmp_path / name)
+
+
+def test_an_absent_blob_is_said_to_be_absent(tmp_path: Path) -> None:
+    store, ref = BlobStore(tmp_path), BlobRef.of(b"absent")
+    assert not store.has(ref)
+    with pytest.raises(FileError, match="fetch it first"):
+        store.path(ref)
+    store.add(b"absent")
+    assert not store.has(BlobRef(sha256=ref.sha256, size_bytes=ref.size_bytes + 1))
+    with pytest.raises(FileError, match="ask for less"):
+        store.read_range(ref, ByteRange(offset=0, length=7))
+
+
+def test_a_blob_above_the_limit_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    store, large = BlobStore(tmp_path / "store", max_blob_bytes=4), tmp_path / "large"
+    large.write_bytes(b"12345")
+    for refused in (
+        lambda: store.add(b"12345"),
+        lambda: store.add_file(large),
+        lambda: store.partial(BlobRef.of(b"12345")),
+    ):
+        with pytest.raises(TooLargeError, match="5 bytes, but may be 4"):
+            refused()
+    assert _files(tmp_path / "store") == set()
+
+
+def test_a_folder_that_cannot_be_made_is_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(FileError, match="choose another"):
+        BlobStore(tmp_path / "file" / "folder")
+
+
+@settings(max_examples=30, deadline=None)
+@given(size_bytes=st.integers(1, 5 * CHUNK_BYTES), data=st.data())
+def test_chunks_in_any_order_and_over_any_number_of_crashes_make_the_blob(
+    tmp_path_factory: pytest.TempPathFactory, size_bytes: int, data: st.DataObject
+) -> None:
+    folder, content = tmp_path_factory.mktemp("store"), os.urandom(size_bytes)
+    ref = BlobRef.of(content)
+    order = data.draw(st.permutations(range(0, size_bytes, CHUNK_BYTES)))
+    partial = BlobStore(folder).partial(ref)
+    for count, offset in enumerate(order):
+        if data.draw(st.booleans()):
+            partial = BlobStore(folder).partial(ref)
+        assert partial.have == set(order[:count])
+        partial.write(offset, content[offset : offset + CHUNK_BYTES])
+    assert partial.commit()
+    assert BlobStore(folder).path(ref).read_bytes() == content
+    assert _files(folder) == {ref.sha256}
+
+
+def test_a_wrong_digest_discards_everything(tmp_path: Path) -> None:
+    store, ref = BlobStore(tmp_path), BlobRef.of(b"right")
+    partial = store.partial(ref)
+    partial.write(0, b"wrong")
+    assert not partial.commit()
+    assert partial.have == frozenset()
+    assert not store.has(ref)
+    partial.write(0, b"right")
+    assert partial.commit()
+    assert store.has(ref)
+
+
+def test_a_blob_with_a_hole_is_not_committed(tmp_path: Path) -> None:
+    content = os.urandom(2 * CHUNK_BYTES)
+    partial = BlobStore(tmp_path).partial(BlobRef.of(content))
+    partial.write(CHUNK_BYTES, content[CHUNK_BYTES:])
+    assert not partial.commit()
+
+
+@pytest.mark.parametrize("left", [b"", b"short", bytes(CHUNK_BYTES + 1), bytes(CHUNK_BYTES + 9)])
+def test_a_partial_file_of_another_length_is_started_anew(tmp_path: Path, left: bytes) -> None:
+    store, ref = BlobStore(tmp_path), BlobRef(sha256="0" * 64, size_bytes=CHUNK_BYTES + 1)
+    (tmp_path / "partial" / f"{ref.sha256}.part").write_bytes(left)
+    assert store.partial(ref).have == frozenset()
+
+
+@pytest.mark.parametrize(("offset", "length"), [(-CHUNK_BYTES, CHUNK_BYTES), (1, 1), (0, 1), (CHUNK_BYTES, 2)])
+def test_what_is_no_chunk_of_the_blob_is_not_written(tmp_path: Path, offset: int, length: int) -> None:
+    partial = BlobStore(tmp_path).partial(BlobRef(sha256="0" * 64, size_bytes=CHUNK_BYTES + 1))
+    with pytest.raises(ValueError, match="is none of blob"):
+        partial.write(offset, bytes(length))
+
+
+def test_prune_keeps_what_it_is_told(tmp_path: Path) -> None:
+    store = BlobStore(tmp_path)
+    keep, drop, half = store.add(b"keep"), store.add(b"drop"), BlobRef.of(b"half")
+    store.partial(half)
+    store.prune({keep.sha256})
+    assert store.has(keep)
+    assert not store.has(drop)
+    assert _files(tmp_path) == {keep.sha256}
+
+
+def test_the_least_recently_used_blobs_go_first(tmp_path: Path) -> None:
+    ticks = itertools.count(1)
+    store = BlobStore(tmp_path, limit_bytes=10, clock_ns=lambda: next(ticks))
+    first, second = store.add(b"1111"), store.add(b"2222")
+    store.path(first)
+    third = store.add(b"3333")
+    assert [store.has(ref) for ref in (first, second, third)] == [True, False, True]
+    large = store.add(b"4" * 20)  # above the limit all by itself, but about to be used
+    assert [store.has(ref) for ref in (first, third, large)] == [False, False, True]
+    fetched = BlobRef.of(b"5555")
+    partial = store.partial(fetched)
+    partial.write(0, b"5555")
+    assert partial.commit()
+    assert not store.has(large)
+    assert store.has(fetched)
+
+
+def test_left_over_temporary_files_are_removed(tmp_path: Path) -> None:
+    (tmp_path / "abc.tmp").write_bytes(b"of a process that died")
+    BlobStore(tmp_path)
+    assert _files(tmp_path) == set()
+
+
+def test_blobs_are_not_readable_by_others(tmp_path: Path) -> None:
+    store = BlobStore(tmp_path)
+    mode = store.path(store.add(b"private")).stat().st_mode
+    assert stat.S_IMODE(mode) & 0o077 == 0

@@ -1,0 +1,252 @@
+"""Blobs arrive whole over every transport, whatever it loses, doubles, delays or cuts."""
+
+import os
+import random
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transport.rigs import Rig
+from transport.sides import HandClock, Side, chunk_offsets, make_exchange, run_by_hand, run_until
+
+from subfleet.protocol.blobs import CHUNK_BYTES, WINDOW_CHUNKS, BlobRef, ByteRange, Chunk
+from subfleet.protocol.messages import BlobMissing, ChunkRequest, decode
+from subfleet.transport.blob_store import BlobStore
+from subfleet.transport.exchange import Fetched, FetchFailed
+from subfleet.transport.memory import FaultPlan, MemoryBroker
+
+
+def _pair(broker: MemoryBroker, folder: Path, clock: HandClock) -> tuple[Side, Side]:
+    return (
+        Side(broker.client("a"), folder / "a", "r", "a", clock),
+        Side(broker.client("b"), folder / "b", "r", "b", clock),
+    )
+
+
+@pytest.mark.slow
+def test_several_megabytes_arrive_over_every_transport(rig: Rig, tmp_path: Path) -> None:
+    sender = Side(rig.client("a"), tmp_path / "a", rig.root, "a")
+    receiver = Side(rig.client("b"), tmp_path / "b", rig.root, "b")
+    content = os.urandom(3 * 2**20 + 17)
+    ref = sender.store.add(content)
+    receiver.exchange.fetch("a", ref)
+    run_until(lambda: bool(receiver.results), sender, receiver)
+    assert receiver.results == [Fetched(peer="a", ref=ref)]
+    assert receiver.store.path(ref).read_bytes() == content
+    assert set(receiver.requested) == chunk_offsets(ref)
+    assert receiver.most_outstanding <= WINDOW_CHUNKS
+
+
+@pytest.mark.slow
+def test_a_blob_arrives_although_both_links_are_cut(rig: Rig, tmp_path: Path) -> None:
+    sender = Side(rig.client("a"), tmp_path / "a", rig.root, "a")
+    receiver = Side(rig.client("b"), tmp_path / "b", rig.root, "b")
+    ref = sender.store.add(os.urandom(4 * 2**20))
+    receiver.exchange.fetch("a", ref)
+    cuts = [(24, "a"), (8, "b")]  # (while this many chunks lack, whose link)
+
+    def cut() -> None:
+        lacking = len(chunk_offsets(ref)) - len(receiver.store.partial(ref).have)
+        if cuts and not receiver.results and lacking <= cuts[0][0]:
+            rig.cut(rig.name(cuts.pop(0)[1]))
+
+    run_until(lambda: bool(receiver.results), sender, receiver, between=cut)
+    assert not cuts
+    assert receiver.results == [Fetched(peer="a", ref=ref)]
+    assert BlobRef.of(receiver.store.path(ref).read_bytes()) == ref
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    size_bytes=st.one_of(
+        st.integers(1, 3 * CHUNK_BYTES), st.sampled_from([CHUNK_BYTES - 1, CHUNK_BYTES, CHUNK_BYTES + 1, 1_500_000])
+    ),
+    seed=st.integers(0, 2**32),
+    loss=st.sampled_from([0.0, 0.1, 0.25]),
+    double=st.sampled_from([0.0, 0.5]),
+    delay_s=st.sampled_from([0.0, 0.2, 3.0]),
+)
+def test_any_size_arrives_under_any_faults(
+    tmp_path_factory: pytest.TempPathFactory, size_bytes: int, seed: int, loss: float, double: float, delay_s: float
+) -> None:
+    clock = HandClock()
+    broker = MemoryBroker(FaultPlan(seed=seed, loss=loss, double=double, delay_s=delay_s), clock)
+    sender, receiver = _pair(broker, tmp_path_factory.mktemp("pair"), clock)
+    content = random.Random(seed).randbytes(size_bytes)
+    ref = sender.store.add(content)
+    receiver.exchange.fetch("a", ref)
+    run_by_hand(lambda: bool(receiver.results), clock, sender, receiver)
+    assert receiver.results == [Fetched(peer="a", ref=ref)]
+    assert receiver.store.path(ref).read_bytes() == content
+    assert receiver.exchange.active == 0
+
+
+def test_a_receiver_that_crashed_asks_only_for_what_it_lacks(tmp_path: Path) -> None:
+    clock = HandClock()
+    broker = MemoryBroker(clock=clock)
+    sender, receiver = _pair(broker, tmp_path, clock)
+    ref = sender.store.add(os.urandom(20 * CHUNK_BYTES))
+    receiver.exchange.fetch("a", ref)
+    run_by_hand(lambda: len(receiver.store.partial(ref).have) >= 11, clock, sender, receiver)
+    had = receiver.store.partial(ref).have
+    again = Side(broker.client("b"), tmp_path / "b", "r", "b", clock)
+    again.exchange.fetch("a", ref)
+    run_by_hand(lambda: bool(again.results), clock, sender, again)
+    assert again.results == [Fetched(peer="a", ref=ref)]
+    assert again.requested
+    assert not had & set(again.requested)
+
+
+def test_a_crash_before_the_last_check_needs_no_chunk_at_all(tmp_path: Path) -> None:
+    store, content = BlobStore(tmp_path), os.urandom(CHUNK_BYTES + 1)
+    ref = BlobRef.of(content)
+    partial = store.partial(ref)
+    partial.write(0, content[:CHUNK_BYTES])
+    partial.write(CHUNK_BYTES, content[CHUNK_BYTES:])
+    exchange = make_exchange(store, "r")
+    exchange.fetch("a", ref)
+    assert exchange.finished() == (Fetched(peer="a", ref=ref),)
+    assert exchange.finished() == ()
+
+
+def _flip(chunk: Chunk) -> Chunk:
+    return Chunk(sha256=chunk.sha256, offset=chunk.offset, data=bytes(byte ^ 1 for byte in chunk.data))
+
+
+def test_a_spoilt_chunk_is_found_and_fetched_again(tmp_path: Path) -> None:
+    clock = HandClock()
+    sender, receiver = _pair(MemoryBroker(clock=clock), tmp_path, clock)
+    ref = sender.store.add(os.urandom(3 * CHUNK_BYTES))
+    spoilt: list[int] = []
+
+    def spoil_once(chunk: Chunk) -> Chunk:
+        if spoilt:
+            return chunk
+        spoilt.append(chunk.offset)
+        return _flip(chunk)
+
+    receiver.spoil = spoil_once
+    receiver.exchange.fetch("a", ref)
+    run_by_hand(lambda: bool(receiver.results), clock, sender, receiver)
+    assert receiver.results == [Fetched(peer="a", ref=ref)]
+    assert sorted(receiver.requested) == sorted(2 * list(chunk_offsets(ref)))
+
+
+def test_a_blob_that_is_always_spoilt_fails(tmp_path: Path) -> None:
+    clock = HandClock()
+    sender, receiver = _pair(MemoryBroker(clock=clock), tmp_path, clock)
+    ref = sender.store.add(os.urandom(2 * CHUNK_BYTES))
+    receiver.spoil = _flip
+    receiver.exchange.fetch("a", ref)
+    run_by_hand(lambda: bool(receiver.results), clock, sender, receiver)
+    (failed,) = receiver.results
+    assert isinstance(failed, FetchFailed)
+    assert (failed.reason, failed.peer, failed.ref) == ("digest", "a", ref)
+    assert not receiver.store.has(ref)
+    assert len(receiver.requested) == 3 * len(chunk_offsets(ref))
+    assert receiver.exchange.active == 0
+
+
+def test_a_peer_that_lacks_the_blob_says_so(tmp_path: Path) -> None:
+    clock = HandClock()
+    sender, receiver = _pair(MemoryBroker(clock=clock), tmp_path, clock)
+    receiver.exchange.fetch("a", BlobRef.of(b"nobody has this"))
+    run_by_hand(lambda: bool(receiver.results), clock, sender, receiver)
+    (failed,) = receiver.results
+    assert isinstance(failed, FetchFailed)
+    assert failed.reason == "missing"
+
+
+def test_a_peer_that_never_answers_is_given_up(tmp_path: Path) -> None:
+    exchange = make_exchange(BlobStore(tmp_path), "r", give_up_s=300.0)
+    exchange.fetch("a", BlobRef.of(b"x"))
+    asked = 0
+    for now_s in range(400):
+        asked += len(exchange.tick(float(now_s)))
+        if exchange.active == 0:
+            break
+    (failed,) = exchange.finished()
+    assert isinstance(failed, FetchFailed)
+    assert failed.reason == "stalled"
+    assert now_s == 300
+    assert 30 <= asked <= 50, "it asks again, but no more often than every 8 seconds after a while"
+
+
+def test_a_blob_above_the_limit_is_refused(tmp_path: Path) -> None:
+    exchange = make_exchange(BlobStore(tmp_path, max_blob_bytes=10), "r")
+    exchange.fetch("a", BlobRef.of(b"12345678901"))
+    (failed,) = exchange.finished()
+    assert isinstance(failed, FetchFailed)
+    assert failed.reason == "too_large"
+    assert exchange.tick(0.0) == ()
+
+
+def test_the_same_blob_from_two_peers_has_two_results(tmp_path: Path) -> None:
+    exchange, content = make_exchange(BlobStore(tmp_path), "r"), b"equal updates have equal digests"
+    ref = BlobRef.of(content)
+    exchange.fetch("a", ref)
+    exchange.fetch("b", ref)
+    exchange.fetch("b", ref)
+    assert [outgoing.topic for outgoing in exchange.tick(0.0)] == ["r/a/from/request"]
+    exchange.handle_missing("a", BlobMissing(sha256=ref.sha256))
+    assert [outgoing.topic for outgoing in exchange.tick(0.0)] == ["r/b/from/request"]
+    exchange.handle_chunk("a", Chunk(sha256=ref.sha256, offset=0, data=bytes(len(content))))
+    exchange.handle_chunk("b", Chunk(sha256=ref.sha256, offset=0, data=content))
+    failed, fetched = exchange.finished()
+    assert isinstance(failed, FetchFailed)
+    assert failed.peer == "a"
+    assert fetched == Fetched(peer="b", ref=ref)
+
+
+def test_a_cancelled_blob_has_no_result_and_asks_for_nothing(tmp_path: Path) -> None:
+    exchange, ref = make_exchange(BlobStore(tmp_path), "r"), BlobRef.of(b"x")
+    exchange.fetch("a", ref)
+    exchange.cancel(ref)
+    exchange.cancel(ref)
+    exchange.handle_chunk("a", Chunk(sha256=ref.sha256, offset=0, data=b"x"))
+    assert exchange.tick(0.0) == ()
+    assert exchange.finished() == ()
+
+
+def test_a_request_beyond_the_blob_is_not_served(tmp_path: Path) -> None:
+    store = BlobStore(tmp_path)
+    ref = store.add(b"abc")
+    exchange = make_exchange(store, "r")
+    for wanted in (ByteRange(offset=0, length=4), ByteRange(offset=3, length=1), ByteRange(offset=0, length=2**30)):
+        exchange.handle_request("b", ChunkRequest(blob=ref, ranges=(wanted,)))
+    assert exchange.tick(0.0) == ()
+
+
+def test_a_blob_removed_between_question_and_answer_is_missing(tmp_path: Path) -> None:
+    store = BlobStore(tmp_path)
+    ref = store.add(b"abc")
+    exchange = make_exchange(store, "r")
+    exchange.handle_request("b", ChunkRequest(blob=ref, ranges=(ByteRange(offset=0, length=3),)))
+    store.prune(set())
+    (outgoing,) = exchange.tick(0.0)
+    assert outgoing.topic == "r/b/from/missing"
+    missing = decode(outgoing.payload)
+    assert isinstance(missing, BlobMissing)
+    assert missing.sha256 == ref.sha256
+
+
+def test_a_question_asked_twice_is_answered_once(tmp_path: Path) -> None:
+    store = BlobStore(tmp_path)
+    ref = store.add(b"abc")
+    exchange = make_exchange(store, "r")
+    request = ChunkRequest(blob=ref, ranges=(ByteRange(offset=0, length=3),))
+    exchange.handle_request("b", request)
+    exchange.handle_request("b", request)
+    assert len(exchange.tick(0.0)) == 1
+
+
+def test_a_disk_that_cannot_be_written_fails_the_transfer(tmp_path: Path) -> None:
+    store = BlobStore(tmp_path)
+    exchange, ref = make_exchange(store, "r"), BlobRef.of(b"x")
+    exchange.fetch("a", ref)
+    store.prune(set())  # takes the partial file away, as a broken disk would
+    exchange.handle_chunk("a", Chunk(sha256=ref.sha256, offset=0, data=b"x"))
+    (failed,) = exchange.finished()
+    assert isinstance(failed, FetchFailed)
+    assert failed.reason == "storage"

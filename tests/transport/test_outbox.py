@@ -1,0 +1,76 @@
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transport.sides import HandClock
+
+from subfleet.transport.base import Connected, Delivery
+from subfleet.transport.memory import FaultPlan, MemoryBroker
+from subfleet.transport.outbox import Outbox, Outgoing
+
+
+def test_a_message_is_sent_again_ever_more_rarely_until_its_receipt() -> None:
+    outbox = Outbox(retry_s=2.0)
+    outbox.put("m", "t", b"x", retain=True)
+    sent_s = [now_s for now_s in range(100) if outbox.due(float(now_s))]
+    assert sent_s == [0, 2, 6, 14, 30, 46, 62, 78, 94]
+    assert outbox.settle("m")
+    assert not outbox.settle("m")
+    assert outbox.due(1000.0) == ()
+    assert outbox.pending == 0
+
+
+def test_everything_is_due_after_a_reconnect_in_the_order_of_putting() -> None:
+    outbox = Outbox()
+    outbox.put("b", "t/b", b"1")
+    outbox.put("a", "t/a", b"2")
+    first = outbox.due(0.0)
+    assert outbox.due(0.1) == ()
+    outbox.resend_all()
+    assert outbox.due(0.2) == first == (Outgoing(topic="t/b", payload=b"1"), Outgoing(topic="t/a", payload=b"2"))
+
+
+def test_the_same_id_replaces_what_was_there() -> None:
+    outbox = Outbox()
+    outbox.put("m", "t", b"old")
+    outbox.due(0.0)
+    outbox.put("m", "t", b"new")
+    assert [outgoing.payload for outgoing in outbox.due(0.1)] == [b"new"]
+    assert outbox.pending == 1
+
+
+@pytest.mark.parametrize("retry_s", [0.0, -1.0])
+def test_a_wait_must_be_above_zero(retry_s: float) -> None:
+    with pytest.raises(ValueError, match="must be above 0"):
+        Outbox(retry_s)
+
+
+@settings(max_examples=30, deadline=None)
+@given(seed=st.integers(0, 2**32), loss=st.sampled_from([0.0, 0.3, 0.6]), delay_s=st.sampled_from([0.0, 5.0]))
+def test_everything_arrives_with_receipts_over_a_bad_link(seed: int, loss: float, delay_s: float) -> None:
+    clock = HandClock()
+    broker = MemoryBroker(FaultPlan(seed=seed, loss=loss, double=0.3, delay_s=delay_s), clock)
+    sender, receiver = broker.client("s"), broker.client("r")
+    sender.open(("receipt",))
+    receiver.open(("data",))
+    outbox, chance, stored = Outbox(), random.Random(seed), set()
+    for number in range(20):
+        outbox.put(str(number), "data", str(number).encode())
+    while outbox.pending:
+        assert clock.now_s < 3000
+        if chance.random() < 0.002:
+            broker.cut(chance.choice("sr"), mend_after_s=1.0)
+        for outgoing in outbox.due(clock.now_s):
+            sender.publish(outgoing.topic, outgoing.payload, retain=outgoing.retain)
+        while (event := receiver.poll(0)) is not None:
+            if isinstance(event, Delivery):
+                stored.add(event.payload)
+                receiver.publish("receipt", event.payload)
+        while (event := sender.poll(0)) is not None:
+            if isinstance(event, Delivery):
+                outbox.settle(event.payload.decode())
+            elif isinstance(event, Connected):
+                outbox.resend_all()
+        clock.now_s += 0.1
+    assert stored == {str(number).encode() for number in range(20)}
