@@ -1,0 +1,155 @@
+"""Messages and small steps that the agent's tests share."""
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from subfleet.edge_client.agent import start, step
+from subfleet.edge_client.states import (
+    Action,
+    AgentSettings,
+    AgentState,
+    BlobArrived,
+    Event,
+    LinkUp,
+    Measure,
+    Measured,
+    Received,
+    Saved,
+    Trained,
+)
+from subfleet.protocol.blobs import BlobRef
+from subfleet.protocol.messages import Profile, Receipt, RoundInfo, Task
+from subfleet.protocol.programs import ProgramRef, TrainingSettings, TrainResult
+from subfleet.protocol.readings import Budget, Reading
+from subfleet.protocol.subnet import SubnetSpec
+
+RESULT = TrainResult(sample_count=20, step_count=2, loss=1.5, accuracy=0.5, measured_peak_bytes=700, train_seconds=0.1)
+
+
+def profile(session_id: str = "s1") -> Profile:
+    return Profile(
+        client_id="pi",
+        session_id=session_id,
+        device="raspberry_pi_4",
+        runtimes=("fake",),
+        sample_count=20,
+        class_counts=(10, 10),
+        input_shape=(1, 2, 2),
+        memory_total_bytes=10**9,
+        memory_share=0.5,
+        message_id=f"profile.{session_id}",
+    )
+
+
+def blob(text: str) -> BlobRef:
+    return BlobRef.of(text.encode())
+
+
+def announce(
+    number: int = 1,
+    phase: Literal["measure", "train", "finished"] = "measure",
+    run_id: str = "run",
+    log_time_s: float | None = 10.0,
+) -> RoundInfo:
+    return RoundInfo(
+        run_id=run_id, round=number, round_count=3, phase=phase, log_time_s=log_time_s, deadline_s=30.0,
+        message_id=f"{run_id}/{number}/{phase}",
+    )  # fmt: skip
+
+
+def train_task(name: str = "t1", number: int = 1, **changes: Any) -> Task:
+    values: dict[str, Any] = {
+        "task_id": name,
+        "work": "train",
+        "run_id": "run",
+        "round": number,
+        "client_id": "pi",
+        "spec": SubnetSpec(name="w1/2 d1"),
+        "programs": (ProgramRef(program_id="p", target="fake", blob=blob("program")),),
+        "weights": blob(f"weights {name}"),
+        "training": TrainingSettings(),
+        "planned_peak_bytes": 500,
+        "budget": Budget(memory_bytes=1000),
+        "deadline_s": 60.0,
+        "message_id": f"m-{name}",
+    }
+    return Task(**{**values, **changes})
+
+
+def deploy_task(name: str = "d1", run_id: str = "run") -> Task:
+    programs = tuple(
+        ProgramRef(program_id=target, target=target, blob=blob(f"model {target}")) for target in ("onnx", "executorch")
+    )
+    return train_task(
+        name, 3, work="deploy", run_id=run_id, programs=programs, weights=None, training=None, planned_peak_bytes=0
+    )
+
+
+@dataclass
+class Agent:
+    """The pure agent with its state held, so that a test reads like a story. `free` is what every reading finds."""
+
+    settings: AgentSettings = field(default_factory=lambda: AgentSettings(profile=profile()))
+    saved: Saved = field(default_factory=Saved)
+    now_s: float = 0.0
+    free_bytes: int = 2000
+    state: AgentState = field(init=False)
+    first: tuple[Action, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.state, self.first = start(self.settings, self.saved, self.now_s)
+
+    def step(self, event: Event) -> tuple[Action, ...]:
+        """One event alone."""
+        self.state, actions = step(self.settings, self.state, event, self.now_s)
+        return actions
+
+    def see(self, event: Event) -> tuple[Action, ...]:
+        """One event, and the readings that it asks for."""
+        done = list(self.step(event))
+        for action in done:
+            if isinstance(action, Measure):
+                done += self.step(self.measured(action))
+        return tuple(done)
+
+    def measured(self, measure: Measure) -> Measured:
+        return Measured(
+            measure=measure,
+            log_time_s=measure.log_time_s,
+            reading=Reading(memory_free_bytes=self.free_bytes),
+            memory_budget_bytes=self.free_bytes // 2,
+        )
+
+    def hear(self, message: RoundInfo | Task | Receipt) -> tuple[Action, ...]:
+        return self.see(Received(message=message))
+
+    def fetch_all(self) -> tuple[Action, ...]:
+        """Every blob that the job lacks arrives."""
+        actions: tuple[Action, ...] = ()
+        for sha256 in sorted(self.state.job.lacking) if self.state.job is not None else ():
+            actions += self.see(BlobArrived(sha256=sha256))
+        return actions
+
+    def train(self, task: Task) -> tuple[Action, ...]:
+        """The whole way from the announcement to the worker's start."""
+        actions = self.hear(announce(task.round, "train", task.run_id))
+        return actions + self.hear(task) + self.fetch_all()
+
+    def finish(self, task: Task) -> tuple[Action, ...]:
+        return self.step(Trained(task_id=task.task_id, result=RESULT, blob=blob(f"update {task.task_id}")))
+
+
+def connected(**changes: Any) -> Agent:
+    agent = Agent(**changes)
+    agent.see(LinkUp())
+    return agent
+
+
+def kinds(actions: tuple[Action, ...]) -> list[str]:
+    return [type(action).__name__ for action in actions]
+
+
+def one(actions: tuple[Action, ...], kind: type) -> Any:
+    """The single action of a kind."""
+    (found,) = [action for action in actions if isinstance(action, kind)]
+    return found

@@ -1,0 +1,154 @@
+"""The agent under any sequence of events: what must hold always."""
+
+from edge_client.agent_cases import RESULT, Agent, announce, blob, deploy_task, profile, train_task
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from subfleet.edge_client.states import (
+    Action,
+    AgentSettings,
+    BlobArrived,
+    BlobFailed,
+    Event,
+    Keep,
+    Leave,
+    LinkDown,
+    LinkUp,
+    Measure,
+    Place,
+    Placed,
+    Received,
+    Save,
+    Saved,
+    Settle,
+    Tick,
+    Train,
+    Trained,
+    WorkFailed,
+)
+from subfleet.protocol.messages import Message, Receipt, Refusal, RoundInfo, Task, Update
+
+TASKS = [train_task(f"t{number}{part}", number) for number in (1, 2, 3) for part in "ab"] + [deploy_task()]
+ROUNDS = [announce(number, phase) for number in (1, 2, 3) for phase in ("measure", "train")] + [announce(3, "finished")]
+MESSAGES: list[RoundInfo | Task] = [*TASKS, *ROUNDS, announce(1, run_id="next"), train_task("n1", 1, run_id="next")]
+
+
+class AgentMachine(RuleBasedStateMachine):
+    """Drives one agent and checks every action; a crash starts it anew from what was saved last."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.agent = Agent(settings=AgentSettings(profile=profile(), leave_when_finished=True))
+        self.on_disk = Saved()
+        self.worker: str | None = None
+        self.trained: set[str] = set()  # tasks that this process handed to its worker
+        self.outbox: dict[str, Message] = {}
+        self.over: set[str] = set()  # runs whose updates nobody waits for
+        self.do(LinkUp())
+
+    def do(self, event: Event) -> None:
+        for action in self.agent.step(event):
+            self.check(action)
+            if isinstance(action, Measure):
+                self.do(self.agent.measured(action))
+
+    def check(self, action: Action) -> None:
+        if isinstance(action, Save):
+            self.on_disk = action.saved
+        elif isinstance(action, Train):
+            assert self.worker is None, "one task at a time"
+            assert action.task.task_id not in self.trained, "no task is trained twice in one process"
+            assert action.task.planned_peak_bytes <= action.memory_limit_bytes
+            self.worker = action.task.task_id
+            self.trained.add(action.task.task_id)
+        elif isinstance(action, Keep):
+            self.outbox[action.message.message_id] = action.message
+            if not hasattr(action.message, "reading"):
+                assert action.message in self.on_disk.answers(), "an answer is on the disk before it is sent"
+        elif isinstance(action, Settle):
+            settled = self.outbox.pop(action.message_id)
+            if isinstance(settled, Update):
+                assert settled.run_id in self.over or action.message_id in self.receipts, "kept until its receipt"
+        elif isinstance(action, Place):
+            self.do(Placed(task_id=action.task.task_id, files=("model.onnx",)))
+        elif isinstance(action, Leave):
+            assert self.agent.state.job is None
+
+    receipts: frozenset[str] = frozenset()
+
+    @rule(message=st.sampled_from(MESSAGES))
+    def receive(self, message: RoundInfo | Task) -> None:
+        if isinstance(message, RoundInfo):
+            current = {message.run_id} - ({message.run_id} if message.phase == "finished" else set())
+            self.over = {"run", "next"} - current
+        self.do(Received(message=message))
+
+    @rule(place=st.integers(0, 5), status=st.sampled_from(["accepted", "duplicate", "refused"]))
+    def receipt(self, place: int, status: str) -> None:
+        known = sorted(self.outbox) or ["nothing"]
+        of = known[place % len(known)]
+        self.receipts = self.receipts | {of}
+        self.do(Received(message=Receipt(of=of, status=status)))  # type: ignore[arg-type]  # one of its Literals
+        assert of not in self.outbox
+
+    @rule(arrives=st.booleans())
+    def transfer(self, arrives: bool) -> None:
+        for sha256 in sorted(self.agent.state.job.lacking) if self.agent.state.job else []:
+            self.do(BlobArrived(sha256=sha256) if arrives else BlobFailed(sha256=sha256, reason="missing"))
+
+    @rule(well=st.booleans())
+    def worker_ends(self, well: bool) -> None:
+        if self.worker is None:
+            return
+        task_id, self.worker = self.worker, None
+        if well:
+            self.do(Trained(task_id=task_id, result=RESULT, blob=blob(f"update {task_id}")))
+        else:
+            self.do(WorkFailed(task_id=task_id, reason="failed", detail="it broke"))
+
+    @rule(free_bytes=st.sampled_from([500, 2000]))
+    def memory_changes(self, free_bytes: int) -> None:
+        self.agent.free_bytes = free_bytes
+
+    @rule(seconds=st.sampled_from([0.1, 3.0, 20.0, 100.0]))
+    def time_passes(self, seconds: float) -> None:
+        self.agent.now_s += seconds
+        self.do(Tick())
+
+    @rule()
+    def link_breaks_and_mends(self) -> None:
+        self.do(LinkDown())
+        self.do(LinkUp())
+
+    @rule()
+    def crash(self) -> None:
+        self.agent = Agent(settings=self.agent.settings, saved=self.on_disk, now_s=self.agent.now_s)
+        self.worker, self.trained, self.outbox = None, set(), {}
+        for action in self.agent.first:
+            self.check(action)
+        self.do(LinkUp())
+
+    @invariant()
+    def what_waits_has_a_deadline(self) -> None:
+        state = self.agent.state
+        assert all(entry.until_s > self.agent.now_s for entry in state.pending if isinstance(entry.message, Update))
+        assert {entry.message.message_id for entry in state.pending} == set(self.outbox)
+        if state.job is not None:
+            assert state.job.deadline_at_s <= self.agent.now_s + state.job.task.deadline_s
+
+    @invariant()
+    def the_disk_knows_what_the_agent_knows(self) -> None:
+        assert self.on_disk == self.agent.state.saved()
+
+    @invariant()
+    def an_answered_task_has_one_answer(self) -> None:
+        answers = [
+            entry.message.task_id for entry in self.agent.state.pending if isinstance(entry.message, Update | Refusal)
+        ]
+        assert len(answers) == len(set(answers))
+        assert self.agent.state.job is None or self.agent.state.job.task.task_id not in answers
+
+
+AgentMachine.TestCase.settings = hypothesis_settings(max_examples=120, stateful_step_count=40, deadline=None)
+TestAgentSequences = AgentMachine.TestCase
