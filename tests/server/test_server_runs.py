@@ -124,7 +124,7 @@ def test_a_server_that_dies_between_journal_and_action_does_it_again(tmp_path: P
         phase = (server.state.phase, server.state.round, len(server.state.seats))
         if phase not in died:
             died.add(phase)
-            server._perform = lambda _: None  # type: ignore[method-assign]  # what is decided is lost
+            server._perform = lambda action: None  # type: ignore[method-assign]  # what is decided is lost
             world.turn()
             world.kill_server()
         world.turn()

@@ -1,0 +1,113 @@
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+
+import pytest
+
+from subfleet.protocol.errors import FileError, PortError, TransportError
+from subfleet.server.broker import EmbeddedBroker, MosquittoBroker, mosquitto_binary
+
+pytestmark = [pytest.mark.broker, pytest.mark.slow]
+
+Broker = EmbeddedBroker | MosquittoBroker
+
+
+@pytest.fixture(params=["embedded", "mosquitto"])
+def make(request: pytest.FixtureRequest) -> Callable[[int], Broker]:
+    if request.param == "mosquitto" and mosquitto_binary() is None:
+        pytest.skip("Mosquitto is not installed; run: sudo apt-get install mosquitto")
+    return EmbeddedBroker if request.param == "embedded" else MosquittoBroker
+
+
+def _port(broker: Broker) -> int:
+    return int(broker.url.rsplit(":", 1)[1])
+
+
+def _accepts(port: int) -> bool:
+    try:
+        socket.create_connection(("127.0.0.1", port), timeout=1).close()
+    except OSError:
+        return False
+    return True
+
+
+def _wait_until(done: Callable[[], bool]) -> None:
+    deadline_s = time.monotonic() + 20
+    while not done():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.05)
+
+
+def test_it_runs_in_its_own_process_until_it_is_stopped(make: Callable[[int], Broker]) -> None:
+    broker = make(0)
+    with broker:
+        assert broker.pid not in (None, os.getpid())
+        assert _accepts(_port(broker))
+        broker.start()  # nothing happens
+    assert broker.pid is None
+    assert not _accepts(_port(broker))
+    broker.stop()
+
+
+def test_it_keeps_its_address_after_a_crash(make: Callable[[int], Broker]) -> None:
+    broker = make(0)
+    with broker:
+        url = broker.url
+        broker.kill()
+        assert not _accepts(_port(broker))
+        broker.start()
+        assert broker.url == url
+        assert _accepts(_port(broker))
+
+
+def test_it_listens_on_loopback_only(make: Callable[[int], Broker]) -> None:
+    with make(0) as broker, open("/proc/net/tcp") as table:  # noqa: PTH123 (not a file of ours)
+        port = f"{_port(broker):04X}"
+        listening = [line.split()[1] for line in table if line.split()[3] == "0A"]
+        assert [address for address in listening if address.endswith(f":{port}")] == [f"0100007F:{port}"]
+
+
+def test_a_taken_port_is_one_sentence(make: Callable[[int], Broker]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(PortError, match=f"port {port} on 127.0.0.1 cannot be used"):
+            make(port).start()
+
+
+@pytest.mark.parametrize("port", [70_000, -1])
+def test_a_port_that_cannot_be_is_one_sentence(port: int) -> None:
+    with pytest.raises(PortError, match="choose another"):
+        EmbeddedBroker(port).start()
+
+
+def test_a_program_that_is_no_broker_is_one_sentence() -> None:
+    with pytest.raises(TransportError, match="did not start"):
+        MosquittoBroker(binary="/bin/false").start()
+
+
+def test_a_mosquitto_that_is_not_installed_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("subfleet.server.broker.mosquitto_binary", lambda: None)
+    with pytest.raises(FileError, match="apt-get install mosquitto"):
+        MosquittoBroker()
+
+
+@pytest.mark.parametrize("name", ["EmbeddedBroker", "MosquittoBroker"])
+def test_it_dies_with_a_parent_that_was_killed(name: str) -> None:
+    if name == "MosquittoBroker" and mosquitto_binary() is None:
+        pytest.skip("Mosquitto is not installed; run: sudo apt-get install mosquitto")
+    program = (
+        f"import time; from subfleet.server.broker import {name}; broker = {name}(); broker.start()\n"
+        "print(broker.url.rsplit(':', 1)[1], flush=True); time.sleep(600)"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
+    try:
+        assert parent.stdout is not None
+        port = int(parent.stdout.readline())
+        assert _accepts(port)
+    finally:
+        parent.kill()
+        parent.communicate()
+    _wait_until(lambda: not _accepts(port))
