@@ -101,21 +101,20 @@ def serve(
 ) -> None:
     """Serve a fleet of real devices: the coordinator, its HTTP API, and an embedded broker unless --broker is given."""
     with reporting(verbose=verbose):
-        from subfleet.cli.serving import serve_fleet
-
         from subfleet.cli.console import display_for
+        from subfleet.cli.serving import ServeOptions, serve_fleet
+        from subfleet.server.config import HttpAddress
 
+        options = ServeOptions(
+            config_path=config,
+            broker_url=broker,
+            runs=runs,
+            http=HttpAddress(host=host, port=port),
+            cache_folder=default_cache_folder(),
+        )
         with stopped_by_signals() as stop:
-            folder = serve_fleet(
-                config,
-                broker_url=broker,
-                runs=runs,
-                http=(host, port),
-                cache_folder=default_cache_folder(),
-                display=display_for(json=json),
-                stop=stop,
-            )
-        if json:
+            folder = serve_fleet(options, display=display_for(json=json), stop=stop)
+        if json and folder is not None:
             typer.echo((folder / "summary.json").read_text(encoding="utf-8"))
 
 

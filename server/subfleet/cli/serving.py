@@ -1,0 +1,97 @@
+"""What `subfleet serve` does: a server, its HTTP API and a broker, until the run is over or someone stops it."""
+
+import shutil
+import threading
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+from subfleet.cli.console import Display
+from subfleet.export.pool import ExportPool
+from subfleet.protocol.errors import ConfigError, FileError
+from subfleet.server.api import serve_http
+from subfleet.server.broker import EmbeddedBroker
+from subfleet.server.config import HttpAddress, load_config
+from subfleet.server.records import RunResult
+from subfleet.server.results import write_results
+from subfleet.server.session import Server
+from subfleet.transport.mqtt import MqttTransport
+
+__all__ = ["EMBEDDED_PORT", "ServeOptions", "serve_fleet"]
+
+EMBEDDED_PORT = 1883
+"""Where MQTT clients look first."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServeOptions:
+    """What the command line says.
+
+    Attributes:
+        config_path: the run's description, TOML.
+        broker_url: of a broker that is there already; None starts an embedded one on loopback.
+        runs: folder in which `<name of the run>` is made, or found: an interrupted run is taken up.
+        http: where the HTTP API listens.
+        cache_folder: where exported programs are kept between runs.
+    """
+
+    config_path: Path
+    broker_url: str | None
+    runs: Path
+    http: HttpAddress
+    cache_folder: Path
+
+
+def serve_fleet(options: ServeOptions, *, display: Display, stop: threading.Event) -> Path | None:
+    """Serve one run of a fleet of real devices.
+
+    Args:
+        options: what the command line says.
+        display: is told what happens.
+        stop: set it to stop; the run can be taken up later.
+
+    Returns:
+        The folder with the results; None where the run was stopped before its end.
+
+    Raises:
+        ConfigError: the description is wrong, or its run is over already.
+        TransportError: the broker is not there.
+        PortError: an address is taken.
+    """
+    config = load_config(options.config_path)
+    folder = options.runs / config.name
+    if (folder / "summary.json").exists():
+        raise ConfigError(
+            f"the run {folder} is over already; choose another name in {options.config_path}, or remove it"
+        )
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise FileError(f"the folder {folder} cannot be made: {error.strerror}; choose another with --runs") from error
+    with ExitStack() as stack:
+        exports = stack.enter_context(ExportPool(options.cache_folder))
+        url = options.broker_url or stack.enter_context(EmbeddedBroker(port=EMBEDDED_PORT)).url
+        state = folder / "server"
+        server = Server(config, MqttTransport(url, "server"), display, state_folder=state, exports=exports)
+        address = stack.enter_context(serve_http(state, options.http))
+        display.say(f"Run {config.name!r} waits for {config.min_clients} devices; watch it at {address}")
+        if options.broker_url is None:
+            display.say(f"Embedded broker at {url}, for this machine only; --broker takes one that devices can reach")
+            display.say(f"Join from another terminal: subfleet-edge join {url} --data ./data")
+        result = server.run(stop)
+    if not result.finished:
+        display.say("Stopped; the same command takes the run up again")
+        return None
+    return _keep(folder, config.name, result, display)
+
+
+def _keep(folder: Path, name: str, result: RunResult, display: Display) -> Path:
+    if result.model_path is not None:
+        shutil.copyfile(result.model_path, folder / "model.safetensors")
+    for model in result.deployed:
+        kept = folder / "models" / model.client_id / f"model{model.path.suffix}"
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(model.path, kept)
+    report = write_results(folder, name=name, result=result)
+    display.say(f"Test accuracy of the full model: {result.accuracy:.4f}; everything is in {folder}, look at {report}")
+    return folder
