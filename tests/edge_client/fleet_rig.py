@@ -1,0 +1,263 @@
+"""A scripted server, a fake trainer and one real session, over the memory broker and a clock moved by hand."""
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import ClassVar
+
+from edge_client.agent_cases import RESULT, announce, deploy_task, profile, train_task
+
+from subfleet.edge_client.meters import Direction
+from subfleet.edge_client.session import Device, Session
+from subfleet.edge_client.states import AgentSettings
+from subfleet.edge_client.store import AgentStore
+from subfleet.edge_client.worker import TrainingWorker
+from subfleet.protocol.blobs import BlobRef, decode_chunk
+from subfleet.protocol.messages import (
+    BlobMissing,
+    ChunkRequest,
+    Deployed,
+    Message,
+    Receipt,
+    Refusal,
+    RoundInfo,
+    Task,
+    Telemetry,
+    Update,
+    decode,
+    encode,
+)
+from subfleet.protocol.programs import DataSummary, Prediction, TrainJob, TrainResult
+from subfleet.protocol.readings import Reading
+from subfleet.protocol.topics import CHUNK, Topics
+from subfleet.transport.base import Connected, Delivery
+from subfleet.transport.blob_store import BlobStore
+from subfleet.transport.exchange import BlobExchange, Fetched
+from subfleet.transport.memory import FaultPlan, MemoryBroker, MemoryTransport
+from subfleet.transport.outbox import Outbox
+
+PROGRAM = b"program" * 50_000  # three chunks
+WEIGHTS = b"weights" * 30_000  # two chunks
+
+
+@dataclass
+class HandClock:
+    now_s: float = 100.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+@dataclass
+class FakeTrainer:
+    """Writes what it was given, so that the server can see that it was the right thing. `gate` holds it up."""
+
+    target: ClassVar[str] = "fake"
+    suffix: ClassVar[str] = ".fake"
+    jobs: list[TrainJob] = field(default_factory=list)
+    error: Exception | None = None
+    gate: threading.Event = field(default_factory=threading.Event)
+
+    def __post_init__(self) -> None:
+        self.gate.set()
+
+    def describe(self, data: str) -> DataSummary:
+        raise NotImplementedError
+
+    def train(self, job: TrainJob, stopped: Callable[[], bool]) -> TrainResult:
+        self.jobs.append(job)
+        while not self.gate.wait(0.005):
+            if stopped():
+                raise RuntimeError("stopped")
+        if self.error is not None:
+            raise self.error
+        job.output_path.write_bytes(trained(job.program_path.read_bytes(), job.weights_path.read_bytes()))
+        return RESULT
+
+    def predict(self, model_path: Path, data: str, threads: int = 1) -> Prediction:
+        raise NotImplementedError
+
+
+def trained(program: bytes, weights: bytes) -> bytes:
+    """What training makes of its inputs."""
+    return b"trained:" + program[:7] + weights
+
+
+@dataclass
+class FixedMeter:
+    """Finds the same free memory always; notes what it was asked."""
+
+    free_bytes: int = 2000
+    asked: list[float | None] = field(default_factory=list)
+
+    def read(self, log_time_s: float | None) -> tuple[float | None, Reading]:
+        self.asked.append(log_time_s)
+        return log_time_s, Reading(memory_free_bytes=self.free_bytes)
+
+    def note_transfer(self, direction: Direction, size_bytes: int, now_s: float) -> None:
+        pass
+
+
+class FakeServer:
+    """Plays a run of one round by the rules of the wire: announce, give the task, pull the update, deploy, finish.
+
+    `hold` names the kinds of messages that it takes without a receipt, as a server that is slow does.
+    """
+
+    def __init__(self, broker: MemoryBroker, folder: Path, clock: HandClock) -> None:
+        self._clock = clock
+        self._topics = Topics()
+        self._link = broker.client("server")
+        self.blobs = BlobStore(folder / "server")
+        down = self._topics.down
+        self._exchange = BlobExchange(
+            self.blobs,
+            request_topic=lambda peer: down(peer, ChunkRequest.KIND),
+            chunk_topic=lambda peer: down(peer, CHUNK),
+            missing_topic=lambda peer: down(peer, BlobMissing.KIND),
+        )
+        self._outbox = Outbox(2.0)
+        self.info: RoundInfo | None = None
+        self.task: Task | None = None
+        self.heard: list[Message] = []
+        self.hold: set[str] = set()
+        self.updates: dict[str, Update] = {}  # stored ones, by task
+        self._offered: dict[str, Update] = {}
+        self._said_at_s = clock()
+        self._link.open((self._topics.up("+", "+"),))
+
+    def train_task(self, name: str = "t1", number: int = 1) -> Task:
+        """A task whose blobs are in the store."""
+        program, weights = self.blobs.add(PROGRAM), self.blobs.add(WEIGHTS + name.encode())
+        task = train_task(name, number)
+        return train_task(
+            name,
+            number,
+            weights=weights,
+            programs=(type(task.programs[0])(program_id="p", target="fake", blob=program),),
+        )
+
+    def deploy_task(self) -> Task:
+        for program in deploy_task().programs:
+            self.blobs.add(f"model {program.target}".encode())
+        return deploy_task()
+
+    def announce(self, info: RoundInfo) -> None:
+        self.info = info
+        self._publish_state()
+
+    def assign(self, task: Task) -> None:
+        self.task = task
+        self._outbox.put(task.message_id, self._topics.down("pi", task.KIND), encode(task), retain=True)
+
+    def of(self, kind: type[Message]) -> list[Message]:
+        return [message for message in self.heard if isinstance(message, kind)]
+
+    def turn(self) -> None:
+        while (event := self._link.poll(0)) is not None:
+            if isinstance(event, Connected):
+                self._publish_state()
+            elif isinstance(event, Delivery):
+                self._on_delivery(event)
+        for result in self._exchange.finished():
+            if isinstance(result, Fetched):
+                self._store(result.ref)
+        if self._clock() - self._said_at_s >= 2.0:
+            self._said_at_s = self._clock()
+            self._publish_state()
+        for outgoing in (*self._outbox.due(self._clock()), *self._exchange.tick(self._clock())):
+            self._link.publish(outgoing.topic, outgoing.payload, retain=outgoing.retain)
+
+    def _publish_state(self) -> None:
+        if self.info is not None:
+            self._link.publish(self._topics.all(self.info.KIND), encode(self.info), retain=True)
+
+    def _on_delivery(self, event: Delivery) -> None:
+        address = self._topics.parse(event.topic)
+        if address.kind == CHUNK:
+            self._exchange.handle_chunk("pi", decode_chunk(event.payload))
+            return
+        message = decode(event.payload, expected=address.kind)
+        self.heard.append(message)
+        if isinstance(message, ChunkRequest):
+            self._exchange.handle_request("pi", message)
+        elif isinstance(message, Receipt):
+            self._outbox.settle(message.of)
+        elif isinstance(message, Update):
+            self._on_update(message)
+        elif isinstance(message, (Refusal, Deployed)) or (isinstance(message, Telemetry) and message.run_id):
+            self._receipt(message.KIND, message.message_id, "accepted")
+
+    def _on_update(self, update: Update) -> None:
+        if update.task_id in self.updates:
+            self._receipt(update.KIND, update.message_id, "duplicate")
+        else:
+            self._offered[update.blob.sha256] = update
+            self._exchange.fetch("pi", update.blob)
+
+    def _store(self, ref: BlobRef) -> None:
+        update = self._offered.pop(ref.sha256)
+        assert update.task_id not in self.updates, "an update is stored once"
+        self.updates[update.task_id] = update
+        self._receipt(update.KIND, update.message_id, "accepted")
+
+    def _receipt(self, kind: str, of: str, status: str) -> None:
+        if kind not in self.hold:
+            receipt = Receipt(of=of, status=status)  # type: ignore[arg-type]  # one of its Literals
+            self._link.publish(self._topics.down("pi", receipt.KIND), encode(receipt))
+
+
+class Rig:
+    """A server and a device; `start` and `kill` are the device's power switch."""
+
+    def __init__(self, folder: Path, faults: FaultPlan | None = None) -> None:
+        self.folder = folder
+        self.clock = HandClock()
+        self.broker = MemoryBroker(faults, clock=self.clock)
+        self.server = FakeServer(self.broker, folder, self.clock)
+        self.trainer = FakeTrainer()
+        self.meter = FixedMeter()
+        self.starts = 0
+        self.start()
+
+    def start(self, *, leave_when_finished: bool = False) -> None:
+        self.starts += 1
+        self.store = AgentStore(self.folder / "device")
+        self.store.work_folder.mkdir(exist_ok=True)
+        self.worker = TrainingWorker(
+            {"fake": self.trainer}, blobs=self.store.blobs, work_folder=self.store.work_folder, data="d"
+        )
+        settings = AgentSettings(profile=profile(f"s{self.starts}"), leave_when_finished=leave_when_finished)
+        self.link: MemoryTransport = self.broker.client("pi")
+        device = Device(store=self.store, worker=self.worker, meter=self.meter)
+        self.session = Session(settings, self.link, Topics(), device, clock=self.clock)
+        self.session.open()
+
+    def kill(self) -> None:
+        """End the device without a goodbye. Its training thread, which would die with a process, is let run out."""
+        self.link.drop_link()
+        self.worker.stop()
+        self.worker.join(5.0)
+
+    def until(self, done: Callable[[], bool], *, seconds: float = 120.0) -> None:
+        """Let both sides work, and time pass, until something is so."""
+        end_s = self.clock.now_s + seconds
+        while not done():
+            assert self.clock.now_s < end_s, "it did not come to pass"
+            self.turn()
+
+    def turn(self) -> None:
+        self.server.turn()
+        self.session.turn(0)
+        if self.trainer.gate.is_set():
+            self.worker.join(1.0)
+        self.clock.now_s += 0.05
+
+    def play_round(self, number: int = 1, name: str = "t1") -> None:
+        """One whole round, from the announcement to the stored update."""
+        self.server.announce(announce(number))
+        self.until(lambda: any(telemetry.round == number for telemetry in self.server.of(Telemetry)))  # type: ignore[union-attr]  # of() filtered them
+        self.server.announce(announce(number, "train"))
+        self.server.assign(self.server.train_task(name, number))
+        self.until(lambda: name in self.server.updates)

@@ -1,0 +1,223 @@
+"""The session with a scripted server: whole rounds, refusals, power cuts in every phase, bad links, late receipts."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from edge_client.agent_cases import announce
+from edge_client.fleet_rig import PROGRAM, WEIGHTS, Rig, trained
+
+from subfleet.protocol.errors import DataError, MemoryLimitError, ProtocolError, TrainingError
+from subfleet.protocol.messages import Deployed, Presence, Profile, Receipt, Refusal, Telemetry, Update
+from subfleet.transport.memory import FaultPlan
+
+
+@pytest.fixture
+def rig(tmp_path: Path) -> Rig:
+    return Rig(tmp_path)
+
+
+def stored(rig: Rig, name: str = "t1") -> bytes:
+    return rig.server.blobs.path(rig.server.updates[name].blob).read_bytes()
+
+
+def settled(rig: Rig) -> bool:
+    return not rig.store.load().answers()
+
+
+def test_a_whole_round(rig: Rig) -> None:
+    rig.play_round()
+    assert stored(rig) == trained(PROGRAM, WEIGHTS + b"t1")
+    rig.until(lambda: settled(rig))
+    assert {type(message) for message in rig.server.heard} >= {Presence, Profile, Telemetry, Receipt, Update}
+    job = rig.trainer.jobs[0]
+    assert (job.data, job.client_id, job.round, job.memory_limit_bytes) == ("d", "pi", 1, 1000)
+    assert rig.meter.asked.count(10.0) >= 2  # for the round and before the training, both at the round's log time
+
+
+def test_programs_are_kept_and_weights_and_updates_are_not(rig: Rig) -> None:
+    rig.play_round()
+    rig.until(lambda: settled(rig))
+    kept = {path.name for path in (rig.folder / "device" / "blobs").iterdir() if path.is_file()}
+    task = rig.server.task
+    assert task is not None
+    assert kept == {task.programs[0].blob.sha256}
+    requests = len(rig.server.heard)
+    rig.play_round(2, "t2")
+    asked = [message for message in rig.server.heard[requests:] if message.KIND == "request"]
+    assert {message.blob.sha256 for message in asked} == {rig.server.train_task("t2", 2).weights.sha256}  # type: ignore[union-attr]  # requests; a train task has weights
+    assert not list(rig.store.work_folder.iterdir())
+
+
+def test_a_subnet_that_does_not_fit_any_more_is_refused_for_memory(rig: Rig) -> None:
+    rig.server.announce(announce(1, "train"))
+    rig.meter.free_bytes = 800
+    rig.server.assign(rig.server.train_task())
+    rig.until(lambda: bool(rig.server.of(Refusal)))
+    (refusal,) = {message for message in rig.server.of(Refusal) if isinstance(message, Refusal)}
+    assert (refusal.reason, refusal.available_bytes) == ("memory", 400)
+    assert rig.trainer.jobs == []
+
+
+@pytest.mark.parametrize(
+    ("error", "reason", "available_bytes"),
+    [
+        (MemoryLimitError(needed_bytes=2000, limit_bytes=1000), "memory", 250),  # planned 500: it needs 4 times as much
+        (MemoryError(), "memory", 250),
+        (DataError("the data are gone"), "data", None),
+        (ProtocolError("no program"), "program", None),
+        (TrainingError("the runtime gave up"), "failed", None),
+        (ZeroDivisionError("a defect"), "failed", None),
+    ],
+)
+def test_whatever_ends_a_training_becomes_a_refusal(
+    rig: Rig, error: Exception, reason: str, available_bytes: int | None
+) -> None:
+    rig.trainer.error = error
+    rig.server.announce(announce(1, "train"))
+    rig.server.assign(rig.server.train_task())
+    rig.until(lambda: bool(rig.server.of(Refusal)))
+    refusal = rig.server.of(Refusal)[0]
+    assert isinstance(refusal, Refusal)
+    assert (refusal.reason, refusal.available_bytes) == (reason, available_bytes)
+
+
+def test_heartbeats_go_on_while_it_trains(rig: Rig) -> None:
+    rig.trainer.gate.clear()
+    rig.server.announce(announce(1, "train"))
+    rig.server.assign(rig.server.train_task())
+    rig.until(lambda: bool(rig.trainer.jobs))
+    before = len(rig.server.of(Presence))
+    rig.until(lambda: len(rig.server.of(Presence)) >= before + 3)
+    rig.trainer.gate.set()
+    rig.until(lambda: "t1" in rig.server.updates)
+
+
+def after_telemetry(rig: Rig) -> None:
+    rig.server.announce(announce(1))
+    rig.until(lambda: bool(rig.server.of(Telemetry)))
+
+
+def after_the_task_came(rig: Rig) -> None:
+    after_telemetry(rig)
+    rig.server.announce(announce(1, "train"))
+    rig.server.assign(rig.server.train_task())
+    rig.until(lambda: rig.store.load().task is not None)
+
+
+def in_the_middle_of_a_transfer(rig: Rig) -> None:
+    after_the_task_came(rig)
+    # The program alone has three chunks, and one turn brings less than all of them.
+    rig.session.turn(0)
+    rig.server.turn()
+    assert list((rig.folder / "device" / "blobs").rglob("*.part"))
+
+
+def while_it_trains(rig: Rig) -> None:
+    rig.trainer.gate.clear()
+    after_the_task_came(rig)
+    rig.until(lambda: bool(rig.trainer.jobs))
+
+
+def before_the_receipt(rig: Rig) -> None:
+    rig.server.hold = {Update.KIND}
+    after_the_task_came(rig)
+    rig.until(lambda: bool(rig.store.load().updates))
+
+
+def after_the_server_stored_it(rig: Rig) -> None:
+    before_the_receipt(rig)
+    rig.until(lambda: "t1" in rig.server.updates)
+
+
+@pytest.mark.parametrize(
+    ("phase", "trainings"),
+    [
+        (after_telemetry, 1),
+        (after_the_task_came, 1),
+        (in_the_middle_of_a_transfer, 1),
+        (while_it_trains, 2),
+        (before_the_receipt, 1),
+        (after_the_server_stored_it, 1),
+    ],
+)
+def test_a_power_cut_in_any_phase_costs_time_and_no_result(
+    rig: Rig, phase: Callable[[Rig], None], trainings: int
+) -> None:
+    phase(rig)
+    rig.kill()
+    rig.server.hold = set()
+    rig.trainer.gate.set()
+    rig.start()
+    if rig.server.task is None:
+        rig.play_round()
+    rig.until(lambda: "t1" in rig.server.updates)
+    rig.until(lambda: settled(rig))
+    assert stored(rig) == trained(PROGRAM, WEIGHTS + b"t1")
+    assert len(rig.trainer.jobs) == trainings
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(5))
+def test_rounds_come_to_an_end_over_a_link_that_loses_doubles_and_reorders(tmp_path: Path, seed: int) -> None:
+    rig = Rig(tmp_path, FaultPlan(seed=seed, loss=0.2, double=0.2, delay_s=0.4))
+    for number in (1, 2):
+        rig.play_round(number, f"t{number}")
+        assert stored(rig, f"t{number}") == trained(PROGRAM, WEIGHTS + f"t{number}".encode())
+    rig.until(lambda: settled(rig))
+    assert len(rig.trainer.jobs) == 2
+
+
+def test_a_broken_link_is_taken_up_where_it_broke(rig: Rig) -> None:
+    rig.server.announce(announce(1, "train"))
+    rig.server.assign(rig.server.train_task())
+    for _ in range(4):
+        rig.turn()
+        before = len(rig.server.of(Profile))
+        rig.broker.cut("pi", mend_after_s=0.2)
+        rig.until(lambda before=before: len(rig.server.of(Profile)) > before)  # type: ignore[misc]  # the loop's own value
+    rig.until(lambda: "t1" in rig.server.updates)
+    assert len(rig.trainer.jobs) == 1
+
+
+def test_a_late_receipt_ends_the_resending(rig: Rig) -> None:
+    rig.server.hold = {Update.KIND}
+    rig.play_round()
+    before = len(rig.server.of(Update))
+    rig.until(lambda: len(rig.server.of(Update)) >= before + 2)
+    rig.server.announce(announce(2))  # the update of round 1 is kept all the same
+    rig.until(lambda: len(rig.server.of(Update)) >= before + 3)
+    rig.server.hold = set()
+    rig.until(lambda: settled(rig))
+    assert len(rig.server.updates) == 1
+
+
+def test_models_are_placed_and_the_session_leaves(rig: Rig) -> None:
+    rig.kill()
+    rig.start(leave_when_finished=True)
+    rig.play_round()
+    rig.server.assign(rig.server.deploy_task())
+    rig.until(lambda: bool(rig.server.of(Deployed)))
+    folder = rig.folder / "device" / "models" / "run"
+    assert (folder / "model.onnx").read_bytes() == b"model onnx"
+    assert (folder / "model.pte").read_bytes() == b"model executorch"
+    deployed = rig.server.of(Deployed)[0]
+    assert isinstance(deployed, Deployed)
+    assert deployed.files == ("models/run/model.onnx", "models/run/model.pte")
+    rig.server.announce(announce(1, "finished"))
+    rig.until(lambda: rig.session.left)
+    rig.session.close()
+    rig.server.turn()
+    farewell = rig.server.of(Presence)[-1]
+    assert isinstance(farewell, Presence)
+    assert not farewell.online
+
+
+def test_strange_messages_are_dropped_and_the_session_goes_on(rig: Rig) -> None:
+    stranger = rig.broker.client("stranger")
+    stranger.open(())
+    for topic in ("all/round", "down/pi/task", "down/pi/chunk", "down/pi/receipt", "down/pi/x/y", "down/pi/none"):
+        for payload in (b"", b"{", b"\xff" * 60, b'{"schema":1,"kind":"task"}'):
+            stranger.publish(f"subfleet/1/main/{topic}", payload)
+    rig.play_round()
+    assert len(rig.trainer.jobs) == 1
