@@ -54,6 +54,7 @@ def test_first_weights_depend_on_the_seed_and_the_tensors_name_alone() -> None:
     assert not torch.equal(first["stem.weight"], other["stem.weight"])
     assert torch.equal(first["norm.weight"], torch.ones(12))
     assert torch.equal(first["head.bias"], torch.zeros(3))
+    assert not first["section1.block2.layer2.weight"].any()
     spread = init_state(network_of(dataclasses.replace(RESNET, widths=(64, 64))), 0)["section1.block1.layer1.weight"]
     assert float(spread.std()) == pytest.approx((2 / (64 * 9)) ** 0.5, rel=0.02)
 

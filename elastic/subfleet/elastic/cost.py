@@ -51,7 +51,7 @@ def estimate_cost(network: Network, spec: SubnetSpec, *, batch_size: int) -> Sub
     for name, shape in network.shapes(spec).items():
         decl, count = network.tensors[name], math.prod(shape)
         parameters += count
-        if decl.role == "weight":
+        if decl.role in ("weight", "residual"):
             macs += count * decl.positions
             # The gradient of a layer's weight is a matrix product of its unfolded inputs and its outputs' gradient.
             workspace = max(workspace, (math.prod(shape[1:]) + shape[0]) * decl.positions)

@@ -8,7 +8,7 @@ from typing import Literal
 from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.subnet import Explicit, Full, IndexSet, Prefix, Roll, SubnetSpec
 
-__all__ = ["Axis", "Block", "ModelConfig", "Network", "TensorDecl", "kept_indices"]
+__all__ = ["Axis", "Block", "ModelConfig", "Network", "Role", "TensorDecl", "kept_indices"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,6 +77,9 @@ class Block:
     section: int
 
 
+Role = Literal["weight", "residual", "gain", "bias"]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorDecl:
     """One tensor of the full network.
@@ -86,7 +89,8 @@ class TensorDecl:
         shape: in the full network.
         axes: for each dimension its axis, or None where the dimension is never cut.
         block: the skippable block that owns it, or None if it is always kept.
-        role: "weight" of a layer (starts normal with variance 2 / fan-in), "gain" of a norm (starts at 1) or "bias"
+        role: "weight" of a layer (starts normal with variance 2 / fan-in), "residual" weight of the last layer of a
+            block (starts at 0, so that every block starts as the identity), "gain" of a norm (starts at 1) or "bias"
             (starts at 0).
         positions: at how many places of one sample it is applied: 1, or height times width of what it computes.
     """
@@ -95,7 +99,7 @@ class TensorDecl:
     shape: tuple[int, ...]
     axes: tuple[str | None, ...]
     block: str | None
-    role: Literal["weight", "gain", "bias"]
+    role: Role
     positions: int = 1
 
 

@@ -2,7 +2,7 @@
 
 import hashlib
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -56,13 +56,17 @@ def init_state(network: Network, seed: int) -> dict[str, Tensor]:
     Each tensor has a random stream of its own, derived from the seed and its name: adding a block to a network leaves
     the weights of all others as they were.
     """
-    return _draw(((decl, decl.shape) for decl in network.tensors.values()), seed)
+    return {
+        decl.name: torch.zeros(decl.shape) if decl.role == "residual" else _draw_tensor(decl, decl.shape, seed)
+        for decl in network.tensors.values()
+    }
 
 
 def build_module(network: Network, spec: SubnetSpec) -> nn.Module:
     """A module of a subnet's own size, whose state has exactly the names and shapes of the subnet's maps.
 
-    Its weights are drawn from a fixed seed; load the extracted state to use it. The global random state is untouched.
+    Its weights are drawn from a fixed seed, no layer's are zero, so that they show every wiring error; load the
+    extracted state to use it. The global random state is untouched.
 
     Raises:
         ConfigError: the spec is no subnet of this network.
@@ -70,7 +74,7 @@ def build_module(network: Network, spec: SubnetSpec) -> nn.Module:
     shapes = network.shapes(spec)
     with torch.device("meta"):
         module = _family(network.config).build(network.config, shapes)
-    state = _draw(((network.tensors[name], shape) for name, shape in shapes.items()), _MODULE_SEED)
+    state = {name: _draw_tensor(network.tensors[name], shape, _MODULE_SEED) for name, shape in shapes.items()}
     module.load_state_dict(state, assign=True)
     return module
 
@@ -81,13 +85,9 @@ def _family(config: ModelConfig) -> Family:
     return FAMILIES[config.family]
 
 
-def _draw(tensors: Iterable[tuple[TensorDecl, tuple[int, ...]]], seed: int) -> dict[str, Tensor]:
-    return {decl.name: _draw_one(decl, shape, seed) for decl, shape in tensors}
-
-
-def _draw_one(decl: TensorDecl, shape: tuple[int, ...], seed: int) -> Tensor:
-    if decl.role == "weight":
-        digest = hashlib.sha256(f"{seed}/{decl.name}".encode()).digest()
-        generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
-        return torch.randn(shape, generator=generator) * math.sqrt(2 / math.prod(shape[1:]))
-    return torch.full(shape, 1.0 if decl.role == "gain" else 0.0)
+def _draw_tensor(decl: TensorDecl, shape: tuple[int, ...], seed: int) -> Tensor:
+    if decl.role in ("gain", "bias"):
+        return torch.full(shape, 1.0 if decl.role == "gain" else 0.0)
+    digest = hashlib.sha256(f"{seed}/{decl.name}".encode()).digest()
+    generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
+    return torch.randn(shape, generator=generator) * math.sqrt(2 / math.prod(shape[1:]))

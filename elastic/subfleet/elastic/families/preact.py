@@ -10,12 +10,11 @@ import math
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
-from typing import Literal
 
 from torch import Tensor, nn
 from torch.nn.functional import relu
 
-from subfleet.elastic.network import Axis, Block, ModelConfig, Network, TensorDecl
+from subfleet.elastic.network import Axis, Block, ModelConfig, Network, Role, TensorDecl
 from subfleet.protocol.errors import ConfigError
 
 __all__ = ["build_mlp", "build_resnet", "declare_mlp", "declare_resnet"]
@@ -121,7 +120,14 @@ def _block_decls(config: ModelConfig, section: int, position: int, kernel: tuple
     yield from _norm_decls(f"{name}.norm1", width_in, outer_in, block, places_in)
     yield _layer_decl(f"{name}.layer1.weight", (width, width_in, *kernel), (inner, outer_in), block, places)
     yield from _norm_decls(f"{name}.norm2", width, inner, block, places)
-    yield _layer_decl(f"{name}.layer2.weight", (width, width, *kernel), (outer, inner), block, places)
+    yield TensorDecl(
+        name=f"{name}.layer2.weight",
+        shape=(width, width, *kernel),
+        axes=(outer, inner, *(None for _ in kernel)),
+        block=block,
+        role="residual",
+        positions=places,
+    )
     if projects:
         shape = (width, width_in, *(1 for _ in kernel))
         yield _layer_decl(f"{name}.shortcut.weight", shape, (outer, outer_in), block, places)
@@ -145,7 +151,7 @@ def _layer_decl(
 
 
 def _norm_decls(name: str, size: int, axis: str, block: str | None, positions: int) -> Iterator[TensorDecl]:
-    roles: tuple[tuple[str, Literal["gain", "bias"]], ...] = (("weight", "gain"), ("bias", "bias"))
+    roles: tuple[tuple[str, Role], ...] = (("weight", "gain"), ("bias", "bias"))
     for suffix, role in roles:
         yield TensorDecl(
             name=f"{name}.{suffix}", shape=(size,), axes=(axis,), block=block, role=role, positions=positions
