@@ -135,8 +135,8 @@ class PacedTransport:
         deadline_s = time.monotonic() + timeout_s
         while True:
             with self._lock:
-                self._receive_waiting()
                 self._send_passed()
+                self._receive_waiting()
                 event = self._down.take(self._clock())
                 if event is not None:
                     return event

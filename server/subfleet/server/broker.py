@@ -8,7 +8,6 @@ processes: `python -m subfleet.server.broker --port N`.
 import argparse
 import asyncio
 import contextlib
-import ctypes
 import logging
 import os
 import shutil
@@ -19,7 +18,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import IO
 
 from subfleet.protocol.errors import FileError, PortError, TransportError
@@ -31,7 +30,6 @@ _HOST = "127.0.0.1"
 _START_TIMEOUT_S = 20.0
 _STOP_TIMEOUT_S = 5.0
 _START_ATTEMPTS = 5
-_PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _AMQTT_PLUGINS = {
     # amqtt's default set would also log every packet and publish its own statistics.
     "amqtt.plugins.authentication.AnonymousAuthPlugin": {"allow_anonymous": True},
@@ -77,17 +75,15 @@ class _BrokerProcess:
     def stop(self, *, kill: bool = False) -> None:
         process, self._process = self._process, None
         if process is not None:
-            if kill:
-                process.kill()
-            else:
-                process.terminate()
+            _signal(process, signal.SIGKILL if kill else signal.SIGTERM)
             try:
                 process.wait(_STOP_TIMEOUT_S)
             except subprocess.TimeoutExpired:
-                process.kill()
+                _signal(process, signal.SIGKILL)
                 process.wait()
             if process.stdin is not None:
                 process.stdin.close()
+            self._wait_until_silent()
         if self._stderr is not None:
             self._stderr.close()
             self._stderr = None
@@ -97,7 +93,7 @@ class _BrokerProcess:
         command = [sys.executable, "-m", "subfleet.server.broker", "--port", str(self._port), *arguments]
         # The pipe closes when this process ends, however it does: that is how the broker learns of it. A session of its
         # own keeps Ctrl-C from it, so that we can say goodbye over it first.
-        self._process = subprocess.Popen(  # noqa: S603 (our own module, no shell, nothing from outside)
+        self._process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
@@ -112,6 +108,16 @@ class _BrokerProcess:
                 return True
             time.sleep(0.05)
         return False
+
+    def _wait_until_silent(self) -> None:
+        # Mosquitto's own process is not our child, so its end cannot be waited for, but its port can.
+        deadline_s = time.monotonic() + _STOP_TIMEOUT_S
+        while time.monotonic() < deadline_s:
+            try:
+                socket.create_connection((_HOST, self._port), timeout=1).close()
+            except OSError:
+                return
+            time.sleep(0.01)
 
     def _last_words(self) -> str:
         if self._stderr is None:
@@ -203,7 +209,7 @@ class MosquittoBroker:
             PortError: the port is taken or may not be used.
             TransportError: it does not start.
         """
-        self._process.start(("--mosquitto", self._binary, "--parent", str(os.getpid())))
+        self._process.start(("--mosquitto", self._binary))
 
     def stop(self) -> None:
         """Stop it; nothing happens while it does not run."""
@@ -219,6 +225,11 @@ class MosquittoBroker:
 
     def __exit__(self, *_: object) -> None:
         self.stop()
+
+
+def _signal(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, number)  # it leads a group, to which Mosquitto belongs
 
 
 def mosquitto_binary() -> str | None:
@@ -252,12 +263,11 @@ async def _serve_amqtt(port: int) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, ended.set)
 
-    def watch_parent() -> None:
-        sys.stdin.buffer.read()
+    def end() -> None:
         with contextlib.suppress(RuntimeError):  # the loop has ended already
             loop.call_soon_threadsafe(ended.set)
 
-    threading.Thread(target=watch_parent, daemon=True, name="parent").start()
+    _when_parent_ends(end)
     listeners = {"default": {"type": "tcp", "bind": f"{_HOST}:{port}"}}
     broker = Broker({"listeners": listeners, "plugins": _AMQTT_PLUGINS})
     await broker.start()
@@ -266,15 +276,28 @@ async def _serve_amqtt(port: int) -> None:
         await asyncio.wait_for(broker.shutdown(), _STOP_TIMEOUT_S / 2)
 
 
-def _become_mosquitto(binary: str, port: int, parent: int) -> None:
-    # Mosquitto does not watch its parent, so the kernel is asked to; that outlives exec.
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-    if os.getppid() != parent:  # it died before the kernel was asked
-        return
+def _run_mosquitto(binary: str, port: int) -> int:
+    # Mosquitto does not watch its parent, and forgets the kernel's help (PR_SET_PDEATHSIG) when it gives up root: so
+    # this process stays and watches for it. A stop signal goes to both; this one only waits for the other.
+    signal.signal(signal.SIGTERM, lambda *_: None)
     # In memory, not on disk: there is nothing to clean up after Mosquitto, and nothing that it may not read.
     number = os.memfd_create("mosquitto.conf", 0)
     os.write(number, f"listener {port} {_HOST}\nallow_anonymous true\npersistence false\nlog_type error\n".encode())
-    os.execv(binary, [binary, "-c", f"/proc/self/fd/{number}"])  # noqa: S606 (no shell is the point)
+    command = [binary, "-c", f"/proc/self/fd/{number}"]
+    # No shell, and the program is the one that our own caller found.
+    mosquitto = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=(number,))
+    _when_parent_ends(mosquitto.terminate)
+    return mosquitto.wait()
+
+
+def _when_parent_ends(act: Callable[[], None]) -> None:
+    def watch() -> None:
+        # The bare descriptor: a buffered reader that still reads holds a lock that the interpreter needs to exit.
+        while os.read(0, 1024):
+            pass
+        act()
+
+    threading.Thread(target=watch, daemon=True, name="parent").start()
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -286,11 +309,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--port", type=int, required=True, help="TCP port on 127.0.0.1")
     parser.add_argument("--mosquitto", metavar="PROGRAM", help="run this Mosquitto instead of amqtt")
-    parser.add_argument("--parent", type=int, default=os.getppid(), help="process whose end ends Mosquitto")
     options = parser.parse_args(arguments)
     if options.mosquitto is not None:
-        _become_mosquitto(options.mosquitto, options.port, options.parent)
-        return ExitCode.INTERRUPTED
+        return _run_mosquitto(options.mosquitto, options.port)
     logging.basicConfig(level=logging.CRITICAL)
     asyncio.run(_serve_amqtt(options.port))
     return ExitCode.OK
