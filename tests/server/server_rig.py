@@ -69,6 +69,7 @@ def config(**changes: Any) -> ServerConfig:
         "clock": LogClock(start_s=0.0, step_s=10.0),
         "deadlines": Deadlines(join_s=1e4, measure_s=1e4, round_s=1e4, deploy_s=1e4, lease_s=1e4, linger_s=0.0),
         "deploy_targets": ("onnx",),
+        "memory_overhead_bytes": {},
     }
     return ServerConfig(**{**settings, **changes})
 

@@ -21,8 +21,9 @@ def task_id(plan: Plan, round_number: int, client_id: str, attempt: int) -> str:
 
 
 def reply(client_id: str, message_id: str, status: Verdict, reason: str = "") -> Reply:
-    """A receipt for a message."""
-    return Reply(client_id=client_id, receipt=Receipt(of=message_id, status=status, reason=reason))
+    """A receipt for a message; its own id follows from it, as nothing here is drawn."""
+    receipt = Receipt(of=message_id, status=status, reason=reason, message_id=f"receipt/{message_id}")
+    return Reply(client_id=client_id, receipt=receipt)
 
 
 def judge(plan: Plan, state: RunState, answer: Update | Refusal | Deployed) -> tuple[Verdict, str]:

@@ -2,8 +2,10 @@
 
 import hashlib
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from subfleet.elastic.network import ModelConfig
@@ -21,6 +23,10 @@ else:
     import tomli as tomllib
 
 __all__ = ["Deadlines", "HttpAddress", "LogClock", "ServerConfig", "load_config"]
+
+RUNTIME_OVERHEAD_BYTES: Mapping[str, int] = MappingProxyType({"onnx": 5_700_000, "executorch": 2_700_000})
+"""Smallest difference between planned peak and estimate over the subnets of the quickstart: the estimate stays below
+the plan, so that no subnet that fits is passed over."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,7 +96,8 @@ class ServerConfig:
         max_attempts: tasks that one client may be given in one round, each smaller than the last.
         targets: program targets that are exported for training, where a device runs several its own order decides.
         deploy_targets: formats of each device's own model after the last round; empty deploys nothing.
-        memory_overhead_bytes: by target, what its runtime needs beyond the estimate of a subnet's training memory.
+        memory_overhead_bytes: by target, what its runtime needs beyond the estimate of a subnet's training memory. It
+            only saves exports: the exported program's own plan decides whether a subnet fits.
         keep_rounds: rounds whose checkpoints and updates stay on disk.
         state_folder: where the run lives.
         broker_url: None starts an embedded broker.
@@ -114,7 +121,7 @@ class ServerConfig:
     max_attempts: int = 3
     targets: tuple[str, ...] = ("onnx", "executorch")
     deploy_targets: tuple[str, ...] = ("onnx", "executorch")
-    memory_overhead_bytes: dict[str, int] = field(default_factory=dict)
+    memory_overhead_bytes: dict[str, int] = field(default_factory=lambda: dict(RUNTIME_OVERHEAD_BYTES))
     keep_rounds: int = 2
     state_folder: str = "state"
     broker_url: str | None = None

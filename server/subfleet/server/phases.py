@@ -27,14 +27,14 @@ def advance(plan: Plan, state: RunState, now_s: float) -> Outcome:
 def expected_clients(plan: Plan, state: RunState, now_s: float) -> tuple[str, ...]:
     """The clients that a round waits for at its start.
 
-    Whoever holds its lease. In a strict run also those that were here before, until a whole deadline passed without
-    them: a client that was killed and comes back takes part as if nothing had happened.
+    Whoever holds its lease; in a strict run everyone who was ever here: a client that was killed and comes back takes
+    part as if nothing had happened. Who let a deadline pass without a word is not waited for until it is heard again.
     """
     lease_s, strict = plan.config.deadlines.lease_s, plan.config.strict
 
     def expected(member: Member) -> bool:
         alive = member.heard_s is not None and now_s - member.heard_s <= lease_s
-        return member.profile is not None and (alive or (strict and not member.absent))
+        return member.profile is not None and not member.absent and (alive or strict)
 
     return tuple(sorted(name for name, member in state.members.items() if expected(member)))
 

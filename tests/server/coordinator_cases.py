@@ -1,0 +1,156 @@
+"""States and events for tests of the coordinator."""
+
+import hashlib
+from collections.abc import Iterable
+from typing import Any
+
+from server.server_rig import CLASSES, PLENTY_BYTES, SHAPE, config
+
+from subfleet.elastic.families import network_of
+from subfleet.protocol.blobs import BlobRef
+from subfleet.protocol.messages import Deployed, Presence, Profile, Refusal, Task, Telemetry, Update
+from subfleet.protocol.programs import ProgramRef
+from subfleet.protocol.readings import Reading
+from subfleet.server.coordinator import step
+from subfleet.server.planning import candidates_of
+from subfleet.server.rounds import (
+    Action,
+    DeployPrepared,
+    Event,
+    Heard,
+    Measured,
+    Plan,
+    Prepared,
+    Profiled,
+    Reply,
+    RunState,
+)
+
+CLIENTS = ("ada", "bob", "cyd")
+
+
+def plan_of(**changes: Any) -> Plan:
+    """A plan of the tests' configuration; deadlines are the product's own where none are given."""
+    from subfleet.server.config import Deadlines
+
+    settings = config(**{"deadlines": Deadlines(), **changes})
+    return Plan(config=settings, run_id="run", candidates=candidates_of(settings, network_of(settings.model)))
+
+
+def profile(name: str) -> Profile:
+    return Profile(
+        client_id=name,
+        session_id=f"{name}-1",
+        device="fake",
+        runtimes=("onnx",),
+        sample_count=10,
+        class_counts=(1,) * CLASSES,
+        input_shape=SHAPE,
+        memory_total_bytes=PLENTY_BYTES,
+        memory_share=1.0,
+    )
+
+
+def joined(plan: Plan, state: RunState, name: str, now_s: float) -> RunState:
+    heard = Heard(presence=Presence(client_id=name, session_id=f"{name}-1", online=True))
+    state, _ = step(plan, state, heard, now_s)
+    return step(plan, state, Profiled(profile=profile(name)), now_s)[0]
+
+
+def telemetry(plan: Plan, name: str, round_number: int = 1, memory_bytes: int = PLENTY_BYTES) -> Telemetry:
+    return Telemetry(
+        client_id=name,
+        session_id=f"{name}-1",
+        run_id=plan.run_id,
+        round=round_number,
+        log_time_s=0.0,
+        reading=Reading(memory_free_bytes=memory_bytes),
+        memory_budget_bytes=memory_bytes,
+    )
+
+
+def measured(plan: Plan, name: str, round_number: int = 1) -> Measured:
+    return Measured(telemetry=telemetry(plan, name, round_number))
+
+
+def measuring(plan: Plan) -> RunState:
+    """Round 1 was announced at second 1."""
+    state = RunState()
+    for name in CLIENTS:
+        state = joined(plan, state, name, 1.0)
+    assert state.phase == "measure"
+    return state
+
+
+def blob(text: str, size_bytes: int = 1000) -> BlobRef:
+    return BlobRef(sha256=hashlib.sha256(text.encode()).hexdigest(), size_bytes=size_bytes)
+
+
+def prepared(plan: Plan, state: RunState, name: str, *, planned_peak_bytes: int = 1000, models: bool = False) -> Event:
+    program = ProgramRef(program_id="program", target="onnx", blob=blob("program"))
+    if models:
+        return DeployPrepared(client_id=name, programs=(program,), models=())
+    seat = state.seats[name]
+    return Prepared(
+        client_id=name,
+        round=state.round,
+        attempt=seat.attempt,
+        place=seat.place or 0,
+        program=program,
+        weights=blob(f"weights {seat.place}"),
+        planned_peak_bytes=planned_peak_bytes,
+    )
+
+
+def training(plan: Plan) -> RunState:
+    """Every client has its task since second 2."""
+    state = measuring(plan)
+    for name in CLIENTS:
+        state, _ = step(plan, state, measured(plan, name), 2.0)
+    for name in CLIENTS:
+        state, _ = step(plan, state, prepared(plan, state, name), 2.0)
+    assert {seat.stage for seat in state.seats.values()} == {"out"}
+    return state
+
+
+def task(state: RunState, name: str) -> Task:
+    given = state.seats[name].task
+    assert given is not None
+    return given
+
+
+def update(plan: Plan, state: RunState, name: str) -> Update:
+    return Update(
+        task_id=task(state, name).task_id,
+        run_id=plan.run_id,
+        round=state.round,
+        client_id=name,
+        blob=blob(f"update {name} {state.round}"),
+        sample_count=10,
+        step_count=1,
+        loss=1.0,
+        accuracy=0.5,
+        measured_peak_bytes=900,
+        train_seconds=0.1,
+        seconds=0.2,
+    )
+
+
+def refusal(plan: Plan, state: RunState, name: str, available_bytes: int | None = None) -> Refusal:
+    return Refusal(
+        task_id=task(state, name).task_id,
+        run_id=plan.run_id,
+        round=state.round,
+        client_id=name,
+        reason="memory",
+        detail="as told",
+        available_bytes=available_bytes,
+    )
+
+
+def deployed(plan: Plan, state: RunState, name: str) -> Deployed:
+    return Deployed(task_id=task(state, name).task_id, run_id=plan.run_id, client_id=name, files=("model.onnx",))
+
+
+def replies(actions: Iterable[Action]) -> list[str]:
+    return [action.receipt.status for action in actions if isinstance(action, Reply)]

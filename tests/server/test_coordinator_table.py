@@ -1,0 +1,287 @@
+"""The coordinator, one (state, event) at a time."""
+
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Any
+
+import pytest
+from server.coordinator_cases import (
+    CLIENTS,
+    deployed,
+    joined,
+    measured,
+    measuring,
+    plan_of,
+    prepared,
+    refusal,
+    replies,
+    telemetry,
+    training,
+    update,
+)
+
+from subfleet.protocol.messages import Presence, Task
+from subfleet.server.config import Deadlines
+from subfleet.server.coordinator import round_info, step
+from subfleet.server.rounds import (
+    Fetch,
+    Fold,
+    Folded,
+    Heard,
+    Measured,
+    Prepare,
+    PrepareFailed,
+    PrepareModels,
+    Refused,
+    Reported,
+    RunState,
+    SendTask,
+    Tick,
+    UpdateOffered,
+    UpdateRejected,
+    UpdateStored,
+    Withdraw,
+)
+
+PLAN = plan_of()
+
+
+def _folding(state: RunState) -> RunState:
+    for name in CLIENTS:
+        state, _ = step(PLAN, state, UpdateStored(update=update(PLAN, state, name)), 5.0)
+    return state
+
+
+def _deploying() -> RunState:
+    state = _folding(training(PLAN))
+    folded = Folded(round=1, accuracy=0.5, loss=1.0, sha256="0" * 64, refused={})
+    plan = plan_of(rounds=1)
+    state, actions = step(plan, state, folded, 6.0)
+    assert [action.client_id for action in actions if isinstance(action, PrepareModels)] == list(CLIENTS)
+    return state
+
+
+def test_a_round_opens_when_enough_clients_are_there() -> None:
+    state = RunState()
+    for place, name in enumerate(CLIENTS):
+        assert state.phase == "waiting"
+        state = joined(PLAN, state, name, 1.0)
+        assert state.phase == ("measure" if place == len(CLIENTS) - 1 else "waiting")
+    assert state.round == 1
+
+
+def test_too_few_clients_fail_at_the_deadline() -> None:
+    plan = plan_of(deadlines=Deadlines(join_s=10))
+    state = joined(plan, RunState(), "ada", 1.0)
+    assert step(plan, state, Tick(), 9.9)[0].phase == "waiting"
+    state, _ = step(plan, state, Tick(), 10.0)
+    assert state.phase == "failed"
+    assert "1 of 3 clients" in state.failure
+
+
+def test_telemetry_is_accepted_once_and_only_for_the_open_round() -> None:
+    state = measuring(PLAN)
+    state, actions = step(PLAN, state, measured(PLAN, "ada"), 2.0)
+    assert replies(actions) == ["accepted"]
+    assert replies(step(PLAN, state, measured(PLAN, "ada"), 2.0)[1]) == ["duplicate"]
+    assert replies(step(PLAN, state, measured(PLAN, "bob", round_number=2), 2.0)[1]) == ["refused"]
+    other = Measured(telemetry=replace(telemetry(PLAN, "bob"), run_id="another"))
+    assert replies(step(PLAN, state, other, 2.0)[1]) == ["refused"]
+    regular = Measured(telemetry=replace(telemetry(PLAN, "bob"), run_id=None, round=None))
+    assert step(PLAN, state, regular, 2.0)[1] == ()
+
+
+def test_telemetry_before_the_profile_waits_for_it() -> None:
+    state = measuring(PLAN)
+    assert step(PLAN, state, measured(PLAN, "new"), 2.0)[1] == ()
+
+
+def test_tasks_are_prepared_when_everyone_has_answered() -> None:
+    state = measuring(PLAN)
+    for name in CLIENTS[:-1]:
+        state, _ = step(PLAN, state, measured(PLAN, name), 2.0)
+    assert state.phase == "measure"
+    state, actions = step(PLAN, state, measured(PLAN, CLIENTS[-1]), 2.0)
+    assert state.phase == "train"
+    assert [action.client_id for action in actions if isinstance(action, Prepare)] == list(CLIENTS)
+
+
+def test_the_silent_are_missing_after_the_deadline_and_late_telemetry_is_refused() -> None:
+    state = measuring(PLAN)
+    state, _ = step(PLAN, state, measured(PLAN, "ada"), 2.0)
+    state, _ = step(PLAN, state, Tick(), 1.0 + PLAN.config.deadlines.measure_s)
+    assert state.phase == "train"
+    assert state.seats["bob"].stage == "missing"
+    assert state.members["bob"].absent
+    assert replies(step(PLAN, state, measured(PLAN, "bob"), 40.0)[1]) == ["refused"]
+
+
+def test_nobody_answering_is_no_round() -> None:
+    state, actions = step(PLAN, measuring(PLAN), Tick(), 1.0 + PLAN.config.deadlines.measure_s)
+    assert (state.phase, state.folded_round, actions) == ("waiting", 0, ())
+
+
+def test_a_program_that_plans_too_much_leads_to_the_next_smaller_subnet() -> None:
+    state = measuring(PLAN)
+    for name in CLIENTS:
+        state, _ = step(PLAN, state, measured(PLAN, name), 2.0)
+    place = state.seats["ada"].place
+    assert place is not None
+    state, actions = step(PLAN, state, prepared(PLAN, state, "ada", planned_peak_bytes=10**12), 2.0)
+    assert [action.place for action in actions if isinstance(action, Prepare)] == [place - 1]
+    for _ in range(place):
+        state, actions = step(PLAN, state, prepared(PLAN, state, "ada", planned_peak_bytes=10**12), 2.0)
+    assert state.seats["ada"].stage == "skipped"
+    assert "no subnet below" in state.seats["ada"].reason
+
+
+def test_an_export_for_an_earlier_choice_is_ignored() -> None:
+    state = training(PLAN)
+    again, actions = step(PLAN, state, prepared(PLAN, state, "ada"), 3.0)
+    assert (again.seats["ada"], actions) == (state.seats["ada"], ())
+
+
+def test_an_update_is_fetched_then_accepted_then_a_duplicate() -> None:
+    state = training(PLAN)
+    offered = update(PLAN, state, "ada")
+    after, actions = step(PLAN, state, UpdateOffered(update=offered), 3.0)
+    assert (after.seats, actions) == (state.seats, (Fetch(update=offered),))
+    state, actions = step(PLAN, after, UpdateStored(update=offered), 4.0)
+    assert replies(actions) == ["accepted"]
+    assert Withdraw(task_id=offered.task_id) in actions
+    for event in (UpdateOffered(update=offered), UpdateStored(update=offered)):
+        assert replies(step(PLAN, state, event, 5.0)[1]) == ["duplicate"]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"round": 2},
+        {"run_id": "another"},
+        {"task_id": "another"},
+        {"client_id": "stranger"},
+    ],
+)
+def test_an_update_for_anything_else_is_refused_with_a_reason(changes: dict[str, Any]) -> None:
+    state = training(PLAN)
+    wrong = replace(update(PLAN, state, "ada"), **changes)
+    after, actions = step(PLAN, state, UpdateOffered(update=wrong), 3.0)
+    assert replies(actions) == ["refused"]
+    assert actions[0].receipt.reason  # type: ignore[union-attr]  # replies() has just shown that it is a Reply
+    assert after.seats == state.seats
+
+
+def test_an_update_that_announces_too_much_is_refused_before_it_is_fetched() -> None:
+    state = training(PLAN)
+    offered = update(PLAN, state, "ada")
+    huge = replace(offered, blob=replace(offered.blob, size_bytes=2**40))
+    assert replies(step(PLAN, state, UpdateOffered(update=huge), 3.0)[1]) == ["refused"]
+
+
+def test_an_update_after_the_close_is_refused_unless_it_was_accepted() -> None:
+    state = training(PLAN)
+    early, late = update(PLAN, state, "ada"), update(PLAN, state, "bob")
+    state, _ = step(PLAN, state, UpdateStored(update=early), 3.0)
+    state, actions = step(PLAN, state, Tick(), 2.0 + PLAN.config.deadlines.round_s)
+    fold = next(action for action in actions if isinstance(action, Fold))
+    assert [seat.client_id for seat in fold.seats] == ["ada"]
+    assert replies(step(PLAN, state, UpdateStored(update=late), 700.0)[1]) == ["refused"]
+    state, _ = step(PLAN, state, Folded(round=1, accuracy=1.0, loss=0.0, sha256="0" * 64, refused={}), 700.0)
+    assert replies(step(PLAN, state, UpdateOffered(update=early), 701.0)[1]) == ["duplicate"]
+    assert replies(step(PLAN, state, UpdateOffered(update=late), 701.0)[1]) == ["refused"]
+
+
+def test_a_rejected_update_ends_its_seat() -> None:
+    state = training(PLAN)
+    offered = update(PLAN, state, "ada")
+    state, actions = step(PLAN, state, UpdateRejected(update=offered, reason="not finite"), 3.0)
+    assert (state.seats["ada"].stage, state.seats["ada"].reason) == ("refused", "not finite")
+    assert replies(actions) == ["refused"]
+
+
+def test_a_refusal_for_memory_gives_a_smaller_task_and_its_repetition_nothing() -> None:
+    state = training(PLAN)
+    first = refusal(PLAN, state, "ada", available_bytes=10**9)
+    place = state.seats["ada"].place
+    state, actions = step(PLAN, state, Refused(refusal=first), 3.0)
+    assert replies(actions) == ["accepted"]
+    assert [(action.attempt, action.place) for action in actions if isinstance(action, Prepare)] == [(1, place - 1)]  # type: ignore[operator]
+    again, actions = step(PLAN, state, Refused(refusal=first), 3.0)
+    assert (replies(actions), again.seats) == (["duplicate"], state.seats)
+    state, actions = step(PLAN, state, prepared(PLAN, state, "ada"), 3.0)
+    sent = next(action.task for action in actions if isinstance(action, SendTask))
+    assert sent.task_id != first.task_id
+    assert replies(step(PLAN, state, Refused(refusal=first), 3.0)[1]) == ["duplicate"]
+
+
+def test_a_device_that_starts_anew_gets_its_task_again() -> None:
+    state = training(PLAN)
+    same = Heard(presence=Presence(client_id="ada", session_id="ada-1", online=True))
+    assert step(PLAN, state, same, 3.0)[1] == ()
+    anew = Heard(presence=Presence(client_id="ada", session_id="ada-2", online=True))
+    assert step(PLAN, state, anew, 3.0)[1] == (SendTask(task=_task(state, "ada")),)
+
+
+def _task(state: RunState, name: str) -> Task:
+    task = state.seats[name].task
+    assert task is not None
+    return task
+
+
+def test_a_will_of_an_earlier_session_says_nothing() -> None:
+    state = training(PLAN)
+    old = Heard(presence=Presence(client_id="ada", session_id="ada-0", online=False))
+    assert step(PLAN, state, old, 3.0)[0].members["ada"].heard_s is not None
+    will = Heard(presence=Presence(client_id="ada", session_id="ada-1", online=False))
+    assert step(PLAN, state, will, 3.0)[0].members["ada"].heard_s is None
+
+
+def test_a_client_past_its_lease_is_waited_for_in_a_strict_run_alone() -> None:
+    for quorum, phase in ((1.0, "measure"), (0.5, "train")):
+        plan = plan_of(quorum=quorum, min_clients=2, deadlines=Deadlines(lease_s=10.0, measure_s=100.0))
+        state = RunState()
+        for name, heard_s in (("cyd", 0.0), ("ada", 9.0), ("bob", 9.0)):
+            state = joined(plan, state, name, heard_s)
+        state = replace(state, phase="measure", round=1, entered_s=9.0, seats=MappingProxyType({}))
+        for name in ("ada", "bob"):
+            state, _ = step(plan, state, measured(plan, name), 12.0)
+        assert state.phase == phase
+
+
+def test_a_failed_export_skips_the_client() -> None:
+    state = measuring(PLAN)
+    for name in CLIENTS:
+        state, _ = step(PLAN, state, measured(PLAN, name), 2.0)
+    failed = PrepareFailed(client_id="ada", round=1, attempt=0, reason="export failed: no")
+    state, _ = step(PLAN, state, failed, 3.0)
+    assert (state.seats["ada"].stage, state.seats["ada"].reason) == ("skipped", "export failed: no")
+
+
+def test_the_deploy_phase_ends_when_everyone_has_its_models_or_at_its_deadline() -> None:
+    plan = plan_of(rounds=1)
+    state = _deploying()
+    for name in CLIENTS:
+        state, actions = step(plan, state, prepared(plan, state, name, models=True), 7.0)
+        assert [action.task.work for action in actions if isinstance(action, SendTask)] == ["deploy"]
+    for name in CLIENTS[:-1]:
+        state, actions = step(plan, state, Reported(deployed=deployed(plan, state, name)), 8.0)
+        assert replies(actions) == ["accepted"]
+    assert state.phase == "deploy"
+    late, _ = step(plan, state, Tick(), 6.0 + plan.config.deadlines.deploy_s)
+    assert (late.phase, late.seats[CLIENTS[-1]].stage) == ("finished", "missing")
+    done, _ = step(plan, state, Reported(deployed=deployed(plan, state, CLIENTS[-1])), 8.0)
+    assert done.phase == "finished"
+    again = Reported(deployed=deployed(plan, state, CLIENTS[0]))
+    assert replies(step(plan, done, again, 9.0)[1]) == ["duplicate"]
+
+
+def test_what_everyone_is_told() -> None:
+    state = measuring(PLAN)
+    info = round_info(PLAN, state, 3.0)
+    assert info is not None
+    assert (info.round, info.phase, info.log_time_s) == (1, "measure", 0.0)
+    assert info.deadline_s == PLAN.config.deadlines.measure_s - 2.0
+    assert round_info(PLAN, RunState(), 0.0) is None
+    finished = round_info(PLAN, replace(state, phase="finished"), 3.0)
+    assert finished is not None
+    assert finished.phase == "finished"
