@@ -178,7 +178,9 @@ class Journal:
             ]
         work = "deploy" if run.phase in ("deploy", "finished") else "train"
         last = {seat.client_id: seat for number, of, seat in seats if _was_folded(run.folded_round, number, of, seat)}
-        settled = (seat.task for number, of, seat in seats if number == run.folded_round and of == "train")
+        settled = (
+            seat.task for number, _, seat in seats if number == run.folded_round and last.get(seat.client_id) is seat
+        )
         return RunState(
             round=run.round,
             folded_round=run.folded_round,

@@ -1,0 +1,126 @@
+import hashlib
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from server.coordinator_cases import plan_of, training, update
+from server.server_rig import small_change
+
+from subfleet.arrays import decode_arrays, encode_arrays
+from subfleet.elastic.families import init_state, network_of
+from subfleet.protocol.errors import FileError, ProtocolError
+from subfleet.server.checkpoint import checkpoint_path, load_checkpoint, save_checkpoint
+from subfleet.server.folding import check_update, fold, subnet_weights
+from subfleet.server.methods.fedavg import FedAvg
+from subfleet.server.methods.heterofl import HeteroFL
+from subfleet.server.rounds import Seat
+from subfleet.transport.blob_store import BlobStore
+
+PLAN = plan_of()
+NETWORK = network_of(PLAN.config.model)
+STATE = init_state(NETWORK, 0)
+
+
+def _seats(blobs: BlobStore, samples: dict[str, int]) -> list[Seat]:
+    """Every client trained the whole network; client names give their changes."""
+    state, seats = training(PLAN), []
+    for name, count in samples.items():
+        seat = state.seats[name]
+        assert seat.task is not None
+        weights = decode_arrays(subnet_weights(NETWORK, seat.task.spec, STATE))
+        ref = blobs.add(encode_arrays(small_change(weights, name, 1, 0.1)))
+        seats.append(
+            replace(seat, stage="done", result=replace(update(PLAN, state, name), blob=ref, sample_count=count))
+        )
+    return seats
+
+
+def test_all_full_clients_equal_fedavg(tmp_path: Path) -> None:
+    blobs, samples = BlobStore(tmp_path), {"ada": 3, "bob": 10, "cyd": 7}
+    folded = fold(NETWORK, FedAvg(), STATE, _seats(blobs, samples), blobs).state
+    full = {name: tensor.numpy() for name, tensor in STATE.items()}
+    changes = {name: small_change(full, name, 1, 0.1) for name in samples}
+    for name, old in full.items():
+        mean = sum(count * changes[client][name].astype(np.float64) for client, count in samples.items()) / 20
+        np.testing.assert_allclose(folded[name].numpy(), old + mean, rtol=0, atol=1e-7)
+
+
+def test_uniform_weighting_counts_clients(tmp_path: Path) -> None:
+    blobs = BlobStore(tmp_path)
+    lopsided, even = _seats(blobs, {"ada": 1, "bob": 99}), _seats(blobs, {"ada": 5, "bob": 5})
+    uniform = fold(NETWORK, HeteroFL(weighting="uniform"), STATE, lopsided, blobs).state
+    equal = fold(NETWORK, HeteroFL(weighting="samples"), STATE, even, blobs).state
+    weighted = fold(NETWORK, HeteroFL(weighting="samples"), STATE, lopsided, blobs).state
+    assert all(torch.equal(uniform[name], equal[name]) for name in STATE)
+    assert not all(torch.equal(uniform[name], weighted[name]) for name in STATE)
+
+
+def test_the_order_of_seats_does_not_matter_and_no_seat_changes_nothing(tmp_path: Path) -> None:
+    blobs = BlobStore(tmp_path)
+    seats = _seats(blobs, {"ada": 3, "bob": 10, "cyd": 7})
+    there, back = (fold(NETWORK, HeteroFL(), STATE, order, blobs).state for order in (seats, seats[::-1]))
+    nothing = fold(NETWORK, HeteroFL(), STATE, [], blobs).state
+    assert all(torch.equal(there[name], back[name]) for name in STATE)
+    assert all(torch.equal(nothing[name], STATE[name]) for name in STATE)
+
+
+def test_an_update_that_the_disk_has_damaged_is_left_out(tmp_path: Path) -> None:
+    blobs = BlobStore(tmp_path)
+    seats = _seats(blobs, {"ada": 3, "bob": 10})
+    assert seats[0].result is not None
+    path = blobs.path(seats[0].result.blob)
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    folded = fold(NETWORK, HeteroFL(), STATE, seats, blobs)
+    assert set(folded.refused) == {"ada"}
+    assert "damaged" in folded.refused["ada"]
+
+
+def _change(**spoiled: Any) -> bytes:
+    arrays = {name: np.zeros(tensor.shape, dtype=np.float32) for name, tensor in STATE.items()}
+    return encode_arrays({**arrays, **spoiled})
+
+
+FIRST = next(iter(STATE))
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"no container",
+        _change(surplus=np.zeros(1, dtype=np.float32)),
+        _change(**{FIRST: np.zeros(3, dtype=np.float32)}),
+        _change(**{FIRST: np.zeros(STATE[FIRST].shape, dtype=np.float64)}),
+        _change(**{FIRST: np.full(STATE[FIRST].shape, np.inf, dtype=np.float32)}),
+        _change(**{FIRST: np.full(STATE[FIRST].shape, np.nan, dtype=np.float32)}),
+    ],
+)
+def test_what_cannot_be_folded_is_refused_when_it_comes(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "update").write_bytes(content)
+    with pytest.raises(ProtocolError):
+        check_update(NETWORK, NETWORK.full_spec(), tmp_path / "update")
+
+
+def test_the_largest_finite_values_are_finite(tmp_path: Path) -> None:
+    largest = np.full(STATE[FIRST].shape, np.finfo(np.float32).max, dtype=np.float32)
+    (tmp_path / "update").write_bytes(_change(**{FIRST: largest}))
+    check_update(NETWORK, NETWORK.full_spec(), tmp_path / "update")
+
+
+def test_a_checkpoint_comes_back_bit_by_bit_and_damage_is_seen(tmp_path: Path) -> None:
+    sha256 = save_checkpoint(tmp_path, 3, STATE)
+    path = checkpoint_path(tmp_path, 3)
+    assert hashlib.sha256(path.read_bytes()).hexdigest() == sha256
+    back = load_checkpoint(tmp_path, 3, sha256)
+    assert all(torch.equal(back[name], STATE[name]) for name in STATE)
+    assert save_checkpoint(tmp_path / "again", 3, dict(reversed(list(STATE.items())))) == sha256
+    path.write_bytes(path.read_bytes()[:-1] + b"\x00")
+    with pytest.raises(FileError, match="damaged"):
+        load_checkpoint(tmp_path, 3, "0" * 64)
+    with pytest.raises(FileError, match="cannot be read"):
+        load_checkpoint(tmp_path, 4, sha256)

@@ -1,0 +1,76 @@
+import logging
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from server.coordinator_cases import plan_of, profile, telemetry
+
+from subfleet.protocol.blobs import Chunk, encode_chunk
+from subfleet.protocol.messages import Presence, Receipt, encode
+from subfleet.protocol.topics import Topics
+from subfleet.server.inbox import read_delivery
+from subfleet.server.rounds import Heard, Measured, Profiled
+from subfleet.server.traffic import Traffic
+from subfleet.transport.base import Delivery
+
+TOPICS = Topics("main")
+PLAN = plan_of()
+
+
+def _up(kind: str, payload: bytes, client_id: str = "ada") -> Delivery:
+    return Delivery(topic=TOPICS.up(client_id, kind), payload=payload)
+
+
+def test_messages_become_events() -> None:
+    presence = Presence(client_id="ada", session_id="s", online=True)
+    assert read_delivery(TOPICS, _up("presence", encode(presence))) == ("ada", Heard(presence=presence))
+    known = profile("ada")
+    assert read_delivery(TOPICS, _up("profile", encode(known))) == ("ada", Profiled(profile=known))
+    read = read_delivery(TOPICS, _up("telemetry", encode(telemetry(PLAN, "ada"))))
+    assert read is not None
+    assert isinstance(read[1], Measured)
+    receipt = Receipt(of="x", status="accepted")
+    assert read_delivery(TOPICS, _up("receipt", encode(receipt))) == ("ada", receipt)
+    chunk = read_delivery(TOPICS, _up("chunk", encode_chunk(Chunk(sha256="0" * 64, offset=0, data=b"x"))))
+    assert chunk is not None
+
+
+@pytest.mark.parametrize(
+    "delivery",
+    [
+        _up("presence", encode(Presence(client_id="bob", session_id="s", online=True))),
+        _up("profile", encode(Presence(client_id="ada", session_id="s", online=True))),
+        _up("task", b"{}"),
+        Delivery(topic=TOPICS.down("ada", "task"), payload=b"{}"),
+        Delivery(topic="another/topic", payload=b"{}"),
+        _up("chunk", b"short"),
+    ],
+)
+def test_what_is_not_valid_is_dropped_with_a_line(delivery: Delivery, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        assert read_delivery(TOPICS, delivery) is None
+    assert "dropped a message" in caplog.text
+
+
+def test_a_cleared_topic_says_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    assert read_delivery(TOPICS, _up("presence", b"")) is None
+    assert not caplog.text
+
+
+@given(
+    st.sampled_from(["presence", "profile", "telemetry", "update", "refusal", "deployed", "chunk", "x"]), st.binary()
+)
+def test_no_bytes_raise(kind: str, payload: bytes) -> None:
+    read_delivery(TOPICS, _up(kind, payload))
+
+
+def test_traffic_is_counted_by_client_and_direction() -> None:
+    traffic = Traffic(TOPICS)
+    traffic.count("sent", TOPICS.down("ada", "task"), 5)
+    traffic.count("sent", TOPICS.all("round"), 100)
+    traffic.count("received", TOPICS.up("ada", "update"), 7)
+    traffic.count("received", "another/topic", 7)
+    assert traffic.of("ada") == (5, 7)
+    assert traffic.of("bob") == (0, 0)
+    traffic.restart({"bob": (1, 2)})
+    assert (traffic.of("ada"), traffic.of("bob")) == ((0, 0), (1, 2))

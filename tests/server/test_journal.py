@@ -1,0 +1,96 @@
+"""What the journal gives back is what was saved."""
+
+from dataclasses import replace
+from pathlib import Path
+from types import MappingProxyType
+
+import pytest
+from server.coordinator_cases import CLIENTS, plan_of, training, update
+
+from subfleet.protocol.errors import ConfigError, FileError
+from subfleet.protocol.topics import Topics
+from subfleet.server.coordinator import step
+from subfleet.server.rounds import Folded, Member, RunState, UpdateStored
+from subfleet.server.rows import round_record
+from subfleet.server.store import DATABASE_NAME, Journal, begin_run, open_database
+from subfleet.server.traffic import Traffic
+
+PLAN = plan_of()
+
+
+def _journal(folder: Path) -> Journal:
+    engine = open_database(folder)
+    return Journal(engine, begin_run(engine, name="test", fingerprint="f", round_count=2))
+
+
+def _known(state: RunState, now_s: float) -> RunState:
+    """The part of a state that outlives a server."""
+    members = {name: Member(profile=member.profile) for name, member in state.members.items()}
+    return replace(state, members=MappingProxyType(members), entered_s=now_s, opened_s=now_s)
+
+
+def test_a_state_is_loaded_as_it_was_saved(tmp_path: Path) -> None:
+    journal = _journal(tmp_path)
+    before = journal.load(0.0)
+    assert before == RunState()
+    state = training(PLAN)
+    journal.save(before, state)
+    assert _journal(tmp_path).load(9.0) == _known(state, 9.0)
+    after, _ = step(PLAN, state, UpdateStored(update=update(PLAN, state, "ada")), 3.0)
+    journal.save(state, after, counted={"ada": (10, 20)})
+    assert _journal(tmp_path).load(9.0) == _known(after, 9.0)
+    assert _journal(tmp_path).load_bytes(after) == {"ada": (10, 20), "bob": (0, 0), "cyd": (0, 0)}
+    assert journal.update_digests(since_round=1) == {update(PLAN, state, "ada").blob.sha256}
+
+
+def test_a_closed_round_is_loaded_with_its_record(tmp_path: Path) -> None:
+    journal, state = _journal(tmp_path), training(PLAN)
+    journal.save(RunState(), state)
+    for name in CLIENTS:
+        after, _ = step(PLAN, state, UpdateStored(update=update(PLAN, state, name)), 3.0)
+        journal.save(state, after)
+        state = after
+    event = Folded(round=1, accuracy=0.5, loss=1.0, sha256="a" * 64, refused={"bob": "too large"})
+    after, actions = step(PLAN, state, event, 4.0)
+    close = actions[0]
+    record = round_record(PLAN, close, Traffic(Topics()))  # type: ignore[arg-type]  # the first action closes the round
+    journal.save(state, after, close=close, record=record)  # type: ignore[arg-type]
+    loaded = _journal(tmp_path).load(9.0)
+    assert loaded == _known(after, 9.0)
+    assert set(loaded.last) == {"ada", "cyd"}
+    assert journal.records() == (record,)
+    assert [row.status for row in record.clients] == ["folded", "refused: too large", "folded"]
+    assert journal.checkpoint_sha256(1) == "a" * 64
+    assert journal.checkpoint_sha256(2) is None
+
+
+def test_a_step_that_changes_nothing_durable_writes_nothing(tmp_path: Path) -> None:
+    journal, state = _journal(tmp_path), training(PLAN)
+    journal.save(RunState(), state)
+    log = tmp_path / f"{DATABASE_NAME}-wal"
+    size = log.stat().st_size
+    heard = replace(state, members=MappingProxyType({**state.members}), entered_s=77.0)
+    journal.save(state, heard)
+    assert log.stat().st_size == size
+
+
+def test_every_commit_is_on_disk(tmp_path: Path) -> None:
+    engine = open_database(tmp_path)
+    with engine.connect() as connection:
+        assert connection.exec_driver_sql("PRAGMA synchronous").scalar() == 2
+        assert connection.exec_driver_sql("PRAGMA journal_mode").scalar() == "wal"
+
+
+def test_names_find_their_run_again(tmp_path: Path) -> None:
+    engine = open_database(tmp_path)
+    first = begin_run(engine, name="one", fingerprint="f", round_count=2)
+    assert begin_run(engine, name="one", fingerprint="f", round_count=2) == first
+    assert begin_run(engine, name="two", fingerprint="f", round_count=2) != first
+    with pytest.raises(ConfigError, match="another configuration"):
+        begin_run(engine, name="one", fingerprint="g", round_count=2)
+
+
+def test_a_file_that_is_no_database_is_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / DATABASE_NAME).write_bytes(b"not a database, but long enough to look at" * 40)
+    with pytest.raises(FileError, match="cannot be opened"):
+        open_database(tmp_path)

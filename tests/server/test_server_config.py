@@ -1,0 +1,98 @@
+from pathlib import Path
+
+import pytest
+from server.server_rig import config
+
+from subfleet.protocol.errors import ConfigError, FileError
+from subfleet.server.config import LogClock, load_config
+from subfleet.server.methods import METHODS
+from subfleet.server.methods.fedavg import FedAvg
+
+WHOLE = """
+name = "digits"
+evaluation_data = "test.npz"
+rounds = 3
+rates = [0.5, 1.0]
+
+[model]
+family = "mlp"
+input_shape = [64]
+class_count = 10
+widths = [8, 8]
+depths = [1, 2]
+
+[training]
+epochs = 2
+learning_rate = 0.05
+optimiser = { momentum = 0.5 }
+
+[method]
+type = "fedavg"
+weighting = "uniform"
+
+[clock]
+step_s = 30.0
+
+[deadlines]
+round_s = 60.0
+
+[http]
+port = 0
+"""
+
+
+def _file(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "fleet.toml"
+    path.write_text(text)
+    return path
+
+
+def test_a_file_gives_a_complete_configuration(tmp_path: Path) -> None:
+    found = load_config(_file(tmp_path, WHOLE))
+    assert (found.name, found.rounds, found.rates, found.model.widths) == ("digits", 3, (0.5, 1.0), (8, 8))
+    assert found.training.optimiser.momentum == 0.5
+    assert found.method == FedAvg(weighting="uniform")
+    assert found.log_time_s(3) == 60.0
+    assert (found.deadlines.round_s, found.http.port, found.strict) == (60.0, 0, True)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("rounds = 3", "runds = 3", "unknown field 'runds'; known are"),
+        ("rounds = 3", 'rounds = "3"', "rounds"),
+        ("rounds = 3", "rounds = 0", "must be 1 or more"),
+        ('name = "digits"', 'name = "a/b"', "letters, digits"),
+        ('type = "fedavg"', 'type = "fedsomething"', "must be one of ['heterofl', 'fedavg']"),
+        ("step_s = 30.0", "step = 30.0", "unknown field 'step'; known are ['start_s', 'step_s']"),
+        ("momentum = 0.5", "momentum = 1.5", "below 1"),
+        ("round_s = 60.0", "round_s = 0.0", "must be above 0"),
+        ("rates = [0.5, 1.0]", "rates = [0.5, 2.0]", "at most 1"),
+        ("widths = [8, 8]", "widths = [7, 8]", "group_size"),
+        ("[model]", "[model", "is not TOML"),
+    ],
+)
+def test_a_mistake_is_one_sentence_that_names_it(tmp_path: Path, old: str, new: str, said: str) -> None:
+    assert old in WHOLE
+    with pytest.raises(ConfigError) as caught:
+        load_config(_file(tmp_path, WHOLE.replace(old, new)))
+    assert said in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_missing_file_is_said(tmp_path: Path) -> None:
+    with pytest.raises(FileError, match="cannot be read"):
+        load_config(tmp_path / "none.toml")
+
+
+def test_the_fingerprint_follows_the_outcome_and_nothing_else() -> None:
+    base = config()
+    assert config(http=base.http, state_folder="elsewhere", broker_url="mqtt://x", keep_rounds=9).fingerprint() == (
+        base.fingerprint()
+    )
+    others = [config(seed=1), config(clock=LogClock(step_s=1.0)), config(method=FedAvg()), config(rates=(1.0,))]
+    assert len({base.fingerprint(), *(other.fingerprint() for other in others)}) == 5
+
+
+def test_the_table_of_methods_names_each_by_its_type() -> None:
+    assert {name: kind.TYPE for name, kind in METHODS.items()} == {"heterofl": "heterofl", "fedavg": "fedavg"}
