@@ -13,7 +13,10 @@ aten = torch.ops.aten
 
 
 def _threshold_backward(gradient: Tensor, output: Tensor, threshold: float) -> Tensor:
-    return torch.where(output > threshold, gradient, 0.0)
+    if threshold:
+        return torch.where(output > threshold, gradient, 0.0)
+    # The backward of ReLU, whose output is never below 0. A runtime's `where` may hold two more tensors of this size.
+    return gradient * torch.sign(output)
 
 
 def _log_softmax_backward(gradient: Tensor, output: Tensor, dim: int, _dtype: torch.dtype) -> Tensor:

@@ -24,7 +24,7 @@ from torch.export.graph_signature import (
 )
 from torch.utils import _pytree as pytree
 
-from subfleet.export.liveness import executorch_planned_peak_bytes
+from subfleet.export.liveness import executorch_planned_peak_bytes, product_workspace_bytes
 from subfleet.export.lowerings.activation import ACTIVATIONS
 from subfleet.export.lowerings.convolution import CONVOLUTIONS_AS_PRODUCTS
 from subfleet.export.lowerings.normalisation import NORMALISATIONS
@@ -98,6 +98,7 @@ _KNOWN: frozenset[Any] = frozenset(
         aten.rsqrt.default,
         aten.scalar_tensor.default,
         aten.sigmoid.default,
+        aten.sign.default,
         aten.sqrt.default,
         aten.sum.dim_IntList,
         aten.tanh.default,
@@ -165,6 +166,14 @@ def _compile_config() -> Any:
     return EdgeCompileConfig(_check_ir_validity=False, _skip_dim_order=True)
 
 
+def _backend_config() -> Any:
+    from executorch.exir import ExecutorchBackendConfig
+    from executorch.exir.passes import MemoryPlanningPass
+
+    # Inputs stay where the caller has them: planned ones would be copied in, and held twice.
+    return ExecutorchBackendConfig(memory_planning_pass=MemoryPlanningPass(alloc_graph_input=False))
+
+
 def _verifier() -> Any:
     from executorch.exir.verification.verifier import EXIREdgeDialectVerifier
 
@@ -194,7 +203,7 @@ def _lower(graph: fx.GraphModule, weights: Mapping[str, Tensor]) -> Any:
     graph.recompile()
     with _quiet():
         manager = EdgeProgramManager({"forward": _exported(graph, weights)}, None, _compile_config())
-        return manager.to_executorch()
+        return manager.to_executorch(_backend_config())
 
 
 class ExecutorchTarget:
@@ -209,10 +218,15 @@ class ExecutorchTarget:
 
     def write_training(self, graph: fx.GraphModule, step: Step) -> WrittenProgram:
         """Write a training step; see `Target`."""
+        workspace_bytes = product_workspace_bytes(graph)
         program = _lower(graph, {})
         body = bytes(program.buffer)
-        arena_bytes = sum(program.executorch_program.execution_plan[0].non_const_buffer_sizes)
-        planned = executorch_planned_peak_bytes(step, arena_bytes=arena_bytes, program_bytes=len(body))
+        planned = executorch_planned_peak_bytes(
+            step,
+            arena_bytes=sum(program.executorch_program.execution_plan[0].non_const_buffer_sizes),
+            workspace_bytes=workspace_bytes,
+            program_bytes=len(body),
+        )
         return WrittenProgram(body=body, planned_peak_bytes=planned)
 
     def write_inference(self, graph: fx.GraphModule, step: Step, weights: Sequence[Tensor]) -> bytes:

@@ -222,6 +222,7 @@ _ELEMENTWISE = {
     "Log": (aten.log.default,),
     "Sqrt": (aten.sqrt.default,),
     "Abs": (aten.abs.default,),
+    "Sign": (aten.sign.default,),
     "Relu": (aten.relu.default,),
     "Sigmoid": (aten.sigmoid.default,),
     "Tanh": (aten.tanh.default,),
