@@ -18,6 +18,7 @@ CHUNK_BYTES = 128 * 1024
 WINDOW_CHUNKS = 8
 _LEAST_WINDOW_CHUNKS = 2
 _LONGEST_BACKOFF = 4
+_LONGEST_PATIENCE_S = 60.0  # one long stall must not teach it to wait for ever
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _CHUNK_HEADER = struct.Struct("<4s32sQ")
 _CHUNK_MAGIC = b"SFC1"
@@ -148,7 +149,8 @@ class BlobFetch:
             del self._asked_at[offset]
         if late:
             self._dared = max(self._dared // 2, min(_LEAST_WINDOW_CHUNKS, self._window))
-            self._patience_s = max(self._patience_s, min(2 * self._patience_s, _LONGEST_BACKOFF * self._retry_s))
+            backoff_s = min(2 * self._patience_s, _LONGEST_BACKOFF * self._usual_patience_s(), _LONGEST_PATIENCE_S)
+            self._patience_s = max(backoff_s, self._retry_s)
         room = self._dared - len(self._asked_at)
         wanted = [offset for offset in self._lacking if offset not in self._asked_at][: max(room, 0)]
         self._asked_at.update(dict.fromkeys(wanted, now_s))
@@ -174,12 +176,15 @@ class BlobFetch:
         """Forget what is outstanding: the link was lost, and with it every answer."""
         self._asked_at.clear()
         self._first_asked_s.clear()
-        self._patience_s = max(self._retry_s, 3 * (self._took_s or 0.0))
+        self._patience_s = self._usual_patience_s()
 
     def restart(self) -> None:
         """Fetch everything anew: the whole did not have the digest that was promised."""
         self._lacking = dict.fromkeys(range(0, self.blob.size_bytes, CHUNK_BYTES))
         self.ask_again()
+
+    def _usual_patience_s(self) -> float:
+        return max(self._retry_s, min(3 * (self._took_s or 0.0), _LONGEST_PATIENCE_S))
 
     def _learn(self, now_s: float) -> None:
         for first_asked_s, asked_once in self._answered:
@@ -187,5 +192,5 @@ class BlobFetch:
             # slower than our first guess there is nothing better to learn from.
             if asked_once or self._took_s is None:
                 self._took_s = now_s - first_asked_s
-                self._patience_s = max(self._retry_s, 3 * self._took_s)
+                self._patience_s = self._usual_patience_s()
         self._answered.clear()

@@ -16,9 +16,11 @@ from subfleet.protocol.errors import ProtocolError, TooLargeError
 
 __all__ = ["DTYPE_BYTES", "Container", "Tensor", "decode_container", "encode_container"]
 
+# In the order in which the `safetensors` package ranks its types, which is also by size: tensors are written by it.
 DTYPE_BYTES: Mapping[str, int] = MappingProxyType(
-    {"BOOL": 1, "U8": 1, "I8": 1, "I16": 2, "F16": 2, "BF16": 2, "I32": 4, "F32": 4, "I64": 8, "F64": 8}
+    {"BOOL": 1, "U8": 1, "I8": 1, "I16": 2, "F16": 2, "BF16": 2, "I32": 4, "F32": 4, "F64": 8, "I64": 8}
 )
+_RANKS: Mapping[str, int] = MappingProxyType({dtype: rank for rank, dtype in enumerate(DTYPE_BYTES)})
 MAX_HEADER_BYTES = 16 * 2**20
 _LENGTH = struct.Struct("<Q")
 
@@ -53,8 +55,8 @@ class Container:
 
 
 def encode_container(tensors: Iterable[Tensor], metadata: Mapping[str, str] | None = None) -> bytes:
-    """Write tensors, ordered as the `safetensors` package orders them (largest type first, then by name)."""
-    ordered = sorted(tensors, key=lambda tensor: (-DTYPE_BYTES[tensor.dtype], tensor.name))
+    """Write tensors, ordered as the `safetensors` package orders them (highest type first, then by name)."""
+    ordered = sorted(tensors, key=lambda tensor: (-_RANKS[tensor.dtype], tensor.name))
     header: dict[str, Any] = {"__metadata__": dict(sorted(metadata.items()))} if metadata else {}
     offset = 0
     for tensor in ordered:

@@ -1,0 +1,95 @@
+"""Every message there can be, for property tests; made from the annotations, so that new fields are covered at once."""
+
+import dataclasses
+import types
+import typing
+from typing import Any
+
+from hypothesis import strategies as st
+
+from subfleet.protocol.blobs import BlobRef, ByteRange
+from subfleet.protocol.messages import MESSAGES, Message
+from subfleet.protocol.programs import OptimiserSettings, TrainingSettings
+from subfleet.protocol.schema import MAX_INTEGER
+from subfleet.protocol.subnet import Explicit, Full, Prefix, Roll, SubnetSpec
+
+_CLIENT_IDS = st.from_regex(r"[A-Za-z0-9_.-]{1,64}", fullmatch=True)
+_SIZES = st.integers(1, MAX_INTEGER)
+_NAMES = st.text(max_size=12)
+_INDEX_SETS = st.one_of(
+    st.builds(Prefix, size=_SIZES),
+    st.builds(Roll, start=st.integers(0, MAX_INTEGER), size=_SIZES),
+    st.builds(Explicit, indices=st.lists(st.integers(0, 99), min_size=1, max_size=6, unique=True).map(tuple)),
+    st.builds(Full),
+)
+SPECS = st.builds(
+    SubnetSpec,
+    axes=st.dictionaries(_NAMES, _INDEX_SETS, max_size=4).map(lambda axes: tuple(sorted(axes.items(), key=_first))),
+    blocks=st.lists(_NAMES, unique=True, max_size=4).map(tuple),
+    choices=st.dictionaries(_NAMES, _NAMES, max_size=3).map(lambda choices: tuple(sorted(choices.items()))),
+    name=_NAMES,
+)
+_BLOBS = st.builds(BlobRef, sha256=st.from_regex(r"[0-9a-f]{64}", fullmatch=True), size_bytes=_SIZES)
+_BY_TYPE: dict[Any, st.SearchStrategy[Any]] = {
+    str: _NAMES,
+    bool: st.booleans(),
+    int: _SIZES,
+    float: st.floats(min_value=0, allow_nan=False, allow_infinity=False),
+    SubnetSpec: SPECS,
+    BlobRef: _BLOBS,
+    ByteRange: st.builds(ByteRange, offset=st.integers(0, MAX_INTEGER), length=_SIZES),
+    OptimiserSettings: st.builds(
+        OptimiserSettings, name=st.just("sgd"), momentum=st.floats(0, 0.99), weight_decay=st.floats(0, 1)
+    ),
+    TrainingSettings: st.builds(TrainingSettings),
+}
+_BY_FIELD: dict[str, st.SearchStrategy[Any]] = {
+    "client_id": _CLIENT_IDS,
+    "memory_share": st.floats(0.001, 1),
+    "battery_fraction": st.one_of(st.none(), st.floats(0, 1)),
+    "cpu_load": st.one_of(st.none(), st.floats(0, 1)),
+}
+
+
+def _first(pair: tuple[str, Any]) -> str:
+    return pair[0]
+
+
+def _of(kind: Any) -> st.SearchStrategy[Any]:
+    origin, members = typing.get_origin(kind), typing.get_args(kind)
+    if kind in _BY_TYPE:
+        return _BY_TYPE[kind]
+    if origin is typing.Literal:
+        return st.sampled_from(members)
+    if origin in (typing.Union, types.UnionType):
+        return st.one_of(*(st.none() if member is type(None) else _of(member) for member in members))
+    if origin is tuple:
+        return st.lists(_of(members[0]), min_size=1, max_size=3).map(tuple)
+    if origin is dict:
+        return st.dictionaries(_NAMES, _of(members[1]), max_size=3)
+    return _instances(kind)
+
+
+def _instances(kind: Any, **fixed: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    hints = typing.get_type_hints(kind)
+    names = [field.name for field in dataclasses.fields(kind)]
+    fields = {name: _BY_FIELD[name] if name in _BY_FIELD else _of(hints[name]) for name in names}
+    return st.builds(kind, **fields | fixed)
+
+
+@st.composite
+def _tasks(draw: st.DrawFn) -> Message:
+    """Tasks to train name exactly one program, weights and settings."""
+    kind = MESSAGES["task"]
+    draft = draw(_instances(kind, work=st.just("deploy")))
+    if draw(st.booleans()):
+        return typing.cast("Message", draft)
+    weights, training = draw(_BLOBS), draw(_BY_TYPE[TrainingSettings])
+    changed = dataclasses.replace(draft, work="train", programs=draft.programs[:1], weights=weights, training=training)
+    return typing.cast("Message", changed)
+
+
+MESSAGE_STRATEGIES: dict[str, st.SearchStrategy[Message]] = {
+    name: _tasks() if name == "task" else _instances(kind) for name, kind in MESSAGES.items()
+}
+EVERY_MESSAGE = st.one_of(*MESSAGE_STRATEGIES.values())

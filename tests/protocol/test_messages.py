@@ -1,0 +1,154 @@
+import dataclasses
+import json
+import math
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from protocol.message_strategies import EVERY_MESSAGE, MESSAGE_STRATEGIES
+
+from subfleet.protocol.errors import ProtocolError, TooLargeError
+from subfleet.protocol.messages import (
+    MAX_CONTROL_BYTES,
+    MESSAGES,
+    SCHEMA_VERSION,
+    Message,
+    Presence,
+    Receipt,
+    RoundInfo,
+    check_client_id,
+    decode,
+    encode,
+    new_message_id,
+)
+
+_QUICK = settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much])
+_JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda children: st.lists(children, max_size=4) | st.dictionaries(st.text(max_size=8), children, max_size=4),
+    max_leaves=12,
+)
+
+
+def _decodes_or_refuses(payload: bytes) -> None:
+    try:
+        message = decode(payload)
+    except ProtocolError:
+        return
+    assert decode(encode(message)) == message
+
+
+@pytest.mark.parametrize("kind", sorted(MESSAGES))
+def test_every_message_comes_back_as_it_was(kind: str) -> None:
+    @_QUICK
+    @given(message=MESSAGE_STRATEGIES[kind])
+    def round_trip(message: Message) -> None:
+        payload = encode(message)
+        assert decode(payload) == message
+        assert decode(memoryview(payload), expected=kind) == message
+        assert encode(decode(payload)) == payload
+
+    round_trip()
+
+
+@given(payload=st.binary(max_size=200))
+def test_arbitrary_bytes_raise_nothing_but_protocol_errors(payload: bytes) -> None:
+    _decodes_or_refuses(payload)
+
+
+@given(plain=_JSON, kind=st.sampled_from(sorted(MESSAGES)))
+def test_arbitrary_json_raises_nothing_but_protocol_errors(plain: object, kind: str) -> None:
+    _decodes_or_refuses(json.dumps(plain).encode())
+    fields = plain if isinstance(plain, dict) else {"client_id": plain}
+    _decodes_or_refuses(json.dumps({**fields, "schema": SCHEMA_VERSION, "kind": kind}).encode())
+
+
+@settings(_QUICK, max_examples=150)
+@given(message=EVERY_MESSAGE, data=st.data())
+def test_a_message_with_one_value_replaced_raises_nothing_but_protocol_errors(
+    message: Message, data: st.DataObject
+) -> None:
+    plain = json.loads(encode(message))
+    node = plain
+    while True:  # walk down to some value
+        key = data.draw(st.sampled_from(sorted(node)) if isinstance(node, dict) else st.integers(0, len(node) - 1))
+        if not (isinstance(node[key], (dict, list)) and node[key] and data.draw(st.booleans())):
+            break
+        node = node[key]
+    node[key] = data.draw(_JSON)
+    _decodes_or_refuses(json.dumps(plain).encode())
+
+
+@settings(_QUICK, max_examples=150)
+@given(message=EVERY_MESSAGE, data=st.data())
+def test_a_message_with_bytes_spoilt_raises_nothing_but_protocol_errors(message: Message, data: st.DataObject) -> None:
+    payload = bytearray(encode(message))
+    for _ in range(data.draw(st.integers(1, 4))):
+        payload[data.draw(st.integers(0, len(payload) - 1))] = data.draw(st.integers(0, 255))
+    _decodes_or_refuses(bytes(payload[: data.draw(st.integers(0, len(payload)))]))
+    _decodes_or_refuses(bytes(payload))
+
+
+def test_the_bytes_of_a_message_are_fixed() -> None:
+    message = Presence(client_id="pi-4", session_id="s", online=True, message_id="m")
+    assert encode(message) == (
+        b'{"client_id":"pi-4","kind":"presence","message_id":"m","online":true,"schema":1,"session_id":"s"}'
+    )
+
+
+def _presence(**changes: object) -> bytes:
+    plain = json.loads(encode(Presence(client_id="a", session_id="s", online=True, message_id="m")))
+    plain.update(changes)
+    return json.dumps({key: value for key, value in plain.items() if value is not ...}).encode()
+
+
+@pytest.mark.parametrize(
+    ("payload", "words"),
+    [
+        (b"\xff\xfe", "is not JSON"),
+        (b"[" * 100_000, "is not JSON"),
+        (b"9" * 5000, "is not JSON|JSON object"),
+        (b"[]", "must be a JSON object"),
+        (_presence(schema=2), "schema version is 2, but must be 1"),
+        (_presence(schema=...), "schema version is None"),
+        (_presence(kind="other"), "kind is 'other'"),
+        (_presence(kind=["presence"]), "kind is"),
+        (_presence(extra=1), "unknown field 'extra'"),
+        (_presence(online=...), "lacks the field 'online'"),
+        (_presence(online=1), "online is 1, but must be bool"),
+        (_presence(client_id="a/b"), "client id 'a/b' must be"),
+        (_presence(client_id=""), "client id '' must be"),
+        (_presence(client_id="a\n"), "must be 1 to 64"),
+    ],
+)
+def test_what_is_wrong_is_said(payload: bytes, words: str) -> None:
+    with pytest.raises(ProtocolError, match=words):
+        decode(payload)
+
+
+def test_a_message_of_another_kind_than_its_topic_is_refused() -> None:
+    payload = encode(Receipt(of="m", status="accepted"))
+    with pytest.raises(ProtocolError, match="kind is 'receipt', but must be update"):
+        decode(payload, expected="update")
+
+
+def test_a_message_above_the_limit_is_refused_before_it_is_parsed() -> None:
+    with pytest.raises(TooLargeError, match=f"may be {MAX_CONTROL_BYTES} bytes"):
+        decode(b"[" * (MAX_CONTROL_BYTES + 1))
+
+
+@pytest.mark.parametrize("number", [math.nan, math.inf])
+def test_a_number_that_is_not_finite_is_neither_sent_nor_taken(number: float) -> None:
+    message = RoundInfo(run_id="r", round=1, round_count=1, phase="train", log_time_s=None, deadline_s=1.0)
+    plain = json.loads(encode(message))
+    with pytest.raises(ProtocolError):
+        decode(json.dumps({**plain, "deadline_s": number}).encode())
+    with pytest.raises(ProtocolError, match="not finite"):
+        encode(dataclasses.replace(message, deadline_s=number))
+
+
+def test_message_ids_differ_and_client_ids_are_checked() -> None:
+    assert new_message_id() != new_message_id()
+    assert check_client_id("a.B-_9") == "a.B-_9"
+    with pytest.raises(ProtocolError):
+        check_client_id("x" * 65)

@@ -1,0 +1,48 @@
+import dataclasses
+import json
+
+import pytest
+from hypothesis import given
+from protocol.message_strategies import SPECS
+
+from subfleet.protocol.schema import canonical_json, from_plain
+from subfleet.protocol.subnet import Explicit, Full, Prefix, Roll, SubnetSpec
+
+
+@given(spec=SPECS)
+def test_a_spec_comes_back_with_its_id_and_its_hash(spec: SubnetSpec) -> None:
+    again = from_plain(SubnetSpec, json.loads(canonical_json(spec)))
+    assert again == spec
+    assert hash(again) == hash(spec)
+    assert again.spec_id == spec.spec_id
+
+
+@given(spec=SPECS)
+def test_the_display_name_takes_no_part_in_the_id(spec: SubnetSpec) -> None:
+    assert dataclasses.replace(spec, name=f"{spec.name}!").spec_id == spec.spec_id
+    assert dataclasses.replace(spec, blocks=(*spec.blocks, "one more block")).spec_id != spec.spec_id
+
+
+def test_an_axis_that_is_not_named_is_whole() -> None:
+    spec = SubnetSpec(axes=(("a", Prefix(size=2)),))
+    assert spec.index_set("a") == Prefix(size=2)
+    assert spec.index_set("b") == Full()
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: Prefix(size=0), "must be 1 or more"),
+        (lambda: Roll(start=-1, size=1), "start must be 0 or more"),
+        (lambda: Explicit(indices=()), "one or more different"),
+        (lambda: Explicit(indices=(1, 1)), "one or more different"),
+        (lambda: SubnetSpec(axes=(("b", Full()), ("a", Full()))), "sorted by name"),
+        (lambda: SubnetSpec(axes=(("a", Full()), ("a", Full()))), "each once"),
+        (lambda: SubnetSpec(blocks=("a", "a")), "named once"),
+        (lambda: SubnetSpec(choices=(("b", "x"), ("a", "x"))), "sorted by name"),
+    ],
+)
+def test_what_cannot_be_is_refused(make: object, words: str) -> None:
+    assert callable(make)
+    with pytest.raises(ValueError, match=words):
+        make()
