@@ -47,6 +47,7 @@ def capture(
     )
     started_s = clock()
     rows = 0
+    t_s = -0.001
     try:
         with options.path.open("x", encoding="utf-8", newline="\n") as file:
             file.write(header)
@@ -54,7 +55,9 @@ def capture(
                 # Rows are due at whole steps from the start, so that slow readings do not add up.
                 sleep(max(started_s + rows * options.step_s - clock(), 0.0))
                 _, reading = meter.read(None)
-                file.write(encode_row(LogRow(t_s=round(clock() - started_s, 3), reading=reading)))
+                # Milliseconds do; a row that was late may share its own with the next one, but times must grow.
+                t_s = max(round(clock() - started_s, 3), round(t_s + 0.001, 3))
+                file.write(encode_row(LogRow(t_s=t_s, reading=reading)))
                 file.flush()
                 rows += 1
     except FileExistsError as error:

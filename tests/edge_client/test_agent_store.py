@@ -1,0 +1,171 @@
+"""The agent's folder: what was saved is there after a crash, one agent holds it, and no name leaves it."""
+
+import threading
+from pathlib import Path
+
+import pytest
+from edge_client.agent_cases import RESULT, announce, blob, deploy_task, train_task
+
+from subfleet.edge_client.states import Saved, WorkFailed
+from subfleet.edge_client.store import AgentStore
+from subfleet.edge_client.worker import Finished, TrainingWorker
+from subfleet.protocol.errors import FileError, ProtocolError
+from subfleet.protocol.messages import Deployed, Refusal, Task, Update
+from subfleet.protocol.programs import Trainer, TrainJob, TrainResult
+
+SAVED = Saved(
+    round=announce(2, "train"),
+    task=train_task(),
+    updates=(
+        Update(
+            task_id="t0", run_id="run", round=1, client_id="pi", blob=blob("u"), sample_count=1, step_count=1, loss=0.1,
+            accuracy=1.0, measured_peak_bytes=0, train_seconds=0.1, seconds=0.2, message_id="update.t0",
+        ),
+    ),
+    refusals=(
+        Refusal(task_id="t9", run_id="run", round=1, client_id="pi", reason="memory", detail="", available_bytes=5),
+    ),
+    deployed=(Deployed(task_id="d", run_id="run", client_id="pi", files=("a", "b")),),
+    done=("t0", "t9", "d"),
+    programs=(blob("p").sha256,),
+)  # fmt: skip
+
+
+def test_what_was_saved_is_loaded_by_the_next_start(tmp_path: Path) -> None:
+    AgentStore(tmp_path).save(Saved())
+    AgentStore(tmp_path).save(SAVED)
+    assert AgentStore(tmp_path).load() == SAVED
+
+
+def test_a_new_folder_knows_nothing(tmp_path: Path) -> None:
+    assert AgentStore(tmp_path / "a" / "b").load() == Saved()
+
+
+def test_a_crash_while_saving_leaves_the_older_state(tmp_path: Path) -> None:
+    store = AgentStore(tmp_path)
+    store.save(SAVED)
+    (tmp_path / "agent.json.part").write_bytes(b'{"half')
+    assert store.load() == SAVED
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"schema":99}', b'{"schema":1,"task":7}', b"\xff\xfe"])
+def test_a_state_file_that_cannot_be_read_is_set_aside(tmp_path: Path, content: bytes) -> None:
+    store = AgentStore(tmp_path)
+    (tmp_path / "agent.json").write_bytes(content)
+    assert store.load() == Saved()
+    assert (tmp_path / "agent.bad").read_bytes() == content
+    assert not (tmp_path / "agent.json").exists()
+
+
+def test_one_agent_holds_the_folder_and_empties_its_work(tmp_path: Path) -> None:
+    store = AgentStore(tmp_path)
+    with store.locked():
+        (store.work_folder / "half").write_bytes(b"x")
+        with pytest.raises(FileError, match="in use by another agent"), AgentStore(tmp_path).locked():
+            pass
+        assert (store.work_folder / "half").exists()
+    with AgentStore(tmp_path).locked():
+        assert not list(store.work_folder.iterdir())
+
+
+def test_a_folder_that_cannot_be_made_is_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(FileError, match="choose another"):
+        AgentStore(tmp_path / "file")
+
+
+def placing(tmp_path: Path, **changes: object) -> tuple[AgentStore, Task]:
+    store = AgentStore(tmp_path)
+    task = deploy_task()
+    for program in task.programs:
+        store.blobs.add(f"model {program.target}".encode())
+    return store, train_task("d1", 3, **{"work": "deploy", "programs": task.programs, **changes})
+
+
+def test_models_stand_in_the_folder_of_their_run(tmp_path: Path) -> None:
+    store, task = placing(tmp_path)
+    assert store.place_models(task) == ("models/run/model.onnx", "models/run/model.pte")
+    assert (tmp_path / "models" / "run" / "model.pte").read_bytes() == b"model executorch"
+
+
+@pytest.mark.parametrize("run_id", ["..", "../x", "a/b", ".hidden", "", "/etc", "a\0b", "x" * 200])
+def test_no_run_id_leads_out_of_the_folder(tmp_path: Path, run_id: str) -> None:
+    store, task = placing(tmp_path / "state", run_id=run_id)
+    with pytest.raises(ProtocolError, match="to name a folder"):
+        store.place_models(task)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["state"]
+
+
+def test_a_model_of_an_unknown_target_or_without_its_blob_is_refused(tmp_path: Path) -> None:
+    store, task = placing(tmp_path)
+    with pytest.raises(ProtocolError, match="target is 'fake'"):
+        store.place_models(train_task())
+    store.blobs.prune(set())
+    with pytest.raises(FileError, match="not in"):
+        store.place_models(task)
+
+
+class Trains:
+    """A trainer that waits to be stopped, or leaves its thread in the worst way."""
+
+    target = "fake"
+    suffix = ".fake"
+
+    def __init__(self, *, hard: bool) -> None:
+        self.hard = hard
+
+    def describe(self, data: str) -> None:
+        raise NotImplementedError
+
+    def predict(self, model_path: Path, data: str, threads: int = 1) -> None:
+        raise NotImplementedError
+
+    def train(self, job: TrainJob, stopped: object) -> TrainResult:
+        if self.hard:
+            raise SystemExit(3)
+        assert callable(stopped)
+        while not stopped():
+            threading.Event().wait(0.001)
+        job.output_path.write_bytes(b"stopped")
+        return RESULT
+
+
+def worker_of(tmp_path: Path, *, hard: bool) -> TrainingWorker:
+    store = AgentStore(tmp_path)
+    store.work_folder.mkdir()
+    store.blobs.add(b"program")
+    store.blobs.add(b"weights t1")
+    trainer: Trainer = Trains(hard=hard)  # type: ignore[assignment]  # only `train` is ever called
+    return TrainingWorker({"fake": trainer}, blobs=store.blobs, work_folder=store.work_folder, data="d")
+
+
+def test_the_worker_hears_that_it_is_to_stop_and_trains_again_afterwards(tmp_path: Path) -> None:
+    worker = worker_of(tmp_path, hard=False)
+    for _ in range(2):
+        worker.start(train_task(), 1000)
+        assert worker.outcome() is None
+        worker.stop()
+        worker.join(10.0)
+        outcome = worker.outcome()
+        assert isinstance(outcome, Finished)
+        assert outcome.output_path.read_bytes() == b"stopped"
+    assert worker.outcome() is None
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_thread_that_ends_in_any_way_has_an_outcome(tmp_path: Path) -> None:
+    worker = worker_of(tmp_path, hard=True)
+    worker.start(train_task(), 1000)
+    worker.join(10.0)
+    outcome = worker.outcome()
+    assert isinstance(outcome, WorkFailed)
+    assert outcome.reason == "failed"
+
+
+def test_a_task_whose_blobs_are_gone_is_a_failure_of_its_program(tmp_path: Path) -> None:
+    worker = worker_of(tmp_path, hard=False)
+    worker.start(train_task("t2"), 1000)
+    worker.join(10.0)
+    outcome = worker.outcome()
+    assert isinstance(outcome, WorkFailed)
+    assert outcome.reason == "program"

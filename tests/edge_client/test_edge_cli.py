@@ -1,0 +1,294 @@
+"""The command line: examples in every help, one sentence and a number for everything that goes wrong."""
+
+import itertools
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from subfleet.device_profiles.logs import read_log
+from subfleet.edge_client import cli, runtimes
+from subfleet.edge_client.capture import CaptureOptions, capture
+from subfleet.edge_client.joining import default_client_id, default_state_folder, profile_with
+from subfleet.protocol.errors import ConfigError, DataError, FileError, MissingExtraError, ProtocolError
+from subfleet.protocol.exit_codes import ExitCode
+from subfleet.protocol.programs import DataSummary, Prediction
+from subfleet.protocol.readings import Reading
+
+NOBODY = "mqtt://127.0.0.1:1"
+
+
+@pytest.fixture(autouse=True)
+def _quiet_root_logger() -> Iterator[None]:
+    # A command configures logging for its process; in a test that is this one.
+    root = logging.getLogger()
+    before, level = list(root.handlers), root.level
+    yield
+    root.handlers[:] = before
+    root.setLevel(level)
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> str:
+    path = tmp_path / "data.npz"
+    np.savez(path, x=np.zeros((6, 1, 2, 2), np.float32), y=np.arange(6) % 3)
+    return str(path)
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    """Exit code, standard output and standard error of a command."""
+    try:
+        code = cli.main(arguments)
+    except SystemExit as ended:  # argparse ends so
+        code = int(ended.code or 0)
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+@pytest.mark.parametrize("command", [(), ("join",), ("capture",), ("doctor",), ("predict",)])
+def test_every_help_shows_an_example(capsys: pytest.CaptureFixture[str], command: tuple[str, ...]) -> None:
+    code, out, _ = run(capsys, *command, "--help")
+    assert code == 0
+    assert f"example: subfleet-edge {' '.join(command)}" in " ".join(out.split())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        ((), 2, "COMMAND"),
+        (("jion",), 2, "invalid choice"),
+        (("join",), 2, "--data"),
+        (("join", NOBODY, "--data", "x", "--memory-share", "2"), 2, "is 2, but must be above 0 and at most 1"),
+        (("join", NOBODY, "--data", "x", "--memory-share", "much"), 2, "must be a number"),
+        (("join", NOBODY, "--data", "x", "--threads", "0"), 2, "1 or more"),
+        (("capture", "--every", "nan"), 2, "must be above 0"),
+        (("join", "http://host", "--data", "x"), 10, "mqtt://host:port"),
+        (("join", NOBODY, "--data", "x", "--profile", "toaster"), 10, "toaster"),
+        (("join", NOBODY, "--data", "x", "--fleet", "a/b"), 10, "a/b"),
+        (("join", "mqtt://me:pw@h", "--data", "x", "--id", "you"), 10, "leave --id out"),
+        (("join", NOBODY, "--data", "x", "--id", "a/b"), 21, "a/b"),
+        (("join", NOBODY, "--data", "x", "--replay", "absent.csv"), 11, "absent.csv"),
+        (("join", NOBODY, "--data", "/no/such/data"), 11, "/no/such/data"),
+        (("predict", "model.txt", "--data", "x"), 10, "must end in one of"),
+        (("predict", "absent.onnx", "--data", "x"), 11, "absent"),
+    ],
+)
+def test_what_is_wrong_is_one_sentence_and_a_number(
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: tuple[str, ...],
+    code: int,
+    words: str,
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    got, out, err = run(capsys, *arguments)
+    assert (got, out) == (code, "")
+    assert words in err
+    assert len(err.splitlines()) == 1
+    assert "Traceback" not in err
+
+
+def test_a_broker_that_is_not_there_is_a_sentence(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, data: str
+) -> None:
+    code, _, err = run(capsys, "join", NOBODY, "--data", data, "--state", str(tmp_path / "state"))
+    assert code == ExitCode.TRANSPORT
+    assert "no broker listens at 127.0.0.1:1" in err
+    assert "Traceback" not in err
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "words"),
+    [
+        (RuntimeError("odd"), ExitCode.INTERNAL, "a defect of Subfleet (RuntimeError: odd); --verbose"),
+        (KeyboardInterrupt(), ExitCode.INTERRUPTED, "start the same command again"),
+        (ModuleNotFoundError("no", name="paho.mqtt"), ExitCode.MISSING_EXTRA, "pip install 'subfleet[edge]'"),
+        (DataError("two\nlines"), ExitCode.DATA, "two lines"),
+    ],
+)
+def test_nothing_reaches_the_user_as_a_traceback(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, error: BaseException, code: int, words: str
+) -> None:
+    def fail(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(runtimes, "trainer_of_file", fail)
+    got, _, err = run(capsys, "predict", "m.onnx", "--data", "d")
+    assert got == code
+    assert words in err
+    assert len(err.splitlines()) == 1
+
+
+class FakeTrainer:
+    target = "fake"
+    suffix = ".fake"
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self.error = error
+
+    def describe(self, data: str) -> DataSummary:
+        if self.error is not None:
+            raise self.error
+        return DataSummary(sample_count=len(data), input_shape=(1,), class_counts=(1,))
+
+    def train(self, job: object, stopped: object) -> None:
+        raise NotImplementedError
+
+    def predict(self, model_path: Path, data: str, threads: int = 1) -> Prediction:
+        return Prediction(labels=(2, 0), accuracy=0.5)
+
+
+class FakeEntry:
+    def __init__(self, made: object) -> None:
+        self.made = made
+
+    def load(self) -> object:
+        if isinstance(self.made, Exception):
+            raise self.made
+        return lambda: self.made
+
+
+def use_trainers(monkeypatch: pytest.MonkeyPatch, **trainers: object) -> None:
+    entries = {name: FakeEntry(trainer) for name, trainer in trainers.items()}
+    monkeypatch.setattr(runtimes, "installed", lambda: entries)
+
+
+def test_predict_chooses_the_trainer_by_suffix_and_speaks_json(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use_trainers(monkeypatch, fake=FakeTrainer())
+    code, out, _ = run(capsys, "predict", "m.fake", "--data", "d", "--json")
+    assert (code, json.loads(out)) == (0, {"model": "m.fake", "accuracy": 0.5, "labels": [2, 0]})
+    assert "accuracy 0.5000 on 2 samples" in run(capsys, "predict", "m.fake", "--data", "d")[1]
+
+
+def test_the_first_runtime_that_is_installed_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    missing = FakeTrainer(MissingExtraError("torch", "export"))
+    use_trainers(monkeypatch, a=missing, b=FakeTrainer(), c=ModuleNotFoundError("no", name="numpy.linalg"))
+    trainer, summary = runtimes.choose_trainer(["a", "b"], "data")
+    assert (trainer.target, summary.sample_count) == ("fake", 4)
+    with pytest.raises(MissingExtraError, match="'torch'"):
+        runtimes.choose_trainer(["a"], "data")
+    with pytest.raises(MissingExtraError, match="'numpy'"):
+        runtimes.choose_trainer(["c"], "data")
+    with pytest.raises(ConfigError, match="no runtime 'd'"):
+        runtimes.choose_trainer(["d"], "data")
+
+
+def test_bad_data_is_not_taken_for_a_missing_runtime(monkeypatch: pytest.MonkeyPatch) -> None:
+    use_trainers(monkeypatch, a=FakeTrainer(DataError("empty")), b=FakeTrainer())
+    with pytest.raises(DataError, match="empty"):
+        runtimes.choose_trainer(["a", "b"], "data")
+
+
+def test_the_id_is_what_is_said_or_the_user_or_the_host() -> None:
+    assert default_client_id("me", NOBODY) == "me"
+    assert default_client_id(None, "mqtt://me:secret@h") == "me"
+    assert default_client_id("me", "mqtt://me:secret@h") == "me"
+    assert default_client_id(None, NOBODY)
+    with pytest.raises(ProtocolError):
+        default_client_id("a b", NOBODY)
+
+
+def test_the_state_folder_names_fleet_and_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", "/x")
+    assert default_state_folder("main", "pi") == Path("/x/subfleet/main/pi")
+    monkeypatch.delenv("XDG_STATE_HOME")
+    assert default_state_folder("main", "pi") == Path.home() / ".local/state/subfleet/main/pi"
+
+
+def test_the_command_line_overrides_the_profile() -> None:
+    profile = profile_with("laptop", memory_share=0.75, threads=3)
+    assert (profile.memory_share, profile.threads) == (0.75, 3)
+    assert profile_with("laptop", memory_share=None, threads=None).threads == 1
+
+
+def test_doctor_names_what_is_there_what_is_not_and_the_remedy(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, data: str
+) -> None:
+    state = str(tmp_path / "state")
+    code, out, _ = run(capsys, "doctor", "--data", data, "--state", state, "--memory-share", "0.5", "--json")
+    report = json.loads(out)
+    assert code == 0
+    assert {finding["check"] for finding in report["findings"]} >= {"python", "psutil", "runtimes", "memory", "data"}
+    assert report["budget_bytes"] > 0
+    code, out, _ = run(capsys, "doctor", NOBODY, "--data", "/no/such", "--state", state)
+    assert code == ExitCode.FILE
+    assert "FAIL data" in out
+    assert "FAIL broker" in out
+    assert "no broker listens" in out
+
+
+class SteadyMeter:
+    def read(self, log_time_s: float | None) -> tuple[float | None, Reading]:
+        return None, Reading(memory_free_bytes=5, network="wifi")
+
+    def note_transfer(self, direction: str, size_bytes: int, now_s: float) -> None:
+        raise NotImplementedError
+
+
+def test_a_capture_is_a_log_whose_rows_stand_at_whole_steps(tmp_path: Path) -> None:
+    times = itertools.count(100.0, 0.25)  # every look at the clock costs a quarter of a second
+    slept: list[float] = []
+    options = CaptureOptions(path=tmp_path / "c.csv", duration_s=10.0, step_s=5.0)
+    assert capture(options, SteadyMeter(), clock=lambda: next(times), sleep=slept.append) == 3
+    rows = read_log(tmp_path / "c.csv").rows
+    assert [row.reading for row in rows] == [Reading(memory_free_bytes=5, network="wifi")] * 3
+    assert slept == [0.0, 4.25, 8.75]
+
+
+def test_an_interrupted_capture_has_every_row_and_an_existing_file_is_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "c.csv"
+
+    def interrupt(_: float) -> None:
+        if path.read_text().count("\n") > 6:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        capture(CaptureOptions(path=path), SteadyMeter(), sleep=interrupt)
+    assert len(read_log(path).rows) == 2
+    with pytest.raises(FileError, match="exists already"):
+        capture(CaptureOptions(path=path), SteadyMeter())
+
+
+@pytest.mark.slow
+@pytest.mark.broker
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_stops_a_joined_device_cleanly(tmp_path: Path, data: str, number: signal.Signals) -> None:
+    broker = pytest.importorskip("subfleet.server.broker")
+    with broker.EmbeddedBroker() as running:
+        command = [sys.executable, "-m", "subfleet.edge_client.cli", "join", running.url, "--data", data, "--id", "pi"]
+        command += ["--state", str(tmp_path / "state"), "--replay", "raspberry_pi_4"]
+        with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env={**os.environ}) as device:
+            assert device.stderr is not None
+            for line in device.stderr:
+                if "connected as pi" in line:
+                    break
+            device.send_signal(number)
+            rest = device.stderr.read()
+            assert device.wait(30) == 0
+    assert "start the same command again" in rest
+    assert "Traceback" not in rest
+
+
+@pytest.mark.slow
+def test_the_agent_loads_without_any_tensor_package() -> None:
+    program = (
+        "import sys\n"
+        "for name in ('torch', 'numpy', 'onnx', 'onnxruntime', 'executorch', 'fastapi', 'PIL'):\n"
+        "    sys.modules[name] = None\n"
+        "import subfleet.edge_client.joining, subfleet.edge_client.doctor, subfleet.edge_client.capture\n"
+        "from subfleet.edge_client.cli import main\n"
+        "sys.exit(main(['doctor', '--json']))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["budget_bytes"] > 0

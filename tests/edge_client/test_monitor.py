@@ -1,0 +1,128 @@
+"""Live readings: control groups of both versions from invented folders, rates from invented transfers."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from subfleet.device_profiles.logs import LogRow, ResourceLog
+from subfleet.device_profiles.replay import ReplayedLog
+from subfleet.edge_client.meters import LEAST_LINK_BPS, ReplayMeter, TransferRate
+from subfleet.edge_client.monitor import ControlGroups, LiveMeter, MemoryHeadroom
+from subfleet.protocol.readings import Reading
+
+V1 = {"memory.limit_in_bytes": "1000\n", "memory.usage_in_bytes": "700\n", "memory.stat": "total_inactive_file 100\n"}
+V2 = {"memory.max": "1000\n", "memory.current": "700\n", "memory.stat": "anon 5\ninactive_file 100\n"}
+
+
+def groups(tmp_path: Path, membership: str, files: dict[str, dict[str, str]]) -> ControlGroups:
+    (tmp_path / "membership").write_text(membership)
+    for folder, content in files.items():
+        path = tmp_path / "cgroup" / folder
+        path.mkdir(parents=True, exist_ok=True)
+        for name, text in content.items():
+            (path / name).write_text(text)
+    return ControlGroups(tmp_path / "cgroup", tmp_path / "membership")
+
+
+ROOM = MemoryHeadroom(limit_bytes=1000, free_bytes=400)
+
+
+@pytest.mark.parametrize(
+    ("membership", "files", "expected"),
+    [
+        ("0::/app\n", {"app": V2}, ROOM),
+        ("0::/host/path\n", {"": V2}, ROOM),  # a container sees its own group as the root
+        ("4:memory:/app\n1:cpu:/x\n", {"memory/app": V1}, ROOM),
+        ("4:memory:/host/path\n", {"memory": V1}, ROOM),
+        ("4:cpu,memory:/app\n", {"memory/app": V1}, ROOM),
+        ("0::/app\n", {"app": V2 | {"memory.max": "max\n"}}, None),
+        ("4:memory:/app\n", {"memory/app": V1 | {"memory.limit_in_bytes": "9223372036854771712\n"}}, None),
+        ("0::/a/b\n", {"a": V2, "a/b": V2 | {"memory.max": "max\n"}}, ROOM),  # the group above limits too
+        ("0::/a/b\n", {"a": V2, "a/b": V2 | {"memory.max": "650\n"}}, MemoryHeadroom(limit_bytes=650, free_bytes=50)),
+        ("0::/app\n", {"app": V2 | {"memory.current": "5000\n"}}, MemoryHeadroom(limit_bytes=1000, free_bytes=0)),
+        ("0::/app\n", {"app": {**V2, "memory.stat": "\n"}}, MemoryHeadroom(limit_bytes=1000, free_bytes=300)),
+        ("0::/../../etc\n", {"": V2}, ROOM),
+        ("0::/app\n", {}, None),
+        ("nonsense\n", {"": {}}, None),
+        ("", {}, None),
+    ],
+)  # fmt: skip
+def test_the_tightest_control_group_counts(
+    tmp_path: Path, membership: str, files: dict[str, dict[str, str]], expected: MemoryHeadroom | None
+) -> None:
+    assert groups(tmp_path, membership, files).headroom() == expected
+
+
+def test_without_control_groups_there_is_no_limit(tmp_path: Path) -> None:
+    assert ControlGroups(tmp_path / "none", tmp_path / "absent").headroom() is None
+
+
+@pytest.mark.parametrize(("available_bytes", "free_bytes"), [(300, 300), (5000, 400)])
+def test_free_memory_is_what_the_process_may_really_use(tmp_path: Path, available_bytes: int, free_bytes: int) -> None:
+    meter = LiveMeter(groups(tmp_path, "0::/app\n", {"app": V2}), available_bytes=lambda: available_bytes)
+    log_time_s, reading = meter.read(12.0)
+    assert log_time_s is None
+    assert (reading.memory_free_bytes, reading.memory_limit_bytes) == (free_bytes, 1000)
+
+
+def test_this_machine_can_be_read() -> None:
+    meter = LiveMeter()
+    _, reading = meter.read(None)
+    assert 0 < (reading.memory_free_bytes or 0) <= meter.memory_total_bytes()
+    assert reading.downlink_bps is None
+    assert meter.cores() >= 1
+
+
+def test_a_meter_learns_each_direction_from_its_own_transfers() -> None:
+    meter = LiveMeter()
+    for place in range(5):
+        meter.note_transfer("down", 1000, place * 0.1)
+    _, reading = meter.read(None)
+    assert reading.downlink_bps == pytest.approx(80_000)
+    assert reading.uplink_bps is None
+
+
+def rate_after(*transfers: tuple[int, float]) -> float | None:
+    rate = TransferRate()
+    for size_bytes, at_s in transfers:
+        rate.note(size_bytes, at_s)
+    return rate.bps
+
+
+def test_a_rate_is_unknown_before_a_burst_has_lasted() -> None:
+    assert rate_after() is None
+    assert rate_after((1000, 0.0)) is None
+    assert rate_after((1000, 0.0), (1000, 0.001)) is None
+    assert rate_after((1000, 0.0), (1000, 1.5)) is None  # two bursts of one arrival each
+
+
+def test_newer_bursts_count_more_and_pauses_do_not_count() -> None:
+    slow = [(1000, 0.0), (1000, 0.5), (1000, 1.0)]
+    fast = [(1000, 60.0), (4000, 60.5), (4000, 61.0)]
+    assert rate_after(*slow) == pytest.approx(16_000)
+    assert rate_after(*slow, *fast) == pytest.approx(16_000 + 0.3 * (64_000 - 16_000))
+
+
+@given(size_bytes=st.integers(1, 10**6), step_s=st.floats(0.03, 0.9), count=st.integers(2, 30))
+def test_a_steady_link_is_measured_exactly(size_bytes: int, step_s: float, count: int) -> None:
+    assert rate_after(*((size_bytes, place * step_s) for place in range(count))) == pytest.approx(
+        8 * size_bytes / step_s
+    )
+
+
+def test_a_replayed_log_is_read_at_the_time_that_is_asked_for_and_paces_the_link() -> None:
+    readings = (
+        Reading(memory_free_bytes=1, downlink_bps=5e6, uplink_bps=1e6),
+        Reading(memory_free_bytes=2, downlink_bps=0.0),
+    )
+    rows = tuple(LogRow(t_s=5.0 * place, reading=reading) for place, reading in enumerate(readings))
+    rates: list[tuple[float | None, float | None]] = []
+    log = ResourceLog(device="d", source="s", licence="l", rows=rows)
+    meter = ReplayMeter(ReplayedLog(log), lambda down, up: rates.append((down, up)))
+    assert meter.read(None) == (0.0, readings[0])
+    assert meter.read(7.0) == (7.0, readings[1])
+    meter.note_transfer("down", 10**9, 0.0)
+    assert meter.read(None) == (7.0, readings[1])
+    assert rates == [(5e6, 1e6), (LEAST_LINK_BPS, None), (LEAST_LINK_BPS, None)]
