@@ -3,7 +3,6 @@
 import itertools
 import json
 import logging
-import os
 import signal
 import subprocess
 import sys
@@ -267,14 +266,17 @@ def test_a_signal_stops_a_joined_device_cleanly(tmp_path: Path, data: str, numbe
     with broker.EmbeddedBroker() as running:
         command = [sys.executable, "-m", "subfleet.edge_client.cli", "join", running.url, "--data", data, "--id", "pi"]
         command += ["--state", str(tmp_path / "state"), "--replay", "raspberry_pi_4"]
-        with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env={**os.environ}) as device:
+        with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as device:
             assert device.stderr is not None
             for line in device.stderr:
                 if "connected as pi" in line:
                     break
             device.send_signal(number)
-            rest = device.stderr.read()
-            assert device.wait(30) == 0
+            try:
+                _, rest = device.communicate(timeout=30)
+            finally:
+                device.kill()
+            assert device.returncode == 0
     assert "start the same command again" in rest
     assert "Traceback" not in rest
 

@@ -185,17 +185,22 @@ def _versions() -> dict[str, str]:
     return found
 
 
-def _stop_on_signal() -> Callable[[], bool]:
-    stop = threading.Event()
+class _StopRequest:
+    """A flag that a signal handler sets. No lock and no log in the handler: it runs between any two instructions."""
 
-    def handle(number: int, _frame: FrameType | None) -> None:
-        if stop.is_set():
+    def __init__(self) -> None:
+        self.made = False
+
+    def handle(self, _number: int, _frame: FrameType | None) -> None:
+        if self.made:
             raise KeyboardInterrupt
-        _LOG.info("%s: stopping; once more ends at once", signal.Signals(number).name)
-        stop.set()
+        self.made = True
 
+
+def _stop_on_signal() -> Callable[[], bool]:
+    request = _StopRequest()
     # Only the main thread may set handlers; elsewhere (an embedding program) the caller stops the session.
     if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGINT, handle)
-        signal.signal(signal.SIGTERM, handle)
-    return stop.is_set
+        signal.signal(signal.SIGINT, request.handle)
+        signal.signal(signal.SIGTERM, request.handle)
+    return lambda: request.made
