@@ -1,0 +1,29 @@
+"""The documents say what the code does."""
+
+import dataclasses
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from subfleet.server.config import Deadlines, ServerConfig, load_config
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_every_configuration_key_is_documented() -> None:
+    page = (ROOT / "docs/reference/configuration.md").read_text(encoding="utf-8")
+    documented = set(re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE))
+    assert documented == {field.name for field in dataclasses.fields(ServerConfig)}
+    assert all(f"`{field.name}`" in page for field in dataclasses.fields(Deadlines))
+
+
+def test_the_example_configuration_loads() -> None:
+    config = load_config(ROOT / "examples/fleet.toml")
+    assert config.name == "my-fleet"
+    assert config.model.widths == (32, 64)
+
+
+def test_links_lead_somewhere() -> None:
+    done = subprocess.run([sys.executable, "scripts/check_links.py"], capture_output=True, text=True, cwd=ROOT, check=False)
+    assert done.returncode == 0, done.stdout

@@ -1,0 +1,127 @@
+"""The main job as a user runs it: real processes, a real broker, real data, on the embedded broker and on Mosquitto."""
+
+import csv
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import load_file
+
+from subfleet.device_profiles import read_log
+from subfleet.server.broker import MosquittoBroker
+
+pytestmark = [pytest.mark.slow, pytest.mark.broker, pytest.mark.export, pytest.mark.timeout(600)]
+
+CLIENT_FIELDS = {
+    "device",
+    "runtime",
+    "spec",
+    "budget_bytes",
+    "planned_peak_bytes",
+    "measured_peak_bytes",
+    "bytes_down",
+    "bytes_up",
+    "seconds",
+}
+
+
+def quickstart(folder: Path, cache: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "subfleet.cli.main", "run", "quickstart", "--runs", str(folder), *arguments]
+    environment = {**os.environ, "SUBFLEET_CACHE": str(cache)}
+    return subprocess.run(command, capture_output=True, text=True, timeout=500, check=False, env=environment)
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Iterator[tuple[Path, str]]:
+    """One whole run, with nothing in the cache; its folder and what it printed."""
+    runs = tmp_path_factory.mktemp("runs")
+    done = quickstart(runs, cache)
+    assert done.returncode == 0, done.stderr
+    yield runs / "quickstart", done.stdout
+    shutil.rmtree(runs)
+
+
+@pytest.fixture(scope="module")
+def summary(finished: tuple[Path, str]) -> dict[str, Any]:
+    loaded: dict[str, Any] = json.loads((finished[0] / "summary.json").read_text(encoding="utf-8"))
+    return loaded
+
+
+def test_the_full_model_is_accurate(summary: dict[str, Any]) -> None:
+    assert summary["accuracy"] >= 0.95
+    assert len(summary["rounds"]) == 5
+
+
+def test_every_device_is_folded_in_at_least_four_of_five_rounds(summary: dict[str, Any]) -> None:
+    folded: dict[str, int] = {}
+    for record in summary["rounds"]:
+        for row in record["clients"]:
+            assert set(row) >= CLIENT_FIELDS
+            folded[row["client_id"]] = folded.get(row["client_id"], 0) + (row["status"] == "folded")
+    assert len(folded) == 5
+    assert min(folded.values()) >= 4
+
+
+def test_subnets_follow_budgets(summary: dict[str, Any]) -> None:
+    rows = [row for record in summary["rounds"] for row in record["clients"] if row["status"] == "folded"]
+    assert all(row["planned_peak_bytes"] <= row["budget_bytes"] for row in rows)
+    assert max(record["subnets"] for record in summary["rounds"]) >= 3, "three different subnets in one round"
+    chosen: dict[str, set[tuple[str, str]]] = {}
+    for row in rows:
+        chosen.setdefault(row["client_id"], set()).add((row["spec_id"], str(row["memory_free_bytes"])))
+    changed = [client for client, pairs in chosen.items() if len({spec for spec, _ in pairs}) > 1]
+    assert changed, "at least one device's subnet changes with its memory"
+
+
+def test_memory_is_measured_and_not_the_plan(summary: dict[str, Any]) -> None:
+    rows = [row for record in summary["rounds"] for row in record["clients"] if row["status"] == "folded"]
+    assert all(0 < row["measured_peak_bytes"] <= row["budget_bytes"] for row in rows)
+    assert all(row["measured_peak_bytes"] != row["planned_peak_bytes"] for row in rows)
+    assert {row["runtime"] for row in rows} == {"onnx", "executorch"}
+
+
+def test_each_device_has_its_own_model(finished: tuple[Path, str], summary: dict[str, Any]) -> None:
+    assert len(summary["models"]) == 10, "a .onnx and a .pte for each of five devices"
+    for model in summary["models"]:
+        assert model["accuracy"] >= 0.80, model
+        assert model["max_abs_diff"] <= 1e-4
+        kept = finished[0] / model["file"]
+        assert kept.stat().st_size == model["bytes"]
+
+
+def test_the_folder_is_complete(finished: tuple[Path, str], summary: dict[str, Any]) -> None:
+    folder, printed = finished
+    assert (folder / "report.html").read_text(encoding="utf-8").count("<svg") == 4
+    assert set(load_file(folder / "model.safetensors"))
+    clients = {row["client_id"] for row in summary["rounds"][0]["clients"]}
+    for client in clients:
+        assert read_log(folder / "logs" / f"{client}.csv").rows
+    with (folder / "clients.csv").open(encoding="utf-8", newline="") as file:
+        assert len(list(csv.DictReader(file))) == 25
+    with (folder / "rounds.csv").open(encoding="utf-8", newline="") as file:
+        assert [row["round"] for row in csv.DictReader(file)] == ["1", "2", "3", "4", "5"]
+    assert "subfleet-edge join" in printed, "the next step is printed"
+    assert printed.count("budget MB=") == 25, "one line per device and round where the output is no terminal"
+
+
+@pytest.mark.skipif(
+    shutil.which("mosquitto", path=f"{os.environ.get('PATH', '')}:/usr/sbin") is None,
+    reason="mosquitto is not installed; run: apt-get install mosquitto",
+)
+def test_mosquitto_gives_the_same_bits(finished: tuple[Path, str], cache: Path, tmp_path: Path) -> None:
+    with MosquittoBroker() as broker:
+        done = quickstart(tmp_path, cache, "--broker", broker.url)
+    assert done.returncode == 0, done.stderr
+    ours = (finished[0] / "model.safetensors").read_bytes()
+    assert (tmp_path / "quickstart" / "model.safetensors").read_bytes() == ours
