@@ -4,7 +4,8 @@ import hashlib
 from collections.abc import Iterable
 from typing import Any
 
-from server.server_rig import CLASSES, PLENTY_BYTES, SHAPE, config
+from server.fake_device import CLASSES, PLENTY_BYTES, SHAPE
+from server.server_rig import config
 
 from subfleet.elastic.families import network_of
 from subfleet.protocol.blobs import BlobRef

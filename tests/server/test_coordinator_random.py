@@ -108,7 +108,11 @@ class Fleet(RuleBasedStateMachine):
             self.profile(name)
             self.apply(measured(self.plan, name, max(self.state.round, 1)))
 
-    @rule(data=st.data(), planned=st.sampled_from([1000, 1000, 12_000, 10**10]), fails=st.sampled_from([0, 0, 0, 1]))
+    @rule(
+        data=st.data(),
+        planned=st.sampled_from([1000, 1000, 12_000, 20_000, 10**10]),
+        fails=st.sampled_from([0, 0, 0, 1]),
+    )
     @precondition(lambda self: self.jobs)
     def prepare(self, data: st.DataObject, planned: int, fails: int) -> None:
         self.finish_job(self.jobs[data.draw(st.integers(0, len(self.jobs) - 1))], planned, bool(fails))

@@ -19,6 +19,7 @@ from server.coordinator_cases import (
     training,
     update,
 )
+from server.fake_device import PLENTY_BYTES
 
 from subfleet.protocol.messages import Presence, Task
 from subfleet.server.config import Deadlines
@@ -127,7 +128,9 @@ def test_a_program_that_plans_too_much_leads_to_the_next_smaller_subnet() -> Non
         state, _ = step(PLAN, state, measured(PLAN, name), 2.0)
     place = state.seats["ada"].place
     assert place is not None
-    state, actions = step(PLAN, state, prepared(PLAN, state, "ada", planned_peak_bytes=10**12), 2.0)
+    fitting, _ = step(PLAN, state, prepared(PLAN, state, "ada", planned_peak_bytes=PLENTY_BYTES), 2.0)
+    assert fitting.seats["ada"].stage == "out"
+    state, actions = step(PLAN, state, prepared(PLAN, state, "ada", planned_peak_bytes=PLENTY_BYTES + 1), 2.0)
     assert [action.place for action in actions if isinstance(action, Prepare)] == [place - 1]
     for _ in range(place):
         state, actions = step(PLAN, state, prepared(PLAN, state, "ada", planned_peak_bytes=10**12), 2.0)

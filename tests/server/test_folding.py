@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from server.coordinator_cases import plan_of, training, update
-from server.server_rig import small_change
+from server.fake_device import small_change
 
 from subfleet.arrays import decode_arrays, encode_arrays
 from subfleet.elastic.families import init_state, network_of

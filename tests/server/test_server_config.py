@@ -35,9 +35,6 @@ step_s = 30.0
 
 [deadlines]
 round_s = 60.0
-
-[http]
-port = 0
 """
 
 
@@ -53,7 +50,7 @@ def test_a_file_gives_a_complete_configuration(tmp_path: Path) -> None:
     assert found.training.optimiser.momentum == 0.5
     assert found.method == FedAvg(weighting="uniform")
     assert found.log_time_s(3) == 60.0
-    assert (found.deadlines.round_s, found.http.port, found.strict) == (60.0, 0, True)
+    assert (found.deadlines.round_s, found.strict) == (60.0, True)
 
 
 @pytest.mark.parametrize(
@@ -87,9 +84,7 @@ def test_a_missing_file_is_said(tmp_path: Path) -> None:
 
 def test_the_fingerprint_follows_the_outcome_and_nothing_else() -> None:
     base = config()
-    assert config(http=base.http, state_folder="elsewhere", broker_url="mqtt://x", keep_rounds=9).fingerprint() == (
-        base.fingerprint()
-    )
+    assert config(min_clients=1, fleet="another", keep_rounds=9).fingerprint() == (base.fingerprint())
     others = [config(seed=1), config(clock=LogClock(step_s=1.0)), config(method=FedAvg()), config(rates=(1.0,))]
     assert len({base.fingerprint(), *(other.fingerprint() for other in others)}) == 5
 

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from server.server_rig import Device, Notes, World, config, fleet
+from server.fake_device import Device
+from server.server_rig import Notes, World, config, fleet
 
 from subfleet.device_profiles import demo_log_path
 from subfleet.elastic.network import ModelConfig

@@ -1,4 +1,4 @@
-"""The configuration of a server: one frozen description, read from TOML, checked before anything starts."""
+"""The configuration of a run: one frozen description, read from TOML, checked before anything starts."""
 
 import hashlib
 import sys
@@ -75,7 +75,7 @@ class HttpAddress:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerConfig:
-    """Everything about a run and its server.
+    """Everything about a run; where it lives and listens is said on the command line.
 
     Attributes:
         name: of the run; a server that starts again with the same name and state folder takes the run up.
@@ -99,9 +99,6 @@ class ServerConfig:
         memory_overhead_bytes: by target, what its runtime needs beyond the estimate of a subnet's training memory. It
             only saves exports: the exported program's own plan decides whether a subnet fits.
         keep_rounds: rounds whose checkpoints and updates stay on disk.
-        state_folder: where the run lives.
-        broker_url: None starts an embedded broker.
-        http: where the API listens.
     """
 
     name: str
@@ -123,9 +120,6 @@ class ServerConfig:
     deploy_targets: tuple[str, ...] = ("onnx", "executorch")
     memory_overhead_bytes: dict[str, int] = field(default_factory=lambda: dict(RUNTIME_OVERHEAD_BYTES))
     keep_rounds: int = 2
-    state_folder: str = "state"
-    broker_url: str | None = None
-    http: HttpAddress = field(default_factory=HttpAddress)
 
     def __post_init__(self) -> None:
         check_client_id(self.name)

@@ -1,5 +1,8 @@
 """From a configuration to what a run works with: the network, its search space, the state folder."""
 
+import contextlib
+import fcntl
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -48,6 +51,22 @@ class Places:
             raise FileError(
                 f"state folder {self.folder} cannot be made: {error.strerror}; choose another one"
             ) from error
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Hold the folder for this process; the lock ends with the process, however it ends.
+
+        Raises:
+            FileError: another server holds it.
+        """
+        with (self.folder / "lock").open("w") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                raise FileError(
+                    f"state folder {self.folder} is in use by another server; stop that one, or choose another name"
+                ) from None
+            yield
 
 
 def network_for(config: ServerConfig) -> Network:

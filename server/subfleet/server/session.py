@@ -72,6 +72,11 @@ class Server:
         state_folder: where the run lives; one server at a time.
         exports: the exporter. The caller closes it.
         clock: seconds, monotonic.
+
+    Raises:
+        ConfigError: the run was begun with another configuration, or the model's description is wrong.
+        DataError: the evaluation data cannot be used.
+        FileError: the state folder cannot be used.
     """
 
     def __init__(
@@ -143,15 +148,16 @@ class Server:
         Raises:
             RunError: the run cannot go on; the text says why.
             TransportError: the broker cannot be reached at the start.
-            FileError: the state folder cannot be used.
+            FileError: the state folder cannot be used, or another server uses it.
         """
-        self.open()
-        try:
-            while not stop.is_set() and not self.finished:
-                self.step(_POLL_S)
-            self._linger(stop)
-        finally:
-            self.close()
+        with self._places.locked():
+            self.open()
+            try:
+                while not stop.is_set() and not self.finished:
+                    self.step(_POLL_S)
+                self._linger(stop)
+            finally:
+                self.close()
         if self._state.phase == "failed":
             raise RunError(self._state.failure)
         return self.result()
