@@ -19,7 +19,9 @@ from subfleet.protocol.programs import Program, ProgramManifest
 __all__ = ["TOLERANCE", "export_inference_model", "export_training_program"]
 
 TOLERANCE = 1e-4
-"""The largest absolute difference from PyTorch that a program may show on random inputs."""
+"""The largest absolute difference from PyTorch in double precision that a program may show on random inputs."""
+_EAGER_FACTOR = 4.0
+"""Where PyTorch's own single precision is further off, a program may be this many times as far as that."""
 
 
 def export_training_program(request: TrainRequest) -> Program:
@@ -86,20 +88,19 @@ def export_inference_model(request: InferRequest, state: Mapping[str, Tensor]) -
     weights = [state[name].detach() for name in shapes]
     body = target.write_inference(trace(step, target.inference_lowerings), step, weights)
     inputs = _seeded_example(step, request.program_id)[0]
-    with torch.no_grad():
-        expected = step.run(inputs, *weights)
     actual = target.run(body, {step.inputs[0].name: inputs})
-    return body, _largest_difference(expected, actual, step)
+    with torch.no_grad():
+        return body, _largest_difference(step, (inputs, *weights), actual)
 
 
 def verify(target: Target, body: bytes, step: Step, example: Sequence[Tensor]) -> float:
-    """Run a program once beside PyTorch; the largest absolute difference.
+    """Run a program once beside PyTorch in double precision; the largest absolute difference.
 
     Raises:
-        ExportError: it is above `TOLERANCE`, or the shapes differ.
+        ExportError: it is above `TOLERANCE`, and above what PyTorch's own single precision explains; or shapes differ.
     """
     named = {value.name: tensor for value, tensor in zip(step.inputs, example, strict=True)}
-    return _largest_difference(step.run(*example), target.run(body, named), step)
+    return _largest_difference(step, example, target.run(body, named))
 
 
 def _seeded_example(step: Step, program_id: str) -> tuple[Tensor, ...]:
@@ -107,18 +108,23 @@ def _seeded_example(step: Step, program_id: str) -> tuple[Tensor, ...]:
     return step.example(torch.Generator().manual_seed(seed))
 
 
-def _largest_difference(expected: Sequence[Tensor], actual: Sequence[Tensor], step: Step) -> float:
-    if len(expected) != len(actual):
-        raise ExportError(f"the program gives {len(actual)} results, but must give {len(expected)}")
+def _largest_difference(step: Step, example: Sequence[Tensor], actual: Sequence[Tensor]) -> float:
+    exact = step.run(*(tensor.double() if tensor.is_floating_point() else tensor for tensor in example))
+    if len(exact) != len(actual):
+        raise ExportError(f"the program gives {len(actual)} results, but must give {len(exact)}")
     worst = 0.0
-    for value, right, got in zip(step.outputs, expected, actual, strict=True):
+    for value, right, eager, got in zip(step.outputs, exact, step.run(*example), actual, strict=True):
         if right.shape != got.shape:
             raise ExportError(f"the program's {value.name!r} is {tuple(got.shape)}, but must be {tuple(right.shape)}")
-        difference = float((right - got).abs().max()) if right.numel() else 0.0
-        if not difference <= TOLERANCE:  # written so that NaN fails as well
+        difference, limit = _distance(right, got), max(TOLERANCE, _EAGER_FACTOR * _distance(right, eager))
+        if not difference <= limit:  # written so that NaN fails as well
             raise ExportError(
-                f"the program's {value.name!r} differs from PyTorch by {difference:.1e}, but may by {TOLERANCE:.0e} "
+                f"the program's {value.name!r} differs from PyTorch by {difference:.1e}, but may by {limit:.0e} "
                 "at most; nothing was written, report it with the request"
             )
         worst = max(worst, difference)
     return worst
+
+
+def _distance(right: Tensor, other: Tensor) -> float:
+    return float((right - other).abs().max()) if right.numel() else 0.0

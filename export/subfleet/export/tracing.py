@@ -36,8 +36,9 @@ def trace(step: Step, table: Mapping[Any, Callable[..., Any]]) -> fx.GraphModule
     except ExportError:
         raise
     except Exception as error:
+        reason = str(error).strip().partition("\n")[0]
         raise ExportError(
-            f"the training step cannot be traced: {type(error).__name__}: {error}; use layers whose shapes do not "
+            f"the training step cannot be traced: {type(error).__name__}: {reason}; use layers whose shapes do not "
             "depend on values"
         ) from error
     for node in list(module.graph.nodes):

@@ -24,14 +24,11 @@ def _group_norm(
     mean = flat.mean(3, keepdim=True)
     centred = flat - mean
     rstd = torch.rsqrt((centred * centred).mean(3, keepdim=True) + epsilon)
-    # One multiplication and one addition for each element: the weight joins the deviation, the bias the mean.
-    scale, shift = rstd, -mean * rstd
-    if weight is not None:
-        weight = weight.reshape(1, groups, depth, 1)
-        scale, shift = scale * weight, shift * weight
+    # Weight and deviation join, so that every element is multiplied once; the bias comes last, or it would cancel.
+    scale = rstd if weight is None else rstd * weight.reshape(1, groups, depth, 1)
+    normalised = centred.reshape(samples, groups, depth, positions) * scale
     if bias is not None:
-        shift = shift + bias.reshape(1, groups, depth, 1)
-    normalised = inputs.reshape(samples, groups, depth, positions) * scale + shift
+        normalised = normalised + bias.reshape(1, groups, depth, 1)
     return normalised.reshape(inputs.shape), mean.reshape(samples, groups), rstd.reshape(samples, groups)
 
 
@@ -41,19 +38,18 @@ def _group_norm_backward(
     samples, channels, positions, groups, wanted = settings
     depth = channels // groups
     shape = (samples, groups, depth, positions)
-    g, x = gradient.reshape(shape), inputs.reshape(shape)
-    mean, rstd = mean_ng.reshape(samples, groups, 1, 1), rstd_ng.reshape(samples, groups, 1, 1)
-    products, sums = (g * x).sum(3, keepdim=True), g.sum(3, keepdim=True)
+    g, rstd = gradient.reshape(shape), rstd_ng.reshape(samples, groups, 1, 1)
+    centred = inputs.reshape(shape) - mean_ng.reshape(samples, groups, 1, 1)
+    products, sums = (g * centred).sum(3, keepdim=True), g.sum(3, keepdim=True)
     d_input = d_weight = d_bias = None
     if wanted[0]:
         factor = 1.0 if weight is None else weight.reshape(1, groups, depth, 1)
         product, total = ((part * factor).sum(2, keepdim=True) for part in (products, sums))
         scaled = rstd / (depth * positions)
-        slope = (total * mean - product) * rstd * rstd * scaled
-        offset = -slope * mean - total * scaled
-        d_input = (g * (rstd * factor) + (x * slope + offset)).reshape(inputs.shape)
+        slope, offset = product * rstd * rstd * scaled, total * scaled
+        d_input = (g * (rstd * factor) - (centred * slope + offset)).reshape(inputs.shape)
     if wanted[1]:
-        d_weight = ((products - sums * mean) * rstd).sum(0).reshape(channels)
+        d_weight = (products * rstd).sum(0).reshape(channels)
     if wanted[2]:
         d_bias = sums.sum(0).reshape(channels)
     return d_input, d_weight, d_bias

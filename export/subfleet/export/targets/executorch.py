@@ -24,7 +24,7 @@ from torch.export.graph_signature import (
 )
 from torch.utils import _pytree as pytree
 
-from subfleet.export.liveness import executorch_planned_peak_bytes, product_workspace_bytes
+from subfleet.export.liveness import executorch_planned_peak_bytes
 from subfleet.export.lowerings.activation import ACTIVATIONS
 from subfleet.export.lowerings.convolution import CONVOLUTIONS_AS_PRODUCTS
 from subfleet.export.lowerings.normalisation import NORMALISATIONS
@@ -218,13 +218,11 @@ class ExecutorchTarget:
 
     def write_training(self, graph: fx.GraphModule, step: Step) -> WrittenProgram:
         """Write a training step; see `Target`."""
-        workspace_bytes = product_workspace_bytes(graph)
         program = _lower(graph, {})
         body = bytes(program.buffer)
         planned = executorch_planned_peak_bytes(
             step,
             arena_bytes=sum(program.executorch_program.execution_plan[0].non_const_buffer_sizes),
-            workspace_bytes=workspace_bytes,
             program_bytes=len(body),
         )
         return WrittenProgram(body=body, planned_peak_bytes=planned)

@@ -1,0 +1,87 @@
+"""Networks, subnets and requests that the tests of exports share."""
+
+from functools import cache
+
+from subfleet.elastic.families import build_module, network_of
+from subfleet.elastic.network import ModelConfig
+from subfleet.export.programs import export_training_program
+from subfleet.export.requests import TrainRequest
+from subfleet.export.step import Step, training_step
+from subfleet.protocol.programs import OptimiserSettings, Program
+from subfleet.protocol.subnet import Explicit, Prefix, SubnetSpec
+
+RESNET = ModelConfig(
+    family="preact_resnet", input_shape=(2, 7, 6), class_count=3, widths=(8, 12), depths=(2, 2), group_size=4
+)
+UNGROUPED_RESNET = ModelConfig(
+    family="preact_resnet", input_shape=(1, 5, 5), class_count=4, widths=(3, 5), depths=(1, 2), group_size=1
+)
+MLP = ModelConfig(family="mlp", input_shape=(5,), class_count=4, widths=(8, 6), depths=(2, 1), group_size=2)
+MODELS = {"resnet": RESNET, "ungrouped": UNGROUPED_RESNET, "mlp": MLP}
+PLAIN = OptimiserSettings(momentum=0.0)
+FULL_SGD = OptimiserSettings(momentum=0.9, weight_decay=0.01)
+
+
+def smallest(model: ModelConfig) -> SubnetSpec:
+    """One normalisation group on every channel axis, and no block that can be skipped."""
+    axes = network_of(model).axes.values()
+    kept = {axis.name: Prefix(size=axis.granularity) for axis in axes if axis.kind == "channel"}
+    return SubnetSpec(axes=tuple(sorted(kept.items())), name="smallest")
+
+
+def largest(model: ModelConfig) -> SubnetSpec:
+    """Everything."""
+    return SubnetSpec(blocks=tuple(block.name for block in network_of(model).blocks), name="largest")
+
+
+def scattered(model: ModelConfig) -> SubnetSpec:
+    """The last group of every channel axis, and every second block."""
+    network = network_of(model)
+    kept = {
+        axis.name: Explicit(indices=tuple(range(axis.size - axis.granularity, axis.size)))
+        for axis in network.axes.values()
+        if axis.kind == "channel"
+    }
+    blocks = tuple(block.name for block in network.blocks)[::2]
+    return SubnetSpec(axes=tuple(sorted(kept.items())), blocks=blocks, name="scattered")
+
+
+CASES = {
+    "resnet largest": (RESNET, largest(RESNET)),
+    "resnet smallest": (RESNET, smallest(RESNET)),
+    "ungrouped resnet scattered": (UNGROUPED_RESNET, scattered(UNGROUPED_RESNET)),
+    "mlp scattered": (MLP, scattered(MLP)),
+    "mlp largest": (MLP, largest(MLP)),
+}
+"""Networks and subnets of them between which every kind of layer, size and subnet occurs."""
+
+
+def train_request(
+    target: str, model: ModelConfig = MLP, *, spec: SubnetSpec | None = None, batch_size: int = 4
+) -> TrainRequest:
+    """A request with momentum and weight decay."""
+    return TrainRequest(
+        model=model,
+        spec=largest(model) if spec is None else spec,
+        target=target,
+        batch_size=batch_size,
+        objective="cross_entropy",
+        optimiser=FULL_SGD,
+    )
+
+
+@cache
+def program_of(request: TrainRequest) -> Program:
+    """The exported program, written once however many tests run it."""
+    return export_training_program(request)
+
+
+def step_of(request: TrainRequest) -> Step:
+    """The step that a request is traced from."""
+    return training_step(
+        build_module(network_of(request.model), request.spec),
+        request.model.input_shape,
+        batch_size=request.batch_size,
+        objective=request.objective,
+        optimiser=request.optimiser,
+    )

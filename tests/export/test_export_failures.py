@@ -1,0 +1,92 @@
+"""What cannot be exported is named: the operator, the layer, the value, and what to do."""
+
+import math
+from collections.abc import Mapping
+
+import pytest
+import torch
+from export.export_cases import FULL_SGD, MLP, PLAIN, largest, step_of, train_request
+from torch import Tensor, nn
+
+from subfleet.export.programs import export_training_program, verify
+from subfleet.export.requests import TrainRequest
+from subfleet.export.step import Step, training_step
+from subfleet.export.targets import TARGETS, target_named
+from subfleet.export.tracing import trace
+from subfleet.export.versions import TARGET_NAMES
+from subfleet.protocol.errors import ExportError
+
+
+class Wrong:
+    """A runtime that adds a fault to what the step gives."""
+
+    def __init__(self, step: Step, fault: float) -> None:
+        self.step, self.fault = step, fault
+
+    def run(self, body: bytes, inputs: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
+        assert body == b"body"
+        *others, last = self.step.run(*inputs.values())
+        return (*others, last + self.fault)
+
+
+@pytest.mark.parametrize("fault", [2e-4, math.nan, math.inf])
+def test_a_program_that_differs_from_pytorch_is_an_error(fault: float) -> None:
+    step = step_of(train_request("onnx"))
+    example = step.example(torch.Generator().manual_seed(0))
+    assert verify(Wrong(step, 0.0), b"body", step, example) <= 1e-5  # type: ignore[arg-type] # a part of a target
+    with pytest.raises(ExportError, match=r"'new\.momentum\..*' differs from PyTorch by .* but may by 1e-04"):
+        verify(Wrong(step, fault), b"body", step, example)  # type: ignore[arg-type] # a part of a target
+
+
+@pytest.mark.export
+@pytest.mark.slow
+@pytest.mark.parametrize("target", TARGET_NAMES)
+def test_a_defect_in_a_lowering_is_found(target: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    broken = dict(TARGETS[target].lowerings)
+    broken[torch.ops.aten.threshold_backward.default] = lambda gradient, output, threshold: gradient
+    monkeypatch.setattr(type(TARGETS[target]), "lowerings", broken)
+    with pytest.raises(ExportError, match="differs from PyTorch"):
+        export_training_program(train_request(target))
+
+
+def step_through(layer: nn.Module) -> Step:
+    module = nn.Sequential(nn.Flatten(), nn.Linear(6, 4), layer, nn.Linear(4, 2))
+    return training_step(module, (6,), batch_size=2, objective="cross_entropy", optimiser=PLAIN)
+
+
+@pytest.mark.parametrize("target", TARGET_NAMES)
+def test_an_operator_without_translation_is_named(target: str) -> None:
+    step = step_through(nn.Softsign())
+    step_with_unknown = step_through(nn.Hardtanh())
+    for made in (step, step_with_unknown):
+        graph = trace(made, TARGETS[target].lowerings)
+        if target == "onnx" or made is step_with_unknown:
+            with pytest.raises(ExportError, match=r"the operator aten\.\w+.* \(node '.*', giving \(2, 4\)\).*lowering"):
+                TARGETS[target].write_training(graph, made)
+
+
+def test_a_layer_with_running_statistics_is_refused() -> None:
+    with pytest.raises(ExportError, match=r"buffer '2\.running_mean'.*GroupNorm"):
+        step_through(nn.BatchNorm1d(4))
+
+
+def test_a_layer_that_depends_on_values_is_refused() -> None:
+    class Choosing(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x if bool(x.sum() > 0) else -x
+
+    with pytest.raises(ExportError, match=r"cannot be traced.*shapes do not depend on values"):
+        trace(step_through(Choosing()), TARGETS["onnx"].lowerings)
+
+
+def test_unknown_names_list_the_known_ones() -> None:
+    with pytest.raises(ExportError, match=r"'tflite', but must be one of \['executorch', 'onnx'\]"):
+        target_named("tflite")
+    with pytest.raises(ExportError, match="'tflite'"):
+        _ = train_request("tflite").program_id
+    with pytest.raises(ExportError, match="objective is 'hinge'"):
+        training_step(nn.Linear(2, 2), (2,), batch_size=1, objective="hinge", optimiser=FULL_SGD)
+    with pytest.raises(ValueError, match="batch_size is 0"):
+        TrainRequest(
+            model=MLP, spec=largest(MLP), target="onnx", batch_size=0, objective="cross_entropy", optimiser=PLAIN
+        )

@@ -1,0 +1,146 @@
+"""The pool: each request once, failures one by one, results that stay."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from export.export_cases import MLP, RESNET, largest, smallest, train_request
+from safetensors.torch import save
+
+from subfleet.elastic.families import init_state, network_of
+from subfleet.export.jobs import write_atomically
+from subfleet.export.pool import ExportPool
+from subfleet.export.requests import InferRequest
+from subfleet.protocol.blobs import BlobRef
+from subfleet.protocol.errors import ExportError, FileError
+from subfleet.protocol.programs import decode_program
+
+pytestmark = [pytest.mark.export, pytest.mark.slow]
+PATIENCE_S = 200.0
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("programs")
+
+
+@pytest.fixture(scope="module")
+def pool(folder: Path) -> Iterator[ExportPool]:
+    with ExportPool(folder, workers=1) as opened:
+        yield opened
+
+
+def test_identical_requests_at_the_same_time_run_once(pool: ExportPool, folder: Path) -> None:
+    request = train_request("onnx")
+    first, second = pool.submit_training(request), pool.submit_training(request)
+    assert first is second
+    path = first.result(PATIENCE_S)
+    assert path == folder / request.file_name
+    assert decode_program(path.read_bytes()).manifest.program_id == request.program_id
+
+
+def test_a_written_program_is_found_by_another_pool(pool: ExportPool, folder: Path) -> None:
+    path = pool.submit_training(train_request("onnx")).result(PATIENCE_S)
+    before = path.stat().st_mtime_ns
+    with ExportPool(folder, workers=1) as another:
+        future = another.submit_training(train_request("onnx"))
+        assert future.done()
+        assert future.result() == path
+    assert path.stat().st_mtime_ns == before
+
+
+@pytest.mark.parametrize("target", ["onnx", "executorch"])
+def test_models_with_their_weights(pool: ExportPool, tmp_path: Path, target: str) -> None:
+    weights = save(init_state(network_of(MLP), 0))
+    (tmp_path / "weights").write_bytes(weights)
+    sha256 = BlobRef.of(weights).sha256
+    request = InferRequest(model=MLP, spec=largest(MLP), target=target, weights_sha256=sha256)
+    path = pool.submit_inference(request, tmp_path / "weights").result(PATIENCE_S)
+    assert path.name == request.file_name
+    assert path.stat().st_size > 0
+
+
+def test_weights_of_another_request_are_refused(pool: ExportPool, tmp_path: Path) -> None:
+    (tmp_path / "weights").write_bytes(save({"x": torch.zeros(1)}))
+    request = InferRequest(model=MLP, spec=largest(MLP), target="onnx", weights_sha256="0" * 64)
+    with pytest.raises(ExportError, match="are not those of the request"):
+        pool.submit_inference(request, tmp_path / "weights").result(PATIENCE_S)
+    with pytest.raises(ExportError, match=r"FileNotFoundError|No such file"):
+        pool.submit_inference(request, tmp_path / "absent").result(PATIENCE_S)
+
+
+def test_a_killed_worker_costs_its_request_alone(pool: ExportPool) -> None:
+    request = train_request("executorch", RESNET, batch_size=9)
+    pool.submit_training(train_request("onnx", batch_size=8)).result(PATIENCE_S)
+    failed = pool.submit_training(request)
+    time.sleep(0.2)  # until the worker has taken it
+    os.kill(pool._workers[0].process_id, signal.SIGKILL)
+    with pytest.raises(ExportError, match=r"ended before it answered; see .*worker-0\.log"):
+        failed.result(PATIENCE_S)
+    assert pool.submit_training(request).result(PATIENCE_S).is_file()
+
+
+def test_a_worker_killed_while_it_waits_costs_nothing(pool: ExportPool) -> None:
+    pool.submit_training(train_request("onnx", batch_size=8)).result(PATIENCE_S)
+    os.kill(pool._workers[0].process_id, signal.SIGKILL)
+    assert pool.submit_training(train_request("onnx", batch_size=10)).result(PATIENCE_S).is_file()
+
+
+def test_an_impossible_request_is_its_own_error(pool: ExportPool) -> None:
+    impossible = train_request("onnx", spec=smallest(RESNET))  # axes of another network
+    with pytest.raises(ExportError, match="axis"):
+        pool.submit_training(impossible).result(PATIENCE_S)
+
+
+def test_time_limit_and_closing(tmp_path: Path) -> None:
+    with ExportPool(tmp_path, workers=1, timeout_s=0.2) as hurried:
+        with pytest.raises(ExportError, match=r"longer than 0\.2 s"):
+            hurried.submit_training(train_request("onnx", RESNET)).result(PATIENCE_S)
+        waiting = [hurried.submit_training(train_request("onnx", batch_size=size)) for size in (2, 3)]
+    for future in waiting:
+        assert isinstance(future.exception(PATIENCE_S), ExportError)
+    with pytest.raises(ExportError, match="closed"):
+        hurried.submit_training(train_request("onnx"))
+    assert [path.name for path in tmp_path.iterdir()] == ["worker-0.log"]
+
+
+def test_workers_end_with_the_process_that_started_them(tmp_path: Path) -> None:
+    code = (
+        "import sys, os, time\nfrom pathlib import Path\nfrom subfleet.export.pool import ExportPool\n"
+        "pool = ExportPool(Path(sys.argv[1]), workers=1)\n"
+        "while not pool._workers[0].process_id: time.sleep(0.01)\n"
+        "print(pool._workers[0].process_id, flush=True)\nos.kill(os.getpid(), 9)\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=False)
+    worker = Path(f"/proc/{int(ended.stdout)}")
+    deadline = time.monotonic() + PATIENCE_S
+    while worker.exists() and "State:\tZ" not in (worker / "status").read_text():
+        assert time.monotonic() < deadline, "the worker outlived its parent"
+        time.sleep(0.05)
+
+
+def test_a_file_is_whole_or_absent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_atomically(tmp_path / "a", b"first")
+
+    def full(_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space"):
+        write_atomically(tmp_path / "a", b"second")
+    assert (tmp_path / "a").read_bytes() == b"first"
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]
+
+
+def test_settings_are_checked(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="workers is 0"):
+        ExportPool(tmp_path, workers=0)
+    (tmp_path / "file").touch()
+    with pytest.raises(FileError, match="cannot be made"):
+        ExportPool(tmp_path / "file")
