@@ -30,6 +30,9 @@ _JSON = st.recursive(
 )
 
 
+_ROUND = RoundInfo(run_id="r", round=1, round_count=1, phase="train", log_time_s=None, deadline_s=1.0)
+
+
 def _decodes_or_refuses(payload: bytes) -> None:
     try:
         message = decode(payload)
@@ -63,6 +66,7 @@ def test_arbitrary_json_raises_nothing_but_protocol_errors(plain: object, kind: 
     _decodes_or_refuses(json.dumps({**fields, "schema": SCHEMA_VERSION, "kind": kind}).encode())
 
 
+@pytest.mark.slow
 @settings(_QUICK, max_examples=150)
 @given(message=EVERY_MESSAGE, data=st.data())
 def test_a_message_with_one_value_replaced_raises_nothing_but_protocol_errors(
@@ -79,6 +83,7 @@ def test_a_message_with_one_value_replaced_raises_nothing_but_protocol_errors(
     _decodes_or_refuses(json.dumps(plain).encode())
 
 
+@pytest.mark.slow
 @settings(_QUICK, max_examples=150)
 @given(message=EVERY_MESSAGE, data=st.data())
 def test_a_message_with_bytes_spoilt_raises_nothing_but_protocol_errors(message: Message, data: st.DataObject) -> None:
@@ -137,9 +142,16 @@ def test_a_message_above_the_limit_is_refused_before_it_is_parsed() -> None:
         decode(b"[" * (MAX_CONTROL_BYTES + 1))
 
 
+@pytest.mark.parametrize("count", [True, 1.0, "1", None, 2**63])
+def test_a_count_is_a_whole_number_of_64_bits(count: object) -> None:
+    plain = json.loads(encode(_ROUND))
+    with pytest.raises(ProtocolError, match=r"round is .*, but must be int"):
+        decode(json.dumps({**plain, "round": count}).encode())
+
+
 @pytest.mark.parametrize("number", [math.nan, math.inf])
 def test_a_number_that_is_not_finite_is_neither_sent_nor_taken(number: float) -> None:
-    message = RoundInfo(run_id="r", round=1, round_count=1, phase="train", log_time_s=None, deadline_s=1.0)
+    message = _ROUND
     plain = json.loads(encode(message))
     with pytest.raises(ProtocolError):
         decode(json.dumps({**plain, "deadline_s": number}).encode())

@@ -10,7 +10,8 @@ from subfleet.transport.base import Connected, Delivery, Transport
 from subfleet.transport.blob_store import BlobStore
 from subfleet.transport.exchange import BlobExchange, Fetched, FetchFailed
 
-DEADLINE_S = 60.0
+DEADLINE_S = 60.0  # real time
+LONGEST_S = 5_000.0  # time of a hand-made clock
 
 
 class HandClock:
@@ -29,7 +30,9 @@ class Side:
     ) -> None:
         self.name = name
         self.store = BlobStore(folder)
-        self.exchange = make_exchange(self.store, root, retry_s=0.25)
+        self.exchange = make_exchange(
+            self.store, root, retry_s=0.25, give_up_s=DEADLINE_S if clock is time.monotonic else LONGEST_S
+        )
         self.results: list[Fetched | FetchFailed] = []
         self.requested: list[int] = []
         self.outstanding: set[int] = set()
@@ -97,7 +100,7 @@ def run_until(done: Callable[[], bool], *sides: Side, between: Callable[[], None
         between()
 
 
-def run_by_hand(done: Callable[[], bool], clock: HandClock, *sides: Side, longest_s: float = 5_000.0) -> None:
+def run_by_hand(done: Callable[[], bool], clock: HandClock, *sides: Side, longest_s: float = LONGEST_S) -> None:
     """Step both sides with a hand-made clock; deterministic."""
     while not done():
         assert clock.now_s < longest_s, f"not done within {longest_s} s of the clock"

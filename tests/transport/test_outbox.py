@@ -46,6 +46,7 @@ def test_a_wait_must_be_above_zero(retry_s: float) -> None:
         Outbox(retry_s)
 
 
+@pytest.mark.slow
 @settings(max_examples=30, deadline=None)
 @given(seed=st.integers(0, 2**32), loss=st.sampled_from([0.0, 0.3, 0.6]), delay_s=st.sampled_from([0.0, 5.0]))
 def test_everything_arrives_with_receipts_over_a_bad_link(seed: int, loss: float, delay_s: float) -> None:

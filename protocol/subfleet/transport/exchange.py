@@ -79,7 +79,7 @@ class BlobExchange:
         chunk_topic: Callable[[str], str],
         missing_topic: Callable[[str], str],
         retry_s: float = 2.0,
-        give_up_s: float = 300.0,
+        give_up_s: float = 600.0,
     ) -> None:
         self._store = store
         self._request_topic = request_topic
