@@ -8,7 +8,7 @@ import torch
 from export.export_cases import FULL_SGD, MLP, PLAIN, largest, step_of, train_request
 from torch import Tensor, nn
 
-from subfleet.export.programs import export_training_program, verify
+from subfleet.export.programs import TOLERANCE, export_training_program, verify
 from subfleet.export.requests import TrainRequest
 from subfleet.export.step import Step, training_step
 from subfleet.export.targets import TARGETS, target_named
@@ -18,15 +18,17 @@ from subfleet.protocol.errors import ExportError
 
 
 class Wrong:
-    """A runtime that adds a fault to what the step gives."""
+    """A runtime that adds a fault to the first element of one of the step's results, or to all of it."""
 
-    def __init__(self, step: Step, fault: float) -> None:
-        self.step, self.fault = step, fault
+    def __init__(self, step: Step, fault: float, *, result: int = -1, whole: bool = True) -> None:
+        self.step, self.fault, self.result, self.whole = step, fault, result, whole
 
     def run(self, body: bytes, inputs: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
         assert body == b"body"
-        *others, last = self.step.run(*inputs.values())
-        return (*others, last + self.fault)
+        results = self.step.run(*inputs.values())
+        flat = results[self.result].view(-1)
+        flat[: None if self.whole else 1] += self.fault
+        return results
 
 
 @pytest.mark.parametrize("fault", [2e-4, math.nan, math.inf])
@@ -36,6 +38,19 @@ def test_a_program_that_differs_from_pytorch_is_an_error(fault: float) -> None:
     assert verify(Wrong(step, 0.0), b"body", step, example) <= 1e-5  # type: ignore[arg-type] # a part of a target
     with pytest.raises(ExportError, match=r"'new\.momentum\..*' differs from PyTorch by .* but may by 1e-04"):
         verify(Wrong(step, fault), b"body", step, example)  # type: ignore[arg-type] # a part of a target
+
+
+def test_a_jump_of_one_element_of_a_gradient_is_no_difference() -> None:
+    """An activation's input on the other side of 0 moves a few elements; a defect moves the whole tensor."""
+
+    step = training_step(nn.Linear(300, 300), (300,), batch_size=2, objective="cross_entropy", optimiser=FULL_SGD)
+    example = step.example(torch.Generator().manual_seed(0))
+    names = [value.name for value in step.outputs]
+    assert names[-2] == "new.momentum.weight"
+    small, large = (Wrong(step, fault, result=-2, whole=False) for fault in (0.001, 1.0))
+    assert verify(small, b"body", step, example) > TOLERANCE  # type: ignore[arg-type] # a part of a target
+    with pytest.raises(ExportError, match="differs from PyTorch"):
+        verify(large, b"body", step, example)  # type: ignore[arg-type] # a part of a target
 
 
 @pytest.mark.export
