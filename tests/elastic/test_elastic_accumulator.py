@@ -1,4 +1,3 @@
-import itertools
 import math
 import random
 
@@ -54,15 +53,21 @@ def learned(network: Network, clients: list[tuple[SubnetSpec, float]]) -> list[U
     ]
 
 
-def spread_updates(network: Network, count: int) -> list[Update]:
-    """Clients with subnets of all sizes and changes from 1e-8 to 1e4, which float sums would round differently."""
+def spread_updates(network: Network) -> list[Update]:
+    """Subnets of all sizes and changes from 1e-8 to 1e4, of which the large ones cancel out.
+
+    What is left is small, so that even the rounding of float64 sums would show in it.
+    """
     generator = torch.Generator().manual_seed(0)
+    space = uniform_space(network, (0.25, 0.5, 1))
     updates: list[Update] = []
-    for seed, spec in zip(range(count), itertools.cycle(uniform_space(network, (0.25, 0.5, 1))), strict=False):
-        change = random_change(network, spec, seed)
-        for name, tensor in change.items():
-            change[name] = tensor.sign() * 10 ** (torch.rand(tensor.shape, generator=generator) * 12 - 8)
-        updates.append((spec, change, 0.1 + seed / 3))
+    for seed, spec in enumerate((space[0], space[len(space) // 2], space[-1])):
+        large, small = random_change(network, spec, seed), random_change(network, spec, seed + 10, scale=1e-8)
+        for name, tensor in large.items():
+            large[name] = tensor.sign() * 10 ** (torch.rand(tensor.shape, generator=generator) * 12 - 8)
+        weight = 0.1 + seed / 3
+        opposite = {name: -tensor for name, tensor in large.items()}
+        updates += [(spec, large, weight), (spec, opposite, weight), (spec, small, weight)]
     return updates
 
 
@@ -132,8 +137,9 @@ def test_nobody_at_all_moves_no_bit() -> None:
 @pytest.mark.parametrize("config", [RESNET, MLP])
 @pytest.mark.slow
 def test_every_order_and_every_grouping_gives_the_same_bits(config: ModelConfig) -> None:
-    network, state = network_of(config), random_state(network_of(config), 1)
-    updates = spread_updates(network, 7)
+    network = network_of(config)
+    state = {name: torch.zeros(decl.shape) for name, decl in network.tensors.items()}
+    updates = spread_updates(network)
     total = sum(weight for _, _, weight in updates)
     expected = folded(network, state, updates, total).finish()
     order = random.Random(0)
@@ -145,14 +151,13 @@ def test_every_order_and_every_grouping_gives_the_same_bits(config: ModelConfig)
         assert same_bits(left.finish(), expected)
 
 
-def test_the_sums_of_a_plain_float_average_do_depend_on_the_order() -> None:
+def test_float64_sums_of_the_same_updates_do_depend_on_the_order() -> None:
     # Otherwise the test above could not fail.
-    network = network_of(MLP)
-    updates = spread_updates(network, 7)
     # Every client holds at least two columns of the head.
-    heads = [change["head.weight"][:, :2] * weight for _, change, weight in updates]
-    zero, order = torch.zeros(4, 2), random.Random(0)
-    assert len({sum(order.sample(heads, len(heads)), zero).numpy().tobytes() for _ in range(100)}) > 1
+    heads = [change["head.weight"][:, :2].double() * weight for _, change, weight in spread_updates(network_of(MLP))]
+    zero, order = torch.zeros(4, 2, dtype=torch.float64), random.Random(0)
+    sums = {sum(order.sample(heads, len(heads)), zero).float().numpy().tobytes() for _ in range(100)}
+    assert len(sums) > 1
 
 
 @relaxed
