@@ -98,7 +98,12 @@ def _on_link_up(settings: AgentSettings, state: AgentState, _event: LinkUp, now_
     state = replace(
         state, connected=True, round_at_s=None, heartbeat_due_s=now_s + settings.heartbeat_s, telemetry_due_s=now_s
     )
-    return state, (
+    return state, _signs_of_life(settings, now_s)
+
+
+def _signs_of_life(settings: AgentSettings, now_s: float) -> tuple[Action, ...]:
+    """The profile goes with every heartbeat: neither ends in a receipt, and a device without a profile gets no task."""
+    return (
         Publish(message=presence(settings, now_s), retain=True),
         Publish(message=settings.profile, retain=True),
     )
@@ -112,7 +117,7 @@ def _on_tick(settings: AgentSettings, state: AgentState, _event: Tick, now_s: fl
     state, actions = _expire(settings, state, now_s)
     if state.connected and now_s >= state.heartbeat_due_s:
         state = replace(state, heartbeat_due_s=now_s + settings.heartbeat_s)
-        actions += (Publish(message=presence(settings, now_s), retain=True),)
+        actions += _signs_of_life(settings, now_s)
     if state.connected and now_s >= state.telemetry_due_s:
         state = replace(state, telemetry_due_s=now_s + settings.telemetry_s)
         actions += (Measure(purpose="live"),)

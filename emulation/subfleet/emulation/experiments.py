@@ -57,7 +57,7 @@ class Experiment:
 
 
 def quickstart() -> Experiment:
-    """Five unequal devices, scikit-learn's digits, one pre-activation ResNet: about a minute on two cores."""
+    """Five unequal devices, scikit-learn's digits, one residual MLP: about a minute on two cores."""
     return Experiment(
         name="quickstart",
         devices=(
@@ -70,17 +70,23 @@ def quickstart() -> Experiment:
         dataset="digits",
         alpha=0.5,
         test_fraction=0.2,
+        # Elements that few devices hold see few samples: a wide residual MLP learns the digits from five rounds on
+        # unequal slices, and so do its halves; convolutions need more rounds for that.
         model=ModelConfig(
-            family="preact_resnet", input_shape=(1, 8, 8), class_count=10, widths=(32, 64), depths=(2, 2), group_size=4
+            family="mlp", input_shape=(1, 8, 8), class_count=10, widths=(256,), depths=(2,), group_size=16
         ),
         training=TrainingSettings(
-            epochs=3, batch_size=16, learning_rate=0.05, optimiser=OptimiserSettings(momentum=0.9), seed=7
+            epochs=8,
+            batch_size=16,
+            learning_rate=0.05,
+            optimiser=OptimiserSettings(momentum=0.9, weight_decay=1e-3),
+            seed=3,
         ),
         rounds=5,
         rates=(0.25, 0.5, 0.75, 1.0),
         communication_s=2.0,
         log_step_s=60.0,
-        seed=7,
+        seed=3,
     )
 
 

@@ -109,8 +109,31 @@ def training_step(
             f"{sorted(OBJECTIVES)} and {sorted(OPTIMISERS)}"
         )
     _refuse_buffers(module)
+    tensors, new_tensors = _tensor_values(module, OPTIMISERS[optimiser.name].states(optimiser))
+    batch = (
+        ValueInfo(name="input", dtype="F32", shape=(batch_size, *input_shape), role="input"),
+        ValueInfo(name="label", dtype="I64", shape=(batch_size,), role="label"),
+        ValueInfo(name="sample_mask", dtype="F32", shape=(batch_size,), role="sample_mask"),
+        ValueInfo(name="learning_rate", dtype="F32", shape=(), role="learning_rate"),
+    )
+    scalars = (
+        ValueInfo(name="loss", dtype="F32", shape=(), role="loss"),
+        ValueInfo(name="correct", dtype="F32", shape=(), role="correct"),
+    )
+    return Step(
+        run=_training_run(module, OBJECTIVES[objective], optimiser),
+        inputs=batch + tensors,
+        outputs=scalars + new_tensors,
+        class_count=_class_count(module, (batch_size, *input_shape)),
+    )
+
+
+def _training_run(
+    module: nn.Module, loss_of: Objective, optimiser: OptimiserSettings
+) -> Callable[..., tuple[Tensor, ...]]:
+    """The pure function of a training step, in the order of the step's inputs and outputs."""
     names = [name for name, _ in module.named_parameters()]
-    loss_of, rule = OBJECTIVES[objective], OPTIMISERS[optimiser.name]
+    rule = OPTIMISERS[optimiser.name]
     kinds = rule.states(optimiser)
 
     def run(inputs: Tensor, labels: Tensor, mask: Tensor, rate: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
@@ -130,23 +153,7 @@ def training_step(
             new_states.extend(new_state)
         return loss.detach(), correct, *new_parameters, *new_states
 
-    tensors, new_tensors = _tensor_values(module, kinds)
-    batch = (
-        ValueInfo(name="input", dtype="F32", shape=(batch_size, *input_shape), role="input"),
-        ValueInfo(name="label", dtype="I64", shape=(batch_size,), role="label"),
-        ValueInfo(name="sample_mask", dtype="F32", shape=(batch_size,), role="sample_mask"),
-        ValueInfo(name="learning_rate", dtype="F32", shape=(), role="learning_rate"),
-    )
-    scalars = (
-        ValueInfo(name="loss", dtype="F32", shape=(), role="loss"),
-        ValueInfo(name="correct", dtype="F32", shape=(), role="correct"),
-    )
-    return Step(
-        run=run,
-        inputs=batch + tensors,
-        outputs=scalars + new_tensors,
-        class_count=_class_count(module, (batch_size, *input_shape)),
-    )
+    return run
 
 
 def inference_step(module: nn.Module, input_shape: tuple[int, ...], *, batch_size: int) -> Step:

@@ -40,7 +40,10 @@ def run_job(job: Job) -> None:
         weights = Path(job.weights_path).read_bytes()
         if hashlib.sha256(weights).hexdigest() != job.request.weights_sha256:
             raise ExportError(f"the weights in {job.weights_path} are not those of the request; write them again")
-        content, _ = export_inference_model(job.request, load(weights))
+        content, max_abs_diff = export_inference_model(job.request, load(weights))
+        # Written first: a model file that is there has its figure beside it.
+        figure = canonical_json({"max_abs_diff": max_abs_diff})
+        write_atomically(Path(f"{job.result_path}.json"), figure)
     write_atomically(Path(job.result_path), content)
 
 

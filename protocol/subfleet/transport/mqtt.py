@@ -56,7 +56,8 @@ class MqttTransport:
         self._require_at_open = require_at_open
         self._open_timeout_s = open_timeout_s
         self._keepalive_s = keepalive_s
-        self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        # Not SimpleQueue: CPython 3.11's waits for ever where a signal handler outlasts the time-out of its get().
+        self._events: queue.Queue[Event] = queue.Queue()
         self._subscriptions: tuple[str, ...] = ()
         self._up = False
         self._settled = threading.Event()  # the first attempt has ended, well or not

@@ -52,9 +52,11 @@ def next_steps(outcome: Outcome) -> Iterator[str]:
     yield ""
     yield f"Test accuracy of the full model: {outcome.accuracy:.4f}"
     for model in outcome.models:
+        difference = model["max_abs_diff"]
+        known = "an unknown amount" if difference is None else f"{difference:.1e}"
         yield (
             f"  {model['client_id']}: {model['file']}, subnet {model['spec']}, {model['bytes'] / 1000:.0f} kB, "
-            f"differs from PyTorch by {model['max_abs_diff']:.1e}, accuracy of its own {model['accuracy']:.4f}"
+            f"differs from PyTorch by {known}, accuracy of its own {model['accuracy']:.4f}"
         )
     yield f"Everything is in {outcome.folder}; look at {outcome.report}"
     yield ""
