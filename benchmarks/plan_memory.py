@@ -29,6 +29,9 @@ MODELS = {
     "resnet 3x32x32 64-128-256": ModelConfig(
         family="preact_resnet", input_shape=(3, 32, 32), class_count=10, widths=(64, 128, 256), depths=(2, 2, 2)
     ),
+    "mlp 64-256 (quickstart)": ModelConfig(
+        family="mlp", input_shape=(1, 8, 8), class_count=10, widths=(256,), depths=(2,), group_size=16
+    ),
     "mlp 64-512-256": ModelConfig(
         family="mlp", input_shape=(1, 8, 8), class_count=10, widths=(512, 256), depths=(2, 2)
     ),
