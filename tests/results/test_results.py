@@ -24,6 +24,7 @@ FOLDED = ClientRow(
     parameters=12_345,
     memory_free_bytes=900_000_000,
     budget_bytes=18_000_000,
+    link_budget_bytes=250_000,
     planned_peak_bytes=15_000_000,
     measured_peak_bytes=14_000_000,
     bytes_down=60_000,
@@ -79,7 +80,12 @@ def test_the_report_needs_nothing_else_and_escapes_what_it_shows(tmp_path: Path)
 
 def test_a_row_shows_free_and_budget_and_no_figures_where_there_are_none() -> None:
     shown = dict(zip(CLIENT_COLUMNS, client_cells(FOLDED), strict=True))
-    assert (shown["free MB"], shown["budget MB"], shown["planned MB"]) == ("900.0", "18.0", "15.0")
+    assert (shown["free MB"], shown["budget MB"], shown["link kB"], shown["planned MB"]) == (
+        "900.0",
+        "18.0",
+        "250",
+        "15.0",
+    )
     shown = dict(zip(CLIENT_COLUMNS, client_cells(SKIPPED), strict=True))
     assert (shown["measured MB"], shown["loss"], shown["state"]) == ("-", "-", "skipped: no subnet fits")
 

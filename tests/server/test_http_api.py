@@ -63,10 +63,11 @@ def test_the_description_is_typed(client: httpx.Client) -> None:
     assert {"Run", "Client", "RoundRecord", "ClientRow"} <= set(schema["components"]["schemas"])
 
 
-def test_the_page_asks_for_the_rounds(client: httpx.Client) -> None:
+def test_the_page_shows_the_rounds(client: httpx.Client) -> None:
     page = client.get("/")
     assert page.headers["content-type"].startswith("text/html")
-    assert "/rounds" in page.text
+    assert "Round 1: accuracy" in page.text
+    assert "<script" not in page.text
 
 
 def test_a_taken_port_is_one_sentence_and_the_end_frees_the_port(world: World) -> None:

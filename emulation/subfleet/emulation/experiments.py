@@ -84,7 +84,7 @@ def quickstart() -> Experiment:
         ),
         rounds=5,
         rates=(0.25, 0.5, 0.75, 1.0),
-        communication_s=2.0,
+        communication_s=4.0,
         log_step_s=60.0,
         seed=3,
     )

@@ -23,9 +23,9 @@ from subfleet.protocol.messages import Profile
 from subfleet.protocol.schema import from_plain
 from subfleet.server import store
 from subfleet.server.config import HttpAddress
-from subfleet.server.page import PAGE
 from subfleet.server.planning import Places
 from subfleet.server.records import RoundRecord
+from subfleet.server.report import status_html
 
 __all__ = ["create_app", "serve_http"]
 
@@ -97,6 +97,13 @@ class _Reader:
         names = Client.model_fields
         return [Client.model_validate({name: getattr(profile, name) for name in names}) for profile in profiles]
 
+    def status_page(self) -> str:
+        newest = next(iter(self.runs()), None)
+        if newest is None:
+            return status_html("none yet", "There is no run yet.", ())
+        state = f"{newest.phase}, round {newest.round} of {newest.round_count}. {newest.failure}"
+        return status_html(newest.name, state, self.rounds(newest.run_id))
+
     def close(self) -> None:
         self._engine.dispose()
 
@@ -122,7 +129,7 @@ def create_app(state_folder: Path, *, hosts: tuple[str, ...] = ("127.0.0.1", "lo
 
     @app.get("/", response_class=HTMLResponse, include_in_schema=False)
     def page() -> str:
-        return PAGE
+        return reader.status_page()
 
     @app.get("/api/health")
     def health() -> Health:

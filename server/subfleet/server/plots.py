@@ -45,6 +45,9 @@ def budget_plot(rounds: Sequence[RoundRecord]) -> str:
                 label=client,
             )
         axes.set(xlabel="memory budget (MB)", ylabel="parameters of the subnet (thousands)", xscale="log")
+        for axis_ticks in (axes.xaxis.set_major_formatter, axes.xaxis.set_minor_formatter):
+            axis_ticks(lambda value, _: f"{value:g}")
+        axes.tick_params(axis="x", which="minor", labelsize="x-small")
         axes.set_ylim(bottom=0)
         axes.legend(fontsize="small")
 
@@ -87,7 +90,7 @@ def bytes_plot(rounds: Sequence[RoundRecord]) -> str:
         axes.yaxis.set_major_formatter(lambda value, _: f"{abs(value):g}")
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.set(xlabel="round", ylabel="kB up  |  kB down")
-        axes.legend(fontsize="small")
+        axes.legend(fontsize="small", loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=3, frameon=False)
 
     return _svg(draw)
 

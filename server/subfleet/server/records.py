@@ -19,6 +19,7 @@ class ClientRow:
         parameters: of its subnet.
         memory_free_bytes: free memory as the device reported it for this round; None is unknown.
         budget_bytes: the share of it that the device gave to training.
+        link_budget_bytes: what its slower direction may move in a round; None where it reported no rate.
         planned_peak_bytes: what the program plans to need.
         measured_peak_bytes: what the device measured while it trained.
         bytes_down: payload bytes published to this client during the round.
@@ -36,6 +37,7 @@ class ClientRow:
     parameters: int
     memory_free_bytes: int | None
     budget_bytes: int
+    link_budget_bytes: int | None
     planned_peak_bytes: int
     measured_peak_bytes: int
     bytes_down: int

@@ -4,16 +4,16 @@ from collections.abc import Sequence
 from html import escape
 from typing import Any
 
-from subfleet.server import plots
 from subfleet.server.records import ClientRow, RoundRecord, RunResult
 
-__all__ = ["CLIENT_COLUMNS", "client_cells", "report_html"]
+__all__ = ["CLIENT_COLUMNS", "client_cells", "report_html", "status_html"]
 
 CLIENT_COLUMNS = (
     "device",
     "runtime",
     "free MB",
     "budget MB",
+    "link kB",
     "subnet",
     "planned MB",
     "measured MB",
@@ -25,10 +25,10 @@ CLIENT_COLUMNS = (
 )
 
 _STYLE = """
-body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 72rem; padding: 0 1rem; color: #1b1b1b }
+body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 88rem; padding: 0 1rem; color: #1b1b1b }
 h1 { font-size: 1.6rem } h2 { font-size: 1.15rem; margin-top: 2rem }
 table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; font-size: .9rem }
-th, td { padding: .25rem .6rem; text-align: right; border-bottom: 1px solid #ddd; white-space: nowrap }
+th, td { padding: .25rem .5rem; text-align: right; border-bottom: 1px solid #ddd; white-space: nowrap }
 th:first-child, td:first-child { text-align: left }
 .plots { display: grid; grid-template-columns: repeat(auto-fit, minmax(26rem, 1fr)); gap: 1rem }
 figure { margin: 0 } figure svg { width: 100%; height: auto } figcaption { color: #555; font-size: .9rem }
@@ -44,6 +44,7 @@ def client_cells(row: ClientRow) -> tuple[str, ...]:
         row.runtime or "-",
         _mega(row.memory_free_bytes),
         _mega(row.budget_bytes),
+        "-" if row.link_budget_bytes is None else f"{row.link_budget_bytes / 1000:.0f}",
         row.spec or "-",
         _mega(row.planned_peak_bytes),
         _mega(row.measured_peak_bytes) if trained else "-",
@@ -75,14 +76,40 @@ def report_html(name: str, result: RunResult, record: dict[str, Any]) -> str:
         _models(record.get("models", [])),
         *(_round(one) for one in rounds),
     ]
-    head = f'<meta charset="utf-8"><title>Subfleet: {escape(name)}</title><style>{_STYLE}</style>'
+    return _page(name, parts)
+
+
+def status_html(name: str, state: str, rounds: Sequence[RoundRecord]) -> str:
+    """A page that loads itself anew every few seconds: where a run stands, and its rounds, the newest first.
+
+    Args:
+        name: of the run.
+        state: one sentence.
+        rounds: finished ones, in order.
+    """
+    parts = [
+        f"<h1>Subfleet run “{escape(name)}”</h1>",
+        f'<p role="status">{escape(state)}</p>',
+        *(_round(record) for record in reversed(rounds)),
+        '<p><a href="/docs">HTTP API</a></p>',
+    ]
+    return _page(name, parts, '<meta http-equiv="refresh" content="3">')
+
+
+def _page(name: str, parts: Sequence[str], more_head: str = "") -> str:
+    head = f'<meta charset="utf-8">{more_head}<title>Subfleet: {escape(name)}</title><style>{_STYLE}</style>'
     return f'<!doctype html><html lang="en"><head>{head}</head><body>{"".join(parts)}</body></html>\n'
 
 
 def _plots(rounds: Sequence[RoundRecord]) -> str:
+    from subfleet.server import plots  # matplotlib takes a second to load, and only a report draws
+
     figures = (
         (plots.accuracy_plot(rounds), "Accuracy of the full model on the held-out samples."),
-        (plots.budget_plot(rounds), "Subnet size against the memory budget that the device had at that moment."),
+        (
+            plots.budget_plot(rounds),
+            "Subnet size against the memory budget of that moment; a small subnet beside a large one means a slow link.",
+        ),
         (plots.memory_plot(rounds), "Planned against measured peak memory of training."),
         (plots.bytes_plot(rounds), "Bytes moved per round. The first round also carries the programs."),
     )

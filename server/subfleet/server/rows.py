@@ -34,6 +34,7 @@ def _client_row(plan: Plan, seat: Seat, traffic: Traffic) -> ClientRow:
         parameters=candidate.parameters if candidate is not None else 0,
         memory_free_bytes=seat.memory_free_bytes,
         budget_bytes=seat.memory_budget_bytes,
+        link_budget_bytes=_link_budget_bytes(seat),
         planned_peak_bytes=seat.task.planned_peak_bytes if seat.task is not None else 0,
         measured_peak_bytes=seat.result.measured_peak_bytes if seat.result is not None else 0,
         bytes_down=down,
@@ -43,6 +44,14 @@ def _client_row(plan: Plan, seat: Seat, traffic: Traffic) -> ClientRow:
         sample_count=seat.result.sample_count if seat.result is not None else 0,
         status="folded" if seat.stage == "done" else f"{seat.stage}: {seat.reason}",
     )
+
+
+def _link_budget_bytes(seat: Seat) -> int | None:
+    """Weights go down and their change, as large, comes up: the slower direction decides."""
+    if seat.budget is None:
+        return None
+    known = [rate for rate in (seat.budget.downlink_bytes, seat.budget.uplink_bytes) if rate is not None]
+    return min(known, default=None)
 
 
 def deployed_models(plan: Plan, seats: Iterable[Seat]) -> tuple[DeployedModel, ...]:
