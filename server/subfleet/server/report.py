@@ -108,7 +108,7 @@ def _plots(rounds: Sequence[RoundRecord]) -> str:
         (plots.accuracy_plot(rounds), "Accuracy of the full model on the held-out samples."),
         (
             plots.budget_plot(rounds),
-            "Subnet size against the memory budget of that moment; a small subnet beside a large one means a slow link.",
+            "Subnet size against the memory budget of that moment; a small subnet with a large one means a slow link.",
         ),
         (plots.memory_plot(rounds), "Planned against measured peak memory of training."),
         (plots.bytes_plot(rounds), "Bytes moved per round. The first round also carries the programs."),
