@@ -25,5 +25,7 @@ def test_the_example_configuration_loads() -> None:
 
 
 def test_links_lead_somewhere() -> None:
-    done = subprocess.run([sys.executable, "scripts/check_links.py"], capture_output=True, text=True, cwd=ROOT, check=False)
+    done = subprocess.run(
+        [sys.executable, "scripts/check_links.py"], capture_output=True, text=True, cwd=ROOT, check=False
+    )
     assert done.returncode == 0, done.stdout
