@@ -1,7 +1,7 @@
 # Subfleet: everything that a newcomer runs. Each target makes .venv and installs what it needs.
 #   make demo     the main job: a fleet of five unequal devices on this machine, about a minute and a half after the install
 #   make test     all tests (under 12 minutes on two cores)
-#   make check    format, lint, types, import rules, dead links
+#   make check    format, lint, types, import rules, nothing newer than Python 3.10, dead links
 PYTHON ?= python3
 # Installed first, so that no version range drags in gigabytes of CUDA packages where they are not wanted.
 TORCH ?= torch==2.13.0
@@ -9,6 +9,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 ARGS ?=
+SOURCES := protocol device_profiles tasks elastic export edge_client server emulation scripts
 
 .PHONY: demo test check format clean
 .DELETE_ON_ERROR:
@@ -24,6 +25,7 @@ check: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/vermin --quiet --no-tips --violations -t=3.10- $(SOURCES)
 	$(BIN)/python scripts/check_links.py
 
 format: $(VENV)/.dev

@@ -62,6 +62,15 @@ def test_help_shows_an_example(command: str, tmp_path: Path) -> None:
     assert f"Example: subfleet {command}" in done.stdout
 
 
+@pytest.mark.slow
+def test_without_the_server_packages_the_command_says_what_to_install(tmp_path: Path) -> None:
+    code = "import sys; sys.modules['typer'] = None; from subfleet.cli.main import main; main()"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, check=False)
+    assert done.returncode == ExitCode.MISSING_EXTRA
+    assert "pip install 'subfleet[server]'" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 def test_a_finished_run_is_not_written_over(tmp_path: Path) -> None:
     from subfleet.cli.experiment import run_folder
 

@@ -1,135 +1,16 @@
-"""The `subfleet` command."""
+"""Entry point of the `subfleet` command: loads the commands, or says which package is missing."""
 
-import json as json_module
-import os
-import signal
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
-from typing import Annotated
-
-import typer
+import sys
 
 from subfleet.cli.failures import reporting
 
-__all__ = ["app", "main"]
-
-app = typer.Typer(
-    help="Trains one elastic model across a fleet of unequal devices.",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-
-Verbose = Annotated[bool, typer.Option("--verbose", help="Log what happens inside to standard error.")]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object at the end, and nothing else.")]
-Broker = Annotated[
-    str | None,
-    typer.Option(help="Use this broker (mqtt://[user:password@]host[:port]) instead of the embedded one."),
-]
-
-
-def default_cache_folder() -> Path:
-    """Where exported programs are kept between runs: $SUBFLEET_CACHE, or the user's cache folder."""
-    chosen = os.environ.get("SUBFLEET_CACHE")
-    base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-    return Path(chosen) if chosen else Path(base) / "subfleet" / "programs"
-
-
-@contextmanager
-def stopped_by_signals() -> Iterator[threading.Event]:
-    """An event that Ctrl-C and SIGTERM set; a second Ctrl-C interrupts at once."""
-    stop = threading.Event()
-
-    def ask(*_: object) -> None:
-        if stop.is_set():
-            raise KeyboardInterrupt
-        stop.set()
-
-    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield stop
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-@app.command(epilog="Example: subfleet run quickstart --name first --runs ./runs")
-def run(
-    experiment: Annotated[str, typer.Argument(help="Name of the experiment; `quickstart` is a good first one.")],
-    name: Annotated[
-        str | None, typer.Option(help="Name of the run; an interrupted run of that name is taken up.")
-    ] = None,
-    runs: Annotated[Path, typer.Option(help="Folder in which the run's own folder is made.")] = Path("runs"),
-    broker: Broker = None,
-    rounds: Annotated[int | None, typer.Option(min=1, help="Rounds, instead of the experiment's own number.")] = None,
-    seed: Annotated[int | None, typer.Option(min=0, help="Seed, instead of the experiment's own.")] = None,
-    json: Json = False,
-    verbose: Verbose = False,
-) -> None:
-    """Run an experiment on this machine: a broker, a server and one process per emulated device."""
-    with reporting(verbose=verbose):
-        from subfleet.cli.console import display_for
-        from subfleet.cli.experiment import next_steps, run_folder, with_overrides
-        from subfleet.emulation.run import run_experiment
-
-        chosen = with_overrides(experiment, rounds=rounds, seed=seed)
-        folder = run_folder(runs, chosen.name, name)
-        display = display_for(json=json)
-        with stopped_by_signals() as stop:
-            outcome = run_experiment(
-                chosen, folder, observer=display, stop=stop, cache_folder=default_cache_folder(), broker_url=broker
-            )
-        if json:
-            typer.echo((outcome.folder / "summary.json").read_text(encoding="utf-8"))
-        for line in next_steps(outcome):
-            display.say(line)
-
-
-@app.command(epilog="Example: subfleet serve --config examples/fleet.toml --broker mqtt://localhost:1883")
-def serve(
-    config: Annotated[Path, typer.Option(help="Description of the run, a TOML file such as examples/fleet.toml.")],
-    broker: Broker = None,
-    runs: Annotated[Path, typer.Option(help="Folder in which the run's own folder is made.")] = Path("runs"),
-    host: Annotated[str, typer.Option(help="Address of the HTTP API.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port of the HTTP API.")] = 8000,
-    json: Json = False,
-    verbose: Verbose = False,
-) -> None:
-    """Serve a fleet of real devices: the coordinator, its HTTP API, and an embedded broker unless --broker is given."""
-    with reporting(verbose=verbose):
-        from subfleet.cli.console import display_for
-        from subfleet.cli.serving import ServeOptions, serve_fleet
-        from subfleet.server.config import HttpAddress
-
-        options = ServeOptions(
-            config_path=config,
-            broker_url=broker,
-            runs=runs,
-            http=HttpAddress(host=host, port=port),
-            cache_folder=default_cache_folder(),
-        )
-        with stopped_by_signals() as stop:
-            folder = serve_fleet(options, display=display_for(json=json), stop=stop)
-        if json and folder is not None:
-            typer.echo((folder / "summary.json").read_text(encoding="utf-8"))
-
-
-@app.command(epilog="Example: subfleet experiments --json")
-def experiments(json: Json = False, verbose: Verbose = False) -> None:
-    """List the experiments that `subfleet run` knows."""
-    with reporting(verbose=verbose):
-        from subfleet.emulation.experiments import EXPERIMENTS
-
-        names = {name: (make.__doc__ or "").strip() for name, make in EXPERIMENTS.items()}
-        typer.echo(json_module.dumps(names) if json else "\n".join(f"{name}: {text}" for name, text in names.items()))
+__all__ = ["main"]
 
 
 def main() -> None:
-    """Entry point of the `subfleet` command."""
+    """Run the command that the arguments name."""
+    with reporting(verbose="--verbose" in sys.argv):
+        from subfleet.cli.commands import app
     app(prog_name="subfleet")
 
 
