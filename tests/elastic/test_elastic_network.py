@@ -95,6 +95,7 @@ def test_a_wrong_configuration_is_refused(change: dict[str, object], reason: str
         (Roll(start=2, size=4), "whole aligned groups of 4"),
         (Roll(start=0, size=16), "only 12"),
         (Roll(start=12, size=4), "beyond its size 12"),
+        (Roll(start=2**62, size=4), "beyond its size 12"),  # without listing what lies between
         (Explicit(indices=(0, 1, 2, 12)), "beyond its size 12"),
         (Explicit(indices=(0, 1, 2, 4)), "whole aligned groups of 4"),
         (Explicit(indices=(0, 4, 1, 5, 2, 6, 3, 7)), "whole aligned groups of 4"),
@@ -110,7 +111,9 @@ def test_indices_that_an_axis_cannot_keep_are_refused(index_set: IndexSet, reaso
     ("spec", "reason"),
     [
         (SubnetSpec(axes=(("section7.stream", Prefix(size=4)),)), "names the axis"),
-        (SubnetSpec(axes=(("class", Prefix(size=2)),)), "groups of 3"),
+        (SubnetSpec(axes=(("class", Prefix(size=2)),)), "all 3 in order"),
+        (SubnetSpec(axes=(("class", Explicit(indices=(1, 0, 2))),)), "all 3 in order"),
+        (SubnetSpec(axes=(("class", Roll(start=1, size=3)),)), "all 3 in order"),
         (SubnetSpec(blocks=("section0.block0",)), "in order"),
         (SubnetSpec(blocks=("section1.block2", "section0.block1")), "in order"),
         (SubnetSpec(choices=(("op", "conv"),)), "no choices"),

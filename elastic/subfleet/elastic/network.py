@@ -54,7 +54,7 @@ class Axis:
     Attributes:
         name: unique in its network.
         size: number of indices in the full network.
-        kind: "channel" may be cut; "class" stays whole.
+        kind: "channel" may be cut; "class" stays whole and in its order, which is that of the labels.
         granularity: indices are kept or dropped in aligned groups of this many.
     """
 
@@ -182,11 +182,15 @@ def kept_indices(index_set: IndexSet, size: int) -> Sequence[int]:
 
 
 def _check_indices(axis: Axis, index_set: IndexSet) -> None:
+    # Before the indices are listed: there may be very many of them.
     if isinstance(index_set, Prefix | Roll) and index_set.size > axis.size:
         raise ConfigError(f"a subnet keeps {index_set.size} of axis {axis.name!r}, which has only {axis.size}")
-    indices = kept_indices(index_set, axis.size)
-    if max(indices) >= axis.size or (isinstance(index_set, Roll) and index_set.start >= axis.size):
+    beyond = isinstance(index_set, Roll) and index_set.start >= axis.size
+    indices = () if beyond else kept_indices(index_set, axis.size)
+    if beyond or max(indices) >= axis.size:
         raise ConfigError(f"a subnet keeps indices of axis {axis.name!r} beyond its size {axis.size}")
+    if axis.kind == "class" and list(indices) != list(range(axis.size)):
+        raise ConfigError(f"a subnet keeps {index_set} of axis {axis.name!r}, but must keep all {axis.size} in order")
     step = axis.granularity
     for first in range(0, len(indices), step):
         # A group may be permuted inside: its members are normalised together, whatever their order.
