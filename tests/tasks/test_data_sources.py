@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from subfleet.protocol.errors import DataError, FileError, MissingExtraError
+from subfleet.protocol.messages import Profile, decode, encode
 from subfleet.tasks import Dataset, digits, read_dataset, write_npz
+from subfleet.tasks.dataset import MAX_CLASSES
 
 INPUTS = hnp.arrays(
     np.float32,
@@ -83,7 +85,7 @@ def test_images_become_channels_first(tmp_path: Path, shape: tuple[int, ...], ex
         ({"x": np.full((2, 3), np.nan), "y": [0, 1]}, "not finite"),
         ({"x": [[1.0, np.inf], [0.0, -np.inf]], "y": [0, 1]}, "not finite"),
         ({"x": [[1.0, 1e300]], "y": [0]}, "not finite"),
-        ({"x": [[1.0]], "y": [2**20]}, "below 1048576"),
+        ({"x": [[1.0]], "y": [2**15]}, "below 32768"),
         ({"x": np.zeros((0, 3)), "y": np.zeros(0, int)}, "one value or more"),
         ({"x": np.zeros(2), "y": [0, 1]}, "sample shape"),
         ({"x": np.array([{}, {}]), "y": [0, 1]}, "not a readable"),
@@ -108,6 +110,28 @@ def test_a_damaged_file_is_a_data_error_or_still_right(
     path.write_bytes(content[: data.draw(st.sampled_from([place, len(content)]))])
     with contextlib.suppress(DataError):
         assert len(read_dataset(str(path))) == 4
+
+
+def test_a_name_that_the_system_refuses_is_a_file_error() -> None:
+    with pytest.raises(FileError, match="check the path"):
+        read_dataset("x" * 5000)
+
+
+def test_the_counts_of_all_classes_fit_into_one_control_message() -> None:
+    labels = np.array([0, MAX_CLASSES - 1], np.int64)
+    summary = Dataset(inputs=np.zeros((2, 1), np.float32), labels=labels).summary()
+    profile = Profile(
+        client_id="c",
+        session_id="s",
+        device="d",
+        runtimes=("onnx",),
+        sample_count=2,
+        class_counts=tuple(999_999 for _ in summary.class_counts),
+        input_shape=summary.input_shape,
+        memory_total_bytes=1,
+        memory_share=1.0,
+    )
+    assert decode(encode(profile)) == profile
 
 
 def test_paths_that_name_nothing_are_file_errors(tmp_path: Path) -> None:

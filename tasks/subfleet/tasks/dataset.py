@@ -10,8 +10,8 @@ from subfleet.protocol.programs import DataSummary
 
 __all__ = ["MAX_CLASSES", "Dataset"]
 
-MAX_CLASSES = 2**20
-"""Labels stay below it, so that a damaged one cannot make a table of classes as long as memory."""
+MAX_CLASSES = 2**15
+"""Labels stay below it: a device tells the count of each class in one control message, which is of limited size."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -34,14 +34,18 @@ def read_dataset(source: str) -> Dataset:
         MissingExtraError: images need Pillow, which is not installed.
     """
     path = Path(source)
-    if path.is_dir():
+    try:
+        is_folder, exists = path.is_dir(), path.exists()
+    except OSError as error:
+        raise FileError(f"data source {source!r:.200} cannot be read ({error.strerror}); check the path") from error
+    if is_folder:
         return read_image_folder(path)
     if path.suffix == ".npz":
         return read_npz(path)
     match = _ENTRY_POINT.fullmatch(source)
     if match is not None:
         return _read_entry_point(source, match.group(1), match.group(2))
-    if not path.exists():
+    if not exists:
         raise FileError(f"data source {source!r} does not exist; name a folder, an .npz file or module:function")
     raise DataError(f"data source {source!r} must be a folder of images by class, an .npz file or module:function")
 
