@@ -52,6 +52,8 @@ def test_the_phone_has_large_swings() -> None:
 def test_an_unknown_log_lists_the_known_ones() -> None:
     with pytest.raises(FileError, match="android_phone"):
         load_log("toaster")
+    with pytest.raises(FileError, match="cannot be read"):
+        load_log("x" * 5000)
     with pytest.raises(FileError, match="android_phone"):
         demo_log_path("toaster")
 

@@ -47,6 +47,10 @@ def test_a_missing_and_a_damaged_file_are_file_errors(tmp_path: Path) -> None:
     (tmp_path / "cut.csv.gz").write_bytes(gzip.compress(TEXT.encode())[:-6])
     with pytest.raises(FileError, match="cannot be read"):
         read_ghent(tmp_path / "cut.csv.gz", "bus")
+    whole = gzip.compress(TEXT.encode())
+    (tmp_path / "cut.csv.gz").write_bytes(whole[:12] + bytes(255 - value for value in whole[12:30]) + whole[30:])
+    with pytest.raises(FileError, match="cannot be read"):
+        read_ghent(tmp_path / "cut.csv.gz", "bus")
 
 
 SAMPLES = (

@@ -65,3 +65,5 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
 def test_the_budget_is_the_share_of_free_memory_and_nothing_where_that_is_unknown() -> None:
     assert memory_budget_bytes(Reading(memory_free_bytes=1000), 0.25) == 250
     assert memory_budget_bytes(Reading(), 0.25) == 0
+    assert memory_budget_bytes(Reading(memory_free_bytes=1000), 0.25, data_bytes=600) == 100
+    assert memory_budget_bytes(Reading(memory_free_bytes=1000), 0.25, data_bytes=1001) == 0

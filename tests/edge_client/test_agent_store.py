@@ -1,6 +1,9 @@
 """The agent's folder: what was saved is there after a crash, one agent holds it, and no name leaves it."""
 
+import errno
+import os
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -34,7 +37,13 @@ SAVED = Saved(
 def test_what_was_saved_is_loaded_by_the_next_start(tmp_path: Path) -> None:
     AgentStore(tmp_path).save(Saved())
     AgentStore(tmp_path).save(SAVED)
+    AgentStore(tmp_path).blobs.add(b"u")
     assert AgentStore(tmp_path).load() == SAVED
+
+
+def test_an_update_whose_blob_was_lost_is_not_offered_again_and_its_task_may_come_anew(tmp_path: Path) -> None:
+    AgentStore(tmp_path).save(SAVED)
+    assert AgentStore(tmp_path).load() == replace(SAVED, updates=(), done=("t9", "d"))
 
 
 def test_a_new_folder_knows_nothing(tmp_path: Path) -> None:
@@ -44,6 +53,7 @@ def test_a_new_folder_knows_nothing(tmp_path: Path) -> None:
 def test_a_crash_while_saving_leaves_the_older_state(tmp_path: Path) -> None:
     store = AgentStore(tmp_path)
     store.save(SAVED)
+    store.blobs.add(b"u")
     (tmp_path / "agent.json.part").write_bytes(b'{"half')
     assert store.load() == SAVED
 
@@ -58,14 +68,59 @@ def test_a_state_file_that_cannot_be_read_is_set_aside(tmp_path: Path, content: 
 
 
 def test_one_agent_holds_the_folder_and_empties_its_work(tmp_path: Path) -> None:
-    store = AgentStore(tmp_path)
-    with store.locked():
-        (store.work_folder / "half").write_bytes(b"x")
-        with pytest.raises(FileError, match="in use by another agent"), AgentStore(tmp_path).locked():
+    with AgentStore.held(tmp_path) as store:
+        half_written = [store.work_folder / "half", tmp_path / "blobs" / "half.tmp"]
+        for path in half_written:
+            path.write_bytes(b"x")
+        with pytest.raises(FileError, match="in use by another agent"), AgentStore.held(tmp_path):
             pass
-        assert (store.work_folder / "half").exists()
-    with AgentStore(tmp_path).locked():
-        assert not list(store.work_folder.iterdir())
+        assert all(path.exists() for path in half_written)
+    with AgentStore.held(tmp_path):
+        assert not any(path.exists() for path in half_written)
+
+
+@pytest.mark.parametrize("name", ["", "lock", "work", "blobs", "agent.json"])
+def test_a_broken_folder_is_one_sentence(tmp_path: Path, name: str) -> None:
+    """A file where a folder must be, or a folder where a file must be."""
+    broken = tmp_path / "state" / name if name else tmp_path / "state"
+    if name in ("lock", "agent.json"):
+        broken.mkdir(parents=True)
+    else:
+        broken.parent.mkdir(exist_ok=True)
+        broken.write_text("")
+
+    def use() -> None:
+        with AgentStore.held(tmp_path / "state") as store:
+            store.load()
+
+    with pytest.raises(FileError, match=r"choose another|make it readable, or remove it"):
+        use()
+
+
+def test_a_full_disk_keeps_the_older_state_and_nothing_half_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = AgentStore(tmp_path)
+    store.save(Saved(done=("t1",)))
+
+    def full(_number: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(FileError, match="No space left on device"):
+        store.save(Saved(done=("t1", "t2")))
+    assert store.load().done == ("t1",)
+    assert not list(tmp_path.glob("*.part"))
+
+
+def test_only_a_damaged_blob_is_dropped(tmp_path: Path) -> None:
+    store = AgentStore(tmp_path)
+    good, bad = store.blobs.add(b"good"), store.blobs.add(b"bad")
+    (tmp_path / "blobs" / bad.sha256).write_bytes(b"bax")
+    for ref in (good, bad, blob("absent")):
+        store.drop_damaged(ref)
+    assert store.blobs.has(good)
+    assert not store.blobs.has(bad)
 
 
 def test_a_folder_that_cannot_be_made_is_one_sentence(tmp_path: Path) -> None:
@@ -106,7 +161,7 @@ def test_a_model_of_an_unknown_target_or_without_its_blob_is_refused(tmp_path: P
 
 
 class Trains:
-    """A trainer that waits to be stopped, or leaves its thread in the worst way."""
+    """A trainer that waits to be stopped, or writes and then leaves its thread in the worst way."""
 
     target = "fake"
     suffix = ".fake"
@@ -122,6 +177,7 @@ class Trains:
 
     def train(self, job: TrainJob, stopped: object) -> TrainResult:
         if self.hard:
+            job.output_path.write_bytes(b"written")
             raise SystemExit(3)
         assert callable(stopped)
         while not stopped():
@@ -153,13 +209,16 @@ def test_the_worker_hears_that_it_is_to_stop_and_trains_again_afterwards(tmp_pat
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_a_thread_that_ends_in_any_way_has_an_outcome(tmp_path: Path) -> None:
-    worker = worker_of(tmp_path, hard=True)
-    worker.start(train_task(), 1000)
+@pytest.mark.parametrize("task_id", ["t1", "../t1", "\ud800", ""])
+def test_a_thread_that_ends_in_any_way_has_an_outcome_and_leaves_no_file(tmp_path: Path, task_id: str) -> None:
+    worker = worker_of(tmp_path / "state", hard=True)
+    worker.start(train_task("t1", task_id=task_id), 1000)
     worker.join(10.0)
     outcome = worker.outcome()
     assert isinstance(outcome, WorkFailed)
     assert outcome.reason == "failed"
+    assert not list((tmp_path / "state" / "work").iterdir())
+    assert [path.name for path in tmp_path.iterdir()] == ["state"]
 
 
 def test_a_task_whose_blobs_are_gone_is_a_failure_of_its_program(tmp_path: Path) -> None:

@@ -226,6 +226,20 @@ def test_doctor_names_what_is_there_what_is_not_and_the_remedy(
     assert "no broker listens" in out
 
 
+def test_doctor_changes_nothing_in_the_folder_of_an_agent_at_work(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "blobs").mkdir()
+    (tmp_path / "blobs" / "half.tmp").write_bytes(b"x")
+    (tmp_path / "agent.json").write_bytes(b"{")
+    code, out, _ = run(capsys, "doctor", "--state", str(tmp_path))
+    assert code == ExitCode.PROTOCOL
+    assert "FAIL fits" in out
+    assert sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*")) == [
+        "agent.json", "blobs", "blobs/half.tmp",
+    ]  # fmt: skip
+
+
 class SteadyMeter:
     def read(self, log_time_s: float | None) -> tuple[float | None, Reading]:
         return None, Reading(memory_free_bytes=5, network="wifi")

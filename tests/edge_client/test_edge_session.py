@@ -51,12 +51,30 @@ def test_programs_are_kept_and_weights_and_updates_are_not(rig: Rig) -> None:
 
 def test_a_subnet_that_does_not_fit_any_more_is_refused_for_memory(rig: Rig) -> None:
     rig.server.announce(announce(1, "train"))
-    rig.meter.free_bytes = 800
+    rig.meter.free_bytes = 1280
     rig.server.assign(rig.server.train_task())
     rig.until(lambda: bool(rig.server.of(Refusal)))
     (refusal,) = {message for message in rig.server.of(Refusal) if isinstance(message, Refusal)}
     assert (refusal.reason, refusal.available_bytes) == ("memory", 400)
     assert rig.trainer.jobs == []
+
+
+def test_a_program_that_was_damaged_on_disk_is_fetched_anew(rig: Rig) -> None:
+    rig.play_round()
+    task = rig.server.task
+    assert task is not None
+    program = rig.folder / "device" / "blobs" / task.programs[0].blob.sha256
+    program.write_bytes(bytes(len(PROGRAM)))
+    rig.play_round(2, "t2")
+    assert stored(rig, "t2") == trained(PROGRAM, WEIGHTS + b"t2")
+    assert program.read_bytes() == PROGRAM
+
+
+def test_samples_take_their_room_before_training_has_its_share(rig: Rig) -> None:
+    rig.meter.free_bytes = 480
+    rig.server.announce(announce())
+    rig.until(lambda: bool(rig.server.of(Telemetry)))
+    assert {telemetry.memory_budget_bytes for telemetry in rig.server.of(Telemetry)} == {0}  # type: ignore[union-attr]  # of() filtered them
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,10 @@
 """Live readings: control groups of both versions from invented folders, rates from invented transfers."""
 
+import math
 from pathlib import Path
+from types import SimpleNamespace
 
+import psutil
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -73,6 +76,28 @@ def test_this_machine_can_be_read() -> None:
     assert 0 < (reading.memory_free_bytes or 0) <= meter.memory_total_bytes()
     assert reading.downlink_bps is None
     assert meter.cores() >= 1
+
+
+@pytest.mark.parametrize(
+    "error", [PermissionError(13, "Permission denied"), RuntimeError("no /proc/stat"), KeyError("x")]
+)
+def test_what_a_system_hides_is_unknown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise error
+
+    for name in ("cpu_percent", "sensors_temperatures", "sensors_battery", "net_if_stats", "virtual_memory"):
+        monkeypatch.setattr(psutil, name, refuse)
+    assert LiveMeter(ControlGroups(tmp_path, tmp_path / "absent")).read(None) == (None, Reading())
+    _, limited = LiveMeter(groups(tmp_path, "0::/app\n", {"app": V2})).read(None)
+    assert limited == Reading(memory_free_bytes=400, memory_limit_bytes=1000)
+
+
+def test_a_sensor_that_says_nonsense_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    nowhere = SimpleNamespace(current=math.nan)
+    monkeypatch.setattr(psutil, "sensors_temperatures", lambda: {"a": [nowhere, SimpleNamespace(current=41.0)]})
+    monkeypatch.setattr(psutil, "sensors_battery", lambda: SimpleNamespace(percent=math.nan, power_plugged=True))
+    _, reading = LiveMeter().read(None)
+    assert (reading.temperature_c, reading.battery_fraction, reading.charging) == (41.0, None, None)
 
 
 def test_a_meter_learns_each_direction_from_its_own_transfers() -> None:

@@ -20,7 +20,7 @@ from subfleet.protocol.errors import (
     SubfleetError,
     TrainingError,
 )
-from subfleet.protocol.programs import Program, TrainingSettings, TrainJob, encode_program
+from subfleet.protocol.programs import Program, TrainingSettings, TrainJob, ValueInfo, encode_program
 from subfleet.tasks import Dataset, iter_batches, write_npz
 from subfleet.trainers.onnx import OnnxTrainer
 
@@ -126,6 +126,58 @@ def test_growth_beyond_the_limit_stops_training(tmp_path: Path) -> None:
         OnnxTrainer().train(replace(job, memory_limit_bytes=0, output_path=tmp_path / "other"), never)
     assert caught.value.needed_bytes > caught.value.limit_bytes == 0
     assert not (tmp_path / "other").exists()
+
+
+def test_a_manifest_alone_makes_nobody_allocate(tmp_path: Path) -> None:
+    job = write_job(tmp_path, samples(40), settings=SETTINGS)
+    made = program()
+    shape = (2**40, 2**20)
+
+    def swollen(values: tuple[ValueInfo, ...]) -> tuple[ValueInfo, ...]:
+        return tuple(replace(value, shape=shape) if value.role == "optimiser_state" else value for value in values)
+
+    manifest = replace(made.manifest, inputs=swollen(made.manifest.inputs), outputs=swollen(made.manifest.outputs))
+    job.program_path.write_bytes(encode_program(replace(made, manifest=manifest)))
+    with pytest.raises(MemoryLimitError) as caught:
+        OnnxTrainer().train(job, never)
+    assert caught.value.needed_bytes > 2**60
+
+
+def test_memory_that_the_system_refuses_is_a_memory_error(tmp_path: Path) -> None:
+    """In a process whose address space ends a little above where it is; ONNX Runtime has errors of its own for that."""
+    values = 10**8
+    graph = helper.make_graph(
+        [
+            helper.make_node("Expand", ["x", "shape"], ["wide"]),
+            helper.make_node("Slice", ["wide", "start", "end", "axis"], ["y"]),
+        ],
+        "wide",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 1])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, 2])],
+        [
+            helper.make_tensor("shape", TensorProto.INT64, [2], [1, values]),
+            *(
+                helper.make_tensor(name, TensorProto.INT64, [1], [at])
+                for name, at in zip(("start", "end", "axis"), (0, 2, 1), strict=True)
+            ),
+        ],
+    )
+    model = tmp_path / "wide.onnx"
+    model.write_bytes(
+        helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8).SerializeToString()
+    )
+    write_npz(tmp_path / "d.npz", Dataset(inputs=np.zeros((1, 1), np.float32), labels=np.zeros(1, np.int64)))
+    code = (
+        "import resource, sys; from pathlib import Path; from subfleet.trainers.onnx import OnnxTrainer\n"
+        "trainer = OnnxTrainer(); trainer.describe(sys.argv[2])\n"
+        "size = int(Path('/proc/self/statm').read_text().split()[0]) * resource.getpagesize() + 2**26\n"
+        "resource.setrlimit(resource.RLIMIT_AS, (size, size))\n"
+        "try: trainer.predict(Path(sys.argv[1]), sys.argv[2])\n"
+        "except MemoryError: print('no memory')\n"
+    )
+    command = [sys.executable, "-c", code, str(model), str(tmp_path / "d.npz")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.stdout == "no memory\n", done.stderr
 
 
 def test_values_that_are_not_finite_are_no_update(tmp_path: Path) -> None:

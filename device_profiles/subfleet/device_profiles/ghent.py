@@ -7,6 +7,7 @@ IEEE Communications Letters 20(11), 2016. They are read as a CSV with the column
 import csv
 import gzip
 import io
+import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,7 +49,7 @@ def read_ghent(path: Path, trace: str) -> tuple[BandwidthSample, ...]:
     try:
         raw = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
         text = raw.decode("utf-8")
-    except (OSError, EOFError, UnicodeDecodeError) as error:
+    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
         raise FileError(f"the bandwidth file {str(path)!r} cannot be read: {error}") from error
     reader = csv.reader(io.StringIO(text))
     if next(reader, None) != _COLUMNS:

@@ -72,9 +72,15 @@ class DeviceProfile:
                 raise ValueError(f"{field} is {value}, but must be 1 or more")
 
 
-def memory_budget_bytes(reading: Reading, memory_share: float) -> int:
-    """The growth that training may cause now: the share of free memory; 0 where free memory is unknown."""
-    return int((reading.memory_free_bytes or 0) * memory_share)
+def memory_budget_bytes(reading: Reading, memory_share: float, *, data_bytes: int = 0) -> int:
+    """The growth that training may cause now, 0 where free memory is unknown.
+
+    Args:
+        reading: of the device, while nothing is trained.
+        memory_share: of the profile.
+        data_bytes: what the samples will take; training has its share of what they leave free.
+    """
+    return int(max((reading.memory_free_bytes or 0) - data_bytes, 0) * memory_share)
 
 
 def parse_profile(text: str, where: str) -> DeviceProfile:

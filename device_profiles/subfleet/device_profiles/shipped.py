@@ -39,6 +39,10 @@ def load_log(name_or_path: str) -> ResourceLog:
     if name_or_path in LOGS:
         return read_log(demo_log_path(name_or_path))
     path = Path(name_or_path)
-    if not path.exists():
+    try:
+        missing = not path.exists()
+    except OSError as error:
+        raise FileError(f"the resource log {name_or_path!r:.200} cannot be read: {error.strerror}") from error
+    if missing:
         raise FileError(f"the resource log {name_or_path!r} is missing; name a file, or one of {sorted(LOGS)}")
     return read_log(path)

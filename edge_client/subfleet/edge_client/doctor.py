@@ -10,10 +10,11 @@ from types import MappingProxyType
 
 from subfleet.device_profiles import memory_budget_bytes
 from subfleet.edge_client.joining import default_client_id, default_state_folder, profile_with
+from subfleet.edge_client.meters import data_bytes
 from subfleet.edge_client.monitor import LiveMeter
 from subfleet.edge_client.runtimes import choose_trainer
-from subfleet.edge_client.store import AgentStore
-from subfleet.protocol.errors import MissingExtraError, SubfleetError
+from subfleet.edge_client.store import read_saved
+from subfleet.protocol.errors import FileError, MissingExtraError, SubfleetError
 from subfleet.protocol.exit_codes import ExitCode
 from subfleet.protocol.programs import decode_program
 
@@ -70,23 +71,23 @@ def examine(options: DoctorOptions) -> Examination:
         ConfigError: the profile or the share cannot be used.
     """
     profile = profile_with(options.profile, memory_share=options.memory_share, threads=None)
-    memory, budget_bytes = _memory(profile.memory_share)
+    data = [] if options.data is None else [_data(profile.runtimes, options.data)]
+    memory, budget_bytes = _memory(profile.memory_share, sum(taken_bytes for _, taken_bytes in data))
     findings = [_python(), *(_package(name) for name in _NEEDED), _runtimes(profile.runtimes), memory]
-    data, url = options.data, options.url
-    if data is not None:
-        findings.append(_attempt("data", lambda: _describe(profile.runtimes, data)))
+    findings += [finding for finding, _ in data]
+    url = options.url
     if url is not None:
         findings.append(_attempt("broker", lambda: _reach(url, options.client_id)))
     findings.append(_attempt("fits", lambda: _fits(options, budget_bytes)))
     return Examination(budget_bytes=budget_bytes, findings=tuple(findings))
 
 
-def _memory(share: float) -> tuple[Finding, int]:
+def _memory(share: float, taken_bytes: int) -> tuple[Finding, int]:
     try:
         _, reading = LiveMeter().read(None)
     except MissingExtraError as error:
         return Finding(check="memory", code=error.exit_code, text="cannot be measured", remedy=str(error)), 0
-    budget_bytes = memory_budget_bytes(reading, share)
+    budget_bytes = memory_budget_bytes(reading, share, data_bytes=taken_bytes)
     limit = "none" if reading.memory_limit_bytes is None else _megabytes(reading.memory_limit_bytes)
     free = _megabytes(reading.memory_free_bytes or 0)
     text = f"{free} free (control group limit: {limit}), share {share:g}, budget {_megabytes(budget_bytes)}"
@@ -97,8 +98,12 @@ def _attempt(check: str, look: Callable[[], str]) -> Finding:
     try:
         return Finding(check=check, text=look())
     except SubfleetError as error:
-        # The errors of this project say what to do in their own sentence.
-        return Finding(check=check, code=error.exit_code, text="cannot be used", remedy=str(error))
+        return _failed(check, error)
+
+
+def _failed(check: str, error: SubfleetError) -> Finding:
+    # The errors of this project say what to do in their own sentence.
+    return Finding(check=check, code=error.exit_code, text="cannot be used", remedy=str(error))
 
 
 def _python() -> Finding:
@@ -133,10 +138,15 @@ def _runtimes(wanted: tuple[str, ...]) -> Finding:
     )
 
 
-def _describe(runtimes: tuple[str, ...], data: str) -> str:
-    trainer, summary = choose_trainer(runtimes, data)
+def _data(runtimes: tuple[str, ...], data: str) -> tuple[Finding, int]:
+    """What was found, and the bytes that the samples take while the device trains."""
+    try:
+        trainer, summary = choose_trainer(runtimes, data)
+    except SubfleetError as error:
+        return _failed("data", error), 0
     shape = "x".join(map(str, summary.input_shape))
-    return f"{summary.sample_count} samples of {shape} in {len(summary.class_counts)} classes, for {trainer.target}"
+    text = f"{summary.sample_count} samples of {shape} in {len(summary.class_counts)} classes, for {trainer.target}"
+    return Finding(check="data", text=text), data_bytes(summary)
 
 
 def _reach(url: str, client_id: str | None) -> str:
@@ -153,19 +163,20 @@ def _reach(url: str, client_id: str | None) -> str:
 def _fits(options: DoctorOptions, budget_bytes: int) -> str:
     client_id = default_client_id(options.client_id, options.url or "mqtt://localhost")
     folder = options.state or default_state_folder(options.fleet, client_id)
-    if not (folder / "agent.json").exists():
-        return (
-            f"programs of up to {_megabytes(budget_bytes)} planned; none is cached yet, they come with the first round"
-        )
-    store = AgentStore(folder)
     verdicts = []
-    for digest in store.load().programs:
-        path = folder / "blobs" / digest
-        if path.exists():
-            manifest = decode_program(path.read_bytes()).manifest
-            verdict = "fits" if manifest.planned_peak_bytes <= budget_bytes else "does not fit"
-            verdicts.append(f"{manifest.program_id[:12]} of {_megabytes(manifest.planned_peak_bytes)} {verdict}")
-    return f"programs of up to {_megabytes(budget_bytes)} planned; cached: {', '.join(verdicts) or 'none'}"
+    # An agent may be at work in the folder: it is only read.
+    for digest in read_saved(folder).programs:
+        try:
+            content = (folder / "blobs" / digest).read_bytes()
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            raise FileError(f"the program {digest[:12]} cannot be read ({error.strerror}); check the disk") from error
+        manifest = decode_program(content).manifest
+        verdict = "fits" if manifest.planned_peak_bytes <= budget_bytes else "does not fit"
+        verdicts.append(f"{manifest.program_id[:12]} of {_megabytes(manifest.planned_peak_bytes)} {verdict}")
+    cached = f"cached: {', '.join(verdicts)}" if verdicts else "none is cached yet, they come with the first round"
+    return f"programs of up to {_megabytes(budget_bytes)} planned; {cached}"
 
 
 def _megabytes(size_bytes: int) -> str:

@@ -80,8 +80,7 @@ def join(options: JoinOptions) -> None:
     topics = Topics(options.fleet)
     profile = profile_with(options.profile, memory_share=options.memory_share, threads=options.threads)
     transport, meter = _link(options, client_id)
-    store = AgentStore(options.state or default_state_folder(options.fleet, client_id))
-    with store.locked():
+    with AgentStore.held(options.state or default_state_folder(options.fleet, client_id)) as store:
         trainer, summary = choose_trainer([options.runtime] if options.runtime else profile.runtimes, options.data)
         settings = AgentSettings(
             profile=_announcement(client_id, profile, trainer, summary, meter),

@@ -1,15 +1,21 @@
 """Live readings: what this process may really use, on the device where it runs."""
 
+import logging
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType, ModuleType
+from typing import TypeVar
 
 from subfleet.edge_client.meters import Direction, TransferRate
 from subfleet.protocol.errors import MissingExtraError
 from subfleet.protocol.readings import Reading
 
 __all__ = ["ControlGroups", "LiveMeter", "MemoryHeadroom", "load_psutil"]
+
+_LOG = logging.getLogger(__name__)
+T = TypeVar("T")
 
 _UNLIMITED_BYTES = 2**60
 """Kernels write a number near 2**63 where there is no limit."""
@@ -116,7 +122,7 @@ def _read_stat(path: Path, name: str) -> int:
 
 
 class LiveMeter:
-    """Reads this device.
+    """Reads this device. What the system does not let this process see (phones hide much) is unknown.
 
     Args:
         groups: the control groups that limit this process.
@@ -131,24 +137,24 @@ class LiveMeter:
         self._groups = groups or ControlGroups()
         self._available_bytes = available_bytes or self._system_available_bytes
         self._rates: dict[Direction, TransferRate] = {"down": TransferRate(), "up": TransferRate()}
-        self._psutil.cpu_percent(interval=None)  # the load is measured from here to the next call
+        _known(self._cpu_load)  # the load is measured from here to the next call
 
     def read(self, log_time_s: float | None) -> tuple[float | None, Reading]:
         """See `Meter.read`; the log's time means nothing to a live device."""
         del log_time_s
         headroom = self._groups.headroom()
-        free_bytes = self._available_bytes()
-        battery_fraction, charging = self._battery()
+        rooms_bytes = [_known(self._available_bytes), None if headroom is None else headroom.free_bytes]
+        battery_fraction, charging = _known(self._battery) or (None, None)
         return None, Reading(
-            memory_free_bytes=free_bytes if headroom is None else min(free_bytes, headroom.free_bytes),
+            memory_free_bytes=min((room for room in rooms_bytes if room is not None), default=None),
             memory_limit_bytes=None if headroom is None else headroom.limit_bytes,
             downlink_bps=self._rates["down"].bps,
             uplink_bps=self._rates["up"].bps,
-            cpu_load=min(max(self._psutil.cpu_percent(interval=None) / 100, 0.0), 1.0),
-            temperature_c=self._temperature_c(),
+            cpu_load=_known(self._cpu_load),
+            temperature_c=_known(self._temperature_c),
             battery_fraction=battery_fraction,
             charging=charging,
-            network=self._network(),
+            network=_known(self._network),
         )
 
     def note_transfer(self, direction: Direction, size_bytes: int, now_s: float) -> None:
@@ -166,15 +172,19 @@ class LiveMeter:
     def _system_available_bytes(self) -> int:
         return int(self._psutil.virtual_memory().available)
 
+    def _cpu_load(self) -> float:
+        return min(max(float(self._psutil.cpu_percent(interval=None)) / 100, 0.0), 1.0)
+
     def _temperature_c(self) -> float | None:
         read = getattr(self._psutil, "sensors_temperatures", None)  # not there on macOS and Windows
         sensors = read() if read is not None else {}
-        return max((float(entry.current) for entries in sensors.values() for entry in entries), default=None)
+        found = [float(entry.current) for entries in sensors.values() for entry in entries]
+        return max(filter(math.isfinite, found), default=None)
 
     def _battery(self) -> tuple[float | None, bool | None]:
         read = getattr(self._psutil, "sensors_battery", None)
         battery = read() if read is not None else None
-        if battery is None:
+        if battery is None or not math.isfinite(battery.percent):
             return None, None
         return min(max(battery.percent / 100, 0.0), 1.0), battery.power_plugged
 
@@ -183,4 +193,13 @@ class LiveMeter:
         for kind, prefixes in _NETWORKS.items():
             if any(name.startswith(prefixes) for name in up):
                 return kind
+        return None
+
+
+def _known(read: Callable[[], T]) -> T | None:
+    try:
+        return read()
+    # psutil lets through whatever a system's files and calls answer: OSError, RuntimeError, KeyError, ValueError ...
+    except Exception as error:  # noqa: BLE001 - a device whose fan cannot be read can still train
+        _LOG.debug("a reading is unknown: %s: %s", type(error).__name__, error)
         return None

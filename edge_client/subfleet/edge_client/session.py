@@ -11,7 +11,7 @@ from typing import Any
 from subfleet.device_profiles.profiles import memory_budget_bytes
 from subfleet.edge_client.agent import start, step
 from subfleet.edge_client.composing import presence
-from subfleet.edge_client.meters import Meter
+from subfleet.edge_client.meters import Meter, data_bytes
 from subfleet.edge_client.states import (
     Action,
     AgentSettings,
@@ -285,6 +285,11 @@ class Session:
         self._outbox.settle(action.message_id)
 
     def _fetch(self, action: Fetch) -> None:
+        try:
+            self._store.drop_damaged(action.blob)
+        except FileError as error:
+            self._events.append(BlobFailed(sha256=action.blob.sha256, reason=f"storage: {error}"))
+            return
         self._exchange.fetch(SERVER, action.blob)
 
     def _cancel_fetch(self, action: CancelFetch) -> None:
@@ -292,7 +297,8 @@ class Session:
 
     def _measure(self, action: Measure) -> None:
         log_time_s, reading = self._meter.read(action.log_time_s)
-        budget_bytes = memory_budget_bytes(reading, self._settings.profile.memory_share)
+        profile = self._settings.profile
+        budget_bytes = memory_budget_bytes(reading, profile.memory_share, data_bytes=data_bytes(profile))
         self._events.append(
             Measured(measure=action, log_time_s=log_time_s, reading=reading, memory_budget_bytes=budget_bytes)
         )

@@ -8,36 +8,42 @@
 """
 
 import fcntl
+import hashlib
 import logging
 import os
 import re
 import shutil
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
+from typing import TextIO
 
 from subfleet.edge_client.states import Saved
+from subfleet.protocol.blobs import BlobRef
 from subfleet.protocol.errors import FileError, ProtocolError
 from subfleet.protocol.messages import Task
 from subfleet.protocol.schema import canonical_json, from_plain, parse_json, to_plain
 from subfleet.transport.blob_store import BlobStore
 
-__all__ = ["AgentStore"]
+__all__ = ["AgentStore", "read_saved"]
 
 _LOG = logging.getLogger(__name__)
 
 SCHEMA_VERSION = 1
 MAX_STATE_BYTES = 64 * 2**20
+_STATE_FILE = "agent.json"
+_BLOCK_BYTES = 2**20
 _SUFFIXES: Mapping[str, str] = MappingProxyType({"onnx": ".onnx", "executorch": ".pte"})
 _RUN_FOLDER = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,127}")
 
 
 class AgentStore:
-    """One agent's folder.
+    """One agent's folder. An agent at work takes it with `held`.
 
     Args:
-        folder: made where it is missing.
+        folder: made where it is missing; nobody else works in it.
 
     Raises:
         FileError: the folder cannot be made or written.
@@ -46,51 +52,73 @@ class AgentStore:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.work_folder = folder / "work"
-        self._path = folder / "agent.json"
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise FileError(f"the folder {str(folder)!r} cannot be used ({error.strerror}); choose another") from error
+        self._path = folder / _STATE_FILE
         self.blobs = BlobStore(folder / "blobs")
 
+    @classmethod
     @contextmanager
-    def locked(self) -> Iterator[None]:
-        """Hold the folder for this process; the lock ends with the process, however it ends.
+    def held(cls, folder: Path) -> Iterator["AgentStore"]:
+        """Hold a folder for this process; the lock ends with the process, however it ends.
+
+        Nothing in the folder is touched before it is held: another agent may be at work there.
 
         Raises:
-            FileError: another agent holds it.
+            FileError: another agent holds it, or it cannot be made or written.
         """
-        with (self.folder / "lock").open("w") as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                raise FileError(
-                    f"the state folder {str(self.folder)!r} is in use by another agent; stop that one, or choose "
-                    "another folder with --state and another --id"
-                ) from None
+        with _locked(folder):
+            store = cls(folder)
             # What a killed training left half written: its task is trained anew.
-            shutil.rmtree(self.work_folder, ignore_errors=True)
-            self.work_folder.mkdir(exist_ok=True)
-            yield
+            shutil.rmtree(store.work_folder, ignore_errors=True)
+            try:
+                store.work_folder.mkdir(exist_ok=True)
+            except OSError as error:
+                raise _unusable(folder, error) from error
+            yield store
 
     def load(self) -> Saved:
         """What an earlier process saved; nothing where there was none.
 
-        A file that cannot be read is set aside, so that a device in the field goes on.
+        A file that cannot be understood is set aside, so that a device in the field goes on. An update whose blob was
+        lost is not offered again: its task may be trained anew.
+
+        Raises:
+            FileError: the file cannot be read or set aside.
         """
         try:
-            payload = self._path.read_bytes()
-        except FileNotFoundError:
-            return Saved()
-        except OSError as error:
-            raise FileError(f"the state file {str(self._path)!r} cannot be read: {error.strerror}") from error
-        try:
-            return _parse(payload)
+            saved = read_saved(self.folder)
         except ProtocolError as error:
             aside = self._path.with_suffix(".bad")
             _LOG.warning("the state file %s cannot be used (%s); it is set aside as %s", self._path, error, aside.name)
-            self._path.replace(aside)
+            try:
+                self._path.replace(aside)
+            except OSError as failure:
+                raise _unusable(self.folder, failure) from failure
             return Saved()
+        lost = {update.task_id for update in saved.updates if not self.blobs.has(update.blob)}
+        return replace(
+            saved,
+            updates=tuple(update for update in saved.updates if update.task_id not in lost),
+            done=tuple(task_id for task_id in saved.done if task_id not in lost),
+        )
+
+    def drop_damaged(self, blob: BlobRef) -> None:
+        """Remove a blob that is not what it was when it came, so that it is fetched anew: flash memory wears out.
+
+        Raises:
+            FileError: it is damaged and cannot be removed.
+        """
+        if not self.blobs.has(blob):
+            return
+        path = self.blobs.path(blob)
+        if _sha256(path) == blob.sha256:
+            return
+        _LOG.warning("blob %s was damaged on this disk and is fetched anew", blob.sha256[:12])
+        try:
+            path.unlink(missing_ok=True)
+        except OSError as error:
+            raise FileError(
+                f"the damaged blob {str(path)!r} cannot be removed ({error.strerror}); remove it, or check the disk"
+            ) from error
 
     def save(self, saved: Saved) -> None:
         """Write what must outlive the process, and return when it is on the disk.
@@ -101,7 +129,9 @@ class AgentStore:
         try:
             _write_atomically(self._path, canonical_json({"schema": SCHEMA_VERSION, **to_plain(saved)}))
         except OSError as error:
-            raise FileError(f"the state file {str(self._path)!r} cannot be written: {error.strerror}") from error
+            raise FileError(
+                f"the state file {str(self._path)!r} cannot be written ({error.strerror}); free some space or mend it"
+            ) from error
 
     def place_models(self, task: Task) -> tuple[str, ...]:
         """Copy the fetched models of a deploy task to their folder; returns the paths relative to the state folder.
@@ -125,12 +155,29 @@ class AgentStore:
                 folder.mkdir(parents=True, exist_ok=True)
                 _write_atomically(path, source.read_bytes())
             except OSError as error:
-                raise FileError(f"the model {str(path)!r} cannot be written: {error.strerror}") from error
+                raise FileError(
+                    f"the model {str(path)!r} cannot be written ({error.strerror}); free some space or mend it"
+                ) from error
             files.append(path.relative_to(self.folder).as_posix())
         return tuple(files)
 
 
-def _parse(payload: bytes) -> Saved:
+def read_saved(folder: Path) -> Saved:
+    """What an agent saved in a folder; nothing where there was none. Changes nothing there.
+
+    Raises:
+        FileError: the file cannot be read.
+        ProtocolError: it is damaged, or of another version.
+    """
+    path = folder / _STATE_FILE
+    try:
+        payload = path.read_bytes()
+    except FileNotFoundError:
+        return Saved()
+    except OSError as error:
+        raise FileError(
+            f"the state file {str(path)!r} cannot be read ({error.strerror}); make it readable, or remove it"
+        ) from error
     plain = parse_json(payload, max_bytes=MAX_STATE_BYTES)
     schema = plain.pop("schema", None) if isinstance(plain, dict) else None
     if schema != SCHEMA_VERSION:
@@ -138,13 +185,59 @@ def _parse(payload: bytes) -> Saved:
     return from_plain(Saved, plain)
 
 
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    with _open_lock(folder) as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise FileError(
+                f"the state folder {str(folder)!r} is in use by another agent; stop that one, or choose another folder "
+                "with --state and another --id"
+            ) from None
+        except OSError as error:  # some network file systems have no locks
+            raise _unusable(folder, error) from error
+        yield
+
+
+def _open_lock(folder: Path) -> TextIO:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        return (folder / "lock").open("w")
+    except OSError as error:
+        raise _unusable(folder, error) from error
+
+
+def _unusable(folder: Path, error: OSError) -> FileError:
+    return FileError(
+        f"the state folder {str(folder)!r} cannot be used ({error.strerror}); mend it, or choose another with --state"
+    )
+
+
+def _sha256(path: Path) -> str | None:
+    digest = hashlib.sha256()
+    try:
+        with path.open("rb") as file:
+            while block := file.read(_BLOCK_BYTES):
+                digest.update(block)
+    except OSError:
+        return None
+    return digest.hexdigest()
+
+
 def _write_atomically(path: Path, content: bytes) -> None:
     partial = path.with_name(path.name + ".part")
-    with partial.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    partial.replace(path)
+    try:
+        with partial.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+    except OSError:
+        # On a full disk what was written so far would keep it full.
+        with suppress(OSError):
+            partial.unlink(missing_ok=True)
+        raise
     # The rename itself must survive a power cut, and that is the folder's business.
     folder = os.open(path.parent, os.O_RDONLY)
     try:

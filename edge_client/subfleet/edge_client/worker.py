@@ -5,6 +5,7 @@ import logging
 import queue
 import threading
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -90,6 +91,9 @@ class TrainingWorker:
         try:
             outcome = self._train(task, memory_limit_bytes)
         finally:
+            if isinstance(outcome, WorkFailed):
+                with suppress(OSError):  # a trainer may fail after it wrote: nobody will come for that file
+                    self._output_path(task).unlink(missing_ok=True)
             self._outcomes.put(outcome)
 
     def _train(self, task: Task, memory_limit_bytes: int) -> Finished | WorkFailed:
@@ -108,8 +112,6 @@ class TrainingWorker:
         return Finished(task_id=task.task_id, result=result, output_path=job.output_path)
 
     def _job(self, task: Task, memory_limit_bytes: int) -> TrainJob:
-        # A task's id is any text of the server's; its digest is a safe name for a file.
-        name = hashlib.sha256(task.task_id.encode()).hexdigest()[:32]
         weights: BlobRef | None = task.weights
         settings: TrainingSettings | None = task.training
         if weights is None or settings is None:
@@ -117,7 +119,7 @@ class TrainingWorker:
         return TrainJob(
             program_path=self._blobs.path(task.programs[0].blob),
             weights_path=self._blobs.path(weights),
-            output_path=self._work_folder / f"{name}.safetensors",
+            output_path=self._output_path(task),
             data=self._data,
             settings=settings,
             round=task.round,
@@ -125,6 +127,11 @@ class TrainingWorker:
             memory_limit_bytes=memory_limit_bytes,
             threads=self._threads,
         )
+
+    def _output_path(self, task: Task) -> Path:
+        # A task's id is any text of the server's; its digest is a safe name for a file.
+        name = hashlib.sha256(task.task_id.encode(errors="surrogatepass")).hexdigest()[:32]
+        return self._work_folder / f"{name}.safetensors"
 
 
 def _failure(task: Task, error: SubfleetError) -> WorkFailed:

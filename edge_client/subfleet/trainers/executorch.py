@@ -17,6 +17,8 @@ __all__ = ["ExecutorchTrainer"]
 
 Array = npt.NDArray[np.generic]
 _METHOD = "forward"
+# What PyTorch's allocator, which holds the outputs, says where the system gave no memory.
+_NO_MEMORY = "can't allocate memory"
 
 
 class ExecutorchTrainer:
@@ -124,5 +126,7 @@ def _guarded(call: Callable[[], Any]) -> Any:
         raise
     # The bindings raise RuntimeError for most failures, and others where arguments do not fit.
     except Exception as error:
+        if _NO_MEMORY in str(error):
+            raise MemoryError(str(error)) from error
         reason = str(error).strip().partition("\n")[0]
         raise TrainingError(f"ExecuTorch refused the program ({reason:.300}); it must be exported again") from error

@@ -1,6 +1,7 @@
 """The files of a training job: the packed program and the weights that it reads, the change that it writes."""
 
 import os
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -70,6 +71,9 @@ def write_change(path: Path, new: Arrays, old: Arrays) -> None:
             os.fsync(file.fileno())
         partial.replace(path)
     except OSError as error:
+        # On a full disk what was written so far would keep it full.
+        with suppress(OSError):
+            partial.unlink(missing_ok=True)
         raise FileError(
             f"the update {str(path)!r} cannot be written ({error.strerror}); check the folder and its free space"
         ) from error

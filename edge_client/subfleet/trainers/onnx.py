@@ -19,6 +19,8 @@ __all__ = ["OnnxTrainer"]
 
 Array = npt.NDArray[np.generic]
 _ERRORS_ONLY = 3
+# What its exceptions say where the system gave no memory; none of them is a MemoryError.
+_NO_MEMORY = ("Failed to allocate memory", "std::bad_alloc")
 # The smallest model there is: one Identity from "x" to "y", float32 of shape (1,), opset 13, IR version 8.
 _IDENTITY = (
     b'\x08\x08:7\n\x10\n\x01x\x12\x01y"\x08Identity\x12\x01wZ\x0f\n\x01x\x12\n\n\x08\x08\x01\x12\x04\n\x02\x08\x01'
@@ -129,5 +131,7 @@ def _guarded(call: Callable[[], Any]) -> Any:
         raise
     # ONNX Runtime's exceptions have no common base but Exception.
     except Exception as error:
+        if any(words in str(error) for words in _NO_MEMORY):
+            raise MemoryError(str(error)) from error
         reason = str(error).strip().partition("\n")[0]
         raise TrainingError(f"ONNX Runtime refused the program ({reason:.300}); it must be exported again") from error

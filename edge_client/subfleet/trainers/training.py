@@ -51,7 +51,8 @@ def run_training(job: TrainJob, stopped: Callable[[], bool], *, target: str, loa
     weights, the runtime's session, the steps and the writing of the change all count.
 
     Raises:
-        MemoryLimitError: the process grew beyond the limit.
+        MemoryLimitError: the process grew beyond the limit, or what the program takes alone is beyond it.
+        MemoryError: the system refused memory below the limit.
         TrainingError: the program failed, was stopped, or ended in values that are not finite.
         DataError: the data do not fit the program.
         ProtocolError: program, weights and settings do not fit each other.
@@ -69,8 +70,6 @@ def run_training(job: TrainJob, stopped: Callable[[], bool], *, target: str, loa
         # The old weights are read again, not kept: while the steps ran, their memory was free.
         write_change(job.output_path, trained, read_weights(job.weights_path, layout))
         watch.check()
-    except MemoryError as error:
-        raise MemoryLimitError(needed_bytes=watch.growth_bytes(), limit_bytes=job.memory_limit_bytes) from error
     finally:
         release_free_memory()
     return TrainResult(
@@ -126,6 +125,10 @@ def _load(job: TrainJob, dataset: Dataset, target: str, load: LoadProgram) -> tu
             f"samples of {job.data!r} are of shape {dataset.sample_shape}, but the program takes "
             f"{layout.input.shape[1:]}; use data of that shape"
         )
+    # Nothing is allocated on the word of a received manifest alone.
+    fed_bytes = sum(math.prod(value.shape) * numpy_dtype(value.dtype).itemsize for value in program.manifest.inputs)
+    if fed_bytes > job.memory_limit_bytes:
+        raise MemoryLimitError(needed_bytes=fed_bytes, limit_bytes=job.memory_limit_bytes)
     return layout, load(program, job.threads)
 
 
