@@ -49,6 +49,7 @@ class Experiment:
     test_fraction: float
     model: ModelConfig
     training: TrainingSettings
+    learning_rate_decay: float
     rounds: int
     rates: tuple[float, ...]
     communication_s: float
@@ -80,8 +81,8 @@ def quickstart() -> Experiment:
             batch_size=16,
             learning_rate=0.05,
             optimiser=OptimiserSettings(momentum=0.9, weight_decay=1e-3),
-            seed=3,
         ),
+        learning_rate_decay=0.8,
         rounds=5,
         rates=(0.25, 0.5, 0.75, 1.0),
         communication_s=4.0,

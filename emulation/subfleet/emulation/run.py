@@ -8,19 +8,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from subfleet.export.pool import ExportPool
-from subfleet.server.session import Server
-
 from subfleet.device_profiles import demo_log_path
 from subfleet.emulation.experiments import EmulatedDevice, Experiment
 from subfleet.emulation.fleet import ClientCommand, Fleet
 from subfleet.emulation.predictions import accuracies
 from subfleet.emulation.slices import Slices, cut
+from subfleet.export.pool import ExportPool
 from subfleet.protocol.errors import RunError
 from subfleet.server.broker import EmbeddedBroker
 from subfleet.server.config import LogClock, ServerConfig
 from subfleet.server.records import DeployedModel, RunObserver, RunResult
 from subfleet.server.results import write_results
+from subfleet.server.session import Server
 from subfleet.transport.mqtt import MqttTransport
 
 __all__ = ["Outcome", "run_experiment", "server_config"]
@@ -105,6 +104,7 @@ def server_config(experiment: Experiment, evaluation_data: Path) -> ServerConfig
         rounds=experiment.rounds,
         min_clients=len(experiment.devices),
         training=experiment.training,
+        learning_rate_decay=experiment.learning_rate_decay,
         rates=experiment.rates,
         seed=experiment.seed,
         communication_s=experiment.communication_s,

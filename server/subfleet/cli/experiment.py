@@ -21,8 +21,7 @@ def with_overrides(name: str, *, rounds: int | None, seed: int | None) -> Experi
     if rounds is not None:
         experiment = dataclasses.replace(experiment, rounds=rounds)
     if seed is not None:
-        training = dataclasses.replace(experiment.training, seed=seed)
-        experiment = dataclasses.replace(experiment, seed=seed, training=training)
+        experiment = dataclasses.replace(experiment, seed=seed)
     return experiment
 
 

@@ -3,7 +3,7 @@
 import hashlib
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -84,7 +84,8 @@ class ServerConfig:
         min_clients: a round starts when this many clients are there.
         model: the elastic network that is trained.
         evaluation_data: data set on which the whole model is evaluated after every round.
-        training: local training; its seed is replaced by `seed`.
+        training: local training in round 1; its seed is replaced by `seed`.
+        learning_rate_decay: factor on the learning rate from each round to the next, above 0 and at most 1.
         method: which federated method, with its parameters.
         rates: width rates of the search space, each above 0 and at most 1.
         seed: of initial weights and data order.
@@ -108,6 +109,7 @@ class ServerConfig:
     min_clients: int = 2
     fleet: str = "main"
     training: TrainingSettings = field(default_factory=TrainingSettings)
+    learning_rate_decay: float = 1.0
     method: AnyMethod = field(default_factory=HeteroFL)
     rates: tuple[float, ...] = (0.25, 0.5, 0.75, 1.0)
     seed: int = 0
@@ -129,6 +131,8 @@ class ServerConfig:
                 raise ValueError(f"{name} is {getattr(self, name)}, but must be 1 or more")
         if not 0 < self.quorum <= 1:
             raise ValueError(f"quorum is {self.quorum}, but must be above 0 and at most 1")
+        if not 0 < self.learning_rate_decay <= 1:
+            raise ValueError(f"learning_rate_decay is {self.learning_rate_decay}, but must be above 0 and at most 1")
         if not self.rates or not all(0 < rate <= 1 for rate in self.rates):
             raise ValueError(f"rates are {list(self.rates)}, but must be one or more numbers above 0 and at most 1")
         if self.communication_s <= 0:
@@ -141,13 +145,29 @@ class ServerConfig:
         """Whether a round waits for every client that it knows, so that timing takes no part in the outcome."""
         return self.quorum >= 1
 
+    def training_of(self, round_number: int) -> TrainingSettings:
+        """The local training of a round: the schedule follows the rounds, as in every reference implementation."""
+        rate = self.training.learning_rate * self.learning_rate_decay ** (round_number - 1)
+        return replace(self.training, learning_rate=rate, seed=self.seed)
+
     def log_time_s(self, round_number: int) -> float | None:
         """Where replayed logs are read in a round; None for a live run."""
         return None if self.clock is None else self.clock.start_s + (round_number - 1) * self.clock.step_s
 
     def fingerprint(self) -> str:
         """SHA-256 of everything that takes part in the outcome: a run is only taken up with the same."""
-        names = ("name", "model", "evaluation_data", "rounds", "training", "method", "rates", "seed", "quorum")
+        names = (
+            "name",
+            "model",
+            "evaluation_data",
+            "rounds",
+            "training",
+            "learning_rate_decay",
+            "method",
+            "rates",
+            "seed",
+            "quorum",
+        )
         more = ("communication_s", "clock", "max_attempts", "targets", "deploy_targets", "memory_overhead_bytes")
         return hashlib.sha256(canonical_json([getattr(self, name) for name in (*names, *more)])).hexdigest()
 

@@ -84,7 +84,7 @@ class Plan:
 
     def training(self, round_number: int) -> TrainingSettings:
         """The local training of a round."""
-        return self.method.training(self.config.training, round_number)
+        return self.method.training(self.config.training_of(round_number), round_number)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -49,7 +49,7 @@ class Method(Protocol):
         ...
 
     def training(self, settings: TrainingSettings, round_number: int) -> TrainingSettings:
-        """The local training of a round: objective, learning rate, epochs."""
+        """The local training of a round, made from the configured one with the learning rate of the round."""
         ...
 
     def after_round(
