@@ -1,5 +1,6 @@
 """The session with a scripted server: whole rounds, refusals, power cuts in every phase, bad links, late receipts."""
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -68,6 +69,17 @@ def test_a_program_that_was_damaged_on_disk_is_fetched_anew(rig: Rig) -> None:
     rig.play_round(2, "t2")
     assert stored(rig, "t2") == trained(PROGRAM, WEIGHTS + b"t2")
     assert program.read_bytes() == PROGRAM
+
+
+def test_a_blob_folder_that_vanishes_costs_tasks_and_not_the_agent(rig: Rig) -> None:
+    rig.play_round()
+    shutil.rmtree(rig.folder / "device" / "blobs")
+    rig.server.announce(announce(2, "train"))
+    rig.server.assign(rig.server.train_task("t2", 2))
+    rig.until(lambda: bool(rig.server.of(Refusal)))
+    rig.until(lambda: settled(rig))
+    (refusal,) = {message for message in rig.server.of(Refusal) if isinstance(message, Refusal)}
+    assert (refusal.task_id, refusal.reason) == ("t2", "program")
 
 
 def test_samples_take_their_room_before_training_has_its_share(rig: Rig) -> None:

@@ -320,7 +320,11 @@ class Session:
         self._store.save(action.saved)
 
     def _prune(self, action: Prune) -> None:
-        self._store.blobs.prune(set(action.keep))
+        try:
+            self._store.blobs.prune(set(action.keep))
+        except OSError as error:
+            # What is left over costs room, and goes with the next ones; it is no reason to end.
+            _LOG.warning("blobs that nobody needs cannot be removed: %s", error)
 
     def _leave(self, _action: Leave) -> None:
         self._left = True
