@@ -79,7 +79,8 @@ def test_building_leaves_the_global_random_state_alone() -> None:
         ({"widths": (), "depths": ()}, "at least one"),
         ({"widths": (8, 10)}, "multiples of group_size 4"),
         ({"depths": (2, 0)}, "1 block or more"),
-        ({"family": "mlp", "group_size": 1}, "2 or more"),
+        ({"family": "mlp", "group_size": 1}, "group_size is 1"),
+        ({"input_shape": (1, 2, 2), "group_size": 1}, "group_size is 1"),
     ],
 )
 def test_a_wrong_configuration_is_refused(change: dict[str, object], reason: str) -> None:

@@ -26,7 +26,7 @@ def declare_resnet(config: ModelConfig) -> Network:
     """Declare a residual network of 3x3 convolutions; each section after the first halves height and width.
 
     Raises:
-        ConfigError: the input is no image.
+        ConfigError: the input is no image, or so small that a group of one channel ends as one value, without variance.
     """
     if len(config.input_shape) != 3:
         raise ConfigError(
@@ -41,8 +41,6 @@ def declare_mlp(config: ModelConfig) -> Network:
     Raises:
         ConfigError: group_size is 1: a group of one value has no variance.
     """
-    if config.group_size < 2:
-        raise ConfigError(f"group_size is {config.group_size}, but family 'mlp' needs 2 or more")
     return _declare(config, input_size=math.prod(config.input_shape), kernel=())
 
 
@@ -84,9 +82,14 @@ class SpatialMean(nn.Module):
 
 
 def _declare(config: ModelConfig, *, input_size: int, kernel: tuple[int, ...]) -> Network:
+    positions = _positions(config, kernel)
+    if config.group_size * positions[-1] < 2:
+        raise ConfigError(
+            f"group_size is {config.group_size}, but must be 2 or more where a channel ends as a single value, as with "
+            f"family {config.family!r} and input_shape {config.input_shape}"
+        )
     axes = {"class": Axis(name="class", size=config.class_count, kind="class", granularity=config.class_count)}
     blocks = []
-    positions = _positions(config, kernel)
     stem_shape = (config.widths[0], input_size, *kernel)
     tensors = [_layer_decl("stem.weight", stem_shape, (_stream(0), None), None, positions[0])]
     for section, (width, depth) in enumerate(zip(config.widths, config.depths, strict=True)):
