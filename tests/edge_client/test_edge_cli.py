@@ -68,6 +68,7 @@ def test_every_help_shows_an_example(capsys: pytest.CaptureFixture[str], command
         (("join", NOBODY, "--data", "x", "--memory-share", "much"), 2, "must be a number"),
         (("join", NOBODY, "--data", "x", "--threads", "0"), 2, "1 or more"),
         (("capture", "--every", "nan"), 2, "must be above 0"),
+        (("capture", "--every", "1e10"), 2, "at most 1e+09"),
         (("join", "http://host", "--data", "x"), 10, "mqtt://host:port"),
         (("join", NOBODY, "--data", "x", "--profile", "toaster"), 10, "toaster"),
         (("join", NOBODY, "--data", "x", "--fleet", "a/b"), 10, "a/b"),

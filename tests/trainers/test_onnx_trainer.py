@@ -310,6 +310,7 @@ def test_a_model_cannot_take_its_weights_from_another_file(tmp_path: Path, monke
         (lambda folder: (folder / "model.onnx").unlink(), FileError),
         (lambda folder: (folder / "model.onnx").write_bytes(b"no model"), TrainingError),
         (lambda folder: _with_samples_at(folder, 5), DataError),
+        (lambda folder: write_model(folder / "model.onnx", 0), TrainingError),
     ],
 )
 def test_a_prediction_that_cannot_be_made_says_why(

@@ -16,6 +16,8 @@ from subfleet.protocol.exit_codes import ExitCode
 __all__ = ["main"]
 
 _LOG = logging.getLogger(__name__)
+_LONGEST_S = 1e9
+"""Three decades; clocks of 32 bits end at the double of it."""
 _EXAMPLES: Mapping[str, str] = MappingProxyType(
     {
         "join": "subfleet-edge join mqtt://192.168.1.10:1883 --data ./data --profile raspberry_pi_4",
@@ -142,8 +144,8 @@ def _share(text: str) -> float:
 
 def _positive(text: str) -> float:
     number = _number(text)
-    if not 0 < number < 1e12:
-        raise argparse.ArgumentTypeError(f"is {text}, but must be above 0")
+    if not 0 < number <= _LONGEST_S:
+        raise argparse.ArgumentTypeError(f"is {text}, but must be above 0 and at most {_LONGEST_S:g}")
     return number
 
 

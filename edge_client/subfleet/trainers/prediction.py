@@ -48,8 +48,10 @@ def predict_dataset(
 
     Raises:
         DataError: the samples have another shape.
-        TrainingError: the model's output is no table of logits.
+        TrainingError: the model takes no samples, or its output is no table of logits.
     """
+    if batch_size < 1:
+        raise TrainingError(f"the model takes batches of {batch_size}, but must take 1 sample or more at once")
     if dataset.sample_shape != sample_shape:
         raise DataError(
             f"samples are of shape {dataset.sample_shape}, but the model takes {sample_shape}; use data of that shape"
