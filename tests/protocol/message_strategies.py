@@ -8,14 +8,15 @@ from typing import Any
 from hypothesis import strategies as st
 
 from subfleet.protocol.blobs import BlobRef, ByteRange
-from subfleet.protocol.messages import MESSAGES, Message
+from subfleet.protocol.messages import MAX_SAMPLES, MESSAGES, Message
 from subfleet.protocol.programs import OptimiserSettings, TrainingSettings
 from subfleet.protocol.schema import MAX_INTEGER
 from subfleet.protocol.subnet import Explicit, Full, Prefix, Roll, SubnetSpec
 
-_CLIENT_IDS = st.from_regex(r"[A-Za-z0-9_.-]{1,64}", fullmatch=True)
+_CLIENT_IDS = st.from_regex(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}", fullmatch=True)
 _SIZES = st.integers(1, MAX_INTEGER)
-_NAMES = st.text(max_size=12)
+_NAMES = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=12)
+_SHOWN = st.from_regex(r"[ -~]{1,12}", fullmatch=True)
 _INDEX_SETS = st.one_of(
     st.builds(Prefix, size=_SIZES),
     st.builds(Roll, start=st.integers(0, MAX_INTEGER), size=_SIZES),
@@ -45,6 +46,9 @@ _BY_TYPE: dict[Any, st.SearchStrategy[Any]] = {
 }
 _BY_FIELD: dict[str, st.SearchStrategy[Any]] = {
     "client_id": _CLIENT_IDS,
+    "device": _SHOWN,
+    "runtimes": st.lists(_SHOWN, min_size=1, max_size=3).map(tuple),
+    "sample_count": st.integers(1, MAX_SAMPLES),
     "memory_share": st.floats(0.001, 1),
     "battery_fraction": st.one_of(st.none(), st.floats(0, 1)),
     "cpu_load": st.one_of(st.none(), st.floats(0, 1)),

@@ -1,3 +1,7 @@
+import json
+import math
+import struct
+
 import numpy as np
 import numpy.typing as npt
 import pytest
@@ -74,3 +78,11 @@ def test_a_change_is_exactly_zero_where_nothing_changed() -> None:
 def test_a_change_between_different_tensors_is_refused(new: dict[str, Array]) -> None:
     with pytest.raises(ProtocolError, match="same names and shapes"):
         change(new, {"a": np.zeros(2)})
+
+
+@pytest.mark.parametrize("shape", [[1] * 33, [1] * 100, [0, 2**47, 2**47]])
+def test_a_shape_that_no_array_can_have_is_refused(shape: list[int]) -> None:
+    size = 4 * math.prod(shape)
+    header = json.dumps({"a": {"dtype": "F32", "shape": shape, "data_offsets": [0, size]}}).encode()
+    with pytest.raises(ProtocolError, match=r"dimensions, but may have 32|which no array can have"):
+        decode_arrays(struct.pack("<Q", len(header)) + header + bytes(size))

@@ -14,6 +14,7 @@ from subfleet.protocol.messages import (
     SCHEMA_VERSION,
     Message,
     Presence,
+    Profile,
     Receipt,
     RoundInfo,
     check_client_id,
@@ -107,6 +108,21 @@ def _presence(**changes: object) -> bytes:
     return json.dumps({key: value for key, value in plain.items() if value is not ...}).encode()
 
 
+def _profile(**changes: object) -> bytes:
+    profile = Profile(
+        client_id="pi",
+        session_id="s",
+        device="raspberry_pi_4",
+        runtimes=("onnx",),
+        sample_count=1,
+        class_counts=(1,),
+        input_shape=(4,),
+        memory_total_bytes=1,
+        memory_share=1.0,
+    )
+    return json.dumps({**json.loads(encode(profile)), **changes}).encode()
+
+
 @pytest.mark.parametrize(
     ("payload", "words"),
     [
@@ -124,6 +140,15 @@ def _presence(**changes: object) -> bytes:
         (_presence(client_id="a/b"), "client id 'a/b' must be"),
         (_presence(client_id=""), "client id '' must be"),
         (_presence(client_id="a\n"), "must be 1 to 64"),
+        (_presence(client_id=".."), "not '.' or '-' first"),
+        (_presence(client_id="-rf"), "not '.' or '-' first"),
+        (_presence(message_id="x" * 4097), "has 4097 characters, but may have 4096 at most"),
+        (_presence(session_id="\ud800"), "must be text without NUL"),
+        (_presence(session_id="a\0"), "must be text without NUL"),
+        (_profile(device="\x1b[2J"), "must be made of printable characters"),
+        (_profile(runtimes=["on\nnx"]), "must be made of printable characters"),
+        (_profile(software={"\udc00": "1"}), "a key of Profile.software is .*, but must be text"),
+        (_profile(sample_count=2**40 + 1), "must name 1 to 1099511627776 samples"),
     ],
 )
 def test_what_is_wrong_is_said(payload: bytes, words: str) -> None:

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from subfleet.protocol.errors import ConfigError, ProtocolError
 from subfleet.protocol.topics import Address, Topics
 
-_IDS = st.from_regex(r"[A-Za-z0-9_.-]{1,64}", fullmatch=True)
+_IDS = st.from_regex(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}", fullmatch=True)
 _KINDS = st.from_regex(r"[a-z]{1,12}", fullmatch=True)
 
 

@@ -63,7 +63,10 @@ def decode_arrays(buffer: bytes | memoryview) -> dict[str, npt.NDArray[np.generi
     arrays = {}
     for name, tensor in container.tensors.items():
         flat = np.frombuffer(tensor.data, dtype=numpy_dtype(tensor.dtype), count=math.prod(tensor.shape))
-        arrays[name] = flat.reshape(tensor.shape)
+        try:
+            arrays[name] = flat.reshape(tensor.shape)
+        except ValueError as error:  # empty, but of sizes whose product no array may have
+            raise ProtocolError(f"tensor {name!r:.80} has shape {tensor.shape}, which no array can have") from error
     return arrays
 
 

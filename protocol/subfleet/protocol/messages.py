@@ -41,13 +41,17 @@ __all__ = [
 
 SCHEMA_VERSION = 1
 MAX_CONTROL_BYTES = 256 * 1024
-_CLIENT_ID = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+_CLIENT_ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}")  # it stands in topics and paths: neither ".." nor "-x"
+MAX_SAMPLES = 2**40
+"""Of one client; the sum of a fleet's samples must stay a number that weights can be."""
 
 
 def check_client_id(client_id: str) -> str:
-    """Return the id, or raise ProtocolError: 1 to 64 letters, digits, '_', '.' and '-' (it stands in topics)."""
+    """Return the id, or raise ProtocolError: 1 to 64 letters, digits, '_', '.' and '-', not '.' or '-' first."""
     if _CLIENT_ID.fullmatch(client_id) is None:
-        raise ProtocolError(f"client id {client_id!r:.80} must be 1 to 64 letters, digits, '_', '.' or '-'")
+        raise ProtocolError(
+            f"client id {client_id!r:.80} must be 1 to 64 letters, digits, '_', '.' or '-', not '.' or '-' first"
+        )
     return client_id
 
 
@@ -103,8 +107,11 @@ class Profile:
 
     def __post_init__(self) -> None:
         check_client_id(self.client_id)
-        if self.sample_count < 1 or not self.runtimes:
-            raise ValueError("a profile must name 1 or more samples and 1 or more runtimes")
+        if not 1 <= self.sample_count <= MAX_SAMPLES or not self.runtimes:
+            raise ValueError(f"a profile must name 1 to {MAX_SAMPLES} samples and 1 or more runtimes")
+        # They are shown in terminals, where control characters act.
+        if not all(name.isprintable() for name in (self.device, *self.runtimes)):
+            raise ValueError("the names of device and runtimes must be made of printable characters")
         if not 0 < self.memory_share <= 1:
             raise ValueError(f"memory_share is {self.memory_share}, but must be above 0 and at most 1")
 
@@ -246,8 +253,8 @@ class Update:
 
     def __post_init__(self) -> None:
         check_client_id(self.client_id)
-        if self.sample_count < 1:
-            raise ValueError(f"sample_count is {self.sample_count}, but must be 1 or more")
+        if not 1 <= self.sample_count <= MAX_SAMPLES:
+            raise ValueError(f"sample_count is {self.sample_count}, but must be 1 to {MAX_SAMPLES}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

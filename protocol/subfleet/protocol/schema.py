@@ -7,6 +7,7 @@ unknown and missing fields, and raises `ProtocolError` and nothing else, whateve
 import dataclasses
 import json
 import math
+import re
 import types
 import typing
 from collections.abc import Mapping
@@ -19,8 +20,13 @@ __all__ = ["canonical_json", "from_plain", "parse_json", "to_plain"]
 
 T = TypeVar("T")
 
+# JSON can spell half a surrogate pair and NUL, but UTF-8 has no bytes for the one, and databases refuse the other.
+_NO_TEXT = re.compile(r"[\x00\ud800-\udfff]")
+
 MAX_INTEGER = 2**63 - 1
 """Larger integers are refused: no count, size or time of ours needs them, and other languages cannot hold them."""
+MAX_TEXT_CHARACTERS = 4096
+"""Longer strings are refused: names, paths and reasons are shorter, and a receipt repeats the id that it answers."""
 
 
 def to_plain(value: Any) -> Any:
@@ -144,7 +150,10 @@ def _build_tuple(members: tuple[Any, ...], plain: Any, where: str) -> tuple[Any,
 def _build_mapping(members: tuple[Any, ...], plain: Any, where: str) -> dict[str, Any]:
     if not isinstance(plain, dict):
         raise ProtocolError(f"{where} is {type(plain).__name__}, but must be an object")
-    return {key: _build(members[1], item, f"{where}[{key!r:.80}]") for key, item in plain.items()}
+    return {
+        _build(members[0], key, f"a key of {where}"): _build(members[1], item, f"{where}[{key!r:.80}]")
+        for key, item in plain.items()
+    }
 
 
 def _build_scalar(kind: Any, plain: Any, where: str) -> Any:
@@ -159,6 +168,16 @@ def _build_scalar(kind: Any, plain: Any, where: str) -> Any:
         raise ProtocolError(f"{where} is {plain!r:.80}, but must be a finite number")
     if kind is int and isinstance(plain, int) and not isinstance(plain, bool) and abs(plain) <= MAX_INTEGER:
         return plain
-    if kind in (str, bool) and isinstance(plain, kind):
+    if kind is str and isinstance(plain, str):
+        return _checked_text(plain, where)
+    if kind is bool and isinstance(plain, bool):
         return plain
     raise ProtocolError(f"{where} is {plain!r:.80}, but must be {getattr(kind, '__name__', kind)}")
+
+
+def _checked_text(text: str, where: str) -> str:
+    if len(text) > MAX_TEXT_CHARACTERS:
+        raise ProtocolError(f"{where} has {len(text)} characters, but may have {MAX_TEXT_CHARACTERS} at most")
+    if _NO_TEXT.search(text) is not None:
+        raise ProtocolError(f"{where} is {text!r:.80}, but must be text without NUL and without half characters")
+    return text

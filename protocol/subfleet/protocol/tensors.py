@@ -22,6 +22,8 @@ DTYPE_BYTES: Mapping[str, int] = MappingProxyType(
 )
 _RANKS: Mapping[str, int] = MappingProxyType({dtype: rank for rank, dtype in enumerate(DTYPE_BYTES)})
 MAX_HEADER_BYTES = 16 * 2**20
+MAX_DIMENSIONS = 32
+"""What every NumPy can hold; without a limit the product of a header's sizes could take hours."""
 _LENGTH = struct.Struct("<Q")
 
 
@@ -122,6 +124,8 @@ def _entry(name: str, entry: object) -> tuple[int, int, str, tuple[int, ...]]:
         raise ProtocolError(f"tensor {name!r:.80} has dtype {dtype!r:.80}, but must be one of {list(DTYPE_BYTES)}")
     if not _sizes(shape) or not _sizes(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
         raise ProtocolError(f"tensor {name!r:.80} has a shape or byte range that is not made of sizes")
+    if len(shape) > MAX_DIMENSIONS:
+        raise ProtocolError(f"tensor {name!r:.80} has {len(shape)} dimensions, but may have {MAX_DIMENSIONS} at most")
     return offsets[0], offsets[1], dtype, tuple(shape)
 
 
