@@ -266,3 +266,35 @@ def test_a_disk_that_cannot_be_written_fails_the_transfer(tmp_path: Path) -> Non
     (failed,) = exchange.finished()
     assert isinstance(failed, FetchFailed)
     assert failed.reason == "storage"
+
+
+def test_a_peer_that_asks_for_everything_does_not_keep_others_waiting(tmp_path: Path) -> None:
+    exchange = make_exchange(BlobStore(tmp_path), "r", retry_s=0.25, give_up_s=60.0)
+    blobs = BlobStore(tmp_path)
+    ref = blobs.add(os.urandom(4096))
+    for number in range(1000):
+        exchange.handle_request("greedy", ChunkRequest(blob=ref, ranges=(ByteRange(offset=number, length=1),)))
+    exchange.handle_request("modest", ChunkRequest(blob=ref, ranges=(ByteRange(offset=0, length=1),)))
+    served = [*exchange.tick(0.0), *exchange.tick(1.0)]
+    assert sum("modest" in outgoing.topic for outgoing in served) == 1
+    assert len(served) == 65
+    exchange.handle_request("greedy", ChunkRequest(blob=ref, ranges=(ByteRange(offset=0, length=1),)))
+    assert len(exchange.tick(2.0)) == 1
+
+
+def test_a_blob_that_one_peer_need_not_send_still_comes_from_the_other(tmp_path: Path) -> None:
+    exchange = make_exchange(BlobStore(tmp_path), "r", retry_s=0.25, give_up_s=60.0)
+    content = b"content"
+    ref = BlobRef.of(content)
+    exchange.fetch("a", ref)
+    exchange.fetch("b", ref)
+    exchange.cancel(ref, peer="nobody")
+    exchange.cancel(ref, peer="a")
+    exchange.handle_chunk("a", Chunk(sha256=ref.sha256, offset=0, data=content))
+    assert exchange.active == 1
+    exchange.handle_chunk("b", Chunk(sha256=ref.sha256, offset=0, data=content))
+    assert exchange.finished() == (Fetched(peer="b", ref=ref),)
+    other = BlobRef.of(b"other")
+    exchange.fetch("a", other)
+    exchange.cancel(other, peer="a")
+    assert exchange.active == 0

@@ -5,12 +5,13 @@ import threading
 import time
 
 import pytest
+from paho.mqtt.client import MQTTMessage
 from transport.rigs import await_event, deliver
 
 from subfleet.protocol.errors import ConfigError, TransportError
 from subfleet.server.broker import EmbeddedBroker
 from subfleet.transport.address import parse_url
-from subfleet.transport.base import Connected, Delivery, Disconnected
+from subfleet.transport.base import MAX_PAYLOAD_BYTES, Connected, Delivery, Disconnected
 from subfleet.transport.mqtt import MqttTransport
 
 
@@ -121,3 +122,16 @@ def test_what_a_broker_shows_unasked_is_not_delivered(embedded_url: str) -> None
     finally:
         for transport in (sender, stranger, watcher):
             transport.close()
+
+
+def test_a_flood_takes_no_more_memory_than_its_limit() -> None:
+    transport = MqttTransport("mqtt://127.0.0.1:1", "flooded", require_at_open=False)
+    transport._subscriptions = ("n",)
+    message = MQTTMessage(topic=b"n")
+    message.payload = bytes(MAX_PAYLOAD_BYTES)
+    for _ in range(100):
+        transport._on_message(transport._client, None, message)
+    waiting = [event for event in iter(lambda: transport.poll(0), None) if isinstance(event, Delivery)]
+    assert len(waiting) == 64
+    transport._on_message(transport._client, None, message)
+    assert isinstance(transport.poll(0), Delivery)

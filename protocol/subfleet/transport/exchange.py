@@ -6,7 +6,7 @@ so, as chunks are asked for and served there.
 """
 
 import logging
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
@@ -22,7 +22,7 @@ __all__ = ["BlobExchange", "FetchFailed", "Fetched"]
 _LOG = logging.getLogger(__name__)
 
 _CHUNKS_PER_TICK = 64  # 8 MiB: what is read from disk before the caller sees its next event
-_MAX_WAITING_CHUNKS = 4096
+_MAX_WAITING_CHUNKS = 64  # of one peer: several of its windows; more would let it keep the others waiting
 _MAX_DIGEST_FAILURES = 3
 
 
@@ -89,6 +89,7 @@ class BlobExchange:
         self._give_up_s = give_up_s
         self._transfers: dict[str, _Transfer] = {}
         self._wanted: dict[tuple[str, BlobRef, ByteRange], None] = {}  # an ordered set of what peers asked for
+        self._waiting: Counter[str] = Counter()  # how much of it each peer asked for
         self._absent: dict[tuple[str, str], None] = {}  # an ordered set of what we told peers we lack
         self._results: deque[Fetched | FetchFailed] = deque()
 
@@ -124,9 +125,21 @@ class BlobExchange:
         if fetch.complete:  # a crash came between the last chunk and its check
             self._complete(transfer)
 
-    def cancel(self, ref: BlobRef) -> None:
-        """Want a blob no longer: nothing more is asked for, and no result comes. What is here stays for later."""
-        self._transfers.pop(ref.sha256, None)
+    def cancel(self, ref: BlobRef, *, peer: str | None = None) -> None:
+        """Want a blob no longer: nothing more is asked for, and no result comes. What is here stays for later.
+
+        Args:
+            ref: of the blob.
+            peer: only from this one; others that offered it too are still asked. None: from nobody.
+        """
+        transfer = self._transfers.get(ref.sha256)
+        if transfer is None or peer not in (None, *transfer.peers):
+            return
+        if peer is None or transfer.peers == [peer]:
+            del self._transfers[ref.sha256]
+        else:
+            transfer.peers.remove(peer)
+            transfer.fetch.ask_again()
 
     def handle_request(self, peer: str, request: ChunkRequest) -> None:
         """A peer asks for chunks; `tick` sends them."""
@@ -136,11 +149,14 @@ class BlobExchange:
         for wanted in request.ranges:
             if wanted.length > CHUNK_BYTES or wanted.offset + wanted.length > request.blob.size_bytes:
                 _LOG.warning("%s asks for %s of blob %s, which has none", peer, wanted, request.blob.sha256[:12])
-            elif len(self._wanted) >= _MAX_WAITING_CHUNKS:
-                _LOG.warning("%s must ask again: %d chunks wait to be sent", peer, _MAX_WAITING_CHUNKS)
+            elif (peer, request.blob, wanted) in self._wanted:
+                continue
+            elif self._waiting[peer] >= _MAX_WAITING_CHUNKS:
+                _LOG.warning("%s must ask again: %d chunks wait to be sent to it", peer, _MAX_WAITING_CHUNKS)
                 return
             else:
                 self._wanted[peer, request.blob, wanted] = None
+                self._waiting[peer] += 1
 
     def handle_chunk(self, peer: str, chunk: Chunk) -> None:
         """A chunk came; one that we did not ask this peer for is ignored."""
@@ -165,6 +181,7 @@ class BlobExchange:
     def reconnected(self) -> None:
         """The link was lost and is back: what is outstanding is asked for again with the next `tick`."""
         self._wanted.clear()
+        self._waiting.clear()
         self._absent.clear()
         for transfer in self._transfers.values():
             transfer.fetch.ask_again()
@@ -178,7 +195,9 @@ class BlobExchange:
             outgoing.extend(self._requests(transfer, now_s))
         for key in list(self._wanted)[:_CHUNKS_PER_TICK]:
             del self._wanted[key]
+            self._waiting[key[0]] -= 1
             outgoing.append(self._serve(*key))
+        self._waiting = +self._waiting
         return tuple(outgoing)
 
     def finished(self) -> tuple[Fetched | FetchFailed, ...]:

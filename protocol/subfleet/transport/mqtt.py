@@ -24,6 +24,7 @@ _LOG = logging.getLogger(__name__)
 _MAX_INFLIGHT = 64  # of 128 KiB chunks: 8 MiB on the way, enough for a slow link with a long round trip
 _MAX_QUEUED = 1024  # more than every window of chunks that a server has open at once
 _MAX_WAITING_EVENTS = 8192
+_MAX_WAITING_BYTES = 64 * MAX_PAYLOAD_BYTES  # a peer that floods us must not take our memory
 _LONGEST_RECONNECT_DELAY_S = 30
 _CLOSE_TIMEOUT_S = 2.0
 
@@ -58,6 +59,8 @@ class MqttTransport:
         self._keepalive_s = keepalive_s
         # Not SimpleQueue: CPython 3.11's waits for ever where a signal handler outlasts the time-out of its get().
         self._events: queue.Queue[Event] = queue.Queue()
+        self._waiting_bytes = 0
+        self._waiting_lock = threading.Lock()
         self._subscriptions: tuple[str, ...] = ()
         self._up = False
         self._settled = threading.Event()  # the first attempt has ended, well or not
@@ -103,9 +106,13 @@ class MqttTransport:
     def poll(self, timeout_s: float) -> Event | None:
         """See `Transport.poll`."""
         try:
-            return self._events.get(timeout=timeout_s) if timeout_s > 0 else self._events.get_nowait()
+            event = self._events.get(timeout=timeout_s) if timeout_s > 0 else self._events.get_nowait()
         except queue.Empty:
             return None
+        if isinstance(event, Delivery):
+            with self._waiting_lock:
+                self._waiting_bytes -= len(event.payload)
+        return event
 
     def close(self) -> None:
         """See `Transport.close`."""
@@ -179,9 +186,11 @@ class MqttTransport:
         elif not any(matches(wanted, topic) for wanted in self._subscriptions):
             # Some brokers send retained messages to clients that subscribed to nothing.
             _LOG.debug("dropped a message on %s: not subscribed", topic)
-        elif self._events.qsize() >= _MAX_WAITING_EVENTS:
-            _LOG.warning("dropped a message on %s: %d events wait", topic, _MAX_WAITING_EVENTS)
+        elif self._events.qsize() >= _MAX_WAITING_EVENTS or self._waiting_bytes >= _MAX_WAITING_BYTES:
+            _LOG.warning("dropped a message on %s: %d events wait", topic, self._events.qsize())
         else:
+            with self._waiting_lock:
+                self._waiting_bytes += len(message.payload)
             self._events.put(Delivery(topic=topic, payload=bytes(message.payload), retained=message.retain))
 
     def _refuse(self, refusal: str) -> None:
