@@ -33,6 +33,7 @@ from subfleet.server.rounds import (
     Prepare,
     PrepareFailed,
     PrepareModels,
+    Profiled,
     Refused,
     Reported,
     RunState,
@@ -288,3 +289,37 @@ def test_what_everyone_is_told() -> None:
     finished = round_info(PLAN, replace(state, phase="finished"), 3.0)
     assert finished is not None
     assert finished.phase == "finished"
+
+
+def test_a_profile_that_comes_again_changes_nothing() -> None:
+    plan = plan_of()
+    state = joined(plan, RunState(), "ada", 1.0)
+    known = state.members["ada"].profile
+    assert known is not None
+    again, _ = step(plan, state, Profiled(profile=replace(known)), 2.0)
+    assert again.members is state.members
+    changed, _ = step(plan, state, Profiled(profile=replace(known, sample_count=99)), 2.0)
+    assert changed.members["ada"].profile != known
+
+
+def test_models_that_cannot_be_made_skip_a_client_that_had_a_second_task() -> None:
+    plan = plan_of(rounds=1)
+    state = training(plan)
+    again, _ = step(plan, state, Refused(refusal=refusal(plan, state, "ada")), 3.0)
+    state, _ = step(plan, again, prepared(plan, again, "ada"), 3.0)
+    for name in CLIENTS:
+        state, _ = step(plan, state, UpdateStored(update=update(plan, state, name)), 4.0)
+    folded = Folded(round=1, accuracy=0.5, loss=1.0, sha256="0" * 64, refused={})
+    state, _ = step(plan, state, folded, 5.0)
+    assert state.phase == "deploy"
+    failed = PrepareFailed(client_id="ada", round=1, attempt=0, reason="export failed")
+    state, _ = step(plan, state, failed, 6.0)
+    assert (state.seats["ada"].stage, state.seats["ada"].reason) == ("skipped", "export failed")
+
+
+def test_control_characters_of_a_refusal_reach_no_terminal() -> None:
+    plan = plan_of()
+    state = training(plan)
+    told = replace(refusal(plan, state, "ada"), reason="data", detail="\x1b[2J gone\n")
+    state, _ = step(plan, state, Refused(refusal=told), 3.0)
+    assert state.seats["ada"].reason == "data:  [2J gone "

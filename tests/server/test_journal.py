@@ -94,3 +94,13 @@ def test_a_file_that_is_no_database_is_one_sentence(tmp_path: Path) -> None:
     (tmp_path / DATABASE_NAME).write_bytes(b"not a database, but long enough to look at" * 40)
     with pytest.raises(FileError, match="cannot be opened"):
         open_database(tmp_path)
+
+
+def test_a_database_that_cannot_be_written_is_one_sentence(tmp_path: Path) -> None:
+    engine = open_database(tmp_path)
+    journal = Journal(engine, begin_run(engine, name="one", fingerprint="f", round_count=2))
+    with engine.begin() as connection:
+        connection.exec_driver_sql("DROP TABLE runs")
+    with pytest.raises(FileError, match=r"the journal cannot be written: .*; make room for it"):
+        journal.save(RunState(), RunState(round=1))
+    engine.dispose()

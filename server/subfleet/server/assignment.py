@@ -8,6 +8,7 @@ from subfleet.protocol.subnet import SubnetSpec
 
 __all__ = ["Candidate", "budget_of", "fits", "largest_fitting", "ordered", "why_nothing_fits"]
 
+_MOST_LINK_BYTES = 2**60
 UPDATE_SLACK_BYTES = 64 * 1024
 """What a container adds to the weights at most: its header of names and shapes."""
 
@@ -81,4 +82,5 @@ def why_nothing_fits(candidates: Sequence[Candidate], target: str, budget: Budge
 
 
 def _link_bytes(rate_bps: float | None, communication_s: float) -> int | None:
-    return None if rate_bps is None else int(rate_bps * communication_s / 8)
+    # A device may claim any rate; a number that no message or journal can carry would end the run.
+    return None if rate_bps is None else int(min(rate_bps * communication_s / 8, _MOST_LINK_BYTES))

@@ -42,7 +42,7 @@ class Deadlines:
     """How long anything may take, in seconds; nothing waits for ever.
 
     Attributes:
-        join_s: for the wanted number of clients to be there.
+        join_s: for the wanted number of clients to be there, and for one of them to answer a round's announcement.
         measure_s: for the clients' telemetry at the start of a round.
         round_s: from the assignment of tasks to the close of the round.
         deploy_s: for clients to fetch their models after the last round.

@@ -133,6 +133,8 @@ def _heard(plan: Plan, state: RunState, event: Heard, now_s: float) -> Outcome:
 
 def _profiled(plan: Plan, state: RunState, event: Profiled, now_s: float) -> Outcome:
     member = state.members.get(event.profile.client_id, Member())
+    if member.profile == event.profile:  # it comes with every heartbeat
+        return state, ()
     return _with_member(state, event.profile.client_id, replace(member, profile=event.profile)), ()
 
 

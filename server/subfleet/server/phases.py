@@ -48,7 +48,10 @@ def _waiting(plan: Plan, state: RunState, now_s: float) -> Outcome:
         return _open_deploy(plan, state, now_s)
     there = len(expected_clients(plan, state, now_s))
     if there >= plan.config.min_clients:
-        opened = replace(state, round=state.folded_round + 1, seats=MappingProxyType({}), opened_s=now_s)
+        # A round that nobody answered is opened again, but it began when it was announced first.
+        again = state.round > state.folded_round
+        opened_s = state.opened_s if again else now_s
+        opened = replace(state, round=state.folded_round + 1, seats=MappingProxyType({}), opened_s=opened_s)
         return _enter(opened, "measure", now_s), ()
     if now_s - state.entered_s < plan.config.deadlines.join_s:
         return state, ()
@@ -69,9 +72,20 @@ def _measure(plan: Plan, state: RunState, now_s: float) -> Outcome:
     members = {**state.members, **{name: replace(state.members[name], absent=True) for name in silent}}
     state = replace(state, members=MappingProxyType(members))
     if not state.seats:
-        return _enter(state, "waiting", now_s), ()
+        return _unanswered(plan, state, now_s)
     seats = {**state.seats, **{name: _absent_seat(state, name) for name in silent}}
     return _assign(plan, replace(state, seats=MappingProxyType(seats)), now_s)
+
+
+def _unanswered(plan: Plan, state: RunState, now_s: float) -> Outcome:
+    """Wait for clients anew, but not for ever: some may give signs of life and yet never say what they can give."""
+    if now_s - state.opened_s < plan.config.deadlines.join_s:
+        return _enter(state, "waiting", now_s), ()
+    failure = (
+        f"no client answered the announcement of round {state.round} within {plan.config.deadlines.join_s:g} s; "
+        "see the clients' logs, or raise measure_s"
+    )
+    return _enter(replace(state, failure=failure), "failed", now_s), ()
 
 
 def _absent_seat(state: RunState, client_id: str) -> Seat:
@@ -115,7 +129,10 @@ def _close_open_seats(state: RunState, still_open: list[Seat], reason: str) -> O
 def _open_deploy(plan: Plan, state: RunState, now_s: float) -> Outcome:
     if not plan.config.deploy_targets or not state.last:
         return _enter(state, "finished", now_s), ()
-    seats = {name: replace(seat, stage="preparing", task=None, result=None) for name, seat in state.last.items()}
+    seats = {
+        name: replace(seat, stage="preparing", attempt=0, reason="", task=None, result=None)
+        for name, seat in state.last.items()
+    }
     actions = tuple(
         PrepareModels(client_id=name, round=state.round, place=seat.place or 0) for name, seat in sorted(seats.items())
     )

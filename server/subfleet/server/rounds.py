@@ -1,7 +1,7 @@
 """The state of a run, what can happen to it and what is then to be done: plain data for `coordinator`.
 
     waiting --> measure    enough clients are there        (failed: not within the join deadline)
-    measure --> train      all have answered, or deadline  (waiting: nobody has)
+    measure --> train      all have answered, or deadline  (waiting: nobody has; failed: for the join deadline)
     train   --> fold       all have answered, quorum, or deadline
     fold    --> waiting    the new model is on disk        (rounds are left)
     waiting --> deploy     no round is left
@@ -165,7 +165,7 @@ class RunState:
         round: the open or last round; 0 before the first.
         folded_round: the round whose model is the current one; 0 is the initial model.
         entered_s: monotonic time at which the phase began.
-        opened_s: monotonic time at which the round began.
+        opened_s: monotonic time at which the round was first announced.
         seats: of the open round, or of the deploy phase, by client.
         last: each client's seat in the last round that folded it: from it follows the model it is given.
         settled: tasks of the last closed round whose updates were accepted, to answer their repetitions.

@@ -12,6 +12,8 @@ from subfleet.server.rounds import Action, Plan, Prepare, Prepared, RunState, Se
 
 __all__ = ["assigned_seat", "measured_seat", "prepared_seat", "refused_seat", "task_for_models"]
 
+_MOST_CHARACTERS = 400  # of a reason, as it stands in tables
+
 
 def measured_seat(plan: Plan, profile: Profile, telemetry: Telemetry) -> Seat:
     """The seat of a client that has told what it can give; skipped where it can take no part at all."""
@@ -25,7 +27,7 @@ def measured_seat(plan: Plan, profile: Profile, telemetry: Telemetry) -> Seat:
         memory_budget_bytes=telemetry.memory_budget_bytes,
     )
     reason = _why_not(plan, profile, telemetry, seat.runtime)
-    return replace(seat, stage="skipped", reason=reason) if reason else seat
+    return replace(seat, stage="skipped", reason=reason[:_MOST_CHARACTERS]) if reason else seat
 
 
 def _why_not(plan: Plan, profile: Profile, telemetry: Telemetry, runtime: str) -> str:
@@ -73,7 +75,9 @@ def prepared_seat(
 
 def refused_seat(plan: Plan, state: RunState, seat: Seat, refusal: Refusal) -> tuple[Seat, tuple[Action, ...]]:
     """A smaller task after a refusal for memory, while there is one and attempts are left; else the seat is refused."""
-    reason = f"{refusal.reason}: {refusal.detail}"[:400]
+    # It is shown in terminals, where control characters act.
+    detail = "".join(character if character.isprintable() else " " for character in refusal.detail)
+    reason = f"{refusal.reason}: {detail}"[:_MOST_CHARACTERS]
     final = replace(seat, stage="refused", reason=reason)
     if refusal.reason != "memory" or state.phase != "train" or seat.attempt + 1 >= plan.config.max_attempts:
         return final, ()

@@ -249,7 +249,7 @@ class Server:
 
     def _take_message(self, client_id: str, incoming: object) -> None:
         if isinstance(incoming, Receipt):
-            self._outbox.settle(incoming.of)
+            self._settle(client_id, incoming)
         elif isinstance(incoming, ChunkRequest):
             self._exchange.handle_request(client_id, incoming)
         elif isinstance(incoming, Chunk):
@@ -258,6 +258,12 @@ class Server:
             self._exchange.handle_missing(client_id, incoming)
         else:
             self._apply(incoming)  # type: ignore[arg-type]  # the remaining members of Incoming are events
+
+    def _settle(self, client_id: str, receipt: Receipt) -> None:
+        """A device acknowledges its own task; the ids of others' tasks are no secret."""
+        seat = self._state.seats.get(client_id)
+        if seat is not None and seat.task is not None and seat.task.message_id == receipt.of:
+            self._outbox.settle(receipt.of)
 
     def _take_transfer(self, result: Fetched | FetchFailed) -> None:
         for update in [one for one in self._offers.values() if one.client_id == result.peer and one.blob == result.ref]:
@@ -309,6 +315,9 @@ class Server:
             topic = self._topics.down(action.client_id, "receipt")
             self._transport.publish(topic, encode(action.receipt))
         elif isinstance(action, Fetch):
+            older = self._offers.get(action.update.task_id)
+            if older is not None and older.blob != action.update.blob:  # else each offer would be one more transfer
+                self._exchange.cancel(older.blob, peer=older.client_id)
             self._offers[action.update.task_id] = action.update
             self._exchange.fetch(action.update.client_id, action.update.blob)
         elif isinstance(action, Fold):

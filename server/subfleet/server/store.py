@@ -4,10 +4,12 @@ Rows carry the facts that people query as columns, and the whole record as canon
 checked door as any message.
 """
 
+import contextlib
 import datetime
 import json
 import sqlite3
 import uuid
+from collections.abc import Iterator
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -223,6 +225,9 @@ class Journal:
             counted: bytes of each client in this round.
             close: the closed round, with its final seats and its checkpoint's digest.
             record: of the closed round.
+
+        Raises:
+            FileError: the database cannot be written.
         """
         changed = [seat for name, seat in after.seats.items() if seat is not before.seats.get(name)]
         profiles = _new_profiles(before, after)
@@ -230,7 +235,7 @@ class Journal:
         values = {name: getattr(after, name) for name in names if getattr(after, name) != getattr(before, name)}
         if not (changed or profiles or values or record):
             return
-        with self._engine.begin() as connection:
+        with _writing(self._engine) as connection:
             if values:
                 connection.execute(runs.update().where(runs.c.run_id == self._run_id).values(**values))
             for profile in profiles:
@@ -287,6 +292,15 @@ class Journal:
             blob, result = seat.result.blob, seat.result
             facts = {"sha256": blob.sha256, "size_bytes": blob.size_bytes, "sample_count": result.sample_count}
             _put(connection, updates, {**key, "task_id": result.task_id, **facts, "received_at": _now()})
+
+
+@contextlib.contextmanager
+def _writing(engine: sql.Engine) -> Iterator[sql.Connection]:
+    try:
+        with engine.begin() as connection:
+            yield connection
+    except sql.exc.DBAPIError as error:
+        raise FileError(f"the journal cannot be written: {error.orig}; make room for it, or mend it") from error
 
 
 def _put(connection: sql.Connection, table: sql.Table, row: dict[str, Any]) -> None:

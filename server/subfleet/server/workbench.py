@@ -1,5 +1,6 @@
 """The slow arithmetic of a round, beside the loop: fold, evaluate, write the checkpoint."""
 
+import math
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -9,7 +10,7 @@ import torch
 
 from subfleet.elastic.evaluate import evaluate
 from subfleet.elastic.network import Network
-from subfleet.protocol.errors import DataError
+from subfleet.protocol.errors import DataError, RunError
 from subfleet.server.checkpoint import save_checkpoint
 from subfleet.server.folding import fold
 from subfleet.server.methods import Method
@@ -63,7 +64,12 @@ class Workbench:
         self._work = self._pool.submit(self._fold, action, model)
 
     def outcome(self) -> FoldOutcome | None:
-        """The folded round, once; None while there is none. Raises what went wrong."""
+        """The folded round, once; None while there is none.
+
+        Raises:
+            RunError: the new model is not finite, or gives no finite loss.
+            FileError: the checkpoint cannot be written.
+        """
         if self._work is None or not self._work.done():
             return None
         work, self._work = self._work, None
@@ -76,6 +82,11 @@ class Workbench:
     def _fold(self, action: Fold, model: Model) -> FoldOutcome:
         folded = fold(self._network, self._method, model, action.seats, self._blobs)
         evaluation = evaluate(self._network, self._network.full_spec(), folded.state, self._inputs, self._labels)
+        if not math.isfinite(evaluation.loss):
+            raise RunError(
+                f"the model has diverged: its loss after round {action.round} is {evaluation.loss}; lower the learning "
+                "rate or leave out a client whose updates are wrong, and begin a new run"
+            )
         sha256 = save_checkpoint(self._checkpoints, action.round, folded.state)
         event = Folded(
             round=action.round,

@@ -1,0 +1,130 @@
+"""Whatever one client says, the server lives on, and the others' work counts."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from server.fake_device import Behaviour
+from server.server_rig import World, config, fleet
+
+from subfleet.protocol.blobs import BlobRef
+from subfleet.protocol.errors import RunError
+from subfleet.protocol.messages import Message, Profile, Receipt, Task, Telemetry, encode
+from subfleet.protocol.readings import Reading
+from subfleet.server.config import Deadlines
+from subfleet.transport.base import Transport
+
+SAMPLES = 2**40
+
+
+def _statuses(world: World) -> dict[str, str]:
+    return {row.client_id: row.status for row in world.server.result().rounds[0].clients}
+
+
+def _out(world: World) -> bool:
+    return any(seat.stage == "out" for seat in world.server.state.seats.values())
+
+
+def _eve(world: World) -> Transport:
+    eve = world.broker.client("eve")
+    eve.open(())
+    return eve
+
+
+def _say(eve: Transport, message: Message, **changes: object) -> None:
+    plain = {**json.loads(encode(message)), **changes}
+    eve.publish(f"subfleet/1/main/up/eve/{message.KIND}", json.dumps(plain, ensure_ascii=False).encode("utf-8"))
+
+
+def _telemetry(run_id: str) -> Telemetry:
+    return Telemetry(
+        client_id="eve",
+        session_id="s",
+        run_id=run_id,
+        round=77,
+        log_time_s=None,
+        reading=Reading(),
+        memory_budget_bytes=1,
+    )
+
+
+def test_an_id_that_no_receipt_could_carry_is_dropped(tmp_path: Path) -> None:
+    world = World(tmp_path, config(rounds=1, deploy_targets=()), fleet())
+    _say(_eve(world), _telemetry(world.server.run_id), message_id="\u00e9" * 120_000)
+    world.run()
+    assert set(_statuses(world).values()) == {"folded"}
+
+
+def test_half_a_character_is_dropped_before_the_journal_meets_it(tmp_path: Path) -> None:
+    world = World(tmp_path, config(rounds=1, deploy_targets=()), fleet())
+    profile: Profile = replace(world.devices["ada"].profile(), client_id="eve")
+    payload = encode(profile).replace(b'"fake"', b'"\\ud800"')
+    _eve(world).publish("subfleet/1/main/up/eve/profile", payload)
+    world.run()
+    assert "eve" not in world.server.state.members
+
+
+@pytest.mark.parametrize("rate_bps", [1e300, 1.7e308])
+def test_a_link_faster_than_any_number_is_a_fast_link(tmp_path: Path, rate_bps: float) -> None:
+    devices = {**fleet(), "eve": Behaviour(reading=lambda _: Reading(downlink_bps=rate_bps, uplink_bps=rate_bps))}
+    world = World(tmp_path, config(rounds=1, deploy_targets=()), devices)
+    world.run(until=lambda: _out(world))
+    world.kill_server()  # and it can be read back
+    world.run()
+    assert set(_statuses(world).values()) == {"folded"}
+
+
+def test_the_most_samples_that_clients_may_claim_can_be_weighed(tmp_path: Path) -> None:
+    devices = {name: Behaviour(sample_count=SAMPLES) for name in ("ada", "bob", "cyd")}
+    world = World(tmp_path, config(rounds=1, deploy_targets=()), devices)
+    world.run()
+    assert set(_statuses(world).values()) == {"folded"}
+
+
+def test_a_receipt_settles_only_its_senders_task(tmp_path: Path) -> None:
+    world = World(tmp_path, config(), fleet())
+    world.run(until=lambda: _out(world))
+    tasks = [seat.task for seat in world.server.state.seats.values() if seat.task is not None]
+    pending = world.server._outbox.pending
+    eve = _eve(world)
+    for task in tasks:
+        _say(eve, Receipt(of=task.message_id, status="accepted"))
+    world.server.step(0.0)
+    assert world.server._outbox.pending == pending > 0
+
+
+def test_a_client_that_offers_ever_new_updates_has_one_transfer(tmp_path: Path) -> None:
+    world = World(tmp_path, config(rounds=1, deploy_targets=()), fleet())
+    world.run(until=lambda: all(device.tasks for device in world.devices.values()))
+    ada = world.devices.pop("ada")
+    world.run(until=lambda: world.server.state.seats["ada"].stage == "out" and not world.server._exchange.active)
+    for number in range(20):
+        update = ada.update_for(ada.tasks[0], BlobRef.of(b"%d" % number))
+        ada.send(update)
+        world.turn()
+    assert world.server._exchange.active == 1
+
+
+def _enormous(weights: Mapping[str, Any], task: Task) -> dict[str, Any]:
+    return {name: np.full(array.shape, 1e6 * (1 + abs(array).max() / 2), np.float32) for name, array in weights.items()}
+
+
+def test_a_model_that_diverged_ends_the_run_with_a_sentence(tmp_path: Path) -> None:
+    world = World(tmp_path, config(rounds=8, deploy_targets=()), {**fleet(), "eve": Behaviour(change=_enormous)})
+    with pytest.raises(RunError, match=r"the model has diverged: its loss after round . is (nan|inf)"):
+        world.run()
+
+
+def test_clients_that_live_but_never_answer_do_not_hold_a_run_for_ever(tmp_path: Path) -> None:
+    deadlines = Deadlines(join_s=50, measure_s=10, lease_s=1e4, linger_s=0)
+    world = World(tmp_path, config(deadlines=deadlines), fleet())
+    for device in world.devices.values():
+        device._announced = lambda info: None  # type: ignore[method-assign]  # it gives signs of life alone
+    began_s = world.clock()
+    world.run()
+    assert world.server.state.failure.startswith("no client answered the announcement of round 1 within 50 s")
+    assert world.clock() - began_s < 50 + 2 * 10
