@@ -3,14 +3,17 @@
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 import pytest
 from server.coordinator_cases import CLIENTS, plan_of, training, update
 
 from subfleet.protocol.errors import ConfigError, FileError
+from subfleet.protocol.schema import from_plain
 from subfleet.protocol.topics import Topics
+from subfleet.server import store
 from subfleet.server.coordinator import step
-from subfleet.server.rounds import Folded, Member, RunState, UpdateStored
+from subfleet.server.rounds import Folded, Member, RunState, Seat, UpdateStored
 from subfleet.server.rows import round_record
 from subfleet.server.store import DATABASE_NAME, Journal, begin_run, open_database
 from subfleet.server.traffic import Traffic
@@ -104,3 +107,25 @@ def test_a_database_that_cannot_be_written_is_one_sentence(tmp_path: Path) -> No
     with pytest.raises(FileError, match=r"the journal cannot be written: .*; make room for it"):
         journal.save(RunState(), RunState(round=1))
     engine.dispose()
+
+
+def test_a_long_run_is_taken_up_from_a_few_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    journal = _journal(tmp_path)
+    after = start = training(PLAN)
+    for number in range(1, 31):
+        # The last client took part in the first rounds alone.
+        names = CLIENTS if number <= 5 else CLIENTS[:-1]
+        seats = {name: replace(start.seats[name], stage="done", attempt=number) for name in names}
+        after = replace(start, round=number, phase="fold", seats=MappingProxyType(seats))
+        journal.save(replace(start, seats=MappingProxyType({})), after)
+    journal.save(after, replace(after, phase="waiting", folded_round=30, seats=MappingProxyType({})))
+    read: list[object] = []
+
+    def counted(kind: type[Any], plain: Any) -> Any:
+        read.append(kind)
+        return from_plain(kind, plain)
+
+    monkeypatch.setattr(store, "from_plain", counted)
+    loaded = journal.load(0.0)
+    assert {name: seat.attempt for name, seat in loaded.last.items()} == dict(zip(CLIENTS, (30, 30, 5), strict=True))
+    assert read.count(Seat) == len(CLIENTS)

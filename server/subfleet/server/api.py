@@ -30,6 +30,7 @@ from subfleet.server.report import status_html
 __all__ = ["create_app", "serve_http"]
 
 START_S = 10.0
+SHOWN_ROUNDS = 20  # on the page, which loads itself anew every few seconds; the API tells of all
 
 
 class Health(BaseModel):
@@ -86,8 +87,8 @@ class _Reader:
             raise HTTPException(404, f"there is no run {run_id!r:.80}; /api/runs lists those there are")
         return found[0]
 
-    def rounds(self, run_id: str) -> tuple[RoundRecord, ...]:
-        return store.Journal(self._engine, self.run(run_id).run_id).records()
+    def rounds(self, run_id: str, *, newest: int | None = None) -> tuple[RoundRecord, ...]:
+        return store.Journal(self._engine, self.run(run_id).run_id).records(newest=newest)
 
     def clients(self, run_id: str) -> list[Client]:
         table = store.clients
@@ -102,7 +103,7 @@ class _Reader:
         if newest is None:
             return status_html("none yet", "There is no run yet.", ())
         state = f"{newest.phase}, round {newest.round} of {newest.round_count}. {newest.failure}"
-        return status_html(newest.name, state, self.rounds(newest.run_id))
+        return status_html(newest.name, state, self.rounds(newest.run_id, newest=SHOWN_ROUNDS))
 
     def close(self) -> None:
         self._engine.dispose()

@@ -174,9 +174,7 @@ class Journal:
             }
             seats = [
                 (row.round, row.work, from_plain(Seat, json.loads(row.seat)))
-                for row in connection.execute(
-                    sql.select(tasks).where(tasks.c.run_id == self._run_id).order_by(tasks.c.round)
-                )
+                for row in connection.execute(_needed_seats(self._run_id, run.round, run.folded_round))
             ]
         work = "deploy" if run.phase in ("deploy", "finished") else "train"
         last = {seat.client_id: seat for number, of, seat in seats if _was_folded(run.folded_round, number, of, seat)}
@@ -248,11 +246,13 @@ class Journal:
             for seat in changed:
                 self._save_seat(connection, after.round, _work_of(after), seat, counted or {})
 
-    def records(self) -> tuple[RoundRecord, ...]:
-        """Every finished round, in order."""
-        query = sql.select(rounds.c.record).where(rounds.c.run_id == self._run_id).order_by(rounds.c.round)
+    def records(self, *, newest: int | None = None) -> tuple[RoundRecord, ...]:
+        """The finished rounds, in order: all of them, or the newest few."""
+        query = sql.select(rounds.c.record).where(rounds.c.run_id == self._run_id)
+        query = query.order_by(rounds.c.round.desc()).limit(newest)
         with self._engine.connect() as connection:
-            return tuple(from_plain(RoundRecord, json.loads(text)) for text in connection.scalars(query))
+            texts = reversed(connection.scalars(query).all())
+            return tuple(from_plain(RoundRecord, json.loads(text)) for text in texts)
 
     def checkpoint_sha256(self, round_number: int) -> str | None:
         """Digest of a round's checkpoint."""
@@ -310,6 +310,24 @@ def _put(connection: sql.Connection, table: sql.Table, row: dict[str, Any]) -> N
     values = {name: value for name, value in row.items() if name not in keys}
     if connection.execute(table.update().where(same).values(**values)).rowcount == 0:
         connection.execute(table.insert().values(**row))
+
+
+def _needed_seats(run_id: str, round_number: int, folded_round: int) -> sql.Select[Any]:
+    """The rows of the open round, and of the last round that folded each client; a long run has many more."""
+    folded = sql.and_(
+        tasks.c.run_id == run_id, tasks.c.work == "train", tasks.c.stage == "done", tasks.c.round <= folded_round
+    )
+    newest = (
+        sql.select(tasks.c.client_id, sql.func.max(tasks.c.round).label("round"))
+        .where(folded)
+        .group_by(tasks.c.client_id)
+        .subquery()
+    )
+    is_last = sql.and_(folded, tasks.c.client_id == newest.c.client_id, tasks.c.round == newest.c.round)
+    needed = sql.or_(
+        sql.and_(tasks.c.run_id == run_id, tasks.c.round == round_number), sql.exists().where(is_last).correlate(tasks)
+    )
+    return sql.select(tasks).where(needed).order_by(tasks.c.round)
 
 
 def _new_profiles(before: RunState, after: RunState) -> list[Profile]:
