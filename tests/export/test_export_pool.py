@@ -55,6 +55,23 @@ def test_a_written_program_is_found_by_another_pool(pool: ExportPool, folder: Pa
     assert path.stat().st_mtime_ns == before
 
 
+def test_a_damaged_result_is_exported_anew(pool: ExportPool) -> None:
+    path = pool.submit_training(train_request("onnx")).result(PATIENCE_S)
+    whole = path.read_bytes()
+    path.write_bytes(whole[: len(whole) // 2])
+    assert pool.submit_training(train_request("onnx")).result(PATIENCE_S).read_bytes() == whole
+
+
+def test_old_leftovers_are_removed_and_new_ones_are_left_alone(tmp_path: Path) -> None:
+    old, new = tmp_path / ".a.onnx.1234.part", tmp_path / ".b.onnx.5678.part"
+    for leftover in (old, new):
+        leftover.write_bytes(b"half")
+    os.utime(old, (0, 0))
+    ExportPool(tmp_path, workers=1).close()
+    assert not old.exists()
+    assert new.exists()
+
+
 @pytest.mark.parametrize("target", ["onnx", "executorch"])
 def test_models_with_their_weights(pool: ExportPool, tmp_path: Path, target: str) -> None:
     weights = save(init_state(network_of(MLP), 0))

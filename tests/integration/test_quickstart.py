@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from safetensors.torch import load_file
 
@@ -31,10 +32,16 @@ CLIENT_FIELDS = {
 }
 
 
+def command_and_environment(folder: Path, cache: Path) -> tuple[list[str], dict[str, str]]:
+    command = [sys.executable, "-u", "-m", "subfleet.cli.main", "run", "quickstart", "--runs", str(folder)]
+    return command, {**os.environ, "SUBFLEET_CACHE": str(cache)}
+
+
 def quickstart(folder: Path, cache: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "subfleet.cli.main", "run", "quickstart", "--runs", str(folder), *arguments]
-    environment = {**os.environ, "SUBFLEET_CACHE": str(cache)}
-    return subprocess.run(command, capture_output=True, text=True, timeout=500, check=False, env=environment)
+    command, environment = command_and_environment(folder, cache)
+    return subprocess.run(
+        [*command, *arguments], capture_output=True, text=True, timeout=500, check=False, env=environment
+    )
 
 
 @pytest.fixture(scope="module")
@@ -123,5 +130,24 @@ def test_mosquitto_gives_the_same_bits(finished: tuple[Path, str], cache: Path, 
     with MosquittoBroker() as broker:
         done = quickstart(tmp_path, cache, "--broker", broker.url)
     assert done.returncode == 0, done.stderr
+    ours = (finished[0] / "model.safetensors").read_bytes()
+    assert (tmp_path / "quickstart" / "model.safetensors").read_bytes() == ours
+
+
+def test_a_killed_client_comes_back_and_the_bits_are_the_same(
+    finished: tuple[Path, str], cache: Path, tmp_path: Path
+) -> None:
+    command, environment = command_and_environment(tmp_path, cache)
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment) as run:
+        assert run.stdout is not None
+        killed: list[int] = []
+        for line in run.stdout:
+            if line.startswith("round 2:"):
+                for process in psutil.Process(run.pid).children(recursive=True):
+                    if "pi-4" in process.cmdline():
+                        process.kill()
+                        killed.append(process.pid)
+    assert run.returncode == 0
+    assert len(killed) == 1
     ours = (finished[0] / "model.safetensors").read_bytes()
     assert (tmp_path / "quickstart" / "model.safetensors").read_bytes() == ours

@@ -14,6 +14,8 @@ from subfleet.protocol.errors import RunError
 __all__ = ["ClientCommand", "Fleet"]
 
 _LOG = logging.getLogger(__name__)
+MAX_DEATHS = 3
+"""How often one client may be killed in a run before the run gives up on it."""
 STOP_S = 10.0
 """How long a client may take to stop before it is killed."""
 
@@ -52,11 +54,12 @@ class Fleet:
         self._commands = commands
         self._folder = output_folder
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._deaths = dict.fromkeys((command.client_id for command in commands), 0)
 
     def __enter__(self) -> "Fleet":
         self._folder.mkdir(parents=True, exist_ok=True)
         for command in self._commands:
-            self.start(command.client_id)
+            self._start(command)
         return self
 
     def __exit__(
@@ -64,31 +67,30 @@ class Fleet:
     ) -> None:
         self.stop()
 
-    def start(self, client_id: str) -> None:
-        """Start one client, or start it anew after it was killed."""
-        command = next(command for command in self._commands if command.client_id == client_id)
-        # One thread per client: five of them share this machine, and bits are promised for one thread.
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
-        with (self._folder / f"{client_id}.txt").open("ab") as output:
-            self._processes[client_id] = subprocess.Popen(
-                command.arguments(), stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=environment
-            )
-
-    def kill(self, client_id: str) -> None:
-        """End one client without a chance to clean up."""
-        self._processes[client_id].kill()
-        self._processes[client_id].wait()
-
     def check(self) -> None:
-        """See whether every client is alive or has left properly.
+        """Look after the clients: one that a signal has killed is started anew and takes up where it was.
 
         Raises:
-            RunError: one has failed; the text says where its output is.
+            RunError: a client has failed by itself, or was killed again and again; the text says where its output is.
         """
-        for client_id, process in self._processes.items():
-            code = process.poll()
-            if code is not None and code > 0:
-                raise RunError(f"client {client_id} ended with exit code {code}; see {self._folder / client_id}.txt")
+        for command in self._commands:
+            code = self._processes[command.client_id].poll()
+            if code is None or code == 0:
+                continue
+            self._deaths[command.client_id] += 1
+            if code > 0 or self._deaths[command.client_id] > MAX_DEATHS:
+                how = f"ended with exit code {code}" if code > 0 else f"was killed {MAX_DEATHS + 1} times"
+                raise RunError(f"client {command.client_id} {how}; see {self._folder / command.client_id}.txt")
+            _LOG.warning("client %s was killed by signal %d and is started anew", command.client_id, -code)
+            self._start(command)
+
+    def _start(self, command: ClientCommand) -> None:
+        # One thread per client: five of them share this machine, and bits are promised for one thread.
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+        with (self._folder / f"{command.client_id}.txt").open("ab") as output:
+            self._processes[command.client_id] = subprocess.Popen(
+                command.arguments(), stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=environment
+            )
 
     def wait(self, timeout_s: float) -> None:
         """Wait until every client has left by itself, at most this long."""

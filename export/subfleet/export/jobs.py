@@ -36,6 +36,11 @@ class Answer:
     error: str = ""
 
 
+def figure_path(model_path: Path) -> Path:
+    """The file beside an inference model that holds its `max_abs_diff`, as JSON."""
+    return model_path.with_name(f"{model_path.name}.json")
+
+
 def write_atomically(path: Path, content: bytes) -> None:
     """Write a file so that it is there whole or not at all, whenever the machine stops."""
     partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")

@@ -11,12 +11,16 @@ from concurrent.futures import Future
 from pathlib import Path
 from types import TracebackType
 
-from subfleet.export.jobs import MAX_LINE_BYTES, TAKEN_LINE, Answer, Job
+from subfleet.export.jobs import MAX_LINE_BYTES, TAKEN_LINE, Answer, Job, figure_path
 from subfleet.export.requests import InferRequest, TrainRequest
 from subfleet.protocol.errors import ExportError, FileError, ProtocolError
+from subfleet.protocol.programs import decode_program
 from subfleet.protocol.schema import canonical_json, from_plain, parse_json
 
 __all__ = ["ExportPool"]
+
+LEFTOVER_S = 3600.0
+"""A half-written file of this age is nobody's: no export takes as long."""
 
 logger = logging.getLogger(__name__)
 
@@ -27,7 +31,7 @@ class _Process:
     """One run of the worker program, with its pipes."""
 
     def __init__(self, log_path: Path) -> None:
-        with log_path.open("ab") as log:
+        with log_path.open("wb") as log:  # the log is of this process alone: it does not grow for ever
             # A session of its own: Ctrl-C at the terminal is for whoever started the pool.
             self._popen = subprocess.Popen(
                 [sys.executable, "-m", "subfleet.export.worker"],
@@ -147,6 +151,24 @@ class _Worker:
             self._process = None
 
 
+def _usable(path: Path, request: TrainRequest | InferRequest) -> bool:
+    """Whether a cached result is there and whole; a damaged one is exported anew, over it."""
+    try:
+        if isinstance(request, InferRequest):
+            return path.stat().st_size > 0 and figure_path(path).is_file()
+        return decode_program(path.read_bytes()).manifest.program_id == request.program_id
+    except (OSError, ProtocolError):
+        return False
+
+
+def _remove_leftovers(folder: Path) -> None:
+    """Half-written files of workers that were killed; those of the last hour may be another pool's."""
+    for partial in folder.glob(".*.part"):
+        with contextlib.suppress(OSError):
+            if time.time() - partial.stat().st_mtime > LEFTOVER_S:
+                partial.unlink()
+
+
 class ExportPool:
     """Worker processes that export, and the folder of what they wrote.
 
@@ -172,6 +194,7 @@ class ExportPool:
             cache_folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise FileError(f"the folder {cache_folder} cannot be made: {error.strerror}; choose another") from error
+        _remove_leftovers(cache_folder)
         self._folder = cache_folder
         self._timeout_s = timeout_s
         self._lock = threading.Lock()
@@ -233,7 +256,7 @@ class ExportPool:
                 return shared
             future: Future[Path] = Future()
             future.set_running_or_notify_cancel()  # several may wait for it, so none of them can cancel it
-            if path.is_file():
+            if _usable(path, request):
                 future.set_result(path)
                 return future
             self._pending[path.name] = future

@@ -92,6 +92,11 @@ def export_inference_model(request: InferRequest, state: Mapping[str, Tensor]) -
     body = target.write_inference(trace(step, target.inference_lowerings), step, weights)
     inputs = _seeded_example(step, request.program_id)[0]
     actual = target.run(body, {step.inputs[0].name: inputs})
+    if target.any_inference_batch:
+        # Samples do not meet in an inference model: thrice the batch gives thrice the logits.
+        (thrice,) = target.run(body, {step.inputs[0].name: torch.cat([inputs] * 3)})
+        if thrice.shape[0] != 3 * inputs.shape[0] or _distance(torch.cat([*actual] * 3), thrice) > TOLERANCE:
+            raise ExportError("the inference model gives other logits in a larger batch; report it with the request")
     with torch.no_grad():
         return body, _largest_difference(step, (inputs, *weights), actual)
 

@@ -9,8 +9,8 @@ from subfleet.protocol.errors import ExportError, MissingExtraError
 
 __all__ = ["FORMAT_VERSION", "TARGET_NAMES", "tool_versions"]
 
-FORMAT_VERSION = 1
-"""Raised with every change of ours that alters what is written for the same request."""
+FORMAT_VERSION = 2
+"""Raised with every change of ours that alters what is written, or what is planned, for the same request."""
 
 _TOOLS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {"onnx": ("torch", "onnx"), "executorch": ("torch", "executorch")}

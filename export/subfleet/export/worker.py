@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import BinaryIO, TextIO
 
 from subfleet.elastic.network import ModelConfig
-from subfleet.export.jobs import MAX_LINE_BYTES, TAKEN_LINE, Answer, Job, write_atomically
+from subfleet.export.jobs import MAX_LINE_BYTES, TAKEN_LINE, Answer, Job, figure_path, write_atomically
 from subfleet.export.requests import TrainRequest
 from subfleet.export.versions import TARGET_NAMES
 from subfleet.protocol.errors import ExportError, SubfleetError
@@ -37,13 +37,16 @@ def run_job(job: Job) -> None:
     else:
         from safetensors.torch import load
 
-        weights = Path(job.weights_path).read_bytes()
+        try:
+            weights = Path(job.weights_path).read_bytes()
+        except OSError as error:
+            raise ExportError(f"the weights in {job.weights_path} cannot be read: {error.strerror}") from error
         if hashlib.sha256(weights).hexdigest() != job.request.weights_sha256:
             raise ExportError(f"the weights in {job.weights_path} are not those of the request; write them again")
         content, max_abs_diff = export_inference_model(job.request, load(weights))
         # Written first: a model file that is there has its figure beside it.
         figure = canonical_json({"max_abs_diff": max_abs_diff})
-        write_atomically(Path(f"{job.result_path}.json"), figure)
+        write_atomically(figure_path(Path(job.result_path)), figure)
     write_atomically(Path(job.result_path), content)
 
 

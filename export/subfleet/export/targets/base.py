@@ -32,12 +32,14 @@ class Target(Protocol):
         lowerings: of a training step.
         inference_lowerings: of an inference step, where the runtime's own kernels may do more.
         inference_batch_size: of the inference step that is traced.
+        any_inference_batch: whether an inference model then takes batches of any size.
     """
 
     name: ClassVar[str]
     lowerings: ClassVar[Mapping[Any, Callable[..., Any]]]
     inference_lowerings: ClassVar[Mapping[Any, Callable[..., Any]]]
     inference_batch_size: ClassVar[int]
+    any_inference_batch: ClassVar[bool]
 
     def write_training(self, graph: fx.GraphModule, step: Step) -> WrittenProgram:
         """Write a training step.

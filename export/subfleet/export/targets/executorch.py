@@ -215,6 +215,7 @@ class ExecutorchTarget:
     )
     inference_lowerings: ClassVar[Mapping[Any, Callable[..., Any]]] = lowerings
     inference_batch_size: ClassVar[int] = 1
+    any_inference_batch: ClassVar[bool] = False
 
     def write_training(self, graph: fx.GraphModule, step: Step) -> WrittenProgram:
         """Write a training step; see `Target`."""

@@ -120,6 +120,7 @@ class OnnxTarget:
         {**ACTIVATIONS, **NORMALISATIONS}
     )
     inference_batch_size: ClassVar[int] = 2
+    any_inference_batch: ClassVar[bool] = True
 
     def write_training(self, graph: fx.GraphModule, step: Step) -> WrittenProgram:
         """Write a training step; see `Target`."""

@@ -1,0 +1,59 @@
+"""A round with learning rate 0, through real processes, programs and a broker, changes no element of the model."""
+
+import dataclasses
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from subfleet.elastic.families import init_state, network_of
+from subfleet.elastic.network import ModelConfig
+from subfleet.emulation.experiments import experiment_named
+from subfleet.emulation.run import run_experiment
+from subfleet.server.records import RoundRecord
+
+pytestmark = [pytest.mark.slow, pytest.mark.broker, pytest.mark.export]
+
+MODELS = {
+    "mlp": experiment_named("quickstart").model,
+    "preact_resnet": ModelConfig(
+        family="preact_resnet", input_shape=(1, 8, 8), class_count=10, widths=(8, 16), depths=(2, 1), group_size=4
+    ),
+}
+
+
+class Rounds:
+    """Keeps what a run reports."""
+
+    def __init__(self) -> None:
+        self.records: list[RoundRecord] = []
+
+    def say(self, text: str) -> None:
+        """Not of interest here."""
+
+    def round_finished(self, record: RoundRecord) -> None:
+        self.records.append(record)
+
+
+@pytest.mark.parametrize("family", MODELS)
+def test_a_round_with_learning_rate_0_changes_nothing(family: str, tmp_path: Path) -> None:
+    full = experiment_named("quickstart")
+    experiment = dataclasses.replace(
+        full,
+        devices=tuple(device for device in full.devices if device.client_id in ("pi-zero-2w", "phone")),
+        model=MODELS[family],
+        training=dataclasses.replace(full.training, learning_rate=0.0, epochs=1),
+        rounds=1,
+    )
+    observer = Rounds()
+    outcome = run_experiment(
+        experiment, tmp_path / "run", observer=observer, stop=threading.Event(), cache_folder=tmp_path / "cache"
+    )
+    rows = observer.records[0].clients
+    assert {(row.runtime, row.status) for row in rows} == {("onnx", "folded"), ("executorch", "folded")}
+    before = init_state(network_of(experiment.model), experiment.seed)
+    after = load_file(outcome.folder / "model.safetensors")
+    assert set(after) == set(before)
+    assert all(torch.equal(after[name].view(torch.int32), before[name].view(torch.int32)) for name in before)
