@@ -1,5 +1,6 @@
 """The agent under any sequence of events: what must hold always."""
 
+import pytest
 from edge_client.agent_cases import RESULT, Agent, announce, blob, deploy_task, profile, train_task
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
@@ -28,6 +29,8 @@ from subfleet.edge_client.states import (
     WorkFailed,
 )
 from subfleet.protocol.messages import Message, Receipt, Refusal, RoundInfo, Task, Update
+
+pytestmark = pytest.mark.slow
 
 TASKS = [train_task(f"t{number}{part}", number) for number in (1, 2, 3) for part in "ab"] + [deploy_task()]
 ROUNDS = [announce(number, phase) for number in (1, 2, 3) for phase in ("measure", "train")] + [announce(3, "finished")]

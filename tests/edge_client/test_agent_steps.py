@@ -40,7 +40,7 @@ from subfleet.edge_client.states import (
     Trained,
     WorkFailed,
 )
-from subfleet.protocol.messages import Deployed, Presence, Profile, Receipt, Refusal, Telemetry, Update
+from subfleet.protocol.messages import Deployed, Presence, Profile, Receipt, Refusal, Telemetry, Update, decode, encode
 
 
 def receipt(of: str, status: str = "accepted") -> Receipt:
@@ -166,6 +166,15 @@ def test_a_failed_training_is_refused_with_its_reason(reason: str) -> None:
     assert (refusal.reason, refusal.available_bytes, len(refusal.detail)) == (reason, 7, 500)
     assert agent.state.job is None
     assert agent.state.running is None
+
+
+def test_a_refusal_can_be_sent_whatever_stands_in_the_error() -> None:
+    agent = connected()
+    agent.train(train_task())
+    failed = WorkFailed(task_id="t1", reason="data", detail="no image: \udcff\0.png", available_bytes=None)
+    refusal = one(agent.step(failed), Keep).message
+    assert decode(encode(refusal)) == refusal
+    assert refusal.detail == "no image: ??.png"
 
 
 def test_a_loss_that_is_not_finite_is_a_refusal() -> None:

@@ -27,6 +27,8 @@ from subfleet.elastic.spaces import uniform_space
 from subfleet.protocol.errors import ConfigError, ProtocolError
 from subfleet.protocol.subnet import SubnetSpec
 
+pytestmark = pytest.mark.slow
+
 Update = tuple[SubnetSpec, dict[str, Tensor], float]
 
 

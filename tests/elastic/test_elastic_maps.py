@@ -18,6 +18,8 @@ from subfleet.elastic.network import ModelConfig, Network
 from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.subnet import Explicit, SubnetSpec
 
+pytestmark = pytest.mark.slow
+
 
 def scattered(network: Network, spec: SubnetSpec, local: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     full = {name: torch.zeros(decl.shape) for name, decl in network.tensors.items()}

@@ -23,6 +23,8 @@ from subfleet.protocol.messages import (
     new_message_id,
 )
 
+pytestmark = pytest.mark.slow
+
 _QUICK = settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much])
 _JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),

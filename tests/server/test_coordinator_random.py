@@ -3,6 +3,7 @@
 from dataclasses import replace
 from types import MappingProxyType
 
+import pytest
 from hypothesis import event, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
@@ -37,6 +38,8 @@ from subfleet.server.rounds import (
     UpdateOffered,
     UpdateStored,
 )
+
+pytestmark = pytest.mark.slow
 
 names = st.sampled_from(CLIENTS)
 PLANS = tuple(

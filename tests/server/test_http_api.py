@@ -9,6 +9,8 @@ from subfleet.protocol.errors import PortError
 from subfleet.server.api import serve_http
 from subfleet.server.config import HttpAddress
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> World:

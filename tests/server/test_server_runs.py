@@ -22,6 +22,8 @@ from subfleet.server.checkpoint import load_checkpoint
 from subfleet.server.config import Deadlines, ServerConfig
 from subfleet.transport.memory import FaultPlan
 
+pytestmark = pytest.mark.slow
+
 SMALL, LARGE = 14_000, 10**9
 
 

@@ -9,6 +9,8 @@ from transport.rigs import Rig, await_event, deliver, drain
 from subfleet.protocol.errors import TooLargeError
 from subfleet.transport.base import MAX_PAYLOAD_BYTES, Connected, Delivery, Disconnected, Will
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("size_bytes", [0, 1, 131_116, MAX_PAYLOAD_BYTES])
 def test_what_arrives_is_what_was_sent(rig: Rig, size_bytes: int) -> None:

@@ -83,7 +83,8 @@ def refusal(settings: AgentSettings, job: Job, reason: Reason, detail: str, avai
         round=job.task.round,
         client_id=settings.client_id,
         reason=reason,
-        detail=detail[:MAX_DETAIL_CHARACTERS],
+        # Odd file names stand in error texts; the wire takes neither NUL nor half a character.
+        detail=detail.encode("utf-8", "replace").decode().replace("\0", "?")[:MAX_DETAIL_CHARACTERS],
         available_bytes=available_bytes,
         message_id=f"refusal.{job.task.task_id}",
     )
