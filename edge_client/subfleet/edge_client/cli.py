@@ -64,7 +64,10 @@ def _complain(code: ExitCode, sentence: str) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser(
-        prog="subfleet-edge", description="The device side of Subfleet.", epilog=f"example: {_EXAMPLES['join']}"
+        prog="subfleet-edge",
+        description="The device side of Subfleet.",
+        epilog=f"example: {_EXAMPLES['join']}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,  # an example is copied: it must stand on one line
     )
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     _add_join(_command(commands, "join", "take part in a fleet: train what fits, until stopped", _join, logging.INFO))
@@ -81,7 +84,13 @@ def _command(
     run: Callable[[argparse.Namespace], int],
     log_level: int = logging.WARNING,
 ) -> argparse.ArgumentParser:
-    parser = commands.add_parser(name, help=help_text, description=help_text, epilog=f"example: {_EXAMPLES[name]}")
+    parser = commands.add_parser(
+        name,
+        help=help_text,
+        description=help_text,
+        epilog=f"example: {_EXAMPLES[name]}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("--verbose", action="store_true", help="log everything, and show where an error comes from")
     parser.set_defaults(run=run, log_level=log_level)
     return parser
