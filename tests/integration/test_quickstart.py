@@ -134,20 +134,26 @@ def test_mosquitto_gives_the_same_bits(finished: tuple[Path, str], cache: Path, 
     assert (tmp_path / "quickstart" / "model.safetensors").read_bytes() == ours
 
 
-def test_a_killed_client_comes_back_and_the_bits_are_the_same(
+def kill_descendant(process_id: int, word: str) -> int:
+    """Kill the one process below this one that has the word on its command line."""
+    (found,) = [process for process in psutil.Process(process_id).children(recursive=True) if word in process.cmdline()]
+    found.kill()
+    return int(found.pid)
+
+
+def test_a_killed_client_and_a_killed_broker_cost_time_and_change_no_bit(
     finished: tuple[Path, str], cache: Path, tmp_path: Path
 ) -> None:
     command, environment = command_and_environment(tmp_path, cache)
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment) as run:
         assert run.stdout is not None
-        killed: list[int] = []
+        killed = []
         for line in run.stdout:
             if line.startswith("round 2:"):
-                for process in psutil.Process(run.pid).children(recursive=True):
-                    if "pi-4" in process.cmdline():
-                        process.kill()
-                        killed.append(process.pid)
+                killed.append(kill_descendant(run.pid, "pi-4"))
+            if line.startswith("round 3:"):
+                killed.append(kill_descendant(run.pid, "subfleet.server.broker"))
     assert run.returncode == 0
-    assert len(killed) == 1
+    assert len(killed) == 2
     ours = (finished[0] / "model.safetensors").read_bytes()
     assert (tmp_path / "quickstart" / "model.safetensors").read_bytes() == ours

@@ -20,11 +20,11 @@ from subfleet.server.config import LogClock, ServerConfig
 from subfleet.server.records import DeployedModel, RunObserver, RunResult
 from subfleet.server.results import write_results
 from subfleet.server.session import Server
+from subfleet.server.watch import Watch
 from subfleet.transport.mqtt import MqttTransport
 
 __all__ = ["Outcome", "run_experiment", "server_config"]
 
-CHECK_S = 0.5
 LEAVE_S = 20.0
 
 
@@ -75,11 +75,12 @@ def run_experiment(
         observer.say(f"Cutting {experiment.dataset} into {devices} slices (Dirichlet {experiment.alpha:g})")
         slices = cut(experiment, folder / "data")
         logs = _copy_logs(experiment, folder / "logs")
-        url = broker_url or stack.enter_context(EmbeddedBroker()).url
+        broker = None if broker_url else stack.enter_context(EmbeddedBroker())
+        url = broker_url or (broker.url if broker else "")
         observer.say(f"Broker at {_without_password(url)}; starting {devices} client processes")
         commands = tuple(_command(device, url, slices, logs, folder) for device in experiment.devices)
         fleet = stack.enter_context(Fleet(commands, output_folder=folder / "output"))
-        watch = stack.enter_context(_Watch(fleet, stop))
+        watch = stack.enter_context(Watch([fleet.check, *([broker.start] if broker else [])], stop))
         server = Server(
             server_config(experiment, slices.test),
             MqttTransport(url, "server"),
@@ -110,38 +111,6 @@ def server_config(experiment: Experiment, evaluation_data: Path) -> ServerConfig
         communication_s=experiment.communication_s,
         clock=LogClock(start_s=0.0, step_s=experiment.log_step_s),
     )
-
-
-class _Watch:
-    """Stops the run as soon as a client process has failed, so that nothing waits for it in vain."""
-
-    def __init__(self, fleet: Fleet, stop: threading.Event) -> None:
-        self._fleet = fleet
-        self._stop = stop
-        self._over = threading.Event()
-        self._failure: RunError | None = None
-        self._thread = threading.Thread(target=self._watch, name="fleet-watch", daemon=True)
-
-    def __enter__(self) -> "_Watch":
-        self._thread.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._over.set()
-        self._thread.join()
-
-    def raise_failure(self) -> None:
-        """Raise what ended the run, if a client did."""
-        if self._failure is not None:
-            raise self._failure
-
-    def _watch(self) -> None:
-        try:
-            while not self._over.wait(CHECK_S):
-                self._fleet.check()
-        except RunError as error:
-            self._failure = error
-            self._stop.set()
 
 
 def _without_password(url: str) -> str:

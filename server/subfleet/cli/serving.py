@@ -15,6 +15,7 @@ from subfleet.server.config import HttpAddress, load_config
 from subfleet.server.records import RunResult
 from subfleet.server.results import write_results
 from subfleet.server.session import Server
+from subfleet.server.watch import Watch
 from subfleet.transport.mqtt import MqttTransport
 
 __all__ = ["EMBEDDED_PORT", "ServeOptions", "serve_fleet"]
@@ -70,15 +71,18 @@ def serve_fleet(options: ServeOptions, *, display: Display, stop: threading.Even
         raise FileError(f"the folder {folder} cannot be made: {error.strerror}; choose another with --runs") from error
     with ExitStack() as stack:
         exports = stack.enter_context(ExportPool(options.cache_folder))
-        url = options.broker_url or stack.enter_context(EmbeddedBroker(port=EMBEDDED_PORT)).url
+        broker = None if options.broker_url else stack.enter_context(EmbeddedBroker(port=EMBEDDED_PORT))
+        url = options.broker_url or (broker.url if broker else "")
         state = folder / "server"
         server = Server(config, MqttTransport(url, "server"), display, state_folder=state, exports=exports)
         address = stack.enter_context(serve_http(state, options.http))
         display.say(f"Run {config.name!r} waits for {config.min_clients} devices; watch it at {address}")
-        if options.broker_url is None:
+        if broker is not None:
             display.say(f"Embedded broker at {url}, for this machine only; --broker takes one that devices can reach")
             display.say(f"Join from another terminal: subfleet-edge join {url} --data ./data")
+        watch = stack.enter_context(Watch([broker.start] if broker else [], stop))
         result = server.run(stop)
+        watch.raise_failure()
     if not result.finished:
         display.say("Stopped; the same command takes the run up again")
         return None

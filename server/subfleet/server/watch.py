@@ -1,0 +1,55 @@
+"""Looks after the processes that a run depends on, beside the server's own loop."""
+
+import threading
+from collections.abc import Callable, Sequence
+
+from subfleet.protocol.errors import SubfleetError
+
+__all__ = ["Watch"]
+
+INTERVAL_S = 0.5
+
+
+class Watch:
+    """A context in which every check is made again and again, in a thread of its own.
+
+    A check mends what it can: the embedded broker's `start` does nothing while the broker runs and starts it anew where
+    it was killed. A check that cannot mend raises; the run is then stopped, so that nothing waits in vain.
+
+    Args:
+        checks: what to look after.
+        stop: set when a check has failed.
+    """
+
+    def __init__(self, checks: Sequence[Callable[[], None]], stop: threading.Event) -> None:
+        self._checks = tuple(checks)
+        self._stop = stop
+        self._over = threading.Event()
+        self._failure: SubfleetError | None = None
+        self._thread = threading.Thread(target=self._watch, name="subfleet-watch", daemon=True)
+
+    def __enter__(self) -> "Watch":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def raise_failure(self) -> None:
+        """Raise what a check has raised.
+
+        Raises:
+            SubfleetError: as the check raised it.
+        """
+        if self._failure is not None:
+            raise self._failure
+
+    def _watch(self) -> None:
+        try:
+            while not self._over.wait(INTERVAL_S):
+                for check in self._checks:
+                    check()
+        except SubfleetError as error:
+            self._failure = error
+            self._stop.set()

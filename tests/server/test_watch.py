@@ -1,0 +1,29 @@
+"""The watch: mends again and again, and stops the run where it cannot."""
+
+import threading
+
+import pytest
+
+from subfleet.protocol.errors import RunError
+from subfleet.server.watch import Watch
+
+
+def test_checks_are_made_again_until_the_end() -> None:
+    made = threading.Semaphore(0)
+    stop = threading.Event()
+    with Watch([made.release], stop) as watch:
+        assert made.acquire(timeout=10)
+        assert made.acquire(timeout=10)
+    watch.raise_failure()
+    assert not stop.is_set()
+
+
+def test_a_check_that_cannot_mend_stops_the_run_and_says_why() -> None:
+    def fail() -> None:
+        raise RunError("the client pi-4 ended with exit code 31")
+
+    stop = threading.Event()
+    with Watch([fail], stop) as watch:
+        assert stop.wait(10)
+    with pytest.raises(RunError, match="pi-4"):
+        watch.raise_failure()
