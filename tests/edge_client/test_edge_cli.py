@@ -297,6 +297,26 @@ def test_a_signal_stops_a_joined_device_cleanly(tmp_path: Path, data: str, numbe
 
 
 @pytest.mark.slow
+@pytest.mark.broker
+def test_a_child_stops_cleanly_when_its_parent_is_gone(tmp_path: Path, data: str) -> None:
+    broker = pytest.importorskip("subfleet.server.broker")
+    with broker.EmbeddedBroker() as running:
+        command = [sys.executable, "-m", "subfleet.edge_client.cli", "join", running.url, "--data", data, "--id", "pi"]
+        command += ["--state", str(tmp_path / "state"), "--replay", "raspberry_pi_4", "--leave-with-stdin"]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as device:
+            assert device.stdin is not None
+            assert device.stderr is not None
+            for line in device.stderr:
+                if "connected as pi" in line:
+                    break
+            device.stdin.close()  # as the system does for a parent that was killed
+            try:
+                assert device.wait(timeout=30) == 0
+            finally:
+                device.kill()
+
+
+@pytest.mark.slow
 def test_the_agent_loads_without_any_tensor_package() -> None:
     program = (
         "import sys\n"

@@ -120,6 +120,9 @@ def _add_join(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--runtime", metavar="NAME", help="what trains, such as onnx or executorch (the profile's)")
     parser.add_argument("--threads", metavar="N", type=_count, help="threads of the runtime (the profile's)")
     parser.add_argument("--leave-when-finished", action="store_true", help="end with 0 when the run is over")
+    parser.add_argument(
+        "--leave-with-stdin", action="store_true", help="stop when standard input ends, as a child of another program"
+    )
 
 
 def _add_capture(parser: argparse.ArgumentParser) -> None:
@@ -190,6 +193,7 @@ def _join(options: argparse.Namespace) -> int:
             runtime=options.runtime,
             threads=options.threads,
             leave_when_finished=options.leave_when_finished,
+            leave_with_stdin=options.leave_with_stdin,
         )
     )
     return int(ExitCode.OK)

@@ -5,6 +5,7 @@ import os
 import platform
 import re
 import signal
+import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -52,6 +53,7 @@ class JoinOptions:
         runtime: in place of the profile's runtimes.
         threads: in place of the profile's.
         leave_when_finished: end when the run is over.
+        leave_with_stdin: stop when standard input ends, as it does when whoever started the agent is gone.
     """
 
     url: str
@@ -65,6 +67,7 @@ class JoinOptions:
     runtime: str | None = None
     threads: int | None = None
     leave_when_finished: bool = False
+    leave_with_stdin: bool = False
 
 
 def join(options: JoinOptions) -> None:
@@ -99,7 +102,10 @@ def join(options: JoinOptions) -> None:
             "%s (%s) joins fleet %s with %s, %d samples, state in %s",
             client_id, profile.name, options.fleet, trainer.target, summary.sample_count, store.folder,
         )  # fmt: skip
-        session.run(_stop_on_signal())
+        stopped = _stop_on_signal()
+        if options.leave_with_stdin:
+            threading.Thread(target=_stop_at_end_of_input, name="subfleet-stdin", daemon=True).start()
+        session.run(stopped)
         _LOG.info("the run is over" if session.left else "stopped; start the same command again to go on")
 
 
@@ -203,3 +209,9 @@ def _stop_on_signal() -> Callable[[], bool]:
         signal.signal(signal.SIGINT, request.handle)
         signal.signal(signal.SIGTERM, request.handle)
     return lambda: request.made
+
+
+def _stop_at_end_of_input() -> None:
+    while os.read(sys.stdin.fileno(), 4096):
+        pass
+    os.kill(os.getpid(), signal.SIGTERM)

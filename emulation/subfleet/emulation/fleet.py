@@ -39,6 +39,7 @@ class ClientCommand:
             *("--id", self.client_id, "--data", str(self.data), "--profile", self.profile),
             *("--replay", str(self.log), "--state", str(self.state), "--runtime", self.runtime),
             "--leave-when-finished",
+            "--leave-with-stdin",
         ]
 
 
@@ -89,7 +90,12 @@ class Fleet:
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
         with (self._folder / f"{command.client_id}.txt").open("ab") as output:
             self._processes[command.client_id] = subprocess.Popen(
-                command.arguments(), stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=environment
+                # The pipe ends with this process, however it ends: no client outlives it.
+                command.arguments(),
+                stdin=subprocess.PIPE,
+                stdout=output,
+                stderr=output,
+                env=environment,
             )
 
     def wait(self, timeout_s: float) -> None:
@@ -113,3 +119,5 @@ class Fleet:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
+            if process.stdin is not None:
+                process.stdin.close()
