@@ -141,7 +141,7 @@ def kill_descendant(process_id: int, word: str) -> int:
     return int(found.pid)
 
 
-def test_a_killed_client_and_a_killed_broker_cost_time_and_change_no_bit(
+def test_kills_of_client_broker_and_server_cost_time_and_change_no_bit(
     finished: tuple[Path, str], cache: Path, tmp_path: Path
 ) -> None:
     command, environment = command_and_environment(tmp_path, cache)
@@ -153,7 +153,14 @@ def test_a_killed_client_and_a_killed_broker_cost_time_and_change_no_bit(
                 killed.append(kill_descendant(run.pid, "pi-4"))
             if line.startswith("round 3:"):
                 killed.append(kill_descendant(run.pid, "subfleet.server.broker"))
-    assert run.returncode == 0
+            if line.startswith("round 4:"):
+                run.kill()
+                break
     assert len(killed) == 2
+    assert not (tmp_path / "quickstart" / "summary.json").exists()
+    done = quickstart(tmp_path, cache, "--name", "quickstart")
+    assert done.returncode == 0, done.stderr
+    assert "round 3:" not in done.stdout, "what was folded before is not done again"
     ours = (finished[0] / "model.safetensors").read_bytes()
     assert (tmp_path / "quickstart" / "model.safetensors").read_bytes() == ours
+    assert len(json.loads((tmp_path / "quickstart" / "summary.json").read_text(encoding="utf-8"))["rounds"]) == 5
