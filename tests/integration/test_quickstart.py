@@ -15,7 +15,7 @@ import pytest
 from safetensors.torch import load_file
 
 from subfleet.device_profiles import read_log
-from subfleet.server.broker import MosquittoBroker
+from subfleet.server.broker import MosquittoBroker, mosquitto_binary
 
 pytestmark = [pytest.mark.slow, pytest.mark.broker, pytest.mark.export, pytest.mark.timeout(600)]
 
@@ -123,7 +123,7 @@ def test_the_folder_is_complete(finished: tuple[Path, str], summary: dict[str, A
 
 
 @pytest.mark.skipif(
-    shutil.which("mosquitto", path=f"{os.environ.get('PATH', '')}:/usr/sbin") is None,
+    mosquitto_binary() is None,
     reason="mosquitto is not installed; run: apt-get install mosquitto",
 )
 def test_mosquitto_gives_the_same_bits(finished: tuple[Path, str], cache: Path, tmp_path: Path) -> None:

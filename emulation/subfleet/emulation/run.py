@@ -21,6 +21,7 @@ from subfleet.server.records import DeployedModel, RunObserver, RunResult
 from subfleet.server.results import write_results
 from subfleet.server.session import Server
 from subfleet.server.watch import Watch
+from subfleet.transport.address import parse_url
 from subfleet.transport.mqtt import MqttTransport
 
 __all__ = ["Outcome", "run_experiment", "server_config"]
@@ -77,7 +78,8 @@ def run_experiment(
         logs = _copy_logs(experiment, folder / "logs")
         broker = None if broker_url else stack.enter_context(EmbeddedBroker())
         url = broker_url or (broker.url if broker else "")
-        observer.say(f"Broker at {_without_password(url)}; starting {devices} client processes")
+        address = parse_url(url)
+        observer.say(f"Broker at {address.host}:{address.port}; starting {devices} client processes")
         commands = tuple(_command(device, url, slices, logs, folder) for device in experiment.devices)
         fleet = stack.enter_context(Fleet(commands, output_folder=folder / "output"))
         watch = stack.enter_context(Watch([fleet.check, *([broker.start] if broker else [])], stop))
@@ -111,11 +113,6 @@ def server_config(experiment: Experiment, evaluation_data: Path) -> ServerConfig
         communication_s=experiment.communication_s,
         clock=LogClock(start_s=0.0, step_s=experiment.log_step_s),
     )
-
-
-def _without_password(url: str) -> str:
-    scheme, _, rest = url.rpartition("://")
-    return f"{scheme}://{rest.rpartition('@')[2]}"
 
 
 def _copy_logs(experiment: Experiment, folder: Path) -> dict[str, Path]:

@@ -1,6 +1,6 @@
 """What a device needs to know of a program and of its training, as plain data; and the seam to what runs it."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar, Literal, Protocol
@@ -267,6 +267,3 @@ class Trainer(Protocol):
     def predict(self, model_path: Path, data: str, threads: int = 1) -> Prediction:
         """Run an inference model (a plain .onnx or .pte file) over a data set."""
         ...
-
-
-TrainerTable = Mapping[str, Callable[[], Trainer]]

@@ -9,8 +9,6 @@ from subfleet.protocol.subnet import SubnetSpec
 __all__ = ["Candidate", "budget_of", "fits", "largest_fitting", "ordered", "why_nothing_fits"]
 
 _MOST_LINK_BYTES = 2**60
-UPDATE_SLACK_BYTES = 64 * 1024
-"""What a container adds to the weights at most: its header of names and shapes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
