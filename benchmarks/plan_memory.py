@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from subfleet.elastic.network import ModelConfig
-from subfleet.protocol.programs import OptimiserSettings
 from subfleet.protocol.subnet import SubnetSpec
+from subfleet.protocol.training import ObjectiveSettings, OptimiserSettings
 
 RESULTS = Path(__file__).parent / "results" / "plan-memory.md"
 MODELS = {
@@ -105,7 +105,7 @@ def measure(folder: Path, name: str, spec: SubnetSpec, target: str, batch_size: 
             spec=spec,
             target=target,
             batch_size=batch_size,
-            objective="cross_entropy",
+            objective=ObjectiveSettings(),
             optimiser=OptimiserSettings(),
         )
     )

@@ -19,9 +19,10 @@ from subfleet.edge_client.states import (
 )
 from subfleet.protocol.blobs import BlobRef
 from subfleet.protocol.messages import Profile, Receipt, RoundInfo, Task
-from subfleet.protocol.programs import ProgramRef, TrainingSettings, TrainResult
+from subfleet.protocol.programs import ProgramRef, TrainResult
 from subfleet.protocol.readings import Budget, Reading
 from subfleet.protocol.subnet import SubnetSpec
+from subfleet.protocol.training import TrainingSettings
 
 RESULT = TrainResult(sample_count=20, step_count=2, loss=1.5, accuracy=0.5, measured_peak_bytes=700, train_seconds=0.1)
 

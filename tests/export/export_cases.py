@@ -7,8 +7,9 @@ from subfleet.elastic.network import ModelConfig
 from subfleet.export.programs import export_training_program
 from subfleet.export.requests import TrainRequest
 from subfleet.export.step import Step, training_step
-from subfleet.protocol.programs import OptimiserSettings, Program
+from subfleet.protocol.programs import Program
 from subfleet.protocol.subnet import Explicit, Prefix, SubnetSpec
+from subfleet.protocol.training import ObjectiveSettings, OptimiserSettings
 
 RESNET = ModelConfig(
     family="preact_resnet", input_shape=(2, 7, 6), class_count=3, widths=(8, 12), depths=(2, 2), group_size=4
@@ -65,7 +66,7 @@ def train_request(
         spec=largest(model) if spec is None else spec,
         target=target,
         batch_size=batch_size,
-        objective="cross_entropy",
+        objective=ObjectiveSettings(),
         optimiser=FULL_SGD,
     )
 

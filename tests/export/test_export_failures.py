@@ -15,6 +15,7 @@ from subfleet.export.targets import TARGETS, target_named
 from subfleet.export.tracing import trace
 from subfleet.export.versions import TARGET_NAMES
 from subfleet.protocol.errors import ExportError
+from subfleet.protocol.training import ObjectiveSettings
 
 
 class Wrong:
@@ -43,7 +44,7 @@ def test_a_program_that_differs_from_pytorch_is_an_error(fault: float) -> None:
 def test_a_jump_of_one_element_of_a_gradient_is_no_difference() -> None:
     """An activation's input on the other side of 0 moves a few elements; a defect moves the whole tensor."""
 
-    step = training_step(nn.Linear(300, 300), (300,), batch_size=2, objective="cross_entropy", optimiser=FULL_SGD)
+    step = training_step(nn.Linear(300, 300), (300,), batch_size=2, objective=ObjectiveSettings(), optimiser=FULL_SGD)
     example = step.example(torch.Generator().manual_seed(0))
     names = [value.name for value in step.outputs]
     assert names[-2] == "new.momentum.weight"
@@ -66,7 +67,7 @@ def test_a_defect_in_a_lowering_is_found(target: str, monkeypatch: pytest.Monkey
 
 def step_through(layer: nn.Module) -> Step:
     module = nn.Sequential(nn.Flatten(), nn.Linear(6, 4), layer, nn.Linear(4, 2))
-    return training_step(module, (6,), batch_size=2, objective="cross_entropy", optimiser=PLAIN)
+    return training_step(module, (6,), batch_size=2, objective=ObjectiveSettings(), optimiser=PLAIN)
 
 
 @pytest.mark.parametrize("target", TARGET_NAMES)
@@ -100,8 +101,14 @@ def test_unknown_names_list_the_known_ones() -> None:
     with pytest.raises(ExportError, match="'tflite'"):
         _ = train_request("tflite").program_id
     with pytest.raises(ExportError, match="objective is 'hinge'"):
-        training_step(nn.Linear(2, 2), (2,), batch_size=1, objective="hinge", optimiser=FULL_SGD)
+        training_step(
+            nn.Linear(2, 2),
+            (2,),
+            batch_size=1,
+            objective=ObjectiveSettings(name="hinge"),  # type: ignore[arg-type]
+            optimiser=FULL_SGD,
+        )
     with pytest.raises(ValueError, match="batch_size is 0"):
         TrainRequest(
-            model=MLP, spec=largest(MLP), target="onnx", batch_size=0, objective="cross_entropy", optimiser=PLAIN
+            model=MLP, spec=largest(MLP), target="onnx", batch_size=0, objective=ObjectiveSettings(), optimiser=PLAIN
         )

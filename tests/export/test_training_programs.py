@@ -16,7 +16,8 @@ from subfleet.export.programs import TOLERANCE, export_training_program
 from subfleet.export.requests import TrainRequest
 from subfleet.export.targets import TARGETS
 from subfleet.export.versions import TARGET_NAMES
-from subfleet.protocol.programs import OptimiserSettings, Program, decode_program, encode_program
+from subfleet.protocol.programs import Program, decode_program, encode_program
+from subfleet.protocol.training import ObjectiveSettings, OptimiserSettings
 
 pytestmark = [pytest.mark.export, pytest.mark.slow]
 
@@ -113,7 +114,7 @@ def test_equal_requests_give_equal_bytes(target: str) -> None:
 
 def test_no_momentum_keeps_no_state() -> None:
     request = TrainRequest(
-        model=MLP, spec=largest(MLP), target="onnx", batch_size=1, objective="cross_entropy", optimiser=PLAIN
+        model=MLP, spec=largest(MLP), target="onnx", batch_size=1, objective=ObjectiveSettings(), optimiser=PLAIN
     )
     roles = {value.role for value in program_of(request).manifest.inputs}
     assert roles == {"input", "label", "sample_mask", "learning_rate", "parameter"}
@@ -158,7 +159,7 @@ def test_a_device_without_pytorch_trains_with_the_onnx_program(tmp_path: Path) -
 def test_optimiser_settings_are_part_of_the_program() -> None:
     heavy = OptimiserSettings(momentum=0.0, weight_decay=0.5)
     request = TrainRequest(
-        model=MLP, spec=largest(MLP), target="onnx", batch_size=2, objective="cross_entropy", optimiser=heavy
+        model=MLP, spec=largest(MLP), target="onnx", batch_size=2, objective=ObjectiveSettings(), optimiser=heavy
     )
     inputs = example_of(request) | {"sample_mask": torch.zeros(2)}  # no sample, so weight decay is all there is
     results = run(program_of(request), inputs)

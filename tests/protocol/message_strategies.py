@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from subfleet.protocol.blobs import BlobRef, ByteRange
 from subfleet.protocol.messages import MAX_SAMPLES, MESSAGES, Message
-from subfleet.protocol.programs import OptimiserSettings, TrainingSettings
 from subfleet.protocol.schema import MAX_INTEGER
 from subfleet.protocol.subnet import Explicit, Full, Prefix, Roll, SubnetSpec
+from subfleet.protocol.training import OptimiserSettings, TrainingSettings
 
 _CLIENT_IDS = st.from_regex(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}", fullmatch=True)
 _SIZES = st.integers(1, MAX_INTEGER)

@@ -13,7 +13,8 @@ from server.fake_device import CLASSES, SHAPE, Behaviour, Device
 from subfleet.elastic.network import ModelConfig
 from subfleet.export.requests import InferRequest, TrainRequest
 from subfleet.protocol.errors import ExportError
-from subfleet.protocol.programs import Program, ProgramManifest, TrainingSettings, encode_program
+from subfleet.protocol.programs import Program, ProgramManifest, encode_program
+from subfleet.protocol.training import TrainingSettings
 from subfleet.server.config import Deadlines, LogClock, ServerConfig
 from subfleet.server.records import RoundRecord
 from subfleet.server.session import Server

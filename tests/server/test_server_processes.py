@@ -18,7 +18,7 @@ from server.server_rig import Notes, World, config, fleet
 from subfleet.device_profiles import demo_log_path
 from subfleet.elastic.network import ModelConfig
 from subfleet.export.pool import ExportPool
-from subfleet.protocol.programs import TrainingSettings
+from subfleet.protocol.training import TrainingSettings
 from subfleet.server.broker import EmbeddedBroker
 from subfleet.server.config import LogClock, ServerConfig
 from subfleet.server.session import Server

@@ -8,14 +8,8 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from subfleet.arrays import encode_arrays
-from subfleet.protocol.programs import (
-    Program,
-    ProgramManifest,
-    TrainingSettings,
-    TrainJob,
-    ValueInfo,
-    encode_program,
-)
+from subfleet.protocol.programs import Program, ProgramManifest, TrainJob, ValueInfo, encode_program
+from subfleet.protocol.training import TrainingSettings
 from subfleet.tasks import Dataset, write_npz
 
 MOMENTUM = 0.9

@@ -7,7 +7,8 @@ import pytest
 
 from subfleet.arrays import decode_arrays
 from subfleet.protocol.errors import DataError, FileError, MemoryLimitError, MissingExtraError, TrainingError
-from subfleet.protocol.programs import Program, TrainingSettings, TrainJob, encode_program
+from subfleet.protocol.programs import Program, TrainJob, encode_program
+from subfleet.protocol.training import TrainingSettings
 from subfleet.tasks import Dataset, write_npz
 from subfleet.trainers.executorch import ExecutorchTrainer
 from subfleet.trainers.onnx import OnnxTrainer

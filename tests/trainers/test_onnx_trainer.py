@@ -20,7 +20,8 @@ from subfleet.protocol.errors import (
     SubfleetError,
     TrainingError,
 )
-from subfleet.protocol.programs import Program, TrainingSettings, TrainJob, ValueInfo, encode_program
+from subfleet.protocol.programs import Program, TrainJob, ValueInfo, encode_program
+from subfleet.protocol.training import TrainingSettings
 from subfleet.tasks import Dataset, iter_batches, write_npz
 from subfleet.trainers.onnx import OnnxTrainer
 

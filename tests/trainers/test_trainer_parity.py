@@ -9,8 +9,9 @@ import numpy.typing as npt
 import pytest
 
 from subfleet.arrays import decode_arrays, encode_arrays
-from subfleet.protocol.programs import OptimiserSettings, Trainer, TrainingSettings, TrainJob, encode_program
+from subfleet.protocol.programs import Trainer, TrainJob, encode_program
 from subfleet.protocol.subnet import SubnetSpec
+from subfleet.protocol.training import OptimiserSettings, TrainingSettings
 from subfleet.tasks import Dataset, digits, iter_batches, write_npz
 from subfleet.trainers.executorch import ExecutorchTrainer
 from subfleet.trainers.onnx import OnnxTrainer

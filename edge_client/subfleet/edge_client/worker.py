@@ -14,7 +14,8 @@ from subfleet.edge_client.states import Reason, WorkFailed
 from subfleet.protocol.blobs import BlobRef
 from subfleet.protocol.errors import DataError, FileError, MemoryLimitError, ProtocolError, SubfleetError
 from subfleet.protocol.messages import Task
-from subfleet.protocol.programs import Trainer, TrainingSettings, TrainJob, TrainResult
+from subfleet.protocol.programs import Trainer, TrainJob, TrainResult
+from subfleet.protocol.training import TrainingSettings
 from subfleet.transport.blob_store import BlobStore
 
 __all__ = ["Finished", "TrainingWorker"]

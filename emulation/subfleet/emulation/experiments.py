@@ -6,7 +6,7 @@ from types import MappingProxyType
 
 from subfleet.elastic.network import ModelConfig
 from subfleet.protocol.errors import ConfigError
-from subfleet.protocol.programs import OptimiserSettings, TrainingSettings
+from subfleet.protocol.training import OptimiserSettings, TrainingSettings
 
 __all__ = ["EXPERIMENTS", "EmulatedDevice", "Experiment", "experiment_named"]
 

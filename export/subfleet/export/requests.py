@@ -8,9 +8,9 @@ from typing import ClassVar
 
 from subfleet.elastic.network import ModelConfig
 from subfleet.export.versions import tool_versions
-from subfleet.protocol.programs import OptimiserSettings
 from subfleet.protocol.schema import canonical_json, to_plain
 from subfleet.protocol.subnet import SubnetSpec
+from subfleet.protocol.training import ObjectiveSettings, OptimiserSettings
 
 __all__ = ["MODEL_SUFFIXES", "InferRequest", "TrainRequest"]
 
@@ -33,7 +33,7 @@ class TrainRequest:
         spec: the subnet of it.
         target: a name in `subfleet.export.targets.TARGETS`, "onnx" or "executorch".
         batch_size: samples of one step, 1 or more.
-        objective: a name in `subfleet.export.step.OBJECTIVES`, "cross_entropy".
+        objective: what is minimised.
         optimiser: its settings.
     """
 
@@ -42,7 +42,7 @@ class TrainRequest:
     spec: SubnetSpec
     target: str
     batch_size: int
-    objective: str
+    objective: ObjectiveSettings
     optimiser: OptimiserSettings
 
     def __post_init__(self) -> None:

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from subfleet.protocol.errors import ExportError
-from subfleet.protocol.programs import OptimiserSettings, ValueInfo
+from subfleet.protocol.programs import ValueInfo
+from subfleet.protocol.training import ObjectiveSettings, OptimiserSettings
 
 __all__ = ["OBJECTIVES", "OPTIMISERS", "Step", "inference_step", "training_step"]
 
@@ -88,7 +89,7 @@ def training_step(
     input_shape: tuple[int, ...],
     *,
     batch_size: int,
-    objective: str,
+    objective: ObjectiveSettings,
     optimiser: OptimiserSettings,
 ) -> Step:
     """Make the training step of a module.
@@ -103,9 +104,9 @@ def training_step(
     Raises:
         ExportError: the objective or optimiser is unknown, or the module keeps buffers.
     """
-    if objective not in OBJECTIVES or optimiser.name not in OPTIMISERS:
+    if objective.name not in OBJECTIVES or optimiser.name not in OPTIMISERS:
         raise ExportError(
-            f"objective is {objective!r} and optimiser {optimiser.name!r}, but they must be one of "
+            f"objective is {objective.name!r} and optimiser {optimiser.name!r}, but they must be one of "
             f"{sorted(OBJECTIVES)} and {sorted(OPTIMISERS)}"
         )
     _refuse_buffers(module)
@@ -121,7 +122,7 @@ def training_step(
         ValueInfo(name="correct", dtype="F32", shape=(), role="correct"),
     )
     return Step(
-        run=_training_run(module, OBJECTIVES[objective], optimiser),
+        run=_training_run(module, OBJECTIVES[objective.name], optimiser),
         inputs=batch + tensors,
         outputs=scalars + new_tensors,
         class_count=_class_count(module, (batch_size, *input_shape)),

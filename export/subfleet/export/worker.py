@@ -17,9 +17,10 @@ from subfleet.export.jobs import MAX_LINE_BYTES, TAKEN_LINE, Answer, Job, figure
 from subfleet.export.requests import TrainRequest
 from subfleet.export.versions import TARGET_NAMES
 from subfleet.protocol.errors import ExportError, SubfleetError
-from subfleet.protocol.programs import OptimiserSettings, encode_program
+from subfleet.protocol.programs import encode_program
 from subfleet.protocol.schema import canonical_json, from_plain, parse_json
 from subfleet.protocol.subnet import SubnetSpec
+from subfleet.protocol.training import ObjectiveSettings, OptimiserSettings
 
 __all__ = ["main", "run_job"]
 
@@ -73,7 +74,7 @@ def warm_up(is_idle: Callable[[], bool]) -> None:
                     spec=SubnetSpec(),
                     target=target,
                     batch_size=2,
-                    objective="cross_entropy",
+                    objective=ObjectiveSettings(),
                     optimiser=OptimiserSettings(),
                 )
             )

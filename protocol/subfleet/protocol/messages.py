@@ -13,10 +13,11 @@ from typing import Any, ClassVar, Literal
 
 from subfleet.protocol.blobs import BlobRef, ByteRange
 from subfleet.protocol.errors import ProtocolError
-from subfleet.protocol.programs import ProgramRef, TrainingSettings
+from subfleet.protocol.programs import ProgramRef
 from subfleet.protocol.readings import Budget, Reading
 from subfleet.protocol.schema import canonical_json, from_plain, parse_json, to_plain
 from subfleet.protocol.subnet import SubnetSpec
+from subfleet.protocol.training import TrainingSettings
 
 __all__ = [
     "MESSAGES",

@@ -9,10 +9,10 @@ from subfleet.protocol.blobs import BlobRef
 from subfleet.protocol.errors import ProtocolError
 from subfleet.protocol.schema import canonical_json, from_plain, parse_json
 from subfleet.protocol.tensors import Tensor, decode_container, encode_container
+from subfleet.protocol.training import TrainingSettings
 
 __all__ = [
     "DataSummary",
-    "OptimiserSettings",
     "Prediction",
     "Program",
     "ProgramManifest",
@@ -20,22 +20,33 @@ __all__ = [
     "TrainJob",
     "TrainResult",
     "Trainer",
-    "TrainingSettings",
     "ValueInfo",
     "decode_program",
     "encode_program",
 ]
 
 Role = Literal[
-    "input",  # samples, (batch, *sample shape)
-    "label",  # class indices, (batch,)
+    # Fed with every step.
+    "input",  # samples, (batch, *sample shape); F32, or I64 indices such as tokens
+    "label",  # I64 class indices or F32 targets, (batch, ...); an index below 0 is not counted
     "sample_mask",  # 1 for a real sample, 0 for padding, (batch,)
     "learning_rate",  # scalar
-    "parameter",  # a weight; as an output, the same weight after the step
-    "optimiser_state",  # zero before the first step; as an output, its value after the step
-    "loss",  # scalar, mean over the real samples
-    "correct",  # scalar, how many real samples were classified rightly before the step
-    "logits",  # (batch, classes)
+    "random",  # uniform in [0, 1), fresh in every step: dropout's randomness
+    "class_mask",  # 1 for a class that the client holds, 0 for one that it lacks, (classes,)
+    "coefficient",  # scalar of `TrainingSettings` that has the value's name: proximal_mu or distillation_weight
+    "anchor",  # a parameter as it was before the first step, for the proximal term
+    "batch_weight",  # scalar: the count of the whole batch that a micro-batch is part of
+    "apply",  # scalar: 1 in the last micro-batch of a batch, which takes the optimiser's step; else 0
+    # Carried from step to step: an input, and as an output the same thing after the step.
+    "parameter",  # a weight
+    "buffer",  # what a layer keeps besides its weights, such as a running mean
+    "optimiser_state",  # zero before the first step; `tensor` is empty where it belongs to none
+    "gradient",  # summed over the micro-batches so far; zero before the first, and again after the last
+    # Read after every step.
+    "loss",  # scalar, mean over `count`; of a micro-batch, its share of the whole batch's mean
+    "correct",  # scalar, how many of `count` were predicted rightly before the step; 0 where that means nothing
+    "count",  # scalar, how many labels counted: real samples, or the real tokens of real samples
+    "logits",  # (batch, ...)
 ]
 
 
@@ -48,7 +59,7 @@ class ValueInfo:
         dtype: as in the tensor container, such as "F32".
         shape: sizes; the batch is a fixed number.
         role: what it is for.
-        tensor: for parameters and optimiser states, the subnet's tensor that it belongs to.
+        tensor: the subnet's tensor that a parameter, buffer, anchor, gradient or optimiser state belongs to.
     """
 
     name: str
@@ -124,54 +135,6 @@ class ProgramRef:
     program_id: str
     target: str
     blob: BlobRef
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OptimiserSettings:
-    """The local optimiser. Its state starts at zero every round, as in every reference implementation.
-
-    Attributes:
-        name: "sgd".
-        momentum: 0 (none) up to, not including, 1.
-        weight_decay: L2 coefficient added to the gradient, 0 or more.
-    """
-
-    name: Literal["sgd"] = "sgd"
-    momentum: float = 0.9
-    weight_decay: float = 0.0
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.momentum < 1:
-            raise ValueError(f"momentum is {self.momentum}, but must be at least 0 and below 1")
-        if self.weight_decay < 0:
-            raise ValueError(f"weight_decay is {self.weight_decay}, but must be 0 or more")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrainingSettings:
-    """How a client trains in one round.
-
-    Attributes:
-        epochs: passes over the client's samples, 1 or more.
-        batch_size: samples of one step, 1 or more.
-        learning_rate: 0 or more; 0 changes nothing.
-        objective: "cross_entropy".
-        optimiser: its settings.
-        seed: the run's seed; the data order is a function of (seed, round, client).
-    """
-
-    epochs: int = 1
-    batch_size: int = 16
-    learning_rate: float = 0.1
-    objective: Literal["cross_entropy"] = "cross_entropy"
-    optimiser: OptimiserSettings = field(default_factory=OptimiserSettings)
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        if self.epochs < 1 or self.batch_size < 1:
-            raise ValueError(f"epochs {self.epochs} and batch_size {self.batch_size} must both be 1 or more")
-        if self.learning_rate < 0:
-            raise ValueError(f"learning_rate is {self.learning_rate}, but must be 0 or more")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,9 +11,9 @@ from typing import Any
 from subfleet.elastic.network import ModelConfig
 from subfleet.protocol.errors import ConfigError, FileError, ProtocolError
 from subfleet.protocol.messages import check_client_id
-from subfleet.protocol.programs import TrainingSettings
 from subfleet.protocol.schema import canonical_json, from_plain
 from subfleet.protocol.topics import Topics
+from subfleet.protocol.training import TrainingSettings
 from subfleet.server.methods import AnyMethod
 from subfleet.server.methods.heterofl import HeteroFL
 

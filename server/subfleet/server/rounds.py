@@ -22,8 +22,9 @@ from typing import Literal
 
 from subfleet.protocol.blobs import BlobRef
 from subfleet.protocol.messages import Deployed, Presence, Profile, Receipt, Refusal, Task, Telemetry, Update
-from subfleet.protocol.programs import ProgramRef, TrainingSettings
+from subfleet.protocol.programs import ProgramRef
 from subfleet.protocol.readings import Budget
+from subfleet.protocol.training import TrainingSettings
 from subfleet.server.assignment import Candidate
 from subfleet.server.config import ServerConfig
 from subfleet.server.methods import Method

@@ -18,9 +18,9 @@ import torch
 from subfleet.elastic.network import Network
 from subfleet.elastic.spaces import uniform_space
 from subfleet.protocol.messages import Update
-from subfleet.protocol.programs import TrainingSettings
 from subfleet.protocol.readings import Budget
 from subfleet.protocol.subnet import SubnetSpec
+from subfleet.protocol.training import TrainingSettings
 from subfleet.server.assignment import Candidate, largest_fitting
 from subfleet.server.methods.base import Weighting, weight_of
 

@@ -1,0 +1,122 @@
+"""How a client trains, as plain data: the objective, the optimiser, and the numbers of one round."""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+__all__ = ["ObjectiveSettings", "OptimiserSettings", "TrainingSettings"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ObjectiveSettings:
+    """What a training step minimises. Its shape only: coefficients are inputs of the step.
+
+    Attributes:
+        name: "cross_entropy" of one class index for each sample; "next_token" the same for each token of a sequence;
+            "binary_cross_entropy" of one probability for each output; "mean_squared_error" of each output.
+        label_smoothing: share of the target that is spread evenly over all classes, 0 up to, not including, 1.
+        class_mask: logits of the classes that a client lacks count as 0 (HeteroFL, section 3.3).
+        proximal: adds mu / 2 times the squared distance from the first weights (FedProx, section 3.2).
+        distillation: "self" adds FjORD's term between a network and its nested subnet (FjORD, section 3.3); "mutual"
+            DepthFL's term between the exits of a network (DepthFL, section 3.2).
+        temperature: of the distillation term, above 0.
+    """
+
+    name: Literal["cross_entropy", "next_token", "binary_cross_entropy", "mean_squared_error"] = "cross_entropy"
+    label_smoothing: float = 0.0
+    class_mask: bool = False
+    proximal: bool = False
+    distillation: Literal["none", "self", "mutual"] = "none"
+    temperature: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.label_smoothing < 1:
+            raise ValueError(f"label_smoothing is {self.label_smoothing}, but must be at least 0 and below 1")
+        if self.temperature <= 0:
+            raise ValueError(f"temperature is {self.temperature}, but must be above 0")
+        over_classes = self.name in ("cross_entropy", "next_token")
+        if not over_classes and (self.label_smoothing or self.class_mask or self.distillation != "none"):
+            raise ValueError(
+                f"objective {self.name!r} knows no classes, but label_smoothing, class_mask and distillation need some"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OptimiserSettings:
+    """The local optimiser. Its state starts at zero every round, as in every reference implementation.
+
+    Attributes:
+        name: "sgd", "adam" or "adamw"; each computes what the class of that name in `torch.optim` does.
+        momentum: of sgd, 0 (none) up to, not including, 1.
+        dampening: of sgd's momentum, 0 up to 1.
+        nesterov: of sgd; needs momentum and no dampening.
+        weight_decay: coefficient added to the gradient, or with adamw taken off the weight, 0 or more.
+        beta1: decay of adam's first moment, 0 up to, not including, 1.
+        beta2: decay of adam's second moment, 0 up to, not including, 1.
+        epsilon: added to adam's divisor, above 0.
+        max_gradient_norm: gradients of a larger global norm are scaled down to it; 0 lets them be.
+    """
+
+    name: Literal["sgd", "adam", "adamw"] = "sgd"
+    momentum: float = 0.9
+    dampening: float = 0.0
+    nesterov: bool = False
+    weight_decay: float = 0.0
+    beta1: float = 0.9
+    beta2: float = 0.999
+    epsilon: float = 1e-8
+    max_gradient_norm: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("momentum", "beta1", "beta2"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}, but must be at least 0 and below 1")
+        if not 0 <= self.dampening <= 1:
+            raise ValueError(f"dampening is {self.dampening}, but must be from 0 to 1")
+        if self.nesterov and (self.momentum == 0 or self.dampening > 0):
+            raise ValueError(
+                f"nesterov needs momentum and no dampening, but they are {self.momentum} and {self.dampening}"
+            )
+        for name in ("weight_decay", "max_gradient_norm"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} is {getattr(self, name)}, but must be 0 or more")
+        if self.epsilon <= 0:
+            raise ValueError(f"epsilon is {self.epsilon}, but must be above 0")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingSettings:
+    """How a client trains in one round.
+
+    Attributes:
+        epochs: passes over the client's samples, 1 or more.
+        batch_size: samples of one optimiser step, 1 or more.
+        micro_batch_size: samples that a program takes at once, where it sums the gradients of a batch over several
+            calls; 0 takes the whole batch at once.
+        learning_rate: 0 or more; 0 changes nothing.
+        objective: what is minimised.
+        optimiser: its settings.
+        proximal_mu: coefficient of the proximal term, 0 or more.
+        distillation_weight: coefficient of the distillation term, 0 or more.
+        seed: the run's seed; the data order is a function of (seed, round, client).
+    """
+
+    epochs: int = 1
+    batch_size: int = 16
+    micro_batch_size: int = 0
+    learning_rate: float = 0.1
+    objective: ObjectiveSettings = field(default_factory=ObjectiveSettings)
+    optimiser: OptimiserSettings = field(default_factory=OptimiserSettings)
+    proximal_mu: float = 0.0
+    distillation_weight: float = 0.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.epochs < 1 or self.batch_size < 1:
+            raise ValueError(f"epochs {self.epochs} and batch_size {self.batch_size} must both be 1 or more")
+        if not 0 <= self.micro_batch_size <= self.batch_size:
+            raise ValueError(
+                f"micro_batch_size is {self.micro_batch_size}, but must be 0 to batch_size {self.batch_size}"
+            )
+        for name in ("learning_rate", "proximal_mu", "distillation_weight"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} is {getattr(self, name)}, but must be 0 or more")
