@@ -11,16 +11,13 @@ from concurrent.futures import Future
 from pathlib import Path
 from types import TracebackType
 
-from subfleet.export.jobs import MAX_LINE_BYTES, TAKEN_LINE, Answer, Job, figure_path
+from subfleet.export.cache import DEFAULT_LIMIT_BYTES, ExportCache
+from subfleet.export.jobs import MAX_LINE_BYTES, TAKEN_LINE, Answer, Job
 from subfleet.export.requests import InferRequest, TrainRequest
-from subfleet.protocol.errors import ExportError, FileError, ProtocolError
-from subfleet.protocol.programs import decode_program
+from subfleet.protocol.errors import ExportError, ProtocolError
 from subfleet.protocol.schema import canonical_json, from_plain, parse_json
 
 __all__ = ["ExportPool"]
-
-LEFTOVER_S = 3600.0
-"""A half-written file of this age is nobody's: no export takes as long."""
 
 logger = logging.getLogger(__name__)
 
@@ -151,24 +148,6 @@ class _Worker:
             self._process = None
 
 
-def _usable(path: Path, request: TrainRequest | InferRequest) -> bool:
-    """Whether a cached result is there and whole; a damaged one is exported anew, over it."""
-    try:
-        if isinstance(request, InferRequest):
-            return path.stat().st_size > 0 and figure_path(path).is_file()
-        return decode_program(path.read_bytes()).manifest.program_id == request.program_id
-    except (OSError, ProtocolError):
-        return False
-
-
-def _remove_leftovers(folder: Path) -> None:
-    """Half-written files of workers that were killed; those of the last hour may be another pool's."""
-    for partial in folder.glob(".*.part"):
-        with contextlib.suppress(OSError):
-            if time.time() - partial.stat().st_mtime > LEFTOVER_S:
-                partial.unlink()
-
-
 class ExportPool:
     """Worker processes that export, and the folder of what they wrote.
 
@@ -177,25 +156,29 @@ class ExportPool:
     manager.
     """
 
-    def __init__(self, cache_folder: Path, *, workers: int = 2, timeout_s: float = 120.0) -> None:
+    def __init__(
+        self,
+        cache_folder: Path,
+        *,
+        workers: int = 2,
+        timeout_s: float = 120.0,
+        cache_limit_bytes: int = DEFAULT_LIMIT_BYTES,
+    ) -> None:
         """Start the workers.
 
         Args:
             cache_folder: made where it does not exist.
             workers: processes, 1 or more.
             timeout_s: the longest that one export may take, above 0.
+            cache_limit_bytes: the most that the folder's programs and models may take together; those that were not
+                used for the longest go first.
 
         Raises:
             FileError: the folder cannot be made.
         """
         if workers < 1 or timeout_s <= 0:
             raise ValueError(f"workers is {workers} and timeout_s {timeout_s}, but they must be 1 or more and above 0")
-        try:
-            cache_folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise FileError(f"the folder {cache_folder} cannot be made: {error.strerror}; choose another") from error
-        _remove_leftovers(cache_folder)
-        self._folder = cache_folder
+        self._cache = ExportCache(cache_folder, limit_bytes=cache_limit_bytes)
         self._timeout_s = timeout_s
         self._lock = threading.Lock()
         self._closed = False
@@ -247,7 +230,7 @@ class ExportPool:
             thread.join()
 
     def _submit(self, request: TrainRequest | InferRequest, weights_path: str) -> "Future[Path]":
-        path = self._folder / request.file_name
+        path = self._cache.path(request)
         with self._lock:
             if self._closed:
                 raise ExportError("the export pool is closed; open another one")
@@ -256,7 +239,7 @@ class ExportPool:
                 return shared
             future: Future[Path] = Future()
             future.set_running_or_notify_cancel()  # several may wait for it, so none of them can cancel it
-            if _usable(path, request):
+            if self._cache.find(request) is not None:
                 future.set_result(path)
                 return future
             self._pending[path.name] = future
@@ -276,10 +259,12 @@ class ExportPool:
                 error = failure
             except OSError as failure:
                 error = ExportError(f"the export process cannot be started: {failure}; free some memory and try again")
-            path = self._folder / job.request.file_name
+            path = self._cache.path(job.request)
             with self._lock:
                 self._pending.pop(path.name, None)
             if error is None:
+                self._cache.find(job.request)  # used now
+                self._cache.trim()
                 future.set_result(path)
             else:
                 logger.warning("export of %s failed: %s", job.request.file_name, error)

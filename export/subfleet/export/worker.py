@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import BinaryIO, TextIO
 
 from subfleet.elastic.network import ModelConfig
+from subfleet.export.cache import is_whole, only_one_exports
 from subfleet.export.jobs import MAX_LINE_BYTES, TAKEN_LINE, Answer, Job, figure_path, write_atomically
 from subfleet.export.requests import TrainRequest
 from subfleet.export.versions import TARGET_NAMES
@@ -26,11 +27,18 @@ __all__ = ["main", "run_job"]
 
 
 def run_job(job: Job) -> None:
-    """Export one program or model into its file.
+    """Export one program or model into its file, unless another process has done so meanwhile.
 
     Raises:
         SubfleetError: it cannot be written, or differs from PyTorch.
     """
+    path = Path(job.result_path)
+    with only_one_exports(path):
+        if not is_whole(path, job.request):
+            _export(job, path)
+
+
+def _export(job: Job, path: Path) -> None:
     from subfleet.export.programs import export_inference_model, export_training_program
 
     if isinstance(job.request, TrainRequest):
@@ -47,8 +55,8 @@ def run_job(job: Job) -> None:
         content, max_abs_diff = export_inference_model(job.request, load(weights))
         # Written first: a model file that is there has its figure beside it.
         figure = canonical_json({"max_abs_diff": max_abs_diff})
-        write_atomically(figure_path(Path(job.result_path)), figure)
-    write_atomically(Path(job.result_path), content)
+        write_atomically(figure_path(path), figure)
+    write_atomically(path, content)
 
 
 def _answer(line: str) -> Answer:
