@@ -60,6 +60,8 @@ class ValueInfo:
         shape: sizes; the batch is a fixed number.
         role: what it is for.
         tensor: the subnet's tensor that a parameter, buffer, anchor, gradient or optimiser state belongs to.
+        limit: exclusive upper bound of the indices in an I64 input or label, so that data that do not fit are refused
+            before a program reads beyond a table; 0 where there is none.
     """
 
     name: str
@@ -67,6 +69,7 @@ class ValueInfo:
     shape: tuple[int, ...]
     role: Role
     tensor: str = ""
+    limit: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
