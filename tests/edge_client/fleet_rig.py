@@ -39,6 +39,7 @@ from subfleet.transport.outbox import Outbox
 
 PROGRAM = b"program" * 50_000  # three chunks
 WEIGHTS = b"weights" * 30_000  # two chunks
+DATA_BYTES = 480
 
 
 @dataclass
@@ -88,7 +89,7 @@ def trained(program: bytes, weights: bytes) -> bytes:
 class FixedMeter:
     """Finds the same free memory always; notes what it was asked."""
 
-    free_bytes: int = 2480  # 480 of them for the samples of its profile
+    free_bytes: int = 2480  # DATA_BYTES of them for the samples
     asked: list[float | None] = field(default_factory=list)
 
     def read(self, log_time_s: float | None) -> tuple[float | None, Reading]:
@@ -229,7 +230,9 @@ class Rig:
         self.worker = TrainingWorker(
             {"fake": self.trainer}, blobs=self.store.blobs, work_folder=self.store.work_folder, data="d"
         )
-        settings = AgentSettings(profile=profile(f"s{self.starts}"), leave_when_finished=leave_when_finished)
+        settings = AgentSettings(
+            profile=profile(f"s{self.starts}"), data_bytes=DATA_BYTES, leave_when_finished=leave_when_finished
+        )
         self.link: MemoryTransport = self.broker.client("pi")
         device = Device(store=self.store, worker=self.worker, meter=self.meter)
         self.session = Session(settings, self.link, Topics(), device, clock=self.clock)

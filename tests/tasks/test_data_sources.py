@@ -74,14 +74,44 @@ def test_images_become_channels_first(tmp_path: Path, shape: tuple[int, ...], ex
         assert dataset.inputs[1, 0, 4, 5] == np.float32(x[1, 4, 5, 0])
 
 
+@pytest.mark.parametrize("name", ["written", "own"])
+def test_tokens_and_targets_keep_their_shapes(tmp_path: Path, name: str) -> None:
+    tokens, following = np.array([[4, 0, 2], [1, 3, 9]], np.int32), np.array([[0, 2, -1], [3, 9, -100]], np.int16)
+    dataset = read_dataset(save(tmp_path / "own.npz", {"x": tokens, "y": following}))
+    if name == "written":
+        write_npz(tmp_path / "written.npz", dataset)
+        dataset = read_dataset(str(tmp_path / "written.npz"))
+    assert (dataset.inputs.dtype, dataset.labels.dtype) == (np.int64, np.int64)
+    assert (dataset.inputs.tolist(), dataset.labels.tolist()) == (tokens.tolist(), following.tolist())
+    assert (dataset.sample_shape, dataset.label_shape) == ((3,), (3,))
+    summary = dataset.summary()
+    assert summary.class_counts == (1, 0, 1, 1, 0, 0, 0, 0, 0, 1)
+    assert summary.data_bytes == 2 * 2 * 3 * 8
+
+
+@pytest.mark.parametrize("shape", [(2,), (2, 1), (2, 3)])
+def test_numbers_as_labels_are_targets(tmp_path: Path, shape: tuple[int, ...]) -> None:
+    targets = np.random.default_rng(0).random(shape)
+    dataset = read_dataset(save(tmp_path / "data.npz", {"x": np.zeros((2, 3)), "y": targets}))
+    assert dataset.labels.dtype == np.float32
+    assert dataset.labels.tolist() == targets.astype(np.float32).tolist()
+    assert dataset.summary().class_counts == ()
+
+
 @pytest.mark.parametrize(
     ("arrays", "text"),
     [
         ({"x": np.zeros((2, 3))}, "must hold x and y"),
-        ({"x": np.zeros((2, 3)), "y": [0.0, 1.0]}, "must be integers"),
-        ({"x": np.zeros((2, 3), int), "y": [0, 1]}, "must be uint8"),
+        ({"x": np.zeros((2, 3)), "y": ["a", "b"]}, "must be integers"),
+        ({"x": np.zeros((2, 3), bool), "y": [0, 1]}, "must be uint8"),
+        ({"x": [[0, 3], [1, -1]], "y": [0, 1]}, "indices must be 0 or more"),
+        ({"x": np.full((1, 2), 2**63, np.uint64), "y": [0]}, "no index"),
+        ({"x": np.zeros((2, 3)), "y": [0.0, np.nan]}, "not finite"),
+        ({"x": np.zeros((2, 3)), "y": np.zeros((2, 0))}, "labels are of shape"),
+        ({"x": np.zeros((2, 3)), "y": 0}, "one for each sample"),
         ({"x": np.zeros((2, 3)), "y": [0, 1, 2]}, "one for each sample"),
-        ({"x": np.zeros((2, 3)), "y": [0, -1]}, "0 or more"),
+        ({"x": np.zeros((2, 3)), "y": [0, -2]}, "0 or more"),
+        ({"x": np.zeros((2, 3)), "y": [-1, -100]}, "no sample has one"),
         ({"x": np.full((2, 3), np.nan), "y": [0, 1]}, "not finite"),
         ({"x": [[1.0, np.inf], [0.0, -np.inf]], "y": [0, 1]}, "not finite"),
         ({"x": [[1.0, 1e300]], "y": [0]}, "not finite"),

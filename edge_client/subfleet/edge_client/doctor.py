@@ -10,7 +10,6 @@ from types import MappingProxyType
 
 from subfleet.device_profiles import memory_budget_bytes
 from subfleet.edge_client.joining import default_client_id, default_state_folder, profile_with
-from subfleet.edge_client.meters import data_bytes
 from subfleet.edge_client.monitor import LiveMeter
 from subfleet.edge_client.runtimes import choose_trainer
 from subfleet.edge_client.store import read_saved
@@ -146,7 +145,7 @@ def _data(runtimes: tuple[str, ...], data: str) -> tuple[Finding, int]:
         return _failed("data", error), 0
     shape = "x".join(map(str, summary.input_shape))
     text = f"{summary.sample_count} samples of {shape} in {len(summary.class_counts)} classes, for {trainer.target}"
-    return Finding(check="data", text=text), data_bytes(summary)
+    return Finding(check="data", text=text), summary.data_bytes
 
 
 def _reach(url: str, client_id: str | None) -> str:

@@ -87,6 +87,7 @@ def join(options: JoinOptions) -> None:
         trainer, summary = choose_trainer([options.runtime] if options.runtime else profile.runtimes, options.data)
         settings = AgentSettings(
             profile=_announcement(client_id, profile, trainer, summary, meter),
+            data_bytes=summary.data_bytes,
             leave_when_finished=options.leave_when_finished,
         )
         worker = TrainingWorker(

@@ -1,28 +1,17 @@
 """What the session reads a device's resources from: the device itself, or a replayed log."""
 
-import math
 from collections.abc import Callable
 from typing import Literal, Protocol
 
 from subfleet.device_profiles.replay import ReplayedLog
-from subfleet.protocol.messages import Profile
-from subfleet.protocol.programs import DataSummary
 from subfleet.protocol.readings import Reading
 
-__all__ = ["Direction", "Meter", "ReplayMeter", "TransferRate", "data_bytes"]
+__all__ = ["Direction", "Meter", "ReplayMeter", "TransferRate"]
 
 Direction = Literal["down", "up"]
 
 LEAST_LINK_BPS = 16_000.0
 """A replayed link is never slower: a log's second without any signal would otherwise last for a whole round."""
-
-
-def data_bytes(data: DataSummary | Profile) -> int:
-    """What the samples take while a device trains, whatever subnet: float32 inputs and int64 labels.
-
-    They are not in memory when the budget is measured.
-    """
-    return data.sample_count * (4 * math.prod(data.input_shape) + 8)
 
 
 class Meter(Protocol):

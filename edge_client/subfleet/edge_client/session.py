@@ -11,7 +11,7 @@ from typing import Any
 from subfleet.device_profiles.profiles import memory_budget_bytes
 from subfleet.edge_client.agent import start, step
 from subfleet.edge_client.composing import presence
-from subfleet.edge_client.meters import Meter, data_bytes
+from subfleet.edge_client.meters import Meter
 from subfleet.edge_client.states import (
     Action,
     AgentSettings,
@@ -297,8 +297,8 @@ class Session:
 
     def _measure(self, action: Measure) -> None:
         log_time_s, reading = self._meter.read(action.log_time_s)
-        profile = self._settings.profile
-        budget_bytes = memory_budget_bytes(reading, profile.memory_share, data_bytes=data_bytes(profile))
+        settings = self._settings
+        budget_bytes = memory_budget_bytes(reading, settings.profile.memory_share, data_bytes=settings.data_bytes)
         self._events.append(
             Measured(measure=action, log_time_s=log_time_s, reading=reading, memory_budget_bytes=budget_bytes)
         )

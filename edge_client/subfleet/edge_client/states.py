@@ -55,6 +55,7 @@ class AgentSettings:
 
     Attributes:
         profile: what the device is; its client and session id are the agent's.
+        data_bytes: what the samples take while the device trains; they are not in memory when the budget is measured.
         heartbeat_s: seconds between two presences.
         telemetry_s: seconds between two telemetries outside rounds.
         leave_when_finished: leave when the run that the device took part in is over.
@@ -64,6 +65,7 @@ class AgentSettings:
     """
 
     profile: Profile
+    data_bytes: int = 0
     heartbeat_s: float = 5.0
     telemetry_s: float = 5.0
     leave_when_finished: bool = False

@@ -142,11 +142,19 @@ class ProgramRef:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataSummary:
-    """What a client tells of its data: counts and shapes, never samples."""
+    """What is known of a client's data: counts, shapes and sizes, never samples.
+
+    Attributes:
+        sample_count: 1 or more.
+        input_shape: of one sample.
+        class_counts: labels of each class, up to the last one that occurs; empty where labels are numbers.
+        data_bytes: what the samples and their labels take in memory while the device trains, whatever subnet.
+    """
 
     sample_count: int
     input_shape: tuple[int, ...]
     class_counts: tuple[int, ...]
+    data_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from subfleet.protocol.errors import DataError, FileError
-from subfleet.tasks.dataset import Dataset
+from subfleet.tasks.dataset import Dataset, Labels
 
 __all__ = ["dataset_of", "read_npz", "write_npz"]
 
@@ -22,19 +22,24 @@ def dataset_of(inputs: npt.ArrayLike, labels: npt.ArrayLike, source: str, *, exa
     """Make a data set of two arrays.
 
     Args:
-        inputs: uint8 (scaled by 1/255) or floating point, (samples, ...).
-        labels: integers, (samples,) or (samples, 1).
+        inputs: uint8 (scaled by 1/255), floating point, or wider integers, which are indices such as tokens;
+            (samples, ...).
+        labels: integers are class indices, floating point numbers are targets; (samples, ...). One class index for each
+            sample may also come as (samples, 1).
         source: for error texts.
-        exact: keep the shape; otherwise images of shape (samples, height, width[, channels]) become channels first.
+        exact: keep the shape; otherwise numbers of shape (samples, height, width[, channels]) become images with
+            channels first.
 
     Raises:
         DataError: the arrays cannot be used.
     """
     try:
         x, y = np.asarray(inputs), np.asarray(labels)
+        if x.dtype != np.uint8 and np.issubdtype(x.dtype, np.integer):
+            return Dataset(inputs=_indices(x, "inputs"), labels=_labels(y, exact=exact))
         values = _scaled(x)
-        classes = _classes(y)
-        return Dataset(inputs=np.ascontiguousarray(values if exact else _channels_first(values)), labels=classes)
+        inputs = np.ascontiguousarray(values if exact else _channels_first(values))
+        return Dataset(inputs=inputs, labels=_labels(y, exact=exact))
     except DataError as error:
         raise DataError(f"data source {source!r}: {error}") from error
     except (ValueError, MemoryError) as error:
@@ -103,15 +108,28 @@ def _scaled(inputs: npt.NDArray[np.generic]) -> npt.NDArray[np.float32]:
         # What float32 cannot hold becomes infinite, and is refused as such.
         with np.errstate(over="ignore"):
             return inputs.astype(np.float32, copy=False)
-    raise DataError(f"inputs are {inputs.dtype}, but must be uint8 (scaled by 1/255) or floating point")
+    raise DataError(
+        f"inputs are {inputs.dtype}, but must be uint8 (scaled by 1/255), floating point, or wider integers as indices"
+    )
 
 
-def _classes(labels: npt.NDArray[np.generic]) -> npt.NDArray[np.int64]:
+def _labels(labels: npt.NDArray[np.generic], *, exact: bool) -> Labels:
+    if np.issubdtype(labels.dtype, np.floating):
+        with np.errstate(over="ignore"):
+            return np.ascontiguousarray(labels, np.float32)
     if not np.issubdtype(labels.dtype, np.integer):
-        raise DataError(f"labels are {labels.dtype}, but must be integers: class indices from 0")
-    if labels.ndim == 2 and labels.shape[1] == 1:
+        raise DataError(
+            f"labels are {labels.dtype}, but must be integers (class indices from 0) or floating point (targets)"
+        )
+    if not exact and labels.ndim == 2 and labels.shape[1] == 1:
         labels = labels[:, 0]
-    return labels.astype(np.int64, copy=False)
+    return _indices(labels, "labels")
+
+
+def _indices(array: npt.NDArray[np.generic], name: str) -> npt.NDArray[np.int64]:
+    if array.dtype == np.uint64 and array.size and int(np.max(array)) > np.iinfo(np.int64).max:
+        raise DataError(f"{name} are {np.max(array)} at most, which is no index")
+    return np.ascontiguousarray(array, np.int64)
 
 
 def _channels_first(inputs: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:

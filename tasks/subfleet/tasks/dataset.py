@@ -8,50 +8,55 @@ import numpy.typing as npt
 from subfleet.protocol.errors import DataError
 from subfleet.protocol.programs import DataSummary
 
-__all__ = ["MAX_CLASSES", "Dataset"]
+__all__ = ["MAX_CLASSES", "NO_LABEL", "Dataset", "Inputs", "Labels"]
 
 MAX_CLASSES = 2**15
-"""Labels stay below it: a device tells the count of each class in one control message, which is of limited size."""
+"""Class indices stay below it: a device tells the count of each class in one control message, which is of limited
+size."""
+NO_LABEL = (-1, -100)
+"""What stands for "no label" in class indices, such as behind the end of a text; -100 is PyTorch's word for it."""
+
+Inputs = npt.NDArray[np.float32] | npt.NDArray[np.int64]
+Labels = npt.NDArray[np.int64] | npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dataset:
-    """Samples and their classes.
+    """Samples and what they are to be taken for.
 
     Attributes:
-        inputs: float32, (samples, *sample shape), all finite; images are channels first.
-        labels: int64, (samples,), class indices of 0 or more.
+        inputs: (samples, *sample shape): float32, all finite, where images are channels first; or int64 of 0 or more,
+            such as tokens.
+        labels: (samples, *label shape): int64 class indices, or a number of `NO_LABEL` where there is none; or float32
+            targets, all finite.
 
     Raises:
         DataError: the arrays are of another type or shape, differ in length, are empty, or hold impossible values.
     """
 
-    inputs: npt.NDArray[np.float32]
-    labels: npt.NDArray[np.int64]
+    inputs: Inputs
+    labels: Labels
 
     def __post_init__(self) -> None:
-        if self.inputs.dtype != np.float32 or self.inputs.ndim < 2:
+        if self.inputs.dtype not in (np.float32, np.int64) or self.inputs.ndim < 2:
             raise DataError(
-                f"inputs are {self.inputs.dtype} of shape {self.inputs.shape}, but must be float32 of shape "
-                "(samples, *sample shape)"
+                f"inputs are {self.inputs.dtype} of shape {self.inputs.shape}, but must be float32, or int64 indices, "
+                "of shape (samples, *sample shape)"
             )
-        if self.labels.dtype != np.int64 or self.labels.shape != self.inputs.shape[:1]:
+        if self.labels.dtype not in (np.int64, np.float32) or self.labels.shape[:1] != self.inputs.shape[:1]:
             raise DataError(
-                f"labels are {self.labels.dtype} of shape {self.labels.shape}, but must be int64 of shape "
-                f"{self.inputs.shape[:1]}, one for each sample"
+                f"labels are {self.labels.dtype} of shape {self.labels.shape}, but must be int64 class indices or "
+                f"float32 targets of shape ({len(self.inputs)}, ...), one for each sample"
             )
-        if self.inputs.size == 0:
-            raise DataError(f"inputs are of shape {self.inputs.shape}, but must hold one value or more")
-        if self.labels.min() < 0 or self.labels.max() >= MAX_CLASSES:
-            raise DataError(
-                f"labels are {self.labels.min()} to {self.labels.max()}, but must be class indices of 0 or more and "
-                f"below {MAX_CLASSES}"
-            )
-        # The sum of a float32 array is finite in float64 exactly when all of its values are.
-        with np.errstate(invalid="ignore"):
-            finite = bool(np.isfinite(self.inputs.sum(dtype=np.float64)))
-        if not finite:
-            raise DataError("inputs hold a value that is not finite; replace NaN and infinity before training")
+        for name, array in (("inputs", self.inputs), ("labels", self.labels)):
+            if array.size == 0:
+                raise DataError(f"{name} are of shape {array.shape}, but must hold one value or more")
+            if array.dtype == np.float32:
+                _check_finite(name, array)
+        if self.inputs.dtype == np.int64 and self.inputs.min() < 0:
+            raise DataError(f"inputs are {self.inputs.min()} at least, but indices must be 0 or more")
+        if self.labels.dtype == np.int64:
+            _check_classes(self.labels)
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -61,11 +66,41 @@ class Dataset:
         """Shape of one sample."""
         return self.inputs.shape[1:]
 
+    @property
+    def label_shape(self) -> tuple[int, ...]:
+        """Shape of one sample's label: () for one class."""
+        return self.labels.shape[1:]
+
+    def class_counts(self) -> npt.NDArray[np.int64]:
+        """How many labels name each class, up to the last one that occurs; empty for float targets."""
+        if self.labels.dtype != np.int64:
+            return np.zeros(0, np.int64)
+        return np.bincount(self.labels[self.labels >= 0]).astype(np.int64)
+
     def summary(self) -> DataSummary:
         """What a device may tell of its data: counts and shapes, never samples."""
-        counts = np.bincount(self.labels)
         return DataSummary(
             sample_count=len(self),
             input_shape=self.sample_shape,
-            class_counts=tuple(int(count) for count in counts),
+            class_counts=tuple(int(count) for count in self.class_counts()),
+            data_bytes=self.inputs.nbytes + self.labels.nbytes,
         )
+
+
+def _check_finite(name: str, array: npt.NDArray[np.generic]) -> None:
+    # The sum of a float32 array is finite in float64 exactly when all of its values are.
+    with np.errstate(invalid="ignore"):
+        finite = bool(np.isfinite(np.sum(array, dtype=np.float64)))
+    if not finite:
+        raise DataError(f"{name} hold a value that is not finite; replace NaN and infinity before training")
+
+
+def _check_classes(labels: npt.NDArray[np.generic]) -> None:
+    least, most = int(np.min(labels)), int(np.max(labels))
+    if most >= MAX_CLASSES or (least < 0 and not np.isin(labels[labels < 0], NO_LABEL).all()):
+        raise DataError(
+            f"labels are {least} to {most}, but must be class indices of 0 or more and below {MAX_CLASSES}, or one of "
+            f"{NO_LABEL} where there is none"
+        )
+    if most < 0:
+        raise DataError(f"labels are {most} at most, so that no sample has one; label at least one sample")

@@ -26,7 +26,9 @@ def read_dataset(source: str) -> Dataset:
         source: path of a folder that holds one folder of images for each class; path of an `.npz` file with arrays
             `x` and `y` (or `inputs` and `labels`); or `module:function`, where the function takes nothing and returns
             the pair (inputs, labels). In files and pairs, uint8 inputs are scaled by 1/255, channels-last images
-            become channels first, and (samples, height, width) becomes one channel.
+            become channels first, and (samples, height, width) becomes one channel; inputs of wider integers are
+            indices, such as tokens, and stay as they are. Integer labels are class indices, -1 where there is none;
+            floating point labels are targets.
 
     Raises:
         FileError: the path is missing or cannot be read.
