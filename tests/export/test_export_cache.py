@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from export.export_cases import train_request
 
-from subfleet.export.cache import KEPT_S, ExportCache, only_one_exports
+from subfleet.export.cache import KEPT_S, CacheFolder, ExportCache, only_one_exports
 from subfleet.export.requests import TrainRequest
 from subfleet.protocol.errors import FileError
 from subfleet.protocol.programs import Program, ProgramManifest, encode_program
@@ -36,7 +36,7 @@ def put(cache: ExportCache, request: TrainRequest, *, idle_s: float = 0.0, body_
 
 
 def test_whole_results_of_the_very_request_are_found(tmp_path: Path) -> None:
-    cache = ExportCache(tmp_path)
+    cache = ExportCache(CacheFolder(path=tmp_path))
     assert cache.find(request_of(2)) is None
     path = put(cache, request_of(2))
     assert cache.find(request_of(2)) == path
@@ -47,7 +47,7 @@ def test_whole_results_of_the_very_request_are_found(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kept_bytes", [0, 5, 500])
 def test_a_damaged_result_is_not_found_even_after_it_was(tmp_path: Path, kept_bytes: int) -> None:
-    cache = ExportCache(tmp_path)
+    cache = ExportCache(CacheFolder(path=tmp_path))
     path = put(cache, request_of(2))
     assert cache.find(request_of(2)) == path
     path.write_bytes(path.read_bytes()[:kept_bytes])
@@ -55,37 +55,37 @@ def test_a_damaged_result_is_not_found_even_after_it_was(tmp_path: Path, kept_by
 
 
 def test_the_least_recently_used_results_go_first(tmp_path: Path) -> None:
-    cache = ExportCache(tmp_path)
+    cache = ExportCache(CacheFolder(path=tmp_path))
     oldest, used, fresh = (
         put(cache, request_of(size), idle_s=idle_s) for size, idle_s in ((2, 9000), (3, 8000), (4, 2 * KEPT_S))
     )
     assert cache.find(request_of(2)) == oldest  # used just now, so it is not the first to go any more
     one_bytes = oldest.stat().st_size
-    ExportCache(tmp_path, limit_bytes=2 * one_bytes)
+    ExportCache(CacheFolder(path=tmp_path, limit_bytes=2 * one_bytes))
     assert oldest.exists()
     assert fresh.exists()
     assert not used.exists()
 
 
 def test_what_was_used_just_now_stays_whatever_the_limit(tmp_path: Path) -> None:
-    path = put(ExportCache(tmp_path), request_of(2))
-    assert ExportCache(tmp_path, limit_bytes=1).find(request_of(2)) == path
+    path = put(ExportCache(CacheFolder(path=tmp_path)), request_of(2))
+    assert ExportCache(CacheFolder(path=tmp_path, limit_bytes=1)).find(request_of(2)) == path
 
 
 def test_other_files_are_not_counted_and_not_removed(tmp_path: Path) -> None:
     log = tmp_path / "worker-0.log"
     log.write_bytes(bytes(5000))
     os.utime(log, (0, 0))
-    ExportCache(tmp_path, limit_bytes=1)
+    ExportCache(CacheFolder(path=tmp_path, limit_bytes=1))
     assert log.exists()
 
 
 def test_a_wrong_limit_or_folder_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="limit_bytes is 0"):
-        ExportCache(tmp_path, limit_bytes=0)
+        CacheFolder(path=tmp_path, limit_bytes=0)
     (tmp_path / "file").touch()
     with pytest.raises(FileError, match="cannot be made"):
-        ExportCache(tmp_path / "file")
+        ExportCache(CacheFolder(path=tmp_path / "file"))
 
 
 def test_one_holder_at_a_time_writes_a_result(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from export.export_cases import MLP, RESNET, largest, smallest, train_request
 from safetensors.torch import save
 
 from subfleet.elastic.families import init_state, network_of
+from subfleet.export.cache import CacheFolder
 from subfleet.export.jobs import write_atomically
 from subfleet.export.pool import ExportPool
 from subfleet.export.requests import InferRequest
@@ -32,7 +33,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def pool(folder: Path) -> Iterator[ExportPool]:
-    with ExportPool(folder, workers=1) as opened:
+    with ExportPool(CacheFolder(path=folder), workers=1) as opened:
         yield opened
 
 
@@ -48,7 +49,7 @@ def test_identical_requests_at_the_same_time_run_once(pool: ExportPool, folder: 
 def test_a_written_program_is_found_by_another_pool(pool: ExportPool, folder: Path) -> None:
     path = pool.submit_training(train_request("onnx")).result(PATIENCE_S)
     before = path.stat().st_mtime_ns
-    with ExportPool(folder, workers=1) as another:
+    with ExportPool(CacheFolder(path=folder), workers=1) as another:
         future = another.submit_training(train_request("onnx"))
         assert future.done()
         assert future.result() == path
@@ -67,7 +68,7 @@ def test_old_leftovers_are_removed_and_new_ones_are_left_alone(tmp_path: Path) -
     for leftover in (old, new):
         leftover.write_bytes(b"half")
     os.utime(old, (0, 0))
-    ExportPool(tmp_path, workers=1).close()
+    ExportPool(CacheFolder(path=tmp_path), workers=1).close()
     assert not old.exists()
     assert new.exists()
 
@@ -116,7 +117,7 @@ def test_an_impossible_request_is_its_own_error(pool: ExportPool) -> None:
 
 
 def test_time_limit_and_closing(tmp_path: Path) -> None:
-    with ExportPool(tmp_path, workers=1, timeout_s=0.2) as hurried:
+    with ExportPool(CacheFolder(path=tmp_path), workers=1, timeout_s=0.2) as hurried:
         with pytest.raises(ExportError, match=r"longer than 0\.2 s"):
             hurried.submit_training(train_request("onnx", RESNET)).result(PATIENCE_S)
         waiting = [hurried.submit_training(train_request("onnx", batch_size=size)) for size in (2, 3)]
@@ -129,8 +130,9 @@ def test_time_limit_and_closing(tmp_path: Path) -> None:
 
 def test_workers_end_with_the_process_that_started_them(tmp_path: Path) -> None:
     code = (
-        "import sys, os, time\nfrom pathlib import Path\nfrom subfleet.export.pool import ExportPool\n"
-        "pool = ExportPool(Path(sys.argv[1]), workers=1)\n"
+        "import sys, os, time\nfrom pathlib import Path\n"
+        "from subfleet.export.cache import CacheFolder\nfrom subfleet.export.pool import ExportPool\n"
+        "pool = ExportPool(CacheFolder(path=Path(sys.argv[1])), workers=1)\n"
         "while not pool._workers[0].process_id: time.sleep(0.01)\n"
         "print(pool._workers[0].process_id, flush=True)\nos.kill(os.getpid(), 9)\n"
     )
@@ -157,7 +159,7 @@ def test_a_file_is_whole_or_absent(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 def test_settings_are_checked(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="workers is 0"):
-        ExportPool(tmp_path, workers=0)
+        ExportPool(CacheFolder(path=tmp_path), workers=0)
     (tmp_path / "file").touch()
     with pytest.raises(FileError, match="cannot be made"):
-        ExportPool(tmp_path / "file")
+        ExportPool(CacheFolder(path=tmp_path / "file"))

@@ -12,6 +12,7 @@ from subfleet.elastic.families import init_state, network_of
 from subfleet.elastic.network import ModelConfig
 from subfleet.emulation.experiments import experiment_named
 from subfleet.emulation.run import run_experiment
+from subfleet.export.cache import CacheFolder
 from subfleet.server.records import RoundRecord
 
 pytestmark = [pytest.mark.slow, pytest.mark.broker, pytest.mark.export]
@@ -49,7 +50,11 @@ def test_a_round_with_learning_rate_0_changes_nothing(family: str, tmp_path: Pat
     )
     observer = Rounds()
     outcome = run_experiment(
-        experiment, tmp_path / "run", observer=observer, stop=threading.Event(), cache_folder=tmp_path / "cache"
+        experiment,
+        tmp_path / "run",
+        observer=observer,
+        stop=threading.Event(),
+        cache=CacheFolder(path=tmp_path / "cache"),
     )
     rows = observer.records[0].clients
     assert {(row.runtime, row.status) for row in rows} == {("onnx", "folded"), ("executorch", "folded")}

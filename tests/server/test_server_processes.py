@@ -17,6 +17,7 @@ from server.server_rig import Notes, World, config, fleet
 
 from subfleet.device_profiles import demo_log_path
 from subfleet.elastic.network import ModelConfig
+from subfleet.export.cache import CacheFolder
 from subfleet.export.pool import ExportPool
 from subfleet.protocol.training import TrainingSettings
 from subfleet.server.broker import EmbeddedBroker
@@ -109,7 +110,7 @@ def test_real_agents_train_real_programs(tmp_path: Path, url: str) -> None:
     )
     notes = Notes()
     with ExitStack() as stack:
-        exports = stack.enter_context(ExportPool(tmp_path / "exports"))
+        exports = stack.enter_context(ExportPool(CacheFolder(path=tmp_path / "exports")))
         clients = [
             stack.enter_context(_join(url, tmp_path, name, profile))
             for name, profile in (("jetson", "jetson_orin_nano"), ("laptop", "laptop"))

@@ -13,6 +13,7 @@ from subfleet.emulation.experiments import EmulatedDevice, Experiment
 from subfleet.emulation.fleet import ClientCommand, Fleet
 from subfleet.emulation.predictions import accuracies
 from subfleet.emulation.slices import Slices, cut
+from subfleet.export.cache import CacheFolder
 from subfleet.export.pool import ExportPool
 from subfleet.protocol.errors import RunError
 from subfleet.server.broker import EmbeddedBroker
@@ -52,7 +53,7 @@ def run_experiment(
     *,
     observer: RunObserver,
     stop: threading.Event,
-    cache_folder: Path,
+    cache: CacheFolder,
     broker_url: str | None = None,
 ) -> Outcome:
     """Run an experiment to its end, with one process per client.
@@ -62,7 +63,7 @@ def run_experiment(
         folder: for the results; a run that was interrupted there is taken up.
         observer: is told what happens.
         stop: set it to end the run early.
-        cache_folder: where exported programs are kept between runs.
+        cache: where exported programs are kept between runs.
         broker_url: of a broker that is there already; by default an embedded one is started.
 
     Raises:
@@ -71,7 +72,7 @@ def run_experiment(
     """
     with ExitStack() as stack:
         # The pool comes first: its workers import PyTorch while the data are cut and the broker starts.
-        exports = stack.enter_context(ExportPool(cache_folder))
+        exports = stack.enter_context(ExportPool(cache))
         devices = len(experiment.devices)
         observer.say(f"Cutting {experiment.dataset} into {devices} slices (Dirichlet {experiment.alpha:g})")
         slices = cut(experiment, folder / "data")

@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from subfleet.export.jobs import figure_path
@@ -14,7 +15,7 @@ from subfleet.export.requests import MODEL_SUFFIXES, InferRequest, TrainRequest
 from subfleet.protocol.errors import FileError, ProtocolError
 from subfleet.protocol.programs import decode_program
 
-__all__ = ["DEFAULT_LIMIT_BYTES", "ExportCache", "is_whole", "only_one_exports"]
+__all__ = ["DEFAULT_LIMIT_BYTES", "CacheFolder", "ExportCache", "is_whole", "only_one_exports"]
 
 DEFAULT_LIMIT_BYTES = 4 * 2**30
 LEFTOVER_S = 3600.0
@@ -26,27 +27,38 @@ _SUFFIXES = frozenset({".program", *MODEL_SUFFIXES.values()})
 logger = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheFolder:
+    """Where exported programs are kept between runs.
+
+    Attributes:
+        path: the folder, made where it does not exist.
+        limit_bytes: the most that programs and models may take together, 1 or more.
+    """
+
+    path: Path
+    limit_bytes: int = DEFAULT_LIMIT_BYTES
+
+    def __post_init__(self) -> None:
+        if self.limit_bytes < 1:
+            raise ValueError(f"limit_bytes is {self.limit_bytes}, but must be 1 or more")
+
+
 class ExportCache:
     """Exported programs and models on disk. The time of a file's last use is its access time, which is set here."""
 
-    def __init__(self, folder: Path, *, limit_bytes: int = DEFAULT_LIMIT_BYTES) -> None:
+    def __init__(self, folder: CacheFolder) -> None:
         """Open the folder, remove what killed processes left half-written, and shrink it to its limit.
-
-        Args:
-            folder: made where it does not exist.
-            limit_bytes: the most that programs and models may take together, 1 or more.
 
         Raises:
             FileError: the folder cannot be made.
         """
-        if limit_bytes < 1:
-            raise ValueError(f"limit_bytes is {limit_bytes}, but must be 1 or more")
         try:
-            folder.mkdir(parents=True, exist_ok=True)
+            folder.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise FileError(f"the folder {folder} cannot be made: {error.strerror}; choose another") from error
-        self._folder = folder
-        self._limit_bytes = limit_bytes
+            raise FileError(f"the folder {folder.path} cannot be made: {error.strerror}; choose another") from error
+        self._folder = folder.path
+        self._limit_bytes = folder.limit_bytes
         self._checked: dict[str, tuple[int, int]] = {}
         self._remove_leftovers()
         self.trim()

@@ -11,7 +11,7 @@ from concurrent.futures import Future
 from pathlib import Path
 from types import TracebackType
 
-from subfleet.export.cache import DEFAULT_LIMIT_BYTES, ExportCache
+from subfleet.export.cache import CacheFolder, ExportCache
 from subfleet.export.jobs import MAX_LINE_BYTES, TAKEN_LINE, Answer, Job
 from subfleet.export.requests import InferRequest, TrainRequest
 from subfleet.protocol.errors import ExportError, ProtocolError
@@ -156,35 +156,26 @@ class ExportPool:
     manager.
     """
 
-    def __init__(
-        self,
-        cache_folder: Path,
-        *,
-        workers: int = 2,
-        timeout_s: float = 120.0,
-        cache_limit_bytes: int = DEFAULT_LIMIT_BYTES,
-    ) -> None:
+    def __init__(self, cache: CacheFolder, *, workers: int = 2, timeout_s: float = 120.0) -> None:
         """Start the workers.
 
         Args:
-            cache_folder: made where it does not exist.
+            cache: where results are kept; those that were not used for the longest go where they are too many.
             workers: processes, 1 or more.
             timeout_s: the longest that one export may take, above 0.
-            cache_limit_bytes: the most that the folder's programs and models may take together; those that were not
-                used for the longest go first.
 
         Raises:
             FileError: the folder cannot be made.
         """
         if workers < 1 or timeout_s <= 0:
             raise ValueError(f"workers is {workers} and timeout_s {timeout_s}, but they must be 1 or more and above 0")
-        self._cache = ExportCache(cache_folder, limit_bytes=cache_limit_bytes)
+        self._cache = ExportCache(cache)
         self._timeout_s = timeout_s
         self._lock = threading.Lock()
         self._closed = False
         self._pending: dict[str, Future[Path]] = {}
         self._jobs: _Queue = queue.SimpleQueue()
-        self._workers = tuple(_Worker(cache_folder / f"worker-{number}.log") for number in range(workers))
+        self._workers = tuple(_Worker(cache.path / f"worker-{number}.log") for number in range(workers))
         self._threads = tuple(
             threading.Thread(target=self._serve, args=(worker,), daemon=True, name=f"export-{number}")
             for number, worker in enumerate(self._workers)

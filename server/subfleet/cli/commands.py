@@ -7,11 +7,15 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from subfleet.cli.failures import reporting
+from subfleet.protocol.errors import ConfigError
+
+if TYPE_CHECKING:
+    from subfleet.export.cache import CacheFolder
 
 __all__ = ["app"]
 
@@ -32,11 +36,22 @@ Broker = Annotated[
 ]
 
 
-def default_cache_folder() -> Path:
-    """Where exported programs are kept between runs: $SUBFLEET_CACHE, or the user's cache folder."""
+def default_cache() -> "CacheFolder":
+    """Where exported programs are kept between runs: $SUBFLEET_CACHE, or the user's cache folder.
+
+    $SUBFLEET_CACHE_BYTES limits its size.
+
+    Raises:
+        ConfigError: the limit is no whole number of 1 or more.
+    """
+    from subfleet.export.cache import DEFAULT_LIMIT_BYTES, CacheFolder
+
     chosen = os.environ.get("SUBFLEET_CACHE")
     base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-    return Path(chosen) if chosen else Path(base) / "subfleet" / "programs"
+    limit = os.environ.get("SUBFLEET_CACHE_BYTES") or str(DEFAULT_LIMIT_BYTES)
+    if not limit.isascii() or not limit.isdigit() or int(limit) < 1:
+        raise ConfigError(f"SUBFLEET_CACHE_BYTES is {limit!r}, but must be a whole number of bytes, 1 or more")
+    return CacheFolder(path=Path(chosen) if chosen else Path(base) / "subfleet" / "programs", limit_bytes=int(limit))
 
 
 @contextmanager
@@ -81,7 +96,7 @@ def run(
         display = display_for(json=json)
         with stopped_by_signals() as stop:
             outcome = run_experiment(
-                chosen, folder, observer=display, stop=stop, cache_folder=default_cache_folder(), broker_url=broker
+                chosen, folder, observer=display, stop=stop, cache=default_cache(), broker_url=broker
             )
         if json:
             typer.echo((outcome.folder / "summary.json").read_text(encoding="utf-8"))
@@ -110,7 +125,7 @@ def serve(
             broker_url=broker,
             runs=runs,
             http=HttpAddress(host=host, port=port),
-            cache_folder=default_cache_folder(),
+            cache=default_cache(),
         )
         with stopped_by_signals() as stop:
             folder = serve_fleet(options, display=display_for(json=json), stop=stop)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from subfleet.cli.console import Display
+from subfleet.export.cache import CacheFolder
 from subfleet.export.pool import ExportPool
 from subfleet.protocol.errors import ConfigError, FileError
 from subfleet.server.api import serve_http
@@ -33,14 +34,14 @@ class ServeOptions:
         broker_url: of a broker that is there already; None starts an embedded one on loopback.
         runs: folder in which `<name of the run>` is made, or found: an interrupted run is taken up.
         http: where the HTTP API listens.
-        cache_folder: where exported programs are kept between runs.
+        cache: where exported programs are kept between runs.
     """
 
     config_path: Path
     broker_url: str | None
     runs: Path
     http: HttpAddress
-    cache_folder: Path
+    cache: CacheFolder
 
 
 def serve_fleet(options: ServeOptions, *, display: Display, stop: threading.Event) -> Path | None:
@@ -70,7 +71,7 @@ def serve_fleet(options: ServeOptions, *, display: Display, stop: threading.Even
     except OSError as error:
         raise FileError(f"the folder {folder} cannot be made: {error.strerror}; choose another with --runs") from error
     with ExitStack() as stack:
-        exports = stack.enter_context(ExportPool(options.cache_folder))
+        exports = stack.enter_context(ExportPool(options.cache))
         broker = None if options.broker_url else stack.enter_context(EmbeddedBroker(port=EMBEDDED_PORT))
         url = options.broker_url or (broker.url if broker else "")
         state = folder / "server"
