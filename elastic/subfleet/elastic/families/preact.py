@@ -12,9 +12,9 @@ from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 
 from torch import Tensor, nn
-from torch.nn.functional import relu
 
 from subfleet.elastic.network import Axis, Block, ModelConfig, Network, Role, TensorDecl
+from subfleet.elastic.zoo.convolution import PreactBlock, group_norm
 from subfleet.protocol.errors import ConfigError
 
 __all__ = ["build_mlp", "build_resnet", "declare_mlp", "declare_resnet"]
@@ -52,25 +52,6 @@ def build_resnet(config: ModelConfig, shapes: Shapes) -> nn.Module:
 def build_mlp(config: ModelConfig, shapes: Shapes) -> nn.Module:
     """The module of a residual network of linear layers, for inputs (batch, ...)."""
     return nn.Sequential(OrderedDict([("flatten", nn.Flatten()), *_trunk(config, shapes, stride=1), _head(shapes)]))
-
-
-class PreactBlock(nn.Module):
-    """One residual block, of the shapes that its tensors have."""
-
-    def __init__(self, shapes: Shapes, *, group_size: int, stride: int) -> None:
-        super().__init__()
-        self.norm1 = _norm(shapes["norm1.weight"], group_size)
-        self.layer1 = _layer(shapes["layer1.weight"], stride)
-        self.norm2 = _norm(shapes["norm2.weight"], group_size)
-        self.layer2 = _layer(shapes["layer2.weight"], 1)
-        self.shortcut = _layer(shapes["shortcut.weight"], stride) if "shortcut.weight" in shapes else None
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Add what the block computes to what it was given."""
-        active = relu(self.norm1(x))
-        kept = x if self.shortcut is None else self.shortcut(active)
-        added: Tensor = self.layer2(relu(self.norm2(self.layer1(active))))
-        return kept + added
 
 
 class SpatialMean(nn.Module):
@@ -177,7 +158,7 @@ def _trunk(config: ModelConfig, shapes: Shapes, *, stride: int) -> Iterator[tupl
             inside = _inside(shapes, f"{_block_name(section, position)}.")
             if inside:
                 step = stride if position == 0 and section > 0 else 1
-                kept[f"block{position}"] = PreactBlock(inside, group_size=config.group_size, stride=step)
+                kept[f"block{position}"] = _block(inside, config.group_size, step)
         yield f"section{section}", nn.Sequential(kept)
     yield "norm", _norm(shapes["norm.weight"], config.group_size)
     yield "relu", nn.ReLU()
@@ -192,6 +173,17 @@ def _head(shapes: Shapes) -> tuple[str, nn.Module]:
     return "head", nn.Linear(size, class_count)
 
 
+def _block(shapes: Shapes, group_size: int, stride: int) -> PreactBlock:
+    """One residual block, of the shapes that its tensors have."""
+    return PreactBlock(
+        norm1=_norm(shapes["norm1.weight"], group_size),
+        layer1=_layer(shapes["layer1.weight"], stride),
+        norm2=_norm(shapes["norm2.weight"], group_size),
+        layer2=_layer(shapes["layer2.weight"], 1),
+        shortcut=_layer(shapes["shortcut.weight"], stride) if "shortcut.weight" in shapes else None,
+    )
+
+
 def _layer(shape: tuple[int, ...], stride: int) -> nn.Module:
     size_out, size_in, *kernel = shape
     if not kernel:
@@ -200,4 +192,4 @@ def _layer(shape: tuple[int, ...], stride: int) -> nn.Module:
 
 
 def _norm(shape: tuple[int, ...], group_size: int) -> nn.Module:
-    return nn.GroupNorm(shape[0] // group_size, shape[0])
+    return group_norm(shape[0], group_size)

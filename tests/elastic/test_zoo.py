@@ -1,0 +1,170 @@
+"""The zoo's networks: shapes, published sizes, gradients, and subnets of any width."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from subfleet.elastic.zoo import ZOO, ZooModel, build_seeded
+from subfleet.elastic.zoo.convolution import group_norm, rounded_width
+from subfleet.elastic.zoo.efficientnet import EFFICIENTNET_V2_S, Stage, efficientnet_v2
+from subfleet.elastic.zoo.keyword_spotting import ds_cnn
+from subfleet.elastic.zoo.mobilenet import MOBILENET_V2, Bottleneck, mobilenet_v2, mobilenet_v3, scaled
+from subfleet.elastic.zoo.perceptron import mlp
+from subfleet.elastic.zoo.recurrent import char_lstm
+from subfleet.elastic.zoo.resnet import preact_resnet
+from subfleet.elastic.zoo.transformer import BlockSize, transformer_lm, vision_transformer
+from subfleet.elastic.zoo.vgg import vgg
+
+TINY_BLOCK = BlockSize(width=8, heads=3, head_width=2, hidden_width=6)
+
+
+def drawn(model: ZooModel, batch_size: int) -> Tensor:
+    generator = torch.Generator().manual_seed(1)
+    shape = (batch_size, *model.sample_shape)
+    if model.sample_dtype == "I64":
+        return torch.randint(model.sample_limit, shape, generator=generator)
+    return torch.randn(shape, generator=generator)
+
+
+def parameter_count(build: Callable[[], nn.Module]) -> int:
+    with torch.device("meta"):
+        return sum(parameter.numel() for parameter in build().parameters())
+
+
+@pytest.mark.parametrize("name", sorted(ZOO))
+def test_every_network_gives_logits_and_a_gradient_to_every_parameter(name: str) -> None:
+    model = ZOO[name]
+    module = build_seeded(model, 0)
+    logits = module(drawn(model, 3))
+    tokens = model.sample_shape if model.objective == "next_token" else ()
+    assert logits.shape == (3, *tokens, model.class_count)
+    # A fixed random direction: the plain sum's gradient vanishes before a norm.
+    (logits * torch.randn(logits.shape, generator=torch.Generator().manual_seed(2))).sum().backward()
+    without = [
+        name for name, parameter in module.named_parameters() if parameter.grad is None or not parameter.grad.any()
+    ]
+    assert without == []
+
+
+@pytest.mark.parametrize(
+    ("build", "published"),
+    [
+        # McMahan et al. 2017, section 3: "2NN".
+        (mlp, 199_210),
+        # kuangliu/pytorch-cifar's PreActResNet18 has 11,171,146, without the last norm's 1,024.
+        (preact_resnet, 11_171_146 + 1_024),
+        # torchvision 0.24, models with 1,000 classes.
+        (lambda: mobilenet_v2(class_count=1000), 3_504_872),
+        (lambda: mobilenet_v3(class_count=1000), 2_542_856),
+        (
+            lambda: efficientnet_v2(stages=EFFICIENTNET_V2_S, stem_width=24, last_width=1280, class_count=1000),
+            21_458_488,
+        ),
+        # kuangliu/pytorch-cifar's VGG13 has 9,416,010, with 2,944 biases that its norms take away again.
+        (vgg, 9_416_010 - 2_944),
+        # DeiT-Ti at 224x224 with 1,000 classes.
+        (lambda: vision_transformer(input_shape=(3, 224, 224), patch=16, class_count=1000), 5_717_416),
+        # Reddi et al. 2021, "Adaptive federated optimization": 820,522 with 90 symbols and one bias a layer, not two.
+        (lambda: char_lstm(vocabulary=90), 820_522 + 2 * 1_024),
+        # MLPerf Tiny's has 23,756 that are trained, with 9 x 64 biases that its norms take away again.
+        (ds_cnn, 23_756 - 576),
+    ],
+    ids=["2NN", "ResNet-18", "MobileNetV2", "MobileNetV3", "EfficientNetV2-S", "VGG-13", "DeiT-Ti", "LSTM", "DS-CNN"],
+)
+def test_default_sizes_are_the_published_ones(build: Callable[[], nn.Module], published: int) -> None:
+    assert parameter_count(build) == published
+
+
+@pytest.mark.parametrize(
+    ("build", "shape", "expected"),
+    [
+        (lambda: mlp(input_size=6, widths=(5, 3), class_count=2, activation=nn.SiLU), (2, 6), (2, 2)),
+        (lambda: mlp(input_size=6, widths=(), class_count=2), (2, 6), (2, 2)),
+        (lambda: preact_resnet(widths=(4, 12), depths=(1, 2), norm=group_norm), (2, 3, 6, 7), (2, 10)),
+        (
+            lambda: mobilenet_v2(stem_width=4, blocks=(Bottleneck(expanded=9, width=5, stride=2),), last_width=6),
+            (2, 3, 5, 5),
+            (2, 10),
+        ),
+        (
+            lambda: mobilenet_v3(
+                stem_width=4,
+                blocks=(Bottleneck(expanded=6, width=4, kernel=5, squeezed=2, hardswish=True),),
+                last_widths=(6, 7),
+            ),
+            (2, 3, 4, 4),
+            (2, 10),
+        ),
+        (
+            lambda: efficientnet_v2(
+                stem_width=4,
+                stages=(
+                    Stage(fused=True, expansion=1, width=4, depth=1, stride=1),
+                    Stage(fused=True, expansion=2, width=5, depth=1, stride=2),
+                    Stage(fused=False, expansion=3, width=6, depth=2, stride=2),
+                ),
+                last_width=7,
+            ),
+            (2, 3, 8, 8),
+            (2, 10),
+        ),
+        (lambda: vgg(widths=(3, 5), depths=(1, 2), class_count=4), (2, 3, 8, 8), (2, 4)),
+        (lambda: vision_transformer(input_shape=(1, 8, 4), size=TINY_BLOCK, depth=2), (2, 1, 8, 4), (2, 10)),
+        (lambda: ds_cnn(widths=(4, 6, 5), class_count=3), (2, 1, 49, 10), (2, 3)),
+    ],
+    ids=["mlp", "linear", "resnet", "mobilenet_v2", "mobilenet_v3", "efficientnet", "vgg", "vit", "ds_cnn"],
+)
+def test_networks_of_any_width(
+    build: Callable[[], nn.Module], shape: tuple[int, ...], expected: tuple[int, ...]
+) -> None:
+    assert build()(torch.randn(shape, generator=torch.Generator().manual_seed(0))).shape == expected
+
+
+def test_widths_are_those_of_the_tensors() -> None:
+    shapes = {name: tuple(tensor.shape) for name, tensor in vgg(widths=(3, 5), depths=(1, 1)).named_parameters()}
+    assert shapes["section0.layer0.conv.weight"] == (3, 3, 3, 3)
+    assert shapes["section1.layer0.conv.weight"] == (5, 3, 3, 3)
+    attention = {
+        name: tuple(tensor.shape) for name, tensor in transformer_lm(size=TINY_BLOCK, depth=1).named_parameters()
+    }
+    assert attention["blocks.0.attention.query.weight"] == (6, 8)
+    assert attention["blocks.0.attention.out.weight"] == (8, 6)
+    assert attention["blocks.0.feed_forward.up.weight"] == (6, 8)
+
+
+@pytest.mark.parametrize(
+    "build",
+    [lambda: transformer_lm(vocabulary=7, context=6, size=TINY_BLOCK), lambda: char_lstm(vocabulary=7, width=5)],
+    ids=["transformer", "lstm"],
+)
+def test_language_models_do_not_see_what_comes(build: Callable[[], nn.Module]) -> None:
+    module = build()
+    tokens = torch.tensor([[1, 2, 3, 4, 5, 6]])
+    changed = torch.tensor([[1, 2, 3, 4, 0, 6]])
+    same = torch.isclose(module(tokens), module(changed)).all(dim=2)[0]
+    assert same.tolist() == [True] * 4 + [False] * 2
+
+
+def test_a_rate_scales_blocks_to_multiples_of_eight() -> None:
+    half = scaled(MOBILENET_V2, 0.5)
+    assert [block.width for block in half][:4] == [8, 16, 16, 16]
+    assert all(
+        block.expanded % 8 == 0 and block.stride == full.stride for block, full in zip(half, MOBILENET_V2, strict=True)
+    )
+    assert rounded_width(11) == 16  # 8 would be below 90 %
+    assert mobilenet_v2(blocks=half)(torch.zeros(1, 3, 32, 32)).shape == (1, 10)
+
+
+def test_a_seed_fixes_the_weights_and_leaves_the_global_state() -> None:
+    before = torch.get_rng_state()
+    first, again, other = (build_seeded(ZOO["mlp"], seed).state_dict() for seed in (3, 3, 4))
+    assert torch.equal(torch.get_rng_state(), before)
+    assert all(torch.equal(first[name], again[name]) for name in first)
+    assert not torch.equal(first["head.weight"], other["head.weight"])
+
+
+def test_every_entry_is_found_under_its_name() -> None:
+    assert [model.name for model in ZOO.values()] == list(ZOO)
+    assert all((model.sample_limit > 0) == (model.sample_dtype == "I64") for model in ZOO.values())
