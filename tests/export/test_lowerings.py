@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from subfleet.export.lowerings.activation import ACTIVATIONS
-from subfleet.export.lowerings.convolution import CONVOLUTIONS_AS_CONVOLUTIONS, CONVOLUTIONS_AS_PRODUCTS
+from subfleet.export.lowerings.convolution import CONVOLUTIONS_AS_CONVOLUTIONS
 from subfleet.export.lowerings.normalisation import NORMALISATIONS
+from subfleet.export.lowerings.products import CONVOLUTIONS_AS_PRODUCTS
 from subfleet.protocol.errors import ExportError
 
 aten = torch.ops.aten
