@@ -17,7 +17,7 @@ SOURCES := protocol device_profiles tasks elastic export edge_client server emul
 demo: $(VENV)/.demo
 	$(BIN)/subfleet run quickstart $(ARGS)
 
-test: $(VENV)/.dev
+test: $(VENV)/.dev tests/web/node_modules/.package-lock.json
 	$(BIN)/python -m pytest $(ARGS)
 
 check: $(VENV)/.dev
@@ -57,5 +57,10 @@ $(VENV)/.dev: $(VENV)/.torch pyproject.toml
 	@$(PIP) --editable '.[dev]'
 	@touch $@ $(VENV)/.demo
 
+# The browser's ONNX Runtime; where there is no npm, the test that needs it says so and is skipped.
+tests/web/node_modules/.package-lock.json: tests/web/package-lock.json
+	@if command -v npm >/dev/null; then echo "installing onnxruntime-web ..."; \
+		npm ci --prefix tests/web --silent --no-audit --no-fund --ignore-scripts && touch $@; fi
+
 clean:
-	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) build dist tests/web/node_modules .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
