@@ -9,6 +9,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 ARGS ?=
+OLDEST := build/onnxruntime-1.23.2
 SOURCES := protocol device_profiles tasks elastic export edge_client server emulation scripts
 
 .PHONY: demo test check format clean
@@ -17,7 +18,7 @@ SOURCES := protocol device_profiles tasks elastic export edge_client server emul
 demo: $(VENV)/.demo
 	$(BIN)/subfleet run quickstart $(ARGS)
 
-test: $(VENV)/.dev tests/web/node_modules/.package-lock.json
+test: $(VENV)/.dev $(OLDEST)/.made tests/web/node_modules/.package-lock.json
 	$(BIN)/python -m pytest $(ARGS)
 
 check: $(VENV)/.dev
@@ -56,6 +57,12 @@ $(VENV)/.dev: $(VENV)/.torch pyproject.toml
 	@echo "installing subfleet[dev] ..."
 	@$(PIP) --editable '.[dev]'
 	@touch $@ $(VENV)/.demo
+
+# The oldest ONNX Runtime that the edge extra allows, beside the newest.
+$(OLDEST)/.made: $(VENV)/.dev
+	@echo "installing $(notdir $(OLDEST)) ..."
+	@$(PIP) --no-deps --target $(OLDEST) --upgrade $(subst -,==,$(notdir $(OLDEST))) && touch $@ || \
+		echo "there is no wheel of it for this Python; the test that needs it says so and is skipped"
 
 # The browser's ONNX Runtime; where there is no npm, the test that needs it says so and is skipped.
 tests/web/node_modules/.package-lock.json: tests/web/package-lock.json

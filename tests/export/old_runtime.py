@@ -1,0 +1,14 @@
+"""Runs one ONNX program in this process: python old_runtime.py <program> <inputs.npz> <outputs.npz>; prints the version."""
+
+import sys
+
+import numpy as np
+import onnxruntime
+
+program, inputs, outputs = sys.argv[1:]
+session = onnxruntime.InferenceSession(program, providers=["CPUExecutionProvider"])
+names = [value.name for value in session.get_outputs()]
+with np.load(inputs) as fed:
+    results = session.run(names, dict(fed))
+np.savez(outputs, **dict(zip(names, results, strict=True)))
+sys.stdout.write(onnxruntime.__version__)
