@@ -1,4 +1,4 @@
-"""Runs one ONNX program in this process: python old_runtime.py <program> <inputs.npz> <outputs.npz>; prints the version."""
+"""Runs one ONNX program: python old_runtime.py <program> <inputs.npz> <outputs.npz>; prints the runtime's version."""
 
 import sys
 

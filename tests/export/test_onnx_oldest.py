@@ -34,7 +34,8 @@ def test_the_oldest_runtime_gives_the_same_step(name: str, tmp_path: Path) -> No
     expected = target_named("onnx").run(body, fed)
     program, inputs, outputs = (tmp_path / part for part in ("program.onnx", "inputs.npz", "outputs.npz"))
     program.write_bytes(body)
-    np.savez(inputs, **{key: tensor.numpy() for key, tensor in fed.items()})
+    arrays = {key: tensor.numpy() for key, tensor in fed.items()}
+    np.savez(inputs, **arrays)  # type: ignore[arg-type]  # its only keyword of its own is no name of ours
     version = subprocess.check_output(
         [sys.executable, str(SCRIPT), str(program), str(inputs), str(outputs)],
         env={**os.environ, "PYTHONPATH": str(OLDEST)},
