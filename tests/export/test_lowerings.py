@@ -8,13 +8,12 @@ import torch
 from torch import Tensor
 
 from subfleet.export.lowerings.activation import ACTIVATIONS
-from subfleet.export.lowerings.convolution import CONVOLUTIONS_AS_CONVOLUTIONS
 from subfleet.export.lowerings.normalisation import NORMALISATIONS
 from subfleet.export.lowerings.products import CONVOLUTIONS_AS_PRODUCTS
 from subfleet.protocol.errors import ExportError
 
 aten = torch.ops.aten
-TABLES = {"convolutions": CONVOLUTIONS_AS_CONVOLUTIONS, "products": CONVOLUTIONS_AS_PRODUCTS}
+TABLES = {"products": CONVOLUTIONS_AS_PRODUCTS}
 GEOMETRIES = [
     (sizes, kernel, stride, padding, dilation)
     for sizes, kernel, stride, padding, dilation in itertools.product(

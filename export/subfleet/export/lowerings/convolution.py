@@ -1,75 +1,92 @@
-"""Convolutions' backwards as other convolutions.
+"""Convolutions and their backwards in terms of convolutions and products that a runtime computes fast.
 
-Shapes: N samples, C channels in, O channels out, H and W sizes, K and L kernel sizes.
+All of them are lowered: 1-D and 2-D, with stride, padding, dilation, groups, depthwise, and transposed.
+The rules that choose between forms are the constants `_FEW_CHANNELS` and `_FEW_PLACES` beside them.
+
+Shapes: as in `convolution_geometry`.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from subfleet.protocol.errors import ExportError
+from subfleet.export.lowerings.convolution_geometry import Geometry, convolve, geometry_of
+from subfleet.export.lowerings.depthwise import (
+    depthwise_forward,
+    depthwise_input_gradient,
+    depthwise_weight_gradient,
+    is_depthwise,
+    is_small,
+)
+from subfleet.export.lowerings.input_gradient import input_gradient
+from subfleet.export.lowerings.weight_gradient import weight_gradient
 
 __all__ = ["CONVOLUTIONS_AS_CONVOLUTIONS"]
 
 aten = torch.ops.aten
+_Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Geometry:
-    """Where a 2-D kernel meets its input; each a pair for rows and columns."""
-
-    stride: list[int]
-    padding: list[int]
-    dilation: list[int]
-
-    def output_size(self, sizes: Sequence[int], kernel: Sequence[int]) -> list[int]:
-        """Of a kernel over an already padded input."""
-        return [(sizes[i] - self.dilation[i] * (kernel[i] - 1) - 1) // self.stride[i] + 1 for i in range(2)]
-
-    def reach(self, kernel: Sequence[int]) -> list[int]:
-        """How far a kernel's last place lies from its first."""
-        return [self.dilation[i] * (kernel[i] - 1) for i in range(2)]
+def _forward(inputs: Tensor, weight: Tensor, bias: Tensor | None, *arguments: Any) -> Any:
+    transposed = arguments[3]
+    at = geometry_of(arguments)
+    sizes, kernel = inputs.shape[2:], weight.shape[2:]
+    if transposed or not is_depthwise(weight, at.groups):
+        return NotImplemented
+    spans = zip(sizes, at.padding, at.reach(kernel), at.stride, strict=True)
+    places = [(size + 2 * padding - reach - 1) // stride + 1 for size, padding, reach, stride in spans]
+    if not is_small(sizes, places):
+        return NotImplemented
+    output = depthwise_forward(inputs, weight, places, at)
+    return output if bias is None else output + bias.reshape(1, -1, *[1] * len(places))
 
 
-def _geometry(inputs: Tensor, arguments: Sequence[Any]) -> _Geometry:
-    """Read the operator's arguments after its tensors; refuse what is not lowered."""
-    stride, padding, dilation, transposed, _output_padding, groups = arguments
-    if transposed or groups != 1 or inputs.dim() != 4:
-        raise ExportError(
-            f"a convolution with transposed={transposed}, groups={groups} and {inputs.dim() - 2} dimensions cannot be "
-            "lowered; use an ordinary 2-D convolution with one group"
-        )
-    return _Geometry(stride=list(stride), padding=list(padding), dilation=list(dilation))
-
-
-def _backward_as_convolutions(
+def _backward(
     gradient: Tensor, inputs: Tensor, weight: Tensor, _bias_sizes: list[int] | None, *arguments: Any
-) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+) -> _Gradients:
     *settings, wanted = arguments
-    at = _geometry(inputs, settings)
-    d_input = d_weight = d_bias = None
-    if wanted[0]:
-        # What the forward left over at the far edge comes back as output padding.
-        reach = at.reach(weight.shape[2:])
-        rest = [
-            inputs.shape[2 + i] - ((gradient.shape[2 + i] - 1) * at.stride[i] - 2 * at.padding[i] + reach[i] + 1)
-            for i in range(2)
-        ]
-        d_input = aten.convolution(gradient, weight, None, at.stride, at.padding, at.dilation, True, rest, 1)
-    if wanted[1]:
-        # Samples and channels change places; the forward's stride spreads the gradient, so it becomes the dilation.
-        x, g = inputs.transpose(0, 1), gradient.transpose(0, 1)
-        swapped = aten.convolution(x, g, None, at.dilation, at.padding, at.stride, False, [0, 0], 1)
-        d_weight = swapped[:, :, : weight.shape[2], : weight.shape[3]].transpose(0, 1)
-    if wanted[2]:
-        d_bias = gradient.sum((0, 2, 3))
+    at, transposed = geometry_of(settings), settings[3]
+    differentiate = _of_transposed if transposed else _of_ordinary
+    d_input, d_weight = differentiate(gradient, inputs, weight, at, wanted)
+    d_bias = gradient.flatten(2).sum((0, 2)) if wanted[2] else None
     return d_input, d_weight, d_bias
 
 
+def _of_ordinary(
+    gradient: Tensor, inputs: Tensor, weight: Tensor, at: Geometry, wanted: list[bool]
+) -> tuple[Tensor | None, Tensor | None]:
+    sizes, kernel = inputs.shape[2:], weight.shape[2:]
+    depthwise = is_depthwise(weight, at.groups)
+    small = depthwise and is_small(sizes, gradient.shape[2:])
+    d_input = d_weight = None
+    if wanted[0]:
+        d_input = (depthwise_input_gradient if small else input_gradient)(gradient, weight, sizes, at)
+    if wanted[1]:
+        d_weight = (depthwise_weight_gradient if depthwise else weight_gradient)(inputs, gradient, kernel, at)
+    return d_input, d_weight
+
+
+def _of_transposed(
+    gradient: Tensor, inputs: Tensor, weight: Tensor, at: Geometry, wanted: list[bool]
+) -> tuple[Tensor | None, Tensor | None]:
+    """A transposed convolution is the backward of an ordinary one, so its own backward is that one's forward."""
+    sizes, kernel = inputs.shape[2:], weight.shape[2:]
+    d_input = d_weight = None
+    if wanted[0]:
+        full = convolve(gradient, weight, stride=at.stride, padding=at.padding, dilation=at.dilation, groups=at.groups)
+        # More output padding than the stride adds places that meet no input.
+        for axis, size in enumerate(sizes, 2):
+            full = full if full.shape[axis] == size else full.narrow(axis, 0, size)
+        d_input = full
+    if wanted[1]:
+        differentiate = depthwise_weight_gradient if is_depthwise(weight, at.groups) else weight_gradient
+        d_weight = differentiate(gradient, inputs, kernel, at)
+    return d_input, d_weight
+
+
 CONVOLUTIONS_AS_CONVOLUTIONS: Mapping[Any, Callable[..., Any]] = MappingProxyType(
-    {aten.convolution_backward.default: _backward_as_convolutions}
+    {aten.convolution.default: _forward, aten.convolution_backward.default: _backward}
 )

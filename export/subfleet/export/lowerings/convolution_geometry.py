@@ -1,0 +1,82 @@
+"""Where a convolution's kernel meets its input.
+
+Shapes: N samples, C channels in, O channels out, G groups, sizes S of the input, P of the output, K of the kernel.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+__all__ = ["Geometry", "convolve", "geometry_of", "pad_or_cut"]
+
+aten = torch.ops.aten
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Geometry:
+    """The settings of an ordinary convolution; one number for each dimension, first to last.
+
+    Attributes:
+        stride: places of the input between two places of the output.
+        padding: zeros on both sides of the input.
+        dilation: places of the input between two places of the kernel.
+        groups: of channels that do not meet.
+    """
+
+    stride: tuple[int, ...]
+    padding: tuple[int, ...]
+    dilation: tuple[int, ...]
+    groups: int
+
+    def reach(self, kernel: Sequence[int]) -> list[int]:
+        """How far a kernel's last place lies from its first."""
+        return [step * (size - 1) for step, size in zip(self.dilation, kernel, strict=True)]
+
+    def seen(self, kernel: Sequence[int], outputs: Sequence[int]) -> list[int]:
+        """How many places of the padded input an output of that size depends on, from the first to the last."""
+        ends = zip(self.stride, outputs, self.reach(kernel), strict=True)
+        return [step * (size - 1) + reach + 1 for step, size, reach in ends]
+
+
+def convolve(
+    x_ncs: Tensor,
+    weight: Tensor,
+    *,
+    stride: Sequence[int] | None = None,
+    padding: Sequence[int] | None = None,
+    dilation: Sequence[int] | None = None,
+    groups: int = 1,
+) -> Tensor:
+    """A convolution without bias."""
+    ones, zeros = [1] * (x_ncs.dim() - 2), [0] * (x_ncs.dim() - 2)
+    settings = (list(stride or ones), list(padding or zeros), list(dilation or ones), False, zeros, groups)
+    output: Tensor = aten.convolution.default(x_ncs, weight, None, *settings)
+    return output
+
+
+def pad(x: Tensor, before: Sequence[int], after: Sequence[int]) -> Tensor:
+    """Zeros around the last dimensions, as many dimensions as there are numbers."""
+    if not any((*before, *after)):
+        return x
+    # PyTorch counts dimensions from the last.
+    amounts = [amount for pair in zip(reversed(before), reversed(after), strict=True) for amount in pair]
+    padded: Tensor = aten.constant_pad_nd.default(x, amounts, 0.0)
+    return padded
+
+
+def pad_or_cut(x: Tensor, before: Sequence[int], after: Sequence[int]) -> Tensor:
+    """Zeros around the last dimensions; a negative number cuts off as much."""
+    first = x.dim() - len(before)
+    for axis, (head, tail) in enumerate(zip(before, after, strict=True), first):
+        if min(head, tail) < 0:
+            x = x.narrow(axis, max(-head, 0), x.shape[axis] - max(-head, 0) - max(-tail, 0))
+    return pad(x, [max(amount, 0) for amount in before], [max(amount, 0) for amount in after])
+
+
+def geometry_of(arguments: Sequence[Any]) -> Geometry:
+    """From the operator's arguments after its tensors."""
+    stride, padding, dilation, _transposed, _output_padding, groups = arguments
+    return Geometry(stride=tuple(stride), padding=tuple(padding), dilation=tuple(dilation), groups=groups)

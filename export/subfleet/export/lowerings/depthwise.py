@@ -1,0 +1,119 @@
+"""Depthwise convolutions in forms that a runtime without kernels for them computes fast.
+
+A runtime that makes a product of matrices of every group spends its time on copying patches: for each sample and
+channel the product has a single row. Here samples come together:
+
+- Over few places, a channel's convolution is one dense matrix from all places in to all places out, and a batch of
+  products, one for each channel, maps all samples. The matrix is made of the kernel by constant bands of ones.
+- The weight gradient treats every row of the output as a filter over the columns, computes its meeting with every row
+  of the input, and adds up those that lie as far apart as two places of the kernel.
+
+Shapes: as in `convolution_geometry`; M channels out for each channel in, Q places of the input, P of the output.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from subfleet.export.lowerings.convolution_geometry import Geometry, convolve, pad_or_cut
+
+__all__ = ["depthwise_forward", "depthwise_input_gradient", "depthwise_weight_gradient", "is_depthwise", "is_small"]
+
+_FEW_PLACES = 64
+"""Up to here (8 x 8) dense matrices are faster than patches with ONNX Runtime (measured)."""
+
+
+def is_depthwise(weight: Tensor, groups: int) -> bool:
+    """Whether each channel is convolved by itself."""
+    return groups > 1 and weight.shape[1] == 1
+
+
+def is_small(sizes: Sequence[int], places: Sequence[int]) -> bool:
+    """Whether an input and an output of these sizes are so small that dense matrices pay."""
+    return max(torch.Size(sizes).numel(), torch.Size(places).numel()) <= _FEW_PLACES
+
+
+def _bands(axis: int, kernel: int, size: int, places: int, at: Geometry, dtype: torch.dtype) -> Tensor:
+    """(K, Q, P) along one dimension: 1 where a place of the kernel connects one of the input to one of the output."""
+    step = torch.arange(kernel).reshape(-1, 1, 1) * at.dilation[axis]
+    place = torch.arange(places).reshape(1, 1, -1) * at.stride[axis]
+    return (torch.arange(size).reshape(1, -1, 1) == step + place - at.padding[axis]).to(dtype)
+
+
+def _all_bands(
+    kernel: Sequence[int], sizes: Sequence[int], places: Sequence[int], at: Geometry, dtype: torch.dtype
+) -> Tensor:
+    """(K, Q, P) over all dimensions, each flattened."""
+    spans = zip(kernel, sizes, places, strict=True)
+    first, *others = (_bands(axis, *span, at, dtype) for axis, span in enumerate(spans))
+    for band in others:
+        (k, q, p), (length, size, place) = first.shape, band.shape
+        outer = first.reshape(k, 1, q, 1, p, 1) * band.reshape(1, length, 1, size, 1, place)
+        first = outer.reshape(k * length, q * size, p * place)
+    return first
+
+
+def _channels_first(x_ncs: Tensor, channels: int) -> Tensor:
+    """(N, C * M, *S) to (C, N, M * S)."""
+    samples = x_ncs.shape[0]
+    return x_ncs.reshape(samples, channels, -1).transpose(0, 1)
+
+
+def _samples_first(x_cns: Tensor, shape: Sequence[int]) -> Tensor:
+    """(C, N, M * S) to (N, C * M, *S)."""
+    return x_cns.transpose(0, 1).reshape(shape)
+
+
+def depthwise_forward(inputs: Tensor, weight: Tensor, places: Sequence[int], at: Geometry) -> Tensor:
+    """Convolve a small input: (N, C, *S) and (C * M, 1, *K) to (N, C * M, *P)."""
+    (samples, channels, *sizes), (outputs, _, *kernel) = inputs.shape, weight.shape
+    bands_kqp = _all_bands(kernel, sizes, places, at, weight.dtype)
+    count, q, p = bands_kqp.shape
+    dense_cmqp = (weight.reshape(outputs, count) @ bands_kqp.reshape(count, -1)).reshape(channels, -1, q, p)
+    dense_cqp = dense_cmqp.transpose(1, 2).reshape(channels, q, -1)
+    return _samples_first(_channels_first(inputs, channels) @ dense_cqp, (samples, outputs, *places))
+
+
+def depthwise_input_gradient(gradient: Tensor, weight: Tensor, sizes: Sequence[int], at: Geometry) -> Tensor:
+    """The backward of `depthwise_forward`: (N, C * M, *P) and (C * M, 1, *K) to (N, C, *S)."""
+    (samples, outputs, *places), kernel = gradient.shape, weight.shape[2:]
+    channels = at.groups
+    # Made anew instead of keeping the forward's matrices: they can be larger than the activations.
+    bands_kpq = _all_bands(kernel, sizes, places, at, weight.dtype).transpose(1, 2)
+    count, _, q = bands_kpq.shape
+    dense_cpq = (weight.reshape(outputs, count) @ bands_kpq.reshape(count, -1)).reshape(channels, -1, q)
+    return _samples_first(_channels_first(gradient, channels) @ dense_cpq, (samples, channels, *sizes))
+
+
+def depthwise_weight_gradient(inputs: Tensor, gradient: Tensor, kernel: Sequence[int], at: Geometry) -> Tensor:
+    """Differentiate a depthwise convolution with respect to its weights: (C * M, 1, *K)."""
+    sizes, (_, outputs, *places) = inputs.shape[2:], gradient.shape
+    channels = at.groups
+    if is_small(sizes, places):
+        x_cnq, g_cnp = _channels_first(inputs, channels), _channels_first(gradient, channels)
+        bands_kqp = _all_bands(kernel, sizes, places, at, inputs.dtype)
+        count, q, p = bands_kqp.shape
+        met_cpq = g_cnp.transpose(1, 2) @ x_cnq
+        met = met_cpq.reshape(outputs, p * q) @ bands_kqp.transpose(1, 2).reshape(count, -1).t()
+        return met.reshape(outputs, 1, *kernel)
+    return _by_rows(inputs, gradient, kernel, at)
+
+
+def _by_rows(inputs: Tensor, gradient: Tensor, kernel: Sequence[int], at: Geometry) -> Tensor:
+    """Every row of the gradient, as a filter, over every row of the input; 1-D has a single row."""
+    (samples, channels, *sizes), (_, outputs, *places) = inputs.shape, gradient.shape
+    multiple, rows, width = outputs // channels, sizes[0] if len(sizes) == 2 else 1, sizes[-1]
+    out_rows, out_width = places[0] if len(sizes) == 2 else 1, places[-1]
+    after = at.seen(kernel, places)[-1] - width - at.padding[-1]
+    x = inputs.reshape(samples, channels, rows, width).transpose(0, 1).reshape(1, -1, rows, width)
+    x = pad_or_cut(x, [at.padding[-1]], [after])
+    g = gradient.reshape(samples, channels, multiple, out_rows, out_width).permute(1, 2, 3, 0, 4)
+    g = g.reshape(-1, samples, 1, out_width)
+    met = convolve(x, g, stride=[1, at.dilation[-1]], dilation=[1, at.stride[-1]], groups=channels)
+    met_opql = met.reshape(outputs, out_rows * rows, kernel[-1])
+    if len(sizes) == 1:
+        return met_opql.reshape(outputs, 1, *kernel)
+    bands_kpq = _bands(0, kernel[0], rows, out_rows, at, inputs.dtype).transpose(1, 2).reshape(kernel[0], -1)
+    d_okl = torch.bmm(bands_kpq.unsqueeze(0).expand(outputs, -1, -1), met_opql)
+    return d_okl.reshape(outputs, 1, *kernel)
