@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from subfleet.export.lowerings import depthwise
 from subfleet.export.lowerings.convolution import CONVOLUTIONS_AS_CONVOLUTIONS
 
 pytestmark = pytest.mark.slow
