@@ -6,7 +6,7 @@ from subfleet.elastic.families import build_module, network_of
 from subfleet.elastic.network import ModelConfig
 from subfleet.export.programs import export_training_program
 from subfleet.export.requests import TrainRequest
-from subfleet.export.step import Step, training_step
+from subfleet.export.steps import SampleSpec, Step, training_step
 from subfleet.protocol.programs import Program
 from subfleet.protocol.subnet import Explicit, Prefix, SubnetSpec
 from subfleet.protocol.training import ObjectiveSettings, OptimiserSettings
@@ -81,7 +81,7 @@ def step_of(request: TrainRequest) -> Step:
     """The step that a request is traced from."""
     return training_step(
         build_module(network_of(request.model), request.spec),
-        request.model.input_shape,
+        SampleSpec(shape=request.model.input_shape),
         batch_size=request.batch_size,
         objective=request.objective,
         optimiser=request.optimiser,

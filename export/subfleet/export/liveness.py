@@ -10,7 +10,7 @@ from collections.abc import Iterable
 import torch
 from torch import fx
 
-from subfleet.export.step import Step
+from subfleet.export.steps.values import Step
 from subfleet.export.tracing import results_of
 from subfleet.protocol.programs import ValueInfo
 from subfleet.protocol.tensors import DTYPE_BYTES

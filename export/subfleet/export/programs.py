@@ -8,7 +8,7 @@ from torch import Tensor
 
 from subfleet.elastic.families import build_module, network_of
 from subfleet.export.requests import InferRequest, TrainRequest
-from subfleet.export.step import Step, inference_step, training_step
+from subfleet.export.steps import SampleSpec, Step, inference_step, training_step
 from subfleet.export.targets import target_named
 from subfleet.export.targets.base import Target
 from subfleet.export.tracing import trace
@@ -16,11 +16,18 @@ from subfleet.export.versions import tool_versions
 from subfleet.protocol.errors import ExportError
 from subfleet.protocol.programs import Program, ProgramManifest
 
-__all__ = ["TOLERANCE", "export_inference_model", "export_training_program"]
+__all__ = [
+    "TOLERANCE",
+    "export_inference_model",
+    "export_training_program",
+    "verify",
+    "write_inference_model",
+    "write_training_program",
+]
 
 TOLERANCE = 1e-4
 """The largest absolute difference from PyTorch in double precision that a program may show on random inputs."""
-_JUMPING = frozenset({"parameter", "optimiser_state"})
+_JUMPING = frozenset({"parameter", "optimiser_state", "gradient"})
 """Roles of values that follow a gradient. It jumps where an activation's input rounds to the other side of 0, which
 moves a few elements of a large tensor; so these may also pass by their relative distance as a whole, at `TOLERANCE`."""
 _EAGER_FACTOR = 4.0
@@ -34,28 +41,47 @@ def export_training_program(request: TrainRequest) -> Program:
         ConfigError: the network or the subnet is not valid.
         ExportError: an operator cannot be written, or the program differs from PyTorch.
     """
-    target = target_named(request.target)
-    program_id = request.program_id
+    program_id = request.program_id  # first: it says whether the target's tools are there
     network = network_of(request.model)
     step = training_step(
         build_module(network, request.spec),
-        request.model.input_shape,
+        SampleSpec(shape=request.model.input_shape),
         batch_size=request.batch_size,
         objective=request.objective,
         optimiser=request.optimiser,
+        accumulate=request.accumulate,
+        recompute=request.recompute,
     )
-    written = target.write_training(trace(step, target.lowerings), step)
-    difference = verify(target, written.body, step, _seeded_example(step, program_id))
+    return write_training_program(step, target=request.target, program_id=program_id)
+
+
+def write_training_program(step: Step, *, target: str, program_id: str) -> Program:
+    """Trace, lower and write a training step, and verify it.
+
+    Args:
+        step: of any module.
+        target: a name in `subfleet.export.targets.TARGETS`.
+        program_id: of whatever the step was made from; also the seed of the numbers that it is verified on.
+
+    Raises:
+        ExportError: an operator cannot be written, or the program differs from PyTorch.
+        MissingExtraError: one of the target's tools is not installed.
+    """
+    versions = tool_versions(target)
+    writer = target_named(target)
+    written = writer.write_training(trace(step, writer.lowerings), step)
+    examples = step.examples(_seeded(program_id))
+    difference = max(verify(writer, written.body, step, example) for example in examples)
     manifest = ProgramManifest(
         program_id=program_id,
-        target=request.target,
+        target=target,
         purpose="train",
-        batch_size=request.batch_size,
+        batch_size=step.inputs[0].shape[0],
         inputs=step.inputs,
         outputs=step.outputs,
         planned_peak_bytes=written.planned_peak_bytes,
         max_abs_diff=difference,
-        versions=tool_versions(request.target),
+        versions=versions,
     )
     return Program(manifest=manifest, body=written.body)
 
@@ -77,28 +103,46 @@ def export_inference_model(request: InferRequest, state: Mapping[str, Tensor]) -
         ExportError: the state does not fit the subnet, an operator cannot be written, or the model differs
             from PyTorch.
     """
-    target = target_named(request.target)
     module = build_module(network_of(request.model), request.spec)
-    shapes = {name: tuple(tensor.shape) for name, tensor in module.named_parameters()}
-    given = {name: tuple(tensor.shape) for name, tensor in state.items()}
+    batch_size = target_named(request.target).inference_batch_size
+    step = inference_step(module, SampleSpec(shape=request.model.input_shape), batch_size=batch_size)
+    return write_inference_model(step, state, target=request.target)
+
+
+def write_inference_model(step: Step, weights: Mapping[str, Tensor], *, target: str) -> tuple[bytes, float]:
+    """Trace, lower and write an inference step with its weights inside, and verify it.
+
+    Args:
+        step: of any module, with the target's `inference_batch_size`.
+        weights: its parameters and buffers, by tensor name; nothing else.
+        target: a name in `subfleet.export.targets.TARGETS`.
+
+    Returns:
+        The model file's bytes, and its largest absolute difference from PyTorch.
+
+    Raises:
+        ExportError: the weights do not fit the step, an operator cannot be written, or the model differs from PyTorch.
+    """
+    writer = target_named(target)
+    shapes = {value.tensor: value.shape for value in step.inputs[1:]}
+    given = {name: tuple(tensor.shape) for name, tensor in weights.items()}
     if shapes != given:
         odd = sorted(name for name in shapes.keys() | given.keys() if shapes.get(name) != given.get(name))
         raise ExportError(
             f"tensor {odd[0]!r} has the shape {given.get(odd[0])}, but the subnet needs {shapes.get(odd[0])}; "
             "extract the subnet's own tensors first"
         )
-    step = inference_step(module, request.model.input_shape, batch_size=target.inference_batch_size)
-    weights = [state[name].detach() for name in shapes]
-    body = target.write_inference(trace(step, target.inference_lowerings), step, weights)
-    inputs = _seeded_example(step, request.program_id)[0]
-    actual = target.run(body, {step.inputs[0].name: inputs})
-    if target.any_inference_batch:
+    ordered = [weights[name].detach() for name in shapes]
+    body = writer.write_inference(trace(step, writer.inference_lowerings), step, ordered)
+    inputs = step.example(_seeded(str(step.inputs)))[0]
+    actual = writer.run(body, {step.inputs[0].name: inputs})
+    if writer.any_inference_batch:
         # Samples do not meet in an inference model: thrice the batch gives thrice the logits.
-        (thrice,) = target.run(body, {step.inputs[0].name: torch.cat([inputs] * 3)})
+        (thrice,) = writer.run(body, {step.inputs[0].name: torch.cat([inputs] * 3)})
         if thrice.shape[0] != 3 * inputs.shape[0] or _distance(torch.cat([*actual] * 3), thrice) > TOLERANCE:
             raise ExportError("the inference model gives other logits in a larger batch; report it with the request")
     with torch.no_grad():
-        return body, _largest_difference(step, (inputs, *weights), actual)
+        return body, _largest_difference(step, (inputs, *ordered), actual)
 
 
 def verify(target: Target, body: bytes, step: Step, example: Sequence[Tensor]) -> float:
@@ -111,9 +155,9 @@ def verify(target: Target, body: bytes, step: Step, example: Sequence[Tensor]) -
     return _largest_difference(step, example, target.run(body, named))
 
 
-def _seeded_example(step: Step, program_id: str) -> tuple[Tensor, ...]:
-    seed = int.from_bytes(hashlib.sha256(program_id.encode()).digest()[:4], "big")
-    return step.example(torch.Generator().manual_seed(seed))
+def _seeded(text: str) -> torch.Generator:
+    """A generator of random numbers that are the same for the same text."""
+    return torch.Generator().manual_seed(int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big"))
 
 
 def _largest_difference(step: Step, example: Sequence[Tensor], actual: Sequence[Tensor]) -> float:

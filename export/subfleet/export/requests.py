@@ -20,7 +20,9 @@ MODEL_SUFFIXES: Mapping[str, str] = MappingProxyType({"onnx": ".onnx", "executor
 
 def _content_id(request: "TrainRequest | InferRequest") -> str:
     plain = to_plain(request)
-    plain["spec"].pop("name")  # a display name changes nothing in the program
+    for spec in (plain["spec"], plain.get("student")):
+        if spec is not None:
+            spec.pop("name")  # a display name changes nothing in the program
     return hashlib.sha256(canonical_json([request.TYPE, plain, tool_versions(request.target)])).hexdigest()
 
 
@@ -35,6 +37,9 @@ class TrainRequest:
         batch_size: samples of one step, 1 or more.
         objective: what is minimised.
         optimiser: its settings.
+        accumulate: whether the program takes micro-batches, whose gradients it sums; `batch_size` is then theirs.
+        recompute: whether activations are computed twice instead of kept; see `subfleet.export.steps.recompute`.
+        student: with distillation "self" the nested subnet, of the same network and within `spec`.
     """
 
     TYPE: ClassVar[str] = "train"
@@ -44,6 +49,9 @@ class TrainRequest:
     batch_size: int
     objective: ObjectiveSettings
     optimiser: OptimiserSettings
+    accumulate: bool = False
+    recompute: bool = False
+    student: SubnetSpec | None = None
 
     def __post_init__(self) -> None:
         if self.batch_size < 1:

@@ -7,7 +7,7 @@ import torch
 from torch import fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from subfleet.export.step import Step
+from subfleet.export.steps.values import Step
 from subfleet.protocol.errors import ExportError
 
 __all__ = ["inputs_of", "results_of", "trace"]

@@ -98,9 +98,10 @@ class Supply:
             model=self._network.config,
             spec=self._plan.candidates[action.place].spec,
             target=action.target,
-            batch_size=training.batch_size,
+            batch_size=training.micro_batch_size or training.batch_size,
             objective=training.objective,
             optimiser=training.optimiser,
+            accumulate=training.micro_batch_size > 0,
         )
         try:
             known = request.program_id in self._programs

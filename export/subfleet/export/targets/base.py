@@ -6,7 +6,7 @@ from typing import Any, ClassVar, Protocol
 
 from torch import Tensor, fx
 
-from subfleet.export.step import Step
+from subfleet.export.steps.values import Step
 
 __all__ = ["Target", "WrittenProgram"]
 

@@ -28,7 +28,7 @@ from subfleet.export.liveness import executorch_planned_peak_bytes
 from subfleet.export.lowerings.activation import ACTIVATIONS
 from subfleet.export.lowerings.normalisation import NORMALISATIONS
 from subfleet.export.lowerings.products import CONVOLUTIONS_AS_PRODUCTS
-from subfleet.export.step import Step
+from subfleet.export.steps.values import Step
 from subfleet.export.targets.base import WrittenProgram
 from subfleet.export.tracing import inputs_of, results_of
 from subfleet.protocol.errors import ExportError

@@ -14,7 +14,7 @@ from subfleet.export.liveness import onnx_planned_peak_bytes
 from subfleet.export.lowerings.activation import ACTIVATIONS
 from subfleet.export.lowerings.convolution import CONVOLUTIONS_AS_CONVOLUTIONS
 from subfleet.export.lowerings.normalisation import NORMALISATIONS
-from subfleet.export.step import Step
+from subfleet.export.steps.values import Step
 from subfleet.export.targets.base import WrittenProgram
 from subfleet.export.targets.onnx_operators import OPERATORS
 from subfleet.export.tracing import inputs_of, results_of

@@ -1,0 +1,87 @@
+"""Dropout whose randomness is an input of the step, so that a step can be repeated bit by bit."""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from subfleet.export.layers.replacing import LayerContext, Replacement
+from subfleet.protocol.errors import ExportError
+
+__all__ = ["DROPOUTS", "dropped"]
+
+
+def dropped(context: LayerContext, inputs: Tensor, p: float, random_shape: tuple[int, ...]) -> Tensor:
+    """Set elements to zero where the next random input is below `p`, and divide the others by 1 - p.
+
+    Args:
+        context: gives the random input.
+        inputs: any shape.
+        p: share that is dropped, 0 to 1.
+        random_shape: as `inputs`, with 1 where a whole line is dropped at once.
+
+    Raises:
+        ExportError: `p` is out of range.
+    """
+    if not 0 <= p <= 1:
+        raise ExportError(f"layer {context.layer!r} drops a share of {p}, but it must be from 0 to 1")
+    if p == 0:
+        return inputs
+    if p == 1:
+        return inputs * 0.0
+    # In the random input's own precision, so that a comparison in double precision decides every element alike.
+    threshold = float(torch.tensor(p, dtype=torch.float32, device="cpu"))
+    kept = (context.next_random(random_shape) >= threshold).to(inputs.dtype)
+    return inputs * (kept * (1 / (1 - p)))
+
+
+def _dropout(
+    context: LayerContext,
+    input: Tensor,  # noqa: A002 - PyTorch's name of it
+    p: float = 0.5,
+    training: bool = True,
+    inplace: bool = False,  # PyTorch's signature; nothing is done in place
+) -> Tensor:
+    return dropped(context, input, p, tuple(input.shape)) if training else input
+
+
+def _channel_dropout(dimensions: int) -> Replacement:
+    def drop(
+        context: LayerContext,
+        input: Tensor,  # noqa: A002 - PyTorch's name of it
+        p: float = 0.5,
+        training: bool = True,
+        inplace: bool = False,  # PyTorch's signature; nothing is done in place
+    ) -> Tensor:
+        if input.dim() != dimensions + 2:
+            raise ExportError(
+                f"layer {context.layer!r} drops channels of an input of the shape {tuple(input.shape)}, but it must "
+                f"have {dimensions + 2} dimensions; keep the batch"
+            )
+        shape = (*input.shape[:2], *[1] * dimensions)
+        return dropped(context, input, p, shape) if training else input
+
+    return drop
+
+
+def _refused(context: LayerContext, *_args: Any, **_kwargs: Any) -> NoReturn:
+    raise ExportError(
+        f"layer {context.layer!r} draws its own randomness, which no program can replay; use nn.Dropout instead"
+    )
+
+
+DROPOUTS: Mapping[Any, Replacement] = MappingProxyType(
+    {
+        functional.dropout: _dropout,
+        functional.dropout1d: _channel_dropout(1),
+        functional.dropout2d: _channel_dropout(2),
+        functional.dropout3d: _channel_dropout(3),
+        functional.alpha_dropout: _refused,
+        functional.feature_alpha_dropout: _refused,
+        functional.rrelu: _refused,
+        functional.gumbel_softmax: _refused,
+    }
+)

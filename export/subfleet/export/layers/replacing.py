@@ -1,0 +1,118 @@
+"""Layers as a training step needs them: calls of PyTorch's functions, replaced while a module runs.
+
+Modules stay plain PyTorch. While a step runs one, calls such as `torch.nn.functional.batch_norm` are looked up in a
+table and go to a function of ours that also knows the sample mask, takes its randomness from the step's inputs, and
+hands new running statistics to the step's outputs instead of changing a tensor in place.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from subfleet.protocol.errors import ExportError
+
+__all__ = ["LayerContext", "LayerReplacing", "Replacement"]
+
+
+class LayerContext:
+    """What one run of a module shares with the replacements of its layers.
+
+    Args:
+        sample_mask_B: 1 for a real sample and 0 for padding, (batch,); None in inference.
+        randoms: the step's random inputs, in the order of the calls that take them; None where the run is the first
+            one, which only finds out their shapes.
+        accumulates: whether the step is one micro-batch of a larger batch.
+    """
+
+    def __init__(
+        self,
+        sample_mask_B: Tensor | None,  # noqa: N803 - shapes in names
+        randoms: Sequence[Tensor] | None = None,
+        *,
+        accumulates: bool = False,
+    ) -> None:
+        self.sample_mask_B = sample_mask_B
+        self.accumulates = accumulates
+        self.layer = ""
+        self._randoms = randoms
+        self._random_shapes: list[tuple[int, ...]] = []
+        self._place = 0
+        self._buffers: dict[int, tuple[Tensor, Tensor]] = {}
+        self._repeating = False
+
+    @property
+    def random_shapes(self) -> tuple[tuple[int, ...], ...]:
+        """Of every random tensor taken so far."""
+        return tuple(self._random_shapes)
+
+    @property
+    def place(self) -> int:
+        """How many random tensors were taken before."""
+        return self._place
+
+    def next_random(self, shape: Sequence[int]) -> Tensor:
+        """The next random input of the step: float, uniform in [0, 1), of this shape.
+
+        Raises:
+            ExportError: the module asks for another shape than in its first run, or more often.
+        """
+        wanted, place = tuple(int(size) for size in shape), self._place
+        self._place += 1
+        if self._randoms is None:
+            if not self._repeating:
+                self._random_shapes.append(wanted)
+            return torch.zeros(wanted)
+        if place >= len(self._randoms) or tuple(self._randoms[place].shape) != wanted:
+            raise ExportError(
+                f"layer {self.layer!r} asks for randomness of the shape {wanted}, but did not when the module first "
+                "ran; its forward must do the same in every run"
+            )
+        return self._randoms[place]
+
+    def buffer(self, tensor: Tensor) -> Tensor:
+        """The latest value of a buffer: what `update` left, or the buffer itself."""
+        return self._buffers.get(id(tensor), (tensor, tensor))[1]
+
+    def update(self, tensor: Tensor, new: Tensor) -> None:
+        """Set a buffer's value after this step; a block that is computed again sets nothing."""
+        if not self._repeating:
+            self._buffers[id(tensor)] = (tensor, new)  # the first is kept, so that its id stays its own
+
+    @contextmanager
+    def repeating(self, place: int) -> Iterator[None]:
+        """Run a block once more: it gets the random tensors from `place` on again, and its updates do not count."""
+        before = (self._place, self._repeating)
+        self._place, self._repeating = place, True
+        try:
+            yield
+        finally:
+            self._place, self._repeating = before
+
+
+Replacement = Callable[..., Any]
+"""Stands in for a PyTorch function: takes the `LayerContext`, then the function's own arguments."""
+
+
+class LayerReplacing(TorchFunctionMode):
+    """While it is entered, PyTorch functions with an entry in the table go to their replacements.
+
+    A replacement runs outside of the mode: what it calls itself is plain PyTorch.
+    """
+
+    def __init__(self, table: Mapping[Any, Replacement], context: LayerContext) -> None:
+        super().__init__()
+        self._table = table
+        self._context = context
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Call the replacement, or the function itself where there is none."""
+        replacement = self._table.get(func)
+        if replacement is None:
+            return func(*args, **(kwargs or {}))
+        return replacement(self._context, *args, **(kwargs or {}))

@@ -1,0 +1,55 @@
+"""The inference step of a module."""
+
+import torch
+from torch import Tensor, nn
+
+from subfleet.export.layers import LayerContext
+from subfleet.export.steps.network_call import buffers_of, call, first_run, prepared
+from subfleet.export.steps.values import SampleSpec, Step
+from subfleet.protocol.programs import ValueInfo
+
+__all__ = ["inference_step"]
+
+
+def inference_step(module: nn.Module, sample: SampleSpec, *, batch_size: int) -> Step:
+    """Make the inference step of a module: (inputs, parameters, buffers) to logits, of the last exit where it has many.
+
+    Every layer is in its evaluation mode: nothing is dropped, BatchNorm uses its running statistics.
+
+    Args:
+        module: as in `training_step`; it is left as it is.
+        sample: the input of one sample.
+        batch_size: of the step that is traced.
+
+    Raises:
+        ExportError: the module cannot be run on such inputs, its state is of another type than float32, or a layer
+            depends on the batch.
+    """
+    given = sample.value(batch_size)
+    outputs = first_run(module, given, training=False).output_shapes
+    parameters = {name: tuple(tensor.shape) for name, tensor in module.named_parameters()}
+    buffers = {name: tuple(tensor.shape) for name, tensor in buffers_of(module).items()}
+    names = (*parameters, *buffers)
+
+    def run(inputs: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
+        context = LayerContext(None)
+        with prepared(module, context, training=False), torch.no_grad():
+            logits = call(module, dict(zip(names, tensors, strict=True)), inputs, context)
+        return (logits[-1],)
+
+    return Step(
+        run=run,
+        inputs=(
+            given,
+            *(
+                ValueInfo(name=f"parameter.{name}", dtype="F32", shape=shape, role="parameter", tensor=name)
+                for name, shape in parameters.items()
+            ),
+            *(
+                ValueInfo(name=f"buffer.{name}", dtype="F32", shape=shape, role="buffer", tensor=name)
+                for name, shape in buffers.items()
+            ),
+        ),
+        outputs=(ValueInfo(name="logits", dtype="F32", shape=outputs[-1], role="logits"),),
+        class_count=outputs[-1][-1],
+    )

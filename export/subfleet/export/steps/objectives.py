@@ -1,0 +1,190 @@
+"""What a step minimises: sums over everything that counts, without a division, so that micro-batches add up.
+
+Shapes: B samples, C classes, ... whatever a sample has between (tokens).
+"""
+
+# ruff: noqa: N803 - shapes in names
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from subfleet.protocol.errors import ExportError
+from subfleet.protocol.training import ObjectiveSettings
+
+__all__ = ["OBJECTIVES", "ObjectiveRule", "mutual_distillation", "self_distillation", "total"]
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ObjectiveRule:
+    """One objective.
+
+    Attributes:
+        label_dtype: of its labels.
+        label_shape: shape of the logits to that of the labels; raises ExportError where they do not fit the objective.
+        counted: labels and the sample mask to 1 where a label counts and 0 elsewhere, in the labels' shape.
+        losses: settings, logits, labels to the loss of each label.
+        right: logits and labels to 1 where the prediction is right.
+    """
+
+    label_dtype: Literal["F32", "I64"]
+    label_shape: Callable[[Shape], Shape]
+    counted: Callable[[Tensor, Tensor], Tensor]
+    losses: Callable[[ObjectiveSettings, Tensor, Tensor], Tensor]
+    right: Callable[[Tensor, Tensor], Tensor]
+
+
+def _class_label_shape(logits_shape: Shape) -> Shape:
+    if len(logits_shape) != 2:
+        raise ExportError(
+            f"the network's output is of the shape {logits_shape}, but objective 'cross_entropy' needs logits (batch, "
+            "classes); use 'next_token' for logits of each token"
+        )
+    return logits_shape[:1]
+
+
+def _token_label_shape(logits_shape: Shape) -> Shape:
+    if len(logits_shape) != 3:
+        raise ExportError(
+            f"the network's output is of the shape {logits_shape}, but objective 'next_token' needs logits (batch, "
+            "tokens, classes); use 'cross_entropy' for one class for each sample"
+        )
+    return logits_shape[:2]
+
+
+def total(tensor: Tensor) -> Tensor:
+    """The sum of all elements, by an operator that every target has."""
+    return tensor.sum(dim=tuple(range(tensor.dim()))) if tensor.dim() else tensor
+
+
+def _over(mask_B: Tensor, like: Tensor) -> Tensor:
+    """The sample mask, to multiply a tensor of the shape (B, ...)."""
+    return mask_B.reshape(-1, *[1] * (like.dim() - 1))
+
+
+def _counted_indices(labels: Tensor, mask_B: Tensor) -> Tensor:
+    return (labels >= 0).to(mask_B.dtype) * _over(mask_B, labels)
+
+
+def _counted_numbers(labels: Tensor, mask_B: Tensor) -> Tensor:
+    return torch.ones_like(labels) * _over(mask_B, labels)
+
+
+def _cross_entropies(settings: ObjectiveSettings, logits: Tensor, labels: Tensor) -> Tensor:
+    """`torch.nn.functional.cross_entropy` of each label.
+
+    Compares instead of gathering, because every runtime has a comparison and a backward of `gather` is a scatter.
+    """
+    class_count = logits.shape[-1]
+    target = (labels.unsqueeze(-1) == torch.arange(class_count)).to(logits.dtype)
+    if settings.label_smoothing:
+        target = target * (1 - settings.label_smoothing) + settings.label_smoothing / class_count
+    return -(target * torch.log_softmax(logits, dim=-1)).sum(dim=-1)
+
+
+def _right_class(logits: Tensor, labels: Tensor) -> Tensor:
+    return (logits.argmax(dim=-1) == labels).to(logits.dtype)
+
+
+class _BinaryCrossEntropy(torch.autograd.Function):
+    """Of logits and targets, stable for logits of any size; the gradient at a logit of 0 is exact as well."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, targets: Tensor) -> Tensor:
+        ctx.save_for_backward(logits, targets)
+        return torch.relu(logits) - logits * targets + torch.log(1 + torch.exp(-torch.abs(logits)))
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        logits, targets = ctx.saved_tensors
+        return gradients[0] * (torch.sigmoid(logits) - targets), None
+
+
+def _binary_cross_entropies(_settings: ObjectiveSettings, logits: Tensor, targets: Tensor) -> Tensor:
+    """`torch.nn.functional.binary_cross_entropy_with_logits` of each output."""
+    losses: Tensor = _BinaryCrossEntropy.apply(logits, targets)  # type: ignore[no-untyped-call]
+    return losses
+
+
+def _right_side(logits: Tensor, targets: Tensor) -> Tensor:
+    return ((logits > 0) == (targets > 0.5)).to(logits.dtype)
+
+
+def _squared_errors(_settings: ObjectiveSettings, outputs: Tensor, targets: Tensor) -> Tensor:
+    difference = outputs - targets
+    return difference * difference
+
+
+def _nothing_right(outputs: Tensor, _targets: Tensor) -> Tensor:
+    return torch.zeros_like(outputs)
+
+
+OBJECTIVES: Mapping[str, ObjectiveRule] = MappingProxyType(
+    {
+        "cross_entropy": ObjectiveRule(
+            label_dtype="I64",
+            label_shape=_class_label_shape,
+            counted=_counted_indices,
+            losses=_cross_entropies,
+            right=_right_class,
+        ),
+        "next_token": ObjectiveRule(
+            label_dtype="I64",
+            label_shape=_token_label_shape,
+            counted=_counted_indices,
+            losses=_cross_entropies,
+            right=_right_class,
+        ),
+        "binary_cross_entropy": ObjectiveRule(
+            label_dtype="F32",
+            label_shape=tuple,
+            counted=_counted_numbers,
+            losses=_binary_cross_entropies,
+            right=_right_side,
+        ),
+        "mean_squared_error": ObjectiveRule(
+            label_dtype="F32",
+            label_shape=tuple,
+            counted=_counted_numbers,
+            losses=_squared_errors,
+            right=_nothing_right,
+        ),
+    }
+)
+
+
+def _divergences(teacher: Tensor, student: Tensor, temperature: float) -> Tensor:
+    """KL(softmax(teacher / T) || softmax(student / T)) times T squared, over the last dimension.
+
+    The factor keeps the gradient's size whatever T is (Hinton et al. 2015, section 2). No gradient goes to the teacher.
+    """
+    teacher = torch.log_softmax(teacher.detach() / temperature, dim=-1)
+    student = torch.log_softmax(student / temperature, dim=-1)
+    return (torch.exp(teacher) * (teacher - student)).sum(dim=-1) * temperature**2
+
+
+def self_distillation(teacher: Tensor, student: Tensor, settings: ObjectiveSettings) -> Tensor:
+    """FjORD's term for each label: how far the nested student is from the network, whose logits are held fixed.
+
+    Source: FjORD (Horvath et al. 2021), section 3.3.
+    """
+    return _divergences(teacher, student, settings.temperature)
+
+
+def mutual_distillation(exits: Sequence[Tensor], settings: ObjectiveSettings) -> Tensor:
+    """DepthFL's term for each label: sum over exits i of the mean over exits j != i of KL(p_j || p_i), p_j held fixed.
+
+    Source: DepthFL (Kim et al. 2023), section 3.2.
+    """
+    total = torch.zeros_like(exits[0][..., 0])
+    for i, student in enumerate(exits):
+        for j, teacher in enumerate(exits):
+            if i != j:
+                total = total + _divergences(teacher, student, settings.temperature) / (len(exits) - 1)
+    return total

@@ -1,0 +1,167 @@
+"""The optimisers of `torch.optim` as pure functions; all their states are zero before the first step.
+
+`apply` is 1, or 0 in a micro-batch that is not the last of its batch, in which nothing may change. It enters through
+scalars alone, and at 1 leaves every number exactly what it would be without it.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+
+import torch
+from torch import Tensor
+
+from subfleet.export.steps.objectives import total
+from subfleet.protocol.training import OptimiserSettings
+
+__all__ = ["OPTIMISERS", "OptimiserRule", "StepScalars", "clipped"]
+
+_CLIP_EPSILON = 1e-6
+"""Of `torch.nn.utils.clip_grad_norm_`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepScalars:
+    """What every parameter's update shares.
+
+    Attributes:
+        learning_rate: scalar; 0 where nothing is applied.
+        apply: scalar, 1 or 0; None where every step is applied.
+        shared: what the optimiser's `advance` made of its scalar states.
+    """
+
+    learning_rate: Tensor
+    apply: Tensor | None
+    shared: tuple[Tensor, ...] = ()
+
+    def decay(self, factor: float) -> Tensor | float:
+        """A state's factor: 1 where nothing is applied."""
+        return factor if self.apply is None else self.apply * factor + (1 - self.apply)
+
+    def share(self, factor: float) -> Tensor | float:
+        """The factor of what is added to a state: 0 where nothing is applied."""
+        return factor if self.apply is None else self.apply * factor
+
+
+Advance = Callable[[OptimiserSettings, StepScalars, Sequence[Tensor]], tuple[list[Tensor], tuple[Tensor, ...]]]
+Update = Callable[[OptimiserSettings, Tensor, Tensor, Sequence[Tensor], StepScalars], tuple[Tensor, list[Tensor]]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OptimiserRule:
+    """One optimiser.
+
+    Attributes:
+        states: names of the states that it keeps for each parameter, of that parameter's shape.
+        scalars: names of the scalar states that it keeps once.
+        advance: the scalar states before the step to those after it, and to what every parameter's update shares.
+        update: parameter, gradient and its states to the new parameter and its new states.
+    """
+
+    states: Callable[[OptimiserSettings], tuple[str, ...]]
+    scalars: Callable[[OptimiserSettings], tuple[str, ...]]
+    advance: Advance
+    update: Update
+
+
+def clipped(gradients: Sequence[Tensor], max_norm: float) -> list[Tensor]:
+    """Scale gradients down together to a global norm, as `torch.nn.utils.clip_grad_norm_`."""
+    if not gradients:
+        return []
+    square = total(gradients[0] * gradients[0])
+    for gradient in gradients[1:]:
+        square = square + total(gradient * gradient)
+    factor = (max_norm / (torch.sqrt(square) + _CLIP_EPSILON)).clamp(max=1.0)
+    return [gradient * factor for gradient in gradients]
+
+
+def _sgd_states(settings: OptimiserSettings) -> tuple[str, ...]:
+    return ("momentum",) if settings.momentum else ()
+
+
+def _sgd_scalars(settings: OptimiserSettings) -> tuple[str, ...]:
+    """PyTorch's momentum begins as the first gradient, undampened; so it must be known which step is the first."""
+    return ("started",) if settings.momentum and settings.dampening else ()
+
+
+def _sgd_advance(
+    settings: OptimiserSettings, scalars: StepScalars, states: Sequence[Tensor]
+) -> tuple[list[Tensor], tuple[Tensor, ...]]:
+    one = 1.0 if scalars.apply is None else scalars.apply
+    shares = tuple((1 - started * settings.dampening) * one for started in states)
+    return [(started + one).clamp(max=1.0) for started in states], shares
+
+
+def _sgd(
+    settings: OptimiserSettings, parameter: Tensor, gradient: Tensor, states: Sequence[Tensor], scalars: StepScalars
+) -> tuple[Tensor, list[Tensor]]:
+    """`torch.optim.SGD`."""
+    if settings.weight_decay:
+        gradient = gradient + parameter * settings.weight_decay
+    if not states:
+        return parameter - scalars.learning_rate * gradient, []
+    share = scalars.shared[0] if scalars.shared else scalars.share(1.0)
+    added = gradient if isinstance(share, float) else gradient * share
+    momentum = states[0] * scalars.decay(settings.momentum) + added
+    direction = gradient + momentum * settings.momentum if settings.nesterov else momentum
+    return parameter - scalars.learning_rate * direction, [momentum]
+
+
+def _adam_states(settings: OptimiserSettings) -> tuple[str, ...]:
+    del settings
+    return "first_moment", "second_moment"
+
+
+def _adam_scalars(settings: OptimiserSettings) -> tuple[str, ...]:
+    """1 - beta ** steps of both moments, carried instead of a count: single precision loses that power's digits."""
+    del settings
+    return "first_correction", "second_correction"
+
+
+def _adam_advance(
+    settings: OptimiserSettings, scalars: StepScalars, states: Sequence[Tensor]
+) -> tuple[list[Tensor], tuple[Tensor, ...]]:
+    betas = (settings.beta1, settings.beta2)
+    new = [state * scalars.decay(beta) + scalars.share(1 - beta) for state, beta in zip(states, betas, strict=True)]
+    # They are 0 before the first step that is applied, where the learning rate is 0 as well.
+    first, second = (state.clamp(min=(1 - beta) / 2) for state, beta in zip(new, betas, strict=True))
+    return new, (scalars.learning_rate / first, torch.rsqrt(second))
+
+
+def _adam_change(
+    settings: OptimiserSettings, gradient: Tensor, states: Sequence[Tensor], scalars: StepScalars
+) -> tuple[Tensor, list[Tensor]]:
+    """What is taken off the parameter, and the new moments."""
+    first = states[0] * scalars.decay(settings.beta1) + gradient * scalars.share(1 - settings.beta1)
+    second = states[1] * scalars.decay(settings.beta2) + gradient * gradient * scalars.share(1 - settings.beta2)
+    rate, inverse_root = scalars.shared
+    return rate * (first / (torch.sqrt(second) * inverse_root + settings.epsilon)), [first, second]
+
+
+def _adam(
+    settings: OptimiserSettings, parameter: Tensor, gradient: Tensor, states: Sequence[Tensor], scalars: StepScalars
+) -> tuple[Tensor, list[Tensor]]:
+    """`torch.optim.Adam`."""
+    if settings.weight_decay:
+        gradient = gradient + parameter * settings.weight_decay
+    change, new = _adam_change(settings, gradient, states, scalars)
+    return parameter - change, new
+
+
+def _adamw(
+    settings: OptimiserSettings, parameter: Tensor, gradient: Tensor, states: Sequence[Tensor], scalars: StepScalars
+) -> tuple[Tensor, list[Tensor]]:
+    """`torch.optim.AdamW`."""
+    change, new = _adam_change(settings, gradient, states, scalars)
+    if settings.weight_decay:
+        parameter = parameter * (1 - scalars.learning_rate * settings.weight_decay)
+    return parameter - change, new
+
+
+OPTIMISERS: Mapping[str, OptimiserRule] = MappingProxyType(
+    {
+        "sgd": OptimiserRule(states=_sgd_states, scalars=_sgd_scalars, advance=_sgd_advance, update=_sgd),
+        "adam": OptimiserRule(states=_adam_states, scalars=_adam_scalars, advance=_adam_advance, update=_adam),
+        "adamw": OptimiserRule(states=_adam_states, scalars=_adam_scalars, advance=_adam_advance, update=_adamw),
+    }
+)

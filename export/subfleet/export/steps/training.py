@@ -1,0 +1,275 @@
+"""The training step of a module.
+
+(batch, scalars, parameters, buffers, optimiser states) -> (loss, correct, count, new parameters, buffers, states)
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from subfleet.export.layers import LayerContext
+from subfleet.export.steps.layout import StepShapes, after, before
+from subfleet.export.steps.network_call import FirstRun, buffers_of, call, first_run, prepared
+from subfleet.export.steps.objectives import OBJECTIVES, mutual_distillation, self_distillation, total
+from subfleet.export.steps.optimisers import OPTIMISERS, StepScalars, clipped
+from subfleet.export.steps.values import SampleSpec, Step, Student
+from subfleet.protocol.errors import ExportError
+from subfleet.protocol.programs import Role, ValueInfo
+from subfleet.protocol.training import ObjectiveSettings, OptimiserSettings
+
+__all__ = ["training_step"]
+
+
+def training_step(  # noqa: PLR0913 - each says one thing of the step
+    module: nn.Module,
+    sample: SampleSpec,
+    *,
+    batch_size: int,
+    objective: ObjectiveSettings,
+    optimiser: OptimiserSettings,
+    accumulate: bool = False,
+    recompute: bool = False,
+    student: Student | None = None,
+) -> Step:
+    """Make the training step of a module.
+
+    The loss that it gives is the mean over the labels that count, distillation terms included; the proximal term, which
+    is no mean, enters the gradients alone. A parameter that nothing depends on, or that needs no gradient, stays as it
+    is.
+
+    Args:
+        module: maps a batch (batch, *sample.shape) to logits (batch, classes), with "next_token" (batch, tokens,
+            classes); or to a tuple with the logits of each exit, the last one the prediction, with distillation
+            "mutual". Each layer keeps its mode: one set to `.eval()` is frozen. The module is left as it is.
+        sample: the input of one sample.
+        batch_size: samples of one step; a smaller batch is padded, and masked by the step's sample mask.
+        objective: what is minimised.
+        optimiser: its settings.
+        accumulate: sum the gradients of micro-batches, and take the optimiser's step in the last one of a batch.
+        recompute: keep the inputs of blocks instead of their activations; see `subfleet.export.steps.recompute`.
+        student: the nested network of distillation "self".
+
+    Raises:
+        ExportError: the objective or optimiser is unknown, the module cannot be run on such inputs, its logits do not
+            fit the objective, or a layer cannot be trained so.
+    """
+    if objective.name not in OBJECTIVES or optimiser.name not in OPTIMISERS:
+        raise ExportError(
+            f"objective is {objective.name!r} and optimiser {optimiser.name!r}, but they must be one of "
+            f"{sorted(OBJECTIVES)} and {sorted(OPTIMISERS)}"
+        )
+    given = sample.value(batch_size)
+    found = first_run(module, given, training=True, accumulates=accumulate)
+    randoms = found.random_shapes + _check_student(found, given, objective, student, accumulate)
+    _check_exits(found, batch_size, objective)
+    shapes = StepShapes(
+        sample=given,
+        logits=found.output_shapes[-1],
+        randoms=randoms,
+        parameters={name: tuple(tensor.shape) for name, tensor in module.named_parameters()},
+        buffers={name: tuple(tensor.shape) for name, tensor in buffers_of(module).items()},
+        objective=objective,
+        optimiser=optimiser,
+        accumulate=accumulate,
+    )
+    inputs = before(shapes)
+    run = _TrainingRun(module=module, student=student, shapes=shapes, recompute=recompute, inputs=inputs)
+    class_count = next(value.limit for value in inputs if value.role == "label")
+    return Step(
+        run=run,
+        inputs=inputs,
+        outputs=after(shapes),
+        class_count=class_count,
+        padded_labels=objective.name == "next_token",
+    )
+
+
+def _check_student(
+    found: FirstRun, sample: ValueInfo, objective: ObjectiveSettings, student: Student | None, accumulate: bool
+) -> tuple[tuple[int, ...], ...]:
+    """Make sure that there is a student where one is needed; the shapes of the randomness that it takes."""
+    if (objective.distillation == "self") != (student is not None):
+        raise ExportError(
+            f"distillation is {objective.distillation!r} and the student network is "
+            f"{'given' if student else 'missing'}, but 'self' needs one and the others take none"
+        )
+    if student is None:
+        return ()
+    buffers = list(buffers_of(student.module))
+    if buffers:
+        raise ExportError(
+            f"the student network keeps the buffer {buffers[0]!r}, but a nested network shares parameters alone; use "
+            "GroupNorm, or BatchNorm with track_running_stats=False"
+        )
+    run = first_run(student.module, sample, training=True, accumulates=accumulate)
+    if run.output_shapes != found.output_shapes:
+        raise ExportError(
+            f"the student's logits are of the shapes {run.output_shapes}, but must be of the network's own, "
+            f"{found.output_shapes}; keep every class in both"
+        )
+    return run.random_shapes
+
+
+def _check_exits(found: FirstRun, batch_size: int, objective: ObjectiveSettings) -> None:
+    shapes = found.output_shapes
+    if (objective.distillation == "mutual") != (len(shapes) > 1):
+        raise ExportError(
+            f"the network has {len(shapes)} exits and distillation is {objective.distillation!r}, but 'mutual' needs 2 "
+            "or more and the others take 1"
+        )
+    for shape in shapes:
+        OBJECTIVES[objective.name].label_shape(shape)
+        if shape != shapes[-1] or shape[:1] != (batch_size,):
+            raise ExportError(
+                f"the network's outputs are of the shapes {shapes}, but must all be alike, the first size being the "
+                f"batch's {batch_size}"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Losses:
+    """Sums over the labels of a batch that count."""
+
+    loss: Tensor
+    correct: Tensor
+    count: Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _TrainingRun:
+    """The pure function of a training step, in the order of the step's inputs and outputs."""
+
+    module: nn.Module
+    student: Student | None
+    shapes: StepShapes
+    recompute: bool
+    inputs: tuple[ValueInfo, ...]
+
+    def __call__(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        given = _Given(self.inputs, tensors)
+        # Plain autograd: torch.func.grad would split every backward into its twice differentiable form.
+        trained = dict(self.module.named_parameters())
+        leaves = {
+            name: tensor.detach().requires_grad_(trained[name].requires_grad)
+            for name, tensor in given.named("parameter").items()
+        }
+        buffers = given.named("buffer")
+        context = LayerContext(given.one("sample_mask"), given.all("random"), accumulates=self.shapes.accumulate)
+        with ExitStack() as stack:
+            stack.enter_context(prepared(self.module, context, training=True))
+            if self.student is not None:
+                stack.enter_context(prepared(self.student.module, context, training=True))
+            with torch.enable_grad():
+                sums = self._losses(given, leaves | buffers, context)
+                weight = given.one("batch_weight") if self.shapes.accumulate else sums.count.clamp(min=1.0)
+                loss = sums.loss / weight
+                wanted = {name: leaf for name, leaf in leaves.items() if leaf.requires_grad}
+                found: Sequence[Tensor | None] = torch.autograd.grad(loss, list(wanted.values()), allow_unused=True)
+        gradients = {name: gradient for name, gradient in zip(wanted, found, strict=True) if gradient is not None}
+        new_buffers = [_kept(buffer, context.buffer(buffer)) for buffer in buffers.values()]
+        parameters, *rest = self._updated(given, gradients)
+        return loss.detach(), sums.correct, sums.count, *parameters, *new_buffers, *(t for group in rest for t in group)
+
+    def _losses(self, given: "_Given", state: Mapping[str, Tensor], context: LayerContext) -> _Losses:
+        settings = self.shapes.objective
+        rule = OBJECTIVES[settings.name]
+        inputs, labels = given.one("input"), given.one("label")
+        exits = self._masked(given, call(self.module, state, inputs, context))
+        losses = rule.losses(settings, exits[-1], labels)
+        for logits in exits[:-1]:
+            losses = losses + rule.losses(settings, logits, labels)
+        weight = given.coefficient("distillation_weight")
+        if self.student is not None:
+            nested = {name: part.extract(state[name]) for name, part in self.student.maps.items()}
+            (student,) = self._masked(given, call(self.student.module, nested, inputs, context))
+            losses = losses + self_distillation(exits[-1], student, settings) * weight
+        if settings.distillation == "mutual":
+            losses = losses + mutual_distillation(exits, settings) * weight
+        counted = rule.counted(labels, given.one("sample_mask"))
+        return _Losses(
+            loss=total(losses * counted),
+            correct=total(rule.right(exits[-1].detach(), labels) * counted),
+            count=total(counted),
+        )
+
+    def _masked(self, given: "_Given", exits: Sequence[Tensor]) -> list[Tensor]:
+        """Logits of classes that the client lacks become 0 (HeteroFL, section 3.3)."""
+        if not self.shapes.objective.class_mask:
+            return list(exits)
+        return [logits * given.one("class_mask") for logits in exits]
+
+    def _updated(self, given: "_Given", gradients: Mapping[str, Tensor]) -> list[list[Tensor]]:
+        """New parameters, each kind of states, scalar states, and summed gradients."""
+        settings = self.shapes.optimiser
+        rule = OPTIMISERS[settings.name]
+        old = given.named("parameter")
+        apply = given.one("apply") if self.shapes.accumulate else None
+        rate = given.one("learning_rate") if apply is None else given.one("learning_rate") * apply
+        kinds = rule.states(settings)
+        every_state = given.all("optimiser_state")
+        states = {
+            name: [every_state[len(old) * kind + place] for kind in range(len(kinds))] for place, name in enumerate(old)
+        }
+        scalars = StepScalars(learning_rate=rate, apply=apply)
+        new_scalars, shared = rule.advance(settings, scalars, every_state[len(old) * len(kinds) :])
+        scalars = StepScalars(learning_rate=rate, apply=apply, shared=shared)
+        summed = given.named("gradient")
+        totals = {name: summed[name] + part if summed else part for name, part in gradients.items()}
+        ready = self._regularised(given, totals)
+        new: dict[str, tuple[Tensor, list[Tensor]]] = {
+            name: rule.update(settings, old[name], gradient, states[name], scalars) for name, gradient in ready.items()
+        }
+        for name in old:
+            new.setdefault(name, (old[name].clone(), [state.clone() for state in states[name]]))
+        groups = [[new[name][0] for name in old]]
+        groups += [[new[name][1][kind] for name in old] for kind in range(len(kinds))]
+        groups.append(new_scalars)
+        if apply is not None:
+            groups.append([totals[name] * (1 - apply) if name in totals else summed[name].clone() for name in old])
+        return groups
+
+    def _regularised(self, given: "_Given", gradients: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Gradients with the proximal term's own (FedProx, section 3.2), then clipped."""
+        ready = dict(gradients)
+        if self.shapes.objective.proximal:
+            parameters, anchors = given.named("parameter"), given.named("anchor")
+            mu = given.coefficient("proximal_mu")
+            ready = {name: part + mu * (parameters[name] - anchors[name]) for name, part in ready.items()}
+        if self.shapes.optimiser.max_gradient_norm:
+            limited = clipped(list(ready.values()), self.shapes.optimiser.max_gradient_norm)
+            ready = dict(zip(ready, limited, strict=True))
+        return ready
+
+
+def _kept(old: Tensor, new: Tensor) -> Tensor:
+    """A result of its own: no program gives an input back as it is."""
+    return old.clone() if new is old else new
+
+
+class _Given:
+    """A step's input tensors by role."""
+
+    def __init__(self, values: Sequence[ValueInfo], tensors: Sequence[Tensor]) -> None:
+        self._pairs = tuple(zip(values, tensors, strict=True))
+
+    def _of(self, role: Role) -> Iterator[tuple[ValueInfo, Tensor]]:
+        return (pair for pair in self._pairs if pair[0].role == role)
+
+    def one(self, role: Role) -> Tensor:
+        """The only tensor of a role."""
+        return next(tensor for _, tensor in self._of(role))
+
+    def all(self, role: Role) -> list[Tensor]:
+        """In order."""
+        return [tensor for _, tensor in self._of(role)]
+
+    def named(self, role: Role) -> dict[str, Tensor]:
+        """By the subnet's tensor that each belongs to."""
+        return {value.tensor: tensor for value, tensor in self._of(role)}
+
+    def coefficient(self, name: str) -> Tensor | float:
+        """A scalar of `TrainingSettings`; 0 where the step takes none of that name."""
+        return next((tensor for value, tensor in self._of("coefficient") if value.name == name), 0.0)

@@ -1,0 +1,150 @@
+"""What goes into a step and comes out: names, shapes and roles, and random examples of them."""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from subfleet.elastic.maps import TensorMap
+from subfleet.protocol.programs import Role, ValueInfo
+
+__all__ = ["DTYPES", "SampleSpec", "Step", "Student"]
+
+DTYPES: Mapping[torch.dtype, str] = MappingProxyType({torch.float32: "F32", torch.int64: "I64"})
+"""What a program's values may be, with their names in the tensor container."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampleSpec:
+    """The input of one sample.
+
+    Attributes:
+        shape: without the batch.
+        dtype: "F32", or "I64" for indices such as tokens.
+        limit: exclusive upper bound of the indices, 1 or more with "I64"; else 0.
+    """
+
+    shape: tuple[int, ...]
+    dtype: Literal["F32", "I64"] = "F32"
+    limit: int = 0
+
+    def __post_init__(self) -> None:
+        if self.shape and min(self.shape) < 1:
+            raise ValueError(f"a sample's shape is {self.shape}, but its sizes must be 1 or more")
+        if (self.dtype == "I64") != (self.limit > 0):
+            raise ValueError(f"a sample's limit is {self.limit}, but must be 1 or more with I64 and 0 with F32")
+
+    def value(self, batch_size: int) -> ValueInfo:
+        """The step's input of a batch."""
+        shape = (batch_size, *self.shape)
+        return ValueInfo(name="input", dtype=self.dtype, shape=shape, role="input", limit=self.limit)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Student:
+    """A network nested in the one that is trained, for self-distillation (FjORD, section 3.3).
+
+    Attributes:
+        module: the student, of its own size; its weights are never read.
+        maps: for each of its parameters, where it lies in the parameter of that name of the module that is trained.
+    """
+
+    module: nn.Module
+    maps: Mapping[str, TensorMap]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """A pure function over tensors, with the names and roles of what goes in and comes out.
+
+    Attributes:
+        run: takes one tensor for each of `inputs`, gives one for each of `outputs`; in single or double precision.
+        inputs: in order.
+        outputs: in order.
+        class_count: exclusive upper bound of the labels; 0 where they are no classes.
+        padded_labels: whether labels below 0 are usual: tokens that are not counted.
+    """
+
+    run: Callable[..., tuple[Tensor, ...]]
+    inputs: tuple[ValueInfo, ...]
+    outputs: tuple[ValueInfo, ...]
+    class_count: int = 0
+    padded_labels: bool = False
+
+    def example(self, generator: torch.Generator, *, apply: bool = True) -> tuple[Tensor, ...]:
+        """Random inputs of the right shapes: a batch whose last sample is masked out wherever there are two.
+
+        Args:
+            generator: of the random numbers.
+            apply: whether a micro-batch is the last of its batch.
+        """
+        made = [_example(value, generator) for value in self.inputs]
+        for place, value in enumerate(self.inputs):
+            if value.role == "apply" and not apply:
+                made[place] = torch.zeros(())
+            if value.role == "label" and self.padded_labels:
+                made[place].view(-1)[::3] = -1
+        return tuple(made)
+
+    def examples(self, generator: torch.Generator) -> tuple[tuple[Tensor, ...], ...]:
+        """What a program must be tried on: with gradient accumulation also a micro-batch that is not the last."""
+        accumulates = any(value.role == "apply" for value in self.inputs)
+        return tuple(self.example(generator, apply=apply) for apply in ((True, False) if accumulates else (True,)))
+
+
+def _mask(shape: tuple[int, ...], _generator: torch.Generator) -> Tensor:
+    mask = torch.ones(shape)
+    if len(mask) > 1:
+        mask[-1] = 0.0
+    return mask
+
+
+def _weights(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+    """Keeps activations near 1 however wide the layers are."""
+    noise = torch.randn(shape, generator=generator)
+    return noise / math.sqrt(math.prod(shape[1:])) if len(shape) > 1 else noise * 0.2 + 0.8
+
+
+_Draw = Callable[[tuple[int, ...], torch.Generator], Tensor]
+
+
+def _constant(number: float) -> _Draw:
+    return lambda shape, _generator: torch.full(shape, number)
+
+
+def _normal(scale: float) -> _Draw:
+    return lambda shape, generator: torch.randn(shape, generator=generator) * scale
+
+
+def _uniform(low: float, high: float) -> _Draw:
+    return lambda shape, generator: torch.rand(shape, generator=generator) * (high - low) + low
+
+
+_DRAWS: Mapping[Role, _Draw] = MappingProxyType(
+    {
+        "input": _normal(1.0),
+        "label": _uniform(0.0, 1.0),
+        "sample_mask": _mask,
+        "learning_rate": _constant(0.05),
+        "random": _uniform(0.0, 1.0),
+        "class_mask": _mask,
+        "coefficient": _constant(0.3),
+        "anchor": _weights,
+        "batch_weight": _constant(7.0),
+        "apply": _constant(1.0),
+        "parameter": _weights,
+        "buffer": _uniform(0.5, 1.5),  # a variance is above 0
+        "optimiser_state": _uniform(0.01, 0.1),  # a second moment is above 0
+        "gradient": _normal(0.1),
+    }
+)
+
+
+def _example(value: ValueInfo, generator: torch.Generator) -> Tensor:
+    if value.dtype == "I64":
+        return torch.randint(0, max(value.limit, 1), value.shape, generator=generator)
+    return _DRAWS[value.role](value.shape, generator)
