@@ -56,6 +56,8 @@ class FakeTrainer:
 
     target: ClassVar[str] = "fake"
     suffix: ClassVar[str] = ".fake"
+    providers: ClassVar[tuple[str, ...]] = ("cpu",)
+    held_bytes: int = 0
     jobs: list[TrainJob] = field(default_factory=list)
     error: Exception | None = None
     gate: threading.Event = field(default_factory=threading.Event)

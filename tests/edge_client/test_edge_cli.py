@@ -130,9 +130,12 @@ def test_nothing_reaches_the_user_as_a_traceback(
 class FakeTrainer:
     target = "fake"
     suffix = ".fake"
+    providers = ("cpu", "cuda")
+    held_bytes = 0
 
-    def __init__(self, error: Exception | None = None) -> None:
+    def __init__(self, error: Exception | None = None, provider: str = "cpu") -> None:
         self.error = error
+        self.provider = provider
 
     def describe(self, data: str) -> DataSummary:
         if self.error is not None:
@@ -153,7 +156,7 @@ class FakeEntry:
     def load(self) -> object:
         if isinstance(self.made, Exception):
             raise self.made
-        return lambda: self.made
+        return lambda provider="cpu": self.made if provider == "cpu" else FakeTrainer(provider=provider)
 
 
 def use_trainers(monkeypatch: pytest.MonkeyPatch, **trainers: object) -> None:
@@ -181,6 +184,14 @@ def test_the_first_runtime_that_is_installed_is_chosen(monkeypatch: pytest.Monke
         runtimes.choose_trainer(["c"], "data")
     with pytest.raises(ConfigError, match="no runtime 'd'"):
         runtimes.choose_trainer(["d"], "data")
+
+
+def test_a_provider_is_handed_to_the_runtime_that_knows_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    use_trainers(monkeypatch, a=FakeTrainer())
+    trainer, _ = runtimes.choose_trainer(["a"], "data", "cuda")
+    assert vars(trainer)["provider"] == "cuda"
+    with pytest.raises(ConfigError, match=r"'a' has no provider 'tpu'; choose one of \['cpu', 'cuda'\]"):
+        runtimes.choose_trainer(["a"], "data", "tpu")
 
 
 def test_bad_data_is_not_taken_for_a_missing_runtime(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -70,6 +70,13 @@ def test_free_memory_is_what_the_process_may_really_use(tmp_path: Path, availabl
     assert (reading.memory_free_bytes, reading.memory_limit_bytes) == (free_bytes, 1000)
 
 
+def test_what_is_kept_for_the_next_training_counts_as_free_for_it(tmp_path: Path) -> None:
+    available, held = lambda: 300, lambda: 50
+    meter = LiveMeter(groups(tmp_path, "0::/app\n", {"app": V2}), available_bytes=available, held_bytes=held)
+    assert meter.read(None)[1].memory_free_bytes == 350
+    assert LiveMeter(ControlGroups(tmp_path, tmp_path / "absent"), held_bytes=held).read(None)[1].memory_free_bytes
+
+
 def test_this_machine_can_be_read() -> None:
     meter = LiveMeter()
     _, reading = meter.read(None)

@@ -7,7 +7,7 @@ from subfleet import tasks
 from subfleet.emulation.partitions import dirichlet_partition, hold_out
 from subfleet.protocol.errors import ConfigError
 
-LABELS = tasks.digits().labels
+LABELS = tasks.digits().classes()
 
 
 def test_hold_out_takes_the_same_share_of_every_class() -> None:

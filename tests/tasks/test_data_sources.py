@@ -81,7 +81,7 @@ def test_tokens_and_targets_keep_their_shapes(tmp_path: Path, name: str) -> None
     if name == "written":
         write_npz(tmp_path / "written.npz", dataset)
         dataset = read_dataset(str(tmp_path / "written.npz"))
-    assert (dataset.inputs.dtype, dataset.labels.dtype) == (np.int64, np.int64)
+    assert dataset.inputs.dtype == dataset.labels.dtype == np.int64
     assert (dataset.inputs.tolist(), dataset.labels.tolist()) == (tokens.tolist(), following.tolist())
     assert (dataset.sample_shape, dataset.label_shape) == ((3,), (3,))
     summary = dataset.summary()

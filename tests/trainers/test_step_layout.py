@@ -20,7 +20,7 @@ def test_values_are_found_by_role_and_tensor_not_by_place() -> None:
             "bias_momentum": "bias_momentum_new",
         }
         assert (layout.loss, layout.correct) == ("loss", "correct")
-        assert {value.tensor for value in layout.parameters} == {"head.weight", "head.bias"}
+        assert {value.tensor for value in layout.stored} == {"head.weight", "head.bias"}
 
 
 def test_two_states_of_one_tensor_keep_their_order() -> None:

@@ -45,6 +45,7 @@ class DeviceProfile:
             memory into a budget; it is a choice of whoever runs the device, not a fact about it.
         runtimes: program targets to try, the preferred one first.
         threads: of the runtime while it trains.
+        provider: what the runtime computes with: "cpu", or "cuda" with a build of it that has that.
         memory_total_bytes: of the device; None where it is to be measured.
         cores: of the device; None where they are to be measured.
         sources: where the figures come from.
@@ -55,6 +56,7 @@ class DeviceProfile:
     memory_share: float
     runtimes: tuple[str, ...]
     threads: int = 1
+    provider: str = "cpu"
     memory_total_bytes: int | None = None
     cores: int | None = None
     sources: tuple[str, ...] = ()

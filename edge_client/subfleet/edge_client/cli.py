@@ -119,6 +119,9 @@ def _add_join(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--replay", metavar="LOG", help="read resources and link from this log, not from the device")
     parser.add_argument("--runtime", metavar="NAME", help="what trains, such as onnx or executorch (the profile's)")
     parser.add_argument("--threads", metavar="N", type=_count, help="threads of the runtime (the profile's)")
+    parser.add_argument(
+        "--provider", metavar="NAME", help="what computes: cpu, or cuda with a build of the runtime that has it"
+    )
     parser.add_argument("--leave-when-finished", action="store_true", help="end with 0 when the run is over")
     parser.add_argument(
         "--leave-with-stdin", action="store_true", help="stop when standard input ends, as a child of another program"
@@ -192,6 +195,7 @@ def _join(options: argparse.Namespace) -> int:
             memory_share=options.memory_share,
             runtime=options.runtime,
             threads=options.threads,
+            provider=options.provider,
             leave_when_finished=options.leave_when_finished,
             leave_with_stdin=options.leave_with_stdin,
         )

@@ -8,7 +8,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import MappingProxyType
 
-from subfleet.device_profiles import memory_budget_bytes
+from subfleet.device_profiles import DeviceProfile, memory_budget_bytes
 from subfleet.edge_client.joining import default_client_id, default_state_folder, profile_with
 from subfleet.edge_client.monitor import LiveMeter
 from subfleet.edge_client.runtimes import choose_trainer
@@ -70,7 +70,7 @@ def examine(options: DoctorOptions) -> Examination:
         ConfigError: the profile or the share cannot be used.
     """
     profile = profile_with(options.profile, memory_share=options.memory_share, threads=None)
-    data = [] if options.data is None else [_data(profile.runtimes, options.data)]
+    data = [] if options.data is None else [_data(profile, options.data)]
     memory, budget_bytes = _memory(profile.memory_share, sum(taken_bytes for _, taken_bytes in data))
     findings = [_python(), *(_package(name) for name in _NEEDED), _runtimes(profile.runtimes), memory]
     findings += [finding for finding, _ in data]
@@ -137,10 +137,10 @@ def _runtimes(wanted: tuple[str, ...]) -> Finding:
     )
 
 
-def _data(runtimes: tuple[str, ...], data: str) -> tuple[Finding, int]:
+def _data(profile: DeviceProfile, data: str) -> tuple[Finding, int]:
     """What was found, and the bytes that the samples take while the device trains."""
     try:
-        trainer, summary = choose_trainer(runtimes, data)
+        trainer, summary = choose_trainer(profile.runtimes, data, profile.provider)
     except SubfleetError as error:
         return _failed("data", error), 0
     shape = "x".join(map(str, summary.input_shape))

@@ -52,6 +52,7 @@ class JoinOptions:
         memory_share: in place of the profile's.
         runtime: in place of the profile's runtimes.
         threads: in place of the profile's.
+        provider: in place of the profile's.
         leave_when_finished: end when the run is over.
         leave_with_stdin: stop when standard input ends, as it does when whoever started the agent is gone.
     """
@@ -66,6 +67,7 @@ class JoinOptions:
     memory_share: float | None = None
     runtime: str | None = None
     threads: int | None = None
+    provider: str | None = None
     leave_when_finished: bool = False
     leave_with_stdin: bool = False
 
@@ -82,9 +84,12 @@ def join(options: JoinOptions) -> None:
     client_id = default_client_id(options.client_id, options.url)
     topics = Topics(options.fleet)
     profile = profile_with(options.profile, memory_share=options.memory_share, threads=options.threads)
-    transport, meter = _link(options, client_id)
+    trainers: list[Trainer] = []  # chosen when the link is known to be one: reading the data may take long
+    transport, meter = _link(options, client_id, lambda: sum(trainer.held_bytes for trainer in trainers))
     with AgentStore.held(options.state or default_state_folder(options.fleet, client_id)) as store:
-        trainer, summary = choose_trainer([options.runtime] if options.runtime else profile.runtimes, options.data)
+        runtimes = [options.runtime] if options.runtime else profile.runtimes
+        trainer, summary = choose_trainer(runtimes, options.data, options.provider or profile.provider)
+        trainers.append(trainer)
         settings = AgentSettings(
             profile=_announcement(client_id, profile, trainer, summary, meter),
             data_bytes=summary.data_bytes,
@@ -151,10 +156,10 @@ def profile_with(name_or_path: str, *, memory_share: float | None, threads: int 
         raise ConfigError(str(error)) from error
 
 
-def _link(options: JoinOptions, client_id: str) -> tuple[Transport, Meter]:
+def _link(options: JoinOptions, client_id: str, held_bytes: Callable[[], int]) -> tuple[Transport, Meter]:
     broker = MqttTransport(options.url, client_id)
     if options.replay is None:
-        return broker, LiveMeter()
+        return broker, LiveMeter(held_bytes=held_bytes)
     paced = PacedTransport(broker)
     return paced, ReplayMeter(ReplayedLog(load_log(options.replay)), paced.set_rates)
 

@@ -127,15 +127,22 @@ class LiveMeter:
     Args:
         groups: the control groups that limit this process.
         available_bytes: memory that a new process could take without swapping; psutil's figure where it is None.
+        held_bytes: what this process keeps for its next training and counts as part of it: free memory for a training.
 
     Raises:
         MissingExtraError: psutil is not installed.
     """
 
-    def __init__(self, groups: ControlGroups | None = None, available_bytes: Callable[[], int] | None = None) -> None:
+    def __init__(
+        self,
+        groups: ControlGroups | None = None,
+        available_bytes: Callable[[], int] | None = None,
+        held_bytes: Callable[[], int] = lambda: 0,
+    ) -> None:
         self._psutil = load_psutil()
         self._groups = groups or ControlGroups()
         self._available_bytes = available_bytes or self._system_available_bytes
+        self._held_bytes = held_bytes
         self._rates: dict[Direction, TransferRate] = {"down": TransferRate(), "up": TransferRate()}
         _known(self._cpu_load)  # the load is measured from here to the next call
 
@@ -146,7 +153,9 @@ class LiveMeter:
         rooms_bytes = [_known(self._available_bytes), None if headroom is None else headroom.free_bytes]
         battery_fraction, charging = _known(self._battery) or (None, None)
         return None, Reading(
-            memory_free_bytes=min((room for room in rooms_bytes if room is not None), default=None),
+            memory_free_bytes=min(
+                (room + self._held_bytes() for room in rooms_bytes if room is not None), default=None
+            ),
             memory_limit_bytes=None if headroom is None else headroom.limit_bytes,
             downlink_bps=self._rates["down"].bps,
             uplink_bps=self._rates["up"].bps,

@@ -1,15 +1,17 @@
 """Finds the trainers that are installed, by entry point; nothing here knows a runtime."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 
 from subfleet.protocol.errors import ConfigError, MissingExtraError
 from subfleet.protocol.programs import DataSummary, Trainer
 
-__all__ = ["GROUP", "choose_trainer", "installed", "load_trainer", "trainer_of_file"]
+__all__ = ["CPU", "GROUP", "choose_trainer", "installed", "load_trainer", "trainer_of_file"]
 
 GROUP = "subfleet.trainers"
+CPU = "cpu"
+"""The provider that every runtime has."""
 
 
 def installed() -> Mapping[str, EntryPoint]:
@@ -17,35 +19,42 @@ def installed() -> Mapping[str, EntryPoint]:
     return {entry.name: entry for entry in entry_points(group=GROUP)}
 
 
-def load_trainer(name: str) -> Trainer:
+def load_trainer(name: str, provider: str = CPU) -> Trainer:
     """Load one trainer.
 
+    Args:
+        name: of its entry point.
+        provider: what is to compute.
+
     Raises:
-        ConfigError: there is no trainer of that name.
+        ConfigError: there is no trainer of that name, or it does not know the provider.
         MissingExtraError: a package that it needs is not installed.
     """
     known = installed()
     if name not in known:
         raise ConfigError(f"there is no runtime {name!r:.80}; choose one of {sorted(known)}")
     try:
-        trainer: Trainer = known[name].load()()
+        make: Callable[..., Trainer] = known[name].load()
+        trainer = make()
     except ModuleNotFoundError as error:
         raise MissingExtraError((error.name or name).partition(".")[0], "edge") from error
-    return trainer
+    if provider not in trainer.providers:
+        raise ConfigError(f"runtime {name!r} has no provider {provider!r:.80}; choose one of {list(trainer.providers)}")
+    return trainer if provider == trainer.providers[0] else make(provider=provider)
 
 
-def choose_trainer(names: Iterable[str], data: str) -> tuple[Trainer, DataSummary]:
+def choose_trainer(names: Iterable[str], data: str, provider: str = CPU) -> tuple[Trainer, DataSummary]:
     """The first of some trainers whose runtime is installed, and its view of the data: a device pays for one runtime.
 
     Raises:
-        ConfigError: a name is unknown.
+        ConfigError: a name is unknown, or a runtime that would be chosen lacks the provider.
         MissingExtraError: no runtime is installed; names what the first one lacks.
         DataError: the data cannot be used.
         FileError: the data cannot be read.
     """
     missing: MissingExtraError | None = None
     for name in names:
-        trainer = load_trainer(name)
+        trainer = load_trainer(name, provider)
         try:
             return trainer, trainer.describe(data)
         except MissingExtraError as error:

@@ -10,6 +10,7 @@ import numpy.typing as npt
 from subfleet.protocol.errors import MissingExtraError, TrainingError
 from subfleet.protocol.programs import DataSummary, Prediction, Program, TrainJob, TrainResult
 from subfleet.tasks import read_dataset
+from subfleet.trainers.kept import Slot
 from subfleet.trainers.prediction import predict_dataset, read_model
 from subfleet.trainers.training import RunProgram, run_training
 
@@ -26,6 +27,15 @@ class ExecutorchTrainer:
 
     target: ClassVar[str] = "executorch"
     suffix: ClassVar[str] = ".pte"
+    providers: ClassVar[tuple[str, ...]] = ("cpu",)
+
+    def __init__(self) -> None:
+        self._slot = Slot()
+
+    @property
+    def held_bytes(self) -> int:
+        """Memory that the session kept for the next job holds."""
+        return self._slot.held_bytes
 
     def describe(self, data: str) -> DataSummary:
         """Summarise a data set; see `read_dataset` for what it raises.
@@ -46,7 +56,7 @@ class ExecutorchTrainer:
         """
         # Before anything is measured: the library is there whatever subnet is trained.
         _prepare(job.threads)
-        return run_training(job, stopped, target=self.target, load=_load)
+        return run_training(job, stopped, target=self.target, load=_load, slot=self._slot)
 
     def predict(self, model_path: Path, data: str, threads: int = 1) -> Prediction:
         """Run a model with one input, float32 (batch, *sample shape), whose first output is the logits.
@@ -66,7 +76,7 @@ class ExecutorchTrainer:
             raise TrainingError(f"model {str(model_path)!r} must have one input of shape (batch, *sample shape)")
         batch_size, *sample_shape = meta.input_tensor_meta(0).sizes()
 
-        def infer(samples: npt.NDArray[np.float32]) -> Array:
+        def infer(samples: Array) -> Array:
             output: torch.Tensor = _guarded(lambda: program.load_method(_METHOD).execute([_tensor(samples)]))[0]
             return output.numpy()
 

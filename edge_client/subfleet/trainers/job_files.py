@@ -1,17 +1,37 @@
 """The files of a training job: the packed program and the weights that it reads, the change that it writes."""
 
+import hashlib
 import os
 from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
 
-from subfleet.arrays import Arrays, change, decode_arrays, encode_arrays, numpy_dtype
+from subfleet.arrays import Arrays, array_parts, decode_arrays, numpy_dtype
 from subfleet.protocol.errors import FileError, ProtocolError, TrainingError
 from subfleet.protocol.programs import Program, decode_program
 from subfleet.trainers.step_layout import StepLayout
 
-__all__ = ["read_program", "read_weights", "write_change"]
+__all__ = ["file_sha256", "read_program", "read_weights", "write_change"]
+
+
+_CHUNK_BYTES = 2**20
+
+
+def file_sha256(path: Path) -> str:
+    """What a file's content is known by; it is not held in memory.
+
+    Raises:
+        FileError: the file cannot be read.
+    """
+    digest = hashlib.sha256()
+    try:
+        with path.open("rb") as file:
+            while chunk := file.read(_CHUNK_BYTES):
+                digest.update(chunk)
+    except OSError as error:
+        raise _unreadable(path, error) from error
+    return digest.hexdigest()
 
 
 def read_program(path: Path, target: str) -> Program:
@@ -28,14 +48,14 @@ def read_program(path: Path, target: str) -> Program:
 
 
 def read_weights(path: Path, layout: StepLayout) -> Arrays:
-    """Read the weights that a program takes, by tensor name; they are read-only.
+    """Read the weights and buffers that a program takes, by tensor name; they are read-only.
 
     Raises:
         FileError: the file cannot be read.
         ProtocolError: it is no container, or its tensors are not exactly the program's.
     """
     weights = decode_arrays(_read(path))
-    expected = {value.tensor: value for value in layout.parameters}
+    expected = {value.tensor: value for value in layout.stored}
     if set(weights) != set(expected):
         odd = sorted(set(weights) ^ set(expected))
         raise ProtocolError(
@@ -51,22 +71,21 @@ def read_weights(path: Path, layout: StepLayout) -> Arrays:
     return weights
 
 
-def write_change(path: Path, new: Arrays, old: Arrays) -> None:
-    """Write new minus old as a container, whole or not at all.
+def write_change(path: Path, changed: Arrays) -> None:
+    """Write what training changed as a container, whole or not at all.
 
     Raises:
         TrainingError: a value is not finite: such an update would spoil the model that it is added to.
         FileError: the file cannot be written.
     """
-    changed = change(new, old)
     for name, array in changed.items():
         if not np.isfinite(array).all():
             raise TrainingError(f"tensor {name!r:.80} is not finite after training; lower the learning rate")
-    content = encode_arrays(changed)
+    parts = array_parts(changed)
     partial = path.with_name(f".{path.name}.partial")
     try:
         with partial.open("wb") as file:
-            file.write(content)
+            file.writelines(parts)
             file.flush()
             os.fsync(file.fileno())
         partial.replace(path)
@@ -83,4 +102,8 @@ def _read(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        raise FileError(f"file {str(path)!r} cannot be read ({error.strerror}); it must be fetched again") from error
+        raise _unreadable(path, error) from error
+
+
+def _unreadable(path: Path, error: OSError) -> FileError:
+    return FileError(f"file {str(path)!r} cannot be read ({error.strerror}); it must be fetched again")

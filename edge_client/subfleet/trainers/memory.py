@@ -36,14 +36,23 @@ class MemoryWatch:
     Args:
         limit_bytes: the most by which the process may grow.
         proc: the process's folder of the proc file system.
+        held_bytes: what is in memory already and counts as growth, such as a session from the job before.
     """
 
-    def __init__(self, limit_bytes: int, proc: Path = _PROC) -> None:
+    def __init__(self, limit_bytes: int, proc: Path = _PROC, *, held_bytes: int = 0) -> None:
         release_free_memory()
         self._limit_bytes = limit_bytes
+        self._proc = proc
         self._peak_bytes = _peak_reader(proc)
         self._growth_bytes = 0
-        self._base_bytes = self._peak_bytes()
+        self._base_bytes = self._peak_bytes() - held_bytes
+
+    def held_bytes(self) -> int:
+        """What is left of the growth now; the largest growth where the present size cannot be read."""
+        try:
+            return max(_status_bytes(self._proc / "status", "VmRSS") - self._base_bytes, 0)
+        except (OSError, KeyError):
+            return self.growth_bytes()
 
     def growth_bytes(self) -> int:
         """The largest growth so far."""

@@ -1,26 +1,27 @@
-"""Trains and predicts with stock ONNX Runtime on the CPU. Needs no PyTorch and no `onnx`."""
+"""Trains and predicts with stock ONNX Runtime, on the CPU or with its CUDA provider. Needs no PyTorch and no `onnx`."""
 
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from types import ModuleType
+from types import MappingProxyType, ModuleType
 from typing import Any, ClassVar
 
 import numpy as np
-import numpy.typing as npt
 
-from subfleet.protocol.errors import MissingExtraError, TrainingError
+from subfleet.protocol.errors import ConfigError, DataError, MissingExtraError, TrainingError
 from subfleet.protocol.programs import DataSummary, Prediction, Program, TrainJob, TrainResult
 from subfleet.tasks import read_dataset
+from subfleet.trainers.kept import Slot
+from subfleet.trainers.library_pages import map_library
+from subfleet.trainers.onnx_session import OnnxSession, guarded
 from subfleet.trainers.prediction import FREE_BATCH_SIZE, predict_dataset, read_model
-from subfleet.trainers.training import RunProgram, run_training
+from subfleet.trainers.sessions import Array, StepSession
+from subfleet.trainers.step_layout import StepLayout
+from subfleet.trainers.training import train_job
 
 __all__ = ["OnnxTrainer"]
 
-Array = npt.NDArray[np.generic]
 _ERRORS_ONLY = 3
-# What its exceptions say where the system gave no memory; none of them is a MemoryError.
-_NO_MEMORY = ("Failed to allocate memory", "std::bad_alloc")
 # The smallest model there is: one Identity from "x" to "y", float32 of shape (1,), opset 13, IR version 8.
 _IDENTITY = (
     b'\x08\x08:7\n\x10\n\x01x\x12\x01y"\x08Identity\x12\x01wZ\x0f\n\x01x\x12\n\n\x08\x08\x01\x12\x04\n\x02\x08\x01'
@@ -28,13 +29,29 @@ _IDENTITY = (
 )
 # Weights in files beside a model are read from this folder: there is none, so that no model can name a local file.
 _NO_FOLDER = "/nonexistent"
+_PROVIDERS: Mapping[str, str] = MappingProxyType({"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"})
+_INPUT_TYPES: Mapping[str, str] = MappingProxyType({"float32": "tensor(float)", "int64": "tensor(int64)"})
 
 
 class OnnxTrainer:
-    """The trainer of programs and models in the ONNX format."""
+    """The trainer of programs and models in the ONNX format.
+
+    Args:
+        provider: what computes: "cpu", or "cuda" with a build of ONNX Runtime that has it.
+    """
 
     target: ClassVar[str] = "onnx"
     suffix: ClassVar[str] = ".onnx"
+    providers: ClassVar[tuple[str, ...]] = ("cpu", "cuda")
+
+    def __init__(self, provider: str = "cpu") -> None:
+        self._provider = provider
+        self._slot = Slot()
+
+    @property
+    def held_bytes(self) -> int:
+        """Memory that the session kept for the next job holds."""
+        return self._slot.held_bytes
 
     def describe(self, data: str) -> DataSummary:
         """Summarise a data set; see `read_dataset` for what it raises.
@@ -43,72 +60,92 @@ class OnnxTrainer:
 
         Raises:
             MissingExtraError: ONNX Runtime is not installed.
+            ConfigError: it has no such provider, or the provider does not work.
         """
-        _runtime()
+        _prepare(self._provider)
         return read_dataset(data).summary()
 
     def train(self, job: TrainJob, stopped: Callable[[], bool]) -> TrainResult:
-        """Train; see `run_training` for what it does and raises.
+        """Train; see `train_job` for what it does and raises.
 
         Raises:
             MissingExtraError: ONNX Runtime is not installed.
+            ConfigError: it has no such provider, or the provider does not work.
         """
         # Before anything is measured: the library is there whatever subnet is trained.
-        runtime = _runtime()
-        return run_training(job, stopped, target=self.target, load=partial(_load, runtime))
+        runtime = _prepare(self._provider)
+        open_session = partial(_open, runtime, self._provider)
+        return train_job(job, stopped, target=self.target, open_session=open_session, slot=self._slot)
 
     def predict(self, model_path: Path, data: str, threads: int = 1) -> Prediction:
-        """Run a model with one input, float32 (batch, *sample shape), whose first output is the logits.
+        """Run a model with one input, (batch, *sample shape), whose first output is the logits.
 
         Raises:
             MissingExtraError: ONNX Runtime is not installed.
+            ConfigError: it has no such provider, or the provider does not work.
             FileError: model or data cannot be read.
             DataError: the data do not fit the model.
             TrainingError: ONNX Runtime refuses the model.
         """
-        session = _session(_runtime(), read_model(model_path), threads)
+        session = _session(_prepare(self._provider), read_model(model_path), threads, self._provider)
         inputs = session.get_inputs()
-        if len(inputs) != 1 or inputs[0].type != "tensor(float)" or len(inputs[0].shape) < 2:
+        if len(inputs) != 1 or inputs[0].type not in _INPUT_TYPES.values() or len(inputs[0].shape) < 2:
             raise TrainingError(f"model {str(model_path)!r} must have one input of shape (batch, *sample shape)")
         name = inputs[0].name
         batch, *sample_shape = inputs[0].shape
         output = session.get_outputs()[0].name
+        dataset = read_dataset(data)
+        if _INPUT_TYPES[dataset.inputs.dtype.name] != inputs[0].type:
+            raise DataError(
+                f"samples of {data!r} are {dataset.inputs.dtype}, but the model takes {inputs[0].type}; use data of "
+                "that type"
+            )
 
-        def infer(samples: npt.NDArray[np.float32]) -> Array:
-            return np.asarray(_guarded(lambda: session.run([output], {name: samples}))[0])
+        def infer(samples: Array) -> Array:
+            return np.asarray(guarded(lambda: session.run([output], {name: samples}))[0])
 
         return predict_dataset(
             infer,
-            read_dataset(data),
+            dataset,
             sample_shape=tuple(sample_shape),
             batch_size=batch if isinstance(batch, int) else FREE_BATCH_SIZE,
         )
 
 
-def _load(runtime: ModuleType, program: Program, threads: int) -> RunProgram:
-    session = _session(runtime, program.body, threads)
-    names = [value.name for value in program.manifest.outputs]
-
-    def run(values: Mapping[str, Array]) -> Mapping[str, Array]:
-        feed = {name: np.ascontiguousarray(array) for name, array in values.items()}
-        return dict(zip(names, _guarded(lambda: session.run(names, feed)), strict=True))
-
-    return run
+def _open(runtime: ModuleType, provider: str, program: Program, layout: StepLayout, threads: int) -> StepSession:
+    writers = ", ".join(f"{tool} {version}" for tool, version in sorted(program.manifest.versions.items()))
+    session = _session(runtime, program.body, threads, provider, writers)
+    return OnnxSession(runtime, session, program.manifest, layout, device=provider)
 
 
-def _runtime() -> ModuleType:
+def _prepare(provider: str) -> ModuleType:
     """Import ONNX Runtime and make it load what it loads only once, so that no single training is charged with it."""
     try:
         import onnxruntime
     except ImportError as error:
         raise MissingExtraError("onnxruntime", "edge") from error
-    _session(onnxruntime, _IDENTITY, 1).run(None, {"x": np.zeros(1, np.float32)})
+    needed = _PROVIDERS[provider]
+    available = onnxruntime.get_available_providers()
+    if needed in available:
+        session = _session(onnxruntime, _IDENTITY, 1, provider)
+        session.run(None, {"x": np.zeros(1, np.float32)})
+        # A provider whose libraries are missing is left out with no more than a line in a log.
+        available = session.get_providers()
+    if needed not in available:
+        raise ConfigError(
+            f"the provider {provider!r} needs {needed}, but ONNX Runtime {onnxruntime.__version__} works with "
+            f"{available} here; install a build that has it (onnxruntime-gpu, on Jetson NVIDIA's own) and its "
+            "libraries, or leave --provider out"
+        )
+    map_library(Path(onnxruntime.__file__).parent)
     module: ModuleType = onnxruntime
     return module
 
 
-def _session(runtime: ModuleType, model: bytes | memoryview, threads: int) -> Any:
-    """One session for one task, so that its memory can be measured and is given back with it."""
+def _session(
+    runtime: ModuleType, model: bytes | memoryview, threads: int, provider: str = "cpu", writers: str = ""
+) -> Any:
+    """One session for one program alone, so that its memory can be measured and is given back with it."""
     options = runtime.SessionOptions()
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
@@ -121,17 +158,6 @@ def _session(runtime: ModuleType, model: bytes | memoryview, threads: int) -> An
     # Threads that wait for work by spinning drain batteries.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     options.add_session_config_entry("session.model_external_initializers_file_folder_path", _NO_FOLDER)
-    return _guarded(lambda: runtime.InferenceSession(bytes(model), options, providers=["CPUExecutionProvider"]))
-
-
-def _guarded(call: Callable[[], Any]) -> Any:
-    try:
-        return call()
-    except MemoryError:
-        raise
-    # ONNX Runtime's exceptions have no common base but Exception.
-    except Exception as error:
-        if any(words in str(error) for words in _NO_MEMORY):
-            raise MemoryError(str(error)) from error
-        reason = str(error).strip().partition("\n")[0]
-        raise TrainingError(f"ONNX Runtime refused the program ({reason:.300}); it must be exported again") from error
+    providers = [_PROVIDERS[provider]]
+    what = f"ONNX Runtime {runtime.__version__} refused the program{f' that {writers} wrote' if writers else ''}"
+    return guarded(lambda: runtime.InferenceSession(bytes(model), options, providers=providers), what)

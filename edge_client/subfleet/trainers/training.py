@@ -1,54 +1,57 @@
-"""The training loop that every runtime shares: one manifest, one step at a time, NumPy at the rim.
-
-A runtime brings one function that loads a program and gives back one that runs it. Values cross as NumPy arrays: both
-runtimes take an array's memory as it is and give theirs the same way, so that nothing is copied between steps.
-"""
+"""The training loop that every runtime shares: one manifest, one step at a time, NumPy at the rim."""
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 
-import numpy as np
-import numpy.typing as npt
-
-from subfleet.arrays import Arrays, numpy_dtype
-from subfleet.protocol.errors import DataError, MemoryLimitError, ProtocolError, TrainingError
-from subfleet.protocol.programs import Program, TrainJob, TrainResult
-from subfleet.tasks import Dataset, iter_batches, read_dataset
-from subfleet.trainers.job_files import read_program, read_weights, write_change
+from subfleet.arrays import change, numpy_dtype
+from subfleet.protocol.errors import MemoryLimitError, TrainingError
+from subfleet.protocol.programs import TrainJob, TrainResult
+from subfleet.tasks import Dataset, read_dataset
+from subfleet.trainers.feeding import calls_of, check_data, check_settings, constant_values
+from subfleet.trainers.job_files import file_sha256, read_program, read_weights, write_change
+from subfleet.trainers.kept import LoadedSession, Slot
 from subfleet.trainers.memory import MemoryWatch, release_free_memory
-from subfleet.trainers.step_layout import StepLayout, step_layout
+from subfleet.trainers.sessions import Array, LoadProgram, OpenSession, RunProgram, hosted
+from subfleet.trainers.step_layout import step_layout
 
-__all__ = ["LoadProgram", "RunProgram", "run_training"]
-
-Array = npt.NDArray[np.generic]
-
-RunProgram = Callable[[Mapping[str, Array]], Mapping[str, Array]]
-"""Runs a loaded program once: inputs by name to outputs by name, which stay valid when it runs again.
-
-Raises TrainingError where the runtime fails.
-"""
-
-LoadProgram = Callable[[Program, int], RunProgram]
-"""Loads a program to run on a number of threads; raises TrainingError where the runtime refuses it."""
+__all__ = ["LoadProgram", "RunProgram", "run_training", "train_job"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class _Tally:
-    """What the steps of one training added up to; loss and correct are those of the last epoch."""
+    """What the steps of one training add up to; loss, correct and count are those of the last epoch."""
 
-    step_count: int
-    loss_sum: float
-    correct_sum: float
-    train_seconds: float
+    step_count: int = 0
+    loss_sum: float = 0.0
+    correct_sum: float = 0.0
+    count_sum: float = 0.0
+    train_seconds: float = 0.0
 
 
-def run_training(job: TrainJob, stopped: Callable[[], bool], *, target: str, load: LoadProgram) -> TrainResult:
-    """Train one job and write the weights' change; the memory that it took is given back.
+def run_training(
+    job: TrainJob, stopped: Callable[[], bool], *, target: str, load: LoadProgram, slot: Slot | None = None
+) -> TrainResult:
+    """Train one job with a runtime that runs programs from arrays to arrays; see `train_job`."""
+    return train_job(job, stopped, target=target, open_session=hosted(load), slot=slot or Slot())
+
+
+def train_job(
+    job: TrainJob, stopped: Callable[[], bool], *, target: str, open_session: OpenSession, slot: Slot
+) -> TrainResult:
+    """Train one job and write the change of its weights and buffers; the memory that it took is given back.
 
     The data set is read before measuring begins, since it is there whatever subnet is trained; the program, the
-    weights, the runtime's session, the steps and the writing of the change all count.
+    weights, the runtime's session, the steps and the writing of the change all count. So does a session that is kept
+    from the job before.
+
+    Args:
+        job: what to train.
+        stopped: asked between steps.
+        target: what the program must be written for.
+        open_session: loads a program.
+        slot: where the session may be kept for the next job of the same program. After an error it is empty.
 
     Raises:
         MemoryLimitError: the process grew beyond the limit, or what the program takes alone is beyond it.
@@ -59,105 +62,86 @@ def run_training(job: TrainJob, stopped: Callable[[], bool], *, target: str, loa
         FileError: a file of the job cannot be read or written.
     """
     dataset = read_dataset(job.data)
-    watch = MemoryWatch(job.memory_limit_bytes)
+    sha256 = file_sha256(job.program_path)
+    kept = slot.take(sha256, job.threads)
+    watch = MemoryWatch(job.memory_limit_bytes, held_bytes=0 if kept is None else kept.held_bytes)
     try:
-        layout, loaded = _load(job, dataset, target, load)
+        loaded = _load(job, sha256, target, open_session) if kept is None else kept.loaded
+        del kept
         watch.check()
-        step = _Step(loaded, layout, read_weights(job.weights_path, layout), job.settings.learning_rate)
-        tally = _run_steps(job, stopped, dataset, step, watch)
-        trained = step.parameters()
-        del step, loaded
-        # The old weights are read again, not kept: while the steps ran, their memory was free.
-        write_change(job.output_path, trained, read_weights(job.weights_path, layout))
+        tally = _train(job, stopped, dataset, loaded, watch)
         watch.check()
+        release_free_memory()
+        slot.keep(loaded, held_bytes=watch.held_bytes(), limit_bytes=job.memory_limit_bytes)
     finally:
         release_free_memory()
     return TrainResult(
         sample_count=len(dataset),
         step_count=tally.step_count,
-        loss=tally.loss_sum / len(dataset),
-        accuracy=tally.correct_sum / len(dataset),
+        loss=tally.loss_sum / tally.count_sum,
+        accuracy=tally.correct_sum / tally.count_sum,
         measured_peak_bytes=watch.growth_bytes(),
         train_seconds=tally.train_seconds,
     )
 
 
-class _Step:
-    """A training step with the weights and optimiser states that the last one left."""
-
-    def __init__(self, program: RunProgram, layout: StepLayout, weights: Arrays, learning_rate: float) -> None:
-        self.layout = layout
-        self._program = program
-        self._learning_rate = np.array(learning_rate, np.float32)
-        self._carried: dict[str, Array] = {value.name: weights[value.tensor] for value in layout.parameters}
-        for value in layout.states:
-            self._carried[value.name] = np.zeros(value.shape, numpy_dtype(value.dtype))
-
-    def run(self, inputs: Array, labels: Array, mask: Array) -> tuple[float, float]:
-        """Take one step; gives its loss and how many samples were right before it."""
-        layout = self.layout
-        outputs = self._program(
-            {
-                **self._carried,
-                layout.input.name: inputs,
-                layout.label.name: labels,
-                layout.sample_mask.name: mask,
-                layout.learning_rate.name: self._learning_rate,
-            }
-        )
-        self._carried = {old: outputs[new] for old, new in layout.carried.items()}
-        return float(outputs[layout.loss]), float(outputs[layout.correct])
-
-    def parameters(self) -> dict[str, Array]:
-        """The weights as they stand, by tensor name."""
-        return {value.tensor: self._carried[value.name] for value in self.layout.parameters}
-
-
-def _load(job: TrainJob, dataset: Dataset, target: str, load: LoadProgram) -> tuple[StepLayout, RunProgram]:
+def _load(job: TrainJob, sha256: str, target: str, open_session: OpenSession) -> LoadedSession:
     program = read_program(job.program_path, target)
     layout = step_layout(program.manifest)
-    if job.settings.batch_size != layout.batch_size:
-        raise ProtocolError(
-            f"the task's batch size is {job.settings.batch_size}, but its program takes {layout.batch_size}"
-        )
-    if dataset.sample_shape != layout.input.shape[1:]:
-        raise DataError(
-            f"samples of {job.data!r} are of shape {dataset.sample_shape}, but the program takes "
-            f"{layout.input.shape[1:]}; use data of that shape"
-        )
     # Nothing is allocated on the word of a received manifest alone.
     fed_bytes = sum(math.prod(value.shape) * numpy_dtype(value.dtype).itemsize for value in program.manifest.inputs)
     if fed_bytes > job.memory_limit_bytes:
         raise MemoryLimitError(needed_bytes=fed_bytes, limit_bytes=job.memory_limit_bytes)
-    return layout, load(program, job.threads)
+    session = open_session(program, layout, job.threads)
+    return LoadedSession(sha256=sha256, threads=job.threads, layout=layout, session=session)
 
 
-def _run_steps(job: TrainJob, stopped: Callable[[], bool], dataset: Dataset, step: _Step, watch: MemoryWatch) -> _Tally:
+def _train(
+    job: TrainJob, stopped: Callable[[], bool], dataset: Dataset, loaded: LoadedSession, watch: MemoryWatch
+) -> _Tally:
+    layout = loaded.layout
+    check_settings(job.settings, layout)
+    check_data(dataset, layout, job.data)
+    weights = read_weights(job.weights_path, layout)
+    constants = constant_values(job.settings, layout, dataset, weights)
+    loaded.session.begin({value.name: weights[value.tensor] for value in layout.stored}, constants)
+    del weights, constants
+    tally = _run_steps(job, stopped, dataset, loaded, watch)
+    trained: dict[str, Array] = {}
+    finished = loaded.session.finish()
+    for value in layout.stored:
+        trained[value.tensor] = finished[value.name]
+    del finished
+    # The old weights are read again, not kept: while the steps ran, their memory was free.
+    changed = change(trained, read_weights(job.weights_path, layout), in_place=True)
+    write_change(job.output_path, changed)
+    return tally
+
+
+def _run_steps(
+    job: TrainJob, stopped: Callable[[], bool], dataset: Dataset, loaded: LoadedSession, watch: MemoryWatch
+) -> _Tally:
+    layout = loaded.layout
+    tally = _Tally()
+    epoch = 0
     started_s = time.perf_counter()
-    step_count = 0
-    loss_sum = correct_sum = 0.0
-    for epoch in range(job.settings.epochs):
-        loss_sum = correct_sum = 0.0
-        for indices, mask in iter_batches(
-            len(dataset),
-            step.layout.batch_size,
-            seed=job.settings.seed,
-            round_number=job.round,
-            client_id=job.client_id,
-            epoch=epoch,
-        ):
-            if stopped():
-                raise TrainingError(f"training was stopped after {step_count} steps; its task must be taken up anew")
-            loss, correct = step.run(dataset.inputs[indices], dataset.labels[indices], mask)
-            step_count += 1
-            if not math.isfinite(loss):
-                raise TrainingError(f"the loss was {loss} in step {step_count}; lower the learning rate")
-            loss_sum += loss * float(mask.sum())
-            correct_sum += correct
-            watch.check()
-    return _Tally(
-        step_count=step_count,
-        loss_sum=loss_sum,
-        correct_sum=correct_sum,
-        train_seconds=time.perf_counter() - started_s,
-    )
+    for call in calls_of(job, layout, dataset):
+        if stopped():
+            raise TrainingError(f"training was stopped after {tally.step_count} steps; its task must be taken up anew")
+        if call.epoch != epoch:
+            epoch = call.epoch
+            tally.loss_sum = tally.correct_sum = tally.count_sum = 0.0
+        read = loaded.session.step(call.fed, last=call.last)
+        loss = float(read[layout.loss])
+        tally.step_count += call.ends_batch
+        if not math.isfinite(loss):
+            raise TrainingError(f"the loss was {loss} in step {tally.step_count}; lower the learning rate")
+        count = float(read[layout.count]) if layout.count else call.count
+        tally.loss_sum += loss * (call.batch_count if layout.accumulates else count)
+        tally.correct_sum += float(read[layout.correct])
+        tally.count_sum += count
+        watch.check()
+    tally.train_seconds = time.perf_counter() - started_s
+    if not tally.count_sum > 0:
+        raise TrainingError(f"the program counted {tally.count_sum:g} labels in an epoch; it must be exported again")
+    return tally

@@ -38,9 +38,9 @@ def cut(experiment: Experiment, folder: Path) -> Slices:
     if experiment.dataset not in DATASETS:
         raise ConfigError(f"there is no data set {experiment.dataset!r}; choose one of: {', '.join(sorted(DATASETS))}")
     dataset = DATASETS[experiment.dataset]()
-    train, test = hold_out(dataset.labels, fraction=experiment.test_fraction, seed=experiment.seed)
+    train, test = hold_out(dataset.classes(), fraction=experiment.test_fraction, seed=experiment.seed)
     parts = dirichlet_partition(
-        dataset.labels[train], clients=len(experiment.devices), alpha=experiment.alpha, seed=experiment.seed
+        dataset.classes()[train], clients=len(experiment.devices), alpha=experiment.alpha, seed=experiment.seed
     )
     folder.mkdir(parents=True, exist_ok=True)
     names = [device.client_id for device in experiment.devices]

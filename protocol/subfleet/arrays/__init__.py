@@ -8,9 +8,9 @@ import numpy as np
 import numpy.typing as npt
 
 from subfleet.protocol.errors import ProtocolError
-from subfleet.protocol.tensors import Tensor, decode_container, encode_container
+from subfleet.protocol.tensors import Tensor, container_parts, decode_container
 
-__all__ = ["Arrays", "change", "decode_arrays", "encode_arrays", "numpy_dtype"]
+__all__ = ["Arrays", "array_parts", "change", "decode_arrays", "encode_arrays", "numpy_dtype"]
 
 Arrays = Mapping[str, npt.NDArray[np.generic]]
 
@@ -43,14 +43,21 @@ def numpy_dtype(dtype: str) -> np.dtype[np.generic]:
 
 def encode_arrays(arrays: Arrays, metadata: Mapping[str, str] | None = None) -> bytes:
     """Write arrays as a tensor container."""
+    return b"".join(array_parts(arrays, metadata))
+
+
+def array_parts(arrays: Arrays, metadata: Mapping[str, str] | None = None) -> tuple[bytes | memoryview, ...]:
+    """The parts whose concatenation is `encode_arrays`; those of contiguous arrays share their memory."""
     tensors = []
     for name, array in arrays.items():
         contiguous = np.ascontiguousarray(array)
         dtype = _NAMES.get(contiguous.dtype)
         if dtype is None:
             raise ProtocolError(f"array {name!r} has type {array.dtype}, but must be one of {list(_DTYPES)}")
-        tensors.append(Tensor(name=name, dtype=dtype, shape=array.shape, data=contiguous.tobytes()))
-    return encode_container(tensors, metadata)
+        tensors.append(
+            Tensor(name=name, dtype=dtype, shape=array.shape, data=contiguous.reshape(-1).view(np.uint8).data)
+        )
+    return container_parts(tensors, metadata)
 
 
 def decode_arrays(buffer: bytes | memoryview) -> dict[str, npt.NDArray[np.generic]]:
@@ -70,12 +77,17 @@ def decode_arrays(buffer: bytes | memoryview) -> dict[str, npt.NDArray[np.generi
     return arrays
 
 
-def change(new: Arrays, old: Arrays) -> dict[str, npt.NDArray[np.generic]]:
+def change(new: Arrays, old: Arrays, *, in_place: bool = False) -> dict[str, npt.NDArray[np.generic]]:
     """What training did, new minus old, tensor by tensor; exactly 0 where nothing changed.
+
+    Args:
+        new: the trained tensors.
+        old: the received tensors.
+        in_place: overwrite the new tensors with the change, so that a device needs no third set of tensors.
 
     Raises:
         ProtocolError: the two do not name the same tensors with the same shapes.
     """
     if set(new) != set(old) or any(new[name].shape != old[name].shape for name in new):
         raise ProtocolError("the trained tensors and the received tensors must have the same names and shapes")
-    return {name: np.subtract(new[name], old[name]) for name in sorted(new)}
+    return {name: np.subtract(new[name], old[name], out=new[name] if in_place else None) for name in sorted(new)}

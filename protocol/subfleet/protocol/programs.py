@@ -163,8 +163,8 @@ class TrainJob:
 
     Attributes:
         program_path: the packed program.
-        weights_path: container of the subnet's weights.
-        output_path: where the container of the weights' change (new minus old) is to be written.
+        weights_path: container of the subnet's weights and buffers.
+        output_path: where the container of their change (new minus old) is to be written.
         data: what `--data` names.
         settings: from the task.
         round: number of the round, for the data order.
@@ -191,8 +191,8 @@ class TrainResult:
     Attributes:
         sample_count: of the client's data.
         step_count: steps taken.
-        loss: mean over the samples of the last epoch, each taken before its step.
-        accuracy: share of the last epoch's samples classified rightly before their step.
+        loss: mean over the labels that counted in the last epoch, each taken before its step.
+        accuracy: share of them that were predicted rightly; 0 where that means nothing.
         measured_peak_bytes: growth of the process's high-water mark while it trained.
         train_seconds: wall time of the steps.
     """
@@ -207,7 +207,12 @@ class TrainResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prediction:
-    """Outputs of an inference model on a data set: predicted classes, and the accuracy against its labels."""
+    """Outputs of an inference model on a data set.
+
+    Attributes:
+        labels: predicted classes, one for each label of the data set, in its order; for targets of 0 and 1, which one.
+        accuracy: share of the labels, other than those of nothing, that were predicted.
+    """
 
     labels: tuple[int, ...]
     accuracy: float
@@ -219,10 +224,18 @@ class Trainer(Protocol):
     Attributes:
         target: the kind of program it runs.
         suffix: file ending of its inference models.
+        providers: what can compute, such as "cpu" and "cuda"; the first one does where nothing is said. A trainer of
+            more than one takes the argument `provider`.
     """
 
     target: ClassVar[str]
     suffix: ClassVar[str]
+    providers: ClassVar[tuple[str, ...]]
+
+    @property
+    def held_bytes(self) -> int:
+        """Memory that is kept between two trainings. The next one uses it, or gives it back before it takes more."""
+        ...
 
     def describe(self, data: str) -> DataSummary:
         """Summarise a data set. Raises DataError where it cannot be used."""

@@ -14,7 +14,7 @@ from typing import Any
 
 from subfleet.protocol.errors import ProtocolError, TooLargeError
 
-__all__ = ["DTYPE_BYTES", "Container", "Tensor", "decode_container", "encode_container"]
+__all__ = ["DTYPE_BYTES", "Container", "Tensor", "container_parts", "decode_container", "encode_container"]
 
 # In the order in which the `safetensors` package ranks its types, which is also by size: tensors are written by it.
 DTYPE_BYTES: Mapping[str, int] = MappingProxyType(
@@ -58,6 +58,13 @@ class Container:
 
 def encode_container(tensors: Iterable[Tensor], metadata: Mapping[str, str] | None = None) -> bytes:
     """Write tensors, ordered as the `safetensors` package orders them (highest type first, then by name)."""
+    return b"".join(container_parts(tensors, metadata))
+
+
+def container_parts(
+    tensors: Iterable[Tensor], metadata: Mapping[str, str] | None = None
+) -> tuple[bytes | memoryview, ...]:
+    """The parts whose concatenation `encode_container` gives: nothing is copied, so that a device can write each."""
     ordered = sorted(tensors, key=lambda tensor: (-_RANKS[tensor.dtype], tensor.name))
     header: dict[str, Any] = {"__metadata__": dict(sorted(metadata.items()))} if metadata else {}
     offset = 0
@@ -69,7 +76,7 @@ def encode_container(tensors: Iterable[Tensor], metadata: Mapping[str, str] | No
         offset = end
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
     text += b" " * (-len(text) % 8)
-    return b"".join([_LENGTH.pack(len(text)), text, *(tensor.data for tensor in ordered)])
+    return (_LENGTH.pack(len(text)), text, *(tensor.data for tensor in ordered))
 
 
 def decode_container(buffer: bytes | memoryview, *, max_bytes: int = 2**32) -> Container:

@@ -1,16 +1,18 @@
-"""The order of samples: a function of (seed, round, client, epoch) and of nothing else.
+"""The order of samples and the randomness of steps: functions of (seed, round, client, epoch) and of nothing else.
 
 The order is a sort of raw PCG64 output, because NumPy promises that stream for ever; it may change what
 `Generator.permutation` draws from one version to the next.
 """
 
 import hashlib
+import math
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["batch_order", "iter_batches"]
+__all__ = ["StepOrigin", "batch_order", "iter_batches", "split_batch", "step_random"]
 
 Indices = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.float32]
@@ -19,9 +21,7 @@ Mask = npt.NDArray[np.float32]
 def batch_order(count: int, *, seed: int, round_number: int, client_id: str, epoch: int) -> Indices:
     """The order in which a client sees its `count` samples in one epoch: each index once."""
     # The client id stands last, so that no two different tuples make the same text.
-    identity = f"subfleet batch order 1/{seed}/{round_number}/{epoch}/{client_id}".encode()
-    entropy = int.from_bytes(hashlib.sha256(identity).digest(), "little")
-    keys = np.random.PCG64(np.random.SeedSequence(entropy)).random_raw(count)
+    keys = _stream(f"subfleet batch order 1/{seed}/{round_number}/{epoch}/{client_id}").random_raw(count)
     return np.argsort(keys, kind="stable").astype(np.int64)
 
 
@@ -39,4 +39,70 @@ def iter_batches(
         real = order[start : start + batch_size]
         mask = np.zeros(batch_size, np.float32)
         mask[: len(real)] = 1
-        yield np.pad(real, (0, batch_size - len(real)), constant_values=real[0]), mask
+        yield _filled(real, batch_size), mask
+
+
+def split_batch(indices: Indices, mask: Mask, size: int) -> Iterator[tuple[Indices, Mask]]:
+    """The parts of a batch, each of exactly `size` indices and filled up as a batch is; one or more of them is real.
+
+    Args:
+        indices: of a batch, as `iter_batches` gives them: the real samples first, one or more of them.
+        mask: of the batch.
+        size: samples of a part.
+    """
+    real = indices[mask > 0]
+    for start in range(0, len(real), size):
+        part = real[start : start + size]
+        part_mask = np.zeros(size, np.float32)
+        part_mask[: len(part)] = 1
+        yield _filled(part, size), part_mask
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepOrigin:
+    """Which step of which training: everything that its randomness follows from.
+
+    Attributes:
+        seed: of the run.
+        round_number: of the round.
+        client_id: of the client.
+        epoch: of the training.
+        step: of the epoch.
+    """
+
+    seed: int
+    round_number: int
+    client_id: str
+    epoch: int
+    step: int
+
+
+def step_random(shape: tuple[int, ...], origin: StepOrigin, *, place: int = 0, part: int = 0) -> Mask:
+    """Uniform numbers in [0, 1) for one step, such as those of dropout; the same ones whenever a training is replayed.
+
+    They are multiples of 2**-24, so that float32 holds each exactly and none is 1.
+
+    Args:
+        shape: of the result.
+        origin: the step.
+        place: tells several random inputs of one step apart.
+        part: of the batch. The numbers of all parts are, one after the other, those of a whole batch, so that a
+            training in parts drops what a training at once drops.
+    """
+    # The client id stands last, as in the order of batches.
+    numbers = f"{origin.seed}/{origin.round_number}/{origin.epoch}/{origin.step}/{place}"
+    stream = _stream(f"subfleet random 1/{numbers}/{origin.client_id}")
+    count = math.prod(shape)
+    stream.advance(part * count)
+    uniform: Mask = (stream.random_raw(count) >> np.uint64(40)).astype(np.float32)
+    uniform *= np.float32(2**-24)
+    return uniform.reshape(shape)
+
+
+def _stream(identity: str) -> np.random.PCG64:
+    entropy = int.from_bytes(hashlib.sha256(identity.encode()).digest(), "little")
+    return np.random.PCG64(np.random.SeedSequence(entropy))
+
+
+def _filled(real: Indices, size: int) -> Indices:
+    return np.pad(real, (0, size - len(real)), constant_values=real[0])

@@ -71,6 +71,18 @@ class Dataset:
         """Shape of one sample's label: () for one class."""
         return self.labels.shape[1:]
 
+    def classes(self) -> npt.NDArray[np.int64]:
+        """One class for each sample.
+
+        Raises:
+            DataError: the labels are something else.
+        """
+        if self.labels.dtype != np.int64 or self.labels.ndim != 1 or int(np.min(self.labels)) < 0:
+            raise DataError(
+                f"labels are {self.labels.dtype} of shape {self.labels.shape}, but must be one class for each sample"
+            )
+        return self.labels.astype(np.int64, copy=False)
+
     def class_counts(self) -> npt.NDArray[np.int64]:
         """How many labels name each class, up to the last one that occurs; empty for float targets."""
         if self.labels.dtype != np.int64:
@@ -95,7 +107,7 @@ def _check_finite(name: str, array: npt.NDArray[np.generic]) -> None:
         raise DataError(f"{name} hold a value that is not finite; replace NaN and infinity before training")
 
 
-def _check_classes(labels: npt.NDArray[np.generic]) -> None:
+def _check_classes(labels: Labels) -> None:
     least, most = int(np.min(labels)), int(np.max(labels))
     if most >= MAX_CLASSES or (least < 0 and not np.isin(labels[labels < 0], NO_LABEL).all()):
         raise DataError(

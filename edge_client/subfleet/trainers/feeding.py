@@ -1,0 +1,160 @@
+"""What a training program is fed: everything that follows from the data and the settings, not from earlier steps."""
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from subfleet.protocol.errors import DataError, ProtocolError
+from subfleet.protocol.programs import TrainJob, ValueInfo
+from subfleet.protocol.training import TrainingSettings
+from subfleet.tasks import Dataset, StepOrigin, iter_batches, split_batch, step_random
+from subfleet.tasks.dataset import Labels
+from subfleet.trainers.sessions import Array
+from subfleet.trainers.step_layout import COEFFICIENTS, StepLayout
+
+__all__ = ["Call", "calls_of", "check_data", "check_settings", "constant_values"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """One run of the program: a batch, or a part of one.
+
+    Attributes:
+        epoch: from 0.
+        fed: values by input name.
+        count: labels that count in it.
+        batch_count: labels that count in its whole batch.
+        ends_batch: whether the optimiser takes its step in it.
+        last: of the training.
+    """
+
+    epoch: int
+    fed: Mapping[str, Array]
+    count: float
+    batch_count: float
+    ends_batch: bool
+    last: bool
+
+
+def check_settings(settings: TrainingSettings, layout: StepLayout) -> None:
+    """Compare a task's settings with its program.
+
+    Raises:
+        ProtocolError: they do not fit each other.
+    """
+    part_size = settings.micro_batch_size or settings.batch_size
+    if part_size != layout.batch_size:
+        raise ProtocolError(f"the task's batch size is {part_size}, but its program takes {layout.batch_size}")
+    if part_size < settings.batch_size and not layout.accumulates:
+        raise ProtocolError(
+            f"the task's batches of {settings.batch_size} come in parts of {part_size}, but its program cannot sum "
+            "gradients"
+        )
+    taken = {value.name for value in layout.coefficients}
+    for name in COEFFICIENTS:
+        if getattr(settings, name) and name not in taken:
+            raise ProtocolError(f"the task's {name} is {getattr(settings, name)}, but its program has no such term")
+
+
+def check_data(dataset: Dataset, layout: StepLayout, source: str) -> None:
+    """Compare a data set with a program.
+
+    Raises:
+        DataError: they do not fit each other.
+    """
+    for kind, array, value in (("samples", dataset.inputs, layout.input), ("labels", dataset.labels, layout.label)):
+        dtype = "F32" if array.dtype == np.float32 else "I64"
+        if array.shape[1:] != value.shape[1:] or dtype != value.dtype:
+            raise DataError(
+                f"{kind} of {source!r} are {dtype} of shape {array.shape[1:]}, but the program takes {value.dtype} of "
+                f"shape {value.shape[1:]}; use data of that kind"
+            )
+        limit = _limit(value, layout)
+        if dtype == "I64" and limit and int(array.max()) >= limit:
+            raise DataError(
+                f"{kind} of {source!r} go up to {int(array.max())}, but the program takes indices below {limit}; use "
+                "data of the model's classes"
+            )
+
+
+def constant_values(
+    settings: TrainingSettings, layout: StepLayout, dataset: Dataset, weights: Mapping[str, Array]
+) -> dict[str, Array]:
+    """What is fed alike with every step, by input name.
+
+    Args:
+        settings: learning rate and coefficients.
+        layout: of the program.
+        dataset: whose classes are those that the client holds.
+        weights: by tensor name, as they are before the first step.
+    """
+    values: dict[str, Array] = {layout.learning_rate.name: np.array(settings.learning_rate, np.float32)}
+    values |= {value.name: np.array(getattr(settings, value.name), np.float32) for value in layout.coefficients}
+    values |= {value.name: weights[value.tensor] for value in layout.anchors}
+    if layout.class_mask is not None:
+        mask = np.zeros(layout.class_mask.shape, np.float32)
+        counts = dataset.class_counts()
+        mask[: len(counts)] = counts > 0
+        values[layout.class_mask.name] = mask
+    return values
+
+
+def calls_of(job: TrainJob, layout: StepLayout, dataset: Dataset) -> Iterator[Call]:
+    """Every run of the program that a job asks for, in order."""
+    settings = job.settings
+    batch_count = math.ceil(len(dataset) / settings.batch_size)
+    for epoch in range(settings.epochs):
+        batches = iter_batches(
+            len(dataset),
+            settings.batch_size,
+            seed=settings.seed,
+            round_number=job.round,
+            client_id=job.client_id,
+            epoch=epoch,
+        )
+        for step, (indices, mask) in enumerate(batches):
+            origin = StepOrigin(
+                seed=settings.seed, round_number=job.round, client_id=job.client_id, epoch=epoch, step=step
+            )
+            parts = list(split_batch(indices, mask, layout.batch_size))
+            counts = [_count(dataset.labels[part], part_mask) for part, part_mask in parts]
+            for place, (part, part_mask) in enumerate(parts):
+                ends_batch = place == len(parts) - 1
+                scalars = {layout.batch_weight: sum(counts), layout.apply: float(ends_batch)}
+                fed = {
+                    layout.input.name: dataset.inputs[part],
+                    layout.label.name: dataset.labels[part],
+                    layout.sample_mask.name: part_mask,
+                    **_randoms(layout, origin, place),
+                    **{value.name: np.array(number, np.float32) for value, number in scalars.items() if value},
+                }
+                yield Call(
+                    epoch=epoch,
+                    fed=fed,
+                    count=counts[place],
+                    batch_count=sum(counts),
+                    ends_batch=ends_batch,
+                    last=ends_batch and (epoch, step) == (settings.epochs - 1, batch_count - 1),
+                )
+
+
+def _limit(value: ValueInfo, layout: StepLayout) -> int:
+    if value.role == "label" and layout.class_mask is not None:
+        return layout.class_mask.shape[0]
+    return value.limit
+
+
+def _count(labels: Labels, mask: npt.NDArray[np.float32]) -> float:
+    """How many labels count: those of real samples, without indices below 0."""
+    real = labels[mask > 0]
+    return float(np.count_nonzero(real >= 0)) if real.dtype == np.int64 else float(real.size)
+
+
+def _randoms(layout: StepLayout, origin: StepOrigin, part: int) -> dict[str, Array]:
+    return {
+        value.name: step_random(value.shape, origin, place=place, part=part)
+        for place, value in enumerate(layout.random)
+    }
