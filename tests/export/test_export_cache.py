@@ -11,6 +11,7 @@ from export.export_cases import train_request
 from subfleet.export.cache import KEPT_S, CacheFolder, ExportCache, only_one_exports
 from subfleet.export.requests import TrainRequest
 from subfleet.protocol.errors import FileError
+from subfleet.protocol.memory import MemoryPlan
 from subfleet.protocol.programs import Program, ProgramManifest, encode_program
 
 
@@ -26,7 +27,7 @@ def put(cache: ExportCache, request: TrainRequest, *, idle_s: float = 0.0, body_
         batch_size=request.batch_size,
         inputs=(),
         outputs=(),
-        planned_peak_bytes=1,
+        memory=MemoryPlan(runtime_bytes=1),
         max_abs_diff=0.0,
     )
     path = cache.path(request)

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from subfleet.protocol.errors import ProtocolError, TooLargeError
+from subfleet.protocol.memory import MemoryPlan
 from subfleet.protocol.programs import Program, ProgramManifest, ValueInfo, decode_program, encode_program
 from subfleet.protocol.tensors import DTYPE_BYTES, Tensor, decode_container, encode_container
 
@@ -121,10 +122,11 @@ def test_a_program_comes_back_as_it_was() -> None:
         batch_size=8,
         inputs=(value,),
         outputs=(),
-        planned_peak_bytes=100,
+        memory=MemoryPlan(weights_bytes=60, runtime_bytes=40),
         max_abs_diff=1e-7,
         versions={"torch": "2"},
     )
     program = decode_program(encode_program(Program(manifest=manifest, body=b"\x08\x01")))
     assert program.manifest == manifest
+    assert program.manifest.planned_peak_bytes == 100
     assert bytes(program.body) == b"\x08\x01"

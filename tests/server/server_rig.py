@@ -13,6 +13,7 @@ from server.fake_device import CLASSES, SHAPE, Behaviour, Device
 from subfleet.elastic.network import ModelConfig
 from subfleet.export.requests import InferRequest, TrainRequest
 from subfleet.protocol.errors import ExportError
+from subfleet.protocol.memory import MemoryPlan
 from subfleet.protocol.programs import Program, ProgramManifest, encode_program
 from subfleet.protocol.training import TrainingSettings
 from subfleet.server.config import Deadlines, LogClock, ServerConfig
@@ -95,7 +96,7 @@ class FakeExports:
             batch_size=request.batch_size,
             inputs=(),
             outputs=(),
-            planned_peak_bytes=planned_bytes,
+            memory=MemoryPlan(runtime_bytes=planned_bytes),
             max_abs_diff=0.0,
         )
         path = self.folder / f"{request.program_id}.program"

@@ -8,6 +8,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from subfleet.arrays import encode_arrays
+from subfleet.protocol.memory import MemoryPlan
 from subfleet.protocol.programs import Program, ProgramManifest, TrainJob, ValueInfo, encode_program
 from subfleet.protocol.training import TrainingSettings
 from subfleet.tasks import Dataset, write_npz
@@ -93,7 +94,7 @@ def manifest(target: str = "onnx") -> ProgramManifest:
             value("weight_new", (FEATURES, CLASSES), "parameter", "head.weight"),
             value("weight_momentum_new", (FEATURES, CLASSES), "optimiser_state", "head.weight"),
         ),
-        planned_peak_bytes=10_000,
+        memory=MemoryPlan(runtime_bytes=10_000),
         max_abs_diff=0.0,
     )
 

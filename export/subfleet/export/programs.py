@@ -79,7 +79,7 @@ def write_training_program(step: Step, *, target: str, program_id: str) -> Progr
         batch_size=step.inputs[0].shape[0],
         inputs=step.inputs,
         outputs=step.outputs,
-        planned_peak_bytes=written.planned_peak_bytes,
+        memory=written.memory,
         max_abs_diff=difference,
         versions=versions,
     )

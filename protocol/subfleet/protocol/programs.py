@@ -7,6 +7,7 @@ from typing import ClassVar, Literal, Protocol
 
 from subfleet.protocol.blobs import BlobRef
 from subfleet.protocol.errors import ProtocolError
+from subfleet.protocol.memory import MemoryPlan
 from subfleet.protocol.schema import canonical_json, from_plain, parse_json
 from subfleet.protocol.tensors import Tensor, decode_container, encode_container
 from subfleet.protocol.training import TrainingSettings
@@ -83,7 +84,7 @@ class ProgramManifest:
         batch_size: samples of one step; a smaller last batch is padded and masked.
         inputs: in the order in which the program takes them.
         outputs: in the order in which it gives them.
-        planned_peak_bytes: memory that the program needs while it runs: weights, states, activations, workspace.
+        memory: what it is planned to take on a device.
         max_abs_diff: largest difference from PyTorch found when it was written.
         versions: of the tools that wrote it.
     """
@@ -94,9 +95,14 @@ class ProgramManifest:
     batch_size: int
     inputs: tuple[ValueInfo, ...]
     outputs: tuple[ValueInfo, ...]
-    planned_peak_bytes: int
+    memory: MemoryPlan
     max_abs_diff: float
     versions: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def planned_peak_bytes(self) -> int:
+        """The largest growth of a trainer's process: all parts of the memory plan."""
+        return self.memory.peak_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

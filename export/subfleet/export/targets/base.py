@@ -7,6 +7,7 @@ from typing import Any, ClassVar, Protocol
 from torch import Tensor, fx
 
 from subfleet.export.steps.values import Step
+from subfleet.protocol.memory import MemoryPlan
 
 __all__ = ["Target", "WrittenProgram"]
 
@@ -17,11 +18,11 @@ class WrittenProgram:
 
     Attributes:
         body: as the runtime loads it.
-        planned_peak_bytes: growth of the device's process over loading it and running its steps.
+        memory: what a device's process takes for loading it and running its steps.
     """
 
     body: bytes
-    planned_peak_bytes: int
+    memory: MemoryPlan
 
 
 class Target(Protocol):

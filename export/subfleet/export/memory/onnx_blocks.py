@@ -1,0 +1,140 @@
+"""The requests that one run of a program makes of ONNX Runtime's arena, in order.
+
+With planned reuse off, as trainers set it, the runtime takes a block for every value when its kernel asks for it and
+gives it back after the last kernel that reads it. No block is taken for a value that is its input under another shape,
+nor where the kernel may write over an input that nothing else reads any more, nor for the program's outputs, whose
+memory the trainer brings along.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from subfleet.export.memory.onnx_arena import Arena
+from subfleet.export.memory.onnx_run import RanGraph, RanNode
+from subfleet.export.memory.onnx_scratch import scratch_of
+
+__all__ = ["Give", "Take", "arena_bytes", "live_bytes", "requests_of"]
+
+_ALIASES = frozenset({"Flatten", "Reshape", "Squeeze", "Unsqueeze"})
+"""Kernels whose output is their first input's memory."""
+_IN_PLACE = frozenset(
+    {
+        "Cast",
+        "Celu",
+        "Clip",
+        "Elu",
+        "HardSigmoid",
+        "Identity",
+        "LeakyRelu",
+        "LogSoftmax",
+        "Relu",
+        "ScatterElements",
+        "Selu",
+        "Sigmoid",
+        "Softmax",
+        "Softplus",
+        "Softsign",
+        "Tanh",
+        "ThresholdedRelu",
+        "Trilu",
+    }
+)
+"""Kernels that may write over their first input, where it is as large. Recorded: arithmetic on two inputs may not."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Take:
+    """A block is taken."""
+
+    name: str
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Give:
+    """A block is given back."""
+
+    name: str
+
+
+def requests_of(graph: RanGraph) -> Iterator[Take | Give]:
+    """The requests of one run."""
+    owners, last_reader = _owners(graph)
+    ends: defaultdict[int, list[str]] = defaultdict(list)
+    for owner, place in last_reader.items():
+        if owner not in graph.held and owner not in graph.results:
+            ends[place].append(owner)
+    for place, node in enumerate(graph.nodes):
+        scratch = scratch_of(node, graph.types)
+        sizes = (*scratch.before_bytes, *scratch.after_bytes)
+        names = [f"{place}/{index}" for index in range(len(sizes))]
+        takes = [Take(name=name, size_bytes=size) for name, size in zip(names, sizes, strict=True)]
+        yield from takes[: len(scratch.before_bytes)]
+        for name in node.outputs:
+            if name and owners[name] == name and name not in graph.results:
+                yield Take(name=name, size_bytes=graph.types[name].size_bytes)
+        yield from takes[len(scratch.before_bytes) :]
+        yield from (Give(name=name) for name in names)
+        yield from (Give(name=owner) for owner in ends[place])
+
+
+def _owners(graph: RanGraph) -> tuple[Mapping[str, str], Mapping[str, int]]:
+    """The value whose block each value lies in, and the place of the last node that needs each block."""
+    uses = Counter(graph.held) + Counter(graph.results)
+    for node in graph.nodes:
+        uses.update(name for name in (*node.inputs, *node.outputs) if name)
+    owners = {name: name for name in graph.held}
+    last: dict[str, int] = {}
+    for place, node in enumerate(graph.nodes):
+        for index, name in enumerate(node.outputs):
+            if not name:
+                continue
+            shared = _shared_input(node, name, graph, owners, uses) if index == 0 else None
+            owners[name] = name if shared is None else owners[shared]
+            if shared is not None:
+                uses[owners[name]] += uses[name]
+        for name in (*node.inputs, *node.outputs):
+            if name:
+                uses[owners[name]] -= 1
+                last[owners[name]] = place
+    return owners, last
+
+
+def _shared_input(
+    node: RanNode, output: str, graph: RanGraph, owners: Mapping[str, str], uses: Mapping[str, int]
+) -> str | None:
+    """The input in whose memory an output comes to lie."""
+    if output in graph.results or not node.inputs or not node.inputs[0]:
+        return None
+    first = node.inputs[0]
+    if node.operator in _ALIASES:
+        return first
+    same = graph.types[first] == graph.types[output]
+    return first if node.operator in _IN_PLACE and same and uses[owners[first]] == 1 else None
+
+
+def live_bytes(graph: RanGraph) -> int:
+    """The most bytes of the run's own values that are alive at once, without kernels' scratch memory."""
+    alive = peak = 0
+    sizes: dict[str, int] = {}
+    for request in requests_of(graph):
+        if isinstance(request, Give):
+            alive -= sizes.pop(request.name, 0)
+        elif request.name in graph.types:
+            sizes[request.name] = request.size_bytes
+            alive += request.size_bytes
+            peak = max(peak, alive)
+    return peak
+
+
+def arena_bytes(graph: RanGraph) -> int:
+    """The memory that the arena holds after any number of runs: each leaves it as the first one did."""
+    arena = Arena()
+    addresses: dict[str, int] = {}
+    for request in requests_of(graph):
+        if isinstance(request, Give):
+            arena.give(addresses.pop(request.name))
+        elif request.size_bytes:
+            addresses[request.name] = arena.take(request.size_bytes)
+    return arena.resident_bytes
