@@ -7,13 +7,22 @@ import torch
 from torch import fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from subfleet.export.lowerings.in_place import write_copies
 from subfleet.export.steps.values import Step
 from subfleet.protocol.errors import ExportError
 
 __all__ = ["inputs_of", "results_of", "trace"]
 
 aten = torch.ops.aten
-_NOTHING = frozenset({aten.detach.default, aten.alias.default, aten.lift_fresh_copy.default})
+_NOTHING = frozenset(
+    {
+        aten.detach.default,
+        aten.detach_.default,
+        aten.alias.default,
+        aten.lift_fresh_copy.default,
+        aten.lift_fresh.default,
+    }
+)
 """Operators that only matter to autograd."""
 
 
@@ -47,6 +56,7 @@ def trace(step: Step, table: Mapping[Any, Callable[..., Any]]) -> fx.GraphModule
             module.graph.erase_node(node)
         elif node.op == "call_function" and node.target is aten._unsafe_view.default:  # noqa: SLF001 - the operator's name
             node.target = aten.view.default
+    write_copies(module)
     module.graph.eliminate_dead_code()
     module.recompile()
     return module

@@ -1,5 +1,10 @@
-"""Activations, softmax and their backwards in terms that every target has."""
+"""Activations, softmax and their backwards in closed form, with few passes over the activations.
 
+A backward repeats what its forward computed (a sigmoid, an error function) in the same terms; every target merges such
+repeated expressions, so it is computed once.
+"""
+
+import math
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
@@ -11,6 +16,9 @@ __all__ = ["ACTIVATIONS"]
 
 aten = torch.ops.aten
 
+_CUBIC = 0.044715
+"""Of GELU's approximation by tanh (Hendrycks and Gimpel, Gaussian error linear units, section 2)."""
+
 
 def _threshold_backward(gradient: Tensor, output: Tensor, threshold: float) -> Tensor:
     if threshold:
@@ -19,18 +27,119 @@ def _threshold_backward(gradient: Tensor, output: Tensor, threshold: float) -> T
     return gradient * torch.sign(output)
 
 
+def _hardtanh(x: Tensor, low: float = -1.0, high: float = 1.0) -> Tensor:
+    return torch.clamp(x, low, high)
+
+
+def _hardtanh_backward(gradient: Tensor, x: Tensor, low: float, high: float) -> Tensor:
+    # Both distances to the bounds are positive inside, and one of them is 0 on a bound and beyond it.
+    output = torch.clamp(x, low, high)
+    above = output - low if low else output
+    return gradient * torch.sign(above * (high - output))
+
+
+def _hardsigmoid(x: Tensor) -> Tensor:
+    return torch.clamp(x * (1 / 6) + 0.5, 0.0, 1.0)
+
+
+def _inside(x: Tensor, reach: float) -> Tensor:
+    """1 where |x| is below `reach`, else 0."""
+    return torch.relu(torch.sign(reach - torch.abs(x)))
+
+
+def _hardsigmoid_backward(gradient: Tensor, x: Tensor) -> Tensor:
+    return gradient * (_inside(x, 3.0) * (1 / 6))
+
+
+def _hardswish(x: Tensor) -> Tensor:
+    return x * aten.hardsigmoid(x)
+
+
+def _hardswish_backward(gradient: Tensor, x: Tensor) -> Tensor:
+    return gradient * (aten.hardsigmoid(x) + x * (_inside(x, 3.0) * (1 / 6)))
+
+
+def _silu(x: Tensor) -> Tensor:
+    return x * torch.sigmoid(x)
+
+
+def _silu_backward(gradient: Tensor, x: Tensor) -> Tensor:
+    sigmoid = torch.sigmoid(x)
+    return gradient * (sigmoid + (x * sigmoid) * (1.0 - sigmoid))
+
+
+def _normal_cdf(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Share of a standard normal distribution below x; and x over the root of 2."""
+    scaled = x * (1 / math.sqrt(2.0))
+    return torch.erf(scaled) * 0.5 + 0.5, scaled
+
+
+def _gelu_slopes(x: Tensor) -> tuple[Tensor, Tensor]:
+    """The sigmoid that stands for the tanh, 0.5 + 0.5 * tanh(u) = sigmoid(2 u); and the square of x."""
+    square = x * x
+    factor = 2.0 * math.sqrt(2.0 / math.pi)
+    return torch.sigmoid(x * (square * (factor * _CUBIC) + factor)), square
+
+
+def _gelu(x: Tensor, *, approximate: str = "none") -> Tensor:
+    return x * (_normal_cdf(x)[0] if approximate == "none" else _gelu_slopes(x)[0])
+
+
+def _gelu_backward(gradient: Tensor, x: Tensor, *, approximate: str = "none") -> Tensor:
+    if approximate == "none":
+        cdf, scaled = _normal_cdf(x)
+        return gradient * (cdf + scaled * torch.exp(-(scaled * scaled)) * (1 / math.sqrt(math.pi)))
+    sigmoid, square = _gelu_slopes(x)
+    factor = 2.0 * math.sqrt(2.0 / math.pi)
+    slope = square * (3.0 * factor * _CUBIC) + factor
+    return gradient * (sigmoid + (x * sigmoid) * (1.0 - sigmoid) * slope)
+
+
+def _sigmoid_backward(gradient: Tensor, output: Tensor) -> Tensor:
+    return gradient * (output * (1.0 - output))
+
+
+def _tanh_backward(gradient: Tensor, output: Tensor) -> Tensor:
+    return gradient * (1.0 - output * output)
+
+
+def _leaky_relu_backward(gradient: Tensor, x: Tensor, slope: float, _is_result: bool) -> Tensor:
+    return torch.where(x > 0, gradient, gradient * slope)
+
+
+def _shrink_backward(gradient: Tensor, x: Tensor, reach: float) -> Tensor:
+    """Of both shrinking functions: they let what is above `reach` pass, the soft one moved towards 0."""
+    return torch.where(torch.abs(x) > reach, gradient, torch.zeros((), dtype=gradient.dtype))
+
+
+def _softmax_backward(gradient: Tensor, output: Tensor, dim: int, _dtype: torch.dtype) -> Tensor:
+    product = gradient * output
+    return product - output * product.sum(dim, keepdim=True)
+
+
 def _log_softmax_backward(gradient: Tensor, output: Tensor, dim: int, _dtype: torch.dtype) -> Tensor:
     return gradient - torch.exp(output) * gradient.sum(dim, keepdim=True)
-
-
-def _ones_like(tensor: Tensor, **_kwargs: object) -> Tensor:
-    return torch.full(tuple(tensor.shape), 1.0, dtype=tensor.dtype)
 
 
 ACTIVATIONS: Mapping[Any, Callable[..., Any]] = MappingProxyType(
     {
         aten.threshold_backward.default: _threshold_backward,
+        aten.hardtanh.default: _hardtanh,
+        aten.hardtanh_backward.default: _hardtanh_backward,
+        aten.hardsigmoid.default: _hardsigmoid,
+        aten.hardsigmoid_backward.default: _hardsigmoid_backward,
+        aten.hardswish.default: _hardswish,
+        aten.hardswish_backward.default: _hardswish_backward,
+        aten.silu.default: _silu,
+        aten.silu_backward.default: _silu_backward,
+        aten.gelu.default: _gelu,
+        aten.gelu_backward.default: _gelu_backward,
+        aten.sigmoid_backward.default: _sigmoid_backward,
+        aten.tanh_backward.default: _tanh_backward,
+        aten.leaky_relu_backward.default: _leaky_relu_backward,
+        aten.hardshrink_backward.default: _shrink_backward,
+        aten.softshrink_backward.default: _shrink_backward,
+        aten._softmax_backward_data.default: _softmax_backward,  # noqa: SLF001 - the operator's name
         aten._log_softmax_backward_data.default: _log_softmax_backward,  # noqa: SLF001 - the operator's name
-        aten.ones_like.default: _ones_like,
     }
 )

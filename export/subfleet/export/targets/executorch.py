@@ -24,10 +24,10 @@ from torch.export.graph_signature import (
 )
 from torch.utils import _pytree as pytree
 
-from subfleet.export.liveness import executorch_planned_peak_bytes
-from subfleet.export.lowerings.activation import ACTIVATIONS
-from subfleet.export.lowerings.normalisation import NORMALISATIONS
+from subfleet.export.lowerings.pooling import MAXIMUM_POOL_BACKWARD
 from subfleet.export.lowerings.products import CONVOLUTIONS_AS_PRODUCTS
+from subfleet.export.lowerings.tables import COMMON
+from subfleet.export.memory.executorch_plan import plan_executorch
 from subfleet.export.steps.values import Step
 from subfleet.export.targets.base import WrittenProgram
 from subfleet.export.tracing import inputs_of, results_of
@@ -44,6 +44,8 @@ _COPIES: Mapping[Any, Any] = MappingProxyType(
         aten.transpose.int: aten.transpose_copy.int,
         aten.permute.default: aten.permute_copy.default,
         aten.unsqueeze.default: aten.unsqueeze_copy.default,
+        aten.select.int: aten.select_copy.int,
+        aten.squeeze.dim: aten.squeeze_copy.dim,
         aten.squeeze.dims: aten.squeeze_copy.dims,
         aten.slice.Tensor: aten.slice_copy.Tensor,
         aten.t.default: aten.t_copy.default,
@@ -67,38 +69,80 @@ _KNOWN: frozenset[Any] = frozenset(
         *_WITH_NUMBER,
         *_WITH_NUMBER.values(),
         aten._log_softmax.default,  # noqa: SLF001 - the operator's name
+        aten._softmax.default,  # noqa: SLF001 - the operator's name
         aten._to_copy.default,  # noqa: SLF001 - the operator's name
         aten.abs.default,
         aten.addmm.default,
         aten.amax.default,
+        aten.amin.default,
         aten.arange.start_step,
         aten.argmax.default,
+        aten.argmin.default,
         aten.as_strided_copy.default,
         aten.bmm.default,
         aten.cat.default,
+        aten.ceil.default,
         aten.clamp.default,
         aten.clone.default,
         aten.constant_pad_nd.default,
         aten.convolution.default,
+        aten.cos.default,
+        aten.cumsum.default,
+        aten.embedding.default,
         aten.eq.Scalar,
         aten.eq.Tensor,
+        aten.erf.default,
         aten.exp.default,
         aten.flip.default,
+        aten.floor.default,
         aten.full.default,
+        aten.gather.default,
         aten.ge.Scalar,
+        aten.ge.Tensor,
         aten.gt.Scalar,
+        aten.gt.Tensor,
+        aten.index_put.default,
+        aten.index_select.default,
         aten.le.Scalar,
+        aten.le.Tensor,
+        aten.leaky_relu.default,
         aten.log.default,
+        aten.logical_and.default,
+        aten.logical_not.default,
+        aten.logical_or.default,
+        aten.logical_xor.default,
         aten.lt.Scalar,
+        aten.lt.Tensor,
+        aten.masked_fill.Scalar,
+        aten.max_pool2d_with_indices.default,
+        aten.maximum.default,
         aten.mean.dim,
+        aten.minimum.default,
         aten.mm.default,
         aten.native_group_norm.default,
+        aten.native_layer_norm.default,
+        aten.ne.Scalar,
+        aten.ne.Tensor,
         aten.neg.default,
+        aten.ones.default,
+        aten.pow.Scalar,
+        aten.pow.Tensor_Scalar,
+        aten.pow.Tensor_Tensor,
+        aten.prod.default,
+        aten.prod.dim_int,
+        aten.reciprocal.default,
         aten.relu.default,
+        aten.repeat.default,
+        aten.round.default,
         aten.rsqrt.default,
+        aten.rsub.Scalar,
         aten.scalar_tensor.default,
+        aten.scatter.src,
+        aten.scatter.value,
+        aten.scatter_add.default,
         aten.sigmoid.default,
         aten.sign.default,
+        aten.sin.default,
         aten.sqrt.default,
         aten.sum.dim_IntList,
         aten.tanh.default,
@@ -130,6 +174,21 @@ def _edge_target(node: fx.Node) -> Any:
     node.kwargs = {name: option for name, option in node.kwargs.items() if name not in dropped}
     packet = getattr(dialects.edge.aten, target._schema.name.split("::")[1])  # noqa: SLF001 - no public name
     return getattr(packet, target._overloadname)  # noqa: SLF001 - no public name
+
+
+def _hold_constants(graph: fx.GraphModule) -> dict[str, Tensor]:
+    """Make a graph's constant tensors inputs that the program holds inside; each by the name of its input."""
+    held: dict[str, Tensor] = {}
+    last = inputs_of(graph)[-1]
+    for node in [node for node in graph.graph.nodes if node.op == "get_attr"]:
+        with graph.graph.inserting_after(last):
+            last = graph.graph.placeholder(f"constant_{node.name.lstrip('_')}")
+        value = getattr(graph, node.target).detach()
+        last.meta["val"] = node.meta.get("val", next(iter(node.users)).meta["val"])
+        held[last.name] = value
+        node.replace_all_uses_with(last)
+        graph.graph.erase_node(node)
+    return held
 
 
 def _exported(graph: fx.GraphModule, weights: Mapping[str, Tensor]) -> ExportedProgram:
@@ -195,14 +254,13 @@ def _lower(graph: fx.GraphModule, weights: Mapping[str, Tensor]) -> Any:
     """Lower a traced graph to ExecuTorch's final program."""
     from executorch.exir import EdgeProgramManager
 
+    held = {**weights, **_hold_constants(graph)}
     for node in graph.graph.nodes:
         if node.op == "call_function" and node.target is not operator.getitem:
             node.target = _edge_target(node)
-        elif node.op == "get_attr":
-            raise ExportError(f"the step holds the constant tensor {node.target!r}; make it an input or a parameter")
     graph.recompile()
     with _quiet():
-        manager = EdgeProgramManager({"forward": _exported(graph, weights)}, None, _compile_config())
+        manager = EdgeProgramManager({"forward": _exported(graph, held)}, None, _compile_config())
         return manager.to_executorch(_backend_config())
 
 
@@ -211,7 +269,7 @@ class ExecutorchTarget:
 
     name: ClassVar[str] = "executorch"
     lowerings: ClassVar[Mapping[Any, Callable[..., Any]]] = MappingProxyType(
-        {**ACTIVATIONS, **NORMALISATIONS, **CONVOLUTIONS_AS_PRODUCTS}
+        {**COMMON, **MAXIMUM_POOL_BACKWARD, **CONVOLUTIONS_AS_PRODUCTS}
     )
     inference_lowerings: ClassVar[Mapping[Any, Callable[..., Any]]] = lowerings
     inference_batch_size: ClassVar[int] = 1
@@ -221,12 +279,12 @@ class ExecutorchTarget:
         """Write a training step; see `Target`."""
         program = _lower(graph, {})
         body = bytes(program.buffer)
-        planned = executorch_planned_peak_bytes(
+        memory = plan_executorch(
             step,
             arena_bytes=sum(program.executorch_program.execution_plan[0].non_const_buffer_sizes),
             program_bytes=len(body),
         )
-        return WrittenProgram(body=body, planned_peak_bytes=planned)
+        return WrittenProgram(body=body, memory=memory)
 
     def write_inference(self, graph: fx.GraphModule, step: Step, weights: Sequence[Tensor]) -> bytes:
         """Write an inference step for batches of `inference_batch_size`; see `Target`."""

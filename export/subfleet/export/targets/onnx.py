@@ -10,10 +10,9 @@ import torch
 from onnx import helper, numpy_helper
 from torch import Tensor, fx
 
-from subfleet.export.liveness import onnx_planned_peak_bytes
-from subfleet.export.lowerings.activation import ACTIVATIONS
 from subfleet.export.lowerings.convolution import CONVOLUTIONS_AS_CONVOLUTIONS
-from subfleet.export.lowerings.normalisation import NORMALISATIONS
+from subfleet.export.lowerings.tables import COMMON, without
+from subfleet.export.memory.onnx_plan import plan_onnx
 from subfleet.export.steps.values import Step
 from subfleet.export.targets.base import WrittenProgram
 from subfleet.export.targets.onnx_operators import OPERATORS
@@ -28,6 +27,10 @@ IR_VERSION = 10
 """What onnxruntime 1.23, the last for Python 3.10, still reads with room to spare."""
 
 _ELEMENT_TYPES: Mapping[str, int] = MappingProxyType({"F32": onnx.TensorProto.FLOAT, "I64": onnx.TensorProto.INT64})
+
+
+_LOWERINGS = without(COMMON, torch.ops.aten.native_layer_norm.default, torch.ops.aten.hardsigmoid.default)
+"""The runtime has kernels for what is left out here."""
 
 
 class _Graph:
@@ -45,12 +48,14 @@ class _Graph:
         """Give an fx node's value its name."""
         self._names[node] = name
 
-    def add(self, operator: str, *inputs: str, output: fx.Node | None = None, **attributes: Any) -> str:
-        """Append a node; the name of its output."""
+    def add(
+        self, operator: str, *inputs: str, output: fx.Node | None = None, outputs: Sequence[str] = (), **attributes: Any
+    ) -> str:
+        """Append a node; the name of its first output."""
         self._count += 1
-        name = f"v{self._count}" if output is None else output.name
-        self.nodes.append(helper.make_node(operator, list(inputs), [name], name=f"n{self._count}", **attributes))
-        return name
+        names = list(outputs) or [f"v{self._count}" if output is None else output.name]
+        self.nodes.append(helper.make_node(operator, list(inputs), names, name=f"n{self._count}", **attributes))
+        return names[0]
 
     def value(self, argument: Any, dtype: torch.dtype | None = None) -> str:
         """The name of a node's value or of a number, converted where its type differs."""
@@ -114,11 +119,9 @@ class OnnxTarget:
 
     name: ClassVar[str] = "onnx"
     lowerings: ClassVar[Mapping[Any, Callable[..., Any]]] = MappingProxyType(
-        {**ACTIVATIONS, **NORMALISATIONS, **CONVOLUTIONS_AS_CONVOLUTIONS}
+        {**_LOWERINGS, **CONVOLUTIONS_AS_CONVOLUTIONS}
     )
-    inference_lowerings: ClassVar[Mapping[Any, Callable[..., Any]]] = MappingProxyType(
-        {**ACTIVATIONS, **NORMALISATIONS}
-    )
+    inference_lowerings: ClassVar[Mapping[Any, Callable[..., Any]]] = _LOWERINGS
     inference_batch_size: ClassVar[int] = 2
     any_inference_batch: ClassVar[bool] = True
 
@@ -136,9 +139,7 @@ class OnnxTarget:
             [_value_info(value, value.shape) for value in step.inputs],
             [_value_info(value, value.shape) for value in step.outputs],
         )
-        return WrittenProgram(
-            body=body, planned_peak_bytes=onnx_planned_peak_bytes(graph, step, program_bytes=len(body))
-        )
+        return WrittenProgram(body=body, memory=plan_onnx(body, step))
 
     def write_inference(self, graph: fx.GraphModule, step: Step, weights: Sequence[Tensor]) -> bytes:
         """Write an inference step that takes batches of any size; see `Target`."""

@@ -1,0 +1,122 @@
+"""Linear maps that act on each spatial dimension by itself: average pooling, resampling, and all their backwards.
+
+Such a map is one small constant matrix for each dimension, and its backward is the transposed matrices. Where windows
+are equal and adjoin, or each element is repeated, a reshape does the same without a product.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+__all__ = ["AxisMap", "apply", "apply_transposed", "gather_axis"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AxisMap:
+    """A linear map of one dimension.
+
+    Attributes:
+        rows: for each element of the output, the elements of the input that it sums, with their weights.
+        size: of the input.
+    """
+
+    rows: tuple[tuple[tuple[int, float], ...], ...]
+    size: int
+
+    @property
+    def is_identity(self) -> bool:
+        """Whether it leaves everything as it is."""
+        return self.rows == tuple(((place, 1.0),) for place in range(self.size))
+
+    def even_window(self) -> tuple[int, float] | None:
+        """Length and weight of the windows, where they are equal, adjoin, and cover the input; else None."""
+        window = len(self.rows[0])
+        weight = self.rows[0][0][1] if window else 0.0
+        even = tuple(
+            tuple((place * window + step, weight) for step in range(window)) for place in range(len(self.rows))
+        )
+        return (window, weight) if window and window * len(self.rows) == self.size and self.rows == even else None
+
+    def even_repeat(self) -> int | None:
+        """How often each element occurs, one after the other and unweighted, where that is so; else None."""
+        times = len(self.rows) // self.size
+        even = tuple(((place // times, 1.0),) for place in range(len(self.rows))) if times else ()
+        return times if times and times * self.size == len(self.rows) and self.rows == even else None
+
+    def matrix(self, dtype: torch.dtype) -> Tensor:
+        """(output, input)."""
+        dense = [[0.0] * self.size for _ in self.rows]
+        for row, terms in zip(dense, self.rows, strict=True):
+            for column, weight in terms:
+                row[column] += weight
+        return torch.tensor(dense, dtype=dtype)
+
+
+def _split_axis(x: Tensor, axis: int, parts: int) -> Tensor:
+    """Split a dimension into (size / parts, parts)."""
+    return x.reshape(*x.shape[:axis], x.shape[axis] // parts, parts, *x.shape[axis + 1 :])
+
+
+def _repeat_axis(x: Tensor, axis: int, times: int) -> Tensor:
+    """Each element `times` times, one after the other."""
+    wide = x.unsqueeze(axis + 1).expand(*x.shape[: axis + 1], times, *x.shape[axis + 1 :])
+    return wide.reshape(*x.shape[:axis], x.shape[axis] * times, *x.shape[axis + 1 :])
+
+
+def _product(x: Tensor, axis: int, matrix: Tensor) -> Tensor:
+    """Map the last dimension, or the one before it, with a matrix (output, input)."""
+    out, size = matrix.shape
+    if axis == x.dim() - 1:
+        return torch.mm(x.reshape(-1, size), matrix.t()).reshape(*x.shape[:-1], out)
+    planes = x.reshape(-1, size, x.shape[-1])
+    product = torch.bmm(matrix.unsqueeze(0).expand(planes.shape[0], out, size), planes)
+    return product.reshape(*x.shape[:-2], out, x.shape[-1])
+
+
+def apply(x: Tensor, maps: Sequence[AxisMap]) -> Tensor:
+    """Map the trailing dimensions of `x`, one or two, each by its own map."""
+    weight = 1.0
+    # The last dimension first: its product needs no transposition, and what follows is already smaller.
+    for axis in reversed(range(x.dim() - len(maps), x.dim())):
+        axis_map = maps[axis - x.dim()]
+        if axis_map.is_identity:
+            continue
+        window, times = axis_map.even_window(), axis_map.even_repeat()
+        if window is not None:
+            x, weight = _split_axis(x, axis, window[0]).sum(axis + 1), weight * window[1]
+        elif times is not None:
+            x = _repeat_axis(x, axis, times)
+        else:
+            x = _product(x, axis, axis_map.matrix(x.dtype))
+    return x if weight == 1.0 else x * weight
+
+
+def apply_transposed(gradient: Tensor, maps: Sequence[AxisMap]) -> Tensor:
+    """The backward of `apply`."""
+    weight = 1.0
+    steps = []
+    for axis in range(gradient.dim() - len(maps), gradient.dim()):
+        axis_map = maps[axis - gradient.dim()]
+        window, times = axis_map.even_window(), axis_map.even_repeat()
+        if window is not None:
+            weight *= window[1]
+        steps.append((axis, axis_map, window, times))
+    if weight != 1.0:
+        gradient = gradient * weight  # while it is small
+    for axis, axis_map, window, times in steps:
+        if axis_map.is_identity:
+            continue
+        if window is not None:
+            gradient = _repeat_axis(gradient, axis, window[0])
+        elif times is not None:
+            gradient = _split_axis(gradient, axis, times).sum(axis + 1)
+        else:
+            gradient = _product(gradient, axis, axis_map.matrix(gradient.dtype).t())
+    return gradient
+
+
+def gather_axis(x: Tensor, axis: int, axis_map: AxisMap) -> Tensor:
+    """Apply a map whose rows take one element each, with weight 1: exactly, even where others are infinite."""
+    return x.index_select(axis, torch.tensor([row[0][0] for row in axis_map.rows]))

@@ -1,0 +1,213 @@
+"""Operators that move elements about, as reshapes, slices, pads and gathers; and their backwards."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+__all__ = ["SHAPING"]
+
+aten = torch.ops.aten
+
+
+def _filled(number: float) -> Callable[..., Tensor]:
+    """Tensors like another one, of one repeated number."""
+
+    def like(tensor: Tensor, *sizes: Any, dtype: torch.dtype | None = None, **_options: object) -> Tensor:
+        shape = tuple(sizes[0]) if sizes else tuple(tensor.shape)
+        return torch.full(shape, number, dtype=dtype or tensor.dtype)
+
+    return like
+
+
+def _full_like(tensor: Tensor, number: float, *, dtype: torch.dtype | None = None, **_options: object) -> Tensor:
+    return torch.full(tuple(tensor.shape), number, dtype=dtype or tensor.dtype)
+
+
+def _new_full(
+    tensor: Tensor, sizes: Sequence[int], number: float, *, dtype: torch.dtype | None = None, **_options: object
+) -> Tensor:
+    return torch.full(tuple(sizes), number, dtype=dtype or tensor.dtype)
+
+
+def _pad_dim(x: Tensor, dim: int, before: int, after: int) -> Tensor:
+    """Zeros before and after, in one dimension."""
+    behind = [0, 0] * (x.dim() - 1 - dim)
+    return x if not (before or after) else aten.constant_pad_nd(x, [*behind, before, after], 0.0)
+
+
+def _constant_pad(x: Tensor, pads: list[int], number: float = 0.0) -> Tensor:
+    """A negative padding is a slice, which every runtime has."""
+    kept = [max(amount, 0) for amount in pads]
+    for place, amount in enumerate(pads):
+        if amount < 0:
+            dim = x.dim() - 1 - place // 2
+            start, end = (-amount, x.shape[dim]) if place % 2 == 0 else (0, x.shape[dim] + amount)
+            x = aten.slice.Tensor(x, dim, start, end)
+    if kept == list(pads):
+        return NotImplemented
+    return aten.constant_pad_nd(x, kept, number) if any(kept) else x.contiguous()
+
+
+def _select_backward(gradient: Tensor, sizes: Sequence[int], dim: int, index: int) -> Tensor:
+    dim, index = dim % len(sizes), index % sizes[dim]
+    return _pad_dim(gradient.unsqueeze(dim), dim, index, sizes[dim] - index - 1)
+
+
+def _slice_backward(gradient: Tensor, sizes: Sequence[int], dim: int, start: int, end: int, step: int) -> Tensor:
+    dim = dim % len(sizes)
+    size, count = sizes[dim], gradient.shape[dim]
+    start = min(start + size if start < 0 else start, size)
+    if step > 1:
+        # Zeros after each element, in a dimension of their own; those after the last one are cut off.
+        apart = _pad_dim(gradient.unsqueeze(dim + 1), dim + 1, 0, step - 1)
+        wide = apart.reshape(*gradient.shape[:dim], count * step, *gradient.shape[dim + 1 :])
+        excess = start + count * step - size
+        gradient = aten.slice.Tensor(wide, dim, 0, count * step - excess) if excess > 0 else wide
+    return _pad_dim(gradient, dim, start, size - start - gradient.shape[dim])
+
+
+def _split_with_sizes(x: Tensor, sizes: Sequence[int], dim: int = 0) -> list[Tensor]:
+    parts, start = [], 0
+    for size in sizes:
+        parts.append(aten.slice.Tensor(x, dim % x.dim(), start, start + size))
+        start += size
+    return parts
+
+
+def _split(x: Tensor, size: int, dim: int = 0) -> list[Tensor]:
+    total = x.shape[dim]
+    return _split_with_sizes(x, [min(size, total - start) for start in range(0, total, size)], dim)
+
+
+def _unbind(x: Tensor, dim: int = 0) -> list[Tensor]:
+    return [aten.select.int(x, dim % x.dim(), index) for index in range(x.shape[dim])]
+
+
+def _stack(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
+    place = dim % (tensors[0].dim() + 1)
+    return torch.cat([tensor.unsqueeze(place) for tensor in tensors], place)
+
+
+def _roll(x: Tensor, shifts: Sequence[int], dims: Sequence[int] = ()) -> Tensor:
+    if not dims:
+        return aten.roll(x.reshape(-1), shifts, [0]).reshape(x.shape)
+    for shift, dim in zip(shifts, dims, strict=True):
+        place, size = dim % x.dim(), x.shape[dim]
+        first = (size - shift % size) % size
+        if first:
+            parts = [aten.slice.Tensor(x, place, first, size), aten.slice.Tensor(x, place, 0, first)]
+            x = torch.cat(parts, place)
+    return x.contiguous()
+
+
+def _triangle(keep_lower: bool) -> Callable[..., Tensor]:
+    def cut(x: Tensor, diagonal: int = 0) -> Tensor:
+        rows, columns = x.shape[-2:]
+        kept = [
+            [
+                float((column <= row + diagonal) if keep_lower else (column >= row + diagonal))
+                for column in range(columns)
+            ]
+            for row in range(rows)
+        ]
+        if x.dtype == torch.bool:
+            return torch.logical_and(x, torch.tensor(kept, dtype=torch.float32) > 0.5)
+        # Not a product: what is cut off may be infinite.
+        return torch.where(torch.tensor(kept, dtype=torch.float32) > 0.5, x, torch.zeros((), dtype=x.dtype))
+
+    return cut
+
+
+def _index(x: Tensor, indices: Sequence[Tensor | None]) -> Tensor:
+    """One tensor of indices for one dimension; others keep PyTorch's own operator."""
+    given = [dim for dim, index in enumerate(indices) if index is not None]
+    index = indices[given[0]] if len(given) == 1 else None
+    if index is None or index.dtype == torch.bool:
+        return NotImplemented
+    dim = given[0]
+    chosen = x.index_select(dim, index.reshape(-1))
+    return chosen.reshape(*x.shape[:dim], *index.shape, *x.shape[dim + 1 :])
+
+
+def _index_put(
+    x: Tensor, indices: Sequence[Tensor | None], values: Tensor, accumulate: bool = False, *_unsafe: object
+) -> Tensor:
+    """One tensor of indices for one dimension, as one flat index of the first dimension."""
+    given = [dim for dim, index in enumerate(indices) if index is not None]
+    index = indices[given[0]] if len(given) == 1 else None
+    if index is None or index.dtype == torch.bool:
+        return NotImplemented
+    dim = given[0]
+    wanted = (*x.shape[:dim], *index.shape, *x.shape[dim + 1 :])
+    if dim == 0 and index.dim() == 1 and tuple(values.shape) == wanted:
+        return NotImplemented
+    values = values.expand(wanted).reshape(*x.shape[:dim], -1, *x.shape[dim + 1 :])
+    return _index_add(x, dim, index.reshape(-1), values, accumulate=accumulate)
+
+
+def _index_add(
+    x: Tensor, dim: int, index: Tensor, source: Tensor, *, alpha: float = 1, accumulate: bool = True
+) -> Tensor:
+    source = source if alpha == 1 else source * alpha
+    dim = dim % x.dim()
+    if dim == 0:
+        added: Tensor = aten.index_put.default(x, [index], source, accumulate)
+        return added
+    swapped = aten.index_put.default(
+        x.transpose(0, dim).contiguous(), [index], source.transpose(0, dim).contiguous(), accumulate
+    )
+    return swapped.transpose(0, dim).contiguous()
+
+
+def _pixel_shuffle(x: Tensor, factor: int) -> Tensor:
+    *lead, channels, height, width = x.shape
+    count = len(lead)
+    split = x.reshape(*lead, channels // factor**2, factor, factor, height, width)
+    order = [*range(count), count, count + 3, count + 1, count + 4, count + 2]
+    return split.permute(order).reshape(*lead, channels // factor**2, height * factor, width * factor)
+
+
+def _pixel_unshuffle(x: Tensor, factor: int) -> Tensor:
+    *lead, channels, height, width = x.shape
+    count = len(lead)
+    split = x.reshape(*lead, channels, height // factor, factor, width // factor, factor)
+    order = [*range(count), count, count + 2, count + 4, count + 1, count + 3]
+    return split.permute(order).reshape(*lead, channels * factor**2, height // factor, width // factor)
+
+
+def _channel_shuffle(x: Tensor, groups: int) -> Tensor:
+    samples, channels, *sizes = x.shape
+    split = x.reshape(samples, groups, channels // groups, math.prod(sizes))
+    return split.transpose(1, 2).reshape(x.shape)
+
+
+SHAPING: Mapping[Any, Callable[..., Any]] = MappingProxyType(
+    {
+        **dict.fromkeys((aten.ones_like.default, aten.new_ones.default), _filled(1)),
+        **dict.fromkeys((aten.zeros_like.default, aten.new_zeros.default), _filled(0)),
+        **dict.fromkeys((aten.split.Tensor, aten.unsafe_split.Tensor), _split),
+        **dict.fromkeys((aten.split_with_sizes.default, aten.unsafe_split_with_sizes.default), _split_with_sizes),
+        aten.full_like.default: _full_like,
+        aten.new_full.default: _new_full,
+        aten.constant_pad_nd.default: _constant_pad,
+        aten.select_backward.default: _select_backward,
+        aten.slice_backward.default: _slice_backward,
+        aten.squeeze.default: lambda x: x.reshape([size for size in x.shape if size != 1]),
+        aten.unbind.int: _unbind,
+        aten.stack.default: _stack,
+        aten.roll.default: _roll,
+        aten.tril.default: _triangle(keep_lower=True),
+        aten.triu.default: _triangle(keep_lower=False),
+        aten.index.Tensor: _index,
+        aten.index_put.default: _index_put,
+        aten._unsafe_index_put.default: _index_put,  # noqa: SLF001 - the operator's name
+        aten.index_add.default: _index_add,
+        aten.pixel_shuffle.default: _pixel_shuffle,
+        aten.pixel_unshuffle.default: _pixel_unshuffle,
+        aten.channel_shuffle.default: _channel_shuffle,
+    }
+)

@@ -1,0 +1,17 @@
+"""PyTorch's basic operators in ONNX: one small function each, in tables.
+
+Only what our lowerings leave over is here. Shapes are fixed at export time, except that leading sizes are written so
+that an inference model takes batches of any size.
+"""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from subfleet.export.targets.onnx_operators.elementwise import ELEMENTWISE
+from subfleet.export.targets.onnx_operators.emitting import Emitter, Translation
+from subfleet.export.targets.onnx_operators.layers import LAYERS
+from subfleet.export.targets.onnx_operators.shaping import SHAPING
+
+__all__ = ["OPERATORS", "Emitter", "Translation"]
+
+OPERATORS: Mapping[object, Translation] = MappingProxyType({**ELEMENTWISE, **SHAPING, **LAYERS})

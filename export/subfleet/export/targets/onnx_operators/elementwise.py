@@ -1,0 +1,176 @@
+"""Operators on one element at a time, and comparisons."""
+
+import functools
+from collections.abc import Mapping
+from types import MappingProxyType
+
+import torch
+from torch import fx
+
+from subfleet.export.targets.onnx_operators.emitting import (
+    ONNX_TYPES,
+    Emitter,
+    Node,
+    Translation,
+    arguments,
+    dtype_of,
+)
+
+__all__ = ["ELEMENTWISE"]
+
+aten = torch.ops.aten
+
+
+def _widest(node: Node) -> torch.dtype:
+    """The type in which a comparison of a node's inputs is made."""
+    known = [dtype_of(argument) for argument in node.args if isinstance(argument, fx.Node)]
+    return functools.reduce(torch.promote_types, known)
+
+
+def _elementwise(operator: str) -> Translation:
+    def translate(emitter: Emitter, node: Node) -> str:
+        dtype = dtype_of(node)
+        return emitter.add(operator, *(emitter.value(argument, dtype) for argument in node.args), output=node)
+
+    return translate
+
+
+def _comparison(operator: str) -> Translation:
+    def translate(emitter: Emitter, node: Node) -> str:
+        dtype = _widest(node)
+        return emitter.add(operator, *(emitter.value(argument, dtype) for argument in node.args), output=node)
+
+    return translate
+
+
+def _scaled(operator: str) -> Translation:
+    """Addition and subtraction with their factor `alpha`."""
+
+    def translate(emitter: Emitter, node: Node) -> str:
+        dtype = dtype_of(node)
+        left, right = (emitter.value(argument, dtype) for argument in node.args[:2])
+        alpha = node.args[2] if len(node.args) > 2 else node.kwargs.get("alpha", 1)
+        if alpha != 1:
+            right = emitter.add("Mul", right, emitter.value(alpha, dtype))
+        if node.target is aten.rsub.Scalar:
+            left, right = right, left
+        return emitter.add(operator, left, right, output=node)
+
+    return translate
+
+
+def _copy(emitter: Emitter, node: Node) -> str:
+    if dtype_of(node) == node.args[0].meta["val"].dtype:
+        return emitter.value(node.args[0])
+    return emitter.add("Cast", emitter.value(node.args[0]), output=node, to=ONNX_TYPES[dtype_of(node)])
+
+
+def _clamp(emitter: Emitter, node: Node) -> str:
+    x, low, high = arguments(node, None, None, None)
+    if node.target is aten.clamp_max.default:
+        low, high = None, low
+    dtype = dtype_of(node)
+    bounds = ["" if bound is None else emitter.value(bound, dtype) for bound in (low, high)]
+    return emitter.add("Clip", emitter.value(x, dtype), *bounds, output=node)
+
+
+def _rsqrt(emitter: Emitter, node: Node) -> str:
+    return emitter.add("Reciprocal", emitter.add("Sqrt", emitter.value(node.args[0])), output=node)
+
+
+def _leaky_relu(emitter: Emitter, node: Node) -> str:
+    x, slope = arguments(node, None, 0.01)
+    return emitter.add("LeakyRelu", emitter.value(x), output=node, alpha=float(slope))
+
+
+def _hardsigmoid(emitter: Emitter, node: Node) -> str:
+    return emitter.add("HardSigmoid", emitter.value(node.args[0]), output=node, alpha=1 / 6, beta=0.5)
+
+
+def _power(emitter: Emitter, node: Node) -> str:
+    dtype = dtype_of(node)
+    return emitter.add("Pow", *(emitter.value(argument, dtype) for argument in node.args), output=node)
+
+
+def _where(emitter: Emitter, node: Node) -> str:
+    condition, yes, no = node.args
+    dtype = dtype_of(node)
+    return emitter.add(
+        "Where", emitter.value(condition), emitter.value(yes, dtype), emitter.value(no, dtype), output=node
+    )
+
+
+def _masked_fill(emitter: Emitter, node: Node) -> str:
+    x, mask, number = node.args
+    dtype = dtype_of(node)
+    return emitter.add("Where", emitter.value(mask), emitter.value(number, dtype), emitter.value(x, dtype), output=node)
+
+
+def _logical(operator: str) -> Translation:
+    def translate(emitter: Emitter, node: Node) -> str:
+        names = (emitter.value(argument, torch.bool) for argument in node.args)
+        return emitter.add(operator, *names, output=node)
+
+    return translate
+
+
+def _not_equal(emitter: Emitter, node: Node) -> str:
+    dtype = _widest(node)
+    equal = emitter.add("Equal", *(emitter.value(argument, dtype) for argument in node.args))
+    return emitter.add("Not", equal, output=node)
+
+
+_BY_NAME = {
+    "Mul": (aten.mul.Tensor, aten.mul.Scalar),
+    "Div": (aten.div.Tensor, aten.div.Scalar),
+    "Neg": (aten.neg.default,),
+    "Exp": (aten.exp.default,),
+    "Log": (aten.log.default,),
+    "Sqrt": (aten.sqrt.default,),
+    "Reciprocal": (aten.reciprocal.default,),
+    "Abs": (aten.abs.default,),
+    "Sign": (aten.sign.default, aten.sgn.default),
+    "Erf": (aten.erf.default,),
+    "Sin": (aten.sin.default,),
+    "Cos": (aten.cos.default,),
+    "Floor": (aten.floor.default,),
+    "Ceil": (aten.ceil.default,),
+    "Round": (aten.round.default,),
+    "Relu": (aten.relu.default,),
+    "Sigmoid": (aten.sigmoid.default,),
+    "Tanh": (aten.tanh.default,),
+    "Max": (aten.maximum.default,),
+    "Min": (aten.minimum.default,),
+}
+_COMPARISONS = {
+    "Equal": (aten.eq.Tensor, aten.eq.Scalar),
+    "Greater": (aten.gt.Tensor, aten.gt.Scalar),
+    "GreaterOrEqual": (aten.ge.Tensor, aten.ge.Scalar),
+    "Less": (aten.lt.Tensor, aten.lt.Scalar),
+    "LessOrEqual": (aten.le.Tensor, aten.le.Scalar),
+}
+_LOGICALS = {
+    "And": (aten.logical_and.default,),
+    "Or": (aten.logical_or.default,),
+    "Xor": (aten.logical_xor.default,),
+    "Not": (aten.logical_not.default,),
+}
+
+ELEMENTWISE: Mapping[object, Translation] = MappingProxyType(
+    {
+        **{target: _elementwise(name) for name, targets in _BY_NAME.items() for target in targets},
+        **{target: _comparison(name) for name, targets in _COMPARISONS.items() for target in targets},
+        **{target: _logical(name) for name, targets in _LOGICALS.items() for target in targets},
+        **dict.fromkeys((aten.ne.Tensor, aten.ne.Scalar), _not_equal),
+        **dict.fromkeys((aten.add.Tensor, aten.add.Scalar), _scaled("Add")),
+        **dict.fromkeys((aten.sub.Tensor, aten.sub.Scalar, aten.rsub.Scalar), _scaled("Sub")),
+        **dict.fromkeys((aten.clone.default, aten._to_copy.default), _copy),  # noqa: SLF001 - the operator's name
+        **dict.fromkeys((aten.clamp.default, aten.clamp_min.default, aten.clamp_max.default), _clamp),
+        **dict.fromkeys((aten.pow.Tensor_Scalar, aten.pow.Tensor_Tensor, aten.pow.Scalar), _power),
+        **dict.fromkeys((aten.masked_fill.Scalar, aten.masked_fill.Tensor), _masked_fill),
+        aten.rsqrt.default: _rsqrt,
+        aten.leaky_relu.default: _leaky_relu,
+        aten.hardsigmoid.default: _hardsigmoid,
+        aten.where.self: _where,
+    }
+)

@@ -1,0 +1,166 @@
+"""Operators that are whole layers, products and reductions."""
+
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+
+import numpy as np
+import torch
+
+from subfleet.export.lowerings.pooling import pooled_size
+from subfleet.export.targets.onnx_operators.emitting import (
+    NUMPY_TYPES,
+    Emitter,
+    Node,
+    Translation,
+    arguments,
+    dtype_of,
+    ints,
+    shape_of,
+)
+
+__all__ = ["LAYERS"]
+
+aten = torch.ops.aten
+
+
+def _convolution(emitter: Emitter, node: Node) -> str:
+    inputs, weight, bias, stride, padding, dilation, transposed, output_padding, groups = node.args
+    names = [emitter.value(argument) for argument in (inputs, weight, bias) if argument is not None]
+    attributes = {
+        "strides": list(stride),
+        "pads": [*padding, *padding],
+        "dilations": list(dilation),
+        "group": groups,
+        "kernel_shape": list(shape_of(weight)[2:]),
+    }
+    if transposed:
+        attributes["output_padding"] = list(output_padding)
+    return emitter.add("ConvTranspose" if transposed else "Conv", *names, output=node, **attributes)
+
+
+def _product(emitter: Emitter, node: Node) -> str:
+    return emitter.add("MatMul", *(emitter.value(argument) for argument in node.args), output=node)
+
+
+def _addmm(emitter: Emitter, node: Node) -> str:
+    bias, left, right = (emitter.value(argument) for argument in node.args)
+    factors = {name: float(node.kwargs.get(name, 1)) for name in ("alpha", "beta")}
+    return emitter.add("Gemm", left, right, bias, output=node, **factors)
+
+
+def _reduction(operator: str) -> Translation:
+    def translate(emitter: Emitter, node: Node) -> str:
+        x, dims, keep = arguments(node, None, None, False)
+        inputs = [emitter.value(x, dtype_of(node))]
+        if dims or isinstance(dims, int):
+            inputs.append(ints(emitter, [dims] if isinstance(dims, int) else dims))
+        return emitter.add(operator, *inputs, output=node, keepdims=int(bool(keep)))
+
+    return translate
+
+
+def _along(operator: str) -> Translation:
+    """A softmax, in one dimension."""
+
+    def translate(emitter: Emitter, node: Node) -> str:
+        return emitter.add(operator, emitter.value(node.args[0]), output=node, axis=node.args[1])
+
+    return translate
+
+
+def _place_of_extreme(operator: str) -> Translation:
+    def translate(emitter: Emitter, node: Node) -> str:
+        x, dim, keep = arguments(node, None, None, False)
+        name = emitter.value(x)
+        if dim is None:
+            name, dim = emitter.add("Reshape", name, ints(emitter, [-1])), 0
+        return emitter.add(operator, name, output=node, axis=dim, keepdims=int(bool(keep)))
+
+    return translate
+
+
+def _cumulative_sum(emitter: Emitter, node: Node) -> str:
+    return emitter.add("CumSum", emitter.value(node.args[0]), ints(emitter, node.args[1]), output=node)
+
+
+def _layer_norm(emitter: Emitter, node: Node) -> str:
+    """The operator also gives the statistics, which the backward reads."""
+    x, normalized, weight, bias, epsilon = node.args
+    if weight is None:
+        ones = np.ones(tuple(normalized), dtype=NUMPY_TYPES[dtype_of(x)])
+        names = [emitter.value(x), emitter.constant(ones)]
+    else:
+        names = [emitter.value(x), emitter.value(weight)]
+    if bias is not None:
+        names.append(emitter.value(bias))
+    parts = [f"{node.name}.{place}" for place in range(3)]
+    return emitter.add("LayerNormalization", *names, outputs=parts, axis=-len(normalized), epsilon=float(epsilon))
+
+
+def _maximum_pool_arguments(given: Sequence[object]) -> dict[str, list[int]]:
+    """Kernel, stride, padding and dilation, two numbers each."""
+    kernel, *others = (list(values) for values in given)  # type: ignore[call-overload] # lists of integers
+    stride, padding, dilation = (*others, *([], [0], [1])[len(others) :])
+    pairs = zip(("kernel", "stride", "padding", "dilation"), (kernel, stride or kernel, padding, dilation), strict=True)
+    return {name: [values[0], values[-1]] for name, values in pairs}
+
+
+def _maximum_pool(emitter: Emitter, node: Node) -> str:
+    x, *given = node.args
+    ceil_mode = bool(given[4]) if len(given) > 4 else False
+    at = _maximum_pool_arguments(given[:4])
+    behind = []
+    for axis, size in enumerate(shape_of(x)[-2:]):
+        window, stride, padding, dilation = (at[name][axis] for name in ("kernel", "stride", "padding", "dilation"))
+        count = pooled_size(size, window, stride, padding, dilation, ceil_mode=ceil_mode)
+        # Windows that hang over the end are written as padding, which no maximum takes.
+        behind.append(max((count - 1) * stride + dilation * (window - 1) + 1 - size - padding, padding))
+    name = emitter.value(x)
+    wanted = {user.args[1] for user in node.users}
+    return emitter.add(
+        "MaxPool",
+        name,
+        outputs=[f"{node.name}.{place}" for place in range(2) if place == 0 or 1 in wanted],
+        kernel_shape=at["kernel"],
+        strides=at["stride"],
+        pads=[*at["padding"], *behind],
+        dilations=at["dilation"],
+    )
+
+
+def _maximum_pool_backward(emitter: Emitter, node: Node) -> str:
+    """ONNX counts the indices over the whole tensor, so it is one row into which gradients are added."""
+    gradient, x, kernel, stride, padding, dilation, _ceil_mode, indices = node.args
+    at = _maximum_pool_arguments((kernel, stride, padding, dilation))
+    sizes = ints(emitter, shape_of(x))
+    apart = at["stride"] == at["kernel"] and at["dilation"] == [1, 1]
+    if apart and not any(at["padding"]):
+        names = (emitter.value(gradient), emitter.value(indices), sizes)
+        return emitter.add("MaxUnpool", *names, output=node, kernel_shape=at["kernel"], strides=at["stride"])
+    flat = ints(emitter, [-1])
+    zeros = emitter.add("Expand", emitter.value(0.0, dtype_of(node)), ints(emitter, [int(np.prod(shape_of(x)))]))
+    places, parts = (emitter.add("Reshape", emitter.value(argument), flat) for argument in (indices, gradient))
+    added = emitter.add("ScatterElements", zeros, places, parts, axis=0, reduction="add")
+    return emitter.add("Reshape", added, sizes, output=node)
+
+
+LAYERS: Mapping[object, Translation] = MappingProxyType(
+    {
+        **dict.fromkeys((aten.mm.default, aten.bmm.default), _product),
+        **dict.fromkeys((aten.sum.default, aten.sum.dim_IntList), _reduction("ReduceSum")),
+        **dict.fromkeys((aten.mean.default, aten.mean.dim), _reduction("ReduceMean")),
+        **dict.fromkeys((aten.amax.default,), _reduction("ReduceMax")),
+        **dict.fromkeys((aten.amin.default,), _reduction("ReduceMin")),
+        **dict.fromkeys((aten.prod.default, aten.prod.dim_int), _reduction("ReduceProd")),
+        aten.convolution.default: _convolution,
+        aten.addmm.default: _addmm,
+        aten._softmax.default: _along("Softmax"),  # noqa: SLF001 - the operator's name
+        aten._log_softmax.default: _along("LogSoftmax"),  # noqa: SLF001 - the operator's name
+        aten.argmax.default: _place_of_extreme("ArgMax"),
+        aten.argmin.default: _place_of_extreme("ArgMin"),
+        aten.cumsum.default: _cumulative_sum,
+        aten.native_layer_norm.default: _layer_norm,
+        aten.max_pool2d_with_indices.default: _maximum_pool,
+        aten.max_pool2d_with_indices_backward.default: _maximum_pool_backward,
+    }
+)
