@@ -1,0 +1,175 @@
+"""Names the layer that keeps a network from being trained on a target, with the reason and the remedy.
+
+Only asked where an export has failed: each layer is then written alone, as a network of its own.
+"""
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from subfleet.export.steps import SampleSpec, training_step
+from subfleet.export.targets import target_named
+from subfleet.export.tracing import trace
+from subfleet.protocol.errors import ExportError
+from subfleet.protocol.training import ObjectiveSettings, OptimiserSettings
+
+__all__ = ["Obstacle", "obstacles", "with_layer"]
+
+_OBJECTIVE = ObjectiveSettings(name="mean_squared_error")
+_OPTIMISER = OptimiserSettings(momentum=0.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Obstacle:
+    """One layer that a target cannot train.
+
+    Attributes:
+        layer: its name in the network; empty for the network itself.
+        kind: its class.
+        reason: what is wrong.
+        remedy: what to do.
+    """
+
+    layer: str
+    kind: str
+    reason: str
+    remedy: str
+
+    def __str__(self) -> str:
+        place = f"layer {self.layer!r} ({self.kind})" if self.layer else f"the network ({self.kind}) itself"
+        return f"{place} cannot be trained so: {self.reason}; {self.remedy}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Call:
+    """What a layer was given when the network ran."""
+
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+
+
+class _Alone(nn.Module):
+    """A layer as a network: the first tensor that it was given is the batch, other tensors are parameters."""
+
+    def __init__(self, layer: nn.Module, call: _Call) -> None:
+        super().__init__()
+        self.layer = layer
+        leaves, self._tree = pytree.tree_flatten((call.args, dict(call.kwargs)))
+        self._first = next(place for place, leaf in enumerate(leaves) if isinstance(leaf, Tensor))
+        self._leaves = leaves
+        self.given = nn.ParameterDict(
+            {
+                str(place): nn.Parameter(leaf.detach().clone())
+                for place, leaf in enumerate(leaves)
+                if isinstance(leaf, Tensor) and leaf.is_floating_point() and place != self._first
+            }
+        )
+
+    @property
+    def batch(self) -> Tensor:
+        batch: Tensor = self._leaves[self._first]
+        return batch
+
+    def forward(self, batch: Tensor) -> Tensor:
+        """The sum of everything that the layer gives, as one logit of each sample."""
+        leaves = [self.given.get(str(place), leaf) for place, leaf in enumerate(self._leaves)]
+        leaves[self._first] = batch
+        args, kwargs = pytree.tree_unflatten(leaves, self._tree)
+        outputs = [leaf for leaf in pytree.tree_leaves(self.layer(*args, **kwargs)) if isinstance(leaf, Tensor)]
+        total = torch.stack([output.sum() for output in outputs if output.is_floating_point()]).sum()
+        return total.reshape(1, 1).expand(batch.shape[0], 1)
+
+
+def obstacles(module: nn.Module, sample: SampleSpec, *, target: str, batch_size: int) -> tuple[Obstacle, ...]:
+    """Find the innermost layers that a target cannot train, each kind of trouble once.
+
+    Args:
+        module: the network; it is left as it is.
+        sample: the input of one sample.
+        target: a name in `subfleet.export.targets.TARGETS`.
+        batch_size: samples of one step.
+
+    Returns:
+        Nothing where every layer can be trained alone.
+    """
+    network = copy.deepcopy(module)
+    calls = _calls(network, sample, batch_size)
+    found: dict[tuple[str, str], Obstacle] = {}
+    for obstacle in _within("", network, calls, target):
+        found.setdefault((obstacle.kind, obstacle.reason), obstacle)
+    return tuple(found.values())
+
+
+def with_layer(
+    error: ExportError, module: nn.Module, sample: SampleSpec, *, target: str, batch_size: int
+) -> ExportError:
+    """The error of a failed export, told with the layer that it came from where that can be found out."""
+    found = obstacles(module, sample, target=target, batch_size=batch_size)
+    return ExportError(" Also: ".join(str(obstacle) for obstacle in found)) if found else error
+
+
+def _calls(network: nn.Module, sample: SampleSpec, batch_size: int) -> dict[str, _Call]:
+    """The first call of every layer that runs, in plain PyTorch; of those before an error where one is raised."""
+    calls: dict[str, _Call] = {}
+    hooks = [
+        layer.register_forward_pre_hook(_keep(calls, name), with_kwargs=True) for name, layer in network.named_modules()
+    ]
+    value = sample.value(batch_size)
+    batch = torch.zeros(value.shape, dtype=torch.int64 if value.dtype == "I64" else torch.float32)
+    try:
+        with torch.no_grad():
+            network(batch)
+    except Exception:  # noqa: BLE001 - whatever a layer raises, the one that was entered last is in `calls`
+        return calls
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return calls
+
+
+def _keep(calls: dict[str, _Call], name: str) -> Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], None]:
+    def hook(_layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        calls.setdefault(name, _Call(args=args, kwargs=kwargs))
+
+    return hook
+
+
+def _within(name: str, module: nn.Module, calls: Mapping[str, _Call], target: str) -> Sequence[Obstacle]:
+    call = calls.get(name)
+    error = None if call is None else _failure(module, call, target)
+    if call is not None and error is None:
+        return ()
+    # A list of layers has no call of its own: what is in it has.
+    inner = [
+        obstacle
+        for child, layer in module.named_children()
+        for obstacle in _within(f"{name}.{child}" if name else child, layer, calls, target)
+    ]
+    if inner or error is None:
+        return inner
+    reason, _, remedy = str(error).rpartition("; ")
+    return [Obstacle(layer=name, kind=type(module).__name__, reason=reason or remedy, remedy=remedy)]
+
+
+def _failure(layer: nn.Module, call: _Call, target: str) -> ExportError | None:
+    """Why a layer cannot be trained alone."""
+    if not any(isinstance(leaf, Tensor) for leaf in pytree.tree_leaves((call.args, dict(call.kwargs)))):
+        return None
+    alone = _Alone(layer, call)
+    batch = alone.batch
+    integers = not batch.is_floating_point()
+    sample = SampleSpec(
+        shape=tuple(batch.shape[1:]), dtype="I64" if integers else "F32", limit=int(batch.max()) + 1 if integers else 0
+    )
+    writer = target_named(target)
+    try:
+        step = training_step(alone, sample, batch_size=batch.shape[0], objective=_OBJECTIVE, optimiser=_OPTIMISER)
+        writer.write_training(trace(step, writer.lowerings), step)
+    except ExportError as error:
+        return error
+    return None

@@ -1,0 +1,93 @@
+"""A network that cannot be trained is named with its layer, the reason and the remedy, before anything is written."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from subfleet.export.preflight import obstacles, with_layer
+from subfleet.export.steps import SampleSpec
+from subfleet.protocol.errors import ExportError
+
+pytestmark = [pytest.mark.export, pytest.mark.slow]
+
+TARGETS = ("onnx", "executorch")
+
+
+class Fourier(nn.Module):
+    """An operator that no runtime of ours has."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.fft.rfft(x).abs()
+
+
+class Kept(nn.Module):
+    """The number of its outputs depends on values."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x[x > 0].sum().reshape(1, 1).expand(x.shape[0], 1)
+
+
+def network(layer: nn.Module) -> nn.Module:
+    blocks = nn.ModuleList([nn.Sequential(nn.Linear(6, 6), nn.ReLU()), nn.Sequential(nn.Linear(6, 6), layer)])
+
+    class Network(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.blocks = blocks
+            self.head = nn.LazyLinear(3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            for block in self.blocks:
+                x = block(x)
+            logits: Tensor = self.head(x)
+            return logits
+
+    made = Network()
+    made(torch.zeros(2, 6))
+    return made
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("layer", [Fourier(), Kept()], ids=lambda layer: type(layer).__name__)
+def test_the_innermost_layer_is_named_with_reason_and_remedy(layer: nn.Module, target: str) -> None:
+    (found,) = obstacles(network(layer), SampleSpec(shape=(6,)), target=target, batch_size=2)
+    assert found.layer == "blocks.1.1"
+    assert found.kind == type(layer).__name__
+    assert found.reason
+    assert "use" in found.remedy
+    assert "layer 'blocks.1.1'" in str(found)
+
+
+def test_a_network_of_good_layers_has_no_obstacle() -> None:
+    assert obstacles(network(nn.Tanh()), SampleSpec(shape=(6,)), target="onnx", batch_size=2) == ()
+
+
+def test_trouble_outside_of_any_layer_is_the_networks_own() -> None:
+    class Bare(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.head = nn.Linear(4, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            logits: Tensor = self.head(torch.fft.rfft(x).abs())
+            return logits
+
+    (found,) = obstacles(Bare(), SampleSpec(shape=(6,)), target="onnx", batch_size=2)
+    assert found.layer == ""
+    assert str(found).startswith("the network (Bare) itself cannot be trained so")
+
+
+def test_the_error_is_told_with_its_layer_and_else_as_it_is() -> None:
+    error = ExportError("something; do something")
+    sample = SampleSpec(shape=(6,))
+    told = with_layer(error, network(Fourier()), sample, target="onnx", batch_size=2)
+    assert "blocks.1.1" in str(told)
+    assert with_layer(error, network(nn.Tanh()), sample, target="onnx", batch_size=2) is error
+
+
+def test_the_network_is_left_as_it_is() -> None:
+    module = nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6), Fourier(), nn.Linear(4, 2))
+    before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
+    assert obstacles(module, SampleSpec(shape=(6,)), target="onnx", batch_size=2)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in module.state_dict().items())
+    assert not any(layer._forward_pre_hooks for layer in module.modules())
