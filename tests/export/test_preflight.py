@@ -17,7 +17,8 @@ class Fourier(nn.Module):
     """An operator that no runtime of ours has."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return torch.fft.rfft(x).abs()
+        parts: Tensor = torch.fft.rfft(x)
+        return parts.abs()
 
 
 class Kept(nn.Module):
