@@ -89,7 +89,7 @@ class OnnxSession:
         newest = self._buffers[0]
         # Bindings and the older set first, so that a copy from another device finds their memory free.
         self._bindings, self._buffers, self._results, self._constants = [], [], {}, {}
-        return {value.name: newest[value.name].numpy() for value in self._layout.stored}
+        return {value.name: _copied(newest.pop(value.name)) for value in self._layout.stored}
 
     def _value(self, array: Array) -> Any:
         # On the CPU the value is the array's own memory, and keeps it alive.
@@ -106,6 +106,11 @@ class OnnxSession:
         for name, array in self._constants.items():
             binding.bind_ortvalue_input(name, self._value(array))
         return binding
+
+
+def _copied(value: Any) -> Array:
+    # On the CPU `numpy()` shows the value's own memory, but does not keep it: gone with the value, it would be anyone's.
+    return np.array(value.numpy())
 
 
 def guarded(call: Callable[[], Any], what: str = "ONNX Runtime refused the program") -> Any:
