@@ -30,7 +30,8 @@ class _BatchNorm(torch.autograd.Function):
     def forward(ctx: Any, *arguments: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         inputs_BCP, weight_C, bias_C, mask_B, epsilon = arguments
         mask_11B = mask_B.reshape(1, 1, -1)
-        count = (mask_B.sum(0) * inputs_BCP.shape[2]).clamp(min=1.0)
+        real = mask_B.sum(0) * inputs_BCP.shape[2]
+        count = real.clamp(min=1.0)
         # Sums over positions first: the mask then meets (B, C) numbers and not every activation.
         mean_C = _over_samples(inputs_BCP.sum(2), mask_11B) / count
         centred = inputs_BCP - mean_C.reshape(1, -1, 1)
@@ -42,8 +43,8 @@ class _BatchNorm(torch.autograd.Function):
             outputs = outputs + bias_C.reshape(1, -1, 1)
         ctx.save_for_backward(centred, rstd_C, scale_C, mask_B, count)
         ctx.has = (weight_C is not None, bias_C is not None)
-        ctx.mark_non_differentiable(mean_C, variance_C, count)
-        return outputs, mean_C, variance_C, count
+        ctx.mark_non_differentiable(mean_C, variance_C, real)
+        return outputs, mean_C, variance_C, real
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:

@@ -15,6 +15,7 @@ from subfleet.export.steps.layout import StepShapes, after, before
 from subfleet.export.steps.network_call import FirstRun, buffers_of, call, first_run, prepared
 from subfleet.export.steps.objectives import OBJECTIVES, mutual_distillation, self_distillation, total
 from subfleet.export.steps.optimisers import OPTIMISERS, StepScalars, clipped
+from subfleet.export.steps.recompute import blocks_of, recomputed
 from subfleet.export.steps.values import SampleSpec, Step, Student
 from subfleet.protocol.errors import ExportError
 from subfleet.protocol.programs import Role, ValueInfo
@@ -61,6 +62,8 @@ def training_step(  # noqa: PLR0913 - each says one thing of the step
             f"objective is {objective.name!r} and optimiser {optimiser.name!r}, but they must be one of "
             f"{sorted(OBJECTIVES)} and {sorted(OPTIMISERS)}"
         )
+    if recompute:
+        blocks_of(module)  # there must be one
     given = sample.value(batch_size)
     found = first_run(module, given, training=True, accumulates=accumulate)
     randoms = found.random_shapes + _check_student(found, given, objective, student, accumulate)
@@ -162,6 +165,8 @@ class _TrainingRun:
             stack.enter_context(prepared(self.module, context, training=True))
             if self.student is not None:
                 stack.enter_context(prepared(self.student.module, context, training=True))
+            if self.recompute:
+                stack.enter_context(recomputed(self.module, context))
             with torch.enable_grad():
                 sums = self._losses(given, leaves | buffers, context)
                 weight = given.one("batch_weight") if self.shapes.accumulate else sums.count.clamp(min=1.0)

@@ -1,0 +1,148 @@
+"""Activation checkpointing: a block keeps its inputs alone, and is computed once more on the way back.
+
+A block is the outermost module inside an `nn.Sequential` or `nn.ModuleList` that has layers of its own and is not
+itself such a container of blocks: the residual blocks of a section, the layers of a transformer.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from subfleet.export.layers import LAYERS, LayerContext, LayerReplacing
+from subfleet.protocol.errors import ExportError
+
+__all__ = ["blocks_of", "recomputed"]
+
+_CONTAINERS = (nn.Sequential, nn.ModuleList)
+_Run = Callable[[Sequence[Tensor]], list[Tensor]]
+
+
+def blocks_of(module: nn.Module) -> dict[str, nn.Module]:
+    """The blocks of a module, by name.
+
+    Raises:
+        ExportError: there is none.
+    """
+    found: dict[str, nn.Module] = {}
+    _find(module, "", found)
+    if not found:
+        raise ExportError(
+            "recompute finds no block in the network: no nn.Sequential or nn.ModuleList holds modules with layers of "
+            "their own; group its layers into blocks, or leave recompute out"
+        )
+    return found
+
+
+def _find(module: nn.Module, prefix: str, found: dict[str, nn.Module]) -> None:
+    for name, child in module.named_children():
+        path = f"{prefix}{name}"
+        if isinstance(module, _CONTAINERS) and _is_composite(child) and not _holds_composites(child):
+            found[path] = child
+        else:
+            _find(child, f"{path}.", found)
+
+
+def _is_composite(module: nn.Module) -> bool:
+    return next(module.children(), None) is not None
+
+
+def _holds_composites(module: nn.Module) -> bool:
+    return isinstance(module, _CONTAINERS) and any(_is_composite(child) for child in module.children())
+
+
+@contextmanager
+def recomputed(module: nn.Module, context: LayerContext) -> Iterator[None]:
+    """While it is entered, the blocks of a module keep no activations; it gives the same numbers and gradients.
+
+    Must be left after the backward pass.
+
+    Raises:
+        ExportError: the module has no block.
+    """
+    with ExitStack() as stack:
+        for block in blocks_of(module).values():
+            block.forward = _Checkpointed(block, context)
+            stack.callback(block.__dict__.pop, "forward")
+        yield
+
+
+class _Checkpointed:
+    """The forward of a block that keeps its inputs alone."""
+
+    def __init__(self, block: nn.Module, context: LayerContext) -> None:
+        self._block = block
+        self._forward = block.forward
+        self._context = context
+        self._running = False
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the block."""
+        if self._running or not torch.is_grad_enabled():
+            return self._forward(*args, **kwargs)
+        # What the step has put in the place of the block's own state, while the whole module runs.
+        state = {**dict(self._block.named_parameters()), **dict(self._block.named_buffers())}
+        leaves, arguments = pytree.tree_flatten((args, kwargs))
+        places = [place for place, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
+        results: list[pytree.TreeSpec] = []
+
+        def run(tensors: Sequence[Tensor]) -> list[Tensor]:
+            filled = list(leaves)
+            for place, tensor in zip(places, tensors[len(state) :], strict=True):
+                filled[place] = tensor
+            again, named = pytree.tree_unflatten(filled, arguments)
+            given = dict(zip(state, tensors, strict=False))
+            flat, spec = pytree.tree_flatten(self._run(given, again, named))
+            results.append(spec)
+            return list(flat)
+
+        given = [*state.values(), *(leaves[place] for place in places)]
+        flat = _Recomputed.apply(run, len(state), self._context, *given)  # type: ignore[no-untyped-call]
+        return pytree.tree_unflatten(flat, results[0])
+
+    def _run(self, state: dict[str, Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        self._running = True
+        try:
+            with LayerReplacing(LAYERS, self._context):
+                return torch.func.functional_call(self._block, state, args, kwargs)
+        finally:
+            self._running = False
+
+
+class _Recomputed(torch.autograd.Function):
+    """Runs a block, and again in the backward pass.
+
+    Not `torch.utils.checkpoint`: a runtime merges nodes that do the same to the same inputs, and so would keep the
+    activations after all. Here what the block takes the second time depends on the gradient that arrives, by a factor
+    that is always 1.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, run: _Run, state_count: int, context: LayerContext, *tensors: Tensor) -> tuple[Tensor, ...]:
+        ctx.run, ctx.state_count, ctx.context, ctx.place = run, state_count, context, context.place
+        ctx.save_for_backward(*tensors)
+        return tuple(run(tensors))
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        needed = ctx.needs_input_grad[3:]
+        one = gradients[0].reshape(-1)[:1].sum(dim=0) * 0.0 + 1.0
+        again = []
+        for place, (tensor, needs) in enumerate(zip(ctx.saved_tensors, needed, strict=True)):
+            is_argument = place >= ctx.state_count and tensor.is_floating_point()
+            again.append((tensor * one if is_argument else tensor).detach().requires_grad_(needs))
+        with torch.enable_grad(), ctx.context.repeating(ctx.place):
+            results = ctx.run(again)
+        pairs = [pair for pair in zip(results, gradients, strict=True) if pair[0].requires_grad]
+        found = iter(
+            torch.autograd.grad(
+                [result for result, _ in pairs],
+                [tensor for tensor, needs in zip(again, needed, strict=True) if needs],
+                [gradient for _, gradient in pairs],
+                allow_unused=True,
+            )
+        )
+        return None, None, None, *(next(found) if needs else None for needs in needed)

@@ -1,0 +1,93 @@
+"""Micro-batches whose gradients are summed take the step of the whole batch."""
+
+from typing import Any
+
+import pytest
+import torch
+from export.step_rig import assert_close, carried, example, run, step_of_module
+from torch import Tensor, nn
+
+from subfleet.export.steps import SampleSpec
+from subfleet.protocol.errors import ExportError
+from subfleet.protocol.training import ObjectiveSettings, OptimiserSettings
+
+WHOLE, PART = 6, 2
+OPTIMISERS = {
+    "sgd": OptimiserSettings(momentum=0.9, dampening=0.3, weight_decay=0.1, max_gradient_norm=0.05),
+    "nesterov": OptimiserSettings(momentum=0.9, nesterov=True),
+    "no momentum": OptimiserSettings(momentum=0.0, weight_decay=0.1),
+    "adam": OptimiserSettings(name="adam", weight_decay=0.1, max_gradient_norm=0.05),
+    "adamw": OptimiserSettings(name="adamw", weight_decay=0.1),
+}
+
+
+def network() -> nn.Module:
+    return nn.Sequential(
+        nn.Embedding(7, 4),
+        nn.Linear(4, 6),
+        nn.GroupNorm(1, 5),
+        nn.Dropout(0.3),
+        nn.BatchNorm1d(5).eval(),
+        nn.Linear(6, 7),
+    )
+
+
+def settings_of(optimiser: str) -> dict[str, Any]:
+    return {
+        "objective": ObjectiveSettings(name="next_token", proximal=True, label_smoothing=0.1),
+        "optimiser": OPTIMISERS[optimiser],
+        "sample": SampleSpec(shape=(5,), dtype="I64", limit=7),
+    }
+
+
+def first_inputs(step: Any) -> dict[str, Tensor]:
+    """As before the first step: states and summed gradients are zero."""
+    inputs = example(step)
+    zero = {value.name for value in step.inputs if value.role in ("optimiser_state", "gradient")}
+    return {name: torch.zeros_like(tensor) if name in zero else tensor for name, tensor in inputs.items()}
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("optimiser", OPTIMISERS)
+def test_micro_batches_take_the_step_of_the_batch(optimiser: str, dtype: torch.dtype) -> None:
+    whole = step_of_module(network(), (), batch_size=WHOLE, **settings_of(optimiser))
+    part = step_of_module(network(), (), batch_size=PART, accumulate=True, **settings_of(optimiser))
+    large = {
+        name: tensor.to(dtype) if tensor.is_floating_point() else tensor for name, tensor in first_inputs(whole).items()
+    }
+    small = {
+        name: large.get(name, tensor.to(dtype) if tensor.is_floating_point() else tensor)
+        for name, tensor in first_inputs(part).items()
+    }
+    batched = [value.name for value in whole.inputs if value.role in ("input", "label", "sample_mask", "random")]
+    for seed in range(2):
+        batch = example(whole, seed)
+        large |= {name: batch[name].to(large[name].dtype) for name in batched}
+        results = run(whole, large)
+        sums = {name: torch.zeros((), dtype=dtype) for name in ("loss", "correct", "count")}
+        for start in range(0, WHOLE, PART):
+            small |= {name: large[name][start : start + PART] for name in batched}
+            small["batch_weight"] = results["count"]
+            small["apply"] = torch.tensor(float(start + PART == WHOLE), dtype=dtype)
+            before = small
+            parts = run(part, small)
+            small = small | carried(parts)
+            sums = {name: total + parts[name] for name, total in sums.items()}
+            if start + PART < WHOLE:  # until the last, nothing changes but the gradients
+                kept = [name for name in carried(parts) if not name.startswith("gradient.")]
+                assert_close({name: small[name] for name in kept}, {name: before[name] for name in kept}, 0)
+        large |= carried(results)
+        tolerance = 1e-12 if dtype == torch.float64 else 3e-5
+        assert_close(sums, {name: results[name] for name in sums}, tolerance)
+        assert_close({name: small[name] for name in carried(results)}, carried(results), tolerance)
+        assert all(not tensor.any() for name, tensor in small.items() if name.startswith("gradient."))
+
+
+@pytest.mark.parametrize("tracked", [True, False])
+def test_statistics_of_a_batch_cannot_be_accumulated(tracked: bool) -> None:
+    module = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4, track_running_stats=tracked), nn.Linear(4, 2))
+    with pytest.raises(ExportError, match=r"layer '1' normalises by the statistics of its batch.*freeze the layer"):
+        step_of_module(module, (4,), accumulate=True)
+    module[1].eval()
+    if tracked:
+        step_of_module(module, (4,), accumulate=True)
