@@ -253,6 +253,12 @@ def test_a_task_of_another_batch_size_is_refused(tmp_path: Path) -> None:
         OnnxTrainer().train(job, never)
 
 
+def test_a_term_that_the_program_lacks_is_refused(tmp_path: Path) -> None:
+    job = write_job(tmp_path, samples(9), settings=replace(SETTINGS, proximal_mu=0.5))
+    with pytest.raises(ProtocolError, match=r"proximal_mu is 0\.5, but its program has no such term"):
+        OnnxTrainer().train(job, never)
+
+
 def test_describe_tells_counts_and_shapes(tmp_path: Path) -> None:
     dataset = Dataset(inputs=np.zeros((3, *SHAPE), np.float32), labels=np.array([2, 0, 2], np.int64))
     write_npz(tmp_path / "data.npz", dataset)

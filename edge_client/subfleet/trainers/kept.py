@@ -26,12 +26,14 @@ class LoadedSession:
         threads: that it runs on.
         layout: of the program.
         session: ready to begin.
+        least_bytes: what the program takes as inputs alone, by its manifest.
     """
 
     sha256: str
     threads: int
     layout: StepLayout
     session: StepSession
+    least_bytes: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

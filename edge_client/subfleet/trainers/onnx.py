@@ -47,6 +47,7 @@ class OnnxTrainer:
     def __init__(self, provider: str = "cpu") -> None:
         self._provider = provider
         self._slot = Slot()
+        self._runtime: ModuleType | None = None
 
     @property
     def held_bytes(self) -> int:
@@ -62,7 +63,7 @@ class OnnxTrainer:
             MissingExtraError: ONNX Runtime is not installed.
             ConfigError: it has no such provider, or the provider does not work.
         """
-        _prepare(self._provider)
+        self._prepared()
         return read_dataset(data).summary()
 
     def train(self, job: TrainJob, stopped: Callable[[], bool]) -> TrainResult:
@@ -73,7 +74,7 @@ class OnnxTrainer:
             ConfigError: it has no such provider, or the provider does not work.
         """
         # Before anything is measured: the library is there whatever subnet is trained.
-        runtime = _prepare(self._provider)
+        runtime = self._prepared()
         open_session = partial(_open, runtime, self._provider)
         return train_job(job, stopped, target=self.target, open_session=open_session, slot=self._slot)
 
@@ -87,7 +88,7 @@ class OnnxTrainer:
             DataError: the data do not fit the model.
             TrainingError: ONNX Runtime refuses the model.
         """
-        session = _session(_prepare(self._provider), read_model(model_path), threads, self._provider)
+        session = _session(self._prepared(), read_model(model_path), threads, self._provider)
         inputs = session.get_inputs()
         if len(inputs) != 1 or inputs[0].type not in _INPUT_TYPES.values() or len(inputs[0].shape) < 2:
             raise TrainingError(f"model {str(model_path)!r} must have one input of shape (batch, *sample shape)")
@@ -110,6 +111,11 @@ class OnnxTrainer:
             sample_shape=tuple(sample_shape),
             batch_size=batch if isinstance(batch, int) else FREE_BATCH_SIZE,
         )
+
+    def _prepared(self) -> ModuleType:
+        if self._runtime is None:
+            self._runtime = _prepare(self._provider)
+        return self._runtime
 
 
 def _open(runtime: ModuleType, provider: str, program: Program, layout: StepLayout, threads: int) -> StepSession:

@@ -68,6 +68,7 @@ def train_job(
     try:
         loaded = _load(job, sha256, target, open_session) if kept is None else kept.loaded
         del kept
+        _check_least(job, loaded.least_bytes)
         watch.check()
         tally = _train(job, stopped, dataset, loaded, watch)
         watch.check()
@@ -88,12 +89,16 @@ def train_job(
 def _load(job: TrainJob, sha256: str, target: str, open_session: OpenSession) -> LoadedSession:
     program = read_program(job.program_path, target)
     layout = step_layout(program.manifest)
-    # Nothing is allocated on the word of a received manifest alone.
-    fed_bytes = sum(math.prod(value.shape) * numpy_dtype(value.dtype).itemsize for value in program.manifest.inputs)
-    if fed_bytes > job.memory_limit_bytes:
-        raise MemoryLimitError(needed_bytes=fed_bytes, limit_bytes=job.memory_limit_bytes)
+    least_bytes = sum(math.prod(value.shape) * numpy_dtype(value.dtype).itemsize for value in program.manifest.inputs)
+    _check_least(job, least_bytes)
     session = open_session(program, layout, job.threads)
-    return LoadedSession(sha256=sha256, threads=job.threads, layout=layout, session=session)
+    return LoadedSession(sha256=sha256, threads=job.threads, layout=layout, session=session, least_bytes=least_bytes)
+
+
+def _check_least(job: TrainJob, least_bytes: int) -> None:
+    # Nothing is allocated on the word of a received manifest alone.
+    if least_bytes > job.memory_limit_bytes:
+        raise MemoryLimitError(needed_bytes=least_bytes, limit_bytes=job.memory_limit_bytes)
 
 
 def _train(

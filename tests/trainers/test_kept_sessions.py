@@ -1,0 +1,206 @@
+"""A session is kept for the next job of the same program, with its memory accounted."""
+
+import gc
+import weakref
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from trainers.recording_program import Recorder, manifest, texts, write_recording_job
+from trainers.softmax_program import BATCH, program, samples, weights, write_job
+
+from subfleet.arrays import decode_arrays, encode_arrays
+from subfleet.protocol.errors import FileError, MemoryLimitError, ProtocolError, TrainingError
+from subfleet.protocol.programs import Program, TrainJob, TrainResult, encode_program
+from subfleet.protocol.training import TrainingSettings
+from subfleet.trainers.kept import LoadedSession, Slot
+from subfleet.trainers.memory import MemoryWatch, release_free_memory
+from subfleet.trainers.onnx import OnnxTrainer
+from subfleet.trainers.step_layout import StepLayout, step_layout
+from subfleet.trainers.training import run_training, train_job
+
+MEBIBYTE = 2**20
+SETTINGS = TrainingSettings(epochs=1, batch_size=4, learning_rate=0.05, seed=5)
+ONNX_SETTINGS = TrainingSettings(epochs=2, batch_size=BATCH, learning_rate=0.1, seed=5)
+
+
+@dataclass
+class Bench:
+    """One trainer's slot and what it loaded."""
+
+    recorder: Recorder = field(default_factory=Recorder)
+    slot: Slot = field(default_factory=Slot)
+
+    def train(self, job: TrainJob, *, stopped: bool = False) -> TrainResult:
+        load = self.recorder.load
+        return run_training(job, lambda: stopped, target="recording", load=load, slot=self.slot)
+
+
+def test_the_next_job_of_the_same_program_swaps_its_weights_in(tmp_path: Path) -> None:
+    job = write_recording_job(tmp_path, texts(10), SETTINGS)
+    bench = Bench()
+    bench.train(job)
+    first = job.output_path.read_bytes()
+    job.weights_path.write_bytes(encode_arrays({"w": np.array([5, -5], np.float32), "mean": np.ones(1, np.float32)}))
+    bench.train(replace(job, output_path=tmp_path / "kept"))
+    fresh = Bench()
+    fresh.train(replace(job, output_path=tmp_path / "fresh"))
+    assert (bench.recorder.loads, fresh.recorder.loads) == ([2], [2])
+    assert (tmp_path / "kept").read_bytes() == (tmp_path / "fresh").read_bytes() != first
+
+
+def test_another_program_or_other_threads_replace_it(tmp_path: Path) -> None:
+    job = write_recording_job(tmp_path, texts(10), SETTINGS)
+    other = replace(job, program_path=tmp_path / "other")
+    other.program_path.write_bytes(encode_program(Program(manifest=manifest(4, name="other"), body=b"-")))
+    bench = Bench()
+    for one in (job, other, job, replace(job, threads=1), replace(job, threads=1)):
+        bench.train(one)
+    assert bench.recorder.loads == [2, 2, 2, 1]
+
+
+def test_a_file_that_changed_is_no_longer_the_program_that_was_kept(tmp_path: Path) -> None:
+    job = write_recording_job(tmp_path, texts(10), SETTINGS)
+    bench = Bench()
+    bench.train(job)
+    content = job.program_path.read_bytes()
+    job.program_path.write_bytes(content[:-40])
+    with pytest.raises(ProtocolError):
+        bench.train(job)
+    job.program_path.unlink()
+    with pytest.raises(FileError, match="must be fetched again"):
+        bench.train(job)
+    job.program_path.write_bytes(content)
+    bench.train(job)
+    assert bench.recorder.loads == [2, 2]
+
+
+def test_a_job_that_failed_keeps_nothing(tmp_path: Path) -> None:
+    job = write_recording_job(tmp_path, texts(10), SETTINGS)
+    bench = Bench()
+    bench.train(job)
+    with pytest.raises(TrainingError, match="stopped"):
+        bench.train(job, stopped=True)
+    assert bench.slot.held_bytes == 0
+    bench.train(job)
+    with pytest.raises(MemoryLimitError):
+        bench.train(replace(job, memory_limit_bytes=0))
+    bench.train(job)
+    assert bench.recorder.loads == [2, 2, 2]
+
+
+@dataclass
+class Hoarder:
+    """A session that holds some memory for as long as it is loaded."""
+
+    size_bytes: int
+    made: list["weakref.ref[Hoarder]"]
+    layout: StepLayout
+    stored: Mapping[str, npt.NDArray[np.generic]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.hoard = np.ones(self.size_bytes, np.uint8)
+        self.made.append(weakref.ref(self))
+
+    def begin(self, stored: Mapping[str, npt.NDArray[np.generic]], constants: object) -> None:
+        self.stored = {name: array.copy() for name, array in stored.items()}
+
+    def step(self, fed: object, *, last: bool = False) -> Mapping[str, npt.NDArray[np.generic]]:
+        return {name: np.ones((), np.float32) for name in self.layout.read}
+
+    def finish(self) -> Mapping[str, npt.NDArray[np.generic]]:
+        return self.stored
+
+
+def hoard(job: TrainJob, slot: Slot, made: list["weakref.ref[Hoarder]"], size_bytes: int) -> TrainResult:
+    def load(program: Program, layout: StepLayout, threads: int) -> Hoarder:
+        return Hoarder(size_bytes, made, layout)
+
+    return train_job(job, lambda: False, target="recording", open_session=load, slot=slot)
+
+
+def test_what_a_kept_session_holds_is_known_and_counts_as_growth(tmp_path: Path) -> None:
+    size_bytes = 64 * MEBIBYTE
+    job = write_recording_job(tmp_path, texts(10), SETTINGS)
+    slot, made = Slot(), []  # type: ignore[var-annotated] # as `hoard` has it
+    first = hoard(job, slot, made, size_bytes)
+    # The system gives whole pages, and the process had some to spare.
+    assert 0.95 * size_bytes < slot.held_bytes <= first.measured_peak_bytes < 1.25 * size_bytes
+    second = hoard(job, slot, made, size_bytes)
+    assert len(made) == 1
+    assert 0.95 * size_bytes < second.measured_peak_bytes < 1.25 * size_bytes
+    # A budget that the program was within stays enough for it, and one that it was not within is refused again.
+    with pytest.raises(MemoryLimitError):
+        hoard(replace(job, memory_limit_bytes=size_bytes // 2), slot, made, size_bytes)
+    assert slot.held_bytes == 0
+    gc.collect()
+    assert made[0]() is None
+
+
+def test_a_session_that_holds_much_of_its_limit_is_not_kept(tmp_path: Path) -> None:
+    job = write_recording_job(tmp_path, texts(10), SETTINGS)
+    slot, made = Slot(), []  # type: ignore[var-annotated] # as `hoard` has it
+    before = MemoryWatch(2**40)
+    hoard(replace(job, memory_limit_bytes=160 * MEBIBYTE), slot, made, 64 * MEBIBYTE)
+    assert slot.held_bytes == 0
+    release_free_memory()
+    assert before.held_bytes() < 16 * MEBIBYTE
+    assert made[0]() is None
+
+
+def test_an_old_session_is_gone_before_the_next_one_is_measured(tmp_path: Path) -> None:
+    job = write_recording_job(tmp_path, texts(10), SETTINGS)
+    slot, made = Slot(), []  # type: ignore[var-annotated] # as `hoard` has it
+    hoard(job, slot, made, 64 * MEBIBYTE)
+    small = hoard(replace(job, threads=1), slot, made, MEBIBYTE)
+    assert made[0]() is None
+    assert small.measured_peak_bytes < 16 * MEBIBYTE
+    assert slot.held_bytes < 16 * MEBIBYTE
+
+
+def test_onnx_runtime_keeps_its_session_and_trains_the_same_bits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import onnxruntime
+
+    made: list[object] = []
+    original = onnxruntime.InferenceSession
+
+    def session(model: bytes, *arguments: object, **named: object) -> object:
+        made.append(len(model))
+        return original(model, *arguments, **named)
+
+    monkeypatch.setattr(onnxruntime, "InferenceSession", session)
+    job = write_job(tmp_path, samples(20), settings=ONNX_SETTINGS)
+    size = len(program().body)
+    trainer = OnnxTrainer()
+    trainer.train(job, lambda: False)
+    first = job.output_path.read_bytes()
+    job.weights_path.write_bytes(encode_arrays(weights(seed=7)))
+    trainer.train(job, lambda: False)
+    kept = job.output_path.read_bytes()
+    assert made.count(size) == 1
+    OnnxTrainer().train(job, lambda: False)
+    assert made.count(size) == 2
+    assert job.output_path.read_bytes() == kept != first
+    # What a caller was given stays as it is when the session goes on: no value of an update is the session's memory.
+    assert decode_arrays(kept)["head.bias"].any()
+
+
+def test_a_layout_is_kept_with_its_session() -> None:
+    slot = Slot()
+    layout = step_layout(manifest(4))
+    hoarder = Hoarder(1, [], layout)
+    slot.keep(
+        LoadedSession(sha256="a", threads=1, layout=layout, session=hoarder, least_bytes=1),
+        held_bytes=5,
+        limit_bytes=20,
+    )
+    assert slot.held_bytes == 5
+    kept = slot.take("a", 1)
+    assert kept is not None
+    assert kept.loaded.layout is layout
+    assert slot.take("a", 1) is None

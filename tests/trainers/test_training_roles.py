@@ -1,0 +1,167 @@
+"""What a program is fed and what is made of what it gives, role by role, with a program that remembers everything."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from trainers.recording_program import CLASSES, TOKENS, VOCABULARY, WEIGHTS, Recorder, texts, write_recording_job
+
+from subfleet.arrays import decode_arrays, encode_arrays
+from subfleet.protocol.errors import DataError, ProtocolError, SubfleetError
+from subfleet.protocol.programs import TrainJob, TrainResult
+from subfleet.protocol.training import TrainingSettings
+from subfleet.tasks import Dataset, StepOrigin, iter_batches, step_random, write_npz
+from subfleet.trainers.training import run_training
+
+SETTINGS = TrainingSettings(
+    epochs=2, batch_size=4, learning_rate=0.05, proximal_mu=0.25, distillation_weight=0.5, seed=5
+)
+
+
+def train(job: TrainJob, recorder: Recorder) -> TrainResult:
+    return run_training(job, lambda: False, target="recording", load=recorder.load)
+
+
+def test_every_step_is_fed_what_its_roles_mean(tmp_path: Path) -> None:
+    dataset = texts(10)
+    job = write_recording_job(tmp_path, dataset, SETTINGS)
+    recorder = Recorder()
+    train(job, recorder)
+    assert recorder.loads == [2]
+    expected = [
+        (epoch, step, indices, mask)
+        for epoch in range(2)
+        for step, (indices, mask) in enumerate(
+            iter_batches(10, 4, seed=5, round_number=3, client_id="device-1", epoch=epoch)
+        )
+    ]
+    assert len(recorder.runs) == len(expected) == 6
+    held = np.isin(np.arange(CLASSES), dataset.labels).astype(np.float32)
+    assert held.tolist() == [1, 1, 1, 1, 0]
+    for fed, (epoch, step, indices, mask) in zip(recorder.runs, expected, strict=True):
+        origin = StepOrigin(seed=5, round_number=3, client_id="device-1", epoch=epoch, step=step)
+        assert fed["tokens"].dtype == fed["labels"].dtype == np.int64
+        assert fed["tokens"].tolist() == dataset.inputs[indices].tolist()
+        assert fed["labels"].tolist() == dataset.labels[indices].tolist()
+        assert fed["mask"].tolist() == mask.tolist()
+        assert fed["random.0"].tolist() == step_random((4, 4), origin).tolist()
+        assert fed["random.1"].tolist() == step_random((2,), origin, place=1).tolist()
+        assert fed["classes"].tolist() == held.tolist()
+        assert (fed["rate"], fed["proximal_mu"], fed["distillation_weight"]) == (np.float32(0.05), 0.25, 0.5)
+        assert fed["first"].tolist() == np.asarray(WEIGHTS["w"]).tolist()
+
+
+def test_weights_buffers_and_states_are_carried_and_the_first_two_are_sent(tmp_path: Path) -> None:
+    job = write_recording_job(tmp_path, texts(10), SETTINGS)
+    recorder = Recorder()
+    train(job, recorder)
+    first, second = recorder.runs[:2]
+    assert first["w"].tolist() == [1, 2]
+    assert first["mean"].tolist() == [0.5]
+    assert (first["steps"], first["velocity"].tolist()) == (0, [0, 0])
+    assert (second["steps"], recorder.runs[-1]["steps"]) == (1, 5)
+    assert second["velocity"].any()
+    assert second["w"].tolist() != first["w"].tolist()
+    again = Recorder()
+    # The last step's values, seen by one more step.
+    train(replace(job, settings=replace(SETTINGS, epochs=3)), again)
+    sent = decode_arrays(job.output_path.read_bytes())
+    train(job, recorder)
+    sent = decode_arrays(job.output_path.read_bytes())
+    assert set(sent) == {"w", "mean"}
+    for name, start in WEIGHTS.items():
+        expected = np.asarray(again.runs[6][name], np.float32) - np.asarray(start, np.float32)
+        assert sent[name].tolist() == expected.tolist()
+        assert sent[name].any()
+
+
+def test_loss_and_accuracy_are_over_the_labels_that_count_in_the_last_epoch(tmp_path: Path) -> None:
+    dataset = texts(10)
+    recorder = Recorder()
+    result = train(write_recording_job(tmp_path, dataset, SETTINGS), recorder)
+    counted = dataset.labels >= 0
+    assert 10 < counted.sum() < counted.size
+    assert result.loss == pytest.approx(np.mean(dataset.inputs[counted]), rel=1e-6)
+    correct = sum(int((fed["labels"][fed["mask"] > 0] == 1).sum()) for fed in recorder.runs[3:])
+    assert result.accuracy == pytest.approx(correct / counted.sum())
+    assert (result.sample_count, result.step_count) == (10, 6)
+
+
+@pytest.mark.parametrize(("count", "part"), [(10, 1), (10, 2), (10, 3), (8, 2), (9, 2), (1, 2)])
+def test_parts_of_batches_train_as_whole_ones(tmp_path: Path, count: int, part: int) -> None:
+    dataset = texts(count)
+    folders = [tmp_path / "whole", tmp_path / "parts"]
+    for folder in folders:
+        folder.mkdir()
+    whole, parts = Recorder(), Recorder()
+    settings = replace(SETTINGS, micro_batch_size=part)
+    first = write_recording_job(folders[0], dataset, SETTINGS)
+    second = write_recording_job(folders[1], dataset, settings, batch_size=part, accumulate=True)
+    results = [train(first, whole), train(second, parts)]
+    assert len(parts.runs) == 2 * sum(-(-size // part) for size in [4] * (count // 4) + [count % 4] * (count % 4 > 0))
+    assert all(fed["mask"].any() for fed in parts.runs)
+    assert results[0].step_count == results[1].step_count == sum(fed["apply"] == 1 for fed in parts.runs)
+    assert results[1].loss == pytest.approx(results[0].loss, rel=1e-5)
+    assert results[1].accuracy == pytest.approx(results[0].accuracy)
+    change, other = (decode_arrays((folder / "update").read_bytes())["w"] for folder in folders)
+    assert np.asarray(other, np.float64) == pytest.approx(np.asarray(change, np.float64), rel=1e-4)
+    weights = [fed["weight"] for fed in parts.runs if fed["apply"] == 1]
+    assert weights == [(fed["labels"][fed["mask"] > 0] >= 0).sum() for fed in whole.runs]
+    if 4 % part == 0 and count % 4 == 0:
+        drawn = np.concatenate([fed["random.0"] for fed in parts.runs])
+        assert drawn.tolist() == np.concatenate([fed["random.0"] for fed in whole.runs]).tolist()
+
+
+def test_a_learning_rate_of_0_still_moves_running_statistics(tmp_path: Path) -> None:
+    job = write_recording_job(tmp_path, texts(5), replace(SETTINGS, learning_rate=0.0))
+    train(job, Recorder())
+    sent = decode_arrays(job.output_path.read_bytes())
+    assert not sent["w"].any()
+    assert sent["mean"].any()
+
+
+def _data(inputs: object, labels: object) -> Callable[[TrainJob], TrainJob]:
+    def write(job: TrainJob) -> TrainJob:
+        write_npz(Path(job.data), Dataset(inputs=np.array(inputs), labels=np.array(labels)))
+        return job
+
+    return write
+
+
+def _weights(**weights: object) -> Callable[[TrainJob], TrainJob]:
+    def write(job: TrainJob) -> TrainJob:
+        job.weights_path.write_bytes(encode_arrays({name: np.array(w, np.float32) for name, w in weights.items()}))
+        return job
+
+    return write
+
+
+def _settings(**changes: object) -> Callable[[TrainJob], TrainJob]:
+    return lambda job: replace(job, settings=replace(job.settings, **changes))  # type: ignore[arg-type] # of each its own
+
+
+@pytest.mark.parametrize(
+    ("spoil", "error", "text"),
+    [
+        (_data([[0] * TOKENS], [[CLASSES] * TOKENS]), DataError, "labels .* go up to 5, .* indices below 5"),
+        (_data([[VOCABULARY] * TOKENS], [[0] * TOKENS]), DataError, "samples .* go up to 7, .* indices below 7"),
+        (_data([[0] * TOKENS], [0]), DataError, r"labels .* are I64 of shape \(\), .* I64 of shape \(3,\)"),
+        (_data(np.zeros((1, TOKENS), np.int64), np.zeros((1, TOKENS), np.float32)), DataError, "labels .* are F32"),
+        (_data(np.zeros((1, TOKENS), np.float32), np.zeros((1, TOKENS), np.int64)), DataError, "samples .* are F32"),
+        (_weights(w=[1, 2]), ProtocolError, "first 'mean'"),
+        (_weights(w=[1, 2], mean=[1, 2]), ProtocolError, "'mean' of the weights"),
+        (_settings(batch_size=5), ProtocolError, "batch size is 5, but its program takes 4"),
+        (_settings(micro_batch_size=2), ProtocolError, "batch size is 2, but its program takes 4"),
+        (_settings(batch_size=8, micro_batch_size=4), ProtocolError, "cannot sum gradients"),
+    ],
+)
+def test_what_does_not_fit_the_program_is_refused_before_a_step(
+    tmp_path: Path, spoil: Callable[[TrainJob], TrainJob], error: type[SubfleetError], text: str
+) -> None:
+    recorder = Recorder()
+    with pytest.raises(error, match=text):
+        train(spoil(write_recording_job(tmp_path, texts(5), SETTINGS)), recorder)
+    assert not recorder.runs
+    assert not (tmp_path / "update").exists()
