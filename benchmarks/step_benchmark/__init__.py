@@ -1,0 +1,1 @@
+"""Parts of the benchmark of training steps; `benchmarks/train_step.py` puts them together."""

@@ -1,0 +1,190 @@
+"""How far a program is from PyTorch in double precision, next to how far PyTorch in single precision is.
+
+A rounding error becomes a jump where the input of a ReLU or a max pooling rounds to the other side. Whether that happens
+to one run or to another is chance, so each distance is the root mean square over several first batches, and PyTorch's
+own also over its memory layouts.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from step_benchmark.data import Samples
+from step_benchmark.eager import EagerStep
+from step_benchmark.stepping import Start, Stepper, Weights
+
+STEPS = 10
+STARTS = 3
+FREE_DISTANCE = 1e-6
+"""After one step a tensor's update may be this far off whatever PyTorch does."""
+VANISHING = 1e-6
+"""A tensor whose exact update is this small next to the others' has none: a bias before a norm, a key's bias. Its
+distance is taken by the size that an update of its length usually has."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parity:
+    """What a program's steps show.
+
+    Attributes:
+        one_step_over_eager: worst tensor's distance of the update after one step, less `FREE_DISTANCE`, by eager's
+            own; at most 4 is good.
+        one_step_worst_tensor: its name.
+        one_step_distance: that tensor's distance.
+        distance_over_eager: distance of all parameters' update after `STEPS`, by eager's own.
+        worst_tensor_over_eager: the same, of the worst single parameter or buffer.
+        eager_distance: eager's own after `STEPS`.
+        max_abs_diff: largest difference of a weight or buffer after one step.
+        eager_max_abs_diff: eager's own.
+        loss_fall: share by which the loss fell from the first two steps to the last two.
+    """
+
+    one_step_over_eager: float
+    one_step_worst_tensor: str
+    one_step_distance: float
+    distance_over_eager: float
+    worst_tensor_over_eager: float
+    eager_distance: float
+    max_abs_diff: float
+    eager_max_abs_diff: float
+    loss_fall: float
+
+
+@dataclass(kw_only=True)
+class Apart:
+    """Sums over runs: by tensor, the squared length of the difference from the exact weights."""
+
+    runs: int = 0
+    squares: dict[str, float] = field(default_factory=dict)
+    largest: float = 0.0
+
+    def add(self, exact: Weights, other: Weights) -> None:
+        """Count one run in."""
+        self.runs += 1
+        for name, right in exact.items():
+            difference = other[name] - right
+            self.squares[name] = self.squares.get(name, 0.0) + float(np.sum(difference**2))
+            self.largest = max(self.largest, float(np.abs(difference).max(initial=0.0)))
+
+    def mean(self, names: Sequence[str]) -> float:
+        """Root mean square over the runs, of some tensors taken as one vector."""
+        return math.sqrt(sum(self.squares[name] for name in names) / max(self.runs, 1))
+
+
+@dataclass(kw_only=True)
+class _Distances:
+    """After one step, or after all: the exact update, and how far everyone is from it."""
+
+    update: Apart = field(default_factory=Apart)
+    eager: Apart = field(default_factory=Apart)
+    own: dict[str, Apart] = field(default_factory=dict)
+
+    def lengths(self, sizes: Mapping[str, int], parameters: Sequence[str]) -> dict[str, float]:
+        """Of each tensor's exact update; the usual one where it vanishes."""
+        usual = self.update.mean(parameters) / math.sqrt(sum(sizes[name] for name in parameters))
+        lengths = {}
+        for name, size in sizes.items():
+            length, expected = self.update.mean([name]), usual * math.sqrt(size)
+            lengths[name] = length if length > VANISHING * expected else expected
+        return lengths
+
+
+def compare(
+    start: Start, samples: Samples, programs: Mapping[str, Stepper], *, layouts: Sequence[str]
+) -> dict[str, Parity]:
+    """Take the same steps with PyTorch in double and in single precision, and with programs.
+
+    Args:
+        start: where all begin.
+        samples: `STARTS` batches.
+        programs: by target.
+        layouts: of PyTorch's single precision.
+    """
+    first = {name: tensor.double().numpy() for name, tensor in start.state.items() if tensor.is_floating_point()}
+    exact = EagerStep(start, dtype=torch.float64)
+    eager: list[Stepper] = [EagerStep(start, layout=layout) for layout in layouts]
+    one, every = (_Distances(own={target: Apart() for target in programs}) for _ in range(2))
+    size = start.model.batch_size
+    for number in range(STARTS):
+        _run([part(samples, number * size, size)], first, exact, eager, programs, one)
+    losses = _run(batches_of(samples, size), first, exact, eager, programs, every)
+    sizes = {name: tensor.size for name, tensor in first.items()}
+    parameters = [name for name, _ in start.model.build().named_parameters()]
+    return {target: _parity(target, one, every, sizes, parameters, losses[target]) for target in programs}
+
+
+def part(samples: Samples, first: int, count: int) -> Samples:
+    """Some samples in a row."""
+    rows = slice(first, first + count)
+    return Samples(inputs=samples.inputs[rows], labels=samples.labels[rows], source=samples.source)
+
+
+def batches_of(samples: Samples, batch_size: int) -> list[Samples]:
+    """`STEPS` batches over two batches of samples, each seen several times; the last one is a quarter smaller."""
+    batches = [part(samples, step % 2 * batch_size, batch_size) for step in range(STEPS)]
+    batches[-1] = part(batches[-1], 0, max(1, batch_size - batch_size // 4))
+    return batches
+
+
+def _run(
+    batches: Sequence[Samples],
+    first: Weights,
+    exact: Stepper,
+    eager: Sequence[Stepper],
+    programs: Mapping[str, Stepper],
+    found: _Distances,
+) -> dict[str, list[float]]:
+    """Take some steps with everyone; each program's losses."""
+    right, _ = _steps(exact, batches)
+    found.update.add(right, first)
+    for stepper in eager:
+        found.eager.add(right, _steps(stepper, batches)[0])
+    losses = {}
+    for target, stepper in programs.items():
+        weights, losses[target] = _steps(stepper, batches)
+        found.own[target].add(right, weights)
+    return losses
+
+
+def _steps(stepper: Stepper, batches: Sequence[Samples]) -> tuple[Weights, list[float]]:
+    stepper.begin()
+    losses = [stepper.step(stepper.prepare(batch)) for batch in batches]
+    return stepper.finish(), losses
+
+
+def _parity(
+    target: str,
+    one: _Distances,
+    every: _Distances,
+    sizes: Mapping[str, int],
+    parameters: Sequence[str],
+    losses: Sequence[float],
+) -> Parity:
+    lengths, own = one.lengths(sizes, parameters), one.own[target]
+    distances = {name: own.mean([name]) / lengths[name] for name in sizes}
+    over_eager = {
+        name: _ratio(max(0.0, distances[name] - FREE_DISTANCE), one.eager.mean([name]) / lengths[name])
+        for name in sizes
+    }
+    worst = max(over_eager, key=lambda name: over_eager[name])
+    last = every.own[target]
+    return Parity(
+        one_step_over_eager=over_eager[worst],
+        one_step_worst_tensor=worst,
+        one_step_distance=distances[worst],
+        distance_over_eager=_ratio(last.mean(parameters), every.eager.mean(parameters)),
+        worst_tensor_over_eager=max(_ratio(last.mean([name]), every.eager.mean([name])) for name in sizes),
+        eager_distance=every.eager.mean(parameters) / every.update.mean(parameters),
+        max_abs_diff=own.largest,
+        eager_max_abs_diff=one.eager.largest,
+        loss_fall=1 - float(np.mean(losses[-2:])) / float(np.mean(losses[:2])),
+    )
+
+
+def _ratio(value: float, divisor: float) -> float:
+    if value == 0:
+        return 0.0
+    return value / divisor if divisor > 0 else math.inf

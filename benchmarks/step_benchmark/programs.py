@@ -1,0 +1,124 @@
+"""Exported programs: written by the exporter, run by the trainers' own sessions, found again in the cache."""
+
+import statistics
+import tempfile
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from step_benchmark.data import Samples
+from step_benchmark.stepping import Start, Weights
+from subfleet.elastic.network import ModelConfig
+from subfleet.elastic.zoo import ZooModel, build_seeded
+from subfleet.export.cache import CacheFolder, ExportCache
+from subfleet.export.programs import write_training_program
+from subfleet.export.requests import TrainRequest
+from subfleet.export.steps import SampleSpec, training_step
+from subfleet.protocol.programs import Program, encode_program
+from subfleet.protocol.subnet import SubnetSpec
+from subfleet.protocol.training import ObjectiveSettings, OptimiserSettings
+from subfleet.trainers import executorch, onnx
+
+from subfleet.trainers.sessions import StepSession
+from subfleet.trainers.step_layout import StepLayout, step_layout
+
+Array = npt.NDArray[np.generic]
+TARGETS = ("onnx", "executorch")
+LOOKUPS = 21
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exported:
+    """A written program and the seconds that it took."""
+
+    program: Program
+    export_s: float
+
+
+def export(model: ZooModel, target: str, optimiser: OptimiserSettings) -> Exported:
+    """Write a model's training program; raises ExportError where it cannot be written."""
+    module = build_seeded(model, 0).train()
+    sample = SampleSpec(shape=model.sample_shape, dtype=model.sample_dtype, limit=model.sample_limit)
+    objective = ObjectiveSettings(name=model.objective)
+    started_s = time.perf_counter()
+    step = training_step(module, sample, batch_size=model.batch_size, objective=objective, optimiser=optimiser)
+    program = write_training_program(step, target=target, program_id=f"zoo-{model.name}")
+    return Exported(program=program, export_s=time.perf_counter() - started_s)
+
+
+def cached_lookup_ms(program: Program) -> tuple[float, float]:
+    """Milliseconds to find a program of this size in a cache that has just been opened, and from then on.
+
+    Both hold the request's content id; a cache that has just been opened also reads the file once, to see that it is
+    whole.
+    """
+    request = TrainRequest(
+        model=ModelConfig(family="mlp", input_shape=(2,), class_count=2, widths=(4,), depths=(1,)),
+        spec=SubnetSpec(),
+        target=program.manifest.target,
+        batch_size=1,
+        objective=ObjectiveSettings(),
+        optimiser=OptimiserSettings(),
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        named = replace(program, manifest=replace(program.manifest, program_id=request.program_id))
+        cache = ExportCache(CacheFolder(path=Path(folder)))
+        cache.path(request).write_bytes(encode_program(named))
+        times_ms = []
+        for _ in range(LOOKUPS):
+            started_s = time.perf_counter()
+            if cache.find(replace(request)) is None:
+                raise SystemExit("the cache does not find the program that was just put into it")
+            times_ms.append((time.perf_counter() - started_s) * 1e3)
+    return times_ms[0], statistics.median(times_ms[1:])
+
+
+def open_session(program: Program, layout: StepLayout, threads: int) -> StepSession:
+    """The session that a device's trainer trains with, with the trainer's own settings."""
+    if program.manifest.target == "onnx":
+        runtime = onnx._prepare("cpu")  # noqa: SLF001 - what the trainer does, without its data and files
+        return onnx._open(runtime, "cpu", program, layout, threads)  # noqa: SLF001
+    return executorch.find_runtime().open_session(program, layout, threads)
+
+
+class ProgramStep:
+    """A loaded program with its carried tensors, run as a device's trainer does. See `Stepper`."""
+
+    def __init__(self, program: Program, start: Start, *, threads: int) -> None:
+        self._layout = step_layout(program.manifest)
+        self._session = open_session(program, self._layout, threads)
+        self._stored = {value.name: start.state[value.tensor].numpy() for value in self._layout.stored}
+        self._constants: dict[str, Array] = {self._layout.learning_rate.name: np.array(start.learning_rate, np.float32)}
+        self.begin()
+
+    def begin(self) -> None:
+        """Start from the first weights."""
+        self._session.begin(self._stored, self._constants)
+
+    def prepare(self, samples: Samples) -> dict[str, Array]:
+        """A batch as the program takes it: a smaller one is padded with its first sample, and masked."""
+        layout, real = self._layout, len(samples.labels)
+        padded = np.r_[np.arange(real), np.zeros(layout.batch_size - real, np.int64)]
+        mask = (np.arange(layout.batch_size) < real).astype(np.float32)
+        return {
+            layout.input.name: np.ascontiguousarray(samples.inputs[padded]),
+            layout.label.name: np.ascontiguousarray(samples.labels[padded]),
+            layout.sample_mask.name: mask,
+        }
+
+    def step(self, batch: Mapping[str, Array]) -> float:
+        """Take one step; the loss before it."""
+        return float(self._session.step(batch)[self._layout.loss])
+
+    def finish(self) -> Weights:
+        """Parameters and floating buffers as they stand."""
+        stored = self._session.finish()
+        return {
+            value.tensor: np.array(stored[value.name], np.float64)
+            for value in self._layout.stored
+            if value.dtype == "F32"
+        }

@@ -1,0 +1,179 @@
+"""What the benchmark found: one table for people, one object for programs."""
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from step_benchmark.parity import Parity
+
+BOUNDS = {"onnx": (1.1, 1.5), "executorch": (2.0, 3.0)}
+"""Of the median and the worst ratio of step times."""
+PARITY_BOUND = 4.0
+ABS_DIFF_BOUND = 1e-5
+LOSS_FALL_BOUND = 0.1
+
+
+@dataclass(kw_only=True)
+class Result:
+    """One model on one target; figures that were not taken are missing.
+
+    Attributes:
+        model: name in the zoo.
+        target: "onnx" or "executorch".
+        smooth: whether `max_abs_diff` counts.
+        error: why there is no program; empty where there is one.
+        export_s: seconds to write and verify the program.
+        cached_first_ms: to find it in a cache that has just been opened.
+        cached_ms: to find it again.
+        program_bytes: its size.
+        step_ms: by number of threads.
+        eager_ms: PyTorch's at its best, by number of threads.
+        eager_layout: in which it was best.
+        parity: distances from PyTorch.
+        planned_bytes: peak memory that the program states.
+        measured_bytes: by which a fresh process grew; 0 where it was not measured.
+    """
+
+    model: str
+    target: str
+    smooth: bool
+    error: str = ""
+    export_s: float = 0.0
+    cached_first_ms: float = 0.0
+    cached_ms: float = 0.0
+    program_bytes: int = 0
+    step_ms: dict[int, float] = field(default_factory=dict)
+    eager_ms: dict[int, float] = field(default_factory=dict)
+    eager_layout: dict[int, str] = field(default_factory=dict)
+    parity: Parity | None = None
+    planned_bytes: int = 0
+    measured_bytes: int = 0
+
+    @property
+    def ratios(self) -> dict[int, float]:
+        """Step time by eager's, by number of threads."""
+        return {threads: self.step_ms[threads] / self.eager_ms[threads] for threads in self.step_ms}
+
+    @property
+    def planned_over_measured(self) -> float | None:
+        """Planned by measured peak memory; None where it was not measured."""
+        return self.planned_bytes / self.measured_bytes if self.measured_bytes else None
+
+
+def summary(results: Sequence[Result]) -> dict[str, Any]:
+    """The object that `--json` ends with; a figure that nothing was measured for is null."""
+    planned = [share for result in results if (share := result.planned_over_measured) is not None]
+    return {
+        **{target: _target_summary([result for result in results if result.target == target]) for target in BOUNDS},
+        "planned_over_measured": {"min": min(planned, default=None), "max": max(planned, default=None)},
+        "models": [_plain(result) for result in results],
+    }
+
+
+def _target_summary(results: Sequence[Result]) -> dict[str, float | None]:
+    ratios = [ratio for result in results for ratio in result.ratios.values()]
+    parities = [(result.smooth, result.parity) for result in results if result.parity is not None]
+    return {
+        "median_ratio": statistics.median(ratios) if ratios else None,
+        "worst_ratio": max(ratios, default=None),
+        "max_abs_diff": max((parity.max_abs_diff for smooth, parity in parities if smooth), default=None),
+        "distance_over_eager": max((parity.distance_over_eager for _, parity in parities), default=None),
+    }
+
+
+def _plain(result: Result) -> dict[str, Any]:
+    plain = asdict(result)
+    plain["ratios"] = result.ratios
+    plain["planned_over_measured"] = result.planned_over_measured
+    return _finite(plain)
+
+
+def _finite(value: Any) -> Any:
+    """JSON has no infinity."""
+    if isinstance(value, Mapping):
+        return {str(key): _finite(item) for key, item in value.items()}
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def print_tables(results: Sequence[Result], console: Console) -> None:
+    """Times and memory, parity, and what could not be exported."""
+    done = [result for result in results if not result.error]
+    if done:
+        console.print(_times(done))
+        console.print(_parities(done))
+    for result in results:
+        if result.error:
+            console.print(f"{result.model} on {result.target}: {result.error}", markup=False, highlight=False)
+    found = summary(results)
+    for target, (median, worst) in BOUNDS.items():
+        own = found[target]
+        if own["median_ratio"] is not None:
+            console.print(
+                f"{target}: median ratio {own['median_ratio']:.2f} (at most {median}), worst {own['worst_ratio']:.2f} "
+                f"(at most {worst})",
+                highlight=False,
+            )
+
+
+def _times(results: Sequence[Result]) -> Table:
+    threads = sorted({number for result in results for number in result.step_ms})
+    table = Table(title="Step times against eager PyTorch at its best, and memory")
+    for name in ("model", "target"):
+        table.add_column(name)
+    for number in threads:
+        table.add_column(f"eager ms, {number} thr", justify="right")
+        table.add_column("ms", justify="right")
+        table.add_column("ratio", justify="right")
+    for name in ("export s", "found ms", "program MB", "planned MB", "planned / measured"):
+        table.add_column(name, justify="right")
+    for result in results:
+        cells = [result.model, result.target]
+        for number in threads:
+            if number in result.step_ms:
+                bound = BOUNDS[result.target][1]
+                eager = f"{result.eager_ms[number]:.2f} {'cl' if result.eager_layout[number] != 'contiguous' else ''}"
+                ratio = _judged(result.ratios[number], result.ratios[number] <= bound, "{:.2f}")
+                cells += [eager, f"{result.step_ms[number]:.2f}", ratio]
+            else:
+                cells += ["", "", ""]
+        share = result.planned_over_measured
+        cells += [
+            f"{result.export_s:.1f}",
+            f"{result.cached_ms:.2f}",
+            f"{result.program_bytes / 1e6:.2f}",
+            f"{result.planned_bytes / 1e6:.1f}",
+            "" if share is None else _judged(share, 0.95 <= share <= 1.1, "{:.2f}"),
+        ]
+        table.add_row(*cells)
+    return table
+
+
+def _parities(results: Sequence[Result]) -> Table:
+    table = Table(title="Distance from PyTorch in double precision, by that of PyTorch in single precision")
+    names = ("1 step, worst tensor", "its name", "10 steps", "10 steps, worst tensor", "max abs diff", "loss falls by")
+    for name in ("model", "target", *names):
+        table.add_column(name)
+    for result in results:
+        found = result.parity
+        if found is None:
+            continue
+        table.add_row(
+            result.model,
+            result.target,
+            _judged(found.one_step_over_eager, found.one_step_over_eager <= PARITY_BOUND, "{:.2f}"),
+            found.one_step_worst_tensor,
+            _judged(found.distance_over_eager, found.distance_over_eager <= PARITY_BOUND, "{:.2f}"),
+            f"{found.worst_tensor_over_eager:.2f}",
+            _judged(found.max_abs_diff, not result.smooth or found.max_abs_diff <= ABS_DIFF_BOUND, "{:.1e}"),
+            _judged(found.loss_fall, found.loss_fall >= LOSS_FALL_BOUND, "{:.0%}"),
+        )
+    return table
+
+
+def _judged(value: float, good: bool, form: str) -> str:
+    return form.format(value) if good else f"[bold red]{form.format(value)} ![/bold red]"

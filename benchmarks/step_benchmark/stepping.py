@@ -1,0 +1,46 @@
+"""The seam between what takes training steps: eager PyTorch and exported programs."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+from torch import Tensor
+
+from step_benchmark.data import Samples
+from subfleet.elastic.zoo import ZooModel
+from subfleet.protocol.training import OptimiserSettings
+
+Weights = Mapping[str, npt.NDArray[np.float64]]
+"""Parameters and floating buffers by name."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Start:
+    """What a training starts from: a model, its first weights and buffers, and its settings."""
+
+    model: ZooModel
+    state: Mapping[str, Tensor]
+    optimiser: OptimiserSettings
+    learning_rate: float
+
+
+class Stepper(Protocol):
+    """Takes training steps, from the first weights on."""
+
+    def begin(self) -> None:
+        """Start from the first weights; already done once when it is made."""
+        ...
+
+    def prepare(self, samples: Samples) -> Any:
+        """A batch as `step` takes it."""
+        ...
+
+    def step(self, batch: Any) -> float:
+        """Take one step; the loss before it."""
+        ...
+
+    def finish(self) -> Weights:
+        """The weights as they stand; `begin` must follow."""
+        ...

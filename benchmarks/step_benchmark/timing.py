@@ -1,0 +1,42 @@
+"""Times taken side by side: every runner in turn, again and again, so that what slows one slows all."""
+
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+BLOCK_S = 0.03
+PAUSE_S = 0.005
+"""Threads of the last runner that wait for work by spinning have gone to sleep after it."""
+
+
+def interleaved_medians_s(runners: Mapping[str, Callable[[], object]], *, rounds: int) -> dict[str, float]:
+    """Median seconds of one call of each runner.
+
+    Each round calls every runner for about `BLOCK_S`, at least once, and begins with another one.
+
+    Args:
+        runners: by name; each is called once or more before anything is timed.
+        rounds: 1 or more.
+    """
+    calls = {name: max(1, round(BLOCK_S / max(_seconds(run, 2), 1e-6))) for name, run in runners.items()}
+    times_s: dict[str, list[float]] = {name: [] for name in runners}
+    names = list(runners)
+    for number in range(rounds):
+        for name in _rotated(names, number):
+            time.sleep(PAUSE_S)
+            times_s[name] += [_seconds(runners[name], 1) for _ in range(calls[name])]
+    return {name: statistics.median(found) for name, found in times_s.items()}
+
+
+def _seconds(run: Callable[[], object], calls: int) -> float:
+    """Of the last of several calls."""
+    for _ in range(calls - 1):
+        run()
+    started_s = time.perf_counter()
+    run()
+    return time.perf_counter() - started_s
+
+
+def _rotated(names: Sequence[str], number: int) -> list[str]:
+    start = number % len(names)
+    return [*names[start:], *names[:start]]

@@ -1,0 +1,195 @@
+"""Step time, parity and memory of exported training programs, side by side with eager PyTorch at its best.
+
+python benchmarks/train_step.py                           # the whole zoo, one thread and two; prints tables
+python benchmarks/train_step.py --json                    # ends with one JSON object
+python benchmarks/train_step.py --models mlp ds_cnn --targets onnx --threads 1 --quick
+python benchmarks/train_step.py --models mlp --profile    # where a step's time goes, by operator
+
+SUBFLEET_DATA names the folder of real data; without it, learnable data are made from a seed.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from types import MappingProxyType
+
+import torch
+from rich.console import Console
+
+from step_benchmark import parity
+from step_benchmark.data import Samples, samples_of
+from step_benchmark.eager import EagerStep, layouts_of
+from step_benchmark.memory import measured_peak_bytes
+from step_benchmark.profiling import print_profile
+from step_benchmark.programs import TARGETS, ProgramStep, cached_lookup_ms, export
+from step_benchmark.report import Result, print_tables, summary
+from step_benchmark.stepping import Start, Stepper
+from step_benchmark.timing import interleaved_medians_s
+from subfleet.elastic.zoo import ZOO, ZooModel, build_seeded
+from subfleet.protocol.errors import SubfleetError
+from subfleet.protocol.programs import Program
+from subfleet.protocol.training import OptimiserSettings
+
+OPTIMISER = OptimiserSettings(momentum=0.9, weight_decay=5e-4)
+LEARNING_RATES: Mapping[str, float] = MappingProxyType(
+    {"mlp": 0.03, "mobilenet_v2": 0.02, "mobilenet_v3_small": 0.02, "vgg13": 0.001, "char_lstm": 0.5, "ds_cnn": 0.1}
+)
+"""Such that ten steps learn something and small differences grow little; 0.005 for the others."""
+TIMING_LEARNING_RATE = 1e-6
+"""So small that thousands of steps on one batch leave the weights where values are ordinary."""
+ROUNDS = 9
+QUICK_ROUNDS = 3
+
+
+def main() -> None:
+    """Measure, and print."""
+    arguments = _arguments()
+    console = Console(stderr=arguments.json, width=200)
+    if arguments.profile:
+        for model in _chosen(arguments.models):
+            for target in arguments.targets:
+                _profile(model, target, arguments.threads[0], console)
+        return
+    results: list[Result] = []
+    for model in _chosen(arguments.models):
+        results += _measure(model, arguments)
+    print_tables(results, console)
+    if arguments.json:
+        print(json.dumps(summary(results)))
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", nargs="+", choices=list(ZOO), default=list(ZOO), metavar="MODEL")
+    parser.add_argument("--targets", nargs="+", choices=TARGETS, default=list(TARGETS))
+    parser.add_argument("--threads", type=_numbers, default=[1, 2], help="such as 1,2")
+    parser.add_argument(
+        "--repeats", type=int, default=0, help=f"rounds of timing; {ROUNDS}, with --quick {QUICK_ROUNDS}"
+    )
+    parser.add_argument("--quick", action="store_true", help="few rounds, no measured memory")
+    parser.add_argument("--no-parity", action="store_true", help="times alone")
+    parser.add_argument("--no-memory", action="store_true", help="no measured memory")
+    parser.add_argument("--json", action="store_true", help="end with one JSON object; tables go to standard error")
+    parser.add_argument("--profile", action="store_true", help="time by operator instead")
+    return parser.parse_args()
+
+
+def _numbers(text: str) -> list[int]:
+    return [int(part) for part in text.split(",")]
+
+
+def _chosen(names: Sequence[str]) -> Iterator[ZooModel]:
+    return (ZOO[name] for name in names)
+
+
+def _progress(words: str) -> None:
+    print(words, file=sys.stderr, flush=True)
+
+
+def _measure(model: ZooModel, arguments: argparse.Namespace) -> list[Result]:
+    """Everything about one model."""
+    torch.set_num_threads(1)
+    results, programs = [], {}
+    for target in arguments.targets:
+        result = Result(model=model.name, target=target, smooth=model.smooth)
+        program = _export(model, target, result)
+        if program is not None:
+            programs[target] = program
+        results.append(result)
+    done = [result for result in results if result.target in programs]
+    if not done:
+        return results
+    samples = samples_of(model, parity.STARTS * model.batch_size)
+    if not arguments.no_parity:
+        _compare(model, samples, programs, done)
+    rounds = arguments.repeats or (QUICK_ROUNDS if arguments.quick else ROUNDS)
+    for threads in arguments.threads:
+        _time(model, samples, programs, done, threads=threads, rounds=rounds)
+    if not (arguments.quick or arguments.no_memory):
+        for result in done:
+            result.measured_bytes = measured_peak_bytes(programs[result.target], _start(model, 0.0).state, samples)
+            _progress(f"{model.name} {result.target}: grew by {result.measured_bytes / 1e6:.1f} MB")
+    return results
+
+
+def _export(model: ZooModel, target: str, result: Result) -> Program | None:
+    _progress(f"{model.name} {target}: exporting")
+    try:
+        exported = export(model, target, OPTIMISER)
+    except SubfleetError as error:
+        result.error = f"{type(error).__name__}: {error}"
+    # One model that cannot be exported must not end the run, whatever its exporter raised.
+    except Exception as error:  # noqa: BLE001
+        result.error = f"unexpected {type(error).__name__}: {error}".partition("\n")[0]
+    else:
+        result.export_s = exported.export_s
+        result.program_bytes = len(exported.program.body)
+        result.planned_bytes = exported.program.manifest.planned_peak_bytes
+        result.cached_first_ms, result.cached_ms = cached_lookup_ms(exported.program)
+        return exported.program
+    _progress(f"{model.name} {target}: {result.error}")
+    return None
+
+
+def _learning_rate(model: ZooModel) -> float:
+    return LEARNING_RATES.get(model.name, 0.005)
+
+
+def _start(model: ZooModel, learning_rate: float) -> Start:
+    state = {name: tensor.clone() for name, tensor in build_seeded(model, 0).state_dict().items()}
+    return Start(model=model, state=state, optimiser=OPTIMISER, learning_rate=learning_rate)
+
+
+def _compare(model: ZooModel, samples: Samples, programs: Mapping[str, Program], results: Sequence[Result]) -> None:
+    torch.set_num_threads(1)
+    start = _start(model, LEARNING_RATES.get(model.name, 0.005))
+    steppers = {target: ProgramStep(program, start, threads=1) for target, program in programs.items()}
+    found = parity.compare(start, samples, steppers, layouts=layouts_of(model.build()))
+    for result in results:
+        result.parity = found[result.target]
+        _progress(
+            f"{model.name} {result.target}: after one step {result.parity.one_step_over_eager:.2f} times as far as "
+            f"eager, after {parity.STEPS} {result.parity.distance_over_eager:.2f} times"
+        )
+
+
+def _time(
+    model: ZooModel,
+    samples: Samples,
+    programs: Mapping[str, Program],
+    results: Sequence[Result],
+    *,
+    threads: int,
+    rounds: int,
+) -> None:
+    torch.set_num_threads(threads)
+    start = _start(model, TIMING_LEARNING_RATE)
+    layouts = layouts_of(model.build())
+    steppers: dict[str, Stepper] = {layout: EagerStep(start, layout=layout) for layout in layouts}
+    steppers |= {target: ProgramStep(program, start, threads=threads) for target, program in programs.items()}
+    batch = parity.part(samples, 0, model.batch_size)
+    runners = {name: partial(stepper.step, stepper.prepare(batch)) for name, stepper in steppers.items()}
+    found_s = interleaved_medians_s(runners, rounds=rounds)
+    best = min(layouts, key=lambda layout: found_s[layout])
+    for result in results:
+        result.step_ms[threads] = found_s[result.target] * 1e3
+        result.eager_ms[threads] = found_s[best] * 1e3
+        result.eager_layout[threads] = best
+        _progress(
+            f"{model.name} {result.target}: {threads} thr, {result.step_ms[threads]:.2f} ms, eager "
+            f"{result.eager_ms[threads]:.2f} ms, ratio {result.ratios[threads]:.2f}"
+        )
+
+
+def _profile(model: ZooModel, target: str, threads: int, console: Console) -> None:
+    result = Result(model=model.name, target=target, smooth=model.smooth)
+    program = _export(model, target, result)
+    if program is not None:
+        samples = samples_of(model, model.batch_size)
+        print_profile(program, _start(model, TIMING_LEARNING_RATE), samples, threads, console)
+
+
+if __name__ == "__main__":
+    main()
