@@ -1,6 +1,7 @@
 # Subfleet: everything that a newcomer runs. Each target makes .venv and installs what it needs.
 #   make demo     the main job: a fleet of five unequal devices on this machine, about a minute and a half after the install
 #   make test     all tests (under 12 minutes on two cores)
+#   make native   ExecuTorch without PyTorch: builds edge_client/native and installs it (30 seconds, needs a C++ compiler)
 #   make check    format, lint, types, import rules, nothing newer than Python 3.10, dead links
 PYTHON ?= python3
 # Installed first, so that no version range drags in gigabytes of CUDA packages where they are not wanted.
@@ -12,14 +13,24 @@ ARGS ?=
 OLDEST := build/onnxruntime-1.23.2
 SOURCES := protocol device_profiles tasks elastic export edge_client server emulation scripts
 
-.PHONY: demo test check format clean
+NATIVE := edge_client/native
+NATIVE_FILES := $(wildcard $(NATIVE)/*.t* $(NATIVE)/src/* $(NATIVE)/subfleet_executorch/*.py*)
+CAN_BUILD = command -v "$${CXX:-c++}" >/dev/null && $(BIN)/python -c 'import sys, sysconfig, pathlib; \
+	sys.exit(not pathlib.Path(sysconfig.get_paths()["include"], "Python.h").exists())'
+BUILD_NATIVE = EXECUTORCH_ROOT="$$($(BIN)/python -c 'import importlib.util as u; \
+	print(u.find_spec("executorch").submodule_search_locations[0])')" $(PIP) --no-deps --force-reinstall ./$(NATIVE)
+
+.PHONY: demo test check format native clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.demo
 	$(BIN)/subfleet run quickstart $(ARGS)
 
-test: $(VENV)/.dev $(OLDEST)/.made tests/web/node_modules/.package-lock.json
+test: $(VENV)/.dev $(VENV)/.native $(OLDEST)/.made tests/web/node_modules/.package-lock.json
 	$(BIN)/python -m pytest $(ARGS)
+
+native: $(VENV)/.native
+	@$(BIN)/python -c 'import subfleet_executorch'
 
 check: $(VENV)/.dev
 	$(BIN)/ruff format --check .
@@ -68,6 +79,12 @@ $(OLDEST)/.made: $(VENV)/.dev
 tests/web/node_modules/.package-lock.json: tests/web/package-lock.json
 	@if command -v npm >/dev/null; then echo "installing onnxruntime-web ..."; \
 		npm ci --prefix tests/web --silent --no-audit --no-fund --ignore-scripts && touch $@; fi
+
+# ExecuTorch without PyTorch, built against the very ExecuTorch that writes the programs here; where it cannot be built,
+# ExecuTorch's programs run with PyTorch, and the tests that need it say so and are skipped.
+$(VENV)/.native: $(VENV)/.dev $(NATIVE_FILES)
+	@if $(CAN_BUILD); then echo "building subfleet-executorch ..."; $(BUILD_NATIVE) && touch $@; else \
+		echo "subfleet-executorch needs a C++ compiler and Python's headers; run: apt-get install g++ python3-dev"; fi
 
 clean:
 	rm -rf $(VENV) build dist tests/web/node_modules .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -21,7 +21,13 @@ __all__ = ["DoctorOptions", "Examination", "Finding", "examine"]
 
 _OLDEST_PYTHON = (3, 10)
 _NEEDED = ("paho-mqtt", "psutil", "numpy", "Pillow")
-_RUNTIMES: Mapping[str, str] = MappingProxyType({"onnx": "onnxruntime", "executorch": "executorch"})
+# What runs programs of a target, best first.
+_RUNTIMES: Mapping[str, tuple[tuple[str, str], ...]] = MappingProxyType(
+    {
+        "onnx": (("onnxruntime", ""),),
+        "executorch": (("subfleet-executorch", ", without PyTorch"), ("executorch", ", with PyTorch")),
+    }
+)
 _OPEN_TIMEOUT_S = 5.0
 
 
@@ -121,12 +127,7 @@ def _package(name: str) -> Finding:
 
 
 def _runtimes(wanted: tuple[str, ...]) -> Finding:
-    found = []
-    for name in wanted:
-        try:
-            found.append(f"{name} ({_RUNTIMES.get(name, name)} {version(_RUNTIMES.get(name, name))})")
-        except PackageNotFoundError:
-            continue
+    found = [f"{name} ({package})" for name, package in ((name, _runtime_package(name)) for name in wanted) if package]
     if found:
         return Finding(check="runtimes", text=", ".join(found))
     return Finding(
@@ -135,6 +136,16 @@ def _runtimes(wanted: tuple[str, ...]) -> Finding:
         text=f"none of {list(wanted)} is installed",
         remedy="run: pip install 'subfleet[edge]' for ONNX Runtime",
     )
+
+
+def _runtime_package(name: str) -> str:
+    """The package that runs programs of a target, with its version; empty where none is installed."""
+    for package, remark in _RUNTIMES.get(name, ((name, ""),)):
+        try:
+            return f"{package} {version(package)}{remark}"
+        except PackageNotFoundError:
+            continue
+    return ""
 
 
 def _data(profile: DeviceProfile, data: str) -> tuple[Finding, int]:

@@ -1,0 +1,122 @@
+"""ExecuTorch through its own Python bindings, which need PyTorch; programs run in its plain runtime."""
+
+from collections.abc import Callable, Mapping
+from importlib.metadata import version
+from typing import Any
+
+import torch
+from executorch.extension.pybindings import portable_lib
+from executorch.runtime import Runtime
+
+from subfleet.protocol.errors import TrainingError
+from subfleet.protocol.programs import Program
+from subfleet.trainers.executorch_runtime import METHOD, MethodShapes, misfit
+from subfleet.trainers.sessions import Array, RunProgram, StepSession, hosted
+from subfleet.trainers.step_layout import StepLayout
+
+__all__ = ["BindingsRuntime"]
+
+# What PyTorch's allocator, which holds the outputs, says where the system gave no memory.
+_NO_MEMORY = "can't allocate memory"
+# PyTorch's numbers for types, which the bindings give.
+_DTYPES: Mapping[int, str] = {4: "int64", 6: "float32", 7: "float64", 11: "bool"}
+
+
+class BindingsRuntime:
+    """See `ExecutorchRuntime`."""
+
+    @property
+    def name(self) -> str:
+        """See `ExecutorchRuntime.name`."""
+        return f"ExecuTorch {version('executorch')} with PyTorch"
+
+    def open_session(self, program: Program, layout: StepLayout, threads: int) -> StepSession:
+        """See `ExecutorchRuntime.open_session`."""
+        return hosted(_load)(program, layout, threads)
+
+    def open_model(self, body: bytes, threads: int) -> "BindingsModel":
+        """See `ExecutorchRuntime.open_model`."""
+        _set_threads(threads)
+        return BindingsModel(_load_program(body))
+
+
+class BindingsModel:
+    """See `Model`."""
+
+    def __init__(self, program: Any) -> None:
+        self._program = program
+
+    @property
+    def shapes(self) -> MethodShapes:
+        """See `Model.shapes`."""
+        return _shapes(self._program)
+
+    def infer(self, samples: Array) -> Array:
+        """See `Model.infer`."""
+        output: torch.Tensor = _guarded(lambda: self._program.load_method(METHOD).execute([_tensor(samples)]))[0]
+        return output.numpy()
+
+
+def _shapes(program: Any) -> MethodShapes:
+    meta = program.metadata(METHOD)
+
+    def of(info: Any) -> tuple[str, tuple[int, ...]]:
+        return _DTYPES.get(info.dtype(), str(info.dtype())), tuple(info.sizes())
+
+    return MethodShapes(
+        inputs=tuple(of(meta.input_tensor_meta(i)) for i in range(meta.num_inputs())),
+        outputs=tuple(of(meta.output_tensor_meta(i)) for i in range(meta.num_outputs())),
+    )
+
+
+def _load(program: Program, threads: int) -> RunProgram:
+    _set_threads(threads)
+    loaded = _load_program(bytes(program.body))
+    wrong = misfit(program.manifest, _guarded(lambda: _shapes(loaded)))
+    if wrong:
+        raise TrainingError(f"{wrong}; it must be exported again")
+    inputs = [value.name for value in program.manifest.inputs]
+    outputs = [value.name for value in program.manifest.outputs]
+
+    def run(values: Mapping[str, Array]) -> Mapping[str, Array]:
+        tensors = [_tensor(values[name]) for name in inputs]
+        results = _guarded(lambda: loaded.load_method(METHOD).execute(tensors))
+        return {name: result.numpy() for name, result in zip(outputs, results, strict=True)}
+
+    return run
+
+
+def _set_threads(threads: int) -> None:
+    """Set the threads of the whole process: PyTorch's pool and XNNPACK's."""
+    torch.set_num_threads(threads)
+    # Unsafe only while a program runs. XNNPACK otherwise takes every core; there is no public way to say so.
+    portable_lib._unsafe_reset_threadpool(threads)  # noqa: SLF001 - as the line above says
+
+
+def _tensor(array: Array) -> torch.Tensor:
+    return torch.from_numpy(array if array.flags.writeable else array.copy())
+
+
+def _load_program(body: bytes) -> Any:
+    """Load a program and its method, which the program keeps.
+
+    Only the program may be held on to: its method reads the program's memory but does not keep it alive.
+    """
+    program = _guarded(lambda: Runtime.get().load_program(body))
+    if METHOD not in program.method_names:
+        raise TrainingError(f"the ExecuTorch program has no method {METHOD!r}; it must be exported again")
+    _guarded(lambda: program.load_method(METHOD))
+    return program
+
+
+def _guarded(call: Callable[[], Any]) -> Any:
+    try:
+        return call()
+    except MemoryError:
+        raise
+    # The bindings raise RuntimeError for most failures, and others where arguments do not fit.
+    except Exception as error:
+        if _NO_MEMORY in str(error):
+            raise MemoryError(str(error)) from error
+        reason = str(error).strip().partition("\n")[0]
+        raise TrainingError(f"ExecuTorch refused the program ({reason:.300}); it must be exported again") from error

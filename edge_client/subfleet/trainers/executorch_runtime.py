@@ -1,0 +1,84 @@
+"""The seam to ExecuTorch: our native binding, or its own Python bindings with PyTorch.
+
+Both run the same programs with the same kernels. The native one (`edge_client/native`, the distribution
+`subfleet-executorch`) needs no PyTorch, so a client's process takes a fraction of the memory.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from subfleet.protocol.programs import Program, ProgramManifest
+from subfleet.trainers.sessions import Array, StepSession
+from subfleet.trainers.step_layout import StepLayout
+
+__all__ = ["METHOD", "ExecutorchRuntime", "MethodShapes", "Model", "misfit"]
+
+METHOD = "forward"
+"""The one method of every program and model."""
+
+_DTYPES: Mapping[str, str] = {"F32": "float32", "I64": "int64", "F64": "float64"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MethodShapes:
+    """NumPy's type name and the shape of everything that a method takes and gives, in order."""
+
+    inputs: tuple[tuple[str, tuple[int, ...]], ...]
+    outputs: tuple[tuple[str, tuple[int, ...]], ...]
+
+
+class Model(Protocol):
+    """A loaded method that is run for its first output."""
+
+    @property
+    def shapes(self) -> MethodShapes:
+        """What it takes and gives."""
+        ...
+
+    def infer(self, samples: Array) -> Array:
+        """Run once with one input; the output is the caller's.
+
+        Raises:
+            TrainingError: the runtime failed.
+        """
+        ...
+
+
+class ExecutorchRuntime(Protocol):
+    """One way to run ExecuTorch programs. The pool of threads belongs to the process: what was opened last sets it."""
+
+    @property
+    def name(self) -> str:
+        """What runs, for people."""
+        ...
+
+    def open_session(self, program: Program, layout: StepLayout, threads: int) -> StepSession:
+        """Load a training program.
+
+        Raises:
+            TrainingError: the runtime refuses it, or cannot set the number of threads.
+            MemoryError: the system gave no memory.
+        """
+        ...
+
+    def open_model(self, body: bytes, threads: int) -> Model:
+        """Load an inference model; raises as `open_session`."""
+        ...
+
+
+def misfit(manifest: ProgramManifest, shapes: MethodShapes) -> str:
+    """The first value of a manifest that is not as the program's method has it, in words; empty where all are."""
+    for kind, named, found in (
+        ("inputs", manifest.inputs, shapes.inputs),
+        ("outputs", manifest.outputs, shapes.outputs),
+    ):
+        if len(named) != len(found):
+            return f"the program has {len(found)} {kind}, but its manifest names {len(named)}"
+        for value, (dtype, shape) in zip(named, found, strict=True):
+            if (_DTYPES.get(value.dtype, value.dtype), value.shape) != (dtype, shape):
+                return (
+                    f"the program's {value.name!r:.80} is {dtype} of shape {shape}, but its manifest says "
+                    f"{value.dtype} of shape {value.shape}"
+                )
+    return ""
