@@ -71,7 +71,8 @@ def depthwise_forward(inputs: Tensor, weight: Tensor, places: Sequence[int], at:
     bands_kqp = _all_bands(kernel, sizes, places, at, weight.dtype)
     count, q, p = bands_kqp.shape
     dense_cmqp = (weight.reshape(outputs, count) @ bands_kqp.reshape(count, -1)).reshape(channels, -1, q, p)
-    dense_cqp = dense_cmqp.transpose(1, 2).reshape(channels, q, -1)
+    # One output for each channel needs no transposition, and runtimes would copy nevertheless.
+    dense_cqp = (dense_cmqp if outputs == channels else dense_cmqp.transpose(1, 2)).reshape(channels, q, -1)
     return _samples_first(_channels_first(inputs, channels) @ dense_cqp, (samples, outputs, *places))
 
 

@@ -33,11 +33,14 @@ def weight_gradient(inputs: Tensor, gradient: Tensor, kernel: Sequence[int], at:
         return _of_a_product(inputs, gradient).reshape(gradient.shape[1], inputs.shape[1], *kernel)
     (samples, channels, *sizes), (_, outputs, *places) = inputs.shape, gradient.shape
     dims, depth = len(sizes), channels // at.groups
-    x_gnsc = inputs.reshape(samples, at.groups, depth, *sizes).permute(1, 0, *range(3, 3 + dims), 2)
+    if at.groups == 1:
+        x_nsc = inputs.permute(0, *range(2, 2 + dims), 1)
+    else:
+        x_nsc = inputs.reshape(samples, at.groups, depth, *sizes).permute(1, 0, *range(3, 3 + dims), 2)
     # At the far edge the forward may leave out some places, or the padding.
     ends = zip(at.seen(kernel, places), sizes, at.padding, strict=True)
     after = [seen - size - padding for seen, size, padding in ends]
-    x = pad_or_cut(x_gnsc.reshape(1, at.groups * samples, *sizes, depth), [*at.padding, 0], [*after, 0])
+    x = pad_or_cut(x_nsc.reshape(1, at.groups * samples, *sizes, depth), [*at.padding, 0], [*after, 0])
     g_onp1 = gradient.transpose(0, 1).unsqueeze(-1)
     # The forward's stride spreads the gradient, so it becomes the dilation, and the other way round.
     d_okc = convolve(x, g_onp1, stride=[*at.dilation, 1], dilation=[*at.stride, 1], groups=at.groups)

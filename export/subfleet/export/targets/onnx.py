@@ -15,7 +15,8 @@ from subfleet.export.lowerings.tables import COMMON, without
 from subfleet.export.memory.onnx_plan import plan_onnx
 from subfleet.export.steps.values import Step
 from subfleet.export.targets.base import WrittenProgram
-from subfleet.export.targets.onnx_operators import OPERATORS
+from subfleet.export.targets.onnx_fusions import FUSIONS
+from subfleet.export.targets.onnx_operators import OPERATORS, Emitter
 from subfleet.export.tracing import inputs_of, results_of
 from subfleet.protocol.errors import ExportError
 from subfleet.protocol.programs import ValueInfo
@@ -36,7 +37,8 @@ _LOWERINGS = without(COMMON, torch.ops.aten.native_layer_norm.default, torch.ops
 class _Graph:
     """An ONNX graph in the making: the nodes so far, the constants, and the name of each fx node's value."""
 
-    def __init__(self) -> None:
+    def __init__(self, fusions: Mapping[Any, Callable[[Emitter, Any], str | None]] = MappingProxyType({})) -> None:
+        self._fusions = fusions
         self.nodes: list[onnx.NodeProto] = []
         self.initializers: list[onnx.TensorProto] = []
         self._names: dict[fx.Node, str] = {}
@@ -86,6 +88,10 @@ class _Graph:
         return results, [self._names[result] for result in results]
 
     def _translate(self, node: fx.Node) -> str:
+        fusion = self._fusions.get(node.target)
+        fused = None if fusion is None else fusion(self, node)
+        if fused is not None:
+            return fused
         translation = OPERATORS.get(node.target)
         if translation is None:
             shape = tuple(getattr(node.meta.get("val"), "shape", ()))
@@ -96,13 +102,26 @@ class _Graph:
         return translation(self, node)
 
 
+def _needed(nodes: Sequence[onnx.NodeProto], results: Sequence[str]) -> list[onnx.NodeProto]:
+    """The nodes that the results depend on, in order."""
+    wanted, kept = set(results), []
+    for node in reversed(nodes):
+        if wanted.intersection(node.output):
+            kept.append(node)
+            wanted.update(node.input)
+    return kept[::-1]
+
+
 def _value_info(value: ValueInfo, shape: Sequence[int | str]) -> onnx.ValueInfoProto:
     return helper.make_tensor_value_info(value.name, _ELEMENT_TYPES[value.dtype], shape)
 
 
 def _finish(graph: _Graph, inputs: list[onnx.ValueInfoProto], outputs: list[onnx.ValueInfoProto]) -> bytes:
+    nodes = _needed(graph.nodes, [output.name for output in outputs])
+    read = {name for node in nodes for name in node.input}
+    constants = [constant for constant in graph.initializers if constant.name in read]
     model = helper.make_model(
-        helper.make_graph(graph.nodes, "step", inputs, outputs, initializer=graph.initializers),
+        helper.make_graph(nodes, "step", inputs, outputs, initializer=constants),
         opset_imports=[helper.make_opsetid("", OPSET)],
         ir_version=IR_VERSION,
         producer_name="subfleet",
@@ -127,7 +146,7 @@ class OnnxTarget:
 
     def write_training(self, graph: fx.GraphModule, step: Step) -> WrittenProgram:
         """Write a training step; see `Target`."""
-        written = _Graph()
+        written = _Graph(FUSIONS)
         places = inputs_of(graph)
         for node, value in zip(places, step.inputs, strict=True):
             written.bind(node, value.name)
