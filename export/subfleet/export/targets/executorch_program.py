@@ -1,0 +1,116 @@
+"""From a flat graph to ExecuTorch's final program.
+
+The graph is put into ExecuTorch's edge dialect here, node by node. ExecuTorch's own way there (`to_edge`,
+`to_edge_transform_and_lower`) traces the graph again a dozen times and gives the same program.
+"""
+
+import logging
+import operator
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from torch import Tensor, fx
+from torch.export import ExportedProgram, ModuleCallEntry, ModuleCallSignature
+from torch.export.graph_signature import (
+    ExportGraphSignature,
+    InputKind,
+    InputSpec,
+    OutputKind,
+    OutputSpec,
+    TensorArgument,
+)
+from torch.utils import _pytree as pytree
+
+from subfleet.export.targets.executorch_operators import edge_target
+from subfleet.export.tracing import inputs_of, results_of
+
+__all__ = ["exported", "hold_constants", "lower"]
+
+
+def hold_constants(graph: fx.GraphModule) -> dict[str, Tensor]:
+    """Make a graph's constant tensors inputs that the program holds inside; each by the name of its input."""
+    held: dict[str, Tensor] = {}
+    last = inputs_of(graph)[-1]
+    for node in [node for node in graph.graph.nodes if node.op == "get_attr"]:
+        with graph.graph.inserting_after(last):
+            last = graph.graph.placeholder(f"constant_{node.name.lstrip('_')}")
+        value = getattr(graph, node.target).detach()
+        last.meta["val"] = node.meta.get("val", next(iter(node.users)).meta["val"])
+        held[last.name] = value
+        node.replace_all_uses_with(last)
+        graph.graph.erase_node(node)
+    return held
+
+
+def exported(graph: fx.GraphModule, weights: Mapping[str, Tensor]) -> ExportedProgram:
+    """Wrap a graph in ExecuTorch's dialect as an exported program, with inputs named in `weights` held inside."""
+    places = inputs_of(graph)
+    results = results_of(graph)
+    free = [node for node in places if node.name not in weights]
+    inputs = [
+        InputSpec(InputKind.BUFFER, TensorArgument(name=node.name), target=node.name, persistent=True)
+        if node.name in weights
+        else InputSpec(InputKind.USER_INPUT, TensorArgument(name=node.name), target=None)
+        for node in places
+    ]
+    outputs = [OutputSpec(OutputKind.USER_OUTPUT, TensorArgument(name=node.name), None) for node in results]
+    _, input_tree = pytree.tree_flatten((tuple(range(len(free))), {}))
+    _, output_tree = pytree.tree_flatten(tuple(range(len(results))))
+    call = ModuleCallSignature(inputs=[], outputs=[], in_spec=input_tree, out_spec=output_tree)
+    return ExportedProgram(
+        root=graph,
+        graph=graph.graph,
+        graph_signature=ExportGraphSignature(input_specs=inputs, output_specs=outputs),
+        state_dict=dict(weights),
+        range_constraints={},
+        module_call_graph=[ModuleCallEntry(fqn="", signature=call)],
+        constants={},
+        verifiers=[_verifier()],
+    )
+
+
+def _compile_config() -> Any:
+    from executorch.exir import EdgeCompileConfig
+
+    # The operators were checked against our own table, and every tensor is contiguous.
+    return EdgeCompileConfig(_check_ir_validity=False, _skip_dim_order=True)
+
+
+def _backend_config() -> Any:
+    from executorch.exir import ExecutorchBackendConfig
+    from executorch.exir.passes import MemoryPlanningPass
+
+    # Inputs stay where the caller has them: planned ones would be copied in, and held twice.
+    return ExecutorchBackendConfig(memory_planning_pass=MemoryPlanningPass(alloc_graph_input=False))
+
+
+def _verifier() -> Any:
+    from executorch.exir.verification.verifier import EXIREdgeDialectVerifier
+
+    return EXIREdgeDialectVerifier(edge_compile_config=_compile_config(), class_only=True)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """ExecuTorch logs every pass as a warning; what matters comes as an exception."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        yield
+    finally:
+        logging.disable(before)
+
+
+def lower(graph: fx.GraphModule, weights: Mapping[str, Tensor]) -> Any:
+    """Lower a traced graph to ExecuTorch's final program."""
+    from executorch.exir import EdgeProgramManager
+
+    held = {**weights, **hold_constants(graph)}
+    for node in graph.graph.nodes:
+        if node.op == "call_function" and node.target is not operator.getitem:
+            node.target = edge_target(node)
+    graph.recompile()
+    with _quiet():
+        manager = EdgeProgramManager({"forward": exported(graph, held)}, None, _compile_config())
+        return manager.to_executorch(_backend_config())
