@@ -7,6 +7,7 @@ feeds shows in what comes out.
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -72,7 +73,7 @@ class Recorder:
     """Loads the program, and keeps what every run was fed."""
 
     loads: list[int] = field(default_factory=list)
-    runs: list[dict[str, Array]] = field(default_factory=list)
+    runs: list[dict[str, Any]] = field(default_factory=list)
 
     def load(self, program: Program, threads: int) -> RunProgram:
         self.loads.append(threads)

@@ -7,6 +7,7 @@ within 2 % of each other; between two jobs 5 MB instead of 50 MB.
 """
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from types import MappingProxyType, ModuleType
 from typing import Any
 
@@ -15,7 +16,7 @@ import numpy as np
 from subfleet.arrays import numpy_dtype
 from subfleet.protocol.errors import TrainingError
 from subfleet.protocol.programs import ProgramManifest, ValueInfo
-from subfleet.trainers.sessions import Array
+from subfleet.trainers.sessions import Array, zeros
 from subfleet.trainers.step_layout import StepLayout
 
 __all__ = ["OnnxSession", "guarded"]
@@ -48,31 +49,24 @@ class OnnxSession:
         self._session = session
         self._layout = layout
         self._device = device
-        self._carried = {value.name: value for value in (*layout.stored, *layout.zeroed)}
         given_back = set(layout.carried.values())
         self._read = tuple(value for value in manifest.outputs if value.name not in given_back)
         self._last_run = runtime.RunOptions()
         self._last_run.add_run_config_entry(_GIVE_BACK, "cpu:0" if device == "cpu" else f"cpu:0;{_arena(device)}")
-        self._results: dict[str, Any] = {}
-        self._buffers: list[dict[str, Any]] = []
+        self._results = _Buffers()
+        self._sets: list[_Buffers] = []
         self._bindings: list[Any] = []
         self._constants: Mapping[str, Array] = {}
 
     def begin(self, stored: Mapping[str, Array], constants: Mapping[str, Array]) -> None:
         """See `StepSession.begin`."""
-        zeros = {value.name: np.zeros(value.shape, numpy_dtype(value.dtype)) for value in self._layout.zeroed}
-        first = {name: self._value(np.array(array)) for name, array in stored.items()}
-        first |= {name: self._value(array) for name, array in zeros.items()}
-        second = {
-            name: self._value(np.empty(value.shape, numpy_dtype(value.dtype))) for name, value in self._carried.items()
-        }
-        self._results = {
-            value.name: self._runtime.OrtValue.ortvalue_from_numpy(np.empty(value.shape, numpy_dtype(value.dtype)))
-            for value in self._read
-        }
+        first = {name: np.array(array) for name, array in stored.items()} | zeros(self._layout)
+        second = {name: np.empty(array.shape, array.dtype) for name, array in first.items()}
+        results = {value.name: np.empty(value.shape, numpy_dtype(value.dtype)) for value in self._read}
+        self._results = self._buffers(results, "cpu")
+        self._sets = [self._buffers(first, self._device), self._buffers(second, self._device)]
         self._constants = constants
-        self._buffers = [first, second]
-        self._bindings = [self._bind(first, second), self._bind(second, first)]
+        self._bindings = [self._bind(*self._sets), self._bind(*reversed(self._sets))]
 
     def step(self, fed: Mapping[str, Array], *, last: bool = False) -> Mapping[str, Array]:
         """See `StepSession.step`."""
@@ -81,36 +75,43 @@ class OnnxSession:
             binding.bind_cpu_input(name, array if array.flags.c_contiguous else array.copy(order="C"))
         guarded(lambda: self._session.run_with_iobinding(binding, self._last_run if last else None))
         self._bindings.reverse()
-        self._buffers.reverse()
-        return {name: self._results[name].numpy() for name in self._layout.read}
+        self._sets.reverse()
+        return {name: self._results.arrays[name] for name in self._layout.read}
 
     def finish(self) -> Mapping[str, Array]:
         """See `StepSession.finish`."""
-        newest = self._buffers[0]
-        # Bindings and the older set first, so that a copy from another device finds their memory free.
-        self._bindings, self._buffers, self._results, self._constants = [], [], {}, {}
-        return {value.name: _copied(newest.pop(value.name)) for value in self._layout.stored}
+        newest = self._sets[0]
+        # The older set goes first, so that a copy from another device finds its memory free.
+        self._bindings, self._sets, self._results, self._constants = [], [], _Buffers(), {}
+        names = [value.name for value in self._layout.stored]
+        if newest.arrays:
+            return {name: newest.arrays[name] for name in names}
+        # `numpy()` does not keep a value alive whose memory it shows.
+        return {name: np.array(newest.values[name].numpy()) for name in names}
 
-    def _value(self, array: Array) -> Any:
-        # On the CPU the value is the array's own memory, and keeps it alive.
-        return self._runtime.OrtValue.ortvalue_from_numpy(array, self._device, 0)
+    def _buffers(self, arrays: dict[str, Array], device: str) -> "_Buffers":
+        values = {name: self._runtime.OrtValue.ortvalue_from_numpy(array, device, 0) for name, array in arrays.items()}
+        return _Buffers(values=values, arrays=arrays if device == "cpu" else {})
 
-    def _bind(self, before: Mapping[str, Any], after: Mapping[str, Any]) -> Any:
+    def _bind(self, before: "_Buffers", after: "_Buffers") -> Any:
         binding = self._session.io_binding()
-        for name, value in before.items():
+        for name, value in before.values.items():
             binding.bind_ortvalue_input(name, value)
-        for name, value in after.items():
+        for name, value in after.values.items():
             binding.bind_ortvalue_output(self._layout.carried[name], value)
-        for name, value in self._results.items():
+        for name, value in self._results.values.items():
             binding.bind_ortvalue_output(name, value)
-        for name, array in self._constants.items():
-            binding.bind_ortvalue_input(name, self._value(array))
+        for name, value in self._buffers(dict(self._constants), self._device).values.items():
+            binding.bind_ortvalue_input(name, value)
         return binding
 
 
-def _copied(value: Any) -> Array:
-    # On the CPU `numpy()` shows the value's own memory, but does not keep it: gone with the value, it would be anyone's.
-    return np.array(value.numpy())
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Buffers:
+    """Values of the runtime by name; on the CPU they are the memory of our own arrays, which must be held as long."""
+
+    values: Mapping[str, Any] = field(default_factory=dict)
+    arrays: Mapping[str, Array] = field(default_factory=dict)
 
 
 def guarded(call: Callable[[], Any], what: str = "ONNX Runtime refused the program") -> Any:

@@ -13,11 +13,12 @@ FORMAT_VERSION = 3
 """Raised with every change of ours that alters what is written, or what is planned, for the same request."""
 
 _TOOLS: Mapping[str, tuple[str, ...]] = MappingProxyType(
-    {"onnx": ("torch", "onnx"), "executorch": ("torch", "executorch")}
+    {"onnx": ("torch", "onnx"), "executorch": ("torch", "executorch"), "torch": ("torch",)}
 )
 
-TARGET_NAMES = tuple(_TOOLS)
-"""Every target, known without importing any of their tools."""
+TARGET_NAMES = ("onnx", "executorch")
+"""Every target that a graph is written for, known without importing any of their tools. The target "torch" is not among
+them: its programs are requests."""
 
 
 @cache

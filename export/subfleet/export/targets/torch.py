@@ -1,0 +1,150 @@
+"""Programs for PyTorch itself, for laptops and servers that have it: the request as JSON, and the weights of a model.
+
+Nothing in them is executed or unpickled. Whoever runs one builds the network from its declaration, as the server does,
+and runs the very step that the other targets' programs are traced from. So they are no `Target`: there is no graph.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from subfleet.arrays import decode_arrays, encode_arrays
+from subfleet.elastic.families import build_module, network_of
+from subfleet.elastic.network import ModelConfig
+from subfleet.export.memory.liveness import activation_peak_bytes
+from subfleet.export.memory.values import fed_bytes, optimiser_bytes, weights_bytes
+from subfleet.export.request_steps import training_step_of
+from subfleet.export.requests import TrainRequest
+from subfleet.export.steps import Step
+from subfleet.export.tracing import trace
+from subfleet.export.versions import tool_versions
+from subfleet.protocol.errors import ProtocolError
+from subfleet.protocol.memory import MemoryPlan
+from subfleet.protocol.programs import Program, ProgramManifest, ValueInfo
+from subfleet.protocol.schema import canonical_json, from_plain, parse_json
+from subfleet.protocol.subnet import SubnetSpec
+from subfleet.protocol.tensors import decode_container
+
+__all__ = ["TARGET", "TorchModel", "read_torch_model", "read_torch_step", "write_torch_model", "write_torch_program"]
+
+TARGET = "torch"
+_MAX_BODY_BYTES = 2**20
+_MAX_BLOCKS = 2**12
+_MODEL = "model"
+_BASE_BYTES = 8_000_000
+"""What the first steps of any network take: PyTorch's own tables, autograd's nodes, oneDNN's kernels."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TorchModel:
+    """What an inference model's file says of its network, besides the weights."""
+
+    model: ModelConfig
+    spec: SubnetSpec
+
+
+def write_torch_program(request: TrainRequest) -> Program:
+    """Write the training program of a subnet.
+
+    Raises:
+        ConfigError: the network or the subnet is not valid.
+        ExportError: the subnet cannot be trained so.
+    """
+    plain = replace(request, spec=replace(request.spec, name=""))
+    step = training_step_of(plain)
+    manifest = ProgramManifest(
+        program_id=request.program_id,
+        target=TARGET,
+        purpose="train",
+        batch_size=request.batch_size,
+        inputs=step.inputs,
+        outputs=step.outputs,
+        memory=_plan(step),
+        max_abs_diff=_own_difference(step),
+        versions=tool_versions(TARGET),
+    )
+    return Program(manifest=manifest, body=canonical_json(plain))
+
+
+def read_torch_step(program: Program) -> Step:
+    """The step of a program; nothing is allocated before its shapes are known to be the manifest's.
+
+    Raises:
+        ProtocolError: the body is no such program, or not what the manifest says.
+        ConfigError: the network or the subnet is not valid.
+        ExportError: the subnet cannot be trained so.
+    """
+    request = from_plain(TrainRequest, parse_json(program.body, max_bytes=_MAX_BODY_BYTES), where="the program")
+    _check_shapes(
+        TorchModel(model=request.model, spec=request.spec),
+        {value.tensor: value.shape for value in program.manifest.inputs if value.role == "parameter"},
+    )
+    step = training_step_of(request)
+    if (step.inputs, step.outputs) != (program.manifest.inputs, program.manifest.outputs):
+        odd = _first_odd(step.inputs + step.outputs, program.manifest.inputs + program.manifest.outputs)
+        raise ProtocolError(f"the program's values are not those of its manifest, first {odd!r:.80}")
+    return step
+
+
+def write_torch_model(model: ModelConfig, spec: SubnetSpec, state: Mapping[str, Tensor]) -> bytes:
+    """Write an inference model: a tensor container of the weights, whose metadata names the network."""
+    network = TorchModel(model=model, spec=replace(spec, name=""))
+    arrays = {name: tensor.detach().cpu().numpy() for name, tensor in state.items()}
+    return encode_arrays(arrays, {_MODEL: canonical_json(network).decode()})
+
+
+def read_torch_model(content: bytes) -> tuple[TorchModel, nn.Module]:
+    """The network of an inference model with its weights, in evaluation mode.
+
+    Raises:
+        ProtocolError: the content is no such model, or its weights are not the network's.
+        ConfigError: the network or the subnet is not valid.
+    """
+    text = decode_container(content).metadata.get(_MODEL)
+    if text is None:
+        raise ProtocolError("the model names no network; deploy it again with the target 'torch'")
+    described = from_plain(TorchModel, parse_json(text.encode(), max_bytes=_MAX_BODY_BYTES), where="the model")
+    arrays = decode_arrays(content)
+    _check_shapes(described, {name: array.shape for name, array in arrays.items()})
+    module = build_module(network_of(described.model), described.spec)
+    module.load_state_dict({name: torch.from_numpy(np.array(array)) for name, array in arrays.items()})
+    return described, module.eval()
+
+
+def _check_shapes(described: TorchModel, given: Mapping[str, tuple[int, ...]]) -> None:
+    if sum(described.model.depths) > _MAX_BLOCKS:
+        raise ProtocolError(f"the network has {sum(described.model.depths)} blocks, but may have {_MAX_BLOCKS}")
+    shapes = network_of(described.model).shapes(described.spec)
+    if shapes != given:
+        odd = sorted(name for name in shapes.keys() | given.keys() if shapes.get(name) != given.get(name))
+        raise ProtocolError(
+            f"tensor {odd[0]!r:.80} has the shape {given.get(odd[0])}, but the network it is said to be of has "
+            f"{shapes.get(odd[0])}"
+        )
+
+
+def _first_odd(values: tuple[ValueInfo, ...], others: tuple[ValueInfo, ...]) -> str:
+    return min(value.name for value in set(values) ^ set(others))
+
+
+def _plan(step: Step) -> MemoryPlan:
+    graph = trace(step, {})
+    activation = activation_peak_bytes(graph)
+    return MemoryPlan(
+        weights_bytes=weights_bytes(step),
+        optimiser_bytes=optimiser_bytes(step),
+        fed_bytes=fed_bytes(step),
+        activation_bytes=activation,
+        runtime_bytes=_BASE_BYTES,
+    )
+
+
+def _own_difference(step: Step) -> float:
+    """How far single precision is from double precision: the step is PyTorch's own, so that is all that can differ."""
+    example = step.example(torch.Generator().manual_seed(0))
+    exact = step.run(*(tensor.double() if tensor.is_floating_point() else tensor for tensor in example))
+    pairs = zip(exact, step.run(*example), strict=True)
+    return max(float((right - got).abs().max()) for right, got in pairs if right.numel())
