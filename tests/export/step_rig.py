@@ -1,6 +1,7 @@
 """Steps run in PyTorch, by the names of their values, beside the plain PyTorch that they must equal."""
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -48,7 +49,11 @@ def loaded(module: nn.Module, inputs: Mapping[str, Tensor]) -> nn.Module:
 
 def step_of_module(module: nn.Module, shape: tuple[int, ...], *, batch_size: int = 4, **options: Any) -> Step:
     """A training step, plain where nothing else is said."""
-    settings = {"objective": ObjectiveSettings(), "optimiser": PLAIN_SGD, "sample": SampleSpec(shape=shape)} | options
+    settings: dict[str, Any] = {
+        "objective": ObjectiveSettings(),
+        "optimiser": PLAIN_SGD,
+        "sample": SampleSpec(shape=shape),
+    } | options
     sample = settings.pop("sample")
     return training_step(module, sample, batch_size=batch_size, **settings)
 
@@ -58,5 +63,5 @@ def assert_close(actual: Mapping[str, Tensor], expected: Mapping[str, Tensor], t
     assert actual.keys() == expected.keys()
     for name, right in expected.items():
         torch.testing.assert_close(
-            actual[name], right, atol=tolerance, rtol=tolerance, msg=lambda m, n=name: f"{n}: {m}"
+            actual[name], right, atol=tolerance, rtol=tolerance, msg=partial("{}: {}".format, name)
         )

@@ -111,10 +111,11 @@ def test_the_proximal_term() -> None:
         (parameter - inputs[f"anchor.{name}"]).square().sum() for name, parameter in module.named_parameters()
     )
     task = functional.cross_entropy(module(inputs["input"][:-1]), inputs["label"][:-1])
-    (task + inputs["proximal_mu"] / 2 * distance).backward()
+    (task + inputs["proximal_mu"] / 2 * distance).backward()  # type: ignore[no-untyped-call] # PyTorch leaves it untyped
     results = run(step, inputs)
     torch.testing.assert_close(results["loss"], task.detach())
     for name, parameter in module.named_parameters():
+        assert parameter.grad is not None
         right = parameter.detach() - inputs["learning_rate"] * parameter.grad
         torch.testing.assert_close(results[f"new.parameter.{name}"], right, atol=1e-12, rtol=1e-12)
 

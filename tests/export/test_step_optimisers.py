@@ -1,5 +1,7 @@
 """Optimisers against the classes of `torch.optim`, over ten steps in double precision."""
 
+from typing import Any
+
 import pytest
 import torch
 from export.step_rig import assert_close, carried, example, loaded, run, step_of_module
@@ -57,14 +59,15 @@ def of_pytorch(optimiser: OptimiserSettings, module: nn.Module, learning_rate: f
             nesterov=optimiser.nesterov,
             weight_decay=optimiser.weight_decay,
         )
-    kind = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[optimiser.name]
-    return kind(
+    kind: Any = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[optimiser.name]
+    made: torch.optim.Optimizer = kind(
         parameters,
         lr=learning_rate,
         betas=(optimiser.beta1, optimiser.beta2),
         eps=optimiser.epsilon,
         weight_decay=optimiser.weight_decay,
     )
+    return made
 
 
 def first_inputs(step: Step) -> dict[str, Tensor]:

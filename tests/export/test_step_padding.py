@@ -22,7 +22,8 @@ class Residual(nn.Module):
         self.layer = nn.Conv2d(4, 4, 3, padding=1)
 
     def forward(self, x: Tensor) -> Tensor:
-        return x + self.layer(torch.relu(self.norm(x)))
+        added: Tensor = self.layer(torch.relu(self.norm(x)))
+        return x + added
 
 
 def images(norm: Callable[[int], nn.Module]) -> nn.Module:
@@ -36,8 +37,16 @@ def vectors() -> nn.Module:
 
 
 def series() -> nn.Module:
-    return nn.Sequential(nn.Conv1d(2, 4, 3), nn.BatchNorm1d(4, affine=False), nn.GELU(), nn.Dropout1d(0.4),
-                         nn.Conv1d(4, 4, 3), nn.BatchNorm1d(4, momentum=0.3), nn.Flatten(), nn.Linear(12, 3))  # fmt: skip
+    return nn.Sequential(
+        nn.Conv1d(2, 4, 3),
+        nn.BatchNorm1d(4, affine=False),
+        nn.GELU(),
+        nn.Dropout1d(0.4),
+        nn.Conv1d(4, 4, 3),
+        nn.BatchNorm1d(4, momentum=0.3),
+        nn.Flatten(),
+        nn.Linear(12, 3),
+    )
 
 
 def tokens() -> nn.Module:

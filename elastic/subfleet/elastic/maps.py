@@ -1,6 +1,6 @@
 """Where a subnet's tensors lie in the full network's tensors."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -11,7 +11,7 @@ from subfleet.elastic.network import Network, TensorDecl, kept_indices
 from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.subnet import SubnetSpec
 
-__all__ = ["Gather", "TensorMap", "extract", "tensor_maps"]
+__all__ = ["Gather", "TensorMap", "extract", "nested_maps", "tensor_maps"]
 
 
 class TensorMap(Protocol):
@@ -55,6 +55,42 @@ def tensor_maps(network: Network, spec: SubnetSpec) -> dict[str, TensorMap]:
     return {name: _gather(network, spec, network.tensors[name]) for name in network.shapes(spec)}
 
 
+def nested_maps(network: Network, outer: SubnetSpec, inner: SubnetSpec) -> dict[str, TensorMap]:
+    """Where the tensors of a subnet lie in those of a larger subnet that holds it, in network order.
+
+    Raises:
+        ConfigError: one of the specs is no subnet of this network, or `outer` lacks something that `inner` keeps.
+    """
+    lacking = sorted(network.shapes(inner).keys() - network.shapes(outer).keys())
+    if lacking:
+        raise ConfigError(f"a nested subnet holds the tensor {lacking[0]!r}, which the subnet around it lacks")
+    places = {name: _places(network, outer, inner, name) for name in network.axes}
+    return {
+        name: _gather_of(
+            [
+                range(size) if axis is None else places[axis]
+                for size, axis in zip(network.tensors[name].shape, network.tensors[name].axes, strict=True)
+            ]
+        )
+        for name in network.shapes(inner)
+    }
+
+
+def _places(network: Network, outer: SubnetSpec, inner: SubnetSpec, axis: str) -> Sequence[int]:
+    """Where the indices that one subnet keeps of an axis stand among those of another."""
+    size = network.axes[axis].size
+    place_of = {index: place for place, index in enumerate(kept_indices(outer.index_set(axis), size))}
+    kept = kept_indices(inner.index_set(axis), size)
+    missing = [index for index in kept if index not in place_of]
+    if missing:
+        raise ConfigError(
+            f"a nested subnet keeps index {missing[0]} of axis {axis!r}, which the subnet around it lacks; keep less"
+        )
+    places = [place_of[index] for index in kept]
+    whole = range(places[0], places[0] + len(places))
+    return whole if places == list(whole) else places
+
+
 def extract(network: Network, spec: SubnetSpec, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """A subnet's own, contiguous tensors out of the full network's; they share no memory with it.
 
@@ -81,6 +117,11 @@ def _gather(network: Network, spec: SubnetSpec, decl: TensorDecl) -> Gather:
         range(size) if axis is None else kept_indices(spec.index_set(axis), size)
         for size, axis in zip(decl.shape, decl.axes, strict=True)
     ]
+    return _gather_of(kept)
+
+
+def _gather_of(kept: Sequence[Sequence[int]]) -> Gather:
+    """A map that keeps the named indices of each dimension."""
     slices = tuple(slice(indices.start, indices.stop) for indices in kept if isinstance(indices, range))
     if len(slices) == len(kept):
         return Gather(index=slices)

@@ -7,8 +7,9 @@ import torch
 from torch import Tensor
 
 from subfleet.elastic.families import build_module, network_of
+from subfleet.elastic.maps import nested_maps
 from subfleet.export.requests import InferRequest, TrainRequest
-from subfleet.export.steps import SampleSpec, Step, inference_step, training_step
+from subfleet.export.steps import SampleSpec, Step, Student, inference_step, training_step
 from subfleet.export.targets import target_named
 from subfleet.export.targets.base import Target
 from subfleet.export.tracing import trace
@@ -38,11 +39,15 @@ def export_training_program(request: TrainRequest) -> Program:
     """Write the training program of a subnet, and verify it.
 
     Raises:
-        ConfigError: the network or the subnet is not valid.
+        ConfigError: the network or the subnet is not valid, or the student is no part of it.
         ExportError: an operator cannot be written, or the program differs from PyTorch.
     """
     program_id = request.program_id  # first: it says whether the target's tools are there
     network = network_of(request.model)
+    student = None
+    if request.student is not None:
+        maps = nested_maps(network, request.spec, request.student)
+        student = Student(module=build_module(network, request.student), maps=maps)
     step = training_step(
         build_module(network, request.spec),
         SampleSpec(shape=request.model.input_shape),
@@ -51,6 +56,7 @@ def export_training_program(request: TrainRequest) -> Program:
         optimiser=request.optimiser,
         accumulate=request.accumulate,
         recompute=request.recompute,
+        student=student,
     )
     return write_training_program(step, target=request.target, program_id=program_id)
 

@@ -1,0 +1,95 @@
+"""Dropout takes its randomness from the step's inputs, and is otherwise PyTorch's."""
+
+from typing import Any
+
+import pytest
+import torch
+from export.step_rig import assert_close, example, loaded, run, step_of_module
+from torch import Tensor, nn
+from torch.nn import functional
+
+from subfleet.export.layers import LAYERS, LayerContext, LayerReplacing
+from subfleet.export.steps import SampleSpec, inference_step
+from subfleet.protocol.errors import ExportError
+
+
+def dropped(function: Any, inputs: Tensor, random: Tensor, **settings: Any) -> Tensor:
+    context = LayerContext(torch.ones(len(inputs)), [random])
+    with LayerReplacing(LAYERS, context):
+        result: Tensor = function(inputs, **settings)
+    return result
+
+
+@pytest.mark.parametrize(
+    ("function", "shape", "random_shape"),
+    [
+        (functional.dropout, (4, 6), (4, 6)),
+        (functional.dropout1d, (4, 6, 5), (4, 6, 1)),
+        (functional.dropout2d, (4, 6, 5, 3), (4, 6, 1, 1)),
+        (functional.dropout3d, (4, 6, 5, 3, 2), (4, 6, 1, 1, 1)),
+    ],
+)
+def test_what_is_below_p_is_dropped_and_the_rest_scaled(
+    function: Any, shape: tuple[int, ...], random_shape: tuple[int, ...]
+) -> None:
+    inputs = torch.rand(shape) + 1
+    random = torch.rand(random_shape)
+    found = dropped(function, inputs, random, p=0.4)
+    torch.testing.assert_close(found, torch.where(random < 0.4, 0.0, inputs / 0.6))
+    assert 0 < int((found == 0).sum()) < found.numel()
+    assert torch.equal(dropped(function, inputs, random, p=0.4, training=False), inputs)
+    assert torch.equal(dropped(function, inputs, random, p=0.0), inputs)
+    assert not dropped(function, inputs, random, p=1.0).any()
+
+
+def test_a_number_at_the_edge_is_decided_alike_in_both_precisions() -> None:
+    """0.7 is another number in single precision; what the program keeps, its check must keep."""
+    for p in (0.1, 0.7):
+        random = torch.tensor([p])
+        found = [
+            dropped(functional.dropout, torch.ones(1, dtype=d), random.to(d), p=p)
+            for d in (torch.float32, torch.float64)
+        ]
+        assert bool(found[0]) == bool(found[1])
+
+
+def test_a_step_with_dropout_can_be_repeated() -> None:
+    module = nn.Sequential(
+        nn.Linear(4, 6), nn.Dropout(0.5), nn.Linear(6, 5), nn.Dropout(0.2, inplace=True), nn.Linear(5, 3)
+    )
+    step = step_of_module(module, (4,))
+    randoms = [value for value in step.inputs if value.role == "random"]
+    assert [(value.name, value.shape) for value in randoms] == [("random.0", (4, 6)), ("random.1", (4, 5))]
+    inputs = example(step)
+    first, second = run(step, inputs), run(step, inputs)
+    assert_close(first, second, 0)
+    other = run(step, inputs | {"random.0": 1 - inputs["random.0"]})
+    assert not torch.equal(first["new.parameter.0.weight"], other["new.parameter.0.weight"])
+    kept = run(step, inputs | {name.name: torch.ones_like(inputs[name.name]) * 0.999 for name in randoms})
+    hidden = inputs["input"]
+    for place, share in (("0", 0.5), ("2", 0.8), ("4", 1.0)):
+        hidden = (
+            functional.linear(hidden, inputs[f"parameter.{place}.weight"], inputs[f"parameter.{place}.bias"]) / share
+        )
+    loss = functional.cross_entropy(hidden[:-1], inputs["label"][:-1])
+    torch.testing.assert_close(kept["loss"], loss.detach())
+
+
+def test_inference_drops_nothing() -> None:
+    module = nn.Sequential(nn.Linear(4, 6), nn.Dropout(0.5))
+    step = inference_step(module, SampleSpec(shape=(4,)), batch_size=2)
+    inputs = example(step)
+    reference = loaded(module, inputs).eval()
+    torch.testing.assert_close(run(step, inputs)["logits"], reference(inputs["input"]).detach())
+    module.float().train()
+    inference_step(module, SampleSpec(shape=(4,)), batch_size=2)
+    assert module[1].training
+
+
+def test_what_cannot_be_replayed_is_refused_by_name() -> None:
+    with pytest.raises(ExportError, match=r"layer '1' draws its own randomness.*use nn.Dropout"):
+        step_of_module(nn.Sequential(nn.Linear(4, 3), nn.AlphaDropout()), (4,))
+    with pytest.raises(
+        ExportError, match=r"layer '0' drops channels of an input of the shape \(4, 3\).*keep the batch"
+    ):
+        step_of_module(nn.Sequential(nn.Dropout1d()), (3,))
