@@ -1,0 +1,165 @@
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from subfleet.arrays import decode_arrays, encode_arrays
+from subfleet.protocol.errors import ConfigError, DataError, MemoryLimitError, SubfleetError, TrainingError
+from subfleet.protocol.programs import Program, TrainJob, encode_program
+from subfleet.protocol.schema import canonical_json, parse_json
+from subfleet.protocol.training import ObjectiveSettings, OptimiserSettings, TrainingSettings
+from subfleet.tasks import Dataset, write_npz
+from subfleet.trainers.torch import TorchTrainer
+
+torch = pytest.importorskip("torch")
+from subfleet.elastic.families import build_module, init_state, network_of  # noqa: E402
+from subfleet.elastic.network import ModelConfig  # noqa: E402
+from subfleet.export.requests import TrainRequest  # noqa: E402
+from subfleet.export.targets.torch import write_torch_model, write_torch_program  # noqa: E402
+
+pytestmark = [pytest.mark.export, pytest.mark.slow]
+
+BATCH = 4
+MODEL = ModelConfig(family="mlp", input_shape=(5,), class_count=3, widths=(8,), depths=(2,), group_size=2)
+NETWORK = network_of(MODEL)
+SETTINGS = TrainingSettings(epochs=2, batch_size=BATCH, learning_rate=0.1, seed=5)
+
+
+def never() -> bool:
+    return False
+
+
+@pytest.fixture(scope="module")
+def program() -> Program:
+    return write_torch_program(
+        TrainRequest(
+            model=MODEL,
+            spec=NETWORK.full_spec(),
+            target="torch",
+            batch_size=BATCH,
+            objective=ObjectiveSettings(),
+            optimiser=OptimiserSettings(),
+        )
+    )
+
+
+def data(count: int = 10) -> Dataset:
+    generator = np.random.default_rng(0)
+    inputs = generator.standard_normal((count, 5)).astype(np.float32)
+    return Dataset(inputs=inputs, labels=generator.integers(0, 3, count))
+
+
+@pytest.fixture
+def job(tmp_path: Path, program: Program) -> TrainJob:
+    write_npz(tmp_path / "data.npz", data())
+    (tmp_path / "program").write_bytes(encode_program(program))
+    state = {name: tensor.numpy() for name, tensor in init_state(NETWORK, 0).items()}
+    (tmp_path / "weights").write_bytes(encode_arrays(state))
+    return TrainJob(
+        program_path=tmp_path / "program",
+        weights_path=tmp_path / "weights",
+        output_path=tmp_path / "update",
+        data=str(tmp_path / "data.npz"),
+        settings=SETTINGS,
+        round=1,
+        client_id="laptop",
+        memory_limit_bytes=2**30,
+        threads=2,
+    )
+
+
+def test_a_program_is_plain_json_and_trains(job: TrainJob, program: Program) -> None:
+    assert canonical_json(parse_json(program.body, max_bytes=2**20)) == program.body
+    trainer = TorchTrainer()
+    result = trainer.train(job, never)
+    first = job.output_path.read_bytes()
+    assert (result.sample_count, result.step_count) == (10, 6)
+    assert all(array.any() for array in decode_arrays(first).values())
+    assert torch.get_num_threads() == 2
+    trainer.train(replace(job, threads=1), never)
+    assert torch.get_num_threads() == 1
+    trainer.train(job, never)
+    assert job.output_path.read_bytes() == first
+
+
+def spoiled(program: Program, **changes: object) -> Program:
+    plain = parse_json(program.body, max_bytes=2**20)
+    for name, value in changes.items():
+        part = plain["model"] if name in plain["model"] else plain
+        part[name] = value
+    return replace(program, body=canonical_json(plain))
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"widths": [2**40]}, "has the shape"),
+        ({"depths": [2**40]}, "blocks, but may have"),
+        ({"depths": [1]}, "blocks|axis|keeps"),
+        ({"family": "os.system"}, "model family is 'os.system'"),
+        ({"batch_size": 3}, "not those of its manifest, first"),
+        ({"accumulate": True}, "not those of its manifest, first"),
+        ({"recompute": 3}, "must be bool"),
+    ],
+)
+def test_a_body_that_is_not_what_its_manifest_says_is_refused(
+    job: TrainJob, program: Program, changes: dict[str, object], text: str
+) -> None:
+    job.program_path.write_bytes(encode_program(spoiled(program, **changes)))
+    with pytest.raises(TrainingError, match=text):
+        TorchTrainer().train(job, never)
+
+
+@pytest.mark.parametrize(
+    ("body", "error"), [(b"no program", TrainingError), (b"{}", TrainingError), (b"[" * 100_000, TrainingError)]
+)
+def test_a_body_that_is_no_program_is_refused(
+    job: TrainJob, program: Program, body: bytes, error: type[SubfleetError]
+) -> None:
+    job.program_path.write_bytes(encode_program(replace(program, body=body)))
+    with pytest.raises(error, match="cannot be used"):
+        TorchTrainer().train(job, never)
+
+
+def test_a_program_of_another_release_names_both_formats(job: TrainJob, program: Program) -> None:
+    versions = {**program.manifest.versions, "subfleet.export": "999"}
+    job.program_path.write_bytes(
+        encode_program(replace(program, manifest=replace(program.manifest, versions=versions)))
+    )
+    with pytest.raises(TrainingError, match=r"format 999, but this trainer runs format \d+"):
+        TorchTrainer().train(job, never)
+
+
+def test_stopping_limits_and_labels_end_training(job: TrainJob) -> None:
+    answers = iter([False, True])
+    with pytest.raises(TrainingError, match="stopped after 1 steps"):
+        TorchTrainer().train(job, lambda: next(answers))
+    with pytest.raises(MemoryLimitError):
+        TorchTrainer().train(replace(job, memory_limit_bytes=0), never)
+    write_npz(Path(job.data), replace(data(), labels=np.full(10, 3)))
+    with pytest.raises(DataError, match="indices below 3"):
+        TorchTrainer().train(job, never)
+    assert not job.output_path.exists()
+
+
+def test_a_model_predicts_as_its_module_does(tmp_path: Path) -> None:
+    state = init_state(NETWORK, 3)
+    (tmp_path / "model.safetensors").write_bytes(write_torch_model(MODEL, NETWORK.full_spec(), state))
+    dataset = data(70)
+    write_npz(tmp_path / "data.npz", dataset)
+    prediction = TorchTrainer().predict(tmp_path / "model.safetensors", str(tmp_path / "data.npz"))
+    module = build_module(NETWORK, NETWORK.full_spec())
+    module.load_state_dict(state)
+    with torch.no_grad():
+        expected = module(torch.from_numpy(dataset.inputs)).argmax(1)
+    assert prediction.labels == tuple(expected.tolist())
+    (tmp_path / "model.safetensors").write_bytes(encode_arrays({"x": np.zeros(1, np.float32)}))
+    with pytest.raises(TrainingError, match="names no network"):
+        TorchTrainer().predict(tmp_path / "model.safetensors", str(tmp_path / "data.npz"))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a CUDA device")
+def test_a_device_that_is_not_there_is_one_sentence(job: TrainJob) -> None:
+    with pytest.raises(ConfigError, match="needs a CUDA device"):
+        TorchTrainer("cuda").describe(job.data)
