@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 __all__ = ["ACTIVATIONS"]
 
@@ -72,11 +73,11 @@ def _hardsigmoid_backward(gradient: Tensor, x: Tensor) -> Tensor:
 
 
 def _hardswish(x: Tensor) -> Tensor:
-    return x * aten.hardsigmoid(x)
+    return x * functional.hardsigmoid(x)
 
 
 def _hardswish_backward(gradient: Tensor, x: Tensor) -> Tensor:
-    return gradient * (aten.hardsigmoid(x) + x * (_inside(x, 3.0) * (1 / 6)))
+    return gradient * (functional.hardsigmoid(x) + x * (_inside(x, 3.0) * (1 / 6)))
 
 
 def _silu(x: Tensor) -> Tensor:

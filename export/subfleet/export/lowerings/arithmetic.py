@@ -13,7 +13,7 @@ __all__ = ["ARITHMETIC"]
 aten = torch.ops.aten
 
 
-def _power(x: Tensor, exponent: float) -> Tensor:
+def _power(x: Tensor, exponent: float) -> Any:
     """The usual exponents without a logarithm."""
     simple: Mapping[float, Callable[[Tensor], Tensor]] = {
         1: lambda x: x.clone(),
@@ -66,7 +66,7 @@ def _norm(x: Tensor, order: float = 2, dims: Any = None, keepdim: bool = False, 
     return (torch.abs(x) ** order).sum(places, keepdim=keepdim) ** (1.0 / order)
 
 
-def _log_sum_exp(x: Tensor, dims: Sequence[int], keepdim: bool = False) -> Tensor:
+def _log_sum_exp(x: Tensor, dims: list[int], keepdim: bool = False) -> Tensor:
     highest = torch.amax(x, dims, keepdim=True)
     total = torch.log(torch.exp(x - highest).sum(dims, keepdim=True)) + highest
     return total if keepdim else total.squeeze(tuple(dims))

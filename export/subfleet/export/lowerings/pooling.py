@@ -33,10 +33,8 @@ def pooled_size(size: int, window: int, stride: int, padding: int, dilation: int
 
 def _average_maps(sizes: Sequence[int], arguments: Sequence[Any]) -> tuple[list[AxisMap], float]:
     """The maps of an average pool, and what remains to multiply with. Arguments as in `aten.avg_pool2d`."""
-    kernel, stride, padding, ceil_mode, count_padding, divisor = (
-        *arguments,
-        *([], [0], False, True, None)[len(arguments) - 1 :],
-    )
+    defaults: list[Any] = [[], [0], False, True, None]
+    kernel, stride, padding, ceil_mode, count_padding, divisor = [*arguments, *defaults[len(arguments) - 1 :]]
     windows, paddings = _per_axis(kernel), _per_axis(padding)
     strides = _per_axis(stride, windows)
     maps = []

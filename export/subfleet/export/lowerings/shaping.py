@@ -35,12 +35,15 @@ def _new_full(
 
 def _pad_dim(x: Tensor, dim: int, before: int, after: int) -> Tensor:
     """Zeros before and after, in one dimension."""
+    if not (before or after):
+        return x
     behind = [0, 0] * (x.dim() - 1 - dim)
-    return x if not (before or after) else aten.constant_pad_nd(x, [*behind, before, after], 0.0)
+    padded: Tensor = aten.constant_pad_nd(x, [*behind, before, after], 0.0)
+    return padded
 
 
-def _constant_pad(x: Tensor, pads: list[int], number: float = 0.0) -> Tensor:
-    """A negative padding is a slice, which every runtime has."""
+def _constant_pad(x: Tensor, pads: list[int], number: float = 0.0) -> Any:
+    """A negative padding is a slice, which every runtime has; NotImplemented where there is none."""
     kept = [max(amount, 0) for amount in pads]
     for place, amount in enumerate(pads):
         if amount < 0:
@@ -94,7 +97,7 @@ def _stack(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
 
 def _roll(x: Tensor, shifts: Sequence[int], dims: Sequence[int] = ()) -> Tensor:
     if not dims:
-        return aten.roll(x.reshape(-1), shifts, [0]).reshape(x.shape)
+        return _roll(x.reshape(-1), shifts, [0]).reshape(x.shape)
     for shift, dim in zip(shifts, dims, strict=True):
         place, size = dim % x.dim(), x.shape[dim]
         first = (size - shift % size) % size
@@ -122,7 +125,7 @@ def _triangle(keep_lower: bool) -> Callable[..., Tensor]:
     return cut
 
 
-def _index(x: Tensor, indices: Sequence[Tensor | None]) -> Tensor:
+def _index(x: Tensor, indices: Sequence[Tensor | None]) -> Any:
     """One tensor of indices for one dimension; others keep PyTorch's own operator."""
     given = [dim for dim, index in enumerate(indices) if index is not None]
     index = indices[given[0]] if len(given) == 1 else None
@@ -135,7 +138,7 @@ def _index(x: Tensor, indices: Sequence[Tensor | None]) -> Tensor:
 
 def _index_put(
     x: Tensor, indices: Sequence[Tensor | None], values: Tensor, accumulate: bool = False, *_unsafe: object
-) -> Tensor:
+) -> Any:
     """One tensor of indices for one dimension, as one flat index of the first dimension."""
     given = [dim for dim, index in enumerate(indices) if index is not None]
     index = indices[given[0]] if len(given) == 1 else None
@@ -157,7 +160,7 @@ def _index_add(
     if dim == 0:
         added: Tensor = aten.index_put.default(x, [index], source, accumulate)
         return added
-    swapped = aten.index_put.default(
+    swapped: Tensor = aten.index_put.default(
         x.transpose(0, dim).contiguous(), [index], source.transpose(0, dim).contiguous(), accumulate
     )
     return swapped.transpose(0, dim).contiguous()

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 import torch
@@ -44,7 +45,7 @@ def _product(emitter: Emitter, node: Node) -> str:
 
 def _addmm(emitter: Emitter, node: Node) -> str:
     bias, left, right = (emitter.value(argument) for argument in node.args)
-    factors = {name: float(node.kwargs.get(name, 1)) for name in ("alpha", "beta")}
+    factors: dict[str, Any] = {name: float(node.kwargs.get(name, 1)) for name in ("alpha", "beta")}
     return emitter.add("Gemm", left, right, bias, output=node, **factors)
 
 
@@ -97,10 +98,11 @@ def _layer_norm(emitter: Emitter, node: Node) -> str:
     return emitter.add("LayerNormalization", *names, outputs=parts, axis=-len(normalized), epsilon=float(epsilon))
 
 
-def _maximum_pool_arguments(given: Sequence[object]) -> dict[str, list[int]]:
+def _maximum_pool_arguments(given: Sequence[Sequence[int]]) -> dict[str, list[int]]:
     """Kernel, stride, padding and dilation, two numbers each."""
-    kernel, *others = (list(values) for values in given)  # type: ignore[call-overload] # lists of integers
-    stride, padding, dilation = (*others, *([], [0], [1])[len(others) :])
+    defaults: list[list[int]] = [[], [0], [1]]
+    kernel, *others = [list(values) for values in given]
+    stride, padding, dilation = others + defaults[len(others) :]
     pairs = zip(("kernel", "stride", "padding", "dilation"), (kernel, stride or kernel, padding, dilation), strict=True)
     return {name: [values[0], values[-1]] for name, values in pairs}
 

@@ -1,0 +1,209 @@
+"""Attention with its backward written out, and dropout that can be replayed.
+
+Shapes: B samples, H heads, L queries, S keys, D features of a head, E features in all.
+"""
+
+# ruff: noqa: PLR0913, PLR0917 - PyTorch's signatures
+
+import math
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from subfleet.export.layers.replacing import LayerContext, Replacement
+from subfleet.protocol.errors import ExportError
+
+__all__ = ["ATTENTIONS"]
+
+_NEVER = -1e30
+"""Added to the score of a pair that is masked out; finite, so that no runtime meets an infinity minus an infinity."""
+
+
+class _Attention(torch.autograd.Function):
+    """softmax(scale * q k' + mask) v, by (B, H, L, D) queries, (B, H, S, D) keys and values.
+
+    The softmax's backward needs the sum of each row of gradient times weight. It equals the sum of output times
+    gradient (Dao et al., FlashAttention, appendix B.2), which is over D elements and not over S.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, *arguments: Any) -> Tensor:
+        query, key, value, mask, kept, scale = arguments
+        scaled = query * scale
+        scores = _product(scaled, key.transpose(-1, -2))
+        weights = torch.softmax(scores if mask is None else scores + mask, -1)
+        output = _product(weights if kept is None else weights * kept, value)
+        ctx.save_for_backward(scaled, key, value, weights, output, kept)
+        ctx.scale, ctx.mask_shape = scale, None if mask is None else mask.shape
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        g = gradients[0]
+        scaled, key, value, weights, output, kept = ctx.saved_tensors
+        d_weights = _product(g, value.transpose(-1, -2))
+        dropped = weights
+        if kept is not None:
+            dropped, d_weights = weights * kept, d_weights * kept
+        d_scores = weights * (d_weights - (g * output).sum(-1, keepdim=True))
+        d_query = _product(d_scores, key) * ctx.scale
+        d_key = _product(d_scores.transpose(-1, -2), scaled)
+        d_value = _product(dropped.transpose(-1, -2), g)
+        d_mask = d_scores.sum_to_size(ctx.mask_shape) if ctx.needs_input_grad[3] else None
+        return d_query, d_key, d_value, d_mask, None, None
+
+
+def _product(left: Tensor, right: Tensor) -> Tensor:
+    """Matrix products over the last two dimensions."""
+    *lead, rows, inner = left.shape
+    product = torch.bmm(left.reshape(-1, rows, inner), right.reshape(-1, inner, right.shape[-1]))
+    return product.reshape(*lead, rows, right.shape[-1])
+
+
+def _causal(rows: int, columns: int, like: Tensor) -> Tensor:
+    """0 up to the diagonal, and never after it, (L, S)."""
+    kept = [[0.0 if column <= row else _NEVER for column in range(columns)] for row in range(rows)]
+    return torch.tensor(kept, dtype=like.dtype)
+
+
+def _additive(mask: Tensor, like: Tensor) -> Tensor:
+    """A mask that is added: of a boolean one, False is never."""
+    if mask.dtype != torch.bool:
+        return mask
+    return (1.0 - mask.to(like.dtype)) * _NEVER
+
+
+def _kept(context: LayerContext, shape: tuple[int, ...], p: float, like: Tensor) -> Tensor | None:
+    """Factor of each attention weight: 0 where it is dropped."""
+    if p == 0:
+        return None
+    threshold = float(torch.tensor(p, dtype=torch.float32, device="cpu"))
+    return (context.next_random(shape) >= threshold).to(like.dtype) * (1 / (1 - p))
+
+
+def _scaled_dot_product(
+    context: LayerContext,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    if enable_gqa:
+        key, value = (t.repeat_interleave(query.shape[-3] // t.shape[-3], -3) for t in (key, value))
+    shape = (*query.shape[:-1], key.shape[-2])
+    mask = None if attn_mask is None else _additive(attn_mask, query)
+    if is_causal:
+        mask = _causal(shape[-2], shape[-1], query)
+    kept = _kept(context, shape, dropout_p, query)
+    factor = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
+    output: Tensor = _Attention.apply(query, key, value, mask, kept, factor)  # type: ignore[no-untyped-call]
+    return output
+
+
+def _projected(inputs_ble: Tensor, weight: Tensor, bias: Tensor | None, count: int, heads: int) -> tuple[Tensor, ...]:
+    """`count` projections in one product, each (B, H, L, D). Their gradients are laid side by side again at once."""
+    samples, length, _ = inputs_ble.shape
+    together = functional.linear(inputs_ble, weight, bias)
+    split = together.reshape(samples, length, count, heads, -1).permute(2, 0, 3, 1, 4)
+    return split.unbind(0)
+
+
+def _merged_mask(
+    attn_mask: Tensor | None, padding: Tensor | None, is_causal: bool, query: Tensor, shape: tuple[int, int, int, int]
+) -> Tensor | None:
+    """One mask that is added, of a shape that (B, H, L, S) scores take, or None."""
+    samples, heads, length, keys = shape
+    mask = None
+    if attn_mask is not None:
+        mask = _additive(attn_mask, query)
+        mask = mask.reshape(samples, heads, length, keys) if mask.dim() == 3 else mask
+    elif is_causal:
+        mask = _causal(length, keys, query)
+    if padding is not None:
+        # True, or minus infinity, is a key that is left out: the other way round than in an attention mask.
+        left_out = padding.to(query.dtype) * _NEVER if padding.dtype == torch.bool else padding.clamp(min=_NEVER)
+        left_out = left_out.reshape(samples, 1, 1, keys)
+        mask = left_out if mask is None else mask + left_out
+    return mask
+
+
+def _multi_head(
+    context: LayerContext,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    embed_dim_to_check: int,
+    num_heads: int,
+    in_proj_weight: Tensor | None,
+    in_proj_bias: Tensor | None,
+    bias_k: Tensor | None,
+    bias_v: Tensor | None,
+    add_zero_attn: bool,
+    dropout_p: float,
+    out_proj_weight: Tensor,
+    out_proj_bias: Tensor | None,
+    training: bool = True,
+    key_padding_mask: Tensor | None = None,
+    need_weights: bool = True,
+    attn_mask: Tensor | None = None,
+    use_separate_proj_weight: bool = False,
+    q_proj_weight: Tensor | None = None,
+    k_proj_weight: Tensor | None = None,
+    v_proj_weight: Tensor | None = None,
+    static_k: Tensor | None = None,
+    static_v: Tensor | None = None,
+    average_attn_weights: bool = True,
+    is_causal: bool = False,
+) -> tuple[Tensor, Tensor | None]:
+    unusual = any(given is not None for given in (bias_k, bias_v, static_k, static_v)) or add_zero_attn
+    if unusual or query.dim() != 3:
+        raise ExportError(
+            f"layer {context.layer!r} attends to added keys, or to a sequence without a batch, which cannot be "
+            "exported; leave out add_bias_kv and add_zero_attn, and keep the batch"
+        )
+    # This function takes (L, B, E), whatever the module was given.
+    query_b, key_b, value_b = (inputs.transpose(0, 1) for inputs in (query, key, value))
+    length, samples, _ = query.shape
+    if in_proj_weight is not None and query is key and key is value:
+        q, k, v = _projected(query_b, in_proj_weight, in_proj_bias, 3, num_heads)
+    else:
+        weights: Sequence[Any] = (q_proj_weight, k_proj_weight, v_proj_weight)
+        if in_proj_weight is not None:
+            weights = in_proj_weight.chunk(3)
+        biases: Sequence[Any] = (None, None, None) if in_proj_bias is None else in_proj_bias.chunk(3)
+        q, k, v = (
+            _projected(inputs, weight, bias, 1, num_heads)[0]
+            for inputs, weight, bias in zip((query_b, key_b, value_b), weights, biases, strict=True)
+        )
+    shape = (samples, num_heads, length, key.shape[0])
+    mask = _merged_mask(attn_mask, key_padding_mask, is_causal, query, shape)
+    kept = _kept(context, shape, dropout_p if training else 0.0, query)
+    factor = 1 / math.sqrt(q.shape[-1])
+    heads = _Attention.apply(q, k, v, mask, kept, factor)  # type: ignore[no-untyped-call]
+    joined = heads.transpose(1, 2).reshape(samples, length, -1)
+    output = functional.linear(joined, out_proj_weight, out_proj_bias).transpose(0, 1)
+    return output, _weights(q, k, mask, kept, average_attn_weights) if need_weights else None
+
+
+def _weights(q: Tensor, k: Tensor, mask: Tensor | None, kept: Tensor | None, average: bool) -> Tensor:
+    """The weights once more, for a module that wants them; what nothing depends on leaves no trace in a program."""
+    scores = _product(q * (1 / math.sqrt(q.shape[-1])), k.transpose(-1, -2))
+    weights = torch.softmax(scores if mask is None else scores + mask, -1)
+    weights = weights if kept is None else weights * kept
+    return weights.mean(1) if average else weights
+
+
+ATTENTIONS: Mapping[Any, Replacement] = MappingProxyType(
+    {
+        functional.scaled_dot_product_attention: _scaled_dot_product,
+        functional.multi_head_attention_forward: _multi_head,
+    }
+)

@@ -1,0 +1,210 @@
+"""LSTM, GRU and plain recurrent layers, unrolled, with their backwards written out.
+
+Everything is held features first, (F, N) for one time step and (F, T*N) for all, so that gates lie one after the other
+in memory. Inputs meet their weights in one product for all time steps, and so do the weights' gradients; what is left
+for a time step is one product and a few elementwise operators.
+
+Shapes: B samples or N columns, T time steps, I inputs, H hidden features, G gates.
+"""
+
+# ruff: noqa: PLR0913, PLR0917 - PyTorch's signatures
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from subfleet.export.layers.dropout import dropped
+from subfleet.export.layers.recurrent_cells import CELLS, Cell
+from subfleet.export.layers.replacing import LayerContext, Replacement
+from subfleet.protocol.errors import ExportError
+
+__all__ = ["RECURRENT"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Stack:
+    """Layers of one kind, as PyTorch's functions take them."""
+
+    cell: Cell
+    has_biases: bool
+    layers: int
+    dropout: float
+    train: bool
+    bidirectional: bool
+    batch_first: bool
+
+
+def _refuse_unusual(context: LayerContext, inputs: Any, states: Any, parameters: Any, stack: _Stack) -> None:
+    if not isinstance(inputs, Tensor) or inputs.dim() != 3 or not isinstance(parameters, Sequence):
+        raise ExportError(
+            f"layer {context.layer!r} is a recurrent layer over packed sequences or without a batch, which cannot be "
+            "exported; give it padded sequences of one length"
+        )
+    directions = 2 if stack.bidirectional else 1
+    if len(parameters) != stack.layers * directions * (4 if stack.has_biases else 2):
+        raise ExportError(
+            f"layer {context.layer!r} has projections of its hidden state (proj_size), which cannot be exported; "
+            "leave proj_size at 0"
+        )
+
+
+def _run(
+    context: LayerContext, inputs: Tensor, states: Sequence[Tensor], parameters: Sequence[Tensor], stack: _Stack
+) -> tuple[Tensor, list[list[Tensor]]]:
+    """All layers; the last layer's output, and for each kind of state its last value in every layer and direction."""
+    samples, steps = inputs.shape[:2] if stack.batch_first else inputs.shape[1::-1]
+    # Features first, then time, then samples.
+    order = (2, 1, 0) if stack.batch_first else (2, 0, 1)
+    flow = inputs.permute(order).reshape(inputs.shape[2], steps * samples)
+    step = 4 if stack.has_biases else 2
+    directions = 2 if stack.bidirectional else 1
+    last: list[list[Tensor]] = [[] for _ in states]
+    for layer in range(stack.layers):
+        outputs = []
+        for direction in range(directions):
+            place = layer * directions + direction
+            own = list(parameters[place * step : (place + 1) * step]) + [None] * (4 - step)
+            first = [state[place].t() for state in states]
+            results = _Unrolled.apply(stack.cell, bool(direction), steps, flow, *own, *first)  # type: ignore[no-untyped-call]
+            outputs.append(results[0])
+            for kept, result in zip(last, results[1:], strict=True):
+                kept.append(result.t())
+        flow = outputs[0] if directions == 1 else torch.cat(outputs)
+        if stack.train and stack.dropout and layer < stack.layers - 1:
+            flow = dropped(context, flow, stack.dropout, tuple(flow.shape))
+    back = (2, 1, 0) if stack.batch_first else (1, 2, 0)
+    return flow.reshape(-1, steps, samples).permute(back), last
+
+
+class _Unrolled(torch.autograd.Function):
+    """One layer in one direction: (cell, reverse, T, inputs_i_tn, W_ih, W_hh, b_ih, b_hh, *states_hn)."""
+
+    @staticmethod
+    def forward(ctx: Any, *arguments: Any) -> tuple[Tensor, ...]:
+        cell, reverse, steps, inputs, w_input, w_hidden, b_input, b_hidden, *states = arguments
+        samples = inputs.shape[1] // steps
+        projected = torch.mm(w_input, inputs)
+        bias_input, bias_hidden = (None if bias is None else bias.reshape(-1, 1) for bias in (b_input, b_hidden))
+        chunks = [torch.split(part, samples, 1) for part in cell.prepared(projected, bias_input, bias_hidden)]
+        kept: list[Any] = [None] * steps
+        state = tuple(states)
+        for time in _order(steps, reverse):
+            state, kept[time] = cell.forward(tuple(part[time] for part in chunks), w_hidden, state)
+        saved = [torch.cat(list(parts), 1) for parts in zip(*kept, strict=True)]
+        hidden = saved[0]
+        ctx.save_for_backward(inputs, w_input, w_hidden, *states, *saved)
+        ctx.plan = (cell, reverse, steps, samples, b_input is not None)
+        ctx.set_materialize_grads(False)
+        return hidden, *state
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+        cell, reverse, steps, samples, has_bias = ctx.plan
+        inputs, w_input, w_hidden, *rest = ctx.saved_tensors
+        states, saved = rest[: cell.states], rest[cell.states :]
+        before = [_shifted(part, first, samples, reverse=reverse) for part, first in zip(saved, states, strict=False)]
+        factors = [torch.split(part, samples, 1) for part in cell.factors(saved, before)]
+        outer = None if gradients[0] is None else torch.split(gradients[0], samples, 1)
+        d_states = tuple(gradients[1:])
+        transposed = w_hidden.t().contiguous()
+        collected: list[Any] = [None] * steps
+        for time in reversed(_order(steps, reverse)):
+            d_hidden = _sum(None if outer is None else outer[time], d_states[0])
+            d_states, collected[time] = cell.backward(
+                d_hidden, d_states[1:], tuple(part[time] for part in factors), transposed
+            )
+        d_gates = torch.cat([parts[0] for parts in collected], 1)
+        d_projected = cell.projected_gradient(d_gates, collected, saved, before)
+        d_inputs = torch.mm(w_input.t(), d_projected) if ctx.needs_input_grad[3] else None
+        d_w_input = torch.mm(d_projected, inputs.t())
+        d_w_hidden = torch.mm(d_gates, before[0].t())
+        d_biases = (d_projected.sum(1), d_gates.sum(1)) if has_bias else (None, None)
+        return None, None, None, d_inputs, d_w_input, d_w_hidden, *d_biases, *d_states
+
+
+def _order(steps: int, reverse: bool) -> list[int]:
+    return list(range(steps))[::-1] if reverse else list(range(steps))
+
+
+def _sum(left: Tensor | None, right: Tensor | None) -> Tensor | None:
+    if left is None or right is None:
+        return right if left is None else left
+    return left + right
+
+
+def _shifted(values: Tensor, first: Tensor, samples: int, *, reverse: bool) -> Tensor:
+    """The state before each time step."""
+    if reverse:
+        return torch.cat([values[:, samples:], first], 1)
+    return torch.cat([first, values[:, : values.shape[1] - samples]], 1)
+
+
+def _lstm(
+    context: LayerContext,
+    inputs: Tensor,
+    states: Sequence[Tensor],
+    parameters: Sequence[Tensor],
+    has_biases: bool,
+    num_layers: int,
+    dropout: float,
+    train: bool,
+    bidirectional: bool,
+    batch_first: bool = False,
+) -> tuple[Tensor, Tensor, Tensor]:
+    stack = _Stack(
+        cell=CELLS["lstm"],
+        has_biases=has_biases,
+        layers=num_layers,
+        dropout=dropout,
+        train=train,
+        bidirectional=bidirectional,
+        batch_first=batch_first,
+    )
+    _refuse_unusual(context, inputs, states, parameters, stack)
+    outputs, (hidden, cells) = _run(context, inputs, states, parameters, stack)
+    return outputs, torch.stack(hidden), torch.stack(cells)
+
+
+def _single_state(name: str) -> Replacement:
+    """A layer whose only state is its output."""
+
+    def run(
+        context: LayerContext,
+        inputs: Tensor,
+        state: Tensor,
+        parameters: Sequence[Tensor],
+        has_biases: bool,
+        num_layers: int,
+        dropout: float,
+        train: bool,
+        bidirectional: bool,
+        batch_first: bool = False,
+    ) -> tuple[Tensor, Tensor]:
+        stack = _Stack(
+            cell=CELLS[name],
+            has_biases=has_biases,
+            layers=num_layers,
+            dropout=dropout,
+            train=train,
+            bidirectional=bidirectional,
+            batch_first=batch_first,
+        )
+        _refuse_unusual(context, inputs, state, parameters, stack)
+        outputs, (hidden,) = _run(context, inputs, [state], parameters, stack)
+        return outputs, torch.stack(hidden)
+
+    return run
+
+
+RECURRENT: Mapping[Any, Replacement] = MappingProxyType(
+    {
+        torch.lstm: _lstm,
+        torch.gru: _single_state("gru"),
+        torch.rnn_tanh: _single_state("tanh"),
+        torch.rnn_relu: _single_state("relu"),
+    }
+)
