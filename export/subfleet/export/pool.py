@@ -196,16 +196,19 @@ class ExportPool:
 
         The future raises ExportError where it cannot be written.
         """
-        return self._submit(request, "")
+        return self._submit(request)
 
-    def submit_inference(self, request: InferRequest, weights_path: Path) -> "Future[Path]":
+    def submit_inference(
+        self, request: InferRequest, weights_path: Path, *, calibration_data: str = ""
+    ) -> "Future[Path]":
         """The inference model's file.
 
         Args:
             request: names the weights by their content id.
             weights_path: safetensors file of the subnet's own tensors; it must stay until the future is done.
+            calibration_data: for an 8-bit model, the data set that the request names by its content id.
         """
-        return self._submit(request, str(weights_path.resolve()))
+        return self._submit(request, str(weights_path.resolve()), calibration_data)
 
     def close(self) -> None:
         """End the workers. What is running or waiting fails with ExportError."""
@@ -220,7 +223,9 @@ class ExportPool:
         for thread in self._threads:
             thread.join()
 
-    def _submit(self, request: TrainRequest | InferRequest, weights_path: str) -> "Future[Path]":
+    def _submit(
+        self, request: TrainRequest | InferRequest, weights_path: str = "", calibration_data: str = ""
+    ) -> "Future[Path]":
         path = self._cache.path(request)
         with self._lock:
             if self._closed:
@@ -234,7 +239,12 @@ class ExportPool:
                 future.set_result(path)
                 return future
             self._pending[path.name] = future
-            job = Job(request=request, result_path=str(path.resolve()), weights_path=weights_path)
+            job = Job(
+                request=request,
+                result_path=str(path.resolve()),
+                weights_path=weights_path,
+                calibration_data=calibration_data,
+            )
             self._jobs.put((job, future))
             return future
 

@@ -4,7 +4,7 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from subfleet.elastic.network import ModelConfig
 from subfleet.export.versions import tool_versions
@@ -14,7 +14,7 @@ from subfleet.protocol.training import ObjectiveSettings, OptimiserSettings
 
 __all__ = ["MODEL_SUFFIXES", "InferRequest", "TrainRequest"]
 
-MODEL_SUFFIXES: Mapping[str, str] = MappingProxyType({"onnx": ".onnx", "executorch": ".pte"})
+MODEL_SUFFIXES: Mapping[str, str] = MappingProxyType({"onnx": ".onnx", "executorch": ".pte", "torch": ".safetensors"})
 """File endings of inference models, by target."""
 
 
@@ -33,7 +33,7 @@ class TrainRequest:
     Attributes:
         model: the elastic network.
         spec: the subnet of it.
-        target: a name in `subfleet.export.targets.TARGETS`, "onnx" or "executorch".
+        target: a name in `subfleet.export.targets.TARGETS`, "onnx" or "executorch", or "torch".
         batch_size: samples of one step, 1 or more.
         objective: what is minimised.
         optimiser: its settings.
@@ -77,6 +77,10 @@ class InferRequest:
         spec: the subnet of it.
         target: as in `TrainRequest`.
         weights_sha256: content id of the container of the subnet's own weights.
+        quantisation: "dynamic" and "static" write weights as 8-bit integers, and quantise activations in every run, or
+            by ranges that samples have shown.
+        calibration_sha256: with quantisation, the content id of the samples; see
+            `subfleet.export.quantisation.report.calibration_of`.
     """
 
     TYPE: ClassVar[str] = "infer"
@@ -84,6 +88,15 @@ class InferRequest:
     spec: SubnetSpec
     target: str
     weights_sha256: str
+    quantisation: Literal["none", "dynamic", "static"] = "none"
+    calibration_sha256: str = ""
+
+    def __post_init__(self) -> None:
+        if (self.quantisation == "none") != (not self.calibration_sha256):
+            raise ValueError(
+                f"quantisation is {self.quantisation!r} and calibration_sha256 {self.calibration_sha256!r}, but "
+                "8-bit models need calibration samples and others take none"
+            )
 
     @property
     def program_id(self) -> str:

@@ -15,7 +15,7 @@ from typing import BinaryIO, TextIO
 from subfleet.elastic.network import ModelConfig
 from subfleet.export.cache import is_whole, only_one_exports
 from subfleet.export.jobs import MAX_LINE_BYTES, TAKEN_LINE, Answer, Job, figure_path, write_atomically
-from subfleet.export.requests import TrainRequest
+from subfleet.export.requests import InferRequest, TrainRequest
 from subfleet.export.versions import TARGET_NAMES
 from subfleet.protocol.errors import ExportError, SubfleetError
 from subfleet.protocol.programs import encode_program
@@ -39,24 +39,38 @@ def run_job(job: Job) -> None:
 
 
 def _export(job: Job, path: Path) -> None:
-    from subfleet.export.programs import export_inference_model, export_training_program
+    from subfleet.export.programs import export_training_program
 
     if isinstance(job.request, TrainRequest):
         content = encode_program(export_training_program(job.request))
     else:
-        from safetensors.torch import load
-
-        try:
-            weights = Path(job.weights_path).read_bytes()
-        except OSError as error:
-            raise ExportError(f"the weights in {job.weights_path} cannot be read: {error.strerror}") from error
-        if hashlib.sha256(weights).hexdigest() != job.request.weights_sha256:
-            raise ExportError(f"the weights in {job.weights_path} are not those of the request; write them again")
-        content, max_abs_diff = export_inference_model(job.request, load(weights))
-        # Written first: a model file that is there has its figure beside it.
-        figure = canonical_json({"max_abs_diff": max_abs_diff})
-        write_atomically(figure_path(path), figure)
+        content, figures = _model(job, job.request)
+        # Written first: a model file that is there has its figures beside it.
+        write_atomically(figure_path(path), canonical_json(figures))
     write_atomically(path, content)
+
+
+def _model(job: Job, request: InferRequest) -> tuple[bytes, dict[str, object]]:
+    """An inference model, and what is known of it."""
+    from safetensors.torch import load
+
+    from subfleet.export.programs import export_inference_model
+    from subfleet.export.quantisation.models import export_quantised_model
+    from subfleet.export.quantisation.report import calibration_of
+    from subfleet.tasks import read_dataset
+
+    try:
+        weights = Path(job.weights_path).read_bytes()
+    except OSError as error:
+        raise ExportError(f"the weights in {job.weights_path} cannot be read: {error.strerror}") from error
+    if hashlib.sha256(weights).hexdigest() != request.weights_sha256:
+        raise ExportError(f"the weights in {job.weights_path} are not those of the request; write them again")
+    if request.quantisation == "none":
+        body, max_abs_diff = export_inference_model(request, load(weights))
+        return body, {"max_abs_diff": max_abs_diff}
+    calibration = calibration_of(read_dataset(job.calibration_data))
+    body, report = export_quantised_model(request, load(weights), calibration)
+    return body, {"quantisation": report}
 
 
 def _answer(line: str) -> Answer:

@@ -1,0 +1,89 @@
+"""The samples that a quantised model is made and judged with, and the judgement."""
+
+import hashlib
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from subfleet.export.targets.base import Target
+from subfleet.protocol.errors import ExportError
+from subfleet.tasks import Dataset
+
+__all__ = ["Calibration", "QuantisationReport", "calibration_of", "judge"]
+
+MOST_SAMPLES = 256
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Calibration:
+    """Samples such as the model will meet: one half sets the ranges of activations, the other judges the result.
+
+    Attributes:
+        ranges: inputs (count, *sample shape) for the quantiser.
+        inputs: inputs for the judgement.
+        labels: their classes.
+        sha256: content id of all of them.
+    """
+
+    ranges: npt.NDArray[np.generic]
+    inputs: npt.NDArray[np.generic]
+    labels: npt.NDArray[np.generic]
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuantisationReport:
+    """What 8-bit integers cost on samples that took no part in making the model.
+
+    Attributes:
+        sample_count: how many they were.
+        accuracy: of the quantised model.
+        float_accuracy: of the same model in float32.
+        agreement: share of samples for which both predict the same class.
+    """
+
+    sample_count: int
+    accuracy: float
+    float_accuracy: float
+    agreement: float
+
+
+def calibration_of(dataset: Dataset) -> Calibration:
+    """Every second of the first samples of a data set for the ranges, the others for the judgement.
+
+    Raises:
+        ExportError: it holds fewer than two samples, or its labels are no classes.
+    """
+    if len(dataset) < 2 or dataset.labels.ndim != 1 or not np.issubdtype(dataset.labels.dtype, np.integer):
+        raise ExportError(
+            f"the calibration data hold {len(dataset)} samples with labels of the shape {dataset.labels.shape}, type "
+            f"{dataset.labels.dtype}, but must hold two or more, each with a class"
+        )
+    inputs, labels = dataset.inputs[:MOST_SAMPLES], dataset.labels[:MOST_SAMPLES]
+    digest = hashlib.sha256(str((inputs.shape, inputs.dtype)).encode())
+    digest.update(np.ascontiguousarray(inputs).tobytes() + np.ascontiguousarray(labels).tobytes())
+    return Calibration(ranges=inputs[::2], inputs=inputs[1::2], labels=labels[1::2], sha256=digest.hexdigest())
+
+
+def judge(
+    target: Target, float_body: bytes, body: bytes, input_name: str, calibration: Calibration
+) -> QuantisationReport:
+    """Compare a quantised model with its float32 original."""
+    before = _classes(target, float_body, input_name, calibration)
+    after = _classes(target, body, input_name, calibration)
+    return QuantisationReport(
+        sample_count=len(calibration.labels),
+        accuracy=float((after == calibration.labels).mean()),
+        float_accuracy=float((before == calibration.labels).mean()),
+        agreement=float((before == after).mean()),
+    )
+
+
+def _classes(target: Target, body: bytes, input_name: str, calibration: Calibration) -> npt.NDArray[np.int64]:
+    inputs = torch.from_numpy(np.ascontiguousarray(calibration.inputs))
+    size = len(inputs) if target.any_inference_batch else target.inference_batch_size
+    batches = [inputs[first : first + size] for first in range(0, len(inputs), size)]
+    found = [target.run(body, {input_name: batch})[0].argmax(dim=-1) for batch in batches]
+    return torch.cat(found).numpy()

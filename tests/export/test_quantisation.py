@@ -1,0 +1,120 @@
+"""Models in 8-bit integers: smaller, close to their float32 originals, and honestly judged."""
+
+from dataclasses import replace
+from functools import cache
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from torch import Tensor, nn
+
+from subfleet.elastic.families import build_module, network_of
+from subfleet.elastic.network import ModelConfig
+from subfleet.export.programs import export_inference_model
+from subfleet.export.quantisation.models import export_quantised_model
+from subfleet.export.quantisation.report import Calibration, calibration_of
+from subfleet.export.requests import InferRequest
+from subfleet.export.targets import TARGETS
+from subfleet.protocol.errors import ExportError
+from subfleet.tasks import Dataset, digits
+
+pytestmark = [pytest.mark.export, pytest.mark.slow]
+
+MLP = ModelConfig(family="mlp", input_shape=(64,), class_count=10, widths=(64,), depths=(1,), group_size=8)
+RESNET = ModelConfig(
+    family="preact_resnet", input_shape=(1, 8, 8), class_count=10, widths=(16,), depths=(1,), group_size=8
+)
+MODELS = {"mlp": MLP, "resnet": RESNET}
+
+
+def samples_for(model: ModelConfig) -> Dataset:
+    data = digits()
+    return Dataset(inputs=data.inputs.reshape(len(data), *model.input_shape), labels=data.labels)
+
+
+@cache
+def trained(name: str) -> tuple[ModelConfig, dict[str, Tensor], Calibration]:
+    """A network that has learned the digits a little, so that its accuracy says something."""
+    model = MODELS[name]
+    data = samples_for(model)
+    network = network_of(model)
+    module: nn.Module = build_module(network, network.full_spec())
+    optimiser = torch.optim.Adam(module.parameters(), 5e-3)
+    inputs, labels = torch.from_numpy(data.inputs[256:].copy()), torch.from_numpy(data.labels[256:].copy())
+    for first in 2 * list(range(0, len(inputs), 32)):
+        optimiser.zero_grad()
+        part = slice(first, first + 32)
+        nn.functional.cross_entropy(module(inputs[part]), labels[part]).backward()  # type: ignore[no-untyped-call]
+        optimiser.step()
+    state = {name: tensor.detach() for name, tensor in module.named_parameters()}
+    return model, state, calibration_of(data)
+
+
+def request_for(model: ModelConfig, target: str, mode: str, calibration: Calibration) -> InferRequest:
+    return InferRequest(
+        model=model,
+        spec=network_of(model).full_spec(),
+        target=target,
+        weights_sha256="0" * 64,
+        quantisation=mode,  # type: ignore[arg-type]
+        calibration_sha256=calibration.sha256,
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "target", "mode"),
+    [
+        ("mlp", "onnx", "dynamic"),
+        ("mlp", "onnx", "static"),
+        ("mlp", "executorch", "dynamic"),
+        ("resnet", "onnx", "dynamic"),
+        ("resnet", "onnx", "static"),
+        ("resnet", "executorch", "static"),
+    ],
+)
+def test_a_quantised_model_is_smaller_and_nearly_as_good(name: str, target: str, mode: str) -> None:
+    model, state, calibration = trained(name)
+    request = request_for(model, target, mode, calibration)
+    body, report = export_quantised_model(request, state, calibration)
+    float_body, _ = export_inference_model(replace(request, quantisation="none", calibration_sha256=""), state)
+
+    assert report.sample_count == 128
+    assert report.float_accuracy >= 0.4
+    assert report.accuracy >= report.float_accuracy - 0.05
+    assert report.agreement >= 0.9
+    sample = torch.from_numpy(calibration.inputs[:1].copy())
+    right, got = (TARGETS[target].run(each, {"input": sample})[0] for each in (float_body, body))
+    assert 0 < float((right - got).abs().max()) < 0.2 * float(right.abs().max())
+    if target == "onnx":
+        kinds = {tensor.data_type for tensor in onnx.load_from_string(body).graph.initializer}
+        assert kinds & {onnx.TensorProto.INT8, onnx.TensorProto.UINT8}
+
+
+def test_other_samples_than_the_requests_are_refused() -> None:
+    model, state, calibration = trained("mlp")
+    request = request_for(model, "onnx", "static", calibration)
+    with pytest.raises(ExportError, match="not those of the request"):
+        export_quantised_model(request, state, replace(calibration, sha256="1" * 64))
+    with pytest.raises(ExportError, match="are of the shape"):
+        export_quantised_model(request, state, replace(calibration, inputs=calibration.inputs[..., :3]))
+
+
+def test_calibration_takes_two_samples_with_classes_or_more() -> None:
+    data = digits()
+    with pytest.raises(ExportError, match="hold 1 samples"):
+        calibration_of(Dataset(inputs=data.inputs[:1], labels=data.labels[:1]))
+    targets = np.zeros((4, 3), np.float32)
+    with pytest.raises(ExportError, match=r"labels of the shape \(4, 3\)"):
+        calibration_of(Dataset(inputs=data.inputs[:4], labels=targets))
+    first, second = calibration_of(data), calibration_of(Dataset(inputs=data.inputs[1:], labels=data.labels[1:]))
+    assert first.sha256 != second.sha256
+    assert len(first.ranges) == len(first.inputs) == 128
+
+
+def test_a_request_names_samples_just_where_it_needs_them() -> None:
+    plain = InferRequest(model=MLP, spec=network_of(MLP).full_spec(), target="onnx", weights_sha256="0" * 64)
+    with pytest.raises(ValueError, match="need calibration samples"):
+        replace(plain, quantisation="static")
+    with pytest.raises(ValueError, match="need calibration samples"):
+        replace(plain, calibration_sha256="1" * 64)
