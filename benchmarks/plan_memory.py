@@ -1,57 +1,96 @@
-"""Planned against measured peak memory of training programs, each trained in a fresh process by the device's trainer.
+"""Planned against measured peak memory of training programs, each trained in a fresh process by a device's trainer.
 
-python benchmarks/plan_memory.py                          # prints a table
+python benchmarks/plan_memory.py                          # prints a table of the whole zoo
+python benchmarks/plan_memory.py --model ds_cnn --json    # one model; ends with one JSON object
 python benchmarks/plan_memory.py --write                  # and writes benchmarks/results/plan-memory.md
 """
 
 import argparse
 import json
+import os
 import platform
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from importlib.metadata import version
 from pathlib import Path
-
-from subfleet.elastic.network import ModelConfig
-from subfleet.protocol.subnet import SubnetSpec
-from subfleet.protocol.training import ObjectiveSettings, OptimiserSettings
+from typing import Any
 
 RESULTS = Path(__file__).parent / "results" / "plan-memory.md"
-MODELS = {
-    "resnet 1x8x8 16-32-64": ModelConfig(
-        family="preact_resnet", input_shape=(1, 8, 8), class_count=10, widths=(16, 32, 64), depths=(2, 2, 2)
-    ),
-    "resnet 1x28x28 32-64": ModelConfig(
-        family="preact_resnet", input_shape=(1, 28, 28), class_count=10, widths=(32, 64), depths=(2, 2)
-    ),
-    "resnet 3x32x32 64-128-256": ModelConfig(
-        family="preact_resnet", input_shape=(3, 32, 32), class_count=10, widths=(64, 128, 256), depths=(2, 2, 2)
-    ),
-    "mlp 64-256 (quickstart)": ModelConfig(
-        family="mlp", input_shape=(1, 8, 8), class_count=10, widths=(256,), depths=(2,), group_size=16
-    ),
-    "mlp 64-512-256": ModelConfig(
-        family="mlp", input_shape=(1, 8, 8), class_count=10, widths=(512, 256), depths=(2, 2)
-    ),
-}
-MEASURE = """
+TARGETS = ("onnx", "executorch")
+MEGABYTE = 1e6
+# A fresh process, for exporting as for training: nothing that another program left behind is reused.
+EXPORT = """
 import json, sys
 from pathlib import Path
-from subfleet.protocol.programs import TrainingSettings, TrainJob
+import numpy as np
+import torch
+from safetensors.numpy import save_file
+from subfleet.elastic.zoo import ZOO, build_seeded
+from subfleet.export.programs import write_training_program
+from subfleet.export.steps import SampleSpec, training_step
+from subfleet.protocol.programs import encode_program
+from subfleet.protocol.training import ObjectiveSettings, OptimiserSettings
+torch.set_num_threads(1)
 job = json.loads(sys.argv[1])
-target = job.pop("target")
-if target == "onnx":
+folder, model = Path(job["folder"]), ZOO[job["model"]]
+module = build_seeded(model, 0)
+step = training_step(
+    module,
+    SampleSpec(shape=model.sample_shape, dtype=model.sample_dtype, limit=model.sample_limit),
+    batch_size=job["batch_size"],
+    objective=ObjectiveSettings(name=model.objective),
+    optimiser=OptimiserSettings(),
+    accumulate=job["accumulate"],
+    recompute=job["recompute"],
+)
+program = write_training_program(step, target=job["target"], program_id="plan")
+(folder / "program").write_bytes(encode_program(program))
+state = {name: tensor.detach().numpy() for name, tensor in module.state_dict().items()}
+kept = {value.tensor for value in program.manifest.inputs if value.role in ("parameter", "buffer")}
+save_file({name: array for name, array in state.items() if name in kept}, folder / "weights")
+random = np.random.default_rng(0)
+count = 3 * job["batch_size"] + max(job["batch_size"] // 2, 1)
+label = next(value for value in program.manifest.inputs if value.role == "label")
+if model.sample_limit:
+    x = random.integers(0, model.sample_limit, (count, *model.sample_shape))
+else:
+    x = random.standard_normal((count, *model.sample_shape), dtype=np.float32)
+y = random.integers(0, model.class_count, (count, *label.shape[1:]))
+np.savez(folder / "data.npz", x=x, y=y)
+"""
+TRAIN = """
+import json, sys
+from pathlib import Path
+from subfleet.protocol.programs import TrainJob
+from subfleet.protocol.training import TrainingSettings
+job = json.loads(sys.argv[1])
+folder = Path(job["folder"])
+if job["target"] == "onnx":
     from subfleet.trainers.onnx import OnnxTrainer as Trainer
 else:
     from subfleet.trainers.executorch import ExecutorchTrainer as Trainer
-paths = {name: Path(job[name]) for name in ("program_path", "weights_path", "output_path")}
-settings = TrainingSettings(batch_size=job["batch_size"], learning_rate=0.01)
+settings = TrainingSettings(
+    batch_size=job["batch_size"] * job["parts"],
+    micro_batch_size=job["batch_size"] if job["accumulate"] else 0,
+    learning_rate=0.01,
+)
 trainer = Trainer()
-trainer.describe(job["data"])
+trainer.describe(str(folder / "data.npz"))
 result = trainer.train(
-    TrainJob(**paths, data=job["data"], settings=settings, round=0, client_id="a", memory_limit_bytes=2**40),
+    TrainJob(
+        program_path=folder / "program",
+        weights_path=folder / "weights",
+        output_path=folder / "change",
+        data=str(folder / "data.npz"),
+        settings=settings,
+        round=0,
+        client_id="a",
+        memory_limit_bytes=2**40,
+        threads=job["threads"],
+    ),
     lambda: False,
 )
 step_s = result.train_seconds / result.step_count
@@ -60,109 +99,148 @@ sys.stdout.write(json.dumps({"peak_bytes": result.measured_peak_bytes, "step_s":
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
-    """One program: what was planned, and what a fresh process grew by."""
+class Case:
+    """What is exported and trained.
+
+    Attributes:
+        model: of the zoo.
+        target: of the program.
+        batch_size: samples that the program takes at once.
+        parts: micro-batches of a batch, above 1 with summed gradients.
+        recompute: activations in the backward pass.
+        threads: of the trainer.
+    """
 
     model: str
-    spec: str
     target: str
     batch_size: int
-    planned_bytes: int
+    parts: int = 1
+    recompute: bool = False
+    threads: int = 1
+
+    @property
+    def label(self) -> str:
+        """The model, and what is unusual of the case."""
+        unusual = [f"{self.parts} parts"] * (self.parts > 1) + ["recomputed"] * self.recompute
+        return ", ".join([self.model, *unusual])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One case: the parts of its plan in bytes, and what a fresh process grew by."""
+
+    case: Case
+    plan: Mapping[str, int]
     measured_bytes: int
     step_s: float
 
+    @property
+    def planned_bytes(self) -> int:
+        """The whole plan."""
+        return sum(self.plan.values())
 
-def rows(folder: Path, names: list[str], batch_sizes: list[int]) -> Iterator[Row]:
-    """Export, train, measure."""
-    from subfleet.elastic.families import network_of
-    from subfleet.elastic.spaces import uniform_space
-
-    for name in names:
-        model = MODELS[name]
-        space = uniform_space(network_of(model), [0.25, 0.5, 1.0])
-        for spec in (space[0], space[len(space) // 2], space[-1]):
-            for target in ("onnx", "executorch"):
-                for batch_size in batch_sizes:
-                    yield measure(folder, name, spec, target, batch_size)
+    @property
+    def ratio(self) -> float:
+        """Planned over measured."""
+        return self.planned_bytes / max(self.measured_bytes, 1)
 
 
-def measure(folder: Path, name: str, spec: SubnetSpec, target: str, batch_size: int) -> Row:
-    """Export one program and train three steps and a half with it in a fresh process."""
-    import numpy as np
-    from safetensors.torch import save_file
+def measure(case: Case, folder: Path) -> Row:
+    """Export one program in a fresh process, and train three steps and a half with it in another."""
+    from subfleet.protocol.programs import decode_program
 
-    from subfleet.elastic.families import init_state, network_of
-    from subfleet.elastic.maps import extract
-    from subfleet.export.programs import export_training_program
-    from subfleet.export.requests import TrainRequest
-    from subfleet.protocol.programs import encode_program
-
-    model = MODELS[name]
-    network = network_of(model)
-    program = export_training_program(
-        TrainRequest(
-            model=model,
-            spec=spec,
-            target=target,
-            batch_size=batch_size,
-            objective=ObjectiveSettings(),
-            optimiser=OptimiserSettings(),
-        )
-    )
-    (folder / "program").write_bytes(encode_program(program))
-    save_file(extract(network, spec, init_state(network, 0)), folder / "weights")
-    random = np.random.default_rng(0)
-    count = 3 * batch_size + batch_size // 2
-    inputs = random.standard_normal((count, *model.input_shape), dtype=np.float32)
-    np.savez(folder / "data.npz", x=inputs, y=random.integers(0, model.class_count, count))
-    job = {
-        "target": target,
-        "program_path": str(folder / "program"),
-        "weights_path": str(folder / "weights"),
-        "output_path": str(folder / "change"),
-        "data": str(folder / "data.npz"),
-        "batch_size": batch_size,
-    }
-    done = subprocess.run([sys.executable, "-c", MEASURE, json.dumps(job)], capture_output=True, check=True)
-    found = json.loads(done.stdout)
+    job = json.dumps({**asdict(case), "accumulate": case.parts > 1, "folder": str(folder)})
+    _python(EXPORT, job)
+    found = json.loads(_python(TRAIN, job))
+    plan = decode_program((folder / "program").read_bytes()).manifest.memory
     return Row(
-        model=name,
-        spec=spec.name,
-        target=target,
-        batch_size=batch_size,
-        planned_bytes=program.manifest.planned_peak_bytes,
+        case=case,
+        plan={field.name: getattr(plan, field.name) for field in fields(plan)},
         measured_bytes=found["peak_bytes"],
         step_s=found["step_s"],
     )
+
+
+def _python(program: str, argument: str) -> str:
+    # NumPy's threads would add stacks and buffers that no device's trainer has.
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", program, argument], capture_output=True, text=True, env=environment, check=False
+    )
+    if done.returncode:
+        raise SystemExit(f"a case failed: {done.stderr.strip().splitlines()[-1:]}")
+    return done.stdout.splitlines()[-1] if done.stdout else ""
+
+
+def cases_of(arguments: argparse.Namespace) -> Iterator[Case]:
+    """The zoo on every target, and on its own the ways to need less memory."""
+    from subfleet.elastic.zoo import ZOO
+
+    for name in arguments.model or list(ZOO):
+        for target in arguments.target or TARGETS:
+            batch_size = ZOO[name].batch_size
+            yield Case(model=name, target=target, batch_size=batch_size, threads=arguments.threads)
+            if arguments.variants:
+                yield Case(model=name, target=target, batch_size=batch_size, recompute=True, threads=arguments.threads)
+                yield Case(model=name, target=target, batch_size=batch_size // 4, parts=4, threads=arguments.threads)
+
+
+def table(rows: Sequence[Row]) -> list[str]:
+    """The rows in Markdown, sizes in MB."""
+    parts = ("weights", "optimiser", "fed", "activation", "workspace", "runtime")
+    lines = [
+        "| model | target | batch | " + " | ".join(parts) + " | planned | measured | planned / measured |",
+        "|---|---|---:|" + "---:|" * (len(parts) + 3),
+    ]
+    for row in rows:
+        sizes = [*(row.plan[f"{part}_bytes"] for part in parts), row.planned_bytes, row.measured_bytes]
+        numbers = " | ".join(f"{size / MEGABYTE:.1f}" for size in sizes)
+        lines.append(f"| {row.case.label} | {row.case.target} | {row.case.batch_size} | {numbers} | {row.ratio:.3f} |")
+    return lines
+
+
+def summary(rows: Sequence[Row]) -> dict[str, Any]:
+    """What `--json` ends with."""
+    by_target: dict[str, Any] = {}
+    for target in sorted({row.case.target for row in rows}):
+        ratios = [row.ratio for row in rows if row.case.target == target]
+        by_target[target] = {"min": min(ratios), "max": max(ratios)}
+    ratios = [row.ratio for row in rows]
+    return {
+        "planned_over_measured": {"min": min(ratios), "max": max(ratios)},
+        **by_target,
+        "models": [
+            {**asdict(row.case), **row.plan, "measured_bytes": row.measured_bytes, "planned_over_measured": row.ratio}
+            for row in rows
+        ],
+    }
 
 
 def main() -> None:
     """Measure, print, and write if asked."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--write", action="store_true", help="write the table to benchmarks/results/plan-memory.md")
-    parser.add_argument("--model", action="append", choices=sorted(MODELS), help="only this model; may be repeated")
-    parser.add_argument("--batch", action="append", type=int, help="only this batch size; default 16 and 64")
+    parser.add_argument("--json", action="store_true", help="end with one JSON object")
+    parser.add_argument("--model", action="append", help="only this model of the zoo; may be repeated")
+    parser.add_argument("--target", action="append", choices=TARGETS, help="only this target; may be repeated")
+    parser.add_argument("--variants", action="store_true", help="also recomputed activations, and batches in 4 parts")
+    parser.add_argument("--threads", type=int, default=1, help="of the trainers")
     arguments = parser.parse_args()
-    lines = [
-        "| model | subnet | target | batch | planned MB | measured MB | planned / measured | ms a step |",
-        "|---|---|---|---:|---:|---:|---:|---:|",
-    ]
-    print("\n".join(lines), flush=True)
-    with tempfile.TemporaryDirectory() as folder:
-        for row in rows(Path(folder), arguments.model or list(MODELS), arguments.batch or [16, 64]):
-            lines.append(
-                f"| {row.model} | {row.spec} | {row.target} | {row.batch_size} | {row.planned_bytes / 1e6:.1f} "
-                f"| {row.measured_bytes / 1e6:.1f} | {row.planned_bytes / max(row.measured_bytes, 1):.2f} "
-                f"| {row.step_s * 1e3:.1f} |"
-            )
-            print(lines[-1], flush=True)
+    rows = []
+    for case in cases_of(arguments):
+        with tempfile.TemporaryDirectory() as folder:
+            try:
+                rows.append(measure(case, Path(folder)))
+            except SystemExit as error:
+                print(f"{case.label} on {case.target}: {error}", file=sys.stderr, flush=True)
+                continue
+        print("\n".join(table(rows)[0 if len(rows) == 1 else -1 :]), flush=True)
     if arguments.write:
-        import onnxruntime
-        import torch
-
-        versions = f"onnxruntime {onnxruntime.__version__}, torch {torch.__version__}, {platform.machine()}"
-        head = ["# Planned against measured peak memory", "", f"`python benchmarks/plan_memory.py`, {versions}.", ""]
-        RESULTS.write_text("\n".join([*head, *lines]) + "\n")
+        versions = ", ".join(f"{name} {version(name)}" for name in ("onnxruntime", "executorch", "torch"))
+        head = ["# Planned against measured peak memory", "", f"{versions}, {platform.machine()}.", ""]
+        RESULTS.write_text("\n".join([*head, *table(rows)]) + "\n")
+    if arguments.json:
+        print(json.dumps(summary(rows)))
 
 
 if __name__ == "__main__":

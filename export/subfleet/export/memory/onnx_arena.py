@@ -18,6 +18,8 @@ _ROUND_BYTES = 256
 _FIRST_REGION_BYTES = 2**20
 _LARGEST_WASTE_BYTES = 128 * 2**20
 _BIN_COUNT = 21
+_ENTRY_BYTES = 8
+"""A region has a table, all written, with one entry for each place in it where a block may begin."""
 PAGE_BYTES = 4096
 _HEADER_BYTES = 64
 """A region begins this far into its first page: after the C library's header, on the alignment that is asked for."""
@@ -39,6 +41,7 @@ class Arena:
     def __init__(self) -> None:
         self._next_region_bytes = _FIRST_REGION_BYTES
         self._next_start = 0
+        self._region_bytes = 0
         self._blocks: dict[int, _Block] = {}
         self._free: list[list[tuple[int, int]]] = [[] for _ in range(_BIN_COUNT)]
         self._touched: dict[int, npt.NDArray[np.bool_]] = {}
@@ -46,8 +49,9 @@ class Arena:
 
     @property
     def resident_bytes(self) -> int:
-        """Bytes of the pages that were written so far; the arena gives none of them back between steps."""
-        return sum(int(pages.sum()) for pages in self._touched.values()) * PAGE_BYTES
+        """Bytes of the pages that were written so far, and of the regions' tables; none goes back between steps."""
+        pages = sum(int(pages.sum()) for pages in self._touched.values())
+        return pages * PAGE_BYTES + self._region_bytes * _ENTRY_BYTES // _ROUND_BYTES
 
     def take(self, size_bytes: int) -> int:
         """Take a block and write all of it; its address."""
@@ -95,6 +99,7 @@ class Arena:
         # A gap between regions, so that no page belongs to two.
         self._next_start += (page_count + 1) * PAGE_BYTES
         self._starts.append(start)
+        self._region_bytes += size_bytes
         self._touched[start] = np.zeros(page_count, np.bool_)
         self._blocks[start] = _Block(size_bytes=size_bytes, used=False, before=None, after=None)
         self._list(start)

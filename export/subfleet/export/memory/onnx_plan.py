@@ -16,9 +16,10 @@ from subfleet.protocol.memory import MemoryPlan
 
 __all__ = ["plan_onnx"]
 
-_FIRST_STEP_BYTES = 600_000
-"""Python's objects of a training, and pages of libraries other than the runtime's that the first step maps.
-Measured: 0.3 to 0.9 MB."""
+_TRAINING_BYTES = 850_000
+"""Python's objects of a training, the data set's next batch, and pages of libraries that the first step maps."""
+_VALUE_BYTES = 1_800
+"""Objects for each input and output. Measured, together with the above: 0.8 MB (31 values) to 2.0 MB (575 values)."""
 
 
 def plan_onnx(body: bytes, step: Step) -> MemoryPlan:
@@ -29,11 +30,12 @@ def plan_onnx(body: bytes, step: Step) -> MemoryPlan:
     """
     graph = run_onnx(body, step.inputs)
     activation = live_bytes(graph)
+    value_count = len(step.inputs) + len(step.outputs)
     return MemoryPlan(
         weights_bytes=weights_bytes(step),
         optimiser_bytes=optimiser_bytes(step),
         fed_bytes=fed_bytes(step),
         activation_bytes=activation,
         workspace_bytes=max(arena_bytes(graph) - activation, 0),
-        runtime_bytes=graph.session_bytes + len(body) + _FIRST_STEP_BYTES,
+        runtime_bytes=graph.session_bytes + len(body) + _TRAINING_BYTES + _VALUE_BYTES * value_count,
     )
