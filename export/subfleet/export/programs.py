@@ -7,11 +7,13 @@ import torch
 from torch import Tensor
 
 from subfleet.elastic.families import build_module, network_of
-from subfleet.elastic.maps import nested_maps
+from subfleet.export.request_steps import training_step_of
 from subfleet.export.requests import InferRequest, TrainRequest
-from subfleet.export.steps import SampleSpec, Step, Student, inference_step, training_step
+from subfleet.export.steps import SampleSpec, Step, inference_step
 from subfleet.export.targets import target_named
 from subfleet.export.targets.base import Target
+from subfleet.export.targets.torch import TARGET as TORCH
+from subfleet.export.targets.torch import write_torch_model, write_torch_program
 from subfleet.export.tracing import trace
 from subfleet.export.versions import tool_versions
 from subfleet.protocol.errors import ExportError
@@ -43,22 +45,9 @@ def export_training_program(request: TrainRequest) -> Program:
         ExportError: an operator cannot be written, or the program differs from PyTorch.
     """
     program_id = request.program_id  # first: it says whether the target's tools are there
-    network = network_of(request.model)
-    student = None
-    if request.student is not None:
-        maps = nested_maps(network, request.spec, request.student)
-        student = Student(module=build_module(network, request.student), maps=maps)
-    step = training_step(
-        build_module(network, request.spec),
-        SampleSpec(shape=request.model.input_shape),
-        batch_size=request.batch_size,
-        objective=request.objective,
-        optimiser=request.optimiser,
-        accumulate=request.accumulate,
-        recompute=request.recompute,
-        student=student,
-    )
-    return write_training_program(step, target=request.target, program_id=program_id)
+    if request.target == TORCH:
+        return write_torch_program(request)
+    return write_training_program(training_step_of(request), target=request.target, program_id=program_id)
 
 
 def write_training_program(step: Step, *, target: str, program_id: str) -> Program:
@@ -110,6 +99,9 @@ def export_inference_model(request: InferRequest, state: Mapping[str, Tensor]) -
             from PyTorch.
     """
     module = build_module(network_of(request.model), request.spec)
+    if request.target == TORCH:
+        _check_weights({name: tuple(tensor.shape) for name, tensor in module.state_dict().items()}, state)
+        return write_torch_model(request.model, request.spec, state), 0.0
     batch_size = target_named(request.target).inference_batch_size
     step = inference_step(module, SampleSpec(shape=request.model.input_shape), batch_size=batch_size)
     return write_inference_model(step, state, target=request.target)
@@ -131,13 +123,7 @@ def write_inference_model(step: Step, weights: Mapping[str, Tensor], *, target: 
     """
     writer = target_named(target)
     shapes = {value.tensor: value.shape for value in step.inputs[1:]}
-    given = {name: tuple(tensor.shape) for name, tensor in weights.items()}
-    if shapes != given:
-        odd = sorted(name for name in shapes.keys() | given.keys() if shapes.get(name) != given.get(name))
-        raise ExportError(
-            f"tensor {odd[0]!r} has the shape {given.get(odd[0])}, but the subnet needs {shapes.get(odd[0])}; "
-            "extract the subnet's own tensors first"
-        )
+    _check_weights(shapes, weights)
     ordered = [weights[name].detach() for name in shapes]
     body = writer.write_inference(trace(step, writer.inference_lowerings), step, ordered)
     inputs = step.example(_seeded(str(step.inputs)))[0]
@@ -149,6 +135,16 @@ def write_inference_model(step: Step, weights: Mapping[str, Tensor], *, target: 
             raise ExportError("the inference model gives other logits in a larger batch; report it with the request")
     with torch.no_grad():
         return body, _largest_difference(step, (inputs, *ordered), actual)
+
+
+def _check_weights(shapes: Mapping[str, tuple[int, ...]], weights: Mapping[str, Tensor]) -> None:
+    given = {name: tuple(tensor.shape) for name, tensor in weights.items()}
+    if shapes != given:
+        odd = sorted(name for name in shapes.keys() | given.keys() if shapes.get(name) != given.get(name))
+        raise ExportError(
+            f"tensor {odd[0]!r} has the shape {given.get(odd[0])}, but the subnet needs {shapes.get(odd[0])}; "
+            "extract the subnet's own tensors first"
+        )
 
 
 def verify(target: Target, body: bytes, step: Step, example: Sequence[Tensor]) -> float:

@@ -53,7 +53,8 @@ def write_torch_program(request: TrainRequest) -> Program:
         ConfigError: the network or the subnet is not valid.
         ExportError: the subnet cannot be trained so.
     """
-    plain = replace(request, spec=replace(request.spec, name=""))
+    student = None if request.student is None else replace(request.student, name="")
+    plain = replace(request, spec=replace(request.spec, name=""), student=student)
     step = training_step_of(plain)
     manifest = ProgramManifest(
         program_id=request.program_id,
