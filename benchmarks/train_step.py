@@ -17,7 +17,6 @@ from types import MappingProxyType
 
 import torch
 from rich.console import Console
-
 from step_benchmark import parity
 from step_benchmark.data import Samples, samples_of
 from step_benchmark.eager import EagerStep, layouts_of
@@ -27,6 +26,7 @@ from step_benchmark.programs import TARGETS, ProgramStep, cached_lookup_ms, expo
 from step_benchmark.report import Result, print_tables, summary
 from step_benchmark.stepping import Start, Stepper
 from step_benchmark.timing import interleaved_medians_s
+
 from subfleet.elastic.zoo import ZOO, ZooModel, build_seeded
 from subfleet.protocol.errors import SubfleetError
 from subfleet.protocol.programs import Program

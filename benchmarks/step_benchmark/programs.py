@@ -22,7 +22,6 @@ from subfleet.protocol.programs import Program, encode_program
 from subfleet.protocol.subnet import SubnetSpec
 from subfleet.protocol.training import ObjectiveSettings, OptimiserSettings
 from subfleet.trainers import executorch, onnx
-
 from subfleet.trainers.sessions import StepSession
 from subfleet.trainers.step_layout import StepLayout, step_layout
 
