@@ -1,4 +1,4 @@
-"""Both runtimes against an ordinary PyTorch training loop, on the real families and real data."""
+"""Every runtime against an ordinary PyTorch training loop, on the real families and real data: one contract for all."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -9,12 +9,14 @@ import numpy.typing as npt
 import pytest
 
 from subfleet.arrays import decode_arrays, encode_arrays
+from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.programs import Trainer, TrainJob, encode_program
 from subfleet.protocol.subnet import SubnetSpec
-from subfleet.protocol.training import OptimiserSettings, TrainingSettings
+from subfleet.protocol.training import ObjectiveSettings, OptimiserSettings, TrainingSettings
 from subfleet.tasks import Dataset, digits, iter_batches, write_npz
 from subfleet.trainers.executorch import ExecutorchTrainer
 from subfleet.trainers.onnx import OnnxTrainer
+from subfleet.trainers.torch import TorchTrainer
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("executorch")
@@ -41,7 +43,25 @@ CONFIGS = {
     "resnet": ModelConfig(family="preact_resnet", input_shape=(1, 8, 8), class_count=10, widths=(8, 16), depths=(2, 1)),
     "mlp": ModelConfig(family="mlp", input_shape=(1, 8, 8), class_count=10, widths=(32,), depths=(2,)),
 }
-TRAINERS: dict[str, Callable[[], Trainer]] = {"onnx": OnnxTrainer, "executorch": ExecutorchTrainer}
+TRAINERS: dict[str, Callable[[], Trainer]] = {
+    "onnx": OnnxTrainer,
+    "executorch": ExecutorchTrainer,
+    "torch": TorchTrainer,
+    "onnx on cuda": lambda: OnnxTrainer("cuda"),
+    "torch on cuda": lambda: TorchTrainer("cuda"),
+}
+RUNTIMES = [pytest.param(name, marks=pytest.mark.gpu) if "cuda" in name else name for name in TRAINERS]
+RICH = TrainingSettings(
+    epochs=2,
+    batch_size=BATCH,
+    micro_batch_size=5,
+    learning_rate=0.01,
+    objective=ObjectiveSettings(label_smoothing=0.1, class_mask=True, proximal=True),
+    optimiser=OptimiserSettings(name="adamw", weight_decay=0.01, max_gradient_norm=0.5),
+    proximal_mu=0.3,
+    seed=2,
+)
+"""What a step can be asked for at once: gradients summed, clipped and pulled back, logits of absent classes masked."""
 Changes = dict[str, npt.NDArray[np.float32]]
 
 
@@ -58,7 +78,20 @@ def smallest(network: Network) -> SubnetSpec:
     return uniform_space(network, (0.5, 1.0))[0]
 
 
-def write_real_job(folder: Path, config: ModelConfig, target: str) -> TrainJob:
+def trainer_of(runtime: str, folder: Path) -> Trainer:
+    trainer = TRAINERS[runtime]()
+    if "cuda" in runtime:
+        write_npz(folder / "data.npz", part_of_digits())
+        try:
+            trainer.describe(str(folder / "data.npz"))
+        except ConfigError as error:
+            pytest.skip(str(error))
+    return trainer
+
+
+def write_real_job(
+    folder: Path, config: ModelConfig, target: str, settings: TrainingSettings = SETTINGS, data: Dataset | None = None
+) -> TrainJob:
     network = network_of(config)
     spec = smallest(network)
     program = export_training_program(
@@ -66,13 +99,14 @@ def write_real_job(folder: Path, config: ModelConfig, target: str) -> TrainJob:
             model=config,
             spec=spec,
             target=target,
-            batch_size=BATCH,
-            objective=SETTINGS.objective,
-            optimiser=SETTINGS.optimiser,
+            batch_size=settings.micro_batch_size or settings.batch_size,
+            objective=settings.objective,
+            optimiser=settings.optimiser,
+            accumulate=settings.micro_batch_size > 0,
         )
     )
     state = extract(network, spec, init_state(network, 0))
-    write_npz(folder / "data.npz", part_of_digits())
+    write_npz(folder / "data.npz", data or part_of_digits())
     (folder / "program").write_bytes(encode_program(program))
     (folder / "weights").write_bytes(encode_arrays({name: tensor.numpy() for name, tensor in state.items()}))
     return TrainJob(
@@ -80,7 +114,7 @@ def write_real_job(folder: Path, config: ModelConfig, target: str) -> TrainJob:
         weights_path=folder / "weights",
         output_path=folder / "update",
         data=str(folder / "data.npz"),
-        settings=SETTINGS,
+        settings=settings,
         round=4,
         client_id="laptop",
         memory_limit_bytes=2**30,
@@ -116,38 +150,86 @@ def train_eagerly(config: ModelConfig, job: TrainJob) -> tuple[Changes, float]:
     return {name: (trained[name] - start[name]).numpy() for name in start}, loss_sum / len(dataset)
 
 
-@pytest.mark.parametrize("target", sorted(TRAINERS))
+@pytest.mark.parametrize("runtime", RUNTIMES)
 @pytest.mark.parametrize("family", sorted(CONFIGS))
-def test_an_epoch_equals_pytorch(tmp_path: Path, family: str, target: str) -> None:
-    job = write_real_job(tmp_path, CONFIGS[family], target)
-    result = TRAINERS[target]().train(job, never)
-    actual = decode_arrays(job.output_path.read_bytes())
+def test_an_epoch_equals_pytorch(tmp_path: Path, family: str, runtime: str) -> None:
+    trainer = trainer_of(runtime, tmp_path)
+    job = write_real_job(tmp_path, CONFIGS[family], trainer.target)
+    result = trainer.train(job, never)
     expected, loss = train_eagerly(CONFIGS[family], job)
-    assert set(actual) == set(expected)
-    assert max(np.abs(array).max() for array in expected.values()) > 1e-2
-    for name, array in expected.items():
-        assert np.abs(np.asarray(actual[name], np.float64) - array).max() < 1e-5, name
+    assert_close(job, expected)
     assert result.loss == pytest.approx(loss, abs=1e-5)
     assert result.step_count == 6
     assert result.measured_peak_bytes > 0
 
-    TRAINERS[target]().train(replace(job, output_path=tmp_path / "again"), never)
+    trainer.train(replace(job, output_path=tmp_path / "again"), never)
     assert (tmp_path / "again").read_bytes() == job.output_path.read_bytes()
 
     still = replace(job, settings=replace(SETTINGS, learning_rate=0.0), output_path=tmp_path / "still")
-    TRAINERS[target]().train(still, never)
+    trainer.train(still, never)
     assert not any(array.any() for array in decode_arrays(still.output_path.read_bytes()).values())
 
 
-@pytest.mark.parametrize("target", sorted(TRAINERS))
-def test_a_models_predictions_equal_pytorch(tmp_path: Path, target: str) -> None:
+def assert_close(job: TrainJob, expected: Changes) -> None:
+    actual = decode_arrays(job.output_path.read_bytes())
+    assert set(actual) == set(expected)
+    assert max(np.abs(array).max() for array in expected.values()) > 1e-2
+    for name, array in expected.items():
+        assert np.abs(np.asarray(actual[name], np.float64) - array).max() < 1e-5, name
+
+
+def train_richly(job: TrainJob, dataset: Dataset) -> tuple[Changes, float]:
+    """Epochs of PyTorch's own parts on whole batches: what `RICH` asks for."""
+    settings = job.settings
+    network = network_of(CONFIGS["mlp"])
+    start = extract(network, smallest(network), init_state(network, 0))
+    module = build_module(network, smallest(network))
+    module.load_state_dict(start)
+    optimiser = torch.optim.AdamW(module.parameters(), settings.learning_rate, weight_decay=0.01)
+    held = torch.isin(torch.arange(10), torch.from_numpy(dataset.labels)).to(torch.float32)
+    losses: list[float] = []
+    for epoch in range(settings.epochs):
+        losses = []
+        for indices, mask in iter_batches(
+            len(dataset), BATCH, seed=settings.seed, round_number=job.round, client_id=job.client_id, epoch=epoch
+        ):
+            real = indices[mask == 1]
+            optimiser.zero_grad()
+            logits = module(torch.from_numpy(dataset.inputs[real])) * held
+            labels = torch.from_numpy(dataset.labels[real])
+            loss = torch.nn.functional.cross_entropy(logits, labels, label_smoothing=0.1)
+            pull = sum(((tensor - start[name]) ** 2).sum() for name, tensor in module.named_parameters())
+            (loss + settings.proximal_mu / 2 * pull).backward()
+            torch.nn.utils.clip_grad_norm_(module.parameters(), 0.5)
+            optimiser.step()
+            losses += [loss.item()] * len(real)
+    trained = module.state_dict()
+    return {name: (trained[name] - start[name]).numpy() for name in start}, sum(losses) / len(losses)
+
+
+@pytest.mark.parametrize("runtime", RUNTIMES)
+def test_parts_of_batches_and_every_term_equal_pytorch(tmp_path: Path, runtime: str) -> None:
+    whole = digits()
+    some = np.flatnonzero(whole.classes() < 7)[:SAMPLES]
+    dataset = Dataset(inputs=whole.inputs[some], labels=whole.labels[some])
+    trainer = trainer_of(runtime, tmp_path)
+    job = write_real_job(tmp_path, CONFIGS["mlp"], trainer.target, RICH, dataset)
+    result = trainer.train(job, never)
+    expected, loss = train_richly(job, dataset)
+    assert_close(job, expected)
+    assert result.loss == pytest.approx(loss, abs=1e-5)
+    assert result.step_count == 12
+
+
+@pytest.mark.parametrize("runtime", RUNTIMES)
+def test_a_models_predictions_equal_pytorch(tmp_path: Path, runtime: str) -> None:
+    trainer = trainer_of(runtime, tmp_path)
     config = CONFIGS["resnet"]
     network = network_of(config)
     spec = smallest(network)
     state = extract(network, spec, init_state(network, 0))
-    request = InferRequest(model=config, spec=spec, target=target, weights_sha256="0" * 64)
+    request = InferRequest(model=config, spec=spec, target=trainer.target, weights_sha256="0" * 64)
     body, _ = export_inference_model(request, state)
-    trainer = TRAINERS[target]()
     model_path = tmp_path / f"model{trainer.suffix}"
     model_path.write_bytes(body)
     dataset = part_of_digits()
