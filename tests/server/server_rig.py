@@ -1,5 +1,6 @@
 """Fakes around a real server: an exporter without programs, devices without trainers, time that tests move."""
 
+import json
 import random
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, wait
@@ -104,9 +105,17 @@ class FakeExports:
         future.set_result(path)
         return future
 
-    def submit_inference(self, request: InferRequest, weights_path: Path) -> "Future[Path]":
+    def submit_inference(
+        self, request: InferRequest, weights_path: Path, *, calibration_data: str = ""
+    ) -> "Future[Path]":
+        assert bool(calibration_data) == bool(request.calibration_sha256)
         self.requests.append(request)
         path = self.folder / f"{request.program_id}.{request.target}"
+        plain = {"max_abs_diff": 1e-6}
+        found = (
+            plain if request.quantisation == "none" else {"quantisation": {"accuracy": 0.75, "float_accuracy": 0.875}}
+        )
+        Path(f"{path}.json").write_text(json.dumps(found), encoding="utf-8")
         path.write_bytes(b"model " + request.spec.spec_id.encode() + weights_path.read_bytes())
         future: Future[Path] = Future()
         future.set_result(path)

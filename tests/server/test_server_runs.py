@@ -14,12 +14,14 @@ from server.fake_device import Behaviour
 from server.server_rig import World, config, fleet
 
 from subfleet.elastic.families import init_state
-from subfleet.export.requests import TrainRequest
+from subfleet.export.quantisation.report import calibration_of
+from subfleet.export.requests import InferRequest, TrainRequest
 from subfleet.protocol.errors import ExportError, FileError
 from subfleet.protocol.messages import Task
 from subfleet.protocol.readings import Reading
 from subfleet.server.checkpoint import load_checkpoint
 from subfleet.server.config import Deadlines, ServerConfig
+from subfleet.tasks import read_dataset
 from subfleet.transport.memory import FaultPlan
 
 pytestmark = pytest.mark.slow
@@ -212,6 +214,19 @@ def test_a_refusal_for_memory_brings_a_smaller_task(tmp_path: Path) -> None:
     first, second = world.devices["ada"].tasks[:2]
     assert second.task_id.endswith("/1")
     assert second.budget.memory_bytes == SMALL < first.budget.memory_bytes
+
+
+@pytest.mark.parametrize("mode", ["none", "static"])
+def test_models_are_deployed_in_the_wanted_numbers_with_their_accuracy(tmp_path: Path, mode: str) -> None:
+    world = World(tmp_path, config(rounds=1, deploy_quantisation=mode), fleet())
+    models = finished(world).server.result().deployed
+    asked = [request for request in world.exports.requests if isinstance(request, InferRequest)]
+    assert {request.quantisation for request in asked} == {mode}
+    # Samples of the evaluation data set the ranges; a model in float32 takes none.
+    wanted = "" if mode == "none" else calibration_of(read_dataset(config().evaluation_data)).sha256
+    assert {request.calibration_sha256 for request in asked} == {wanted}
+    figures = {(model.max_abs_diff, model.quantised_accuracy, model.float_accuracy) for model in models}
+    assert figures == ({(1e-6, None, None)} if mode == "none" else {(None, 0.75, 0.875)})
 
 
 def test_attempts_are_limited_and_other_refusals_final(tmp_path: Path) -> None:

@@ -157,6 +157,8 @@ def _collect(folder: Path, result: RunResult, slices: Slices, observer: RunObser
             "spec": model.spec,
             "bytes": path.stat().st_size,
             "max_abs_diff": model.max_abs_diff,
+            "quantised_accuracy": model.quantised_accuracy,
+            "float_accuracy": model.float_accuracy,
             "accuracy": accuracy,
         }
         for model, path, accuracy in zip(result.deployed, files, own, strict=True)

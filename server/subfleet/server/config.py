@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Literal
 
 from subfleet.elastic.network import ModelConfig
 from subfleet.protocol.errors import ConfigError, FileError, ProtocolError
@@ -97,6 +97,8 @@ class ServerConfig:
         max_attempts: tasks that one client may be given in one round, each smaller than the last.
         targets: program targets that are exported for training, where a device runs several its own order decides.
         deploy_targets: formats of each device's own model after the last round; empty deploys nothing.
+        deploy_quantisation: "dynamic" or "static" deploys these models in 8-bit integers, with ranges from the first
+            evaluation samples, and tells their accuracy beside that of float32.
         memory_overhead_bytes: by target, what its runtime needs beyond the estimate of a subnet's training memory. It
             only saves exports: the exported program's own plan decides whether a subnet fits.
         keep_rounds: rounds whose checkpoints and updates stay on disk.
@@ -120,6 +122,7 @@ class ServerConfig:
     max_attempts: int = 3
     targets: tuple[str, ...] = ("onnx", "executorch")
     deploy_targets: tuple[str, ...] = ("onnx", "executorch")
+    deploy_quantisation: Literal["none", "dynamic", "static"] = "none"
     memory_overhead_bytes: dict[str, int] = field(default_factory=lambda: dict(RUNTIME_OVERHEAD_BYTES))
     keep_rounds: int = 2
 
@@ -169,7 +172,9 @@ class ServerConfig:
             "quorum",
         )
         more = ("communication_s", "clock", "max_attempts", "targets", "deploy_targets", "memory_overhead_bytes")
-        return hashlib.sha256(canonical_json([getattr(self, name) for name in (*names, *more)])).hexdigest()
+        return hashlib.sha256(
+            canonical_json([getattr(self, name) for name in (*names, *more, "deploy_quantisation")])
+        ).hexdigest()
 
 
 def load_config(path: Path) -> ServerConfig:

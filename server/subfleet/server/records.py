@@ -68,6 +68,8 @@ class DeployedModel:
         path: the model file in the server's state folder.
         spec: display name of the subnet.
         max_abs_diff: largest difference from PyTorch that was found when the file was written; None is unknown.
+        quantised_accuracy: of a model in 8-bit integers, on evaluation samples; else None.
+        float_accuracy: of the same model in float32, on the same samples.
         status: "deployed" where the client confirmed it, else why not.
     """
 
@@ -78,6 +80,8 @@ class DeployedModel:
     spec_id: str
     max_abs_diff: float | None
     status: str
+    quantised_accuracy: float | None = None
+    float_accuracy: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

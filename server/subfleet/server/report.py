@@ -120,8 +120,11 @@ def _plots(rounds: Sequence[RoundRecord]) -> str:
 def _models(models: Sequence[dict[str, Any]]) -> str:
     if not models:
         return ""
-    columns = ("client_id", "file", "spec", "bytes", "max_abs_diff", "accuracy")
-    titles = ("device", "model", "subnet", "bytes", "difference from PyTorch", "accuracy of its own")
+    columns = ["client_id", "file", "spec", "bytes", "max_abs_diff", "accuracy"]
+    titles = ["device", "model", "subnet", "bytes", "difference from PyTorch", "accuracy of its own"]
+    if any(model.get("quantised_accuracy") is not None for model in models):
+        columns += ["quantised_accuracy", "float_accuracy"]
+        titles += ["accuracy in 8 bits, evaluation samples", "the same in float32"]
     rows = [tuple(_cell(model.get(column)) for column in columns) for model in models]
     return f"<h2>Each device's own model</h2>{_table(titles, rows)}"
 

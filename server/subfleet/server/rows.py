@@ -64,6 +64,8 @@ def deployed_models(plan: Plan, seats: Iterable[Seat]) -> tuple[DeployedModel, .
             spec=plan.candidates[seat.place or 0].spec.name,
             spec_id=plan.candidates[seat.place or 0].spec.spec_id,
             max_abs_diff=model.max_abs_diff,
+            quantised_accuracy=model.quantised_accuracy,
+            float_accuracy=model.float_accuracy,
             status="deployed" if seat.stage == "done" else f"{seat.stage}: {seat.reason}",
         )
         for seat in seats

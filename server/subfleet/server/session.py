@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from subfleet.elastic.families import init_state
+from subfleet.export.quantisation.report import calibration_of
 from subfleet.protocol.blobs import BlobRef, Chunk
 from subfleet.protocol.errors import FileError, ProtocolError, RunError
 from subfleet.protocol.messages import BlobMissing, ChunkRequest, Receipt, Update, encode
@@ -113,13 +114,19 @@ class Server:
         )
         self._outbox = Outbox()
         self._announcer = Announcer()
+        evaluation = read_dataset(config.evaluation_data)
         self._supply = Supply(
-            self._plan, self._network, exports, blobs=self._blobs, models_folder=self._places.models / run_id
+            self._plan,
+            self._network,
+            exports,
+            blobs=self._blobs,
+            models_folder=self._places.models / run_id,
+            calibration_sha256=calibration_of(evaluation).sha256 if config.deploy_quantisation != "none" else "",
         )
         self._workbench = Workbench(
             self._network,
             config.method,
-            read_dataset(config.evaluation_data),
+            evaluation,
             blobs=self._blobs,
             checkpoints=self._places.checkpoints,
         )

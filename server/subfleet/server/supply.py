@@ -42,7 +42,9 @@ class Exports(Protocol):
         """A file with the packed training program."""
         ...
 
-    def submit_inference(self, request: InferRequest, weights_path: Path) -> "Future[Path]":
+    def submit_inference(
+        self, request: InferRequest, weights_path: Path, *, calibration_data: str = ""
+    ) -> "Future[Path]":
         """A plain inference model file; the weights are a container of the subnet's own tensors."""
         ...
 
@@ -62,16 +64,25 @@ class Supply:
         exports: the exporter.
         blobs: where programs and weights are served from.
         models_folder: where each client's inference models are kept.
+        calibration_sha256: content id of the samples for models in 8-bit integers; empty where none are wanted.
     """
 
     def __init__(
-        self, plan: Plan, network: Network, exports: Exports, *, blobs: BlobStore, models_folder: Path
+        self,
+        plan: Plan,
+        network: Network,
+        exports: Exports,
+        *,
+        blobs: BlobStore,
+        models_folder: Path,
+        calibration_sha256: str = "",
     ) -> None:
         self._plan = plan
         self._network = network
         self._exports = exports
         self._blobs = blobs
         self._models_folder = models_folder
+        self._calibration_sha256 = calibration_sha256
         self._model: Mapping[str, torch.Tensor] = {}
         self._weights: dict[str, BlobRef] = {}
         self._programs: dict[str, _Program] = {}
@@ -113,15 +124,23 @@ class Supply:
 
     def prepare_models(self, action: PrepareModels) -> None:
         """Begin a client's inference models."""
-        spec = self._plan.candidates[action.place].spec
+        config = self._plan.config
         try:
             weights = self._weights_of(action.place)
             futures = {
                 target: self._exports.submit_inference(
-                    InferRequest(model=self._network.config, spec=spec, target=target, weights_sha256=weights.sha256),
+                    InferRequest(
+                        model=self._network.config,
+                        spec=self._plan.candidates[action.place].spec,
+                        target=target,
+                        weights_sha256=weights.sha256,
+                        quantisation=config.deploy_quantisation,
+                        calibration_sha256=self._calibration_sha256,
+                    ),
                     self._blobs.path(weights),
+                    calibration_data=config.evaluation_data if self._calibration_sha256 else "",
                 )
-                for target in self._plan.config.deploy_targets
+                for target in config.deploy_targets
             }
         except SubfleetError as error:
             self._fail(action, error)
@@ -182,7 +201,7 @@ class Supply:
             kept = self._keep(exported, self._models_folder / action.client_id / f"model{exported.suffix}")
             blob = self._blobs.add_file(kept)
             programs.append(ProgramRef(program_id=blob.sha256, target=target, blob=blob))
-            models.append(ModelFile(target=target, file=str(kept), max_abs_diff=_difference(exported)))
+            models.append(ModelFile(target=target, file=str(kept), **_figures(exported)))
         return DeployPrepared(client_id=action.client_id, programs=tuple(programs), models=tuple(models))
 
     def _keep(self, source: Path, target: Path) -> Path:
@@ -204,10 +223,16 @@ def _failure(action: Prepare | PrepareModels, error: BaseException) -> PrepareFa
     return PrepareFailed(client_id=action.client_id, round=action.round, attempt=attempt, reason=reason)
 
 
-def _difference(exported: Path) -> float | None:
-    """The exporter's own finding, which lies beside the model as `<file>.json`."""
+def _figures(exported: Path) -> dict[str, float | None]:
+    """The exporter's own findings, which lie beside the model as `<file>.json`."""
     try:
-        found = json.loads(Path(f"{exported}.json").read_text(encoding="utf-8"))["max_abs_diff"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-    return float(found)
+        found = json.loads(Path(f"{exported}.json").read_text(encoding="utf-8"))
+        quantised = found.get("quantisation") or {}
+        figures = {
+            "max_abs_diff": found.get("max_abs_diff"),
+            "quantised_accuracy": quantised.get("accuracy"),
+            "float_accuracy": quantised.get("float_accuracy"),
+        }
+        return {name: None if figure is None else float(figure) for name, figure in figures.items()}
+    except (OSError, ValueError, AttributeError, TypeError):
+        return {"max_abs_diff": None}
