@@ -1,4 +1,5 @@
 import hashlib
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -7,15 +8,19 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
+import onnx
+import onnxruntime
 import pytest
 from onnx import TensorProto, helper
 from trainers.softmax_program import BATCH, CLASSES, FEATURES, MOMENTUM, SHAPE, program, samples, weights, write_job
 
 from subfleet.arrays import decode_arrays, encode_arrays
 from subfleet.protocol.errors import (
+    ConfigError,
     DataError,
     FileError,
     MemoryLimitError,
+    MissingExtraError,
     ProtocolError,
     SubfleetError,
     TrainingError,
@@ -334,6 +339,104 @@ def _with_samples_at(folder: Path, *shape: int) -> None:
     write_npz(folder / "data.npz", Dataset(inputs=np.zeros((4, *shape), np.float32), labels=np.zeros(4, np.int64)))
 
 
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"ir_version": 99}, r"that onnx 9\.9, torch 8\.8 wrote: it is of ONNX IR version 99, .* reads \d\d at most"),
+        ({"opset": 99}, r"ONNX Runtime \d+\.\d+\.\d+ refused .* of ONNX opset 99, .* reads \d\d at most"),
+        ({"operator": "NoSuchOperator"}, "NoSuchOperator"),
+    ],
+)
+def test_a_program_of_another_toolchain_names_both_versions(
+    tmp_path: Path, change: dict[str, object], text: str
+) -> None:
+    job = write_job(tmp_path, samples(9), settings=SETTINGS)
+    made = program()
+    model = onnx.load_from_string(bytes(made.body))
+    model.ir_version = change.get("ir_version", model.ir_version)
+    model.opset_import[0].version = change.get("opset", 20)
+    model.graph.node[0].op_type = change.get("operator", model.graph.node[0].op_type)
+    versions = {"torch": "8.8", "onnx": "9.9"}
+    changed = Program(manifest=replace(made.manifest, versions=versions), body=model.SerializeToString())
+    job.program_path.write_bytes(encode_program(changed))
+    with pytest.raises(TrainingError, match=text) as caught:
+        OnnxTrainer().train(job, never)
+    assert "\n" not in str(caught.value)
+    assert "onnxruntime_src" not in str(caught.value)
+
+
+def test_a_program_that_is_not_what_its_manifest_says_is_refused(tmp_path: Path) -> None:
+    job = write_job(tmp_path, samples(9), settings=SETTINGS)
+    made = program()
+
+    def wider(values: tuple[ValueInfo, ...]) -> tuple[ValueInfo, ...]:
+        shape = (FEATURES + 1, CLASSES)
+        return tuple(replace(value, shape=shape) if value.tensor == "head.weight" else value for value in values)
+
+    manifest = replace(made.manifest, inputs=wider(made.manifest.inputs), outputs=wider(made.manifest.outputs))
+    job.program_path.write_bytes(encode_program(replace(made, manifest=manifest)))
+    with pytest.raises(TrainingError, match=r"inputs are not those of its manifest, first .*weight"):
+        OnnxTrainer().train(job, never)
+
+
+@pytest.mark.slow
+def test_a_damaged_program_is_an_error_or_still_trains(tmp_path: Path) -> None:
+    job = write_job(tmp_path, samples(9), settings=SETTINGS)
+    made = program()
+    generator = np.random.default_rng(0)
+    refused = 0
+    for _ in range(60):
+        body = bytearray(made.body)
+        body[generator.integers(len(body))] ^= int(generator.integers(1, 256))
+        job.program_path.write_bytes(encode_program(replace(made, body=bytes(body))))
+        try:
+            OnnxTrainer().train(job, never)
+        except TrainingError:
+            refused += 1
+    assert refused > 20
+
+
+@pytest.mark.parametrize("listed", [False, True])
+def test_a_provider_that_is_not_there_is_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, listed: bool
+) -> None:
+    """Where a build has the provider but its libraries are missing, the runtime goes on without it; we do not."""
+    if "CUDAExecutionProvider" in onnxruntime.get_available_providers():
+        pytest.skip("this ONNX Runtime has the CUDA provider")
+    if listed:
+        original = onnxruntime.InferenceSession
+        both = ["CUDAExecutionProvider", "CPUExecutionProvider"]
+        monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: both)
+        monkeypatch.setattr(
+            onnxruntime,
+            "InferenceSession",
+            lambda model, options, providers: original(model, options, providers=providers and both[1:]),
+        )
+    job = write_job(tmp_path, samples(9), settings=SETTINGS)
+    trainer = OnnxTrainer("cuda")
+    for act in (lambda: trainer.describe(job.data), lambda: trainer.train(job, never)):
+        with pytest.raises(ConfigError, match=r"needs CUDAExecutionProvider, but ONNX Runtime .*CPUExecutionProvider"):
+            act()
+
+
+def test_without_the_runtime_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = write_job(tmp_path, samples(9), settings=SETTINGS)
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    with pytest.raises(MissingExtraError, match=r"'onnxruntime' is not installed; run: pip install 'subfleet\[edge\]'"):
+        OnnxTrainer().train(job, never)
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_a_session_runs_on_the_threads_that_the_job_names(tmp_path: Path, threads: int) -> None:
+    job = write_job(tmp_path, samples(9), settings=SETTINGS)
+    trainer = OnnxTrainer()
+    trainer.describe(job.data)
+    before = len(list(Path("/proc/self/task").iterdir()))
+    trainer.train(replace(job, threads=threads), never)
+    # The session is kept with its pool; the thread that asks is one of them.
+    assert len(list(Path("/proc/self/task").iterdir())) - before == threads - 1
+
+
 WITHOUT_TORCH = """
 import sys
 from pathlib import Path
@@ -357,3 +460,19 @@ def test_a_process_without_torch_trains_the_same_bits(tmp_path: Path) -> None:
     OnnxTrainer().train(job, never)
     subprocess.run([sys.executable, "-c", WITHOUT_TORCH, str(tmp_path)], check=True, timeout=60)
     assert (tmp_path / "blocked").read_bytes() == job.output_path.read_bytes()
+
+
+OLDEST = Path(__file__).parents[2] / "build" / "onnxruntime-1.23.2"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not OLDEST.is_dir(), reason="onnxruntime 1.23.2 is not in build/: run `make test` once")
+def test_the_oldest_runtime_trains_as_the_newest(tmp_path: Path) -> None:
+    job = write_job(tmp_path, samples(20), settings=SETTINGS)
+    OnnxTrainer().train(job, never)
+    code = WITHOUT_TORCH + "import onnxruntime; assert onnxruntime.__version__ == '1.23.2'\n"
+    environment = {**os.environ, "PYTHONPATH": str(OLDEST)}
+    subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True, timeout=60, env=environment)
+    newest = read_change(job)
+    for name, array in decode_arrays((tmp_path / "blocked").read_bytes()).items():
+        assert np.abs(np.asarray(array, np.float64) - np.asarray(newest[name], np.float64)).max() < 1e-6

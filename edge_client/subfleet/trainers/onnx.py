@@ -133,7 +133,10 @@ def _prepare(provider: str) -> ModuleType:
     needed = _PROVIDERS[provider]
     available = onnxruntime.get_available_providers()
     if needed in available:
-        session = _session(onnxruntime, _IDENTITY, 1, provider)
+        try:
+            session = _session(onnxruntime, _IDENTITY, 1, provider)
+        except TrainingError as error:
+            raise ConfigError(f"the provider {provider!r} does not work here: {error}") from error
         session.run(None, {"x": np.zeros(1, np.float32)})
         # A provider whose libraries are missing is left out with no more than a line in a log.
         available = session.get_providers()

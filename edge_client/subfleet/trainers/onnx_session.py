@@ -6,6 +6,7 @@ core: a pre-activation ResNet-18 of full width 293 MB instead of 338 MB, of widt
 within 2 % of each other; between two jobs 5 MB instead of 50 MB.
 """
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType, ModuleType
@@ -23,6 +24,13 @@ __all__ = ["OnnxSession", "guarded"]
 
 # What its exceptions say where the system gave no memory; none of them is a MemoryError.
 _NO_MEMORY = ("Failed to allocate memory", "std::bad_alloc", "out of memory")
+# What it says of a program that is newer than it is; each has the program's number and then the runtime's.
+_TOO_NEW: tuple[tuple[str, re.Pattern[str]], ...] = (
+    ("ONNX IR version", re.compile(r"Unsupported model IR version: (\d+), max supported IR version: (\d+)")),
+    ("ONNX opset", re.compile(r"Opset (\d+) is under development.*?till opset (\d+)", re.DOTALL)),
+)
+# Where in its own source it raised, up to the sentence itself.
+_OWN_SOURCE = re.compile(r"(\[ONNXRuntimeError\] : \d+ : \w+ : )?(/\S+:\d+ .*\) (?=[A-Z]))?")
 _GIVE_BACK = "memory.enable_memory_arena_shrinkage"
 
 
@@ -133,7 +141,13 @@ def guarded(call: Callable[[], Any], what: str = "ONNX Runtime refused the progr
     except Exception as error:
         if any(words in str(error) for words in _NO_MEMORY):
             raise MemoryError(str(error)) from error
-        reason = str(error).strip().partition("\n")[0]
+        for kind, pattern in _TOO_NEW:
+            if found := pattern.search(str(error)):
+                raise TrainingError(
+                    f"{what}: it is of {kind} {found[1]}, but this runtime reads {found[2]} at most; install a newer "
+                    "runtime, or export with an older toolchain"
+                ) from error
+        reason = _OWN_SOURCE.sub("", str(error).strip().partition("\n")[0], count=1)
         raise TrainingError(f"{what} ({reason:.300}); it must be exported again") from error
 
 
