@@ -34,7 +34,15 @@ from subfleet.protocol.training import OptimiserSettings
 
 OPTIMISER = OptimiserSettings(momentum=0.9, weight_decay=5e-4)
 LEARNING_RATES: Mapping[str, float] = MappingProxyType(
-    {"mlp": 0.03, "mobilenet_v2": 0.02, "mobilenet_v3_small": 0.02, "vgg13": 0.001, "char_lstm": 0.5, "ds_cnn": 0.1}
+    {
+        "mlp": 0.03,
+        "mobilenet_v2": 0.02,
+        "mobilenet_v3_small": 0.02,
+        "vgg13": 0.001,
+        "char_lstm": 0.5,
+        "transformer_lm": 0.03,
+        "ds_cnn": 0.1,
+    }
 )
 """Such that ten steps learn something and small differences grow little; 0.005 for the others."""
 TIMING_LEARNING_RATE = 1e-6
@@ -109,7 +117,7 @@ def _measure(model: ZooModel, arguments: argparse.Namespace) -> list[Result]:
         _time(model, samples, programs, done, threads=threads, rounds=rounds)
     if not (arguments.quick or arguments.no_memory):
         for result in done:
-            result.measured_bytes = measured_peak_bytes(programs[result.target], _start(model, 0.0).state, samples)
+            result.measured_bytes = measured_peak_bytes(programs[result.target], _start(model, 0.001), samples)
             _progress(f"{model.name} {result.target}: grew by {result.measured_bytes / 1e6:.1f} MB")
     return results
 

@@ -65,8 +65,8 @@ def _made_classes(model: ZooModel, count: int, random: np.random.Generator) -> S
 
 
 def _made_text(model: ZooModel, count: int, random: np.random.Generator) -> Samples:
-    """Walks on a random graph where each symbol has four followers."""
-    followers = random.integers(0, model.sample_limit, (model.sample_limit, 4))
+    """Walks on a random graph where each symbol has four followers, and some symbols are far more usual than others."""
+    followers = (model.sample_limit * random.random((model.sample_limit, 4)) ** 4).astype(np.int64)
     tokens = np.empty((count, model.sample_shape[0] + 1), np.int64)
     tokens[:, 0] = random.integers(0, model.sample_limit, count)
     for place in range(1, tokens.shape[1]):

@@ -1,14 +1,44 @@
-"""The peak memory of a program, measured in a fresh process that trains with it."""
+"""The peak memory of a program, measured as `benchmarks/plan_memory.py` does: a fresh process trains with it."""
 
-from collections.abc import Mapping
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
 
-from torch import Tensor
+import numpy as np
+from plan_memory import TRAIN
+from safetensors.numpy import save_file
 
 from step_benchmark.data import Samples
-from subfleet.protocol.programs import Program
+from step_benchmark.stepping import Start
+from subfleet.protocol.programs import Program, encode_program
 
 
-def measured_peak_bytes(program: Program, state: Mapping[str, Tensor], samples: Samples) -> int:
-    """By how much a fresh process grew while it trained a few steps with a program; 0 where it cannot be measured."""
-    del program, state, samples
-    return 0
+def measured_peak_bytes(program: Program, start: Start, samples: Samples, *, threads: int = 1) -> int:
+    """By how much a fresh process grew while it trained with a program; 0 where that failed."""
+    manifest = program.manifest
+    kept = {value.tensor for value in manifest.inputs if value.role in ("parameter", "buffer")}
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / "program").write_bytes(encode_program(program))
+        save_file({key: tensor.numpy() for key, tensor in start.state.items() if key in kept}, folder / "weights")
+        np.savez(folder / "data.npz", x=samples.inputs, y=samples.labels)
+        job = {
+            "folder": name,
+            "target": manifest.target,
+            "batch_size": manifest.batch_size,
+            "parts": 1,
+            "accumulate": False,
+            "threads": threads,
+        }
+        # NumPy's threads would add stacks and buffers that no device's trainer has.
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        done = subprocess.run(
+            [sys.executable, "-c", TRAIN, json.dumps(job)], capture_output=True, text=True, env=environment, check=False
+        )
+    if done.returncode:
+        print("\n".join(done.stderr.strip().splitlines()[-1:]), file=sys.stderr)
+        return 0
+    return int(json.loads(done.stdout.splitlines()[-1])["peak_bytes"])

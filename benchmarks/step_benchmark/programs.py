@@ -22,7 +22,7 @@ from subfleet.protocol.programs import Program, encode_program
 from subfleet.protocol.subnet import SubnetSpec
 from subfleet.protocol.training import ObjectiveSettings, OptimiserSettings
 from subfleet.trainers import executorch, onnx
-from subfleet.trainers.sessions import StepSession
+from subfleet.trainers.sessions import OpenSession, StepSession
 from subfleet.trainers.step_layout import StepLayout, step_layout
 
 Array = npt.NDArray[np.generic]
@@ -87,9 +87,9 @@ def open_session(program: Program, layout: StepLayout, threads: int) -> StepSess
 class ProgramStep:
     """A loaded program with its carried tensors, run as a device's trainer does. See `Stepper`."""
 
-    def __init__(self, program: Program, start: Start, *, threads: int) -> None:
+    def __init__(self, program: Program, start: Start, *, threads: int, opener: OpenSession = open_session) -> None:
         self._layout = step_layout(program.manifest)
-        self._session = open_session(program, self._layout, threads)
+        self._session = opener(program, self._layout, threads)
         self._stored = {value.name: start.state[value.tensor].numpy() for value in self._layout.stored}
         self._constants: dict[str, Array] = {self._layout.learning_rate.name: np.array(start.learning_rate, np.float32)}
         self.begin()
