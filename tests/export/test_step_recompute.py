@@ -3,7 +3,7 @@
 import pytest
 import torch
 from export.step_rig import example, run, step_of_module
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 from subfleet.export.steps.recompute import blocks_of
 from subfleet.export.tracing import trace
@@ -69,17 +69,19 @@ def test_the_step_is_the_same_bit_by_bit() -> None:
 def test_the_second_run_waits_for_the_gradient() -> None:
     """A runtime could merge it with the first one, or do it beforehand, if it took only what the first one takes."""
     graph = trace(step_of_module(Network(), (6,), recompute=True), {})
-    order = {node: place for place, node in enumerate(graph.graph.nodes)}
     norms = [node for node in graph.graph.nodes if node.target == aten.rsqrt.default]
     assert len(norms) == 6  # three calls of a block, each twice
-    loss = next(place for node, place in order.items() if node.target == aten._log_softmax.default)
-    ancestors = set()
-    todo = [norms[-1]]
+    (loss,) = (node for node in graph.graph.nodes if node.target == aten._log_softmax.default)
+    assert [loss in ancestors(norm) for norm in norms] == [False] * 3 + [True] * 3
+
+
+def ancestors(node: fx.Node) -> set[fx.Node]:
+    """Everything that a node depends on."""
+    found: set[fx.Node] = set()
+    todo = [node]
     while todo:
-        node = todo.pop()
-        if node not in ancestors:
-            ancestors.add(node)
-            todo.extend(node.all_input_nodes)
-    assert any(order[node] >= loss for node in ancestors)
-    assert all(order[norm] < loss for norm in norms[:3])
-    assert all(order[norm] > loss for norm in norms[3:])
+        for argument in todo.pop().all_input_nodes:
+            if argument not in found:
+                found.add(argument)
+                todo.append(argument)
+    return found
