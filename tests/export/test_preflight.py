@@ -1,10 +1,16 @@
 """A network that cannot be trained is named with its layer, the reason and the remedy, before anything is written."""
 
+from collections.abc import Mapping
+
 import pytest
 import torch
+from export.export_cases import train_request
 from torch import Tensor, nn
 
+from subfleet.elastic.families import FAMILIES, Family
+from subfleet.elastic.network import ModelConfig
 from subfleet.export.preflight import obstacles, with_layer
+from subfleet.export.programs import export_training_program
 from subfleet.export.steps import SampleSpec
 from subfleet.protocol.errors import ExportError
 
@@ -13,12 +19,11 @@ pytestmark = [pytest.mark.export, pytest.mark.slow]
 TARGETS = ("onnx", "executorch")
 
 
-class Fourier(nn.Module):
+class LogGamma(nn.Module):
     """An operator that no runtime of ours has."""
 
     def forward(self, x: Tensor) -> Tensor:
-        parts: Tensor = torch.fft.rfft(x)
-        return parts.abs()
+        return torch.lgamma(x.abs() + 1)
 
 
 class Kept(nn.Module):
@@ -49,12 +54,12 @@ def network(layer: nn.Module) -> nn.Module:
 
 
 @pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize("layer", [Fourier(), Kept()], ids=lambda layer: type(layer).__name__)
+@pytest.mark.parametrize("layer", [LogGamma(), Kept()], ids=lambda layer: type(layer).__name__)
 def test_the_innermost_layer_is_named_with_reason_and_remedy(layer: nn.Module, target: str) -> None:
     (found,) = obstacles(network(layer), SampleSpec(shape=(6,)), target=target, batch_size=2)
     assert found.layer == "blocks.1.1"
     assert found.kind == type(layer).__name__
-    assert found.reason
+    assert ("gamma" if isinstance(layer, LogGamma) else "shapes") in f"{found.reason} {found.remedy}"
     assert "use" in found.remedy
     assert "layer 'blocks.1.1'" in str(found)
 
@@ -67,10 +72,10 @@ def test_trouble_outside_of_any_layer_is_the_networks_own() -> None:
     class Bare(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.head = nn.Linear(4, 2)
+            self.head = nn.Linear(6, 2)
 
         def forward(self, x: Tensor) -> Tensor:
-            logits: Tensor = self.head(torch.fft.rfft(x).abs())
+            logits: Tensor = self.head(torch.lgamma(x.abs() + 1))
             return logits
 
     (found,) = obstacles(Bare(), SampleSpec(shape=(6,)), target="onnx", batch_size=2)
@@ -81,13 +86,28 @@ def test_trouble_outside_of_any_layer_is_the_networks_own() -> None:
 def test_the_error_is_told_with_its_layer_and_else_as_it_is() -> None:
     error = ExportError("something; do something")
     sample = SampleSpec(shape=(6,))
-    told = with_layer(error, network(Fourier()), sample, target="onnx", batch_size=2)
+    told = with_layer(error, network(LogGamma()), sample, target="onnx", batch_size=2)
     assert "blocks.1.1" in str(told)
     assert with_layer(error, network(nn.Tanh()), sample, target="onnx", batch_size=2) is error
 
 
+def test_a_request_that_fails_names_the_layer(monkeypatch: pytest.MonkeyPatch) -> None:
+    def with_log_gamma(config: ModelConfig, shapes: Mapping[str, tuple[int, ...]]) -> nn.Module:
+        module = mlp.build(config, shapes)
+        module.add_module("special", LogGamma())
+        module.register_forward_hook(lambda network, _inputs, logits: network.special(logits))
+        return module
+
+    mlp = FAMILIES["mlp"]
+    family = Family(declare=mlp.declare, build=with_log_gamma)
+    monkeypatch.setattr("subfleet.elastic.families.FAMILIES", {"mlp": family})
+    with pytest.raises(ExportError, match=r"^layer 'special' \(LogGamma\) cannot be trained so: .*; use") as raised:
+        export_training_program(train_request("onnx"))
+    assert isinstance(raised.value.__cause__, ExportError)
+
+
 def test_the_network_is_left_as_it_is() -> None:
-    module = nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6), Fourier(), nn.Linear(4, 2))
+    module = nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6), LogGamma(), nn.Linear(6, 2))
     before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
     assert obstacles(module, SampleSpec(shape=(6,)), target="onnx", batch_size=2)
     assert all(torch.equal(tensor, before[name]) for name, tensor in module.state_dict().items())

@@ -54,7 +54,10 @@ class _Call:
 
 
 class _Alone(nn.Module):
-    """A layer as a network: the first tensor that it was given is the batch, other tensors are parameters."""
+    """A layer as a network: the first tensor that it was given is the batch, other tensors are parameters.
+
+    One more parameter scales what goes in and what comes out, so that every layer has a backward, also to its input.
+    """
 
     def __init__(self, layer: nn.Module, call: _Call) -> None:
         super().__init__()
@@ -62,6 +65,7 @@ class _Alone(nn.Module):
         leaves, self._tree = pytree.tree_flatten((call.args, dict(call.kwargs)))
         self._first = next(place for place, leaf in enumerate(leaves) if isinstance(leaf, Tensor))
         self._leaves = leaves
+        self.scale = nn.Parameter(torch.ones(()))
         self.given = nn.ParameterDict(
             {
                 str(place): nn.Parameter(leaf.detach().clone())
@@ -78,11 +82,11 @@ class _Alone(nn.Module):
     def forward(self, batch: Tensor) -> Tensor:
         """The sum of everything that the layer gives, as one logit of each sample."""
         leaves = [self.given.get(str(place), leaf) for place, leaf in enumerate(self._leaves)]
-        leaves[self._first] = batch
+        leaves[self._first] = batch * self.scale if batch.is_floating_point() else batch
         args, kwargs = pytree.tree_unflatten(leaves, self._tree)
         outputs = [leaf for leaf in pytree.tree_leaves(self.layer(*args, **kwargs)) if isinstance(leaf, Tensor)]
         total = torch.stack([output.sum() for output in outputs if output.is_floating_point()]).sum()
-        return total.reshape(1, 1).expand(batch.shape[0], 1)
+        return (total * self.scale).reshape(1, 1).expand(batch.shape[0], 1)
 
 
 def obstacles(module: nn.Module, sample: SampleSpec, *, target: str, batch_size: int) -> tuple[Obstacle, ...]:

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from subfleet.elastic.families import build_module, network_of
+from subfleet.export.preflight import with_layer
 from subfleet.export.request_steps import training_step_of
 from subfleet.export.requests import InferRequest, TrainRequest
 from subfleet.export.steps import SampleSpec, Step, inference_step
@@ -42,12 +43,19 @@ def export_training_program(request: TrainRequest) -> Program:
 
     Raises:
         ConfigError: the network or the subnet is not valid, or the student is no part of it.
-        ExportError: an operator cannot be written, or the program differs from PyTorch.
+        ExportError: a layer cannot be trained so, with its name, the reason and the remedy; or the program differs
+            from PyTorch.
     """
     program_id = request.program_id  # first: it says whether the target's tools are there
     if request.target == TORCH:
         return write_torch_program(request)
-    return write_training_program(training_step_of(request), target=request.target, program_id=program_id)
+    step = training_step_of(request)
+    try:
+        return write_training_program(step, target=request.target, program_id=program_id)
+    except ExportError as error:
+        module = build_module(network_of(request.model), request.spec)
+        sample = SampleSpec(shape=request.model.input_shape)
+        raise with_layer(error, module, sample, target=request.target, batch_size=request.batch_size) from error
 
 
 def write_training_program(step: Step, *, target: str, program_id: str) -> Program:
