@@ -120,3 +120,8 @@ class TrainingSettings:
         for name in ("learning_rate", "proximal_mu", "distillation_weight"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} is {getattr(self, name)}, but must be 0 or more")
+
+    @property
+    def program_batch_size(self) -> int:
+        """Samples that a training program takes at once."""
+        return self.micro_batch_size or self.batch_size

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from subfleet.cli.failures import reporting
-from subfleet.protocol.errors import ConfigError
+from subfleet.protocol.errors import ConfigError, ExportError
 
 if TYPE_CHECKING:
     from subfleet.export.cache import CacheFolder
@@ -131,6 +131,39 @@ def serve(
             folder = serve_fleet(options, display=display_for(json=json), stop=stop)
         if json and folder is not None:
             typer.echo((folder / "summary.json").read_text(encoding="utf-8"))
+
+
+@app.command(epilog="Example: subfleet preflight --config examples/fleet.toml --json")
+def preflight(
+    config: Annotated[Path, typer.Option(help="Description of the run, a TOML file such as examples/fleet.toml.")],
+    json: Json = False,
+    verbose: Verbose = False,
+) -> None:
+    """Export every subnet of a run for every runtime now: what each takes, or the layer that keeps it from training."""
+    with reporting(verbose=verbose):
+        from rich.console import Console
+
+        from subfleet.cli.preflight import preflight as verdicts_of
+        from subfleet.cli.preflight import table
+        from subfleet.protocol.schema import to_plain
+        from subfleet.server.config import load_config
+
+        console = Console(stderr=json)
+        verdicts = []
+        with console.status("Exporting") as status:
+            for verdict in verdicts_of(load_config(config), default_cache()):
+                verdicts.append(verdict)
+                status.update(f"Exporting: {len(verdicts)} done, last {verdict.subnet} for {verdict.target}")
+        if json:
+            typer.echo(json_module.dumps([to_plain(verdict) for verdict in verdicts]))
+        else:
+            table(verdicts, console)
+        failed = [verdict for verdict in verdicts if verdict.problem]
+        if failed:
+            raise ExportError(
+                f"{len(failed)} of {len(verdicts)} programs cannot be written, first {failed[0].subnet} for "
+                f"{failed[0].target}: {failed[0].problem}"
+            )
 
 
 @app.command(epilog="Example: subfleet experiments --json")

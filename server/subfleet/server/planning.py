@@ -86,7 +86,7 @@ def candidates_of(config: ServerConfig, network: Network) -> tuple[Candidate, ..
     """
     candidates = []
     for spec in config.method.space(network, config.rates):
-        cost = estimate_cost(network, spec, batch_size=config.training.batch_size)
+        cost = estimate_cost(network, spec, batch_size=config.training.program_batch_size)
         memory = {
             target: cost.training_memory_bytes + config.memory_overhead_bytes.get(target, 0)
             for target in config.targets

@@ -17,6 +17,8 @@ from subfleet.export.requests import InferRequest, TrainRequest
 from subfleet.protocol.blobs import BlobRef
 from subfleet.protocol.errors import SubfleetError
 from subfleet.protocol.programs import ProgramRef, decode_program
+from subfleet.protocol.subnet import SubnetSpec
+from subfleet.protocol.training import TrainingSettings
 from subfleet.server.folding import subnet_weights
 from subfleet.server.rounds import (
     DeployPrepared,
@@ -30,7 +32,7 @@ from subfleet.server.rounds import (
 )
 from subfleet.transport.blob_store import BlobStore
 
-__all__ = ["Exports", "Supply"]
+__all__ = ["Exports", "Supply", "train_request"]
 
 _LOG = logging.getLogger(__name__)
 
@@ -105,15 +107,8 @@ class Supply:
     def prepare(self, action: Prepare) -> None:
         """Begin a training task."""
         training = self._plan.training(action.round)
-        request = TrainRequest(
-            model=self._network.config,
-            spec=self._plan.candidates[action.place].spec,
-            target=action.target,
-            batch_size=training.micro_batch_size or training.batch_size,
-            objective=training.objective,
-            optimiser=training.optimiser,
-            accumulate=training.micro_batch_size > 0,
-        )
+        spec = self._plan.candidates[action.place].spec
+        request = train_request(self._network, spec, action.target, training)
         try:
             known = request.program_id in self._programs
             future = None if known else self._exports.submit_training(request)
@@ -214,6 +209,19 @@ class Supply:
 
     def _fail(self, action: Prepare | PrepareModels, error: Exception) -> None:
         self._failed.append(_failure(action, error))
+
+
+def train_request(network: Network, spec: SubnetSpec, target: str, training: TrainingSettings) -> TrainRequest:
+    """What is asked of the exporter for a subnet that is to be trained so."""
+    return TrainRequest(
+        model=network.config,
+        spec=spec,
+        target=target,
+        batch_size=training.program_batch_size,
+        objective=training.objective,
+        optimiser=training.optimiser,
+        accumulate=training.micro_batch_size > 0,
+    )
 
 
 def _failure(action: Prepare | PrepareModels, error: BaseException) -> PrepareFailed:

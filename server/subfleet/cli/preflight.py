@@ -1,0 +1,108 @@
+"""Exports every subnet of a run for every target before any device is there, and shows what each one takes."""
+
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from subfleet.export.cache import CacheFolder
+from subfleet.export.pool import ExportPool
+from subfleet.protocol.errors import ExportError
+from subfleet.protocol.memory import MemoryPlan
+from subfleet.protocol.programs import decode_program
+from subfleet.server.config import ServerConfig
+from subfleet.server.planning import candidates_of, network_for
+from subfleet.server.supply import train_request
+
+__all__ = ["Verdict", "preflight", "table"]
+
+_MEGABYTE = 1_000_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """What came of exporting one subnet for one target.
+
+    Attributes:
+        subnet: display name.
+        target: such as "onnx".
+        parameters: numbers that the subnet holds.
+        program_bytes: size of the packed program, sent once to each device that trains it.
+        planned_peak_bytes: memory that a device needs to train it.
+        memory: the same by what it is for.
+        max_abs_diff: largest difference from PyTorch.
+        waited_s: until it was there, behind those before it; next to nothing where it was exported before.
+        problem: why it cannot be trained there, with the layer and the remedy; else empty.
+    """
+
+    subnet: str
+    target: str
+    parameters: int
+    program_bytes: int = 0
+    planned_peak_bytes: int = 0
+    memory: MemoryPlan | None = None
+    max_abs_diff: float = 0.0
+    waited_s: float = 0.0
+    problem: str = ""
+
+
+def preflight(config: ServerConfig, cache: CacheFolder) -> Iterator[Verdict]:
+    """Export the training program of every subnet, from the smallest to the largest, for every target of the run.
+
+    What was exported stays in the cache, so that the run finds it there.
+    """
+    network = network_for(config)
+    with ExportPool(cache) as pool:
+        asked = [
+            (candidate, target, pool.submit_training(train_request(network, candidate.spec, target, config.training)))
+            for candidate in candidates_of(config, network)
+            for target in config.targets
+        ]
+        for candidate, target, future in asked:
+            yield _verdict(candidate.spec.name, target, candidate.parameters, future)
+
+
+def _verdict(subnet: str, target: str, parameters: int, future: "Future[Path]") -> Verdict:
+    started_s = time.monotonic()
+    try:
+        content = future.result().read_bytes()
+    except ExportError as error:
+        return Verdict(subnet=subnet, target=target, parameters=parameters, problem=str(error))
+    manifest = decode_program(content).manifest
+    return Verdict(
+        subnet=subnet,
+        target=target,
+        parameters=parameters,
+        program_bytes=len(content),
+        planned_peak_bytes=manifest.planned_peak_bytes,
+        memory=manifest.memory,
+        max_abs_diff=manifest.max_abs_diff,
+        waited_s=time.monotonic() - started_s,
+    )
+
+
+def table(verdicts: list[Verdict], console: Console) -> None:
+    """Show one row per subnet and target, and below it the problems in full."""
+    shown = Table(title="Training programs of the run", title_justify="left", title_style="bold")
+    for title in ("subnet", "runtime", "parameters", "program kB", "peak MB", "difference", "state"):
+        words = title in ("subnet", "runtime", "state")
+        shown.add_column(title, justify="left" if words else "right", no_wrap=True)
+    for verdict in verdicts:
+        shown.add_row(
+            verdict.subnet,
+            verdict.target,
+            f"{verdict.parameters:,}",
+            f"{verdict.program_bytes / 1000:.0f}",
+            f"{verdict.planned_peak_bytes / _MEGABYTE:.1f}",
+            f"{verdict.max_abs_diff:.0e}",
+            "cannot be trained" if verdict.problem else "ready",
+            style="red" if verdict.problem else None,
+        )
+    console.print(shown)
+    for verdict in verdicts:
+        if verdict.problem:
+            console.print(f"{verdict.subnet} on {verdict.target}: {verdict.problem}", highlight=False, markup=False)

@@ -1,0 +1,54 @@
+"""`subfleet preflight` exports a run's programs before any device is there."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from subfleet.protocol.exit_codes import ExitCode
+
+pytestmark = [pytest.mark.slow, pytest.mark.export]
+
+CONFIG = """
+name = "try"
+evaluation_data = "subfleet.tasks:digits"
+rates = [1.0]
+targets = ["onnx"]
+[model]
+family = "mlp"
+input_shape = [64]
+class_count = 10
+widths = [8]
+depths = [2]
+group_size = 4
+"""
+
+
+def preflight(folder: Path, config: str, *options: str) -> subprocess.CompletedProcess[str]:
+    path = folder / "run.toml"
+    path.write_text(config, encoding="utf-8")
+    environment = {**os.environ, "SUBFLEET_CACHE": str(folder / "cache")}
+    command = [sys.executable, "-m", "subfleet.cli.main", "preflight", "--config", str(path), *options]
+    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120, check=False)
+
+
+def test_every_subnet_is_exported_and_told(tmp_path: Path) -> None:
+    done = preflight(tmp_path, CONFIG, "--json")
+    assert done.returncode == 0, done.stderr
+    verdicts = json.loads(done.stdout)
+    assert [verdict["subnet"] for verdict in verdicts] == ["w1 d1", "w1 d2"]
+    for verdict in verdicts:
+        assert verdict["planned_peak_bytes"] == sum(verdict["memory"].values()) > 0
+        assert verdict["program_bytes"] > 0
+        assert verdict["problem"] == ""
+    assert len(list((tmp_path / "cache").glob("*.program"))) == 2
+
+
+def test_what_cannot_be_written_is_one_sentence_and_an_exit_code(tmp_path: Path) -> None:
+    done = preflight(tmp_path, CONFIG.replace("onnx", "abacus"))
+    assert done.returncode == ExitCode.EXPORT
+    assert "'abacus'" in done.stderr
+    assert "Traceback" not in done.stderr
