@@ -31,6 +31,10 @@ def test_ids_differ_with_everything_that_changes_the_program() -> None:
         train_request("onnx", spec=smallest(MLP)).program_id,
         train_request("onnx", batch_size=5).program_id,
         dataclasses.replace(request, optimiser=PLAIN).program_id,
+        dataclasses.replace(request, accumulate=True).program_id,
+        dataclasses.replace(request, recompute=True).program_id,
+        dataclasses.replace(request, student=smallest(MLP)).program_id,
+        dataclasses.replace(request, student=largest(MLP)).program_id,
         infer.program_id,
         dataclasses.replace(infer, weights_sha256="1" * 64).program_id,
     ]

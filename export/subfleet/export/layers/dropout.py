@@ -1,8 +1,9 @@
 """Dropout whose randomness is an input of the step, so that a step can be repeated bit by bit."""
 
-from collections.abc import Mapping
+import inspect
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -67,10 +68,19 @@ def _channel_dropout(dimensions: int) -> Replacement:
     return drop
 
 
-def _refused(context: LayerContext, *_args: Any, **_kwargs: Any) -> NoReturn:
-    raise ExportError(
-        f"layer {context.layer!r} draws its own randomness, which no program can replay; use nn.Dropout instead"
-    )
+def _refused_in_training(function: Callable[..., Tensor]) -> Replacement:
+    signature = inspect.signature(function)
+
+    def refuse(context: LayerContext, *args: Any, **kwargs: Any) -> Tensor:
+        call = signature.bind(*args, **kwargs)
+        call.apply_defaults()
+        if call.arguments.get("training", True):
+            raise ExportError(
+                f"layer {context.layer!r} draws its own randomness, which no program can replay; use nn.Dropout instead"
+            )
+        return function(*args, **kwargs)
+
+    return refuse
 
 
 DROPOUTS: Mapping[Any, Replacement] = MappingProxyType(
@@ -79,9 +89,9 @@ DROPOUTS: Mapping[Any, Replacement] = MappingProxyType(
         functional.dropout1d: _channel_dropout(1),
         functional.dropout2d: _channel_dropout(2),
         functional.dropout3d: _channel_dropout(3),
-        functional.alpha_dropout: _refused,
-        functional.feature_alpha_dropout: _refused,
-        functional.rrelu: _refused,
-        functional.gumbel_softmax: _refused,
+        functional.alpha_dropout: _refused_in_training(functional.alpha_dropout),
+        functional.feature_alpha_dropout: _refused_in_training(functional.feature_alpha_dropout),
+        functional.rrelu: _refused_in_training(functional.rrelu),
+        functional.gumbel_softmax: _refused_in_training(functional.gumbel_softmax),
     }
 )

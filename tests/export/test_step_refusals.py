@@ -1,0 +1,107 @@
+"""What a step cannot be made of is named: the tensor or the layer, the reason and the remedy."""
+
+import pytest
+import torch
+from export.step_rig import PLAIN_SGD, example, run, step_of_module
+from torch import Tensor, nn
+
+from subfleet.export.steps import SampleSpec, inference_step
+from subfleet.protocol.errors import ExportError
+from subfleet.protocol.training import ObjectiveSettings, OptimiserSettings
+
+
+def test_state_of_another_type_is_refused() -> None:
+    with pytest.raises(ExportError, match=r"tensor 'weight' is torch\.float64.*torch\.float32 alone; convert it"):
+        step_of_module(nn.Linear(2, 2).double(), (2,))
+    counting = nn.Linear(2, 2)
+    counting.register_buffer("seen", torch.zeros((), dtype=torch.int64))
+    with pytest.raises(ExportError, match=r"tensor 'seen' is torch\.int64.*persistent=False"):
+        step_of_module(counting, (2,))
+
+
+def test_a_constant_is_part_of_the_program() -> None:
+    class Shifted(nn.Linear):
+        offset: Tensor
+
+        def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - PyTorch's name of it
+            return super().forward(input + self.offset)
+
+    module = Shifted(2, 2)
+    module.register_buffer("offset", torch.tensor([1.0, 2.0]), persistent=False)
+    step = step_of_module(module, (2,))
+    assert not any(value.role == "buffer" for value in step.inputs)
+    inputs = example(step)
+    moved = step_of_module(nn.Linear(2, 2), (2,))
+    right = run(moved, inputs | {"input": inputs["input"] + module.offset})
+    assert torch.equal(run(step, inputs)["loss"], right["loss"])
+
+
+def test_an_average_over_all_batches_is_refused() -> None:
+    module = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2, momentum=None))
+    with pytest.raises(ExportError, match=r"layer '1' has momentum=None.*give it a number such as 0\.1"):
+        step_of_module(module, (2,))
+    step_of_module(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2, momentum=None, track_running_stats=False)), (2,))
+    assert "1.num_batches_tracked" in module.state_dict()
+
+
+def test_inference_by_the_statistics_of_a_batch_is_refused() -> None:
+    module = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2, track_running_stats=False))
+    with pytest.raises(ExportError, match=r"layer '1' normalises by the statistics of its batch.*running statistics"):
+        inference_step(module, SampleSpec(shape=(2,)), batch_size=2)
+
+
+def test_a_norm_that_does_not_see_samples_is_refused() -> None:
+    class Folded(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = nn.BatchNorm1d(2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            normalised: Tensor = self.norm(x.reshape(-1, 2))
+            return normalised.reshape(x.shape)
+
+    with pytest.raises(
+        ExportError, match=r"layer 'norm' normalises.*\(12, 2\), but its first size must be the batch's 4"
+    ):
+        step_of_module(Folded(), (3, 2), objective=ObjectiveSettings(name="mean_squared_error"))
+
+
+def test_a_module_is_left_as_it_is() -> None:
+    """Also where it was refused half-way."""
+    module = nn.Sequential(
+        nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)), nn.BatchNorm1d(2).eval(), nn.AlphaDropout()
+    )
+    before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
+    modes = [layer.training for layer in module.modules()]
+    with pytest.raises(ExportError, match="draws its own randomness"):
+        step_of_module(module, (2,))
+    step = step_of_module(module[:2], (2,), recompute=True)
+    run(step, example(step))
+    inference_step(module, SampleSpec(shape=(2,)), batch_size=2)
+    assert [layer.training for layer in module.modules()] == modes
+    assert not any(layer._forward_pre_hooks or "forward" in vars(layer) for layer in module.modules())
+    assert all(torch.equal(tensor, before[name]) for name, tensor in module.state_dict().items())
+
+
+def test_outputs_must_be_tensors() -> None:
+    class Named(nn.Linear):
+        def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - PyTorch's name of it
+            return {"logits": super().forward(input)}  # type: ignore[return-value] # what is tested
+
+    with pytest.raises(ExportError, match="the network gives dict, but must give a tensor of logits"):
+        step_of_module(Named(2, 2), (2,))
+
+
+@pytest.mark.parametrize("settings", [{"shape": (0,)}, {"shape": (2,), "dtype": "I64"}, {"shape": (2,), "limit": 3}])
+def test_a_sample_must_be_possible(settings: dict[str, object]) -> None:
+    with pytest.raises(ValueError, match="a sample's"):
+        SampleSpec(**settings)  # type: ignore[arg-type] # what is tested
+
+
+def test_unknown_names_list_the_known_ones() -> None:
+    for settings in (
+        {"objective": ObjectiveSettings(name="hinge")},  # type: ignore[arg-type]
+        {"optimiser": OptimiserSettings(name="lion")},  # type: ignore[arg-type]
+    ):
+        with pytest.raises(ExportError, match=r"hinge|lion.*one of \['binary_cross_entropy'.*'adamw', 'sgd'\]"):
+            step_of_module(nn.Linear(2, 2), (2,), **({"optimiser": PLAIN_SGD} | settings))
