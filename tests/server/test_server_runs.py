@@ -19,6 +19,7 @@ from subfleet.export.requests import InferRequest, TrainRequest
 from subfleet.protocol.errors import ExportError, FileError
 from subfleet.protocol.messages import Task
 from subfleet.protocol.readings import Reading
+from subfleet.protocol.training import TrainingSettings
 from subfleet.server.checkpoint import load_checkpoint
 from subfleet.server.config import Deadlines, ServerConfig
 from subfleet.tasks import read_dataset
@@ -248,6 +249,16 @@ def test_the_programs_own_plan_decides(tmp_path: Path) -> None:
     narrow = [one for one in world.server._plan.candidates if one.spec.axes]
     assert {(row.spec_id, row.status) for row in rows} == {(narrow[-1].spec.spec_id, "folded")}
     assert all(row.planned_peak_bytes <= row.budget_bytes for row in rows)
+
+
+@pytest.mark.parametrize(("micro_batch_size", "batch_size", "accumulate"), [(0, 8, False), (2, 2, True)])
+def test_a_program_takes_micro_batches_where_the_settings_say_so(
+    tmp_path: Path, micro_batch_size: int, batch_size: int, accumulate: bool
+) -> None:
+    training = TrainingSettings(batch_size=8, micro_batch_size=micro_batch_size)
+    world = finished(World(tmp_path, config(rounds=1, training=training), fleet()))
+    asked = {(r.batch_size, r.accumulate) for r in world.exports.requests if isinstance(r, TrainRequest)}
+    assert asked == {(batch_size, accumulate)}
 
 
 def test_a_device_that_nothing_fits_is_skipped_with_the_reason(tmp_path: Path) -> None:
