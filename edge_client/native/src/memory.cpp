@@ -46,6 +46,9 @@ void* HeapAllocator::allocate(size_t size, size_t alignment) {
     refused_ = true;
     return nullptr;
   }
+  if (filling_ != nullptr) {
+    std::fill_n(static_cast<const void**>(block), padded / sizeof(void*), filling_);
+  }
   held_ += padded;
   peak_ = std::max(peak_, held_);
   return block;

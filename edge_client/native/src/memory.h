@@ -35,7 +35,8 @@ class Pages {
 // What the runtime takes from the heap: the structures of a method, or what a kernel needs for one call.
 class HeapAllocator : public executorch::runtime::MemoryAllocator {
  public:
-  HeapAllocator() : MemoryAllocator(0, nullptr) {}
+  // Every word of the memory that it gives holds `filling`, unless that is nullptr.
+  explicit HeapAllocator(const void* filling = nullptr) : MemoryAllocator(0, nullptr), filling_(filling) {}
   ~HeapAllocator() override { reset(); }
 
   void* allocate(size_t size, size_t alignment = kDefaultAlignment) override;
@@ -46,6 +47,7 @@ class HeapAllocator : public executorch::runtime::MemoryAllocator {
   bool refused() const { return refused_; }
 
  private:
+  const void* filling_;
   std::vector<void*> blocks_;
   size_t held_ = 0;
   size_t peak_ = 0;

@@ -6,6 +6,7 @@
 #include <executorch/runtime/platform/runtime.h>
 
 #include <atomic>
+#include <cstdint>
 #include <cstdlib>
 
 namespace subfleet {
@@ -28,7 +29,7 @@ void keep_message(
   const bool matters = level == et_pal_log_level_t::kError || level == et_pal_log_level_t::kFatal;
   // The first message is the cause; what follows are its callers.
   if (guarded && matters && first_message.empty()) {
-    first_message.assign(message, length < kLongestMessage ? length : kLongestMessage);
+    first_message = printable(std::string(message, length < kLongestMessage ? length : kLongestMessage).c_str());
   }
 }
 
@@ -65,6 +66,16 @@ void Guard::check(Error error, const std::string& what) const {
   if (error != Error::Ok) {
     throw Failure(error, first_message.empty() ? what : what + ": " + first_message);
   }
+}
+
+std::string printable(const char* text) {
+  // A string that a damaged program lacks comes as an address just above 0.
+  constexpr uintptr_t kLowestAddress = 4096;
+  std::string printed = reinterpret_cast<uintptr_t>(text) < kLowestAddress ? "" : text;
+  for (char& letter : printed) {
+    letter = letter >= ' ' && letter <= '~' ? letter : '?';
+  }
+  return printed;
 }
 
 void refuse_if_broken() {

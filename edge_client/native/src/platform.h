@@ -23,6 +23,9 @@ class Guard {
   void check(Error error, const std::string& what) const;
 };
 
+// Text of a program, which may be anything or missing, with all but printable ASCII replaced.
+std::string printable(const char* text);
+
 // Throws a Failure where an earlier check failed while other threads were at work: nobody knows what they left behind.
 void refuse_if_broken();
 

@@ -1,5 +1,7 @@
 #include "program.h"
 
+#include <executorch/runtime/kernel/kernel_runtime_context.h>
+
 #include <unistd.h>
 
 #include <algorithm>
@@ -65,6 +67,13 @@ TensorInfo tensor_info(
       meta->nbytes(),
       meta->is_memory_planned(),
       meta->scalar_type()};
+}
+
+// What stands in a method's table of kernels before it is filled. ExecuTorch's verification lets through a program with
+// instructions that never set theirs, and would jump to whatever lay there. It leaves by an exception, since ExecuTorch
+// would go on to read the name of an operator that is not there, either.
+void unset_kernel(executorch::runtime::KernelRuntimeContext&, executorch::runtime::Span<EValue*>) {
+  throw Failure(Error::InvalidProgram, "an instruction of the program names no operator");
 }
 
 // Whether the bytes that kernels may read behind a tensor could lie in memory that nobody has.
@@ -149,12 +158,13 @@ std::vector<std::string> Program::method_names() const {
   for (size_t i = 0; i < program_->num_methods(); ++i) {
     const auto name = program_->get_method_name(i);
     guard.check(name.error(), "a method has no name");
-    names.emplace_back(name.get());
+    names.push_back(printable(name.get()));
   }
   return names;
 }
 
-Method::Method(const Program& program, const std::string& name, size_t memory_limit_bytes) {
+Method::Method(const Program& program, const std::string& name, size_t memory_limit_bytes)
+    : structures_(reinterpret_cast<const void*>(&unset_kernel)) {
   refuse_if_broken();
   const Guard guard;
   const auto meta = program.program_->method_meta(name.c_str());
@@ -184,8 +194,8 @@ void Method::describe(const MethodMeta& meta) {
   for (size_t i = 0; i < meta.num_backends(); ++i) {
     const auto backend = meta.get_backend_name(i);
     guard.check(backend.error(), "a backend has no name");
-    if (std::find(backends_.begin(), backends_.end(), backend.get()) == backends_.end()) {
-      backends_.emplace_back(backend.get());  // there is one for each part of the program that it runs
+    if (std::find(backends_.begin(), backends_.end(), printable(backend.get())) == backends_.end()) {
+      backends_.push_back(printable(backend.get()));  // there is one for each part of the program that it runs
     }
   }
 }

@@ -89,7 +89,7 @@ class Method {
   bool usable_ = true;
   std::vector<Pages> arenas_;
   std::vector<executorch::runtime::Span<uint8_t>> spans_;
-  HeapAllocator structures_;
+  HeapAllocator structures_;  // filled, so that a kernel that the program left unset is one that refuses
   HeapAllocator scratch_;
   std::unique_ptr<executorch::runtime::HierarchicalAllocator> planned_;
   std::unique_ptr<executorch::runtime::MemoryManager> memory_;

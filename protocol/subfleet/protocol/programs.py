@@ -1,5 +1,6 @@
 """What a device needs to know of a program and of its training, as plain data; and the seam to what runs it."""
 
+import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -114,27 +115,32 @@ class Program:
 
 
 _BODY = "program"
+_DIGEST = "sha256"
 _MANIFEST = "manifest"
 _MAX_MANIFEST_BYTES = 4 * 2**20
 
 
 def encode_program(program: Program) -> bytes:
-    """Pack a program as a tensor container: the manifest as metadata, the bytes as one U8 tensor."""
+    """Pack a program as a tensor container: manifest and digest as metadata, the bytes as one U8 tensor."""
     body = Tensor(name=_BODY, dtype="U8", shape=(len(program.body),), data=program.body)
-    return encode_container([body], {_MANIFEST: canonical_json(program.manifest).decode()})
+    metadata = {_MANIFEST: canonical_json(program.manifest).decode(), _DIGEST: hashlib.sha256(program.body).hexdigest()}
+    return encode_container([body], metadata)
 
 
 def decode_program(buffer: bytes | memoryview) -> Program:
-    """Unpack a program.
+    """Unpack a program. Runtimes survive most damaged programs, not all: none is handed to them.
 
     Raises:
-        ProtocolError: the bytes are no packed program.
+        ProtocolError: the bytes are no packed program, or were damaged after they were packed.
     """
     container = decode_container(buffer)
-    if set(container.tensors) != {_BODY} or _MANIFEST not in container.metadata:
-        raise ProtocolError("a packed program must hold one tensor 'program' and the metadata 'manifest'")
+    if set(container.tensors) != {_BODY} or set(container.metadata) != {_MANIFEST, _DIGEST}:
+        raise ProtocolError("a packed program must hold one tensor 'program' and the metadata 'manifest' and 'sha256'")
+    body = container.tensors[_BODY].data
+    if hashlib.sha256(body).hexdigest() != container.metadata[_DIGEST]:
+        raise ProtocolError("the program's bytes are not those of its digest: they were damaged; fetch it again")
     plain = parse_json(container.metadata[_MANIFEST].encode(), max_bytes=_MAX_MANIFEST_BYTES)
-    return Program(manifest=from_plain(ProgramManifest, plain), body=container.tensors[_BODY].data)
+    return Program(manifest=from_plain(ProgramManifest, plain), body=body)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

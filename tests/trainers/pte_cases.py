@@ -1,0 +1,49 @@
+"""Small ExecuTorch programs for tests of what runs them."""
+
+import torch
+from executorch.exir import EdgeCompileConfig, ExecutorchBackendConfig, to_edge
+from executorch.exir.passes import MemoryPlanningPass
+
+BIG = 4_000_000
+
+
+class Types(torch.nn.Module):
+    """float32 (2, 3), int64 (3,) and bool (3,) to one of each, and the float32 input as it is."""
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor, z: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return x * 2, y + 1, torch.logical_not(z), x
+
+
+class Big(torch.nn.Module):
+    """A scalar to the sum of BIG copies of it, which lie in the planned memory."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.sum(x.repeat(BIG) + 1)
+
+
+class Division(torch.nn.Module):
+    """Divides integers, rounding down; by zero is for the kernel to refuse."""
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return torch.div(x, y, rounding_mode="floor")
+
+
+def write(module: torch.nn.Module, arguments: tuple[torch.Tensor, ...], *, planned: bool) -> bytes:
+    """Export a module; `planned` puts its inputs and outputs into the planned memory."""
+    edge = to_edge(torch.export.export(module, arguments), compile_config=EdgeCompileConfig(_check_ir_validity=False))
+    memory = MemoryPlanningPass(alloc_graph_input=planned, alloc_graph_output=planned)
+    return bytes(edge.to_executorch(ExecutorchBackendConfig(memory_planning_pass=memory)).buffer)
+
+
+def types(*, planned: bool) -> bytes:
+    arguments = (torch.ones(2, 3), torch.ones(3, dtype=torch.int64), torch.ones(3, dtype=torch.bool))
+    return write(Types(), arguments, planned=planned)
+
+
+def big() -> bytes:
+    return write(Big(), (torch.ones(1),), planned=False)
+
+
+def division() -> bytes:
+    number = torch.ones(3, dtype=torch.int64)
+    return write(Division(), (number, number), planned=False)
