@@ -111,12 +111,16 @@ def _train(
     constants = constant_values(job.settings, layout, dataset, weights)
     loaded.session.begin({value.name: weights[value.tensor] for value in layout.stored}, constants)
     del weights, constants
+    # What loading left behind would stay beneath the steps' peak.
+    release_free_memory()
     tally = _run_steps(job, stopped, dataset, loaded, watch)
     trained: dict[str, Array] = {}
     finished = loaded.session.finish()
     for value in layout.stored:
         trained[value.tensor] = finished[value.name]
     del finished
+    # What only the steps needed, before the old weights come beside the new ones.
+    release_free_memory()
     # The old weights are read again, not kept: while the steps ran, their memory was free.
     changed = change(trained, read_weights(job.weights_path, layout), in_place=True)
     write_change(job.output_path, changed)
