@@ -134,8 +134,8 @@ def test_a_program_comes_back_as_it_was() -> None:
 
 def test_a_program_whose_bytes_were_damaged_is_refused() -> None:
     manifest = ProgramManifest(
-        program_id="p", target="onnx", purpose="train", batch_size=1, inputs=(), outputs=(), planned_peak_bytes=1,
-        max_abs_diff=0.0,
+        program_id="p", target="onnx", purpose="train", batch_size=1, inputs=(), outputs=(),
+        memory=MemoryPlan(weights_bytes=1), max_abs_diff=0.0,
     )  # fmt: skip
     packed = bytearray(encode_program(Program(manifest=manifest, body=b"\x08\x01")))
     packed[-1] ^= 1
