@@ -10,6 +10,7 @@ SUBFLEET_DATA names the folder of real data; without it, learnable data are made
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
@@ -47,6 +48,7 @@ LEARNING_RATES: Mapping[str, float] = MappingProxyType(
 """Such that ten steps learn something and small differences grow little; 0.005 for the others."""
 TIMING_LEARNING_RATE = 1e-6
 """So small that thousands of steps on one batch leave the weights where values are ordinary."""
+BUSY_LOAD = 0.5
 ROUNDS = 9
 QUICK_ROUNDS = 3
 
@@ -54,6 +56,10 @@ QUICK_ROUNDS = 3
 def main() -> None:
     """Measure, and print."""
     arguments = _arguments()
+    if os.getloadavg()[0] > BUSY_LOAD:
+        _progress(
+            f"the load average is {os.getloadavg()[0]:.1f}: ratios with more than one thread are not to be trusted"
+        )
     console = Console(stderr=arguments.json, width=200)
     if arguments.profile:
         for model in _chosen(arguments.models):
