@@ -92,4 +92,14 @@ def test_a_depthwise_convolution_of_any_geometry_has_pytorchs_gradients(case: Ca
 def test_a_depthwise_convolution_over_many_places_has_pytorchs_gradients(case: Case) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(depthwise, "_FEW_PLACES", 0)
+        patch.setattr(depthwise, "_PLACES_PER_TAP", 0)
+        check(case)
+
+
+@settings(max_examples=150, deadline=None)
+@given(cases(depthwise=True))
+def test_a_depthwise_convolution_with_samples_side_by_side_has_pytorchs_gradients(case: Case) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(depthwise, "_PLACES_PER_TAP", 0)
+        patch.setattr(depthwise, "_LEAST_SAMPLES", 1)
         check(case)

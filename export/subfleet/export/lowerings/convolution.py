@@ -1,7 +1,7 @@
 """Convolutions and their backwards in terms of convolutions and products that a runtime computes fast.
 
 All of them are lowered: 1-D and 2-D, with stride, padding, dilation, groups, depthwise, and transposed.
-The rules that choose between forms are the constants `_FEW_CHANNELS` and `_FEW_PLACES` beside them.
+The rules that choose between forms are constants in the modules of these forms.
 
 Shapes: as in `convolution_geometry`.
 """
@@ -38,9 +38,9 @@ def _forward(inputs: Tensor, weight: Tensor, bias: Tensor | None, *arguments: An
         return NotImplemented
     spans = zip(sizes, at.padding, at.reach(kernel), at.stride, strict=True)
     places = [(size + 2 * padding - reach - 1) // stride + 1 for size, padding, reach, stride in spans]
-    if not is_small(sizes, places):
-        return NotImplemented
     output = depthwise_forward(inputs, weight, places, at)
+    if output is None:
+        return NotImplemented
     return output if bias is None else output + bias.reshape(1, -1, *[1] * len(places))
 
 
@@ -60,7 +60,7 @@ def _of_ordinary(
 ) -> tuple[Tensor | None, Tensor | None]:
     sizes, kernel = inputs.shape[2:], weight.shape[2:]
     depthwise = is_depthwise(weight, at.groups)
-    small = depthwise and is_small(sizes, gradient.shape[2:])
+    small = depthwise and is_small(kernel, sizes, gradient.shape[2:])
     d_input = d_weight = None
     if wanted[0]:
         d_input = (depthwise_input_gradient if small else input_gradient)(gradient, weight, sizes, at)

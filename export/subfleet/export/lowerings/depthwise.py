@@ -5,12 +5,15 @@ channel the product has a single row. Here samples come together:
 
 - Over few places, a channel's convolution is one dense matrix from all places in to all places out, and a batch of
   products, one for each channel, maps all samples. The matrix is made of the kernel by constant bands of ones.
+- Over some more places, the samples lie side by side along the last dimension, with the kernel's dilation as many times
+  as large: patches are then copied for each channel alone, and in long rows.
 - The weight gradient treats every row of the output as a filter over the columns, computes its meeting with every row
   of the input, and adds up those that lie as far apart as two places of the kernel.
 
 Shapes: as in `convolution_geometry`; M channels out for each channel in, Q places of the input, P of the output.
 """
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -20,8 +23,12 @@ from subfleet.export.lowerings.convolution_geometry import Geometry, convolve, p
 
 __all__ = ["depthwise_forward", "depthwise_input_gradient", "depthwise_weight_gradient", "is_depthwise", "is_small"]
 
-_FEW_PLACES = 64
-"""Up to here (8 x 8) dense matrices are faster than patches with ONNX Runtime (measured)."""
+# Measured with ONNX Runtime.
+_PLACES_PER_TAP = 4
+"""Up to so many places for each place of the kernel, dense matrices are the fastest (3 x 3: up to 6 x 6 places)."""
+_FEW_PLACES = 128
+"""Up to here samples side by side are faster than patches of each; and dense matrices for the weight gradient."""
+_LEAST_SAMPLES = 8
 
 
 def is_depthwise(weight: Tensor, groups: int) -> bool:
@@ -29,9 +36,13 @@ def is_depthwise(weight: Tensor, groups: int) -> bool:
     return groups > 1 and weight.shape[1] == 1
 
 
-def is_small(sizes: Sequence[int], places: Sequence[int]) -> bool:
+def _largest(sizes: Sequence[int], places: Sequence[int]) -> int:
+    return max(math.prod(sizes), math.prod(places))
+
+
+def is_small(kernel: Sequence[int], sizes: Sequence[int], places: Sequence[int]) -> bool:
     """Whether an input and an output of these sizes are so small that dense matrices pay."""
-    return max(torch.Size(sizes).numel(), torch.Size(places).numel()) <= _FEW_PLACES
+    return _largest(sizes, places) <= _PLACES_PER_TAP * math.prod(kernel)
 
 
 def _bands(axis: int, kernel: int, size: int, places: int, at: Geometry, dtype: torch.dtype) -> Tensor:
@@ -65,8 +76,24 @@ def _samples_first(x_cns: Tensor, shape: Sequence[int]) -> Tensor:
     return x_cns.transpose(0, 1).reshape(shape)
 
 
-def depthwise_forward(inputs: Tensor, weight: Tensor, places: Sequence[int], at: Geometry) -> Tensor:
-    """Convolve a small input: (N, C, *S) and (C * M, 1, *K) to (N, C * M, *P)."""
+def depthwise_forward(inputs: Tensor, weight: Tensor, places: Sequence[int], at: Geometry) -> Tensor | None:
+    """Convolve over few places: (N, C, *S) and (C * M, 1, *K) to (N, C * M, *P); None where there are too many."""
+    sizes, kernel = inputs.shape[2:], weight.shape[2:]
+    if is_small(kernel, sizes, places):
+        return _dense(inputs, weight, places, at)
+    few = _largest(sizes, places) <= _FEW_PLACES and len(inputs) >= _LEAST_SAMPLES
+    return _side_by_side(inputs, weight, places, at) if few and set(at.stride) == {1} else None
+
+
+def _side_by_side(inputs: Tensor, weight: Tensor, places: Sequence[int], at: Geometry) -> Tensor:
+    (samples, channels, *sizes), outputs = inputs.shape, weight.shape[0]
+    x = inputs.reshape(samples, -1).t().reshape(1, channels, *sizes[:-1], sizes[-1] * samples)
+    padding, dilation = ((*values[:-1], values[-1] * samples) for values in (at.padding, at.dilation))
+    output = convolve(x, weight, padding=padding, dilation=dilation, groups=channels)
+    return output.reshape(-1, samples).t().reshape(samples, outputs, *places)
+
+
+def _dense(inputs: Tensor, weight: Tensor, places: Sequence[int], at: Geometry) -> Tensor:
     (samples, channels, *sizes), (outputs, _, *kernel) = inputs.shape, weight.shape
     bands_kqp = _all_bands(kernel, sizes, places, at, weight.dtype)
     count, q, p = bands_kqp.shape
@@ -77,7 +104,7 @@ def depthwise_forward(inputs: Tensor, weight: Tensor, places: Sequence[int], at:
 
 
 def depthwise_input_gradient(gradient: Tensor, weight: Tensor, sizes: Sequence[int], at: Geometry) -> Tensor:
-    """The backward of `depthwise_forward`: (N, C * M, *P) and (C * M, 1, *K) to (N, C, *S)."""
+    """The gradient of a small input: (N, C * M, *P) and (C * M, 1, *K) to (N, C, *S)."""
     (samples, outputs, *places), kernel = gradient.shape, weight.shape[2:]
     channels = at.groups
     # Made anew instead of keeping the forward's matrices: they can be larger than the activations.
@@ -91,7 +118,7 @@ def depthwise_weight_gradient(inputs: Tensor, gradient: Tensor, kernel: Sequence
     """Differentiate a depthwise convolution with respect to its weights: (C * M, 1, *K)."""
     sizes, (_, outputs, *places) = inputs.shape[2:], gradient.shape
     channels = at.groups
-    if is_small(sizes, places):
+    if _largest(sizes, places) <= _FEW_PLACES:
         x_cnq, g_cnp = _channels_first(inputs, channels), _channels_first(gradient, channels)
         bands_kqp = _all_bands(kernel, sizes, places, at, inputs.dtype)
         count, q, p = bands_kqp.shape
