@@ -76,7 +76,8 @@ def step_through(layer: nn.Module) -> Step:
 def test_an_operator_without_translation_is_named(target: str) -> None:
     class Unusual(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
-            return torch.special.bessel_j0(x).detach() * x
+            curved: Tensor = torch.special.bessel_j0(x).detach() * x
+            return curved
 
     made = step_through(Unusual())
     graph = trace(made, TARGETS[target].lowerings)

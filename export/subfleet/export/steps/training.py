@@ -57,11 +57,7 @@ def training_step(  # noqa: PLR0913 - each says one thing of the step
         ExportError: the objective or optimiser is unknown, the module cannot be run on such inputs, its logits do not
             fit the objective, or a layer cannot be trained so.
     """
-    if objective.name not in OBJECTIVES or optimiser.name not in OPTIMISERS:
-        raise ExportError(
-            f"objective is {objective.name!r} and optimiser {optimiser.name!r}, but they must be one of "
-            f"{sorted(OBJECTIVES)} and {sorted(OPTIMISERS)}"
-        )
+    _check_names(objective, optimiser)
     if recompute:
         blocks_of(module)  # there must be one
     given = sample.value(batch_size)
@@ -79,15 +75,21 @@ def training_step(  # noqa: PLR0913 - each says one thing of the step
         accumulate=accumulate,
     )
     inputs = before(shapes)
-    run = _TrainingRun(module=module, student=student, shapes=shapes, recompute=recompute, inputs=inputs)
-    class_count = next(value.limit for value in inputs if value.role == "label")
     return Step(
-        run=run,
+        run=_TrainingRun(module=module, student=student, shapes=shapes, recompute=recompute, inputs=inputs),
         inputs=inputs,
         outputs=after(shapes),
-        class_count=class_count,
+        class_count=next(value.limit for value in inputs if value.role == "label"),
         padded_labels=objective.name == "next_token",
     )
+
+
+def _check_names(objective: ObjectiveSettings, optimiser: OptimiserSettings) -> None:
+    if objective.name not in OBJECTIVES or optimiser.name not in OPTIMISERS:
+        raise ExportError(
+            f"objective is {objective.name!r} and optimiser {optimiser.name!r}, but they must be one of "
+            f"{sorted(OBJECTIVES)} and {sorted(OPTIMISERS)}"
+        )
 
 
 def _check_student(
