@@ -139,7 +139,8 @@ def mfcc(clips: FloatArray, *, coefficients: int) -> FloatArray:
     places = (np.arange(MEL_BANDS) + 0.5) * math.pi / MEL_BANDS
     cosines = np.cos(places[:, None] * np.arange(coefficients)) * math.sqrt(2 / MEL_BANDS)
     cosines[:, 0] /= math.sqrt(2)
-    return (bands @ cosines).astype(np.float32)
+    features: FloatArray = (bands @ cosines).astype(np.float32)
+    return features
 
 
 READERS: Mapping[str, Callable[[Path, ZooModel, int, np.random.Generator], Samples]] = MappingProxyType(

@@ -27,7 +27,8 @@ class EagerStep:
         self._start = start
         self._dtype = dtype
         self._layout = LAYOUTS[layout]
-        self._module = start.model.build().to(dtype=dtype, memory_format=self._layout).train()
+        self._module = start.model.build().to(dtype).train()
+        self._module.to(memory_format=self._layout)  # type: ignore[call-overload]
         self.begin()
 
     def begin(self) -> None:
@@ -56,7 +57,7 @@ class EagerStep:
         self._optimiser.zero_grad(set_to_none=True)
         logits = self._module(inputs)
         loss = cross_entropy(logits.flatten(0, -2), labels.flatten())
-        loss.backward()
+        torch.autograd.backward(loss)
         self._optimiser.step()
         return loss.item()
 

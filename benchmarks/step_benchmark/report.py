@@ -90,7 +90,8 @@ def _plain(result: Result) -> dict[str, Any]:
     plain = asdict(result)
     plain["ratios"] = result.ratios
     plain["planned_over_measured"] = result.planned_over_measured
-    return _finite(plain)
+    finite: dict[str, Any] = _finite(plain)
+    return finite
 
 
 def _finite(value: Any) -> Any:
