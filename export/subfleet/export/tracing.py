@@ -57,9 +57,26 @@ def trace(step: Step, table: Mapping[Any, Callable[..., Any]]) -> fx.GraphModule
         elif node.op == "call_function" and node.target is aten._unsafe_view.default:  # noqa: SLF001 - the operator's name
             node.target = aten.view.default
     write_copies(module)
+    _own_results(module)
     module.graph.eliminate_dead_code()
     module.recompile()
     return module
+
+
+def _own_results(graph: fx.GraphModule) -> None:
+    """Copy each input that is also a result, and each result that is given twice: a runtime may lay one over another."""
+    output = graph.graph.output_node()
+    given: set[fx.Node] = set()
+    results = []
+    for node in results_of(graph):
+        result = node
+        if node.op != "call_function" or node in given:
+            with graph.graph.inserting_before(output):
+                result = graph.graph.call_function(aten.clone.default, (node,))
+            result.meta["val"] = node.meta["val"]
+        given.add(result)
+        results.append(result)
+    output.args = (tuple(results),)
 
 
 def inputs_of(graph: fx.GraphModule) -> list[fx.Node]:

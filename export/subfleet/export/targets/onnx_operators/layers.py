@@ -135,8 +135,11 @@ def _maximum_pool_backward(emitter: Emitter, node: Node) -> str:
     gradient, x, kernel, stride, padding, dilation, _ceil_mode, indices = node.args
     at = _maximum_pool_arguments((kernel, stride, padding, dilation))
     sizes = ints(emitter, shape_of(x))
-    apart = at["stride"] == at["kernel"] and at["dilation"] == [1, 1]
-    if apart and not any(at["padding"]):
+    whole = all(
+        count * stride <= size
+        for count, stride, size in zip(shape_of(gradient)[-2:], at["stride"], shape_of(x)[-2:], strict=True)
+    )
+    if whole and at["stride"] == at["kernel"] and at["dilation"] == [1, 1] and not any(at["padding"]):
         names = (emitter.value(gradient), emitter.value(indices), sizes)
         return emitter.add("MaxUnpool", *names, output=node, kernel_shape=at["kernel"], strides=at["stride"])
     flat = ints(emitter, [-1])
