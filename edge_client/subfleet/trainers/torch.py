@@ -51,6 +51,7 @@ class TorchTrainer:
     def __init__(self, provider: str = "cpu") -> None:
         self._provider = provider
         self._slot = Slot()
+        self._is_prepared = False
 
     @property
     def held_bytes(self) -> int:
@@ -66,7 +67,7 @@ class TorchTrainer:
             MissingExtraError: PyTorch is not installed.
             ConfigError: it has no such device.
         """
-        _prepare(self._provider)
+        self._prepare()
         return read_dataset(data).summary()
 
     def train(self, job: TrainJob, stopped: Callable[[], bool]) -> TrainResult:
@@ -77,7 +78,7 @@ class TorchTrainer:
             ConfigError: it has no such device.
         """
         # Before anything is measured: the library is there whatever subnet is trained.
-        _prepare(self._provider)
+        self._prepare()
         open_session = partial(_open, self._provider)
         return train_job(job, stopped, target=self.target, open_session=open_session, slot=self._slot)
 
@@ -91,7 +92,7 @@ class TorchTrainer:
             DataError: the data do not fit the model.
             TrainingError: the file is no such model.
         """
-        _prepare(self._provider)
+        self._prepare()
         import torch
 
         from subfleet.export.targets.torch import read_torch_model
@@ -111,6 +112,11 @@ class TorchTrainer:
         return predict_dataset(
             infer, read_dataset(data), sample_shape=described.model.input_shape, batch_size=FREE_BATCH_SIZE
         )
+
+    def _prepare(self) -> None:
+        if not self._is_prepared:
+            _prepare(self._provider)
+            self._is_prepared = True
 
 
 class TorchSession:
@@ -174,7 +180,7 @@ def _prepare(provider: str) -> None:
     try:
         import torch
 
-        import subfleet.export.targets.torch  # noqa: F401 - what it imports is there whatever is trained
+        from subfleet.export.targets.torch import run_smallest_step
     except ImportError as error:
         raise MissingExtraError("torch", "export") from error
     if provider == "cuda" and not torch.cuda.is_available():
@@ -182,6 +188,8 @@ def _prepare(provider: str) -> None:
             f"the provider 'cuda' needs a CUDA device, but PyTorch {torch.__version__} finds none; install a build "
             "with CUDA and its driver, or leave --provider out"
         )
+    # What PyTorch loads with its first step is there whatever is trained.
+    run_smallest_step(provider)
 
 
 def _tensor(array: Array, provider: str) -> Any:
