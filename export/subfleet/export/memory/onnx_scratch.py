@@ -46,7 +46,7 @@ def _convolution(attributes: Mapping[str, Any], inputs: Sequence[TensorType], ou
     if plain and math.prod(w_shape[2:]) == 1:
         return Scratch()
     dense = all(step == 1 for step in attributes.get("dilations", ()))
-    if plain and dense and channels == 1 and len(w_shape) == 4:  # noqa: PLR2004 - two spatial axes
+    if plain and dense and channels == 1 and len(w_shape) == 4:
         whole_rows, whole_columns = w_shape[3] == x_shape[3], w_shape[2] == x_shape[2] and w_shape[3] == 1
         if whole_rows or whole_columns:
             return Scratch()

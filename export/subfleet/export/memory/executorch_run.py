@@ -1,0 +1,102 @@
+"""What ExecuTorch takes for a program beside the buffers that the program itself plans: counted, not guessed.
+
+The runtime's structures, XNNPACK's packed operators and its workspace all come from the C library's heap, and stay
+there from step to step. So the program is loaded and run once, and the heap is counted before and after.
+"""
+
+import importlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType, ModuleType
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from subfleet.export.memory.heap import heap_bytes
+from subfleet.protocol.programs import ValueInfo
+
+__all__ = ["HeapGrowth", "heap_growth"]
+
+_Array = npt.NDArray[np.generic]
+_METHOD = "forward"
+_NUMPY: Mapping[str, type[np.generic]] = MappingProxyType({"F32": np.float32, "F64": np.float64, "I64": np.int64})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeapGrowth:
+    """What a program holds of the heap, without its planned buffers and the caller's arrays.
+
+    Attributes:
+        load_bytes: structures and operators, once it is loaded.
+        step_bytes: what its first step takes and keeps: XNNPACK's workspace, in which delegated parts keep tensors.
+        scratch_bytes: the most that kernels took at once and gave back.
+    """
+
+    load_bytes: int
+    step_bytes: int
+    scratch_bytes: int
+
+
+def heap_growth(body: bytes, inputs: Sequence[ValueInfo], outputs: Sequence[ValueInfo]) -> HeapGrowth | None:
+    """Load a program, run it once on zeros, and count.
+
+    Returns:
+        What it holds; None where the C library does not count its heap.
+    """
+    given = [np.zeros(value.shape, _NUMPY[value.dtype]) for value in inputs]
+    taken = [np.zeros(value.shape, _NUMPY[value.dtype]) for value in outputs]
+    native = _native()
+    return _native_growth(native, body, given, taken) if native else _python_growth(body, given, taken)
+
+
+def _native_growth(
+    native: ModuleType, body: bytes, given: Sequence[_Array], taken: Sequence[_Array]
+) -> HeapGrowth | None:
+    native.set_thread_count(1)
+    before = heap_bytes()
+    method = native.Program(body).load_method(_METHOD)
+    loaded = heap_bytes()
+    method.execute(given, taken)
+    after = heap_bytes()
+    if before is None or loaded is None or after is None:
+        return None
+    return HeapGrowth(
+        load_bytes=max(loaded - before, 0),
+        step_bytes=max(after - loaded, 0),
+        scratch_bytes=int(method.scratch_peak_bytes),
+    )
+
+
+def _native() -> ModuleType | None:
+    """The runtime that devices use, where it is installed beside the exporter."""
+    try:
+        return importlib.import_module("subfleet_executorch")
+    except ImportError:
+        return None
+
+
+def _python_growth(body: bytes, given: Sequence[_Array], taken: Sequence[_Array]) -> HeapGrowth | None:
+    """The same with ExecuTorch's own bindings, which take planned buffers and outputs from the heap as well."""
+    import torch
+    from executorch.runtime import Runtime
+
+    tensors = [torch.from_numpy(array) for array in given]
+    before = heap_bytes()
+    method: Any = Runtime.get().load_program(body).load_method(_METHOD)
+    loaded = heap_bytes()
+    results = method.execute(tensors)
+    after = heap_bytes()
+    del results
+    if before is None or loaded is None or after is None:
+        return None
+    planned_bytes = sum(
+        method.metadata.memory_planned_buffer_size(index)
+        for index in range(method.metadata.num_memory_planned_buffers())
+    )
+    held_bytes = sum(array.nbytes for array in taken)
+    return HeapGrowth(
+        load_bytes=max(loaded - before - planned_bytes, 0),
+        step_bytes=max(after - loaded - held_bytes, 0),
+        scratch_bytes=0,
+    )
