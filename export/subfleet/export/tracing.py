@@ -24,6 +24,7 @@ _NOTHING = frozenset(
     }
 )
 """Operators that only matter to autograd."""
+_VIEWS = frozenset({aten.view.default, aten._unsafe_view.default})  # noqa: SLF001 - the operator's name
 
 
 def trace(step: Step, table: Mapping[Any, Callable[..., Any]]) -> fx.GraphModule:
@@ -54,8 +55,9 @@ def trace(step: Step, table: Mapping[Any, Callable[..., Any]]) -> fx.GraphModule
         if node.op == "call_function" and node.target in _NOTHING:
             node.replace_all_uses_with(node.args[0])
             module.graph.erase_node(node)
-        elif node.op == "call_function" and node.target is aten._unsafe_view.default:  # noqa: SLF001 - the operator's name
+        elif node.op == "call_function" and node.target in _VIEWS:
             node.target = aten.view.default
+            node.args = (node.args[0], [int(size) for size in node.meta["val"].shape])  # no size is left open
     write_copies(module)
     _own_results(module)
     module.graph.eliminate_dead_code()
@@ -64,7 +66,7 @@ def trace(step: Step, table: Mapping[Any, Callable[..., Any]]) -> fx.GraphModule
 
 
 def _own_results(graph: fx.GraphModule) -> None:
-    """Copy each input that is also a result, and each result that is given twice: a runtime may lay one over another."""
+    """Copy each input that is also a result, and each result given twice: a runtime may lay one over another."""
     output = graph.graph.output_node()
     given: set[fx.Node] = set()
     results = []

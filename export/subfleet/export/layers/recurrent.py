@@ -115,6 +115,8 @@ class _Unrolled(torch.autograd.Function):
         collected: list[Any] = [None] * steps
         for time in reversed(_order(steps, reverse)):
             d_hidden = _sum(None if outer is None else outer[time], d_states[0])
+            if d_hidden is None:
+                d_hidden = torch.zeros_like(states[0])
             d_states, collected[time] = cell.backward(
                 d_hidden, d_states[1:], tuple(part[time] for part in factors), transposed
             )

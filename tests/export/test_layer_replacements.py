@@ -1,0 +1,172 @@
+"""Layers that a step computes in its own way, against PyTorch's, with all gradients, in double precision."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from subfleet.export.layers import LAYERS, LayerContext, LayerReplacing
+from subfleet.protocol.errors import ExportError
+
+
+def draw(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def replaced(module: nn.Module, *inputs: Any) -> Any:
+    with LayerReplacing(LAYERS, LayerContext(torch.ones(inputs[0].shape[0]))):
+        return module(*inputs)
+
+
+def tensors_of(value: Any) -> list[Tensor]:
+    if isinstance(value, Tensor):
+        return [value]
+    return [tensor for part in value or () for tensor in tensors_of(part)]
+
+
+def assert_same(module: nn.Module, x: Tensor, *others: Any) -> None:
+    """Outputs and gradients of the input and of every parameter."""
+    module = module.double()
+    found = []
+    for run in (module, partial(replaced, module)):
+        leaf = x.clone().requires_grad_()
+        outputs = tensors_of(run(leaf, *others))
+        weighed = [(output * draw(*output.shape, seed=place)).sum() for place, output in enumerate(outputs)]
+        wanted = [leaf, *module.parameters()]
+        gradients = torch.autograd.grad(torch.stack(weighed).sum(), wanted, allow_unused=True)
+        found.append([*outputs, *gradients])
+    for right, got in zip(*found, strict=True):
+        assert (right is None) == (got is None)
+        if right is not None:
+            torch.testing.assert_close(got, right)
+
+
+RECURRENT: dict[str, Callable[[], nn.Module]] = {
+    "LSTM": partial(nn.LSTM, 4, 3),
+    "LSTM of two layers, batch first": partial(nn.LSTM, 4, 3, 2, batch_first=True),
+    "LSTM of both directions": partial(nn.LSTM, 4, 3, 2, bidirectional=True),
+    "LSTM without bias": partial(nn.LSTM, 4, 3, bias=False),
+    "GRU": partial(nn.GRU, 4, 3, batch_first=True),
+    "GRU of both directions": partial(nn.GRU, 4, 3, 2, bidirectional=True),
+    "GRU without bias": partial(nn.GRU, 4, 3, bias=False),
+    "RNN": partial(nn.RNN, 4, 3, 2),
+    "RNN with ReLU": partial(nn.RNN, 4, 3, nonlinearity="relu", bidirectional=True),
+}
+
+
+@pytest.mark.parametrize("name", RECURRENT)
+def test_recurrent_layers(name: str) -> None:
+    assert_same(RECURRENT[name](), draw(2, 5, 4))
+
+
+def test_recurrent_layers_from_a_given_state() -> None:
+    states = (draw(1, 2, 3, seed=1), draw(1, 2, 3, seed=2))
+    assert_same(nn.LSTM(4, 3, batch_first=True), draw(2, 5, 4), states)
+    assert_same(nn.GRU(4, 3, batch_first=True), draw(2, 5, 4), states[0])
+
+
+class LastState(nn.Module):
+    """Only what is left of a sequence in the end."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        cells: Tensor = self.lstm(x)[1][1]
+        return cells
+
+
+def test_recurrent_layers_by_their_last_state_alone() -> None:
+    assert_same(LastState(), draw(5, 2, 4))
+
+
+def test_recurrent_layers_that_are_refused() -> None:
+    packed = nn.utils.rnn.pack_padded_sequence(draw(2, 5, 4), torch.tensor([5, 3]), batch_first=True)
+    context = LayerContext(torch.ones(2))
+    with LayerReplacing(LAYERS, context), pytest.raises(ExportError, match="packed sequences"):
+        nn.LSTM(4, 3).double()(packed)
+    with pytest.raises(ExportError, match="proj_size"):
+        replaced(nn.LSTM(4, 3, proj_size=2).double(), draw(2, 5, 4))
+
+
+class Attending(nn.Module):
+    """Self-attention with the masks that modules give."""
+
+    def __init__(self, *, causal: bool = False, padded: bool = False, **options: Any) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(4, 2, batch_first=True, **options)
+        self.causal, self.padded = causal, padded
+
+    def forward(self, x: Tensor) -> Any:
+        length = x.shape[1]
+        mask = torch.ones(length, length, dtype=torch.bool).triu(1) if self.causal else None
+        padding = torch.arange(length).expand(x.shape[0], length) >= length - 1 if self.padded else None
+        return self.attention(x, x, x, attn_mask=mask, key_padding_mask=padding)
+
+
+class Crossing(nn.Module):
+    """Attention to another sequence, of other widths."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(4, 2, kdim=3, vdim=2, batch_first=True)
+
+    def forward(self, x: Tensor) -> Any:
+        return self.attention(x, x[:, 1:, :3], x[:, 1:, 2:], average_attn_weights=False)
+
+
+ATTENDING: dict[str, Callable[[], nn.Module]] = {
+    "plain": Attending,
+    "causal": partial(Attending, causal=True),
+    "padded": partial(Attending, padded=True),
+    "causal and padded": partial(Attending, causal=True, padded=True),
+    "without bias": partial(Attending, bias=False),
+    "to another sequence": Crossing,
+    "in a transformer": partial(nn.TransformerEncoderLayer, 4, 2, 6, dropout=0.0, batch_first=True),
+}
+
+
+@pytest.mark.parametrize("name", ATTENDING)
+def test_multi_head_attention(name: str) -> None:
+    assert_same(ATTENDING[name](), draw(2, 5, 4))
+
+
+def test_attention_to_added_keys_is_refused() -> None:
+    with pytest.raises(ExportError, match="add_bias_kv"):
+        replaced(Attending(add_bias_kv=True).double(), draw(2, 5, 4))
+
+
+class Scored(nn.Module):
+    """Scaled dot product attention with a bias that is learnt."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__()
+        self.bias = nn.Parameter(draw(1, 4, 1, 5)) if options.pop("biased", False) else None
+        self.options = options
+
+    def forward(self, x: Tensor) -> Tensor:
+        groups = 2 if self.options.get("enable_gqa") else 4
+        return functional.scaled_dot_product_attention(
+            x, x[:, :groups] * 2, x[:, :groups].sin(), attn_mask=self.bias, **self.options
+        )
+
+
+@pytest.mark.parametrize(
+    "options", [{"is_causal": True}, {"biased": True}, {"enable_gqa": True, "scale": 0.3}], ids=str
+)
+def test_scaled_dot_product_attention(options: dict[str, Any]) -> None:
+    assert_same(Scored(**options), draw(2, 4, 5, 3))
+
+
+@pytest.mark.parametrize("normalisation", [nn.RMSNorm(4, eps=1e-3), nn.RMSNorm((5, 4), eps=0.1)])
+def test_rms_norm(normalisation: nn.Module) -> None:
+    assert_same(normalisation, draw(2, 5, 4))
+
+
+def test_circular_padding() -> None:
+    assert_same(nn.CircularPad2d((1, 2, 0, 3)), draw(2, 3, 5, 4))
