@@ -28,7 +28,7 @@ from trainers.softmax_program import BATCH, CLASSES, SHAPE, manifest, samples, w
 from trainers.softmax_pte import pte_program
 
 pytestmark = [pytest.mark.export, pytest.mark.slow]
-Array = npt.NDArray[np.generic]
+Array = npt.NDArray[Any]
 NO_BINDING = "subfleet-executorch is not built; run: make native (needs a C++ compiler)"
 
 

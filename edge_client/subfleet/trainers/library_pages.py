@@ -16,12 +16,13 @@ _POPULATE_READ = 22  # MADV_POPULATE_READ, Linux 5.14; older kernels refuse it, 
 _READ_ONLY = ("r--p", "r-xp")
 
 
-def map_library(folder: Path, maps: Path = Path("/proc/self/maps")) -> int:
+def map_library(folder: Path, maps: Path = Path("/proc/self/maps"), *, without: str = "") -> int:
     """Map the read-only pages of every library that is loaded from a folder.
 
     Args:
         folder: of the installed runtime.
         maps: the process's table of mappings; where there is none, nothing is done.
+        without: part of the name of libraries that are left out, since programs need little of them; "" for none.
 
     Returns:
         Bytes that are mapped; 0 where the system cannot do it.
@@ -32,7 +33,7 @@ def map_library(folder: Path, maps: Path = Path("/proc/self/maps")) -> int:
         madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
         for line in maps.read_text().splitlines():
             span, permissions, *_, path = line.split(maxsplit=5)
-            if permissions not in _READ_ONLY or not path.startswith(f"{folder}/"):
+            if permissions not in _READ_ONLY or not path.startswith(f"{folder}/") or (without and without in path):
                 continue
             start, _, end = span.partition("-")
             size_bytes = int(end, 16) - int(start, 16)

@@ -1,0 +1,219 @@
+"""Resident memory of a client's process that trains the small CNN: with PyTorch, ONNX Runtime, and native ExecuTorch.
+
+python benchmarks/client_memory.py                        # prints a table
+python benchmarks/client_memory.py --json                 # ends with one JSON object
+python benchmarks/client_memory.py --write                # and writes benchmarks/results/client-memory.md
+
+The network is two residual blocks with GroupNorm on batches of 16 of 28x28, trained with SGD and momentum, one thread.
+Every process is a fresh one and holds Python, NumPy and the data set; all of it counts. PyTorch trains as an ordinary
+client would: the module, `torch.optim.SGD` and a loop. The others are the device's own trainers with exported programs.
+"""
+
+import argparse
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+RESULTS = Path(__file__).parent / "results" / "client-memory.md"
+CLIENTS = ("torch", "onnx", "executorch")
+NAMES = {"torch": "PyTorch, eager", "onnx": "ONNX Runtime", "executorch": "ExecuTorch, native binding"}
+GOALS = {"onnx": 3, "executorch": 5}
+BATCH = 16
+STEPS = 40
+MEGABYTE = 1e6
+
+
+def small_cnn() -> Any:
+    """Two residual blocks, of 16 and 32 channels."""
+    import torch
+    from torch import nn
+
+    class Block(nn.Module):
+        def __init__(self, channels_in: int, channels: int) -> None:
+            super().__init__()
+            self.conv1 = nn.Conv2d(channels_in, channels, 3, padding=1)
+            self.norm = nn.GroupNorm(4, channels)
+            self.conv2 = nn.Conv2d(channels, channels, 3, padding=1)
+            self.shortcut = nn.Conv2d(channels_in, channels, 1)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            residual = self.conv2(torch.relu(self.norm(self.conv1(x))))
+            return torch.relu(residual + self.shortcut(x))
+
+    return nn.Sequential(
+        Block(1, 16), nn.AvgPool2d(2), Block(16, 32), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(32, 10)
+    )
+
+
+def export(folder: Path) -> None:
+    """Write the programs, the weights and the data, in a process of its own."""
+    import numpy as np
+    import torch
+    from safetensors.numpy import save_file
+
+    from subfleet.export.programs import write_training_program
+    from subfleet.export.steps import SampleSpec, training_step
+    from subfleet.protocol.programs import encode_program
+    from subfleet.protocol.training import ObjectiveSettings, OptimiserSettings
+
+    torch.set_num_threads(1)
+    module = small_cnn()
+    for target in ("onnx", "executorch"):
+        step = training_step(
+            module,
+            SampleSpec(shape=(1, 28, 28)),
+            batch_size=BATCH,
+            objective=ObjectiveSettings(),
+            optimiser=OptimiserSettings(momentum=0.9),
+        )
+        program = write_training_program(step, target=target, program_id="small_cnn")
+        (folder / f"program.{target}").write_bytes(encode_program(program))
+    save_file({name: tensor.numpy() for name, tensor in module.state_dict().items()}, folder / "weights")
+    random = np.random.default_rng(0)
+    count = BATCH * STEPS
+    x = random.standard_normal((count, 1, 28, 28), dtype=np.float32)
+    np.savez(folder / "data.npz", x=x, y=random.integers(0, 10, count))
+
+
+def train_torch(folder: Path) -> float:
+    """An ordinary training loop; gives seconds a step."""
+    import time
+
+    import torch
+    from torch.nn.functional import cross_entropy
+
+    from subfleet.tasks import read_dataset
+
+    torch.set_num_threads(1)
+    dataset = read_dataset(str(folder / "data.npz"))
+    module = small_cnn()
+    optimiser = torch.optim.SGD(module.parameters(), lr=0.01, momentum=0.9)
+    started_s = time.perf_counter()
+    for start in range(0, len(dataset), BATCH):
+        x = torch.from_numpy(dataset.inputs[start : start + BATCH])
+        y = torch.from_numpy(dataset.labels[start : start + BATCH])
+        optimiser.zero_grad()
+        cross_entropy(module(x), y).backward()
+        optimiser.step()
+    return (time.perf_counter() - started_s) / STEPS
+
+
+def train_program(target: str, folder: Path) -> float:
+    """The device's trainer; gives seconds a step."""
+    from subfleet.protocol.programs import Trainer, TrainJob
+    from subfleet.protocol.training import OptimiserSettings, TrainingSettings
+
+    trainer: Trainer
+    if target == "onnx":
+        from subfleet.trainers.onnx import OnnxTrainer
+
+        trainer = OnnxTrainer()
+    else:
+        import subfleet_executorch  # noqa: F401 - without it, PyTorch would be measured
+        from subfleet.trainers.executorch import ExecutorchTrainer
+
+        trainer = ExecutorchTrainer()
+    trainer.describe(str(folder / "data.npz"))
+    job = TrainJob(
+        program_path=folder / f"program.{target}",
+        weights_path=folder / "weights",
+        output_path=folder / f"change.{target}",
+        data=str(folder / "data.npz"),
+        settings=TrainingSettings(batch_size=BATCH, learning_rate=0.01, optimiser=OptimiserSettings(momentum=0.9)),
+        round=0,
+        client_id="a",
+        memory_limit_bytes=2**40,
+    )
+    result = trainer.train(job, lambda: False)
+    return result.train_seconds / result.step_count
+
+
+def status_bytes(field: str) -> int:
+    """A figure of this process: VmHWM is the most that was ever resident, VmRSS what is now."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(f"{field}:"):
+            return int(line.split()[1]) * 1024
+    raise KeyError(field)
+
+
+def child(client: str, folder: Path) -> None:
+    """Train in this process and say what it took."""
+    step_s = train_torch(folder) if client == "torch" else train_program(client, folder)
+    found = {"peak_bytes": status_bytes("VmHWM"), "after_bytes": status_bytes("VmRSS"), "step_s": step_s}
+    found["torch_loaded"] = "torch" in sys.modules
+    sys.stdout.write(json.dumps(found))
+
+
+def fresh(*arguments: str) -> str:
+    """Run this file in a fresh process."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, __file__, *arguments]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
+
+
+def measure(repeats: int) -> dict[str, dict[str, Any]]:
+    """Every client, in turns; of each figure the median."""
+    with tempfile.TemporaryDirectory() as folder:
+        fresh("--child", "export", folder)
+        runs = [{name: json.loads(fresh("--child", name, folder)) for name in CLIENTS} for _ in range(repeats)]
+    found: dict[str, dict[str, Any]] = {}
+    for name in CLIENTS:
+        figures = [run[name] for run in runs]
+        found[name] = {
+            key: sorted(figure[key] for figure in figures)[repeats // 2]
+            for key in ("peak_bytes", "after_bytes", "step_s", "torch_loaded")
+        }
+        found[name]["torch_over_this"] = found["torch"]["peak_bytes"] / found[name]["peak_bytes"]
+    return found
+
+
+def table(found: dict[str, dict[str, Any]]) -> list[str]:
+    """The rows for people."""
+    lines = [
+        "| client | peak MB | after training MB | PyTorch's peak / this | goal | ms a step |",
+        "|---|---:|---:|---:|---:|---:|",
+    ]
+    for name, figures in found.items():
+        goal = f"{GOALS[name]} or more" if name in GOALS else "-"
+        lines.append(
+            f"| {NAMES[name]} | {figures['peak_bytes'] / MEGABYTE:.1f} | {figures['after_bytes'] / MEGABYTE:.1f} "
+            f"| {figures['torch_over_this']:.2f} | {goal} | {figures['step_s'] * 1e3:.1f} |"
+        )
+    return lines
+
+
+def main() -> None:
+    """Measure, print, and write if asked."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", action="store_true", help="end with one JSON object")
+    parser.add_argument("--write", action="store_true", help=f"write {RESULTS.name}")
+    parser.add_argument("--repeats", type=int, default=3, help="fresh processes of each client; default 3")
+    parser.add_argument("--child", nargs=2, metavar=("WHAT", "FOLDER"), help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.child:
+        what, folder = arguments.child[0], Path(arguments.child[1])
+        export(folder) if what == "export" else child(what, folder)
+        return
+    found = measure(arguments.repeats)
+    lines = table(found)
+    print("\n".join(lines))
+    if arguments.write:
+        packages = ("torch", "onnxruntime", "numpy", "executorch")
+        versions = ", ".join(f"{package} {version(package)}" for package in packages)
+        text = RESULTS.read_text() if RESULTS.exists() else ""
+        _, mark, remarks = text.partition("\n## ")
+        head = ["# Resident memory of a client's process", "", "`python benchmarks/client_memory.py --write`,"]
+        head += [f"Python {platform.python_version()}, {versions}, {platform.machine()}, one thread.", ""]
+        RESULTS.write_text("\n".join([*head, *lines]) + "\n" + mark + remarks)
+    if arguments.json:
+        print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()
