@@ -10,7 +10,6 @@ from torch import Tensor
 from subfleet.export.lowerings.activation import ACTIVATIONS
 from subfleet.export.lowerings.normalisation import NORMALISATIONS
 from subfleet.export.lowerings.products import CONVOLUTIONS_AS_PRODUCTS
-from subfleet.protocol.errors import ExportError
 
 aten = torch.ops.aten
 TABLES = {"products": CONVOLUTIONS_AS_PRODUCTS}
@@ -49,17 +48,6 @@ def test_convolutions_of_every_geometry(table: str) -> None:
         for wanted in ([True, True, True], [False, True, False]):
             expected = aten.convolution_backward(gradient, inputs, weight, [5], *settings, wanted)
             assert_same(backward(gradient, inputs, weight, [5], *settings, wanted), expected)
-
-
-@pytest.mark.parametrize("table", TABLES)
-@pytest.mark.parametrize(("transposed", "groups", "shape"), [(True, 1, (3, 4, 8, 8)), (False, 2, (3, 4, 8, 8))])
-def test_convolutions_that_are_not_lowered_are_refused(
-    table: str, transposed: bool, groups: int, shape: tuple[int, ...]
-) -> None:
-    backward = TABLES[table][aten.convolution_backward.default]
-    with pytest.raises(ExportError, match=f"groups={groups}.*use an ordinary"):
-        backward(draw(*shape), draw(*shape), draw(4, 4, 3, 3), None, [1, 1], [1, 1], [1, 1], transposed, [0, 0],
-                 groups, [True] * 3)  # fmt: skip
 
 
 @pytest.mark.parametrize("affine", [True, False])

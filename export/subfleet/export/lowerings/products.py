@@ -1,143 +1,133 @@
-"""Convolutions and their backwards as matrix products, for runtimes whose own convolutions are slow.
+"""Convolutions and their backwards as matrix products, for runtimes that have none with weights as inputs.
+
+One and two dimensions, with stride, padding, dilation and groups, depthwise, and transposed. Everything is computed
+with channels last; the transpositions around it fall away where convolutions follow one another.
 
 Shapes: N samples, C channels in, O channels out, H and W sizes, K and L kernel sizes.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from types import MappingProxyType
+from types import MappingProxyType, ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from subfleet.export.lowerings import taps, winograd
+from subfleet.export.lowerings.taps import Taps
 from subfleet.protocol.errors import ExportError
 
-__all__ = ["CONVOLUTIONS_AS_PRODUCTS"]
+__all__ = ["CONVOLUTIONS_AS_PRODUCTS", "PRODUCTS_WITH_BIAS"]
 
 aten = torch.ops.aten
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Geometry:
-    """Where a 2-D kernel meets its input; each a pair for rows and columns."""
-
-    stride: list[int]
-    padding: list[int]
-    dilation: list[int]
-
-    def output_size(self, sizes: Sequence[int], kernel: Sequence[int]) -> list[int]:
-        """Of a kernel over an already padded input."""
-        return [(sizes[i] - self.dilation[i] * (kernel[i] - 1) - 1) // self.stride[i] + 1 for i in range(2)]
-
-    def reach(self, kernel: Sequence[int]) -> list[int]:
-        """How far a kernel's last place lies from its first."""
-        return [self.dilation[i] * (kernel[i] - 1) for i in range(2)]
+def _pair(values: Sequence[int], only: int) -> tuple[int, int]:
+    """Of rows and columns; a one-dimensional convolution has a single row."""
+    return (int(values[0]), int(values[1])) if len(values) == 2 else (only, int(values[0]))
 
 
-def _geometry(inputs: Tensor, arguments: Sequence[Any]) -> _Geometry:
-    """Read the operator's arguments after its tensors; refuse what is not lowered."""
-    stride, padding, dilation, transposed, _output_padding, groups = arguments
-    if transposed or groups != 1 or inputs.dim() != 4:
+def _taps(weight: Tensor, settings: Sequence[Any]) -> tuple[Taps, bool, tuple[int, int]]:
+    """The geometry, whether the convolution is transposed, and its output's padding."""
+    stride, padding, dilation, transposed, output_padding, groups = settings
+    if weight.dim() not in {3, 4}:
         raise ExportError(
-            f"a convolution with transposed={transposed}, groups={groups} and {inputs.dim() - 2} dimensions cannot be "
-            "lowered; use an ordinary 2-D convolution with one group"
+            f"a convolution in {weight.dim() - 2} dimensions cannot be lowered; use one in one or two dimensions"
         )
-    return _Geometry(stride=list(stride), padding=list(padding), dilation=list(dilation))
+    at = Taps(
+        kernel=_pair(weight.shape[2:], 1),
+        stride=_pair(stride, 1),
+        padding=_pair(padding, 0),
+        dilation=_pair(dilation, 1),
+        groups=groups,
+    )
+    return at, bool(transposed), _pair(output_padding, 0)
 
 
-def _columns(x_nchw: Tensor, kernel: Sequence[int], at: _Geometry, *, samples_first: bool) -> Tensor:
-    """Every patch of a padded input as a column (C*K*L, N*H*W), or as a row (N*H*W, C*K*L) where samples come first.
-
-    One strided copy: no slice for each place of the kernel, so the graph stays small, and no transposition later.
-    """
-    samples, channels, height, width = x_nchw.shape
-    out_height, out_width = at.output_size((height, width), kernel)
-    patch = ((channels, height * width), (kernel[0], at.dilation[0] * width), (kernel[1], at.dilation[1]))
-    place = ((samples, channels * height * width), (out_height, at.stride[0] * width), (out_width, at.stride[1]))
-    dims = (*place, *patch) if samples_first else (*patch, *place)
-    copied: Tensor = aten.as_strided_copy.default(x_nchw, [size for size, _ in dims], [step for _, step in dims], 0)
-    count = samples * out_height * out_width
-    return copied.reshape((count, -1) if samples_first else (-1, count))
+def _nhwc(x: Tensor) -> Tensor:
+    """(N, C, H, W) or (N, C, W) to (N, H, W, C)."""
+    return (x if x.dim() == 4 else x.unsqueeze(2)).permute(0, 2, 3, 1)
 
 
-def _pad(x_nchw: Tensor, rows: tuple[int, int], columns: tuple[int, int]) -> Tensor:
-    """Zeros around the last two dimensions."""
-    if not any((*rows, *columns)):
-        return x_nchw
-    padded: Tensor = aten.constant_pad_nd.default(x_nchw, [*columns, *rows], 0.0)
-    return padded
+def _as_given(x_nhwc: Tensor, dims: int) -> Tensor:
+    """Back to (N, C, H, W) or (N, C, W), laid out so, as a module's own reshapes may expect of a convolution."""
+    x = x_nhwc.permute(0, 3, 1, 2)
+    return (x if dims == 4 else x.squeeze(2)).contiguous()
 
 
-def _channels_first(x_nopp: Tensor) -> Tensor:
-    """(N, O, H, W) to (O, N*H*W)."""
-    return x_nopp.transpose(0, 1).reshape(x_nopp.shape[1], -1)
+def _way(at: Taps, depth_in: int, depth_out: int, sizes: Sequence[int], samples: int) -> ModuleType:
+    """The module that computes the convolution whose output has some sizes."""
+    return winograd if winograd.fits(at, depth_in, depth_out, sizes, samples) else taps
 
 
-def _convolve(x_nchw: Tensor, rows_ok: Tensor, kernel: Sequence[int], at: _Geometry) -> Tensor:
-    """Convolve a padded input with the weights (O, C*K*L) of a kernel."""
-    samples, out_channels = x_nchw.shape[0], rows_ok.shape[0]
-    product = torch.mm(rows_ok, _columns(x_nchw, kernel, at, samples_first=False))
-    output = product.reshape(out_channels, samples, *at.output_size(x_nchw.shape[2:], kernel))
-    return output.transpose(0, 1).contiguous()
+def _gathered(x_nhwc: Tensor, weight: Tensor, at: Taps, sizes: Sequence[int]) -> Tensor:
+    way = _way(at, weight.shape[1], weight.shape[0], sizes, x_nhwc.shape[0])
+    output: Tensor = way.gather(x_nhwc, weight, at, sizes)
+    return output
 
 
-def _pad_evenly(inputs: Tensor, at: _Geometry) -> Tensor:
-    return _pad(inputs, (at.padding[0], at.padding[0]), (at.padding[1], at.padding[1]))
+def _spread(g_nhwc: Tensor, weight: Tensor, at: Taps, sizes: Sequence[int]) -> Tensor:
+    way = _way(at, weight.shape[1], weight.shape[0], sizes, g_nhwc.shape[0])
+    output: Tensor = way.spread(g_nhwc, weight, at, sizes)
+    return output
 
 
-def _as_products(inputs: Tensor, weight: Tensor, bias: Tensor | None, *arguments: Any) -> Tensor:
-    at = _geometry(inputs, arguments)
-    output = _convolve(_pad_evenly(inputs, at), weight.reshape(weight.shape[0], -1), weight.shape[2:], at)
-    return output if bias is None else output + bias.reshape(1, -1, 1, 1)
+def _weight_gradient(x_nhwc: Tensor, g_nhwc: Tensor, at: Taps) -> Tensor:
+    way = _way(at, x_nhwc.shape[3], g_nhwc.shape[3], g_nhwc.shape[1:3], g_nhwc.shape[0])
+    gradient: Tensor = way.weight_gradient(x_nhwc, g_nhwc, at)
+    return gradient
 
 
-def _backward_as_products(
+def _square(weight: Tensor) -> Tensor:
+    """Weights with two dimensions of the kernel."""
+    return weight if weight.dim() == 4 else weight.unsqueeze(2)
+
+
+def _convolution(inputs: Tensor, weight: Tensor, bias: Tensor | None, *settings: Any) -> Tensor:
+    at, transposed, beyond = _taps(weight, settings)
+    x, w = _nhwc(inputs), _square(weight)
+    if transposed:
+        sizes = [
+            (x.shape[1 + i] - 1) * at.stride[i]
+            - 2 * at.padding[i]
+            + at.dilation[i] * (at.kernel[i] - 1)
+            + 1
+            + beyond[i]
+            for i in range(2)
+        ]
+        output = _spread(x, w, at, sizes)
+    else:
+        output = _gathered(x, w, at, at.output_size(x.shape[1:3]))
+    return _as_given(output if bias is None else output + bias, inputs.dim())
+
+
+def _convolution_backward(
     gradient: Tensor, inputs: Tensor, weight: Tensor, _bias_sizes: list[int] | None, *arguments: Any
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     *settings, wanted = arguments
-    at = _geometry(inputs, settings)
+    at, transposed, _ = _taps(weight, settings)
+    x, g, w = _nhwc(inputs), _nhwc(gradient), _square(weight)
     d_input = d_weight = d_bias = None
     if wanted[0]:
-        d_input = _input_gradient(gradient, weight, inputs.shape[2:], at)
+        way = _gathered if transposed else _spread
+        d_input = _as_given(way(g, w, at, x.shape[1:3]), inputs.dim())
     if wanted[1]:
-        rows = _columns(_pad_evenly(inputs, at), weight.shape[2:], at, samples_first=True)
-        d_weight = torch.mm(_channels_first(gradient), rows).reshape(weight.shape)
+        found = _weight_gradient(g, x, at) if transposed else _weight_gradient(x, g, at)
+        d_weight = found.reshape(weight.shape)
     if wanted[2]:
-        d_bias = gradient.sum((0, 2, 3))
+        d_bias = g.sum((0, 1, 2))
     return d_input, d_weight, d_bias
 
 
-def _spread(g_nohw: Tensor, stride: Sequence[int]) -> Tensor:
-    """Put stride - 1 zeros after each element: (N, O, H, W) to (N, O, H * stride, W * stride)."""
-    samples, channels, height, width = g_nohw.shape
-    if tuple(stride) == (1, 1):
-        return g_nohw
-    apart = g_nohw.reshape(samples, channels, height, 1, width, 1)
-    spread = aten.constant_pad_nd.default(apart, [0, stride[1] - 1, 0, 0, 0, stride[0] - 1], 0.0)
-    wide: Tensor = spread.reshape(samples, channels, height * stride[0], width * stride[1])
-    return wide
+def _product_with_bias(bias: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
+    if bias.dim() == 1 and beta == alpha == 1:
+        return NotImplemented  # type: ignore[no-any-return]  # the operator stays
+    product = torch.mm(a, b)
+    return (bias if beta == 1 else bias * beta) + (product if alpha == 1 else product * alpha)
 
 
-def _input_gradient(gradient: Tensor, weight: Tensor, sizes: Sequence[int], at: _Geometry) -> Tensor:
-    """The forward with flipped weights, over the gradient with the zeros that the forward's stride left out."""
-    kernel = weight.shape[2:]
-    reach = at.reach(kernel)
-    before = [reach[i] - at.padding[i] for i in range(2)]
-    if min(before) < 0:
-        raise ExportError(f"padding {at.padding} is larger than the kernel's reach {reach}; use a smaller padding")
-    spread = _spread(gradient, at.stride)
-    # What the stride spread beyond the input's size is zeros; they are cut off again.
-    wanted = [sizes[i] + reach[i] for i in range(2)]
-    after = [max(wanted[i] - before[i] - spread.shape[2 + i], 0) for i in range(2)]
-    padded = _pad(spread, (before[0], after[0]), (before[1], after[1]))
-    if list(padded.shape[2:]) != wanted:
-        padded = padded[:, :, : wanted[0], : wanted[1]].contiguous()
-    flipped = weight.flip(2, 3) if tuple(kernel) != (1, 1) else weight
-    dense = _Geometry(stride=[1, 1], padding=[0, 0], dilation=at.dilation)
-    return _convolve(padded, _channels_first(flipped), kernel, dense)
-
-
+PRODUCTS_WITH_BIAS: Mapping[Any, Callable[..., Any]] = MappingProxyType({aten.addmm.default: _product_with_bias})
+"""A product with a bias for each column is one operator of XNNPACK; others are a product and a sum."""
 CONVOLUTIONS_AS_PRODUCTS: Mapping[Any, Callable[..., Any]] = MappingProxyType(
-    {aten.convolution.default: _as_products, aten.convolution_backward.default: _backward_as_products}
+    {aten.convolution.default: _convolution, aten.convolution_backward.default: _convolution_backward}
 )

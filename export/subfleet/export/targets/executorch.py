@@ -6,13 +6,15 @@ from typing import Any, ClassVar
 
 from torch import Tensor, fx
 
+from subfleet.export.layouts import settled
 from subfleet.export.lowerings.pooling import MAXIMUM_POOL_BACKWARD
-from subfleet.export.lowerings.products import CONVOLUTIONS_AS_PRODUCTS
+from subfleet.export.lowerings.products import CONVOLUTIONS_AS_PRODUCTS, PRODUCTS_WITH_BIAS
 from subfleet.export.lowerings.tables import COMMON
 from subfleet.export.memory.executorch_plan import plan_executorch
 from subfleet.export.steps.values import Step
 from subfleet.export.targets.base import WrittenProgram
 from subfleet.export.targets.executorch_program import lower
+from subfleet.export.targets.xnnpack.delegating import delegated
 from subfleet.export.tracing import inputs_of
 from subfleet.protocol.errors import ExportError
 
@@ -24,7 +26,7 @@ class ExecutorchTarget:
 
     name: ClassVar[str] = "executorch"
     lowerings: ClassVar[Mapping[Any, Callable[..., Any]]] = MappingProxyType(
-        {**COMMON, **MAXIMUM_POOL_BACKWARD, **CONVOLUTIONS_AS_PRODUCTS}
+        {**COMMON, **MAXIMUM_POOL_BACKWARD, **CONVOLUTIONS_AS_PRODUCTS, **PRODUCTS_WITH_BIAS}
     )
     inference_lowerings: ClassVar[Mapping[Any, Callable[..., Any]]] = lowerings
     inference_batch_size: ClassVar[int] = 1
@@ -32,14 +34,10 @@ class ExecutorchTarget:
 
     def write_training(self, graph: fx.GraphModule, step: Step) -> WrittenProgram:
         """Write a training step; see `Target`."""
-        program = lower(graph, {})
+        program = lower(delegated(settled(graph)), {})
         body = bytes(program.buffer)
-        memory = plan_executorch(
-            step,
-            arena_bytes=sum(program.executorch_program.execution_plan[0].non_const_buffer_sizes),
-            program_bytes=len(body),
-        )
-        return WrittenProgram(body=body, memory=memory)
+        arena_bytes = sum(program.executorch_program.execution_plan[0].non_const_buffer_sizes)
+        return WrittenProgram(body=body, memory=plan_executorch(step, body=body, arena_bytes=arena_bytes))
 
     def write_inference(self, graph: fx.GraphModule, step: Step, weights: Sequence[Tensor]) -> bytes:
         """Write an inference step for batches of `inference_batch_size`; see `Target`."""

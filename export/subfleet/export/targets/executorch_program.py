@@ -33,6 +33,8 @@ def hold_constants(graph: fx.GraphModule) -> dict[str, Tensor]:
     held: dict[str, Tensor] = {}
     last = inputs_of(graph)[-1]
     for node in [node for node in graph.graph.nodes if node.op == "get_attr"]:
+        if not isinstance(getattr(graph, node.target), Tensor):
+            continue  # a delegate
         with graph.graph.inserting_after(last):
             last = graph.graph.placeholder(f"constant_{node.name.lstrip('_')}")
         value = getattr(graph, node.target).detach()
@@ -82,7 +84,9 @@ def _backend_config() -> Any:
     from executorch.exir.passes import MemoryPlanningPass
 
     # Inputs stay where the caller has them: planned ones would be copied in, and held twice.
-    return ExecutorchBackendConfig(memory_planning_pass=MemoryPlanningPass(alloc_graph_input=False))
+    # Outputs are written where the caller wants them: planned ones would be copied out, and held three times.
+    planning = MemoryPlanningPass(alloc_graph_input=False, alloc_graph_output=False)
+    return ExecutorchBackendConfig(memory_planning_pass=planning)
 
 
 def _verifier() -> Any:
@@ -103,12 +107,13 @@ def _quiet() -> Iterator[None]:
 
 
 def lower(graph: fx.GraphModule, weights: Mapping[str, Tensor]) -> Any:
-    """Lower a traced graph to ExecuTorch's final program."""
+    """Lower a flat graph, which may call delegates, to ExecuTorch's final program."""
     from executorch.exir import EdgeProgramManager
+    from executorch.exir.delegate import executorch_call_delegate
 
     held = {**weights, **hold_constants(graph)}
     for node in graph.graph.nodes:
-        if node.op == "call_function" and node.target is not operator.getitem:
+        if node.op == "call_function" and node.target not in {operator.getitem, executorch_call_delegate}:
             node.target = edge_target(node)
     graph.recompile()
     with _quiet():

@@ -1,0 +1,13 @@
+"""Order of dimensions in memory: a graph's transpositions, kept only where an operator needs them."""
+
+from torch import fx
+
+from subfleet.export.layouts.rules import RULES
+from subfleet.export.layouts.transpositions import without_transpositions
+
+__all__ = ["settled"]
+
+
+def settled(graph: fx.GraphModule) -> fx.GraphModule:
+    """A graph that computes the same with as few transpositions as its operators allow."""
+    return without_transpositions(graph, RULES)

@@ -1,0 +1,179 @@
+"""Leave out transpositions: each tensor stays in whatever order it was made, until an operator needs another.
+
+Lowerings may then write every step in the order that suits it, such as channels last around a convolution, and between
+two of them nothing is moved. Elementwise operators, reductions, slices, padding and products take tensors as they lie.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from subfleet.export.layouts.reshaping import broadcast_order, held_shape, inverse
+from subfleet.export.nodes import argument, shape_of
+
+__all__ = ["Held", "Rewriting", "Rule", "as_written", "without_transpositions"]
+
+aten = torch.ops.aten
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Held:
+    """A tensor of the old graph as the new graph has it.
+
+    Attributes:
+        node: in the new graph; its shape may have 1 where the logical shape has more, for an expanded tensor.
+        shape: the logical shape.
+        order: `order[i]` is the logical dimension at place `i` of the node.
+    """
+
+    node: fx.Node
+    shape: tuple[int, ...]
+    order: tuple[int, ...]
+
+    @property
+    def own_shape(self) -> tuple[int, ...]:
+        """The node's shape in the logical order, with 1 where the tensor is expanded."""
+        held = self.node.meta["val"].shape
+        return tuple(int(held[place]) for place in inverse(self.order))
+
+    @property
+    def plain(self) -> bool:
+        """Whether the node is held in the logical order."""
+        return self.order == tuple(range(len(self.order)))
+
+
+class Rewriting:
+    """The new graph in the making."""
+
+    def __init__(self, mode: Any) -> None:
+        self.graph = fx.Graph()
+        self._mode = mode
+        self._held: dict[fx.Node, Held] = {}
+        self._copies: dict[tuple[Any, ...], fx.Node] = {}
+        self._fakes: dict[tuple[tuple[int, ...], torch.dtype], Tensor] = {}
+
+    def held(self, node: fx.Node) -> Held:
+        """How the new graph has a tensor of the old one."""
+        return self._held[node]
+
+    def keep(self, old: fx.Node, new: Held) -> None:
+        """Say how the new graph has a tensor of the old one."""
+        self._held[old] = new
+
+    def add(
+        self, target: Any, arguments: tuple[Any, ...], shape: Sequence[int], result: torch.dtype, **options: Any
+    ) -> fx.Node:
+        """Append a node whose result has a shape and a type."""
+        node = self.graph.call_function(target, arguments, options)
+        key = (tuple(shape), result)
+        if key not in self._fakes:
+            with self._mode:
+                self._fakes[key] = torch.empty(key[0], dtype=result)
+        node.meta["val"] = self._fakes[key]
+        return node
+
+    def view(self, node: fx.Node, shape: Sequence[int]) -> fx.Node:
+        """The same memory under another shape."""
+        value: Tensor = node.meta["val"]
+        if tuple(value.shape) == tuple(shape):
+            return node
+        key = (node, tuple(shape))
+        if key not in self._copies:
+            self._copies[key] = self.add(aten.view.default, (node, list(shape)), shape, value.dtype)
+        return self._copies[key]
+
+    def permuted(self, node: fx.Node, dims: Sequence[int]) -> fx.Node:
+        """A copy with its dimensions in another order; made once for all who need it."""
+        value: Tensor = node.meta["val"]
+        key = (node, "permute", tuple(dims))
+        if key not in self._copies:
+            shape = [value.shape[dim] for dim in dims]
+            self._copies[key] = self.add(aten.permute.default, (node, list(dims)), shape, value.dtype)
+        return self._copies[key]
+
+    def in_order(self, held: Held, wanted: Sequence[int]) -> fx.Node:
+        """A tensor held in an order; expanded dimensions stay 1."""
+        if tuple(wanted) == held.order:
+            return held.node
+        own = held.own_shape
+        if broadcast_order(own, held.order, wanted):
+            return self.view(held.node, held_shape(own, wanted))
+        places = inverse(held.order)
+        return self.permuted(held.node, [places[dim] for dim in wanted])
+
+    def whole(self, held: Held) -> Held:
+        """The tensor with nothing left expanded."""
+        if held.own_shape == held.shape:
+            return held
+        shape = held_shape(held.shape, held.order)
+        dtype = held.node.meta["val"].dtype
+        key = (held.node, "expand", shape)
+        if key not in self._copies:
+            self._copies[key] = self.add(aten.expand.default, (held.node, list(shape)), shape, dtype)
+        return Held(node=self._copies[key], shape=held.shape, order=held.order)
+
+    def plain(self, held: Held) -> fx.Node:
+        """The tensor as its logical shape says."""
+        whole = self.whole(held)
+        return self.in_order(whole, range(len(whole.shape)))
+
+    def logical(self, old: fx.Node, node: fx.Node) -> None:
+        """Keep a node that is held as the old one's shape says."""
+        shape = shape_of(node)
+        self.keep(old, Held(node=node, shape=shape, order=tuple(range(len(shape)))))
+
+
+Rule = Callable[[Rewriting, fx.Node], None]
+
+
+def _operator(node: fx.Node) -> Callable[..., Any]:
+    target: Any = node.target
+    return target  # type: ignore[no-any-return]
+
+
+def as_written(rewriting: Rewriting, node: fx.Node) -> None:
+    """An operator that takes its tensors as their shapes say."""
+    arguments = fx.map_arg((node.args, node.kwargs), lambda argument: rewriting.plain(rewriting.held(argument)))
+    new = rewriting.graph.call_function(_operator(node), *arguments)
+    new.meta["val"] = node.meta["val"]
+    if isinstance(node.meta["val"], Tensor):
+        rewriting.logical(node, new)
+    else:
+        rewriting.keep(node, Held(node=new, shape=(), order=()))
+
+
+def _item(rewriting: Rewriting, node: fx.Node) -> None:
+    source, place = argument(node, 0), argument(node, 1)
+    new = rewriting.graph.call_function(_operator(node), (rewriting.held(source).node, place))
+    new.meta["val"] = node.meta["val"]
+    rewriting.logical(node, new)
+
+
+def without_transpositions(graph: fx.GraphModule, rules: Mapping[Any, Rule]) -> fx.GraphModule:
+    """A graph that computes the same with fewer transpositions.
+
+    Args:
+        graph: flat, of PyTorch's basic operators, with a fake tensor in each node's `meta["val"]`.
+        rules: how operators take tensors that are held in another order; others get them in the logical order.
+
+    Returns:
+        The new graph, with the same inputs and outputs.
+    """
+    places = [node for node in graph.graph.nodes if node.op == "placeholder"]
+    rewriting = Rewriting(places[0].meta["val"].fake_mode)
+    for node in graph.graph.nodes:
+        if node.op == "call_function":
+            is_item = _operator(node).__module__ == "_operator"
+            rule = _item if is_item else rules.get(node.target, as_written)
+            rule(rewriting, node)
+        elif node.op == "output":
+            rewriting.graph.output(tuple(rewriting.plain(rewriting.held(result)) for result in node.args[0]))
+        else:
+            new = rewriting.graph.node_copy(node)
+            rewriting.logical(node, new)
+    new_module = fx.GraphModule(graph, rewriting.graph)
+    new_module.graph.eliminate_dead_code()
+    return new_module

@@ -1,0 +1,1 @@
+"""The part of a program that ExecuTorch hands to XNNPACK."""

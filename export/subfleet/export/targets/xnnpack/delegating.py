@@ -1,0 +1,120 @@
+"""A graph whose regions are calls of ExecuTorch's XNNPACK delegate."""
+
+import operator
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch.export import ExportedProgram
+
+from subfleet.export.nodes import shape_of
+from subfleet.export.targets.executorch_program import exported
+from subfleet.export.targets.xnnpack.emitting import Emitting
+from subfleet.export.targets.xnnpack.operators import OPERATORS, is_supported
+from subfleet.export.targets.xnnpack.preparing import prepare
+from subfleet.export.targets.xnnpack.regions import Region, split
+
+__all__ = ["delegated"]
+
+aten = torch.ops.aten
+_BACKEND = "XnnpackBackend"
+_ALIGNMENT = 16
+
+
+def _written(region: Region) -> tuple[bytes, Mapping[str, bytes]]:
+    """A region as the delegate reads it, and its constants by name."""
+    emitting = Emitting()
+    given = set()
+    for node in region.inputs:
+        value = emitting.graph.input(shape_of(node))
+        given.add(value)
+        emitting.bind(node, value)
+    for node in region.nodes:
+        emitting.bind(node, OPERATORS[node.target](emitting, node))
+    for node in region.outputs:
+        value = emitting.value(node)
+        if value in given or emitting.graph.is_constant(value):
+            value = emitting.graph.unary("Copy", value)
+        given.add(value)
+        emitting.graph.output(value)
+    return emitting.graph.written(), emitting.graph.stored
+
+
+def _stand_in(region: Region) -> ExportedProgram:
+    """A program of the region's shapes: the delegate's call carries one, and nothing reads it."""
+    graph = fx.Graph()
+    for place, node in enumerate(region.inputs):
+        graph.placeholder(f"x{place}").meta["val"] = _held(node)
+    results = []
+    for node in region.outputs:
+        result = graph.call_function(aten.full.default, (list(_held(node).shape), 0.0))
+        result.meta["val"] = _held(node)
+        results.append(result)
+    graph.output(tuple(results))
+    return exported(fx.GraphModule(torch.nn.Module(), graph), {})
+
+
+def _call(graph: fx.Graph, root: torch.nn.Module, name: str, region: Region, seen: Mapping[fx.Node, fx.Node]) -> Any:
+    """Append the call of a region; the nodes of its results."""
+    from executorch.exir._serialize._named_data_store import NamedDataStore
+    from executorch.exir.delegate import executorch_call_delegate
+    from executorch.exir.lowered_backend_module import LoweredBackendModule
+
+    body, stored = _written(region)
+    store = NamedDataStore()
+    for key, content in stored.items():
+        store.add_named_data(key, content, _ALIGNMENT)
+    lowered = LoweredBackendModule(_stand_in(region), _BACKEND, body, [], store.get_named_data_store_output())
+    root.add_module(name, lowered)
+    arguments = (graph.get_attr(name), *(_viewed(graph, seen[node], _held(node)) for node in region.inputs))
+    call = graph.call_function(executorch_call_delegate, arguments)
+    call.meta["val"] = tuple(_held(node) for node in region.outputs)
+    results = []
+    for place, node in enumerate(region.outputs):
+        result = graph.call_function(operator.getitem, (call, place))
+        result.meta["val"] = _held(node)
+        results.append(_viewed(graph, result, node.meta["val"]))
+    return results
+
+
+def _held(node: fx.Node) -> Tensor:
+    """A node's tensor as the delegate takes it: with a dimension at least."""
+    value: Tensor = node.meta["val"]
+    return value if value.dim() else value.new_empty((1,))
+
+
+def _viewed(graph: fx.Graph, node: fx.Node, like: Tensor) -> fx.Node:
+    """A tensor under another's shape."""
+    if node.meta["val"].shape == like.shape:
+        return node
+    view = graph.call_function(aten.view.default, (node, list(like.shape)))
+    view.meta["val"] = like
+    return view
+
+
+def delegated(graph: fx.GraphModule) -> fx.GraphModule:
+    """A graph that computes the same, with calls of the delegate for all that XNNPACK can do.
+
+    Args:
+        graph: flat, of PyTorch's basic operators; it is changed.
+    """
+    prepare(graph)
+    root = torch.nn.Module()
+    new = fx.Graph()
+    seen: dict[fx.Node, fx.Node] = {}
+    for node in graph.graph.nodes:
+        if node.op == "get_attr":
+            root.register_buffer(node.target, getattr(graph, node.target))
+        if node.op in {"placeholder", "get_attr"}:
+            seen[node] = new.node_copy(node)
+    for number, part in enumerate(split(graph.graph, is_supported)):
+        if isinstance(part, Region):
+            results = _call(new, root, f"xnnpack_{number}", part, seen)
+            seen.update(zip(part.outputs, results, strict=True))
+            continue
+        for node in part:
+            seen[node] = new.node_copy(node, lambda argument: seen[argument])
+    outputs: Any = graph.graph.output_node().args[0]
+    new.output(tuple(seen[node] for node in outputs))
+    return fx.GraphModule(root, new)

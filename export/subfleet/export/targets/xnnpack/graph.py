@@ -1,0 +1,220 @@
+"""XNNPACK's own graph, as ExecuTorch's delegate reads it, put together value by value and node by node."""
+
+import hashlib
+from collections.abc import Sequence
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+__all__ = ["ALL_FLAGS_OFF", "KEEP_DIMS", "TRANSPOSE_B", "Graph"]
+
+_NO_VALUE = 0xFFFFFFFF
+_EXTERNAL_INPUT = 1
+_EXTERNAL_OUTPUT = 2
+_BY_NAME = 2**64 - 1
+ALL_FLAGS_OFF = 0
+TRANSPOSE_B = 0x1
+"""The second factor of a product is held transposed."""
+KEEP_DIMS = 0x40
+_ALIGNMENT = 16
+_MOST_PARTS = 5
+
+Shape = tuple[int, ...]
+Limits = tuple[float, float]
+
+
+class Graph:
+    """A graph in the making; values are numbered as they come.
+
+    A tensor without dimensions is one with a single dimension of size 1.
+    """
+
+    def __init__(self) -> None:
+        from executorch.backends.xnnpack.serialization import xnnpack_graph_schema
+
+        self._schema: ModuleType = xnnpack_graph_schema
+        self._nodes: list[Any] = []
+        self._values: list[Any] = []
+        self._shapes: list[Shape] = []
+        self._inputs: list[int] = []
+        self._outputs: list[int] = []
+        self._constants: list[Any] = [xnnpack_graph_schema.ConstantDataOffset(0, 0)]
+        self._constant_values: dict[tuple[Shape, bytes], int] = {}
+        self.stored: dict[str, bytes] = {}
+
+    def shape(self, value: int) -> Shape:
+        """Of a value."""
+        return self._shapes[value]
+
+    def value(self, shape: Sequence[int], constant: int = 0) -> int:
+        """A new value of a shape; the number of a constant is 0 where there is none."""
+        number = len(self._values)
+        dims = [int(size) for size in shape] or [1]
+        tensor = self._schema.XNNTensorValue(
+            datatype=self._schema.XNNDatatype.xnn_datatype_fp32,
+            num_dims=len(dims),
+            dims=dims,
+            constant_buffer_idx=constant,
+            external_id=_NO_VALUE,
+            flags=0,
+            id_out=number,
+        )
+        self._values.append(self._schema.XValue(xvalue_union=tensor))
+        self._shapes.append(tuple(dims))
+        return number
+
+    def input(self, shape: Sequence[int]) -> int:
+        """A new value that the caller gives."""
+        self._inputs.append(self.value(shape))
+        return self._inputs[-1]
+
+    def output(self, value: int) -> None:
+        """Give a value to the caller."""
+        self._outputs.append(value)
+
+    def constant(self, array: "np.typing.ArrayLike", shape: Sequence[int] = (1,)) -> int:
+        """A value known beforehand, repeated to a shape."""
+        filled = np.broadcast_to(np.asarray(array, dtype=np.float32), tuple(shape))
+        content = np.ascontiguousarray(filled).tobytes()
+        key = (tuple(shape), content)
+        if key not in self._constant_values:
+            name = hashlib.sha256(content).hexdigest()
+            self.stored[name] = content
+            number = len(self._constants)
+            offset = self._schema.ConstantDataOffset(offset=_BY_NAME, size=len(content), named_key=name)
+            self._constants.append(offset)
+            self._constant_values[key] = self.value(shape, number)
+        return self._constant_values[key]
+
+    def is_constant(self, value: int) -> bool:
+        """Whether a value is known beforehand."""
+        return value in self._constant_values.values()
+
+    def _node(self, node: Any, limits: Limits | None = None) -> None:
+        bounds = None
+        if limits is not None:
+            low, high = (limit if np.isfinite(limit) else str(limit) for limit in limits)
+            bounds = self._schema.OutputMinMax(low, high)
+        self._nodes.append(self._schema.XNode(xnode_union=node, debug_handle=len(self._nodes), output_min_max=bounds))
+
+    def unary(
+        self,
+        kind: str,
+        x: int,
+        *,
+        shape: Shape | None = None,
+        flags: int = 0,
+        limits: tuple[float, float] | None = None,
+    ) -> int:
+        """A node of one input, such as "Exp"."""
+        output = self.value(self._shapes[x] if shape is None else shape)
+        node_class = getattr(self._schema, f"XNN{kind}")
+        self._node(node_class(input_id=x, output_id=output, flags=flags), limits)
+        return output
+
+    def binary(self, kind: str, a: int, b: int) -> int:
+        """An elementwise node of two inputs, such as "Add"; either may be broadcast."""
+        output = self.value(np.broadcast_shapes(self._shapes[a], self._shapes[b]))
+        node_class = getattr(self._schema, f"XNN{kind}")
+        self._node(node_class(input1_id=a, input2_id=b, output_id=output, flags=ALL_FLAGS_OFF))
+        return output
+
+    def product(self, a: int, b: int, *, transpose_b: bool = False) -> int:
+        """(..., M, K) by (..., K, N), or by (..., N, K) where the second is held transposed."""
+        columns = self._shapes[b][-2 if transpose_b else -1]
+        output = self.value((*self._shapes[a][:-1], columns))
+        flags = TRANSPOSE_B if transpose_b else ALL_FLAGS_OFF
+        self._node(self._schema.XNNBatchMatrixMultiply(a, b, output, flags))
+        return output
+
+    def linear(self, x: int, weight: int, bias: int | None, *, straight: bool) -> int:
+        """(M, K) by (N, K) transposed, or by (K, N) where `straight`, plus a bias (N,)."""
+        columns = self._shapes[weight][1 if straight else 0]
+        output = self.value((*self._shapes[x][:-1], columns))
+        flags = TRANSPOSE_B if straight else ALL_FLAGS_OFF
+        bias_value = _NO_VALUE if bias is None else bias
+        self._node(self._schema.XNNFullyConnected(x, weight, bias_value, output, flags))
+        return output
+
+    def reshape(self, x: int, shape: Sequence[int]) -> int:
+        """The same elements under another shape; takes no time between two nodes."""
+        wanted = tuple(shape) or (1,)
+        if wanted == self._shapes[x]:
+            return x
+        output = self.value(wanted)
+        self._node(self._schema.XNNStaticReshape(len(wanted), list(wanted), x, output, ALL_FLAGS_OFF))
+        return output
+
+    def transpose(self, x: int, dims: Sequence[int]) -> int:
+        """A copy with its dimensions in another order."""
+        output = self.value([self._shapes[x][dim] for dim in dims])
+        self._node(self._schema.XNNStaticTranspose(len(dims), list(dims), x, output, ALL_FLAGS_OFF))
+        return output
+
+    def slice(self, x: int, offsets: Sequence[int], sizes: Sequence[int]) -> int:
+        """A part."""
+        output = self.value(sizes)
+        node = self._schema.XNNStaticSlice(len(sizes), list(offsets), list(sizes), x, output, ALL_FLAGS_OFF)
+        self._node(node)
+        return output
+
+    def pad(self, x: int, before: Sequence[int], after: Sequence[int], fill: float) -> int:
+        """A constant around."""
+        sizes = [low + size + high for low, size, high in zip(before, self._shapes[x], after, strict=True)]
+        output = self.value(sizes)
+        node = self._schema.XNNStaticConstantPad(list(before), list(after), fill, x, output, ALL_FLAGS_OFF)
+        self._node(node)
+        return output
+
+    def concatenate(self, parts: Sequence[int], axis: int) -> int:
+        """Parts side by side; a node takes five at most."""
+        while len(parts) > _MOST_PARTS:
+            groups = [parts[i : i + _MOST_PARTS] for i in range(0, len(parts), _MOST_PARTS)]
+            parts = [self.concatenate(group, axis) for group in groups]
+        if len(parts) == 1:
+            return parts[0]
+        sizes = list(self._shapes[parts[0]])
+        sizes[axis] = sum(self._shapes[part][axis] for part in parts)
+        output = self.value(sizes)
+        a, b, c, d, e = (*parts, *[_NO_VALUE] * (_MOST_PARTS - len(parts)))
+        node_class = getattr(self._schema, f"XNNConcatenate{len(parts)}")
+        self._node(node_class(axis, a, b, c, d, output, ALL_FLAGS_OFF, e))
+        return output
+
+    def mean_over_middle(self, x_nhwc: int) -> int:
+        """(N, H, W, C) to (N, 1, 1, C)."""
+        samples, _, _, channels = self._shapes[x_nhwc]
+        return self.unary("GlobalAvgPooling2d", x_nhwc, shape=(samples, 1, 1, channels), flags=KEEP_DIMS)
+
+    def maximum_over_rows(self, x_nhwc: int) -> int:
+        """(N, H, 1, C) to (N, 1, 1, C)."""
+        samples, height, _, channels = self._shapes[x_nhwc]
+        output = self.value((samples, 1, 1, channels))
+        node = self._schema.XNNMaxPooling2d(
+            padding_top=0, padding_right=0, padding_bottom=0, padding_left=0, pooling_height=height, pooling_width=1,
+            stride_height=height, stride_width=1, dilation_height=1, dilation_width=1, input_id=x_nhwc,
+            output_id=output, flags=ALL_FLAGS_OFF,
+        )  # fmt: skip
+        self._node(node)
+        return output
+
+    def written(self) -> bytes:
+        """The graph as the delegate reads it."""
+        from executorch.backends.xnnpack.serialization.xnnpack_graph_serialize import serialize_xnnpack_binary
+
+        for number, (value, flag) in enumerate(
+            [*((i, _EXTERNAL_INPUT) for i in self._inputs), *((i, _EXTERNAL_OUTPUT) for i in self._outputs)]
+        ):
+            tensor = self._values[value].xvalue_union
+            tensor.external_id, tensor.flags = number, flag
+        graph = self._schema.XNNGraph(
+            version="0",
+            xnodes=self._nodes,
+            xvalues=self._values,
+            num_externs=len(self._inputs) + len(self._outputs),
+            input_ids=list(self._inputs),
+            output_ids=list(self._outputs),
+            constant_data=self._constants,
+        )
+        return bytes(serialize_xnnpack_binary(graph, bytearray()))

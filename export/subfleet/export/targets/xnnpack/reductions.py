@@ -1,0 +1,154 @@
+"""Sums, means and maxima in the forms that XNNPACK's delegate has.
+
+It can take the mean over the two middle dimensions of four, the maximum over windows, and products. Every reduction is
+one of them, or several.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import fx
+
+from subfleet.export.nodes import argument, shape_of
+from subfleet.export.targets.xnnpack.emitting import Emitting, Rule
+from subfleet.export.targets.xnnpack.graph import Graph
+
+__all__ = ["REDUCTIONS", "row_maxima", "row_sums"]
+
+aten = torch.ops.aten
+
+_LONGEST_PRODUCT = 1024
+_FEW_NUMBERS = 1 << 16
+"""Rows up to this length are summed by a product with ones; longer ones by a mean, which is slow for each row."""
+_LONGEST_SUM = 512
+"""Longer columns are summed in two goes: more exact than one after the other."""
+
+
+def _parts(length: int) -> int:
+    """Into how many equal parts a long sum is cut; 1 where it is short or does not divide."""
+    if length <= _LONGEST_SUM:
+        return 1
+    root = math.isqrt(length)
+    return next((parts for parts in range(root, 1, -1) if length % parts == 0), 1)
+
+
+def _mean_of_columns(graph: Graph, x_orc: int) -> int:
+    """(outer, reduced, columns) to (outer, columns)."""
+    outer, reduced, columns = graph.shape(x_orc)
+    parts = _parts(reduced)
+    if parts > 1:
+        split = graph.reshape(x_orc, (outer * parts, reduced // parts, 1, columns))
+        x_orc = graph.reshape(graph.mean_over_middle(split), (outer, parts, columns))
+    shaped = graph.reshape(x_orc, (outer, graph.shape(x_orc)[1], 1, columns))
+    return graph.reshape(graph.mean_over_middle(shaped), (outer, columns))
+
+
+def row_sums(graph: Graph, x_rk: int, factor: float = 1.0) -> int:
+    """(R, K) to (R, 1): the sum of each row, times a factor."""
+    rows, length = graph.shape(x_rk)
+    parts = _parts(length)
+    if length <= _LONGEST_PRODUCT:
+        return graph.product(x_rk, graph.constant(factor, (length, 1)))
+    if rows * length <= _FEW_NUMBERS and parts > 1:
+        # Exact for whole numbers, as a mean that is multiplied again is not.
+        sums = row_sums(graph, graph.reshape(x_rk, (rows * parts, length // parts)))
+        return row_sums(graph, graph.reshape(sums, (rows, parts)), factor)
+    shaped = graph.reshape(x_rk, (rows * parts, length // parts, 1, 1))
+    means = graph.reshape(graph.mean_over_middle(shaped), (rows, parts))
+    if parts > 1:
+        return graph.product(means, graph.constant(factor * length / parts, (parts, 1)))
+    return graph.binary("Multiply", means, graph.constant(factor * length))
+
+
+def row_maxima(graph: Graph, x_rk: int) -> int:
+    """(R, K) to (R, 1)."""
+    rows, length = graph.shape(x_rk)
+    columns = graph.reshape(graph.transpose(x_rk, (1, 0)), (1, length, 1, rows))
+    return graph.reshape(graph.maximum_over_rows(columns), (rows, 1))
+
+
+def _runs(shape: Sequence[int], dims: Sequence[int]) -> list[tuple[bool, int]]:
+    """The shape as runs of dimensions that are all reduced or all kept, with their sizes; sizes of 1 are left out."""
+    runs: list[tuple[bool, int]] = []
+    for dim, size in enumerate(shape):
+        reduced = dim in dims
+        if size == 1:
+            continue
+        if runs and runs[-1][0] == reduced:
+            runs[-1] = (reduced, runs[-1][1] * size)
+        else:
+            runs.append((reduced, size))
+    return runs
+
+
+def _reduced(emitting: Emitting, node: fx.Node, *, mean: bool) -> int:
+    graph = emitting.graph
+    x: Any = argument(node, 0)
+    shape = shape_of(x)
+    dims = [dim % len(shape) for dim in argument(node, 1)] if shape else []
+    value = emitting.value(x)
+    factor = 1.0
+    runs = _runs(shape, dims)
+    # From the last run to the first: rows first, so that what is left is small.
+    while any(reduced for reduced, _ in runs):
+        place = max(index for index, (reduced, _) in enumerate(runs) if reduced)
+        size = runs[place][1]
+        outer = math.prod(length for _, length in runs[:place])
+        inner = math.prod(length for _, length in runs[place + 1 :])
+        if inner == 1:
+            value = row_sums(graph, graph.reshape(value, (outer, size)), 1.0 / size if mean else 1.0)
+        else:
+            value = _mean_of_columns(graph, graph.reshape(value, (outer, size, inner)))
+            factor *= 1.0 if mean else size
+        left = [run for index, run in enumerate(runs) if index != place]
+        runs = _runs([size for _, size in left], [index for index, (reduced, _) in enumerate(left) if reduced])
+    return graph.reshape(emitting.scaled(value, factor), shape_of(node))
+
+
+def _sum(emitting: Emitting, node: fx.Node) -> int:
+    return _reduced(emitting, node, mean=False)
+
+
+def _mean(emitting: Emitting, node: fx.Node) -> int:
+    return _reduced(emitting, node, mean=True)
+
+
+def _maximum(emitting: Emitting, node: fx.Node) -> int:
+    graph = emitting.graph
+    x: Any = argument(node, 0)
+    shape = shape_of(x)
+    dim = argument(node, 1)[0] % len(shape)
+    outer, length, inner = math.prod(shape[:dim]), shape[dim], math.prod(shape[dim + 1 :])
+    if inner == 1:
+        maxima = row_maxima(graph, graph.reshape(emitting.value(x), (outer, length)))
+    else:
+        maxima = graph.maximum_over_rows(graph.reshape(emitting.value(x), (outer, length, 1, inner)))
+    return graph.reshape(maxima, shape_of(node))
+
+
+def _log_softmax(emitting: Emitting, node: fx.Node) -> int:
+    graph = emitting.graph
+    x: Any = argument(node, 0)
+    shape = shape_of(x)
+    rows = graph.reshape(emitting.value(x), (math.prod(shape[:-1]), shape[-1]))
+    shifted = graph.binary("Subtract", rows, row_maxima(graph, rows))
+    logs = graph.unary("Log", row_sums(graph, graph.unary("Exp", shifted)))
+    return graph.reshape(graph.binary("Subtract", shifted, logs), shape)
+
+
+def _softmax(emitting: Emitting, node: fx.Node) -> int:
+    return emitting.graph.unary("Softmax", emitting.value(argument(node, 0)))
+
+
+REDUCTIONS: Mapping[Any, Rule] = MappingProxyType(
+    {
+        aten.sum.dim_IntList: _sum,
+        aten.mean.dim: _mean,
+        aten.amax.default: _maximum,
+        aten._softmax.default: _softmax,  # noqa: SLF001 - the operator's name
+        aten._log_softmax.default: _log_softmax,  # noqa: SLF001 - the operator's name
+    }
+)
