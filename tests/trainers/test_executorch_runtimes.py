@@ -96,7 +96,7 @@ def test_steps_follow_a_reference_again_and_again(runtime: ExecutorchRuntime, pr
         for _ in range(4):
             read = session.step(fed())
         finished = session.finish()
-        np.testing.assert_allclose(finished["weight"], weight, atol=1e-6)
+        np.testing.assert_allclose(np.asarray(finished["weight"], np.float64), weight, atol=1e-6)
         assert float(read["loss"]) == pytest.approx(loss, abs=1e-6)
     np.testing.assert_array_equal(given["weight"], stored()["weight"])
 
