@@ -95,8 +95,9 @@ class _Unrolled(torch.autograd.Function):
         state = tuple(states)
         for time in _order(steps, reverse):
             state, kept[time] = cell.forward(tuple(part[time] for part in chunks), w_hidden, state)
-        saved = [torch.cat(list(parts), 1) for parts in zip(*kept, strict=True)]
-        hidden = saved[0]
+        # One time step after the other: a runtime joins and splits them there as blocks of memory.
+        saved = [torch.cat(list(parts)).reshape(steps, -1, samples) for parts in zip(*kept, strict=True)]
+        hidden = _features_first(saved[0])
         ctx.save_for_backward(inputs, w_input, w_hidden, *states, *saved)
         ctx.plan = (cell, reverse, steps, samples, b_input is not None)
         ctx.set_materialize_grads(False)
@@ -107,8 +108,8 @@ class _Unrolled(torch.autograd.Function):
         cell, reverse, steps, samples, has_bias = ctx.plan
         inputs, w_input, w_hidden, *rest = ctx.saved_tensors
         states, saved = rest[: cell.states], rest[cell.states :]
-        before = [_shifted(part, first, samples, reverse=reverse) for part, first in zip(saved, states, strict=False)]
-        factors = [torch.split(part, samples, 1) for part in cell.factors(saved, before)]
+        before = [_shifted(part, first, reverse=reverse) for part, first in zip(saved, states, strict=False)]
+        factors = [_steps_of(part) for part in cell.factors(saved, before)]
         outer = None if gradients[0] is None else torch.split(gradients[0], samples, 1)
         d_states = tuple(gradients[1:])
         transposed = w_hidden.t().contiguous()
@@ -120,11 +121,12 @@ class _Unrolled(torch.autograd.Function):
             d_states, collected[time] = cell.backward(
                 d_hidden, d_states[1:], tuple(part[time] for part in factors), transposed
             )
-        d_gates = torch.cat([parts[0] for parts in collected], 1)
-        d_projected = cell.projected_gradient(d_gates, collected, saved, before)
+        together = [torch.cat(list(parts)).reshape(steps, -1, samples) for parts in zip(*collected, strict=True)]
+        d_gates = _features_first(together[0])
+        d_projected = cell.projected_gradient(d_gates, together, saved)
         d_inputs = torch.mm(w_input.t(), d_projected) if ctx.needs_input_grad[3] else None
         d_w_input = torch.mm(d_projected, inputs.t())
-        d_w_hidden = torch.mm(d_gates, before[0].t())
+        d_w_hidden = torch.mm(d_gates, _features_first(before[0]).t())
         d_biases = (d_projected.sum(1), d_gates.sum(1)) if has_bias else (None, None)
         return None, None, None, d_inputs, d_w_input, d_w_hidden, *d_biases, *d_states
 
@@ -139,11 +141,22 @@ def _sum(left: Tensor | None, right: Tensor | None) -> Tensor | None:
     return left + right
 
 
-def _shifted(values: Tensor, first: Tensor, samples: int, *, reverse: bool) -> Tensor:
+def _features_first(values_tfn: Tensor) -> Tensor:
+    """(T, F, N) to (F, T*N)."""
+    return values_tfn.transpose(0, 1).reshape(values_tfn.shape[1], -1)
+
+
+def _steps_of(values_tfn: Tensor) -> tuple[Tensor, ...]:
+    """(T, F, N) to T times (F, N)."""
+    steps, features, samples = values_tfn.shape
+    return torch.split(values_tfn.reshape(steps * features, samples), features)
+
+
+def _shifted(values_tfn: Tensor, first: Tensor, *, reverse: bool) -> Tensor:
     """The state before each time step."""
-    if reverse:
-        return torch.cat([values[:, samples:], first], 1)
-    return torch.cat([first, values[:, : values.shape[1] - samples]], 1)
+    others = values_tfn[1:] if reverse else values_tfn[:-1]
+    start = first.unsqueeze(0)
+    return torch.cat([others, start] if reverse else [start, others])
 
 
 def _lstm(

@@ -3,7 +3,7 @@
 A backward's step is linear in the gradients that reach it. What they are multiplied with depends on the forward alone,
 so it is computed for all time steps at once, as factors.
 
-Shapes: N columns (samples), H hidden features, G*H gates, T*N columns of all time steps.
+Shapes: N columns (samples), H hidden features, G*H gates; of all time steps (T, .., N), or T*N columns.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -30,12 +30,13 @@ class Cell:
             takes; all (.., T*N).
         forward: (its part of the prepared, recurrent weights, states) to the states, and what the backward is to find;
             of that the first are the states.
-        factors: (everything that was kept, the states before each time step) to the factors of the backward.
+        factors: (everything that was kept, the states before each time step), (T, .., N), to the factors of the
+            backward.
         backward: (gradient of the output, of the other states, its part of the factors, transposed recurrent weights)
             to the gradients of the states before, and what `projected_gradient` is to find: first the gradient of
             what the recurrent weights gave.
-        projected_gradient: (gradient of what the recurrent weights gave, all that the backward collected, everything
-            that was kept, the states before) to the gradient of the projected inputs.
+        projected_gradient: (gradient of what the recurrent weights gave (.., T*N), all that the backward collected and
+            everything that was kept (T, .., N)) to the gradient of the projected inputs, (.., T*N).
     """
 
     states: int
@@ -43,7 +44,7 @@ class Cell:
     forward: Callable[[tuple[Tensor, ...], Tensor, States], tuple[States, tuple[Tensor, ...]]]
     factors: Callable[[Sequence[Tensor], Sequence[Tensor]], tuple[Tensor, ...]]
     backward: Callable[[Tensor, Gradients, tuple[Tensor, ...], Tensor], tuple[Gradients, tuple[Tensor, ...]]]
-    projected_gradient: Callable[[Tensor, Any, Sequence[Tensor], Sequence[Tensor]], Tensor]
+    projected_gradient: Callable[[Tensor, Sequence[Tensor], Sequence[Tensor]], Tensor]
 
 
 def _with_both_biases(projected: Tensor, bias_input: Tensor | None, bias_hidden: Tensor | None) -> tuple[Tensor, ...]:
@@ -52,7 +53,7 @@ def _with_both_biases(projected: Tensor, bias_input: Tensor | None, bias_hidden:
     return (projected + (bias_input + bias_hidden),)
 
 
-def _same_gradient(d_gates: Tensor, _collected: Any, _kept: Any, _before: Any) -> Tensor:
+def _same_gradient(d_gates: Tensor, _collected: Sequence[Tensor], _kept: Sequence[Tensor]) -> Tensor:
     return d_gates
 
 
@@ -72,10 +73,10 @@ def _lstm_forward(prepared: tuple[Tensor, ...], weight: Tensor, states: States) 
 
 def _lstm_factors(kept: Sequence[Tensor], before: Sequence[Tensor]) -> tuple[Tensor, ...]:
     _, _, both, new, out, bounded = kept
-    into, forget = torch.split(both, new.shape[0])
-    of_cell = torch.cat([new * into * (1.0 - into), before[1] * forget * (1.0 - forget), into * (1.0 - new * new)])
+    into, forget = torch.split(both, new.shape[1], 1)
+    of_cell = [new * into * (1.0 - into), before[1] * forget * (1.0 - forget), into * (1.0 - new * new)]
     of_output = bounded * out * (1.0 - out)
-    return torch.cat([of_cell, of_output]), out * (1.0 - bounded * bounded), forget
+    return torch.cat([*of_cell, of_output], 1), out * (1.0 - bounded * bounded), forget
 
 
 def _lstm_backward(
@@ -115,11 +116,11 @@ def _gru_forward(prepared: tuple[Tensor, ...], weight: Tensor, states: States) -
 
 def _gru_factors(kept: Sequence[Tensor], before: Sequence[Tensor]) -> tuple[Tensor, ...]:
     _, both, new, recurrent = kept
-    reset, update = torch.split(both, new.shape[0])
+    reset, update = torch.split(both, new.shape[1], 1)
     of_new = (1.0 - update) * (1.0 - new * new)
     of_reset = of_new * recurrent * (reset * (1.0 - reset))
     of_update = (before[0] - new) * (update * (1.0 - update))
-    return torch.cat([of_reset, of_update, of_new * reset]), update
+    return torch.cat([of_reset, of_update, of_new * reset], 1), update
 
 
 def _gru_backward(
@@ -130,15 +131,13 @@ def _gru_backward(
     return (torch.addmm(d_hidden * update, transposed, d_gates),), (d_gates, d_hidden)
 
 
-def _gru_projected_gradient(
-    d_gates: Tensor, collected: Any, kept: Sequence[Tensor], _before: Sequence[Tensor]
-) -> Tensor:
+def _gru_projected_gradient(d_gates: Tensor, collected: Sequence[Tensor], kept: Sequence[Tensor]) -> Tensor:
     """The new gate's input did not pass the reset."""
     _, both, new, _ = kept
-    size = new.shape[0]
-    update = torch.split(both, size)[1]
-    d_hidden = torch.cat([parts[1] for parts in collected], 1)
-    return torch.cat([d_gates[: 2 * size], d_hidden * ((1.0 - update) * (1.0 - new * new))])
+    size = new.shape[1]
+    update = torch.split(both, size, 1)[1]
+    d_new = collected[1] * ((1.0 - update) * (1.0 - new * new))
+    return torch.cat([d_gates[: 2 * size], d_new.transpose(0, 1).reshape(size, -1)])
 
 
 def _plain_forward(activation: Callable[[Tensor], Tensor]) -> Any:
