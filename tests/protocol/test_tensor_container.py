@@ -1,4 +1,5 @@
 import contextlib
+import hashlib
 import json
 import struct
 
@@ -8,7 +9,14 @@ from hypothesis import strategies as st
 
 from subfleet.protocol.errors import ProtocolError, TooLargeError
 from subfleet.protocol.memory import MemoryPlan
-from subfleet.protocol.programs import Program, ProgramManifest, ValueInfo, decode_program, encode_program
+from subfleet.protocol.programs import (
+    Program,
+    ProgramManifest,
+    ValueInfo,
+    decode_program,
+    encode_program,
+    program_id_of,
+)
 from subfleet.protocol.tensors import DTYPE_BYTES, Tensor, decode_container, encode_container
 
 # What the safetensors package 0.8.0 writes for these two tensors and this metadata.
@@ -60,8 +68,9 @@ def test_a_container_comes_back_as_it_was(tensors: list[Tensor], metadata: dict[
 def _reads_or_refuses(payload: bytes) -> None:
     with contextlib.suppress(ProtocolError):
         decode_container(payload)
-    with contextlib.suppress(ProtocolError):
-        decode_program(payload)
+    for read in (decode_program, program_id_of):
+        with contextlib.suppress(ProtocolError):
+            read(payload)
 
 
 @given(payload=st.one_of(st.binary(max_size=100), st.binary(max_size=80).map(_container)))
@@ -126,7 +135,9 @@ def test_a_program_comes_back_as_it_was() -> None:
         max_abs_diff=1e-7,
         versions={"torch": "2"},
     )
-    program = decode_program(encode_program(Program(manifest=manifest, body=b"\x08\x01")))
+    packed = encode_program(Program(manifest=manifest, body=b"\x08\x01"))
+    program = decode_program(packed)
+    assert program_id_of(packed) == "p"
     assert program.manifest == manifest
     assert program.manifest.planned_peak_bytes == 100
     assert bytes(program.body) == b"\x08\x01"
@@ -139,5 +150,14 @@ def test_a_program_whose_bytes_were_damaged_is_refused() -> None:
     )  # fmt: skip
     packed = bytearray(encode_program(Program(manifest=manifest, body=b"\x08\x01")))
     packed[-1] ^= 1
-    with pytest.raises(ProtocolError, match="damaged; fetch it again"):
-        decode_program(bytes(packed))
+    for read in (decode_program, program_id_of):
+        with pytest.raises(ProtocolError, match="damaged; fetch it again"):
+            read(bytes(packed))
+
+
+def test_a_manifest_without_an_id_is_refused() -> None:
+    body = Tensor(name="program", dtype="U8", shape=(1,), data=b"\x08")
+    for manifest in ("[]", "{}", '{"program_id": 3}'):
+        metadata = {"manifest": manifest, "sha256": hashlib.sha256(b"\x08").hexdigest()}
+        with pytest.raises(ProtocolError, match="must name its id"):
+            program_id_of(encode_container([body], metadata))

@@ -13,7 +13,7 @@ from pathlib import Path
 from subfleet.export.jobs import figure_path
 from subfleet.export.requests import MODEL_SUFFIXES, InferRequest, TrainRequest
 from subfleet.protocol.errors import FileError, ProtocolError
-from subfleet.protocol.programs import decode_program
+from subfleet.protocol.programs import program_id_of
 
 __all__ = ["DEFAULT_LIMIT_BYTES", "CacheFolder", "ExportCache", "is_whole", "only_one_exports"]
 
@@ -125,7 +125,7 @@ def _check(path: Path, request: TrainRequest | InferRequest) -> None:
         if path.stat().st_size == 0:
             raise ProtocolError(f"the model {path} is empty")
         return
-    found = decode_program(path.read_bytes()).manifest.program_id
+    found = program_id_of(path.read_bytes())
     if found != request.program_id:
         raise ProtocolError(f"the program {path} is {found}, but must be {request.program_id}")
 

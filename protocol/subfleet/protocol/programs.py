@@ -4,7 +4,7 @@ import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar, Literal, Protocol
+from typing import Any, ClassVar, Literal, Protocol
 
 from subfleet.protocol.blobs import BlobRef
 from subfleet.protocol.errors import ProtocolError
@@ -25,6 +25,7 @@ __all__ = [
     "ValueInfo",
     "decode_program",
     "encode_program",
+    "program_id_of",
 ]
 
 Role = Literal[
@@ -133,14 +134,32 @@ def decode_program(buffer: bytes | memoryview) -> Program:
     Raises:
         ProtocolError: the bytes are no packed program, or were damaged after they were packed.
     """
+    body, plain = _unpack(buffer)
+    return Program(manifest=from_plain(ProgramManifest, plain), body=body)
+
+
+def program_id_of(buffer: bytes | memoryview) -> str:
+    """The id of a whole packed program, without reading all that its manifest says.
+
+    Raises:
+        ProtocolError: the bytes are no packed program, or were damaged after they were packed.
+    """
+    _, plain = _unpack(buffer)
+    program_id = plain.get("program_id") if isinstance(plain, dict) else None
+    if not isinstance(program_id, str):
+        raise ProtocolError(f"a program's manifest must name its id, but has {program_id!r:.80}")
+    return program_id
+
+
+def _unpack(buffer: bytes | memoryview) -> tuple[memoryview | bytes, Any]:
+    """A packed program's bytes and its manifest's JSON."""
     container = decode_container(buffer)
     if set(container.tensors) != {_BODY} or set(container.metadata) != {_MANIFEST, _DIGEST}:
         raise ProtocolError("a packed program must hold one tensor 'program' and the metadata 'manifest' and 'sha256'")
     body = container.tensors[_BODY].data
     if hashlib.sha256(body).hexdigest() != container.metadata[_DIGEST]:
         raise ProtocolError("the program's bytes are not those of its digest: they were damaged; fetch it again")
-    plain = parse_json(container.metadata[_MANIFEST].encode(), max_bytes=_MAX_MANIFEST_BYTES)
-    return Program(manifest=from_plain(ProgramManifest, plain), body=body)
+    return body, parse_json(container.metadata[_MANIFEST].encode(), max_bytes=_MAX_MANIFEST_BYTES)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
