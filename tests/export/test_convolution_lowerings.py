@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from subfleet.export.lowerings import depthwise
+from subfleet.export.lowerings import depthwise, few_places
 from subfleet.export.lowerings.convolution import CONVOLUTIONS_AS_CONVOLUTIONS
 
 pytestmark = pytest.mark.slow
@@ -75,13 +75,26 @@ def check(case: Case) -> None:
         torch.testing.assert_close(ours, theirs)
 
 
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(cases(depthwise=False))
 def test_a_convolution_of_any_geometry_has_pytorchs_gradients(case: Case) -> None:
-    check(case)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(few_places, "_FEW_PLACES", 0)
+        patch.setattr(few_places, "_FEW_PLACES_BACK", 0)
+        check(case)
 
 
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=150, deadline=None)
+@given(cases(depthwise=False))
+def test_a_convolution_over_few_places_has_pytorchs_gradients(case: Case) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(few_places, "_FEW_PLACES", 100)
+        patch.setattr(few_places, "_FEW_PLACES_BACK", 100)
+        patch.setattr(few_places, "_FEW_INPUTS", 100)
+        check(case)
+
+
+@settings(max_examples=200, deadline=None)
 @given(cases(depthwise=True))
 def test_a_depthwise_convolution_of_any_geometry_has_pytorchs_gradients(case: Case) -> None:
     check(case)

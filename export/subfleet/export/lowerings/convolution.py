@@ -6,7 +6,7 @@ The rules that choose between forms are constants in the modules of these forms.
 Shapes: as in `convolution_geometry`.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -21,6 +21,12 @@ from subfleet.export.lowerings.depthwise import (
     is_depthwise,
     is_small,
 )
+from subfleet.export.lowerings.few_places import (
+    few_places_forward,
+    few_places_input_gradient,
+    few_places_weight_gradient,
+    has_few_places,
+)
 from subfleet.export.lowerings.input_gradient import input_gradient
 from subfleet.export.lowerings.weight_gradient import weight_gradient
 
@@ -34,13 +40,19 @@ def _forward(inputs: Tensor, weight: Tensor, bias: Tensor | None, *arguments: An
     transposed = arguments[3]
     at = geometry_of(arguments)
     sizes, kernel = inputs.shape[2:], weight.shape[2:]
-    if transposed or not is_depthwise(weight, at.groups):
+    if transposed:
         return NotImplemented
     spans = zip(sizes, at.padding, at.reach(kernel), at.stride, strict=True)
     places = [(size + 2 * padding - reach - 1) // stride + 1 for size, padding, reach, stride in spans]
-    output = depthwise_forward(inputs, weight, places, at)
+    output = None
+    if is_depthwise(weight, at.groups):
+        output = depthwise_forward(inputs, weight, places, at)
+    elif has_few_places(sizes, places, at):
+        output = few_places_forward(inputs, weight, places, at)
     if output is None:
         return NotImplemented
+    # Strides of another memory format would lead PyTorch's next layer another way.
+    output = output.contiguous()
     return output if bias is None else output + bias.reshape(1, -1, *[1] * len(places))
 
 
@@ -52,20 +64,27 @@ def _backward(
     differentiate = _of_transposed if transposed else _of_ordinary
     d_input, d_weight = differentiate(gradient, inputs, weight, at, wanted)
     d_bias = gradient.flatten(2).sum((0, 2)) if wanted[2] else None
-    return d_input, d_weight, d_bias
+    return None if d_input is None else d_input.contiguous(), d_weight, d_bias
+
+
+def _forms(
+    sizes: Sequence[int], places: Sequence[int], weight: Tensor, at: Geometry
+) -> tuple[Callable[..., Tensor], Callable[..., Tensor]]:
+    """The functions of the input's and the weights' gradients that suit an ordinary convolution."""
+    if is_depthwise(weight, at.groups):
+        small = is_small(weight.shape[2:], sizes, places)
+        return depthwise_input_gradient if small else input_gradient, depthwise_weight_gradient
+    to_input = few_places_input_gradient if has_few_places(sizes, places, at, back=True) else input_gradient
+    return to_input, few_places_weight_gradient if has_few_places(sizes, places, at) else weight_gradient
 
 
 def _of_ordinary(
     gradient: Tensor, inputs: Tensor, weight: Tensor, at: Geometry, wanted: list[bool]
 ) -> tuple[Tensor | None, Tensor | None]:
     sizes, kernel = inputs.shape[2:], weight.shape[2:]
-    depthwise = is_depthwise(weight, at.groups)
-    small = depthwise and is_small(kernel, sizes, gradient.shape[2:])
-    d_input = d_weight = None
-    if wanted[0]:
-        d_input = (depthwise_input_gradient if small else input_gradient)(gradient, weight, sizes, at)
-    if wanted[1]:
-        d_weight = (depthwise_weight_gradient if depthwise else weight_gradient)(inputs, gradient, kernel, at)
+    to_input, to_weight = _forms(sizes, gradient.shape[2:], weight, at)
+    d_input = to_input(gradient, weight, sizes, at) if wanted[0] else None
+    d_weight = to_weight(inputs, gradient, kernel, at) if wanted[1] else None
     return d_input, d_weight
 
 
@@ -82,8 +101,8 @@ def _of_transposed(
             full = full if full.shape[axis] == size else full.narrow(axis, 0, size)
         d_input = full
     if wanted[1]:
-        differentiate = depthwise_weight_gradient if is_depthwise(weight, at.groups) else weight_gradient
-        d_weight = differentiate(gradient, inputs, kernel, at)
+        _, to_weight = _forms(gradient.shape[2:], sizes, weight, at)
+        d_weight = to_weight(gradient, inputs, kernel, at)
     return d_input, d_weight
 
 

@@ -19,6 +19,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from subfleet.export.lowerings.bands import axis_bands, bands
 from subfleet.export.lowerings.convolution_geometry import Geometry, convolve, pad_or_cut
 
 __all__ = ["depthwise_forward", "depthwise_input_gradient", "depthwise_weight_gradient", "is_depthwise", "is_small"]
@@ -43,26 +44,6 @@ def _largest(sizes: Sequence[int], places: Sequence[int]) -> int:
 def is_small(kernel: Sequence[int], sizes: Sequence[int], places: Sequence[int]) -> bool:
     """Whether an input and an output of these sizes are so small that dense matrices pay."""
     return _largest(sizes, places) <= _PLACES_PER_TAP * math.prod(kernel)
-
-
-def _bands(axis: int, kernel: int, size: int, places: int, at: Geometry, dtype: torch.dtype) -> Tensor:
-    """(K, Q, P) along one dimension: 1 where a place of the kernel connects one of the input to one of the output."""
-    step = torch.arange(kernel).reshape(-1, 1, 1) * at.dilation[axis]
-    place = torch.arange(places).reshape(1, 1, -1) * at.stride[axis]
-    return (torch.arange(size).reshape(1, -1, 1) == step + place - at.padding[axis]).to(dtype)
-
-
-def _all_bands(
-    kernel: Sequence[int], sizes: Sequence[int], places: Sequence[int], at: Geometry, dtype: torch.dtype
-) -> Tensor:
-    """(K, Q, P) over all dimensions, each flattened."""
-    spans = zip(kernel, sizes, places, strict=True)
-    first, *others = (_bands(axis, *span, at, dtype) for axis, span in enumerate(spans))
-    for band in others:
-        (k, q, p), (length, size, place) = first.shape, band.shape
-        outer = first.reshape(k, 1, q, 1, p, 1) * band.reshape(1, length, 1, size, 1, place)
-        first = outer.reshape(k * length, q * size, p * place)
-    return first
 
 
 def _channels_first(x_ncs: Tensor, channels: int) -> Tensor:
@@ -95,7 +76,7 @@ def _side_by_side(inputs: Tensor, weight: Tensor, places: Sequence[int], at: Geo
 
 def _dense(inputs: Tensor, weight: Tensor, places: Sequence[int], at: Geometry) -> Tensor:
     (samples, channels, *sizes), (outputs, _, *kernel) = inputs.shape, weight.shape
-    bands_kqp = _all_bands(kernel, sizes, places, at, weight.dtype)
+    bands_kqp = bands(kernel, sizes, places, at, weight.dtype)
     count, q, p = bands_kqp.shape
     dense_cmqp = (weight.reshape(outputs, count) @ bands_kqp.reshape(count, -1)).reshape(channels, -1, q, p)
     # One output for each channel needs no transposition, and runtimes would copy nevertheless.
@@ -108,7 +89,7 @@ def depthwise_input_gradient(gradient: Tensor, weight: Tensor, sizes: Sequence[i
     (samples, outputs, *places), kernel = gradient.shape, weight.shape[2:]
     channels = at.groups
     # Made anew instead of keeping the forward's matrices: they can be larger than the activations.
-    bands_kpq = _all_bands(kernel, sizes, places, at, weight.dtype).transpose(1, 2)
+    bands_kpq = bands(kernel, sizes, places, at, weight.dtype).transpose(1, 2)
     count, _, q = bands_kpq.shape
     dense_cpq = (weight.reshape(outputs, count) @ bands_kpq.reshape(count, -1)).reshape(channels, -1, q)
     return _samples_first(_channels_first(gradient, channels) @ dense_cpq, (samples, channels, *sizes))
@@ -120,7 +101,7 @@ def depthwise_weight_gradient(inputs: Tensor, gradient: Tensor, kernel: Sequence
     channels = at.groups
     if _largest(sizes, places) <= _FEW_PLACES:
         x_cnq, g_cnp = _channels_first(inputs, channels), _channels_first(gradient, channels)
-        bands_kqp = _all_bands(kernel, sizes, places, at, inputs.dtype)
+        bands_kqp = bands(kernel, sizes, places, at, inputs.dtype)
         count, q, p = bands_kqp.shape
         met_cpq = g_cnp.transpose(1, 2) @ x_cnq
         met = met_cpq.reshape(outputs, p * q) @ bands_kqp.transpose(1, 2).reshape(count, -1).t()
@@ -142,6 +123,6 @@ def _by_rows(inputs: Tensor, gradient: Tensor, kernel: Sequence[int], at: Geomet
     met_opql = met.reshape(outputs, out_rows * rows, kernel[-1])
     if len(sizes) == 1:
         return met_opql.reshape(outputs, 1, *kernel)
-    bands_kpq = _bands(0, kernel[0], rows, out_rows, at, inputs.dtype).transpose(1, 2).reshape(kernel[0], -1)
+    bands_kpq = axis_bands(0, kernel[0], rows, out_rows, at, inputs.dtype).transpose(1, 2).reshape(kernel[0], -1)
     d_okl = torch.bmm(bands_kpq.unsqueeze(0).expand(outputs, -1, -1), met_opql)
     return d_okl.reshape(outputs, 1, *kernel)

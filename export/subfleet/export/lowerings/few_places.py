@@ -1,0 +1,75 @@
+"""Convolutions over few places, as one product of matrices for the whole batch.
+
+A runtime that makes a product for every sample would read all weights for each, and has columns for a few places only.
+Here every row is one place of one sample with all that its kernel sees. The weights stay as they are, in the forward
+and in both gradients; rows are small, and are made and taken apart by products with constant bands.
+
+Shapes: as in `convolution_geometry`; Q places of the input and P of the output; R = N * P rows.
+"""
+
+import math
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from subfleet.export.lowerings.bands import bands
+from subfleet.export.lowerings.convolution_geometry import Geometry
+
+__all__ = ["few_places_forward", "few_places_input_gradient", "few_places_weight_gradient", "has_few_places"]
+
+# Measured with ONNX Runtime: above, a product of each sample has columns enough.
+_FEW_PLACES = 8
+_FEW_PLACES_BACK = 16
+"""Of the input's gradient; its other forms must turn the weights around."""
+_FEW_INPUTS = 64
+
+
+def has_few_places(sizes: Sequence[int], places: Sequence[int], at: Geometry, *, back: bool = False) -> bool:
+    """Whether a convolution, or the gradient of its input, is over so few places that this form pays."""
+    few = _FEW_PLACES_BACK if back else _FEW_PLACES
+    return at.groups == 1 and math.prod(places) <= few and math.prod(sizes) <= _FEW_INPUTS
+
+
+def _is_linear(kernel: Sequence[int], at: Geometry) -> bool:
+    """Whether each place of the output depends on its own of the input alone."""
+    return math.prod(kernel) == 1 and set(at.stride) == {1} and not any(at.padding)
+
+
+def _rows(inputs: Tensor, kernel: Sequence[int], places: Sequence[int], at: Geometry) -> Tensor:
+    """(N, C, *S) to (R, C * K)."""
+    (samples, channels, *sizes), count = inputs.shape, math.prod(places)
+    if _is_linear(kernel, at):
+        return inputs.reshape(samples, channels, count).transpose(1, 2).reshape(-1, channels)
+    bands_qkp = bands(kernel, sizes, places, at, inputs.dtype).transpose(0, 1).reshape(math.prod(sizes), -1)
+    seen_nckp = inputs.reshape(samples * channels, -1) @ bands_qkp
+    return seen_nckp.reshape(samples, -1, count).transpose(1, 2).reshape(samples * count, -1)
+
+
+def _output_rows(gradient: Tensor) -> Tensor:
+    """(N, O, *P) to (R, O)."""
+    return gradient.flatten(2).transpose(1, 2).reshape(-1, gradient.shape[1])
+
+
+def few_places_forward(inputs: Tensor, weight: Tensor, places: Sequence[int], at: Geometry) -> Tensor:
+    """Convolve (N, C, *S) and (O, C, *K) to (N, O, *P)."""
+    outputs, _, *kernel = weight.shape
+    product_ro = _rows(inputs, kernel, places, at) @ weight.reshape(outputs, -1).t()
+    return product_ro.reshape(len(inputs), -1, outputs).transpose(1, 2).reshape(-1, outputs, *places)
+
+
+def few_places_input_gradient(gradient: Tensor, weight: Tensor, sizes: Sequence[int], at: Geometry) -> Tensor:
+    """(N, O, *P) and (O, C, *K) to (N, C, *S)."""
+    (outputs, channels, *kernel), places = weight.shape, gradient.shape[2:]
+    samples, count = len(gradient), math.prod(places)
+    seen_rck = _output_rows(gradient) @ weight.reshape(outputs, -1)
+    seen_nckp = seen_rck.reshape(samples, count, -1).transpose(1, 2)
+    if _is_linear(kernel, at):
+        return seen_nckp.reshape(samples, channels, *sizes)
+    bands_kpq = bands(kernel, sizes, places, at, weight.dtype).transpose(1, 2).reshape(-1, math.prod(sizes))
+    return (seen_nckp.reshape(samples * channels, -1) @ bands_kpq).reshape(samples, channels, *sizes)
+
+
+def few_places_weight_gradient(inputs: Tensor, gradient: Tensor, kernel: Sequence[int], at: Geometry) -> Tensor:
+    """(N, C, *S) and (N, O, *P) to (O, C, *K)."""
+    rows = _rows(inputs, kernel, gradient.shape[2:], at)
+    return (_output_rows(gradient).t() @ rows).reshape(gradient.shape[1], inputs.shape[1], *kernel)
