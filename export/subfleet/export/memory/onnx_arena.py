@@ -41,7 +41,7 @@ class Arena:
     def __init__(self) -> None:
         self._next_region_bytes = _FIRST_REGION_BYTES
         self._next_start = 0
-        self._region_bytes = 0
+        self._region_sizes: list[int] = []
         self._blocks: dict[int, _Block] = {}
         self._free: list[list[tuple[int, int]]] = [[] for _ in range(_BIN_COUNT)]
         self._touched: dict[int, npt.NDArray[np.bool_]] = {}
@@ -51,7 +51,12 @@ class Arena:
     def resident_bytes(self) -> int:
         """Bytes of the pages that were written so far, and of the regions' tables; none goes back between steps."""
         pages = sum(int(pages.sum()) for pages in self._touched.values())
-        return pages * PAGE_BYTES + self._region_bytes * _ENTRY_BYTES // _ROUND_BYTES
+        return pages * PAGE_BYTES + sum(self._region_sizes) * _ENTRY_BYTES // _ROUND_BYTES
+
+    @property
+    def region_bytes(self) -> tuple[int, ...]:
+        """Sizes of the regions in the order in which they were taken from the system."""
+        return tuple(self._region_sizes)
 
     def take(self, size_bytes: int) -> int:
         """Take a block and write all of it; its address."""
@@ -99,7 +104,7 @@ class Arena:
         # A gap between regions, so that no page belongs to two.
         self._next_start += (page_count + 1) * PAGE_BYTES
         self._starts.append(start)
-        self._region_bytes += size_bytes
+        self._region_sizes.append(size_bytes)
         self._touched[start] = np.zeros(page_count, np.bool_)
         self._blocks[start] = _Block(size_bytes=size_bytes, used=False, before=None, after=None)
         self._list(start)

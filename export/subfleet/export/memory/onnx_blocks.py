@@ -14,7 +14,7 @@ from subfleet.export.memory.onnx_arena import Arena
 from subfleet.export.memory.onnx_run import RanGraph, RanNode
 from subfleet.export.memory.onnx_scratch import scratch_of
 
-__all__ = ["Give", "Take", "arena_bytes", "live_bytes", "requests_of"]
+__all__ = ["Give", "Take", "filled_arena", "live_bytes", "requests_of"]
 
 _ALIASES = frozenset({"Flatten", "Reshape", "Squeeze", "Unsqueeze"})
 """Kernels whose output is their first input's memory."""
@@ -63,7 +63,7 @@ def requests_of(graph: RanGraph) -> Iterator[Take | Give]:
     owners, last_reader = _owners(graph)
     ends: defaultdict[int, list[str]] = defaultdict(list)
     for owner, place in last_reader.items():
-        if owner not in graph.held and owner not in graph.results:
+        if owner not in graph.held and owner not in graph.results and graph.types[owner].size_bytes:
             ends[place].append(owner)
     for place, node in enumerate(graph.nodes):
         scratch = scratch_of(node, graph.types)
@@ -72,7 +72,7 @@ def requests_of(graph: RanGraph) -> Iterator[Take | Give]:
         takes = [Take(name=name, size_bytes=size) for name, size in zip(names, sizes, strict=True)]
         yield from takes[: len(scratch.before_bytes)]
         for name in node.outputs:
-            if name and owners[name] == name and name not in graph.results:
+            if name and owners[name] == name and name not in graph.results and graph.types[name].size_bytes:
                 yield Take(name=name, size_bytes=graph.types[name].size_bytes)
         yield from takes[len(scratch.before_bytes) :]
         yield from (Give(name=name) for name in names)
@@ -128,13 +128,13 @@ def live_bytes(graph: RanGraph) -> int:
     return peak
 
 
-def arena_bytes(graph: RanGraph) -> int:
-    """The memory that the arena holds after any number of runs: each leaves it as the first one did."""
+def filled_arena(graph: RanGraph) -> Arena:
+    """The arena after any number of runs: each leaves it as the first one did."""
     arena = Arena()
     addresses: dict[str, int] = {}
     for request in requests_of(graph):
         if isinstance(request, Give):
             arena.give(addresses.pop(request.name))
-        elif request.size_bytes:
+        else:
             addresses[request.name] = arena.take(request.size_bytes)
-    return arena.resident_bytes
+    return arena

@@ -8,7 +8,7 @@
 `benchmarks/plan_memory.py` compares plans with what fresh processes take.
 """
 
-from subfleet.export.memory.onnx_blocks import arena_bytes, live_bytes
+from subfleet.export.memory.onnx_blocks import filled_arena, live_bytes
 from subfleet.export.memory.onnx_run import run_onnx
 from subfleet.export.memory.values import fed_bytes, optimiser_bytes, weights_bytes
 from subfleet.export.steps.values import Step
@@ -16,10 +16,10 @@ from subfleet.protocol.memory import MemoryPlan
 
 __all__ = ["plan_onnx"]
 
-_TRAINING_BYTES = 850_000
+_TRAINING_BYTES = 600_000
 """Python's objects of a training, the data set's next batch, and pages of libraries that the first step maps."""
 _VALUE_BYTES = 1_800
-"""Objects for each input and output. Measured, together with the above: 0.8 MB (31 values) to 2.0 MB (575 values)."""
+"""Objects for each input and output. Measured, together with the above: 0.6 MB (31 values) to 1.4 MB (299 values)."""
 
 
 def plan_onnx(body: bytes, step: Step) -> MemoryPlan:
@@ -36,6 +36,6 @@ def plan_onnx(body: bytes, step: Step) -> MemoryPlan:
         optimiser_bytes=optimiser_bytes(step),
         fed_bytes=fed_bytes(step),
         activation_bytes=activation,
-        workspace_bytes=max(arena_bytes(graph) - activation, 0),
+        workspace_bytes=max(filled_arena(graph).resident_bytes - activation, 0),
         runtime_bytes=graph.session_bytes + len(body) + _TRAINING_BYTES + _VALUE_BYTES * value_count,
     )

@@ -1,0 +1,203 @@
+"""What ONNX Runtime does with memory: the exporter's account of it against the runtime's own words."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from onnx import TensorProto, helper
+
+from subfleet.export.memory.heap import heap_bytes
+from subfleet.export.memory.onnx_arena import PAGE_BYTES, Arena
+from subfleet.export.memory.onnx_blocks import Give, Take, filled_arena, live_bytes, requests_of
+from subfleet.export.memory.onnx_run import run_onnx, session_options
+from subfleet.export.memory.onnx_scratch import Scratch, scratch_of
+from subfleet.protocol.programs import ValueInfo
+from subfleet.trainers import onnx as trainer
+
+pytestmark = [pytest.mark.slow, pytest.mark.export]
+MEBIBYTE = 2**20
+FIRST_TABLE = MEBIBYTE // 256 * 8
+SIZE = (16, 8, 10, 10)  # 51,200 bytes
+BLOCK = 51_200
+
+
+def program(nodes: list[Any], inputs: dict[str, tuple[int, ...]], results: list[str], **constants: Any) -> bytes:
+    """A model of float32 values; a node is an operator, its inputs, its outputs and its attributes."""
+    graph = helper.make_graph(
+        [helper.make_node(op, given, made, **(rest[0] if rest else {})) for op, given, made, *rest in nodes],
+        "memory",
+        [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in inputs.items()],
+        [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in results],
+        [onnx.numpy_helper.from_array(np.array(array), name) for name, array in constants.items()],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
+    return bytes(model.SerializeToString())
+
+
+def values(inputs: dict[str, tuple[int, ...]]) -> list[ValueInfo]:
+    return [ValueInfo(name=name, dtype="F32", shape=shape, role="input") for name, shape in inputs.items()]
+
+
+def test_a_page_counts_once_it_is_written() -> None:
+    arena = Arena()
+    first = arena.take(100)
+    assert arena.resident_bytes == PAGE_BYTES + FIRST_TABLE
+    arena.give(first)
+    assert arena.take(PAGE_BYTES) == first  # the same place: one page more, since a region begins inside a page
+    assert arena.resident_bytes == 2 * PAGE_BYTES + FIRST_TABLE
+
+
+def test_the_smallest_hole_is_taken_and_neighbours_join() -> None:
+    arena = Arena()
+    holes = [arena.take(1000) for _ in range(3)]
+    arena.give(holes[1])
+    assert arena.take(300) == holes[1]  # halved: the other half is free
+    small = arena.take(500)
+    assert small == holes[1] + 512
+    arena.give(holes[1])
+    arena.give(small)
+    arena.give(holes[0])
+    assert arena.take(2048) == holes[0]
+
+
+def test_a_hole_is_only_cut_where_it_is_twice_as_large() -> None:
+    arena = Arena()
+    holes = [arena.take(1024) for _ in range(2)]
+    arena.give(holes[0])
+    assert arena.take(600) == holes[0]
+    assert arena.take(256) == holes[1] + 1024  # not the rest of the hole
+
+
+def test_regions_double() -> None:
+    arena = Arena()
+    arena.take(10)
+    arena.take(MEBIBYTE)
+    arena.take(3 * MEBIBYTE)
+    arena.take(3 * MEBIBYTE)
+    assert arena.region_bytes == tuple(size * MEBIBYTE for size in (1, 2, 4, 8))
+
+
+def test_what_a_run_asks_for() -> None:
+    """Shapes change for nothing, ReLU writes over its input, a sum does not, and results are the caller's."""
+    nodes = [
+        ("Mul", ["x", "two"], ["a"]),
+        ("Reshape", ["a", "flat"], ["b"]),
+        ("Relu", ["b"], ["c"]),
+        ("Add", ["c", "two"], ["d"]),
+        ("Tanh", ["d"], ["y"]),
+    ]
+    body = program(nodes, {"x": SIZE}, ["y"], two=np.float32(2), flat=np.array([16, 800]))
+    graph = run_onnx(body, values({"x": SIZE}))
+    assert list(requests_of(graph)) == [
+        Take(name="a", size_bytes=BLOCK),
+        Take(name="d", size_bytes=BLOCK),
+        Give(name="a"),
+        Give(name="d"),
+    ]
+    assert live_bytes(graph) == 2 * BLOCK
+    assert graph.results == {"y"}
+
+
+def test_a_value_lives_until_its_last_reader() -> None:
+    nodes = [
+        ("Exp", ["x"], ["a"]),
+        ("Neg", ["a"], ["b"]),
+        ("Exp", ["b"], ["c"]),
+        ("Sub", ["c", "a"], ["y"]),
+    ]
+    graph = run_onnx(program(nodes, {"x": SIZE}, ["y"]), values({"x": SIZE}))
+    assert live_bytes(graph) == 3 * BLOCK
+
+
+@pytest.mark.parametrize(
+    ("node", "shapes", "scratch"),
+    [
+        (("Conv", {"pads": [1] * 4}), [(2, 3, 8, 8), (4, 3, 3, 3)], Scratch(after_bytes=(65_536,))),
+        (("Conv", {"pads": [1] * 4}), [(2, 8, 2, 2), (16, 8, 3, 3)], Scratch(after_bytes=(4 * 4 * 8 * 9,))),
+        (("Conv", {}), [(2, 3, 8, 8), (4, 3, 1, 1)], Scratch()),
+        (("ConvTranspose", {}), [(2, 3, 8, 8), (3, 5, 3, 3)], Scratch(after_bytes=(4 * 5 * 9 * 64,))),
+        (("Softmax", {"axis": 1}), [(2, 3, 4)], Scratch(after_bytes=(96, 96))),
+        (("Softmax", {"axis": -1}), [(2, 3, 4)], Scratch()),
+        (("Sum", {}), [(2, 3), (2, 3), (2, 3)], Scratch(before_bytes=(24,))),
+    ],
+)
+def test_scratch_memory(node: tuple[str, Any], shapes: list[tuple[int, ...]], scratch: Scratch) -> None:
+    operator, attributes = node
+    inputs = {f"x{place}": shape for place, shape in enumerate(shapes)}
+    body = program([(operator, list(inputs), ["y"], attributes)], inputs, ["y"])
+    graph = run_onnx(body, values(inputs))
+    (ran,) = graph.nodes
+    assert scratch_of(ran, graph.types) == scratch
+
+
+REPORT = """
+import sys
+import numpy as np
+import onnxruntime
+onnxruntime.set_default_logger_severity(1)
+from subfleet.export.memory.onnx_run import session_options
+session = onnxruntime.InferenceSession(sys.argv[1], session_options(), providers=["CPUExecutionProvider"])
+binding = session.io_binding()
+held = []
+for values, bind in ((session.get_inputs(), binding.bind_input), (session.get_outputs(), binding.bind_output)):
+    for value in values:
+        held.append(np.zeros(value.shape, np.float32))
+        bind(value.name, "cpu", 0, np.float32, value.shape, held[-1].ctypes.data)
+sys.stderr.write("BEGIN")
+for _ in range(3):
+    session.run_with_iobinding(binding)
+"""
+
+
+def test_the_arena_grows_as_the_runtime_says(tmp_path: Path) -> None:
+    """A chain of convolutions and sums whose values are all still needed at its end, so that regions must be added."""
+    nodes: list[Any] = []
+    for layer in range(12):
+        nodes.append(("Conv", [f"h{layer}", "w"], [f"c{layer}"], {"pads": [1] * 4}))
+        nodes.append(("Exp", [f"c{layer}"], [f"h{layer + 1}"]))
+    for layer in range(12, 0, -1):
+        nodes.append(("Mul", [f"h{layer}", "s0" if layer == 12 else f"s{13 - layer - 1}"], [f"s{13 - layer}"]))
+    inputs = {"h0": (4, 8, 48, 48), "w": (8, 8, 3, 3), "s0": (4, 8, 48, 48)}
+    body = program(nodes, inputs, ["s12"])
+    model = onnx.load_from_string(body)
+    shape = [helper.make_tensor_value_info("s12", TensorProto.FLOAT, (4, 8, 48, 48))]
+    del model.graph.output[:]
+    model.graph.output.extend(shape)
+    path = tmp_path / "model.onnx"
+    path.write_bytes(model.SerializeToString())
+    graph = run_onnx(path.read_bytes(), values(inputs))
+    said = subprocess.run([sys.executable, "-c", REPORT, str(path)], capture_output=True, text=True, check=True).stderr
+    grown = re.findall(r"Extended allocation by (\d+) bytes", said.partition("BEGIN")[2])
+    assert len(grown) >= 3
+    assert filled_arena(graph).region_bytes == tuple(int(size) for size in grown)
+
+
+def test_the_plan_is_made_with_the_settings_of_the_trainer() -> None:
+    planned = session_options()
+    body = program([("Exp", ["x"], ["y"])], {"x": (1,)}, ["y"])
+    used = trainer._session(onnxruntime, body, 1).get_session_options()  # noqa: SLF001 - its settings are what matters
+    for setting in (
+        "enable_cpu_mem_arena",
+        "enable_mem_pattern",
+        "enable_mem_reuse",
+        "graph_optimization_level",
+        "execution_mode",
+        "execution_order",
+    ):
+        assert getattr(planned, setting) == getattr(used, setting), setting
+
+
+def test_the_heap_is_counted() -> None:
+    before = heap_bytes()
+    if before is None:
+        pytest.skip("this C library does not count its heap")
+    held = np.zeros(10**7, np.uint8)
+    after = heap_bytes()
+    assert after is not None
+    assert held.nbytes <= after - before < held.nbytes + 10**6
