@@ -87,6 +87,22 @@ class _Graph:
         results = results_of(graph)
         return results, [self._names[result] for result in results]
 
+    def call_results(self, names: Mapping[str, str]) -> None:
+        """Give results the names they are to have: new name to old."""
+        made = {name for node in self.nodes for name in node.output}
+        new_names: dict[str, str] = {}
+        copies = []
+        for new, old in names.items():
+            if old in made and old not in new_names:
+                new_names[old] = new
+            else:  # An input or a constant, or one value that is two results.
+                copies.append(helper.make_node("Identity", [new_names.get(old, old)], [new]))
+        for node in self.nodes:
+            for given in (node.input, node.output):
+                given[:] = [new_names.get(name, name) for name in given]
+        # The runtime would copy what is both a result and read by other nodes, were the result a name of its own.
+        self.nodes.extend(copies)
+
     def _translate(self, node: fx.Node) -> str:
         fusion = self._fusions.get(node.target)
         fused = None if fusion is None else fusion(self, node)
@@ -151,8 +167,7 @@ class OnnxTarget:
         for node, value in zip(places, step.inputs, strict=True):
             written.bind(node, value.name)
         _, names = written.translate(graph)
-        for name, value in zip(names, step.outputs, strict=True):
-            written.nodes.append(helper.make_node("Identity", [name], [value.name]))
+        written.call_results(dict(zip((value.name for value in step.outputs), names, strict=True)))
         body = _finish(
             written,
             [_value_info(value, value.shape) for value in step.inputs],
