@@ -43,7 +43,7 @@ class ExecutorchTarget:
         """Write an inference step for batches of `inference_batch_size`; see `Target`."""
         places = inputs_of(graph)
         held = {node.name: weight for node, weight in zip(places[1:], weights, strict=True)}
-        return bytes(lower(graph, held).buffer)
+        return bytes(lower(delegated(settled(graph)), held).buffer)
 
     def run(self, body: bytes, inputs: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
         """Run a program once; see `Target`."""
