@@ -161,8 +161,7 @@ def test_the_arena_grows_as_the_runtime_says(tmp_path: Path) -> None:
     for layer in range(12):
         nodes.append(("Conv", [f"h{layer}", "w"], [f"c{layer}"], {"pads": [1] * 4}))
         nodes.append(("Exp", [f"c{layer}"], [f"h{layer + 1}"]))
-    for layer in range(12, 0, -1):
-        nodes.append(("Mul", [f"h{layer}", "s0" if layer == 12 else f"s{13 - layer - 1}"], [f"s{13 - layer}"]))
+    nodes.extend(("Mul", [f"h{layer}", f"s{12 - layer}"], [f"s{13 - layer}"]) for layer in range(12, 0, -1))
     inputs = {"h0": (4, 8, 48, 48), "w": (8, 8, 3, 3), "s0": (4, 8, 48, 48)}
     body = program(nodes, inputs, ["s12"])
     model = onnx.load_from_string(body)
@@ -181,7 +180,7 @@ def test_the_arena_grows_as_the_runtime_says(tmp_path: Path) -> None:
 def test_the_plan_is_made_with_the_settings_of_the_trainer() -> None:
     planned = session_options()
     body = program([("Exp", ["x"], ["y"])], {"x": (1,)}, ["y"])
-    used = trainer._session(onnxruntime, body, 1).get_session_options()  # noqa: SLF001 - its settings are what matters
+    used = trainer._session(onnxruntime, body, 1).get_session_options()
     for setting in (
         "enable_cpu_mem_arena",
         "enable_mem_pattern",

@@ -1,14 +1,159 @@
-"""The memory plan: exact on small graphs, and never below what must be held."""
+"""Planned memory against what a fresh process takes when a device's trainer trains the program."""
 
+import json
+import os
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+
+import numpy as np
 import pytest
 import torch
-from export.export_cases import MODELS, RESNET, largest, smallest, step_of, train_request
+from safetensors.numpy import save_file
+from torch import nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from subfleet.export.liveness import activation_peak_bytes, caller_bytes
+from subfleet.export.memory.liveness import activation_peak_bytes, estimate
+from subfleet.export.memory.values import fed_bytes, optimiser_bytes, weights_bytes
+from subfleet.export.programs import write_training_program
+from subfleet.export.steps import SampleSpec, Step, training_step
 from subfleet.export.targets import TARGETS
 from subfleet.export.tracing import trace
-from subfleet.export.versions import TARGET_NAMES
+from subfleet.protocol.programs import Program, encode_program
+from subfleet.protocol.training import ObjectiveSettings, OptimiserSettings
+
+pytestmark = [pytest.mark.slow, pytest.mark.export]
+BATCH, SIDE = 16, 28
+LOWEST, HIGHEST = 0.95, 1.10
+TRAIN = """
+import json, sys
+from pathlib import Path
+from subfleet.protocol.programs import TrainJob
+from subfleet.protocol.training import TrainingSettings
+from subfleet.trainers.executorch import ExecutorchTrainer
+from subfleet.trainers.onnx import OnnxTrainer
+target, batch_size, folder = sys.argv[1], int(sys.argv[2]), Path(sys.argv[3])
+trainer = OnnxTrainer() if target == "onnx" else ExecutorchTrainer()
+trainer.describe(str(folder / "data.npz"))
+job = TrainJob(
+    program_path=folder / "program", weights_path=folder / "weights", output_path=folder / "change",
+    data=str(folder / "data.npz"), settings=TrainingSettings(batch_size=batch_size, learning_rate=0.01),
+    round=0, client_id="a", memory_limit_bytes=2**40,
+)
+print(json.dumps(trainer.train(job, lambda: False).measured_peak_bytes))
+"""
+
+
+class Block(nn.Module):
+    """A residual block that is smooth, so that nothing jumps."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.norm = nn.GroupNorm(4, channels)
+        self.first = nn.Conv2d(channels, channels, 3, padding=1)
+        self.second = nn.Conv2d(channels, channels, 3, padding=1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.second(torch.sigmoid(self.first(self.norm(x))))
+
+
+def convolutional() -> nn.Module:
+    """Activations are most of its memory."""
+    blocks = nn.Sequential(*(Block(24) for _ in range(3)))
+    head = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(24, 5))
+    return nn.Sequential(nn.Conv2d(3, 24, 3, padding=1), blocks, head)
+
+
+def wide() -> nn.Module:
+    """Weights and states are most of its memory."""
+    return nn.Sequential(nn.Flatten(), nn.Linear(3 * SIDE * SIDE, 1024), nn.Tanh(), nn.Linear(1024, 5))
+
+
+MODULES = {"convolutional": convolutional, "wide": wide}
+
+
+@cache
+def step_of(name: str, *, batch_size: int = BATCH, recompute: bool = False, accumulate: bool = False) -> Step:
+    return training_step(
+        MODULES[name](),
+        SampleSpec(shape=(3, SIDE, SIDE)),
+        batch_size=batch_size,
+        objective=ObjectiveSettings(),
+        optimiser=OptimiserSettings(),
+        recompute=recompute,
+        accumulate=accumulate,
+    )
+
+
+def written(step: Step, target: str) -> Program:
+    return write_training_program(step, target=target, program_id="memory")
+
+
+def measured_bytes(program: Program, folder: Path) -> int:
+    """Train three steps and a half in a fresh process."""
+    (folder / "program").write_bytes(encode_program(program))
+    random = np.random.default_rng(0)
+    weights = {
+        value.tensor: (0.05 * random.standard_normal(value.shape)).astype(np.float32)
+        for value in program.manifest.inputs
+        if value.role == "parameter"
+    }
+    save_file(weights, folder / "weights")
+    count = 3 * BATCH + BATCH // 2
+    images = random.standard_normal((count, 3, SIDE, SIDE), dtype=np.float32)
+    np.savez(folder / "data.npz", x=images, y=random.integers(0, 5, count))
+    done = subprocess.run(
+        [sys.executable, "-c", TRAIN, program.manifest.target, str(BATCH), str(folder)],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    return int(json.loads(done.stdout.splitlines()[-1]))
+
+
+@pytest.mark.parametrize("target", ["onnx", "executorch"])
+@pytest.mark.parametrize("name", MODULES)
+def test_a_fresh_process_takes_what_was_planned(name: str, target: str, tmp_path: Path) -> None:
+    program = written(step_of(name), target)
+    measured = measured_bytes(program, tmp_path)
+    assert LOWEST <= program.manifest.planned_peak_bytes / measured <= HIGHEST, program.manifest.memory
+
+
+def test_recomputed_activations_take_less(tmp_path: Path) -> None:
+    plain, frugal = (written(step_of("convolutional", recompute=again), "onnx") for again in (False, True))
+    assert frugal.manifest.memory.activation_bytes < 0.75 * plain.manifest.memory.activation_bytes
+    measured = [measured_bytes(program, tmp_path) for program in (plain, frugal)]
+    assert measured[1] < measured[0]
+    assert LOWEST <= frugal.manifest.planned_peak_bytes / measured[1] <= HIGHEST
+
+
+@pytest.mark.parametrize("target", ["onnx", "executorch"])
+def test_a_batch_in_parts_takes_less(target: str) -> None:
+    whole = written(step_of("convolutional"), target).manifest.memory
+    parts = written(step_of("convolutional", batch_size=BATCH // 4, accumulate=True), target).manifest.memory
+    assert parts.activation_bytes < 0.4 * whole.activation_bytes
+    assert parts.optimiser_bytes == 2 * whole.optimiser_bytes  # the summed gradients
+    assert parts.peak_bytes < whole.peak_bytes
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_what_the_caller_holds(name: str) -> None:
+    step = step_of(name)
+    parameters = sum(parameter.numel() for parameter in MODULES[name]().parameters())
+    assert optimiser_bytes(step) == weights_bytes(step) == 2 * 4 * parameters
+    fed = BATCH * (3 * SIDE * SIDE * 4 + 8 + 4)
+    assert fed < fed_bytes(step) < fed + 100
+
+
+def test_the_estimate_orders_subnets_as_their_plans_do() -> None:
+    steps = [step_of("convolutional", batch_size=size) for size in (4, BATCH)]
+    estimates = [estimate(trace(step, TARGETS["onnx"].lowerings), step).peak_bytes for step in steps]
+    plans = [written(step, "onnx").manifest.planned_peak_bytes for step in steps]
+    assert estimates[0] < estimates[1]
+    assert plans[0] < plans[1]
+    assert all(0.5 < estimated / planned < 2 for estimated, planned in zip(estimates, plans, strict=True))
 
 
 def test_what_is_alive_at_once() -> None:
@@ -28,26 +173,3 @@ def test_a_convolution_needs_the_patches_of_one_sample() -> None:
 
     graph = make_fx(step, tracing_mode="fake")(torch.zeros(2, 3, 6, 6), torch.zeros(5, 3, 3, 3))
     assert activation_peak_bytes(graph) == 3 * 3 * 3 * 4 * 4 * 4
-
-
-@pytest.mark.parametrize("model", MODELS)
-def test_the_caller_holds_weights_and_states_twice(model: str) -> None:
-    request = train_request("onnx", MODELS[model])
-    step = step_of(request)
-    weights = sum(tensor.numel() * 4 for tensor in step.example(torch.Generator())[4:])  # parameters and momenta
-    assert caller_bytes(step) >= 2 * weights
-
-
-@pytest.mark.export
-@pytest.mark.slow
-@pytest.mark.parametrize("target", TARGET_NAMES)
-def test_a_plan_covers_what_must_be_held_and_grows_with_the_subnet(target: str) -> None:
-    plans = []
-    for spec in (smallest(RESNET), largest(RESNET)):
-        step = step_of(train_request(target, RESNET, spec=spec))
-        graph = trace(step, TARGETS[target].lowerings)
-        lower_bound = caller_bytes(step) + activation_peak_bytes(graph)
-        written = TARGETS[target].write_training(graph, step)
-        assert written.planned_peak_bytes > lower_bound
-        plans.append(written.planned_peak_bytes)
-    assert plans[0] < plans[1]
