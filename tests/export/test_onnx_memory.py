@@ -3,6 +3,7 @@
 import re
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ SIZE = (16, 8, 10, 10)  # 51,200 bytes
 BLOCK = 51_200
 
 
-def program(nodes: list[Any], inputs: dict[str, tuple[int, ...]], results: list[str], **constants: Any) -> bytes:
+def program(nodes: list[Any], inputs: Mapping[str, tuple[int, ...]], results: list[str], **constants: Any) -> bytes:
     """A model of float32 values; a node is an operator, its inputs, its outputs and its attributes."""
     graph = helper.make_graph(
         [helper.make_node(op, given, made, **(rest[0] if rest else {})) for op, given, made, *rest in nodes],
@@ -40,7 +41,7 @@ def program(nodes: list[Any], inputs: dict[str, tuple[int, ...]], results: list[
     return bytes(model.SerializeToString())
 
 
-def values(inputs: dict[str, tuple[int, ...]]) -> list[ValueInfo]:
+def values(inputs: Mapping[str, tuple[int, ...]]) -> list[ValueInfo]:
     return [ValueInfo(name=name, dtype="F32", shape=shape, role="input") for name, shape in inputs.items()]
 
 

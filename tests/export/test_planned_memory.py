@@ -55,7 +55,8 @@ class Block(nn.Module):
         self.second = nn.Conv2d(channels, channels, 3, padding=1)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x + self.second(torch.sigmoid(self.first(self.norm(x))))
+        changed: torch.Tensor = self.second(torch.sigmoid(self.first(self.norm(x))))
+        return x + changed
 
 
 def convolutional() -> nn.Module:
