@@ -45,6 +45,13 @@ class Held:
         return self.order == tuple(range(len(self.order)))
 
 
+def _viewed(node: fx.Node) -> fx.Node:
+    """What a view is a view of; any other node itself."""
+    while node.op == "call_function" and node.target is aten.view.default:
+        node = argument(node, 0)
+    return node
+
+
 class Rewriting:
     """The new graph in the making."""
 
@@ -76,7 +83,8 @@ class Rewriting:
         return node
 
     def view(self, node: fx.Node, shape: Sequence[int]) -> fx.Node:
-        """The same memory under another shape."""
+        """The same memory under another shape; a view of a view is one of what that one views."""
+        node = _viewed(node)
         value: Tensor = node.meta["val"]
         if tuple(value.shape) == tuple(shape):
             return node
@@ -152,6 +160,18 @@ def _item(rewriting: Rewriting, node: fx.Node) -> None:
     rewriting.logical(node, new)
 
 
+def _results(rewriting: Rewriting, results: Sequence[fx.Node]) -> tuple[fx.Node, ...]:
+    """The graph's results as their shapes say, each with memory of its own: no input, and none twice."""
+    found: list[fx.Node] = []
+    for result in results:
+        node = rewriting.plain(rewriting.held(result))
+        if _viewed(node).op == "placeholder" or _viewed(node) in map(_viewed, found):
+            value: Tensor = node.meta["val"]
+            node = rewriting.add(aten.clone.default, (node,), value.shape, value.dtype)
+        found.append(node)
+    return tuple(found)
+
+
 def without_transpositions(graph: fx.GraphModule, rules: Mapping[Any, Rule]) -> fx.GraphModule:
     """A graph that computes the same with fewer transpositions.
 
@@ -163,16 +183,19 @@ def without_transpositions(graph: fx.GraphModule, rules: Mapping[Any, Rule]) -> 
         The new graph, with the same inputs and outputs.
     """
     places = [node for node in graph.graph.nodes if node.op == "placeholder"]
-    rewriting = Rewriting(places[0].meta["val"].fake_mode)
+    mode = places[0].meta["val"].fake_mode
+    rewriting = Rewriting(mode)
     for node in graph.graph.nodes:
         if node.op == "call_function":
             is_item = _operator(node).__module__ == "_operator"
             rule = _item if is_item else rules.get(node.target, as_written)
             rule(rewriting, node)
         elif node.op == "output":
-            rewriting.graph.output(tuple(rewriting.plain(rewriting.held(result)) for result in node.args[0]))
+            rewriting.graph.output(_results(rewriting, node.args[0]))
         else:
             new = rewriting.graph.node_copy(node)
+            if node.op == "get_attr" and "val" not in new.meta:
+                new.meta["val"] = mode.from_tensor(getattr(graph, str(node.target)))
             rewriting.logical(node, new)
     new_module = fx.GraphModule(graph, rewriting.graph)
     new_module.graph.eliminate_dead_code()
