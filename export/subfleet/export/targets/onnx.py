@@ -21,7 +21,7 @@ from subfleet.export.tracing import inputs_of, results_of
 from subfleet.protocol.errors import ExportError
 from subfleet.protocol.programs import ValueInfo
 
-__all__ = ["IR_VERSION", "OPSET", "OnnxTarget"]
+__all__ = ["IR_VERSION", "OPSET", "OnnxTarget", "training_model"]
 
 OPSET = 20
 IR_VERSION = 10
@@ -149,6 +149,24 @@ def _finish(graph: _Graph, inputs: list[onnx.ValueInfoProto], outputs: list[onnx
     return bytes(model.SerializeToString(deterministic=True))
 
 
+def training_model(graph: fx.GraphModule, step: Step) -> bytes:
+    """The ONNX model of a traced training step, whose sizes are all fixed.
+
+    Raises:
+        ExportError: an operator cannot be written.
+    """
+    written = _Graph(FUSIONS)
+    for node, value in zip(inputs_of(graph), step.inputs, strict=True):
+        written.bind(node, value.name)
+    _, names = written.translate(graph)
+    written.call_results(dict(zip((value.name for value in step.outputs), names, strict=True)))
+    return _finish(
+        written,
+        [_value_info(value, value.shape) for value in step.inputs],
+        [_value_info(value, value.shape) for value in step.outputs],
+    )
+
+
 class OnnxTarget:
     """ONNX, opset 20 and IR 10."""
 
@@ -162,17 +180,7 @@ class OnnxTarget:
 
     def write_training(self, graph: fx.GraphModule, step: Step) -> WrittenProgram:
         """Write a training step; see `Target`."""
-        written = _Graph(FUSIONS)
-        places = inputs_of(graph)
-        for node, value in zip(places, step.inputs, strict=True):
-            written.bind(node, value.name)
-        _, names = written.translate(graph)
-        written.call_results(dict(zip((value.name for value in step.outputs), names, strict=True)))
-        body = _finish(
-            written,
-            [_value_info(value, value.shape) for value in step.inputs],
-            [_value_info(value, value.shape) for value in step.outputs],
-        )
+        body = training_model(graph, step)
         return WrittenProgram(body=body, memory=plan_onnx(body, step))
 
     def write_inference(self, graph: fx.GraphModule, step: Step, weights: Sequence[Tensor]) -> bytes:

@@ -1,0 +1,116 @@
+"""What the ONNX writer fuses gives what PyTorch gives, with the operators that it is fused to."""
+
+from collections.abc import Callable, Sequence
+
+import onnx
+import pytest
+import torch
+from torch import Tensor
+
+from subfleet.export.steps import Step
+from subfleet.export.targets.onnx import OnnxTarget, training_model
+from subfleet.export.tracing import trace
+from subfleet.protocol.programs import ValueInfo
+
+pytestmark = pytest.mark.export
+
+
+def written(run: Callable[..., tuple[Tensor, ...]], *inputs: Tensor) -> tuple[list[str], tuple[Tensor, ...]]:
+    """The operators of a function's program, and what it gives."""
+    outputs = run(*inputs)
+    step = Step(
+        run=run,
+        inputs=tuple(_value(f"in{place}", tensor, "input") for place, tensor in enumerate(inputs)),
+        outputs=tuple(_value(f"out{place}", tensor, "logits") for place, tensor in enumerate(outputs)),
+    )
+    body = training_model(trace(step, OnnxTarget.lowerings), step)
+    operators = [node.op_type for node in onnx.load_from_string(body).graph.node]
+    return operators, OnnxTarget().run(body, {f"in{place}": tensor for place, tensor in enumerate(inputs)})
+
+
+def _value(name: str, tensor: Tensor, role: str) -> ValueInfo:
+    return ValueInfo(name=name, dtype="F32", shape=tuple(tensor.shape), role=role)
+
+
+def drawn(*shape: int) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape)))
+
+
+def assert_close(got: Sequence[Tensor], right: Sequence[Tensor]) -> None:
+    for ours, theirs in zip(got, right, strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+@pytest.mark.parametrize("scale_shape", [(1, 4, 1), (3, 4, 1)])
+@pytest.mark.parametrize("offset_shape", [(1, 4, 1), (3, 4, 1)])
+@pytest.mark.parametrize("subtract", [True, False])
+def test_a_scale_and_an_offset_are_one_operator(
+    scale_shape: tuple[int, ...], offset_shape: tuple[int, ...], *, subtract: bool
+) -> None:
+    x, scale, offset = drawn(3, 4, 9), drawn(*scale_shape) + 2.0, drawn(*offset_shape)
+
+    def run(x: Tensor, scale: Tensor, offset: Tensor) -> tuple[Tensor, ...]:
+        return (x * scale - offset if subtract else x * scale + offset,)
+
+    operators, got = written(run, x, scale, offset)
+    assert "BatchNormalization" in operators
+    assert "Mul" not in operators
+    assert_close(got, run(x, scale, offset))
+
+
+def test_a_product_that_is_a_result_too_is_not_fused_away() -> None:
+    x, scale, offset = drawn(3, 4, 9), drawn(1, 4, 1), drawn(1, 4, 1)
+
+    def run(x: Tensor, scale: Tensor, offset: Tensor) -> tuple[Tensor, ...]:
+        product = x * scale
+        return product, product + offset
+
+    operators, got = written(run, x, scale, offset)
+    assert operators.count("Mul") == 1
+    assert_close(got, run(x, scale, offset))
+
+
+@pytest.mark.parametrize(("slope", "start"), [(1e38, 0.0), (2.0**22, 0.0), (-(2.0**22), 6 * 2.0**22), (0.5, 0.25)])
+def test_a_ramp_is_one_operator(slope: float, start: float) -> None:
+    x = torch.cat([drawn(50), torch.tensor([0.0, 6.0, 5.9999995, 6.0000005, 1e-30, -1e-30])])
+
+    def run(x: Tensor) -> tuple[Tensor, ...]:
+        return (torch.clamp(x * slope + start if start else x * slope, 0.0, 1.0),)
+
+    operators, got = written(run, x)
+    assert operators == ["HardSigmoid"]
+    assert_close(got, run(x))
+
+
+@pytest.mark.parametrize("amounts", [[1, 2], [1, 2, 0, 3]])
+def test_zeros_around_a_convolution_are_its_padding(amounts: list[int]) -> None:
+    x, weight = drawn(2, 3, 5, 6), drawn(4, 3, 2, 2)
+
+    def run(x: Tensor, weight: Tensor) -> tuple[Tensor, ...]:
+        padded = torch.ops.aten.constant_pad_nd.default(x, amounts, 0.0)
+        return (torch.nn.functional.conv2d(padded, weight, padding=(0, 1)),)
+
+    operators, got = written(run, x, weight)
+    assert operators == ["Conv"]
+    assert_close(got, run(x, weight))
+
+
+def test_a_result_that_is_read_again_is_not_copied() -> None:
+    def run(x: Tensor) -> tuple[Tensor, ...]:
+        y = torch.exp(x)
+        return y, y * y, y, x
+
+    operators, got = written(run, drawn(3))
+    assert operators == ["Exp", "Mul", "Identity", "Identity"]
+    assert_close(got, run(drawn(3)))
+
+
+@pytest.mark.parametrize("number", [2.0, "tensor"])
+def test_a_number_has_the_rank_of_a_tensor_whose_last_size_is_1(number: object) -> None:
+    x, factor = drawn(3, 4, 1, 1), torch.tensor(1.5)
+
+    def run(x: Tensor, factor: Tensor) -> tuple[Tensor, ...]:
+        return (x * (factor if number == "tensor" else number) + (x - factor),)
+
+    _, got = written(run, x, factor)
+    assert_close(got, run(x, factor))
