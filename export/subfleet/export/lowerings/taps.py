@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-__all__ = ["Taps", "gather", "spread", "weight_gradient"]
+__all__ = ["Taps", "gather", "laid_out", "products_over_positions", "spread", "weight_gradient"]
 
 aten = torch.ops.aten
 
@@ -44,6 +44,11 @@ class Taps:
     def places(self) -> list[tuple[int, int]]:
         """Every tap's row and column in the kernel."""
         return [(row, column) for row in range(self.kernel[0]) for column in range(self.kernel[1])]
+
+
+def laid_out(x: Tensor) -> Tensor:
+    """The tensor in memory as its shape says, if it is not: once, and not again for every part of it."""
+    return x.reshape(-1).reshape(x.shape)
 
 
 def _padded(x_nhwc: Tensor, rows: tuple[int, int], columns: tuple[int, int]) -> Tensor:
@@ -124,11 +129,11 @@ def gather(x_nhwc: Tensor, weight: Tensor, at: Taps, sizes: Sequence[int]) -> Te
     """The ordinary convolution of an input with weights (G * O, C, K, L): (N, *sizes, G * O)."""
     matrices = _matrices(weight, at)
     if _few_channels(at, weight.shape[1]):
-        planes = x_nhwc.permute(3, 0, 1, 2).reshape(-1).reshape(x_nhwc.shape[3], *x_nhwc.shape[:3]).permute(1, 2, 3, 0)
+        planes = laid_out(x_nhwc.permute(3, 0, 1, 2)).permute(1, 2, 3, 0)
         columns = _columns(planes, at, sizes)
         output = torch.mm(columns.t(), matrices.reshape(columns.shape[0], -1))
         return output.reshape(x_nhwc.shape[0], *sizes, -1)
-    shifted = _Shifted(x_nhwc, at, sizes)
+    shifted = _Shifted(laid_out(x_nhwc), at, sizes)
     first, *others = at.places()
     total = _weighted(shifted.part(*first), matrices[0])
     for place, tap in enumerate(others, start=1):
@@ -161,7 +166,7 @@ def spread(g_nhwc: Tensor, weight: Tensor, at: Taps, sizes: Sequence[int]) -> Te
     offsets = [[tap[2 + i] for taps in reaching for tap in taps] or [0] for i in range(2)]
     before = [max(-min(offsets[i]), 0) for i in range(2)]
     after = [max(max(offsets[i]) + counts[i] - (height, width)[i], 0) for i in range(2)]
-    g = _padded(g_nhwc, (before[0], after[0]), (before[1], after[1]))
+    g = _padded(laid_out(g_nhwc), (before[0], after[0]), (before[1], after[1]))
     parts = []
     for taps in reaching:
         total: Tensor | None = None
@@ -207,10 +212,10 @@ def weight_gradient(x_nhwc: Tensor, g_nhwc: Tensor, at: Taps) -> Tensor:
     depth_in, depth_out = x_nhwc.shape[3] // at.groups, g_nhwc.shape[3] // at.groups
     g_po = g_nhwc.reshape(-1, g_nhwc.shape[3])
     if _few_channels(at, depth_in):
-        planes = x_nhwc.permute(3, 0, 1, 2).reshape(-1).reshape(x_nhwc.shape[3], *x_nhwc.shape[:3]).permute(1, 2, 3, 0)
+        planes = laid_out(x_nhwc.permute(3, 0, 1, 2)).permute(1, 2, 3, 0)
         columns = torch.mm(_columns(planes, at, g_nhwc.shape[1:3]), g_po)
         return columns.reshape(*at.kernel, depth_in, depth_out).permute(3, 2, 0, 1)
-    shifted = _Shifted(x_nhwc, at, g_nhwc.shape[1:3])
+    shifted = _Shifted(laid_out(x_nhwc), at, g_nhwc.shape[1:3])
     taps = []
     for place in at.places():
         x_pc = shifted.part(*place).reshape(-1, x_nhwc.shape[3])

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from subfleet.export.lowerings.taps import Taps, products_over_positions
+from subfleet.export.lowerings.taps import Taps, laid_out, products_over_positions
 
 __all__ = ["fits", "gather", "spread", "weight_gradient"]
 
@@ -54,7 +54,9 @@ def _inputs(x_nhwc: Tensor, padding: Sequence[int], tiles: Sequence[int]) -> lis
     samples, height, width, channels = x_nhwc.shape
     down, across = tiles
     after = (2 * down + 2 - padding[0] - height, 2 * across + 2 - padding[1] - width)
-    padded: Tensor = aten.constant_pad_nd.default(x_nhwc, [0, 0, padding[1], after[1], padding[0], after[0]], 0.0)
+    padded: Tensor = aten.constant_pad_nd.default(
+        laid_out(x_nhwc), [0, 0, padding[1], after[1], padding[0], after[0]], 0.0
+    )
     pairs = padded.reshape(samples, down + 1, 2, 2 * across + 2, channels)
     parts = [pairs.narrow(1, at, down).narrow(2, odd, 1) for at in (0, 1) for odd in (0, 1)]
     columns = [part.reshape(samples, down, across + 1, 2, channels) for part in _tile(*parts)]
@@ -90,6 +92,7 @@ def _gradients(g_nhwc: Tensor, tiles: Sequence[int]) -> list[Tensor]:
     """The adjoint of `_outputs`: 16 of (T, O)."""
     samples, height, width, channels = g_nhwc.shape
     after = (2 * tiles[0] - height, 2 * tiles[1] - width)
+    g_nhwc = laid_out(g_nhwc)
     if any(after):
         g_nhwc = aten.constant_pad_nd.default(g_nhwc, [0, 0, 0, after[1], 0, after[0]], 0.0)
     pairs = g_nhwc.reshape(samples, tiles[0], 2, 2 * tiles[1], channels)

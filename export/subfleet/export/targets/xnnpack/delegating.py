@@ -78,6 +78,15 @@ def _call(graph: fx.Graph, root: torch.nn.Module, name: str, region: Region, see
     return results
 
 
+def _own(graph: fx.Graph, node: fx.Node) -> fx.Node:
+    """A result that is no input: the runtime gives no input back as a result."""
+    if node.op == "call_function":
+        return node
+    copy = graph.call_function(aten.clone.default, (node,))
+    copy.meta["val"] = node.meta["val"]
+    return copy
+
+
 def _held(node: fx.Node) -> Tensor:
     """A node's tensor as the delegate takes it: with a dimension at least."""
     value: Tensor = node.meta["val"]
@@ -116,5 +125,5 @@ def delegated(graph: fx.GraphModule) -> fx.GraphModule:
         for node in part:
             seen[node] = new.node_copy(node, lambda argument: seen[argument])
     outputs: Any = graph.graph.output_node().args[0]
-    new.output(tuple(seen[node] for node in outputs))
+    new.output(tuple(_own(new, seen[node]) for node in outputs))
     return fx.GraphModule(root, new)

@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from subfleet.export.targets.xnnpack.serialising import serialized
+
 __all__ = ["ALL_FLAGS_OFF", "KEEP_DIMS", "TRANSPOSE_B", "Graph"]
 
 _NO_VALUE = 0xFFFFFFFF
@@ -201,8 +203,6 @@ class Graph:
 
     def written(self) -> bytes:
         """The graph as the delegate reads it."""
-        from executorch.backends.xnnpack.serialization.xnnpack_graph_serialize import serialize_xnnpack_binary
-
         for number, (value, flag) in enumerate(
             [*((i, _EXTERNAL_INPUT) for i in self._inputs), *((i, _EXTERNAL_OUTPUT) for i in self._outputs)]
         ):
@@ -217,4 +217,4 @@ class Graph:
             output_ids=list(self._outputs),
             constant_data=self._constants,
         )
-        return bytes(serialize_xnnpack_binary(graph, bytearray()))
+        return serialized(graph)

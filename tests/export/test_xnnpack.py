@@ -1,0 +1,162 @@
+"""XNNPACK's operators and regions, run in ExecuTorch's runtime, against PyTorch."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, fx
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.nn import functional
+
+from subfleet.export.targets.executorch_program import lower
+from subfleet.export.targets.xnnpack.delegating import delegated
+from subfleet.export.targets.xnnpack.operators import OPERATORS, is_supported
+from subfleet.export.targets.xnnpack.preparing import prepare
+from subfleet.export.targets.xnnpack.regions import Region, split
+
+pytestmark = [pytest.mark.export, pytest.mark.slow]
+
+aten = torch.ops.aten
+
+
+def drawn(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def graph_of(run: Callable[..., Any], *inputs: Tensor) -> fx.GraphModule:
+    def several(*tensors: Tensor) -> tuple[Tensor, ...]:
+        result = run(*tensors)
+        return result if isinstance(result, tuple) else (result,)
+
+    graph = make_fx(several, tracing_mode="fake")(*inputs)
+    for node in graph.graph.nodes:
+        if node.target is aten._unsafe_view.default:
+            node.target = aten.view.default
+    return graph
+
+
+def ran(graph: fx.GraphModule, *inputs: Tensor) -> tuple[Tensor, ...]:
+    from executorch.runtime import Runtime
+
+    program = Runtime.get().load_program(bytes(lower(delegated(graph), {}).buffer))
+    method = program.load_method("forward")
+    assert method is not None
+    return tuple(result.clone() for result in method.execute(list(inputs)))
+
+
+def targets(graph: fx.GraphModule) -> set[Any]:
+    prepare(graph)
+    return {node.target for node in graph.graph.nodes if node.op == "call_function"}
+
+
+def _products(a: Tensor, b: Tensor) -> tuple[Tensor, ...]:
+    turned = b.permute(0, 2, 1)
+    first, second = (x[:1].view(4, 5) for x in (a, b))
+    return (
+        aten.bmm(a, turned),
+        aten.bmm(a.permute(0, 2, 1), b),
+        aten.mm(first, second.permute(1, 0)),
+        aten.mm(a[:1, :, :4].reshape(4, 4), first),
+    )
+
+
+A, B = drawn(3, 4, 5), drawn(3, 4, 5, seed=1)
+POSITIVE = A.abs() + 0.1
+FUNCTIONS: dict[str, tuple[Callable[..., Any], Sequence[Tensor]]] = {
+    "unary": (lambda x: (x.abs(), x.ceil(), x.cos(), x.exp(), x.floor(), -x, x.sigmoid(), x.sin(), x.tanh()), [A]),
+    "unary of positive": (lambda x: (x.log(), x.rsqrt(), x.sqrt(), x.reciprocal()), [POSITIVE]),
+    "activations": (
+        lambda x: (x.relu(), x.sign(), x.clamp(-0.5, 0.3), x.clamp(min=0.1), x.clamp(max=0.2), aten.gelu(x)), [A]
+    ),
+    "hardswish and silu": (lambda x: (aten.hardswish(x * 3), aten.silu(x)), [A]),
+    "powers": (lambda x: (x.pow(2), x.pow(3)), [A]),
+    "erf": (aten.erf, [torch.tensor([0.0, 0.3, -2.0, 5.0, -9.0, 1e-12])]),
+    "binary": (lambda a, b: (a + b, a - b, a * b, a / b, a.maximum(b), a.minimum(b)), [A, POSITIVE]),
+    "broadcast": (lambda a, b: (a * b, a[:, :, :1] + a, a - b.sum((0,))), [A, drawn(5)]),
+    "a factor of the second": (lambda a, b: (aten.add(a, b, alpha=2), aten.sub(a, b, alpha=0.5)), [A, B]),
+    "numbers": (lambda x: (x + 1, x * 2, x / 4, x - 3, aten.rsub(x, 1), 1 / x), [POSITIVE]),
+    "a single number": (lambda x, r: (x * r, r * 2), [A, torch.tensor(0.5)]),
+    "reshapes": (lambda x: (x.reshape(12, 5) * 1, x.permute(2, 0, 1) * 1, x[:, :1].expand(3, 2, 5) + 0), [A]),
+    "slices": (lambda x: (x[1:, :, 2:4] * 1, x[:, -2:] * 1, torch.cat([x[:, :1], x], 1)), [A]),
+    "six parts": (lambda x: torch.cat([x, x + 1, x + 2, x + 3, x + 4, x + 5], 2), [A]),
+    "padding": (lambda x: (functional.pad(x, (1, 2, 0, 3), value=2.0), functional.pad(x, (-1, 2))), [A]),
+    "sums": (lambda x: (x.sum((2,)), x.sum((1,)), x.sum((0,)), x.sum((0, 2)), x.sum((0, 1, 2))), [A]),
+    "long sums": (lambda x: (x.sum((0,)), x.sum((1,)), x.mean((0, 1)), x.mean((0,), keepdim=True)), [drawn(1100, 90)]),
+    "very long rows": (lambda x: (x.sum((1,)), x.sum((0, 1)), x.mean((1,))), [drawn(40, 2200)]),
+    "means": (lambda x: (x.mean((2,)), x.mean((1,)), x.mean((0, 2), keepdim=True)), [A]),
+    "maxima": (lambda x: (x.amax((2,)), x.amax((1,), keepdim=True)), [A]),
+    "softmax": (lambda x: (aten._softmax(x, 2, False), aten._log_softmax(x * 30, 2, False)), [A]),
+    "products": (_products, [A, B]),
+    "linear": (lambda x, w, b: aten.addmm(b, x, w), [drawn(6, 5), drawn(5, 4), drawn(4)]),
+    "constants": (lambda x: (x + torch.zeros(5), torch.full((3, 2), 7.0)), [A]),
+    "masks": (
+        lambda a, b: tuple(
+            compare(first, second).to(torch.float32)
+            for compare in (torch.gt, torch.ge, torch.lt, torch.le, torch.eq, torch.ne)
+            for first, second in ((a, b), (a, 0.0), (a, 1.0))
+        ),
+        [torch.tensor([0.0, 1.0, -2.0, 1.0, 1e-30]), torch.tensor([0.0, 2.0, -2.5, 1.0, 0.0])],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_operators(name: str) -> None:
+    run, inputs = FUNCTIONS[name]
+    graph = graph_of(run, *inputs)
+    assert all(is_supported(node) for node in graph.graph.nodes if _is_checked(node, graph)), "not on XNNPACK"
+    expected = run(*inputs)
+    actual = ran(graph, *inputs)
+    wanted = expected if isinstance(expected, tuple) else (expected,)
+    assert len(actual) == len(wanted)
+    for mine, theirs in zip(actual, wanted, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=2e-6, atol=2e-5 if inputs[0].numel() > 1000 else 2e-6)
+
+
+def _is_checked(node: fx.Node, graph: fx.GraphModule) -> bool:
+    if node is next(iter(graph.graph.nodes)):
+        prepare(graph)
+    return node.op == "call_function"
+
+
+def test_every_operator_is_run_by_these_tests() -> None:
+    seen: set[Any] = set()
+    for run, inputs in FUNCTIONS.values():
+        seen |= targets(graph_of(run, *inputs))
+    left = set(OPERATORS) - seen
+    # The same rules as of other operators: numbers as the second operand, and copies that change nothing.
+    assert {str(target) for target in left} <= {
+        "aten.add.Scalar", "aten.sub.Scalar", "aten.mul.Scalar", "aten.div.Scalar", "aten.clone.default",
+        "aten._to_copy.default", "aten.scalar_tensor.default",
+    }  # fmt: skip
+
+
+def test_counts_are_exact() -> None:
+    mask = (drawn(37, 41) > 0).float()
+    (count,) = ran(graph_of(lambda x: x.sum((0, 1)), mask), mask)
+    assert float(count) == float(mask.sum())
+
+
+def test_what_xnnpack_lacks_is_left_to_the_runtime() -> None:
+    tokens, table = torch.tensor([[1, 0], [2, 2]]), drawn(3, 4)
+
+    def run(tokens: Tensor, table: Tensor) -> tuple[Tensor, ...]:
+        scores = aten.embedding(table, tokens) * 2
+        return scores.exp(), scores.argmax(2)
+
+    graph = graph_of(run, tokens, table)
+    parts = split(graph.graph, is_supported)
+    assert [isinstance(part, Region) for part in parts] == [False, True, False]
+    for mine, theirs in zip(ran(graph, tokens, table), run(tokens, table), strict=True):
+        torch.testing.assert_close(mine, theirs)
+
+
+def test_an_input_and_one_value_twice_as_results() -> None:
+    def run(x: Tensor) -> tuple[Tensor, ...]:
+        doubled = x * 2
+        return x, doubled, doubled + 0.0, aten.clone(doubled)
+
+    graph = graph_of(run, A)
+    for mine, theirs in zip(ran(graph, A), run(A), strict=True):
+        torch.testing.assert_close(mine, theirs)
