@@ -20,16 +20,16 @@ def written(run: Callable[..., tuple[Tensor, ...]], *inputs: Tensor) -> tuple[li
     outputs = run(*inputs)
     step = Step(
         run=run,
-        inputs=tuple(_value(f"in{place}", tensor, "input") for place, tensor in enumerate(inputs)),
-        outputs=tuple(_value(f"out{place}", tensor, "logits") for place, tensor in enumerate(outputs)),
+        inputs=tuple(_value(f"in{place}", tensor) for place, tensor in enumerate(inputs)),
+        outputs=tuple(_value(f"out{place}", tensor) for place, tensor in enumerate(outputs)),
     )
     body = training_model(trace(step, OnnxTarget.lowerings), step)
     operators = [node.op_type for node in onnx.load_from_string(body).graph.node]
     return operators, OnnxTarget().run(body, {f"in{place}": tensor for place, tensor in enumerate(inputs)})
 
 
-def _value(name: str, tensor: Tensor, role: str) -> ValueInfo:
-    return ValueInfo(name=name, dtype="F32", shape=tuple(tensor.shape), role=role)
+def _value(name: str, tensor: Tensor) -> ValueInfo:
+    return ValueInfo(name=name, dtype="F32", shape=tuple(tensor.shape), role="input")
 
 
 def drawn(*shape: int) -> Tensor:
@@ -105,12 +105,12 @@ def test_a_result_that_is_read_again_is_not_copied() -> None:
     assert_close(got, run(drawn(3)))
 
 
-@pytest.mark.parametrize("number", [2.0, "tensor"])
-def test_a_number_has_the_rank_of_a_tensor_whose_last_size_is_1(number: object) -> None:
+@pytest.mark.parametrize("is_tensor", [True, False])
+def test_a_number_has_the_rank_of_a_tensor_whose_last_size_is_1(*, is_tensor: bool) -> None:
     x, factor = drawn(3, 4, 1, 1), torch.tensor(1.5)
 
     def run(x: Tensor, factor: Tensor) -> tuple[Tensor, ...]:
-        return (x * (factor if number == "tensor" else number) + (x - factor),)
+        return (x * (factor if is_tensor else 2.0) + (x - factor),)
 
     _, got = written(run, x, factor)
     assert_close(got, run(x, factor))

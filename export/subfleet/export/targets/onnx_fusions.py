@@ -65,8 +65,8 @@ def _ramp(emitter: Emitter, node: Any) -> str | None:
     x, *bounds = node.args
     if bounds != [0.0, 1.0] or not isinstance(x, fx.Node) or len(x.users) != 1:
         return None
-    start = 0.0
-    if _is(x, aten.add.Tensor) and isinstance(x.args[1], int | float):
+    start: Any = 0.0
+    if _is(x, aten.add.Tensor) and isinstance(x.args[1], int | float) and not x.kwargs:
         x, start = x.args
     if not (_is(x, aten.mul.Tensor) and isinstance(x.args[1], int | float) and len(x.users) == 1):
         return None

@@ -1,0 +1,80 @@
+"""Convolutions and their gradients of each form, run by ONNX Runtime, against PyTorch in double precision."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from subfleet.export.steps import Step
+from subfleet.export.targets.onnx import OnnxTarget, training_model
+from subfleet.export.tracing import trace
+from subfleet.protocol.programs import ValueInfo
+
+pytestmark = [pytest.mark.slow, pytest.mark.export]
+
+CASES: dict[str, tuple[Any, tuple[int, ...], tuple[int, ...], dict[str, Any]]] = {
+    "one dimension": (functional.conv1d, (2, 3, 17), (5, 3, 4), {"stride": 3, "padding": 2, "dilation": 2}),
+    "one dimension, groups": (functional.conv1d, (2, 4, 20), (6, 2, 3), {"groups": 2, "padding": 1}),
+    "many channels": (functional.conv2d, (2, 40, 9, 9), (8, 40, 3, 3), {"padding": 1}),
+    "few channels": (functional.conv2d, (2, 3, 9, 9), (8, 3, 3, 3), {"padding": 1}),
+    "more padding than reach": (functional.conv2d, (2, 40, 6, 6), (3, 40, 2, 2), {"padding": 3}),
+    "stride, dilation and groups": (
+        functional.conv2d,
+        (2, 4, 11, 12),
+        (6, 2, 3, 2),
+        {"stride": (2, 3), "padding": (1, 2), "dilation": (2, 1), "groups": 2},
+    ),
+    "one place of the kernel": (functional.conv2d, (2, 5, 9, 9), (4, 5, 1, 1), {}),
+    "one place, stride": (functional.conv2d, (2, 5, 9, 10), (4, 5, 1, 1), {"stride": 2}),
+    "few places": (functional.conv2d, (3, 6, 2, 2), (5, 6, 3, 3), {"padding": 1}),
+    "few places, stride": (functional.conv2d, (3, 6, 4, 4), (5, 6, 3, 3), {"padding": 1, "stride": 2}),
+    "depthwise, dense": (functional.conv2d, (2, 6, 4, 4), (6, 1, 3, 3), {"padding": 1, "groups": 6}),
+    "depthwise, dense, stride": (functional.conv2d, (2, 3, 5, 5), (6, 1, 3, 3), {"stride": 2, "groups": 3}),
+    "depthwise, side by side": (functional.conv2d, (8, 4, 8, 7), (4, 1, 3, 3), {"padding": 1, "groups": 4}),
+    "depthwise, by rows": (functional.conv2d, (2, 4, 13, 12), (8, 1, 3, 3), {"padding": 1, "groups": 4, "stride": 2}),
+    "depthwise, one dimension": (functional.conv1d, (2, 4, 150), (4, 1, 5), {"padding": 2, "groups": 4}),
+    "transposed": (
+        functional.conv_transpose2d,
+        (2, 4, 5, 6),
+        (4, 3, 3, 3),
+        {"stride": 2, "padding": 1, "output_padding": 1},
+    ),
+    "transposed, groups": (functional.conv_transpose1d, (2, 4, 7), (4, 2, 3), {"stride": 3, "groups": 2}),
+    "transposed, depthwise": (functional.conv_transpose2d, (2, 4, 4, 4), (4, 1, 2, 2), {"stride": 2, "groups": 4}),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_convolution_and_its_gradients(name: str) -> None:
+    convolve, input_shape, weight_shape, settings = CASES[name]
+    generator = torch.Generator().manual_seed(0)
+    inputs, weight = (torch.randn(shape, generator=generator) for shape in (input_shape, weight_shape))
+    transposed = "transposed" in name
+    outputs = weight_shape[1] * settings.get("groups", 1) if transposed else weight_shape[0]
+    bias = torch.randn(outputs, generator=generator)
+    directions = torch.randn(convolve(inputs, weight, bias, **settings).shape, generator=generator)
+
+    def run(*given: Tensor) -> tuple[Tensor, ...]:
+        *differentiated, along = given
+        leaves = [tensor.detach().requires_grad_() for tensor in differentiated]
+        with torch.enable_grad():
+            output = convolve(*leaves, **settings)
+            gradients = torch.autograd.grad((output * along).sum(), leaves)
+        return output.detach(), *gradients
+
+    given = (inputs, weight, bias, directions)
+    exact = run(*(tensor.double() for tensor in given))
+    step = Step(run=run, inputs=_values("in", given), outputs=_values("out", exact))
+    body = training_model(trace(step, OnnxTarget.lowerings), step)
+    got = OnnxTarget().run(body, {value.name: tensor for value, tensor in zip(step.inputs, given, strict=True)})
+    for ours, right in zip(got, exact, strict=True):
+        torch.testing.assert_close(ours, right.float(), atol=2e-5, rtol=2e-5)
+
+
+def _values(prefix: str, tensors: tuple[Tensor, ...]) -> tuple[ValueInfo, ...]:
+    return tuple(
+        ValueInfo(name=f"{prefix}{place}", dtype="F32", shape=tuple(tensor.shape), role="input")
+        for place, tensor in enumerate(tensors)
+    )
