@@ -9,11 +9,15 @@ from torch import Tensor, fx
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional
 
+from subfleet.export.steps import SampleSpec, training_step
+from subfleet.export.targets.executorch import ExecutorchTarget
 from subfleet.export.targets.executorch_program import lower
 from subfleet.export.targets.xnnpack.delegating import delegated
 from subfleet.export.targets.xnnpack.operators import OPERATORS, is_supported
 from subfleet.export.targets.xnnpack.preparing import prepare
 from subfleet.export.targets.xnnpack.regions import Region, split
+from subfleet.export.tracing import trace
+from subfleet.protocol.training import ObjectiveSettings, OptimiserSettings
 
 pytestmark = [pytest.mark.export, pytest.mark.slow]
 
@@ -160,3 +164,25 @@ def test_an_input_and_one_value_twice_as_results() -> None:
     graph = graph_of(run, A)
     for mine, theirs in zip(ran(graph, A), run(A), strict=True):
         torch.testing.assert_close(mine, theirs)
+
+
+@pytest.mark.parametrize("with_xnnpack", [True, False])
+def test_a_program_with_and_without_xnnpack(with_xnnpack: bool) -> None:
+    module = torch.nn.Sequential(
+        torch.nn.Conv2d(1, 3, 3, stride=2),
+        torch.nn.BatchNorm2d(3),
+        torch.nn.ReLU6(),
+        torch.nn.Flatten(),
+        torch.nn.Linear(12, 4),
+    )
+    step = training_step(
+        module, SampleSpec(shape=(1, 6, 6)), batch_size=3, objective=ObjectiveSettings(), optimiser=OptimiserSettings()
+    )
+    target = ExecutorchTarget(with_xnnpack=with_xnnpack)
+    body = target.write_training(trace(step, target.lowerings), step).body
+    assert (b"XnnpackBackend" in body) == with_xnnpack
+    example = step.example(torch.Generator().manual_seed(0))
+    named = {value.name: tensor for value, tensor in zip(step.inputs, example, strict=True)}
+    exact = step.run(*(tensor.double() if tensor.is_floating_point() else tensor for tensor in example))
+    for mine, right in zip(target.run(body, named), exact, strict=True):
+        torch.testing.assert_close(mine.double(), right.double(), rtol=1e-4, atol=1e-5)

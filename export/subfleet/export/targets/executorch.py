@@ -1,6 +1,7 @@
 """Programs for ExecuTorch's plain runtime, with XNNPACK and with its portable and optimised kernels."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, ClassVar
 
@@ -21,9 +22,16 @@ from subfleet.protocol.errors import ExportError
 __all__ = ["ExecutorchTarget"]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ExecutorchTarget:
-    """ExecuTorch's .pte."""
+    """ExecuTorch's .pte.
 
+    Attributes:
+        with_xnnpack: whether programs call XNNPACK, as a runtime then must have it; otherwise they need the runtime's
+            portable or optimised kernels alone, and are several times slower.
+    """
+
+    with_xnnpack: bool = True
     name: ClassVar[str] = "executorch"
     lowerings: ClassVar[Mapping[Any, Callable[..., Any]]] = MappingProxyType(
         {**COMMON, **MAXIMUM_POOL_BACKWARD, **CONVOLUTIONS_AS_PRODUCTS, **PRODUCTS_WITH_BIAS}
@@ -34,7 +42,7 @@ class ExecutorchTarget:
 
     def write_training(self, graph: fx.GraphModule, step: Step) -> WrittenProgram:
         """Write a training step; see `Target`."""
-        program = lower(delegated(settled(graph)), {})
+        program = lower(self._shared(graph), {})
         body = bytes(program.buffer)
         arena_bytes = sum(program.executorch_program.execution_plan[0].non_const_buffer_sizes)
         return WrittenProgram(body=body, memory=plan_executorch(step, body=body, arena_bytes=arena_bytes))
@@ -43,7 +51,11 @@ class ExecutorchTarget:
         """Write an inference step for batches of `inference_batch_size`; see `Target`."""
         places = inputs_of(graph)
         held = {node.name: weight for node, weight in zip(places[1:], weights, strict=True)}
-        return bytes(lower(delegated(settled(graph)), held).buffer)
+        return bytes(lower(self._shared(graph), held).buffer)
+
+    def _shared(self, graph: fx.GraphModule) -> fx.GraphModule:
+        """The graph with XNNPACK's share of it in calls of its own."""
+        return delegated(settled(graph)) if self.with_xnnpack else settled(graph)
 
     def run(self, body: bytes, inputs: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
         """Run a program once; see `Target`."""
