@@ -91,3 +91,13 @@ def test_statistics_of_a_batch_cannot_be_accumulated(tracked: bool) -> None:
     module[1].eval()
     if tracked:
         step_of_module(module, (4,), accumulate=True)
+
+
+@pytest.mark.parametrize("accumulate", [False, True])
+def test_a_batch_whose_labels_all_do_not_count_has_no_gradient(*, accumulate: bool) -> None:
+    step = step_of_module(nn.Linear(4, 3), (4,), accumulate=accumulate)
+    inputs = example(step) | {"label": torch.full((4,), -100), "batch_weight": torch.zeros((), dtype=torch.float64)}
+    inputs |= {name: torch.zeros_like(tensor) for name, tensor in inputs.items() if name.startswith("gradient.")}
+    results = run(step, inputs)
+    assert results["loss"] == results["correct"] == results["count"] == 0
+    assert_close(carried(results), {name: inputs[name] for name in carried(results)}, 0)

@@ -89,7 +89,7 @@ def check_update(results: dict[str, Tensor], inputs: dict[str, Tensor], paramete
     ],
 )
 def test_self_distillation_of_a_nested_subnet(model: ModelConfig, outer: SubnetSpec, inner: SubnetSpec) -> None:
-    """FjORD: the student's weights are the network's own, so both terms move them."""
+    """FjORD: the student's weights are the network's own, so every term moves them; the student's own has 1 - a."""
     network = network_of(model)
     student = Student(module=build_module(network, inner), maps=nested_maps(network, outer, inner))
     step = step_of_module(build_module(network, outer), model.input_shape, objective=SELF, student=student)
@@ -99,8 +99,9 @@ def test_self_distillation_of_a_nested_subnet(model: ModelConfig, outer: SubnetS
     nested = {name: part.extract(parameters[name]) for name, part in student.maps.items()}
     teacher = full(inputs["input"])[:-1]
     small = torch.func.functional_call(build_module(network, inner).double(), nested, (inputs["input"],))[:-1]
-    loss = functional.cross_entropy(teacher, inputs["label"][:-1])
-    loss = loss + inputs["distillation_weight"] * divergence(teacher, small)
+    weight, labels = inputs["distillation_weight"], inputs["label"][:-1]
+    loss = functional.cross_entropy(teacher, labels)
+    loss = loss + (1 - weight) * functional.cross_entropy(small, labels) + weight * divergence(teacher, small)
     check_update(run(step, inputs), inputs, parameters, loss)
 
 

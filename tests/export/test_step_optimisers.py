@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from subfleet.export.steps import Step
-from subfleet.protocol.training import OptimiserSettings
+from subfleet.protocol.training import ObjectiveSettings, OptimiserSettings
 
 pytestmark = pytest.mark.slow
 
@@ -99,6 +99,30 @@ def test_ten_steps_are_those_of_pytorch(optimiser: OptimiserSettings) -> None:
         {name: tensor.detach() for name, tensor in module.named_parameters()},
         1e-9 if optimiser.name != "sgd" else 1e-12,
     )
+
+
+@pytest.mark.parametrize("accumulate", [False, True])
+@pytest.mark.parametrize(
+    "optimiser",
+    [
+        OptimiserSettings(momentum=0.0, weight_decay=0.3, max_gradient_norm=0.05),
+        OptimiserSettings(dampening=0.3, weight_decay=0.3),
+        OptimiserSettings(nesterov=True, weight_decay=0.3),
+        OptimiserSettings(name="adam", weight_decay=0.3),
+        OptimiserSettings(name="adamw", weight_decay=0.3),
+    ],
+)
+def test_learning_rate_0_changes_no_bit_of_a_parameter(optimiser: OptimiserSettings, *, accumulate: bool) -> None:
+    """Whatever state the optimiser is in; its states go on."""
+    objective = ObjectiveSettings(proximal=True)
+    step = step_of_module(build(), (4,), optimiser=optimiser, accumulate=accumulate, objective=objective)
+    inputs = {name: tensor.float() if tensor.is_floating_point() else tensor for name, tensor in example(step).items()}
+    inputs["learning_rate"] = torch.zeros(())
+    results = run(step, inputs)
+    parameters = [name for name in inputs if name.startswith("parameter.")]
+    assert all(torch.equal(results[f"new.{name}"], inputs[name]) for name in parameters)
+    states = [name for name in inputs if name.startswith(("momentum.", "first_moment."))]
+    assert not any(torch.equal(results[f"new.{name}"], inputs[name]) for name in states)
 
 
 @pytest.mark.parametrize(

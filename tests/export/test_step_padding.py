@@ -129,3 +129,15 @@ def test_a_batch_without_a_real_sample_changes_nothing() -> None:
     results = run(step, inputs)
     assert results["loss"] == results["correct"] == results["count"] == 0
     assert_close(carried(results), {name: inputs[name] for name in carried(results)}, 0)
+
+
+def test_one_real_value_says_nothing_of_a_variance() -> None:
+    """PyTorch refuses to train on such a batch; here it is the rest of a data set, and the running variance stays."""
+    step = step_of_module(vectors(), (5,))
+    inputs = example(step) | {"sample_mask": torch.tensor([1.0, 0, 0, 0], dtype=torch.float64)}
+    results = run(step, inputs)
+    hidden = inputs["input"][0] @ inputs["parameter.0.weight"].T + inputs["parameter.0.bias"]
+    mean = 0.9 * inputs["buffer.1.running_mean"] + 0.1 * hidden
+    assert_close({"": results["new.buffer.1.running_mean"]}, {"": mean})
+    assert torch.equal(results["new.buffer.1.running_var"], inputs["buffer.1.running_var"])
+    assert all(bool(result.isfinite().all()) for result in results.values())

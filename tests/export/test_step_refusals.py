@@ -105,3 +105,19 @@ def test_unknown_names_list_the_known_ones() -> None:
     ):
         with pytest.raises(ExportError, match=r"hinge|lion.*one of \['binary_cross_entropy'.*'adamw', 'sgd'\]"):
             step_of_module(nn.Linear(2, 2), (2,), **({"optimiser": PLAIN_SGD} | settings))
+
+
+def test_a_network_without_anything_to_train_is_refused() -> None:
+    for module in (nn.Linear(2, 3).requires_grad_(requires_grad=False), nn.Flatten()):
+        step = step_of_module(module, (2,))
+        with pytest.raises(ExportError, match="the loss depends on no parameter that is to be trained; give"):
+            run(step, example(step))
+
+
+def test_one_class_and_no_sample_are_refused() -> None:
+    with pytest.raises(ExportError, match=r"of the shape \(4, 1\), but one class alone is always right; give it 2"):
+        step_of_module(nn.Linear(2, 1), (2,))
+    binary = step_of_module(nn.Linear(2, 1), (2,), objective=ObjectiveSettings(name="binary_cross_entropy"))
+    assert float(run(binary, example(binary))["loss"]) > 0
+    with pytest.raises(ExportError, match="the batch size is 0, but must be 1 or more"):
+        step_of_module(nn.Linear(2, 2), (2,), batch_size=0)

@@ -252,13 +252,13 @@ def test_the_programs_own_plan_decides(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("micro_batch_size", "batch_size", "accumulate"), [(0, 8, False), (2, 2, True)])
-def test_a_program_takes_micro_batches_where_the_settings_say_so(
+def test_a_program_takes_micro_batches_and_recomputes_where_the_settings_say_so(
     tmp_path: Path, micro_batch_size: int, batch_size: int, accumulate: bool
 ) -> None:
-    training = TrainingSettings(batch_size=8, micro_batch_size=micro_batch_size)
+    training = TrainingSettings(batch_size=8, micro_batch_size=micro_batch_size, recompute=accumulate)
     world = finished(World(tmp_path, config(rounds=1, training=training), fleet()))
-    asked = {(r.batch_size, r.accumulate) for r in world.exports.requests if isinstance(r, TrainRequest)}
-    assert asked == {(batch_size, accumulate)}
+    asked = {(r.batch_size, r.accumulate, r.recompute) for r in world.exports.requests if isinstance(r, TrainRequest)}
+    assert asked == {(batch_size, accumulate, accumulate)}
 
 
 def test_a_device_that_nothing_fits_is_skipped_with_the_reason(tmp_path: Path) -> None:

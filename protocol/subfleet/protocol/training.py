@@ -1,5 +1,6 @@
 """How a client trains, as plain data: the objective, the optimiser, and the numbers of one round."""
 
+import math
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -16,7 +17,7 @@ class ObjectiveSettings:
         label_smoothing: share of the target that is spread evenly over all classes, 0 up to, not including, 1.
         class_mask: logits of the classes that a client lacks count as 0 (HeteroFL, section 3.3).
         proximal: adds mu / 2 times the squared distance from the first weights (FedProx, section 3.2).
-        distillation: "self" adds FjORD's term between a network and its nested subnet (FjORD, section 3.3); "mutual"
+        distillation: "self" adds FjORD's loss of a subnet nested in the network (FjORD, section 3.3); "mutual"
             DepthFL's term between the exits of a network (DepthFL, section 3.2).
         temperature: of the distillation term, above 0.
     """
@@ -31,8 +32,8 @@ class ObjectiveSettings:
     def __post_init__(self) -> None:
         if not 0 <= self.label_smoothing < 1:
             raise ValueError(f"label_smoothing is {self.label_smoothing}, but must be at least 0 and below 1")
-        if self.temperature <= 0:
-            raise ValueError(f"temperature is {self.temperature}, but must be above 0")
+        if not 0 < self.temperature < math.inf:
+            raise ValueError(f"temperature is {self.temperature}, but must be a number above 0")
         over_classes = self.name in ("cross_entropy", "next_token")
         if not over_classes and (self.label_smoothing or self.class_mask or self.distillation != "none"):
             raise ValueError(
@@ -77,10 +78,10 @@ class OptimiserSettings:
                 f"nesterov needs momentum and no dampening, but they are {self.momentum} and {self.dampening}"
             )
         for name in ("weight_decay", "max_gradient_norm"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} is {getattr(self, name)}, but must be 0 or more")
-        if self.epsilon <= 0:
-            raise ValueError(f"epsilon is {self.epsilon}, but must be above 0")
+            if not 0 <= getattr(self, name) < math.inf:
+                raise ValueError(f"{name} is {getattr(self, name)}, but must be a number of 0 or more")
+        if not 0 < self.epsilon < math.inf:
+            raise ValueError(f"epsilon is {self.epsilon}, but must be a number above 0")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,7 +97,10 @@ class TrainingSettings:
         objective: what is minimised.
         optimiser: its settings.
         proximal_mu: coefficient of the proximal term, 0 or more.
-        distillation_weight: coefficient of the distillation term, 0 or more.
+        distillation_weight: coefficient of the distillation term, 0 or more; with "self" at most 1, and the nested
+            subnet's own loss has the rest (FjORD, section 3.3).
+        recompute: compute the activations of blocks once more in the backward pass instead of keeping them: less
+            memory, more time, the same result.
         seed: the run's seed; the data order is a function of (seed, round, client).
     """
 
@@ -108,6 +112,7 @@ class TrainingSettings:
     optimiser: OptimiserSettings = field(default_factory=OptimiserSettings)
     proximal_mu: float = 0.0
     distillation_weight: float = 0.0
+    recompute: bool = False
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -118,8 +123,12 @@ class TrainingSettings:
                 f"micro_batch_size is {self.micro_batch_size}, but must be 0 to batch_size {self.batch_size}"
             )
         for name in ("learning_rate", "proximal_mu", "distillation_weight"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} is {getattr(self, name)}, but must be 0 or more")
+            if not 0 <= getattr(self, name) < math.inf:
+                raise ValueError(f"{name} is {getattr(self, name)}, but must be a number of 0 or more")
+        if self.objective.distillation == "self" and self.distillation_weight > 1:
+            raise ValueError(
+                f"distillation_weight is {self.distillation_weight}, but must be at most 1 with distillation 'self'"
+            )
 
     @property
     def program_batch_size(self) -> int:

@@ -221,6 +221,7 @@ def train_request(network: Network, spec: SubnetSpec, target: str, training: Tra
         objective=training.objective,
         optimiser=training.optimiser,
         accumulate=training.micro_batch_size > 0,
+        recompute=training.recompute,
     )
 
 

@@ -94,11 +94,11 @@ def _batch_norm(  # noqa: PLR0913, PLR0917 - PyTorch's signature
     inputs_BCP = input.reshape(input.shape[0], input.shape[1], -1)
     outputs, mean_C, variance_C, count = _BatchNorm.apply(inputs_BCP, weight, bias, mask_B, eps)  # type: ignore[no-untyped-call]
     if running_mean is not None and running_var is not None:
-        # PyTorch's running variance is the unbiased one. Without a real sample nothing is learnt of the statistics.
-        rate = momentum * count.clamp(max=1.0)
+        # PyTorch's running variance is the unbiased one. Without a real sample nothing is learnt of the mean, and of one
+        # value alone nothing of the variance: PyTorch refuses such a batch, here it leaves the running variance.
         unbiased_C = variance_C * (count / (count - 1.0).clamp(min=1.0))
-        for running, new in ((running_mean, mean_C), (running_var, unbiased_C)):
-            old = context.buffer(running)
+        for running, new, known in ((running_mean, mean_C, count), (running_var, unbiased_C, count - 1.0)):
+            old, rate = context.buffer(running), momentum * known.clamp(min=0.0, max=1.0)
             context.update(running, old * (1 - rate) + new * rate)
     result: Tensor = outputs.reshape(input.shape)
     return result

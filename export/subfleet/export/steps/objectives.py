@@ -46,7 +46,7 @@ def _class_label_shape(logits_shape: Shape) -> Shape:
             f"the network's output is of the shape {logits_shape}, but objective 'cross_entropy' needs logits (batch, "
             "classes); use 'next_token' for logits of each token"
         )
-    return logits_shape[:1]
+    return _over_classes(logits_shape)
 
 
 def _token_label_shape(logits_shape: Shape) -> Shape:
@@ -55,7 +55,16 @@ def _token_label_shape(logits_shape: Shape) -> Shape:
             f"the network's output is of the shape {logits_shape}, but objective 'next_token' needs logits (batch, "
             "tokens, classes); use 'cross_entropy' for one class for each sample"
         )
-    return logits_shape[:2]
+    return _over_classes(logits_shape)
+
+
+def _over_classes(logits_shape: Shape) -> Shape:
+    if logits_shape[-1] < 2:
+        raise ExportError(
+            f"the network's output is of the shape {logits_shape}, but one class alone is always right; give it 2 "
+            "classes or more, or use 'binary_cross_entropy'"
+        )
+    return logits_shape[:-1]
 
 
 def total(tensor: Tensor) -> Tensor:
@@ -172,7 +181,10 @@ def _divergences(teacher: Tensor, student: Tensor, temperature: float) -> Tensor
 def self_distillation(teacher: Tensor, student: Tensor, settings: ObjectiveSettings) -> Tensor:
     """FjORD's term for each label: how far the nested student is from the network, whose logits are held fixed.
 
-    Source: FjORD (Horvath et al. 2021), section 3.3.
+    With a weight a of this term the student's loss is (1 - a) * its own cross-entropy + a * this; the network's own
+    cross-entropy is added whole. a = 1 is the paper's choice, a = 0 is FjORD without distillation.
+
+    Source: FjORD (Horvath et al. 2021), section 3.3; the factor T squared is ours, and 1 at the paper's T of 1.
     """
     return _divergences(teacher, student, settings.temperature)
 

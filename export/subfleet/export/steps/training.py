@@ -171,9 +171,14 @@ class _TrainingRun:
                 stack.enter_context(recomputed(self.module, context))
             with torch.enable_grad():
                 sums = self._losses(given, leaves | buffers, context)
-                weight = given.one("batch_weight") if self.shapes.accumulate else sums.count.clamp(min=1.0)
-                loss = sums.loss / weight
+                # A batch may be all padding, or have no label that counts: its loss is 0.
+                loss = sums.loss / (given.one("batch_weight") if self.shapes.accumulate else sums.count).clamp(min=1.0)
                 wanted = {name: leaf for name, leaf in leaves.items() if leaf.requires_grad}
+                if not loss.requires_grad:
+                    raise ExportError(
+                        "the loss depends on no parameter that is to be trained; give the network one that its output "
+                        "follows from, with requires_grad=True"
+                    )
                 found: Sequence[Tensor | None] = torch.autograd.grad(loss, list(wanted.values()), allow_unused=True)
         gradients = {name: gradient for name, gradient in zip(wanted, found, strict=True) if gradient is not None}
         new_buffers = [_kept(buffer, context.buffer(buffer)) for buffer in buffers.values()]
@@ -192,7 +197,8 @@ class _TrainingRun:
         if self.student is not None:
             nested = {name: part.extract(state[name]) for name, part in self.student.maps.items()}
             (student,) = self._masked(given, call(self.student.module, nested, inputs, context))
-            losses = losses + self_distillation(exits[-1], student, settings) * weight
+            own = rule.losses(settings, student, labels)
+            losses = losses + own * (1 - weight) + self_distillation(exits[-1], student, settings) * weight
         if settings.distillation == "mutual":
             losses = losses + mutual_distillation(exits, settings) * weight
         counted = rule.counted(labels, given.one("sample_mask"))

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from subfleet.elastic.maps import TensorMap
+from subfleet.protocol.errors import ExportError
 from subfleet.protocol.programs import Role, ValueInfo
 
 __all__ = ["DTYPES", "SampleSpec", "Step", "Student"]
@@ -39,7 +40,13 @@ class SampleSpec:
             raise ValueError(f"a sample's limit is {self.limit}, but must be 1 or more with I64 and 0 with F32")
 
     def value(self, batch_size: int) -> ValueInfo:
-        """The step's input of a batch."""
+        """The step's input of a batch.
+
+        Raises:
+            ExportError: there is no sample in it.
+        """
+        if batch_size < 1:
+            raise ExportError(f"the batch size is {batch_size}, but must be 1 or more")
         shape = (batch_size, *self.shape)
         return ValueInfo(name="input", dtype=self.dtype, shape=shape, role="input", limit=self.limit)
 
