@@ -1,7 +1,7 @@
 """Every kind of step written for every target, where it is verified, and then run for several steps."""
 
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -101,7 +101,6 @@ IMAGE, VECTOR, WORDS = SampleSpec(shape=(2, 5, 5)), SampleSpec(shape=(4,)), Samp
 CASES: dict[str, Callable[[], Step]] = {
     "batch norm and dropout": partial(step_of, images, IMAGE, label_smoothing=0.1),
     "recomputed": partial(step_of, images, IMAGE, recompute=True),
-    "frozen batch norm": partial(step_of, frozen_images, IMAGE),
     "next token": partial(step_of, words, WORDS, OptimiserSettings(name="adamw"), name="next_token"),
     "binary": partial(step_of, vectors, VECTOR, name="binary_cross_entropy"),
     "squared error": partial(step_of, vectors, VECTOR, OptimiserSettings(nesterov=True), name="mean_squared_error"),
@@ -124,6 +123,12 @@ CASES: dict[str, Callable[[], Step]] = {
 }
 
 
+@cache
+def written(name: str, target: str) -> tuple[Step, Program]:
+    step = CASES[name]()
+    return step, write_training_program(step, target=target, program_id=name)
+
+
 def run(program: Program, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
     named = {value.name: inputs[value.name] for value in program.manifest.inputs}
     results = TARGETS[program.manifest.target].run(bytes(program.body), named)
@@ -133,8 +138,7 @@ def run(program: Program, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("target", TARGET_NAMES)
 def test_three_steps_of_a_program_are_those_of_pytorch(target: str, name: str) -> None:
-    step = CASES[name]()
-    program = write_training_program(step, target=target, program_id=name)
+    step, program = written(name, target)
     assert (program.manifest.inputs, program.manifest.outputs) == (step.inputs, step.outputs)
     assert 0 < program.manifest.max_abs_diff <= TOLERANCE
     inputs: dict[str, Tensor] = {}
@@ -157,17 +161,15 @@ def test_three_steps_of_a_program_are_those_of_pytorch(target: str, name: str) -
 def test_onnx_runtime_does_not_merge_the_two_runs_of_a_block(tmp_path: Path) -> None:
     """It merges nodes that do the same to the same inputs; then nothing would be gained."""
     counts = {}
-    for recompute in (False, True):
-        program = write_training_program(
-            step_of(images, IMAGE, recompute=recompute), target="onnx", program_id=f"recompute {recompute}"
-        )
+    for name in ("batch norm and dropout", "recomputed"):
+        _, program = written(name, "onnx")
         options = onnxruntime.SessionOptions()
         options.optimized_model_filepath = str(tmp_path / "optimised.onnx")
         options.log_severity_level = 3
         onnxruntime.InferenceSession(bytes(program.body), options, providers=["CPUExecutionProvider"])
         nodes = onnx.load(tmp_path / "optimised.onnx").graph.node
-        counts[recompute] = sum(node.op_type in ("Sigmoid", "QuickGelu") for node in nodes)
-    assert counts[True] >= counts[False] + 2
+        counts[name] = sum(node.op_type in ("Sigmoid", "QuickGelu") for node in nodes)
+    assert counts["recomputed"] >= counts["batch norm and dropout"] + 2
 
 
 @pytest.mark.parametrize("target", TARGET_NAMES)
