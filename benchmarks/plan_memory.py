@@ -216,6 +216,36 @@ def summary(rows: Sequence[Row]) -> dict[str, Any]:
     }
 
 
+ABOUT = """
+Each program is trained for three steps and a half by a device's trainer, on one thread, in a process of its own.
+Measured is the growth of the process's high-water mark (`VmHWM`) over loading, training and writing the change; sizes
+are in MB of 10^6 bytes. Beforehand the trainer has loaded the data set and the runtime's libraries.
+
+- weights, optimiser: parameters and buffers, and momenta; twice, since a step reads one set and writes the other.
+- fed: one batch, and what is read after a step.
+- activation: ONNX Runtime: the most bytes of the step's own tensors alive at once, over the graph after the runtime's
+  own rewriting, in the order in which it ran. ExecuTorch: the program's planned buffers and XNNPACK's workspace.
+- workspace: kernels' scratch memory, and what ONNX Runtime's arena loses between blocks, from a simulation of it.
+- runtime: the session's or method's objects, counted in the C library's heap; the program; a constant of about 1 MB
+  (ExecuTorch: 3 MB with the pages of its kernels) for Python's objects and libraries' pages.
+"""
+
+
+def write_results(rows: Sequence[Row]) -> None:
+    """Write the table with what its columns are."""
+    versions = ", ".join(f"{name} {version(name)}" for name in ("onnxruntime", "executorch", "torch"))
+    found = summary(rows)["planned_over_measured"]
+    lines = [
+        "# Planned against measured peak memory",
+        "",
+        f"`python benchmarks/plan_memory.py --write`, {versions}, {platform.machine()}. Planned over measured: "
+        f"{found['min']:.3f} to {found['max']:.3f}.",
+        ABOUT,
+        *table(rows),
+    ]
+    RESULTS.write_text("\n".join(lines) + "\n")
+
+
 def main() -> None:
     """Measure, print, and write if asked."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -236,9 +266,7 @@ def main() -> None:
                 continue
         print("\n".join(table(rows)[0 if len(rows) == 1 else -1 :]), flush=True)
     if arguments.write:
-        versions = ", ".join(f"{name} {version(name)}" for name in ("onnxruntime", "executorch", "torch"))
-        head = ["# Planned against measured peak memory", "", f"{versions}, {platform.machine()}.", ""]
-        RESULTS.write_text("\n".join([*head, *table(rows)]) + "\n")
+        write_results(rows)
     if arguments.json:
         print(json.dumps(summary(rows)))
 
