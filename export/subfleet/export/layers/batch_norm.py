@@ -94,8 +94,8 @@ def _batch_norm(  # noqa: PLR0913, PLR0917 - PyTorch's signature
     inputs_BCP = input.reshape(input.shape[0], input.shape[1], -1)
     outputs, mean_C, variance_C, count = _BatchNorm.apply(inputs_BCP, weight, bias, mask_B, eps)  # type: ignore[no-untyped-call]
     if running_mean is not None and running_var is not None:
-        # PyTorch's running variance is the unbiased one. Without a real sample nothing is learnt of the mean, and of one
-        # value alone nothing of the variance: PyTorch refuses such a batch, here it leaves the running variance.
+        # PyTorch's running variance is the unbiased one. No sample teaches nothing of the mean, and one value alone
+        # nothing of the variance: PyTorch refuses such a batch, here the running variance stays as it is.
         unbiased_C = variance_C * (count / (count - 1.0).clamp(min=1.0))
         for running, new, known in ((running_mean, mean_C, count), (running_var, unbiased_C, count - 1.0)):
             old, rate = context.buffer(running), momentum * known.clamp(min=0.0, max=1.0)
