@@ -238,8 +238,9 @@ def write_results(rows: Sequence[Row]) -> None:
     lines = [
         "# Planned against measured peak memory",
         "",
-        f"`python benchmarks/plan_memory.py --write`, {versions}, {platform.machine()}. Planned over measured: "
-        f"{found['min']:.3f} to {found['max']:.3f}.",
+        f"`python benchmarks/plan_memory.py --write`, {versions}, {platform.machine()}.",
+        "",
+        f"Planned over measured: {found['min']:.3f} to {found['max']:.3f}.",
         ABOUT,
         *table(rows),
     ]
