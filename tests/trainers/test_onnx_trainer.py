@@ -1,7 +1,4 @@
 import hashlib
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -9,18 +6,14 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import onnx
-import onnxruntime
 import pytest
-from onnx import TensorProto, helper
 from trainers.softmax_program import BATCH, CLASSES, FEATURES, MOMENTUM, SHAPE, program, samples, weights, write_job
 
 from subfleet.arrays import decode_arrays, encode_arrays
 from subfleet.protocol.errors import (
-    ConfigError,
     DataError,
     FileError,
     MemoryLimitError,
-    MissingExtraError,
     ProtocolError,
     SubfleetError,
     TrainingError,
@@ -149,43 +142,6 @@ def test_a_manifest_alone_makes_nobody_allocate(tmp_path: Path) -> None:
     assert caught.value.needed_bytes > 2**60
 
 
-def test_memory_that_the_system_refuses_is_a_memory_error(tmp_path: Path) -> None:
-    """In a process whose address space ends a little above where it is; ONNX Runtime has errors of its own for that."""
-    values = 10**8
-    graph = helper.make_graph(
-        [
-            helper.make_node("Expand", ["x", "shape"], ["wide"]),
-            helper.make_node("Slice", ["wide", "start", "end", "axis"], ["y"]),
-        ],
-        "wide",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 1])],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, 2])],
-        [
-            helper.make_tensor("shape", TensorProto.INT64, [2], [1, values]),
-            *(
-                helper.make_tensor(name, TensorProto.INT64, [1], [at])
-                for name, at in zip(("start", "end", "axis"), (0, 2, 1), strict=True)
-            ),
-        ],
-    )
-    model = tmp_path / "wide.onnx"
-    model.write_bytes(
-        helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8).SerializeToString()
-    )
-    write_npz(tmp_path / "d.npz", Dataset(inputs=np.zeros((1, 1), np.float32), labels=np.zeros(1, np.int64)))
-    code = (
-        "import resource, sys; from pathlib import Path; from subfleet.trainers.onnx import OnnxTrainer\n"
-        "trainer = OnnxTrainer(); trainer.describe(sys.argv[2])\n"
-        "size = int(Path('/proc/self/statm').read_text().split()[0]) * resource.getpagesize() + 2**26\n"
-        "resource.setrlimit(resource.RLIMIT_AS, (size, size))\n"
-        "try: trainer.predict(Path(sys.argv[1]), sys.argv[2])\n"
-        "except MemoryError: print('no memory')\n"
-    )
-    command = [sys.executable, "-c", code, str(model), str(tmp_path / "d.npz")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert done.stdout == "no memory\n", done.stderr
-
-
 def test_values_that_are_not_finite_are_no_update(tmp_path: Path) -> None:
     job = write_job(tmp_path, samples(40), settings=replace(SETTINGS, learning_rate=3e38))
     with pytest.raises(TrainingError, match="lower the learning rate"):
@@ -271,74 +227,6 @@ def test_describe_tells_counts_and_shapes(tmp_path: Path) -> None:
     assert (summary.sample_count, summary.input_shape, summary.class_counts) == (3, SHAPE, (1, 0, 2))
 
 
-def write_model(path: Path, batch: int | str, *, external: str = "") -> npt.NDArray[np.float32]:
-    weight = np.asarray(weights()["head.weight"], np.float32)
-    tensor = helper.make_tensor("weight", TensorProto.FLOAT, weight.shape, weight.tobytes(), raw=True)
-    if external:
-        tensor.ClearField("raw_data")
-        tensor.data_location = TensorProto.EXTERNAL
-        for key, value in (("location", external), ("offset", "0"), ("length", str(weight.nbytes))):
-            entry = tensor.external_data.add()
-            entry.key, entry.value = key, value
-    graph = helper.make_graph(
-        [
-            helper.make_node("Flatten", ["samples"], ["flat"]),
-            helper.make_node("MatMul", ["flat", "weight"], ["logits"]),
-        ],
-        "linear",
-        [helper.make_tensor_value_info("samples", TensorProto.FLOAT, [batch, *SHAPE])],
-        [helper.make_tensor_value_info("logits", TensorProto.FLOAT, [batch, CLASSES])],
-        [tensor],
-    )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
-    path.write_bytes(model.SerializeToString())
-    return weight
-
-
-@pytest.mark.parametrize("batch", ["batch", 1, 7])
-@pytest.mark.parametrize("count", [1, 7, 65])
-def test_predictions_equal_a_reference(tmp_path: Path, batch: int | str, count: int) -> None:
-    dataset = samples(count)
-    write_npz(tmp_path / "data.npz", dataset)
-    weight = write_model(tmp_path / "model.onnx", batch)
-    prediction = OnnxTrainer().predict(tmp_path / "model.onnx", str(tmp_path / "data.npz"))
-    expected = (dataset.inputs.reshape(count, FEATURES) @ weight).argmax(1)
-    assert prediction.labels == tuple(expected)
-    assert prediction.accuracy == pytest.approx(np.mean(expected == dataset.labels))
-
-
-def test_a_model_cannot_take_its_weights_from_another_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_npz(tmp_path / "data.npz", samples(4))
-    (tmp_path / "secret").write_bytes(np.asarray(weights()["head.weight"]).tobytes())
-    write_model(tmp_path / "model.onnx", 4, external="secret")
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(TrainingError, match="refused"):
-        OnnxTrainer().predict(tmp_path / "model.onnx", str(tmp_path / "data.npz"))
-
-
-@pytest.mark.parametrize(
-    ("spoil", "error"),
-    [
-        (lambda folder: (folder / "model.onnx").unlink(), FileError),
-        (lambda folder: (folder / "model.onnx").write_bytes(b"no model"), TrainingError),
-        (lambda folder: _with_samples_at(folder, 5), DataError),
-        (lambda folder: write_model(folder / "model.onnx", 0), TrainingError),
-    ],
-)
-def test_a_prediction_that_cannot_be_made_says_why(
-    tmp_path: Path, spoil: Callable[[Path], None], error: type[SubfleetError]
-) -> None:
-    write_npz(tmp_path / "data.npz", samples(4))
-    write_model(tmp_path / "model.onnx", 4)
-    spoil(tmp_path)
-    with pytest.raises(error):
-        OnnxTrainer().predict(tmp_path / "model.onnx", str(tmp_path / "data.npz"))
-
-
-def _with_samples_at(folder: Path, *shape: int) -> None:
-    write_npz(folder / "data.npz", Dataset(inputs=np.zeros((4, *shape), np.float32), labels=np.zeros(4, np.int64)))
-
-
 @pytest.mark.parametrize(
     ("change", "text"),
     [
@@ -396,36 +284,6 @@ def test_a_damaged_program_is_an_error_or_still_trains(tmp_path: Path) -> None:
     assert refused > 20
 
 
-@pytest.mark.parametrize("listed", [False, True])
-def test_a_provider_that_is_not_there_is_one_sentence(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, listed: bool
-) -> None:
-    """Where a build has the provider but its libraries are missing, the runtime goes on without it; we do not."""
-    if "CUDAExecutionProvider" in onnxruntime.get_available_providers():
-        pytest.skip("this ONNX Runtime has the CUDA provider")
-    if listed:
-        original = onnxruntime.InferenceSession
-        both = ["CUDAExecutionProvider", "CPUExecutionProvider"]
-        monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: both)
-        monkeypatch.setattr(
-            onnxruntime,
-            "InferenceSession",
-            lambda model, options, providers: original(model, options, providers=providers and both[1:]),
-        )
-    job = write_job(tmp_path, samples(9), settings=SETTINGS)
-    trainer = OnnxTrainer("cuda")
-    for act in (lambda: trainer.describe(job.data), lambda: trainer.train(job, never)):
-        with pytest.raises(ConfigError, match=r"needs CUDAExecutionProvider, but ONNX Runtime .*CPUExecutionProvider"):
-            act()
-
-
-def test_without_the_runtime_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    job = write_job(tmp_path, samples(9), settings=SETTINGS)
-    monkeypatch.setitem(sys.modules, "onnxruntime", None)
-    with pytest.raises(MissingExtraError, match=r"'onnxruntime' is not installed; run: pip install 'subfleet\[edge\]'"):
-        OnnxTrainer().train(job, never)
-
-
 @pytest.mark.parametrize("threads", [1, 3])
 def test_a_session_runs_on_the_threads_that_the_job_names(tmp_path: Path, threads: int) -> None:
     job = write_job(tmp_path, samples(9), settings=SETTINGS)
@@ -435,44 +293,3 @@ def test_a_session_runs_on_the_threads_that_the_job_names(tmp_path: Path, thread
     trainer.train(replace(job, threads=threads), never)
     # The session is kept with its pool; the thread that asks is one of them.
     assert len(list(Path("/proc/self/task").iterdir())) - before == threads - 1
-
-
-WITHOUT_TORCH = """
-import sys
-from pathlib import Path
-for name in ("torch", "executorch", "onnx", "safetensors"):
-    sys.modules[name] = None
-from subfleet.protocol.programs import TrainingSettings, TrainJob
-from subfleet.trainers.onnx import OnnxTrainer
-folder = Path(sys.argv[1])
-job = TrainJob(
-    program_path=folder / "program", weights_path=folder / "weights", output_path=folder / "blocked",
-    data=str(folder / "data.npz"), settings=TrainingSettings(epochs=3, batch_size=8, learning_rate=0.1, seed=5),
-    round=3, client_id="device-1", memory_limit_bytes=2**30,
-)
-assert OnnxTrainer().train(job, lambda: False).step_count == 9
-"""
-
-
-@pytest.mark.slow
-def test_a_process_without_torch_trains_the_same_bits(tmp_path: Path) -> None:
-    job = write_job(tmp_path, samples(20), settings=SETTINGS)
-    OnnxTrainer().train(job, never)
-    subprocess.run([sys.executable, "-c", WITHOUT_TORCH, str(tmp_path)], check=True, timeout=60)
-    assert (tmp_path / "blocked").read_bytes() == job.output_path.read_bytes()
-
-
-OLDEST = Path(__file__).parents[2] / "build" / "onnxruntime-1.23.2"
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not OLDEST.is_dir(), reason="onnxruntime 1.23.2 is not in build/: run `make test` once")
-def test_the_oldest_runtime_trains_as_the_newest(tmp_path: Path) -> None:
-    job = write_job(tmp_path, samples(20), settings=SETTINGS)
-    OnnxTrainer().train(job, never)
-    code = WITHOUT_TORCH + "import onnxruntime; assert onnxruntime.__version__ == '1.23.2'\n"
-    environment = {**os.environ, "PYTHONPATH": str(OLDEST)}
-    subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True, timeout=60, env=environment)
-    newest = read_change(job)
-    for name, array in decode_arrays((tmp_path / "blocked").read_bytes()).items():
-        assert np.abs(np.asarray(array, np.float64) - np.asarray(newest[name], np.float64)).max() < 1e-6

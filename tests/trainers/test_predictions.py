@@ -1,0 +1,59 @@
+"""What a prediction is for every kind of labels; the model is a function."""
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from subfleet.protocol.errors import DataError, TrainingError
+from subfleet.protocol.programs import Prediction
+from subfleet.tasks import Dataset
+from subfleet.trainers.prediction import predict_dataset
+
+Array = npt.NDArray[np.generic]
+
+
+def predicted(dataset: Dataset, logits: npt.NDArray[np.float32], batch_size: int = 2) -> Prediction:
+    """With a model that gives these logits, by the sample's own number; padding is a number that is none."""
+
+    def infer(samples: Array) -> Array:
+        assert samples.shape == (batch_size, *dataset.sample_shape)
+        numbers = np.asarray(samples).reshape(batch_size, -1)[:, 0].astype(np.int64)
+        return np.concatenate([logits, np.full((1, *logits.shape[1:]), 9, np.float32)])[numbers - 1]
+
+    return predict_dataset(infer, dataset, sample_shape=dataset.sample_shape, batch_size=batch_size)
+
+
+def numbered(count: int) -> npt.NDArray[np.float32]:
+    """Samples whose first value is 1, 2, 3 ...; a row of padding has 0."""
+    return np.arange(1, count + 1, dtype=np.float32).reshape(-1, 1) * np.ones((1, 2), np.float32)
+
+
+def test_a_class_for_each_token_and_none_where_there_is_no_label() -> None:
+    labels = np.array([[0, 2, -1], [1, -100, -1], [2, 2, 0]])
+    logits = np.zeros((3, 3, 3), np.float32)
+    guesses = np.array([[0, 2, 1], [0, 2, 2], [2, 1, 0]])
+    np.put_along_axis(logits, guesses[..., None], 1, -1)
+    prediction = predicted(Dataset(inputs=numbered(3), labels=labels), logits)
+    assert prediction.labels == tuple(guesses.ravel())
+    assert prediction.accuracy == pytest.approx(4 / 6)  # of the 6 labels that there are
+
+
+def test_targets_of_0_and_1_are_on_one_side_of_a_logit_of_0() -> None:
+    labels = np.array([[0, 1], [1, 1], [0, 0]], np.float32)
+    logits = np.array([[-3, 0.1], [0.0, 5], [-1, 2]], np.float32)
+    prediction = predicted(Dataset(inputs=numbered(3), labels=labels), logits)
+    assert prediction.labels == (0, 1, 0, 1, 0, 1)
+    assert prediction.accuracy == pytest.approx(4 / 6)
+    one = predicted(Dataset(inputs=numbered(3), labels=labels[:, 0]), logits[:, 0])
+    assert (one.labels, one.accuracy) == ((0, 0, 0), pytest.approx(2 / 3))
+
+
+def test_what_is_no_class_and_what_does_not_fit_are_refused() -> None:
+    with pytest.raises(DataError, match="labels are numbers, but a prediction is of classes"):
+        predicted(Dataset(inputs=numbered(2), labels=np.array([0.5, 1], np.float32)), np.zeros(2, np.float32))
+    tokens = Dataset(inputs=numbered(2), labels=np.zeros((2, 3), np.int64))
+    with pytest.raises(TrainingError, match=r"of shape \(2, 4\), but must give logits of shape \(2, 3, 'classes'\)"):
+        predicted(tokens, np.zeros((2, 4), np.float32))
+    binary = Dataset(inputs=numbered(2), labels=np.ones(2, np.float32))
+    with pytest.raises(TrainingError, match=r"of shape \(2, 1\), but must give logits of shape \(2,\)"):
+        predicted(binary, np.zeros((2, 1), np.float32))
