@@ -4,12 +4,14 @@ import onnx
 import pytest
 import torch
 from export.export_cases import CASES, MLP, RESNET, largest, smallest
+from torch import Tensor, nn
 
 from subfleet.elastic.families import build_module, init_state, network_of
 from subfleet.elastic.maps import extract
 from subfleet.elastic.network import ModelConfig
-from subfleet.export.programs import export_inference_model
+from subfleet.export.programs import export_inference_model, write_inference_model
 from subfleet.export.requests import InferRequest
+from subfleet.export.steps import SampleSpec, inference_step
 from subfleet.export.targets import TARGETS
 from subfleet.export.versions import TARGET_NAMES
 from subfleet.protocol.errors import ExportError
@@ -59,3 +61,28 @@ def test_tensors_that_are_not_the_subnets_are_refused(target: str) -> None:
     missing = dict(list(state.items())[1:])
     with pytest.raises(ExportError, match="has the shape None"):
         export_inference_model(infer_request(target, MLP, largest(MLP)), missing)
+
+
+class ClassToken(nn.Module):
+    """Makes a tensor of the batch's size out of a parameter, as vision transformers do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.token = nn.Parameter(torch.ones(1, 1, 3))
+        self.head = nn.Linear(9, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        token = self.token.expand(x.shape[0], -1, -1)
+        logits: Tensor = self.head(torch.cat([token, x], dim=1).flatten(1))
+        return logits
+
+
+def test_a_network_bound_to_its_batch_takes_one_sample_at_a_time() -> None:
+    module = ClassToken()
+    step = inference_step(module, SampleSpec(shape=(2, 3)), batch_size=TARGETS["onnx"].inference_batch_size)
+    weights = {name: tensor.detach() for name, tensor in module.named_parameters()}
+    body, difference = write_inference_model(step, weights, target="onnx")
+    assert difference <= 1e-6
+    assert onnx.load_from_string(body).graph.input[0].type.tensor_type.shape.dim[0].dim_value == 1
+    sample = torch.randn(1, 2, 3, generator=torch.Generator().manual_seed(2))
+    torch.testing.assert_close(TARGETS["onnx"].run(body, {"input": sample})[0], module(sample).detach())

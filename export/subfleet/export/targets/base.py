@@ -33,7 +33,7 @@ class Target(Protocol):
         lowerings: of a training step.
         inference_lowerings: of an inference step, where the runtime's own kernels may do more.
         inference_batch_size: of the inference step that is traced.
-        any_inference_batch: whether an inference model then takes batches of any size.
+        any_inference_batch: whether an inference model may then take batches of any size.
     """
 
     name: ClassVar[str]
@@ -50,8 +50,13 @@ class Target(Protocol):
         """
         ...
 
-    def write_inference(self, graph: fx.GraphModule, step: Step, weights: Sequence[Tensor]) -> bytes:
-        """Write an inference step with its weights, in the order of the step's inputs after the first, inside."""
+    def write_inference(
+        self, graph: fx.GraphModule, step: Step, weights: Sequence[Tensor], *, any_batch: bool
+    ) -> bytes:
+        """Write an inference step with its weights, in the order of the step's inputs after the first, inside.
+
+        The model takes batches of the step's size; with `any_batch`, where the target has that, of any size.
+        """
         ...
 
     def run(self, body: bytes, inputs: Mapping[str, Tensor]) -> tuple[Tensor, ...]:

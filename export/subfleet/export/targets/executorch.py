@@ -47,8 +47,12 @@ class ExecutorchTarget:
         arena_bytes = sum(program.executorch_program.execution_plan[0].non_const_buffer_sizes)
         return WrittenProgram(body=body, memory=plan_executorch(step, body=body, arena_bytes=arena_bytes))
 
-    def write_inference(self, graph: fx.GraphModule, step: Step, weights: Sequence[Tensor]) -> bytes:
-        """Write an inference step for batches of `inference_batch_size`; see `Target`."""
+    def write_inference(
+        self, graph: fx.GraphModule, step: Step, weights: Sequence[Tensor], *, any_batch: bool
+    ) -> bytes:
+        """Write an inference step; see `Target`."""
+        if any_batch:
+            raise ExportError("a .pte has one batch size; write it for batches of that size")
         places = inputs_of(graph)
         held = {node.name: weight for node, weight in zip(places[1:], weights, strict=True)}
         return bytes(lower(self._shared(graph), held).buffer)

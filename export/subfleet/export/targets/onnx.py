@@ -167,6 +167,11 @@ def training_model(graph: fx.GraphModule, step: Step) -> bytes:
     )
 
 
+def _ends(step: Step) -> tuple[ValueInfo, ValueInfo]:
+    """What an inference step takes besides weights, and what it gives."""
+    return step.inputs[0], step.outputs[0]
+
+
 class OnnxTarget:
     """ONNX, opset 20 and IR 10."""
 
@@ -183,8 +188,10 @@ class OnnxTarget:
         body = training_model(graph, step)
         return WrittenProgram(body=body, memory=plan_onnx(body, step))
 
-    def write_inference(self, graph: fx.GraphModule, step: Step, weights: Sequence[Tensor]) -> bytes:
-        """Write an inference step that takes batches of any size; see `Target`."""
+    def write_inference(
+        self, graph: fx.GraphModule, step: Step, weights: Sequence[Tensor], *, any_batch: bool
+    ) -> bytes:
+        """Write an inference step; see `Target`."""
         written = _Graph()
         places = inputs_of(graph)
         written.bind(places[0], step.inputs[0].name)
@@ -194,8 +201,9 @@ class OnnxTarget:
             written.bind(node, value.name)
         _, names = written.translate(graph)
         written.nodes.append(helper.make_node("Identity", names, [step.outputs[0].name]))
-        inputs = [_value_info(step.inputs[0], ["batch", *step.inputs[0].shape[1:]])]
-        return _finish(written, inputs, [_value_info(step.outputs[0], ["batch", *step.outputs[0].shape[1:]])])
+        free = [(value, ["batch" if any_batch else value.shape[0], *value.shape[1:]]) for value in _ends(step)]
+        inputs, outputs = ([_value_info(value, shape)] for value, shape in free)
+        return _finish(written, inputs, outputs)
 
     def run(self, body: bytes, inputs: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
         """Run a program once; see `Target`."""
