@@ -8,11 +8,12 @@ import torch
 from export.export_cases import FULL_SGD, MLP, PLAIN, largest, step_of, train_request
 from torch import Tensor, nn
 
-from subfleet.export.programs import TOLERANCE, export_training_program, verify
+from subfleet.export.programs import export_training_program
 from subfleet.export.requests import TrainRequest
 from subfleet.export.steps import SampleSpec, Step, training_step
 from subfleet.export.targets import TARGETS, target_named
 from subfleet.export.tracing import trace
+from subfleet.export.verification import TOLERANCE, verify, verify_training
 from subfleet.export.versions import TARGET_NAMES
 from subfleet.protocol.errors import ExportError
 from subfleet.protocol.training import ObjectiveSettings
@@ -54,6 +55,41 @@ def test_a_jump_of_one_element_of_a_gradient_is_no_difference() -> None:
     assert verify(small, b"body", step, example) > TOLERANCE  # type: ignore[arg-type] # a part of a target
     with pytest.raises(ExportError, match="differs from PyTorch"):
         verify(large, b"body", step, example)  # type: ignore[arg-type] # a part of a target
+
+
+class WrongOnBatchesOf:
+    """A runtime whose gradients are off by a share of themselves where so many samples or more are real."""
+
+    def __init__(self, step: Step, share: float, sample_count: int) -> None:
+        self.step, self.share, self.sample_count = step, share, sample_count
+
+    def run(self, body: bytes, inputs: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
+        results = self.step.run(*inputs.values())
+        if inputs["sample_mask"].sum() < self.sample_count:
+            return results
+        place = [value.name for value in self.step.outputs].index("new.momentum.weight")
+        return (*results[:place], results[place] * (1 + self.share), *results[place + 1 :])
+
+
+@pytest.mark.parametrize(
+    ("share", "sample_count", "passes"),
+    [
+        (1e-3, 3, True),  # a jump: a little off on the whole batch, and right on a few samples
+        (1e-3, 1, False),  # a defect: never right
+        (2e-2, 3, False),  # too far off on the whole batch for any jump
+    ],
+)
+def test_a_program_with_jumps_must_be_right_on_a_few_samples(share: float, sample_count: int, passes: bool) -> None:
+    step = training_step(
+        nn.Linear(30, 30), SampleSpec(shape=(30,)), batch_size=8, objective=ObjectiveSettings(), optimiser=FULL_SGD
+    )
+    runtime = WrongOnBatchesOf(step, share, sample_count)
+    generator = torch.Generator().manual_seed(0)
+    if passes:
+        assert verify_training(runtime, b"", step, generator) <= TOLERANCE  # type: ignore[arg-type] # a part of a target
+        return
+    with pytest.raises(ExportError, match=r"'new\.momentum\.weight' differs from PyTorch"):
+        verify_training(runtime, b"", step, generator)  # type: ignore[arg-type] # a part of a target
 
 
 @pytest.mark.export

@@ -15,9 +15,10 @@ from torch import Tensor, nn
 from subfleet.elastic.families import build_module, network_of
 from subfleet.elastic.maps import nested_maps
 from subfleet.elastic.network import ModelConfig
-from subfleet.export.programs import TOLERANCE, write_inference_model, write_training_program
+from subfleet.export.programs import write_inference_model, write_training_program
 from subfleet.export.steps import SampleSpec, Step, Student, inference_step, training_step
 from subfleet.export.targets import TARGETS
+from subfleet.export.verification import TOLERANCE
 from subfleet.export.versions import TARGET_NAMES
 from subfleet.protocol.programs import Program
 from subfleet.protocol.training import ObjectiveSettings, OptimiserSettings

@@ -12,9 +12,10 @@ from export.export_cases import CASES, FULL_SGD, MLP, PLAIN, RESNET, largest, pr
 from safetensors.torch import save_file
 
 from subfleet.elastic.families import build_module, network_of
-from subfleet.export.programs import TOLERANCE, export_training_program
+from subfleet.export.programs import export_training_program
 from subfleet.export.requests import TrainRequest
 from subfleet.export.targets import TARGETS
+from subfleet.export.verification import TOLERANCE
 from subfleet.export.versions import TARGET_NAMES
 from subfleet.protocol.programs import Program, decode_program, encode_program
 from subfleet.protocol.training import ObjectiveSettings, OptimiserSettings

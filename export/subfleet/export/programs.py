@@ -17,26 +17,17 @@ from subfleet.export.targets.base import Target
 from subfleet.export.targets.torch import TARGET as TORCH
 from subfleet.export.targets.torch import write_torch_model, write_torch_program
 from subfleet.export.tracing import trace
+from subfleet.export.verification import TOLERANCE, largest_difference, verify_training
 from subfleet.export.versions import tool_versions
 from subfleet.protocol.errors import ExportError
 from subfleet.protocol.programs import Program, ProgramManifest
 
 __all__ = [
-    "TOLERANCE",
     "export_inference_model",
     "export_training_program",
-    "verify",
     "write_inference_model",
     "write_training_program",
 ]
-
-TOLERANCE = 1e-4
-"""The largest absolute difference from PyTorch in double precision that a program may show on random inputs."""
-_JUMPING = frozenset({"parameter", "optimiser_state", "gradient"})
-"""Roles of values that follow a gradient. It jumps where an activation's input rounds to the other side of 0, which
-moves a few elements of a large tensor; so these may also pass by their relative distance as a whole, at `TOLERANCE`."""
-_EAGER_FACTOR = 4.0
-"""Where PyTorch's own single precision is further off, a program may be this many times as far as that."""
 
 
 def export_training_program(request: TrainRequest) -> Program:
@@ -74,8 +65,7 @@ def write_training_program(step: Step, *, target: str, program_id: str) -> Progr
     versions = tool_versions(target)
     writer = target_named(target)
     written = writer.write_training(trace(step, writer.lowerings), step)
-    examples = step.examples(_seeded(program_id))
-    difference = max(verify(writer, written.body, step, example) for example in examples)
+    difference = verify_training(writer, written.body, step, _seeded(program_id))
     manifest = ProgramManifest(
         program_id=program_id,
         target=target,
@@ -149,7 +139,7 @@ def write_inference_model(step: Step, weights: Mapping[str, Tensor], *, target: 
 def _verify_inference(writer: Target, body: bytes, step: Step, weights: Sequence[Tensor]) -> float:
     inputs = step.example(_seeded(str(step.inputs)))[0]
     with torch.no_grad():
-        return _largest_difference(step, (inputs, *weights), writer.run(body, {step.inputs[0].name: inputs}))
+        return largest_difference(step, (inputs, *weights), writer.run(body, {step.inputs[0].name: inputs}))
 
 
 def _takes_any_batch(writer: Target, body: bytes, step: Step) -> bool:
@@ -159,7 +149,7 @@ def _takes_any_batch(writer: Target, body: bytes, step: Step) -> bool:
         once, thrice = (writer.run(body, {step.inputs[0].name: torch.cat([inputs] * times)})[0] for times in (1, 3))
     except Exception:  # noqa: BLE001 - runtimes' errors have no common base
         return False
-    return thrice.shape[0] == 3 * inputs.shape[0] and _distance(torch.cat([once] * 3), thrice) <= TOLERANCE
+    return thrice.shape[0] == 3 * inputs.shape[0] and torch.allclose(torch.cat([once] * 3), thrice, atol=TOLERANCE)
 
 
 def _of_one_sample(step: Step) -> Step:
@@ -182,43 +172,6 @@ def _check_weights(shapes: Mapping[str, tuple[int, ...]], weights: Mapping[str, 
         )
 
 
-def verify(target: Target, body: bytes, step: Step, example: Sequence[Tensor]) -> float:
-    """Run a program once beside PyTorch in double precision; the largest absolute difference.
-
-    Raises:
-        ExportError: it is above `TOLERANCE`, and above what PyTorch's own single precision explains; or shapes differ.
-    """
-    named = {value.name: tensor for value, tensor in zip(step.inputs, example, strict=True)}
-    return _largest_difference(step, example, target.run(body, named))
-
-
 def _seeded(text: str) -> torch.Generator:
     """A generator of random numbers that are the same for the same text."""
     return torch.Generator().manual_seed(int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big"))
-
-
-def _largest_difference(step: Step, example: Sequence[Tensor], actual: Sequence[Tensor]) -> float:
-    exact = step.run(*(tensor.double() if tensor.is_floating_point() else tensor for tensor in example))
-    if len(exact) != len(actual):
-        raise ExportError(f"the program gives {len(actual)} results, but must give {len(exact)}")
-    worst = 0.0
-    for value, right, eager, got in zip(step.outputs, exact, step.run(*example), actual, strict=True):
-        if right.shape != got.shape:
-            raise ExportError(f"the program's {value.name!r} is {tuple(got.shape)}, but must be {tuple(right.shape)}")
-        difference, limit = _distance(right, got), max(TOLERANCE, _EAGER_FACTOR * _distance(right, eager))
-        # Written so that NaN fails as well.
-        if not (difference <= limit or (value.role in _JUMPING and _relative(right, got) <= TOLERANCE)):
-            raise ExportError(
-                f"the program's {value.name!r} differs from PyTorch by {difference:.1e}, but may by {limit:.0e} "
-                "at most; nothing was written, report it with the request"
-            )
-        worst = max(worst, difference)
-    return worst
-
-
-def _relative(right: Tensor, other: Tensor) -> float:
-    return float((right - other).norm() / right.norm())
-
-
-def _distance(right: Tensor, other: Tensor) -> float:
-    return float((right - other).abs().max()) if right.numel() else 0.0

@@ -82,12 +82,15 @@ class Step:
     class_count: int = 0
     padded_labels: bool = False
 
-    def example(self, generator: torch.Generator, *, apply: bool = True) -> tuple[Tensor, ...]:
-        """Random inputs of the right shapes: a batch whose last sample is masked out wherever there are two.
+    def example(
+        self, generator: torch.Generator, *, apply: bool = True, sample_count: int | None = None
+    ) -> tuple[Tensor, ...]:
+        """Random inputs of the right shapes.
 
         Args:
             generator: of the random numbers.
             apply: whether a micro-batch is the last of its batch.
+            sample_count: real samples, the others masked out; by default all but the last wherever there are two.
         """
         made = [_example(value, generator) for value in self.inputs]
         for place, value in enumerate(self.inputs):
@@ -95,12 +98,9 @@ class Step:
                 made[place] = torch.zeros(())
             if value.role == "label" and self.padded_labels:
                 made[place].view(-1)[::3] = -1
+            if value.role == "sample_mask" and sample_count is not None:
+                made[place][sample_count:] = 0.0
         return tuple(made)
-
-    def examples(self, generator: torch.Generator) -> tuple[tuple[Tensor, ...], ...]:
-        """What a program must be tried on: with gradient accumulation also a micro-batch that is not the last."""
-        accumulates = any(value.role == "apply" for value in self.inputs)
-        return tuple(self.example(generator, apply=apply) for apply in ((True, False) if accumulates else (True,)))
 
 
 def _mask(shape: tuple[int, ...], _generator: torch.Generator) -> Tensor:
