@@ -50,6 +50,14 @@ def test_the_link_budget_is_rate_times_time() -> None:
     assert budget == Budget(memory_bytes=5, downlink_bytes=2_000_000, uplink_bytes=None)
 
 
+def test_an_estimate_passes_over_no_subnet_whose_activations_are_computed_twice() -> None:
+    frugal = config(rates=(0.5, 1.0), training=replace(SETTINGS.training, recompute=True))
+    for whole, half in zip(CANDIDATES, candidates_of(frugal, network_of(frugal.model)), strict=True):
+        overhead_bytes = frugal.memory_overhead_bytes.get("onnx", 0)
+        assert half.training_memory_bytes["onnx"] == 2 * whole.weight_bytes + overhead_bytes
+        assert half.training_memory_bytes["onnx"] < whole.training_memory_bytes["onnx"]
+
+
 @pytest.mark.parametrize("kind", METHODS.values(), ids=METHODS.keys())
 def test_every_method_keeps_the_contract(kind: type[Method]) -> None:
     method = kind()

@@ -1,3 +1,5 @@
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -81,6 +83,50 @@ def test_a_program_is_plain_json_and_trains(job: TrainJob, program: Program) -> 
     assert torch.get_num_threads() == 1
     trainer.train(job, never)
     assert job.output_path.read_bytes() == first
+
+
+TRAIN = """
+import sys
+from dataclasses import replace
+from pathlib import Path
+from subfleet.protocol.programs import TrainJob
+from subfleet.protocol.training import TrainingSettings
+from subfleet.trainers.torch import TorchTrainer
+folder = Path(sys.argv[1])
+trainer = TorchTrainer()
+trainer.describe(str(folder / "data.npz"))
+job = TrainJob(
+    program_path=folder / "program", weights_path=folder / "weights", output_path=folder / "update",
+    data=str(folder / "data.npz"), settings=TrainingSettings(batch_size=4, learning_rate=1e-4),
+    round=1, client_id="laptop", memory_limit_bytes=2**30,
+)
+print(trainer.train(job, lambda: False).measured_peak_bytes)
+"""
+
+
+def test_a_plan_is_not_below_what_a_fresh_process_takes(tmp_path: Path) -> None:
+    model = replace(MODEL, input_shape=(1500,), widths=(600,), depths=(4,), group_size=50)
+    network = network_of(model)
+    request = TrainRequest(
+        model=model,
+        spec=network.full_spec(),
+        target="torch",
+        batch_size=BATCH,
+        objective=ObjectiveSettings(),
+        optimiser=OptimiserSettings(name="adam"),
+    )
+    program = write_torch_program(request)
+    assert write_torch_program(replace(request, recompute=True)).manifest.memory == program.manifest.memory
+    (tmp_path / "program").write_bytes(encode_program(program))
+    state = {name: tensor.numpy() for name, tensor in init_state(network, 0).items()}
+    (tmp_path / "weights").write_bytes(encode_arrays(state))
+    inputs = np.random.default_rng(0).standard_normal((10, 1500)).astype(np.float32)
+    write_npz(tmp_path / "data.npz", Dataset(inputs=inputs, labels=np.arange(10) % 3))
+    done = subprocess.run(
+        [sys.executable, "-c", TRAIN, str(tmp_path)], capture_output=True, text=True, check=True, timeout=120
+    )
+    measured_bytes = int(done.stdout.splitlines()[-1])
+    assert measured_bytes <= program.manifest.planned_peak_bytes < 1.5 * measured_bytes
 
 
 def spoiled(program: Program, **changes: object) -> Program:

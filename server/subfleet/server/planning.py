@@ -87,10 +87,9 @@ def candidates_of(config: ServerConfig, network: Network) -> tuple[Candidate, ..
     candidates = []
     for spec in config.method.space(network, config.rates):
         cost = estimate_cost(network, spec, batch_size=config.training.program_batch_size)
-        memory = {
-            target: cost.training_memory_bytes + config.memory_overhead_bytes.get(target, 0)
-            for target in config.targets
-        }
+        # The estimate counts every activation. How few are left when blocks are computed twice only the program knows.
+        least_bytes = 2 * cost.weight_bytes if config.training.recompute else cost.training_memory_bytes
+        memory = {target: least_bytes + config.memory_overhead_bytes.get(target, 0) for target in config.targets}
         candidates.append(
             Candidate(
                 spec=spec,
