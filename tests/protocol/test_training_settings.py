@@ -11,6 +11,8 @@ from subfleet.protocol.training import ObjectiveSettings, OptimiserSettings, Tra
     [
         (TrainingSettings, {"learning_rate": math.nan}, "learning_rate is nan, but must be a number of 0 or more"),
         (TrainingSettings, {"proximal_mu": math.inf}, "proximal_mu is inf, but must be a number of 0 or more"),
+        (TrainingSettings, {"proximal_mu": 0.1}, "the objective has no proximal term; set objective.proximal"),
+        (TrainingSettings, {"distillation_weight": 0.1}, "no distillation term; set objective.distillation"),
         (TrainingSettings, {"micro_batch_size": 17}, "micro_batch_size is 17, but must be 0 to batch_size 16"),
         (OptimiserSettings, {"momentum": math.nan}, "momentum is nan, but must be at least 0 and below 1"),
         (OptimiserSettings, {"weight_decay": math.nan}, "weight_decay is nan, but must be a number of 0 or more"),

@@ -19,7 +19,7 @@ from subfleet.protocol.errors import (
     TrainingError,
 )
 from subfleet.protocol.programs import Program, TrainJob, ValueInfo, encode_program
-from subfleet.protocol.training import TrainingSettings
+from subfleet.protocol.training import ObjectiveSettings, TrainingSettings
 from subfleet.tasks import Dataset, iter_batches, write_npz
 from subfleet.trainers.onnx import OnnxTrainer
 
@@ -215,7 +215,8 @@ def test_a_task_of_another_batch_size_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_term_that_the_program_lacks_is_refused(tmp_path: Path) -> None:
-    job = write_job(tmp_path, samples(9), settings=replace(SETTINGS, proximal_mu=0.5))
+    objective = ObjectiveSettings(proximal=True)
+    job = write_job(tmp_path, samples(9), settings=replace(SETTINGS, proximal_mu=0.5, objective=objective))
     with pytest.raises(ProtocolError, match=r"proximal_mu is 0\.5, but its program has no such term"):
         OnnxTrainer().train(job, never)
 

@@ -11,12 +11,18 @@ from trainers.recording_program import CLASSES, TOKENS, VOCABULARY, WEIGHTS, Rec
 from subfleet.arrays import decode_arrays, encode_arrays
 from subfleet.protocol.errors import DataError, ProtocolError, SubfleetError
 from subfleet.protocol.programs import TrainJob, TrainResult
-from subfleet.protocol.training import TrainingSettings
+from subfleet.protocol.training import ObjectiveSettings, TrainingSettings
 from subfleet.tasks import Dataset, StepOrigin, iter_batches, step_random, write_npz
 from subfleet.trainers.training import run_training
 
 SETTINGS = TrainingSettings(
-    epochs=2, batch_size=4, learning_rate=0.05, proximal_mu=0.25, distillation_weight=0.5, seed=5
+    epochs=2,
+    batch_size=4,
+    learning_rate=0.05,
+    objective=ObjectiveSettings(proximal=True, distillation="mutual"),
+    proximal_mu=0.25,
+    distillation_weight=0.5,
+    seed=5,
 )
 
 

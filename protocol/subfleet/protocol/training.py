@@ -125,6 +125,15 @@ class TrainingSettings:
         for name in ("learning_rate", "proximal_mu", "distillation_weight"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise ValueError(f"{name} is {getattr(self, name)}, but must be a number of 0 or more")
+        if self.proximal_mu and not self.objective.proximal:
+            raise ValueError(
+                f"proximal_mu is {self.proximal_mu}, but the objective has no proximal term; set objective.proximal"
+            )
+        if self.distillation_weight and self.objective.distillation == "none":
+            raise ValueError(
+                f"distillation_weight is {self.distillation_weight}, but the objective has no distillation term; set "
+                "objective.distillation"
+            )
         if self.objective.distillation == "self" and self.distillation_weight > 1:
             raise ValueError(
                 f"distillation_weight is {self.distillation_weight}, but must be at most 1 with distillation 'self'"
