@@ -9,10 +9,11 @@ import pytest
 from trainers.recording_program import CLASSES, TOKENS, VOCABULARY, WEIGHTS, Recorder, texts, write_recording_job
 
 from subfleet.arrays import decode_arrays, encode_arrays
-from subfleet.protocol.errors import DataError, ProtocolError, SubfleetError
-from subfleet.protocol.programs import TrainJob, TrainResult
+from subfleet.protocol.errors import DataError, ProtocolError, SubfleetError, TrainingError
+from subfleet.protocol.programs import Program, TrainJob, TrainResult
 from subfleet.protocol.training import ObjectiveSettings, TrainingSettings
 from subfleet.tasks import Dataset, StepOrigin, iter_batches, step_random, write_npz
+from subfleet.trainers.sessions import RunProgram
 from subfleet.trainers.training import run_training
 
 SETTINGS = TrainingSettings(
@@ -118,6 +119,21 @@ def test_parts_of_batches_train_as_whole_ones(tmp_path: Path, count: int, part: 
     if 4 % part == 0 and count % 4 == 0:
         drawn = np.concatenate([fed["random.0"] for fed in parts.runs])
         assert drawn.tolist() == np.concatenate([fed["random.0"] for fed in whole.runs]).tolist()
+
+
+@pytest.mark.parametrize("part", [0, 2])
+def test_a_loss_that_is_not_finite_is_told_with_its_step(tmp_path: Path, part: int) -> None:
+    class Diverging(Recorder):
+        def load(self, program: Program, threads: int) -> RunProgram:
+            run = super().load(program, threads)
+            return lambda values: {**run(values), "loss": np.float32(np.nan if self.runs[2:] else 1.0)}
+
+    settings = replace(SETTINGS, micro_batch_size=part)
+    job = write_recording_job(tmp_path, texts(20), settings, batch_size=part, accumulate=part > 0)
+    step = 2 if part else 3  # the third run is the first part of the second batch, or the third batch
+    with pytest.raises(TrainingError, match=f"the loss was nan in step {step}; lower the learning rate"):
+        train(job, Diverging())
+    assert not job.output_path.exists()
 
 
 def test_a_learning_rate_of_0_still_moves_running_statistics(tmp_path: Path) -> None:

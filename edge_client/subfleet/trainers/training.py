@@ -142,9 +142,9 @@ def _run_steps(
             tally.loss_sum = tally.correct_sum = tally.count_sum = 0.0
         read = loaded.session.step(call.fed, last=call.last)
         loss = float(read[layout.loss])
-        tally.step_count += call.ends_batch
         if not math.isfinite(loss):
-            raise TrainingError(f"the loss was {loss} in step {tally.step_count}; lower the learning rate")
+            raise TrainingError(f"the loss was {loss} in step {tally.step_count + 1}; lower the learning rate")
+        tally.step_count += call.ends_batch
         count = float(read[layout.count]) if layout.count else call.count
         tally.loss_sum += loss * (call.batch_count if layout.accumulates else count)
         tally.correct_sum += float(read[layout.correct])
