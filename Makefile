@@ -27,7 +27,7 @@ demo: $(VENV)/.demo
 	$(BIN)/subfleet run quickstart $(ARGS)
 
 test: $(VENV)/.dev $(VENV)/.native $(OLDEST)/.made tests/web/node_modules/.package-lock.json
-	$(BIN)/python -m pytest $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile $(ARGS)
 
 native: $(VENV)/.native
 	@$(BIN)/python -c 'import subfleet_executorch'

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from subfleet.protocol.training import TrainingSettings
 from subfleet.server.config import Deadlines, ServerConfig, load_config
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -14,7 +15,10 @@ ROOT = Path(__file__).resolve().parents[2]
 def test_every_configuration_key_is_documented() -> None:
     page = (ROOT / "docs/reference/configuration.md").read_text(encoding="utf-8")
     documented = set(re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE))
-    assert documented == {field.name for field in dataclasses.fields(ServerConfig)}
+    settings = (ServerConfig, TrainingSettings)
+    assert documented | {"objective", "optimiser", "seed"} == {
+        field.name for kind in settings for field in dataclasses.fields(kind)
+    }
     assert all(f"`{field.name}`" in page for field in dataclasses.fields(Deadlines))
 
 

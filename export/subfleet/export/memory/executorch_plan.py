@@ -7,7 +7,7 @@ runtime              structures and operators, counted in the C library's heap; 
 """
 
 from subfleet.export.memory.executorch_run import HeapGrowth, heap_growth
-from subfleet.export.memory.values import fed_bytes, optimiser_bytes, weights_bytes
+from subfleet.export.memory.values import counted_bytes, fed_bytes, optimiser_bytes, weights_bytes
 from subfleet.export.steps.values import Step
 from subfleet.protocol.memory import MemoryPlan
 
@@ -40,7 +40,10 @@ def plan_executorch(step: Step, *, body: bytes, arena_bytes: int) -> MemoryPlan:
         weights_bytes=weights_bytes(step),
         optimiser_bytes=optimiser_bytes(step),
         fed_bytes=fed_bytes(step),
-        activation_bytes=arena_bytes + growth.step_bytes,
+        activation_bytes=arena_bytes + counted_bytes(growth.step_bytes),
         workspace_bytes=growth.scratch_bytes,
-        runtime_bytes=growth.load_bytes + _PROGRAM_COPIES * len(body) + _KERNEL_PAGES_BYTES + _TRAINING_BYTES,
+        runtime_bytes=counted_bytes(growth.load_bytes)
+        + _PROGRAM_COPIES * len(body)
+        + _KERNEL_PAGES_BYTES
+        + _TRAINING_BYTES,
     )

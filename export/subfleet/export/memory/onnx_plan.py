@@ -10,7 +10,7 @@
 
 from subfleet.export.memory.onnx_blocks import filled_arena, live_bytes
 from subfleet.export.memory.onnx_run import run_onnx
-from subfleet.export.memory.values import fed_bytes, optimiser_bytes, weights_bytes
+from subfleet.export.memory.values import counted_bytes, fed_bytes, optimiser_bytes, weights_bytes
 from subfleet.export.steps.values import Step
 from subfleet.protocol.memory import MemoryPlan
 
@@ -37,5 +37,5 @@ def plan_onnx(body: bytes, step: Step) -> MemoryPlan:
         fed_bytes=fed_bytes(step),
         activation_bytes=activation,
         workspace_bytes=max(filled_arena(graph).resident_bytes - activation, 0),
-        runtime_bytes=graph.session_bytes + len(body) + _TRAINING_BYTES + _VALUE_BYTES * value_count,
+        runtime_bytes=counted_bytes(graph.session_bytes) + len(body) + _TRAINING_BYTES + _VALUE_BYTES * value_count,
     )
