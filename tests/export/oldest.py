@@ -5,6 +5,7 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -18,9 +19,7 @@ needs_oldest = pytest.mark.skipif(
 )
 
 
-def run_on_oldest(
-    body: bytes, fed: Mapping[str, npt.NDArray[np.generic]], folder: Path
-) -> dict[str, npt.NDArray[np.generic]]:
+def run_on_oldest(body: bytes, fed: Mapping[str, npt.NDArray[Any]], folder: Path) -> dict[str, npt.NDArray[Any]]:
     """Run a program once; its outputs by name."""
     program, inputs, outputs = (folder / part for part in ("program.onnx", "inputs.npz", "outputs.npz"))
     program.write_bytes(body)
