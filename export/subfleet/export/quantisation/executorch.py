@@ -1,15 +1,13 @@
 """Eight-bit models for ExecuTorch, by torchao's quantiser and XNNPACK's rules."""
 
-import logging
-import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor, nn
+
+from subfleet.export.quiet import quiet
 
 __all__ = ["quantise_executorch"]
 
@@ -37,7 +35,7 @@ def quantise_executorch(module: nn.Module, mode: str, samples: npt.NDArray[np.ge
     inputs = torch.from_numpy(np.ascontiguousarray(samples))
     example = (inputs[:1],)
     settings = get_symmetric_quantization_config(is_per_channel=True, is_dynamic=mode == "dynamic")
-    with _quiet(), torch.no_grad():
+    with quiet(), torch.no_grad():
         graph: Any = torch.export.export(module, example).module()
         prepared = prepare_pt2e(graph, XNNPACKQuantizer().set_global(settings))
         _observe(prepared, inputs)
@@ -50,16 +48,3 @@ def _observe(prepared: Any, inputs: Tensor) -> None:
     """Let the quantiser see the ranges of the activations."""
     for place in range(len(inputs)):
         prepared(inputs[place : place + 1])
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Both libraries log every pass, and warn of their own internals."""
-    before = logging.root.manager.disable
-    logging.disable(logging.WARNING)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logging.disable(before)

@@ -1,14 +1,13 @@
 """Eight-bit models for ONNX Runtime, by its own quantiser."""
 
-import logging
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
+from subfleet.export.quiet import quiet
 
 __all__ = ["quantise_onnx"]
 
@@ -30,7 +29,7 @@ def quantise_onnx(body: bytes, mode: str, samples: npt.NDArray[np.generic]) -> b
     """
     from onnxruntime.quantization import QuantFormat, QuantType, quantize_dynamic, quantize_static
 
-    with tempfile.TemporaryDirectory() as folder, _quiet():
+    with tempfile.TemporaryDirectory() as folder, quiet():
         folded, quantised = Path(folder) / "folded.onnx", Path(folder) / "quantised.onnx"
         _fold_constants(body, folded)
         if mode == "dynamic":
@@ -81,14 +80,3 @@ def _reader(samples: npt.NDArray[np.generic], name: str) -> Any:
             return None if batch is None else {name: batch}
 
     return Reader()
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """The quantiser advises steps that are done here already."""
-    before = logging.root.manager.disable
-    logging.disable(logging.WARNING)
-    try:
-        yield
-    finally:
-        logging.disable(before)

@@ -4,10 +4,8 @@ The graph is put into ExecuTorch's edge dialect here, node by node. ExecuTorch's
 `to_edge_transform_and_lower`) traces the graph again a dozen times and gives the same program.
 """
 
-import logging
 import operator
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor, fx
@@ -22,6 +20,7 @@ from torch.export.graph_signature import (
 )
 from torch.utils import _pytree as pytree
 
+from subfleet.export.quiet import quiet
 from subfleet.export.targets.executorch_operators import edge_target
 from subfleet.export.tracing import inputs_of, results_of
 
@@ -95,17 +94,6 @@ def _verifier() -> Any:
     return EXIREdgeDialectVerifier(edge_compile_config=_compile_config(), class_only=True)
 
 
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """ExecuTorch logs every pass as a warning; what matters comes as an exception."""
-    before = logging.root.manager.disable
-    logging.disable(logging.WARNING)
-    try:
-        yield
-    finally:
-        logging.disable(before)
-
-
 def lower(graph: fx.GraphModule, weights: Mapping[str, Tensor]) -> Any:
     """Lower a flat graph, which may call delegates, to ExecuTorch's final program."""
     from executorch.exir import EdgeProgramManager
@@ -116,6 +104,6 @@ def lower(graph: fx.GraphModule, weights: Mapping[str, Tensor]) -> Any:
         if node.op == "call_function" and node.target not in {operator.getitem, executorch_call_delegate}:
             node.target = edge_target(node)
     graph.recompile()
-    with _quiet():
+    with quiet():
         manager = EdgeProgramManager({"forward": exported(graph, held)}, None, _compile_config())
         return manager.to_executorch(_backend_config())
