@@ -150,7 +150,8 @@ for values, bind in ((session.get_inputs(), binding.bind_input), (session.get_ou
     for value in values:
         held.append(np.zeros(value.shape, np.float32))
         bind(value.name, "cpu", 0, np.float32, value.shape, held[-1].ctypes.data)
-sys.stderr.write("BEGIN")
+sys.stderr.write("BEGIN\\n")
+sys.stderr.flush()
 for _ in range(3):
     session.run_with_iobinding(binding)
 """
