@@ -76,7 +76,8 @@ def _profile_onnx(program: Program, start: Start, samples: Samples, threads: int
             options.inter_op_num_threads = 1
             options.enable_mem_pattern = False
             options.enable_mem_reuse = False
-            options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+            options.add_session_config_entry("session.intra_op.allow_spinning", "1" if threads > 1 else "0")
+            options.add_session_config_entry("session.force_spinning_stop", "1")
             options.enable_profiling = True
             options.profile_file_prefix = str(Path(folder) / "step")
             providers = ["CPUExecutionProvider"]
