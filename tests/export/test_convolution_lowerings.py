@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -75,8 +75,13 @@ def check(case: Case) -> None:
         torch.testing.assert_close(ours, theirs)
 
 
+UNREACHED = Case(inputs=(1, 1, 1), weight=(1, 3, 1), arguments=([1], [0], [2], True, [1], 1))
+"""A transposed convolution of one place whose output has one more, which nothing reaches."""
+
+
 @settings(max_examples=200, deadline=None)
 @given(cases(depthwise=False))
+@example(UNREACHED)
 def test_a_convolution_of_any_geometry_has_pytorchs_gradients(case: Case) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(few_places, "_FEW_PLACES", 0)
@@ -86,6 +91,7 @@ def test_a_convolution_of_any_geometry_has_pytorchs_gradients(case: Case) -> Non
 
 @settings(max_examples=150, deadline=None)
 @given(cases(depthwise=False))
+@example(UNREACHED)
 def test_a_convolution_over_few_places_has_pytorchs_gradients(case: Case) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(few_places, "_FEW_PLACES", 100)

@@ -3,6 +3,7 @@
 Shapes: N samples, C channels in, O channels out, G groups, sizes S of the input, P of the output, K of the kernel.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["Geometry", "convolve", "geometry_of", "pad_or_cut"]
+__all__ = ["Geometry", "convolve", "geometry_of", "is_linear", "pad_or_cut"]
 
 aten = torch.ops.aten
 
@@ -80,3 +81,8 @@ def geometry_of(arguments: Sequence[Any]) -> Geometry:
     """From the operator's arguments after its tensors."""
     stride, padding, dilation, _transposed, _output_padding, groups = arguments
     return Geometry(stride=tuple(stride), padding=tuple(padding), dilation=tuple(dilation), groups=groups)
+
+
+def is_linear(kernel: Sequence[int], sizes: Sequence[int], places: Sequence[int], at: Geometry) -> bool:
+    """Whether each place of the output depends on its own of the input alone, and each of the input has one."""
+    return math.prod(kernel) == 1 and set(at.stride) == {1} and not any(at.padding) and list(sizes) == list(places)

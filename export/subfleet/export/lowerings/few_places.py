@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from subfleet.export.lowerings.bands import bands
-from subfleet.export.lowerings.convolution_geometry import Geometry
+from subfleet.export.lowerings.convolution_geometry import Geometry, is_linear
 
 __all__ = ["few_places_forward", "few_places_input_gradient", "few_places_weight_gradient", "has_few_places"]
 
@@ -30,15 +30,10 @@ def has_few_places(sizes: Sequence[int], places: Sequence[int], at: Geometry, *,
     return at.groups == 1 and math.prod(places) <= few and math.prod(sizes) <= _FEW_INPUTS
 
 
-def _is_linear(kernel: Sequence[int], at: Geometry) -> bool:
-    """Whether each place of the output depends on its own of the input alone."""
-    return math.prod(kernel) == 1 and set(at.stride) == {1} and not any(at.padding)
-
-
 def _rows(inputs: Tensor, kernel: Sequence[int], places: Sequence[int], at: Geometry) -> Tensor:
     """(N, C, *S) to (R, C * K)."""
     (samples, channels, *sizes), count = inputs.shape, math.prod(places)
-    if _is_linear(kernel, at):
+    if is_linear(kernel, sizes, places, at):
         return inputs.reshape(samples, channels, count).transpose(1, 2).reshape(-1, channels)
     bands_qkp = bands(kernel, sizes, places, at, inputs.dtype).transpose(0, 1).reshape(math.prod(sizes), -1)
     seen_nckp = inputs.reshape(samples * channels, -1) @ bands_qkp
@@ -63,7 +58,7 @@ def few_places_input_gradient(gradient: Tensor, weight: Tensor, sizes: Sequence[
     samples, count = len(gradient), math.prod(places)
     seen_rck = _output_rows(gradient) @ weight.reshape(outputs, -1)
     seen_nckp = seen_rck.reshape(samples, count, -1).transpose(1, 2)
-    if _is_linear(kernel, at):
+    if is_linear(kernel, sizes, places, at):
         return seen_nckp.reshape(samples, channels, *sizes)
     bands_kpq = bands(kernel, sizes, places, at, weight.dtype).transpose(1, 2).reshape(-1, math.prod(sizes))
     return (seen_nckp.reshape(samples * channels, -1) @ bands_kpq).reshape(samples, channels, *sizes)

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from subfleet.export.lowerings.convolution_geometry import Geometry, convolve, pad_or_cut
+from subfleet.export.lowerings.convolution_geometry import Geometry, convolve, is_linear, pad_or_cut
 
 __all__ = ["weight_gradient"]
 
@@ -32,7 +32,7 @@ def weight_gradient(inputs: Tensor, gradient: Tensor, kernel: Sequence[int], at:
     Returns:
         (O, C / G, *K).
     """
-    if len(set(kernel)) == 1 and kernel[0] == 1 and set(at.stride) == {1} and not any(at.padding) and at.groups == 1:
+    if at.groups == 1 and is_linear(kernel, inputs.shape[2:], gradient.shape[2:], at):
         return _of_a_product(inputs, gradient).reshape(gradient.shape[1], inputs.shape[1], *kernel)
     (samples, channels, *sizes), (_, outputs, *places) = inputs.shape, gradient.shape
     dims, depth = len(sizes), channels // at.groups
