@@ -1,6 +1,7 @@
 """A scripted server, a fake trainer and one real session, over the memory broker and a clock moved by hand."""
 
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -251,6 +252,7 @@ class Rig:
         end_s = self.clock.now_s + seconds
         while not done():
             assert self.clock.now_s < end_s, "it did not come to pass"
+            time.sleep(0.0005)  # the training thread works in real time, also on a busy machine
             self.turn()
 
     def turn(self) -> None:
