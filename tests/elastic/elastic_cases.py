@@ -7,8 +7,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from subfleet.elastic.axes import Axis
 from subfleet.elastic.families import network_of
-from subfleet.elastic.network import Axis, ModelConfig, Network
+from subfleet.elastic.network import ModelConfig, Network
 from subfleet.protocol.subnet import Explicit, Full, IndexSet, Prefix, Roll, SubnetSpec
 
 RESNET = ModelConfig(

@@ -1,6 +1,5 @@
 """A network that cannot be trained is named with its layer, the reason and the remedy, before anything is written."""
 
-from collections.abc import Mapping
 
 import pytest
 import torch
@@ -8,7 +7,7 @@ from export.export_cases import train_request
 from torch import Tensor, nn
 
 from subfleet.elastic.families import FAMILIES, Family
-from subfleet.elastic.network import ModelConfig
+from subfleet.elastic.network import LocalShapes, ModelConfig
 from subfleet.export.preflight import obstacles, with_layer
 from subfleet.export.programs import export_training_program
 from subfleet.export.steps import SampleSpec
@@ -92,8 +91,8 @@ def test_the_error_is_told_with_its_layer_and_else_as_it_is() -> None:
 
 
 def test_a_request_that_fails_names_the_layer(monkeypatch: pytest.MonkeyPatch) -> None:
-    def with_log_gamma(config: ModelConfig, shapes: Mapping[str, tuple[int, ...]]) -> nn.Module:
-        module = mlp.build(config, shapes)
+    def with_log_gamma(config: ModelConfig, local: LocalShapes) -> nn.Module:
+        module = mlp.build(config, local)
         module.add_module("special", LogGamma())
         module.register_forward_hook(lambda network, _inputs, logits: network.special(logits))
         return module

@@ -1,5 +1,6 @@
 """Where a subnet's tensors lie in the full network's tensors."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -7,11 +8,12 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from subfleet.elastic.network import Network, TensorDecl, kept_indices
+from subfleet.elastic.axes import factors_of, kept_indices
+from subfleet.elastic.network import Network, TensorDecl
 from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.subnet import SubnetSpec
 
-__all__ = ["Gather", "TensorMap", "extract", "nested_maps", "tensor_maps"]
+__all__ = ["Gather", "Placement", "TensorMap", "extract", "nested_maps", "placements", "tensor_maps"]
 
 
 class TensorMap(Protocol):
@@ -28,22 +30,49 @@ class TensorMap(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Gather:
-    """Selects indices of every dimension on its own.
+    """Selects indices of every factor of every dimension on its own.
 
     Attributes:
-        index: a slice for each dimension; or, if any dimension keeps indices that are no slice, an index tensor for
-            each dimension, shaped to broadcast against the others.
+        index: a slice for each factor; or, if any keeps indices that are no slice, an index tensor for each, shaped to
+            broadcast against the others.
+        unfolded: shape of the full tensor with each product of factors as dimensions of its own; None where there is
+            no product.
+        kept: the same of the local tensor.
+        local: shape of the local tensor.
     """
 
     index: tuple[slice, ...] | tuple[Tensor, ...]
+    unfolded: tuple[int, ...] | None = None
+    kept: tuple[int, ...] | None = None
+    local: tuple[int, ...] | None = None
 
     def extract(self, tensor: Tensor) -> Tensor:
-        """The local tensor: a view where all dimensions are slices, else a copy."""
-        return tensor[self.index]
+        """The local tensor: a view where all factors are slices and no dimension is a product, else a copy."""
+        if self.unfolded is None or self.local is None:
+            return tensor[self.index]
+        return tensor.reshape(self.unfolded)[self.index].reshape(self.local)
 
     def scatter(self, local: Tensor, into: Tensor) -> None:
         """Add `local` to its place in `into`, in place. Every index occurs once, so nothing is added twice."""
-        into[self.index] += local
+        if self.unfolded is None or self.kept is None:
+            into[self.index] += local
+        else:
+            into.view(self.unfolded)[self.index] += local.reshape(self.kept)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Placement:
+    """Where a tensor of a subnet belongs in the full network. A subnet's tensor may have several places (grafting).
+
+    Attributes:
+        local: name of the subnet's tensor.
+        name: name of the full network's tensor.
+        map: from the one to the other.
+    """
+
+    local: str
+    name: str
+    map: TensorMap
 
 
 def tensor_maps(network: Network, spec: SubnetSpec) -> dict[str, TensorMap]:
@@ -52,7 +81,19 @@ def tensor_maps(network: Network, spec: SubnetSpec) -> dict[str, TensorMap]:
     Raises:
         ConfigError: the spec is no subnet of this network.
     """
-    return {name: _gather(network, spec, network.tensors[name]) for name in network.shapes(spec)}
+    names = network.shapes(spec)
+    sizes = {name: axis.size for name, axis in network.axes.items()}
+    kept = {name: kept_indices(spec.index_set(name), size) for name, size in sizes.items()}
+    return {name: _gather_of(network.tensors[name], sizes, kept) for name in names}
+
+
+def placements(network: Network, spec: SubnetSpec) -> tuple[Placement, ...]:
+    """Every tensor of a subnet at its own place, in network order.
+
+    Raises:
+        ConfigError: the spec is no subnet of this network.
+    """
+    return tuple(Placement(local=name, name=name, map=found) for name, found in tensor_maps(network, spec).items())
 
 
 def nested_maps(network: Network, outer: SubnetSpec, inner: SubnetSpec) -> dict[str, TensorMap]:
@@ -65,15 +106,8 @@ def nested_maps(network: Network, outer: SubnetSpec, inner: SubnetSpec) -> dict[
     if lacking:
         raise ConfigError(f"a nested subnet holds the tensor {lacking[0]!r}, which the subnet around it lacks")
     places = {name: _places(network, outer, inner, name) for name in network.axes}
-    return {
-        name: _gather_of(
-            [
-                range(size) if axis is None else places[axis]
-                for size, axis in zip(network.tensors[name].shape, network.tensors[name].axes, strict=True)
-            ]
-        )
-        for name in network.shapes(inner)
-    }
+    sizes = network.sizes(outer)
+    return {name: _gather_of(network.tensors[name], sizes, places) for name in network.shapes(inner)}
 
 
 def _places(network: Network, outer: SubnetSpec, inner: SubnetSpec, axis: str) -> Sequence[int]:
@@ -112,23 +146,35 @@ def extract(network: Network, spec: SubnetSpec, state: Mapping[str, Tensor]) -> 
     }
 
 
-def _gather(network: Network, spec: SubnetSpec, decl: TensorDecl) -> Gather:
-    kept = [
-        range(size) if axis is None else kept_indices(spec.index_set(axis), size)
-        for size, axis in zip(decl.shape, decl.axes, strict=True)
-    ]
-    return _gather_of(kept)
+def _gather_of(decl: TensorDecl, sizes: Mapping[str, int], kept: Mapping[str, Sequence[int]]) -> Gather:
+    """A map that keeps the named indices of each axis.
 
-
-def _gather_of(kept: Sequence[Sequence[int]]) -> Gather:
-    """A map that keeps the named indices of each dimension."""
-    slices = tuple(slice(indices.start, indices.stop) for indices in kept if isinstance(indices, range))
-    if len(slices) == len(kept):
-        return Gather(index=slices)
-    rank = len(kept)
+    Args:
+        decl: the tensor.
+        sizes: of the axes in the tensor that is cut.
+        kept: the indices of each axis.
+    """
+    dims = [factors_of(dim, size) for size, dim in zip(decl.shape, decl.axes, strict=True)]
+    factors = [factor for dim in dims for factor in dim]
+    indices = [range(factor) if isinstance(factor, int) else kept[factor] for factor in factors]
+    index = _index(indices)
+    if len(factors) == len(dims):
+        return Gather(index=index)
+    local = iter(len(found) for found in indices)
     return Gather(
-        index=tuple(
-            torch.tensor(list(indices)).reshape([-1 if place == dimension else 1 for place in range(rank)])
-            for dimension, indices in enumerate(kept)
-        )
+        index=index,
+        unfolded=tuple(factor if isinstance(factor, int) else sizes[factor] for factor in factors),
+        kept=tuple(len(found) for found in indices),
+        local=tuple(math.prod(next(local) for _ in dim) for dim in dims),
+    )
+
+
+def _index(indices: Sequence[Sequence[int]]) -> tuple[slice, ...] | tuple[Tensor, ...]:
+    slices = tuple(slice(found.start, found.stop) for found in indices if isinstance(found, range))
+    if len(slices) == len(indices):
+        return slices
+    rank = len(indices)
+    return tuple(
+        torch.tensor(list(found)).reshape([-1 if place == dimension else 1 for place in range(rank)])
+        for dimension, found in enumerate(indices)
     )

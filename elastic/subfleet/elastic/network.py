@@ -1,14 +1,15 @@
 """What an elastic network consists of, as plain data: axes, skippable blocks and tensors."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from subfleet.elastic.axes import Axis, Dim, check_indices, kept_indices, local_size
 from subfleet.protocol.errors import ConfigError
-from subfleet.protocol.subnet import Explicit, Full, IndexSet, Prefix, Roll, SubnetSpec
+from subfleet.protocol.subnet import SubnetSpec
 
-__all__ = ["Axis", "Block", "ModelConfig", "Network", "Role", "TensorDecl", "kept_indices"]
+__all__ = ["BUFFER_ROLES", "Block", "LocalShapes", "ModelConfig", "Network", "Role", "TensorDecl"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,10 +20,23 @@ class ModelConfig:
         family: a name of `subfleet.elastic.families.FAMILIES`.
         input_shape: one sample without the batch; (channels, height, width) for images.
         class_count: number of classes, 2 or more.
-        widths: channels of each section, each a multiple of group_size.
-        depths: residual blocks of each section, 1 or more; the first block of a section is always kept.
-        group_size: channels of one normalisation group. Groups are never split between subnets, so a subnet normalises
-            its channels exactly as the full network does.
+        widths: channels of each section.
+        depths: blocks of each section, 1 or more; the first block of a section is always kept.
+        group_size: channels of one normalisation group, of which widths are multiples where norm is "group". Groups
+            are never split between subnets, so a subnet normalises its channels exactly as the full network does.
+        norm: "group"; "batch" with running statistics that travel with the weights; "layer"; or "none".
+        block: of residual networks, "basic" or "bottleneck" (He et al. 2016, figure 5).
+        hidden_widths: of each section, the width inside a block: expanded, bottleneck's or feed-forward; empty takes
+            the family's usual share of its widths.
+        squeezed_widths: of each section, the width inside squeeze-and-excitation; 0 for none; empty for none at all.
+        kernels: of each section, the side of its kernels; empty takes the family's usual one.
+        strides: of each section, the step of its first block; empty takes the family's usual ones.
+        heads: of each section, the heads of its attention.
+        head_width: of each head's queries, keys and values; 0 takes width / heads.
+        vocabulary: symbols, where inputs are tokens; else 0.
+        patch: side of an image patch, where an image becomes tokens; else 0.
+        learnable_steps: each skippable block adds a learnable multiple of what it computes (NeFL, section 3.1).
+        scaler: while it trains, a subnet divides what enters a norm by its share of that axis (HeteroFL, section 3.2).
     """
 
     family: str
@@ -31,6 +45,18 @@ class ModelConfig:
     widths: tuple[int, ...]
     depths: tuple[int, ...]
     group_size: int = 4
+    norm: Literal["group", "batch", "layer", "none"] = "group"
+    block: Literal["basic", "bottleneck"] = "basic"
+    hidden_widths: tuple[int, ...] = ()
+    squeezed_widths: tuple[int, ...] = ()
+    kernels: tuple[int, ...] = ()
+    strides: tuple[int, ...] = ()
+    heads: tuple[int, ...] = ()
+    head_width: int = 0
+    vocabulary: int = 0
+    patch: int = 0
+    learnable_steps: bool = False
+    scaler: bool = False
 
     def __post_init__(self) -> None:
         if not self.input_shape or min(self.input_shape) < 1:
@@ -41,27 +67,28 @@ class ModelConfig:
             raise ConfigError(
                 f"widths {self.widths} and depths {self.depths} must have one entry for each section, at least one"
             )
-        if self.group_size < 1 or any(width < 1 or width % self.group_size for width in self.widths):
-            raise ConfigError(f"widths are {self.widths}, but must be multiples of group_size {self.group_size}")
+        if self.group_size < 1 or min(self.widths) < 1:
+            raise ConfigError(f"widths are {self.widths} and group_size is {self.group_size}, but must be 1 or more")
+        if self.norm == "group" and any(width % self.group_size for width in (*self.widths, *self.hidden_widths)):
+            raise ConfigError(
+                f"widths are {(*self.widths, *self.hidden_widths)}, but must be multiples of group_size "
+                f"{self.group_size}"
+            )
         if min(self.depths) < 1:
             raise ConfigError(f"depths are {self.depths}, but every section needs 1 block or more")
+        self._check_sections()
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Axis:
-    """A class of tied tensor dimensions: whoever keeps an index in one of them keeps it in all.
-
-    Attributes:
-        name: unique in its network.
-        size: number of indices in the full network.
-        kind: "channel" may be cut; "class" stays whole and in its order, which is that of the labels.
-        granularity: indices are kept or dropped in aligned groups of this many.
-    """
-
-    name: str
-    size: int
-    kind: Literal["channel", "class"]
-    granularity: int
+    def _check_sections(self) -> None:
+        for name, least in (("hidden_widths", 1), ("squeezed_widths", 0), ("kernels", 1), ("strides", 1), ("heads", 1)):
+            values = getattr(self, name)
+            if values and (len(values) != len(self.widths) or min(values) < least):
+                raise ConfigError(
+                    f"{name} is {values}, but must be empty or one number of {least} or more for each of the "
+                    f"{len(self.widths)} sections"
+                )
+        for name in ("head_width", "vocabulary", "patch"):
+            if getattr(self, name) < 0:
+                raise ConfigError(f"{name} is {getattr(self, name)}, but must be 0 or more")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +104,10 @@ class Block:
     section: int
 
 
-Role = Literal["weight", "residual", "gain", "bias"]
+Role = Literal["weight", "residual", "gain", "bias", "step", "embedding", "mean", "variance"]
+
+BUFFER_ROLES = frozenset({"mean", "variance"})
+"""Of tensors that training measures instead of learning them: the running statistics of norms."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,20 +117,34 @@ class TensorDecl:
     Attributes:
         name: the same in the full network and in every subnet.
         shape: in the full network.
-        axes: for each dimension its axis, or None where the dimension is never cut.
+        axes: what each dimension is tied to.
         block: the skippable block that owns it, or None if it is always kept.
         role: "weight" of a layer (starts normal with variance 2 / fan-in), "residual" weight of the last layer of a
-            block (starts at 0, so that every block starts as the identity), "gain" of a norm (starts at 1) or "bias"
-            (starts at 0).
+            block (starts at 0, so that every block starts as the identity), "gain" of a norm (starts at 1), "bias"
+            (starts at 0), "step" of a block (starts at 1), "embedding" of symbols or positions (starts normal with
+            deviation 0.02), running "mean" (starts at 0) or "variance" (starts at 1) of a norm.
         positions: at how many places of one sample it is applied: 1, or height times width of what it computes.
     """
 
     name: str
     shape: tuple[int, ...]
-    axes: tuple[str | None, ...]
+    axes: tuple[Dim, ...]
     block: str | None
     role: Role
     positions: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalShapes:
+    """How large a subnet is: all that a family needs to build its module.
+
+    Attributes:
+        sizes: how many indices it keeps, by axis.
+        tensors: shape of each of its tensors, in network order.
+    """
+
+    sizes: Mapping[str, int]
+    tensors: Mapping[str, tuple[int, ...]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,15 +177,15 @@ class Network:
         for name, index_set in spec.axes:
             if name not in self.axes:
                 raise ConfigError(f"a subnet names the axis {name!r}, but the network has {sorted(self.axes)}")
-            _check_indices(self.axes[name], index_set)
+            check_indices(self.axes[name], index_set)
         order = [block.name for block in self.blocks]
         if list(spec.blocks) != [name for name in order if name in spec.blocks]:
             raise ConfigError(f"a subnet keeps the blocks {list(spec.blocks)}, but must name some of {order}, in order")
         if spec.choices:
             raise ConfigError(f"a subnet chooses {dict(spec.choices)}, but this network has no choices")
 
-    def shapes(self, spec: SubnetSpec) -> dict[str, tuple[int, ...]]:
-        """Names and shapes of a subnet's tensors, in network order.
+    def sizes(self, spec: SubnetSpec) -> dict[str, int]:
+        """How many indices a subnet keeps, by axis.
 
         Raises:
             ConfigError: the spec is no subnet of this network.
@@ -149,53 +193,34 @@ class Network:
         self.check(spec)
         sizes = {name: axis.size for name, axis in self.axes.items()}
         sizes.update({name: len(kept_indices(index_set, sizes[name])) for name, index_set in spec.axes})
+        return sizes
+
+    def shapes(self, spec: SubnetSpec) -> dict[str, tuple[int, ...]]:
+        """Names and shapes of a subnet's tensors, in network order.
+
+        Raises:
+            ConfigError: the spec is no subnet of this network.
+        """
+        sizes = self.sizes(spec)
+        kept = frozenset(spec.blocks)
         return {
-            decl.name: tuple(
-                size if axis is None else sizes[axis] for size, axis in zip(decl.shape, decl.axes, strict=True)
-            )
+            decl.name: tuple(local_size(dim, size, sizes) for size, dim in zip(decl.shape, decl.axes, strict=True))
             for decl in self.tensors.values()
-            if decl.block is None or decl.block in spec.blocks
+            if decl.block is None or decl.block in kept
         }
 
+    def local(self, spec: SubnetSpec) -> LocalShapes:
+        """How large a subnet is.
+
+        Raises:
+            ConfigError: the spec is no subnet of this network.
+        """
+        return LocalShapes(sizes=self.sizes(spec), tensors=self.shapes(spec))
+
     def parameter_count(self, spec: SubnetSpec) -> int:
-        """How many numbers a subnet holds.
+        """How many numbers a subnet holds, running statistics included.
 
         Raises:
             ConfigError: the spec is no subnet of this network.
         """
         return sum(math.prod(shape) for shape in self.shapes(spec).values())
-
-
-def kept_indices(index_set: IndexSet, size: int) -> Sequence[int]:
-    """The indices that an index set keeps of an axis of `size`, in local order."""
-    match index_set:
-        case Full():
-            return range(size)
-        case Prefix(size=kept):
-            return range(kept)
-        case Roll(start=start, size=kept) if start + kept <= size:
-            return range(start, start + kept)
-        case Roll(start=start, size=kept):
-            return [*range(start, size), *range(start + kept - size)]
-        case Explicit(indices=indices):
-            return indices
-
-
-def _check_indices(axis: Axis, index_set: IndexSet) -> None:
-    # Before the indices are listed: there may be very many of them.
-    if isinstance(index_set, Prefix | Roll) and index_set.size > axis.size:
-        raise ConfigError(f"a subnet keeps {index_set.size} of axis {axis.name!r}, which has only {axis.size}")
-    beyond = isinstance(index_set, Roll) and index_set.start >= axis.size
-    indices = () if beyond else kept_indices(index_set, axis.size)
-    if beyond or max(indices) >= axis.size:
-        raise ConfigError(f"a subnet keeps indices of axis {axis.name!r} beyond its size {axis.size}")
-    if axis.kind == "class" and list(indices) != list(range(axis.size)):
-        raise ConfigError(f"a subnet keeps {index_set} of axis {axis.name!r}, but must keep all {axis.size} in order")
-    step = axis.granularity
-    for first in range(0, len(indices), step):
-        # A group may be permuted inside: its members are normalised together, whatever their order.
-        group = sorted(indices[first : first + step])
-        if group != list(range(group[0], group[0] + step)) or group[0] % step:
-            raise ConfigError(
-                f"a subnet keeps {index_set} of axis {axis.name!r}, but must keep whole aligned groups of {step}"
-            )

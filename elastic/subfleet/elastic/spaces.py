@@ -5,7 +5,8 @@ import math
 from collections.abc import Sequence
 from fractions import Fraction
 
-from subfleet.elastic.network import Axis, Network
+from subfleet.elastic.axes import Axis
+from subfleet.elastic.network import Network
 from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.subnet import Prefix, SubnetSpec
 

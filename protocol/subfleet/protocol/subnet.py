@@ -10,7 +10,7 @@ from typing import ClassVar
 
 from subfleet.protocol.schema import canonical_json
 
-__all__ = ["Explicit", "Full", "IndexSet", "Prefix", "Roll", "SubnetSpec"]
+__all__ = ["Centre", "Explicit", "Full", "IndexSet", "Prefix", "Roll", "SubnetSpec"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,13 +51,25 @@ class Explicit:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Centre:
+    """The middle `size` indices of an axis: a 3x3 kernel is the centre of a 5x5 one (Once-for-all, section 3.2)."""
+
+    TYPE: ClassVar[str] = "centre"
+    size: int
+
+    def __post_init__(self) -> None:
+        if self.size < 1:
+            raise ValueError(f"centre size is {self.size}, but must be 1 or more")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Full:
     """Every index of an axis."""
 
     TYPE: ClassVar[str] = "full"
 
 
-IndexSet = Prefix | Roll | Explicit | Full
+IndexSet = Prefix | Roll | Explicit | Centre | Full
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from subfleet.elastic.families.preact import build_mlp, build_resnet, declare_mlp, declare_resnet
-from subfleet.elastic.network import ModelConfig, Network, TensorDecl
+from subfleet.elastic.network import LocalShapes, ModelConfig, Network, Role, TensorDecl
 from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.subnet import SubnetSpec
 
@@ -23,11 +23,11 @@ class Family:
 
     Attributes:
         declare: a configuration to its network.
-        build: a configuration and the shapes of a subnet's tensors to a module whose state has exactly these.
+        build: a configuration and the sizes of a subnet to a module whose state has exactly its tensors.
     """
 
     declare: Callable[[ModelConfig], Network]
-    build: Callable[[ModelConfig, Mapping[str, tuple[int, ...]]], nn.Module]
+    build: Callable[[ModelConfig, LocalShapes], nn.Module]
 
 
 FAMILIES: Mapping[str, Family] = MappingProxyType(
@@ -71,10 +71,10 @@ def build_module(network: Network, spec: SubnetSpec) -> nn.Module:
     Raises:
         ConfigError: the spec is no subnet of this network.
     """
-    shapes = network.shapes(spec)
+    local = network.local(spec)
     with torch.device("meta"):
-        module = _family(network.config).build(network.config, shapes)
-    state = {name: _draw_tensor(network.tensors[name], shape, _MODULE_SEED) for name, shape in shapes.items()}
+        module = _family(network.config).build(network.config, local)
+    state = {name: _draw_tensor(network.tensors[name], shape, _MODULE_SEED) for name, shape in local.tensors.items()}
     module.load_state_dict(state, assign=True)
     return module
 
@@ -85,9 +85,16 @@ def _family(config: ModelConfig) -> Family:
     return FAMILIES[config.family]
 
 
+_CONSTANT_ROLES: Mapping[Role, float] = MappingProxyType(
+    {"gain": 1.0, "bias": 0.0, "step": 1.0, "mean": 0.0, "variance": 1.0}
+)
+_EMBEDDING_DEVIATION = 0.02
+
+
 def _draw_tensor(decl: TensorDecl, shape: tuple[int, ...], seed: int) -> Tensor:
-    if decl.role in ("gain", "bias"):
-        return torch.full(shape, 1.0 if decl.role == "gain" else 0.0)
+    if decl.role in _CONSTANT_ROLES:
+        return torch.full(shape, _CONSTANT_ROLES[decl.role])
     digest = hashlib.sha256(f"{seed}/{decl.name}".encode()).digest()
     generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
-    return torch.randn(shape, generator=generator) * math.sqrt(2 / math.prod(shape[1:]))
+    deviation = _EMBEDDING_DEVIATION if decl.role == "embedding" else math.sqrt(2 / math.prod(shape[1:]))
+    return torch.randn(shape, generator=generator) * deviation

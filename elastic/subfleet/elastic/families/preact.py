@@ -13,7 +13,8 @@ from types import MappingProxyType
 
 from torch import Tensor, nn
 
-from subfleet.elastic.network import Axis, Block, ModelConfig, Network, Role, TensorDecl
+from subfleet.elastic.axes import Axis
+from subfleet.elastic.network import Block, LocalShapes, ModelConfig, Network, Role, TensorDecl
 from subfleet.elastic.zoo.convolution import PreactBlock, group_norm
 from subfleet.protocol.errors import ConfigError
 
@@ -44,13 +45,15 @@ def declare_mlp(config: ModelConfig) -> Network:
     return _declare(config, input_size=math.prod(config.input_shape), kernel=())
 
 
-def build_resnet(config: ModelConfig, shapes: Shapes) -> nn.Module:
+def build_resnet(config: ModelConfig, local: LocalShapes) -> nn.Module:
     """The module of a residual network of convolutions, for inputs (batch, channels, height, width)."""
+    shapes = local.tensors
     return nn.Sequential(OrderedDict([*_trunk(config, shapes, stride=2), ("pool", SpatialMean()), _head(shapes)]))
 
 
-def build_mlp(config: ModelConfig, shapes: Shapes) -> nn.Module:
+def build_mlp(config: ModelConfig, local: LocalShapes) -> nn.Module:
     """The module of a residual network of linear layers, for inputs (batch, ...)."""
+    shapes = local.tensors
     return nn.Sequential(OrderedDict([("flatten", nn.Flatten()), *_trunk(config, shapes, stride=1), _head(shapes)]))
 
 

@@ -1,0 +1,131 @@
+"""Classes of tied tensor dimensions, and which of their indices a subnet keeps."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from subfleet.protocol.errors import ConfigError
+from subfleet.protocol.subnet import Centre, Explicit, Full, IndexSet, Prefix, Roll
+
+__all__ = ["Axis", "AxisKind", "Dim", "Product", "check_indices", "factors_of", "kept_indices", "local_size"]
+
+AxisKind = Literal["channel", "squeeze", "head", "head_dim", "ffn", "embed", "kernel", "class"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Axis:
+    """A class of tied tensor dimensions: whoever keeps an index in one of them keeps it in all.
+
+    Attributes:
+        name: unique in its network.
+        size: number of indices in the full network.
+        kind: what it counts. "channel" of convolutions and layers, "squeeze" inside squeeze-and-excitation, "head" and
+            "head_dim" of attention, "ffn" inside a feed-forward part and "embed" of a residual stream of tokens may be
+            cut in any way; "kernel", the side of a convolution's kernel, is cut to its centre; "class" stays whole and
+            in its order, which is that of the labels.
+        granularity: indices are kept or dropped in aligned groups of this many; of a kernel, the step between sizes.
+    """
+
+    name: str
+    size: int
+    kind: AxisKind
+    granularity: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Product:
+    """A dimension that runs over several factors, the outermost first.
+
+    The rows of fused queries, keys and values are `Product(factors=(3, "heads", "head_dim"))`; a flattened image of 49
+    places is `Product(factors=("channels", 49))`.
+
+    Attributes:
+        factors: names of axes, and sizes that are never cut.
+    """
+
+    factors: tuple[str | int, ...]
+
+
+Dim = str | Product | None
+"""What a dimension is tied to: an axis, a product of factors, or None where it is never cut."""
+
+
+def factors_of(dim: Dim, size: int) -> tuple[str | int, ...]:
+    """The factors of a dimension, outermost first: names of axes, and sizes that are never cut.
+
+    Args:
+        dim: what the dimension is tied to.
+        size: of the dimension in the full network.
+    """
+    match dim:
+        case None:
+            return (size,)
+        case str():
+            return (dim,)
+        case Product(factors=factors):
+            return factors
+
+
+def local_size(dim: Dim, size: int, sizes: Mapping[str, int]) -> int:
+    """How long a dimension is in a subnet that keeps `sizes` of the axes."""
+    return math.prod(factor if isinstance(factor, int) else sizes[factor] for factor in factors_of(dim, size))
+
+
+def kept_indices(index_set: IndexSet, size: int) -> Sequence[int]:
+    """The indices that an index set keeps of an axis of `size`, in local order."""
+    match index_set:
+        case Full():
+            return range(size)
+        case Prefix(size=kept):
+            return range(kept)
+        case Centre(size=kept):
+            return range((size - kept) // 2, (size - kept) // 2 + kept)
+        case Roll(start=start, size=kept) if start + kept <= size:
+            return range(start, start + kept)
+        case Roll(start=start, size=kept):
+            return [*range(start, size), *range(start + kept - size)]
+        case Explicit(indices=indices):
+            return indices
+
+
+def check_indices(axis: Axis, index_set: IndexSet) -> None:
+    """Make sure that an axis can be cut so.
+
+    Raises:
+        ConfigError: it lacks some of the indices, or they split a group, or the axis may not be cut so.
+    """
+    # Before the indices are listed: there may be very many of them.
+    if isinstance(index_set, Prefix | Roll | Centre) and index_set.size > axis.size:
+        raise ConfigError(f"a subnet keeps {index_set.size} of axis {axis.name!r}, which has only {axis.size}")
+    if axis.kind == "kernel" or isinstance(index_set, Centre):
+        _check_centre(axis, index_set)
+        return
+    beyond = isinstance(index_set, Roll) and index_set.start >= axis.size
+    indices = () if beyond else kept_indices(index_set, axis.size)
+    if beyond or max(indices) >= axis.size:
+        raise ConfigError(f"a subnet keeps indices of axis {axis.name!r} beyond its size {axis.size}")
+    if axis.kind == "class" and list(indices) != list(range(axis.size)):
+        raise ConfigError(f"a subnet keeps {index_set} of axis {axis.name!r}, but must keep all {axis.size} in order")
+    step = axis.granularity
+    for first in range(0, len(indices), step):
+        # A group may be permuted inside: its members are normalised together, whatever their order.
+        group = sorted(indices[first : first + step])
+        if group != list(range(group[0], group[0] + step)) or group[0] % step:
+            raise ConfigError(
+                f"a subnet keeps {index_set} of axis {axis.name!r}, but must keep whole aligned groups of {step}"
+            )
+
+
+def _check_centre(axis: Axis, index_set: IndexSet) -> None:
+    if axis.kind != "kernel" or not isinstance(index_set, Centre | Full):
+        raise ConfigError(
+            f"a subnet keeps {index_set} of axis {axis.name!r} of kind {axis.kind!r}, but a centre is for kernels, and "
+            "kernels are kept whole or as their centre"
+        )
+    # An odd difference has no middle.
+    if isinstance(index_set, Centre) and (axis.size - index_set.size) % 2:
+        raise ConfigError(
+            f"a subnet keeps the centre {index_set.size} of kernel axis {axis.name!r} of size {axis.size}, but their "
+            "difference must be even"
+        )
