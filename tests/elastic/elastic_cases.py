@@ -7,10 +7,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from subfleet.elastic.axes import Axis
+from subfleet.elastic.axes import Axis, factors_of
 from subfleet.elastic.families import network_of
 from subfleet.elastic.network import ModelConfig, Network
-from subfleet.protocol.subnet import Explicit, Full, IndexSet, Prefix, Roll, SubnetSpec
+from subfleet.protocol.subnet import Centre, Explicit, Full, IndexSet, Prefix, Roll, SubnetSpec
 
 RESNET = ModelConfig(
     family="preact_resnet", input_shape=(2, 6, 5), class_count=3, widths=(8, 12), depths=(2, 3), group_size=4
@@ -35,7 +35,7 @@ def networks_and_specs(draw: st.DrawFn) -> tuple[Network, SubnetSpec]:
 @st.composite
 def specs(draw: st.DrawFn, network: Network) -> SubnetSpec:
     """Any subnet: prefixes, rolls, explicit sets and whole axes, with any of the blocks."""
-    axes = {name: draw(_index_sets(axis)) for name, axis in network.axes.items() if axis.kind == "channel"}
+    axes = {name: draw(_index_sets(axis)) for name, axis in network.axes.items() if axis.kind != "class"}
     kept = [draw(st.booleans()) for _ in network.blocks]
     return SubnetSpec(
         axes=tuple(sorted(axes.items())),
@@ -47,6 +47,8 @@ def specs(draw: st.DrawFn, network: Network) -> SubnetSpec:
 def _index_sets(draw: st.DrawFn, axis: Axis) -> IndexSet:
     step = axis.granularity
     groups = axis.size // step
+    if axis.kind == "kernel":
+        return Centre(size=draw(st.integers(0, (axis.size - 1) // 2)) * 2 + 2 - axis.size % 2)
     kind = draw(st.sampled_from(["full", "prefix", "roll", "explicit"]))
     size = draw(st.integers(1, groups)) * step
     if kind == "prefix":
@@ -86,13 +88,20 @@ def held_places(network: Network, spec: SubnetSpec) -> dict[str, Tensor]:
 def _held(network: Network, spec: SubnetSpec, name: str) -> Tensor:
     decl = network.tensors[name]
     held = torch.full(decl.shape, decl.block is None or decl.block in spec.blocks)
-    for dimension, axis in enumerate(decl.axes):
-        if axis is not None:
-            kept = torch.tensor(
-                [_keeps(spec.index_set(axis), index, decl.shape[dimension]) for index in range(decl.shape[dimension])]
-            )
-            held &= kept.reshape([-1 if place == dimension else 1 for place in range(len(decl.shape))])
+    for dimension, (dim, size) in enumerate(zip(decl.axes, decl.shape, strict=True)):
+        kept = torch.tensor([_keeps_row(network, spec, factors_of(dim, size), index) for index in range(size)])
+        held &= kept.reshape([-1 if place == dimension else 1 for place in range(len(decl.shape))])
     return held
+
+
+def _keeps_row(network: Network, spec: SubnetSpec, factors: tuple[str | int, ...], index: int) -> bool:
+    """Whether a subnet keeps an index of a dimension; the last factor runs fastest."""
+    for factor in reversed(factors):
+        size = factor if isinstance(factor, int) else network.axes[factor].size
+        index, place = divmod(index, size)
+        if isinstance(factor, str) and not _keeps(spec.index_set(factor), place, size):
+            return False
+    return True
 
 
 def _keeps(index_set: IndexSet, index: int, size: int) -> bool:
@@ -100,4 +109,6 @@ def _keeps(index_set: IndexSet, index: int, size: int) -> bool:
         return index < index_set.size
     if isinstance(index_set, Roll):
         return (index - index_set.start) % size < index_set.size
+    if isinstance(index_set, Centre):
+        return 0 <= index - (size - index_set.size) // 2 < index_set.size
     return not isinstance(index_set, Explicit) or index in index_set.indices
