@@ -7,11 +7,13 @@ between rounds, and to load a program again takes a fraction of one step's time 
 """
 
 from dataclasses import dataclass
+from typing import Protocol
 
+from subfleet.trainers.memory import MemoryWatch, Watch, release_free_memory
 from subfleet.trainers.sessions import StepSession
 from subfleet.trainers.step_layout import StepLayout
 
-__all__ = ["KeptSession", "LoadedSession", "Slot"]
+__all__ = ["Host", "KeptSession", "LoadedSession", "Slot"]
 
 _LARGEST_SHARE = 0.25
 """Of a job's memory limit. Measured with ONNX Runtime, whose arena is given back: 5 MB of 51 MB and of 293 MB peaks."""
@@ -44,8 +46,33 @@ class KeptSession:
     held_bytes: int
 
 
+class Host(Protocol):
+    """The process that trainings run in: what it keeps from one to the next, and how its memory is measured."""
+
+    @property
+    def held_bytes(self) -> int:
+        """Memory that is kept between two trainings."""
+        ...
+
+    def take(self, sha256: str, threads: int) -> KeptSession | None:
+        """The kept session of this program and these threads, if there is one; it is no longer kept."""
+        ...
+
+    def keep(self, loaded: LoadedSession, *, held_bytes: int, limit_bytes: int) -> None:
+        """Keep a session for a later job, where there is room for it."""
+        ...
+
+    def watch(self, limit_bytes: int, *, held_bytes: int) -> Watch:
+        """Begin to measure a training's memory against its limit."""
+        ...
+
+    def release(self) -> None:
+        """Give freed memory back to the system, where that matters."""
+        ...
+
+
 class Slot:
-    """Room for one session."""
+    """A device's own process: room for one session, and the memory that really grows; see `Host`."""
 
     def __init__(self) -> None:
         self._kept: KeptSession | None = None
@@ -67,3 +94,11 @@ class Slot:
         """Keep a session for the next job, unless it holds too much of the last one's memory limit."""
         if held_bytes <= _LARGEST_SHARE * limit_bytes:
             self._kept = KeptSession(loaded=loaded, held_bytes=held_bytes)
+
+    def watch(self, limit_bytes: int, *, held_bytes: int) -> Watch:
+        """See `Host.watch`."""
+        return MemoryWatch(limit_bytes, held_bytes=held_bytes)
+
+    def release(self) -> None:
+        """See `Host.release`."""
+        release_free_memory()

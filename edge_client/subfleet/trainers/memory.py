@@ -13,10 +13,11 @@ import resource
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Protocol
 
 from subfleet.protocol.errors import MemoryLimitError
 
-__all__ = ["MemoryWatch", "release_free_memory"]
+__all__ = ["MemoryWatch", "Watch", "release_free_memory"]
 
 _PROC = Path("/proc/self")
 _RESET_HIGH_WATER = "5"
@@ -28,6 +29,22 @@ def release_free_memory() -> None:
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
+
+
+class Watch(Protocol):
+    """Measures the memory of one training."""
+
+    def held_bytes(self) -> int:
+        """What is left of the growth now."""
+        ...
+
+    def growth_bytes(self) -> int:
+        """The largest growth so far; 0 where it is not measured."""
+        ...
+
+    def check(self) -> None:
+        """Compare the growth with its limit; raises MemoryLimitError beyond it."""
+        ...
 
 
 class MemoryWatch:

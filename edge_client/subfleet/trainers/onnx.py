@@ -11,7 +11,7 @@ import numpy as np
 from subfleet.protocol.errors import ConfigError, DataError, MissingExtraError, TrainingError
 from subfleet.protocol.programs import DataSummary, Prediction, Program, TrainJob, TrainResult
 from subfleet.tasks import read_dataset
-from subfleet.trainers.kept import Slot
+from subfleet.trainers.kept import Host, Slot
 from subfleet.trainers.library_pages import map_library
 from subfleet.trainers.onnx_session import OnnxSession, guarded
 from subfleet.trainers.prediction import FREE_BATCH_SIZE, predict_dataset, read_model
@@ -38,21 +38,22 @@ class OnnxTrainer:
 
     Args:
         provider: what computes: "cpu", or "cuda" with a build of ONNX Runtime that has it.
+        host: the process that it trains in; without one, a device's own.
     """
 
     target: ClassVar[str] = "onnx"
     suffix: ClassVar[str] = ".onnx"
     providers: ClassVar[tuple[str, ...]] = ("cpu", "cuda")
 
-    def __init__(self, provider: str = "cpu") -> None:
+    def __init__(self, provider: str = "cpu", host: Host | None = None) -> None:
         self._provider = provider
-        self._slot = Slot()
+        self._host = Slot() if host is None else host
         self._runtime: ModuleType | None = None
 
     @property
     def held_bytes(self) -> int:
         """Memory that the session kept for the next job holds."""
-        return self._slot.held_bytes
+        return self._host.held_bytes
 
     def describe(self, data: str) -> DataSummary:
         """Summarise a data set; see `read_dataset` for what it raises.
@@ -76,7 +77,7 @@ class OnnxTrainer:
         # Before anything is measured: the library is there whatever subnet is trained.
         runtime = self._prepared()
         open_session = partial(_open, runtime, self._provider)
-        return train_job(job, stopped, target=self.target, open_session=open_session, slot=self._slot)
+        return train_job(job, stopped, target=self.target, open_session=open_session, slot=self._host)
 
     def predict(self, model_path: Path, data: str, threads: int = 1) -> Prediction:
         """Run a model with one input, (batch, *sample shape), whose first output is the logits.

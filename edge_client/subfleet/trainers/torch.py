@@ -20,7 +20,7 @@ from subfleet.protocol.errors import (
 )
 from subfleet.protocol.programs import DataSummary, Prediction, Program, TrainJob, TrainResult
 from subfleet.tasks import read_dataset
-from subfleet.trainers.kept import Slot
+from subfleet.trainers.kept import Host, Slot
 from subfleet.trainers.prediction import FREE_BATCH_SIZE, predict_dataset, read_model
 from subfleet.trainers.sessions import Array, StepSession, zeros
 from subfleet.trainers.step_layout import StepLayout
@@ -42,21 +42,22 @@ class TorchTrainer:
 
     Args:
         provider: the device that computes: "cpu" or "cuda".
+        host: the process that it trains in; without one, a device's own.
     """
 
     target: ClassVar[str] = "torch"
     suffix: ClassVar[str] = ".safetensors"
     providers: ClassVar[tuple[str, ...]] = ("cpu", "cuda")
 
-    def __init__(self, provider: str = "cpu") -> None:
+    def __init__(self, provider: str = "cpu", host: Host | None = None) -> None:
         self._provider = provider
-        self._slot = Slot()
+        self._host = Slot() if host is None else host
         self._is_prepared = False
 
     @property
     def held_bytes(self) -> int:
         """Memory that the session kept for the next job holds."""
-        return self._slot.held_bytes
+        return self._host.held_bytes
 
     def describe(self, data: str) -> DataSummary:
         """Summarise a data set; see `read_dataset` for what it raises.
@@ -80,7 +81,7 @@ class TorchTrainer:
         # Before anything is measured: the library is there whatever subnet is trained.
         self._prepare()
         open_session = partial(_open, self._provider)
-        return train_job(job, stopped, target=self.target, open_session=open_session, slot=self._slot)
+        return train_job(job, stopped, target=self.target, open_session=open_session, slot=self._host)
 
     def predict(self, model_path: Path, data: str, threads: int = 1) -> Prediction:
         """Run a model, a tensor container that names its network, over a data set.

@@ -11,8 +11,8 @@ from subfleet.protocol.programs import TrainJob, TrainResult
 from subfleet.tasks import Dataset, read_dataset
 from subfleet.trainers.feeding import calls_of, check_data, check_settings, constant_values
 from subfleet.trainers.job_files import file_sha256, read_program, read_weights, write_change
-from subfleet.trainers.kept import LoadedSession, Slot
-from subfleet.trainers.memory import MemoryWatch, release_free_memory
+from subfleet.trainers.kept import Host, LoadedSession, Slot
+from subfleet.trainers.memory import Watch
 from subfleet.trainers.sessions import Array, LoadProgram, OpenSession, RunProgram, hosted
 from subfleet.trainers.step_layout import step_layout
 
@@ -31,14 +31,14 @@ class _Tally:
 
 
 def run_training(
-    job: TrainJob, stopped: Callable[[], bool], *, target: str, load: LoadProgram, slot: Slot | None = None
+    job: TrainJob, stopped: Callable[[], bool], *, target: str, load: LoadProgram, slot: Host | None = None
 ) -> TrainResult:
     """Train one job with a runtime that runs programs from arrays to arrays; see `train_job`."""
     return train_job(job, stopped, target=target, open_session=hosted(load), slot=slot or Slot())
 
 
 def train_job(
-    job: TrainJob, stopped: Callable[[], bool], *, target: str, open_session: OpenSession, slot: Slot
+    job: TrainJob, stopped: Callable[[], bool], *, target: str, open_session: OpenSession, slot: Host
 ) -> TrainResult:
     """Train one job and write the change of its weights and buffers; the memory that it took is given back.
 
@@ -51,7 +51,8 @@ def train_job(
         stopped: asked between steps.
         target: what the program must be written for.
         open_session: loads a program.
-        slot: where the session may be kept for the next job of the same program. After an error it is empty.
+        slot: the process that trains, where the session may be kept for the next job of the same program. After an
+            error that session is not in it.
 
     Raises:
         MemoryLimitError: the process grew beyond the limit, or what the program takes alone is beyond it.
@@ -64,18 +65,18 @@ def train_job(
     dataset = read_dataset(job.data)
     sha256 = file_sha256(job.program_path)
     kept = slot.take(sha256, job.threads)
-    watch = MemoryWatch(job.memory_limit_bytes, held_bytes=0 if kept is None else kept.held_bytes)
+    watch = slot.watch(job.memory_limit_bytes, held_bytes=0 if kept is None else kept.held_bytes)
     try:
         loaded = _load(job, sha256, target, open_session) if kept is None else kept.loaded
         del kept
         _check_least(job, loaded.least_bytes)
         watch.check()
-        tally = _train(job, stopped, dataset, loaded, watch)
+        tally = _train(job, stopped, dataset, loaded, slot, watch)
         watch.check()
-        release_free_memory()
+        slot.release()
         slot.keep(loaded, held_bytes=watch.held_bytes(), limit_bytes=job.memory_limit_bytes)
     finally:
-        release_free_memory()
+        slot.release()
     return TrainResult(
         sample_count=len(dataset),
         step_count=tally.step_count,
@@ -102,7 +103,7 @@ def _check_least(job: TrainJob, least_bytes: int) -> None:
 
 
 def _train(
-    job: TrainJob, stopped: Callable[[], bool], dataset: Dataset, loaded: LoadedSession, watch: MemoryWatch
+    job: TrainJob, stopped: Callable[[], bool], dataset: Dataset, loaded: LoadedSession, slot: Host, watch: Watch
 ) -> _Tally:
     layout = loaded.layout
     check_settings(job.settings, layout)
@@ -112,7 +113,7 @@ def _train(
     loaded.session.begin({value.name: weights[value.tensor] for value in layout.stored}, constants)
     del weights, constants
     # What loading left behind would stay beneath the steps' peak.
-    release_free_memory()
+    slot.release()
     tally = _run_steps(job, stopped, dataset, loaded, watch)
     trained: dict[str, Array] = {}
     finished = loaded.session.finish()
@@ -120,7 +121,7 @@ def _train(
         trained[value.tensor] = finished[value.name]
     del finished
     # What only the steps needed, before the old weights come beside the new ones.
-    release_free_memory()
+    slot.release()
     # The old weights are read again, not kept: while the steps ran, their memory was free.
     changed = change(trained, read_weights(job.weights_path, layout), in_place=True)
     write_change(job.output_path, changed)
@@ -128,7 +129,7 @@ def _train(
 
 
 def _run_steps(
-    job: TrainJob, stopped: Callable[[], bool], dataset: Dataset, loaded: LoadedSession, watch: MemoryWatch
+    job: TrainJob, stopped: Callable[[], bool], dataset: Dataset, loaded: LoadedSession, watch: Watch
 ) -> _Tally:
     layout = loaded.layout
     tally = _Tally()
