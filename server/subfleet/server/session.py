@@ -207,6 +207,10 @@ class Server:
         self._apply(Tick())
         self._send()
 
+    def settle(self) -> None:
+        """Wait until the folding that goes on beside this loop has ended: under a logical clock it takes no time."""
+        self._workbench.settle()
+
     def close(self) -> None:
         """Disconnect and let the threads end. The run can be taken up again."""
         self._transport.close()

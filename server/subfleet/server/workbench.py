@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -74,6 +74,10 @@ class Workbench:
             return None
         work, self._work = self._work, None
         return work.result()
+
+    def settle(self) -> None:
+        """Wait until the round in hand is folded; `outcome` then has it."""
+        wait([] if self._work is None else [self._work])
 
     def close(self) -> None:
         """Let the thread end; what it is doing is finished and can be done again."""
