@@ -14,10 +14,16 @@ from subfleet.elastic.zoo.mobilenet import MOBILENET_V2, Bottleneck, mobilenet_v
 from subfleet.elastic.zoo.perceptron import mlp
 from subfleet.elastic.zoo.recurrent import char_lstm
 from subfleet.elastic.zoo.resnet import preact_resnet
-from subfleet.elastic.zoo.transformer import BlockSize, transformer_lm, vision_transformer
+from subfleet.elastic.zoo.transformer import (
+    BlockSize,
+    even_section,
+    transformer_classifier,
+    transformer_lm,
+    vision_transformer,
+)
 from subfleet.elastic.zoo.vgg import vgg
 
-TINY_BLOCK = BlockSize(width=8, heads=3, head_width=2, hidden_width=6)
+TINY_SECTION = even_section(BlockSize(width=8, heads=3, head_width=2, hidden_width=6), 2)
 
 
 def drawn(model: ZooModel, batch_size: int) -> Tensor:
@@ -67,7 +73,7 @@ def test_every_network_gives_logits_and_a_gradient_to_every_parameter(name: str)
         # DeiT-Ti at 224x224 with 1,000 classes.
         (lambda: vision_transformer(input_shape=(3, 224, 224), patch=16, class_count=1000), 5_717_416),
         # Reddi et al. 2021, "Adaptive federated optimization": 820,522 with 90 symbols and one bias a layer, not two.
-        (lambda: char_lstm(vocabulary=90), 820_522 + 2 * 1_024),
+        (lambda: char_lstm(vocabulary=90, class_count=90), 820_522 + 2 * 1_024),
         # MLPerf Tiny's has 23,756 that are trained, with 9 x 64 biases that its norms take away again.
         (ds_cnn, 23_756 - 576),
     ],
@@ -111,7 +117,7 @@ def test_default_sizes_are_the_published_ones(build: Callable[[], nn.Module], pu
             (2, 10),
         ),
         (lambda: vgg(widths=(3, 5), depths=(1, 2), class_count=4), (2, 3, 8, 8), (2, 4)),
-        (lambda: vision_transformer(input_shape=(1, 8, 4), size=TINY_BLOCK, depth=2), (2, 1, 8, 4), (2, 10)),
+        (lambda: vision_transformer(input_shape=(1, 8, 4), sections=TINY_SECTION), (2, 1, 8, 4), (2, 10)),
         (lambda: ds_cnn(widths=(4, 6, 5), class_count=3), (2, 1, 49, 10), (2, 3)),
     ],
     ids=["mlp", "linear", "resnet", "mobilenet_v2", "mobilenet_v3", "efficientnet", "vgg", "vit", "ds_cnn"],
@@ -126,17 +132,18 @@ def test_widths_are_those_of_the_tensors() -> None:
     shapes = {name: tuple(tensor.shape) for name, tensor in vgg(widths=(3, 5), depths=(1, 1)).named_parameters()}
     assert shapes["section0.layer0.conv.weight"] == (3, 3, 3, 3)
     assert shapes["section1.layer0.conv.weight"] == (5, 3, 3, 3)
-    attention = {
-        name: tuple(tensor.shape) for name, tensor in transformer_lm(size=TINY_BLOCK, depth=1).named_parameters()
-    }
-    assert attention["blocks.0.attention.query.weight"] == (6, 8)
-    assert attention["blocks.0.attention.out.weight"] == (8, 6)
-    assert attention["blocks.0.feed_forward.up.weight"] == (6, 8)
+    attention = {name: tuple(tensor.shape) for name, tensor in transformer_lm(sections=TINY_SECTION).named_parameters()}
+    assert attention["section0.block1.attention.query.weight"] == (6, 8)
+    assert attention["section0.block1.attention.out.weight"] == (8, 6)
+    assert attention["section0.block1.feed_forward.up.weight"] == (6, 8)
 
 
 @pytest.mark.parametrize(
     "build",
-    [lambda: transformer_lm(vocabulary=7, context=6, size=TINY_BLOCK), lambda: char_lstm(vocabulary=7, width=5)],
+    [
+        lambda: transformer_lm(vocabulary=7, context=6, sections=TINY_SECTION),
+        lambda: char_lstm(vocabulary=7, sections={"section0": {"block0": 5, "block1": 4}}),
+    ],
     ids=["transformer", "lstm"],
 )
 def test_language_models_do_not_see_what_comes(build: Callable[[], nn.Module]) -> None:
@@ -145,6 +152,27 @@ def test_language_models_do_not_see_what_comes(build: Callable[[], nn.Module]) -
     changed = torch.tensor([[1, 2, 3, 4, 0, 6]])
     same = torch.isclose(module(tokens), module(changed)).all(dim=2)[0]
     assert same.tolist() == [True] * 4 + [False] * 2
+
+
+def test_an_encoder_sees_all_tokens_from_the_first() -> None:
+    module = transformer_classifier(vocabulary=7, context=6, sections=TINY_SECTION, class_count=3)
+    logits = module(torch.tensor([[1, 2, 3, 4, 5, 6], [1, 2, 3, 4, 5, 0]]))
+    assert logits.shape == (2, 3)
+    assert not torch.isclose(logits[0], logits[1]).any()
+
+
+def test_one_layer_for_queries_keys_and_values_is_three_side_by_side() -> None:
+    apart, fused = (
+        vision_transformer(input_shape=(1, 8, 4), sections=TINY_SECTION, fused=fused) for fused in (False, True)
+    )
+    state = apart.state_dict()
+    for block in ("section0.block0", "section0.block1"):
+        for kind in ("weight", "bias"):
+            rows = [state.pop(f"{block}.attention.{name}.{kind}") for name in ("query", "key", "value")]
+            state[f"{block}.attention.qkv.{kind}"] = torch.cat(rows)
+    fused.load_state_dict(state)
+    images = torch.randn(2, 1, 8, 4, generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(fused(images), apart(images))
 
 
 def test_a_rate_scales_blocks_to_multiples_of_eight() -> None:

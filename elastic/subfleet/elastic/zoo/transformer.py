@@ -1,13 +1,27 @@
 """Transformers that normalise first: of image patches, and of characters."""
 
 from collections import OrderedDict
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
-__all__ = ["SMALL_LM", "VIT_TINY", "BlockSize", "TransformerBlock", "transformer_lm", "vision_transformer"]
+from subfleet.elastic.zoo.scaling import Scaler
+
+__all__ = [
+    "SMALL_LM",
+    "VIT_TINY",
+    "BlockSize",
+    "Sections",
+    "TransformerBlock",
+    "even_section",
+    "transformer_classifier",
+    "transformer_lm",
+    "vision_transformer",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,132 +33,244 @@ class BlockSize:
         heads: of the attention, 1 or more.
         head_width: of each head's queries, keys and values.
         hidden_width: inside the feed-forward part.
+        stream_rate: share of the full network's stream that this one is; see `Scaler`.
+        attention_rate: share of the full network's heads times head width.
+        hidden_rate: share of the full network's hidden width.
     """
 
     width: int
     heads: int
     head_width: int
     hidden_width: int
+    stream_rate: float = 1.0
+    attention_rate: float = 1.0
+    hidden_rate: float = 1.0
 
 
-VIT_TINY = BlockSize(width=192, heads=3, head_width=64, hidden_width=768)
+Sections = Mapping[str, Mapping[str, BlockSize]]
+"""Sizes of blocks by name, by the name of the section that they are in; all of one stream."""
+
+
+def even_section(size: BlockSize, depth: int) -> Sections:
+    """One section of equal blocks."""
+    return MappingProxyType(
+        {"section0": MappingProxyType({f"block{position}": size for position in range(depth)})},
+    )
+
+
+VIT_TINY = even_section(BlockSize(width=192, heads=3, head_width=64, hidden_width=768), 12)
 """DeiT-Ti (Touvron et al. 2021, table 1), which names ViT's smallest."""
 
-SMALL_LM = BlockSize(width=256, heads=8, head_width=32, hidden_width=512)
+SMALL_LM = even_section(BlockSize(width=256, heads=8, head_width=32, hidden_width=512), 2)
 """As wide as HeteroFL's transformer (Diao et al. 2021, section 4)."""
 
 
 class Attention(nn.Module):
-    """Multi-head self-attention (Vaswani et al. 2017, section 3.2). The width inside is heads times head width."""
+    """Multi-head self-attention (Vaswani et al. 2017, section 3.2). The width inside is heads times head width.
 
-    def __init__(self, size: BlockSize, *, causal: bool) -> None:
+    Args:
+        size: of the block.
+        causal: whether a token sees none of those after it.
+        fused: one layer for queries, keys and values instead of three.
+    """
+
+    def __init__(self, size: BlockSize, *, causal: bool, fused: bool) -> None:
         super().__init__()
         self.heads = size.heads
         self.causal = causal
+        self.fused = fused
         inner = size.heads * size.head_width
-        self.query = nn.Linear(size.width, inner)
-        self.key = nn.Linear(size.width, inner)
-        self.value = nn.Linear(size.width, inner)
+        if fused:
+            self.qkv = nn.Linear(size.width, 3 * inner)
+        else:
+            self.query = nn.Linear(size.width, inner)
+            self.key = nn.Linear(size.width, inner)
+            self.value = nn.Linear(size.width, inner)
+        self.scaler = Scaler(size.attention_rate)
         self.out = nn.Linear(inner, size.width)
 
     def forward(self, x: Tensor) -> Tensor:
         """(batch, tokens, width) to the same."""
         batch, tokens, _ = x.shape
-        query, key, value = (
-            layer(x).view(batch, tokens, self.heads, -1).transpose(1, 2) for layer in (self.query, self.key, self.value)
-        )
-        mixed = scaled_dot_product_attention(query, key, value, is_causal=self.causal)
+        # The scores are divided by the root of the head width that this subnet has.
+        mixed = scaled_dot_product_attention(*self._projected(x), is_causal=self.causal)
         result: Tensor = self.out(mixed.transpose(1, 2).reshape(batch, tokens, -1))
         return result
 
+    def _projected(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values, each (batch, heads, tokens, head width)."""
+        batch, tokens, _ = x.shape
+        if self.fused:
+            together = self.scaler(self.qkv(x)).view(batch, tokens, 3, self.heads, -1)
+            query, key, value = together.permute(2, 0, 3, 1, 4).unbind(0)
+        else:
+            query, key, value = (
+                self.scaler(layer(x)).view(batch, tokens, self.heads, -1).transpose(1, 2)
+                for layer in (self.query, self.key, self.value)
+            )
+        return query, key, value
+
 
 class TransformerBlock(nn.Module):
-    """Attention and a feed-forward part with GELU, each after LayerNorm and added to the stream."""
+    """Attention and a feed-forward part with GELU, each after LayerNorm and added to the stream.
 
-    def __init__(self, size: BlockSize, *, causal: bool) -> None:
+    Args:
+        size: of the block.
+        causal: whether a token sees none of those after it.
+        fused: one layer for queries, keys and values instead of three.
+    """
+
+    def __init__(self, size: BlockSize, *, causal: bool, fused: bool = False) -> None:
         super().__init__()
         self.norm1 = nn.LayerNorm(size.width)
-        self.attention = Attention(size, causal=causal)
+        self.attention = Attention(size, causal=causal, fused=fused)
         self.norm2 = nn.LayerNorm(size.width)
-        up, down = nn.Linear(size.width, size.hidden_width), nn.Linear(size.hidden_width, size.width)
-        self.feed_forward = nn.Sequential(OrderedDict(up=up, activation=nn.GELU(), down=down))
+        self.feed_forward = nn.Sequential(
+            OrderedDict(
+                up=nn.Linear(size.width, size.hidden_width),
+                scaler=Scaler(size.hidden_rate),
+                activation=nn.GELU(),
+                down=nn.Linear(size.hidden_width, size.width),
+            )
+        )
+        self.scaler = Scaler(size.stream_rate)
 
     def forward(self, x: Tensor) -> Tensor:
         """(batch, tokens, width) to the same."""
-        x = x + self.attention(self.norm1(x))
-        y: Tensor = x + self.feed_forward(self.norm2(x))
+        x = x + self.scaler(self.attention(self.norm1(x)))
+        y: Tensor = x + self.scaler(self.feed_forward(self.norm2(x)))
         return y
 
 
-class _VisionTransformer(nn.Module):
-    def __init__(self, channels: int, places: int, patch: int, size: BlockSize, depth: int, class_count: int) -> None:
+class PatchTokens(nn.Module):
+    """An image as tokens: a linear map of each of its patches, after a learned class token, with learned positions."""
+
+    def __init__(self, channels: int, places: int, patch: int, size: BlockSize) -> None:
         super().__init__()
         self.patches = nn.Conv2d(channels, size.width, patch, stride=patch)
         self.class_token = nn.Parameter(torch.zeros(1, 1, size.width))
         self.positions = nn.Parameter(nn.init.trunc_normal_(torch.empty(1, places + 1, size.width), std=0.02))
-        self.blocks = nn.Sequential(*(TransformerBlock(size, causal=False) for _ in range(depth)))
-        self.norm = nn.LayerNorm(size.width)
-        self.head = nn.Linear(size.width, class_count)
+        self.scaler = Scaler(size.stream_rate)
 
     def forward(self, x: Tensor) -> Tensor:
-        tokens = self.patches(x).flatten(2).transpose(1, 2)
-        stream = torch.cat([self.class_token.expand(x.shape[0], -1, -1), tokens], dim=1) + self.positions
-        logits: Tensor = self.head(self.norm(self.blocks(stream))[:, 0])
-        return logits
+        """(batch, channels, height, width) to (batch, places + 1, width)."""
+        patches = self.patches(x).flatten(2).transpose(1, 2)
+        tokens: Tensor = torch.cat([self.class_token.expand(x.shape[0], -1, -1), patches], dim=1) + self.positions
+        return self.scaler(tokens)
 
 
-class _LanguageModel(nn.Module):
-    def __init__(self, vocabulary: int, context: int, size: BlockSize, depth: int) -> None:
+class SymbolTokens(nn.Module):
+    """Embedded symbols with learned positions."""
+
+    def __init__(self, vocabulary: int, context: int, size: BlockSize) -> None:
         super().__init__()
         self.embedding = nn.Embedding(vocabulary, size.width)
         self.positions = nn.Parameter(nn.init.trunc_normal_(torch.empty(1, context, size.width), std=0.02))
-        self.blocks = nn.Sequential(*(TransformerBlock(size, causal=True) for _ in range(depth)))
-        self.norm = nn.LayerNorm(size.width)
-        self.head = nn.Linear(size.width, vocabulary)
+        self.scaler = Scaler(size.stream_rate)
 
-    def forward(self, tokens: Tensor) -> Tensor:
-        stream = self.embedding(tokens) + self.positions[:, : tokens.shape[1]]
-        logits: Tensor = self.head(self.norm(self.blocks(stream)))
-        return logits
+    def forward(self, symbols: Tensor) -> Tensor:
+        """(batch, tokens) of indices to (batch, tokens, width)."""
+        tokens: Tensor = self.embedding(symbols) + self.positions[:, : symbols.shape[1]]
+        return self.scaler(tokens)
+
+
+class FirstToken(nn.Module):
+    """The first token, which stands for all."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(batch, tokens, width) to (batch, width)."""
+        return x[:, 0]
 
 
 def vision_transformer(
     *,
     input_shape: tuple[int, int, int] = (3, 32, 32),
     patch: int = 4,
-    size: BlockSize = VIT_TINY,
-    depth: int = 12,
+    sections: Sections = VIT_TINY,
     class_count: int = 10,
+    fused: bool = False,
 ) -> nn.Module:
     """ViT (Dosovitskiy et al. 2021, section 3.1) of DeiT's tiny size; 4x4 patches, as usual for 32x32 images.
 
     Args:
         input_shape: channels, height and width of an image; height and width are multiples of the patch.
         patch: side of a patch.
-        size: of each block.
-        depth: blocks.
+        sections: sizes of the blocks.
         class_count: logits of an image.
+        fused: one layer for the queries, keys and values of a block instead of three.
     """
     channels, height, width = input_shape
-    places = (height // patch) * (width // patch)
-    return _VisionTransformer(channels, places, patch, size, depth, class_count)
+    size = _first(sections)
+    tokens = PatchTokens(channels, (height // patch) * (width // patch), patch, size)
+    layers = OrderedDict[str, nn.Module](tokens=tokens)
+    layers.update(_blocks(sections, causal=False, fused=fused))
+    layers["norm"] = nn.LayerNorm(size.width)
+    layers["first"] = FirstToken()
+    layers["head"] = nn.Linear(size.width, class_count)
+    return nn.Sequential(layers)
 
 
 def transformer_lm(
     *,
     vocabulary: int = 80,
     context: int = 80,
-    size: BlockSize = SMALL_LM,
-    depth: int = 2,
+    sections: Sections = SMALL_LM,
+    class_count: int = 80,
+    causal: bool = True,
 ) -> nn.Module:
-    """A causal language model: (batch, tokens) of indices to logits of each next token, (batch, tokens, vocabulary).
+    """A language model: (batch, tokens) of indices to logits of each token, (batch, tokens, classes).
 
-    Blocks as in GPT-2 (Radford et al. 2019, section 2.3).
+    Blocks as in GPT-2 (Radford et al. 2019, section 2.3). A causal one predicts each next symbol, another one, which
+    sees all tokens, the symbols that its input hides (Devlin et al. 2019, section 3.1).
 
     Args:
         vocabulary: symbols; LEAF's Shakespeare has 80.
         context: the most tokens of a sequence.
-        size: of each block.
-        depth: blocks.
+        sections: sizes of the blocks.
+        class_count: logits of a token.
+        causal: whether a token sees none of those after it.
     """
-    return _LanguageModel(vocabulary, context, size, depth)
+    return nn.Sequential(_token_layers(vocabulary, context, sections, class_count, causal=causal))
+
+
+def transformer_classifier(
+    *,
+    vocabulary: int = 80,
+    context: int = 80,
+    sections: Sections = SMALL_LM,
+    class_count: int = 80,
+) -> nn.Module:
+    """A bidirectional encoder: (batch, tokens) of indices to the logits of a sequence, (batch, classes).
+
+    They are told from the first token (Devlin et al. 2019, section 3.2), which sees all others.
+
+    Args:
+        vocabulary: symbols; LEAF's Shakespeare has 80.
+        context: the most tokens of a sequence.
+        sections: sizes of the blocks.
+        class_count: logits of a sequence.
+    """
+    layers = _token_layers(vocabulary, context, sections, class_count, causal=False)
+    head = layers.pop("head")
+    return nn.Sequential(OrderedDict([*layers.items(), ("first", FirstToken()), ("head", head)]))
+
+
+def _token_layers(
+    vocabulary: int, context: int, sections: Sections, class_count: int, *, causal: bool
+) -> OrderedDict[str, nn.Module]:
+    size = _first(sections)
+    layers = OrderedDict[str, nn.Module](tokens=SymbolTokens(vocabulary, context, size))
+    layers.update(_blocks(sections, causal=causal))
+    layers["norm"] = nn.LayerNorm(size.width)
+    layers["head"] = nn.Linear(size.width, class_count)
+    return layers
+
+
+def _blocks(sections: Sections, *, causal: bool, fused: bool = False) -> Iterator[tuple[str, nn.Module]]:
+    for section, sizes in sections.items():
+        blocks = {name: TransformerBlock(size, causal=causal, fused=fused) for name, size in sizes.items()}
+        yield section, nn.Sequential(OrderedDict(blocks))
+
+
+def _first(sections: Sections) -> BlockSize:
+    return next(size for blocks in sections.values() for size in blocks.values())
