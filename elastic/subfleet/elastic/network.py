@@ -9,7 +9,16 @@ from subfleet.elastic.axes import Axis, Dim, check_indices, kept_indices, local_
 from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.subnet import SubnetSpec
 
-__all__ = ["BUFFER_ROLES", "Block", "LocalShapes", "ModelConfig", "Network", "Role", "TensorDecl"]
+__all__ = [
+    "BUFFER_ROLES",
+    "Block",
+    "LocalShapes",
+    "MatrixProduct",
+    "ModelConfig",
+    "Network",
+    "Role",
+    "TensorDecl",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +43,7 @@ class ModelConfig:
         heads: of each section, the heads of its attention.
         head_width: of each head's queries, keys and values; 0 takes width / heads.
         vocabulary: symbols, where inputs are tokens; else 0.
+        embedding_width: of a symbol, where it is not that of the first section; 0 takes that.
         patch: side of an image patch, where an image becomes tokens; else 0.
         learnable_steps: each skippable block adds a learnable multiple of what it computes (NeFL, section 3.1).
         scaler: while it trains, a subnet divides what enters a norm by its share of that axis (HeteroFL, section 3.2).
@@ -54,6 +64,7 @@ class ModelConfig:
     heads: tuple[int, ...] = ()
     head_width: int = 0
     vocabulary: int = 0
+    embedding_width: int = 0
     patch: int = 0
     learnable_steps: bool = False
     scaler: bool = False
@@ -86,7 +97,7 @@ class ModelConfig:
                     f"{name} is {values}, but must be empty or one number of {least} or more for each of the "
                     f"{len(self.widths)} sections"
                 )
-        for name in ("head_width", "vocabulary", "patch"):
+        for name in ("head_width", "vocabulary", "embedding_width", "patch"):
             if getattr(self, name) < 0:
                 raise ConfigError(f"{name} is {getattr(self, name)}, but must be 0 or more")
 
@@ -135,6 +146,21 @@ class TensorDecl:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MatrixProduct:
+    """A product of computed values with each other, such as of queries with keys, which no tensor's shape tells.
+
+    Attributes:
+        result: sizes of what one sample's product gives: names of axes, and sizes that are never cut.
+        summed: sizes of what is summed over, in the same words.
+        block: the skippable block that computes it, or None if it always is.
+    """
+
+    result: tuple[str | int, ...]
+    summed: tuple[str | int, ...]
+    block: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LocalShapes:
     """How large a subnet is: all that a family needs to build its module.
 
@@ -156,12 +182,14 @@ class Network:
         axes: by name.
         blocks: the skippable ones, in network order.
         tensors: by name, in network order.
+        products: of computed values, for what they cost.
     """
 
     config: ModelConfig
     axes: Mapping[str, Axis] = field(repr=False)
     blocks: tuple[Block, ...] = field(repr=False)
     tensors: Mapping[str, TensorDecl] = field(repr=False)
+    products: tuple[MatrixProduct, ...] = field(default=(), repr=False)
 
     def full_spec(self) -> SubnetSpec:
         """The subnet that keeps everything."""
