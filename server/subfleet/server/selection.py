@@ -1,0 +1,34 @@
+"""Which clients take part in a round, where not all of them do."""
+
+import hashlib
+from collections.abc import Iterable
+
+__all__ = ["selected"]
+
+
+def selected(clients: Iterable[str], count: int, *, seed: int, round_number: int) -> tuple[str, ...]:
+    """A sample of the clients without replacement, every one equally likely (McMahan et al. 2017, algorithm 1).
+
+    Each client draws a number that follows from the seed, the round and its own id, and the lowest win. So the choice
+    depends on no order, and a client that comes or goes changes no other's number.
+
+    Args:
+        clients: ids of those that could take part, in any order.
+        count: how many are wanted; 0, or more than there are, takes all of them.
+        seed: of the run.
+        round_number: of the round.
+
+    Returns:
+        Their ids, sorted.
+
+    Raises:
+        ValueError: the count is below 0.
+    """
+    if count < 0:
+        raise ValueError(f"count is {count}, but must be 0 for all clients, or above 0")
+    drawn = sorted(set(clients), key=lambda name: (_draw(seed, round_number, name), name))
+    return tuple(sorted(drawn[:count] if count else drawn))
+
+
+def _draw(seed: int, round_number: int, client_id: str) -> bytes:
+    return hashlib.sha256(f"selection/{seed}/{round_number}/{client_id}".encode()).digest()

@@ -1,0 +1,54 @@
+"""The clients of a round are a fair sample that follows from seed and round alone."""
+
+import random
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from subfleet.server.selection import selected
+
+NAMES = st.sets(st.from_regex(r"[a-z][a-z0-9]{0,5}", fullmatch=True), max_size=20)
+SEEDS = st.integers(0, 2**32)
+
+
+@given(names=NAMES, count=st.integers(0, 25), seed=SEEDS, number=st.integers(1, 1000))
+def test_it_is_a_sample_without_replacement(names: set[str], count: int, seed: int, number: int) -> None:
+    found = selected(names, count, seed=seed, round_number=number)
+    assert len(found) == len(set(found)) == (min(count, len(names)) if count else len(names))
+    assert set(found) <= names
+    assert list(found) == sorted(found)
+
+
+@given(names=NAMES, count=st.integers(0, 25), seed=SEEDS, order=st.randoms(use_true_random=False))
+def test_no_order_makes_a_difference(names: set[str], count: int, seed: int, order: random.Random) -> None:
+    shuffled = sorted(names)
+    order.shuffle(shuffled)
+    assert selected(shuffled, count, seed=seed, round_number=3) == selected(names, count, seed=seed, round_number=3)
+
+
+@given(names=NAMES.filter(bool), count=st.integers(1, 25), seed=SEEDS)
+def test_who_goes_makes_room_for_one_and_moves_no_other(names: set[str], count: int, seed: int) -> None:
+    before = selected(names, count, seed=seed, round_number=1)
+    after = selected(names - {before[0]}, count, seed=seed, round_number=1)
+    assert set(before) - {before[0]} <= set(after)
+
+
+def test_every_client_comes_as_often_as_the_others() -> None:
+    names = [f"c{number:02d}" for number in range(50)]
+    counts = Counter(name for number in range(2000) for name in selected(names, 10, seed=7, round_number=number))
+    # Binomial with mean 400 and a standard deviation of 17.9: 4.5 of them either way.
+    assert set(counts) == set(names)
+    assert 320 < min(counts.values()) <= max(counts.values()) < 480
+
+
+def test_rounds_and_seeds_differ() -> None:
+    names = [f"c{number:02d}" for number in range(50)]
+    drawn = {selected(names, 10, seed=seed, round_number=number) for seed in range(5) for number in range(5)}
+    assert len(drawn) == 25
+
+
+def test_a_count_below_0_is_refused() -> None:
+    with pytest.raises(ValueError, match="count is -1"):
+        selected(["a"], -1, seed=0, round_number=1)
