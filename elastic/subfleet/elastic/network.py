@@ -2,12 +2,12 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from subfleet.elastic.axes import Axis, Dim, check_indices, kept_indices, local_size
 from subfleet.protocol.errors import ConfigError
-from subfleet.protocol.subnet import SubnetSpec
+from subfleet.protocol.subnet import Centre, Prefix, SubnetSpec
 
 __all__ = [
     "BUFFER_ROLES",
@@ -35,11 +35,15 @@ class ModelConfig:
             are never split between subnets, so a subnet normalises its channels exactly as the full network does.
         norm: "group"; "batch" with running statistics that travel with the weights; "layer"; or "none".
         block: of residual networks, "basic" or "bottleneck" (He et al. 2016, figure 5).
-        hidden_widths: of each section, the width inside a block: expanded, bottleneck's or feed-forward; empty takes
-            the family's usual share of its widths.
-        squeezed_widths: of each section, the width inside squeeze-and-excitation; 0 for none; empty for none at all.
+        hidden_widths: of each section, or of each block, the width inside a block: expanded, bottleneck's or
+            feed-forward; empty takes the family's usual share of its widths.
+        squeezed_widths: of each section, or of each block, the width inside squeeze-and-excitation; 0 for none; empty
+            for none at all.
         kernels: of each section, the side of its kernels; empty takes the family's usual one.
         strides: of each section, the step of its first block; empty takes the family's usual ones.
+        stem_width: channels of the first layer where it differs from what the first section has; 0 takes the usual.
+        stem_stride: step of the first convolution.
+        last_widths: of the layers between the last section and the head; empty takes the family's usual ones.
         heads: of each section, the heads of its attention.
         head_width: of each head's queries, keys and values; 0 takes width / heads.
         vocabulary: symbols, where inputs are tokens; else 0.
@@ -61,6 +65,9 @@ class ModelConfig:
     squeezed_widths: tuple[int, ...] = ()
     kernels: tuple[int, ...] = ()
     strides: tuple[int, ...] = ()
+    stem_width: int = 0
+    stem_stride: int = 1
+    last_widths: tuple[int, ...] = ()
     heads: tuple[int, ...] = ()
     head_width: int = 0
     vocabulary: int = 0
@@ -90,16 +97,33 @@ class ModelConfig:
         self._check_sections()
 
     def _check_sections(self) -> None:
-        for name, least in (("hidden_widths", 1), ("squeezed_widths", 0), ("kernels", 1), ("strides", 1), ("heads", 1)):
+        sections, blocks = len(self.widths), sum(self.depths)
+        for name, least in (("kernels", 1), ("strides", 1), ("heads", 1)):
             values = getattr(self, name)
-            if values and (len(values) != len(self.widths) or min(values) < least):
+            if values and (len(values) != sections or min(values) < least):
                 raise ConfigError(
                     f"{name} is {values}, but must be empty or one number of {least} or more for each of the "
-                    f"{len(self.widths)} sections"
+                    f"{sections} sections"
                 )
-        for name in ("head_width", "vocabulary", "embedding_width", "patch"):
-            if getattr(self, name) < 0:
-                raise ConfigError(f"{name} is {getattr(self, name)}, but must be 0 or more")
+        for name, least in (("hidden_widths", 1), ("squeezed_widths", 0)):
+            values = getattr(self, name)
+            if values and (len(values) not in {sections, blocks} or min(values) < least):
+                raise ConfigError(
+                    f"{name} is {values}, but must be empty or one number of {least} or more for each of the "
+                    f"{sections} sections or each of the {blocks} blocks"
+                )
+        sizes = ("stem_width", "head_width", "vocabulary", "embedding_width", "patch")
+        for name, least in (("stem_stride", 1), *((name, 0) for name in sizes)):
+            if getattr(self, name) < least:
+                raise ConfigError(f"{name} is {getattr(self, name)}, but must be {least} or more")
+        if min(self.last_widths, default=1) < 1:
+            raise ConfigError(f"last_widths are {self.last_widths}, but must be 1 or more")
+
+    def of_each_block(self, values: tuple[int, ...]) -> tuple[int, ...]:
+        """What each block has, of numbers that are given for each section or for each block; none of none."""
+        if len(values) in {0, sum(self.depths)}:
+            return values
+        return tuple(value for value, depth in zip(values, self.depths, strict=True) for _ in range(depth))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -244,6 +268,20 @@ class Network:
             ConfigError: the spec is no subnet of this network.
         """
         return LocalShapes(sizes=self.sizes(spec), tensors=self.shapes(spec))
+
+    def size_of(self, spec: SubnetSpec) -> SubnetSpec:
+        """The subnet of the same size that is at the front of every axis: all that programs and costs depend on.
+
+        Raises:
+            ConfigError: the spec is no subnet of this network.
+        """
+        sizes = self.sizes(spec)
+        axes = tuple(
+            (name, index_set if isinstance(index_set, Centre) else Prefix(size=sizes[name]))
+            for name, index_set in spec.axes
+            if sizes[name] < self.axes[name].size
+        )
+        return replace(spec, axes=axes)
 
     def parameter_count(self, spec: SubnetSpec) -> int:
         """How many numbers a subnet holds, running statistics included.
