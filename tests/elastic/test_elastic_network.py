@@ -70,7 +70,7 @@ def test_building_leaves_the_global_random_state_alone() -> None:
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"family": "vit"}, "must be one of"),
+        ({"family": "perceptron"}, "must be one of"),
         ({"class_count": 1}, "class_count"),
         ({"input_shape": ()}, "input_shape"),
         ({"input_shape": (64,)}, "channels, height, width"),

@@ -9,7 +9,10 @@ from types import MappingProxyType
 import torch
 from torch import Tensor, nn
 
-from subfleet.elastic.families.preact import build_mlp, build_resnet, declare_mlp, declare_resnet
+from subfleet.elastic.families.blueprint import Blueprint, declare, module_of
+from subfleet.elastic.families.inverted import efficientnet_v2, mobilenet_v2, mobilenet_v3
+from subfleet.elastic.families.plain import ds_cnn, vgg
+from subfleet.elastic.families.preact import mlp, preact_resnet
 from subfleet.elastic.network import LocalShapes, ModelConfig, Network, Role, TensorDecl
 from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.subnet import SubnetSpec
@@ -30,10 +33,22 @@ class Family:
     build: Callable[[ModelConfig, LocalShapes], nn.Module]
 
 
+def _family_of(draw: Callable[[ModelConfig], Blueprint]) -> Family:
+    return Family(
+        declare=lambda config: declare(config, draw(config)),
+        build=lambda config, local: module_of(draw(config), local),
+    )
+
+
 FAMILIES: Mapping[str, Family] = MappingProxyType(
     {
-        "mlp": Family(declare=declare_mlp, build=build_mlp),
-        "preact_resnet": Family(declare=declare_resnet, build=build_resnet),
+        "ds_cnn": _family_of(ds_cnn),
+        "efficientnet_v2": _family_of(efficientnet_v2),
+        "mlp": _family_of(mlp),
+        "mobilenet_v2": _family_of(mobilenet_v2),
+        "mobilenet_v3": _family_of(mobilenet_v3),
+        "preact_resnet": _family_of(preact_resnet),
+        "vgg": _family_of(vgg),
     }
 )
 

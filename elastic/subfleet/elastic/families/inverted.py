@@ -1,0 +1,231 @@
+"""Networks of inverted residual blocks: MobileNetV2, MobileNetV3 and EfficientNetV2.
+
+A block's channels are widened, filtered and narrowed again. It adds to what it reads where that has its shape; a first
+block of a section that does keeps the stream before it.
+"""
+
+from collections import OrderedDict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+
+from torch import nn
+
+from subfleet.elastic.axes import Axis
+from subfleet.elastic.families.blueprint import Blueprint, Sizes, check_used
+from subfleet.elastic.families.layers import InvertedResidual, Layers, MakeActivation, SpatialMean, SqueezeExcitation
+from subfleet.elastic.families.sections import (
+    BlockPlan,
+    block_plans,
+    channel_axis,
+    check_image,
+    class_axis,
+    in_sections,
+    kernel_axes,
+    kernel_of,
+    skippable,
+    stream_axes,
+)
+from subfleet.elastic.network import ModelConfig
+from subfleet.protocol.errors import ConfigError
+
+__all__ = ["efficientnet_v2", "mobilenet_v2", "mobilenet_v3"]
+
+_NORMS = ("batch", "group", "none")
+_USED = ("hidden_widths", "kernels", "strides", "stem_width", "stem_stride", "last_widths", "learnable_steps")
+_MOBILE_EPSILON = 1e-3
+"""Of BatchNorm in MobileNetV3's and EfficientNetV2's public code."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Style:
+    """What distinguishes the families.
+
+    Attributes:
+        expansion: width inside a block by that of what it reads, where none is given.
+        last: widths of the layers before the head by that of the last section, where none are given.
+        epsilon: of BatchNorm.
+        stem: activation of the stem and of the layers before the head.
+        early: activation of blocks.
+        late: activation of blocks from the last but one section on that halves its input.
+        fuses: blocks without squeeze-and-excitation have one convolution that widens and filters.
+        squeeze: activations of squeeze-and-excitation: of what is squeezed, and of the gate; None where there is none.
+    """
+
+    expansion: int
+    last: tuple[int, ...]
+    epsilon: float = _MOBILE_EPSILON
+    stem: MakeActivation
+    early: MakeActivation
+    late: MakeActivation
+    fuses: bool = False
+    squeeze: tuple[MakeActivation, MakeActivation] | None = None
+
+
+def mobilenet_v2(config: ModelConfig) -> Blueprint:
+    """MobileNetV2 (Sandler et al. 2018, section 4) without dropout.
+
+    Raises:
+        ConfigError: the input is no image, or the configuration sets what the family has no use for.
+    """
+    relu6 = nn.ReLU6
+    return _blueprint(config, _Style(expansion=6, last=(4,), epsilon=1e-5, stem=relu6, early=relu6, late=relu6))
+
+
+def mobilenet_v3(config: ModelConfig) -> Blueprint:
+    """MobileNetV3 (Howard et al. 2019, section 5) without dropout; its small and large forms differ in numbers alone.
+
+    Hardswish begins with the last but one section that halves its input, as in both of the paper's tables.
+
+    Raises:
+        ConfigError: the input is no image, or the configuration sets what the family has no use for.
+    """
+    style = _Style(
+        expansion=6,
+        last=(6, 8),
+        stem=nn.Hardswish,
+        early=nn.ReLU,
+        late=nn.Hardswish,
+        squeeze=(nn.ReLU, nn.Hardsigmoid),
+    )
+    return _blueprint(config, style)
+
+
+def efficientnet_v2(config: ModelConfig) -> Blueprint:
+    """EfficientNetV2 (Tan and Le 2021, section 3.3) with SiLU, without dropout and stochastic depth.
+
+    Blocks with squeeze-and-excitation are MBConv, the others fused MBConv.
+
+    Raises:
+        ConfigError: the input is no image, or the configuration sets what the family has no use for.
+    """
+    silu = nn.SiLU
+    style = _Style(expansion=4, last=(5,), stem=silu, early=silu, late=silu, fuses=True, squeeze=(silu, nn.Sigmoid))
+    return _blueprint(config, style)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Inside:
+    """What a block of the full network has inside.
+
+    Attributes:
+        width: channels.
+        squeezed: channels inside squeeze-and-excitation; 0 for none.
+        widens: whether they are more than what the block reads; else they are those.
+        activation: of its layers.
+    """
+
+    width: int
+    squeezed: int
+    widens: bool
+    activation: MakeActivation
+
+
+def _blueprint(config: ModelConfig, style: _Style) -> Blueprint:
+    check_image(config)
+    check_used(config, (*_USED, "squeezed_widths") if style.squeeze else _USED, _NORMS)
+    if len(config.last_widths) not in {0, len(style.last)}:
+        raise ConfigError(
+            f"last_widths are {config.last_widths}, but family {config.family!r} has {len(style.last)} layers between "
+            "the last section and the head"
+        )
+    plans = block_plans(
+        config,
+        strides=(1, *(2 for _ in config.widths[1:])),
+        stem_width=config.stem_width or config.widths[0],
+        keeping="all",
+    )
+    insides = dict(_insides(config, style, plans))
+    last = config.last_widths or tuple(config.widths[-1] * factor for factor in style.last)
+    return Blueprint(
+        axes=(
+            *stream_axes(config, plans),
+            *_inner_axes(config, insides),
+            *kernel_axes(plans),
+            *(channel_axis(config, f"last{position}", width) for position, width in enumerate(last)),
+            class_axis(config),
+        ),
+        blocks=skippable(plans),
+        build=partial(_build, config, style, plans, insides),
+    )
+
+
+def _insides(config: ModelConfig, style: _Style, plans: tuple[BlockPlan, ...]) -> Iterator[tuple[str, _Inside]]:
+    halving = [plan.section for plan in plans if plan.stride > 1]
+    late = halving[-2] if len(halving) > 1 else 0
+    hidden = config.of_each_block(config.hidden_widths) or tuple(plan.width_in * style.expansion for plan in plans)
+    squeezed = config.of_each_block(config.squeezed_widths) or (0,) * len(plans)
+    for plan, width, inside in zip(plans, hidden, squeezed, strict=True):
+        yield (
+            plan.name,
+            _Inside(
+                width=width,
+                squeezed=inside,
+                widens=width != plan.width_in,
+                activation=style.late if plan.section >= late else style.early,
+            ),
+        )
+
+
+def _inner_axes(config: ModelConfig, insides: dict[str, _Inside]) -> Iterator[Axis]:
+    for name, inside in insides.items():
+        if inside.widens:
+            yield channel_axis(config, f"{name}.inner", inside.width)
+        if inside.squeezed:
+            yield Axis(name=f"{name}.squeezed", size=inside.squeezed, kind="squeeze")
+
+
+def _build(
+    config: ModelConfig, style: _Style, plans: tuple[BlockPlan, ...], insides: dict[str, _Inside], sizes: Sizes
+) -> nn.Module:
+    layers = Layers(config=config, epsilon=style.epsilon)
+
+    def block(plan: BlockPlan) -> nn.Module:
+        inside = insides[plan.name]
+        make = _fused if style.fuses and not inside.squeezed else partial(_separable, style)
+        return InvertedResidual(
+            nn.Sequential(make(layers, plan, inside, sizes)),
+            residual=plan.residual,
+            learnable_step=config.learnable_steps and plan.position > 0,
+        )
+
+    stem_widths = (config.input_shape[0], sizes[plans[0].stream_in])
+    stem = layers.normed(stem_widths, 3, stride=config.stem_stride, activation=style.stem)
+    modules = OrderedDict[str, nn.Module](stem=stem, **dict(in_sections(plans, sizes, block)))
+    modules["last"] = layers.normed((sizes[plans[-1].stream], sizes["last0"]), activation=style.stem)
+    modules["pool"] = SpatialMean()
+    if len(style.last) > 1:
+        modules["hidden"] = nn.Linear(sizes["last0"], sizes["last1"])
+        modules["activation"] = style.stem()
+    modules["head"] = nn.Linear(sizes[f"last{len(style.last) - 1}"], sizes["class"])
+    return nn.Sequential(modules)
+
+
+def _separable(
+    style: _Style, layers: Layers, plan: BlockPlan, inside: _Inside, sizes: Sizes
+) -> OrderedDict[str, nn.Module]:
+    """A 1x1 convolution that widens, a depthwise one that filters, squeeze-and-excitation, and one that narrows."""
+    width_in, activation = sizes[plan.stream_in], inside.activation
+    inner = sizes[f"{plan.name}.inner"] if inside.widens else width_in
+    modules = OrderedDict[str, nn.Module]()
+    if inside.widens:
+        modules["widen"] = layers.normed((width_in, inner), activation=activation)
+    modules["depthwise"] = layers.normed(
+        (inner, inner), kernel_of(plan, sizes), stride=plan.stride, groups=inner, activation=activation
+    )
+    if inside.squeezed and style.squeeze:
+        squeezing, gate = style.squeeze
+        squeezed = sizes[f"{plan.name}.squeezed"]
+        modules["squeeze"] = SqueezeExcitation(inner, squeezed, activation=squeezing, gate=gate)
+    modules["narrow"] = layers.normed((inner, sizes[plan.stream]))
+    return modules
+
+
+def _fused(layers: Layers, plan: BlockPlan, inside: _Inside, sizes: Sizes) -> OrderedDict[str, nn.Module]:
+    """One convolution that widens and filters, and one that narrows; where nothing is widened, one does all."""
+    width_in, width = sizes[plan.stream_in], sizes[plan.stream]
+    filtering = partial(layers.normed, kernel=kernel_of(plan, sizes), stride=plan.stride, activation=inside.activation)
+    if not inside.widens:
+        return OrderedDict(filter=filtering((width_in, width)))
+    inner = sizes[f"{plan.name}.inner"]
+    return OrderedDict(widen=filtering((width_in, inner)), narrow=layers.normed((inner, width)))

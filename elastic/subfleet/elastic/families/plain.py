@@ -1,0 +1,99 @@
+"""Networks without residual connections: VGG for images, and depthwise separable convolutions that hear keywords.
+
+A subnet may leave out layers, so all layers of a section but the first give as many channels as they take.
+"""
+
+from collections import OrderedDict
+from functools import partial
+
+from torch import nn
+
+from subfleet.elastic.families.blueprint import Blueprint, Sizes, check_used
+from subfleet.elastic.families.layers import Layers, SpatialMean
+from subfleet.elastic.families.sections import (
+    BlockPlan,
+    block_plans,
+    check_image,
+    class_axis,
+    in_sections,
+    kernel_axes,
+    kernel_of,
+    skippable,
+    stream_axes,
+)
+from subfleet.elastic.network import ModelConfig
+
+__all__ = ["ds_cnn", "vgg"]
+
+_NORMS = ("batch", "group", "none")
+
+
+def vgg(config: ModelConfig) -> Blueprint:
+    """Sections of 3x3 convolutions, each closed by 2x2 max pooling (Simonyan and Zisserman 2015, section 2.1).
+
+    One linear layer instead of the paper's three ends it, as usual for small images.
+
+    Raises:
+        ConfigError: the input is no image, or the configuration sets what the family has no use for.
+    """
+    check_image(config)
+    check_used(config, ("kernels",), _NORMS)
+    ones = (1,) * len(config.widths)
+    plans = block_plans(config, strides=ones, stem_width=config.input_shape[0], keeping="none")
+    return Blueprint(
+        # The first section reads the image, which is never cut.
+        axes=(*stream_axes(config, plans[1:]), *kernel_axes(plans), class_axis(config)),
+        blocks=skippable(plans),
+        build=partial(_build_vgg, config, plans),
+    )
+
+
+def ds_cnn(config: ModelConfig) -> Blueprint:
+    """A convolution over time and frequency, then depthwise separable ones (Zhang et al. 2017, section 3.5).
+
+    Inputs are (1, frames, coefficients), such as 49 frames of 10 MFCC for one second of speech.
+
+    Raises:
+        ConfigError: the input is no image, or the configuration sets what the family has no use for.
+    """
+    check_image(config)
+    check_used(config, ("kernels", "stem_width"), _NORMS)
+    stem_width = config.stem_width or config.widths[0]
+    ones = (1,) * len(config.widths)
+    plans = block_plans(config, strides=ones, stem_width=stem_width, keeping="none")
+    return Blueprint(
+        axes=(*stream_axes(config, plans), *kernel_axes(plans), class_axis(config)),
+        blocks=skippable(plans),
+        build=partial(_build_ds_cnn, config, plans),
+    )
+
+
+def _build_vgg(config: ModelConfig, plans: tuple[BlockPlan, ...], sizes: Sizes) -> nn.Module:
+    layers = Layers(config=config)
+
+    def block(plan: BlockPlan) -> nn.Module:
+        width_in = sizes[plan.stream_in] if plan is not plans[0] else config.input_shape[0]
+        return layers.normed((width_in, sizes[plan.stream]), kernel_of(plan, sizes), activation=nn.ReLU)
+
+    modules = OrderedDict[str, nn.Module](in_sections(plans, sizes, block, close=partial(nn.MaxPool2d, 2)))
+    modules.update(pool=SpatialMean(), head=nn.Linear(sizes[plans[-1].stream], sizes["class"]))
+    return nn.Sequential(modules)
+
+
+def _build_ds_cnn(config: ModelConfig, plans: tuple[BlockPlan, ...], sizes: Sizes) -> nn.Module:
+    layers = Layers(config=config)
+
+    def block(plan: BlockPlan) -> nn.Module:
+        width_in, kernel = sizes[plan.stream_in], kernel_of(plan, sizes)
+        depthwise = layers.normed((width_in, width_in), kernel, groups=width_in, activation=nn.ReLU)
+        pointwise = layers.normed((width_in, sizes[plan.stream]), activation=nn.ReLU)
+        return nn.Sequential(OrderedDict(depthwise=depthwise, pointwise=pointwise))
+
+    stem_width = sizes[plans[0].stream_in]
+    # Rows 5 and columns 1 of padding give 25 x 5 places for 49 x 10, as "same" padding does at stride 2.
+    conv = nn.Conv2d(config.input_shape[0], stem_width, (10, 4), stride=2, padding=(5, 1), bias=config.norm == "none")
+    stem = OrderedDict[str, nn.Module](conv=conv, norm=layers.norm(stem_width), activation=nn.ReLU())
+    modules = OrderedDict[str, nn.Module](stem=nn.Sequential(stem))
+    modules.update(in_sections(plans, sizes, block))
+    modules.update(pool=SpatialMean(), head=nn.Linear(sizes[plans[-1].stream], sizes["class"]))
+    return nn.Sequential(modules)

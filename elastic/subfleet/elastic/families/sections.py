@@ -1,0 +1,179 @@
+"""How the blocks of convolutional networks follow each other: sections, streams and strides."""
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Literal
+
+from torch import nn
+
+from subfleet.elastic.axes import Axis
+from subfleet.elastic.families.blueprint import Sizes
+from subfleet.elastic.network import Block, ModelConfig
+from subfleet.protocol.errors import ConfigError
+
+__all__ = [
+    "BlockPlan",
+    "block_plans",
+    "channel_axis",
+    "check_image",
+    "class_axis",
+    "in_sections",
+    "kernel_axes",
+    "kernel_of",
+    "skippable",
+    "stream_axes",
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockPlan:
+    """One block of the full network.
+
+    Attributes:
+        name: "section<s>.block<p>".
+        section: its index.
+        position: in its section; blocks after the first can be left out.
+        stream_in: axis of what it reads.
+        stream: axis of what it gives; the same where a residual connection, or leaving the block out, ties both.
+        width_in: size of `stream_in`.
+        width: size of `stream`.
+        stride: step of its convolution.
+        kernel: side of its kernels; 0 where the configuration names none.
+    """
+
+    name: str
+    section: int
+    position: int
+    stream_in: str
+    stream: str
+    width_in: int
+    width: int
+    stride: int
+    kernel: int
+
+    @property
+    def residual(self) -> bool:
+        """Whether the block adds to what it reads without projecting it."""
+        return self.stream_in == self.stream
+
+
+def block_plans(
+    config: ModelConfig, *, strides: tuple[int, ...], stem_width: int, keeping: Literal["none", "first", "all"]
+) -> tuple[BlockPlan, ...]:
+    """All blocks of a network, in order.
+
+    A section has one stream, which all blocks after its first keep. Its first block starts a new one, or keeps the one
+    before where neither width nor stride change and it adds to what it reads.
+
+    Args:
+        config: the configuration.
+        strides: of each section where the configuration names none.
+        stem_width: channels that the first block reads.
+        keeping: which sections may keep the stream before them.
+    """
+    strides = config.strides or strides
+    before = (stem_width, *config.widths)
+    keeps = [
+        stride == 1 and width_in == width and (keeping == "all" or (keeping == "first" and not section))
+        for section, (stride, width_in, width) in enumerate(zip(strides, before, config.widths, strict=False))
+    ]
+    stream = "section0.stream" if keeps[0] else "stem"
+    plans: list[BlockPlan] = []
+    for section, (width, depth) in enumerate(zip(config.widths, config.depths, strict=True)):
+        own = stream if keeps[section] else f"section{section}.stream"
+        plans += [
+            BlockPlan(
+                name=f"section{section}.block{position}",
+                section=section,
+                position=position,
+                stream_in=own if position else stream,
+                stream=own,
+                width_in=width if position else before[section],
+                width=width,
+                stride=1 if position else strides[section],
+                kernel=config.kernels[section] if config.kernels else 0,
+            )
+            for position in range(depth)
+        ]
+        stream = own
+    return tuple(plans)
+
+
+def skippable(plans: Iterable[BlockPlan]) -> tuple[Block, ...]:
+    """The blocks that a subnet may leave out: all but the first of each section."""
+    return tuple(Block(name=plan.name, section=plan.section) for plan in plans if plan.position)
+
+
+def channel_axis(config: ModelConfig, name: str, size: int) -> Axis:
+    """An axis of channels, which are kept in whole groups where they are normalised in groups."""
+    return Axis(name=name, size=size, kind="channel", granularity=config.group_size if config.norm == "group" else 1)
+
+
+def class_axis(config: ModelConfig) -> Axis:
+    """The axis of the classes."""
+    return Axis(name="class", size=config.class_count, kind="class", granularity=config.class_count)
+
+
+def stream_axes(config: ModelConfig, plans: Iterable[BlockPlan]) -> Iterator[Axis]:
+    """The axis of each stream, from the stem on."""
+    sizes = {}
+    for plan in plans:
+        sizes[plan.stream_in] = plan.width_in
+        sizes[plan.stream] = plan.width
+    yield from (channel_axis(config, name, size) for name, size in sizes.items())
+
+
+def kernel_axes(plans: Iterable[BlockPlan]) -> Iterator[Axis]:
+    """The axis of each block's kernels, where the configuration names their size.
+
+    Raises:
+        ConfigError: a kernel has no middle.
+    """
+    for plan in plans:
+        if plan.kernel:
+            if plan.kernel % 2 == 0:
+                raise ConfigError(f"a kernel of section {plan.section} is {plan.kernel} wide, but must be odd")
+            yield Axis(name=f"{plan.name}.kernel", size=plan.kernel, kind="kernel", granularity=2)
+
+
+def kernel_of(plan: BlockPlan, sizes: Sizes) -> int:
+    """The side of a block's kernels: 3 where the configuration names none."""
+    return sizes[f"{plan.name}.kernel"] if plan.kernel else 3
+
+
+def check_image(config: ModelConfig) -> None:
+    """Make sure that inputs are images.
+
+    Raises:
+        ConfigError: they are not.
+    """
+    if len(config.input_shape) != 3:
+        raise ConfigError(
+            f"input_shape is {config.input_shape}, but family {config.family!r} needs (channels, height, width)"
+        )
+
+
+def in_sections(
+    plans: Iterable[BlockPlan],
+    sizes: Sizes,
+    make: Callable[[BlockPlan], nn.Module],
+    *,
+    close: Callable[[], nn.Module] | None = None,
+) -> Iterator[tuple[str, nn.Sequential]]:
+    """The blocks that a network has, as a module for each section, with its name.
+
+    Args:
+        plans: all blocks.
+        sizes: of the network that is built.
+        make: makes a block.
+        close: makes what ends a section, if anything does.
+    """
+    for section, inside in groupby(plans, lambda plan: plan.section):
+        modules = OrderedDict(
+            (f"block{plan.position}", make(plan)) for plan in inside if not plan.position or plan.name in sizes.blocks
+        )
+        if close is not None:
+            modules["pool"] = close()
+        yield f"section{section}", nn.Sequential(modules)
