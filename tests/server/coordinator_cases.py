@@ -7,13 +7,12 @@ from typing import Any
 from server.fake_device import CLASSES, PLENTY_BYTES, SHAPE
 from server.server_rig import config
 
-from subfleet.elastic.families import network_of
 from subfleet.protocol.blobs import BlobRef
 from subfleet.protocol.messages import Deployed, Presence, Profile, Refusal, Task, Telemetry, Update
 from subfleet.protocol.programs import ProgramRef
 from subfleet.protocol.readings import Reading
 from subfleet.server.coordinator import step
-from subfleet.server.planning import candidates_of
+from subfleet.server.planning import plan_of as planned
 from subfleet.server.rounds import (
     Action,
     DeployPrepared,
@@ -25,6 +24,7 @@ from subfleet.server.rounds import (
     Profiled,
     Reply,
     RunState,
+    Seat,
 )
 
 CLIENTS = ("ada", "bob", "cyd")
@@ -35,7 +35,7 @@ def plan_of(**changes: Any) -> Plan:
     from subfleet.server.config import Deadlines
 
     settings = config(**{"deadlines": Deadlines(), **changes})
-    return Plan(config=settings, run_id="run", candidates=candidates_of(settings, network_of(settings.model)))
+    return planned(settings, "run")
 
 
 def profile(name: str) -> Profile:
@@ -96,11 +96,16 @@ def prepared(plan: Plan, state: RunState, name: str, *, planned_peak_bytes: int 
         client_id=name,
         round=state.round,
         attempt=seat.attempt,
-        place=seat.place or 0,
+        size_id=size_of(seat),
         program=program,
-        weights=blob(f"weights {seat.place}"),
+        weights=blob(f"weights {size_of(seat)}"),
         planned_peak_bytes=planned_peak_bytes,
     )
+
+
+def size_of(seat: Seat) -> str:
+    """Identity of what a client was given."""
+    return "" if seat.size is None else seat.size.spec_id
 
 
 def training(plan: Plan) -> RunState:

@@ -5,14 +5,39 @@ from hypothesis import given
 from hypothesis import strategies as st
 from server.server_rig import config
 
-from subfleet.elastic.families import network_of
+from subfleet.elastic.maps import nested_maps
 from subfleet.protocol.readings import Budget, Reading
-from subfleet.server.assignment import Candidate, budget_of, fits, largest_fitting, ordered, why_nothing_fits
+from subfleet.server.assignment import Candidate, budget_of, fits, ordered, why_nothing_fits
 from subfleet.server.methods import METHODS, Method
-from subfleet.server.planning import candidates_of
+from subfleet.server.methods.policies import Ask, Draw, largest_fitting
+from subfleet.server.planning import plan_of
+from subfleet.server.rounds import Plan
 
 SETTINGS = config(rates=(0.5, 1.0))
-CANDIDATES = candidates_of(SETTINGS, network_of(SETTINGS.model))
+PLAN = plan_of(SETTINGS, "run")
+CANDIDATES = PLAN.candidates
+
+
+def ask(plan: Plan, budget: Budget, below: Candidate | None = None) -> Ask:
+    """A client with this budget."""
+    return Ask(
+        network=plan.network,
+        candidates=plan.candidates,
+        price=plan.price,
+        draw=Draw(seed=0, round=1, client_id="ada"),
+        target="onnx",
+        budget=budget,
+        below=below,
+    )
+
+
+def largest(budget: Budget, below: int | None = None) -> int | None:
+    """Place of the chosen candidate; only those before `below` may be chosen."""
+    limit = None if below is None else CANDIDATES[below]
+    chosen = largest_fitting(ask(PLAN, budget, limit)).candidate
+    return None if chosen is None else CANDIDATES.index(chosen)
+
+
 budgets = st.builds(
     Budget,
     memory_bytes=st.integers(0, 40_000),
@@ -21,9 +46,9 @@ budgets = st.builds(
 )
 
 
-@given(budgets, st.none() | st.integers(0, len(CANDIDATES)))
+@given(budgets, st.none() | st.integers(0, len(CANDIDATES) - 1))
 def test_the_choice_fits_and_none_larger_does(budget: Budget, below: int | None) -> None:
-    place = largest_fitting(CANDIDATES, "onnx", budget, below=below)
+    place = largest(budget, below)
     allowed = CANDIDATES[:below]
     if place is None:
         assert not any(fits(one, "onnx", budget) for one in allowed)
@@ -36,7 +61,7 @@ def test_the_choice_fits_and_none_larger_does(budget: Budget, below: int | None)
 @given(budgets, st.integers(0, 10_000))
 def test_more_memory_never_gives_less(budget: Budget, more: int) -> None:
     richer = replace(budget, memory_bytes=budget.memory_bytes + more)
-    first, second = (largest_fitting(CANDIDATES, "onnx", one) for one in (budget, richer))
+    first, second = (largest(one) for one in (budget, richer))
     assert (-1 if first is None else first) <= (-1 if second is None else second)
 
 
@@ -52,7 +77,7 @@ def test_the_link_budget_is_rate_times_time() -> None:
 
 def test_an_estimate_passes_over_no_subnet_whose_activations_are_computed_twice() -> None:
     frugal = config(rates=(0.5, 1.0), training=replace(SETTINGS.training, recompute=True))
-    for whole, half in zip(CANDIDATES, candidates_of(frugal, network_of(frugal.model)), strict=True):
+    for whole, half in zip(CANDIDATES, plan_of(frugal, "run").candidates, strict=True):
         overhead_bytes = frugal.memory_overhead_bytes.get("onnx", 0)
         assert half.training_memory_bytes["onnx"] == 2 * whole.weight_bytes + overhead_bytes
         assert half.training_memory_bytes["onnx"] < whole.training_memory_bytes["onnx"]
@@ -60,15 +85,19 @@ def test_an_estimate_passes_over_no_subnet_whose_activations_are_computed_twice(
 
 @pytest.mark.parametrize("kind", METHODS.values(), ids=METHODS.keys())
 def test_every_method_keeps_the_contract(kind: type[Method]) -> None:
-    method = kind()
-    network = network_of(SETTINGS.model)
-    candidates = candidates_of(config(method=method), network)
-    assert candidates == ordered(candidates)
-    for one in candidates:
-        network.check(one.spec)
+    plan = plan_of(config(method=kind()), "run")
+    for one in plan.candidates:
+        plan.network.check(one.spec)
+        assert plan.network.size_of(one.spec) == one.spec
+    assign, draw = plan.policies.assign, Draw(seed=0, round=1, client_id="ada")
     nothing, plenty = Budget(memory_bytes=0), Budget(memory_bytes=2**40)
-    assert method.assign(candidates, "onnx", nothing) is None
-    assert method.assign(candidates, "onnx", plenty) == len(candidates) - 1
-    assert method.assign(candidates, "onnx", plenty, below=0) is None
-    assert candidates[-1].spec.spec_id == network.full_spec().spec_id
-    assert method.training(SETTINGS.training, 1) == SETTINGS.training
+    assert assign(ask(plan, nothing)).candidate is None
+    given = assign(ask(plan, plenty)).candidate
+    assert given is not None
+    assert assign(ask(plan, plenty)) == assign(ask(plan, plenty))
+    assert assign(ask(plan, plenty, below=plan.candidates[0])).candidate is None
+    placed = plan.policies.place(plan.network, given.spec, draw)
+    assert plan.network.size_of(placed).spec_id == given.spec.spec_id
+    student = plan.policies.student(plan.network, given.spec, draw)
+    assert student is None or nested_maps(plan.network, given.spec, student)
+    assert kind.INFO.title

@@ -139,9 +139,9 @@ class Fleet(RuleBasedStateMachine):
                     client_id=job.client_id,
                     round=job.round,
                     attempt=job.attempt,
-                    place=job.place,
+                    size_id=job.participant.size.spec_id,
                     program=program,
-                    weights=blob(f"w{job.place}"),
+                    weights=blob(f"w{job.participant.size.spec_id}"),
                     planned_peak_bytes=planned,
                 )
             )
@@ -248,7 +248,7 @@ class Fleet(RuleBasedStateMachine):
         """Every open seat has a job at work or a task out, so that only devices and deadlines are waited for."""
         for seat in self.state.seats.values():
             if seat.stage == "preparing":
-                assert any(job.client_id == seat.client_id and job.place == seat.place for job in self.jobs)
+                assert any(job.participant == seat.participant for job in self.jobs)
             if seat.stage == "out":
                 assert seat.task is not None
                 assert seat.task.task_id in self.tasks

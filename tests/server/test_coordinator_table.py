@@ -15,6 +15,7 @@ from server.coordinator_cases import (
     prepared,
     refusal,
     replies,
+    size_of,
     telemetry,
     training,
     update,
@@ -61,6 +62,11 @@ def _deploying() -> RunState:
     state, actions = step(plan, state, folded, 6.0)
     assert [action.client_id for action in actions if isinstance(action, PrepareModels)] == list(CLIENTS)
     return state
+
+
+def given(action: Prepare) -> tuple[int, str]:
+    """Which attempt it is, and of what size."""
+    return action.attempt, action.participant.size.spec_id
 
 
 def test_a_round_opens_when_enough_clients_are_there() -> None:
@@ -127,12 +133,12 @@ def test_a_program_that_plans_too_much_leads_to_the_next_smaller_subnet() -> Non
     state = measuring(PLAN)
     for name in CLIENTS:
         state, _ = step(PLAN, state, measured(PLAN, name), 2.0)
-    place = state.seats["ada"].place
-    assert place is not None
+    sizes = [size.spec_id for size in PLAN.space]
+    place = sizes.index(size_of(state.seats["ada"]))
     fitting, _ = step(PLAN, state, prepared(PLAN, state, "ada", planned_peak_bytes=PLENTY_BYTES), 2.0)
     assert fitting.seats["ada"].stage == "out"
     state, actions = step(PLAN, state, prepared(PLAN, state, "ada", planned_peak_bytes=PLENTY_BYTES + 1), 2.0)
-    assert [action.place for action in actions if isinstance(action, Prepare)] == [place - 1]
+    assert [given(action) for action in actions if isinstance(action, Prepare)] == [(0, sizes[place - 1])]
     for _ in range(place):
         state, actions = step(PLAN, state, prepared(PLAN, state, "ada", planned_peak_bytes=10**12), 2.0)
     assert state.seats["ada"].stage == "skipped"
@@ -206,10 +212,11 @@ def test_a_rejected_update_ends_its_seat() -> None:
 def test_a_refusal_for_memory_gives_a_smaller_task_and_its_repetition_nothing() -> None:
     state = training(PLAN)
     first = refusal(PLAN, state, "ada", available_bytes=10**9)
-    place = state.seats["ada"].place
+    sizes = [size.spec_id for size in PLAN.space]
+    smaller = sizes[sizes.index(size_of(state.seats["ada"])) - 1]
     state, actions = step(PLAN, state, Refused(refusal=first), 3.0)
     assert replies(actions) == ["accepted"]
-    assert [(action.attempt, action.place) for action in actions if isinstance(action, Prepare)] == [(1, place - 1)]  # type: ignore[operator]
+    assert [given(action) for action in actions if isinstance(action, Prepare)] == [(1, smaller)]
     again, actions = step(PLAN, state, Refused(refusal=first), 3.0)
     assert (replies(actions), again.seats) == (["duplicate"], state.seats)
     state, actions = step(PLAN, state, prepared(PLAN, state, "ada"), 3.0)

@@ -11,9 +11,11 @@ from server.fake_device import small_change
 
 from subfleet.arrays import decode_arrays, encode_arrays
 from subfleet.elastic.families import init_state, network_of
+from subfleet.elastic.model_state import ModelState
 from subfleet.protocol.errors import FileError, ProtocolError
 from subfleet.server.checkpoint import checkpoint_path, load_checkpoint, save_checkpoint
-from subfleet.server.folding import check_update, fold, subnet_weights
+from subfleet.server.folding import FoldedModel, Folding, check_update, subnet_weights
+from subfleet.server.methods import Method
 from subfleet.server.methods.fedavg import FedAvg
 from subfleet.server.methods.heterofl import HeteroFL
 from subfleet.server.rounds import Seat
@@ -22,6 +24,12 @@ from subfleet.transport.blob_store import BlobStore
 PLAN = plan_of()
 NETWORK = network_of(PLAN.config.model)
 STATE = init_state(NETWORK, 0)
+
+
+def fold(method: Method, seats: list[Seat], blobs: BlobStore) -> FoldedModel:
+    """A round's updates folded into the first model."""
+    folding = Folding(network=NETWORK, policies=method.policies(), space=PLAN.space, blobs=blobs)
+    return folding.fold(ModelState(shared=STATE), 1, seats)
 
 
 def _seats(blobs: BlobStore, samples: dict[str, int]) -> list[Seat]:
@@ -40,7 +48,7 @@ def _seats(blobs: BlobStore, samples: dict[str, int]) -> list[Seat]:
 
 def test_all_full_clients_equal_fedavg(tmp_path: Path) -> None:
     blobs, samples = BlobStore(tmp_path), {"ada": 3, "bob": 10, "cyd": 7}
-    folded = fold(NETWORK, FedAvg(), STATE, _seats(blobs, samples), blobs).state
+    folded = fold(FedAvg(), _seats(blobs, samples), blobs).state.shared
     full = {name: tensor.numpy() for name, tensor in STATE.items()}
     changes = {name: small_change(full, name, 1, 0.1) for name in samples}
     for name, old in full.items():
@@ -51,9 +59,9 @@ def test_all_full_clients_equal_fedavg(tmp_path: Path) -> None:
 def test_uniform_weighting_counts_clients(tmp_path: Path) -> None:
     blobs = BlobStore(tmp_path)
     lopsided, even = _seats(blobs, {"ada": 1, "bob": 99}), _seats(blobs, {"ada": 5, "bob": 5})
-    uniform = fold(NETWORK, HeteroFL(weighting="uniform"), STATE, lopsided, blobs).state
-    equal = fold(NETWORK, HeteroFL(weighting="samples"), STATE, even, blobs).state
-    weighted = fold(NETWORK, HeteroFL(weighting="samples"), STATE, lopsided, blobs).state
+    uniform = fold(HeteroFL(weighting="uniform"), lopsided, blobs).state.shared
+    equal = fold(HeteroFL(weighting="samples"), even, blobs).state.shared
+    weighted = fold(HeteroFL(weighting="samples"), lopsided, blobs).state.shared
     assert all(torch.equal(uniform[name], equal[name]) for name in STATE)
     assert not all(torch.equal(uniform[name], weighted[name]) for name in STATE)
 
@@ -61,8 +69,8 @@ def test_uniform_weighting_counts_clients(tmp_path: Path) -> None:
 def test_the_order_of_seats_does_not_matter_and_no_seat_changes_nothing(tmp_path: Path) -> None:
     blobs = BlobStore(tmp_path)
     seats = _seats(blobs, {"ada": 3, "bob": 10, "cyd": 7})
-    there, back = (fold(NETWORK, HeteroFL(), STATE, order, blobs).state for order in (seats, seats[::-1]))
-    nothing = fold(NETWORK, HeteroFL(), STATE, [], blobs).state
+    there, back = (fold(HeteroFL(), order, blobs).state.shared for order in (seats, seats[::-1]))
+    nothing = fold(HeteroFL(), [], blobs).state.shared
     assert all(torch.equal(there[name], back[name]) for name in STATE)
     assert all(torch.equal(nothing[name], STATE[name]) for name in STATE)
 
@@ -75,7 +83,7 @@ def test_an_update_that_the_disk_has_damaged_is_left_out(tmp_path: Path) -> None
     content = bytearray(path.read_bytes())
     content[-1] ^= 1
     path.write_bytes(content)
-    folded = fold(NETWORK, HeteroFL(), STATE, seats, blobs)
+    folded = fold(HeteroFL(), seats, blobs)
     assert set(folded.refused) == {"ada"}
     assert "damaged" in folded.refused["ada"]
 

@@ -60,7 +60,7 @@ def test_a_file_gives_a_complete_configuration(tmp_path: Path) -> None:
         ("rounds = 3", 'rounds = "3"', "rounds"),
         ("rounds = 3", "rounds = 0", "must be 1 or more"),
         ('name = "digits"', 'name = "a/b"', "letters, digits"),
-        ('type = "fedavg"', 'type = "fedsomething"', "must be one of ['heterofl', 'fedavg']"),
+        ('type = "fedavg"', 'type = "fedsomething"', "must be one of ['heterofl', 'fedavg', 'fedprox'"),
         ("step_s = 30.0", "step = 30.0", "unknown field 'step'; known are ['start_s', 'step_s']"),
         ("momentum = 0.5", "momentum = 1.5", "below 1"),
         ("round_s = 60.0", "round_s = 0.0", "must be above 0"),
@@ -90,7 +90,8 @@ def test_the_fingerprint_follows_the_outcome_and_nothing_else() -> None:
 
 
 def test_the_table_of_methods_names_each_by_its_type() -> None:
-    assert {name: kind.TYPE for name, kind in METHODS.items()} == {"heterofl": "heterofl", "fedavg": "fedavg"}
+    assert all(kind.TYPE == name for name, kind in METHODS.items())
+    assert len({kind.INFO.title for kind in METHODS.values()}) == len(METHODS) >= 9
 
 
 def test_the_learning_rate_follows_the_rounds_and_the_seed_the_run(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from subfleet.protocol.errors import ExportError
 from subfleet.protocol.memory import MemoryPlan
 from subfleet.protocol.programs import decode_program
 from subfleet.server.config import ServerConfig
-from subfleet.server.planning import candidates_of, network_for
+from subfleet.server.planning import plan_of
 from subfleet.server.supply import train_request
 
 __all__ = ["Verdict", "preflight", "table"]
@@ -55,11 +55,15 @@ def preflight(config: ServerConfig, cache: CacheFolder) -> Iterator[Verdict]:
 
     What was exported stays in the cache, so that the run finds it there.
     """
-    network = network_for(config)
+    plan = plan_of(config, config.name)
     with ExportPool(cache) as pool:
         asked = [
-            (candidate, target, pool.submit_training(train_request(network, candidate.spec, target, config.training)))
-            for candidate in candidates_of(config, network)
+            (
+                candidate,
+                target,
+                pool.submit_training(train_request(plan.network, candidate.spec, target, plan.training(1))),
+            )
+            for candidate in plan.candidates
             for target in config.targets
         ]
         for candidate, target, future in asked:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from subfleet.protocol.readings import Budget, Reading
 from subfleet.protocol.subnet import SubnetSpec
 
-__all__ = ["Candidate", "budget_of", "fits", "largest_fitting", "ordered", "why_nothing_fits"]
+__all__ = ["Candidate", "budget_of", "fits", "ordered", "why_nothing_fits"]
 
 _MOST_LINK_BYTES = 2**60
 
@@ -28,10 +28,15 @@ class Candidate:
     weight_bytes: int
     training_memory_bytes: Mapping[str, int]
 
+    @property
+    def order(self) -> tuple[int, int, str]:
+        """By parameters, then by multiply-accumulates, then by identity, so that no order is open."""
+        return self.parameters, self.forward_macs, self.spec.spec_id
+
 
 def ordered(candidates: Sequence[Candidate]) -> tuple[Candidate, ...]:
-    """Smallest to largest: by parameters, then by multiply-accumulates, then by identity, so that no order is open."""
-    return tuple(sorted(candidates, key=lambda one: (one.parameters, one.forward_macs, one.spec.spec_id)))
+    """Smallest to largest."""
+    return tuple(sorted(candidates, key=lambda one: one.order))
 
 
 def budget_of(reading: Reading, memory_budget_bytes: int, communication_s: float) -> Budget:
@@ -50,21 +55,6 @@ def fits(candidate: Candidate, target: str, budget: Budget) -> bool:
         and (budget.downlink_bytes is None or candidate.weight_bytes <= budget.downlink_bytes)
         and (budget.uplink_bytes is None or candidate.weight_bytes <= budget.uplink_bytes)
     )
-
-
-def largest_fitting(
-    candidates: Sequence[Candidate], target: str, budget: Budget, *, below: int | None = None
-) -> int | None:
-    """Place of the largest candidate that fits; None where none does.
-
-    Args:
-        candidates: from smallest to largest.
-        target: the program target that the device runs.
-        budget: of the device.
-        below: only candidates before this place are looked at.
-    """
-    places = range(len(candidates) if below is None else below)
-    return next((place for place in reversed(places) if fits(candidates[place], target, budget)), None)
 
 
 def why_nothing_fits(candidates: Sequence[Candidate], target: str, budget: Budget) -> str:

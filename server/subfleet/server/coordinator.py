@@ -21,10 +21,10 @@ from subfleet.server.rounds import (
     Fold,
     Folded,
     Heard,
+    KnownPlan,
     Measured,
     Member,
     Plan,
-    Prepare,
     Prepared,
     PrepareFailed,
     PrepareModels,
@@ -40,7 +40,7 @@ from subfleet.server.rounds import (
     UpdateStored,
     Withdraw,
 )
-from subfleet.server.seating import measured_seat, prepared_seat, refused_seat, task_for_models
+from subfleet.server.seating import measured_seat, prepare_action, prepared_seat, refused_seat, task_for_models
 
 __all__ = ["resume_actions", "round_info", "step"]
 
@@ -88,20 +88,13 @@ def resume_actions(plan: Plan, state: RunState) -> tuple[Action, ...]:
     for seat in state.seats.values():
         if seat.stage == "out" and seat.task is not None:
             actions.append(SendTask(task=seat.task))
-        if seat.stage != "preparing" or seat.place is None:
+        if seat.stage != "preparing" or seat.participant is None:
             continue
+        prepare = prepare_action(state, seat)
         if state.phase == "deploy":
-            actions.append(PrepareModels(client_id=seat.client_id, round=state.round, place=seat.place))
-        else:
-            actions.append(
-                Prepare(
-                    client_id=seat.client_id,
-                    round=state.round,
-                    attempt=seat.attempt,
-                    place=seat.place,
-                    target=seat.runtime,
-                )
-            )
+            actions.append(PrepareModels(participant=seat.participant, round=state.round))
+        elif prepare is not None:
+            actions.append(prepare)
     return tuple(actions)
 
 
@@ -171,10 +164,20 @@ def _prepared(plan: Plan, state: RunState, event: Prepared, now_s: float) -> Out
     seat = state.seats.get(event.client_id)
     if state.phase != "train" or seat is None or event.round != state.round or seat.stage != "preparing":
         return state, ()
-    if (seat.attempt, seat.place) != (event.attempt, event.place):
+    if seat.size is None or (seat.attempt, seat.size.spec_id) != (event.attempt, event.size_id):
         return state, ()
+    state = _with_plan(state, seat, event)
     seat, actions = prepared_seat(plan, state, seat, event, now_s)
     return _with_seat(state, seat), actions
+
+
+def _with_plan(state: RunState, seat: Seat, event: Prepared) -> RunState:
+    key = f"{seat.runtime}/{event.size_id}"
+    # With a nested student a program's plan is not the size's alone.
+    if seat.student is not None or key in state.plans:
+        return state
+    known = KnownPlan(planned_peak_bytes=event.planned_peak_bytes, round=state.round)
+    return replace(state, plans=MappingProxyType({**state.plans, key: known}))
 
 
 def _prepare_failed(plan: Plan, state: RunState, event: PrepareFailed, now_s: float) -> Outcome:

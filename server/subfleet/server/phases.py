@@ -101,8 +101,10 @@ def _assign(plan: Plan, state: RunState, now_s: float) -> Outcome:
     for name, seat in sorted(state.seats.items()):
         seats[name] = seat
         if seat.stage == "answered":
-            seats[name], more = assigned_seat(plan, state, seat)
+            seats[name], more, found = assigned_seat(plan, state, seat)
             actions += more
+            # What was found for one client serves the next one of the same round.
+            state = replace(state, pool=tuple(dict.fromkeys((*state.pool, *found))))
     return replace(state, seats=MappingProxyType(seats)), tuple(actions)
 
 
@@ -134,7 +136,9 @@ def _open_deploy(plan: Plan, state: RunState, now_s: float) -> Outcome:
         for name, seat in state.last.items()
     }
     actions = tuple(
-        PrepareModels(client_id=name, round=state.round, place=seat.place or 0) for name, seat in sorted(seats.items())
+        PrepareModels(participant=seat.participant, round=state.round)
+        for _, seat in sorted(seats.items())
+        if seat.participant is not None
     )
     return _enter(replace(state, seats=MappingProxyType(seats)), "deploy", now_s), actions
 

@@ -2,7 +2,7 @@
 
 import contextlib
 import fcntl
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -11,10 +11,12 @@ from subfleet.elastic.cost import estimate_cost
 from subfleet.elastic.families import network_of
 from subfleet.elastic.network import Network
 from subfleet.protocol.errors import ConfigError, FileError
+from subfleet.protocol.subnet import SubnetSpec
 from subfleet.server.assignment import Candidate, ordered
 from subfleet.server.config import ServerConfig
+from subfleet.server.rounds import Plan
 
-__all__ = ["Places", "candidates_of", "network_for"]
+__all__ = ["Places", "plan_of", "price_list"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,36 +71,53 @@ class Places:
             yield
 
 
-def network_for(config: ServerConfig) -> Network:
-    """The declared network.
+def plan_of(config: ServerConfig, run_id: str) -> Plan:
+    """Everything about a run that does not change.
 
     Raises:
-        ConfigError: the model's description is wrong.
+        ConfigError: the model's description is wrong, or there is nothing to choose from.
     """
-    return network_of(config.model)
-
-
-def candidates_of(config: ServerConfig, network: Network) -> tuple[Candidate, ...]:
-    """The method's search space with its costs, from smallest to largest.
-
-    Raises:
-        ConfigError: there is nothing to choose from.
-    """
-    candidates = []
-    for spec in config.method.space(network, config.rates):
-        cost = estimate_cost(network, spec, batch_size=config.training.program_batch_size)
-        # The estimate counts every activation. How few are left when blocks are computed twice only the program knows.
-        least_bytes = 2 * cost.weight_bytes if config.training.recompute else cost.training_memory_bytes
-        memory = {target: least_bytes + config.memory_overhead_bytes.get(target, 0) for target in config.targets}
-        candidates.append(
-            Candidate(
-                spec=spec,
-                parameters=cost.parameters,
-                forward_macs=cost.forward_macs,
-                weight_bytes=cost.weight_bytes,
-                training_memory_bytes=MappingProxyType(memory),
-            )
-        )
+    network = network_of(config.model)
+    policies = config.method.policies()
+    price = price_list(config, network)
+    candidates = [price(spec) for spec in policies.space(network, config.rates)]
     if not candidates:
         raise ConfigError("the method's space of subnets is empty; name one or more width rates")
-    return ordered(candidates)
+    return Plan(
+        config=config,
+        run_id=run_id,
+        network=network,
+        policies=policies,
+        candidates=ordered(candidates),
+        price=price,
+    )
+
+
+def price_list(config: ServerConfig, network: Network) -> Callable[[SubnetSpec], Candidate]:
+    """What any subnet costs; each is priced once.
+
+    The function that is returned raises ConfigError where the spec is no subnet of the network.
+    """
+    known: dict[str, Candidate] = {}
+
+    def price(spec: SubnetSpec) -> Candidate:
+        key = spec.spec_id
+        if key not in known:
+            known[key] = _priced(config, network, spec)
+        return known[key]
+
+    return price
+
+
+def _priced(config: ServerConfig, network: Network, spec: SubnetSpec) -> Candidate:
+    cost = estimate_cost(network, spec, batch_size=config.training.program_batch_size)
+    # The estimate counts every activation. How few are left when blocks are computed twice only the program knows.
+    least_bytes = 2 * cost.weight_bytes if config.training.recompute else cost.training_memory_bytes
+    memory = {target: least_bytes + config.memory_overhead_bytes.get(target, 0) for target in config.targets}
+    return Candidate(
+        spec=spec,
+        parameters=cost.parameters,
+        forward_macs=cost.forward_macs,
+        weight_bytes=cost.weight_bytes,
+        training_memory_bytes=MappingProxyType(memory),
+    )

@@ -15,19 +15,21 @@ A client's seat in a round:
     out       --> preparing  refused for memory: a smaller task
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Literal
 
+from subfleet.elastic.network import Network
 from subfleet.protocol.blobs import BlobRef
 from subfleet.protocol.messages import Deployed, Presence, Profile, Receipt, Refusal, Task, Telemetry, Update
 from subfleet.protocol.programs import ProgramRef
 from subfleet.protocol.readings import Budget
+from subfleet.protocol.subnet import SubnetSpec
 from subfleet.protocol.training import TrainingSettings
 from subfleet.server.assignment import Candidate
 from subfleet.server.config import ServerConfig
-from subfleet.server.methods import Method
+from subfleet.server.methods.policies import Participant, Policies
 
 __all__ = [
     "Action",
@@ -38,6 +40,7 @@ __all__ = [
     "Fold",
     "Folded",
     "Heard",
+    "KnownPlan",
     "Measured",
     "Member",
     "ModelFile",
@@ -71,21 +74,27 @@ class Plan:
 
     Attributes:
         run_id: the configured name and a part that no other run has: devices remember what they did for a run.
-        candidates: the search space with its costs, from smallest to largest.
+        network: the declaration of the whole model.
+        policies: of the configured method.
+        candidates: the method's space with its costs, from smallest to largest.
+        price: the cost of any subnet.
     """
 
     config: ServerConfig
     run_id: str
+    network: Network
+    policies: Policies
     candidates: tuple[Candidate, ...]
+    price: Callable[[SubnetSpec], Candidate]
 
     @property
-    def method(self) -> Method:
-        """The configured federated method."""
-        return self.config.method
+    def space(self) -> tuple[SubnetSpec, ...]:
+        """The sizes that may be assigned, from smallest to largest."""
+        return tuple(candidate.spec for candidate in self.candidates)
 
     def training(self, round_number: int) -> TrainingSettings:
         """The local training of a round."""
-        return self.method.training(self.config.training_of(round_number), round_number)
+        return self.policies.training(self.config.training_of(round_number), round_number)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,7 +136,10 @@ class Seat:
 
     Attributes:
         attempt: how many tasks it was given before in this round.
-        place: of its candidate in the plan; None before one is chosen.
+        class_counts: samples of each class in the client's data.
+        size: what it was given, kept at the front of every axis; None before one is chosen.
+        spec: the same, as placed in the model.
+        student: the nested subnet of self-distillation; None where there is none.
         reason: why it was refused, skipped or is missing.
         task: what was sent to it, kept so that it is sent again unchanged.
         result: its accepted update.
@@ -142,7 +154,10 @@ class Seat:
     memory_free_bytes: int | None = None
     memory_budget_bytes: int = 0
     attempt: int = 0
-    place: int | None = None
+    class_counts: tuple[int, ...] = ()
+    size: SubnetSpec | None = None
+    spec: SubnetSpec | None = None
+    student: SubnetSpec | None = None
     reason: str = ""
     task: Task | None = None
     result: Update | None = None
@@ -152,6 +167,26 @@ class Seat:
     def open(self) -> bool:
         """Whether an answer of this client is still awaited."""
         return self.stage in ("preparing", "out")
+
+    @property
+    def participant(self) -> Participant | None:
+        """The client with its subnet; None before one is chosen."""
+        if self.size is None or self.spec is None:
+            return None
+        return Participant(client_id=self.client_id, spec=self.spec, size=self.size, class_counts=self.class_counts)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KnownPlan:
+    """What a written program needs.
+
+    Attributes:
+        planned_peak_bytes: from its manifest.
+        round: in which it was learned; later rounds may count on it, whatever came first within the round.
+    """
+
+    planned_peak_bytes: int
+    round: int
 
 
 def _nothing() -> Mapping[str, "Seat"]:
@@ -173,6 +208,8 @@ class RunState:
         opened_s: monotonic time at which the round was first announced.
         seats: of the open round, or of the deploy phase, by client.
         last: each client's seat in the last round that folded it: from it follows the model it is given.
+        pool: sizes that the method's search has found so far, in the order in which they were found.
+        plans: of the programs written so far, by target and size's id, as "onnx/0123456789abcdef".
         settled: tasks of the last closed round whose updates were accepted, to answer their repetitions.
         failure: why the run failed.
     """
@@ -185,6 +222,8 @@ class RunState:
     members: Mapping[str, Member] = field(default_factory=_nobody)
     seats: Mapping[str, Seat] = field(default_factory=_nothing)
     last: Mapping[str, Seat] = field(default_factory=_nothing)
+    pool: tuple[SubnetSpec, ...] = ()
+    plans: Mapping[str, KnownPlan] = field(default_factory=lambda: MappingProxyType({}))
     settled: frozenset[str] = frozenset()
     failure: str = ""
 
@@ -220,12 +259,12 @@ class Measured:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prepared:
-    """A task's program and weights are ready. `place` and `attempt` tell for which choice."""
+    """A task's program and weights are ready. `attempt` and `size_id` tell for which choice."""
 
     client_id: str
     round: int
     attempt: int
-    place: int
+    size_id: str
     program: ProgramRef
     weights: BlobRef
     planned_peak_bytes: int
@@ -323,22 +362,31 @@ Event = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prepare:
-    """Export the candidate's program, extract its weights; answer with Prepared or PrepareFailed."""
+    """Export the size's program, extract the subnet's weights; answer with Prepared or PrepareFailed."""
 
-    client_id: str
+    participant: Participant
     round: int
     attempt: int
-    place: int
     target: str
+    student: SubnetSpec | None = None
+
+    @property
+    def client_id(self) -> str:
+        """Whose task it is."""
+        return self.participant.client_id
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrepareModels:
     """Export the client's own models for inference; answer with DeployPrepared or PrepareFailed."""
 
-    client_id: str
+    participant: Participant
     round: int
-    place: int
+
+    @property
+    def client_id(self) -> str:
+        """Whose models they are."""
+        return self.participant.client_id
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,7 +23,7 @@ def round_record(plan: Plan, close: Close, traffic: Traffic) -> RoundRecord:
 
 
 def _client_row(plan: Plan, seat: Seat, traffic: Traffic) -> ClientRow:
-    candidate = plan.candidates[seat.place] if seat.place is not None else None
+    candidate = plan.price(seat.size) if seat.size is not None else None
     down, up = traffic.of(seat.client_id)
     return ClientRow(
         client_id=seat.client_id,
@@ -61,8 +61,8 @@ def deployed_models(plan: Plan, seats: Iterable[Seat]) -> tuple[DeployedModel, .
             client_id=seat.client_id,
             target=model.target,
             path=Path(model.file),
-            spec=plan.candidates[seat.place or 0].spec.name,
-            spec_id=plan.candidates[seat.place or 0].spec.spec_id,
+            spec=seat.size.name if seat.size is not None else "",
+            spec_id=seat.size.spec_id if seat.size is not None else "",
             max_abs_diff=model.max_abs_diff,
             quantised_accuracy=model.quantised_accuracy,
             float_accuracy=model.float_accuracy,

@@ -2,15 +2,18 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from types import MappingProxyType
 
 from subfleet.protocol.messages import Profile, Refusal, Task, Telemetry
 from subfleet.protocol.programs import ProgramRef
 from subfleet.protocol.readings import Budget
+from subfleet.protocol.subnet import SubnetSpec
 from subfleet.server.answers import task_id
 from subfleet.server.assignment import budget_of, why_nothing_fits
+from subfleet.server.methods.policies import Ask, Assigned, Draw
 from subfleet.server.rounds import Action, Plan, Prepare, Prepared, RunState, Seat, SendTask
 
-__all__ = ["assigned_seat", "measured_seat", "prepared_seat", "refused_seat", "task_for_models"]
+__all__ = ["assigned_seat", "measured_seat", "prepare_action", "prepared_seat", "refused_seat", "task_for_models"]
 
 _MOST_CHARACTERS = 400  # of a reason, as it stands in tables
 
@@ -25,6 +28,7 @@ def measured_seat(plan: Plan, profile: Profile, telemetry: Telemetry) -> Seat:
         budget=budget_of(telemetry.reading, telemetry.memory_budget_bytes, plan.config.communication_s),
         memory_free_bytes=telemetry.reading.memory_free_bytes,
         memory_budget_bytes=telemetry.memory_budget_bytes,
+        class_counts=profile.class_counts,
     )
     reason = _why_not(plan, profile, telemetry, seat.runtime)
     return replace(seat, stage="skipped", reason=reason[:_MOST_CHARACTERS]) if reason else seat
@@ -43,17 +47,33 @@ def _why_not(plan: Plan, profile: Profile, telemetry: Telemetry, runtime: str) -
     return ""
 
 
-def assigned_seat(plan: Plan, state: RunState, seat: Seat) -> tuple[Seat, tuple[Action, ...]]:
-    """Choose a subnet for a client that has answered."""
-    return _choose(plan, state.round, seat, below=None)
+def assigned_seat(plan: Plan, state: RunState, seat: Seat) -> tuple[Seat, tuple[Action, ...], tuple[SubnetSpec, ...]]:
+    """Choose a subnet for a client that has answered; and what the search has found on its way."""
+    if seat.budget is None:
+        return replace(seat, stage="skipped", reason="it told no budget"), (), ()
+    assigned = plan.policies.assign(_ask(plan, state, seat, below=None))
+    return (*_given(plan, state, seat, assigned, below=None), assigned.found)
+
+
+def prepare_action(state: RunState, seat: Seat) -> Prepare | None:
+    """What makes a seat's task; None where it has no subnet yet."""
+    if seat.participant is None:
+        return None
+    return Prepare(
+        participant=seat.participant,
+        round=state.round,
+        attempt=seat.attempt,
+        target=seat.runtime,
+        student=seat.student,
+    )
 
 
 def prepared_seat(
     plan: Plan, state: RunState, seat: Seat, event: Prepared, now_s: float
 ) -> tuple[Seat, tuple[Action, ...]]:
     """Send the task if the program's own plan fits the budget; else look at the next smaller subnet."""
-    if seat.budget is None or seat.place is None or event.planned_peak_bytes > seat.budget.memory_bytes:
-        return _choose(plan, state.round, seat, below=event.place)
+    if seat.budget is None or seat.spec is None or event.planned_peak_bytes > seat.budget.memory_bytes:
+        return _choose_below(plan, state, seat)
     task_name = task_id(plan, state.round, seat.client_id, seat.attempt)
     task = Task(
         task_id=task_name,
@@ -61,7 +81,7 @@ def prepared_seat(
         run_id=plan.run_id,
         round=state.round,
         client_id=seat.client_id,
-        spec=plan.candidates[seat.place].spec,
+        spec=seat.spec,
         programs=(event.program,),
         weights=event.weights,
         training=plan.training(state.round),
@@ -81,13 +101,13 @@ def refused_seat(plan: Plan, state: RunState, seat: Seat, refusal: Refusal) -> t
     final = replace(seat, stage="refused", reason=reason)
     if refusal.reason != "memory" or state.phase != "train" or seat.attempt + 1 >= plan.config.max_attempts:
         return final, ()
-    if seat.budget is None or seat.place is None:
+    if seat.budget is None or seat.size is None:
         return final, ()
     memory_bytes = seat.budget.memory_bytes
     if refusal.available_bytes is not None:
         memory_bytes = max(0, min(memory_bytes, refusal.available_bytes))
     smaller = replace(seat, attempt=seat.attempt + 1, budget=replace(seat.budget, memory_bytes=memory_bytes))
-    chosen, actions = _choose(plan, state.round, smaller, below=seat.place)
+    chosen, actions = _choose_below(plan, state, smaller)
     return (chosen, actions) if chosen.open else (final, ())
 
 
@@ -100,7 +120,7 @@ def task_for_models(plan: Plan, state: RunState, seat: Seat, programs: Sequence[
         run_id=plan.run_id,
         round=state.round,
         client_id=seat.client_id,
-        spec=plan.candidates[seat.place or 0].spec,
+        spec=seat.spec or plan.space[0],
         programs=tuple(programs),
         weights=None,
         training=None,
@@ -111,20 +131,58 @@ def task_for_models(plan: Plan, state: RunState, seat: Seat, programs: Sequence[
     )
 
 
-def _choose(plan: Plan, round_number: int, seat: Seat, *, below: int | None) -> tuple[Seat, tuple[Action, ...]]:
-    if seat.budget is None:
-        return replace(seat, stage="skipped", reason="it told no budget"), ()
-    place = plan.method.assign(plan.candidates, seat.runtime, seat.budget, below=below)
-    if place is None:
-        return replace(seat, stage="skipped", place=None, reason=_why_none(plan, seat, below)), ()
-    action = Prepare(
-        client_id=seat.client_id, round=round_number, attempt=seat.attempt, place=place, target=seat.runtime
+def _ask(plan: Plan, state: RunState, seat: Seat, *, below: SubnetSpec | None) -> Ask:
+    known = state.last.get(seat.client_id)
+    plans = {
+        key.removeprefix(f"{seat.runtime}/"): found.planned_peak_bytes
+        for key, found in state.plans.items()
+        if key.startswith(f"{seat.runtime}/") and found.round < state.round
+    }
+    return Ask(
+        network=plan.network,
+        candidates=plan.candidates,
+        price=plan.price,
+        draw=_draw(plan, state, seat),
+        target=seat.runtime,
+        budget=seat.budget or Budget(memory_bytes=0),
+        previous=known.size if known is not None else None,
+        below=plan.price(below) if below is not None else None,
+        pool=state.pool,
+        plans=MappingProxyType(plans),
     )
-    return replace(seat, stage="preparing", place=place, task=None), (action,)
 
 
-def _why_none(plan: Plan, seat: Seat, below: int | None) -> str:
+def _draw(plan: Plan, state: RunState, seat: Seat) -> Draw:
+    return Draw(seed=plan.config.seed, round=state.round, client_id=seat.client_id)
+
+
+def _choose_below(plan: Plan, state: RunState, seat: Seat) -> tuple[Seat, tuple[Action, ...]]:
+    """A smaller subnet. What a search finds now is not remembered: it would depend on who was answered first."""
+    assigned = plan.policies.assign(_ask(plan, state, seat, below=seat.size))
+    return _given(plan, state, seat, assigned, below=seat.size)
+
+
+def _given(
+    plan: Plan, state: RunState, seat: Seat, assigned: Assigned, *, below: SubnetSpec | None
+) -> tuple[Seat, tuple[Action, ...]]:
+    if assigned.candidate is None:
+        return replace(seat, stage="skipped", size=None, spec=None, reason=_why_none(plan, seat, below)), ()
+    size, draw = assigned.candidate.spec, _draw(plan, state, seat)
+    given = replace(
+        seat,
+        stage="preparing",
+        size=size,
+        spec=plan.policies.place(plan.network, size, draw),
+        student=plan.policies.student(plan.network, size, draw),
+        task=None,
+    )
+    action = prepare_action(state, given)
+    return given, (action,) if action is not None else ()
+
+
+def _why_none(plan: Plan, seat: Seat, below: SubnetSpec | None) -> str:
     if seat.budget is not None and below is not None:
-        name = plan.candidates[below].spec.name
-        return f"no subnet below {name!r} fits: the program needs more than the budget of {seat.budget.memory_bytes}"
+        return (
+            f"no subnet below {below.name!r} fits: the program needs more than the budget of {seat.budget.memory_bytes}"
+        )
     return why_nothing_fits(plan.candidates, seat.runtime, seat.budget) if seat.budget else "it told no budget"

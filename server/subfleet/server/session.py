@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from subfleet.elastic.families import init_state
+from subfleet.elastic.model_state import ModelState, unpacked
 from subfleet.export.quantisation.report import calibration_of
 from subfleet.protocol.blobs import BlobRef, Chunk
 from subfleet.protocol.errors import FileError, ProtocolError, RunError
@@ -21,9 +22,9 @@ from subfleet.server.announcing import Announcer
 from subfleet.server.checkpoint import checkpoint_path, load_checkpoint, prune_checkpoints
 from subfleet.server.config import ServerConfig
 from subfleet.server.coordinator import resume_actions, round_info, step
-from subfleet.server.folding import check_update
+from subfleet.server.folding import Folding, check_update
 from subfleet.server.inbox import read_delivery
-from subfleet.server.planning import Places, candidates_of, network_for
+from subfleet.server.planning import Places, plan_of
 from subfleet.server.records import RunObserver, RunResult
 from subfleet.server.rounds import (
     Action,
@@ -31,7 +32,6 @@ from subfleet.server.rounds import (
     Event,
     Fetch,
     Fold,
-    Plan,
     Prepare,
     PrepareModels,
     Reply,
@@ -46,7 +46,7 @@ from subfleet.server.rows import deployed_models, round_record
 from subfleet.server.store import Journal, begin_run, open_database
 from subfleet.server.supply import Exports, Supply
 from subfleet.server.traffic import Traffic
-from subfleet.server.workbench import Model, Workbench
+from subfleet.server.workbench import Workbench
 from subfleet.tasks import read_dataset
 from subfleet.transport.base import Connected, Delivery, Disconnected, Transport
 from subfleet.transport.blob_store import BlobStore
@@ -96,13 +96,12 @@ class Server:
         self._topics = Topics(config.fleet)
         self._places = Places(state_folder)
         self._places.make()
-        self._network = network_for(config)
-        candidates = candidates_of(config, self._network)
         engine = open_database(state_folder)
         run_id = begin_run(engine, name=config.name, fingerprint=config.fingerprint(), round_count=config.rounds)
         self._engine = engine
         self._journal = Journal(engine, run_id)
-        self._plan = Plan(config=config, run_id=run_id, candidates=candidates)
+        self._plan = plan_of(config, run_id)
+        self._network = self._plan.network
         self._traffic = Traffic(self._topics)
         self._transport = CountingTransport(transport, on_payload=self._traffic.count)
         self._blobs = BlobStore(self._places.blobs)
@@ -123,15 +122,16 @@ class Server:
             models_folder=self._places.models / run_id,
             calibration_sha256=calibration_of(evaluation).sha256 if config.deploy_quantisation != "none" else "",
         )
-        self._workbench = Workbench(
-            self._network,
-            config.method,
-            evaluation,
+        folding = Folding(
+            network=self._network,
+            policies=self._plan.policies,
+            space=self._plan.space,
             blobs=self._blobs,
-            checkpoints=self._places.checkpoints,
+            seed=config.seed,
         )
+        self._workbench = Workbench(folding, evaluation, checkpoints=self._places.checkpoints)
         self._state = RunState()
-        self._model: Model = {}
+        self._model = ModelState(shared={})
         self._offers: dict[str, Update] = {}
 
     @property
@@ -238,13 +238,13 @@ class Server:
             if all(member.heard_s is None for member in self._state.members.values()):
                 break
 
-    def _load_model(self, round_number: int) -> Model:
+    def _load_model(self, round_number: int) -> ModelState:
         if round_number == 0:
-            return init_state(self._network, self._config.seed)
+            return ModelState(shared=init_state(self._network, self._config.seed))
         sha256 = self._journal.checkpoint_sha256(round_number)
         if sha256 is None:
             raise FileError(f"the journal has no checkpoint of round {round_number}; restore the state folder")
-        return load_checkpoint(self._places.checkpoints, round_number, sha256)
+        return unpacked(load_checkpoint(self._places.checkpoints, round_number, sha256))
 
     def _take(self, event: Connected | Disconnected | Delivery) -> None:
         if isinstance(event, Connected):

@@ -20,8 +20,9 @@ from sqlalchemy.pool import ConnectionPoolEntry
 from subfleet.protocol.errors import ConfigError, FileError
 from subfleet.protocol.messages import Profile
 from subfleet.protocol.schema import canonical_json, from_plain
+from subfleet.protocol.subnet import SubnetSpec
 from subfleet.server.records import RoundRecord
-from subfleet.server.rounds import Close, Member, RunState, Seat
+from subfleet.server.rounds import Close, KnownPlan, Member, RunState, Seat
 
 __all__ = [
     "DATABASE_NAME",
@@ -50,6 +51,8 @@ runs = sql.Table(
     sql.Column("round", sql.Integer, nullable=False),
     sql.Column("folded_round", sql.Integer, nullable=False),
     sql.Column("failure", sql.String, nullable=False),
+    sql.Column("pool", sql.Text, nullable=False),
+    sql.Column("plans", sql.Text, nullable=False),
     sql.Column("started_at", sql.String, nullable=False),
 )
 rounds = sql.Table(
@@ -144,6 +147,7 @@ def begin_run(engine: sql.Engine, *, name: str, fingerprint: str, round_count: i
             run_id = f"{name}-{uuid.uuid4().hex[:8]}"
             row = {"run_id": run_id, "name": name, "fingerprint": fingerprint, "round_count": round_count}
             start = {"phase": "waiting", "round": 0, "folded_round": 0, "failure": "", "started_at": _now()}
+            start |= {"pool": "[]", "plans": "{}"}
             connection.execute(runs.insert().values(**row, **start))
             return run_id
     if known.fingerprint != fingerprint:
@@ -196,6 +200,8 @@ class Journal:
             ),
             last=MappingProxyType(last),
             settled=frozenset(task.task_id for task in settled if task is not None),
+            pool=tuple(from_plain(SubnetSpec, plain) for plain in json.loads(run.pool)),
+            plans=MappingProxyType({key: from_plain(KnownPlan, plain) for key, plain in json.loads(run.plans).items()}),
         )
 
     def load_bytes(self, state: RunState) -> dict[str, Bytes]:
@@ -231,6 +237,11 @@ class Journal:
         profiles = _new_profiles(before, after)
         names = ("phase", "round", "folded_round", "failure")
         values = {name: getattr(after, name) for name in names if getattr(after, name) != getattr(before, name)}
+        values |= {
+            name: canonical_json(getattr(after, name)).decode()
+            for name in ("pool", "plans")
+            if getattr(after, name) is not getattr(before, name)
+        }
         if not (changed or profiles or values or record):
             return
         with _writing(self._engine) as connection:

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-import torch
-
+from subfleet.elastic.model_state import ModelState
 from subfleet.elastic.network import Network
 from subfleet.export.requests import InferRequest, TrainRequest
 from subfleet.protocol.blobs import BlobRef
@@ -20,6 +19,7 @@ from subfleet.protocol.programs import ProgramRef, decode_program
 from subfleet.protocol.subnet import SubnetSpec
 from subfleet.protocol.training import TrainingSettings
 from subfleet.server.folding import subnet_weights
+from subfleet.server.methods.policies import Participant
 from subfleet.server.rounds import (
     DeployPrepared,
     Event,
@@ -85,8 +85,8 @@ class Supply:
         self._blobs = blobs
         self._models_folder = models_folder
         self._calibration_sha256 = calibration_sha256
-        self._model: Mapping[str, torch.Tensor] = {}
-        self._weights: dict[str, BlobRef] = {}
+        self._model = ModelState(shared={})
+        self._weights: dict[tuple[str, tuple[tuple[str, str], ...]], BlobRef] = {}
         self._programs: dict[str, _Program] = {}
         self._training: list[tuple[Prepare, TrainRequest, Future[Path] | None]] = []
         self._inference: list[tuple[PrepareModels, dict[str, Future[Path]]]] = []
@@ -99,7 +99,7 @@ class Supply:
             program.ref.blob.sha256 for program in self._programs.values()
         }
 
-    def renew(self, model: Mapping[str, torch.Tensor]) -> None:
+    def renew(self, model: ModelState) -> None:
         """From now on cut weights from this model."""
         self._model = model
         self._weights.clear()
@@ -107,8 +107,8 @@ class Supply:
     def prepare(self, action: Prepare) -> None:
         """Begin a training task."""
         training = self._plan.training(action.round)
-        spec = self._plan.candidates[action.place].spec
-        request = train_request(self._network, spec, action.target, training)
+        size = action.participant.size
+        request = train_request(self._network, size, action.target, training, student=action.student)
         try:
             known = request.program_id in self._programs
             future = None if known else self._exports.submit_training(request)
@@ -121,12 +121,12 @@ class Supply:
         """Begin a client's inference models."""
         config = self._plan.config
         try:
-            weights = self._weights_of(action.place)
+            weights = self._weights_of(action.participant)
             futures = {
                 target: self._exports.submit_inference(
                     InferRequest(
                         model=self._network.config,
-                        spec=self._plan.candidates[action.place].spec,
+                        spec=action.participant.size,
                         target=target,
                         weights_sha256=weights.sha256,
                         quantisation=config.deploy_quantisation,
@@ -171,9 +171,9 @@ class Supply:
             client_id=action.client_id,
             round=action.round,
             attempt=action.attempt,
-            place=action.place,
+            size_id=action.participant.size.spec_id,
             program=program.ref,
-            weights=self._weights_of(action.place),
+            weights=self._weights_of(action.participant),
             planned_peak_bytes=program.planned_peak_bytes,
         )
 
@@ -183,11 +183,13 @@ class Supply:
         ref = ProgramRef(program_id=manifest.program_id, target=request.target, blob=self._blobs.add(content))
         return _Program(ref=ref, planned_peak_bytes=manifest.planned_peak_bytes)
 
-    def _weights_of(self, place: int) -> BlobRef:
-        spec = self._plan.candidates[place].spec
-        if spec.spec_id not in self._weights:
-            self._weights[spec.spec_id] = self._blobs.add(subnet_weights(self._network, spec, self._model))
-        return self._weights[spec.spec_id]
+    def _weights_of(self, client: Participant) -> BlobRef:
+        cohorts = self._plan.policies.cohorts(self._network, client, self._plan.space)
+        key = (client.spec.spec_id, tuple(sorted(cohorts.items())))
+        if key not in self._weights:
+            seen = self._model.seen_with(cohorts)
+            self._weights[key] = self._blobs.add(subnet_weights(self._network, client.spec, seen))
+        return self._weights[key]
 
     def _deploy_prepared(self, action: PrepareModels, futures: "Mapping[str, Future[Path]]") -> DeployPrepared:
         programs, models = [], []
@@ -211,7 +213,14 @@ class Supply:
         self._failed.append(_failure(action, error))
 
 
-def train_request(network: Network, spec: SubnetSpec, target: str, training: TrainingSettings) -> TrainRequest:
+def train_request(
+    network: Network,
+    spec: SubnetSpec,
+    target: str,
+    training: TrainingSettings,
+    *,
+    student: SubnetSpec | None = None,
+) -> TrainRequest:
     """What is asked of the exporter for a subnet that is to be trained so."""
     return TrainRequest(
         model=network.config,
@@ -222,6 +231,7 @@ def train_request(network: Network, spec: SubnetSpec, target: str, training: Tra
         optimiser=training.optimiser,
         accumulate=training.micro_batch_size > 0,
         recompute=training.recompute,
+        student=student,
     )
 
 

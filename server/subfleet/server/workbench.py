@@ -1,33 +1,29 @@
 """The slow arithmetic of a round, beside the loop: fold, evaluate, write the checkpoint."""
 
 import math
-from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 
-from subfleet.elastic.evaluate import evaluate
-from subfleet.elastic.network import Network
+from subfleet.elastic.evaluate import Evaluation, evaluate
+from subfleet.elastic.model_state import ModelState, packed
 from subfleet.protocol.errors import DataError, RunError
 from subfleet.server.checkpoint import save_checkpoint
-from subfleet.server.folding import fold
-from subfleet.server.methods import Method
+from subfleet.server.folding import FoldedModel, Folding
+from subfleet.server.methods.policies import Participant
 from subfleet.server.rounds import Fold, Folded
 from subfleet.tasks import Dataset
-from subfleet.transport.blob_store import BlobStore
 
 __all__ = ["FoldOutcome", "Workbench"]
-
-Model = Mapping[str, torch.Tensor]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FoldOutcome:
     """The next model, already on disk, and the event that tells of it."""
 
-    model: Model
+    model: ModelState
     event: Folded
 
 
@@ -35,31 +31,26 @@ class Workbench:
     """One thread that folds; one round at a time.
 
     Args:
-        network: the declaration of the whole model.
-        method: the federated method.
+        folding: how updates become the next model.
         evaluation: held-out samples.
-        blobs: where updates are stored.
         checkpoints: folder of the models.
     """
 
-    def __init__(
-        self, network: Network, method: Method, evaluation: Dataset, *, blobs: BlobStore, checkpoints: Path
-    ) -> None:
+    def __init__(self, folding: Folding, evaluation: Dataset, *, checkpoints: Path) -> None:
+        network = folding.network
         if evaluation.inputs.shape[1:] != network.config.input_shape:
             raise DataError(
                 f"the evaluation samples have shape {evaluation.inputs.shape[1:]}, but the model takes "
                 f"{network.config.input_shape}; correct evaluation_data or model.input_shape"
             )
-        self._network = network
-        self._method = method
+        self._folding = folding
         self._inputs = torch.from_numpy(evaluation.inputs.copy())
         self._labels = torch.from_numpy(evaluation.labels.copy())
-        self._blobs = blobs
         self._checkpoints = checkpoints
         self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="subfleet-fold")
         self._work: Future[FoldOutcome] | None = None
 
-    def begin(self, action: Fold, model: Model) -> None:
+    def begin(self, action: Fold, model: ModelState) -> None:
         """Start folding a round's updates into a model."""
         self._work = self._pool.submit(self._fold, action, model)
 
@@ -83,15 +74,15 @@ class Workbench:
         """Let the thread end; what it is doing is finished and can be done again."""
         self._pool.shutdown(wait=True, cancel_futures=True)
 
-    def _fold(self, action: Fold, model: Model) -> FoldOutcome:
-        folded = fold(self._network, self._method, model, action.seats, self._blobs)
-        evaluation = evaluate(self._network, self._network.full_spec(), folded.state, self._inputs, self._labels)
+    def _fold(self, action: Fold, model: ModelState) -> FoldOutcome:
+        folded = self._folding.fold(model, action.round, action.seats)
+        evaluation = self._evaluated(folded)
         if not math.isfinite(evaluation.loss):
             raise RunError(
                 f"the model has diverged: its loss after round {action.round} is {evaluation.loss}; lower the learning "
                 "rate or leave out a client whose updates are wrong, and begin a new run"
             )
-        sha256 = save_checkpoint(self._checkpoints, action.round, folded.state)
+        sha256 = save_checkpoint(self._checkpoints, action.round, packed(folded.state))
         event = Folded(
             round=action.round,
             accuracy=evaluation.accuracy,
@@ -100,3 +91,20 @@ class Workbench:
             refused=folded.refused,
         )
         return FoldOutcome(model=folded.state, event=event)
+
+    def _evaluated(self, folded: FoldedModel) -> Evaluation:
+        """The whole model; or where there is none for all, the mean of the round's clients' own."""
+        whole = self._folding.network.full_spec()
+        everyone = (Participant(client_id="", spec=whole, size=whole),)
+        who = folded.clients if self._folding.policies.personal and folded.clients else everyone
+        found = [self._own(folded.state, client) for client in who]
+        return replace(
+            found[0],
+            accuracy=math.fsum(one.accuracy for one in found) / len(found),
+            loss=math.fsum(one.loss for one in found) / len(found),
+        )
+
+    def _own(self, state: ModelState, client: Participant) -> Evaluation:
+        folding = self._folding
+        seen = state.seen_with(folding.policies.cohorts(folding.network, client, folding.space))
+        return evaluate(folding.network, client.spec, seen, self._inputs, self._labels)

@@ -1,24 +1,17 @@
-"""FedAvg on the whole model: a client that cannot carry all of it is left out (the exclusive baseline).
+"""FedAvg on one model for all: the whole one, which leaves out who cannot carry it, or the smallest of the space.
 
 McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized Data", AISTATS 2017, algorithm 1.
 
-Client half: train the whole model with the given objective; report the change of every tensor.
+Client half: train the given model with the given objective; report the change of every tensor.
 Server half: the mean of the changes, weighted by samples.
 """
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar
 
-import torch
-
-from subfleet.elastic.network import Network
-from subfleet.protocol.messages import Update
-from subfleet.protocol.readings import Budget
-from subfleet.protocol.subnet import SubnetSpec
-from subfleet.protocol.training import TrainingSettings
-from subfleet.server.assignment import Candidate, largest_fitting
-from subfleet.server.methods.base import Weighting, weight_of
+from subfleet.server.methods.policies import MethodInfo, Policies, Weighting, weigh_by
+from subfleet.server.methods.sizes import Homogeneous, one_size
 
 __all__ = ["FedAvg"]
 
@@ -28,32 +21,19 @@ class FedAvg:
     """Parameters of FedAvg.
 
     Attributes:
+        model: "largest" trains the whole model, "smallest" the smallest of the space, "nested" each client's largest.
         weighting: "samples" as in the paper, or "uniform".
     """
 
     TYPE: ClassVar[str] = "fedavg"
+    INFO: ClassVar[MethodInfo] = MethodInfo(
+        title="FedAvg",
+        paper="McMahan et al., Communication-Efficient Learning of Deep Networks from Decentralized Data, AISTATS 2017",
+        varies=(),
+    )
+    model: Homogeneous = "largest"
     weighting: Weighting = "samples"
 
-    def space(self, network: Network, rates: Sequence[float]) -> tuple[SubnetSpec, ...]:
-        """The whole model alone."""
-        return (network.full_spec(),)
-
-    def assign(
-        self, candidates: Sequence[Candidate], target: str, budget: Budget, *, below: int | None = None
-    ) -> int | None:
-        """The whole model where it fits."""
-        return largest_fitting(candidates, target, budget, below=below)
-
-    def weigh(self, update: Update) -> float:
-        """By samples or uniform, as configured."""
-        return weight_of(self.weighting, update)
-
-    def training(self, settings: TrainingSettings, round_number: int) -> TrainingSettings:
-        """As configured, the same in every round."""
-        return settings
-
-    def after_round(
-        self, network: Network, before: Mapping[str, torch.Tensor], after: Mapping[str, torch.Tensor]
-    ) -> Mapping[str, torch.Tensor]:
-        """The folded model as it is."""
-        return after
+    def policies(self) -> Policies:
+        """One size for everybody."""
+        return Policies(space=partial(one_size, self.model), weigh=weigh_by(self.weighting))

@@ -1,0 +1,111 @@
+"""FlexiFed: clients of fixed architectures share the layers that their networks have in common from the input on.
+
+Wang et al., "FlexiFed: Personalized Federated Learning for Edge Clients with Heterogeneous Model Architectures",
+WWW 2023, section 3: Basic-Common, Clustered-Common and Max-Common.
+
+Client half: train the given network with the given objective.
+Server half: each client keeps the architecture that it was given first. Which clients average a layer:
+    basic      all, in the layers that every architecture of the space begins with; each its own in the others
+    clustered  the same, and clients of one architecture average the other layers among themselves
+    max        all whose networks are the same from the input up to this layer
+The classifier stays each client's own. Layers are the same where names and shapes are.
+"""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from subfleet.elastic.network import Network
+from subfleet.protocol.subnet import SubnetSpec
+from subfleet.server.methods.policies import MethodInfo, Participant, Policies, Weighting, weigh_by
+from subfleet.server.methods.sizes import keep_or_largest
+
+__all__ = ["FlexiFed"]
+
+Sharing = Literal["basic", "clustered", "max"]
+Layer = tuple[tuple[str, tuple[int, ...]], ...]
+"""Names and shapes of the tensors of one layer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FlexiFed:
+    """Parameters of FlexiFed.
+
+    Attributes:
+        sharing: "basic", "clustered" or "max".
+        weighting: "uniform" counts each client as 1; "samples" by its samples.
+    """
+
+    TYPE: ClassVar[str] = "flexifed"
+    INFO: ClassVar[MethodInfo] = MethodInfo(
+        title="FlexiFed",
+        paper="Wang et al., FlexiFed: Personalized Federated Learning for Edge Clients with Heterogeneous Model "
+        "Architectures, WWW 2023",
+        varies=("width", "depth"),
+        status="built from descriptions: the paper's own code is not public; the architectures are the space's",
+    )
+    sharing: Sharing = "max"
+    weighting: Weighting = "uniform"
+
+    def policies(self) -> Policies:
+        """Common layers."""
+        return Policies(assign=keep_or_largest, cohorts=self._cohorts, weigh=weigh_by(self.weighting), personal=True)
+
+    def _cohorts(self, network: Network, client: Participant, space: Sequence[SubnetSpec]) -> Mapping[str, str]:
+        layers = _layers(network, client.size)
+        keys = _PREFIX_KEYS[self.sharing](network, client, layers, space)
+        own = {name for name, decl in network.tensors.items() if _is_classifier(network, decl.axes)}
+        return {
+            name: client.client_id if name in own else key
+            for layer, key in zip(layers, keys, strict=True)
+            for name, _ in layer
+            if key or name in own
+        }
+
+
+def _layers(network: Network, size: SubnetSpec) -> list[Layer]:
+    layers: dict[str, list[tuple[str, tuple[int, ...]]]] = {}
+    for name, shape in network.shapes(size).items():
+        layers.setdefault(name.rpartition(".")[0], []).append((name, shape))
+    return [tuple(layer) for layer in layers.values()]
+
+
+def _is_classifier(network: Network, axes: Sequence[object]) -> bool:
+    return any(isinstance(axis, str) and network.axes[axis].kind == "class" for axis in axes)
+
+
+def _common_count(network: Network, layers: Sequence[Layer], space: Sequence[SubnetSpec]) -> int:
+    """How many layers from the input on are the same in every architecture."""
+    common = len(layers)
+    for size in space:
+        other = _layers(network, size)
+        same = 0
+        while same < min(common, len(other)) and layers[same] == other[same]:
+            same += 1
+        common = same
+    return common
+
+
+def _basic(network: Network, client: Participant, layers: Sequence[Layer], space: Sequence[SubnetSpec]) -> list[str]:
+    common = _common_count(network, layers, space)
+    return [""] * common + [client.client_id] * (len(layers) - common)
+
+
+def _clustered(
+    network: Network, client: Participant, layers: Sequence[Layer], space: Sequence[SubnetSpec]
+) -> list[str]:
+    common = _common_count(network, layers, space)
+    return [""] * common + [client.size.spec_id] * (len(layers) - common)
+
+
+def _max(network: Network, client: Participant, layers: Sequence[Layer], space: Sequence[SubnetSpec]) -> list[str]:
+    """A key for each layer that only clients have whose networks are the same up to it."""
+    keys, so_far = [], hashlib.sha256()
+    for layer in layers:
+        so_far.update(repr(layer).encode())
+        keys.append(so_far.hexdigest()[:16])
+    return keys
+
+
+_PREFIX_KEYS = {"basic": _basic, "clustered": _clustered, "max": _max}

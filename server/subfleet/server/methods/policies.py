@@ -1,0 +1,254 @@
+"""What a method decides, as a record of small pure functions with the kernel's usual behaviour as defaults.
+
+A round of every method is the same: a size is assigned to each client, placed in the model, trained, and folded back.
+A method names the steps in which it differs; what it does not name is federated averaging over nested subnets.
+"""
+
+import hashlib
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import ClassVar, Literal, Protocol
+
+from torch import Tensor
+
+from subfleet.elastic.maps import Placement, placements
+from subfleet.elastic.model_state import ModelState
+from subfleet.elastic.network import Network
+from subfleet.elastic.spaces import uniform_space
+from subfleet.protocol.messages import Update
+from subfleet.protocol.readings import Budget
+from subfleet.protocol.subnet import SubnetSpec
+from subfleet.protocol.training import TrainingSettings
+from subfleet.server.assignment import Candidate, fits
+
+__all__ = [
+    "AfterRound",
+    "Ask",
+    "Assigned",
+    "Draw",
+    "Method",
+    "MethodInfo",
+    "Participant",
+    "Policies",
+    "Trained",
+    "Weighting",
+    "by_samples",
+    "in_front",
+    "largest_fitting",
+    "shared_by_all",
+    "weigh_by",
+]
+
+Weighting = Literal["samples", "uniform"]
+"""How much an update counts in the mean: by its samples, or 1 each."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MethodInfo:
+    """What people read of a method.
+
+    Attributes:
+        title: its name in the literature.
+        paper: authors, title, venue and year.
+        varies: in which ways its clients' subnets differ, out of "width", "depth" and "operator".
+        status: "exact" where it does what its paper says; else in what it differs, in one sentence.
+        runtimes: the program targets that can train it.
+    """
+
+    title: str
+    paper: str
+    varies: tuple[Literal["width", "depth", "operator"], ...]
+    status: str = "exact"
+    runtimes: tuple[str, ...] = ("onnx", "executorch", "torch")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Draw:
+    """Where a method's choices come from: the same for the same run, round and client, whatever else happens."""
+
+    seed: int
+    round: int
+    client_id: str
+
+    def stream(self, purpose: str) -> random.Random:
+        """A stream of random numbers of its own for each purpose."""
+        text = f"{self.seed}/{self.round}/{self.client_id}/{purpose}"
+        return random.Random(hashlib.sha256(text.encode()).digest())  # noqa: S311 - chooses subnets, keeps no secret
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Participant:
+    """A client as far as methods know it.
+
+    Attributes:
+        spec: its subnet, as placed in the model.
+        size: the same kept at the front of every axis: all that its programs and costs depend on.
+        class_counts: samples of each class in its data.
+    """
+
+    client_id: str
+    spec: SubnetSpec
+    size: SubnetSpec
+    class_counts: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ask:
+    """A client that waits for a size.
+
+    Attributes:
+        candidates: the method's space with its costs, from smallest to largest.
+        price: the cost of any subnet of the network.
+        target: the program target that the device runs.
+        budget: what the device can give now.
+        previous: the size that it trained last; None before its first round.
+        below: a candidate whose program turned out too large; only smaller ones may be given.
+        pool: sizes that a search has found so far.
+        plans: exact planned peaks in bytes by size's id, of the programs for this target that were written before
+            this round.
+    """
+
+    network: Network
+    candidates: Sequence[Candidate]
+    price: Callable[[SubnetSpec], Candidate]
+    draw: Draw
+    target: str
+    budget: Budget
+    previous: SubnetSpec | None = None
+    below: Candidate | None = None
+    pool: tuple[SubnetSpec, ...] = ()
+    plans: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
+
+    def allows(self, candidate: Candidate) -> bool:
+        """Whether a candidate is below the limit, and within the budget as far as is known."""
+        if self.below is not None and candidate.order >= self.below.order:
+            return False
+        planned_bytes = self.plans.get(candidate.spec.spec_id)
+        exact = planned_bytes is None or planned_bytes <= self.budget.memory_bytes
+        return exact and fits(candidate, self.target, self.budget)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assigned:
+    """The size that a client is given.
+
+    Attributes:
+        candidate: None leaves it out of the round.
+        found: sizes that a search has looked at and wants to remember.
+    """
+
+    candidate: Candidate | None
+    found: tuple[SubnetSpec, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trained:
+    """What came of one client's training.
+
+    Attributes:
+        weight: how much it counts in the mean.
+        received: the weights that it began with.
+        change: trained minus received, both by name of the subnet's tensors.
+    """
+
+    client: Participant
+    weight: float
+    received: Mapping[str, Tensor]
+    change: Mapping[str, Tensor]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AfterRound:
+    """A folded round.
+
+    Attributes:
+        before: the model that the round started from.
+        after: the model with all updates folded in.
+        clients: whose updates were folded.
+    """
+
+    network: Network
+    round: int
+    seed: int
+    before: ModelState
+    after: ModelState
+    clients: tuple[Participant, ...]
+
+
+def largest_fitting(ask: Ask) -> Assigned:
+    """The largest candidate that fits."""
+    return Assigned(candidate=next((one for one in reversed(ask.candidates) if ask.allows(one)), None))
+
+
+def in_front(network: Network, size: SubnetSpec, draw: Draw) -> SubnetSpec:
+    """The subnet where its size already says: at the front of every axis."""
+    return size
+
+
+def shared_by_all(network: Network, client: Participant, space: Sequence[SubnetSpec]) -> Mapping[str, str]:
+    """Every tensor is the same for every client."""
+    return {}
+
+
+def by_samples(update: Update) -> float:
+    """An update counts by the samples that it was trained on."""
+    return float(update.sample_count)
+
+
+def weigh_by(weighting: Weighting) -> Callable[[Update], float]:
+    """How much an update counts."""
+    return by_samples if weighting == "samples" else (lambda update: 1.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policies:
+    """The steps of a round. Each function is pure.
+
+    Attributes:
+        space: the network and width rates to the sizes that may be assigned.
+        assign: chooses a size for a client.
+        place: a size to the subnet of the model that has it, for one client and round.
+        training: the configured local training and the round's number to the local training of the round.
+        student: the nested subnet of self-distillation, within the size; None where there is none.
+        weigh: how much an update counts in the mean, above 0.
+        cohorts: which copy of each tensor a client trains, by tensor name; those not named are shared by all. The
+            space tells which sizes there may be.
+        placements: where a subnet's tensors are added in the model.
+        factors: by tensor of the model, a factor of 0 or more on a client's weight there: a number, or a tensor that
+            broadcasts against the client's own.
+        rescale: the round's updates, in the order of client ids, to what is folded in their place; None folds them as
+            they are. It needs the memory of them all.
+        after_round: the model that the next round starts from.
+        personal: there is no model for all: a round's accuracy is the mean of its clients' own.
+    """
+
+    space: Callable[[Network, Sequence[float]], tuple[SubnetSpec, ...]] = uniform_space
+    assign: Callable[[Ask], Assigned] = largest_fitting
+    place: Callable[[Network, SubnetSpec, Draw], SubnetSpec] = in_front
+    training: Callable[[TrainingSettings, int], TrainingSettings] = lambda settings, round_number: settings
+    student: Callable[[Network, SubnetSpec, Draw], SubnetSpec | None] = lambda network, size, draw: None
+    weigh: Callable[[Update], float] = by_samples
+    cohorts: Callable[[Network, Participant, Sequence[SubnetSpec]], Mapping[str, str]] = shared_by_all
+    placements: Callable[[Network, SubnetSpec], tuple[Placement, ...]] = placements
+    factors: Callable[[Network, Participant], Mapping[str, float | Tensor]] = lambda network, client: {}
+    rescale: Callable[[Network, Sequence[Trained]], Sequence[Mapping[str, Tensor]]] | None = None
+    after_round: Callable[[AfterRound], ModelState] = lambda context: context.after
+    personal: bool = False
+
+
+class Method(Protocol):
+    """A federated method: frozen parameters, read from a configuration, that give its policies.
+
+    Attributes:
+        TYPE: its name in a configuration.
+        INFO: what people read of it.
+    """
+
+    TYPE: ClassVar[str]
+    INFO: ClassVar[MethodInfo]
+
+    def policies(self) -> Policies:
+        """The steps of a round with these parameters."""
+        ...

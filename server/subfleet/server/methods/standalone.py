@@ -1,0 +1,39 @@
+"""Standalone: every client trains a model of its own and learns nothing from others; the floor of every comparison.
+
+Client half: train the given model with the given objective; report the change of every tensor.
+Server half: keep a copy of every tensor for each client. The copies are kept where those of other methods are, so that
+they survive a crash alike.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from subfleet.elastic.network import Network
+from subfleet.protocol.subnet import SubnetSpec
+from subfleet.server.methods.policies import MethodInfo, Participant, Policies
+from subfleet.server.methods.sizes import keep_or_largest
+
+__all__ = ["Standalone"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Standalone:
+    """Standalone training has no parameters."""
+
+    TYPE: ClassVar[str] = "standalone"
+    INFO: ClassVar[MethodInfo] = MethodInfo(
+        title="Standalone",
+        paper="the reference row without federation",
+        varies=("width", "depth"),
+        status="the server keeps the copies, so bytes travel that a device on its own would not send",
+    )
+
+    def policies(self) -> Policies:
+        """A copy of everything for each client."""
+        return Policies(assign=keep_or_largest, cohorts=own_copies, personal=True)
+
+
+def own_copies(network: Network, client: Participant, space: Sequence[SubnetSpec]) -> Mapping[str, str]:
+    """Every tensor is the client's own."""
+    return dict.fromkeys(network.tensors, client.client_id)

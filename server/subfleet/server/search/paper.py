@@ -1,0 +1,97 @@
+"""The resource-constrained search of dynamic model selection.
+
+Yao and Li, "Dynamic Model Selection", section 3.2 and algorithm 2. The pool begins with the smallest and the largest
+subnet. A device gets the largest of the pool that fits; before it is taken, with probability 1 - epsilon a subnet is
+drawn at random and joins the pool (the printed intersection is a misprint for a union), and so on until the draw of
+epsilon ends it or the draws are more than T_max. The printed binary search cannot serve two budgets; the whole pool is
+looked at instead.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from random import Random
+
+from subfleet.elastic.spaces import SearchSpace
+from subfleet.protocol.errors import ConfigError
+from subfleet.server.search.index import PriceIndex
+from subfleet.server.search.query import Choice, Known, PriceList, Query, share_of
+
+__all__ = ["PaperSearch", "PaperSettings"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PaperSettings:
+    """Settings of the paper's search, with its own defaults (section 5.1.1).
+
+    Attributes:
+        epsilon: probability to take what the pool has, 0 to 1; 1 never explores.
+        t_max: draws beyond which a search ends: there are at most one more, as in algorithm 2, line 17.
+        pool_limit: subnets that are remembered at most; later draws serve only the device that they were drawn for.
+    """
+
+    epsilon: float = 0.8
+    t_max: int = 5
+    pool_limit: int = 4096
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.epsilon <= 1:
+            raise ConfigError(f"epsilon is {self.epsilon}, but must be from 0 to 1")
+        if self.t_max < 0 or self.pool_limit < 2:
+            raise ConfigError(
+                f"t_max is {self.t_max} and pool_limit {self.pool_limit}, but must be 0 or more and 2 or more"
+            )
+
+
+class PaperSearch:
+    """See the module.
+
+    Args:
+        space: to draw from.
+        price: of its subnets.
+        targets: program targets that devices may run.
+        settings: of the search.
+    """
+
+    def __init__(
+        self, space: SearchSpace, price: PriceList, targets: Sequence[str], settings: PaperSettings | None = None
+    ) -> None:
+        self._space, self._price = space, price
+        self._settings = settings or PaperSettings()
+        self._index = PriceIndex(targets, (price(space.spec(genes)) for genes in (space.smallest, space.largest)))
+        self._pool: list[Known] = []
+
+    @property
+    def pool(self) -> tuple[Known, ...]:
+        """What was learned beside the smallest and the largest subnet."""
+        return tuple(self._pool)
+
+    @property
+    def known(self) -> PriceIndex:
+        """The pool with the smallest and the largest subnet, and their prices."""
+        return self._index
+
+    def choose(self, query: Query, rng: Random) -> Choice:
+        """The largest subnet that fits, out of the pool and of what is drawn now."""
+        best = self._index.best(query)
+        found: dict[str, Known] = {}
+        draws, hit = 0, False
+        while not hit and rng.random() > self._settings.epsilon:
+            drawn = self._price(self._space.spec(self._space.random(rng)))
+            found[drawn.spec.spec_id] = Known(spec=drawn.spec, drawn=True)
+            if share_of(drawn, query) is not None and (best is None or drawn.order > best.order):
+                best = drawn
+            draws += 1
+            hit = draws > self._settings.t_max
+        return Choice(
+            candidate=best,
+            utilisation=share_of(best, query) or 0.0 if best is not None else 0.0,
+            found=tuple(one for spec_id, one in found.items() if spec_id not in self._index),
+            draws=draws,
+            hit=hit,
+        )
+
+    def learn(self, found: Sequence[Known]) -> None:
+        """Remember draws, up to the limit."""
+        for one in found:
+            if len(self._index) < self._settings.pool_limit and self._index.add(self._price(one.spec)):
+                self._pool.append(one)
