@@ -1,5 +1,6 @@
-"""The networks that programs are measured with, written once as plain builders of `torch.nn` modules."""
+"""The networks that programs are measured with: presets of the convolutional families, and plain builders of others."""
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -9,15 +10,12 @@ from typing import Literal
 import torch
 from torch import nn
 
-from subfleet.elastic.zoo.convolution import group_norm
-from subfleet.elastic.zoo.efficientnet import efficientnet_v2
-from subfleet.elastic.zoo.keyword_spotting import ds_cnn
-from subfleet.elastic.zoo.mobilenet import mobilenet_v2, mobilenet_v3
+from subfleet.elastic import families
+from subfleet.elastic.families.presets import PRESETS, preset
+from subfleet.elastic.network import ModelConfig
 from subfleet.elastic.zoo.perceptron import mlp
 from subfleet.elastic.zoo.recurrent import char_lstm
-from subfleet.elastic.zoo.resnet import preact_resnet
 from subfleet.elastic.zoo.transformer import transformer_lm, vision_transformer
-from subfleet.elastic.zoo.vgg import vgg
 
 __all__ = ["ZOO", "ZooModel", "build_seeded"]
 
@@ -57,35 +55,52 @@ def build_seeded(model: ZooModel, seed: int) -> nn.Module:
         return model.build()
 
 
+def _full(config: ModelConfig) -> nn.Module:
+    network = families.network_of(config)
+    return families.FAMILIES[config.family].build(config, network.local(network.full_spec()))
+
+
+def _convolutional(name: str, config: ModelConfig, *, batch_size: int = 16, smooth: bool = False) -> ZooModel:
+    return ZooModel(
+        name=name,
+        build=partial(_full, config),
+        sample_shape=config.input_shape,
+        class_count=config.class_count,
+        batch_size=batch_size,
+        smooth=smooth,
+    )
+
+
+def _for_small_images(name: str) -> ModelConfig:
+    return preset(name, input_shape=(3, 32, 32), class_count=10)
+
+
+def _narrow_resnet18(divisor: int) -> ModelConfig:
+    full = _for_small_images("resnet18")
+    return dataclasses.replace(
+        full, widths=tuple(width // divisor for width in full.widths), stem_width=full.stem_width // divisor
+    )
+
+
 _IMAGE = (3, 32, 32)
 _SEQUENCE = (80,)
 _CHARACTERS = 80
 
 _MODELS = (
     ZooModel(name="mlp", build=mlp, sample_shape=(1, 28, 28), batch_size=32),
-    ZooModel(name="resnet18", build=preact_resnet, sample_shape=_IMAGE, batch_size=16),
-    ZooModel(
-        name="resnet18_half",
-        build=partial(preact_resnet, widths=(32, 64, 128, 256)),
-        sample_shape=_IMAGE,
-        batch_size=16,
+    _convolutional("resnet18", _for_small_images("resnet18")),
+    _convolutional("resnet18_half", _narrow_resnet18(2)),
+    _convolutional("resnet18_quarter", _narrow_resnet18(4)),
+    _convolutional("resnet18_quarter_groups", dataclasses.replace(_narrow_resnet18(4), norm="group")),
+    _convolutional("mobilenet_v2", _for_small_images("mobilenet_v2")),
+    _convolutional("mobilenet_v3_small", _for_small_images("mobilenet_v3_small")),
+    _convolutional(
+        "efficientnet_v2",
+        # Halves early, for speed, and thrice in all.
+        dataclasses.replace(_for_small_images("efficientnet_v2_tiny"), strides=(1, 2, 2, 2, 1, 1)),
+        smooth=True,
     ),
-    ZooModel(
-        name="resnet18_quarter",
-        build=partial(preact_resnet, widths=(16, 32, 64, 128)),
-        sample_shape=_IMAGE,
-        batch_size=16,
-    ),
-    ZooModel(
-        name="resnet18_quarter_groups",
-        build=partial(preact_resnet, widths=(16, 32, 64, 128), norm=group_norm),
-        sample_shape=_IMAGE,
-        batch_size=16,
-    ),
-    ZooModel(name="mobilenet_v2", build=mobilenet_v2, sample_shape=_IMAGE, batch_size=16),
-    ZooModel(name="mobilenet_v3_small", build=mobilenet_v3, sample_shape=_IMAGE, batch_size=16),
-    ZooModel(name="efficientnet_v2", build=efficientnet_v2, sample_shape=_IMAGE, batch_size=16, smooth=True),
-    ZooModel(name="vgg13", build=vgg, sample_shape=_IMAGE, batch_size=16),
+    _convolutional("vgg13", _for_small_images("vgg13")),
     ZooModel(name="vit_tiny", build=vision_transformer, sample_shape=_IMAGE, batch_size=16, smooth=True),
     ZooModel(
         name="char_lstm",
@@ -109,7 +124,7 @@ _MODELS = (
         batch_size=16,
         smooth=True,
     ),
-    ZooModel(name="ds_cnn", build=ds_cnn, sample_shape=(1, 49, 10), class_count=12, batch_size=32),
+    _convolutional("ds_cnn", PRESETS["ds_cnn"], batch_size=32),
 )
 
 ZOO: Mapping[str, ZooModel] = MappingProxyType({model.name: model for model in _MODELS})

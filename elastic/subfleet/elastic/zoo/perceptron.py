@@ -1,11 +1,10 @@
 """Multilayer perceptrons."""
 
 from collections import OrderedDict
+from collections.abc import Callable
 from itertools import pairwise
 
 from torch import nn
-
-from subfleet.elastic.zoo.convolution import MakeActivation
 
 __all__ = ["mlp"]
 
@@ -15,7 +14,7 @@ def mlp(
     input_size: int = 784,
     widths: tuple[int, ...] = (200, 200),
     class_count: int = 10,
-    activation: MakeActivation = nn.ReLU,
+    activation: Callable[[], nn.Module] = nn.ReLU,
 ) -> nn.Module:
     """Linear layers with activations between them; inputs (batch, ...) are flattened.
 

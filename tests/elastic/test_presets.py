@@ -1,0 +1,100 @@
+"""The presets are the published networks."""
+
+import math
+
+import pytest
+
+from subfleet.elastic.families import network_of
+from subfleet.elastic.families.presets import PRESETS, preset
+from subfleet.elastic.network import BUFFER_ROLES, Network
+from subfleet.protocol.errors import ConfigError
+
+
+def parameter_count(network: Network) -> int:
+    return sum(math.prod(decl.shape) for decl in network.tensors.values() if decl.role not in BUFFER_ROLES)
+
+
+@pytest.mark.parametrize(
+    ("name", "published"),
+    [
+        # kuangliu/pytorch-cifar's PreActResNet18 has 11,171,146, without the last norm's 1,024.
+        ("resnet18", 11_171_146 + 1_024),
+        # The same code's VGG, less the biases of convolutions, which norms take away again: one for each channel.
+        ("vgg11", 9_231_114 - 2_752),
+        ("vgg13", 9_416_010 - 2_944),
+        ("vgg16", 14_728_266 - 4_224),
+        ("vgg19", 20_040_522 - 5_504),
+        # MLPerf Tiny's has 23,756 that are trained, with 9 x 64 such biases.
+        ("ds_cnn", 23_756 - 576),
+        # torchvision 0.24, models with 1,000 classes.
+        ("mobilenet_v2", 3_504_872),
+        ("mobilenet_v3_small", 2_542_856),
+        ("mobilenet_v3_large", 5_483_032),
+        ("efficientnet_v2_s", 21_458_488),
+    ],
+)
+def test_presets_are_as_large_as_published(name: str, published: int) -> None:
+    assert parameter_count(network_of(PRESETS[name])) == published
+
+
+@pytest.mark.parametrize(
+    ("name", "published"),
+    [
+        ("resnet18", 11_689_512),
+        ("resnet34", 21_797_672),
+        ("resnet50", 25_557_032),
+        ("resnet101", 44_549_160),
+        ("resnet152", 60_192_808),
+    ],
+)
+def test_convolutions_of_residual_networks_are_as_large_as_published(name: str, published: int) -> None:
+    # torchvision's networks normalise after their convolutions, have another stem and 1,000 classes.
+    config = PRESETS[name]
+    bottleneck = config.block == "bottleneck"
+    normed = 64
+    for section, (width, depth) in enumerate(zip(config.widths, config.depths, strict=True)):
+        inside = 2 * (width // 4) + width if bottleneck else 2 * width
+        normed += depth * inside + (width if section or bottleneck else 0)
+    theirs = published - 64 * 3 * 7 * 7 - 2 * normed - (config.widths[-1] + 1) * 1000
+    network = network_of(config)
+    ours = sum(
+        math.prod(decl.shape)
+        for decl in network.tensors.values()
+        if decl.role in ("weight", "residual") and decl.name.startswith("section")
+    )
+    assert ours == theirs
+    assert len(network.blocks) == sum(depth - 1 for depth in config.depths)
+
+
+def halvings(network: Network) -> float:
+    last = [decl.positions for decl in network.tensors.values() if len(decl.shape) == 4][-1]
+    return math.log2(math.prod(network.config.input_shape[1:]) / last) / 2
+
+
+@pytest.mark.parametrize(
+    ("name", "small", "large"),
+    [
+        ("resnet50", 3, 3),
+        ("vgg11", 4, 4),
+        ("mobilenet_v2", 3, 5),
+        ("mobilenet_v3_small", 3, 5),
+        ("mobilenet_v3_large", 3, 5),
+        ("efficientnet_v2_s", 3, 5),
+    ],
+)
+def test_small_images_are_halved_less_often(name: str, small: int, large: int) -> None:
+    assert halvings(network_of(preset(name, input_shape=(3, 32, 32), class_count=10))) == small
+    assert halvings(network_of(preset(name, input_shape=(3, 128, 128), class_count=10))) == large
+
+
+@pytest.mark.parametrize("name", sorted(PRESETS))
+def test_a_preset_takes_other_inputs_classes_and_norms(name: str) -> None:
+    shape = (1, 49, 10) if name == "ds_cnn" else (1, 32, 32)
+    network = network_of(preset(name, input_shape=shape, class_count=7, norm="group"))
+    assert network.axes["class"].size == 7
+    assert not [decl for decl in network.tensors.values() if decl.role in BUFFER_ROLES]
+
+
+def test_an_unknown_preset_is_refused() -> None:
+    with pytest.raises(ConfigError, match="resnet19"):
+        preset("resnet19", input_shape=(3, 32, 32), class_count=10)
