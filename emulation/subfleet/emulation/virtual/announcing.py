@@ -1,0 +1,23 @@
+"""What a virtual client tells the server of itself."""
+
+from subfleet.emulation.virtual.description import VirtualClient
+from subfleet.protocol.messages import Profile
+
+__all__ = ["announcement"]
+
+
+def announcement(client: VirtualClient) -> Profile:
+    """The profile that a virtual client announces: it follows from its description alone."""
+    summary = client.data.summary()
+    return Profile(
+        client_id=client.client_id,
+        session_id=f"{client.client_id}-1",
+        device=client.profile.name,
+        runtimes=(client.runtime,),
+        sample_count=summary.sample_count,
+        class_counts=summary.class_counts,
+        input_shape=summary.input_shape,
+        memory_total_bytes=client.profile.memory_total_bytes or 0,
+        memory_share=client.profile.memory_share,
+        message_id=f"profile.{client.client_id}-1",
+    )

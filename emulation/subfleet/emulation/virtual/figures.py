@@ -1,0 +1,167 @@
+"""What a virtual run comes to, as plain data: accuracies, bytes, multiplications, violations and use of budgets."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from safetensors.torch import load
+
+from subfleet.elastic.cost import estimate_cost
+from subfleet.elastic.evaluate import evaluate
+from subfleet.elastic.model_state import ModelState, unpacked
+from subfleet.elastic.network import Network
+from subfleet.emulation.virtual.description import VirtualExperiment
+from subfleet.emulation.virtual.run import VirtualResult
+from subfleet.protocol.errors import RunError
+from subfleet.server.methods.policies import Participant
+from subfleet.server.planning import plan_of
+from subfleet.server.records import ClientRow
+from subfleet.server.rounds import Plan
+from subfleet.tasks import Dataset
+
+__all__ = ["figures", "utilisation", "violates"]
+
+BACKWARD_FACTOR = 3
+"""A training step multiplies about three times as often as its forward pass: once for the outputs, and once each for
+the gradients of inputs and weights."""
+_FLOAT_BYTES = 4
+
+
+def violates(row: ClientRow) -> bool:
+    """Whether a task that was sent was beyond its budget: in planned memory, or in weights on the slower link."""
+    if not row.planned_peak_bytes:
+        return False
+    link_bytes = math.inf if row.link_budget_bytes is None else row.link_budget_bytes
+    return row.planned_peak_bytes > row.budget_bytes or row.parameters * _FLOAT_BYTES > link_bytes
+
+
+def utilisation(row: ClientRow) -> float | None:
+    """How much of its tighter budget a task uses; None where no task was sent."""
+    if not row.planned_peak_bytes or not row.budget_bytes:
+        return None
+    of_memory = row.planned_peak_bytes / row.budget_bytes
+    of_link = row.parameters * _FLOAT_BYTES / row.link_budget_bytes if row.link_budget_bytes else 0.0
+    return max(of_memory, of_link)
+
+
+def figures(experiment: VirtualExperiment, result: VirtualResult) -> dict[str, Any]:
+    """The figures of a run.
+
+    A tier's accuracy is the mean, over its clients that were ever folded, of the accuracy on the server's samples of
+    the subnet that each was folded with last, with the weights of the end; 0 where none of them ever was. A client's
+    own accuracy is that of the same subnet on its own held-out samples.
+
+    Returns:
+        accuracy, loss: of the last round. rounds: each with a row per client. tiers: accuracy by tier. worst_tier.
+        own: accuracy by client. own_mean, own_worst. served: share of the clients that were ever folded. bytes_down,
+        bytes_up: of all rounds. macs: multiplications of all trainings. violations, utilisation: see above; the mean
+        over all tasks. over_link: tasks whose round moved more payload than the link's budget, which counts weights
+        alone: programs, when they are new, and messages come on top.
+
+    Raises:
+        RunError: no round folded anything, so that there is no model.
+    """
+    if not result.model:
+        raise RunError("no round of the run folded an update, so there is no model to evaluate")
+    plan = plan_of(experiment.config, experiment.config.name)
+    rows = [row for record in result.rounds for row in record.clients]
+    macs = _macs(plan.network, experiment, result)
+    return {
+        "accuracy": result.rounds[-1].accuracy,
+        "loss": result.rounds[-1].loss,
+        **_accuracies(_Gallery.of(plan, result), experiment, result),
+        "served": len(result.trained) / len(experiment.clients),
+        "bytes_down": sum(row.bytes_down for row in rows),
+        "bytes_up": sum(row.bytes_up for row in rows),
+        "macs": sum(macs.values()),
+        "violations": sum(violates(row) for row in rows),
+        "over_link": sum(_over_link(row) for row in rows),
+        "utilisation": _mean([used for row in rows if (used := utilisation(row)) is not None]),
+        "turns": result.turns,
+        "rounds": [
+            {
+                "round": record.round,
+                "accuracy": record.accuracy,
+                "loss": record.loss,
+                "log_time_s": record.log_time_s,
+                "clients": [_plain(row, macs.get((row.client_id, record.round), 0)) for row in record.clients],
+            }
+            for record in result.rounds
+        ],
+    }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Gallery:
+    """The models that clients have in the end; each different one is evaluated once for each data set."""
+
+    plan: Plan
+    state: ModelState
+    known: dict[tuple[int, str, tuple[tuple[str, str], ...]], float]
+
+    @classmethod
+    def of(cls, plan: Plan, result: VirtualResult) -> "_Gallery":
+        return cls(plan=plan, state=unpacked(load(result.model)), known={})
+
+    def accuracy(self, client: Participant, data: Dataset) -> float:
+        """Of a client's own subnet."""
+        cohorts = self.plan.policies.cohorts(self.plan.network, client, self.plan.space)
+        key = (id(data), client.spec.spec_id, tuple(sorted(cohorts.items())))
+        if key not in self.known:
+            inputs, labels = torch.from_numpy(data.inputs.copy()), torch.from_numpy(data.labels.copy())
+            seen = self.state.seen_with(cohorts)
+            self.known[key] = evaluate(self.plan.network, client.spec, seen, inputs, labels).accuracy
+        return self.known[key]
+
+
+def _accuracies(gallery: _Gallery, experiment: VirtualExperiment, result: VirtualResult) -> dict[str, Any]:
+    last = {name: found[max(found)] for name, found in result.trained.items()}
+    tiers: dict[str, list[float]] = {client.tier: [] for client in experiment.clients}
+    own: dict[str, float] = {}
+    for client in experiment.clients:
+        participant = last.get(client.client_id)
+        if participant is None:
+            continue
+        tiers[client.tier].append(gallery.accuracy(participant, experiment.evaluation))
+        if client.test is not None:
+            own[client.client_id] = gallery.accuracy(participant, client.test)
+    means = {tier: _mean(found) for tier, found in tiers.items()}
+    return {
+        "tiers": means,
+        "worst_tier": min(means.values()),
+        "own": own,
+        "own_mean": _mean(list(own.values())),
+        "own_worst": min(own.values(), default=0.0),
+    }
+
+
+def _macs(network: Network, experiment: VirtualExperiment, result: VirtualResult) -> Mapping[tuple[str, int], int]:
+    """Multiplications of each training, by client and round."""
+    samples = {client.client_id: len(client.data) for client in experiment.clients}
+    forward: dict[str, int] = {}
+    found: dict[tuple[str, int], int] = {}
+    for name, by_round in result.trained.items():
+        for number, client in by_round.items():
+            key = client.size.spec_id
+            if key not in forward:
+                forward[key] = estimate_cost(network, client.size, batch_size=1).forward_macs
+            found[name, number] = BACKWARD_FACTOR * forward[key] * samples[name] * experiment.config.training.epochs
+    return found
+
+
+def _over_link(row: ClientRow) -> bool:
+    if not row.planned_peak_bytes or row.link_budget_bytes is None:
+        return False
+    return max(row.bytes_down, row.bytes_up) > row.link_budget_bytes
+
+
+def _plain(row: ClientRow, macs: int) -> dict[str, Any]:
+    names = ("client_id", "spec", "status", "planned_peak_bytes", "budget_bytes", "link_budget_bytes")
+    more = ("bytes_down", "bytes_up", "sample_count", "loss")
+    return {**{name: getattr(row, name) for name in (*names, *more)}, "macs": macs, "utilisation": utilisation(row)}
+
+
+def _mean(values: Sequence[float]) -> float:
+    return math.fsum(values) / len(values) if values else 0.0

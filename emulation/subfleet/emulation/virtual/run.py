@@ -1,0 +1,248 @@
+"""Runs a virtual fleet: server and clients in turns, in one process, under a clock that stands while they work.
+
+Everything is what a real fleet runs: the server's session, the agents' sessions, the trainers' programs. Only the
+transport is in memory, the clock is logical, and the clients share loaded programs. Nothing waits: where nothing moves,
+the clock goes on, ever faster, to the next time at which somebody acts.
+"""
+
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import MappingProxyType
+
+from subfleet import tasks
+from subfleet.device_profiles import ReplayedLog
+from subfleet.edge_client.meters import ReplayMeter
+from subfleet.edge_client.session import Device, Session
+from subfleet.edge_client.states import AgentSettings
+from subfleet.edge_client.store import AgentStore
+from subfleet.edge_client.worker import TrainingWorker
+from subfleet.emulation.virtual.announcing import announcement
+from subfleet.emulation.virtual.description import VirtualClient, VirtualExperiment
+from subfleet.emulation.virtual.exports import SettledExports
+from subfleet.emulation.virtual.hosting import shared_trainers
+from subfleet.protocol.errors import RunError
+from subfleet.protocol.programs import Trainer
+from subfleet.protocol.topics import Topics
+from subfleet.server.methods.policies import Participant
+from subfleet.server.records import RoundRecord
+from subfleet.server.rounds import Seat
+from subfleet.server.session import Server
+from subfleet.transport.counting import CountingTransport
+from subfleet.transport.memory import MemoryBroker
+
+__all__ = ["LogicalClock", "VirtualResult", "run_in_process"]
+
+LEAST_STEP_S = 0.001
+"""Logical seconds of a turn in which something was sent or came."""
+MOST_STEP_S = 1.0
+"""The clock never leaps further: a client that is there must be heard of within its lease."""
+TRAINING_LIMIT_S = 600.0
+"""Real seconds that one training may take."""
+_MEMORY_FOLDER = Path("/dev/shm")  # noqa: S108 - a folder of our own is made below it
+
+
+class LogicalClock:
+    """Seconds that pass when `advance` says so."""
+
+    def __init__(self) -> None:
+        self._now_s = 0.0
+
+    def __call__(self) -> float:
+        """Seconds since the start."""
+        return self._now_s
+
+    def advance(self, seconds: float) -> None:
+        """Let time pass."""
+        self._now_s += seconds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VirtualResult:
+    """What a virtual run left behind.
+
+    Attributes:
+        rounds: every round, with a row per client. Measured peaks are 0: memory is not measured in a shared process.
+        model: the last checkpoint, a safetensors container of the whole model; empty where no round folded anything.
+        trained: by client id, the client with each subnet that it was folded with, a round number to each.
+        turns: how often every party acted.
+        logical_seconds: how long the run took by its own clock.
+    """
+
+    rounds: tuple[RoundRecord, ...]
+    model: bytes
+    trained: Mapping[str, Mapping[int, Participant]]
+    turns: int
+    logical_seconds: float
+
+
+def run_in_process(
+    experiment: VirtualExperiment,
+    exports: SettledExports,
+    *,
+    say: Callable[[str], None] = lambda _: None,
+    trainers: Mapping[str, Trainer] | None = None,
+) -> VirtualResult:
+    """Run a virtual fleet to its end. The same experiment gives the same bits.
+
+    Args:
+        experiment: what to run.
+        exports: the exporter; several runs may use it one after the other.
+        say: is told what happens, a sentence at a time.
+        trainers: in place of the real one, by client id.
+
+    Raises:
+        RunError: the run failed, or did not end within its turns; the text says where it stood.
+        SubfleetError: the configuration or the data cannot be used.
+    """
+    shared = shared_trainers({client.runtime for client in experiment.clients})
+    with tempfile.TemporaryDirectory(prefix="subfleet-", dir=_scratch()) as scratch:
+        folder = Path(scratch)
+        clock = LogicalClock()
+        broker = MemoryBroker(experiment.faults, clock=clock)
+        evaluation = folder / "evaluation.npz"
+        tasks.write_npz(evaluation, experiment.evaluation)
+        link = CountingTransport(broker.client("server"))
+        notes = _Notes(say)
+        server = Server(
+            replace(experiment.config, evaluation_data=str(evaluation)),
+            link,
+            notes,
+            state_folder=folder / "server",
+            exports=exports,
+            clock=clock,
+        )
+        devices = [
+            _VirtualDevice(
+                client, (trainers or {}).get(client.client_id) or shared[client.runtime], broker, folder, clock
+            )
+            for client in experiment.clients
+        ]
+        stage = _Stage(server=server, devices=devices, exports=exports, link=link, notes=notes, clock=clock)
+        server.open()
+        try:
+            turns = stage.play(experiment.turns_per_round * (experiment.config.rounds + 1))
+            return _result(stage, turns)
+        finally:
+            server.close()
+
+
+def _scratch() -> Path | None:
+    """Where a run's files lie: in memory where there is such a folder, as nothing of them must outlive the process."""
+    return _MEMORY_FOLDER if _MEMORY_FOLDER.is_dir() else None
+
+
+class _Notes:
+    """The server's observer."""
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self._say = say
+        self.rounds: list[RoundRecord] = []
+        self.trained: dict[str, dict[int, Participant]] = {}
+
+    def note(self, seats: Mapping[str, Seat]) -> None:
+        """Remember what each client was folded with last."""
+        for name, seat in seats.items():
+            if seat.task is not None and seat.participant is not None:
+                self.trained.setdefault(name, {})[seat.task.round] = seat.participant
+
+    def say(self, text: str) -> None:
+        self._say(text)
+
+    def round_finished(self, record: RoundRecord) -> None:
+        self.rounds.append(record)
+        folded = sum(row.status == "folded" for row in record.clients)
+        self._say(f"round {record.round}: accuracy {record.accuracy:.4f}, {folded} clients folded")
+
+
+class _VirtualDevice:
+    """A client: its agent's session, with a worker whose training takes no logical time."""
+
+    def __init__(
+        self, client: VirtualClient, trainer: Trainer, broker: MemoryBroker, folder: Path, clock: LogicalClock
+    ) -> None:
+        home = folder / "devices" / client.client_id
+        data = folder / f"{client.client_id}.npz"
+        tasks.write_npz(data, client.data)
+        store = AgentStore(home)
+        store.work_folder.mkdir(exist_ok=True)
+        self._worker = TrainingWorker(
+            {trainer.target: trainer},
+            blobs=store.blobs,
+            work_folder=store.work_folder,
+            data=str(data),
+            threads=client.profile.threads,
+        )
+        meter = ReplayMeter(ReplayedLog(client.log), lambda _down, _up: None)
+        settings = AgentSettings(profile=announcement(client), data_bytes=client.data.summary().data_bytes)
+        device = Device(store=store, worker=self._worker, meter=meter)
+        self._session = Session(settings, broker.client(client.client_id), Topics(), device, clock=clock)
+        self._session.open()
+
+    def turn(self) -> None:
+        """Act once; a training that begins is awaited, so that the next turn finds its outcome.
+
+        Raises:
+            RunError: it did not end in time.
+        """
+        self._session.turn(0.0)
+        started_s = time.monotonic()
+        self._worker.join(TRAINING_LIMIT_S)
+        if time.monotonic() - started_s >= TRAINING_LIMIT_S:
+            raise RunError(f"a training took more than {TRAINING_LIMIT_S:g} s; use fewer samples or a smaller model")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Stage:
+    """Everybody who acts in a run."""
+
+    server: Server
+    devices: Sequence[_VirtualDevice]
+    exports: SettledExports
+    link: CountingTransport
+    notes: _Notes
+    clock: LogicalClock
+
+    def play(self, most_turns: int) -> int:
+        """Let everybody act in turns until the run is over; returns the number of turns."""
+        step_s = LEAST_STEP_S
+        for turn in range(most_turns):
+            if self.server.finished:
+                return turn
+            moved = self._turn()
+            step_s = LEAST_STEP_S if moved else min(2 * step_s, MOST_STEP_S)
+            self.clock.advance(step_s)
+        state = self.server.state
+        raise RunError(
+            f"the run did not end within {most_turns} turns: it stands in phase {state.phase!r} of round "
+            f"{state.round} after {self.clock():.0f} logical seconds; allow more turns or shorten the deadlines"
+        )
+
+    def _turn(self) -> bool:
+        """Everybody acts once; whether anything was sent or came."""
+        before = self.link.sent_bytes + self.link.received_bytes
+        for device in self.devices:
+            device.turn()
+        self.exports.settle()
+        self.server.settle()
+        folded = self.server.state.folded_round
+        self.server.step(0.0)
+        if self.server.state.folded_round != folded:
+            self.notes.note(self.server.state.last)
+        return self.link.sent_bytes + self.link.received_bytes != before
+
+
+def _result(stage: _Stage, turns: int) -> VirtualResult:
+    server, notes = stage.server, stage.notes
+    if server.state.phase == "failed":
+        raise RunError(server.state.failure)
+    path = server.result().model_path
+    return VirtualResult(
+        rounds=tuple(notes.rounds),
+        model=path.read_bytes() if path is not None else b"",
+        trained=MappingProxyType(dict(sorted(notes.trained.items()))),
+        turns=turns,
+        logical_seconds=stage.clock(),
+    )

@@ -1,0 +1,58 @@
+"""Loaded programs that a whole fleet shares."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from subfleet.emulation.virtual.hosting import SharedHost, shared_trainers
+from subfleet.protocol.errors import ConfigError
+from subfleet.trainers.kept import LoadedSession
+
+
+@dataclass(frozen=True)
+class Nothing:
+    """Stands for a session and its layout."""
+
+
+def loaded(sha256: str, threads: int = 1) -> LoadedSession:
+    nothing: Any = Nothing()
+    return LoadedSession(sha256=sha256, threads=threads, layout=nothing, session=nothing, least_bytes=0)
+
+
+def test_a_session_serves_the_next_job_of_its_program_and_threads() -> None:
+    host = SharedHost()
+    one, other = loaded("a"), loaded("b")
+    for session in (one, other):
+        host.keep(session, held_bytes=10**9, limit_bytes=1)  # what it holds is no client's
+    assert host.take("a", 2) is None
+    taken = host.take("a", 1)
+    assert taken is not None
+    assert (taken.loaded is one, taken.held_bytes) == (True, 0)
+    assert host.take("a", 1) is None, "it is in use"
+    assert host.take("b", 1) is not None
+
+
+def test_what_was_not_used_for_the_longest_goes_first() -> None:
+    host = SharedHost(most=2)
+    for name in ("a", "b"):
+        host.keep(loaded(name), held_bytes=0, limit_bytes=1)
+    again = host.take("a", 1)
+    assert again is not None
+    host.keep(again.loaded, held_bytes=0, limit_bytes=1)
+    host.keep(loaded("c"), held_bytes=0, limit_bytes=1)
+    assert host.take("b", 1) is None
+    assert host.take("a", 1) is not None
+    assert host.take("c", 1) is not None
+
+
+def test_memory_is_not_measured() -> None:
+    watch = SharedHost().watch(0, held_bytes=5)
+    held = bytearray(2**24)
+    watch.check()
+    assert (len(held), watch.growth_bytes(), watch.held_bytes()) == (2**24, 0, 0)
+
+
+def test_an_unknown_runtime_is_refused() -> None:
+    with pytest.raises(ConfigError, match="clients run tflite"):
+        shared_trainers({"onnx", "tflite"})

@@ -1,0 +1,254 @@
+"""Virtual fleets: the real server and the real agents in one process, under a clock that stands while they work."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+from emulation.virtual_cases import LARGE_BYTES, SMALL_BYTES, client, config, experiment, part
+
+from subfleet import tasks
+from subfleet.device_profiles import ReplayedLog
+from subfleet.edge_client.meters import ReplayMeter
+from subfleet.edge_client.session import Device, Session
+from subfleet.edge_client.states import AgentSettings
+from subfleet.edge_client.store import AgentStore
+from subfleet.edge_client.worker import TrainingWorker
+from subfleet.emulation.virtual.announcing import announcement
+from subfleet.emulation.virtual.description import VirtualClient, VirtualExperiment, fingerprint
+from subfleet.emulation.virtual.exports import SettledExports
+from subfleet.emulation.virtual.run import VirtualResult, run_in_process
+from subfleet.export.cache import CacheFolder
+from subfleet.export.requests import InferRequest, TrainRequest
+from subfleet.protocol.errors import ConfigError, MemoryLimitError, RunError
+from subfleet.protocol.programs import DataSummary, Prediction, TrainJob, TrainResult
+from subfleet.protocol.topics import Topics
+from subfleet.server.config import Deadlines, LogClock
+from subfleet.server.records import ClientRow, RoundRecord
+from subfleet.server.session import Server
+from subfleet.trainers.onnx import OnnxTrainer
+from subfleet.transport.memory import FaultPlan, MemoryBroker
+
+pytestmark = [pytest.mark.slow, pytest.mark.export]
+
+
+@pytest.fixture(scope="module")
+def exports(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SettledExports]:
+    with SettledExports(CacheFolder(path=tmp_path_factory.mktemp("cache"))) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def calm(exports: SettledExports) -> VirtualResult:
+    """The run that nothing disturbs."""
+    return run_in_process(experiment(), exports)
+
+
+def by_name(record: RoundRecord) -> dict[str, ClientRow]:
+    return {row.client_id: row for row in record.clients}
+
+
+class Refuser:
+    """A trainer whose memory never suffices."""
+
+    target: ClassVar[str] = "onnx"
+    suffix: ClassVar[str] = ".onnx"
+    providers: ClassVar[tuple[str, ...]] = ("cpu",)
+    held_bytes = 0
+
+    def __init__(self) -> None:
+        self.jobs: list[TrainJob] = []
+
+    def describe(self, data: str) -> DataSummary:
+        raise NotImplementedError
+
+    def train(self, job: TrainJob, stopped: Callable[[], bool]) -> TrainResult:
+        self.jobs.append(job)
+        raise MemoryLimitError(needed_bytes=job.memory_limit_bytes + 1, limit_bytes=job.memory_limit_bytes)
+
+    def predict(self, model_path: Path, data: str, threads: int = 1) -> Prediction:
+        raise NotImplementedError
+
+
+def test_it_ends_with_every_client_folded_in_every_round(calm: VirtualResult) -> None:
+    assert [record.round for record in calm.rounds] == [1, 2]
+    assert [record.log_time_s for record in calm.rounds] == [0.0, 60.0]
+    assert {row.status for record in calm.rounds for row in record.clients} == {"folded"}
+    assert {name: tuple(found) for name, found in calm.trained.items()} == dict.fromkeys(("ada", "bob", "cyd"), (1, 2))
+    assert calm.rounds[-1].loss < calm.rounds[0].loss
+
+
+def test_subnets_follow_the_log_at_the_rounds_time(calm: VirtualResult) -> None:
+    first, second = map(by_name, calm.rounds)
+    assert {name: row.budget_bytes for name, row in first.items()} == {
+        "ada": SMALL_BYTES,
+        "bob": SMALL_BYTES,
+        "cyd": LARGE_BYTES,
+    }
+    assert first["ada"].spec == first["bob"].spec == second["ada"].spec == "w1/2 d1"
+    assert second["bob"].spec == second["cyd"].spec == first["cyd"].spec == "w1 d1"
+    for row in (*first.values(), *second.values()):
+        assert 0 < row.planned_peak_bytes <= row.budget_bytes
+        assert row.link_budget_bytes == 125_000 >= 4 * row.parameters
+        assert row.bytes_up > 4 * row.parameters, "the update was really sent"
+
+
+def test_the_same_experiment_gives_the_same_bits(calm: VirtualResult, exports: SettledExports) -> None:
+    again = run_in_process(experiment(), exports)
+    assert again.model == calm.model
+    assert (again.turns, again.logical_seconds) == (calm.turns, calm.logical_seconds)
+    assert run_in_process(experiment(seed=6), exports).model != calm.model
+
+
+def test_it_takes_next_to_no_logical_time(calm: VirtualResult) -> None:
+    assert calm.logical_seconds < 1.0, "no retry, no heartbeat, no deadline took part"
+    assert calm.turns < 50
+
+
+def test_losses_doubles_and_delays_change_no_bit(calm: VirtualResult, exports: SettledExports) -> None:
+    for seed in range(2):
+        faults = FaultPlan(seed=seed, loss=0.2, double=0.2, delay_s=1.5)
+        found = run_in_process(replace(experiment(), faults=faults), exports)
+        assert found.model == calm.model
+        assert found.logical_seconds > 2.0, "what was lost was sent again after a while"
+
+
+def test_who_always_refuses_keeps_nobody_from_ending(exports: SettledExports) -> None:
+    refuser = Refuser()
+    result = run_in_process(experiment(), exports, trainers={"cyd": refuser})
+    for record in result.rounds:
+        rows = by_name(record)
+        assert rows["cyd"].status.startswith("refused: memory")
+        assert rows["ada"].status == rows["bob"].status == "folded"
+    assert len(refuser.jobs) == 4, "in each round it was given a smaller task, too"
+    assert "cyd" not in result.trained
+
+
+def test_a_training_program_of_pytorch_runs_too(exports: SettledExports) -> None:
+    large = tuple(client(name, place, LARGE_BYTES, runtime="torch") for place, name in enumerate(("ada", "bob", "cyd")))
+    result = run_in_process(replace(experiment(rounds=1), clients=large), exports)
+    assert [(row.runtime, row.status) for row in result.rounds[0].clients] == [("torch", "folded")] * 3
+
+
+def test_a_run_that_does_not_end_is_given_up(exports: SettledExports) -> None:
+    with pytest.raises(RunError, match=r"within 6 turns: it stands in phase '\w+' of round 1"):
+        run_in_process(replace(experiment(), turns_per_round=2), exports)
+
+
+def test_a_run_that_fails_says_why(exports: SettledExports) -> None:
+    # Everything is lost, all the time: nobody is ever there, and logical seconds pass at no cost.
+    started_s = time.monotonic()
+    deaf = replace(experiment(deadlines=Deadlines(join_s=3000.0)), faults=FaultPlan(loss=0.999999))
+    with pytest.raises(RunError, match="0 of 3 clients were there after 3000 s"):
+        run_in_process(deaf, exports)
+    assert time.monotonic() - started_s < 3000.0
+
+
+def test_a_runtime_that_only_runs_on_devices_is_refused(exports: SettledExports) -> None:
+    one = replace(experiment(), clients=tuple(replace(one, runtime="executorch") for one in experiment().clients))
+    with pytest.raises(ConfigError, match="clients run executorch, but in one process they can run onnx, torch"):
+        run_in_process(one, exports)
+
+
+@dataclass(frozen=True)
+class AtOnce:
+    """An exporter that is waited for where it is asked."""
+
+    exports: SettledExports
+
+    def submit_training(self, request: TrainRequest) -> "Future[Path]":
+        future = self.exports.submit_training(request)
+        self.exports.settle()
+        return future
+
+    def submit_inference(
+        self, request: InferRequest, weights_path: Path, *, calibration_data: str = ""
+    ) -> "Future[Path]":
+        raise NotImplementedError
+
+
+class InThreads:
+    """The same fleet as it runs on devices: real time, a thread and a trainer of its own for each client."""
+
+    def __init__(self, described: VirtualExperiment, exports: SettledExports, folder: Path) -> None:
+        self.stop = threading.Event()
+        broker = MemoryBroker()
+        tasks.write_npz(folder / "evaluation.npz", described.evaluation)
+        server_config = replace(described.config, evaluation_data=str(folder / "evaluation.npz"))
+        link = broker.client("server")
+        self.server = Server(server_config, link, self, state_folder=folder / "server", exports=AtOnce(exports))
+        threads = [
+            threading.Thread(target=self._join, args=(one, broker, folder / one.client_id), daemon=True)
+            for one in described.clients
+        ]
+        for thread in threads:
+            thread.start()
+        self.result = self.server.run(self.stop)
+        self.stop.set()
+        for thread in threads:
+            thread.join(10.0)
+
+    def say(self, text: str) -> None:
+        """Not of interest here."""
+
+    def round_finished(self, record: RoundRecord) -> None:
+        """Not of interest here."""
+
+    def _join(self, described: VirtualClient, broker: MemoryBroker, folder: Path) -> None:
+        with AgentStore.held(folder) as store:
+            tasks.write_npz(folder / "data.npz", described.data)
+            trainer = OnnxTrainer()
+            worker = TrainingWorker(
+                {"onnx": trainer}, blobs=store.blobs, work_folder=store.work_folder, data=str(folder / "data.npz")
+            )
+            meter = ReplayMeter(ReplayedLog(described.log), lambda _down, _up: None)
+            data_bytes = described.data.summary().data_bytes
+            settings = AgentSettings(profile=announcement(described), data_bytes=data_bytes)
+            device = Device(store=store, worker=worker, meter=meter)
+            Session(settings, broker.client(described.client_id), Topics(), device).run(self.stop.is_set, poll_s=0.01)
+
+
+def test_the_bits_are_those_of_devices_in_real_time(exports: SettledExports, tmp_path: Path) -> None:
+    # On budgets that the memory of this one process, which all clients share, cannot pass by chance.
+    described = replace(
+        experiment(rates=(0.5,), clock=LogClock(), deadlines=Deadlines(linger_s=0.0)),
+        clients=tuple(client(name, place, LARGE_BYTES) for place, name in enumerate(("ada", "bob", "cyd"))),
+    )
+    virtual = run_in_process(described, exports)
+    real = InThreads(described, exports, tmp_path).result
+    assert {row.status for record in real.rounds for row in record.clients} == {"folded"}
+    assert real.model_path is not None
+    assert real.model_path.read_bytes() == virtual.model
+
+
+def test_impossible_descriptions_are_refused() -> None:
+    ada = client("ada", 0, LARGE_BYTES)
+    with pytest.raises(ConfigError, match=r"client ids are \['ada'\] more than once"):
+        VirtualExperiment(config=config(), clients=(ada, ada, ada), evaluation=part(10))
+    with pytest.raises(ConfigError, match="there are 1 clients, but a round needs 3"):
+        VirtualExperiment(config=config(), clients=(ada,), evaluation=part(10))
+    with pytest.raises(ConfigError, match=r"config\.clock is missing"):
+        VirtualExperiment(config=config(clock=None, min_clients=1), clients=(ada,), evaluation=part(10))
+    with pytest.raises(ConfigError, match="turns_per_round is 0"):
+        replace(experiment(), turns_per_round=0)
+
+
+def test_a_fingerprint_tells_of_everything_that_matters() -> None:
+    base = experiment()
+    first = base.clients[0]
+    others = [
+        experiment(seed=6),
+        experiment(rounds=3),
+        replace(base, faults=FaultPlan(seed=1)),
+        replace(base, evaluation=part(11)),
+        replace(base, clients=(replace(first, data=part(7)), *base.clients[1:])),
+        replace(base, clients=(replace(first, test=part(7)), *base.clients[1:])),
+        replace(base, clients=(replace(first, log=base.clients[1].log), *base.clients[1:])),
+        replace(base, clients=(replace(first, runtime="torch"), *base.clients[1:])),
+    ]
+    assert fingerprint(base) == fingerprint(experiment())
+    assert len({fingerprint(base), *map(fingerprint, others)}) == 1 + len(others)

@@ -1,0 +1,88 @@
+"""A tiny virtual fleet on scikit-learn's digits: three sizes of device, two rounds."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from subfleet.device_profiles import DeviceProfile, LogRow, ResourceLog
+from subfleet.elastic.network import ModelConfig
+from subfleet.emulation.virtual.description import VirtualClient, VirtualExperiment
+from subfleet.protocol.readings import Reading
+from subfleet.protocol.training import TrainingSettings
+from subfleet.server.config import LogClock, ServerConfig
+from subfleet.tasks import Dataset, digits
+
+MODEL = ModelConfig(family="mlp", input_shape=(1, 8, 8), class_count=10, widths=(64,), depths=(1,), group_size=4)
+SAMPLES = 40
+SMALL_BYTES, LARGE_BYTES = 2_000_000, 10**8
+"""Memory budgets: half of the model fits into the first, all of it into the second."""
+
+
+def log(free_bytes: Sequence[int]) -> ResourceLog:
+    """Free memory that changes every 60 seconds; the profile gives half of it."""
+    rows = tuple(
+        LogRow(t_s=60.0 * place, reading=Reading(memory_free_bytes=2 * free, downlink_bps=1e7, uplink_bps=1e6))
+        for place, free in enumerate(free_bytes)
+    )
+    return ResourceLog(device="virtual", source="a test", licence="none", rows=rows)
+
+
+def part(place: int) -> Dataset:
+    """Some samples, others for each place, of which there are 44."""
+    whole = digits()
+    here = slice(place * SAMPLES, (place + 1) * SAMPLES)
+    return Dataset(inputs=whole.inputs[here], labels=whole.labels[here])
+
+
+def client(name: str, place: int, *free_bytes: int, runtime: str = "onnx") -> VirtualClient:
+    data = part(place)
+    data_bytes = data.summary().data_bytes
+    profile = DeviceProfile(name="virtual", title="A device of a test", memory_share=0.5, runtimes=(runtime,))
+    return VirtualClient(
+        client_id=name,
+        profile=profile,
+        data=data,
+        # What the samples take is not there for training.
+        log=log([free + data_bytes // 2 for free in free_bytes]),
+        runtime=runtime,
+        test=part(20 + place),
+        tier="small" if min(free_bytes) == SMALL_BYTES else "large",
+    )
+
+
+def config(**changes: Any) -> ServerConfig:
+    settings: dict[str, Any] = {
+        "name": "virtual",
+        "model": MODEL,
+        "evaluation_data": "",
+        "rounds": 2,
+        "min_clients": 3,
+        "training": TrainingSettings(epochs=2, batch_size=8, learning_rate=0.05),
+        "rates": (0.5, 1.0),
+        "communication_s": 1.0,
+        "clock": LogClock(start_s=0.0, step_s=60.0),
+        "deploy_targets": (),
+        "targets": ("onnx", "torch"),
+        "memory_overhead_bytes": {},
+        "seed": 5,
+    }
+    return ServerConfig(**{**settings, **changes})
+
+
+def experiment(*, runtime: str = "onnx", **changes: Any) -> VirtualExperiment:
+    """One client that is small always, one whose memory grows, one that is large."""
+    clients = (
+        client("ada", 0, SMALL_BYTES, SMALL_BYTES, runtime=runtime),
+        client("bob", 1, SMALL_BYTES, LARGE_BYTES, runtime=runtime),
+        client("cyd", 2, LARGE_BYTES, LARGE_BYTES, runtime=runtime),
+    )
+    return VirtualExperiment(config=config(**changes), clients=clients, evaluation=part(10))
+
+
+def other_seed() -> VirtualExperiment:
+    return experiment(seed=6)
+
+
+def broken() -> VirtualExperiment:
+    """Its samples are not what its model takes."""
+    return experiment(model=replace(MODEL, input_shape=(1, 4, 4)))
