@@ -2,10 +2,12 @@
 
 import random
 from collections import Counter
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from server.server_rig import World, config, fleet
 
 from subfleet.server.selection import selected
 
@@ -52,3 +54,20 @@ def test_rounds_and_seeds_differ() -> None:
 def test_a_count_below_0_is_refused() -> None:
     with pytest.raises(ValueError, match="count is -1"):
         selected(["a"], -1, seed=0, round_number=1)
+
+
+def test_a_run_gives_tasks_to_those_drawn_alone(tmp_path: Path) -> None:
+    world = World(tmp_path, config(rounds=4, clients_per_round=2, seed=3, deploy_targets=()), fleet())
+    world.run()
+    for record in world.notes.records:
+        folded = tuple(row.client_id for row in record.clients if row.status == "folded")
+        assert folded == selected(world.devices, 2, seed=3, round_number=record.round)
+        others = {row.status for row in record.clients if row.client_id not in folded}
+        assert others == {"skipped: it was not drawn for this round"}
+    assert len({row.client_id for record in world.notes.records for row in record.clients}) == 3
+
+
+def test_a_configured_count_below_0_is_refused() -> None:
+    with pytest.raises(ValueError, match="clients_per_round is -1, but must be 0 for all, or above 0"):
+        config(clients_per_round=-1)
+    assert config(clients_per_round=1).fingerprint() != config().fingerprint()

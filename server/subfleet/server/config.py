@@ -84,6 +84,7 @@ class ServerConfig:
         fleet: name of the fleet, a part of every topic.
         rounds: how many, 1 or more.
         min_clients: a round starts when this many clients are there.
+        clients_per_round: how many of those that can take part are drawn for each round; 0 takes all of them.
         model: the elastic network that is trained.
         evaluation_data: data set on which the whole model is evaluated after every round.
         training: local training in round 1; its seed is replaced by `seed`.
@@ -111,6 +112,7 @@ class ServerConfig:
     evaluation_data: str
     rounds: int = 5
     min_clients: int = 2
+    clients_per_round: int = 0
     fleet: str = "main"
     training: TrainingSettings = field(default_factory=TrainingSettings)
     learning_rate_decay: float = 1.0
@@ -134,6 +136,8 @@ class ServerConfig:
         for name in ("rounds", "min_clients", "max_attempts", "keep_rounds"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}, but must be 1 or more")
+        if self.clients_per_round < 0:
+            raise ValueError(f"clients_per_round is {self.clients_per_round}, but must be 0 for all, or above 0")
         if not 0 < self.quorum <= 1:
             raise ValueError(f"quorum is {self.quorum}, but must be above 0 and at most 1")
         if not 0 < self.learning_rate_decay <= 1:
@@ -166,6 +170,7 @@ class ServerConfig:
             "model",
             "evaluation_data",
             "rounds",
+            "clients_per_round",
             "training",
             "learning_rate_decay",
             "method",

@@ -7,6 +7,7 @@ from types import MappingProxyType
 
 from subfleet.server.rounds import Action, Fold, Member, Phase, Plan, PrepareModels, RunState, Seat, Withdraw
 from subfleet.server.seating import assigned_seat
+from subfleet.server.selection import selected
 
 __all__ = ["advance", "expected_clients"]
 
@@ -98,14 +99,23 @@ def _assign(plan: Plan, state: RunState, now_s: float) -> Outcome:
     state = _enter(state, "train", now_s)
     seats: dict[str, Seat] = {}
     actions: list[Action] = []
+    drawn = _drawn(plan, state)
     for name, seat in sorted(state.seats.items()):
         seats[name] = seat
-        if seat.stage == "answered":
+        if seat.stage == "answered" and name not in drawn:
+            seats[name] = replace(seat, stage="skipped", reason="it was not drawn for this round")
+        elif seat.stage == "answered":
             seats[name], more, found = assigned_seat(plan, state, seat)
             actions += more
             # What was found for one client serves the next one of the same round.
             state = replace(state, pool=tuple(dict.fromkeys((*state.pool, *found))))
     return replace(state, seats=MappingProxyType(seats)), tuple(actions)
+
+
+def _drawn(plan: Plan, state: RunState) -> tuple[str, ...]:
+    able = [name for name, seat in state.seats.items() if seat.stage == "answered"]
+    config = plan.config
+    return selected(able, config.clients_per_round, seed=config.seed, round_number=state.round)
 
 
 def _train(plan: Plan, state: RunState, now_s: float) -> Outcome:
