@@ -1,47 +1,161 @@
-"""Partitions: every training sample has one owner, and the same seed gives the same split."""
+"""Partitions: every sample has one owner, every client some samples, and the same seed gives the same split."""
+
+from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
+import numpy.typing as npt
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from subfleet import tasks
-from subfleet.emulation.partitions import dirichlet_partition, hold_out
-from subfleet.protocol.errors import ConfigError
+from subfleet.emulation.partitions import PARTITIONS, PartitionSettings, partition
+from subfleet.protocol.errors import ConfigError, DataError, MissingExtraError
+from subfleet.tasks import Dataset
 
-LABELS = tasks.digits().classes()
-
-
-def test_hold_out_takes_the_same_share_of_every_class() -> None:
-    train, test = hold_out(LABELS, fraction=0.2, seed=3)
-    assert sorted([*train, *test]) == list(range(len(LABELS)))
-    for label in range(10):
-        assert np.sum(LABELS[test] == label) == round(0.2 * np.count_nonzero(np.equal(LABELS, label)))
+CLASSES = 6
 
 
-@pytest.mark.parametrize("fraction", [0.0, 1.0, -0.1])
-def test_hold_out_refuses_a_share_that_leaves_nothing(fraction: float) -> None:
-    with pytest.raises(ConfigError, match="above 0 and below 1"):
-        hold_out(LABELS, fraction=fraction, seed=3)
+def samples(labels: Sequence[int], owners: Sequence[int] | None = None) -> Dataset:
+    return Dataset(
+        inputs=np.arange(len(labels), dtype=np.float32)[:, None],
+        labels=np.array(labels, np.int64),
+        owners=None if owners is None else np.array(owners, np.int64),
+    )
 
 
-@pytest.mark.slow
-def test_dirichlet_gives_every_sample_one_owner_and_unequal_classes() -> None:
-    parts = dirichlet_partition(LABELS, clients=5, alpha=0.5, seed=7)
-    assert sorted(index for part in parts for index in part) == list(range(len(LABELS)))
-    assert min(len(part) for part in parts) >= 40
-    shares = np.array([np.bincount(LABELS[part], minlength=10) / len(part) for part in parts])
-    assert np.ptp(shares, axis=0).max() > 0.15, "with alpha 0.5 some class is unequal between clients"
+def many(count: int = 600, owners: int = 20) -> Dataset:
+    random = np.random.default_rng(0)
+    return samples(random.integers(0, CLASSES, count).tolist(), random.integers(-1, owners, count).tolist())
 
 
-@pytest.mark.slow
-def test_dirichlet_is_a_function_of_its_seed() -> None:
-    first = dirichlet_partition(LABELS, clients=4, alpha=0.5, seed=1)
-    again = dirichlet_partition(LABELS, clients=4, alpha=0.5, seed=1)
-    other = dirichlet_partition(LABELS, clients=4, alpha=0.5, seed=2)
-    assert all(np.array_equal(a, b) for a, b in zip(first, again, strict=True))
+def parts_of(dataset: Dataset, name: str, clients: int, **more: float) -> tuple[npt.NDArray[np.int64], ...]:
+    return partition(dataset, replace(PartitionSettings(name=name, clients=clients, seed=7), **more))  # type: ignore[arg-type]
+
+
+@settings(max_examples=40, deadline=None)
+@given(data=st.data())
+def test_every_sample_goes_to_exactly_one_client_or_a_sentence_says_why_not(data: st.DataObject) -> None:
+    count = data.draw(st.integers(1, 80))
+    owners = data.draw(st.lists(st.integers(-1, 8), min_size=count, max_size=count))
+    dataset = samples(data.draw(st.lists(st.integers(0, 4), min_size=count, max_size=count)), owners)
+    chosen = PartitionSettings(
+        name=data.draw(st.sampled_from(sorted(PARTITIONS))),
+        clients=data.draw(st.integers(1, 12)),
+        seed=data.draw(st.integers(0, 2**32)),
+        alpha=data.draw(st.sampled_from([1e-5, 0.01, 0.5, 100.0])),
+        min_samples=data.draw(st.integers(0, 3)),
+        classes_per_client=data.draw(st.integers(1, 6)),
+        shards_per_client=data.draw(st.integers(1, 4)),
+    )
+    try:
+        parts = partition(dataset, chosen)
+    except ConfigError:
+        return
+    assert len(parts) == chosen.clients
+    assert all(len(part) and (np.diff(part) > 0).all() for part in parts)
+    assert sorted(np.concatenate(parts).tolist()) == list(range(count))
+    again = partition(dataset, chosen)
+    assert all(np.array_equal(one, other) for one, other in zip(parts, again, strict=True))
+
+
+@pytest.mark.parametrize("name", sorted(PARTITIONS))
+def test_another_seed_gives_another_split(name: str) -> None:
+    dataset = many()
+    first = parts_of(dataset, name, 8)
+    other = partition(dataset, PartitionSettings(name=name, clients=8, seed=8))
     assert not all(np.array_equal(a, b) for a, b in zip(first, other, strict=True))
 
 
-@pytest.mark.slow
-def test_dirichlet_says_when_there_are_too_few_samples() -> None:
-    with pytest.raises(ConfigError, match="cannot be split"):
-        dirichlet_partition(LABELS[:50], clients=10, alpha=0.5, seed=1)
+def test_iid_shares_are_equal() -> None:
+    assert {len(part) for part in parts_of(many(603), "iid", 8)} == {75, 76}
+
+
+def test_a_smaller_alpha_is_more_unequal_and_the_least_count_is_kept() -> None:
+    dataset = many()
+    spread = []
+    for alpha in (0.1, 100.0):
+        parts = parts_of(dataset, "dirichlet", 5, alpha=alpha, min_samples=30)
+        assert min(len(part) for part in parts) >= 30
+        shares = [np.bincount(dataset.classes()[part], minlength=CLASSES) / len(part) for part in parts]
+        spread.append(np.std(shares, axis=0).mean())
+    assert spread[0] > 3 * spread[1]
+
+
+def test_pathological_clients_hold_exactly_so_many_classes() -> None:
+    dataset = many()
+    for part in parts_of(dataset, "pathological", 9, classes_per_client=2):
+        assert len(np.unique(dataset.classes()[part])) == 2
+
+
+def test_shards_are_runs_of_the_sorted_classes() -> None:
+    dataset = samples([label for label in range(CLASSES) for _ in range(20)])
+    for part in parts_of(dataset, "shard", 3, shards_per_client=2):
+        assert np.bincount(dataset.classes()[part]).tolist().count(20) == 2
+
+
+def test_owners_stay_together_and_what_is_nobodys_is_dealt_out() -> None:
+    dataset = many()
+    assert dataset.owners is not None
+    parts = parts_of(dataset, "natural", 6)
+    owners = [set(dataset.owners[part].tolist()) for part in parts]
+    assert all(-1 in own for own in owners)
+    held = [owner for own in owners for owner in own - {-1}]
+    assert sorted(held) == list(range(20))
+    nobodys = [np.count_nonzero(dataset.owners[part] == -1) for part in parts]
+    assert max(nobodys) - min(nobodys) <= 1
+    assert {len(own) for own in owners} <= {4, 5}, "3 or 4 of 20 owners, and nobody"
+
+
+def test_iid_and_natural_need_no_class() -> None:
+    tokens = Dataset(
+        inputs=np.zeros((12, 4), np.int64), labels=np.ones((12, 4), np.int64), owners=np.arange(12, dtype=np.int64) % 5
+    )
+    for name in ("iid", "natural"):
+        assert sum(len(part) for part in parts_of(tokens, name, 3)) == 12
+    with pytest.raises(DataError, match="one class for each sample"):
+        parts_of(tokens, "dirichlet", 3)
+
+
+@pytest.mark.parametrize(
+    ("name", "clients", "words"),
+    [
+        ("dirichlet", 500, "cannot be split"),
+        ("iid", 601, "use fewer clients"),
+        ("pathological", 5, "use 6 clients or more"),
+        ("natural", 21, "use 20 or fewer"),
+    ],
+)
+def test_what_cannot_be_split_says_why(name: str, clients: int, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        parts_of(many(), name, clients)
+
+
+def test_no_owners_have_no_natural_partition() -> None:
+    with pytest.raises(ConfigError, match="have no owners"):
+        parts_of(samples([0, 1, 2]), "natural", 2)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("name", "random"),
+        ("clients", 0),
+        ("seed", -1),
+        ("alpha", 0.0),
+        ("alpha", float("nan")),
+        ("alpha", float("inf")),
+        ("min_samples", -1),
+        ("classes_per_client", 0),
+        ("shards_per_client", 0),
+    ],
+)
+def test_settings_out_of_range_are_refused(field: str, value: object) -> None:
+    with pytest.raises(ConfigError):
+        PartitionSettings(**{"name": "iid", "clients": 2, field: value})  # type: ignore[arg-type]
+
+
+def test_without_flwr_datasets_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "flwr_datasets", None)
+    with pytest.raises(MissingExtraError, match=r"subfleet\[emulation\]"):
+        parts_of(many(), "iid", 2)

@@ -34,9 +34,8 @@ class Experiment:
 
     Attributes:
         devices: one client process each.
-        dataset: name of the data set.
+        dataset: name of the data set in `subfleet.tasks.catalogue`.
         alpha: Dirichlet concentration of the label split.
-        test_fraction: share of the samples that the server keeps for evaluation.
         rates: width rates of the search space; every depth is in it too.
         communication_s: seconds of its link that a device gives to a round; with its bandwidth, the bytes it may move.
         log_step_s: seconds of the resource logs between two rounds.
@@ -46,7 +45,6 @@ class Experiment:
     devices: tuple[EmulatedDevice, ...]
     dataset: str
     alpha: float
-    test_fraction: float
     model: ModelConfig
     training: TrainingSettings
     learning_rate_decay: float
@@ -70,7 +68,6 @@ def quickstart() -> Experiment:
         ),
         dataset="digits",
         alpha=0.5,
-        test_fraction=0.2,
         # Elements that few devices hold see few samples: a wide residual MLP learns the digits from five rounds on
         # unequal slices, and so do its halves; convolutions need more rounds for that.
         model=ModelConfig(

@@ -1,18 +1,19 @@
 """Cuts a data set into one file per client and one for the server's evaluation."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
 from subfleet import tasks
 from subfleet.emulation.experiments import Experiment
-from subfleet.emulation.partitions import dirichlet_partition, hold_out
-from subfleet.protocol.errors import ConfigError
+from subfleet.emulation.partitions import PartitionSettings, partition
+from subfleet.tasks.catalogue import task_named
 
-__all__ = ["DATASETS", "Slices", "cut"]
+__all__ = ["Slices", "cut"]
 
-DATASETS: Mapping[str, Callable[[], tasks.Dataset]] = MappingProxyType({"digits": tasks.digits})
+_MIN_SAMPLES = 40
+"""Of each client: enough for a few batches."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,19 +34,25 @@ def cut(experiment: Experiment, folder: Path) -> Slices:
 
     Raises:
         ConfigError: the data set is unknown, or cannot be split so.
+        DataError: the data set is damaged.
+        FileError: a file of the data set is missing, or a piece cannot be written.
+        TransportError: the data set has to be downloaded, and its address cannot be reached.
         MissingExtraError: a package that the data set or the split needs is not installed.
     """
-    if experiment.dataset not in DATASETS:
-        raise ConfigError(f"there is no data set {experiment.dataset!r}; choose one of: {', '.join(sorted(DATASETS))}")
-    dataset = DATASETS[experiment.dataset]()
-    train, test = hold_out(dataset.classes(), fraction=experiment.test_fraction, seed=experiment.seed)
-    parts = dirichlet_partition(
-        dataset.classes()[train], clients=len(experiment.devices), alpha=experiment.alpha, seed=experiment.seed
+    parts = task_named(experiment.dataset).load()
+    settings = PartitionSettings(
+        name="dirichlet",
+        clients=len(experiment.devices),
+        seed=experiment.seed,
+        alpha=experiment.alpha,
+        min_samples=_MIN_SAMPLES,
     )
     folder.mkdir(parents=True, exist_ok=True)
     names = [device.client_id for device in experiment.devices]
-    owned = {"test": test, **{name: train[part] for name, part in zip(names, parts, strict=True)}}
-    paths = {name: folder / f"{name}.npz" for name in owned}
-    for name, indices in owned.items():
-        tasks.write_npz(paths[name], tasks.Dataset(inputs=dataset.inputs[indices], labels=dataset.labels[indices]))
+    pieces = {
+        name: parts.train.take(indices) for name, indices in zip(names, partition(parts.train, settings), strict=True)
+    }
+    paths = {name: folder / f"{name}.npz" for name in ("test", *pieces)}
+    for name, piece in {"test": parts.test, **pieces}.items():
+        tasks.write_npz(paths[name], piece)
     return Slices(test=paths.pop("test"), clients=MappingProxyType(paths))

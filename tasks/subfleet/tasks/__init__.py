@@ -1,7 +1,11 @@
-"""What is learned: data readers, the order of batches, and metrics. Needs NumPy; Pillow only for folders of images."""
+"""What is learned: data readers, the order of batches, and metrics. Needs NumPy; Pillow only for folders of images.
 
-from subfleet.tasks.batches import StepOrigin, batch_order, iter_batches, split_batch, step_random
+Data sets by name are in `subfleet.tasks.catalogue`: a device that has its own data loads none of their readers.
+"""
+
+from subfleet.tasks.batches import StepOrigin, batch_order, iter_batches, sample_random, split_batch, step_random
 from subfleet.tasks.dataset import Dataset
+from subfleet.tasks.hold_out import hold_out
 from subfleet.tasks.samples import digits
 from subfleet.tasks.sources import read_dataset, write_npz
 
@@ -10,8 +14,10 @@ __all__ = [
     "StepOrigin",
     "batch_order",
     "digits",
+    "hold_out",
     "iter_batches",
     "read_dataset",
+    "sample_random",
     "split_batch",
     "step_random",
     "write_npz",

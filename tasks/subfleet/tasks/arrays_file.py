@@ -2,6 +2,7 @@
 
 import os
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -12,13 +13,21 @@ from subfleet.tasks.dataset import Dataset, Labels
 __all__ = ["dataset_of", "read_npz", "write_npz"]
 
 _NAMES = (("x", "y"), ("inputs", "labels"))
+_OWNERS = "owners"
 _LAYOUT = "layout"
 _EXACT = "exact"
 _CHANNEL_COUNTS = (1, 3, 4)
 _MAX_BYTE = 255
 
 
-def dataset_of(inputs: npt.ArrayLike, labels: npt.ArrayLike, source: str, *, exact: bool = False) -> Dataset:
+def dataset_of(
+    inputs: npt.ArrayLike,
+    labels: npt.ArrayLike,
+    source: str,
+    *,
+    owners: npt.ArrayLike | None = None,
+    exact: bool = False,
+) -> Dataset:
     """Make a data set of two arrays.
 
     Args:
@@ -27,6 +36,7 @@ def dataset_of(inputs: npt.ArrayLike, labels: npt.ArrayLike, source: str, *, exa
         labels: integers are class indices, floating point numbers are targets; (samples, ...). One class index for each
             sample may also come as (samples, 1).
         source: for error texts.
+        owners: integers, (samples,): whose each sample is, -1 where it is nobody's.
         exact: keep the shape; otherwise numbers of shape (samples, height, width[, channels]) become images with
             channels first.
 
@@ -35,11 +45,12 @@ def dataset_of(inputs: npt.ArrayLike, labels: npt.ArrayLike, source: str, *, exa
     """
     try:
         x, y = np.asarray(inputs), np.asarray(labels)
+        whose = None if owners is None else _owners(np.asarray(owners))
         if x.dtype != np.uint8 and np.issubdtype(x.dtype, np.integer):
-            return Dataset(inputs=_indices(x, "inputs"), labels=_labels(y, exact=exact))
+            return Dataset(inputs=_indices(x, "inputs"), labels=_labels(y, exact=exact), owners=whose)
         values = _scaled(x)
         inputs = np.ascontiguousarray(values if exact else _channels_first(values))
-        return Dataset(inputs=inputs, labels=_labels(y, exact=exact))
+        return Dataset(inputs=inputs, labels=_labels(y, exact=exact), owners=whose)
     except DataError as error:
         raise DataError(f"data source {source!r}: {error}") from error
     except (ValueError, MemoryError) as error:
@@ -47,7 +58,7 @@ def dataset_of(inputs: npt.ArrayLike, labels: npt.ArrayLike, source: str, *, exa
 
 
 def read_npz(path: Path) -> Dataset:
-    """Read `x` and `y`, or `inputs` and `labels`, from an `.npz` file; nothing in it is unpickled.
+    """Read `x` and `y`, or `inputs` and `labels`, and `owners` if there, from an `.npz` file; nothing is unpickled.
 
     Raises:
         FileError: the file is missing or cannot be opened.
@@ -62,12 +73,13 @@ def read_npz(path: Path) -> Dataset:
             names = _names_in(archive, path)
             exact = _LAYOUT in archive.files and str(archive[_LAYOUT]) == _EXACT
             inputs, labels = archive[names[0]], archive[names[1]]
+            owners = archive[_OWNERS] if _OWNERS in archive.files else None
     except DataError:
         raise
     # Damage may trip any part of the archive and array parsers: a flag of encryption alone gives RuntimeError.
     except Exception as error:
         raise DataError(f"data file {str(path)!r} is not a readable .npz file ({error}); write it anew") from error
-    return dataset_of(inputs, labels, str(path), exact=exact)
+    return dataset_of(inputs, labels, str(path), owners=owners, exact=exact)
 
 
 def write_npz(path: Path, dataset: Dataset) -> None:
@@ -81,7 +93,10 @@ def write_npz(path: Path, dataset: Dataset) -> None:
     partial = path.with_name(f".{path.name}.partial")
     try:
         with partial.open("wb") as file:
-            np.savez(file, inputs=dataset.inputs, labels=dataset.labels, layout=np.array(_EXACT))
+            arrays: dict[str, Any] = {"inputs": dataset.inputs, "labels": dataset.labels, _LAYOUT: np.array(_EXACT)}
+            if dataset.owners is not None:
+                arrays[_OWNERS] = dataset.owners
+            np.savez(file, **arrays)
             file.flush()
             os.fsync(file.fileno())
         partial.replace(path)
@@ -124,6 +139,12 @@ def _labels(labels: npt.NDArray[np.generic], *, exact: bool) -> Labels:
     if not exact and labels.ndim == 2 and labels.shape[1] == 1:
         labels = labels[:, 0]
     return _indices(labels, "labels")
+
+
+def _owners(owners: npt.NDArray[np.generic]) -> npt.NDArray[np.int64]:
+    if not np.issubdtype(owners.dtype, np.integer):
+        raise DataError(f"owners are {owners.dtype}, but must be integers from 0, or -1 where there is none")
+    return _indices(owners, "owners")
 
 
 def _indices(array: npt.NDArray[np.generic], name: str) -> npt.NDArray[np.int64]:

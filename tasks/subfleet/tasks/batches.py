@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["StepOrigin", "batch_order", "iter_batches", "split_batch", "step_random"]
+__all__ = ["StepOrigin", "batch_order", "iter_batches", "sample_random", "split_batch", "step_random"]
 
 Indices = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.float32]
@@ -92,16 +92,30 @@ def step_random(shape: tuple[int, ...], origin: StepOrigin, *, place: int = 0, p
     # The client id stands last, as in the order of batches.
     numbers = f"{origin.seed}/{origin.round_number}/{origin.epoch}/{origin.step}/{place}"
     stream = _stream(f"subfleet random 1/{numbers}/{origin.client_id}")
-    count = math.prod(shape)
-    stream.advance(part * count)
-    uniform: Mask = (stream.random_raw(count) >> np.uint64(40)).astype(np.float32)
-    uniform *= np.float32(2**-24)
-    return uniform.reshape(shape)
+    stream.advance(part * math.prod(shape))
+    return _uniform(stream, shape)
+
+
+def sample_random(
+    count: int, columns: int, *, seed: int, round_number: int, client_id: str, epoch: int
+) -> npt.NDArray[np.float32]:
+    """Uniform numbers in [0, 1) for the samples of one epoch, (count, columns), such as those of augmentation.
+
+    A sample's row is the same in whatever batch it comes, and whenever a training is replayed.
+    """
+    # The client id stands last, as in the order of batches.
+    return _uniform(_stream(f"subfleet sample random 1/{seed}/{round_number}/{epoch}/{client_id}"), (count, columns))
 
 
 def _stream(identity: str) -> np.random.PCG64:
     entropy = int.from_bytes(hashlib.sha256(identity.encode()).digest(), "little")
     return np.random.PCG64(np.random.SeedSequence(entropy))
+
+
+def _uniform(stream: np.random.PCG64, shape: tuple[int, ...]) -> Mask:
+    uniform: Mask = (stream.random_raw(math.prod(shape)) >> np.uint64(40)).astype(np.float32)
+    uniform *= np.float32(2**-24)
+    return uniform.reshape(shape)
 
 
 def _filled(real: Indices, size: int) -> Indices:

@@ -8,13 +8,15 @@ import numpy.typing as npt
 from subfleet.protocol.errors import DataError
 from subfleet.protocol.programs import DataSummary
 
-__all__ = ["MAX_CLASSES", "NO_LABEL", "Dataset", "Inputs", "Labels"]
+__all__ = ["MAX_CLASSES", "NO_LABEL", "NO_OWNER", "Dataset", "Inputs", "Labels"]
 
 MAX_CLASSES = 2**15
 """Class indices stay below it: a device tells the count of each class in one control message, which is of limited
 size."""
 NO_LABEL = (-1, -100)
 """What stands for "no label" in class indices, such as behind the end of a text; -100 is PyTorch's word for it."""
+NO_OWNER = -1
+"""Stands for the owner of a sample that is nobody's, such as a recording of silence."""
 
 Inputs = npt.NDArray[np.float32] | npt.NDArray[np.int64]
 Labels = npt.NDArray[np.int64] | npt.NDArray[np.float32]
@@ -29,6 +31,8 @@ class Dataset:
             such as tokens.
         labels: (samples, *label shape): int64 class indices, or a number of `NO_LABEL` where there is none; or float32
             targets, all finite.
+        owners: (samples,): int64 number of whoever each sample is from (a writer, role or speaker), or `NO_OWNER`;
+            None where samples are nobody's.
 
     Raises:
         DataError: the arrays are of another type or shape, differ in length, are empty, or hold impossible values.
@@ -36,6 +40,7 @@ class Dataset:
 
     inputs: Inputs
     labels: Labels
+    owners: npt.NDArray[np.int64] | None = None
 
     def __post_init__(self) -> None:
         if self.inputs.dtype not in (np.float32, np.int64) or self.inputs.ndim < 2:
@@ -57,6 +62,8 @@ class Dataset:
             raise DataError(f"inputs are {self.inputs.min()} at least, but indices must be 0 or more")
         if self.labels.dtype == np.int64:
             _check_classes(self.labels)
+        if self.owners is not None:
+            _check_owners(self.owners, len(self.labels))
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -89,6 +96,11 @@ class Dataset:
             return np.zeros(0, np.int64)
         return np.bincount(self.labels[self.labels >= 0]).astype(np.int64)
 
+    def take(self, indices: npt.NDArray[np.int64]) -> "Dataset":
+        """The data set of some of the samples, in the order of their indices."""
+        owners = None if self.owners is None else self.owners[indices]
+        return Dataset(inputs=self.inputs[indices], labels=self.labels[indices], owners=owners)
+
     def summary(self) -> DataSummary:
         """What a device may tell of its data: counts and shapes, never samples."""
         return DataSummary(
@@ -116,3 +128,15 @@ def _check_classes(labels: Labels) -> None:
         )
     if most < 0:
         raise DataError(f"labels are {most} at most, so that no sample has one; label at least one sample")
+
+
+def _check_owners(owners: npt.NDArray[np.int64], count: int) -> None:
+    if owners.dtype != np.int64 or owners.shape != (count,):
+        raise DataError(
+            f"owners are {owners.dtype} of shape {owners.shape}, but must be int64 of shape ({count},), one for each "
+            "sample"
+        )
+    if int(np.min(owners)) < NO_OWNER:
+        raise DataError(
+            f"owners are {np.min(owners)} at least, but must be 0 or more, or {NO_OWNER} where there is none"
+        )

@@ -1,4 +1,4 @@
-"""What `--data` names: a folder of images by class, an `.npz` file, or a Python entry point `module:function`.
+"""What `--data` names: a folder of images by class, an `.npz` file, a known data set, or an entry point.
 
 A source is named by the person who runs the device, never by a message.
 """
@@ -16,6 +16,7 @@ from subfleet.tasks.image_folder import read_image_folder
 
 __all__ = ["read_dataset", "write_npz"]
 
+_OTHERS = "a known data set's part such as digits:test, or module:function"
 _ENTRY_POINT = re.compile(r"([A-Za-z_]\w*(?:\.\w+)*):([A-Za-z_]\w*)")
 
 
@@ -24,16 +25,17 @@ def read_dataset(source: str) -> Dataset:
 
     Args:
         source: path of a folder that holds one folder of images for each class; path of an `.npz` file with arrays
-            `x` and `y` (or `inputs` and `labels`); or `module:function`, where the function takes nothing and returns
-            the pair (inputs, labels). In files and pairs, uint8 inputs are scaled by 1/255, channels-last images
-            become channels first, and (samples, height, width) becomes one channel; inputs of wider integers are
-            indices, such as tokens, and stay as they are. Integer labels are class indices, -1 where there is none;
-            floating point labels are targets.
+            `x` and `y` (or `inputs` and `labels`); the part of a known data set, such as `fashion_mnist:test`; or
+            `module:function`, where the function takes nothing and returns the pair (inputs, labels). In files and
+            pairs, uint8 inputs are scaled by 1/255, channels-last images become channels first, and (samples, height,
+            width) becomes one channel; inputs of wider integers are indices, such as tokens, and stay as they are.
+            Integer labels are class indices, -1 where there is none; floating point labels are targets.
 
     Raises:
         FileError: the path is missing or cannot be read.
         DataError: the source is nothing of the kind, or what it holds cannot be used.
-        MissingExtraError: images need Pillow, which is not installed.
+        TransportError: a known data set has to be downloaded, and its address cannot be reached.
+        MissingExtraError: images need Pillow, or a known data set another package, which is not installed.
     """
     path = Path(source)
     try:
@@ -46,10 +48,25 @@ def read_dataset(source: str) -> Dataset:
         return read_npz(path)
     match = _ENTRY_POINT.fullmatch(source)
     if match is not None:
-        return _read_entry_point(source, match.group(1), match.group(2))
+        return _read_named(source, match.group(1), match.group(2))
     if not exists:
-        raise FileError(f"data source {source!r} does not exist; name a folder, an .npz file or module:function")
-    raise DataError(f"data source {source!r} must be a folder of images by class, an .npz file or module:function")
+        raise FileError(f"data source {source!r} does not exist; name a folder, an .npz file, {_OTHERS}")
+    raise DataError(f"data source {source!r} must be a folder of images by class, an .npz file, {_OTHERS}")
+
+
+def _read_named(source: str, name: str, part: str) -> Dataset:
+    # Here, because a device that has its own data needs none of the readers in its memory.
+    from subfleet.tasks.catalogue import TASKS
+
+    task = TASKS.get(name)
+    if task is None:
+        return _read_entry_point(source, name, part)
+    if part not in ("train", "test"):
+        raise DataError(
+            f"data source {source!r} must name a part of {task.name}: {task.name}:train or {task.name}:test"
+        )
+    parts = task.load()
+    return parts.train if part == "train" else parts.test
 
 
 def _read_entry_point(source: str, module_name: str, function_name: str) -> Dataset:

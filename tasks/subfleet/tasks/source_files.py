@@ -1,0 +1,129 @@
+"""Where the files of a data set are: in the folder named by SUBFLEET_DATA, in the cache, or at their address."""
+
+import hashlib
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from subfleet.protocol.errors import ConfigError, DataError, FileError
+
+__all__ = ["DataFolders", "SourceFile", "availability", "data_folders", "locate"]
+
+_BLOCK_BYTES = 2**20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceFile:
+    """A file of a data set.
+
+    Attributes:
+        paths: where it may lie below a data folder, the place of a download first. Without a checksum this may also be
+            a folder.
+        url: its official address; "" where there is none, so that whoever uses it puts it there.
+        limit_bytes: no more is read from the address.
+        checksum: "sha256:" or "md5:" and the published digits; "" where none is published, and then nothing is checked.
+
+    Raises:
+        ValueError: something would be downloaded without a checksum, a limit, or over an open link to another machine.
+    """
+
+    paths: tuple[str, ...]
+    url: str = ""
+    limit_bytes: int = 0
+    checksum: str = ""
+
+    def __post_init__(self) -> None:
+        if self.url and not (self.checksum and self.limit_bytes > 0):
+            raise ValueError(f"{self.url} has no checksum or no limit, but what is downloaded needs both")
+        if self.url and not self.url.startswith(("https://", "http://127.0.0.1")):
+            raise ValueError(f"the address {self.url} must begin with https://")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataFolders:
+    """Folders of data sets.
+
+    Attributes:
+        given: the user's own, looked at first and never written to.
+        cache: where downloads go.
+    """
+
+    given: Path | None
+    cache: Path
+
+
+def data_folders() -> DataFolders:
+    """What the environment says: $SUBFLEET_DATA, and below $XDG_CACHE_HOME or ~/.cache.
+
+    Raises:
+        ConfigError: SUBFLEET_DATA names no folder.
+    """
+    given = os.environ.get("SUBFLEET_DATA")
+    if given and not Path(given).is_dir():
+        raise ConfigError(f"SUBFLEET_DATA is {given!r}, but must name a folder of data sets; correct or unset it")
+    base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    return DataFolders(given=Path(given) if given else None, cache=Path(base) / "subfleet" / "data")
+
+
+def availability(file: SourceFile, folders: DataFolders) -> str:
+    """Where a file would come from: "given", "cached", "download" or "missing"."""
+    if folders.given is not None and _found(file, folders.given) is not None:
+        return "given"
+    if _found(file, folders.cache) is not None:
+        return "cached"
+    return "download" if file.url else "missing"
+
+
+def locate(file: SourceFile, folders: DataFolders, announce: Callable[[str], None]) -> Path:
+    """The file on this machine, with its checksum checked; downloaded where it is nowhere yet.
+
+    Args:
+        file: which one.
+        folders: where to look, and where a download goes.
+        announce: told of a download before it starts.
+
+    Raises:
+        FileError: it is nowhere and has no address, or cannot be read or written.
+        DataError: its checksum is wrong.
+        TransportError: its address cannot be reached.
+    """
+    for folder in (folders.given, folders.cache):
+        path = None if folder is None else _found(file, folder)
+        if path is not None:
+            _check(file, path)
+            return path
+    target = folders.cache / file.paths[0]
+    if not file.url:
+        raise FileError(
+            f"data file {file.paths[0]!r} is neither in SUBFLEET_DATA nor in {str(folders.cache)!r}, and no official "
+            "address offers it; make it as docs/reference/tasks.md says and put it there"
+        )
+    # Here, because a device that has its data needs no web client in its memory.
+    from subfleet.tasks.download import download
+
+    announce(f"Downloading {file.url} ({file.limit_bytes / 1e6:.1f} MB)")
+    download(file.url, target, limit_bytes=file.limit_bytes, checksum=file.checksum)
+    return target
+
+
+def _found(file: SourceFile, folder: Path) -> Path | None:
+    return next((folder / path for path in file.paths if (folder / path).exists()), None)
+
+
+def _check(file: SourceFile, path: Path) -> None:
+    if not file.checksum:
+        return
+    kind, _, digits = file.checksum.partition(":")
+    digest = hashlib.new(kind, usedforsecurity=False)
+    try:
+        with path.open("rb") as stream:
+            while block := stream.read(_BLOCK_BYTES):
+                digest.update(block)
+    except OSError as error:
+        raise FileError(f"data file {str(path)!r} cannot be read ({error.strerror}); check its permissions") from error
+    if digest.hexdigest() != digits:
+        raise DataError(
+            f"data file {str(path)!r} has the {kind} checksum {digest.hexdigest()}, but must have {digits}; remove it "
+            "and load it again"
+        )

@@ -1,0 +1,125 @@
+"""What is learned: a data set by name, with what its samples are and how to read it."""
+
+import tarfile
+import wave
+import zipfile
+import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from subfleet.protocol.errors import DataError, FileError
+from subfleet.tasks.dataset import Dataset
+from subfleet.tasks.source_files import DataFolders, SourceFile, data_folders, locate
+
+__all__ = ["Reader", "Task", "TrainTest", "silent"]
+
+_DAMAGE = (
+    ValueError,  # what is no number, JSON or text; UnicodeDecodeError and JSONDecodeError are such
+    EOFError,
+    KeyError,
+    TypeError,
+    NotImplementedError,  # an unknown compression of a zip member
+    OverflowError,
+    RuntimeError,  # an encrypted zip member; RecursionError is such
+    MemoryError,
+    tarfile.TarError,
+    zipfile.BadZipFile,
+    zlib.error,
+    wave.Error,
+)
+"""What the parsers of archives, JSON, arrays and sound raise on damaged files."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainTest:
+    """The two parts of a data set; where samples have owners, an owner has the same number in both."""
+
+    train: Dataset
+    test: Dataset
+
+
+Reader = Callable[[Sequence[Path]], TrainTest]
+"""Reads a task's files, given in its order; whatever it stumbles over becomes a `DataError` in `Task.load`."""
+
+
+def silent(text: str) -> None:
+    """Tell nobody."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """A data set by name.
+
+    Attributes:
+        name: in commands and configurations.
+        summary: one line on what is learned.
+        files: of the data set; none where it comes with an installed package.
+        read: the reader of these files.
+        input_shape: of one sample: images and sound are (channels, height, width), where sound has time as height and
+            mel bands as width; text is (context,) of token numbers.
+        class_count: classes, or symbols of the vocabulary.
+        objective: of its training; "next_token" has one label for each place of the context.
+        metric: a function of `subfleet.tasks.metrics`.
+        owner: whose the samples are: the natural partition; "" where they are nobody's.
+        stand_in_for: the data set that this smaller one stands in for; results must name it.
+        licence: of the data.
+        source: where they are from, in one sentence.
+    """
+
+    name: str
+    summary: str
+    files: tuple[SourceFile, ...]
+    read: Reader
+    input_shape: tuple[int, ...]
+    class_count: int
+    objective: Literal["cross_entropy", "next_token"]
+    metric: Literal["accuracy", "cross_entropy"]
+    licence: str
+    source: str
+    owner: str = ""
+    stand_in_for: str = ""
+
+    def load(self, folders: DataFolders | None = None, *, announce: Callable[[str], None] = silent) -> TrainTest:
+        """Read the data set, from SUBFLEET_DATA, the cache or its official address, in that order.
+
+        Args:
+            folders: to look in; those of the environment by default.
+            announce: told of each download before it starts.
+
+        Raises:
+            FileError: a file is missing and no address offers it, or it cannot be read or written.
+            DataError: a checksum is wrong, or a file is damaged or not what it should be.
+            TransportError: an address cannot be reached.
+            MissingExtraError: the package that brings the data is not installed.
+        """
+        folders = folders or data_folders()
+        paths = [locate(file, folders, announce) for file in self.files]
+        places = ", ".join(repr(str(path)) for path in paths)
+        try:
+            parts = self.read(paths)
+            for part in (parts.train, parts.test):
+                self._check(part)
+        except DataError as error:
+            raise DataError(f"data set {self.name!r} cannot be read from {places}: {error}") from error
+        except _DAMAGE as error:
+            raise DataError(
+                f"data set {self.name!r} cannot be read from {places}: it is damaged or something else "
+                f"({type(error).__name__}: {error}); put the right file there"
+            ) from error
+        except OSError as error:
+            if error.errno is None:  # gzip's word for damage
+                raise DataError(f"data set {self.name!r} cannot be read from {places}: {error}; replace it") from error
+            raise FileError(f"data set {self.name!r} cannot be read from {places} ({error.strerror})") from error
+        return parts
+
+    def _check(self, part: Dataset) -> None:
+        if part.sample_shape != self.input_shape:
+            raise DataError(f"its samples are of shape {part.sample_shape}, but must be of shape {self.input_shape}")
+        if self.objective == "next_token" and int(np.max(part.inputs)) >= self.class_count:
+            raise DataError(f"its tokens go up to {np.max(part.inputs)}, but must be below {self.class_count}")
+        if len(part.class_counts()) > self.class_count:
+            raise DataError(f"its classes go up to {np.max(part.labels)}, but must be below {self.class_count}")

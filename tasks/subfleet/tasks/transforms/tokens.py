@@ -1,0 +1,71 @@
+"""Text to token numbers, by characters or by words, and windows of them."""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = [
+    "CHARACTERS",
+    "END_OF_LINE",
+    "UNKNOWN",
+    "character_tokens",
+    "line_words",
+    "token_windows",
+    "vocabulary_of",
+    "word_tokens",
+]
+
+Tokens = npt.NDArray[np.int64]
+
+UNKNOWN = "<unk>"
+"""Word 0 of every vocabulary."""
+END_OF_LINE = "<eos>"
+"""Word 1 of every vocabulary."""
+CHARACTERS = 97
+"""Symbols of `character_tokens`: 0 for anything else, 1 for the end of a line, then printable ASCII."""
+_FIRST_PRINTABLE, _LAST_PRINTABLE = 32, 126
+
+
+def character_tokens(text: str) -> Tokens:
+    """One number below `CHARACTERS` for each character; the table is fixed, so that all clients agree on it unasked."""
+    codes = np.frombuffer(text.encode("utf-32-le", "replace"), np.uint32)
+    printable = (codes >= _FIRST_PRINTABLE) & (codes <= _LAST_PRINTABLE)
+    tokens = np.where(printable, codes.astype(np.int64) - _FIRST_PRINTABLE + 2, 0)
+    tokens[codes == ord("\n")] = 1
+    return tokens.astype(np.int64)
+
+
+def line_words(text: str) -> list[str]:
+    """The words of a text, split at white space, with `END_OF_LINE` after each line."""
+    return [word for line in text.split("\n") for word in (*line.split(), END_OF_LINE)]
+
+
+def vocabulary_of(words: Iterable[str], *, limit: int) -> Mapping[str, int]:
+    """Numbers of the most frequent words, equally frequent ones by name; `UNKNOWN` is 0 and `END_OF_LINE` 1.
+
+    Args:
+        words: of the training part.
+        limit: numbers at most, 2 or more.
+    """
+    counts = Counter(words)
+    del counts[UNKNOWN], counts[END_OF_LINE]
+    chosen = sorted(counts, key=lambda word: (-counts[word], word))[: limit - 2]
+    return {word: number for number, word in enumerate((UNKNOWN, END_OF_LINE, *chosen))}
+
+
+def word_tokens(words: Sequence[str], vocabulary: Mapping[str, int]) -> Tokens:
+    """The number of each word; that of `UNKNOWN` for words that are not in the vocabulary."""
+    unknown = vocabulary[UNKNOWN]
+    return np.fromiter((vocabulary.get(word, unknown) for word in words), np.int64, len(words))
+
+
+def token_windows(tokens: Tokens, context: int) -> tuple[Tokens, Tokens]:
+    """Windows one behind the other, (windows, context), and the token that follows each place, of the same shape.
+
+    What is left at the end and fills no window is dropped.
+    """
+    count = max(len(tokens) - 1, 0) // context
+    inputs = tokens[: count * context].reshape(count, context)
+    return inputs.copy(), tokens[1 : count * context + 1].reshape(count, context).copy()
