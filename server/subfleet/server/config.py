@@ -8,6 +8,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal
 
+from subfleet.elastic.distillation import DistillationSettings
 from subfleet.elastic.network import ModelConfig
 from subfleet.protocol.errors import ConfigError, FileError, ProtocolError
 from subfleet.protocol.messages import check_client_id
@@ -90,6 +91,7 @@ class ServerConfig:
         training: local training in round 1; its seed is replaced by `seed`.
         learning_rate_decay: factor on the learning rate from each round to the next, above 0 and at most 1.
         method: which federated method, with its parameters.
+        distillation: what the full model teaches its subnets after each round, on noise; None leaves it to the method.
         rates: width rates of the search space, each above 0 and at most 1.
         seed: of initial weights and data order.
         quorum: share of the given tasks that must be answered to close a round; below 1 a round does not wait for the
@@ -117,6 +119,7 @@ class ServerConfig:
     training: TrainingSettings = field(default_factory=TrainingSettings)
     learning_rate_decay: float = 1.0
     method: AnyMethod = field(default_factory=HeteroFL)
+    distillation: DistillationSettings | None = None
     rates: tuple[float, ...] = (0.25, 0.5, 0.75, 1.0)
     seed: int = 0
     quorum: float = 1.0
@@ -174,6 +177,7 @@ class ServerConfig:
             "training",
             "learning_rate_decay",
             "method",
+            "distillation",
             "rates",
             "seed",
             "quorum",

@@ -3,7 +3,7 @@
 import hashlib
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -11,13 +11,14 @@ from torch import Tensor, from_numpy
 
 from subfleet.arrays import Arrays, decode_arrays, encode_arrays
 from subfleet.elastic.accumulator import Accumulator
-from subfleet.elastic.maps import extract
+from subfleet.elastic.distillation import DistillationSettings, distil, draw_students
+from subfleet.elastic.maps import Placement, extract, placements
 from subfleet.elastic.model_state import ModelState
 from subfleet.elastic.network import Network
 from subfleet.protocol.blobs import BlobRef
 from subfleet.protocol.errors import FileError, ProtocolError
 from subfleet.protocol.subnet import SubnetSpec
-from subfleet.server.methods.policies import AfterRound, Participant, Policies, Trained
+from subfleet.server.methods.policies import AfterRound, Draw, Participant, Policies, Replacement, Trained
 from subfleet.server.rounds import Seat
 from subfleet.transport.blob_store import BlobStore
 
@@ -87,6 +88,7 @@ class Folding:
         space: the sizes that clients may have.
         blobs: where the updates are stored.
         seed: of the run.
+        distillation: after every round, in place of what the method does; None leaves it to the method.
     """
 
     network: Network
@@ -94,6 +96,7 @@ class Folding:
     space: tuple[SubnetSpec, ...]
     blobs: BlobStore
     seed: int = 0
+    distillation: DistillationSettings | None = None
 
     def fold(self, state: ModelState, round_number: int, seats: Sequence[Seat]) -> FoldedModel:
         """Fold the updates of a round's seats into a model; without any, the model stays as it is.
@@ -122,64 +125,73 @@ class Folding:
                 after=folded,
                 clients=participants,
             )
-            return FoldedModel(state=self.policies.after_round(context), clients=participants, refused=refused)
+            state = self._taught(self.policies.after_round(context), context)
+            return FoldedModel(state=state, clients=participants, refused=refused)
+
+    def _taught(self, state: ModelState, context: AfterRound) -> ModelState:
+        """The model after in-place distillation, where that is wanted."""
+        settings = self.distillation or self.policies.distillation
+        if settings is None or not context.clients:
+            return state
+        seed = Draw(seed=self.seed, round=context.round, client_id="").stream("distillation").getrandbits(63)
+        students = draw_students(self.network, self.space, len(context.clients), seed)
+        return replace(state, shared=distil(self.network, state.shared, students, settings, seed))
 
     def _folded(self, state: ModelState, clients: Sequence["_Client"]) -> ModelState:
         cohorts = {
             client.participant.client_id: self.policies.cohorts(self.network, client.participant, self.space)
             for client in clients
         }
-        changes = self._rescaled(state, clients, cohorts)
+        clients = self._transformed(state, clients, cohorts)
         copies = dict(state.copies)
         shared: Tensors = state.shared
         for key in sorted({_SHARED, *(key for keys in cohorts.values() for key in keys.values())}):
-            names = {
-                client.participant.client_id: self._names_of(client.participant, cohorts, key) for client in clients
-            }
+            places = {client.participant.client_id: self._places_of(client, cohorts, key) for client in clients}
+            names = {place.name for found in places.values() for place in found}
             start = {
-                name: copies.get(key, {}).get(name, tensor)
-                for name, tensor in state.shared.items()
-                if key == _SHARED or any(name in found for found in names.values())
+                name: copies.get(key, {}).get(name, tensor) for name, tensor in state.shared.items() if name in names
             }
-            members = [client for client in clients if names[client.participant.client_id]]
-            if not start or math.fsum(client.weight for client in members) <= 0:
+            members = [client for client in clients if places[client.participant.client_id]]
+            if math.fsum(client.weight for client in members) <= 0:
                 continue
-            new = self._averaged(start, members, names, changes)
+            new = self._averaged(start, members, places)
             if key == _SHARED:
                 shared = {**shared, **new}
             else:
                 copies[key] = {**copies.get(key, {}), **new}
         return ModelState(shared=shared, copies=copies, moments=state.moments)
 
-    def _names_of(self, client: Participant, cohorts: Mapping[str, Mapping[str, str]], key: str) -> frozenset[str]:
-        """Names in the whole model that an update of this client adds to in a cohort."""
-        keys = cohorts[client.client_id]
-        places = self.policies.placements(self.network, client.spec)
-        return frozenset(place.name for place in places if keys.get(place.name, _SHARED) == key)
+    def _places_of(
+        self, client: "_Client", cohorts: Mapping[str, Mapping[str, str]], key: str
+    ) -> tuple[Placement, ...]:
+        """Where an update of this client is added in a cohort."""
+        keys = cohorts[client.participant.client_id]
+        return tuple(place for place in placements(self.network, client.spec) if keys.get(place.name, _SHARED) == key)
 
     def _averaged(
-        self,
-        start: Tensors,
-        members: Sequence["_Client"],
-        names: Mapping[str, frozenset[str]],
-        changes: Mapping[str, Tensors],
+        self, start: Tensors, members: Sequence["_Client"], places: Mapping[str, Sequence[Placement]]
     ) -> Tensors:
         accumulator = Accumulator(self.network, start, total_weight=math.fsum(client.weight for client in members))
         for client in members:
-            who = client.participant
+            client_id = client.participant.client_id
             try:
-                change = changes[who.client_id] if who.client_id in changes else self._change_of(client)
-                accumulator.add(who.spec, change, client.weight)
-            except (ProtocolError, FileError) as error:
-                raise _RefusedError(who.client_id, str(error)) from error
+                accumulator.add(
+                    client.spec,
+                    self._change_of(client),
+                    client.weight,
+                    placements=places[client_id],
+                    factors=self.policies.factors(self.network, client.participant),
+                )
+            except ProtocolError as error:
+                raise _RefusedError(client_id, str(error)) from error
         return accumulator.finish()
 
-    def _rescaled(
+    def _transformed(
         self, state: ModelState, clients: Sequence["_Client"], cohorts: Mapping[str, Mapping[str, str]]
-    ) -> Mapping[str, Tensors]:
-        """The updates that are folded in place of the clients' own; empty where they are folded as they are."""
-        if self.policies.rescale is None:
-            return {}
+    ) -> Sequence["_Client"]:
+        """The clients with what is folded in place of their own updates."""
+        if self.policies.transform is None:
+            return clients
         trained = [
             Trained(
                 client=client.participant,
@@ -191,10 +203,12 @@ class Folding:
             )
             for client in clients
         ]
-        changes = self.policies.rescale(self.network, trained)
-        return {one.client.client_id: change for one, change in zip(trained, changes, strict=True)}
+        replacements = self.policies.transform(self.network, state.shared, trained)
+        return [replace(client, instead=one) for client, one in zip(clients, replacements, strict=True)]
 
-    def _change_of(self, client: "_Client") -> dict[str, Tensor]:
+    def _change_of(self, client: "_Client") -> Mapping[str, Tensor]:
+        if client.instead is not None:
+            return client.instead.change
         client_id = client.participant.client_id
         try:
             content = _read(self.blobs.path(client.update_ref))
@@ -211,6 +225,12 @@ class _Client:
     participant: Participant
     weight: float
     update_ref: BlobRef
+    instead: Replacement | None = None
+
+    @property
+    def spec(self) -> SubnetSpec:
+        """The subnet whose tensors are moved."""
+        return self.participant.spec if self.instead is None else self.instead.spec
 
     @classmethod
     def of(cls, seat: Seat, policies: Policies) -> "_Client":

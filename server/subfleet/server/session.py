@@ -128,6 +128,7 @@ class Server:
             space=self._plan.space,
             blobs=self._blobs,
             seed=config.seed,
+            distillation=config.distillation,
         )
         self._workbench = Workbench(folding, evaluation, checkpoints=self._places.checkpoints)
         self._state = RunState()

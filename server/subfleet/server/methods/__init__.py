@@ -6,6 +6,7 @@ from types import MappingProxyType
 
 from subfleet.server.methods.fedavg import FedAvg
 from subfleet.server.methods.federated_dropout import FederatedDropout
+from subfleet.server.methods.fedfa import FedFA
 from subfleet.server.methods.fedprox import FedProx
 from subfleet.server.methods.fedrolex import FedRolex
 from subfleet.server.methods.fjord import FjORD
@@ -17,7 +18,7 @@ from subfleet.server.methods.standalone import Standalone
 
 __all__ = ["METHODS", "AnyMethod", "Method"]
 
-AnyMethod = HeteroFL | FedAvg | FedProx | Standalone | FjORD | FedRolex | FederatedDropout | NeFL | FlexiFed
+AnyMethod = HeteroFL | FedAvg | FedProx | Standalone | FjORD | FedRolex | FederatedDropout | NeFL | FlexiFed | FedFA
 """Every method. A configuration's `[method] type = "..."` chooses one of these; add yours here."""
 
 METHODS: Mapping[str, type[AnyMethod]] = MappingProxyType({kind.TYPE: kind for kind in typing.get_args(AnyMethod)})

@@ -13,7 +13,7 @@ from typing import ClassVar, Literal, Protocol
 
 from torch import Tensor
 
-from subfleet.elastic.maps import Placement, placements
+from subfleet.elastic.distillation import DistillationSettings
 from subfleet.elastic.model_state import ModelState
 from subfleet.elastic.network import Network
 from subfleet.elastic.spaces import uniform_space
@@ -32,6 +32,7 @@ __all__ = [
     "MethodInfo",
     "Participant",
     "Policies",
+    "Replacement",
     "Trained",
     "Weighting",
     "by_samples",
@@ -160,6 +161,19 @@ class Trained:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Replacement:
+    """What is folded for one client.
+
+    Attributes:
+        spec: the subnet that is moved; not always the one that was trained.
+        change: of each of its tensors, by name.
+    """
+
+    spec: SubnetSpec
+    change: Mapping[str, Tensor]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AfterRound:
     """A folded round.
 
@@ -215,12 +229,13 @@ class Policies:
         weigh: how much an update counts in the mean, above 0.
         cohorts: which copy of each tensor a client trains, by tensor name; those not named are shared by all. The
             space tells which sizes there may be.
-        placements: where a subnet's tensors are added in the model.
         factors: by tensor of the model, a factor of 0 or more on a client's weight there: a number, or a tensor that
             broadcasts against the client's own.
-        rescale: the round's updates, in the order of client ids, to what is folded in their place; None folds them as
-            they are. It needs the memory of them all.
+        transform: the model that the round started from and its updates, in the order of client ids, to what is
+            folded in their place; None folds them as they are. It needs the memory of them all.
         after_round: the model that the next round starts from.
+        distillation: what the full model teaches its subnets after each round, where the run's configuration does not
+            say; None is nothing.
         personal: there is no model for all: a round's accuracy is the mean of its clients' own.
     """
 
@@ -231,10 +246,10 @@ class Policies:
     student: Callable[[Network, SubnetSpec, Draw], SubnetSpec | None] = lambda network, size, draw: None
     weigh: Callable[[Update], float] = by_samples
     cohorts: Callable[[Network, Participant, Sequence[SubnetSpec]], Mapping[str, str]] = shared_by_all
-    placements: Callable[[Network, SubnetSpec], tuple[Placement, ...]] = placements
     factors: Callable[[Network, Participant], Mapping[str, float | Tensor]] = lambda network, client: {}
-    rescale: Callable[[Network, Sequence[Trained]], Sequence[Mapping[str, Tensor]]] | None = None
+    transform: Callable[[Network, Mapping[str, Tensor], Sequence[Trained]], Sequence[Replacement]] | None = None
     after_round: Callable[[AfterRound], ModelState] = lambda context: context.after
+    distillation: DistillationSettings | None = None
     personal: bool = False
 
 

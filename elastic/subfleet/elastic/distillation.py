@@ -1,0 +1,219 @@
+"""In-place distillation: on noise, and without any data, the full model teaches its own subnets.
+
+Yao et al., "Exploring System-Heterogeneous Federated Learning with Dynamic Model Selection", section 3.3, algorithm 1;
+the paper's text and its algorithm differ, so there are two modes. Images are drawn from N(0, 1), as clients normalise
+their inputs. Noise means nothing to a token model, whose symbols are drawn uniformly instead: their embeddings are the
+noise. All draws are made on the CPU, so that they are the same wherever the model is.
+
+Norms with running statistics use those of the noise batch, on copies that are thrown away: what they measured on real
+data stays. Everything else, such as dropout, works as in evaluation, so that a student of the full size agrees with its
+teacher exactly.
+"""
+
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from subfleet.elastic.accumulator import Accumulator
+from subfleet.elastic.families import build_module
+from subfleet.elastic.maps import TensorMap, extract, tensor_maps
+from subfleet.elastic.network import BUFFER_ROLES, Network
+from subfleet.protocol.errors import ConfigError
+from subfleet.protocol.subnet import SubnetSpec
+
+__all__ = ["DistillationSettings", "distil", "divergence_gradient", "draw_students"]
+
+Tensors = Mapping[str, Tensor]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DistillationSettings:
+    """How the full model teaches.
+
+    Attributes:
+        mode: "shared", as in algorithm 1, moves the full model's own weights through the slices that the students are;
+            "copies", as in section 3.3's text, trains a copy of each student and averages them with the full model.
+        iterations: steps.
+        batch_size: noise samples of a step, 2 or more.
+        learning_rate: of Adam; 0 or more.
+        temperature: by which the logits are divided, above 0; the divergence is multiplied by its square (Hinton et
+            al. 2015, section 2).
+    """
+
+    mode: Literal["shared", "copies"] = "shared"
+    iterations: int = 100
+    batch_size: int = 64
+    learning_rate: float = 1e-3
+    temperature: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.mode not in ("shared", "copies"):
+            raise ConfigError(f"the distillation mode is {self.mode!r}, but must be 'shared' or 'copies'")
+        if self.iterations < 0 or self.batch_size < 2:
+            raise ConfigError(
+                f"distillation has {self.iterations} iterations of {self.batch_size} samples, but must have 0 or more "
+                "of 2 or more"
+            )
+        if not (0 <= self.learning_rate < float("inf") and 0 < self.temperature < float("inf")):
+            raise ConfigError(
+                f"distillation has learning_rate {self.learning_rate} and temperature {self.temperature}, but they "
+                "must be finite, the one 0 or more and the other above 0"
+            )
+
+
+def draw_students(network: Network, space: Sequence[SubnetSpec], count: int, seed: int) -> tuple[SubnetSpec, ...]:
+    """The subnets that are taught: the one with the fewest parameters first, the others drawn at random.
+
+    Args:
+        network: the declaration.
+        space: the subnets to choose from.
+        count: of students, 1 or more; the paper takes as many as clients took part.
+        seed: of the draw.
+
+    Raises:
+        ConfigError: there is no subnet to choose from, no student to choose, or a spec is no subnet of this network.
+    """
+    if not space or count < 1:
+        raise ConfigError(f"{count} students are to be drawn from {len(space)} subnets, but both must be 1 or more")
+    smallest = min(space, key=network.parameter_count)
+    stream = random.Random(f"subfleet students 1/{seed}")  # noqa: S311 - chooses subnets, keeps no secret
+    return (smallest, *stream.choices(space, k=count - 1))
+
+
+def distil(
+    network: Network, state: Tensors, specs: Sequence[SubnetSpec], settings: DistillationSettings, seed: int
+) -> dict[str, Tensor]:
+    """Teach subnets what the full model says of noise.
+
+    With learning rate 0, and where every student is the full model, no bit changes; neither does an element that no
+    student holds, nor any running statistic.
+
+    Args:
+        network: the declaration.
+        state: the full model's tensors by name.
+        specs: the students; each of their divergences counts equally.
+        settings: how.
+        seed: of the noise.
+
+    Returns:
+        The new full model; it shares no memory with the old one where it differs.
+
+    Raises:
+        ConfigError: there is no student, or a spec is no subnet of this network.
+    """
+    if not specs:
+        raise ConfigError("distillation needs one or more students, but got none; draw some, or leave distillation out")
+    return _MODES[settings.mode](network, state, specs, settings, seed)
+
+
+def divergence_gradient(student: Tensor, teacher: Tensor, temperature: float = 1.0) -> Tensor:
+    """The gradient, with respect to a student's logits, of its divergence from the teacher's, averaged over the rows.
+
+    The divergence is T^2 KL(softmax(teacher / T) || softmax(student / T)). This closed form is exactly 0 where both
+    agree. Differentiating the logarithms instead leaves rounding errors of 1e-9, which Adam, as it divides by the
+    gradient's size, would turn into steps of the full learning rate.
+
+    Args:
+        student: logits (rows, classes).
+        teacher: logits (rows, classes).
+        temperature: T.
+    """
+    difference = torch.softmax(student / temperature, dim=-1) - torch.softmax(teacher / temperature, dim=-1)
+    return difference * (temperature / len(student))
+
+
+def _distil_shared(
+    network: Network, state: Tensors, specs: Sequence[SubnetSpec], settings: DistillationSettings, seed: int
+) -> dict[str, Tensor]:
+    teacher = _module(network, network.full_spec(), state)
+    students = [(_module(network, spec, state), tensor_maps(network, spec)) for spec in specs]
+    weights = {name: state[name].clone().requires_grad_() for name in _learned(network, state)}
+    optimiser = torch.optim.Adam(list(weights.values()), lr=settings.learning_rate)
+    current = {**state, **weights}
+    for inputs in _noise(network, settings, seed, _device_of(state)):
+        with torch.no_grad():
+            expected = _rows(teacher, current, inputs)
+        optimiser.zero_grad()
+        # One student after the other: the memory of one graph, and the gradient of the sum.
+        for student, maps in students:
+            logits = _rows(student, _slices(maps, current), inputs)
+            gradient = divergence_gradient(logits.detach(), expected, settings.temperature) / len(students)
+            torch.autograd.backward(logits, gradient)
+        optimiser.step()
+    # Adding nothing to -0.0 may make it 0.0.
+    moved = {name: torch.where(tensor == state[name], state[name], tensor.detach()) for name, tensor in weights.items()}
+    return {**state, **moved}
+
+
+def _distil_copies(
+    network: Network, state: Tensors, specs: Sequence[SubnetSpec], settings: DistillationSettings, seed: int
+) -> dict[str, Tensor]:
+    device = _device_of(state)
+    teacher = _module(network, network.full_spec(), state)
+    with torch.no_grad():
+        expected = [_rows(teacher, state, inputs) for inputs in _noise(network, settings, seed, device)]
+    accumulator = Accumulator(network, state, total_weight=len(specs) + 1)
+    accumulator.add(network.full_spec(), {name: torch.zeros_like(tensor) for name, tensor in state.items()}, 1)
+    # One student after the other, on the same noise: the memory of one copy.
+    for spec in specs:
+        module, received = _module(network, spec, state), extract(network, spec, state)
+        weights = {name: received[name].clone().requires_grad_() for name in _learned(network, received)}
+        optimiser = torch.optim.Adam(list(weights.values()), lr=settings.learning_rate)
+        for inputs, wanted in zip(_noise(network, settings, seed, device), expected, strict=True):
+            logits = _rows(module, {**received, **weights}, inputs)
+            optimiser.zero_grad()
+            torch.autograd.backward(logits, divergence_gradient(logits.detach(), wanted, settings.temperature))
+            optimiser.step()
+        trained = {**received, **weights}
+        accumulator.add(spec, {name: trained[name].detach() - tensor for name, tensor in received.items()}, 1)
+    return accumulator.finish()
+
+
+_Mode = Callable[[Network, Tensors, Sequence[SubnetSpec], DistillationSettings, int], dict[str, Tensor]]
+_MODES: Mapping[str, _Mode] = MappingProxyType({"shared": _distil_shared, "copies": _distil_copies})
+
+
+def _device_of(state: Tensors) -> torch.device:
+    return next(iter(state.values())).device
+
+
+def _learned(network: Network, tensors: Tensors) -> Iterator[str]:
+    return (name for name in tensors if network.tensors[name].role not in BUFFER_ROLES)
+
+
+def _slices(maps: Mapping[str, TensorMap], state: Tensors) -> dict[str, Tensor]:
+    """The tensors of a subnet, which lead the gradient back to the full model's."""
+    return {name: tensor_map.extract(state[name]) for name, tensor_map in maps.items()}
+
+
+def _module(network: Network, spec: SubnetSpec, state: Tensors) -> nn.Module:
+    module = build_module(network, spec).to(_device_of(state)).eval()
+    for part in module.modules():
+        part.train(isinstance(part, _BatchNorm))
+    return module
+
+
+def _rows(module: nn.Module, tensors: Tensors, inputs: Tensor) -> Tensor:
+    """The logits of a module with these tensors, one row for each prediction: (rows, classes)."""
+    buffers = {name: tensors[name].clone() for name, _ in module.named_buffers() if name in tensors}
+    logits: Tensor = functional_call(module, {**tensors, **buffers}, (inputs,))
+    return logits.flatten(0, -2)
+
+
+def _noise(network: Network, settings: DistillationSettings, seed: int, device: torch.device) -> Iterator[Tensor]:
+    """The inputs of every iteration, the same for the same seed."""
+    generator = torch.Generator().manual_seed(seed)
+    shape = (settings.batch_size, *network.config.input_shape)
+    vocabulary = network.config.vocabulary
+    for _ in range(settings.iterations):
+        if vocabulary:
+            yield torch.randint(vocabulary, shape, generator=generator).to(device)
+        else:
+            yield torch.randn(shape, generator=generator).to(device)

@@ -1,0 +1,97 @@
+"""FedFA: fixed architectures of any width and depth, layer grafting and scalable aggregation.
+
+Park and Joe-Wong, "Federated Learning with Flexible Architectures", ECML PKDD 2024, section 4 and algorithm 1.
+
+Client half: each client keeps the architecture that it was given first; logits of classes that it lacks count as 0
+where `class_mask` is on.
+Server half: the last block of a shallow section also stands for the blocks that the section lacks (grafting), and every
+client's weights are brought to the mean size of all, layer by layer, before the mean (scaling). Each is a switch.
+
+With fidelity "paper", copies are of weights and sizes are L2 norms: both move a model that nobody has trained. With
+"fixed", copies are of what the block learned, and sizes are those of the elements that all clients hold.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from torch import Tensor
+
+from subfleet.elastic.grafting import Graft, graft, grafted_change
+from subfleet.elastic.maps import extract
+from subfleet.elastic.network import Network
+from subfleet.elastic.scaling import NORMS, Central, WeightNorm, scale_factors, scaled_change
+from subfleet.server.methods.masking import held_classes, with_class_mask
+from subfleet.server.methods.policies import MethodInfo, Policies, Replacement, Trained
+from subfleet.server.methods.sizes import keep_or_largest
+
+__all__ = ["FedFA"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FedFA:
+    """Parameters of FedFA.
+
+    Attributes:
+        grafting: whether a shallow client's last blocks stand for those that it lacks.
+        scaling: whether weights are brought to the mean size.
+        fidelity: "paper" or "fixed", see above.
+        norm: in place of the fidelity's.
+        central: which weights count as the inner 95 %.
+        class_mask: whether logits of absent classes count as 0.
+    """
+
+    TYPE: ClassVar[str] = "fedfa"
+    INFO: ClassVar[MethodInfo] = MethodInfo(
+        title="FedFA",
+        paper="Park and Joe-Wong, Federated Learning with Flexible Architectures, ECML PKDD 2024",
+        varies=("width", "depth"),
+        status="architectures follow the first budget instead of a score; fidelity 'fixed' leaves untrained models as "
+        "they are",
+    )
+    grafting: bool = True
+    scaling: bool = True
+    fidelity: Literal["paper", "fixed"] = "fixed"
+    norm: WeightNorm | None = None
+    central: Central = "absolute"
+    class_mask: bool = True
+
+    def policies(self) -> Policies:
+        """Grafted and scaled updates."""
+        base = Policies(assign=keep_or_largest, transform=self._transform)
+        if not self.class_mask:
+            return base
+        return Policies(
+            assign=keep_or_largest, transform=self._transform, training=with_class_mask, factors=held_classes
+        )
+
+    def _transform(
+        self, network: Network, state: Mapping[str, Tensor], trained: Sequence[Trained]
+    ) -> Sequence[Replacement]:
+        grafted = [self._grafted(network, state, one) for one in trained]
+        if not self.scaling:
+            return grafted
+        received = [extract(network, one.spec, state) for one in grafted]
+        weights = [
+            (one.spec, {name: old[name] + change for name, change in one.change.items()})
+            for one, old in zip(grafted, received, strict=True)
+        ]
+        norm = self.norm or NORMS[self.fidelity]
+        factors = scale_factors(network, weights, norm=norm, central=self.central)
+        return [
+            Replacement(spec=one.spec, change=scaled_change(old, one.change, found))
+            for one, old, found in zip(grafted, received, factors, strict=True)
+        ]
+
+    def _grafted(self, network: Network, state: Mapping[str, Tensor], one: Trained) -> Replacement:
+        if not self.grafting:
+            return Replacement(spec=one.client.spec, change=one.change)
+        found = graft(network, one.client.spec)
+        if self.fidelity == "paper":
+            return Replacement(spec=found.spec, change=grafted_change(network, found, state, one.change))
+        return Replacement(spec=found.spec, change=_copied_change(found, one.change))
+
+
+def _copied_change(found: Graft, change: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Each copy learns what its source learned."""
+    return {name: change[source] for name, source in found.sources.items()}

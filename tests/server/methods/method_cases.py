@@ -1,0 +1,146 @@
+"""Rounds of methods without devices: clients whose changes are drawn, folded by the server's own folding."""
+
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from elastic.elastic_cases import held_places
+from torch import Tensor
+
+from subfleet.arrays import encode_arrays
+from subfleet.elastic.families import init_state
+from subfleet.elastic.model_state import ModelState
+from subfleet.elastic.network import ModelConfig, Network
+from subfleet.protocol.messages import Update
+from subfleet.protocol.readings import Budget
+from subfleet.protocol.subnet import SubnetSpec
+from subfleet.server.config import ServerConfig
+from subfleet.server.folding import FoldedModel, Folding
+from subfleet.server.methods import AnyMethod
+from subfleet.server.methods.policies import Ask, Draw
+from subfleet.server.planning import plan_of
+from subfleet.server.rounds import Plan, Seat
+from subfleet.transport.blob_store import BlobStore
+
+MODEL = ModelConfig(family="mlp", input_shape=(5,), class_count=4, widths=(8, 12), depths=(2, 3), group_size=2)
+RATES = (0.25, 0.5, 1.0)
+CLASSES = 4
+SEED = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Client:
+    """A client of a drawn round.
+
+    Attributes:
+        size: place of its size in the method's space.
+        scale: size of its change; 0 is a round with learning rate 0.
+        classes: samples of each class.
+    """
+
+    name: str
+    size: int
+    samples: int = 10
+    scale: float = 0.1
+    classes: tuple[int, ...] = (1,) * CLASSES
+
+
+def plan_with(method: AnyMethod, model: ModelConfig = MODEL) -> Plan:
+    """A plan of a method on a small network."""
+    settings = ServerConfig(
+        name="methods",
+        model=model,
+        evaluation_data="unused",
+        method=method,
+        rates=RATES,
+        seed=SEED,
+    )
+    return plan_of(settings, "run")
+
+
+def ask(
+    plan: Plan, name: str, *, memory_bytes: int = 2**40, round_number: int = 1, previous: SubnetSpec | None = None
+) -> Ask:
+    """A client that waits for a size."""
+    return Ask(
+        network=plan.network,
+        candidates=plan.candidates,
+        price=plan.price,
+        draw=Draw(seed=SEED, round=round_number, client_id=name),
+        target="onnx",
+        budget=Budget(memory_bytes=memory_bytes),
+        previous=previous,
+    )
+
+
+def first_state(network: Network) -> ModelState:
+    """A model whose every tensor is drawn, so that no error hides behind a zero."""
+    generator = torch.Generator().manual_seed(1)
+    state = init_state(network, 0)
+    return ModelState(shared={name: torch.randn(tensor.shape, generator=generator) for name, tensor in state.items()})
+
+
+def placed(plan: Plan, client: Client, round_number: int) -> SubnetSpec:
+    """Where a client's size lies in the model in a round."""
+    draw = Draw(seed=SEED, round=round_number, client_id=client.name)
+    return plan.policies.place(plan.network, plan.space[client.size], draw)
+
+
+def change_of(plan: Plan, client: Client, round_number: int) -> dict[str, Tensor]:
+    """What a client learned in a round."""
+    spec = placed(plan, client, round_number)
+    generator = torch.Generator().manual_seed(zlib.crc32(f"{client.name}/{round_number}".encode()))
+    return {
+        name: torch.randn(shape, generator=generator) * client.scale
+        for name, shape in plan.network.shapes(spec).items()
+    }
+
+
+def play(plan: Plan, state: ModelState, clients: Sequence[Client], folder: Path, round_number: int = 1) -> FoldedModel:
+    """Fold one round of drawn changes."""
+    blobs = BlobStore(folder)
+    folding = Folding(network=plan.network, policies=plan.policies, space=plan.space, blobs=blobs, seed=SEED)
+    return folding.fold(state, round_number, [_seat(plan, client, blobs, round_number) for client in clients])
+
+
+def _seat(plan: Plan, client: Client, blobs: BlobStore, round_number: int) -> Seat:
+    change = change_of(plan, client, round_number)
+    ref = blobs.add(encode_arrays({name: tensor.numpy() for name, tensor in change.items()}))
+    result = Update(
+        task_id=f"{client.name}/{round_number}",
+        run_id="run",
+        round=round_number,
+        client_id=client.name,
+        blob=ref,
+        sample_count=client.samples,
+        step_count=1,
+        loss=1.0,
+        accuracy=0.5,
+        measured_peak_bytes=0,
+        train_seconds=0.0,
+        seconds=0.0,
+    )
+    return Seat(
+        client_id=client.name,
+        device="drawn",
+        stage="done",
+        class_counts=client.classes,
+        size=plan.space[client.size],
+        spec=placed(plan, client, round_number),
+        result=result,
+    )
+
+
+def held(plan: Plan, clients: Sequence[Client], round_number: int = 1) -> Mapping[str, Tensor]:
+    """Which elements of the model any of the clients held."""
+    found = [held_places(plan.network, placed(plan, client, round_number)) for client in clients]
+    return {name: torch.stack([one[name] for one in found]).any(dim=0) for name in plan.network.tensors}
+
+
+def same_bits(left: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> bool:
+    """Whether two states are the same, sign of zero included."""
+    return left.keys() == right.keys() and all(
+        torch.equal(left[name].view(torch.int32), right[name].view(torch.int32)) for name in left
+    )
