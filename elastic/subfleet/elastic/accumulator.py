@@ -1,190 +1,307 @@
 """Exact weighted averaging of what subnets learned.
 
 What clients send is a change: trained minus received. Each element of the full model moves by the weighted mean of the
-changes of those who held it, and stays bit-identical where nobody held it or where the mean is exactly 0.
-
-Floating-point sums depend on their order; sums of integers do not. Before the first update every tensor gets a grid of
-a power of two, from the starting model and the announced total weight alone. Each client's weighted change is rounded
-to this grid once and then summed as int64, so every order and every grouping of clients gives the same bits:
-
-    units_c = weight_c * 2^(62 - W)                   total weight <= 2^W
-    sum     = sum_c round(change_c * units_c * 2^-L)  |change| <= 2^L = 2^20 * max(1, largest weight of the tensor)
-    new     = old + sum / sum_c units_c * 2^L         where anybody held the element
-
-With all of the weight on an element, the grid is 2^(L - 62): for weights below 1 that is 2e-13, a 250 000th of the
-spacing of float32 numbers near 1. No sum can reach 2^63.
+changes of those who held it, and stays bit-identical where too few held it or where the mean is exactly 0. Weighted
+changes are rounded to a grid that is fixed before the first update and summed as integers (`subfleet.elastic.grid`),
+so every order and every grouping of clients gives the same bits, on the CPU and on a GPU.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from subfleet.elastic.maps import TensorMap, tensor_maps
+from subfleet.elastic.exact_add import Term, add_exactly, chunk_elements
+from subfleet.elastic.grid import WeightGrid, limit_exponent
+from subfleet.elastic.maps import Placement, placements
 from subfleet.elastic.network import Network
+from subfleet.elastic.regions import Region, Regions, region_of
 from subfleet.protocol.errors import ConfigError, ProtocolError
 from subfleet.protocol.subnet import SubnetSpec
 
-__all__ = ["Accumulator"]
-
-_GRID_BITS = 62
-_HEADROOM_BITS = 20
-_MAX_TOTAL_WEIGHT = 2.0**64
+__all__ = ["Accumulator", "Contribution"]
 
 
-@dataclass(slots=True, kw_only=True, eq=False)
-class _Share:
-    """All that was added under one subnet: its maps, its shapes and the sum of its clients' weight units."""
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Contribution:
+    """What one client learned.
 
-    maps: Mapping[str, TensorMap]
-    shapes: Mapping[str, tuple[int, ...]]
-    units: int
+    Attributes:
+        spec: the subnet that it trained.
+        change: trained minus received, by name, for exactly the subnet's tensors.
+        weight: its share, such as its number of samples; 0 or more. With 0 it is checked and has no effect.
+        placements: where its tensors are added, each tensor of the model at most once; None adds every tensor at its
+            own place.
+        factors: by name of the full model's tensor, multiplies the weight there: from 0, which does not count, to 1;
+            a tensor broadcasts against the local one, such as (classes, 1) for the rows of a head.
+    """
+
+    spec: SubnetSpec
+    change: Mapping[str, Tensor]
+    weight: float
+    placements: Sequence[Placement] | None = None
+    factors: Mapping[str, float | Tensor] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Part:
+    """What a contribution adds to one tensor."""
+
+    name: str
+    region: Region
+    values: Tensor
+    units: int | Tensor
 
 
 class Accumulator:
     """Sums one round's changes into the memory of one model (int64), however many clients there are.
 
+    It works on the device of the state's tensors; updates on another device are moved, one batch at a time.
+
     Attributes:
         network: the declaration.
-        state: the full model that the round started from; it is read again by `finish` and never written.
-        total_weight: at least the sum of all weights that will be added; above 0 and at most 2^64.
+        state: the full model that the round started from, or some of its tensors; only these are folded. It is read
+            again by `finish` and never written.
+        min_contributors: an element moves only where at least this many clients with a weight above 0 hold it; 2 is
+            what FedorAS's operator-wise averaging does (section 3.4, equation 5).
 
     Raises:
-        ConfigError: the state is not the network's, is not finite, or the total weight is out of range.
+        ConfigError: the state is not the network's, is not finite, or the total weight is out of range: it is at least
+            the sum of all weights that will be added, above 0 and at most 2^64.
     """
 
-    def __init__(self, network: Network, state: Mapping[str, Tensor], *, total_weight: float) -> None:
-        if not 0 < total_weight <= _MAX_TOTAL_WEIGHT:
-            raise ConfigError(f"total_weight is {total_weight}, but must be above 0 and at most 2^64")
+    def __init__(
+        self, network: Network, state: Mapping[str, Tensor], *, total_weight: float, min_contributors: int = 1
+    ) -> None:
+        if min_contributors < 1:
+            raise ConfigError(f"min_contributors is {min_contributors}, but must be 1 or more")
         _check_state(network, state)
         self.network = network
-        self.state = dict(state)
-        self.total_weight = total_weight
-        # frexp gives the smallest power of two above its argument.
-        self._weight_exponent = math.frexp(total_weight)[1]
-        self._max_units = self._units(total_weight)
-        self._limit_exponents = {name: _limit_exponent(name, tensor) for name, tensor in self.state.items()}
-        self._sums = {name: torch.zeros_like(tensor, dtype=torch.int64) for name, tensor in self.state.items()}
-        self._shares: dict[str, _Share] = {}
+        self.state = {name: tensor.detach() for name, tensor in state.items()}
+        self.min_contributors = min_contributors
+        self._grid = WeightGrid(total_weight)
+        self._limit_exponents = {name: limit_exponent(name, tensor) for name, tensor in self.state.items()}
+        self._units = 0
+        self._sums = {
+            name: torch.zeros(tensor.shape, dtype=torch.int64, device=tensor.device)
+            for name, tensor in self.state.items()
+        }
+        self._regions = {name: Regions(tuple(tensor.shape), tensor.device) for name, tensor in self.state.items()}
+        self._own_places: dict[str, tuple[Mapping[str, tuple[int, ...]], Sequence[Placement]]] = {}
 
-    def add(self, spec: SubnetSpec, change: Mapping[str, Tensor], weight: float) -> None:
-        """Add what one client learned. On any error nothing has been added.
+    @property
+    def total_weight(self) -> float:
+        """At least the sum of all weights that are added."""
+        return self._grid.total_weight
 
-        Args:
-            spec: the subnet that it trained.
-            change: trained minus received, by name, for exactly the subnet's tensors.
-            weight: its share, such as its number of samples; 0 or more. With 0 it is checked and has no effect.
+    def add(
+        self,
+        spec: SubnetSpec,
+        change: Mapping[str, Tensor],
+        weight: float,
+        *,
+        placements: Sequence[Placement] | None = None,
+        factors: Mapping[str, float | Tensor] | None = None,
+    ) -> None:
+        """Add what one client learned, as `add_many` does; the arguments are those of `Contribution`."""
+        contribution = Contribution(spec=spec, change=change, weight=weight, placements=placements, factors=factors)
+        self.add_many([contribution])
+
+    def add_many(self, contributions: Sequence[Contribution]) -> None:
+        """Add what several clients learned, in one pass over the sums. On any error nothing has been added.
 
         Raises:
-            ConfigError: the spec is no subnet of this network.
+            ConfigError: a spec is no subnet of this network, or placements name what is not there or a tensor twice.
             ProtocolError: tensors are missing, unexpected, of a wrong shape or type, not finite or far too large; or
-                the weight is negative, not finite, or takes the sum of weights above the announced total.
+                a weight or factor is out of range or takes the sum of weights above the announced total. Which of the
+                contributions it is shows when they are added one by one.
         """
-        share = self._shares.get(spec.spec_id)
-        if share is None:
-            share = _Share(maps=tensor_maps(self.network, spec), shapes=self.network.shapes(spec), units=0)
-        units = self._checked_units(weight)
-        self._check_change(share, change)
-        for name, tensor_map in share.maps.items():
-            factor = math.ldexp(units, -self._limit_exponents[name])
-            target = self._sums[name]
-            weighted = change[name].to(target.device, torch.float64) * factor
-            tensor_map.scatter(weighted.round_().to(torch.int64), target)
-        share.units += units
-        self._shares[spec.spec_id] = share
+        units = self._units + sum(self._grid.units(one.weight) for one in contributions)
+        self._grid.check_total(units)
+        parts: dict[str, list[_Part]] = {}
+        for contribution in contributions:
+            for part in self._parts(contribution):
+                parts.setdefault(part.name, []).append(part)
+        add_exactly([group for name, found in parts.items() for group in self._groups(name, found)])
+        self._units = units
+        for name, found in parts.items():
+            for part in found:
+                self._regions[name].add(part.region, part.units)
 
     def merge(self, other: "Accumulator") -> None:
         """Add everything that another accumulator of the same round holds; the other one stays as it is.
 
         Raises:
-            ConfigError: the other one has another network, starting model or total weight.
+            ConfigError: the other one has another network, starting model, total weight or minimum of contributors.
             ProtocolError: together they exceed the announced total weight.
         """
         if not self._same_round(other):
             raise ConfigError(
-                "two accumulators differ in network, starting model or total weight; merge those of one round only"
+                "two accumulators differ in network, starting model, total weight or minimum of contributors; merge "
+                "those of one round only"
             )
-        sums, shares = other._sums, other._shares  # noqa: SLF001 - of the same class
-        self._check_total(sum(share.units for share in shares.values()))
-        for name, tensor in sums.items():
-            self._sums[name] += tensor
-        for spec_id, share in shares.items():
-            mine = self._shares.setdefault(spec_id, _Share(maps=share.maps, shapes=share.shapes, units=0))
-            mine.units += share.units
+        units = self._units + other._units  # noqa: SLF001 - of the same class
+        self._grid.check_total(units)
+        self._units = units
+        for name, total in self._sums.items():
+            total.add_(other._sums[name])  # noqa: SLF001
+            self._regions[name].merge(other._regions[name])  # noqa: SLF001
 
     def finish(self) -> dict[str, Tensor]:
-        """The new full model. It shares no memory with the old one, and more may still be added afterwards."""
+        """The new model. It shares no memory with the old one, and more may still be added afterwards."""
         return {name: self._finish_one(name) for name in self.state}
 
+    def held(self) -> dict[str, Tensor]:
+        """Which elements enough clients with a weight above 0 hold; bool, also where their mean change is 0."""
+        return {
+            name: regions.units_and_clients()[1] >= self.min_contributors for name, regions in self._regions.items()
+        }
+
     def _finish_one(self, name: str) -> Tensor:
-        old, total = self.state[name], self._sums[name]
-        units = torch.zeros_like(total)
-        for share in self._shares.values():
-            if name in share.maps:
-                share.maps[name].scatter(total.new_full(share.shapes[name], share.units), units)
-        # A sum of exactly 0 is left out as well: -0.0 + 0.0 would not be -0.0.
-        moved = (units > 0) & (total != 0)
-        mean = total.to(torch.float64) / units.clamp(min=1).to(torch.float64)
-        new = (old.to(torch.float64) + mean * math.ldexp(1.0, self._limit_exponents[name])).to(old.dtype)
-        return torch.where(moved, new, old)
+        old = self.state[name].contiguous()
+        new = torch.empty_like(old)
+        scale = math.ldexp(1.0, self._limit_exponents[name])
+        units_and_clients = self._regions[name].units_and_clients()
+        tensors = (old, new, self._sums[name], *units_and_clients)
+        size = chunk_elements(old.device)
+        for old_part, new_part, total, units, clients in zip(
+            *(torch.split(tensor.reshape(-1), size) for tensor in tensors), strict=True
+        ):
+            # A sum of exactly 0 is left out as well: -0.0 + 0.0 would not be -0.0.
+            moved = (clients >= self.min_contributors) & (total != 0)
+            mean = total.to(torch.float64) / units.clamp(min=1).to(torch.float64)
+            changed = (old_part.to(torch.float64) + mean * scale).to(old.dtype)
+            new_part.copy_(torch.where(moved, changed, old_part))
+        return new
 
-    def _units(self, weight: float) -> int:
-        return round(math.ldexp(weight, _GRID_BITS - self._weight_exponent))
+    def _parts(self, contribution: Contribution) -> list[_Part]:
+        spec, weight = contribution.spec, contribution.weight
+        if spec.spec_id not in self._own_places:
+            self._own_places[spec.spec_id] = self.network.shapes(spec), placements(self.network, spec)
+        shapes, places = self._own_places[spec.spec_id]
+        if contribution.placements is not None:
+            places = contribution.placements
+            _check_placements(self.network, shapes, places)
+        _check_names(contribution.change, shapes)
+        factors = contribution.factors or {}
+        parts = []
+        for place in places:
+            if place.name not in self.state:
+                continue
+            region = region_of(place.map, tuple(self.state[place.name].shape))
+            values = _checked_values(place, contribution.change[place.local], region.local_shape)
+            units = self._factored_units(place.name, weight, factors.get(place.name, 1.0), region.local_shape)
+            moved = values.detach().to(self.state[place.name].device)
+            parts.append(_Part(name=place.name, region=region, values=moved, units=units))
+        return parts
 
-    def _checked_units(self, weight: float) -> int:
-        if not 0 <= weight < math.inf:
-            raise ProtocolError(f"the weight of an update is {weight}, but must be a finite number of 0 or more")
-        units = self._units(weight)
-        self._check_total(units)
-        return units
-
-    def _check_total(self, more_units: int) -> None:
-        units = more_units + sum(share.units for share in self._shares.values())
-        # Weights such as 0.1 are no binary fractions: ten of them may sum to a hair above 1.
-        if units > self._max_units + (self._max_units >> 20):
-            scale = math.ldexp(1.0, self._weight_exponent - _GRID_BITS)
+    def _factored_units(self, name: str, weight: float, factor: float | Tensor, shape: tuple[int, ...]) -> int | Tensor:
+        array = torch.as_tensor(factor)
+        if not bool(((array >= 0) & (array <= 1)).all()):
+            raise ProtocolError(f"the weight of tensor {name!r} of an update has a factor that is not from 0 to 1")
+        if not isinstance(factor, Tensor):
+            return self._grid.units(weight * factor)
+        try:
+            factor.expand(shape)
+        except RuntimeError as error:
             raise ProtocolError(
-                f"the weights add up to {units * scale}, but {self._max_units * scale} was announced as their total"
-            )
+                f"the factor of tensor {name!r} has the shape {tuple(factor.shape)}, but must broadcast to {shape}"
+            ) from error
+        return self._grid.element_units(weight, factor)
 
-    def _check_change(self, share: _Share, change: Mapping[str, Tensor]) -> None:
-        if change.keys() != share.shapes.keys():
-            missing, unknown = sorted(share.shapes.keys() - change.keys()), sorted(change.keys() - share.shapes.keys())
-            raise ProtocolError(f"an update lacks the tensors {missing} and has the unknown tensors {unknown}")
-        for name, shape in share.shapes.items():
-            tensor = change[name]
-            if tuple(tensor.shape) != shape or not tensor.dtype.is_floating_point:
-                raise ProtocolError(
-                    f"tensor {name!r} of an update is {tensor.dtype} {tuple(tensor.shape)}, but must be float {shape}"
-                )
-            limit = math.ldexp(1.0, self._limit_exponents[name])
-            largest = tensor.abs().max().item()
-            # Stated so that NaN, which max() hands on, fails it too.
-            if not largest <= limit:
-                raise ProtocolError(
-                    f"tensor {name!r} of an update holds a change of {largest}, but must be finite and {limit} at most"
-                )
+    def _groups(self, name: str, parts: Sequence[_Part]) -> list[list[Term]]:
+        """The terms of all contributions to a tensor; where all hold all of it, a group for each chunk of the sum."""
+        if not all(part.region.whole and isinstance(part.units, int) for part in parts):
+            return [[term for part in parts for term in self._rows(part)]]
+        total, size = self._sums[name], chunk_elements(self._sums[name].device)
+        chunks = [torch.split(part.values.reshape(-1), size) for part in parts]
+        return [
+            [
+                self._term(part, total=chunk, values=values[place], factor=self._factor(part))
+                for part, values in zip(parts, chunks, strict=True)
+            ]
+            for place, chunk in enumerate(torch.split(total.view(-1), size))
+        ]
+
+    def _rows(self, part: _Part) -> list[Term]:
+        """The terms of one contribution to a tensor, by chunks of its first dimension where that is possible."""
+        total, region, factor = self._sums[part.name], part.region, self._factor(part)
+        if not (region.is_view or region.whole):
+            term = self._term(part, total=total, values=part.values, factor=factor)
+            return [term]
+        target = total if region.whole else region.map.extract(total)
+        if target.dim() == 0:
+            return [self._term(part, total=target, values=part.values, factor=factor)]
+        rows = max(1, chunk_elements(total.device) * target.shape[0] // target.numel())
+        pieces = list(zip(torch.split(target, rows), torch.split(part.values, rows), strict=True))
+        factors: Sequence[float | Tensor] = [factor] * len(pieces)
+        if isinstance(factor, Tensor):
+            factors = torch.split(factor.expand(target.shape), rows)
+        return [
+            self._term(part, total=piece, values=values, factor=one)
+            for (piece, values), one in zip(pieces, factors, strict=True)
+        ]
+
+    def _term(self, part: _Part, *, total: Tensor, values: Tensor, factor: float | Tensor) -> Term:
+        reachable = part.region.is_view or part.region.whole
+        return Term(
+            name=part.name,
+            total=total,
+            values=values,
+            factor=factor,
+            limit=math.ldexp(1.0, self._limit_exponents[part.name]),
+            scatter=None if reachable else part.region.map.scatter,
+        )
+
+    def _factor(self, part: _Part) -> float | Tensor:
+        exponent = -self._limit_exponents[part.name]
+        if isinstance(part.units, int):
+            return math.ldexp(part.units, exponent)
+        return part.units.to(part.values.device, torch.float64) * math.ldexp(1.0, exponent)
 
     def _same_round(self, other: "Accumulator") -> bool:
         return (
             self.network.config == other.network.config
             and self.total_weight == other.total_weight
+            and self.min_contributors == other.min_contributors
+            and self.state.keys() == other.state.keys()
             and all(torch.equal(tensor, other.state[name]) for name, tensor in self.state.items())
         )
 
 
 def _check_state(network: Network, state: Mapping[str, Tensor]) -> None:
-    found = {name: tuple(tensor.shape) for name, tensor in state.items()}
     declared = {name: decl.shape for name, decl in network.tensors.items()}
-    if found != declared:
-        wrong = sorted(name for name in found.keys() | declared.keys() if found.get(name) != declared.get(name))
+    wrong = sorted(name for name, tensor in state.items() if declared.get(name) != tuple(tensor.shape))
+    if wrong or not state:
         raise ConfigError(f"the model differs from its network in the names or shapes of the tensors {wrong}")
 
 
-def _limit_exponent(name: str, tensor: Tensor) -> int:
-    largest = tensor.abs().max().item()
-    if not tensor.dtype.is_floating_point or not largest < math.inf:
-        raise ConfigError(f"tensor {name!r} of the model is {tensor.dtype} up to {largest}, but must be finite floats")
-    return _HEADROOM_BITS + max(0, math.frexp(largest)[1])
+def _check_names(change: Mapping[str, Tensor], shapes: Mapping[str, tuple[int, ...]]) -> None:
+    if change.keys() != shapes.keys():
+        missing, unknown = sorted(shapes.keys() - change.keys()), sorted(change.keys() - shapes.keys())
+        raise ProtocolError(f"an update lacks the tensors {missing} and has the unknown tensors {unknown}")
+
+
+def _check_placements(network: Network, shapes: Mapping[str, tuple[int, ...]], places: Sequence[Placement]) -> None:
+    names = [place.name for place in places]
+    unknown = [place for place in places if place.local not in shapes or place.name not in network.tensors]
+    if unknown:
+        raise ConfigError(
+            f"a placement adds the subnet's tensor {unknown[0].local!r} to {unknown[0].name!r}, but one of them is not "
+            "there"
+        )
+    if len(set(names)) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ConfigError(
+            f"two placements of one update add to the tensor {twice!r}, but each needs a place of its own"
+        )
+
+
+def _checked_values(place: Placement, tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
+    if tuple(tensor.shape) != shape or not tensor.dtype.is_floating_point:
+        raise ProtocolError(
+            f"tensor {place.local!r} of an update is {tensor.dtype} {tuple(tensor.shape)}, but must be float {shape}"
+        )
+    return tensor

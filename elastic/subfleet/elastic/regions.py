@@ -1,0 +1,105 @@
+"""Which elements of a tensor were added to, by how many clients and with which weight, without an array for each."""
+
+from collections.abc import Hashable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from subfleet.elastic.maps import Gather, TensorMap
+
+__all__ = ["Region", "Regions", "region_of"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Region:
+    """The elements of a tensor that a map reaches.
+
+    Attributes:
+        key: equal for maps that reach the same elements in the same order.
+        map: from the full tensor to the local one.
+        local_shape: of the local tensor.
+        whole: the map leaves the tensor as it is.
+        is_view: the map's `extract` shares memory with the full tensor.
+    """
+
+    key: Hashable
+    map: TensorMap
+    local_shape: tuple[int, ...]
+    whole: bool
+    is_view: bool
+
+
+def region_of(tensor_map: TensorMap, shape: tuple[int, ...]) -> Region:
+    """The region of a map in a tensor of a shape."""
+    key: Hashable = id(tensor_map)
+    sliced = False
+    if isinstance(tensor_map, Gather):
+        sliced = all(isinstance(index, slice) for index in tensor_map.index)
+        key = (tensor_map.unfolded, *(_index_key(index) for index in tensor_map.index))
+    # A tensor of that shape without memory of its own.
+    local_shape = tuple(tensor_map.extract(torch.zeros(()).expand(shape)).shape)
+    is_view = sliced and isinstance(tensor_map, Gather) and tensor_map.unfolded is None
+    return Region(
+        key=key, map=tensor_map, local_shape=local_shape, whole=sliced and local_shape == shape, is_view=is_view
+    )
+
+
+def _index_key(index: slice | Tensor) -> Hashable:
+    # As a range, which equals no tuple: the slice 0:2 is not the indices 0 and 2.
+    return range(index.start, index.stop) if isinstance(index, slice) else tuple(index.reshape(-1).tolist())
+
+
+class Regions:
+    """Sums of weight units and numbers of clients of one tensor.
+
+    Clients of one region share one pair of numbers. A client whose weight differs from element to element is written
+    into arrays of the tensor's size, which are there from the first such client on.
+    """
+
+    def __init__(self, shape: tuple[int, ...], device: torch.device) -> None:
+        self._shape = shape
+        self._device = device
+        self._regions: dict[Hashable, tuple[Region, int, int]] = {}
+        self._arrays: tuple[Tensor, Tensor] | None = None
+
+    def add(self, region: Region, units: int | Tensor, clients: int = 1) -> None:
+        """Add clients of a region with a sum of units; or one with int64 units that broadcast to the local shape."""
+        if isinstance(units, int):
+            _, old_units, old_clients = self._regions.get(region.key, (region, 0, 0))
+            self._regions[region.key] = (region, old_units + units, old_clients + (clients if units else 0))
+            return
+        if self._arrays is None:
+            self._arrays = self._zeros(), self._zeros()
+        local = units.to(self._device).expand(region.local_shape)
+        region.map.scatter(local, self._arrays[0])
+        region.map.scatter((local > 0).to(torch.int64), self._arrays[1])
+
+    def merge(self, other: "Regions") -> None:
+        """Add everything that other regions of the same tensor hold."""
+        for region, units, clients in other._regions.values():  # noqa: SLF001 - of the same class
+            self.add(region, units, clients)
+        if other._arrays is not None:  # noqa: SLF001
+            self._arrays = self._arrays or (self._zeros(), self._zeros())
+            for mine, more in zip(self._arrays, other._arrays, strict=True):  # noqa: SLF001
+                mine.add_(more)
+
+    def units_and_clients(self) -> tuple[Tensor, Tensor]:
+        """Of every element, int64; without memory of their own where everybody held the whole tensor."""
+        found = list(self._regions.values())
+        whole = [one for one in found if one[0].whole]
+        parts = [one for one in found if not one[0].whole]
+        sums = tuple(torch.tensor(sum(one[place] for one in whole), device=self._device) for place in (1, 2))
+        if not parts and self._arrays is None:
+            return sums[0].expand(self._shape), sums[1].expand(self._shape)
+        units, clients = (one.expand(self._shape).clone() for one in sums)
+        for region, region_units, region_clients in parts:
+            region.map.scatter(units.new_full(region.local_shape, region_units), units)
+            region.map.scatter(units.new_full(region.local_shape, region_clients), clients)
+        if self._arrays is not None:
+            units += self._arrays[0]
+            clients += self._arrays[1]
+        return units, clients
+
+    def _zeros(self) -> Tensor:
+        return torch.zeros(self._shape, dtype=torch.int64, device=self._device)
