@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from subfleet.cli.failures import reporting
-from subfleet.protocol.errors import ConfigError, ExportError
+from subfleet.protocol.errors import ConfigError, ExportError, RunError
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from subfleet.export.cache import CacheFolder
 
 __all__ = ["app"]
@@ -164,6 +166,41 @@ def preflight(
                 f"{len(failed)} of {len(verdicts)} programs cannot be written, first {failed[0].subnet} for "
                 f"{failed[0].target}: {failed[0].problem}"
             )
+
+
+@app.command(epilog="Example: subfleet methods --check --json")
+def methods(
+    check: Annotated[bool, typer.Option("--check", help="Run three rounds of each; takes about a minute.")] = False,
+    json: Json = False,
+    verbose: Verbose = False,
+) -> None:
+    """List the federated methods: paper, what varies between clients, runtimes, status."""
+    with reporting(verbose=verbose):
+        from rich.console import Console
+
+        from subfleet.cli.methods import listing, show
+
+        console = Console(stderr=json)
+        verdicts = _checked_methods(console) if check else None
+        if json:
+            typer.echo(json_module.dumps(listing() if verdicts is None else verdicts))
+        else:
+            show(console, verdicts)
+        failed = {name: verdict for name, verdict in (verdicts or {}).items() if verdict != "ok"}
+        for name, verdict in failed.items():
+            raise RunError(f"{len(failed)} of {len(verdicts or {})} methods fail their check, first {name}: {verdict}")
+
+
+def _checked_methods(console: "Console") -> dict[str, str]:
+    from subfleet.emulation.method_checks import check_methods
+    from subfleet.emulation.virtual.exports import SettledExports
+
+    verdicts: dict[str, str] = {}
+    with console.status("Checking") as status, SettledExports(default_cache()) as exports:
+        for name, verdict in check_methods(exports):
+            verdicts[name] = verdict
+            status.update(f"Checking: {len(verdicts)} done, last {name}: {verdict}")
+    return verdicts
 
 
 @app.command(epilog="Example: subfleet experiments --json")
