@@ -1,0 +1,108 @@
+"""Layer grafting: a shallow client's last block stands in for the blocks that it lacks; none is left to few clients.
+
+Park and Joe-Wong, "Federated Learning with Flexible Architectures" (FedFA), section 4.2 and algorithm 2. The first
+block of a section, whose shape differs, is never copied; a section of which a subnet keeps that block alone gets no
+copies.
+
+The paper copies weights: with no training at all, a deep block still moves towards the last blocks of shallow clients,
+round after round (`grafted_change`). To copy what a block learned instead, each tensor the change of its source, leaves
+an untrained model as it is.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from torch import Tensor
+
+from subfleet.elastic.axes import factors_of
+from subfleet.elastic.maps import extract
+from subfleet.elastic.network import Network
+from subfleet.protocol.errors import ConfigError
+from subfleet.protocol.subnet import SubnetSpec
+
+__all__ = ["Graft", "graft", "grafted_change"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Graft:
+    """A subnet with its copies.
+
+    Attributes:
+        spec: of the subnet and its copies, whose inner axes are cut as those of the block that they copy.
+        sources: the subnet's tensor that each of its tensors is, by name, in network order.
+    """
+
+    spec: SubnetSpec
+    sources: Mapping[str, str]
+
+
+def graft(network: Network, spec: SubnetSpec) -> Graft:
+    """Append copies of the last kept block of each section, up to the network's depth.
+
+    Raises:
+        ConfigError: the spec is no subnet of this network, or the blocks of a section are not alike.
+    """
+    stands_for = {block: block for block in spec.blocks}
+    for section in {block.section for block in network.blocks}:
+        blocks = [block.name for block in network.blocks if block.section == section]
+        kept = [name for name in blocks if name in spec.blocks]
+        stands_for |= {name: kept[-1] for name in blocks if kept and name not in kept}
+    sources = {name: name for name in network.shapes(spec)}
+    index_sets = dict(spec.axes)
+    for block, origin in stands_for.items():
+        if block != origin:
+            pairs = _counterparts(network, block, origin)
+            sources |= pairs
+            index_sets |= {
+                axis: spec.index_set(of) for name in pairs for axis, of in _renamed_axes(network, name, pairs[name])
+            }
+    blocks = [block.name for block in network.blocks if block.name in stands_for]
+    return Graft(
+        spec=replace(spec, axes=tuple(sorted(index_sets.items())), blocks=tuple(blocks)),
+        sources={name: sources[name] for name in network.tensors if name in sources},
+    )
+
+
+def grafted_change(
+    network: Network, found: Graft, state: Mapping[str, Tensor], change: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
+    """The change that puts the weights of a trained block at the places of its copies, as the paper does.
+
+    Args:
+        network: the declaration.
+        found: the subnet with its copies.
+        state: the full model that the round started from.
+        change: trained minus received, by name of the subnet's tensors before grafting.
+
+    Returns:
+        A change of `found.spec`; that of the subnet's own tensors is the given one.
+    """
+    received = extract(network, found.spec, state)
+    return {
+        name: change[source] if name == source else received[source] + change[source] - received[name]
+        for name, source in found.sources.items()
+    }
+
+
+def _counterparts(network: Network, block: str, origin: str) -> dict[str, str]:
+    """The tensor of `origin` that each tensor of `block` corresponds to."""
+    shapes = {
+        owner: {
+            name.removeprefix(f"{owner}."): decl.shape for name, decl in network.tensors.items() if decl.block == owner
+        }
+        for owner in (block, origin)
+    }
+    if shapes[block] != shapes[origin]:
+        raise ConfigError(
+            f"block {origin!r} cannot be grafted as {block!r}, as their tensors differ; give the blocks of a section "
+            "the same layers and widths"
+        )
+    return {f"{block}.{suffix}": f"{origin}.{suffix}" for suffix in shapes[block]}
+
+
+def _renamed_axes(network: Network, name: str, source: str) -> list[tuple[str, str]]:
+    """Pairs of axes of a copied tensor and of its source, where they differ."""
+    one, other = network.tensors[name], network.tensors[source]
+    dims = zip(one.axes, other.axes, one.shape, strict=True)
+    pairs = [pair for dim, of, size in dims for pair in zip(factors_of(dim, size), factors_of(of, size), strict=True)]
+    return [(axis, of) for axis, of in pairs if isinstance(axis, str) and isinstance(of, str) and axis != of]

@@ -1,0 +1,119 @@
+"""Clients that attack: what they do to their data and to what they send. They exist in emulated fleets only.
+
+Two attacks are known by the name of backdoor. Park and Joe-Wong (FedFA, equation 1) train on shuffled labels and boost
+what was learned, which lowers accuracy everywhere. A real backdoor leaves the accuracy as it is, but gives any image
+with a trigger to the attacker's class (Bagdasaryan et al., "How To Backdoor Federated Learning", AISTATS 2020).
+"""
+
+from collections.abc import Mapping
+from typing import TypeVar
+
+import numpy as np
+import numpy.typing as npt
+from torch import Tensor
+
+from subfleet.protocol.errors import ConfigError, DataError
+from subfleet.tasks.dataset import Dataset, Inputs
+
+__all__ = ["attack_success_rate", "boosted", "replacement", "with_shuffled_labels", "with_trigger"]
+
+TRIGGER_SIDE = 3
+"""Pixels of the square in the lower right corner of an image that is the trigger."""
+
+Value = TypeVar("Value", Tensor, npt.NDArray[np.float32])
+
+
+def boosted(honest: Mapping[str, Value], malicious: Mapping[str, Value], strength: float) -> dict[str, Value]:
+    """An honest change with a malicious one on top: honest + strength * malicious (FedFA, equation 1).
+
+    Args:
+        honest: what training on the client's data changed, by tensor.
+        malicious: what training on shuffled labels, or on images with a trigger, changed.
+        strength: the paper's lambda: 0 is the honest change to the bit; the paper takes 1 and 20.
+    """
+    if strength == 0:
+        return dict(honest)
+    return {name: value + strength * malicious[name] for name, value in honest.items()}
+
+
+def replacement(change: Mapping[str, Value], weight: float, total_weight: float) -> dict[str, Value]:
+    """The change that puts the attacker's model in place of the shared one, if all others change next to nothing.
+
+    Bagdasaryan et al. 2020, equation 3: the change divided by the attacker's share of the mean.
+
+    Args:
+        change: from the shared model to the attacker's.
+        weight: of the attacker in the mean, above 0.
+        total_weight: of all clients, the attacker included.
+
+    Raises:
+        ConfigError: the weights are no share.
+    """
+    if not 0 < weight <= total_weight:
+        raise ConfigError(f"an attacker weighs {weight} of {total_weight}, but must weigh more than 0 and at most all")
+    return {name: value * (total_weight / weight) for name, value in change.items()}
+
+
+def with_shuffled_labels(dataset: Dataset, seed: int) -> Dataset:
+    """The same samples with each other's labels; every label occurs as often as before."""
+    return Dataset(inputs=dataset.inputs, labels=dataset.labels[_order(len(dataset), seed)])
+
+
+def with_trigger(dataset: Dataset, target: int, fraction: float, seed: int) -> Dataset:
+    """A data set in which some images carry the trigger and the attacker's class.
+
+    The trigger is a square in the lower right corner, as bright as the brightest pixel of all.
+
+    Args:
+        dataset: images (samples, channels, height, width) with one class each.
+        target: the class that the attacker wants for images with a trigger.
+        fraction: share of the images that get it, 0 to 1.
+        seed: of the choice.
+
+    Raises:
+        ConfigError: the fraction is out of range, or the target is negative.
+        DataError: the inputs are no images that are large enough, or the labels no classes.
+    """
+    if not 0 <= fraction <= 1 or target < 0:
+        raise ConfigError(
+            f"the trigger has target {target} and fraction {fraction}, but they must be a class and a share from 0 to 1"
+        )
+    chosen = _order(len(dataset), seed)[: round(fraction * len(dataset))]
+    inputs, labels = dataset.inputs.copy(), dataset.classes().copy()
+    _stamp(inputs, chosen)
+    labels[chosen] = target
+    return Dataset(inputs=inputs, labels=labels)
+
+
+def attack_success_rate(predictions: npt.NDArray[np.int64], labels: npt.NDArray[np.int64], target: int) -> float:
+    """Share of images with a trigger that are taken for the attacker's class, those that are of that class left out.
+
+    Args:
+        predictions: class that the model gives to each image with its trigger.
+        labels: true class of each image.
+        target: the attacker's class.
+
+    Raises:
+        DataError: the counts differ, or every image is of the attacker's class.
+    """
+    others = labels != target
+    if predictions.shape != labels.shape or not others.any():
+        raise DataError(
+            f"there are {len(predictions)} predictions for {len(labels)} images, {int(others.sum())} of them not of "
+            f"class {target}, but there must be equally many, and one or more of another class"
+        )
+    return float(np.mean(predictions[others] == target))
+
+
+def _stamp(images: Inputs, chosen: npt.NDArray[np.int64]) -> None:
+    if images.ndim != 4 or images.dtype != np.float32 or min(images.shape[2:]) < TRIGGER_SIDE:
+        raise DataError(
+            f"inputs are {images.dtype} of shape {images.shape}, but a trigger needs float32 images (samples, "
+            f"channels, height, width) of {TRIGGER_SIDE} pixels or more"
+        )
+    images[chosen, :, -TRIGGER_SIDE:, -TRIGGER_SIDE:] = images.max()
+
+
+def _order(count: int, seed: int) -> npt.NDArray[np.int64]:
+    """A random order: a sort of raw output, as NumPy may change what a generator's permutation draws."""
+    return np.argsort(np.random.PCG64(seed).random_raw(count), kind="stable").astype(np.int64)
