@@ -31,6 +31,10 @@ def parameter_count(network: Network) -> int:
         ("mobilenet_v3_small", 2_542_856),
         ("mobilenet_v3_large", 5_483_032),
         ("efficientnet_v2_s", 21_458_488),
+        # DeiT-Ti at 224x224 with 1,000 classes.
+        ("vit_tiny", 5_717_416),
+        # LEAF's with 80 symbols has one bias a gate and layer, PyTorch two.
+        ("char_lstm", 817_872 + 2 * 1_024),
     ],
 )
 def test_presets_are_as_large_as_published(name: str, published: int) -> None:
@@ -89,7 +93,7 @@ def test_small_images_are_halved_less_often(name: str, small: int, large: int) -
 
 @pytest.mark.parametrize("name", sorted(PRESETS))
 def test_a_preset_takes_other_inputs_classes_and_norms(name: str) -> None:
-    shape = (1, 49, 10) if name == "ds_cnn" else (1, 32, 32)
+    shape = {"ds_cnn": (1, 49, 10), "bert_small": (9,), "decoder_small": (9,), "char_lstm": (9,)}.get(name, (1, 32, 32))
     network = network_of(preset(name, input_shape=shape, class_count=7, norm="group"))
     assert network.axes["class"].size == 7
     assert not [decl for decl in network.tensors.values() if decl.role in BUFFER_ROLES]

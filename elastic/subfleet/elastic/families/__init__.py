@@ -13,6 +13,16 @@ from subfleet.elastic.families.blueprint import Blueprint, declare, module_of
 from subfleet.elastic.families.inverted import efficientnet_v2, mobilenet_v2, mobilenet_v3
 from subfleet.elastic.families.plain import ds_cnn, vgg
 from subfleet.elastic.families.preact import mlp, preact_resnet
+from subfleet.elastic.families.recurrent import build_lstm, declare_lstm
+from subfleet.elastic.families.transformer import (
+    build_bert,
+    build_bert_classifier,
+    build_decoder,
+    build_vit,
+    declare_classifier,
+    declare_language_model,
+    declare_vit,
+)
 from subfleet.elastic.network import LocalShapes, ModelConfig, Network, Role, TensorDecl
 from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.subnet import SubnetSpec
@@ -49,6 +59,11 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
         "mobilenet_v3": _family_of(mobilenet_v3),
         "preact_resnet": _family_of(preact_resnet),
         "vgg": _family_of(vgg),
+        "vit": Family(declare=declare_vit, build=build_vit),
+        "bert": Family(declare=declare_language_model, build=build_bert),
+        "bert_classifier": Family(declare=declare_classifier, build=build_bert_classifier),
+        "decoder": Family(declare=declare_language_model, build=build_decoder),
+        "lstm": Family(declare=declare_lstm, build=build_lstm),
     }
 )
 

@@ -1,7 +1,8 @@
 """Published networks by name, as configurations.
 
 Images of 96 pixels or more take the published strides. For smaller ones the mobile networks keep the size in the first
-two places that would halve it, and stems are 3x3 convolutions without pooling, both as usual for images of 32 pixels.
+two places that would halve it, stems are 3x3 convolutions without pooling, and patches are 4x4, all as usual for images
+of 32 pixels.
 """
 
 import dataclasses
@@ -17,6 +18,7 @@ from subfleet.protocol.errors import ConfigError
 __all__ = ["PRESETS", "preset"]
 
 _LARGE_IMAGE = 96
+_SMALL_PATCH = 4
 
 
 def preset(
@@ -26,9 +28,9 @@ def preset(
 
     Args:
         name: a key of `PRESETS`.
-        input_shape: (channels, height, width).
-        class_count: number of classes.
-        norm: instead of the published networks' BatchNorm.
+        input_shape: (channels, height, width); of networks over symbols (tokens,).
+        class_count: number of classes; where each next symbol is predicted, of symbols.
+        norm: instead of BatchNorm, where the published network has that; others keep theirs.
 
     Raises:
         ConfigError: there is no such network, or the numbers are out of range.
@@ -37,16 +39,19 @@ def preset(
         raise ConfigError(f"the network is {name!r}, but must be one of {sorted(PRESETS)}")
     config = PRESETS[name]
     strides = (config.stem_stride, *config.strides)
+    patch = config.patch
     if max(input_shape[1:], default=0) < _LARGE_IMAGE:
+        patch = patch and _SMALL_PATCH
         halving = [place for place, stride in enumerate(strides) if stride > 1][:2]
         strides = tuple(1 if place in halving else stride for place, stride in enumerate(strides))
     return dataclasses.replace(
         config,
         input_shape=input_shape,
         class_count=class_count,
-        norm=norm,
+        norm=norm if config.norm == "batch" else config.norm,
         stem_stride=strides[0],
         strides=strides[1:],
+        patch=patch,
     )
 
 
@@ -214,6 +219,48 @@ _EFFICIENTNET_V2_TINY = _expanded(
 # Zhang et al. 2017, section 3.5, DS-CNN-S.
 _DS_CNN = ModelConfig(family="ds_cnn", input_shape=(1, 49, 10), class_count=12, widths=(64,), depths=(4,), norm="batch")
 
+# Touvron et al. 2021, "Training data-efficient image transformers", table 1: DeiT-Ti, which names ViT's smallest.
+_VIT_TINY = ModelConfig(
+    family="vit",
+    input_shape=(3, 224, 224),
+    class_count=1000,
+    widths=(192,),
+    depths=(12,),
+    norm="layer",
+    heads=(3,),
+    patch=16,
+)
+
+_SHAKESPEARE_SYMBOLS = 80
+"""Of LEAF (Caldas et al. 2018), in sequences of 80."""
+
+
+def _symbols(family: str, width: int, depth: int, heads: int, hidden_width: int) -> ModelConfig:
+    return ModelConfig(
+        family=family,
+        input_shape=(80,),
+        class_count=_SHAKESPEARE_SYMBOLS,
+        vocabulary=_SHAKESPEARE_SYMBOLS,
+        widths=(width,),
+        depths=(depth,),
+        norm="layer",
+        heads=(heads,),
+        hidden_widths=(hidden_width,),
+    )
+
+
+# McMahan et al. 2017, section 3, and LEAF: 819,920 parameters, with two biases a layer as PyTorch has.
+_CHAR_LSTM = ModelConfig(
+    family="lstm",
+    input_shape=(80,),
+    class_count=_SHAKESPEARE_SYMBOLS,
+    vocabulary=_SHAKESPEARE_SYMBOLS,
+    widths=(256,),
+    depths=(2,),
+    norm="none",
+    stem_width=8,
+)
+
 PRESETS: Mapping[str, ModelConfig] = MappingProxyType(
     {
         "resnet18": _residual((2, 2, 2, 2), "basic"),
@@ -231,5 +278,11 @@ PRESETS: Mapping[str, ModelConfig] = MappingProxyType(
         "efficientnet_v2_s": _EFFICIENTNET_V2_S,
         "efficientnet_v2_tiny": _EFFICIENTNET_V2_TINY,
         "ds_cnn": _DS_CNN,
+        "vit_tiny": _VIT_TINY,
+        # Turc et al. 2019, "Well-read students learn better", table 1, classifying a sequence by its next symbol.
+        "bert_small": _symbols("bert_classifier", width=512, depth=4, heads=8, hidden_width=2048),
+        # As wide as HeteroFL's transformer (Diao et al. 2021, section 4).
+        "decoder_small": _symbols("decoder", width=256, depth=2, heads=8, hidden_width=512),
+        "char_lstm": _CHAR_LSTM,
     }
 )

@@ -1,4 +1,4 @@
-"""The networks that programs are measured with: presets of the convolutional families, and plain builders of others."""
+"""The networks that programs are measured with: presets of the families, and a plain perceptron."""
 
 import dataclasses
 from collections.abc import Callable, Mapping
@@ -14,8 +14,6 @@ from subfleet.elastic import families
 from subfleet.elastic.families.presets import PRESETS, preset
 from subfleet.elastic.network import ModelConfig
 from subfleet.elastic.zoo.perceptron import mlp
-from subfleet.elastic.zoo.recurrent import char_lstm
-from subfleet.elastic.zoo.transformer import transformer_lm, vision_transformer
 
 __all__ = ["ZOO", "ZooModel", "build_seeded"]
 
@@ -60,12 +58,15 @@ def _full(config: ModelConfig) -> nn.Module:
     return families.FAMILIES[config.family].build(config, network.local(network.full_spec()))
 
 
-def _convolutional(name: str, config: ModelConfig, *, batch_size: int = 16, smooth: bool = False) -> ZooModel:
+def _of_preset(name: str, config: ModelConfig, *, batch_size: int = 16, smooth: bool = False) -> ZooModel:
     return ZooModel(
         name=name,
         build=partial(_full, config),
         sample_shape=config.input_shape,
+        sample_dtype="I64" if config.vocabulary else "F32",
+        sample_limit=config.vocabulary,
         class_count=config.class_count,
+        objective="next_token" if config.vocabulary else "cross_entropy",
         batch_size=batch_size,
         smooth=smooth,
     )
@@ -82,49 +83,25 @@ def _narrow_resnet18(divisor: int) -> ModelConfig:
     )
 
 
-_IMAGE = (3, 32, 32)
-_SEQUENCE = (80,)
-_CHARACTERS = 80
-
 _MODELS = (
     ZooModel(name="mlp", build=mlp, sample_shape=(1, 28, 28), batch_size=32),
-    _convolutional("resnet18", _for_small_images("resnet18")),
-    _convolutional("resnet18_half", _narrow_resnet18(2)),
-    _convolutional("resnet18_quarter", _narrow_resnet18(4)),
-    _convolutional("resnet18_quarter_groups", dataclasses.replace(_narrow_resnet18(4), norm="group")),
-    _convolutional("mobilenet_v2", _for_small_images("mobilenet_v2")),
-    _convolutional("mobilenet_v3_small", _for_small_images("mobilenet_v3_small")),
-    _convolutional(
+    _of_preset("resnet18", _for_small_images("resnet18")),
+    _of_preset("resnet18_half", _narrow_resnet18(2)),
+    _of_preset("resnet18_quarter", _narrow_resnet18(4)),
+    _of_preset("resnet18_quarter_groups", dataclasses.replace(_narrow_resnet18(4), norm="group")),
+    _of_preset("mobilenet_v2", _for_small_images("mobilenet_v2")),
+    _of_preset("mobilenet_v3_small", _for_small_images("mobilenet_v3_small")),
+    _of_preset(
         "efficientnet_v2",
         # Halves early, for speed, and thrice in all.
         dataclasses.replace(_for_small_images("efficientnet_v2_tiny"), strides=(1, 2, 2, 2, 1, 1)),
         smooth=True,
     ),
-    _convolutional("vgg13", _for_small_images("vgg13")),
-    ZooModel(name="vit_tiny", build=vision_transformer, sample_shape=_IMAGE, batch_size=16, smooth=True),
-    ZooModel(
-        name="char_lstm",
-        build=char_lstm,
-        sample_shape=_SEQUENCE,
-        sample_dtype="I64",
-        sample_limit=_CHARACTERS,
-        class_count=_CHARACTERS,
-        objective="next_token",
-        batch_size=16,
-        smooth=True,
-    ),
-    ZooModel(
-        name="transformer_lm",
-        build=transformer_lm,
-        sample_shape=_SEQUENCE,
-        sample_dtype="I64",
-        sample_limit=_CHARACTERS,
-        class_count=_CHARACTERS,
-        objective="next_token",
-        batch_size=16,
-        smooth=True,
-    ),
-    _convolutional("ds_cnn", PRESETS["ds_cnn"], batch_size=32),
+    _of_preset("vgg13", _for_small_images("vgg13")),
+    _of_preset("vit_tiny", _for_small_images("vit_tiny"), smooth=True),
+    _of_preset("char_lstm", PRESETS["char_lstm"], smooth=True),
+    _of_preset("transformer_lm", PRESETS["decoder_small"], smooth=True),
+    _of_preset("ds_cnn", PRESETS["ds_cnn"], batch_size=32),
 )
 
 ZOO: Mapping[str, ZooModel] = MappingProxyType({model.name: model for model in _MODELS})

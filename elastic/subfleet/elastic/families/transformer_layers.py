@@ -3,21 +3,17 @@
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
-from subfleet.elastic.zoo.scaling import Scaler
+from subfleet.elastic.families.layers import Scale
 
 __all__ = [
-    "SMALL_LM",
-    "VIT_TINY",
     "BlockSize",
     "Sections",
     "TransformerBlock",
-    "even_section",
     "transformer_classifier",
     "transformer_lm",
     "vision_transformer",
@@ -33,7 +29,7 @@ class BlockSize:
         heads: of the attention, 1 or more.
         head_width: of each head's queries, keys and values.
         hidden_width: inside the feed-forward part.
-        stream_rate: share of the full network's stream that this one is; see `Scaler`.
+        stream_rate: share of the full network's stream that this one is; see `Scale`.
         attention_rate: share of the full network's heads times head width.
         hidden_rate: share of the full network's hidden width.
     """
@@ -49,20 +45,6 @@ class BlockSize:
 
 Sections = Mapping[str, Mapping[str, BlockSize]]
 """Sizes of blocks by name, by the name of the section that they are in; all of one stream."""
-
-
-def even_section(size: BlockSize, depth: int) -> Sections:
-    """One section of equal blocks."""
-    return MappingProxyType(
-        {"section0": MappingProxyType({f"block{position}": size for position in range(depth)})},
-    )
-
-
-VIT_TINY = even_section(BlockSize(width=192, heads=3, head_width=64, hidden_width=768), 12)
-"""DeiT-Ti (Touvron et al. 2021, table 1), which names ViT's smallest."""
-
-SMALL_LM = even_section(BlockSize(width=256, heads=8, head_width=32, hidden_width=512), 2)
-"""As wide as HeteroFL's transformer (Diao et al. 2021, section 4)."""
 
 
 class Attention(nn.Module):
@@ -86,7 +68,7 @@ class Attention(nn.Module):
             self.query = nn.Linear(size.width, inner)
             self.key = nn.Linear(size.width, inner)
             self.value = nn.Linear(size.width, inner)
-        self.scaler = Scaler(size.attention_rate)
+        self.scaler = Scale(size.attention_rate)
         self.out = nn.Linear(inner, size.width)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -128,12 +110,12 @@ class TransformerBlock(nn.Module):
         self.feed_forward = nn.Sequential(
             OrderedDict(
                 up=nn.Linear(size.width, size.hidden_width),
-                scaler=Scaler(size.hidden_rate),
+                scaler=Scale(size.hidden_rate),
                 activation=nn.GELU(),
                 down=nn.Linear(size.hidden_width, size.width),
             )
         )
-        self.scaler = Scaler(size.stream_rate)
+        self.scaler = Scale(size.stream_rate)
 
     def forward(self, x: Tensor) -> Tensor:
         """(batch, tokens, width) to the same."""
@@ -150,13 +132,14 @@ class PatchTokens(nn.Module):
         self.patches = nn.Conv2d(channels, size.width, patch, stride=patch)
         self.class_token = nn.Parameter(torch.zeros(1, 1, size.width))
         self.positions = nn.Parameter(nn.init.trunc_normal_(torch.empty(1, places + 1, size.width), std=0.02))
-        self.scaler = Scaler(size.stream_rate)
+        self.scaler = Scale(size.stream_rate)
 
     def forward(self, x: Tensor) -> Tensor:
         """(batch, channels, height, width) to (batch, places + 1, width)."""
         patches = self.patches(x).flatten(2).transpose(1, 2)
         tokens: Tensor = torch.cat([self.class_token.expand(x.shape[0], -1, -1), patches], dim=1) + self.positions
-        return self.scaler(tokens)
+        scaled: Tensor = self.scaler(tokens)
+        return scaled
 
 
 class SymbolTokens(nn.Module):
@@ -166,12 +149,13 @@ class SymbolTokens(nn.Module):
         super().__init__()
         self.embedding = nn.Embedding(vocabulary, size.width)
         self.positions = nn.Parameter(nn.init.trunc_normal_(torch.empty(1, context, size.width), std=0.02))
-        self.scaler = Scaler(size.stream_rate)
+        self.scaler = Scale(size.stream_rate)
 
     def forward(self, symbols: Tensor) -> Tensor:
         """(batch, tokens) of indices to (batch, tokens, width)."""
         tokens: Tensor = self.embedding(symbols) + self.positions[:, : symbols.shape[1]]
-        return self.scaler(tokens)
+        scaled: Tensor = self.scaler(tokens)
+        return scaled
 
 
 class FirstToken(nn.Module):
@@ -184,26 +168,24 @@ class FirstToken(nn.Module):
 
 def vision_transformer(
     *,
-    input_shape: tuple[int, int, int] = (3, 32, 32),
-    patch: int = 4,
-    sections: Sections = VIT_TINY,
-    class_count: int = 10,
-    fused: bool = False,
+    input_shape: tuple[int, int, int],
+    patch: int,
+    sections: Sections,
+    class_count: int,
 ) -> nn.Module:
-    """ViT (Dosovitskiy et al. 2021, section 3.1) of DeiT's tiny size; 4x4 patches, as usual for 32x32 images.
+    """ViT (Dosovitskiy et al. 2021, section 3.1), with one layer for the queries, keys and values of a block.
 
     Args:
         input_shape: channels, height and width of an image; height and width are multiples of the patch.
         patch: side of a patch.
         sections: sizes of the blocks.
         class_count: logits of an image.
-        fused: one layer for the queries, keys and values of a block instead of three.
     """
     channels, height, width = input_shape
     size = _first(sections)
     tokens = PatchTokens(channels, (height // patch) * (width // patch), patch, size)
     layers = OrderedDict[str, nn.Module](tokens=tokens)
-    layers.update(_blocks(sections, causal=False, fused=fused))
+    layers.update(_blocks(sections, causal=False, fused=True))
     layers["norm"] = nn.LayerNorm(size.width)
     layers["first"] = FirstToken()
     layers["head"] = nn.Linear(size.width, class_count)
@@ -212,11 +194,11 @@ def vision_transformer(
 
 def transformer_lm(
     *,
-    vocabulary: int = 80,
-    context: int = 80,
-    sections: Sections = SMALL_LM,
-    class_count: int = 80,
-    causal: bool = True,
+    vocabulary: int,
+    context: int,
+    sections: Sections,
+    class_count: int,
+    causal: bool,
 ) -> nn.Module:
     """A language model: (batch, tokens) of indices to logits of each token, (batch, tokens, classes).
 
@@ -224,7 +206,7 @@ def transformer_lm(
     sees all tokens, the symbols that its input hides (Devlin et al. 2019, section 3.1).
 
     Args:
-        vocabulary: symbols; LEAF's Shakespeare has 80.
+        vocabulary: symbols.
         context: the most tokens of a sequence.
         sections: sizes of the blocks.
         class_count: logits of a token.
@@ -235,17 +217,17 @@ def transformer_lm(
 
 def transformer_classifier(
     *,
-    vocabulary: int = 80,
-    context: int = 80,
-    sections: Sections = SMALL_LM,
-    class_count: int = 80,
+    vocabulary: int,
+    context: int,
+    sections: Sections,
+    class_count: int,
 ) -> nn.Module:
     """A bidirectional encoder: (batch, tokens) of indices to the logits of a sequence, (batch, classes).
 
     They are told from the first token (Devlin et al. 2019, section 3.2), which sees all others.
 
     Args:
-        vocabulary: symbols; LEAF's Shakespeare has 80.
+        vocabulary: symbols.
         context: the most tokens of a sequence.
         sections: sizes of the blocks.
         class_count: logits of a sequence.

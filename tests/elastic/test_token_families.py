@@ -1,0 +1,280 @@
+"""Transformers and LSTMs: what a subnet of them is, computes and learns."""
+
+import dataclasses
+from dataclasses import replace
+
+import pytest
+import torch
+from elastic.elastic_cases import held_places, random_change, relaxed, same_bits
+from elastic.token_cases import (
+    BERT,
+    DECODER,
+    LSTM,
+    TOKEN_CONFIGS,
+    TRANSFORMERS,
+    VIT,
+    double_state,
+    inputs_of,
+    loaded,
+    token_cases,
+)
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from subfleet.elastic.families import build_module, init_state, network_of
+from subfleet.elastic.families.transformer_layers import BlockSize, TransformerBlock
+from subfleet.elastic.maps import extract, tensor_maps
+from subfleet.elastic.network import ModelConfig, Network
+from subfleet.protocol.errors import ConfigError
+from subfleet.protocol.subnet import Explicit, Prefix, SubnetSpec
+
+pytestmark = pytest.mark.slow
+
+
+def scattered(network: Network, spec: SubnetSpec, local: dict[str, Tensor]) -> dict[str, Tensor]:
+    dtype = next(iter(local.values())).dtype
+    full = {name: torch.zeros(decl.shape, dtype=dtype) for name, decl in network.tensors.items()}
+    for name, tensor_map in tensor_maps(network, spec).items():
+        tensor_map.scatter(local[name], full[name])
+    return full
+
+
+def with_whole(network: Network, spec: SubnetSpec, *kinds: str) -> SubnetSpec:
+    """The subnet with all axes of some kinds kept whole."""
+    kept = tuple((name, index_set) for name, index_set in spec.axes if network.axes[name].kind not in kinds)
+    return replace(spec, axes=kept)
+
+
+def with_all_blocks(network: Network, spec: SubnetSpec) -> SubnetSpec:
+    return replace(spec, blocks=network.full_spec().blocks)
+
+
+def close(got: Tensor, expected: Tensor) -> None:
+    torch.testing.assert_close(got, expected, atol=1e-9 * float(expected.detach().abs().max()), rtol=0)
+
+
+@relaxed
+@given(case=token_cases())
+def test_a_subnets_module_has_exactly_the_shapes_of_its_maps(case: tuple[Network, SubnetSpec]) -> None:
+    network, spec = case
+    module = build_module(network, spec)
+    found = {name: tuple(tensor.shape) for name, tensor in module.state_dict().items()}
+    local = extract(network, spec, init_state(network, 0))
+    assert found == network.shapes(spec) == {name: tuple(tensor.shape) for name, tensor in local.items()}
+    assert list(found) == list(network.shapes(spec))
+    config = network.config
+    each = config.input_shape if config.family in {"bert", "decoder", "lstm"} else ()
+    assert module.double()(inputs_of(config)).shape == (4, *each, config.class_count)
+
+
+@relaxed
+@given(case=token_cases(), seed=st.integers(0, 2**31))
+def test_extract_after_scatter_is_the_identity(case: tuple[Network, SubnetSpec], seed: int) -> None:
+    network, spec = case
+    local = random_change(network, spec, seed)
+    assert same_bits(extract(network, spec, scattered(network, spec, local)), local)
+
+
+@relaxed
+@given(case=token_cases())
+def test_a_map_reaches_the_elements_whose_indices_are_all_kept_and_no_other(case: tuple[Network, SubnetSpec]) -> None:
+    network, spec = case
+    ones = {name: torch.ones(shape) for name, shape in network.shapes(spec).items()}
+    held = held_places(network, spec)
+    for name, full in scattered(network, spec, ones).items():
+        assert torch.equal(full, held[name].float()), name
+
+
+@pytest.mark.parametrize("config", TOKEN_CONFIGS, ids=lambda config: config.family)
+@relaxed
+@given(data=st.data())
+def test_permuting_every_axis_alike_keeps_the_logits(config: ModelConfig, data: st.DataObject) -> None:
+    network = network_of(config)
+    state, inputs = double_state(network, 2), inputs_of(config)
+    axes = tuple(
+        (name, Explicit(indices=tuple(data.draw(st.permutations(range(axis.size))))))
+        for name, axis in sorted(network.axes.items())
+        if axis.kind != "class"
+    )
+    permuted = replace(network.full_spec(), axes=axes)
+    expected = loaded(network, network.full_spec(), state)(inputs)
+    close(loaded(network, permuted, extract(network, permuted, state))(inputs), expected)
+
+
+@relaxed
+@given(case=token_cases(configs=TRANSFORMERS))
+def test_a_subnet_computes_what_the_full_network_does_with_all_else_set_to_zero(
+    case: tuple[Network, SubnetSpec],
+) -> None:
+    # LayerNorm sees the whole stream, so that is kept whole. A skipped block adds nothing, as one of zeros does.
+    network, spec = case[0], with_whole(*case, "embed")
+    local = extract(network, spec, double_state(network, 1))
+    inputs = inputs_of(network.config)
+    got = loaded(network, spec, local)(inputs)
+    sizes = network.sizes(spec)
+    full = scattered(network, spec, local)
+    for name, axis in network.axes.items():
+        if axis.kind == "head_dim":
+            # Scores are divided by the root of the head width, which is larger in the full network.
+            _scale_queries(full, name.removesuffix(".head_dim"), (axis.size / sizes[name]) ** 0.5)
+    close(got, loaded(network, network.full_spec(), full)(inputs))
+
+
+def _scale_queries(state: dict[str, Tensor], block: str, factor: float) -> None:
+    for kind in ("weight", "bias"):
+        fused = state.get(f"{block}.attention.qkv.{kind}")
+        queries = state[f"{block}.attention.query.{kind}"] if fused is None else fused[: len(fused) // 3]
+        queries *= factor
+
+
+@relaxed
+@given(case=token_cases())
+def test_gradients_reach_what_a_subnet_holds_and_nothing_else(case: tuple[Network, SubnetSpec]) -> None:
+    # With all else set to zero, what a subnet leaves out is cut off from the logits on both of its sides, if and only
+    # if the axes tie all that belongs together. Through LayerNorm's mean the stream stays connected.
+    network, spec = case[0], with_all_blocks(case[0], with_whole(*case, "embed"))
+    local = extract(network, spec, double_state(network, 3))
+    module = loaded(network, network.full_spec(), scattered(network, spec, local))
+    logits = module(inputs_of(network.config))
+    (logits * torch.randn(logits.shape, generator=torch.Generator().manual_seed(1)).double()).sum().backward()
+    held = held_places(network, spec)
+    for name, parameter in module.named_parameters():
+        assert parameter.grad is not None
+        reached, expected = parameter.grad != 0, held[name]
+        if name.endswith(("attention.key.bias", "attention.qkv.bias")):
+            # All scores of a query move alike with a key's bias, which a softmax does not see.
+            assert not (reached & ~expected).any(), name
+        else:
+            assert torch.equal(reached, expected), name
+
+
+@pytest.mark.parametrize("config", [VIT, DECODER, LSTM], ids=lambda config: config.family)
+def test_a_skipped_block_is_not_there(config: ModelConfig) -> None:
+    network = network_of(config)
+    state, inputs = double_state(network, 4), inputs_of(config)
+    skipped = network.blocks[-1].name
+    spec = SubnetSpec(blocks=tuple(block.name for block in network.blocks[:-1]))
+    module = loaded(network, network.full_spec(), state)
+    assert not any(name.startswith(skipped) for name in network.shapes(spec))
+    module.get_submodule(skipped).register_forward_hook(lambda _module, given, _result: given[0])
+    assert torch.equal(loaded(network, spec, extract(network, spec, state))(inputs), module(inputs))
+
+
+@pytest.mark.parametrize("config", TRANSFORMERS, ids=lambda config: config.family)
+def test_blocks_of_a_transformer_start_as_the_identity(config: ModelConfig) -> None:
+    network = network_of(config)
+    state = {name: tensor.double() for name, tensor in init_state(network, 0).items()}
+    bare = SubnetSpec()
+    inputs = inputs_of(config)
+    full = loaded(network, network.full_spec(), state)(inputs)
+    assert torch.equal(full, loaded(network, bare, extract(network, bare, state))(inputs))
+
+
+@pytest.mark.parametrize("config", TOKEN_CONFIGS, ids=lambda config: config.family)
+def test_only_a_causal_network_does_not_see_what_comes(config: ModelConfig) -> None:
+    network, inputs = network_of(config), inputs_of(config)[:1]
+    module = loaded(network, network.full_spec(), double_state(network, 5))
+    changed = inputs.clone()
+    changed[..., -1] = (changed[..., -1] + 1) % config.vocabulary if config.vocabulary else 1
+    same = torch.isclose(module(inputs), module(changed)).all(dim=-1)[0]
+    if config.family in {"decoder", "lstm"}:
+        assert same.tolist() == [True] * 4 + [False]
+    else:
+        assert not same.any()
+
+
+def test_one_layer_for_queries_keys_and_values_is_three_side_by_side() -> None:
+    size = BlockSize(width=8, heads=3, head_width=2, hidden_width=6)
+    apart, fused = (TransformerBlock(size, causal=False, fused=fused) for fused in (False, True))
+    state = apart.state_dict()
+    for kind in ("weight", "bias"):
+        rows = [state.pop(f"attention.{name}.{kind}") for name in ("query", "key", "value")]
+        state[f"attention.qkv.{kind}"] = torch.cat(rows)
+    fused.load_state_dict(state)
+    stream = torch.randn(2, 5, 8, generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(fused(stream), apart(stream))
+
+
+def test_queries_keys_and_values_of_one_layer_are_cut_alike() -> None:
+    network = network_of(VIT)
+    axes = (("section0.block0.head_dim", Prefix(size=2)), ("section0.block0.heads", Explicit(indices=(2, 0))))
+    tensor = torch.arange(36.0)
+    rows = tensor_maps(network, SubnetSpec(axes=axes))["section0.block0.attention.qkv.bias"].extract(tensor)
+    # 3 kinds of 3 heads of 4; of each kind the heads 2 and 0, of each head the first 2.
+    assert rows.tolist() == [8, 9, 0, 1, 20, 21, 12, 13, 32, 33, 24, 25]
+
+
+def test_a_section_has_its_own_heads_and_each_block_its_own_axes() -> None:
+    network = network_of(VIT)
+    sizes = {name: axis.size for name, axis in network.axes.items()}
+    assert sizes == {
+        "class": 3,
+        "stream": 10,
+        **{f"section0.block{position}.heads": 3 for position in (0, 1)},
+        **{f"section0.block{position}.head_dim": 4 for position in (0, 1)},
+        **{f"section0.block{position}.hidden": 7 for position in (0, 1)},
+        "section1.block0.heads": 2,
+        "section1.block0.head_dim": 4,
+        "section1.block0.hidden": 5,
+    }
+    assert [block.name for block in network.blocks] == ["section0.block1"]
+    assert {axis.kind for axis in network.axes.values()} == {"class", "embed", "head", "head_dim", "ffn"}
+    assert [network_of(BERT).axes[f"section0.block{place}.hidden"].size for place in range(3)] == [5, 8, 4]
+
+
+@pytest.mark.parametrize("config", TRANSFORMERS, ids=lambda config: config.family)
+def test_a_scaler_divides_by_the_share_of_the_width_while_it_trains(config: ModelConfig) -> None:
+    plain, scaled = network_of(config), network_of(replace(config, scaler=True))
+    state, inputs = double_state(plain, 6), inputs_of(config)
+    spec = SubnetSpec(axes=tuple((name, Prefix(size=1)) for name in sorted(plain.axes) if name.endswith(".hidden")))
+    local = extract(plain, spec, state)
+    usual, divided = loaded(plain, spec, local), loaded(scaled, spec, local)
+    assert torch.equal(usual(inputs), divided(inputs))
+    whole = loaded(scaled, scaled.full_spec(), state).train()
+    assert torch.equal(whole(inputs), loaded(plain, plain.full_spec(), state)(inputs))
+    # Dividing what goes into GELU by the share is multiplying the layer before it.
+    for name in (name for name in local if ".feed_forward.up." in name):
+        local[name] = local[name] * plain.axes[name.split(".feed_forward")[0] + ".hidden"].size
+    close(divided.train()(inputs), loaded(plain, spec, local)(inputs))
+
+
+def test_a_scaler_divides_embeddings_projections_and_what_joins_the_stream() -> None:
+    network = network_of(replace(DECODER, scaler=True))
+    axes = {
+        name: Prefix(size=axis.size // 2) for name, axis in network.axes.items() if axis.kind in {"embed", "head_dim"}
+    }
+    module = build_module(network, SubnetSpec(axes=tuple(sorted(axes.items()))))
+    rates = {name: layer.rate for name, layer in module.named_modules() if hasattr(layer, "rate")}
+    assert rates == {
+        "tokens.scaler": 0.5,
+        **{
+            f"{block}.{scaler}": rate
+            for block in ("section0.block0", "section1.block0")
+            for scaler, rate in (("attention.scaler", 0.5), ("feed_forward.scaler", 1.0), ("scaler", 0.5))
+        },
+    }
+
+
+@pytest.mark.parametrize(
+    ("config", "change", "reason"),
+    [
+        (VIT, {"input_shape": (2, 6, 5)}, "divides height and width"),
+        (VIT, {"patch": 0}, "divides height and width"),
+        (VIT, {"input_shape": (24,)}, "divides height and width"),
+        (VIT, {"vocabulary": 3}, "no use for it"),
+        (VIT, {"norm": "group", "group_size": 1}, "norm is 'group'"),
+        (VIT, {"widths": (10, 12)}, "share one stream"),
+        (VIT, {"heads": ()}, "needs a number for each section"),
+        (VIT, {"head_width": 0}, "divides width 10"),
+        (DECODER, {"vocabulary": 0}, "1 symbol or more"),
+        (DECODER, {"input_shape": (5, 1)}, "1 symbol or more"),
+        (DECODER, {"patch": 2}, "no use for it"),
+        (LSTM, {"vocabulary": 0}, "1 symbol or more"),
+        (LSTM, {"heads": (1, 1)}, "no use for it"),
+        (LSTM, {"norm": "layer"}, "norm is 'layer'"),
+    ],
+)
+def test_a_wrong_configuration_is_refused(config: ModelConfig, change: dict[str, object], reason: str) -> None:
+    with pytest.raises(ConfigError, match=reason):
+        network_of(dataclasses.replace(config, **change))  # type: ignore[arg-type]  # each case replaces a field or two

@@ -1,0 +1,93 @@
+"""Tiny networks over tokens, and what the tests of them share."""
+
+import torch
+from elastic.elastic_cases import random_state, specs
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from subfleet.elastic.families import build_module, network_of
+from subfleet.elastic.network import ModelConfig, Network
+from subfleet.protocol.subnet import SubnetSpec
+
+VIT = ModelConfig(
+    family="vit",
+    input_shape=(2, 6, 4),
+    patch=2,
+    class_count=3,
+    widths=(10, 10),
+    depths=(2, 1),
+    heads=(3, 2),
+    head_width=4,
+    hidden_widths=(7, 5),
+    norm="layer",
+)
+DECODER = ModelConfig(
+    family="decoder",
+    input_shape=(5,),
+    vocabulary=6,
+    class_count=6,
+    widths=(8, 8),
+    depths=(1, 2),
+    heads=(2, 4),
+    norm="layer",
+)
+BERT = ModelConfig(
+    family="bert",
+    input_shape=(6,),
+    vocabulary=7,
+    class_count=5,
+    widths=(6,),
+    depths=(3,),
+    heads=(2,),
+    hidden_widths=(5, 8, 4),
+    norm="layer",
+)
+CLASSIFIER = ModelConfig(
+    family="bert_classifier",
+    input_shape=(6,),
+    vocabulary=7,
+    class_count=4,
+    widths=(6,),
+    depths=(2,),
+    heads=(3,),
+    norm="layer",
+)
+LSTM = ModelConfig(
+    family="lstm",
+    input_shape=(5,),
+    vocabulary=6,
+    class_count=6,
+    widths=(5, 4),
+    depths=(2, 1),
+    stem_width=3,
+    norm="none",
+)
+TRANSFORMERS = (VIT, DECODER, BERT, CLASSIFIER)
+TOKEN_CONFIGS = (*TRANSFORMERS, LSTM)
+
+
+@st.composite
+def token_cases(draw: st.DrawFn, *, configs: tuple[ModelConfig, ...] = TOKEN_CONFIGS) -> tuple[Network, SubnetSpec]:
+    """Any of these networks with any subnet of it."""
+    network = network_of(draw(st.sampled_from(configs)))
+    return network, draw(specs(network))
+
+
+def inputs_of(config: ModelConfig, batch_size: int = 4) -> Tensor:
+    """Images in double precision, or sequences in which every symbol occurs."""
+    if not config.vocabulary:
+        generator = torch.Generator().manual_seed(5)
+        return torch.randn(batch_size, *config.input_shape, generator=generator, dtype=torch.float64)
+    return torch.arange(batch_size * config.input_shape[0]).reshape(batch_size, -1) * 5 % config.vocabulary
+
+
+def double_state(network: Network, seed: int) -> dict[str, Tensor]:
+    """A full model in double precision with random gains and biases, and softmaxes that are not saturated."""
+    return {name: 0.5 * tensor.double() for name, tensor in random_state(network, seed).items()}
+
+
+def loaded(network: Network, spec: SubnetSpec, local: dict[str, Tensor]) -> nn.Module:
+    """The module of a subnet with its tensors, in evaluation mode."""
+    module = build_module(network, spec).double()
+    module.load_state_dict(local)
+    return module.eval()
