@@ -37,7 +37,8 @@ def zico_score(
         network: the declaration.
         spec: the subnet.
         state: the full model's tensors by name.
-        batches: inputs (samples, *input_shape) and a class for each row of logits, or a number below 0 for none; of two batches or more.
+        batches: inputs (samples, *input_shape) and a class for each row of logits, or a number below 0 for none; of two
+            batches or more.
 
     Raises:
         ConfigError: the spec is no subnet of this network, or the state lacks one of its tensors.

@@ -1,0 +1,301 @@
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import pytest
+import torch
+from elastic.elastic_cases import MLP, RESNET, held_places, random_state, same_bits
+from torch import Tensor
+from torch.nn.functional import kl_div, log_softmax, softmax
+
+from subfleet.elastic.distillation import DistillationSettings, distil, divergence_gradient, draw_students
+from subfleet.elastic.families import build_module, init_state, network_of
+from subfleet.elastic.maps import extract, tensor_maps
+from subfleet.elastic.network import BUFFER_ROLES, ModelConfig, Network
+from subfleet.elastic.spaces import uniform_space
+from subfleet.protocol.errors import ConfigError
+from subfleet.protocol.subnet import Explicit, IndexSet, Roll, SubnetSpec
+
+BATCH_RESNET = replace(RESNET, norm="batch")
+DECODER = ModelConfig(
+    family="lstm", input_shape=(4,), class_count=5, widths=(6,), depths=(2,), vocabulary=7, norm="none"
+)
+BATCH_SIZE = 4
+State = Mapping[str, Tensor]
+
+
+@pytest.fixture
+def device() -> torch.device:
+    return torch.device("cpu")
+
+
+def working_state(network: Network, seed: int = 0) -> dict[str, Tensor]:
+    """Random weights of the usual size; no tensor is 0, and variances are above 0."""
+    state = random_state(network, seed)
+    for name, decl in network.tensors.items():
+        if decl.role == "variance":
+            state[name] = state[name].square() + 0.5
+        elif decl.role != "gain":
+            state[name] = state[name] * 0.3
+    return state
+
+
+def few_students(network: Network) -> tuple[SubnetSpec, ...]:
+    """A small nested subnet, and one whose channels are neither in front nor in order."""
+    small = uniform_space(network, (0.5,))[0]
+    channels = [axis for axis in network.axes.values() if axis.kind == "channel"]
+    first, second = channels[0], channels[1]
+    step = first.granularity
+    shuffled = (*range(step, 2 * step), *range(step))
+    axes: dict[str, IndexSet] = {
+        first.name: Explicit(indices=shuffled),
+        second.name: Roll(start=second.size - second.granularity, size=second.granularity),
+    }
+    return small, SubnetSpec(axes=tuple(sorted(axes.items())), blocks=small.blocks)
+
+
+def settings(mode: str, **others: float) -> DistillationSettings:
+    values = {"iterations": 2, "batch_size": BATCH_SIZE, "learning_rate": 1e-2, **others}
+    return DistillationSettings(mode=mode, **values)  # type: ignore[arg-type]
+
+
+def noise(network: Network, iterations: int, seed: int) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    shape = (BATCH_SIZE, *network.config.input_shape)
+    return [torch.randn(shape, generator=generator) for _ in range(iterations)]
+
+
+def logits_of(network: Network, spec: SubnetSpec, state: State, inputs: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+    """Of a separate module that holds a copy of the weights; and its parameters, to differentiate by."""
+    module = build_module(network, spec)
+    module.load_state_dict(extract(network, spec, state))
+    module.train()
+    outputs: Tensor = module(inputs)
+    return outputs, dict(module.named_parameters())
+
+
+def gradients_of(network: Network, spec: SubnetSpec, state: State, taught: Tensor, inputs: Tensor) -> State:
+    logits, parameters = logits_of(network, spec, state, inputs)
+    loss = kl_div(log_softmax(logits, dim=-1), softmax(taught, dim=-1), reduction="batchmean")
+    found = torch.autograd.grad(loss, list(parameters.values()))
+    return dict(zip(parameters, found, strict=True))
+
+
+def taught_shared(network: Network, state: State, specs: Sequence[SubnetSpec], seed: int) -> State:
+    """What algorithm 1 says, by extracted copies, PyTorch's own divergence and scattered gradients."""
+    weights = {name: tensor.clone() for name, tensor in state.items()}
+    adam = torch.optim.Adam(list(weights.values()), lr=1e-2)
+    for inputs in noise(network, 2, seed):
+        taught = logits_of(network, network.full_spec(), weights, inputs)[0].detach()
+        for tensor in weights.values():
+            tensor.grad = torch.zeros_like(tensor)
+        for spec in specs:
+            maps = tensor_maps(network, spec)
+            for name, gradient in gradients_of(network, spec, weights, taught, inputs).items():
+                sums = weights[name].grad
+                assert sums is not None
+                maps[name].scatter(gradient / len(specs), sums)
+        adam.step()
+    return weights
+
+
+def taught_copies(network: Network, state: State, specs: Sequence[SubnetSpec], seed: int) -> State:
+    """What the text says: every copy on its own, then the mean of those who hold an element and the full model."""
+    sums = {name: tensor.double().clone() for name, tensor in state.items()}
+    counts = {name: torch.ones_like(tensor) for name, tensor in sums.items()}
+    for spec in specs:
+        local, maps = extract(network, spec, state), tensor_maps(network, spec)
+        adam = torch.optim.Adam(list(local.values()), lr=1e-2)
+        whole = SubnetSpec(blocks=network.full_spec().blocks)
+        for inputs in noise(network, 2, seed):
+            taught = logits_of(network, whole, state, inputs)[0].detach()
+            placed = {name: tensor.clone() for name, tensor in state.items()}
+            for name, tensor in local.items():
+                maps[name].scatter(tensor - maps[name].extract(placed[name]), placed[name])
+            for name, gradient in gradients_of(network, spec, placed, taught, inputs).items():
+                local[name].grad = gradient
+            adam.step()
+        for name, tensor in local.items():
+            maps[name].scatter(tensor.double(), sums[name])
+            maps[name].scatter(torch.ones_like(tensor).double(), counts[name])
+    return {name: (sums[name] / counts[name]).float() for name in sums}
+
+
+def divergence(network: Network, spec: SubnetSpec, state: State, teacher: State, inputs: Tensor) -> float:
+    student = logits_of(network, spec, state, inputs)[0]
+    taught = logits_of(network, network.full_spec(), teacher, inputs)[0]
+    return kl_div(log_softmax(student, dim=-1), softmax(taught, dim=-1), reduction="batchmean").item()
+
+
+@pytest.mark.parametrize("temperature", [1.0, 3.0])
+def test_the_gradient_is_that_of_the_divergence_of_the_probabilities(temperature: float) -> None:
+    generator = torch.Generator().manual_seed(0)
+    student, teacher = (torch.randn((5, 4), generator=generator, dtype=torch.float64) for _ in range(2))
+    student.requires_grad_()
+    loss = kl_div(
+        log_softmax(student / temperature, dim=1), softmax(teacher / temperature, dim=1), reduction="batchmean"
+    )
+    (expected,) = torch.autograd.grad(loss * temperature**2, student)
+    torch.testing.assert_close(divergence_gradient(student.detach(), teacher, temperature), expected)
+
+
+def test_the_gradient_is_exactly_zero_where_both_agree() -> None:
+    logits = torch.randn((7, 5), generator=torch.Generator().manual_seed(0)) * 10
+    assert torch.count_nonzero(divergence_gradient(logits, logits.clone(), 0.7)) == 0
+
+
+@pytest.mark.parametrize("config", [RESNET, MLP, BATCH_RESNET])
+def test_shared_weights_take_the_steps_of_the_mean_divergence(config: ModelConfig, device: torch.device) -> None:
+    network = network_of(config)
+    state, specs = working_state(network), few_students(network)
+    found = distil(network, _on(device, state), specs, settings("shared"), seed=5)
+    expected = taught_shared(network, state, specs, seed=5)
+    assert share_that_moved_so(network, state, found, expected) > 0.99
+
+
+@pytest.mark.parametrize("config", [RESNET, MLP])
+def test_copies_are_trained_apart_and_averaged_with_the_full_model(config: ModelConfig, device: torch.device) -> None:
+    network = network_of(config)
+    state, specs = working_state(network), few_students(network)
+    found = distil(network, _on(device, state), specs, settings("copies"), seed=5)
+    expected = taught_copies(network, state, specs, seed=5)
+    assert share_that_moved_so(network, state, found, expected) > 0.99
+
+
+def share_that_moved_so(network: Network, state: State, found: State, expected: State) -> float:
+    """Share of the elements that are expected to move which did so, up to rounding.
+
+    Not all do: where a gradient is next to nothing, its rounding decides on the sign of a whole step of Adam.
+    """
+    equal, moved = 0, 0
+    for name, decl in network.tensors.items():
+        if decl.role not in BUFFER_ROLES:
+            moves = (expected[name] - state[name]).abs() > 1e-4
+            equal += int(((found[name].cpu() - expected[name]).abs() < 2e-5)[moves].sum())
+            moved += int(moves.sum())
+    assert moved > 100
+    return equal / moved
+
+
+@pytest.mark.parametrize("mode", ["shared", "copies"])
+@pytest.mark.parametrize("config", [RESNET, BATCH_RESNET])
+def test_learning_rate_zero_moves_no_bit(mode: str, config: ModelConfig, device: torch.device) -> None:
+    network = network_of(config)
+    state = working_state(network)
+    for tensor in state.values():
+        tensor.reshape(-1)[0] = -0.0
+    found = distil(network, _on(device, state), few_students(network), settings(mode, learning_rate=0.0), seed=1)
+    assert same_bits(_on(torch.device("cpu"), found), state)
+
+
+@pytest.mark.parametrize("mode", ["shared", "copies"])
+@pytest.mark.parametrize("config", [RESNET, MLP, BATCH_RESNET])
+def test_students_that_are_the_full_model_move_no_bit(mode: str, config: ModelConfig, device: torch.device) -> None:
+    network = network_of(config)
+    state = working_state(network)
+    full = network.full_spec()
+    found = distil(network, _on(device, state), [full, full], settings(mode), seed=1)
+    assert same_bits(_on(torch.device("cpu"), found), state)
+
+
+@pytest.mark.parametrize("mode", ["shared", "copies"])
+@pytest.mark.parametrize("config", [RESNET, BATCH_RESNET])
+def test_what_no_student_holds_and_what_norms_measured_stay_to_the_bit(
+    mode: str, config: ModelConfig, device: torch.device
+) -> None:
+    network = network_of(config)
+    state, specs = working_state(network), few_students(network)
+    found = _on(torch.device("cpu"), distil(network, _on(device, state), specs, settings(mode), seed=1))
+    held = [held_places(network, spec) for spec in specs]
+    untouched = 0
+    for name, decl in network.tensors.items():
+        kept = ~torch.stack([places[name] for places in held]).any(dim=0)
+        if decl.role in BUFFER_ROLES:
+            kept = torch.ones_like(kept)
+        assert same_bits({name: found[name][kept]}, {name: state[name][kept]}), name
+        untouched += int(kept.sum())
+    assert untouched > 100
+
+
+@pytest.mark.parametrize("mode", ["shared", "copies"])
+def test_students_come_closer_to_their_teacher_on_noise_that_they_have_not_seen(mode: str) -> None:
+    network = network_of(MLP)
+    state = working_state(network)
+    specs = few_students(network)[:1]
+    found = distil(network, state, specs, settings(mode, iterations=40, batch_size=32), seed=3)
+    unseen = torch.randn((200, *MLP.input_shape), generator=torch.Generator().manual_seed(99))
+    before = divergence(network, specs[0], state, state, unseen)
+    # The copy is averaged with a full model that stayed; shared weights move both.
+    after = divergence(network, specs[0], found, state if mode == "copies" else found, unseen)
+    assert after < 0.8 * before
+
+
+def test_noise_follows_from_the_seed() -> None:
+    network = network_of(MLP)
+    state, specs = working_state(network), few_students(network)
+    one, again, other = (distil(network, state, specs, settings("shared"), seed) for seed in (1, 1, 2))
+    assert same_bits(one, again)
+    assert not same_bits(one, other)
+
+
+def test_the_received_model_is_not_written() -> None:
+    network = network_of(BATCH_RESNET)
+    state = working_state(network)
+    before = {name: tensor.clone() for name, tensor in state.items()}
+    for mode in ("shared", "copies"):
+        distil(network, state, few_students(network), settings(mode), seed=1)
+    assert same_bits(state, before)
+
+
+@pytest.mark.parametrize("mode", ["shared", "copies"])
+def test_token_models_learn_from_random_symbols(mode: str) -> None:
+    network = network_of(DECODER)
+    state = init_state(network, 0)
+    # Whole rows of gates: half of the state, without the second layer.
+    axis = next(name for name, axis in network.axes.items() if axis.kind == "channel")
+    spec = SubnetSpec(axes=((axis, Roll(start=0, size=3)),))
+    found = distil(network, state, [spec], settings(mode), seed=1)
+    held = held_places(network, spec)
+    for name, tensor in found.items():
+        if bool(held[name].any()):
+            assert not torch.equal(tensor, state[name]), name
+    full = distil(network, state, [network.full_spec()], settings(mode), seed=1)
+    assert same_bits(full, state)
+
+
+def test_the_smallest_subnet_is_the_first_student() -> None:
+    network = network_of(RESNET)
+    space = uniform_space(network, (0.5, 1.0))
+    students = draw_students(network, tuple(reversed(space)), 20, seed=4)
+    assert students[0] == space[0]
+    assert len(students) == 20
+    assert len(set(students)) > 3
+    assert students == draw_students(network, tuple(reversed(space)), 20, seed=4)
+    assert students != draw_students(network, tuple(reversed(space)), 20, seed=5)
+
+
+@pytest.mark.parametrize(
+    ("values", "reason"),
+    [
+        ({"mode": "both"}, "must be 'shared' or 'copies'"),
+        ({"iterations": -1}, "0 or more of 2 or more"),
+        ({"batch_size": 1}, "0 or more of 2 or more"),
+        ({"learning_rate": -1.0}, "must be finite"),
+        ({"learning_rate": float("nan")}, "must be finite"),
+        ({"temperature": 0.0}, "must be finite"),
+    ],
+)
+def test_impossible_settings_are_refused(values: dict[str, object], reason: str) -> None:
+    with pytest.raises(ConfigError, match=reason):
+        DistillationSettings(**values)  # type: ignore[arg-type]
+
+
+def test_distillation_without_a_student_is_refused() -> None:
+    network = network_of(MLP)
+    with pytest.raises(ConfigError, match="one or more students"):
+        distil(network, working_state(network), [], settings("shared"), seed=0)
+    with pytest.raises(ConfigError, match="0 students are to be drawn"):
+        draw_students(network, [network.full_spec()], 0, seed=0)
+
+
+def _on(device: torch.device, state: State) -> dict[str, Tensor]:
+    return {name: tensor.to(device, copy=True) for name, tensor in state.items()}

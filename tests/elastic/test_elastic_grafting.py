@@ -1,0 +1,293 @@
+"""Grafting and scaling: FedFA's invariants F1 to F6, and the drift of its L2 norm."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import pytest
+import torch
+from elastic.elastic_cases import MLP, RESNET, held_places, random_change, random_state, same_bits, specs
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from subfleet.elastic.accumulator import Accumulator
+from subfleet.elastic.families import network_of
+from subfleet.elastic.grafting import graft, grafted_change
+from subfleet.elastic.maps import extract, tensor_maps
+from subfleet.elastic.network import Network
+from subfleet.elastic.scaling import NORMS, Central, WeightNorm, scale_factors, scaled_change
+from subfleet.elastic.spaces import uniform_space
+from subfleet.protocol.errors import ConfigError
+from subfleet.protocol.subnet import Explicit, Prefix, Roll, SubnetSpec
+
+DEEP = replace(MLP, widths=(8, 6), depths=(4, 3))
+State = Mapping[str, Tensor]
+EVERY_NORM: tuple[WeightNorm, ...] = ("l2", "rms", "common")
+
+
+@pytest.fixture
+def device() -> torch.device:
+    return torch.device("cpu")
+
+
+def with_depths(network: Network, *depths: int, rate: float = 1.0) -> SubnetSpec:
+    """The first blocks of each section, counting the one that is always there."""
+    name = f" d{'-'.join(map(str, depths))}"
+    return next(spec for spec in uniform_space(network, (rate,)) if spec.name.endswith(name))
+
+
+def zeros(network: Network, spec: SubnetSpec) -> dict[str, Tensor]:
+    return {name: torch.zeros(shape) for name, shape in network.shapes(spec).items()}
+
+
+def folded_as_in_the_paper(
+    network: Network,
+    state: State,
+    clients: Sequence[tuple[SubnetSpec, State, float]],
+    norm: WeightNorm | None,
+) -> dict[str, Tensor]:
+    """Algorithm 1 without local training: graft, scale (unless norm is None) and average by samples."""
+    grafts = [graft(network, spec) for spec, _, _ in clients]
+    changes = [
+        grafted_change(network, found, state, change) for found, (_, change, _) in zip(grafts, clients, strict=True)
+    ]
+    if norm is not None:
+        received = [extract(network, found.spec, state) for found in grafts]
+        trained = [
+            {name: old[name] + change[name] for name in old} for old, change in zip(received, changes, strict=True)
+        ]
+        factors = scale_factors(network, [(g.spec, t) for g, t in zip(grafts, trained, strict=True)], norm=norm)
+        changes = [scaled_change(*parts) for parts in zip(received, changes, factors, strict=True)]
+    accumulator = Accumulator(network, state, total_weight=sum(weight for _, _, weight in clients))
+    for found, change, (_, _, weight) in zip(grafts, changes, clients, strict=True):
+        accumulator.add(found.spec, change, weight)
+    return accumulator.finish()
+
+
+def block_of(state: State, section: int, position: int) -> dict[str, Tensor]:
+    prefix = f"section{section}.block{position}."
+    return {name.removeprefix(prefix): tensor for name, tensor in state.items() if name.startswith(prefix)}
+
+
+def test_a_copy_is_the_last_kept_block_with_the_axes_of_its_own() -> None:
+    network = network_of(DEEP)
+    spec = SubnetSpec(
+        axes=(
+            ("section0.block1.inner", Explicit(indices=(2, 3, 0, 1))),
+            ("section0.block2.inner", Prefix(size=2)),
+            ("section0.stream", Roll(start=6, size=4)),
+        ),
+        blocks=("section0.block1",),
+    )
+    found = graft(network, spec)
+    assert found.spec.blocks == ("section0.block1", "section0.block2", "section0.block3")
+    for position in (1, 2, 3):
+        inner = found.spec.index_set(f"section0.block{position}.inner")
+        assert inner == Explicit(indices=(2, 3, 0, 1))
+        assert found.sources[f"section0.block{position}.layer1.weight"] == "section0.block1.layer1.weight"
+    # Section 1 keeps its first block alone, whose shape differs from all others.
+    assert not any(name.startswith("section1.block1") for name in found.sources)
+    shapes = network.shapes(spec)
+    assert {name: shapes[source] for name, source in found.sources.items()} == network.shapes(found.spec)
+
+
+@settings(deadline=None, max_examples=15)
+@given(data=st.data(), config=st.sampled_from([DEEP, RESNET]))
+def test_a_grafted_subnet_is_a_subnet_that_holds_its_own_tensors(data: st.DataObject, config: object) -> None:
+    network = network_of(DEEP if config is DEEP else RESNET)
+    spec = data.draw(specs(network))
+    found = graft(network, spec)
+    own, shapes = network.shapes(spec), network.shapes(found.spec)
+    assert list(found.sources) == list(shapes)
+    assert {name: source for name, source in found.sources.items() if name in own} == {name: name for name in own}
+    assert all(own[source] == shapes[name] for name, source in found.sources.items())
+    kept = {block.section for block in network.blocks if block.name in spec.blocks}
+    assert set(found.spec.blocks) == {block.name for block in network.blocks if block.section in kept}
+
+
+def test_a_full_subnet_has_nothing_to_graft() -> None:
+    network = network_of(DEEP)
+    found = graft(network, network.full_spec())
+    assert found.spec == network.full_spec()
+    assert all(name == source for name, source in found.sources.items())
+
+
+def test_blocks_that_are_not_alike_are_refused() -> None:
+    network = network_of(DEEP)
+    name = "section0.block2.layer1.weight"
+    wider = replace(network.tensors[name], shape=(9, 8))
+    other = replace(network, tensors={**network.tensors, name: wider})
+    with pytest.raises(ConfigError, match=r"cannot be grafted as 'section0\.block2'"):
+        graft(other, with_depths(network, 2, 3))
+
+
+def test_grafting_gives_every_block_of_the_common_width_to_every_client() -> None:
+    network = network_of(DEEP)
+    clients = [(with_depths(network, 2, 2, rate=0.5), 3), (with_depths(network, 3, 2), 5), (network.full_spec(), 7)]
+    given_weight = {name: torch.zeros(decl.shape) for name, decl in network.tensors.items()}
+    without = {name: torch.zeros(decl.shape) for name, decl in network.tensors.items()}
+    for spec, weight in clients:
+        for into, one in ((given_weight, graft(network, spec).spec), (without, spec)):
+            for name, tensor_map in tensor_maps(network, one).items():
+                tensor_map.scatter(torch.full(network.shapes(one)[name], float(weight)), into[name])
+    common = held_places(network, with_depths(network, 4, 3, rate=0.5))
+    for name in network.tensors:
+        assert bool((given_weight[name][common[name]] == 15).all()), name
+    deepest = without["section0.block3.layer1.weight"]
+    assert bool((deepest == 7).all())
+
+
+def test_extracting_the_clients_depth_gives_its_own_blocks_back() -> None:
+    network = network_of(DEEP)
+    state, spec = random_state(network, 0), with_depths(network, 2, 3, rate=0.5)
+    change = random_change(network, spec, 1)
+    found = graft(network, spec)
+    grafted = grafted_change(network, found, state, change)
+    assert same_bits({name: grafted[name] for name in change}, change)
+    new = folded_as_in_the_paper(network, state, [(spec, change, 4.0)], None)
+    trained = {name: tensor + change[name] for name, tensor in extract(network, spec, state).items()}
+    back = extract(network, spec, new)
+    for name, tensor in trained.items():
+        torch.testing.assert_close(back[name], tensor, atol=1e-6, rtol=0)
+    for position in (1, 2, 3):
+        # Inner channels of a deeper block are its own; those that the client grafted hold its last block.
+        copies = {name: extract(network, found.spec, new)[name] for name in found.sources}
+        for suffix, tensor in block_of(copies, 0, position).items():
+            torch.testing.assert_close(tensor, trained[f"section0.block1.{suffix}"], atol=1e-6, rtol=0)
+
+
+def test_without_training_a_block_becomes_the_mean_of_the_clients_last_blocks() -> None:
+    network = network_of(DEEP)
+    state = random_state(network, 0)
+    clients = [(with_depths(network, depth, 3), float(weight)) for depth, weight in ((2, 3), (3, 5), (4, 2))]
+    new = folded_as_in_the_paper(network, state, [(spec, zeros(network, spec), w) for spec, w in clients], None)
+    for position in (1, 2, 3):
+        for suffix, tensor in block_of(new, 0, position).items():
+            expected = sum(
+                weight * state[f"section0.block{min(position, depth - 1)}.{suffix}"].double()
+                for depth, (_, weight) in zip((2, 3, 4), clients, strict=True)
+            )
+            assert isinstance(expected, Tensor)
+            torch.testing.assert_close(tensor, (expected / 10).float(), atol=1e-6, rtol=0)
+    assert same_bits(block_of(new, 0, 0), block_of(state, 0, 0))
+    assert same_bits(block_of(new, 1, 1), block_of(state, 1, 1))
+
+
+@pytest.mark.parametrize("norm", EVERY_NORM)
+def test_equal_clients_are_scaled_by_exactly_one(norm: WeightNorm, device: torch.device) -> None:
+    network = network_of(RESNET)
+    clients = [(network.full_spec(), _on(device, random_state(network, 1)))] * 3
+    factors = scale_factors(network, clients, norm=norm)
+    assert all(factor == 1 for one in factors for factor in one.values())
+    change = random_change(network, network.full_spec(), 2)
+    assert same_bits(scaled_change(random_state(network, 1), change, factors[0]), change)
+
+
+@pytest.mark.parametrize("norm", EVERY_NORM)
+@pytest.mark.parametrize("central", ["absolute", "below", "between"])
+def test_the_factor_is_the_mean_norm_over_the_own(norm: WeightNorm, central: Central) -> None:
+    network = network_of(MLP)
+    states = [random_state(network, seed) for seed in range(3)]
+    factors = scale_factors(network, [(network.full_spec(), state) for state in states], norm=norm, central=central)
+    name = "section0.block0.layer1.weight"
+    sizes = []
+    for state in states:
+        weights = sorted(state[name].double().flatten().tolist(), key=abs if central == "absolute" else None)
+        count = len(weights)
+        # 64 weights: 95 % of them are 61; of 97.5 % on either side, 63 remain below and above.
+        kept = weights[1:63] if central == "between" else weights[: math.ceil(0.95 * count)]
+        squares = sum(weight**2 for weight in kept)
+        sizes.append(math.sqrt(squares / len(kept)) if norm == "rms" else math.sqrt(squares))
+    assert [one[name] for one in factors] == pytest.approx([sum(sizes) / 3 / size for size in sizes], rel=1e-9)
+    assert all(one[tensor] == 1 for one in factors for tensor in network.tensors if len(states[0][tensor].shape) < 2)
+
+
+def test_the_order_of_clients_changes_no_factor() -> None:
+    network = network_of(MLP)
+    clients = [(spec, extract(network, spec, random_state(network, seed))) for seed, spec in enumerate(_some(network))]
+    there, back = scale_factors(network, clients, norm="l2"), scale_factors(network, clients[::-1], norm="l2")
+    assert there == back[::-1]
+
+
+@pytest.mark.parametrize("norm", EVERY_NORM)
+def test_multiplying_all_clients_changes_no_factor(norm: WeightNorm) -> None:
+    network = network_of(MLP)
+    clients = [(spec, extract(network, spec, random_state(network, seed))) for seed, spec in enumerate(_some(network))]
+    tripled = [(spec, {name: 3 * tensor for name, tensor in state.items()}) for spec, state in clients]
+    for one, other in zip(
+        scale_factors(network, clients, norm=norm), scale_factors(network, tripled, norm=norm), strict=True
+    ):
+        assert one == pytest.approx(other, rel=1e-6)
+
+
+@pytest.mark.parametrize("norm", EVERY_NORM)
+@pytest.mark.parametrize("boost", [0.1, 20.0])
+def test_a_client_that_boosts_its_weights_changes_the_length_alone(norm: WeightNorm, boost: float) -> None:
+    network, clients = network_of(MLP), 5
+    state, full = random_state(network, 0), network_of(MLP).full_spec()
+    name = "section0.block0.layer1.weight"
+    changes = [zeros(network, full) for _ in range(clients)]
+    changes[0][name] = (boost - 1) * state[name]
+    new = folded_as_in_the_paper(network, state, [(full, change, 1.0) for change in changes], norm)
+    expected = state[name] * (clients - 1 + boost) / clients
+    torch.testing.assert_close(new[name], expected, rtol=1e-5, atol=1e-6)
+
+
+def test_a_tensor_without_size_is_not_scaled() -> None:
+    network = network_of(MLP)
+    empty = zeros(network, network.full_spec())
+    clients = [(network.full_spec(), state) for state in (empty, random_state(network, 0))]
+    factors = scale_factors(network, clients, norm="rms")
+    assert factors[0]["stem.weight"] == 1
+    assert factors[1]["stem.weight"] == pytest.approx(0.5)
+
+
+def test_what_no_client_has_in_common_is_not_scaled() -> None:
+    network = network_of(MLP)
+    front, back = (SubnetSpec(axes=(("section0.stream", Roll(start=start, size=4)),)) for start in (0, 4))
+    state = random_state(network, 0)
+    clients = [(spec, extract(network, spec, state)) for spec in (front, back)]
+    assert all(one["stem.weight"] == 1 for one in scale_factors(network, clients, norm="common"))
+
+
+@pytest.mark.parametrize(("norm", "drifts"), [("l2", True), ("rms", False), ("common", False)])
+def test_only_the_papers_norm_shrinks_what_wide_clients_hold_without_any_training(
+    norm: WeightNorm, drifts: bool
+) -> None:
+    network = network_of(replace(MLP, widths=(16,), depths=(2,)))
+    start = random_state(network, 0)
+    narrow, wide = with_depths(network, 2, rate=0.25), network.full_spec()
+    state = start
+    for _ in range(100):
+        clients = [(spec, zeros(network, spec), 1.0) for spec in (narrow, narrow, wide, wide)]
+        state = folded_as_in_the_paper(network, state, clients, norm)
+    if norm == "common":
+        assert same_bits(state, start)
+    name = "section0.block0.layer1.weight"
+    alone = ~held_places(network, narrow)[name]
+    kept = float(state[name][alone].norm() / start[name][alone].norm())
+    assert (kept < 0.5) == drifts
+    assert drifts or 0.8 < kept < 1.25
+
+
+def test_a_copy_of_the_wide_clients_channels_in_another_order_is_in_common() -> None:
+    network = network_of(MLP)
+    state = random_state(network, 0)
+    shuffled = SubnetSpec(
+        axes=(("section0.stream", Explicit(indices=(6, 7, 2, 3, 0, 1, 4, 5))),), blocks=network.full_spec().blocks
+    )
+    clients = [(spec, extract(network, spec, state)) for spec in (shuffled, network.full_spec())]
+    assert all(factor == 1 for one in scale_factors(network, clients) for factor in one.values())
+
+
+def test_fidelity_names_the_norm() -> None:
+    assert NORMS == {"paper": "l2", "fixed": "common"}
+
+
+def _some(network: Network) -> list[SubnetSpec]:
+    return [with_depths(network, 1, 1, 1, rate=0.5), with_depths(network, 2, 1, 1), network.full_spec()]
+
+
+def _on(device: torch.device, state: State) -> dict[str, Tensor]:
+    return {name: tensor.to(device) for name, tensor in state.items()}
