@@ -14,6 +14,7 @@ from hypothesis.extra import numpy as hnp
 from subfleet.protocol.errors import DataError, FileError, MissingExtraError
 from subfleet.protocol.messages import Profile, decode, encode
 from subfleet.tasks import Dataset, digits, read_dataset, write_npz
+from subfleet.tasks.catalogue import task_named
 from subfleet.tasks.dataset import MAX_CLASSES
 
 INPUTS = hnp.arrays(
@@ -89,6 +90,20 @@ def test_tokens_and_targets_keep_their_shapes(tmp_path: Path, name: str) -> None
     assert summary.data_bytes == 2 * 2 * 3 * 8
 
 
+def test_owners_are_written_and_read_back(tmp_path: Path) -> None:
+    owners = np.array([4, -1, 0], np.int64)
+    dataset = Dataset(inputs=np.zeros((3, 2), np.float32), labels=np.arange(3), owners=owners)
+    write_npz(tmp_path / "data.npz", dataset)
+    again = read_dataset(str(tmp_path / "data.npz"))
+    assert again.owners is not None
+    assert again.owners.tolist() == owners.tolist()
+    taken = again.take(np.array([2, 0]))
+    assert taken.owners is not None
+    assert (taken.labels.tolist(), taken.owners.tolist()) == ([2, 0], [0, 4])
+    own = save(tmp_path / "own.npz", {"x": np.zeros((2, 3)), "y": [0, 1], "owners": np.array([3, 3], np.uint8)})
+    assert read_dataset(own).owners is not None
+
+
 @pytest.mark.parametrize("shape", [(2,), (2, 1), (2, 3)])
 def test_numbers_as_labels_are_targets(tmp_path: Path, shape: tuple[int, ...]) -> None:
     targets = np.random.default_rng(0).random(shape)
@@ -119,6 +134,9 @@ def test_numbers_as_labels_are_targets(tmp_path: Path, shape: tuple[int, ...]) -
         ({"x": np.zeros((0, 3)), "y": np.zeros(0, int)}, "one value or more"),
         ({"x": np.zeros(2), "y": [0, 1]}, "sample shape"),
         ({"x": np.array([{}, {}]), "y": [0, 1]}, "not a readable"),
+        ({"x": np.zeros((2, 3)), "y": [0, 1], "owners": [0, -2]}, "owners are -2 at least"),
+        ({"x": np.zeros((2, 3)), "y": [0, 1], "owners": [0]}, "one for each sample"),
+        ({"x": np.zeros((2, 3)), "y": [0, 1], "owners": ["a", "b"]}, "owners are <U1"),
     ],
 )
 def test_arrays_that_cannot_be_used_say_why(tmp_path: Path, arrays: dict[str, npt.ArrayLike], text: str) -> None:
@@ -229,6 +247,22 @@ def test_digits_are_real_and_scaled() -> None:
     assert (dataset.inputs.min(), dataset.inputs.max()) == (0, 1)
     assert sum(dataset.summary().class_counts) == 1797
     assert len(dataset.summary().class_counts) == 10
+
+
+@pytest.mark.slow
+def test_the_parts_of_a_known_data_set_are_sources() -> None:
+    pytest.importorskip("sklearn")
+    train, test = read_dataset("digits:train"), read_dataset("digits:test")
+    assert (len(train), len(test)) == (1438, 359)
+    rows = np.concatenate([train.inputs, test.inputs]).reshape(-1, 64)
+    assert sorted(map(bytes, rows)) == sorted(map(bytes, digits().inputs.reshape(-1, 64)))
+    again = task_named("digits").load()
+    assert again.test.inputs.tobytes() == test.inputs.tobytes()
+
+
+def test_another_part_of_a_known_data_set_is_refused() -> None:
+    with pytest.raises(DataError, match="must name a part of digits: digits:train or digits:test"):
+        read_dataset("digits:validation")
 
 
 def test_digits_without_their_package_name_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -35,15 +35,15 @@ def tar_members(path: Path, wanted: Callable[[str], bool], *, limit_bytes: int) 
     Raises:
         DataError: a wanted file is larger.
     """
-    # Read as a stream: an archive of gigabytes is gone through once.
-    with tarfile.open(path, "r|gz") as archive:
+    # As a stream, an archive of gigabytes is gone through once; gzip unpacks only as much of it as is asked for.
+    with gzip.open(path, "rb") as file, tarfile.open(fileobj=file, mode="r|") as archive:
         for member in archive:
             name = member.name.removeprefix("./")
             if not member.isreg() or not wanted(name):
                 continue
             _check_size(name, member.size, limit_bytes)
-            file = archive.extractfile(member)
-            content = b"" if file is None else file.read()
+            part = archive.extractfile(member)
+            content = b"" if part is None else part.read()
             if len(content) != member.size:
                 raise DataError(f"its member {name!r} ends after {len(content)} of {member.size} bytes")
             yield name, content

@@ -36,7 +36,7 @@ class SourceFile:
     def __post_init__(self) -> None:
         if self.url and not (self.checksum and self.limit_bytes > 0):
             raise ValueError(f"{self.url} has no checksum or no limit, but what is downloaded needs both")
-        if self.url and not self.url.startswith(("https://", "http://127.0.0.1")):
+        if self.url and not self.url.startswith(("https://", "http://127.0.0.1:")):
             raise ValueError(f"the address {self.url} must begin with https://")
 
 

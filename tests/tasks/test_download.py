@@ -1,0 +1,182 @@
+"""A download is there as a whole and right, or not at all; and it is the last place that is looked at."""
+
+import hashlib
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from subfleet.protocol.errors import ConfigError, DataError, FileError, SubfleetError, TransportError
+from subfleet.tasks import download as download_module
+from subfleet.tasks.catalogue import TASKS, task_named
+from subfleet.tasks.download import download
+from subfleet.tasks.source_files import DataFolders, SourceFile, availability, data_folders, locate
+
+CONTENT = bytes(range(256)) * 40
+SHA256 = f"sha256:{hashlib.sha256(CONTENT).hexdigest()}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """What the server sends: `told` is the length that it announces, None for none."""
+
+    body: bytes = CONTENT
+    told: int | None = len(CONTENT)
+    status: int = 200
+    silent: bool = False
+
+
+@contextmanager
+def serving(answer: Answer) -> Iterator[str]:
+    done = threading.Event()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            if answer.silent:
+                done.wait(10)
+                return
+            self.send_response(answer.status)
+            if answer.told is not None:
+                self.send_header("Content-Length", str(answer.told))
+            self.end_headers()
+            self.wfile.write(answer.body)
+
+        def log_message(self, *_: object) -> None:
+            """Say nothing."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}/file.gz"
+        finally:
+            done.set()
+            server.shutdown()
+            thread.join()
+
+
+def nothing_is_left(folder: Path) -> bool:
+    return not folder.exists() or list(folder.iterdir()) == []
+
+
+@pytest.mark.parametrize("checksum", [SHA256, f"md5:{hashlib.md5(CONTENT, usedforsecurity=False).hexdigest()}"])
+@pytest.mark.parametrize("told", [len(CONTENT), None])
+def test_what_is_right_is_kept(checksum: str, told: int | None, tmp_path: Path) -> None:
+    target = tmp_path / "cache" / "set" / "file.gz"
+    with serving(Answer(told=told)) as url:
+        download(url, target, limit_bytes=len(CONTENT), checksum=checksum)
+    assert target.read_bytes() == CONTENT
+    assert [path.name for path in target.parent.iterdir()] == ["file.gz"]
+
+
+@pytest.mark.parametrize(
+    ("answer", "kind", "words"),
+    [
+        (Answer(body=CONTENT[:-1] + b"x"), DataError, "must have sha256:.*not kept"),
+        (Answer(body=CONTENT[:-9], told=None), DataError, "has the checksum"),
+        (Answer(body=CONTENT[:-9]), TransportError, "broke off"),
+        (Answer(told=len(CONTENT) + 1), DataError, "offers 10241 bytes, but its file has 10240 at most"),
+        (Answer(body=CONTENT + b"x", told=None), DataError, "sent more than the 10240 bytes"),
+        (Answer(status=404), TransportError, "Not Found.*SUBFLEET_DATA"),
+        (Answer(silent=True), TransportError, "timed out"),
+    ],
+)
+def test_what_is_wrong_is_not_kept_and_said_in_one_sentence(
+    answer: Answer, kind: type[SubfleetError], words: str, tmp_path: Path
+) -> None:
+    target = tmp_path / "cache" / "file.gz"
+    with serving(answer) as url, pytest.raises(kind, match=words):
+        download(url, target, limit_bytes=len(CONTENT), checksum=SHA256, timeout_s=0.3)
+    assert nothing_is_left(target.parent)
+
+
+def test_an_answer_that_tells_too_great_a_length_is_not_read(tmp_path: Path) -> None:
+    with serving(Answer(body=b"", told=10**12)) as url, pytest.raises(DataError, match="was not read"):
+        download(url, tmp_path / "file.gz", limit_bytes=len(CONTENT), checksum=SHA256)
+
+
+def test_a_broken_download_leaves_the_right_file_of_before(tmp_path: Path) -> None:
+    target = tmp_path / "file.gz"
+    target.write_bytes(CONTENT)
+    with serving(Answer(body=CONTENT[:-9])) as url, pytest.raises(TransportError):
+        download(url, target, limit_bytes=len(CONTENT), checksum=SHA256)
+    assert target.read_bytes() == CONTENT
+
+
+def test_an_address_where_nobody_answers_is_a_transport_error(tmp_path: Path) -> None:
+    with pytest.raises(TransportError, match="cannot be reached"):
+        download("http://127.0.0.1:9/file.gz", tmp_path / "file.gz", limit_bytes=1, checksum=SHA256)
+    assert nothing_is_left(tmp_path)
+
+
+def test_a_folder_that_cannot_be_written_is_a_file_error(tmp_path: Path) -> None:
+    (tmp_path / "cache").write_text("a file in the folder's place")
+    with pytest.raises(FileError, match="cannot be written"):
+        download("http://127.0.0.1:9/file.gz", tmp_path / "cache" / "file.gz", limit_bytes=1, checksum=SHA256)
+
+
+def test_the_given_folder_comes_first_then_the_cache_then_the_address(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folders = DataFolders(given=tmp_path / "given", cache=tmp_path / "cache")
+    told: list[str] = []
+    with serving(Answer()) as url:
+        file = SourceFile(paths=("set/file.gz",), url=url, limit_bytes=len(CONTENT), checksum=SHA256)
+        assert availability(file, folders) == "download"
+        assert locate(file, folders, told.append) == tmp_path / "cache/set/file.gz"
+    assert told == [f"Downloading {url} (0.0 MB)"]
+    monkeypatch.setattr(download_module, "download", None)
+    assert availability(file, folders) == "cached"
+    assert locate(file, folders, told.append) == tmp_path / "cache/set/file.gz"
+    (tmp_path / "given/set").mkdir(parents=True)
+    (tmp_path / "given/set/file.gz").write_bytes(CONTENT)
+    assert availability(file, folders) == "given"
+    assert locate(file, folders, told.append) == tmp_path / "given/set/file.gz"
+    assert len(told) == 1
+
+
+def test_the_environment_names_the_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SUBFLEET_DATA", str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "x"))
+    assert data_folders() == DataFolders(given=tmp_path, cache=tmp_path / "x/subfleet/data")
+    monkeypatch.delenv("SUBFLEET_DATA")
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert data_folders() == DataFolders(given=None, cache=tmp_path / ".cache/subfleet/data")
+    monkeypatch.setenv("SUBFLEET_DATA", str(tmp_path / "nowhere"))
+    with pytest.raises(ConfigError, match="must name a folder"):
+        data_folders()
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"url": "https://example.org/a"},
+        {"url": "https://example.org/a", "checksum": SHA256},
+        {"url": "https://example.org/a", "limit_bytes": 3},
+        {"url": "http://example.org/a", "checksum": SHA256, "limit_bytes": 3},
+        {"url": "http://127.0.0.1.example.org/a", "checksum": SHA256, "limit_bytes": 3},
+    ],
+)
+def test_nothing_is_downloaded_unchecked_or_over_an_open_link(wrong: dict[str, object]) -> None:
+    with pytest.raises(ValueError, match=r"must begin with https|needs both"):
+        SourceFile(paths=("a",), **wrong)  # type: ignore[arg-type]
+
+
+def test_every_task_stands_under_its_name_with_well_formed_files() -> None:
+    for name, task in TASKS.items():
+        assert task.name == name
+        assert task.stand_in_for == "" or task.stand_in_for in TASKS
+        for file in task.files:
+            kind, _, digits = file.checksum.partition(":")
+            assert not file.checksum or (kind, len(digits)) in {("sha256", 64), ("md5", 32)}
+            assert file.url or not file.limit_bytes
+
+
+def test_an_unknown_name_lists_the_known_ones() -> None:
+    with pytest.raises(ConfigError, match=r"'mnits'; choose one of: cifar10, .*mnist"):
+        task_named("mnits")
