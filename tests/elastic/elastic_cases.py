@@ -1,6 +1,7 @@
 """Networks, subnets and states that the tests of elastic networks share."""
 
 from collections.abc import Mapping
+from functools import cache
 
 import torch
 from hypothesis import settings
@@ -22,13 +23,82 @@ MLP = ModelConfig(family="mlp", input_shape=(5,), class_count=4, widths=(8, 6, 6
 relaxed = settings(deadline=None, max_examples=40)
 """For tests of modules, whose time on a shared machine says nothing."""
 
-CONFIGS = (RESNET, UNGROUPED_RESNET, MLP)
+CONVOLUTIONAL = {
+    "bottleneck": ModelConfig(
+        family="preact_resnet",
+        input_shape=(2, 6, 5),
+        class_count=3,
+        widths=(8, 12),
+        depths=(1, 2),
+        norm="batch",
+        block="bottleneck",
+        kernels=(5, 3),
+        stem_width=4,
+        learnable_steps=True,
+        scaler=True,
+    ),
+    "batch mlp": ModelConfig(
+        family="mlp", input_shape=(5,), class_count=4, widths=(4, 6), depths=(2, 1), norm="batch", hidden_widths=(3, 5)
+    ),
+    "vgg": ModelConfig(
+        family="vgg", input_shape=(1, 9, 8), class_count=3, widths=(4, 6), depths=(1, 3), norm="batch", kernels=(3, 5)
+    ),
+    "plain vgg": ModelConfig(
+        family="vgg", input_shape=(1, 4, 4), class_count=2, widths=(4, 3), depths=(2, 1), norm="none"
+    ),
+    "mobilenet_v2": ModelConfig(
+        family="mobilenet_v2",
+        input_shape=(1, 7, 6),
+        class_count=3,
+        widths=(4, 8, 8),
+        depths=(1, 2, 1),
+        group_size=2,
+        hidden_widths=(6, 8, 10, 12),
+        strides=(1, 2, 1),
+        stem_width=6,
+        last_widths=(8,),
+        learnable_steps=True,
+    ),
+    "mobilenet_v3": ModelConfig(
+        family="mobilenet_v3",
+        input_shape=(2, 8, 7),
+        class_count=3,
+        widths=(4, 5, 6),
+        depths=(1, 2, 2),
+        norm="batch",
+        hidden_widths=(4, 9, 7, 8, 6),
+        squeezed_widths=(2, 0, 0, 3, 4),
+        kernels=(3, 5, 3),
+        strides=(1, 2, 2),
+        stem_stride=2,
+        last_widths=(7, 5),
+    ),
+    "efficientnet_v2": ModelConfig(
+        family="efficientnet_v2",
+        input_shape=(2, 6, 6),
+        class_count=3,
+        widths=(4, 6, 5),
+        depths=(2, 2, 2),
+        norm="batch",
+        hidden_widths=(4, 4, 8, 9, 7, 6),
+        squeezed_widths=(0, 0, 3),
+        kernels=(3, 5, 3),
+    ),
+    "ds_cnn": ModelConfig(
+        family="ds_cnn", input_shape=(1, 13, 6), class_count=3, widths=(4, 6), depths=(2, 2), norm="batch", stem_width=5
+    ),
+}
+"""Between them every convolutional family, kind of block, norm and option."""
+
+CONFIGS = (RESNET, UNGROUPED_RESNET, MLP, *CONVOLUTIONAL.values())
+
+_declared = cache(network_of)
 
 
 @st.composite
 def networks_and_specs(draw: st.DrawFn) -> tuple[Network, SubnetSpec]:
     """Any network of ours with any subnet of it."""
-    network = network_of(draw(st.sampled_from(CONFIGS)))
+    network = _declared(draw(st.sampled_from(CONFIGS)))
     return network, draw(specs(network))
 
 
@@ -62,9 +132,11 @@ def _index_sets(draw: st.DrawFn, axis: Axis) -> IndexSet:
 
 
 def random_state(network: Network, seed: int) -> dict[str, Tensor]:
-    """A full model whose gains and biases are random too, so that every wiring error shows."""
+    """A full model whose gains, biases and statistics are random too, so that every wiring error shows."""
     generator = torch.Generator().manual_seed(seed)
-    return {name: torch.randn(decl.shape, generator=generator) for name, decl in network.tensors.items()}
+    state = {name: torch.randn(decl.shape, generator=generator) for name, decl in network.tensors.items()}
+    variances = {name: tensor.abs() + 0.5 for name, tensor in state.items() if network.tensors[name].role == "variance"}
+    return state | variances
 
 
 def random_change(network: Network, spec: SubnetSpec, seed: int, scale: float = 1.0) -> dict[str, Tensor]:

@@ -1,3 +1,5 @@
+import dataclasses
+
 import pytest
 import torch
 from elastic.elastic_cases import (
@@ -14,9 +16,9 @@ from hypothesis import strategies as st
 
 from subfleet.elastic.families import build_module, network_of
 from subfleet.elastic.maps import extract, tensor_maps
-from subfleet.elastic.network import ModelConfig, Network
+from subfleet.elastic.network import Network
 from subfleet.protocol.errors import ConfigError
-from subfleet.protocol.subnet import Explicit, SubnetSpec
+from subfleet.protocol.subnet import SubnetSpec
 
 pytestmark = pytest.mark.slow
 
@@ -55,37 +57,18 @@ def test_a_map_reaches_the_elements_whose_indices_are_all_kept_and_no_other(case
 def test_a_subnet_computes_what_the_full_network_does_with_all_else_set_to_zero(
     case: tuple[Network, SubnetSpec],
 ) -> None:
-    # Norms see whole groups, so this holds exactly up to rounding, for widths and for skipped blocks.
+    # Norms see whole groups, so this holds exactly up to rounding, for widths, kernels and, where a block adds to a
+    # stream, for skipped blocks.
     network, spec = case
+    if network.config.family in ("vgg", "ds_cnn"):
+        spec = dataclasses.replace(spec, blocks=network.full_spec().blocks)
     local = extract(network, spec, random_state(network, 1))
-    subnet, full = build_module(network, spec), build_module(network, network.full_spec())
+    subnet, full = build_module(network, spec).eval(), build_module(network, network.full_spec()).eval()
     subnet.load_state_dict(local)
     full.load_state_dict(scattered(network, spec, local))
     expected = full(inputs_of(network))
     torch.testing.assert_close(
         subnet(inputs_of(network)), expected, atol=1e-4 * float(expected.detach().abs().max()), rtol=0
-    )
-
-
-@pytest.mark.parametrize("config", CONFIGS)
-@relaxed
-@given(data=st.data())
-def test_permuting_every_axis_alike_keeps_the_logits(config: ModelConfig, data: st.DataObject) -> None:
-    network, state = network_of(config), random_state(network_of(config), 2)
-    axes = []
-    for name, axis in sorted(network.axes.items()):
-        if axis.kind == "channel":
-            step = axis.granularity
-            groups = data.draw(st.permutations(range(axis.size // step)))
-            inside = data.draw(st.permutations(range(step)))
-            axes.append((name, Explicit(indices=tuple(group * step + i for group in groups for i in inside))))
-    permuted = SubnetSpec(axes=tuple(axes), blocks=network.full_spec().blocks)
-    module = build_module(network, network.full_spec())
-    module.load_state_dict(state)
-    expected = module(inputs_of(network))
-    module.load_state_dict(extract(network, permuted, state))
-    torch.testing.assert_close(
-        module(inputs_of(network)), expected, atol=1e-4 * float(expected.detach().abs().max()), rtol=0
     )
 
 

@@ -1,0 +1,88 @@
+"""The order of indices along the axes of a network, which can change without changing what it computes."""
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from subfleet.elastic.axes import Axis, factors_of
+from subfleet.elastic.maps import extract
+from subfleet.elastic.network import BUFFER_ROLES, Network
+from subfleet.protocol.errors import ConfigError
+from subfleet.protocol.subnet import Explicit, SubnetSpec
+
+__all__ = ["importance_order", "permuted", "sorted_by_importance"]
+
+
+def permuted(
+    network: Network, state: Mapping[str, Tensor], permutations: Mapping[str, Sequence[int]]
+) -> dict[str, Tensor]:
+    """A state with the indices of some axes in another order, in every tensor that is tied to them.
+
+    A network computes the same with it.
+
+    Args:
+        network: the declaration.
+        state: the full model's tensors by name.
+        permutations: by axis, which old index stands at each new place.
+
+    Raises:
+        ConfigError: the network has no such axis, the order lacks an index or splits a group, or the axis must keep its
+            order, or the state lacks a tensor.
+    """
+    for name, order in permutations.items():
+        if name in network.axes and len(order) != network.axes[name].size:
+            raise ConfigError(
+                f"the new order of axis {name!r} has {len(order)} indices, but must have all {network.axes[name].size}"
+            )
+    axes = tuple((name, Explicit(indices=tuple(order))) for name, order in sorted(permutations.items()))
+    return extract(network, SubnetSpec(axes=axes, blocks=network.full_spec().blocks), state)
+
+
+def importance_order(network: Network, state: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
+    """For each axis that may be permuted its indices, the most important first.
+
+    An index is as important as the L2 norm of all weights that are tied to it, a group of an axis that keeps whole
+    groups as that of all its indices; equals stay in order (Li et al. 2023, "AnycostFL"). Running
+    statistics are no weights and do not count.
+
+    Args:
+        network: the declaration.
+        state: the full model's tensors by name.
+    """
+    squares = {
+        name: torch.zeros(axis.size, dtype=torch.float64)
+        for name, axis in network.axes.items()
+        if axis.kind not in ("class", "kernel")
+    }
+    for decl in network.tensors.values():
+        if decl.role in BUFFER_ROLES:
+            continue
+        dims = zip(decl.axes, decl.shape, strict=True)
+        factors = [factor for dim, size in dims for factor in factors_of(dim, size)]
+        shape = [factor if isinstance(factor, int) else network.axes[factor].size for factor in factors]
+        energy = state[decl.name].double().square().reshape(shape)
+        for place, factor in enumerate(factors):
+            if factor in squares:
+                squares[str(factor)] += energy.movedim(place, 0).reshape(shape[place], -1).sum(1).cpu()
+    return {name: _order(network.axes[name], found) for name, found in squares.items()}
+
+
+def sorted_by_importance(network: Network, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The state with the most important indices of every axis first, so that prefixes keep what matters most.
+
+    Args:
+        network: the declaration.
+        state: the full model's tensors by name.
+
+    Raises:
+        ConfigError: the state lacks a tensor.
+    """
+    return permuted(network, state, importance_order(network, state))
+
+
+def _order(axis: Axis, squares: Tensor) -> tuple[int, ...]:
+    groups = squares.reshape(-1, axis.granularity).sum(1)
+    order = torch.sort(groups, descending=True, stable=True).indices.tolist()
+    step = axis.granularity
+    return tuple(group * step + offset for group in order for offset in range(step))

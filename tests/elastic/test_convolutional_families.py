@@ -1,0 +1,177 @@
+"""What the convolutional families promise beyond what every network does."""
+
+import copy
+import dataclasses
+
+import pytest
+import torch
+from elastic.elastic_cases import CONFIGS, CONVOLUTIONAL, MLP, RESNET, random_state
+from elastic.grouped_network import GROUPED
+from torch import Tensor, nn
+
+from subfleet.elastic.families import build_module, init_state, network_of
+from subfleet.elastic.families.blueprint import declare, module_of
+from subfleet.elastic.maps import extract
+from subfleet.elastic.network import ModelConfig, Network
+from subfleet.protocol.errors import ConfigError
+from subfleet.protocol.subnet import Centre, Explicit, Prefix, SubnetSpec
+
+BOTTLENECK, V2, V3 = (CONVOLUTIONAL[name] for name in ("bottleneck", "mobilenet_v2", "mobilenet_v3"))
+
+
+def inputs_of(config: ModelConfig) -> Tensor:
+    return torch.randn(3, *config.input_shape, generator=torch.Generator().manual_seed(5))
+
+
+def loaded(network: Network, spec: SubnetSpec, state: dict[str, Tensor]) -> nn.Module:
+    module = build_module(network, spec)
+    module.load_state_dict(extract(network, spec, state))
+    return module.eval()
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=lambda config: f"{config.family} {config.norm}")
+def test_a_network_without_a_block_computes_as_if_that_were_the_identity(config: ModelConfig) -> None:
+    network = network_of(config)
+    state = random_state(network, 1)
+    full = network.full_spec()
+    assert full.blocks
+    for block in full.blocks:
+        without = SubnetSpec(blocks=tuple(name for name in full.blocks if name != block))
+        module = loaded(network, full, state)
+        module.set_submodule(block, nn.Identity())
+        assert torch.equal(loaded(network, without, state)(inputs_of(config)), module(inputs_of(config)))
+
+
+@pytest.mark.parametrize("config", [BOTTLENECK, V2], ids=lambda config: config.family)
+def test_a_step_of_zero_makes_a_block_the_identity(config: ModelConfig) -> None:
+    network = network_of(config)
+    steps = [name for name, decl in network.tensors.items() if decl.role == "step"]
+    assert steps == [f"{block.name}.step" for block in network.blocks]
+    state = random_state(network, 1) | {steps[0]: torch.zeros(1)}
+    without = SubnetSpec(blocks=tuple(block.name for block in network.blocks)[1:])
+    module = loaded(network, network.full_spec(), state)
+    assert torch.equal(module(inputs_of(config)), loaded(network, without, state)(inputs_of(config)))
+    assert init_state(network, 0)[steps[0]].tolist() == [1.0]
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=lambda config: f"{config.family} {config.norm}")
+def test_residual_blocks_start_as_the_identity(config: ModelConfig) -> None:
+    network = network_of(config)
+    residual = [decl for decl in network.tensors.values() if decl.role == "residual"]
+    assert len(residual) == (sum(config.depths) if config.family in ("mlp", "preact_resnet") else 0)
+    last = "layer3" if config.block == "bottleneck" else "layer2"
+    assert all(decl.name.split(".")[2] == last for decl in residual)
+
+
+def test_a_bottleneck_is_no_basic_block() -> None:
+    shapes = network_of(BOTTLENECK).shapes(network_of(BOTTLENECK).full_spec())
+    sides = {
+        name.split(".")[2]: shape
+        for name, shape in shapes.items()
+        if "section1.block1.layer" in name and len(shape) > 1
+    }
+    assert sides == {"layer1": (3, 12, 1, 1), "layer2": (3, 3, 3, 3), "layer3": (12, 3, 1, 1)}
+
+
+def test_a_smaller_kernel_is_the_middle_of_the_larger() -> None:
+    network = network_of(V3)
+    state = random_state(network, 1)
+    name = "section1.block0.layers.depthwise.conv.weight"
+    assert network.tensors[name].axes == (
+        "section1.block0.inner",
+        None,
+        "section1.block0.kernel",
+        "section1.block0.kernel",
+    )
+    spec = SubnetSpec(axes=(("section1.block0.kernel", Centre(size=3)),), blocks=network.full_spec().blocks)
+    small = loaded(network, spec, state)
+    assert torch.equal(small.state_dict()[name], state[name][:, :, 1:4, 1:4])
+    rim = torch.nn.functional.pad(torch.ones(3, 3), (1, 1, 1, 1))
+    padded = loaded(network, network.full_spec(), state | {name: state[name] * rim})
+    torch.testing.assert_close(small(inputs_of(V3)), padded(inputs_of(V3)), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("config", [BOTTLENECK, V3, MLP], ids=lambda config: f"{config.family} {config.norm}")
+def test_a_scaler_divides_what_enters_a_norm_while_training(config: ModelConfig) -> None:
+    scaled_config = dataclasses.replace(config, scaler=True)
+    network = network_of(scaled_config)
+    axis = network.axes["section0.stream"]
+    spec = SubnetSpec(axes=((axis.name, Prefix(size=axis.granularity)),), blocks=network.full_spec().blocks)
+    module = build_module(network, spec)
+    entered: dict[str, Tensor] = {}
+    for name, layer in module.named_modules():
+        if isinstance(layer, nn.BatchNorm1d | nn.BatchNorm2d | nn.GroupNorm):
+            layer.register_forward_pre_hook(lambda _, inputs, name=name: entered.update({name: inputs[0]}))
+            owner = module.get_submodule(name.rpartition(".")[0])
+            owner.register_forward_pre_hook(lambda _, inputs, name=name: entered.update({f"{name} before": inputs[0]}))
+    for training in (True, False):
+        module.train(training)(inputs_of(config))
+        norms = [name for name in entered if f"{name} before" in entered]
+        assert norms
+        for name in norms:
+            tied = network.tensors[f"{name}.weight"].axes == (axis.name,)
+            rate = axis.granularity / axis.size if tied and training else 1
+            assert torch.equal(entered[name], entered[f"{name} before"] / rate), name
+
+
+def test_running_statistics_travel_with_the_weights_and_nothing_else_does() -> None:
+    network = network_of(V3)
+    module = build_module(network, network.full_spec())
+    state = module.state_dict()
+    assert list(state) == list(network.tensors)
+    assert all(tensor.dtype == torch.float32 for tensor in state.values())
+    before = {name: tensor.clone() for name, tensor in state.items()}
+    module.train()(inputs_of(V3))
+    moved = {name for name, tensor in module.state_dict().items() if not torch.equal(tensor, before[name])}
+    assert moved == {name for name, decl in network.tensors.items() if decl.role in ("mean", "variance")}
+
+
+def test_a_module_can_be_copied() -> None:
+    network = network_of(V3)
+    module = build_module(network, network.full_spec()).eval()
+    assert torch.equal(copy.deepcopy(module)(inputs_of(V3)), module(inputs_of(V3)))
+
+
+def test_a_grouped_convolution_keeps_whole_groups() -> None:
+    network = declare(GROUPED.config, GROUPED.blueprint)
+    assert network.tensors["grouped.weight"].axes[1:] == (None, None, None)
+    spec = SubnetSpec(axes=(("groups", Explicit(indices=(2, 0))), ("stem", Prefix(size=3))))
+    local = network.shapes(spec)
+    small = module_of(GROUPED.blueprint, network.local(spec)).eval()
+    assert {name: tuple(tensor.shape) for name, tensor in small.state_dict().items()} == local
+    assert local["grouped.weight"] == (4, 2, 3, 3)
+    state = random_state(network, 1)
+    held = extract(network, spec, state)
+    small.load_state_dict(held)
+    assert torch.equal(held["grouped.bias"], state["grouped.bias"][[4, 5, 0, 1]])
+    full = module_of(GROUPED.blueprint, network.local(network.full_spec())).eval()
+    state["expand.weight"][:, 2:4] = 0
+    state["head.weight"][:, 3:] = 0
+    state["reduce.weight"][:, 3:] = 0
+    full.load_state_dict(state)
+    torch.testing.assert_close(small(inputs_of(GROUPED.config)), full(inputs_of(GROUPED.config)), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("config", "change", "reason"),
+    [
+        (RESNET, {"heads": (1, 1)}, "no use"),
+        (RESNET, {"squeezed_widths": (1, 1)}, "no use"),
+        (RESNET, {"norm": "layer"}, "norm is 'layer'"),
+        (RESNET, {"norm": "none", "scaler": True}, "scaler"),
+        (RESNET, {"stem_width": 6}, "multiple of group_size 4"),
+        (RESNET, {"kernels": (3, 4)}, "must be odd"),
+        (RESNET, {"strides": (8, 8), "group_size": 1}, "group_size is 1"),
+        (RESNET, {"block": "bottleneck"}, "multiple of group_size 4"),
+        (MLP, {"kernels": (3, 3, 3)}, "no use"),
+        (V2, {"squeezed_widths": (1, 1, 1)}, "no use"),
+        (V2, {"last_widths": (4, 4)}, "1 layers"),
+        (V3, {"input_shape": (4,)}, "channels, height, width"),
+        (CONVOLUTIONAL["vgg"], {"input_shape": (1, 3, 3)}, "larger input"),
+        (CONVOLUTIONAL["vgg"], {"learnable_steps": True}, "no use"),
+        (CONVOLUTIONAL["ds_cnn"], {"strides": (1, 2)}, "no use"),
+    ],
+)
+def test_what_a_family_cannot_do_is_refused(config: ModelConfig, change: dict[str, object], reason: str) -> None:
+    with pytest.raises(ConfigError, match=reason):
+        network_of(dataclasses.replace(config, **change))  # type: ignore[arg-type]  # each case replaces some fields

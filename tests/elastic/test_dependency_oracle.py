@@ -1,0 +1,116 @@
+"""Another program's view of which dimensions hang together: Torch-Pruning's dependency graph (Fang et al. 2023).
+
+It follows autograd's graph of a module and knows nothing of our declarations. Dimensions that it ties in the full
+network, or in one that leaves a block out, must be those that we tie to one axis, no fewer and no more.
+"""
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
+
+import pytest
+import torch
+import torch_pruning  # type: ignore[import-untyped]  # it has no annotations
+from elastic.elastic_cases import CONFIGS, CONVOLUTIONAL, RESNET
+from torch import nn
+
+from subfleet.elastic.families import build_module, network_of
+from subfleet.elastic.network import ModelConfig, Network
+from subfleet.protocol.subnet import SubnetSpec
+
+pytestmark = pytest.mark.slow
+
+Place = tuple[str, int]
+"""A layer and a dimension of its weight: 0 for outputs, 1 for inputs."""
+
+Ties = frozenset[frozenset[Place]]
+
+
+def declared_ties(network: Network) -> Ties:
+    """What we tie."""
+    tied: dict[str, set[Place]] = {}
+    for name, decl in network.tensors.items():
+        layer, _, own = name.rpartition(".")
+        if own == "weight":
+            for dimension, dim in enumerate(decl.axes[:2]):
+                if isinstance(dim, str) and network.axes[dim].kind not in ("kernel", "class"):
+                    tied.setdefault(dim, set()).add((layer, dimension))
+    return frozenset(map(frozenset, tied.values()))
+
+
+def oracle_ties(network: Network) -> Ties:
+    """What the dependency graph ties, in the full network or with one block left out."""
+    full = network.full_spec()
+    ties = list(groups_of(network, full))
+    for block in full.blocks:
+        kept = tuple(name for name in full.blocks if name != block)
+        ties += groups_of(network, SubnetSpec(blocks=kept))
+    return merged(ties)
+
+
+def groups_of(network: Network, spec: SubnetSpec) -> Iterable[frozenset[Place]]:
+    module = build_module(network, spec)
+    names = {layer: name for name, layer in module.named_modules()}
+    steps = [(parameter, 0) for name, parameter in module.named_parameters() if name.endswith("step")]
+    graph = torch_pruning.DependencyGraph().build_dependency(
+        module, torch.zeros(2, *network.config.input_shape), unwrapped_parameters=steps
+    )
+    for layer, name in names.items():
+        # The input is never cut, nor are the classes: there is nothing that they could be tied to.
+        if isinstance(layer, nn.Conv2d | nn.Linear) and name != "head":
+            prune = graph.get_pruner_of_module(layer).prune_out_channels
+            found = {place_of(item.dep, names) for item in graph.get_pruning_group(layer, prune, idxs=[0])}
+            yield frozenset(place for place in found if place is not None)
+
+
+def place_of(dependency: object, names: Mapping[nn.Module, str]) -> Place | None:
+    layer = dependency.target.module  # type: ignore[attr-defined]  # of a package without annotations
+    if layer not in names or not hasattr(layer, "weight"):
+        return None
+    inputs = dependency.handler.__name__.endswith("in_channels")  # type: ignore[attr-defined]  # as above
+    return names[layer], int(inputs and isinstance(layer, nn.Conv2d | nn.Linear))
+
+
+def merged(groups: Iterable[frozenset[Place]]) -> Ties:
+    """Groups that share a place are one."""
+    apart: list[frozenset[Place]] = []
+    for group in groups:
+        touching = [other for other in apart if other & group]
+        apart = [other for other in apart if not other & group]
+        apart.append(group.union(*touching))
+    return frozenset(apart)
+
+
+def with_axis(network: Network, name: str, dimension: int, axis: str) -> Network:
+    """A network that ties one dimension of one tensor otherwise."""
+    decl = network.tensors[name]
+    axes = (*decl.axes[:dimension], axis, *decl.axes[dimension + 1 :])
+    changed = {name: dataclasses.replace(decl, axes=axes)}
+    added = dataclasses.replace(network.axes["section0.stream"], name=axis, size=decl.shape[dimension])
+    return dataclasses.replace(
+        network,
+        axes=MappingProxyType({axis: added, **network.axes}),
+        tensors=MappingProxyType({**network.tensors, **changed}),
+    )
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=lambda config: f"{config.family} {config.norm}")
+def test_axes_are_what_autograds_graph_ties(config: ModelConfig) -> None:
+    network = network_of(config)
+    assert oracle_ties(network) == declared_ties(network)
+
+
+@pytest.mark.parametrize(
+    ("config", "tensor", "dimension", "axis"),
+    [
+        (RESNET, "section1.block2.layer2.weight", 0, "apart"),
+        (RESNET, "section1.block2.norm2.weight", 0, "apart"),
+        (RESNET, "section0.block0.layer1.weight", 0, "section0.stream"),
+        (CONVOLUTIONAL["mobilenet_v3"], "section1.block1.layers.depthwise.conv.weight", 0, "apart"),
+        (CONVOLUTIONAL["mobilenet_v3"], "section2.block0.layers.squeeze.excite.weight", 0, "apart"),
+        (CONVOLUTIONAL["vgg"], "section1.block1.conv.weight", 0, "apart"),
+    ],
+)
+def test_a_wrong_declaration_is_seen(config: ModelConfig, tensor: str, dimension: int, axis: str) -> None:
+    network = with_axis(network_of(config), tensor, dimension, axis)
+    assert oracle_ties(network) != declared_ties(network)
