@@ -17,6 +17,7 @@ from subfleet.protocol.topics import Topics
 from subfleet.protocol.training import TrainingSettings
 from subfleet.server.methods import AnyMethod
 from subfleet.server.methods.heterofl import HeteroFL
+from subfleet.server.methods.norms import NormPolicy
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -92,6 +93,8 @@ class ServerConfig:
         learning_rate_decay: factor on the learning rate from each round to the next, above 0 and at most 1.
         method: which federated method, with its parameters.
         distillation: what the full model teaches its subnets after each round, on noise; None leaves it to the method.
+        norms: "averaged", "bank" or "recalibrated", see `subfleet.server.methods.norms`; the last measures running
+            statistics on the inputs of the evaluation data, without their labels.
         rates: width rates of the search space, each above 0 and at most 1.
         seed: of initial weights and data order.
         quorum: share of the given tasks that must be answered to close a round; below 1 a round does not wait for the
@@ -120,6 +123,7 @@ class ServerConfig:
     learning_rate_decay: float = 1.0
     method: AnyMethod = field(default_factory=HeteroFL)
     distillation: DistillationSettings | None = None
+    norms: NormPolicy = "averaged"
     rates: tuple[float, ...] = (0.25, 0.5, 0.75, 1.0)
     seed: int = 0
     quorum: float = 1.0
@@ -178,6 +182,7 @@ class ServerConfig:
             "learning_rate_decay",
             "method",
             "distillation",
+            "norms",
             "rates",
             "seed",
             "quorum",

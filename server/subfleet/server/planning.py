@@ -14,6 +14,7 @@ from subfleet.protocol.errors import ConfigError, FileError
 from subfleet.protocol.subnet import SubnetSpec
 from subfleet.server.assignment import Candidate, ordered
 from subfleet.server.config import ServerConfig
+from subfleet.server.methods.norms import with_norms
 from subfleet.server.rounds import Plan
 
 __all__ = ["Places", "plan_of", "price_list"]
@@ -78,7 +79,7 @@ def plan_of(config: ServerConfig, run_id: str) -> Plan:
         ConfigError: the model's description is wrong, or there is nothing to choose from.
     """
     network = network_of(config.model)
-    policies = config.method.policies()
+    policies = with_norms(config.method.policies(), config.norms)
     price = price_list(config, network)
     candidates = [price(spec) for spec in policies.space(network, config.rates)]
     if not candidates:

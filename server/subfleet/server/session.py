@@ -11,6 +11,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import torch
+
 from subfleet.elastic.families import init_state
 from subfleet.elastic.model_state import ModelState, unpacked
 from subfleet.export.quantisation.report import calibration_of
@@ -46,6 +48,7 @@ from subfleet.server.rows import deployed_models, round_record
 from subfleet.server.store import Journal, begin_run, open_database
 from subfleet.server.supply import Exports, Supply
 from subfleet.server.traffic import Traffic
+from subfleet.server.views import Views
 from subfleet.server.workbench import Workbench
 from subfleet.tasks import read_dataset
 from subfleet.transport.base import Connected, Delivery, Disconnected, Transport
@@ -114,9 +117,10 @@ class Server:
         self._outbox = Outbox()
         self._announcer = Announcer()
         evaluation = read_dataset(config.evaluation_data)
+        views = Views(plan=self._plan, samples=torch.from_numpy(evaluation.inputs.copy()))
         self._supply = Supply(
             self._plan,
-            self._network,
+            views,
             exports,
             blobs=self._blobs,
             models_folder=self._places.models / run_id,
@@ -130,7 +134,7 @@ class Server:
             seed=config.seed,
             distillation=config.distillation,
         )
-        self._workbench = Workbench(folding, evaluation, checkpoints=self._places.checkpoints)
+        self._workbench = Workbench(folding, views, evaluation, checkpoints=self._places.checkpoints)
         self._state = RunState()
         self._model = ModelState(shared={})
         self._offers: dict[str, Update] = {}

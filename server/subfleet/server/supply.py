@@ -30,6 +30,7 @@ from subfleet.server.rounds import (
     PrepareFailed,
     PrepareModels,
 )
+from subfleet.server.views import Views
 from subfleet.transport.blob_store import BlobStore
 
 __all__ = ["Exports", "Supply", "train_request"]
@@ -62,7 +63,7 @@ class Supply:
 
     Args:
         plan: of the run.
-        network: the declaration of the whole model.
+        views: what clients see of the model.
         exports: the exporter.
         blobs: where programs and weights are served from.
         models_folder: where each client's inference models are kept.
@@ -72,7 +73,7 @@ class Supply:
     def __init__(
         self,
         plan: Plan,
-        network: Network,
+        views: Views,
         exports: Exports,
         *,
         blobs: BlobStore,
@@ -80,7 +81,8 @@ class Supply:
         calibration_sha256: str = "",
     ) -> None:
         self._plan = plan
-        self._network = network
+        self._network = plan.network
+        self._views = views
         self._exports = exports
         self._blobs = blobs
         self._models_folder = models_folder
@@ -121,7 +123,8 @@ class Supply:
         """Begin a client's inference models."""
         config = self._plan.config
         try:
-            weights = self._weights_of(action.participant)
+            seen = self._views.for_use(self._model, action.participant)
+            weights = self._blobs.add(subnet_weights(self._network, action.participant.spec, seen))
             futures = {
                 target: self._exports.submit_inference(
                     InferRequest(
@@ -184,10 +187,9 @@ class Supply:
         return _Program(ref=ref, planned_peak_bytes=manifest.planned_peak_bytes)
 
     def _weights_of(self, client: Participant) -> BlobRef:
-        cohorts = self._plan.policies.cohorts(self._network, client, self._plan.space)
-        key = (client.spec.spec_id, tuple(sorted(cohorts.items())))
+        key = (client.spec.spec_id, tuple(sorted(self._views.cohorts(client).items())))
         if key not in self._weights:
-            seen = self._model.seen_with(cohorts)
+            seen = self._views.for_training(self._model, client)
             self._weights[key] = self._blobs.add(subnet_weights(self._network, client.spec, seen))
         return self._weights[key]
 

@@ -14,6 +14,7 @@ from subfleet.server.checkpoint import save_checkpoint
 from subfleet.server.folding import FoldedModel, Folding
 from subfleet.server.methods.policies import Participant
 from subfleet.server.rounds import Fold, Folded
+from subfleet.server.views import Views
 from subfleet.tasks import Dataset
 
 __all__ = ["FoldOutcome", "Workbench"]
@@ -32,11 +33,12 @@ class Workbench:
 
     Args:
         folding: how updates become the next model.
+        views: what clients see of it.
         evaluation: held-out samples.
         checkpoints: folder of the models.
     """
 
-    def __init__(self, folding: Folding, evaluation: Dataset, *, checkpoints: Path) -> None:
+    def __init__(self, folding: Folding, views: Views, evaluation: Dataset, *, checkpoints: Path) -> None:
         network = folding.network
         if evaluation.inputs.shape[1:] != network.config.input_shape:
             raise DataError(
@@ -44,6 +46,7 @@ class Workbench:
                 f"{network.config.input_shape}; correct evaluation_data or model.input_shape"
             )
         self._folding = folding
+        self._views = views
         self._inputs = torch.from_numpy(evaluation.inputs.copy())
         self._labels = torch.from_numpy(evaluation.labels.copy())
         self._checkpoints = checkpoints
@@ -105,6 +108,5 @@ class Workbench:
         )
 
     def _own(self, state: ModelState, client: Participant) -> Evaluation:
-        folding = self._folding
-        seen = state.seen_with(folding.policies.cohorts(folding.network, client, folding.space))
-        return evaluate(folding.network, client.spec, seen, self._inputs, self._labels)
+        seen = self._views.for_use(state, client)
+        return evaluate(self._folding.network, client.spec, seen, self._inputs, self._labels)

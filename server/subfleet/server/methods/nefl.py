@@ -14,14 +14,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from subfleet.elastic.network import Network, Role
+from subfleet.elastic.network import Network
+from subfleet.elastic.running_statistics import norm_tensors
 from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.subnet import SubnetSpec
 from subfleet.server.methods.policies import Ask, Assigned, MethodInfo, Participant, Policies, Weighting, weigh_by
 
 __all__ = ["NeFL"]
-
-_INCONSISTENT: frozenset[Role] = frozenset({"gain", "step", "mean", "variance"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,9 +59,5 @@ class NeFL:
 
 def norm_bank(network: Network, client: Participant, space: Sequence[SubnetSpec]) -> Mapping[str, str]:
     """The tensors of norms, and steps, are those of the client's size."""
-    layers = {decl.name.rpartition(".")[0] for decl in network.tensors.values() if decl.role == "gain"}
-    return {
-        decl.name: client.size.spec_id
-        for decl in network.tensors.values()
-        if decl.role in _INCONSISTENT or decl.name.rpartition(".")[0] in layers
-    }
+    steps = {name for name, decl in network.tensors.items() if decl.role == "step"}
+    return dict.fromkeys(norm_tensors(network) | steps, client.size.spec_id)

@@ -50,17 +50,19 @@ class Climb:
     price: Callable[[Genes], Candidate]
     trials: int
 
-    def better(self, start: Candidate, aim: Aim, rng: Random) -> Candidate:
-        """The best subnet that is found from `start` on, which must fit."""
-        best, best_rank = start, rank(start, aim) or (0.0, 0)
-        genes = self.space.genes_of(start.spec)
+    def reached(self, start: Candidate, aim: Aim, rng: Random) -> list[Candidate]:
+        """Subnets that fit and are not below the floor, in the order in which they were tried from `start` on."""
+        best_rank, genes = rank(start, aim) or (0.0, 0), self.space.genes_of(start.spec)
+        fitting = []
         for _ in range(self.trials):
             changed = self._changed(genes, rng)
             candidate = self.price(changed)
             found = rank(candidate, aim)
-            if found is not None and found > best_rank:
-                best, best_rank, genes = candidate, found, changed
-        return best
+            if found is not None:
+                fitting.append(candidate)
+                if found > best_rank:
+                    best_rank, genes = found, changed
+        return fitting
 
     def _changed(self, genes: Genes, rng: Random) -> Genes:
         largest = self.space.largest

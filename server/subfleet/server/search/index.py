@@ -80,7 +80,7 @@ class PriceIndex:
             for column in (columns.parameters, columns.forward_macs):
                 top = top[column[top] == column[top].max()]
             # Identity decides the rest, so that the answer does not depend on what became known first.
-            row = max(top, key=lambda place: self._candidates[place].spec.spec_id)
+            row = int(max(top, key=lambda place: self._candidates[place].spec.spec_id))
             if not query.refused(self._candidates[row]):
                 return self._candidates[row]
             rows = rows[rows != row]

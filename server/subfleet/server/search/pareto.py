@@ -9,7 +9,7 @@ climbed; what is reached joins the pool and serves every later device with a sim
 where budgets are, and once it is, an answer takes a few passes over columns of numbers.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from random import Random
@@ -37,13 +37,14 @@ class ParetoSettings:
         paper: of the search that ours begins with. An epsilon of 1 switches off all exploring, ours too.
         goal: utilisation beyond which parameters count, 0 to 1.
         trials: subnets that one climb prices.
-        built_limit: subnets in the whole pool beyond which climbs are no longer remembered. Draws join it until there
-            are as many more as the paper's own pool may have.
+        built_limit: subnets that were reached by climbs and are remembered, at most; draws are remembered beside them
+            as far as the paper's search does.
     """
 
     paper: PaperSettings = field(default_factory=PaperSettings)
     goal: float = 0.99
     trials: int = 48
+    samples: int = 16
     built_limit: int = 4096
 
     def __post_init__(self) -> None:
@@ -78,7 +79,9 @@ class ParetoSearch:
         self._paper = PaperSearch(space, price, targets, self._settings.paper)
         self._uniform = PriceIndex(targets, map(price, uniform))
         self._index = PriceIndex(targets, (*self._paper.known, *self._uniform))
+        self._whole_id = space.spec(space.largest).spec_id
         self._pool: list[Known] = []
+        self._built = 0
         self._climb = Climb(
             space=space,
             price=lru_cache(maxsize=_PRICES)(lambda genes: price(space.spec(genes))),
@@ -99,45 +102,51 @@ class ParetoSearch:
         """The best of what is known, drawn and reached by a climb."""
         paper = self._paper.choose(query, rng)
         uniform = self._uniform.best(query, goal=1.0)
-        floor = max(paper.utilisation, (share_of(uniform, query) or 0.0) if uniform is not None else 0.0)
+        floor = max(paper.utilisation, _share(uniform, query))
         aim = Aim(query=query, goal=self._settings.goal, floor=floor)
-        drawn = PriceIndex(self._targets, (self._price(one.spec) for one in paper.found))
-        best = _better(
-            self._index.best(query, goal=aim.goal, floor=floor), drawn.best(query, goal=aim.goal, floor=floor), aim
-        )
-        if best is None:
-            return paper
-        found = [one for one in paper.found if one.spec.spec_id not in self._index]
-        climbed = self._climbed(best, aim, rng)
-        if climbed is not best and climbed.spec.spec_id not in self._index:
-            found.append(Known(spec=climbed.spec, drawn=False))
-        share = share_of(climbed, query) or 0.0
-        return Choice(candidate=climbed, utilisation=share, found=tuple(found), draws=paper.draws, hit=paper.hit)
+        found = (*paper.found, *self._spread(rng))
+        drawn = PriceIndex(self._targets, (self._price(one.spec) for one in found))
+        known = [index.best(query, goal=aim.goal, floor=floor) for index in (self._index, drawn)]
+        best = _best((one for one in known if one is not None), aim)
+        if best is None or paper.candidate is None:
+            return Choice(candidate=best, utilisation=_share(best, query), found=found, draws=paper.draws)
+        if self._explores(_share(best, query), best, rng):
+            start = best if self._space.holds(best.spec) else paper.candidate
+            reached = PriceIndex(self._targets, self._climb.reached(start, aim, rng))
+            fresh = [one.spec for one in reached if one.spec.spec_id not in self._index]
+            found = (*found, *(Known(spec=spec, drawn=False) for spec in fresh))
+            best = _best((best, *reached), aim) or best
+        return Choice(candidate=best, utilisation=_share(best, query), found=found, draws=paper.draws, hit=paper.hit)
 
     def learn(self, found: Sequence[Known]) -> None:
-        """Remember draws, and what was built while the pool is below its limit."""
-        self._paper.learn([one for one in found if one.drawn])
-        most_drawn = self._settings.built_limit + self._settings.paper.pool_limit
+        """Remember draws as far as the paper's search does, and what was built while it is below its own limit."""
         for one in found:
-            limit = most_drawn if one.drawn else self._settings.built_limit
-            if len(self._pool) < limit and self._index.add(self._price(one.spec)):
+            before = len(self._paper.pool), len(self._index)
+            if one.drawn:
+                self._paper.learn([one])
+            room = one.spec.spec_id in self._paper.known if one.drawn else len(self._pool) < self._settings.built_limit
+            if room:
+                self._index.add(self._price(one.spec))
+            if before != (len(self._paper.pool), len(self._index)):
                 self._pool.append(one)
+                self._built += not one.drawn
 
-    def _climbed(self, best: Candidate, aim: Aim, rng: Random) -> Candidate:
+    def _spread(self, rng: Random) -> tuple[Known, ...]:
+        if self._settings.paper.epsilon >= 1 or len(self._pool) >= self._settings.built_limit // 4:
+            return ()
+        every = (self._space.spec(self._space.spread(rng)) for _ in range(self._settings.samples))
+        return tuple(Known(spec=spec, drawn=False) for spec in every if spec.spec_id not in self._index)
+
+    def _explores(self, share: float, best: Candidate, rng: Random) -> bool:
         epsilon = self._settings.paper.epsilon
-        whole = best.spec.spec_id == self._space.spec(self._space.largest).spec_id
-        if epsilon >= 1 or whole:
-            return best
-        share = share_of(best, aim.query) or 0.0
-        if share >= aim.goal and rng.random() <= epsilon:
-            return best
-        try:
-            return self._climb.better(best, aim, rng)
-        except ConfigError:  # a uniform subnet that the space lacks has no neighbours there
-            return best
+        if epsilon >= 1 or len(self._pool) >= self._settings.built_limit or best.spec.spec_id == self._whole_id:
+            return False
+        return share < self._settings.goal or rng.random() > epsilon
 
 
-def _better(left: Candidate | None, right: Candidate | None, aim: Aim) -> Candidate | None:
-    if left is None or right is None:
-        return left or right
-    return max(left, right, key=lambda one: (rank(one, aim) or (0.0, 0), one.order))
+def _share(candidate: Candidate | None, query: Query) -> float:
+    return (share_of(candidate, query) or 0.0) if candidate is not None else 0.0
+
+
+def _best(candidates: Iterable[Candidate], aim: Aim) -> Candidate | None:
+    return max(candidates, key=lambda one: (rank(one, aim) or (0.0, 0), one.order), default=None)
