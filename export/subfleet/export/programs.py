@@ -9,9 +9,9 @@ from torch import Tensor
 
 from subfleet.elastic.families import build_module, network_of
 from subfleet.export.preflight import with_layer
-from subfleet.export.request_steps import training_step_of
+from subfleet.export.request_steps import sample_of, training_step_of
 from subfleet.export.requests import InferRequest, TrainRequest
-from subfleet.export.steps import SampleSpec, Step, inference_step
+from subfleet.export.steps import Step, inference_step
 from subfleet.export.targets import target_named
 from subfleet.export.targets.base import Target
 from subfleet.export.targets.torch import TARGET as TORCH
@@ -46,7 +46,7 @@ def export_training_program(request: TrainRequest) -> Program:
         return write_training_program(step, target=request.target, program_id=program_id)
     except ExportError as error:
         module = build_module(network_of(request.model), request.spec)
-        sample = SampleSpec(shape=request.model.input_shape)
+        sample = sample_of(request.model)
         raise with_layer(error, module, sample, target=request.target, batch_size=request.batch_size) from error
 
 
@@ -102,7 +102,7 @@ def export_inference_model(request: InferRequest, state: Mapping[str, Tensor]) -
         _check_weights({name: tuple(tensor.shape) for name, tensor in module.state_dict().items()}, state)
         return write_torch_model(request.model, request.spec, state), 0.0
     batch_size = target_named(request.target).inference_batch_size
-    step = inference_step(module, SampleSpec(shape=request.model.input_shape), batch_size=batch_size)
+    step = inference_step(module, sample_of(request.model), batch_size=batch_size)
     return write_inference_model(step, state, target=request.target)
 
 

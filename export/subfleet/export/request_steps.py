@@ -1,11 +1,19 @@
-"""From a request to the step that it asks for."""
+"""From a request to the step that it asks for, and the samples of its network."""
 
 from subfleet.elastic.families import build_module, network_of
 from subfleet.elastic.maps import nested_maps
+from subfleet.elastic.network import ModelConfig
 from subfleet.export.requests import TrainRequest
 from subfleet.export.steps import SampleSpec, Step, Student, training_step
 
-__all__ = ["training_step_of"]
+__all__ = ["sample_of", "training_step_of"]
+
+
+def sample_of(model: ModelConfig) -> SampleSpec:
+    """The input of one sample of a network: numbers, or symbols where it has a vocabulary."""
+    if model.vocabulary:
+        return SampleSpec(shape=model.input_shape, dtype="I64", limit=model.vocabulary)
+    return SampleSpec(shape=model.input_shape)
 
 
 def training_step_of(request: TrainRequest) -> Step:
@@ -22,7 +30,7 @@ def training_step_of(request: TrainRequest) -> Step:
         student = Student(module=build_module(network, request.student), maps=maps)
     return training_step(
         build_module(network, request.spec),
-        SampleSpec(shape=request.model.input_shape),
+        sample_of(request.model),
         batch_size=request.batch_size,
         objective=request.objective,
         optimiser=request.optimiser,
