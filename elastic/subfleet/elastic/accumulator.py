@@ -124,7 +124,7 @@ class Accumulator:
         for contribution in contributions:
             for part in self._parts(contribution):
                 parts.setdefault(part.name, []).append(part)
-        add_exactly([group for name, found in parts.items() for group in self._groups(name, found)])
+        add_exactly([self._batches(name, found) for name, found in parts.items()])
         self._units = units
         for name, found in parts.items():
             for part in found:
@@ -211,48 +211,23 @@ class Accumulator:
             ) from error
         return self._grid.element_units(weight, factor)
 
-    def _groups(self, name: str, parts: Sequence[_Part]) -> list[list[Term]]:
-        """The terms of all contributions to a tensor; where all hold all of it, a group for each chunk of the sum."""
-        if not all(part.region.whole and isinstance(part.units, int) for part in parts):
-            return [[term for part in parts for term in self._rows(part)]]
-        total, size = self._sums[name], chunk_elements(self._sums[name].device)
-        chunks = [torch.split(part.values.reshape(-1), size) for part in parts]
-        return [
-            [
-                self._term(part, total=chunk, values=values[place], factor=self._factor(part))
-                for part, values in zip(parts, chunks, strict=True)
-            ]
-            for place, chunk in enumerate(torch.split(total.view(-1), size))
-        ]
+    def _batches(self, name: str, parts: Sequence[_Part]) -> list[list[Term]]:
+        """The terms of all contributions to a tensor; those that hold all of it pass over it together."""
+        whole = [part for part in parts if part.region.whole]
+        others = [part for part in parts if not part.region.whole]
+        batches = [[self._term(part) for part in whole]] if whole else []
+        return [*batches, *([self._term(part)] for part in others)]
 
-    def _rows(self, part: _Part) -> list[Term]:
-        """The terms of one contribution to a tensor, by chunks of its first dimension where that is possible."""
-        total, region, factor = self._sums[part.name], part.region, self._factor(part)
-        if not (region.is_view or region.whole):
-            term = self._term(part, total=total, values=part.values, factor=factor)
-            return [term]
-        target = total if region.whole else region.map.extract(total)
-        if target.dim() == 0:
-            return [self._term(part, total=target, values=part.values, factor=factor)]
-        rows = max(1, chunk_elements(total.device) * target.shape[0] // target.numel())
-        pieces = list(zip(torch.split(target, rows), torch.split(part.values, rows), strict=True))
-        factors: Sequence[float | Tensor] = [factor] * len(pieces)
-        if isinstance(factor, Tensor):
-            factors = torch.split(factor.expand(target.shape), rows)
-        return [
-            self._term(part, total=piece, values=values, factor=one)
-            for (piece, values), one in zip(pieces, factors, strict=True)
-        ]
-
-    def _term(self, part: _Part, *, total: Tensor, values: Tensor, factor: float | Tensor) -> Term:
-        reachable = part.region.is_view or part.region.whole
+    def _term(self, part: _Part) -> Term:
+        total, region = self._sums[part.name], part.region
+        is_view = region.is_view and not region.whole
         return Term(
             name=part.name,
-            total=total,
-            values=values,
-            factor=factor,
+            total=region.map.extract(total) if is_view else total,
+            values=part.values,
+            factor=self._factor(part),
             limit=math.ldexp(1.0, self._limit_exponents[part.name]),
-            scatter=None if reachable else part.region.map.scatter,
+            scatter=None if is_view or region.whole else region.map.scatter,
         )
 
     def _factor(self, part: _Part) -> float | Tensor:
