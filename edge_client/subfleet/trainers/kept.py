@@ -6,6 +6,7 @@ session that holds more than a share of its job's limit is not kept: other progr
 between rounds, and to load a program again takes a fraction of one step's time for each of thousands of steps.
 """
 
+import time
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -70,6 +71,10 @@ class Host(Protocol):
         """Give freed memory back to the system, where that matters."""
         ...
 
+    def now_s(self) -> float:
+        """Seconds of a clock that measures how long steps take."""
+        ...
+
 
 class Slot:
     """A device's own process: room for one session, and the memory that really grows; see `Host`."""
@@ -102,3 +107,7 @@ class Slot:
     def release(self) -> None:
         """See `Host.release`."""
         release_free_memory()
+
+    def now_s(self) -> float:
+        """See `Host.now_s`."""
+        return time.perf_counter()

@@ -1,7 +1,6 @@
 """The training loop that every runtime shares: one manifest, one step at a time, NumPy at the rim."""
 
 import math
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -114,7 +113,7 @@ def _train(
     del weights, constants
     # What loading left behind would stay beneath the steps' peak.
     slot.release()
-    tally = _run_steps(job, stopped, dataset, loaded, watch)
+    tally = _run_steps(job, stopped, dataset, loaded, slot, watch)
     trained: dict[str, Array] = {}
     finished = loaded.session.finish()
     for value in layout.stored:
@@ -129,12 +128,12 @@ def _train(
 
 
 def _run_steps(
-    job: TrainJob, stopped: Callable[[], bool], dataset: Dataset, loaded: LoadedSession, watch: Watch
+    job: TrainJob, stopped: Callable[[], bool], dataset: Dataset, loaded: LoadedSession, slot: Host, watch: Watch
 ) -> _Tally:
     layout = loaded.layout
     tally = _Tally()
     epoch = 0
-    started_s = time.perf_counter()
+    started_s = slot.now_s()
     for call in calls_of(job, layout, dataset):
         if stopped():
             raise TrainingError(f"training was stopped after {tally.step_count} steps; its task must be taken up anew")
@@ -151,7 +150,7 @@ def _run_steps(
         tally.correct_sum += float(read[layout.correct])
         tally.count_sum += count
         watch.check()
-    tally.train_seconds = time.perf_counter() - started_s
+    tally.train_seconds = slot.now_s() - started_s
     if not tally.count_sum > 0:
         raise TrainingError(f"the program counted {tally.count_sum:g} labels in an epoch; it must be exported again")
     return tally
