@@ -46,11 +46,12 @@ def test_what_was_not_used_for_the_longest_goes_first() -> None:
     assert host.take("c", 1) is not None
 
 
-def test_memory_is_not_measured() -> None:
+def test_memory_and_time_are_not_measured() -> None:
     watch = SharedHost().watch(0, held_bytes=5)
     held = bytearray(2**24)
     watch.check()
     assert (len(held), watch.growth_bytes(), watch.held_bytes()) == (2**24, 0, 0)
+    assert SharedHost().now_s() == SharedHost().now_s()
 
 
 def test_an_unknown_runtime_is_refused() -> None:

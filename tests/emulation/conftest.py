@@ -1,0 +1,19 @@
+"""Programs that several tests of virtual fleets run are exported once."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from subfleet.emulation.virtual.exports import SettledExports
+from subfleet.export.cache import CacheFolder
+
+
+@pytest.fixture(scope="session")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> CacheFolder:
+    return CacheFolder(path=tmp_path_factory.mktemp("programs"))
+
+
+@pytest.fixture(scope="session")
+def exports(cache: CacheFolder) -> Iterator[SettledExports]:
+    with SettledExports(cache) as opened:
+        yield opened

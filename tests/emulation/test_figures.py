@@ -1,0 +1,127 @@
+"""Figures of virtual runs against what can be counted by hand."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from emulation.virtual_cases import SAMPLES, experiment
+from safetensors.torch import load
+
+from subfleet.elastic.evaluate import evaluate
+from subfleet.elastic.families import network_of
+from subfleet.emulation.virtual.description import VirtualExperiment
+from subfleet.emulation.virtual.exports import SettledExports
+from subfleet.emulation.virtual.figures import figures, utilisation, violates
+from subfleet.emulation.virtual.run import VirtualResult, run_in_process
+from subfleet.protocol.errors import RunError
+from subfleet.protocol.subnet import SubnetSpec
+from subfleet.server.records import ClientRow
+
+ROW = ClientRow(
+    client_id="ada",
+    device="virtual",
+    runtime="onnx",
+    spec="w1 d1",
+    spec_id="0" * 16,
+    parameters=1000,
+    memory_free_bytes=10_000,
+    budget_bytes=5000,
+    link_budget_bytes=8000,
+    planned_peak_bytes=4500,
+    measured_peak_bytes=0,
+    bytes_down=9000,
+    bytes_up=4100,
+    seconds=0.0,
+    loss=1.0,
+    sample_count=10,
+    status="folded",
+)
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, False),
+        ({"planned_peak_bytes": 5000}, False),
+        ({"planned_peak_bytes": 5001}, True),
+        ({"link_budget_bytes": 4000}, False),
+        ({"link_budget_bytes": 3999}, True),
+        ({"link_budget_bytes": None}, False),
+        ({"planned_peak_bytes": 0, "budget_bytes": 0, "link_budget_bytes": 0}, False),  # it was given no task
+    ],
+)
+def test_a_violation_is_a_task_beyond_its_budget(changes: dict[str, Any], expected: bool) -> None:
+    assert violates(replace(ROW, **changes)) is expected
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, 0.9),
+        ({"link_budget_bytes": 4100}, 4000 / 4100),
+        ({"link_budget_bytes": None}, 0.9),
+        ({"planned_peak_bytes": 0}, None),
+    ],
+)
+def test_utilisation_is_that_of_the_tighter_budget(changes: dict[str, Any], expected: float | None) -> None:
+    assert utilisation(replace(ROW, **changes)) == expected
+
+
+Run = tuple[VirtualExperiment, VirtualResult]
+
+
+@pytest.fixture(scope="module")
+def run(exports: SettledExports) -> Run:
+    described = experiment()
+    return described, run_in_process(described, exports)
+
+
+@pytest.mark.slow
+@pytest.mark.export
+def test_counts_are_those_of_the_rows(run: Run) -> None:
+    described, result = run
+    found = figures(described, result)
+    rows = [row for record in result.rounds for row in record.clients]
+    assert found["bytes_up"] == sum(row.bytes_up for row in rows)
+    assert found["bytes_down"] == sum(row.bytes_down for row in rows)
+    assert (found["violations"], found["served"]) == (0, 1.0)
+    assert found["accuracy"] == result.rounds[-1].accuracy
+    assert found["utilisation"] == pytest.approx(sum(utilisation(row) or 0.0 for row in rows) / len(rows))
+    # Three passes of both epochs over every sample; the matrices are (64, w), two of (w, w) in the block, and (w, 10).
+    matrices = {"w1/2 d1": 64 * 32 + 2 * 32 * 32 + 32 * 10, "w1 d1": 3 * 64 * 64 + 64 * 10}
+    assert found["macs"] == sum(3 * 2 * SAMPLES * matrices[row.spec] for row in rows)
+    assert sum(row["macs"] for one in found["rounds"] for row in one["clients"]) == found["macs"]
+
+
+@pytest.mark.slow
+@pytest.mark.export
+def test_accuracies_are_of_the_subnets_that_clients_hold(run: Run) -> None:
+    described, result = run
+    found = figures(described, result)
+    network, state = network_of(described.config.model), load(result.model)
+
+    def accuracy(spec: SubnetSpec, data: Any) -> float:
+        return evaluate(network, spec, state, torch.from_numpy(data.inputs), torch.from_numpy(data.labels)).accuracy
+
+    last = {name: found_with[2].spec for name, found_with in result.trained.items()}
+    assert last["ada"].spec_id != last["bob"].spec_id == last["cyd"].spec_id == network.full_spec().spec_id
+    own = {one.client_id: accuracy(last[one.client_id], one.test) for one in described.clients}
+    assert found["own"] == own
+    assert (found["own_mean"], found["own_worst"]) == (pytest.approx(sum(own.values()) / 3), min(own.values()))
+    small = [accuracy(last[name], described.evaluation) for name in ("ada", "bob")]
+    assert found["tiers"] == {"small": pytest.approx(sum(small) / 2), "large": result.rounds[-1].accuracy}
+    assert found["worst_tier"] == min(found["tiers"].values())
+
+
+@pytest.mark.slow
+@pytest.mark.export
+def test_who_was_never_folded_has_no_model(run: Run) -> None:
+    described, result = run
+    alone = replace(result, trained={"cyd": result.trained["cyd"]})
+    found = figures(described, alone)
+    assert found["tiers"]["small"] == found["worst_tier"] == 0.0
+    assert found["served"] == pytest.approx(1 / 3)
+    assert set(found["own"]) == {"cyd"}
+    with pytest.raises(RunError, match="no round of the run folded an update"):
+        figures(described, replace(result, model=b""))
