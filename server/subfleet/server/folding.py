@@ -14,7 +14,8 @@ from subfleet.elastic.accumulator import Accumulator
 from subfleet.elastic.distillation import DistillationSettings, distil, draw_students
 from subfleet.elastic.maps import Placement, extract, placements
 from subfleet.elastic.model_state import ModelState
-from subfleet.elastic.network import Network
+from subfleet.elastic.network import BUFFER_ROLES, Network
+from subfleet.elastic.server_optimisers import AnyServerOptimiser, Moments
 from subfleet.protocol.blobs import BlobRef
 from subfleet.protocol.errors import FileError, ProtocolError
 from subfleet.protocol.subnet import SubnetSpec
@@ -88,6 +89,7 @@ class Folding:
         space: the sizes that clients may have.
         blobs: where the updates are stored.
         seed: of the run.
+        server_optimiser: in place of the method's own; None leaves it to the method.
         distillation: after every round, in place of what the method does; None leaves it to the method.
     """
 
@@ -96,6 +98,7 @@ class Folding:
     space: tuple[SubnetSpec, ...]
     blobs: BlobStore
     seed: int = 0
+    server_optimiser: AnyServerOptimiser | None = None
     distillation: DistillationSettings | None = None
 
     def fold(self, state: ModelState, round_number: int, seats: Sequence[Seat]) -> FoldedModel:
@@ -145,6 +148,7 @@ class Folding:
         clients = self._transformed(state, clients, cohorts)
         copies = dict(state.copies)
         shared: Tensors = state.shared
+        moments: Moments = state.moments
         for key in sorted({_SHARED, *(key for keys in cohorts.values() for key in keys.values())}):
             places = {client.participant.client_id: self._places_of(client, cohorts, key) for client in clients}
             names = {place.name for found in places.values() for place in found}
@@ -154,12 +158,13 @@ class Folding:
             members = [client for client in clients if places[client.participant.client_id]]
             if math.fsum(client.weight for client in members) <= 0:
                 continue
-            new = self._averaged(start, members, places)
+            new, held = self._averaged(start, members, places)
             if key == _SHARED:
+                new, moments = self._stepped(start, new, held, state.moments)
                 shared = {**shared, **new}
             else:
                 copies[key] = {**copies.get(key, {}), **new}
-        return ModelState(shared=shared, copies=copies, moments=state.moments)
+        return ModelState(shared=shared, copies=copies, moments=moments)
 
     def _places_of(
         self, client: "_Client", cohorts: Mapping[str, Mapping[str, str]], key: str
@@ -170,7 +175,8 @@ class Folding:
 
     def _averaged(
         self, start: Tensors, members: Sequence["_Client"], places: Mapping[str, Sequence[Placement]]
-    ) -> Tensors:
+    ) -> tuple[Tensors, Tensors]:
+        """The mean of the members' changes, and which elements any of them held."""
         accumulator = Accumulator(self.network, start, total_weight=math.fsum(client.weight for client in members))
         for client in members:
             client_id = client.participant.client_id
@@ -184,7 +190,15 @@ class Folding:
                 )
             except ProtocolError as error:
                 raise _RefusedError(client_id, str(error)) from error
-        return accumulator.finish()
+        return accumulator.finish(), accumulator.held()
+
+    def _stepped(self, old: Tensors, folded: Tensors, held: Tensors, moments: Moments) -> tuple[Tensors, Moments]:
+        """The shared model after the server optimiser's step, where there is one."""
+        optimiser = self.server_optimiser or self.policies.server_optimiser
+        if optimiser is None:
+            return folded, moments
+        buffers = [name for name in old if self.network.tensors[name].role in BUFFER_ROLES]
+        return optimiser.step(old, folded, held, moments, buffers=buffers)
 
     def _transformed(
         self, state: ModelState, clients: Sequence["_Client"], cohorts: Mapping[str, Mapping[str, str]]

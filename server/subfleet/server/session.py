@@ -132,6 +132,7 @@ class Server:
             space=self._plan.space,
             blobs=self._blobs,
             seed=config.seed,
+            server_optimiser=config.server_optimiser,
             distillation=config.distillation,
         )
         self._workbench = Workbench(folding, views, evaluation, checkpoints=self._places.checkpoints)

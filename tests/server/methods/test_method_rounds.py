@@ -23,20 +23,24 @@ from server.methods.method_cases import (
 )
 from torch import Tensor
 
+from subfleet.elastic.families import build_module
 from subfleet.elastic.maps import extract
 from subfleet.elastic.model_state import ModelState, packed, unpacked
 from subfleet.protocol.subnet import Explicit, Roll
 from subfleet.server.methods import METHODS, AnyMethod
+from subfleet.server.methods.anycostfl import AnycostFL
+from subfleet.server.methods.fedadam import FedAdam
 from subfleet.server.methods.fedavg import FedAvg
 from subfleet.server.methods.federated_dropout import FederatedDropout
 from subfleet.server.methods.fedfa import FedFA
 from subfleet.server.methods.fedprox import FedProx
 from subfleet.server.methods.fedrolex import FedRolex
+from subfleet.server.methods.fedyogi import FedYogi
 from subfleet.server.methods.fjord import FjORD
 from subfleet.server.methods.flexifed import FlexiFed
 from subfleet.server.methods.heterofl import HeteroFL
 from subfleet.server.methods.nefl import NeFL
-from subfleet.server.methods.policies import Draw, Participant
+from subfleet.server.methods.policies import Draw, Participant, as_folded
 from subfleet.server.methods.standalone import Standalone
 from subfleet.server.rounds import Plan
 
@@ -44,10 +48,24 @@ SHARED = {"heterofl", "fedavg", "fedprox", "fjord", "fedrolex", "federated_dropo
 """Methods that keep one model for all and change nothing but by their clients' updates."""
 
 
+def moves_the_whole(plan: Plan) -> bool:
+    """Whether a method goes on with the whole model after a round."""
+    return plan.policies.after_round is not as_folded or plan.policies.distillation is not None
+
+
 def every_size(plan: Plan) -> list[Client]:
     """A client of every size, the largest left out where there are several."""
     count = max(1, len(plan.space) - 1)
     return [Client(name=f"client{place}", size=place, samples=place + 1) for place in range(count)]
+
+
+def logits(plan: Plan, state: ModelState) -> list[float]:
+    """What the whole model says of drawn inputs."""
+    module = build_module(plan.network, plan.network.full_spec())
+    module.load_state_dict(dict(state.shared))
+    inputs = torch.randn(6, *plan.network.config.input_shape, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        return [float(value) for value in module.eval()(inputs).flatten()]
 
 
 def seen(plan: Plan, state: ModelState, client: Client) -> Mapping[str, Tensor]:
@@ -63,6 +81,9 @@ def test_a_round_with_learning_rate_0_changes_nothing_for_anybody(kind: type[Any
     state = first_state(plan.network)
     clients = [replace(client, scale=0.0) for client in every_size(plan)]
     folded = play(plan, state, clients, tmp_path).state
+    if moves_the_whole(plan):
+        assert logits(plan, folded) == pytest.approx(logits(plan, state), abs=1e-4)
+        return
     assert same_bits(folded.shared, state.shared)
     for client in clients:
         assert same_bits(seen(plan, folded, client), state.shared)
@@ -71,6 +92,8 @@ def test_a_round_with_learning_rate_0_changes_nothing_for_anybody(kind: type[Any
 @pytest.mark.parametrize("kind", METHODS.values(), ids=METHODS.keys())
 def test_what_nobody_held_keeps_its_bits(kind: type[AnyMethod], tmp_path: Path) -> None:
     plan = plan_with(kind())
+    if moves_the_whole(plan):
+        plan = replace(plan, policies=replace(plan.policies, after_round=as_folded, distillation=None))
     state, clients = first_state(plan.network), every_size(plan)[:2]
     for round_number in (1, 2):
         folded = play(plan, state, clients, tmp_path, round_number)
@@ -217,6 +240,54 @@ def test_dropout_keeps_random_groups_of_each_axis_anew_for_each_client_and_round
         often[list(kept.indices)] += 1
     # 4 of 8 are kept: a binomial of 400 draws lies within 5 deviations of 200.
     assert (often - 200).abs().max() < 5 * (400 * 0.25) ** 0.5
+
+
+def test_anycostfl_sorts_channels_and_changes_no_output(tmp_path: Path) -> None:
+    plan = plan_with(AnycostFL())
+    assert len(plan.space) > 4
+    state = first_state(plan.network)
+    whole = [Client(name=name, size=len(plan.space) - 1, samples=count) for name, count in (("a", 3), ("b", 8))]
+    moments = {"mean": {name: tensor.square() for name, tensor in state.shared.items()}}
+    unsorted = replace(plan, policies=replace(plan.policies, after_round=as_folded))
+    before = play(unsorted, replace(state, moments=moments), whole, tmp_path).state
+    after = play(plan, replace(state, moments=moments), whole, tmp_path).state
+    assert logits(plan, after) == pytest.approx(logits(plan, before), abs=1e-4)
+    assert not same_bits(after.shared, before.shared)
+    for name, axis in plan.network.axes.items():
+        if axis.kind != "class":
+            squares = torch.zeros(axis.size, dtype=torch.float64)
+            for decl in plan.network.tensors.values():
+                for place, dim in enumerate(decl.axes):
+                    if dim == name:
+                        squares += (
+                            after.shared[decl.name].double().square().movedim(place, 0).reshape(axis.size, -1).sum(1)
+                        )
+            groups = squares.reshape(-1, axis.granularity).sum(1)
+            assert (groups.diff() <= 1e-9).all()
+    # The moments are still those of the weights that they belong to.
+    drawn = {name: tensor.double().sum().item() for name, tensor in moments["mean"].items()}
+    assert {name: tensor.double().sum().item() for name, tensor in after.moments["mean"].items()} == pytest.approx(
+        drawn
+    )
+    pairs = torch.stack([before.shared["stem.weight"].flatten(), moments["mean"]["stem.weight"].flatten()], dim=1)
+    moved = torch.stack([after.shared["stem.weight"].flatten(), after.moments["mean"]["stem.weight"].flatten()], dim=1)
+    assert sorted(map(tuple, pairs.tolist())) == sorted(map(tuple, moved.tolist()))
+
+
+@pytest.mark.parametrize("method", [FedAdam(model="nested"), FedYogi(model="nested")], ids=lambda one: one.TYPE)
+def test_a_server_optimiser_has_moments_of_what_was_trained_alone(method: AnyMethod, tmp_path: Path) -> None:
+    plan = plan_with(method)
+    state, small = first_state(plan.network), [Client(name="a", size=0)]
+    first = play(plan, state, small, tmp_path).state
+    kept = held(plan, small)
+    for name in kept:
+        if name in first.moments["mean"]:
+            assert not first.moments["mean"][name][~kept[name]].any()
+        assert torch.equal(first.shared[name][~kept[name]], state.shared[name][~kept[name]])
+    step = (first.shared["stem.weight"] - state.shared["stem.weight"])[kept["stem.weight"]]
+    change = change_of(plan, small[0], 1)["stem.weight"].flatten()
+    square = 0.99 * 1e-6 + 0.01 * change**2 if method.TYPE == "fedadam" else 1e-6 + 0.01 * change**2
+    torch.testing.assert_close(step, 0.01 * 0.1 * change / (square.sqrt() + 1e-3), rtol=0, atol=1e-5)
 
 
 def test_a_standalone_client_learns_from_nobody(tmp_path: Path) -> None:

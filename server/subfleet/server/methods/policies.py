@@ -16,6 +16,7 @@ from torch import Tensor
 from subfleet.elastic.distillation import DistillationSettings
 from subfleet.elastic.model_state import ModelState
 from subfleet.elastic.network import Network
+from subfleet.elastic.server_optimisers import AnyServerOptimiser
 from subfleet.elastic.spaces import uniform_space
 from subfleet.protocol.messages import Update
 from subfleet.protocol.readings import Budget
@@ -35,6 +36,7 @@ __all__ = [
     "Replacement",
     "Trained",
     "Weighting",
+    "as_folded",
     "by_samples",
     "in_front",
     "largest_fitting",
@@ -206,6 +208,11 @@ def shared_by_all(network: Network, client: Participant, space: Sequence[SubnetS
     return {}
 
 
+def as_folded(context: AfterRound) -> ModelState:
+    """The next round starts from the folded model."""
+    return context.after
+
+
 def by_samples(update: Update) -> float:
     """An update counts by the samples that it was trained on."""
     return float(update.sample_count)
@@ -234,6 +241,7 @@ class Policies:
         transform: the model that the round started from and its updates, in the order of client ids, to what is
             folded in their place; None folds them as they are. It needs the memory of them all.
         after_round: the model that the next round starts from.
+        server_optimiser: takes the mean change for a gradient, where the run's configuration names none; None adds it.
         distillation: what the full model teaches its subnets after each round, where the run's configuration does not
             say; None is nothing.
         personal: there is no model for all: a round's accuracy is the mean of its clients' own.
@@ -248,7 +256,8 @@ class Policies:
     cohorts: Callable[[Network, Participant, Sequence[SubnetSpec]], Mapping[str, str]] = shared_by_all
     factors: Callable[[Network, Participant], Mapping[str, float | Tensor]] = lambda network, client: {}
     transform: Callable[[Network, Mapping[str, Tensor], Sequence[Trained]], Sequence[Replacement]] | None = None
-    after_round: Callable[[AfterRound], ModelState] = lambda context: context.after
+    after_round: Callable[[AfterRound], ModelState] = as_folded
+    server_optimiser: AnyServerOptimiser | None = None
     distillation: DistillationSettings | None = None
     personal: bool = False
 

@@ -1,0 +1,41 @@
+"""FedYogi: the mean change of a round as the gradient of Yogi on the server.
+
+Reddi et al., "Adaptive Federated Optimization", ICLR 2021, algorithm 2.
+
+Client half: train the given model with the given objective.
+Server half: the mean of the changes, weighted by samples, moves the model through Yogi's moments, whose mean of squares
+grows fast and decays slowly. Elements that nobody trained keep value and moments.
+"""
+
+from dataclasses import dataclass, field
+from functools import partial
+from typing import ClassVar
+
+from subfleet.elastic import server_optimisers
+from subfleet.server.methods.policies import MethodInfo, Policies
+from subfleet.server.methods.sizes import Homogeneous, one_size
+
+__all__ = ["FedYogi"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FedYogi:
+    """Parameters of FedYogi.
+
+    Attributes:
+        server: of the server's step.
+        model: which models are trained.
+    """
+
+    TYPE: ClassVar[str] = "fedyogi"
+    INFO: ClassVar[MethodInfo] = MethodInfo(
+        title="FedYogi",
+        paper="Reddi et al., Adaptive Federated Optimization, ICLR 2021",
+        varies=(),
+    )
+    server: server_optimisers.FedYogi = field(default_factory=server_optimisers.FedYogi)
+    model: Homogeneous = "largest"
+
+    def policies(self) -> Policies:
+        """FedAvg with Yogi on the server."""
+        return Policies(space=partial(one_size, self.model), server_optimiser=self.server)
