@@ -43,6 +43,7 @@ def test_every_exit_code_is_documented() -> None:
         (("run", "quickstart", "--no-such-option"), ExitCode.USAGE, "--no-such-option"),
         (("serve", "--config", "missing.toml"), ExitCode.FILE, "missing.toml"),
         (("preflight", "--config", "missing.toml"), ExitCode.FILE, "missing.toml"),
+        (("data", "show", "mnits"), ExitCode.CONFIG, "fashion_mnist"),
         (("run", "quickstart", "--broker", "mqtt://127.0.0.1:1"), ExitCode.TRANSPORT, "127.0.0.1:1"),
     ],
 )
@@ -56,9 +57,9 @@ def test_a_wrong_command_gives_one_sentence(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("command", ["run", "serve", "preflight", "experiments"])
+@pytest.mark.parametrize("command", ["run", "serve", "preflight", "experiments", "data list", "data show"])
 def test_help_shows_an_example(command: str, tmp_path: Path) -> None:
-    done = run_cli(command, "--help", folder=tmp_path)
+    done = run_cli(*command.split(), "--help", folder=tmp_path)
     assert done.returncode == 0
     assert f"Example: subfleet {command}" in done.stdout
 

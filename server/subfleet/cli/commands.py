@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from subfleet.cli.data import data
 from subfleet.cli.failures import reporting
 from subfleet.protocol.errors import ConfigError, ExportError, RunError
 
@@ -29,6 +30,8 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+app.add_typer(data, name="data")
 
 Verbose = Annotated[bool, typer.Option("--verbose", help="Log what happens inside to standard error.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object at the end, and nothing else.")]

@@ -1,0 +1,114 @@
+"""`subfleet data` tells what is there and what is in it."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tasks.data_files import femnist
+from typer.testing import CliRunner
+
+from subfleet.cli.data import data
+from subfleet.protocol.exit_codes import ExitCode
+from subfleet.tasks.catalogue import TASKS
+
+
+@pytest.fixture
+def given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A data folder with a small FEMNIST, and nothing in the cache."""
+    folder = tmp_path / "given"
+    (folder / "femnist").mkdir(parents=True)
+    (folder / "femnist/leaf.zip").write_bytes(femnist()[0])
+    monkeypatch.setenv("SUBFLEET_DATA", str(folder))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return folder
+
+
+def told(*arguments: str) -> Mapping[str, Any]:
+    done = CliRunner().invoke(data, arguments)
+    assert done.exit_code == 0, done.output
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def test_the_list_names_every_data_set_and_where_its_files_are(given: Path) -> None:
+    assert given.is_dir()
+    listed = told("list", "--json")
+    assert set(listed) == set(TASKS)
+    assert [listed[name]["files"] for name in ("digits", "femnist", "mnist", "shakespeare")] == [
+        "installed",
+        "given",
+        "download",
+        "missing",
+    ]
+    assert listed["cifar10_subset"]["stand_in_for"] == "cifar10"
+    done = CliRunner().invoke(data, ["list"])
+    assert done.exit_code == 0
+    assert all(name in done.stdout for name in TASKS), "whole names, also on a narrow screen"
+
+
+def test_a_set_with_one_file_of_four_is_still_to_be_downloaded(given: Path) -> None:
+    (given / "mnist").mkdir()
+    (given / "mnist/t10k-labels-idx1-ubyte.gz").write_bytes(b"x")
+    assert told("list", "--json")["mnist"]["files"] == "download"
+
+
+def test_show_counts_samples_classes_owners_and_clients(given: Path) -> None:
+    assert given.is_dir()
+    shown = told("show", "femnist", "--json", "--partition", "natural", "--clients", "2")
+    assert (shown["input_shape"], shown["classes"], shown["owner"]) == ([1, 28, 28], 62, "writer")
+    assert (shown["train"]["samples"], shown["train"]["owners"]) == (6, 2)
+    assert (shown["test"]["samples"], shown["test"]["owners"]) == (3, 1)
+    clients = shown["partition"]["clients"]
+    assert [client["samples"] for client in clients] == [3, 3]
+    counts = np.zeros(62, int)
+    for client in clients:
+        counts[: len(client["class_counts"])] += client["class_counts"]
+    assert counts[: len(shown["train"]["class_counts"])].tolist() == shown["train"]["class_counts"]
+
+
+def test_show_prints_the_same_for_people(given: Path) -> None:
+    assert given.is_dir()
+    done = CliRunner().invoke(data, ["show", "femnist", "--partition", "iid", "--clients", "3"])
+    assert done.exit_code == 0, done.output
+    for words in (
+        "train: 6 samples of 2 writers",
+        "sample: 1 x 28 x 28, 62 classes",
+        "iid over 3 clients",
+        "licence: ",
+    ):
+        assert words in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("content", "code", "words"),
+    [(b"PK", ExitCode.DATA, "damaged or something else"), (None, ExitCode.FILE, "put it there")],
+)
+def test_damaged_and_missing_files_are_one_sentence(
+    given: Path, content: bytes | None, code: ExitCode, words: str
+) -> None:
+    archive = given / "femnist/leaf.zip"
+    archive.unlink() if content is None else archive.write_bytes(content)
+    done = CliRunner().invoke(data, ["show", "femnist"])
+    assert done.exit_code == code
+    assert words in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "words"),
+    [
+        (("--partition", "random"), ExitCode.CONFIG, "choose one of: iid, dirichlet, pathological, shard, natural"),
+        (("--partition", "dirichlet", "--alpha", "0"), ExitCode.CONFIG, "alpha is 0.0"),
+        (("--partition", "natural", "--clients", "3"), ExitCode.CONFIG, "2 owners cannot be split over 3 clients"),
+        (("--clients", "0"), ExitCode.USAGE, "--clients"),
+    ],
+)
+def test_a_wrong_partition_is_one_sentence(given: Path, options: tuple[str, ...], code: ExitCode, words: str) -> None:
+    assert given.is_dir()
+    done = CliRunner().invoke(data, ["show", "femnist", *options])
+    assert done.exit_code == code
+    assert words in done.stderr
+    assert "Traceback" not in done.output
