@@ -1,6 +1,7 @@
 """What a subnet costs, told from its shapes alone before any program is written."""
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from subfleet.elastic.network import Network
@@ -21,7 +22,8 @@ class SubnetCost:
     Attributes:
         parameters: numbers that it holds; exact.
         weight_bytes: of these as float32, without any container; exact.
-        forward_macs: multiplications of one sample's forward pass in convolutions and linear layers; exact.
+        forward_macs: multiplications of one sample's forward pass in convolutions, linear and recurrent layers, and in
+            attention; exact.
         training_memory_bytes: an estimate of the memory of one training step with momentum: weights, momentum and
             gradients, the batch, what the forward pass keeps for the backward pass, and the workspace of the largest
             layer. The planned peak of the exported program is the better number where there is one.
@@ -48,7 +50,9 @@ def estimate_cost(network: Network, spec: SubnetSpec, *, batch_size: int) -> Sub
         raise ConfigError(f"batch_size is {batch_size}, but must be 1 or more")
     parameters = macs = workspace = 0
     saved = math.prod(network.config.input_shape)
-    for name, shape in network.shapes(spec).items():
+    shapes = network.shapes(spec)
+    norms = {_layer_of(name) for name in shapes if network.tensors[name].role == "gain"}
+    for name, shape in shapes.items():
         decl, count = network.tensors[name], math.prod(shape)
         parameters += count
         if decl.role in ("weight", "residual"):
@@ -59,6 +63,12 @@ def estimate_cost(network: Network, spec: SubnetSpec, *, batch_size: int) -> Sub
             # For the backward pass a norm keeps its input, with mean and spread of each group, and the activation
             # behind it keeps its output.
             saved += 2 * count * decl.positions + 2 * count // network.config.group_size
+        elif decl.role == "bias" and _layer_of(name) not in norms:
+            # A layer with a bias has no norm behind it, which would take it away: what follows keeps its output.
+            saved += count * decl.positions
+    for result, summed in _products(network, spec):
+        macs += result * summed
+        saved += result
     weight_bytes = parameters * _FLOAT_BYTES
     return SubnetCost(
         parameters=parameters,
@@ -66,3 +76,19 @@ def estimate_cost(network: Network, spec: SubnetSpec, *, batch_size: int) -> Sub
         forward_macs=macs,
         training_memory_bytes=_WEIGHT_COPIES * weight_bytes + batch_size * (saved + workspace) * _FLOAT_BYTES,
     )
+
+
+def _layer_of(tensor_name: str) -> str:
+    return tensor_name.rpartition(".")[0]
+
+
+def _products(network: Network, spec: SubnetSpec) -> Iterator[tuple[int, int]]:
+    """Of each product of computed values in a subnet, how many numbers it gives, and how many each sums."""
+    sizes = network.sizes(spec)
+    for product in network.products:
+        if product.block is None or product.block in spec.blocks:
+            result, summed = (
+                math.prod(factor if isinstance(factor, int) else sizes[factor] for factor in factors)
+                for factors in (product.result, product.summed)
+            )
+            yield result, summed

@@ -1,0 +1,74 @@
+"""What subnets over tokens cost, against PyTorch's own counts."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+from elastic.elastic_cases import relaxed
+from elastic.token_cases import TOKEN_CONFIGS, inputs_of, token_cases
+from hypothesis import given
+from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
+from torch.backends import mkldnn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+from subfleet.elastic.cost import estimate_cost
+from subfleet.elastic.families import build_module, network_of
+from subfleet.elastic.network import ModelConfig, Network
+from subfleet.elastic.spaces import uniform_space
+from subfleet.protocol.subnet import SubnetSpec
+
+pytestmark = pytest.mark.slow
+
+
+@contextmanager
+def plainly() -> Iterator[None]:
+    """Attention as plain products and LSTMs as plain linear layers, which is what PyTorch knows how to count."""
+    # A setting of TF32, even to what it is, is deprecated.
+    with sdpa_kernel(SDPBackend.MATH), mkldnn.flags(enabled=False, allow_tf32=None):
+        yield
+
+
+def few_inputs(config: ModelConfig, batch_size: int) -> Tensor:
+    inputs = inputs_of(config, batch_size)
+    return inputs if config.vocabulary else inputs.float()
+
+
+@relaxed
+@given(case=token_cases())
+def test_counts_are_those_of_the_real_module(case: tuple[Network, SubnetSpec]) -> None:
+    network, spec = case
+    cost = estimate_cost(network, spec, batch_size=3)
+    module = build_module(network, spec)
+    assert cost.parameters == sum(tensor.numel() for tensor in module.state_dict().values())
+    with FlopCounterMode(display=False) as counter, plainly():
+        module(few_inputs(network.config, 1))
+    # torch counts a multiplication and an addition as two.
+    assert 2 * cost.forward_macs == counter.get_total_flops()
+
+
+def saved_numbers(network: Network, spec: SubnetSpec, batch_size: int) -> int:
+    """What autograd keeps of a forward pass, weights aside."""
+    module = build_module(network, spec)
+    weights = {parameter.untyped_storage().data_ptr() for parameter in module.parameters()}
+    saved: dict[int, Tensor] = {}  # kept, so that no two of them have one address
+
+    def save(tensor: Tensor) -> Tensor:
+        if tensor.untyped_storage().data_ptr() not in weights:
+            saved[tensor.untyped_storage().data_ptr()] = tensor
+        return tensor
+
+    with saved_tensors_hooks(save, lambda tensor: tensor), plainly():
+        assert module(few_inputs(network.config, batch_size)).requires_grad
+    return sum(tensor.untyped_storage().nbytes() for tensor in saved.values()) // 4
+
+
+@pytest.mark.parametrize("config", TOKEN_CONFIGS, ids=lambda config: config.family)
+def test_memory_is_about_what_autograd_keeps(config: ModelConfig) -> None:
+    network = network_of(config)
+    for spec in uniform_space(network, (0.5, 1)):
+        small, large = (estimate_cost(network, spec, batch_size=size) for size in (1, 33))
+        growth = (large.training_memory_bytes - small.training_memory_bytes) / 32 / 4
+        kept = (saved_numbers(network, spec, 33) - saved_numbers(network, spec, 1)) / 32
+        assert 0.5 * kept <= growth <= 2 * kept
