@@ -9,6 +9,7 @@ from elastic.elastic_cases import CONFIGS, CONVOLUTIONAL, MLP, RESNET, random_st
 from elastic.grouped_network import GROUPED
 from torch import Tensor, nn
 
+from subfleet.elastic.evaluate import evaluate
 from subfleet.elastic.families import build_module, init_state, network_of
 from subfleet.elastic.families.blueprint import declare, module_of
 from subfleet.elastic.maps import extract
@@ -124,6 +125,17 @@ def test_running_statistics_travel_with_the_weights_and_nothing_else_does() -> N
     module.train()(inputs_of(V3))
     moved = {name for name, tensor in module.state_dict().items() if not torch.equal(tensor, before[name])}
     assert moved == {name for name, decl in network.tensors.items() if decl.role in ("mean", "variance")}
+
+
+def test_evaluation_normalises_by_running_statistics() -> None:
+    network = network_of(V3)
+    state, spec = random_state(network, 1), network.full_spec()
+    before = {name: tensor.clone() for name, tensor in state.items()}
+    inputs = torch.randn(10, *V3.input_shape, generator=torch.Generator().manual_seed(6))
+    labels = loaded(network, spec, state)(inputs).argmax(dim=1)
+    for batch_size in (1, 3, 10):
+        assert evaluate(network, spec, state, inputs, labels, batch_size=batch_size).accuracy == 1
+    assert all(torch.equal(state[name], before[name]) for name in state)
 
 
 def test_a_module_can_be_copied() -> None:

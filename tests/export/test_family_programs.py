@@ -1,0 +1,111 @@
+"""Each convolutional family, trained by the devices' own runtimes, beside an ordinary loop of PyTorch.
+
+Running statistics are buffers: they come with the weights, and their change goes back with the update.
+"""
+
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+from elastic.elastic_cases import CONVOLUTIONAL
+
+from subfleet.arrays import decode_arrays, encode_arrays
+from subfleet.elastic.axes import Axis
+from subfleet.elastic.families import build_module, init_state, network_of
+from subfleet.elastic.maps import extract
+from subfleet.elastic.network import ModelConfig, Network
+from subfleet.export.programs import export_training_program
+from subfleet.export.requests import TrainRequest
+from subfleet.protocol.programs import Trainer, TrainJob, encode_program
+from subfleet.protocol.subnet import Centre, IndexSet, Prefix, SubnetSpec
+from subfleet.protocol.training import TrainingSettings
+from subfleet.tasks import Dataset, iter_batches, write_npz
+from subfleet.trainers.executorch import ExecutorchTrainer
+from subfleet.trainers.onnx import OnnxTrainer
+
+pytestmark = [pytest.mark.export, pytest.mark.slow]
+
+SETTINGS = TrainingSettings(epochs=1, batch_size=6, learning_rate=0.05, seed=3)
+SAMPLES = 10
+"""The second batch is filled up with padding, which running statistics must not see."""
+
+
+def half(network: Network) -> SubnetSpec:
+    """Half of every axis, and the middle of every kernel; the last of the skippable blocks alone."""
+    axes = {name: half_of(axis) for name, axis in sorted(network.axes.items()) if axis.kind != "class"}
+    return SubnetSpec(axes=tuple(axes.items()), blocks=tuple(block.name for block in network.blocks[-1:]))
+
+
+def half_of(axis: Axis) -> IndexSet:
+    if axis.kind == "kernel":
+        return Centre(size=max(3, axis.size - 2))
+    return Prefix(size=-(-axis.size // (2 * axis.granularity)) * axis.granularity)
+
+
+def dataset_for(config: ModelConfig) -> Dataset:
+    generator = np.random.default_rng(0)
+    return Dataset(
+        inputs=generator.standard_normal((SAMPLES, *config.input_shape)).astype(np.float32),
+        labels=generator.integers(config.class_count, size=SAMPLES),
+    )
+
+
+def write_job(folder: Path, config: ModelConfig, target: str, start: dict[str, torch.Tensor]) -> TrainJob:
+    request = TrainRequest(
+        model=config,
+        spec=half(network_of(config)),
+        target=target,
+        batch_size=SETTINGS.batch_size,
+        objective=SETTINGS.objective,
+        optimiser=SETTINGS.optimiser,
+    )
+    write_npz(folder / "data.npz", dataset_for(config))
+    (folder / "program").write_bytes(encode_program(export_training_program(request)))
+    (folder / "weights").write_bytes(encode_arrays({name: tensor.numpy() for name, tensor in start.items()}))
+    return TrainJob(
+        program_path=folder / "program",
+        weights_path=folder / "weights",
+        output_path=folder / "update",
+        data=str(folder / "data.npz"),
+        settings=SETTINGS,
+        round=1,
+        client_id="laptop",
+        memory_limit_bytes=2**30,
+    )
+
+
+def eager_change(config: ModelConfig, start: dict[str, torch.Tensor]) -> dict[str, npt.NDArray[np.float32]]:
+    network = network_of(config)
+    module = build_module(network, half(network))
+    module.load_state_dict(start)
+    optimiser = torch.optim.SGD(module.parameters(), SETTINGS.learning_rate, momentum=SETTINGS.optimiser.momentum)
+    dataset = dataset_for(config)
+    for indices, mask in iter_batches(
+        SAMPLES, SETTINGS.batch_size, seed=SETTINGS.seed, round_number=1, client_id="laptop", epoch=0
+    ):
+        real = indices[mask == 1]
+        optimiser.zero_grad()
+        logits = module(torch.from_numpy(dataset.inputs[real]))
+        torch.nn.functional.cross_entropy(logits, torch.from_numpy(dataset.labels[real])).backward()  # type: ignore[no-untyped-call] # PyTorch leaves it untyped
+        optimiser.step()
+    trained = module.state_dict()
+    return {name: (trained[name] - start[name]).numpy() for name in start}
+
+
+@pytest.mark.parametrize("trainer", [OnnxTrainer(), ExecutorchTrainer()], ids=lambda trainer: trainer.target)
+@pytest.mark.parametrize("name", [name for name in CONVOLUTIONAL if name != "plain vgg"])
+def test_a_subnet_trains_as_in_pytorch(tmp_path: Path, name: str, trainer: Trainer) -> None:
+    config = CONVOLUTIONAL[name]
+    network = network_of(config)
+    start = extract(network, half(network), init_state(network, 0))
+    job = write_job(tmp_path, config, trainer.target, start)
+    trainer.train(job, lambda: False)
+    actual, expected = decode_arrays(job.output_path.read_bytes()), eager_change(config, start)
+    assert actual.keys() == expected.keys()
+    for tensor, change in expected.items():
+        assert np.abs(np.asarray(actual[tensor], np.float64) - change).max() < 2e-5, tensor
+    measured = [tensor for tensor, decl in network.tensors.items() if decl.role in ("mean", "variance")]
+    assert bool(measured) == (config.norm == "batch")
+    assert all(expected[tensor].any() for tensor in measured if tensor in expected)
