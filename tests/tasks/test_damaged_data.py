@@ -49,7 +49,7 @@ def test_one_other_byte_is_caught_by_the_checksum(name: str, tmp_path: Path) -> 
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
     path.write_bytes(content)
-    with pytest.raises(DataError, match=f"{re.escape(str(path))}.* sha256 checksum .*remove it and load it again"):
+    with pytest.raises(DataError, match=f"{re.escape(str(path))}.* sha256 checksum .*put the right file there"):
         task.load(folders(tmp_path))
     path.write_bytes(content[:-1])
     with pytest.raises(DataError, match="sha256 checksum"):

@@ -94,6 +94,12 @@ def test_a_sample_is_changed_alike_in_whatever_batch_it_comes() -> None:
             assert np.array_equal(BOTH.apply(images[indices], drawn[indices]), whole[indices])
 
 
+def test_crops_go_down_and_across_independently_of_each_other_and_of_flips() -> None:
+    images = np.tile(np.arange(1, 31, dtype=np.float32).reshape(1, 1, 5, 6), (500, 1, 1, 1))
+    drawn = sample_random(500, 3, **EPOCH)
+    assert len({image.tobytes() for image in BOTH.apply(images, drawn)}) == 25 * 2
+
+
 def test_no_augmentation_changes_nothing() -> None:
     assert ImageAugmentation().apply(pictures(), draws()).tobytes() == pictures().tobytes()
 

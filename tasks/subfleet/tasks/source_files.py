@@ -123,7 +123,7 @@ def _check(file: SourceFile, path: Path) -> None:
     except OSError as error:
         raise FileError(f"data file {str(path)!r} cannot be read ({error.strerror}); check its permissions") from error
     if digest.hexdigest() != digits:
+        remedy = "remove it and load it again" if file.url else "put the right file there"
         raise DataError(
-            f"data file {str(path)!r} has the {kind} checksum {digest.hexdigest()}, but must have {digits}; remove it "
-            "and load it again"
+            f"data file {str(path)!r} has the {kind} checksum {digest.hexdigest()}, but must have {digits}; {remedy}"
         )

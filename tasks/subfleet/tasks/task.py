@@ -1,9 +1,5 @@
 """What is learned: a data set by name, with what its samples are and how to read it."""
 
-import tarfile
-import wave
-import zipfile
-import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,27 +7,11 @@ from typing import Literal
 
 import numpy as np
 
-from subfleet.protocol.errors import DataError, FileError
+from subfleet.protocol.errors import DataError, FileError, SubfleetError
 from subfleet.tasks.dataset import Dataset
 from subfleet.tasks.source_files import DataFolders, SourceFile, data_folders, locate
 
 __all__ = ["Reader", "Task", "TrainTest", "silent"]
-
-_DAMAGE = (
-    ValueError,  # what is no number, JSON or text; UnicodeDecodeError and JSONDecodeError are such
-    EOFError,
-    KeyError,
-    TypeError,
-    NotImplementedError,  # an unknown compression of a zip member
-    OverflowError,
-    RuntimeError,  # an encrypted zip member; RecursionError is such
-    MemoryError,
-    tarfile.TarError,
-    zipfile.BadZipFile,
-    zlib.error,
-    wave.Error,
-)
-"""What the parsers of archives, JSON, arrays and sound raise on damaged files."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,15 +85,17 @@ class Task:
                 self._check(part)
         except DataError as error:
             raise DataError(f"data set {self.name!r} cannot be read from {places}: {error}") from error
-        except _DAMAGE as error:
+        except SubfleetError:
+            raise
+        # Damage may trip any part of the parsers of archives, JSON, arrays and sound, and they raise nearly anything.
+        except Exception as error:
+            if isinstance(error, OSError) and error.errno is not None:
+                raise FileError(f"data set {self.name!r} cannot be read from {places} ({error.strerror})") from error
+            words = " ".join(str(error).split())
             raise DataError(
                 f"data set {self.name!r} cannot be read from {places}: it is damaged or something else "
-                f"({type(error).__name__}: {error}); put the right file there"
+                f"({type(error).__name__}: {words:.200}); put the right file there"
             ) from error
-        except OSError as error:
-            if error.errno is None:  # gzip's word for damage
-                raise DataError(f"data set {self.name!r} cannot be read from {places}: {error}; replace it") from error
-            raise FileError(f"data set {self.name!r} cannot be read from {places} ({error.strerror})") from error
         return parts
 
     def _check(self, part: Dataset) -> None:
