@@ -5,6 +5,7 @@ transport is in memory, the clock is logical, and the clients share loaded progr
 the clock goes on, ever faster, to the next time at which somebody acts.
 """
 
+import shutil
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -42,6 +43,7 @@ MOST_STEP_S = 1.0
 TRAINING_LIMIT_S = 600.0
 """Real seconds that one training may take."""
 _MEMORY_FOLDER = Path("/dev/shm")  # noqa: S108 - a folder of our own is made below it
+_LEAST_ROOM_BYTES = 4 * 2**30  # containers often have 64 MiB there, and a fleet of 50 takes some hundreds
 
 
 class LogicalClock:
@@ -130,8 +132,9 @@ def run_in_process(
 
 
 def _scratch() -> Path | None:
-    """Where a run's files lie: in memory where there is such a folder, as nothing of them must outlive the process."""
-    return _MEMORY_FOLDER if _MEMORY_FOLDER.is_dir() else None
+    """Where a run's files lie: in memory where there is room, as nothing of them must outlive the process."""
+    roomy = _MEMORY_FOLDER.is_dir() and shutil.disk_usage(_MEMORY_FOLDER).free >= _LEAST_ROOM_BYTES
+    return _MEMORY_FOLDER if roomy else None
 
 
 class _Notes:
