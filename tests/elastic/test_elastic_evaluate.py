@@ -1,8 +1,11 @@
+import math
+
 import pytest
 import torch
 from elastic.elastic_cases import MLP, random_state
+from elastic.token_cases import DECODER, inputs_of
 
-from subfleet.elastic.evaluate import evaluate
+from subfleet.elastic.evaluate import Evaluation, evaluate, evaluate_many
 from subfleet.elastic.families import build_module, network_of
 from subfleet.elastic.maps import extract
 from subfleet.elastic.spaces import uniform_space
@@ -35,3 +38,61 @@ def test_samples_must_be_there_and_labelled(inputs: int, labels: int) -> None:
             torch.zeros(inputs, 5),
             torch.zeros(labels, dtype=torch.int64),
         )
+
+
+def test_tokens_count_unless_they_are_padding() -> None:
+    network = network_of(DECODER)
+    state, spec, inputs = random_state(network, 1), network.full_spec(), inputs_of(DECODER, 4)
+    module = build_module(network, spec)
+    module.load_state_dict(state)
+    logits = module(inputs).detach()
+    labels = logits.argmax(dim=-1)
+    labels[0, 0] = (labels[0, 0] + 1) % 6
+    labels[1:, 3:] = -1
+    expected = torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=-1)
+    for batch_size in (1, 3, 9):
+        found = evaluate(network, spec, state, inputs, labels, batch_size=batch_size)
+        assert (found.accuracy, found.label_count) == (13 / 14, 14)
+        assert found.loss == pytest.approx(float(expected), rel=1e-4)
+        assert found.perplexity == math.exp(found.loss)
+    # A data set may begin with a batch of nothing but padding.
+    labels[0] = -1
+    assert evaluate(network, spec, state, inputs, labels, batch_size=1).label_count == 9
+
+
+def test_each_of_several_data_sets_is_judged_on_its_own() -> None:
+    network = network_of(MLP)
+    state, spec = random_state(network, 1), network.full_spec()
+    inputs, labels = torch.randn(9, 5, generator=torch.Generator().manual_seed(2)), torch.arange(9) % 4
+    parts = [(inputs[:2], labels[:2]), (inputs[2:], labels[2:])]
+    assert evaluate_many(network, spec, state, parts) == [evaluate(network, spec, state, *part) for part in parts]
+
+
+def test_a_subnet_is_evaluated_where_the_model_is(device: torch.device) -> None:
+    network = network_of(DECODER)
+    state, inputs = random_state(network, 1), inputs_of(DECODER, 4)
+    labels = inputs.roll(-1, dims=1)
+    expected = evaluate(network, network.full_spec(), state, inputs, labels)
+    moved = {name: tensor.to(device) for name, tensor in state.items()}
+    found = evaluate(network, network.full_spec(), moved, inputs, labels)
+    assert found.accuracy == expected.accuracy
+    assert found.loss == pytest.approx(expected.loss, rel=1e-4)
+
+
+def test_a_loss_beyond_all_numbers_is_an_infinite_perplexity() -> None:
+    assert Evaluation(accuracy=0.0, loss=1e6, label_count=1).perplexity == math.inf
+    assert math.isnan(Evaluation(accuracy=0.0, loss=math.nan, label_count=1).perplexity)
+
+
+@pytest.mark.parametrize(
+    ("labels", "reason"),
+    [
+        (torch.full((2, 5), -1), "all labels of 2 samples are padding"),
+        (torch.zeros(2, dtype=torch.int64), r"of the shape \(2,\), but the network predicts \(2, 5\)"),
+        (torch.full((2, 5), 6), "a label is 6, but must be below 6"),
+    ],
+)
+def test_labels_must_be_those_of_what_is_predicted(labels: torch.Tensor, reason: str) -> None:
+    network = network_of(DECODER)
+    with pytest.raises(DataError, match=reason):
+        evaluate(network, network.full_spec(), random_state(network, 1), inputs_of(DECODER, 2), labels)

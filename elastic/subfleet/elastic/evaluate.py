@@ -37,7 +37,7 @@ class Evaluation:
     @property
     def perplexity(self) -> float:
         """Exponential of the loss: among how many equally likely symbols a language model is as unsure."""
-        return math.exp(self.loss) if self.loss < _LARGEST_EXPONENT else math.inf
+        return math.inf if self.loss > _LARGEST_EXPONENT else math.exp(self.loss)
 
 
 def evaluate(
