@@ -5,8 +5,10 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
+from subfleet.elastic.distillation import DistillationSettings
 from subfleet.server.methods import METHODS
 from subfleet.server.methods.fedavg import FedAvg
+from subfleet.server.methods.heterofl import HeteroFL
 
 __all__ = ["ENTRANTS", "Entrant"]
 
@@ -25,11 +27,20 @@ class Entrant:
 
 
 _FORMS: Mapping[str, Entrant] = MappingProxyType(
-    {"fedavg-smallest": Entrant(config={"method": FedAvg(model="smallest")})}
+    {
+        "fedavg-smallest": Entrant(config={"method": FedAvg(model="smallest")}),
+        "heterofl-distilled": Entrant(config={"method": HeteroFL(), "distillation": DistillationSettings()}),
+    }
 )
 """Further forms of methods, by name."""
 
+_MODELS: Mapping[str, Mapping[str, Any]] = MappingProxyType({"nefl": {"learnable_steps": True}})
+"""Methods whose paper adds something to the network."""
+
 ENTRANTS: Mapping[str, Entrant] = MappingProxyType(
-    {**{name: Entrant(config={"method": kind()}) for name, kind in METHODS.items()}, **_FORMS}
+    {
+        **{name: Entrant(config={"method": kind()}, model=_MODELS.get(name, {})) for name, kind in METHODS.items()},
+        **_FORMS,
+    }
 )
 """By name; a new method plays under the name that configurations give it."""
