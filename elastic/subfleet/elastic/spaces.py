@@ -1,24 +1,33 @@
-"""Sets of subnets to choose from."""
+"""Sets of subnets to choose from: all width rates with all depths, and spaces of genes too large to list."""
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from fractions import Fraction
+from random import Random
+from types import MappingProxyType
+from typing import Literal
 
-from subfleet.elastic.axes import Axis
+from subfleet.elastic.axes import Axis, AxisKind, factors_of
 from subfleet.elastic.network import Network
 from subfleet.protocol.errors import ConfigError
-from subfleet.protocol.subnet import Prefix, SubnetSpec
+from subfleet.protocol.subnet import Centre, Full, IndexSet, Prefix, SubnetSpec
 
-__all__ = ["uniform_space"]
+__all__ = ["Gene", "Genes", "Option", "SearchSpace", "search_space", "uniform_space"]
+
+_MOST_DEPTHS = 256
+_SCALED: frozenset[AxisKind] = frozenset({"channel", "squeeze", "head_dim", "ffn", "embed"})
+"""Kinds of axes that a width rate cuts. Heads are kept and become narrower, as in HeteroFL's transformers."""
 
 
 def uniform_space(network: Network, rates: Sequence[float]) -> tuple[SubnetSpec, ...]:
-    """Every width rate with every depth: nested prefixes of all channel axes, and the first blocks of each section.
+    """Every width rate with every depth: nested prefixes of all scaled axes, and the first blocks of each section.
 
-    A channel axis keeps `ceil(rate * size)` indices, rounded up to whole groups. Rates that round to the same widths
-    make one subnet, named after the largest of them. A name such as "w1/2 d2-1" tells the rate and the blocks of each
-    section, counting the one that is always there.
+    An axis keeps `ceil(rate * size)` indices, rounded up to whole groups. Rates that round to the same widths make one
+    subnet, named after the largest of them. A name such as "w1/2 d2-1" tells the rate and the blocks of each section,
+    counting those that are always there. Where sections of many blocks have more than 256 depths together, all
+    sections shrink alike: the k-th depth keeps the same share of the blocks of each.
 
     Args:
         network: the declaration.
@@ -30,31 +39,328 @@ def uniform_space(network: Network, rates: Sequence[float]) -> tuple[SubnetSpec,
     Raises:
         ConfigError: there is no rate, or one is out of range.
     """
-    if not rates or not all(0.001 <= rate <= 1 for rate in rates):
-        raise ConfigError(f"width rates are {list(rates)}, but must be one or more numbers from 0.001 to 1")
-    # 0.1 means one tenth: exact fractions keep ceil() from seeing 0.1 * 30 as a little more than 3.
-    fractions = sorted({Fraction(rate).limit_denominator(1000) for rate in rates}, reverse=True)
-    depths = list(itertools.product(*(range(1, depth + 1) for depth in network.config.depths)))
+    fractions = sorted(_fractions(rates), reverse=True)
     found: dict[str, SubnetSpec] = {}
-    for rate, depth in itertools.product(fractions, depths):
+    for rate, depth in itertools.product(fractions, _depths(network)):
         spec = _uniform_spec(network, rate, depth)
         found.setdefault(spec.spec_id, spec)
     return tuple(sorted(found.values(), key=lambda spec: (network.parameter_count(spec), spec.name)))
 
 
+def _fractions(rates: Sequence[float]) -> set[Fraction]:
+    if not rates or not all(0.001 <= rate <= 1 for rate in rates):
+        raise ConfigError(f"width rates are {list(rates)}, but must be one or more numbers from 0.001 to 1")
+    # 0.1 means one tenth: exact fractions keep ceil() from seeing 0.1 * 30 as a little more than 3.
+    return {Fraction(rate).limit_denominator(1000) for rate in rates}
+
+
+def _depths(network: Network) -> list[tuple[int, ...]]:
+    """How many skippable blocks each section keeps."""
+    most = [len(names) for names in _sections(network)]
+    if math.prod(count + 1 for count in most) <= _MOST_DEPTHS:
+        return list(itertools.product(*(range(count + 1) for count in most)))
+    steps = max(most)
+    return [tuple(math.ceil(Fraction(step * count, steps)) for count in most) for step in range(steps + 1)]
+
+
+def _sections(network: Network) -> list[list[str]]:
+    """Names of the skippable blocks of each section."""
+    names: list[list[str]] = [[] for _ in network.config.depths]
+    for block in network.blocks:
+        names[block.section].append(block.name)
+    return names
+
+
 def _uniform_spec(network: Network, rate: Fraction, depth: Sequence[int]) -> SubnetSpec:
-    sizes = {name: _kept_size(axis, rate) for name, axis in network.axes.items() if axis.kind == "channel"}
-    blocks = []
-    for section, kept in enumerate(depth):
-        # The first block of a section is always there, and no skippable block.
-        blocks += [block.name for block in network.blocks if block.section == section][: kept - 1]
+    sections = _sections(network)
+    always = [most - len(names) for most, names in zip(network.config.depths, sections, strict=True)]
+    cut = [axis for axis in network.axes.values() if axis.kind in _SCALED]
     return SubnetSpec(
-        # An axis that is kept whole is not named, so that equal subnets are equal specs.
-        axes=tuple((name, Prefix(size=size)) for name, size in sorted(sizes.items()) if size < network.axes[name].size),
-        blocks=tuple(blocks),
-        name=f"w{rate} d{'-'.join(map(str, depth))}",
+        axes=_named(cut, [_kept_size(axis, rate) for axis in cut]),
+        blocks=tuple(name for names, kept in zip(sections, depth, strict=True) for name in names[:kept]),
+        name=f"w{rate} d{'-'.join(str(kept + more) for kept, more in zip(depth, always, strict=True))}",
     )
 
 
 def _kept_size(axis: Axis, rate: Fraction) -> int:
     return min(axis.size, math.ceil(rate * axis.size / axis.granularity) * axis.granularity)
+
+
+def _named(axes: Sequence[Axis], sizes: Sequence[int]) -> tuple[tuple[str, IndexSet], ...]:
+    """Index sets by axis. One that is kept whole is not named, so that equal subnets are equal specs."""
+    kept: list[tuple[str, IndexSet]] = [
+        (axis.name, Centre(size=size) if axis.kind == "kernel" else Prefix(size=size))
+        for axis, size in zip(axes, sizes, strict=True)
+        if size < axis.size
+    ]
+    return tuple(sorted(kept, key=lambda pair: pair[0]))
+
+
+Genes = tuple[int, ...]
+"""One subnet of a space: of each gene, the place of the option that it takes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Option:
+    """What one gene may say.
+
+    Attributes:
+        axes: axes that it cuts, with what they keep, sorted by name; the gene's other axes are whole.
+        blocks: skippable blocks that it keeps.
+    """
+
+    axes: tuple[tuple[str, IndexSet], ...] = ()
+    blocks: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gene:
+    """One choice that a space leaves open.
+
+    Attributes:
+        name: what it decides on.
+        axes: that it sizes; no other gene does.
+        blocks: that it keeps or drops; no other gene does.
+        options: each keeps at least what the one before it keeps.
+    """
+
+    name: str
+    axes: tuple[str, ...]
+    blocks: tuple[str, ...]
+    options: tuple[Option, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchSpace:
+    """All combinations of the options of genes: the space (w, S) of dynamic model selection (section 3.1).
+
+    Options of a gene are ordered from the fewest to the most kept elements, so larger genes make a subnet that holds
+    the smaller one's elements.
+
+    Attributes:
+        network: the declaration.
+        genes: their order is that of `Genes`.
+        owners: axes that only skippable blocks use, with these blocks. Without them such an axis means nothing, and is
+            not named.
+    """
+
+    network: Network = field(repr=False)
+    genes: tuple[Gene, ...]
+    owners: Mapping[str, frozenset[str]] = field(repr=False)
+
+    @property
+    def smallest(self) -> Genes:
+        """The subnet that all others contain."""
+        return (0,) * len(self.genes)
+
+    @property
+    def largest(self) -> Genes:
+        """The subnet that contains all others."""
+        return tuple(len(gene.options) - 1 for gene in self.genes)
+
+    def count(self) -> int:
+        """How many combinations there are. Some may be the same subnet, where a gene sizes a block that is dropped."""
+        return math.prod(len(gene.options) for gene in self.genes)
+
+    def canonical(self, genes: Genes) -> Genes:
+        """The smallest genes that make the same subnet."""
+        kept = self._kept_blocks(genes)
+        return tuple(
+            0 if not gene.blocks and all(self._unused(axis, kept) for axis in gene.axes) else place
+            for gene, place in zip(self.genes, genes, strict=True)
+        )
+
+    def spec(self, genes: Genes) -> SubnetSpec:
+        """The subnet of these genes. The same subnet is the same spec, name included, whatever genes made it."""
+        genes = self.canonical(genes)
+        kept = self._kept_blocks(genes)
+        axes = [
+            pair
+            for gene, place in zip(self.genes, genes, strict=True)
+            for pair in gene.options[place].axes
+            if not self._unused(pair[0], kept)
+        ]
+        return SubnetSpec(
+            axes=tuple(sorted(axes, key=lambda pair: pair[0])),
+            blocks=tuple(block.name for block in self.network.blocks if block.name in kept),
+            name=".".join(map(str, genes)),
+        )
+
+    def genes_of(self, spec: SubnetSpec) -> Genes:
+        """The genes of a subnet.
+
+        Raises:
+            ConfigError: the subnet is not in this space.
+        """
+        sets, kept = dict(spec.axes), frozenset(spec.blocks)
+        genes = tuple(self._place(gene, sets, kept) for gene in self.genes)
+        found = self.spec(genes)
+        if (found.axes, found.blocks) != (spec.axes, spec.blocks):
+            raise ConfigError(f"the subnet {spec.name!r} is not in the search space; choose one of its own subnets")
+        return genes
+
+    def holds(self, spec: SubnetSpec) -> bool:
+        """Whether a subnet is in this space."""
+        try:
+            self.genes_of(spec)
+        except ConfigError:
+            return False
+        return True
+
+    def random(self, rng: Random) -> Genes:
+        """Options of all genes, each drawn uniformly."""
+        return tuple(rng.randrange(len(gene.options)) for gene in self.genes)
+
+    def spread(self, rng: Random) -> Genes:
+        """A subnet of any size alike, where independent draws of many genes are nearly all of middle size.
+
+        Its genes keep about one share of their options, or a share that rises or falls along the network, more or less
+        closely.
+        """
+        share, slope, noise = rng.random(), rng.uniform(-1, 1), rng.uniform(0, 0.6)
+        span = max(len(self.genes) - 1, 1)
+        shares = (share + slope * (place / span - 0.5) + rng.uniform(-noise, noise) for place in range(len(self.genes)))
+        most = self.largest
+        return tuple(round(min(max(own, 0), 1) * last) for own, last in zip(shares, most, strict=True))
+
+    def mutate(self, genes: Genes, rng: Random) -> Genes:
+        """One gene, drawn among those with several options, a step up or down; the same genes where there is none."""
+        open_genes = [place for place, gene in enumerate(self.genes) if len(gene.options) > 1]
+        if not open_genes:
+            return genes
+        chosen = rng.choice(open_genes)
+        steps = [step for step in (-1, 1) if 0 <= genes[chosen] + step < len(self.genes[chosen].options)]
+        return (*genes[:chosen], genes[chosen] + rng.choice(steps), *genes[chosen + 1 :])
+
+    def enumerate(self, limit: int = 200_000) -> Iterator[Genes]:
+        """Every different subnet once, from the smallest to the largest.
+
+        Raises:
+            ConfigError: there are more combinations than `limit`.
+        """
+        if self.count() > limit:
+            raise ConfigError(
+                f"the search space has {self.count()} combinations, but at most {limit} are listed; use fewer rates"
+            )
+        every = itertools.product(*(range(len(gene.options)) for gene in self.genes))
+        return (genes for genes in every if self.canonical(genes) == genes)
+
+    def _kept_blocks(self, genes: Genes) -> frozenset[str]:
+        return frozenset(
+            name for gene, place in zip(self.genes, genes, strict=True) for name in gene.options[place].blocks
+        )
+
+    def _unused(self, axis: str, kept: frozenset[str]) -> bool:
+        owners = self.owners.get(axis)
+        return owners is not None and not owners & kept
+
+    def _place(self, gene: Gene, sets: Mapping[str, IndexSet], kept: frozenset[str]) -> int:
+        used = [axis for axis in gene.axes if not self._unused(axis, kept)]
+        wanted = [sets.get(axis, Full()) for axis in used], kept & set(gene.blocks)
+        for place, option in enumerate(gene.options):
+            own = dict(option.axes)
+            if ([own.get(axis, Full()) for axis in used], frozenset(option.blocks)) == wanted:
+                return place
+        return 0
+
+
+def search_space(
+    network: Network,
+    rates: Sequence[float] = (),
+    *,
+    width: Literal["network", "section", "axis"] = "axis",
+    depth: Literal["whole", "section", "block"] = "block",
+    kernels: bool = False,
+) -> SearchSpace:
+    """The space of a network.
+
+    The paper's own space, with its ratio set S as `rates`, has the widths of axes and the depths of blocks: a layer's
+    ratio of 0 drops its block, any other ratio sizes the axes that the block alone uses.
+
+    Args:
+        network: the declaration.
+        rates: widths relative to the full network, from 0.001 to 1; without any, every size that is a whole number of
+            groups.
+        width: "axis" sizes each axis by itself, but those that a skippable block alone uses together, with the block
+            where `depth` is "block"; "section" sizes all axes of one kind together whose names begin with the same
+            section; "network" sizes all by one rate, as HeteroFL does, and leaves numbers of heads alone.
+        depth: "block" keeps or drops each skippable block, "section" keeps the first blocks of each section, "whole"
+            keeps all.
+        kernels: kernels are cut to their centres, down to a side of 3, each by itself.
+
+    Raises:
+        ConfigError: a rate is out of range.
+    """
+    fractions = _fractions(rates) if rates else None
+    owners = _owners(network)
+    genes: list[Gene] = []
+    for name, axes in _groups(network, width, owners).items():
+        sizes = [_named(axes, kept) for kept in _sizes(axes, fractions)]
+        options = tuple(Option(axes=kept) for kept in sizes)
+        blocks = owners.get(axes[0].name, frozenset()) if width == "axis" and depth == "block" else frozenset()
+        if len(blocks) == 1:
+            options = (Option(), *(Option(axes=kept, blocks=tuple(blocks)) for kept in sizes))
+        genes.append(_gene(name, [axis.name for axis in axes], options))
+    genes += _depth_genes(network, depth, frozenset(name for gene in genes for name in gene.blocks))
+    genes += [_kernel_gene(axis) for axis in network.axes.values() if kernels and axis.kind == "kernel"]
+    return SearchSpace(network=network, genes=tuple(genes), owners=MappingProxyType(owners))
+
+
+def _gene(name: str, axes: Sequence[str], options: tuple[Option, ...]) -> Gene:
+    return Gene(name=name, axes=tuple(axes), blocks=options[-1].blocks, options=options)
+
+
+def _owners(network: Network) -> dict[str, frozenset[str]]:
+    """Axes that only skippable blocks use, with these blocks."""
+    users: dict[str, set[str | None]] = {}
+    for decl in network.tensors.values():
+        for dim, size in zip(decl.axes, decl.shape, strict=True):
+            for factor in factors_of(dim, size):
+                if isinstance(factor, str):
+                    users.setdefault(factor, set()).add(decl.block)
+    return {
+        axis: frozenset(block for block in blocks if block is not None)
+        for axis, blocks in users.items()
+        if None not in blocks
+    }
+
+
+def _groups(network: Network, width: str, owners: Mapping[str, frozenset[str]]) -> dict[str, list[Axis]]:
+    """Axes that are sized together, by the name of their gene."""
+    groups: dict[str, list[Axis]] = {}
+    for axis in network.axes.values():
+        if axis.kind in _SCALED or (axis.kind == "head" and width != "network"):
+            own = owners.get(axis.name, frozenset())
+            by_axis = next(iter(own)) if len(own) == 1 else axis.name
+            by_section = f"{axis.name.partition('.')[0]} {axis.kind}"
+            name = {"network": "width", "section": by_section, "axis": by_axis}[width]
+            groups.setdefault(name, []).append(axis)
+    return groups
+
+
+def _sizes(axes: Sequence[Axis], fractions: set[Fraction] | None) -> list[tuple[int, ...]]:
+    """Sizes of axes that are sized together, from the smallest to the largest."""
+    if fractions is None:
+        most = max(axis.size // axis.granularity for axis in axes)
+        fractions = {Fraction(step, most) for step in range(1, most + 1)}
+    return list(dict.fromkeys(tuple(_kept_size(axis, rate) for axis in axes) for rate in sorted(fractions)))
+
+
+def _depth_genes(network: Network, depth: str, decided: frozenset[str]) -> Iterator[Gene]:
+    if depth == "whole":
+        whole = Option(blocks=tuple(block.name for block in network.blocks))
+        yield _gene("depth", (), (whole,))
+    elif depth == "section":
+        for section, names in enumerate(_sections(network)):
+            options = tuple(Option(blocks=tuple(names[:kept])) for kept in range(len(names) + 1))
+            yield _gene(f"section{section} depth", (), options)
+    else:
+        for block in network.blocks:
+            if block.name not in decided:
+                yield _gene(block.name, (), (Option(), Option(blocks=(block.name,))))
+
+
+def _kernel_gene(axis: Axis) -> Gene:
+    sizes = [axis.size, *range(axis.size - axis.granularity, 2, -axis.granularity)]
+    options = tuple(Option(axes=_named([axis], [size])) for size in reversed(sizes))
+    return _gene(axis.name, (axis.name,), options)

@@ -1,36 +1,12 @@
 """Better subnets in the neighbourhood of a good one, for one budget."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
 
 from subfleet.elastic.spaces import Genes, SearchSpace
-from subfleet.server.assignment import Candidate
-from subfleet.server.search.query import Query, share_of
+from subfleet.server.search.query import Fit, PriceList, Query, fit_of
 
-__all__ = ["Aim", "Climb", "rank"]
-
-Rank = tuple[float, int]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Aim:
-    """What counts as better for one device.
-
-    Attributes:
-        goal: utilisation counts up to here, beyond it parameters.
-        floor: least utilisation.
-    """
-
-    query: Query
-    goal: float
-    floor: float
-
-
-def rank(candidate: Candidate, aim: Aim) -> Rank | None:
-    """Better subnets have a higher rank; None where it does not fit or is below the floor."""
-    share = share_of(candidate, aim.query)
-    return None if share is None or share < aim.floor else (min(share, aim.goal), candidate.parameters)
+__all__ = ["Climb"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,26 +18,25 @@ class Climb:
 
     Attributes:
         space: of the genes.
-        price: of a subnet by its genes.
+        price: of its subnets.
         trials: subnets that are priced.
     """
 
     space: SearchSpace
-    price: Callable[[Genes], Candidate]
+    price: PriceList
     trials: int
 
-    def reached(self, start: Candidate, aim: Aim, rng: Random) -> list[Candidate]:
-        """Subnets that fit and are not below the floor, in the order in which they were tried from `start` on."""
-        best_rank, genes = rank(start, aim) or (0.0, 0), self.space.genes_of(start.spec)
+    def reached(self, start: Fit, query: Query, *, goal: float, rng: Random) -> list[Fit]:
+        """Subnets that fit, in the order in which they were tried from `start` on."""
+        best, genes = start, self.space.genes_of(start.candidate.spec)
         fitting = []
         for _ in range(self.trials):
             changed = self._changed(genes, rng)
-            candidate = self.price(changed)
-            found = rank(candidate, aim)
-            if found is not None:
-                fitting.append(candidate)
-                if found > best_rank:
-                    best_rank, genes = found, changed
+            fit = fit_of(self.price(self.space.spec(changed)), query)
+            if fit is not None:
+                fitting.append(fit)
+                if fit.rank(goal) > best.rank(goal):
+                    best, genes = fit, changed
         return fitting
 
     def _changed(self, genes: Genes, rng: Random) -> Genes:
@@ -77,7 +52,7 @@ class Climb:
         if shrunk and (not grown or rng.random() < 0.5):
             place = rng.choice(shrunk)
             changed[place] -= _step(genes[place], rng)
-        return self.space.canonical(tuple(changed))
+        return tuple(changed)
 
 
 def _step(room: int, rng: Random) -> int:

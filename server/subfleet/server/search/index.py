@@ -4,11 +4,14 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
+from subfleet.protocol.subnet import SubnetSpec
 from subfleet.server.assignment import Candidate
 from subfleet.server.search.limits import INFINITE_BYTES, Columns, fitting, utilisation
-from subfleet.server.search.query import Query
+from subfleet.server.search.query import Fit, Query
 
 __all__ = ["PriceIndex"]
+
+Identity = tuple[object, ...]
 
 _PARAMETERS, _WEIGHT_BYTES, _FORWARD_MACS, _FIRST_TARGET = range(4)
 
@@ -27,7 +30,7 @@ class PriceIndex:
     def __init__(self, targets: Sequence[str], candidates: Iterable[Candidate] = ()) -> None:
         self._targets = tuple(targets)
         self._candidates: list[Candidate] = []
-        self._ids: set[str] = set()
+        self._known: set[Identity] = set()
         self._table = np.zeros((_FIRST_TARGET + len(self._targets), 64), dtype=np.int64)
         for candidate in candidates:
             self.add(candidate)
@@ -38,13 +41,12 @@ class PriceIndex:
     def __iter__(self) -> Iterator[Candidate]:
         return iter(self._candidates)
 
-    def __contains__(self, spec_id: str) -> bool:
-        return spec_id in self._ids
+    def __contains__(self, spec: SubnetSpec) -> bool:
+        return _identity(spec) in self._known
 
     def add(self, candidate: Candidate) -> bool:
         """Remember a subnet; False where it is known already."""
-        spec_id = candidate.spec.spec_id
-        if spec_id in self._ids:
+        if candidate.spec in self:
             return False
         row = len(self._candidates)
         if row == self._table.shape[1]:
@@ -54,10 +56,10 @@ class PriceIndex:
         ]
         self._table[:, row] = [candidate.parameters, candidate.weight_bytes, candidate.forward_macs, *memory]
         self._candidates.append(candidate)
-        self._ids.add(spec_id)
+        self._known.add(_identity(candidate.spec))
         return True
 
-    def best(self, query: Query, *, goal: float = 0.0, floor: float = 0.0) -> Candidate | None:
+    def best(self, query: Query, *, goal: float = 0.0, floor: float = 0.0) -> Fit | None:
         """The best known subnet that fits; None where none does.
 
         Utilisation counts up to the goal. Among subnets that are equal in it the most parameters win, then the most
@@ -80,11 +82,16 @@ class PriceIndex:
             for column in (columns.parameters, columns.forward_macs):
                 top = top[column[top] == column[top].max()]
             # Identity decides the rest, so that the answer does not depend on what became known first.
-            row = int(max(top, key=lambda place: self._candidates[place].spec.spec_id))
+            row = (
+                int(top[0]) if len(top) == 1 else int(max(top, key=lambda place: self._candidates[place].spec.spec_id))
+            )
             if not query.refused(self._candidates[row]):
-                return self._candidates[row]
+                return Fit(candidate=self._candidates[row], utilisation=float(shares[row]))
             rows = rows[rows != row]
         return None
+
+    def _spec_id(self, row: int) -> str:
+        return self._candidates[row].spec.spec_id
 
     def _columns(self, target: str) -> Columns:
         held = self._table[:, : len(self._candidates)]
@@ -97,3 +104,8 @@ class PriceIndex:
             if known
             else np.full(len(self._candidates), INFINITE_BYTES),
         )
+
+
+def _identity(spec: SubnetSpec) -> Identity:
+    """Equal for equal subnets whatever they are called, as their ids are, but found without a digest."""
+    return spec.axes, spec.blocks, spec.choices

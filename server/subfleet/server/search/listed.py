@@ -6,7 +6,7 @@ from random import Random
 from subfleet.elastic.spaces import SearchSpace
 from subfleet.protocol.subnet import SubnetSpec
 from subfleet.server.search.index import PriceIndex
-from subfleet.server.search.query import Choice, Known, PriceList, Query, share_of
+from subfleet.server.search.query import Choice, Known, PriceList, Query
 
 __all__ = ["ListedSearch", "exhaustive_search"]
 
@@ -40,8 +40,7 @@ class ListedSearch:
 
     def choose(self, query: Query, rng: Random) -> Choice:
         """The best that fits; the stream is not used."""
-        best = self._index.best(query, goal=self._goal)
-        return Choice(candidate=best, utilisation=(share_of(best, query) or 0.0) if best is not None else 0.0)
+        return Choice(fit=self._index.best(query, goal=self._goal))
 
     def learn(self, found: Sequence[Known]) -> None:
         """Nothing: the list is fixed."""

@@ -14,7 +14,7 @@ from random import Random
 from subfleet.elastic.spaces import SearchSpace
 from subfleet.protocol.errors import ConfigError
 from subfleet.server.search.index import PriceIndex
-from subfleet.server.search.query import Choice, Known, PriceList, Query, share_of
+from subfleet.server.search.query import Choice, Known, PriceList, Query, fit_of
 
 __all__ = ["PaperSearch", "PaperSettings"]
 
@@ -73,19 +73,19 @@ class PaperSearch:
     def choose(self, query: Query, rng: Random) -> Choice:
         """The largest subnet that fits, out of the pool and of what is drawn now."""
         best = self._index.best(query)
-        found: dict[str, Known] = {}
+        found: list[Known] = []
         draws, hit = 0, False
         while not hit and rng.random() > self._settings.epsilon:
             drawn = self._price(self._space.spec(self._space.random(rng)))
-            found[drawn.spec.spec_id] = Known(spec=drawn.spec, drawn=True)
-            if share_of(drawn, query) is not None and (best is None or drawn.order > best.order):
-                best = drawn
+            found.append(Known(spec=drawn.spec, drawn=True))
+            fit = fit_of(drawn, query)
+            if fit is not None and (best is None or fit.candidate.parameters > best.candidate.parameters):
+                best = fit
             draws += 1
             hit = draws > self._settings.t_max
         return Choice(
-            candidate=best,
-            utilisation=share_of(best, query) or 0.0 if best is not None else 0.0,
-            found=tuple(one for spec_id, one in found.items() if spec_id not in self._index),
+            fit=best,
+            found=tuple(one for one in dict.fromkeys(found) if one.spec not in self._index),
             draws=draws,
             hit=hit,
         )

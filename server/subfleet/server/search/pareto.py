@@ -17,11 +17,10 @@ from random import Random
 from subfleet.elastic.spaces import SearchSpace
 from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.subnet import SubnetSpec
-from subfleet.server.assignment import Candidate
-from subfleet.server.search.climbing import Aim, Climb, rank
+from subfleet.server.search.climbing import Climb
 from subfleet.server.search.index import PriceIndex
 from subfleet.server.search.paper import PaperSearch, PaperSettings
-from subfleet.server.search.query import Choice, Known, PriceList, Query, share_of
+from subfleet.server.search.query import Choice, Fit, Known, PriceList, Query
 
 __all__ = ["ParetoSearch", "ParetoSettings"]
 
@@ -75,18 +74,14 @@ class ParetoSearch:
         settings: ParetoSettings | None = None,
     ) -> None:
         self._settings = settings or ParetoSettings()
-        self._space, self._price, self._targets = space, price, tuple(targets)
-        self._paper = PaperSearch(space, price, targets, self._settings.paper)
+        self._space, self._targets = space, tuple(targets)
+        self._price = lru_cache(maxsize=_PRICES)(price)
+        self._paper = PaperSearch(space, self._price, targets, self._settings.paper)
         self._uniform = PriceIndex(targets, map(price, uniform))
         self._index = PriceIndex(targets, (*self._paper.known, *self._uniform))
-        self._whole_id = space.spec(space.largest).spec_id
+        self._most_parameters = price(space.spec(space.largest)).parameters
         self._pool: list[Known] = []
-        self._built = 0
-        self._climb = Climb(
-            space=space,
-            price=lru_cache(maxsize=_PRICES)(lambda genes: price(space.spec(genes))),
-            trials=self._settings.trials,
-        )
+        self._climb = Climb(space=space, price=self._price, trials=self._settings.trials)
 
     @property
     def pool(self) -> tuple[Known, ...]:
@@ -102,21 +97,18 @@ class ParetoSearch:
         """The best of what is known, drawn and reached by a climb."""
         paper = self._paper.choose(query, rng)
         uniform = self._uniform.best(query, goal=1.0)
-        floor = max(paper.utilisation, _share(uniform, query))
-        aim = Aim(query=query, goal=self._settings.goal, floor=floor)
+        floor = max((fit.utilisation for fit in (paper.fit, uniform) if fit is not None), default=0.0)
+        goal = self._settings.goal
         found = (*paper.found, *self._spread(rng))
         drawn = PriceIndex(self._targets, (self._price(one.spec) for one in found))
-        known = [index.best(query, goal=aim.goal, floor=floor) for index in (self._index, drawn)]
-        best = _best((one for one in known if one is not None), aim)
-        if best is None or paper.candidate is None:
-            return Choice(candidate=best, utilisation=_share(best, query), found=found, draws=paper.draws)
-        if self._explores(_share(best, query), best, rng):
-            start = best if self._space.holds(best.spec) else paper.candidate
-            reached = PriceIndex(self._targets, self._climb.reached(start, aim, rng))
-            fresh = [one.spec for one in reached if one.spec.spec_id not in self._index]
-            found = (*found, *(Known(spec=spec, drawn=False) for spec in fresh))
-            best = _best((best, *reached), aim) or best
-        return Choice(candidate=best, utilisation=_share(best, query), found=found, draws=paper.draws, hit=paper.hit)
+        best = _best((index.best(query, goal=goal, floor=floor) for index in (self._index, drawn)), goal)
+        if best is not None and paper.fit is not None and self._explores(best, rng):
+            start = best if self._space.holds(best.candidate.spec) else paper.fit
+            reached = self._climb.reached(start, query, goal=goal, rng=rng)
+            specs = dict.fromkeys(fit.candidate.spec for fit in reached)
+            found += tuple(Known(spec=spec, drawn=False) for spec in specs if spec not in self._index)
+            best = _best((best, *(fit for fit in reached if fit.utilisation >= floor)), goal)
+        return Choice(fit=best, found=found, draws=paper.draws, hit=paper.hit)
 
     def learn(self, found: Sequence[Known]) -> None:
         """Remember draws as far as the paper's search does, and what was built while it is below its own limit."""
@@ -124,29 +116,26 @@ class ParetoSearch:
             before = len(self._paper.pool), len(self._index)
             if one.drawn:
                 self._paper.learn([one])
-            room = one.spec.spec_id in self._paper.known if one.drawn else len(self._pool) < self._settings.built_limit
+            room = one.spec in self._paper.known if one.drawn else len(self._pool) < self._settings.built_limit
             if room:
                 self._index.add(self._price(one.spec))
             if before != (len(self._paper.pool), len(self._index)):
                 self._pool.append(one)
-                self._built += not one.drawn
 
     def _spread(self, rng: Random) -> tuple[Known, ...]:
-        if self._settings.paper.epsilon >= 1 or len(self._pool) >= self._settings.built_limit // 4:
+        if self._settings.paper.epsilon >= 1 or len(self._pool) >= self._settings.built_limit // 2:
             return ()
         every = (self._space.spec(self._space.spread(rng)) for _ in range(self._settings.samples))
-        return tuple(Known(spec=spec, drawn=False) for spec in every if spec.spec_id not in self._index)
+        return tuple(Known(spec=spec, drawn=False) for spec in every if spec not in self._index)
 
-    def _explores(self, share: float, best: Candidate, rng: Random) -> bool:
+    def _explores(self, best: Fit, rng: Random) -> bool:
         epsilon = self._settings.paper.epsilon
-        if epsilon >= 1 or len(self._pool) >= self._settings.built_limit or best.spec.spec_id == self._whole_id:
+        if epsilon >= 1 or best.candidate.parameters == self._most_parameters:
             return False
-        return share < self._settings.goal or rng.random() > epsilon
+        if best.utilisation < self._settings.goal:
+            return True
+        return len(self._pool) < self._settings.built_limit and rng.random() > epsilon
 
 
-def _share(candidate: Candidate | None, query: Query) -> float:
-    return (share_of(candidate, query) or 0.0) if candidate is not None else 0.0
-
-
-def _best(candidates: Iterable[Candidate], aim: Aim) -> Candidate | None:
-    return max(candidates, key=lambda one: (rank(one, aim) or (0.0, 0), one.order), default=None)
+def _best(fits: Iterable[Fit | None], goal: float) -> Fit | None:
+    return max((fit for fit in fits if fit is not None), key=lambda fit: fit.rank(goal), default=None)

@@ -11,7 +11,7 @@ from subfleet.protocol.subnet import SubnetSpec
 from subfleet.server.assignment import Candidate
 from subfleet.server.search.limits import INFINITE_BYTES, Columns, Limits, fitting, utilisation
 
-__all__ = ["Choice", "Known", "PriceList", "Query", "Search", "share_of"]
+__all__ = ["Choice", "Fit", "Known", "PriceList", "Query", "Search", "fit_of"]
 
 
 class PriceList(Protocol):
@@ -44,6 +44,22 @@ class Query:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Fit:
+    """A subnet that a device can be given.
+
+    Attributes:
+        utilisation: the larger of its shares of memory and links, 0 to 1.
+    """
+
+    candidate: Candidate
+    utilisation: float
+
+    def rank(self, goal: float) -> tuple[float, int]:
+        """Better subnets have a higher rank: utilisation counts up to the goal, beyond it parameters."""
+        return min(self.utilisation, goal), self.candidate.parameters
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Known:
     """A subnet that a search wants to remember: an entry of its pool, for the journal.
 
@@ -60,15 +76,13 @@ class Choice:
     """What a search answers.
 
     Attributes:
-        candidate: the subnet; None leaves the device out of the round.
-        utilisation: the larger of its shares of memory and links, 0 to 1; 0 where there is none.
+        fit: the subnet; None leaves the device out of the round.
         found: what the search has come across and wants to remember.
         draws: how many subnets were drawn at random.
         hit: the draws ended because they were as many as are allowed.
     """
 
-    candidate: Candidate | None
-    utilisation: float = 0.0
+    fit: Fit | None
     found: tuple[Known, ...] = ()
     draws: int = 0
     hit: bool = False
@@ -91,8 +105,8 @@ class Search(Protocol):
         ...
 
 
-def share_of(candidate: Candidate, query: Query) -> float | None:
-    """How much of a device's budget a subnet uses, 0 to 1; None where it does not fit or is refused."""
+def fit_of(candidate: Candidate, query: Query) -> Fit | None:
+    """A subnet held against one device; None where it does not fit or is refused."""
     if query.below_parameters is not None and candidate.parameters >= query.below_parameters:
         return None
     memory_bytes = min(candidate.training_memory_bytes.get(query.target, INFINITE_BYTES), INFINITE_BYTES)
@@ -104,4 +118,4 @@ def share_of(candidate: Candidate, query: Query) -> float | None:
     )
     if not fitting(columns, query.limits)[0] or query.refused(candidate):
         return None
-    return float(utilisation(columns, query.limits)[0])
+    return Fit(candidate=candidate, utilisation=float(utilisation(columns, query.limits)[0]))

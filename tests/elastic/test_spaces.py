@@ -1,0 +1,158 @@
+import dataclasses
+import itertools
+import math
+from random import Random
+
+import pytest
+from elastic.elastic_cases import CONFIGS, MLP, RESNET, held_places
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from subfleet.elastic.axes import Axis
+from subfleet.elastic.families import network_of
+from subfleet.elastic.network import Block, ModelConfig, Network, TensorDecl
+from subfleet.elastic.spaces import SearchSpace, search_space, uniform_space
+from subfleet.protocol.errors import ConfigError
+from subfleet.protocol.subnet import Centre, SubnetSpec
+
+RATES = (0.25, 0.5, 0.75, 1)
+
+
+def spaces_of(network: Network) -> tuple[SearchSpace, ...]:
+    return (
+        search_space(network),
+        search_space(network, (0.5, 1), depth="section"),
+        search_space(network, RATES, width="section", depth="section"),
+        search_space(network, RATES, width="network", depth="whole"),
+    )
+
+
+SPACES = [space for config in CONFIGS for space in spaces_of(network_of(config))]
+relaxed = settings(deadline=None, max_examples=60)
+
+
+@st.composite
+def spaces_and_genes(draw: st.DrawFn, count: int) -> tuple[SearchSpace, list[tuple[int, ...]]]:
+    space = draw(st.sampled_from(SPACES))
+    vectors = st.tuples(*(st.integers(0, most) for most in space.largest))
+    return space, [draw(vectors) for _ in range(count)]
+
+
+@relaxed
+@given(spaces_and_genes(1))
+def test_genes_make_a_subnet_of_the_network_and_come_back_from_it(
+    case: tuple[SearchSpace, list[tuple[int, ...]]],
+) -> None:
+    space, (genes,) = case
+    spec = space.spec(genes)
+    space.network.check(spec)
+    assert space.holds(spec)
+    assert space.genes_of(spec) == space.canonical(genes)
+    assert space.spec(space.genes_of(spec)) == spec
+
+
+@relaxed
+@given(spaces_and_genes(2))
+def test_larger_genes_hold_what_smaller_ones_hold(case: tuple[SearchSpace, list[tuple[int, ...]]]) -> None:
+    space, (left, right) = case
+    low, high = (space.spec(tuple(map(pick, zip(left, right, strict=True)))) for pick in (min, max))
+    small, large = held_places(space.network, low), held_places(space.network, high)
+    assert all(bool((large[name] | ~small[name]).all()) for name in space.network.tensors)
+
+
+@pytest.mark.parametrize("space", SPACES[:4])
+def test_a_space_reaches_from_its_smallest_to_the_whole_network(space: SearchSpace) -> None:
+    assert space.spec(space.largest).spec_id == space.network.full_spec().spec_id
+    counts = [space.network.parameter_count(space.spec(genes)) for genes in (space.smallest, space.largest)]
+    rng = Random(0)
+    for genes in (draw(rng) for draw in (space.random, space.spread) for _ in range(30)):
+        assert counts[0] <= space.network.parameter_count(space.spec(genes)) <= counts[1]
+
+
+def test_every_different_subnet_is_listed_once() -> None:
+    space = search_space(network_of(RESNET), (0.5, 1), depth="section")
+    listed = [space.spec(genes) for genes in space.enumerate()]
+    every = {
+        space.spec(genes).spec_id for genes in itertools.product(*(range(len(gene.options)) for gene in space.genes))
+    }
+    assert len(listed) == len({spec.spec_id for spec in listed}) == len(every) < space.count()
+
+
+def test_a_ratio_of_zero_drops_the_block_of_a_layer() -> None:
+    # Widths of 8 and 12 in groups of 4 have 2 and 3 sizes; blocks add the option to be dropped.
+    space = search_space(network_of(RESNET))
+    options = {gene.name: len(gene.options) for gene in space.genes}
+    assert options == {
+        "section0.stream": 2,
+        "section1.stream": 3,
+        "section0.block0.inner": 2,
+        "section0.block1": 3,
+        "section1.block0.inner": 3,
+        "section1.block1": 4,
+        "section1.block2": 4,
+    }
+    assert space.count() == math.prod(options.values()) == len(list(space.enumerate()))
+    assert space.spec(space.smallest).blocks == ()
+
+
+def test_a_space_too_large_is_not_listed() -> None:
+    with pytest.raises(ConfigError, match="combinations, but at most 100 are listed"):
+        search_space(network_of(RESNET)).enumerate(100)
+
+
+def test_one_rate_for_all_is_the_uniform_space() -> None:
+    network = network_of(dataclasses.replace(RESNET, widths=(16, 32)))
+    space = search_space(network, RATES, width="network", depth="whole")
+    whole = {spec.spec_id for spec in uniform_space(network, RATES) if spec.name.endswith(" d2-3")}
+    assert {space.spec(genes).spec_id for genes in space.enumerate()} == whole
+
+
+def test_subnets_of_other_spaces_are_refused() -> None:
+    space = search_space(network_of(RESNET), (0.5, 1), width="network", depth="whole")
+    assert not space.holds(SubnetSpec())
+    with pytest.raises(ConfigError, match="not in the search space"):
+        space.genes_of(SubnetSpec(name="no blocks"))
+
+
+@pytest.mark.parametrize("space", SPACES)
+def test_a_mutation_moves_one_gene_by_one_step(space: SearchSpace) -> None:
+    rng = Random(1)
+    for _ in range(20):
+        genes = space.random(rng)
+        moved = [abs(new - old) for new, old in zip(space.mutate(genes, rng), genes, strict=True)]
+        assert sorted(moved)[-2:] in ([0, 1], [1])
+    assert space.random(Random(7)) == space.random(Random(7))
+
+
+def test_a_gene_without_a_choice_does_not_mutate() -> None:
+    space = search_space(network_of(MLP), (1,), width="network", depth="whole")
+    assert space.mutate(space.largest, Random(0)) == space.largest == space.smallest
+
+
+def test_kernels_are_cut_to_centres() -> None:
+    kernel = Axis(name="kernel", size=7, kind="kernel", granularity=2)
+    channels = Axis(name="channels", size=4, kind="channel")
+    decl = TensorDecl(
+        name="w", shape=(4, 1, 7, 7), axes=("channels", None, "kernel", "kernel"), block="b", role="weight"
+    )
+    config = dataclasses.replace(RESNET, widths=(4,), depths=(2,))
+    network = Network(
+        config=config, axes={"kernel": kernel, "channels": channels}, blocks=(Block(name="b", section=0),),
+        tensors={"w": decl},
+    )  # fmt: skip
+    space = search_space(network, (1,), kernels=True)
+    kept = {dict(space.spec(genes).axes).get("kernel") for genes in space.enumerate()}
+    assert kept == {Centre(size=3), Centre(size=5), None}
+    # A kernel of a dropped block means nothing: with the block there are three, without it one.
+    assert len(list(space.enumerate())) == 4
+    assert all(gene.name != "kernel" for gene in search_space(network, (1,)).genes)
+
+
+def test_a_uniform_space_of_many_sections_stays_small() -> None:
+    config = ModelConfig(family="mlp", input_shape=(3,), class_count=2, widths=(4,) * 10, depths=(5,) * 9 + (3,))
+    space = uniform_space(network_of(config), (0.5, 1))
+    # Ten sections of up to five blocks have millions of depths; five shares of all of them are left.
+    assert len(space) == 5
+    names = [spec.name.partition(" d")[2] for spec in space]
+    assert names[0] == "-".join("1" * 10)
+    assert names[-1] == "-".join("5555555553")

@@ -1,0 +1,126 @@
+"""A small space, its prices and devices that the tests of searches share."""
+
+import hashlib
+from functools import cache
+from random import Random
+from types import MappingProxyType
+
+from hypothesis import strategies as st
+
+from subfleet.elastic.cost import estimate_cost
+from subfleet.elastic.families import network_of
+from subfleet.elastic.network import ModelConfig
+from subfleet.elastic.spaces import SearchSpace, search_space, uniform_space
+from subfleet.protocol.subnet import SubnetSpec
+from subfleet.server.assignment import Candidate
+from subfleet.server.search.limits import Limits
+from subfleet.server.search.query import Choice, Query, Search
+
+TARGETS = ("onnx", "executorch")
+RATES = (0.25, 0.5, 0.75, 1)
+MODEL = ModelConfig(
+    family="preact_resnet", input_shape=(1, 8, 8), class_count=10, widths=(16, 32), depths=(2, 2), group_size=4
+)
+NETWORK = network_of(MODEL)
+SPACE = search_space(NETWORK, RATES)
+UNIFORM = uniform_space(NETWORK, RATES)
+
+
+@cache
+def price(spec: SubnetSpec) -> Candidate:
+    cost = estimate_cost(NETWORK, spec, batch_size=8)
+    memory = {"onnx": cost.training_memory_bytes, "executorch": 2 * cost.training_memory_bytes}
+    return Candidate(
+        spec=spec,
+        parameters=cost.parameters,
+        forward_macs=cost.forward_macs,
+        weight_bytes=cost.weight_bytes,
+        training_memory_bytes=MappingProxyType(memory),
+    )
+
+
+def ends(space: SearchSpace = SPACE) -> tuple[Candidate, Candidate]:
+    return price(space.spec(space.smallest)), price(space.spec(space.largest))
+
+
+def stream(*names: object) -> Random:
+    return Random(hashlib.sha256(repr(names).encode()).digest())
+
+
+def between(low: float, high: float, share: float) -> int:
+    """Below the low end at a share of 0, above the high end at 1, with all orders of size alike between them."""
+    return int(low * 0.8 * (high / low * 1.5) ** share)
+
+
+def query_at(memory: float, link: float, *, target: str = "onnx", macs: float | None = None) -> Query:
+    low, high = ends()
+    return Query(
+        target=target,
+        limits=Limits(
+            memory_bytes=between(low.training_memory_bytes[target], high.training_memory_bytes[target], memory),
+            downlink_bytes=between(low.weight_bytes, high.weight_bytes, link),
+            uplink_bytes=between(low.weight_bytes, high.weight_bytes, min(link + 0.1, 1)),
+            train_macs=None if macs is None else between(low.forward_macs, high.forward_macs, macs) * 3 * 20,
+            sample_passes=20,
+        ),
+    )
+
+
+def queries(count: int, seed: int = 0) -> list[Query]:
+    rng = Random(seed)
+    return [query_at(rng.random(), rng.random()) for _ in range(count)]
+
+
+@st.composite
+def any_query(draw: st.DrawFn) -> Query:
+    """Budgets in every currency, some of which nothing fits."""
+    low, high = ends()
+    share = st.floats(0, 1)
+    link = st.none() | share.map(lambda at: between(low.weight_bytes, high.weight_bytes, at))
+    rate = st.none() | st.sampled_from([0.0, 1e3, 1e6, 1e9])
+    target = draw(st.sampled_from(TARGETS))
+    return Query(
+        target=target,
+        limits=Limits(
+            memory_bytes=between(low.training_memory_bytes[target], high.training_memory_bytes[target], draw(share)),
+            downlink_bytes=draw(link),
+            uplink_bytes=draw(link),
+            train_macs=draw(st.none() | st.integers(0, high.forward_macs * 100)),
+            deadline_s=draw(st.none() | st.floats(0, 10)),
+            downlink_bps=draw(rate),
+            uplink_bps=draw(rate),
+            macs_per_s=draw(rate),
+            sample_passes=draw(st.sampled_from([0, 1, 100])),
+        ),
+        below_parameters=draw(st.none() | st.integers(0, high.parameters)),
+    )
+
+
+def within(candidate: Candidate, query: Query) -> bool:
+    """Whether a subnet stays within every budget, told one number at a time."""
+    limits = query.limits
+    macs = 3 * candidate.forward_macs * limits.sample_passes
+    seconds = 0.0
+    for amount, rate in (
+        (8 * candidate.weight_bytes, limits.downlink_bps),
+        (8 * candidate.weight_bytes, limits.uplink_bps),
+        (macs, limits.macs_per_s),
+    ):
+        seconds += 0.0 if rate is None or not amount else amount / rate if rate else float("inf")
+    return (
+        candidate.training_memory_bytes[query.target] <= limits.memory_bytes
+        and (limits.downlink_bytes is None or candidate.weight_bytes <= limits.downlink_bytes)
+        and (limits.uplink_bytes is None or candidate.weight_bytes <= limits.uplink_bytes)
+        and (limits.train_macs is None or macs <= limits.train_macs)
+        and (limits.deadline_s is None or seconds <= limits.deadline_s * (1 + 1e-9))
+        and (query.below_parameters is None or candidate.parameters < query.below_parameters)
+    )
+
+
+def run(search: Search, asked: list[Query], *, first: int = 0) -> list[Choice]:
+    """Serve devices one after the other, each with a stream of its own."""
+    choices = []
+    for place, query in enumerate(asked, start=first):
+        choices.append(search.choose(query, stream("device", place)))
+        search.learn(choices[-1].found)
+    return choices

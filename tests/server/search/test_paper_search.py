@@ -1,0 +1,101 @@
+import math
+
+import pytest
+from server.search.search_cases import NETWORK, RATES, SPACE, TARGETS, ends, price, queries, query_at, run, stream
+
+from subfleet.elastic.spaces import search_space, uniform_space
+from subfleet.protocol.errors import ConfigError
+from subfleet.protocol.readings import Budget
+from subfleet.server.assignment import fits, ordered
+from subfleet.server.search.listed import ListedSearch, exhaustive_search
+from subfleet.server.search.paper import PaperSearch, PaperSettings
+from subfleet.server.search.pareto import ParetoSearch
+from subfleet.server.search.query import Known, Query, Search
+
+
+def test_the_pool_begins_with_the_smallest_and_the_largest() -> None:
+    search = PaperSearch(SPACE, price, TARGETS)
+    assert [one.spec for one in search.known] == [one.spec for one in ends()]
+    run(search, queries(200))
+    assert {one.spec for one in ends()} < {one.spec for one in search.known}
+    assert len(search.known) == len(search.pool) + 2 == len({one.spec.spec_id for one in search.known})
+
+
+def test_an_epsilon_of_one_never_explores() -> None:
+    search = PaperSearch(SPACE, price, TARGETS, PaperSettings(epsilon=1))
+    assert {choice.draws for choice in run(search, queries(300))} == {0}
+    assert search.pool == ()
+
+
+def test_an_epsilon_of_zero_always_ends_at_t_max() -> None:
+    search = PaperSearch(SPACE, price, TARGETS, PaperSettings(epsilon=0, t_max=3))
+    choices = run(search, queries(20))
+    assert {(choice.draws, choice.hit) for choice in choices} == {(4, True)}
+
+
+def test_the_hit_rate_is_that_of_as_many_draws_in_a_row() -> None:
+    search = PaperSearch(SPACE, price, TARGETS, PaperSettings(epsilon=0.3, t_max=1))
+    hits = sum(search.choose(query_at(0.5, 0.5), stream(place)).hit for place in range(2000))
+    # t_max + 1 draws, each with probability 0.7: 0.49; four standard deviations of 2000 are 0.045.
+    assert hits / 2000 == pytest.approx(0.7**2, abs=0.045)
+
+
+def test_a_draw_joins_the_pool_whether_it_fits_or_not_and_a_larger_one_is_taken() -> None:
+    search = PaperSearch(SPACE, price, TARGETS, PaperSettings(epsilon=0))
+    low = price(SPACE.spec(SPACE.smallest)).training_memory_bytes["onnx"]
+    tight = search.choose(query_at(0.12, 1), stream(1))
+    assert tight.fit is not None
+    assert any(price(one.spec).training_memory_bytes["onnx"] > 3 * low for one in tight.found)
+    assert all(one.drawn for one in tight.found)
+    wide = search.choose(query_at(0.9, 0.9), stream(1))
+    assert wide.fit is not None
+    assert wide.fit.candidate.spec in {one.spec for one in wide.found}
+
+
+def test_the_largest_of_the_pool_is_the_one_with_most_parameters() -> None:
+    search = PaperSearch(SPACE, price, TARGETS, PaperSettings(epsilon=1))
+    search.learn([Known(spec=SPACE.spec(SPACE.random(stream(place))), drawn=True) for place in range(300)])
+    for query in queries(50):
+        fit = search.choose(query, stream(0)).fit
+        held = [one.parameters for one in search.known if fits(one, "onnx", _budget(query))]
+        assert (fit.candidate.parameters if fit else None) == (max(held) if held else None)
+
+
+def test_a_full_pool_draws_but_does_not_grow() -> None:
+    search = PaperSearch(SPACE, price, TARGETS, PaperSettings(epsilon=0.2, pool_limit=10))
+    choices = run(search, queries(60))
+    assert len(search.known) == 10
+    assert choices[-1].draws + choices[-2].draws + choices[-3].draws > 0
+
+
+def test_uniform_ratios_reproduce_heterofl_exactly() -> None:
+    space = search_space(NETWORK, RATES, width="network", depth="whole")
+    every = [space.spec(genes) for genes in space.enumerate()]
+    listed = [spec for spec in uniform_space(NETWORK, RATES) if len(spec.blocks) == len(NETWORK.blocks)]
+    paper = PaperSearch(space, price, TARGETS)
+    paper.learn([Known(spec=spec, drawn=True) for spec in every])
+    searches: list[Search] = [
+        paper,
+        ParetoSearch(space, price, TARGETS, uniform=listed),
+        exhaustive_search(space, price, TARGETS, goal=0),
+        ListedSearch(listed, price, TARGETS),
+    ]
+    candidates = ordered([price(spec) for spec in listed])
+    for query in queries(200):
+        wanted = next((one for one in reversed(candidates) if fits(one, "onnx", _budget(query))), None)
+        for search in searches:
+            fit = search.choose(query, stream(0)).fit
+            assert (fit.candidate.spec.spec_id if fit else None) == (wanted.spec.spec_id if wanted else None)
+
+
+def _budget(query: Query) -> Budget:
+    limits = query.limits
+    return Budget(
+        memory_bytes=limits.memory_bytes, downlink_bytes=limits.downlink_bytes, uplink_bytes=limits.uplink_bytes
+    )
+
+
+@pytest.mark.parametrize("wrong", [{"epsilon": 1.1}, {"epsilon": math.nan}, {"t_max": -1}, {"pool_limit": 1}])
+def test_settings_out_of_range_are_refused(wrong: dict[str, float]) -> None:
+    with pytest.raises(ConfigError, match="must be"):
+        PaperSettings(**wrong)  # type: ignore[arg-type]
