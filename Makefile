@@ -2,6 +2,7 @@
 #   make demo     the main job: a fleet of five unequal devices on this machine, about a minute and a half after the install
 #   make test     all tests (under 12 minutes on two cores)
 #   make native   ExecuTorch without PyTorch: builds edge_client/native and installs it (30 seconds, needs a C++ compiler)
+#   make gpu      what runs on an accelerator: its tests, and benchmarks/results/gpu.md; without one it says so
 #   make check    format, lint, types, import rules, nothing newer than Python 3.10, dead links
 PYTHON ?= python3
 # Installed first, so that no version range drags in gigabytes of CUDA packages where they are not wanted.
@@ -20,7 +21,7 @@ CAN_BUILD = command -v "$${CXX:-c++}" >/dev/null && $(BIN)/python -c 'import sys
 BUILD_NATIVE = EXECUTORCH_ROOT="$$($(BIN)/python -c 'import importlib.util as u; \
 	print(u.find_spec("executorch").submodule_search_locations[0])')" $(PIP) --no-deps --force-reinstall ./$(NATIVE)
 
-.PHONY: demo test check format native clean
+.PHONY: demo test check format native gpu clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.demo
@@ -31,6 +32,11 @@ test: $(VENV)/.dev $(VENV)/.native $(OLDEST)/.made tests/web/node_modules/.packa
 
 native: $(VENV)/.native
 	@$(BIN)/python -c 'import subfleet_executorch'
+
+gpu: $(VENV)/.dev
+	@if $(BIN)/python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; then \
+		$(BIN)/python -m pytest -m gpu $(ARGS) && $(BIN)/python benchmarks/aggregate.py --device cuda --write; \
+	else echo "PyTorch sees no GPU on this machine, so that nothing was run and benchmarks/results/gpu.md stays as it is"; fi
 
 check: $(VENV)/.dev
 	$(BIN)/ruff format --check .

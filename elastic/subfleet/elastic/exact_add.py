@@ -190,15 +190,16 @@ def _compiled() -> _Kernel | None:
     import numba
 
     def add_rounded(total, values, factor, limit, start, stop):  # type: ignore[no-untyped-def]
-        refused = 0
-        for place in range(start, stop):
-            # So that NaN counts, too.
-            refused |= not abs(values[place]) <= limit
-        if refused:
-            return False
-        for place in range(start, stop):
-            total[place] += np.int64(np.rint(np.float64(values[place]) * factor))
-        return True
+        # Sliced first: indices that might be negative would keep the loops from being vectorised.
+        total, values = total[start:stop], values[start:stop]
+        allowed = True
+        for place in range(values.size):
+            # NaN is not allowed, either.
+            allowed &= abs(values[place]) <= limit
+        if allowed:
+            for place in range(values.size):
+                total[place] += np.int64(np.rint(np.float64(values[place]) * factor))
+        return allowed
 
     # nogil: threads add to different chunks at the same time. No fast mathematics: it may leave out NaN.
     kernel: _Kernel = numba.njit(nogil=True, error_model="numpy")(add_rounded)

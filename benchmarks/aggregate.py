@@ -1,0 +1,249 @@
+"""How fast updates are folded, against this machine's memory and against a plain PyTorch loop, and in which memory.
+
+python benchmarks/aggregate.py                    # prints tables; minutes
+python benchmarks/aggregate.py --json             # ends with one JSON object
+python benchmarks/aggregate.py --threads 1 --clients 10 100
+python benchmarks/aggregate.py --write            # and writes benchmarks/results/aggregate.md
+python benchmarks/aggregate.py --device cuda --write       # the same on a GPU: benchmarks/results/gpu.md
+
+The updates are float32 and of full width. A rate counts the bytes of updates, each once. The copy rate is that of
+`Tensor.copy_` on tensors as large as all distinct updates together, likewise counting the bytes copied once: a copy
+reads and writes each of them. Both use the same threads and the same updates, in turn; medians.
+"""
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from importlib.metadata import version
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from subfleet.elastic.accumulator import Accumulator, Contribution
+from subfleet.elastic.families import network_of
+from subfleet.elastic.network import ModelConfig, Network
+
+RESULTS = Path(__file__).parent / "results"
+NETWORK = ModelConfig(
+    family="preact_resnet", input_shape=(3, 32, 32), class_count=10, widths=(64, 128, 256, 512), depths=(2, 2, 2, 2)
+)
+"""ResNet-18: 11 million numbers in 60 tensors."""
+BATCH = 8
+"""Updates that are in memory at a time and pass over the sums together."""
+CLIENTS = (10, 100, 1000)
+REPEATS = 7
+GIGABYTE = 1e9
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rates:
+    """Bytes of updates a second, at one number of clients."""
+
+    clients: int
+    copy_bps: float
+    fold_bps: float
+    single_bps: float
+    loop_bps: float
+
+
+def main() -> None:
+    """Measure, and print."""
+    arguments = _arguments()
+    if arguments.peak is not None:
+        print(peak_growth_bytes(arguments.peak))
+        return
+    torch.set_num_threads(arguments.threads)
+    if os.getloadavg()[0] > 0.5:
+        _say(f"the load average is {os.getloadavg()[0]:.1f}: rates of threads are not to be trusted")
+    table = [rates(count, torch.device(arguments.device)) for count in arguments.clients]
+    # The memory of a GPU is not the process's.
+    on_cpu = arguments.device == "cpu"
+    peaks = {count: _peak_of_a_fresh_process(count, arguments.threads) for count in arguments.clients if on_cpu}
+    text = page(table, peaks, arguments.device)
+    _say(text)
+    if arguments.write:
+        path = RESULTS / ("aggregate.md" if on_cpu else "gpu.md")
+        path.write_text(text + _notes(path))
+    if arguments.json:
+        print(json.dumps(summary(table, peaks)))
+
+
+def rates(clients: int, device: torch.device) -> Rates:
+    """Copying, folding in batches, folding one by one, and a plain loop, in turn."""
+    network = network_of(NETWORK)
+    state, updates = seeded_model(network, device), seeded_updates(network, device)
+    source = torch.cat([tensor.reshape(-1) for update in updates for tensor in update.values()])
+    target = torch.empty_like(source)
+    runs: dict[str, Callable[[int], object]] = {
+        "copy": lambda _: target.copy_(source),
+        "fold": lambda count: fold(network, state, updates, count, BATCH),
+        "single": lambda count: fold(network, state, updates, count, 1),
+        "loop": lambda count: plain_loop(state, updates, count),
+    }
+    seconds: dict[str, list[float]] = {name: [] for name in runs}
+    for run in runs.values():
+        run(BATCH)
+    # A copy is short: one before each of the others, so that all see the same load of the machine.
+    for name in ("fold", "copy", "single", "copy", "loop", "copy") * max(1, REPEATS * CLIENTS[0] // clients):
+        seconds[name].append(_seconds(partial(runs[name], clients), device))
+    bps = {
+        name: (BATCH if name == "copy" else clients) * source.nbytes / BATCH / statistics.median(found)
+        for name, found in seconds.items()
+    }
+    return Rates(
+        clients=clients, copy_bps=bps["copy"], fold_bps=bps["fold"], single_bps=bps["single"], loop_bps=bps["loop"]
+    )
+
+
+def fold(
+    network: Network, state: dict[str, Tensor], updates: list[dict[str, Tensor]], clients: int, batch: int
+) -> None:
+    """All of a round but the first model: sums, and the new model."""
+    spec = network.full_spec()
+    accumulator = Accumulator(network, state, total_weight=clients)
+    for start in range(0, clients, batch):
+        members = range(start, min(start + batch, clients))
+        accumulator.add_many(
+            [Contribution(spec=spec, change=updates[client % BATCH], weight=1.0) for client in members]
+        )
+    accumulator.finish()
+
+
+def plain_loop(state: dict[str, Tensor], updates: list[dict[str, Tensor]], clients: int) -> None:
+    """The kernel as public code writes it: weighted sums and sums of weights, tensor by tensor."""
+    numerators = {name: torch.zeros_like(tensor) for name, tensor in state.items()}
+    denominators = {name: torch.zeros_like(tensor) for name, tensor in state.items()}
+    for client in range(clients):
+        for name, tensor in updates[client % BATCH].items():
+            numerators[name] += 1.0 * tensor
+            denominators[name] += 1.0
+    for name, tensor in state.items():
+        torch.where(denominators[name] > 0, tensor + numerators[name] / denominators[name].clamp(min=1), tensor)
+
+
+def seeded_model(network: Network, device: torch.device) -> dict[str, Tensor]:
+    """A model of random numbers."""
+    generator = torch.Generator().manual_seed(0)
+    return {
+        name: (torch.randn(decl.shape, generator=generator) * 0.05).to(device) for name, decl in network.tensors.items()
+    }
+
+
+def seeded_updates(network: Network, device: torch.device) -> list[dict[str, Tensor]]:
+    """As many distinct updates as a batch holds; far more than a cache does. More clients send them again."""
+    generator = torch.Generator().manual_seed(1)
+    return [
+        {
+            name: (torch.randn(decl.shape, generator=generator) * 0.01).to(device)
+            for name, decl in network.tensors.items()
+        }
+        for _ in range(BATCH)
+    ]
+
+
+def peak_growth_bytes(clients: int) -> int:
+    """How far the most that was ever resident grows by a round of this process, model and updates not counted."""
+    cpu = torch.device("cpu")
+    # What is compiled once for a process belongs to the program, and not to a round.
+    tiny = network_of(ModelConfig(family="mlp", input_shape=(1024,), class_count=2, widths=(1024,), depths=(1,)))
+    fold(tiny, seeded_model(tiny, cpu), seeded_updates(tiny, cpu), 1, 1)
+    network = network_of(NETWORK)
+    state, updates = seeded_model(network, cpu), seeded_updates(network, cpu)
+    before = _resident_bytes("VmRSS")
+    fold(network, state, updates, clients, BATCH)
+    return _resident_bytes("VmHWM") - before
+
+
+def summary(table: list[Rates], peaks: dict[int, int]) -> dict[str, float]:
+    """The figures of the largest number of clients, and the peaks of few and of many."""
+    last = table[-1]
+    return {
+        "fraction_of_memcpy": round(last.fold_bps / last.copy_bps, 3),
+        "speedup_over_loop": round(last.fold_bps / last.loop_bps, 2),
+        **{f"peak_bytes_{count}": peaks[count] for count in peaks if count in {10, 1000}},
+    }
+
+
+def page(table: list[Rates], peaks: dict[int, int], device: str) -> str:
+    """The figures as a page of Markdown."""
+    model_bytes = 4 * network_of(NETWORK).parameter_count(network_of(NETWORK).full_spec())
+    where = torch.cuda.get_device_name() if device == "cuda" else f"{platform.machine()}, {_processor()}"
+    lines = [
+        f"# Folding updates on {'a GPU' if device == 'cuda' else 'the CPU'}",
+        "",
+        f"`python benchmarks/aggregate.py --device {device} --threads {torch.get_num_threads()} --write`,",
+        (
+            f"Python {platform.python_version()}, torch {torch.__version__}, numba {version('numba')}, {where}, "
+            f"{torch.get_num_threads()} thread(s). ResNet-18, {model_bytes / 1e6:.1f} MB in float32."
+        ),
+        "",
+        "| clients | copy GB/s | fold GB/s | fold / copy | one by one / copy | fold / plain loop | peak growth MB |",
+        "|---:|---:|---:|---:|---:|---:|---:|",
+    ]
+    for one in table:
+        peak = f"{peaks[one.clients] / 1e6:.0f}" if one.clients in peaks else "-"
+        lines.append(
+            f"| {one.clients} | {one.copy_bps / GIGABYTE:.1f} | {one.fold_bps / GIGABYTE:.1f} "
+            f"| {one.fold_bps / one.copy_bps:.2f} | {one.single_bps / one.copy_bps:.2f} "
+            f"| {one.fold_bps / one.loop_bps:.1f} | {peak} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def _notes(path: Path) -> str:
+    """What a person wrote below the figures."""
+    text = path.read_text() if path.exists() else ""
+    return text[text.index("\n## ") :] if "\n## " in text else ""
+
+
+def _peak_of_a_fresh_process(clients: int, threads: int) -> int:
+    command = [sys.executable, __file__, "--peak", str(clients), "--threads", str(threads)]
+    return int(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+
+
+def _resident_bytes(field: str) -> int:
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(f"{field}:"):
+            return int(line.split()[1]) * 1024
+    raise KeyError(field)
+
+
+def _processor() -> str:
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    return next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), "unknown processor")
+
+
+def _seconds(run: Callable[[], object], device: torch.device) -> float:
+    started_s = time.perf_counter()
+    run()
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter() - started_s
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--clients", type=int, nargs="+", default=list(CLIENTS))
+    parser.add_argument("--json", action="store_true", help="end with one JSON object")
+    parser.add_argument("--write", action="store_true", help="write the pages of results")
+    parser.add_argument("--peak", type=int, help=argparse.SUPPRESS)
+    return parser.parse_args()
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,258 @@
+"""What one contribution may say of itself, on every device; sums themselves are in `test_elastic_accumulator`."""
+
+import random
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+import torch
+from elastic.elastic_cases import MLP, RESNET, held_places, random_change, random_state, same_bits
+from torch import Tensor
+
+from subfleet.elastic import exact_add
+from subfleet.elastic.accumulator import Accumulator, Contribution
+from subfleet.elastic.families import network_of
+from subfleet.elastic.grid import WeightGrid
+from subfleet.elastic.maps import Placement, tensor_maps
+from subfleet.elastic.network import Network
+from subfleet.elastic.spaces import uniform_space
+from subfleet.protocol.errors import ConfigError, ProtocolError
+from subfleet.protocol.subnet import Explicit, Roll, SubnetSpec
+
+NETWORK = network_of(MLP)
+FULL = NETWORK.full_spec()
+
+
+def moved_to(device: torch.device, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensor.to(device) for name, tensor in tensors.items()}
+
+
+def spread(network: Network, specs: Sequence[SubnetSpec]) -> list[Contribution]:
+    """Changes from 1e-8 to 1e4 of which the large ones cancel out, so that the rounding of float64 sums would show."""
+    generator = torch.Generator().manual_seed(0)
+    found = []
+    for seed, spec in enumerate(specs):
+        large = random_change(network, spec, seed)
+        large = {
+            name: one.sign() * 10 ** (torch.rand(one.shape, generator=generator) * 12 - 8)
+            for name, one in large.items()
+        }
+        opposite = {name: -one for name, one in large.items()}
+        small = random_change(network, spec, seed + 50, scale=1e-8)
+        found += [Contribution(spec=spec, change=one, weight=0.1 + seed / 3) for one in (large, opposite, small)]
+    return found
+
+
+def cut_specs() -> list[SubnetSpec]:
+    """Prefixes, a roll over the end, and explicit places."""
+    space = uniform_space(NETWORK, (0.25, 0.5, 1))
+    axis = next(axis for axis in NETWORK.axes.values() if axis.kind == "channel" and axis.size == 8)
+    rolled = SubnetSpec(axes=((axis.name, Roll(start=6, size=4)),), blocks=FULL.blocks)
+    listed = SubnetSpec(axes=((axis.name, Explicit(indices=(4, 5, 0, 1))),), blocks=FULL.blocks)
+    return [space[0], space[-1], rolled, listed]
+
+
+def test_every_order_batch_and_grouping_gives_the_same_bits(device: torch.device) -> None:
+    contributions = spread(NETWORK, cut_specs())
+    total = sum(one.weight for one in contributions)
+    names = ("section0.block0.layer1.weight", "section2.block1.norm2.bias", "norm.weight", "head.weight")
+    state = {name: torch.zeros(NETWORK.tensors[name].shape) for name in names}
+    on_cpu = Accumulator(NETWORK, state, total_weight=total)
+    on_cpu.add_many(contributions)
+    expected = on_cpu.finish()
+    order = random.Random(0)
+    for _ in range(100):
+        order.shuffle(contributions)
+        cut, end = sorted(order.randrange(len(contributions) + 1) for _ in range(2))
+        left, right = (Accumulator(NETWORK, moved_to(device, state), total_weight=total) for _ in range(2))
+        left.add_many(contributions[:cut])
+        for one in contributions[cut:end]:
+            right.add(one.spec, one.change, one.weight)
+        right.add_many(contributions[end:])
+        left.merge(right)
+        assert same_bits(moved_to(torch.device("cpu"), left.finish()), expected)
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+@pytest.mark.parametrize("threads", [1, 2])
+def test_chunks_kernels_and_threads_change_no_bit(
+    monkeypatch: pytest.MonkeyPatch, compiled: bool, threads: int
+) -> None:
+    contributions = spread(NETWORK, [FULL, *cut_specs(), FULL])
+    state = random_state(NETWORK, 1)
+
+    def new() -> dict[str, Tensor]:
+        accumulator = Accumulator(NETWORK, state, total_weight=30)
+        accumulator.add_many(contributions)
+        return accumulator.finish()
+
+    expected = new()
+    monkeypatch.setattr(exact_add, "_CPU_CHUNK", 7)
+    monkeypatch.setattr(exact_add, "_WORTH_COMPILING", 0)
+    if not compiled:
+        monkeypatch.setattr(exact_add, "_compiled", lambda: None)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    assert same_bits(new(), expected)
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -1e30])
+def test_a_refused_batch_adds_nothing(monkeypatch: pytest.MonkeyPatch, compiled: bool, bad: float) -> None:
+    monkeypatch.setattr(exact_add, "_CPU_CHUNK", 7)
+    if compiled:
+        monkeypatch.setattr(exact_add, "_WORTH_COMPILING", 0)
+        monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    state, good = random_state(NETWORK, 1), spread(NETWORK, cut_specs())
+    accumulator = Accumulator(NETWORK, state, total_weight=100)
+    accumulator.add_many(good)
+    before, held = accumulator.finish(), accumulator.held()
+    for name in ("section0.block0.layer1.weight", "head.bias"):
+        damaged = random_change(NETWORK, FULL, 3)
+        damaged[name].view(-1)[-1] = bad
+        with pytest.raises(ProtocolError, match=name):
+            accumulator.add_many([*good, Contribution(spec=FULL, change=damaged, weight=1.0), *good])
+        assert same_bits(accumulator.finish(), before)
+        assert all(torch.equal(accumulator.held()[other], held[other]) for other in held)
+    # The weight has not been counted, either.
+    accumulator.add(FULL, random_change(NETWORK, FULL, 4), 100 - 1e-3 - sum(one.weight for one in good))
+
+
+def test_elements_move_only_where_enough_clients_hold_them(device: torch.device) -> None:
+    specs = [FULL, *cut_specs()]
+    state = random_state(NETWORK, 0)
+    accumulator = Accumulator(NETWORK, moved_to(device, state), total_weight=10, min_contributors=3)
+    counts = {name: torch.zeros(decl.shape, dtype=torch.int64) for name, decl in NETWORK.tensors.items()}
+    for seed, spec in enumerate(specs):
+        accumulator.add(spec, random_change(NETWORK, spec, seed), 1.0)
+        for name, held in held_places(NETWORK, spec).items():
+            counts[name] += held
+    # It has no weight, and does not count.
+    accumulator.add(FULL, random_change(NETWORK, FULL, 9), 0.0)
+    new, held_now = moved_to(torch.device("cpu"), accumulator.finish()), accumulator.held()
+    stayed = 0
+    for name, count in counts.items():
+        assert torch.equal(held_now[name].cpu(), count >= 3)
+        assert torch.equal(new[name].view(torch.int32)[count < 3], state[name].view(torch.int32)[count < 3])
+        assert bool((new[name] != state[name])[count >= 3].all())
+        stayed += int((count < 3).sum())
+    assert stayed
+
+
+def test_factors_weigh_tensors_and_their_rows(device: torch.device) -> None:
+    state = random_state(NETWORK, 0)
+    accumulator = Accumulator(NETWORK, moved_to(device, state), total_weight=12, min_contributors=2)
+    rows = [torch.tensor([[1.0], [0.0], [0.5], [0.0]]), torch.tensor([[1.0], [1.0], [0.25], [0.0]])]
+    changes, weights = [random_change(NETWORK, FULL, seed) for seed in (1, 2)], (2.0, 8.0)
+    for change, weight, factor in zip(changes, weights, rows, strict=True):
+        accumulator.add(
+            FULL,
+            change,
+            weight,
+            factors={"head.weight": factor.to(device), "head.bias": factor[:, 0], "norm.bias": 0.25, "norm.weight": 0},
+        )
+    new = moved_to(torch.device("cpu"), accumulator.finish())
+    shares = np.stack([factor.numpy() * weight for factor, weight in zip(rows, weights, strict=True)])
+    both = np.all(shares > 0, axis=0).reshape(-1)
+    assert torch.equal(accumulator.held()["head.bias"].cpu(), torch.from_numpy(both))
+    moved = np.stack([change["head.weight"].double().numpy() for change in changes])
+    expected = state["head.weight"].numpy() + (moved * shares).sum(axis=0) / np.maximum(shares.sum(axis=0), 1e-9)
+    np.testing.assert_allclose(new["head.weight"].numpy()[both], expected[both], rtol=1e-6, atol=1e-6)
+    for name, kept in (("head.weight", ~torch.from_numpy(both)), ("norm.weight", torch.ones(6, dtype=torch.bool))):
+        assert torch.equal(new[name].view(torch.int32)[kept], state[name].view(torch.int32)[kept])
+    mean = (changes[0]["norm.bias"] * 2 + changes[1]["norm.bias"] * 8) / 10
+    torch.testing.assert_close(new["norm.bias"], state["norm.bias"] + mean, atol=1e-6, rtol=1e-6)
+
+
+def test_one_local_tensor_is_added_at_several_places(device: torch.device) -> None:
+    """As FedFA grafts the last block of a shallow client onto the blocks that it lacks."""
+    state = random_state(NETWORK, 0)
+    shallow = SubnetSpec(blocks=())
+    maps = tensor_maps(NETWORK, FULL)
+    own = [Placement(local=name, name=name, map=maps[name]) for name in NETWORK.shapes(shallow)]
+    grafted = Placement(
+        local="section2.block0.norm1.weight", name="section2.block1.norm1.weight", map=maps["norm.weight"]
+    )
+    change = random_change(NETWORK, shallow, 1)
+    accumulator = Accumulator(NETWORK, moved_to(device, state), total_weight=1)
+    accumulator.add(shallow, change, 1.0, placements=[*own, grafted])
+    new = moved_to(torch.device("cpu"), accumulator.finish())
+    for name in (grafted.local, grafted.name):
+        assert torch.equal(new[name], state[name] + change[grafted.local])
+    assert not accumulator.held()["section2.block1.norm2.weight"].any()
+
+
+@pytest.mark.parametrize(
+    ("local", "name", "reason"),
+    [("nothing", "norm.bias", "'nothing'"), ("norm.bias", "nothing", "'nothing'"), ("norm.bias", "norm.bias", "two")],
+)
+def test_placements_of_what_is_not_there_or_twice_are_refused(local: str, name: str, reason: str) -> None:
+    maps = tensor_maps(NETWORK, FULL)
+    places = [Placement(local=one, name=one, map=found) for one, found in maps.items()]
+    places.append(Placement(local=local, name=name, map=maps["norm.bias"]))
+    accumulator = Accumulator(NETWORK, random_state(NETWORK, 0), total_weight=1)
+    with pytest.raises(ConfigError, match=reason):
+        accumulator.add(FULL, random_change(NETWORK, FULL, 1), 1.0, placements=places)
+    assert same_bits(accumulator.finish(), random_state(NETWORK, 0))
+
+
+@pytest.mark.parametrize(
+    "factor", [-0.5, 1.5, float("nan"), torch.tensor([0.5, 2.0, 0.5, 0.5]), torch.tensor([0.5, 0.5, 0.5])]
+)
+def test_factors_out_of_range_or_shape_are_refused(factor: float | Tensor) -> None:
+    state = random_state(NETWORK, 0)
+    accumulator = Accumulator(NETWORK, state, total_weight=1)
+    with pytest.raises(ProtocolError, match=r"head\.bias"):
+        accumulator.add(FULL, random_change(NETWORK, FULL, 1), 1.0, factors={"head.bias": factor})
+    assert same_bits(accumulator.finish(), state)
+
+
+def test_some_tensors_alone_are_folded(device: torch.device) -> None:
+    state, change = random_state(NETWORK, 0), random_change(NETWORK, FULL, 1)
+    whole = Accumulator(NETWORK, moved_to(device, state), total_weight=1)
+    part = Accumulator(NETWORK, moved_to(device, {"head.bias": state["head.bias"]}), total_weight=1)
+    for accumulator in (whole, part):
+        accumulator.add(FULL, change, 1.0)
+    assert part.finish().keys() == {"head.bias"}
+    assert torch.equal(part.finish()["head.bias"], whole.finish()["head.bias"])
+
+
+def test_a_tensor_that_few_hold_is_not_pulled_towards_its_old_value() -> None:
+    # A denominator of at least 1 would.
+    state = random_state(NETWORK, 0)
+    change = random_change(NETWORK, FULL, 1)
+    accumulator = Accumulator(NETWORK, state, total_weight=100)
+    accumulator.add(FULL, change, 0.01)
+    for name, tensor in accumulator.finish().items():
+        torch.testing.assert_close(tensor, state[name] + change[name], atol=1e-6, rtol=1e-6)
+
+
+def test_numbers_of_samples_are_weights_without_an_error() -> None:
+    grid = WeightGrid(2.0**29 - 1)
+    one = grid.units(1.0)
+    for count in (3, 1000, 12345, 2**29 - 1):
+        assert grid.units(float(count)) == count * one
+    halves = grid.element_units(7.0, torch.tensor([[1.0], [0.5], [0.0]]))
+    assert halves.flatten().tolist() == [7 * one, 7 * one // 2, 0]
+
+
+def test_units_of_factors_are_those_of_the_product() -> None:
+    grid = WeightGrid(10.0)
+    factors = torch.rand(200, generator=torch.Generator().manual_seed(0)).double() ** 20
+    assert grid.element_units(3.3, factors).tolist() == [grid.units(3.3 * one) for one in factors.tolist()]
+
+
+def test_networks_with_convolutions_are_folded_alike_on_every_device(device: torch.device) -> None:
+    network = network_of(RESNET)
+    contributions = spread(network, uniform_space(network, (0.5, 1))[:3])
+    state = random_state(network, 0)
+    folded = []
+    for place in (torch.device("cpu"), device):
+        accumulator = Accumulator(network, moved_to(place, state), total_weight=10)
+        accumulator.add_many(contributions)
+        folded.append(moved_to(torch.device("cpu"), accumulator.finish()))
+    assert same_bits(*folded)
+
+
+def test_fewer_than_one_contributor_is_refused() -> None:
+    with pytest.raises(ConfigError, match="min_contributors"):
+        Accumulator(NETWORK, random_state(NETWORK, 0), total_weight=1, min_contributors=0)

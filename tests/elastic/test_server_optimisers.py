@@ -1,0 +1,148 @@
+import dataclasses
+import math
+from collections.abc import Mapping
+
+import pytest
+import torch
+from elastic.elastic_cases import same_bits
+from torch import Tensor
+
+from subfleet.elastic.server_optimisers import (
+    SERVER_OPTIMISERS,
+    AnyServerOptimiser,
+    FedAdagrad,
+    FedAdam,
+    FedAvgM,
+    FedYogi,
+)
+from subfleet.protocol.errors import ConfigError
+from subfleet.protocol.schema import from_plain
+
+ALL = [kind() for kind in SERVER_OPTIMISERS.values()]
+Round = tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Tensor]]
+
+
+def one_round(seed: int, device: torch.device, old: Mapping[str, Tensor] | None = None) -> Round:
+    """An old model, a folded one, and what was held: about half of it; elsewhere the folded one has the old bits."""
+    generator = torch.Generator().manual_seed(seed)
+    names = ("layer.weight", "norm.running_mean")
+    before = dict(old) if old else {name: torch.randn(4, 6, generator=generator).to(device) for name in names}
+    held = {name: (torch.rand(4, 6, generator=generator) < 0.5).to(device) for name in names}
+    change = {name: torch.randn(4, 6, generator=generator).to(device) for name in names}
+    if old is None:
+        before["layer.weight"][0] = -0.0
+    folded = {name: torch.where(held[name], before[name] + change[name], before[name]) for name in names}
+    return before, folded, held
+
+
+def bits(tensor: Tensor) -> Tensor:
+    return tensor.view(torch.int32)
+
+
+@pytest.mark.parametrize("settings", ALL, ids=lambda one: one.TYPE)
+def test_what_was_not_trained_keeps_the_bits_of_weight_and_moments(
+    settings: AnyServerOptimiser, device: torch.device
+) -> None:
+    old, folded, held = one_round(0, device)
+    model, moments = settings.step(old, folded, held, {})
+    for seed in range(1, 4):
+        before, folded, held = one_round(seed, device, model)
+        after, next_moments = settings.step(before, folded, held, moments)
+        for name, mask in held.items():
+            assert torch.equal(bits(after[name])[~mask], bits(before[name])[~mask])
+            assert bool((after[name] != before[name])[mask].all())
+            for kind, tensors in moments.items():
+                assert torch.equal(bits(next_moments[kind][name])[~mask], bits(tensors[name])[~mask])
+        model, moments = after, next_moments
+
+
+def test_without_momentum_and_with_rate_1_it_is_federated_averaging_bit_by_bit(device: torch.device) -> None:
+    old, folded, held = one_round(0, device)
+    # A mean change whose float64 value loses the folded one.
+    old["layer.weight"][1], folded["layer.weight"][1] = 1.0, 1e-20
+    held["layer.weight"][1] = True
+    new, _ = FedAvgM(momentum=0.0).step(old, folded, held, {})
+    assert same_bits({name: one.cpu() for name, one in new.items()}, {name: one.cpu() for name, one in folded.items()})
+
+
+def test_adam_with_a_second_moment_of_1_is_federated_averaging() -> None:
+    old, folded, held = one_round(0, torch.device("cpu"))
+    ones = {"square": {name: torch.ones_like(tensor) for name, tensor in old.items()}}
+    settings = FedAdam(learning_rate=1.0, beta1=0.0, beta2=1.0, tau=1e-30)
+    new, moments = settings.step(old, folded, held, ones)
+    assert same_bits(new, folded)
+    assert same_bits(moments["square"], ones["square"])
+
+
+def test_steps_are_those_of_the_paper() -> None:
+    """Two rounds of one element, by hand."""
+    rate, b1, b2, tau = 0.1, 0.9, 0.99, 1e-3
+    changes = (0.5, -0.2)
+
+    def square(kind: type[AnyServerOptimiser], v: float, d: float) -> float:
+        if kind is FedAdam:
+            return b2 * v + (1 - b2) * d * d
+        return v + d * d if kind is FedAdagrad else v - (1 - b2) * d * d * math.copysign(1, v - d * d)
+
+    for kind in (FedAdam, FedYogi, FedAdagrad):
+        settings = kind(learning_rate=rate, beta1=b1, tau=tau)
+        weight, mean, v = 2.0, 0.0, tau**2
+        model, moments = {"w": torch.tensor([2.0])}, dict[str, dict[str, Tensor]]()
+        for change in changes:
+            mean, v = b1 * mean + (1 - b1) * change, square(kind, v, change)
+            weight += rate * mean / (math.sqrt(v) + tau)
+            folded = {"w": model["w"] + change}
+            model, moments = settings.step(model, folded, {"w": torch.tensor([True])}, moments)
+        assert model["w"].item() == pytest.approx(weight, rel=1e-5)
+        assert moments["square"]["w"].item() == pytest.approx(v, rel=1e-5)
+    model, moments = {"w": torch.tensor([2.0])}, {}
+    for change in changes:
+        held = {"w": torch.tensor([True])}
+        model, moments = FedAvgM(momentum=0.5).step(model, {"w": model["w"] + change}, held, moments)
+    assert model["w"].item() == pytest.approx(2.0 + 0.5 + (0.5 * 0.5 - 0.2))
+
+
+@pytest.mark.parametrize("settings", ALL, ids=lambda one: one.TYPE)
+def test_running_statistics_take_the_plain_mean_and_have_no_moments(settings: AnyServerOptimiser) -> None:
+    old, folded, held = one_round(0, torch.device("cpu"))
+    new, moments = settings.step(old, folded, held, {}, buffers={"norm.running_mean"})
+    assert same_bits({"a": new["norm.running_mean"]}, {"a": folded["norm.running_mean"]})
+    assert all(tensors.keys() == {"layer.weight"} for tensors in moments.values())
+
+
+@pytest.mark.parametrize("settings", ALL, ids=lambda one: one.TYPE)
+def test_a_round_without_any_change_moves_no_bit(settings: AnyServerOptimiser) -> None:
+    old, _, held = one_round(0, torch.device("cpu"))
+    new, _ = settings.step(old, old, held, {})
+    assert same_bits(new, old)
+
+
+@pytest.mark.parametrize("settings", ALL, ids=lambda one: one.TYPE)
+def test_a_step_writes_to_none_of_its_arguments(settings: AnyServerOptimiser) -> None:
+    old, folded, held = one_round(0, torch.device("cpu"))
+    _, moments = settings.step(old, folded, held, {})
+    copies = [{name: tensor.clone() for name, tensor in one.items()} for one in (old, folded, *moments.values())]
+    settings.step(old, folded, held, moments)
+    for one, copy in zip((old, folded, *moments.values()), copies, strict=True):
+        assert same_bits(one, copy)
+
+
+def test_settings_are_read_from_plain_data() -> None:
+    for name, kind in SERVER_OPTIMISERS.items():
+        assert from_plain(AnyServerOptimiser, {"type": name, "learning_rate": 0.5}) == kind(learning_rate=0.5)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("settings", "name", "value"),
+    [
+        (FedAvgM(), "momentum", 1.0),
+        (FedAvgM(), "learning_rate", 0.0),
+        (FedAdam(), "beta1", -0.1),
+        (FedAdam(), "beta2", 1.1),
+        (FedYogi(), "tau", 0.0),
+        (FedAdagrad(), "learning_rate", math.inf),
+    ],
+)
+def test_settings_out_of_range_are_refused(settings: AnyServerOptimiser, name: str, value: float) -> None:
+    with pytest.raises(ConfigError, match=name):
+        dataclasses.replace(settings, **{name: value})  # type: ignore[arg-type]

@@ -1,0 +1,232 @@
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+import torch
+from elastic.elastic_cases import MLP, held_places, random_change, random_state, same_bits
+from torch import Tensor
+
+from subfleet.elastic.accumulator import Accumulator
+from subfleet.elastic.families import network_of
+from subfleet.elastic.maps import tensor_maps
+from subfleet.elastic.network import Network
+from subfleet.elastic.spaces import uniform_space
+from subfleet.elastic.stacked import (
+    STACKED_MERGES,
+    AnyStackedMerge,
+    CoordinateMedian,
+    MultiKrum,
+    NormClipping,
+    StackedMerge,
+    TrimmedMean,
+)
+from subfleet.elastic.stacking import Member, ReadChanges
+from subfleet.protocol.errors import ConfigError, ProtocolError
+from subfleet.protocol.schema import from_plain
+from subfleet.protocol.subnet import SubnetSpec
+
+Change = dict[str, Tensor]
+NETWORK = network_of(MLP)
+FULL = NETWORK.full_spec()
+ROBUST: list[StackedMerge] = [CoordinateMedian(), TrimmedMean(fraction=0.2), MultiKrum()]
+EVERY: list[StackedMerge] = [*ROBUST, NormClipping(max_norm=1e9)]
+
+
+def reading(changes: Sequence[Change]) -> ReadChanges:
+    return lambda name: [change.get(name) for change in changes]
+
+
+def merged(merge: StackedMerge, state: Change, specs: Sequence[SubnetSpec], changes: Sequence[Change]) -> Change:
+    members = [Member(spec=spec, weight=1.0 + place) for place, spec in enumerate(specs)]
+    return merge.merge(NETWORK, state, members, reading(changes))
+
+
+def mixed_specs(network: Network) -> list[SubnetSpec]:
+    space = uniform_space(network, (0.5, 1))
+    return [space[0], space[-1], space[-1], space[len(space) // 2], space[-1], space[0]]
+
+
+@pytest.mark.parametrize("merge", EVERY, ids=lambda one: one.TYPE)
+def test_identical_updates_give_that_update(merge: StackedMerge, device: torch.device) -> None:
+    state = {name: tensor.to(device) for name, tensor in random_state(NETWORK, 0).items()}
+    change = {name: tensor.to(device) for name, tensor in random_change(NETWORK, FULL, 1).items()}
+    new = merged(merge, state, [FULL] * 5, [change] * 5)
+    for name, tensor in new.items():
+        torch.testing.assert_close(tensor, state[name] + change[name], atol=1e-6, rtol=1e-6)
+
+
+@pytest.mark.parametrize("merge", ROBUST, ids=lambda one: one.TYPE)
+def test_an_outlier_moves_nothing_beyond_the_honest_range(merge: StackedMerge) -> None:
+    state = {name: torch.zeros(decl.shape) for name, decl in NETWORK.tensors.items()}
+    honest = [random_change(NETWORK, FULL, seed) for seed in range(6)]
+    outlier = {name: tensor * 1e6 for name, tensor in random_change(NETWORK, FULL, 9).items()}
+    new = merged(merge, state, [FULL] * 7, [*honest[:3], outlier, *honest[3:]])
+    for name, tensor in new.items():
+        stack = torch.stack([change[name] for change in honest])
+        assert bool((tensor >= stack.amin(dim=0)).all())
+        assert bool((tensor <= stack.amax(dim=0)).all())
+    # With the plain mean it would.
+    mean = merged(NormClipping(max_norm=1e12), state, [FULL] * 7, [*honest[:3], outlier, *honest[3:]])
+    assert mean["head.weight"].abs().max() > 1000
+
+
+@pytest.mark.parametrize("count", [3, 4, 5, 8])
+def test_medians_and_trimmed_means_agree_with_numpy(count: int) -> None:
+    state = {name: torch.zeros(decl.shape) for name, decl in NETWORK.tensors.items()}
+    changes = [random_change(NETWORK, FULL, seed) for seed in range(count)]
+    medians = merged(CoordinateMedian(), state, [FULL] * count, changes)
+    # Exactly one of three, four and five values, and two of eight, are cut at either end.
+    trimmed = merged(TrimmedMean(fraction=0.2), state, [FULL] * count, changes)
+    cut = {3: 1, 4: 1, 5: 1, 8: 2}[count]
+    for name in state:
+        stack = np.stack([change[name].double().numpy() for change in changes])
+        np.testing.assert_allclose(medians[name].numpy(), np.median(stack, axis=0), rtol=1e-6, atol=1e-7)
+        oracle = np.sort(stack, axis=0)[cut : count - cut].mean(axis=0)
+        np.testing.assert_allclose(trimmed[name].numpy(), oracle, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("otherwise", ["mean", "stay"])
+def test_elements_are_merged_over_their_holders_and_the_others_take_the_mean_or_stay(otherwise: str) -> None:
+    specs = mixed_specs(NETWORK)
+    state = random_state(NETWORK, 0)
+    changes = [random_change(NETWORK, spec, seed) for seed, spec in enumerate(specs)]
+    merge = from_plain(CoordinateMedian, {"least_clients": 4, "otherwise": otherwise})
+    new = merged(merge, state, specs, changes)
+    held = [held_places(NETWORK, spec) for spec in specs]
+    few = 0
+    for name, old in state.items():
+        full = [torch.zeros_like(old, dtype=torch.float64) for _ in specs]
+        for target, spec, change in zip(full, specs, changes, strict=True):
+            if name in change:
+                tensor_maps(NETWORK, spec)[name].scatter(change[name].double(), target)
+        for index in np.ndindex(*old.shape):
+            holders = [place for place in range(len(specs)) if held[place][name][index]]
+            values = [full[place][index].item() for place in holders]
+            weights = [1.0 + place for place in holders]
+            if len(holders) >= 4:
+                expected = old[index].item() + float(np.median(values))
+            elif otherwise == "stay" or not holders:
+                few += 1
+                assert new[name][index].item() == old[index].item()
+                continue
+            else:
+                expected = old[index].item() + float(np.average(values, weights=weights))
+            assert new[name][index].item() == pytest.approx(expected, rel=1e-5, abs=1e-6)
+    assert few or otherwise == "mean"
+
+
+@pytest.mark.parametrize("merge", EVERY, ids=lambda one: one.TYPE)
+def test_what_nobody_holds_and_what_does_not_change_keeps_its_bits(merge: StackedMerge) -> None:
+    narrow = uniform_space(NETWORK, (0.5,))[0]
+    state = random_state(NETWORK, 0)
+    for tensor in state.values():
+        tensor.view(-1)[0] = -0.0
+    before = {name: tensor.clone() for name, tensor in state.items()}
+    zeros = {name: torch.zeros(shape) for name, shape in NETWORK.shapes(narrow).items()}
+    assert same_bits(merged(merge, state, [narrow] * 4, [zeros] * 4), state)
+    new = merged(merge, state, [narrow] * 4, [random_change(NETWORK, narrow, seed) for seed in range(4)])
+    for name, held in held_places(NETWORK, narrow).items():
+        assert torch.equal(new[name].view(torch.int32)[~held], state[name].view(torch.int32)[~held])
+    assert same_bits(state, before)
+
+
+@pytest.mark.parametrize("merge", [CoordinateMedian(), TrimmedMean(), NormClipping(max_norm=2.0)], ids=lambda m: m.TYPE)
+def test_the_order_of_clients_changes_no_bit(merge: StackedMerge) -> None:
+    specs = mixed_specs(NETWORK)
+    state = random_state(NETWORK, 0)
+    changes = [random_change(NETWORK, spec, seed, scale=10.0**seed) for seed, spec in enumerate(specs)]
+    members = [Member(spec=spec, weight=0.1 + place / 3) for place, spec in enumerate(specs)]
+    expected = merge.merge(NETWORK, state, members, reading(changes))
+    for order in ([5, 4, 3, 2, 1, 0], [2, 0, 5, 1, 4, 3]):
+        again = merge.merge(
+            NETWORK, state, [members[place] for place in order], reading([changes[place] for place in order])
+        )
+        assert same_bits(again, expected)
+
+
+def test_krum_chooses_as_brute_force_does() -> None:
+    state = random_state(NETWORK, 0)
+    specs = mixed_specs(NETWORK)
+    members = [Member(spec=spec, weight=1.0) for spec in specs]
+    common = {
+        name: torch.stack([held_places(NETWORK, spec)[name] for spec in specs]).all(dim=0) for name in NETWORK.tensors
+    }
+    for seed in range(5):
+        changes = [random_change(NETWORK, spec, 10 * seed + place) for place, spec in enumerate(specs)]
+        changes[seed] = {name: tensor * 3 for name, tensor in changes[seed].items()}
+        vectors = []
+        for spec, change in zip(specs, changes, strict=True):
+            values = []
+            for name, tensor_map in tensor_maps(NETWORK, spec).items():
+                full = torch.zeros(NETWORK.tensors[name].shape)
+                tensor_map.scatter(change[name], full)
+                values.append(full[common[name]])
+            vectors.append(torch.cat(values).double().numpy())
+        scores = []
+        for one in vectors:
+            distances = sorted(float(np.sum((one - other) ** 2)) for other in vectors if other is not one)
+            scores.append(sum(distances[: len(specs) - 1 - 2]))
+        best = sorted(sorted(range(len(specs)), key=lambda place: scores[place])[: len(specs) - 1])
+        merge = MultiKrum(malicious_count=1)
+        assert merge.chosen(NETWORK, state, members, reading(changes)) == best
+        assert seed not in best
+        new = merge.merge(NETWORK, state, members, reading(changes))
+        accumulator = Accumulator(NETWORK, state, total_weight=len(best))
+        for place in best:
+            accumulator.add(specs[place], changes[place], 1.0)
+        for name, tensor in accumulator.finish().items():
+            torch.testing.assert_close(new[name], tensor, atol=1e-6, rtol=1e-6)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4])
+def test_krum_with_few_clients_averages_them_all(count: int) -> None:
+    state = random_state(NETWORK, 0)
+    members = [Member(spec=FULL, weight=1.0)] * count
+    changes = [random_change(NETWORK, FULL, seed) for seed in range(count)]
+    assert MultiKrum(malicious_count=3).chosen(NETWORK, state, members, reading(changes)) == list(range(count))
+
+
+def test_clipping_scales_long_updates_down_and_no_other() -> None:
+    long, short = random_change(NETWORK, FULL, 0), random_change(NETWORK, FULL, 1, scale=1e-3)
+    merge = NormClipping(max_norm=1.0)
+    norm = torch.cat([tensor.reshape(-1) for tensor in merge.clip(long).values()]).norm().item()
+    assert norm == pytest.approx(1.0, rel=1e-5)
+    assert merge.clip(short) == short
+    zeros = {name: torch.zeros_like(tensor) for name, tensor in long.items()}
+    assert same_bits(merge.clip(zeros), zeros)
+    # The merge of the stack is the accumulator's of clipped updates.
+    state = random_state(NETWORK, 2)
+    accumulator = Accumulator(NETWORK, state, total_weight=3)
+    for weight, change in ((1.0, long), (2.0, short)):
+        accumulator.add(FULL, merge.clip(change), weight)
+    new = merged(merge, state, [FULL] * 2, [long, short])
+    for name, tensor in accumulator.finish().items():
+        torch.testing.assert_close(new[name], tensor, atol=1e-6, rtol=1e-6)
+
+
+@pytest.mark.parametrize("merge", EVERY, ids=lambda one: one.TYPE)
+def test_a_change_that_is_not_finite_or_of_another_shape_is_refused(merge: StackedMerge) -> None:
+    state, good = random_state(NETWORK, 0), random_change(NETWORK, FULL, 1)
+    for value in (torch.full((4,), float("nan")), torch.zeros(3)):
+        with pytest.raises(ProtocolError):
+            merged(merge, state, [FULL] * 3, [good, {**good, "head.bias": value}, good])
+
+
+@pytest.mark.parametrize("merge", EVERY, ids=lambda one: one.TYPE)
+def test_stated_memory_holds_the_stack_of_the_largest_tensor(merge: StackedMerge) -> None:
+    largest = max(tensor.nbytes for tensor in random_state(NETWORK, 0).values())
+    assert 2 * largest * 7 < merge.memory_bytes(NETWORK, 7) < merge.memory_bytes(NETWORK, 8)
+
+
+def test_settings_are_read_from_plain_data_and_checked() -> None:
+    for name, kind in STACKED_MERGES.items():
+        plain = {"type": name, **({"max_norm": 1.0} if kind is NormClipping else {})}
+        assert isinstance(from_plain(AnyStackedMerge, plain), kind)  # type: ignore[arg-type]
+    for bad in (
+        lambda: NormClipping(max_norm=0),
+        lambda: TrimmedMean(fraction=0.5),
+        lambda: CoordinateMedian(least_clients=0),
+        lambda: MultiKrum(malicious_count=-1),
+    ):
+        with pytest.raises(ConfigError):
+            bad()
