@@ -16,8 +16,15 @@ from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.subnet import Explicit, IndexSet, Roll, SubnetSpec
 
 BATCH_RESNET = replace(RESNET, norm="batch")
-DECODER = ModelConfig(
-    family="lstm", input_shape=(4,), class_count=5, widths=(6,), depths=(2,), vocabulary=7, norm="none"
+RECURRENT = ModelConfig(
+    family="lstm",
+    input_shape=(5,),
+    class_count=6,
+    widths=(5, 4),
+    depths=(2, 1),
+    vocabulary=6,
+    stem_width=3,
+    norm="none",
 )
 BATCH_SIZE = 4
 State = Mapping[str, Tensor]
@@ -138,9 +145,12 @@ def test_the_gradient_is_that_of_the_divergence_of_the_probabilities(temperature
     torch.testing.assert_close(divergence_gradient(student.detach(), teacher, temperature), expected)
 
 
-def test_the_gradient_is_exactly_zero_where_both_agree() -> None:
+def test_the_gradient_is_exactly_zero_where_both_agree_up_to_rounding() -> None:
     logits = torch.randn((7, 5), generator=torch.Generator().manual_seed(0)) * 10
     assert torch.count_nonzero(divergence_gradient(logits, logits.clone(), 0.7)) == 0
+    assert torch.count_nonzero(divergence_gradient(logits, logits * (1 + 1e-7), 0.7)) == 0
+    unsure = logits / 10
+    assert torch.count_nonzero(divergence_gradient(unsure, unsure * (1 + 1e-3), 0.7)) == logits.numel()
 
 
 @pytest.mark.parametrize("config", [RESNET, MLP, BATCH_RESNET])
@@ -248,17 +258,18 @@ def test_the_received_model_is_not_written() -> None:
 
 @pytest.mark.parametrize("mode", ["shared", "copies"])
 def test_token_models_learn_from_random_symbols(mode: str) -> None:
-    network = network_of(DECODER)
+    network = network_of(RECURRENT)
     state = init_state(network, 0)
-    # Whole rows of gates: half of the state, without the second layer.
+    # A cut of all gates, without the layer that may be skipped.
     axis = next(name for name, axis in network.axes.items() if axis.kind == "channel")
-    spec = SubnetSpec(axes=((axis, Roll(start=0, size=3)),))
+    spec = SubnetSpec(axes=((axis, Roll(start=1, size=3)),))
     found = distil(network, state, [spec], settings(mode), seed=1)
     held = held_places(network, spec)
     for name, tensor in found.items():
         if bool(held[name].any()):
             assert not torch.equal(tensor, state[name]), name
-    full = distil(network, state, [network.full_spec()], settings(mode), seed=1)
+    # Its kernels round differently from call to call.
+    full = distil(network, state, [network.full_spec()], settings(mode, iterations=5), seed=1)
     assert same_bits(full, state)
 
 

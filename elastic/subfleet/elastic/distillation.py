@@ -31,6 +31,8 @@ from subfleet.protocol.subnet import SubnetSpec
 __all__ = ["DistillationSettings", "distil", "divergence_gradient", "draw_students"]
 
 Tensors = Mapping[str, Tensor]
+_ROUNDING = 1e-5
+"""Probabilities that differ by this share are those of logits that differ by it: a few digits of float32."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,16 +119,19 @@ def divergence_gradient(student: Tensor, teacher: Tensor, temperature: float = 1
     """The gradient, with respect to a student's logits, of its divergence from the teacher's, averaged over the rows.
 
     The divergence is T^2 KL(softmax(teacher / T) || softmax(student / T)). This closed form is exactly 0 where both
-    agree. Differentiating the logarithms instead leaves rounding errors of 1e-9, which Adam, as it divides by the
-    gradient's size, would turn into steps of the full learning rate.
+    agree up to rounding, as a student of the full size does: one network computed twice may differ in its last digits.
+    Differentiating the logarithms would leave errors of 1e-9, which Adam, as it divides by the gradient's size, would
+    turn into steps of the full learning rate.
 
     Args:
         student: logits (rows, classes).
         teacher: logits (rows, classes).
         temperature: T.
     """
-    difference = torch.softmax(student / temperature, dim=-1) - torch.softmax(teacher / temperature, dim=-1)
-    return difference * (temperature / len(student))
+    taught = torch.softmax(teacher / temperature, dim=-1)
+    difference = torch.softmax(student / temperature, dim=-1) - taught
+    agreed = difference.abs() <= _ROUNDING * taught
+    return difference.masked_fill(agreed, 0) * (temperature / len(student))
 
 
 def _distil_shared(
