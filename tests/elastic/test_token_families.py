@@ -196,6 +196,14 @@ def test_one_layer_for_queries_keys_and_values_is_three_side_by_side() -> None:
     torch.testing.assert_close(fused(stream), apart(stream))
 
 
+def test_symbols_start_small_before_norms_and_large_before_others() -> None:
+    wide = {"vocabulary": 40, "class_count": 40}
+    stream = init_state(network_of(dataclasses.replace(DECODER, widths=(80, 80), **wide)), 0)  # type: ignore[arg-type]
+    layers = init_state(network_of(dataclasses.replace(LSTM, embedding_width=80, **wide)), 0)  # type: ignore[arg-type]
+    assert float(stream["tokens.embedding.weight"].std()) == pytest.approx(0.02, rel=0.05)
+    assert float(layers["embedding.weight"].std()) == pytest.approx(1, rel=0.05)
+
+
 def test_queries_keys_and_values_of_one_layer_are_cut_alike() -> None:
     network = network_of(VIT)
     axes = (("section0.block0.head_dim", Prefix(size=2)), ("section0.block0.heads", Explicit(indices=(2, 0))))

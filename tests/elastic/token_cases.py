@@ -59,7 +59,7 @@ LSTM = ModelConfig(
     class_count=6,
     widths=(5, 4),
     depths=(2, 1),
-    stem_width=3,
+    embedding_width=3,
     norm="none",
 )
 TRANSFORMERS = (VIT, DECODER, BERT, CLASSIFIER)

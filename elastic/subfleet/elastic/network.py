@@ -139,7 +139,7 @@ class Block:
     section: int
 
 
-Role = Literal["weight", "residual", "gain", "bias", "step", "embedding", "mean", "variance"]
+Role = Literal["weight", "residual", "gain", "bias", "step", "embedding", "symbol", "mean", "variance"]
 
 BUFFER_ROLES = frozenset({"mean", "variance"})
 """Of tensors that training measures instead of learning them: the running statistics of norms."""
@@ -156,8 +156,9 @@ class TensorDecl:
         block: the skippable block that owns it, or None if it is always kept.
         role: "weight" of a layer (starts normal with variance 2 / fan-in), "residual" weight of the last layer of a
             block (starts at 0, so that every block starts as the identity), "gain" of a norm (starts at 1), "bias"
-            (starts at 0), "step" of a block (starts at 1), "embedding" of symbols or positions (starts normal with
-            deviation 0.02), running "mean" (starts at 0) or "variance" (starts at 1) of a norm.
+            (starts at 0), "step" of a block (starts at 1), "embedding" of symbols or positions in a stream
+            that is normalised (starts normal with deviation 0.02), "symbol" embedded for layers without a norm (starts
+            normal with deviation 1), running "mean" (starts at 0) or "variance" (starts at 1) of a norm.
         positions: at how many places of one sample it is applied: 1, or height times width of what it computes.
     """
 

@@ -31,7 +31,7 @@ Central = Literal["absolute", "below", "between"]
 """Which weights count as the paper's inner 95 %: those of |w| up to the 95th percentile of |w| (our reading); w up to
 that of w (section 4.3); or w between the percentiles 2.5 and 97.5 (appendix E)."""
 
-_SCALED_ROLES: frozenset[Role] = frozenset({"weight", "residual", "embedding"})
+_SCALED_ROLES: frozenset[Role] = frozenset({"weight", "residual", "embedding", "symbol"})
 _LEAST_NORM = 1e-12
 Client = tuple[SubnetSpec, Mapping[str, Tensor]]
 

@@ -118,7 +118,7 @@ def _family(config: ModelConfig) -> Family:
 _CONSTANT_ROLES: Mapping[Role, float] = MappingProxyType(
     {"gain": 1.0, "bias": 0.0, "step": 1.0, "mean": 0.0, "variance": 1.0}
 )
-_EMBEDDING_DEVIATION = 0.02
+_DEVIATIONS: Mapping[Role, float] = MappingProxyType({"embedding": 0.02, "symbol": 1.0})
 
 
 def _draw_tensor(decl: TensorDecl, shape: tuple[int, ...], seed: int) -> Tensor:
@@ -126,5 +126,5 @@ def _draw_tensor(decl: TensorDecl, shape: tuple[int, ...], seed: int) -> Tensor:
         return torch.full(shape, _CONSTANT_ROLES[decl.role])
     digest = hashlib.sha256(f"{seed}/{decl.name}".encode()).digest()
     generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
-    deviation = _EMBEDDING_DEVIATION if decl.role == "embedding" else math.sqrt(2 / math.prod(shape[1:]))
+    deviation = _DEVIATIONS.get(decl.role) or math.sqrt(2 / math.prod(shape[1:]))
     return torch.randn(shape, generator=generator) * deviation

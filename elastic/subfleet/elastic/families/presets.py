@@ -258,7 +258,7 @@ _CHAR_LSTM = ModelConfig(
     widths=(256,),
     depths=(2,),
     norm="none",
-    stem_width=8,
+    embedding_width=8,
 )
 
 PRESETS: Mapping[str, ModelConfig] = MappingProxyType(

@@ -20,12 +20,12 @@ _GATES = 4
 def declare_lstm(config: ModelConfig) -> Network:
     """Declare an LSTM that gives logits of each next symbol of (tokens,) symbols.
 
-    A section's layers have the section's width; the setting `stem_width` is that of the embedding.
+    A section's layers have states of the section's width.
 
     Raises:
         ConfigError: the input is no sequence of symbols, or a setting does not fit.
     """
-    check_used(config, {"vocabulary", "stem_width"}, {"none"})
+    check_used(config, {"vocabulary", "embedding_width"}, {"none"})
     if len(config.input_shape) != 1 or not config.vocabulary:
         raise ConfigError(
             f"input_shape is {config.input_shape} and vocabulary is {config.vocabulary}, but family "
@@ -33,12 +33,12 @@ def declare_lstm(config: ModelConfig) -> Network:
         )
     axes = {
         "class": Axis(name="class", size=config.class_count, kind="class", granularity=config.class_count),
-        _EMBEDDING: Axis(name=_EMBEDDING, size=config.stem_width or config.widths[0], kind="embed"),
+        _EMBEDDING: Axis(name=_EMBEDDING, size=config.embedding_width or config.widths[0], kind="embed"),
     }
     for section, width in enumerate(config.widths):
         axes[_state(section)] = Axis(name=_state(section), size=width, kind="channel")
     declare = Declarer({name: axis.size for name, axis in axes.items()})
-    tensors = [declare.tensor("embedding.weight", (config.vocabulary, _EMBEDDING), "embedding")]
+    tensors = [declare.tensor("embedding.weight", (config.vocabulary, _EMBEDDING), "symbol")]
     blocks = []
     width_in = _EMBEDDING
     for section, depth in enumerate(config.depths):
