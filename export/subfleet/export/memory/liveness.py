@@ -5,6 +5,7 @@ comes from the written program (`onnx_plan`, `executorch_plan`).
 """
 
 import operator
+from collections.abc import Iterator
 
 import torch
 from torch import fx
@@ -14,10 +15,11 @@ from subfleet.export.steps.values import Step
 from subfleet.export.tracing import results_of
 from subfleet.protocol.memory import MemoryPlan
 
-__all__ = ["activation_peak_bytes", "estimate"]
+__all__ = ["GIVEN_BACK", "activation_peak_bytes", "estimate", "graph_requests"]
 
 aten = torch.ops.aten
 
+GIVEN_BACK = -1
 _NODE_BYTES = 4_450
 """A runtime's objects for one node of a graph. Measured with ONNX Runtime: 4.4 to 4.7 kB."""
 _BASE_BYTES = 700_000
@@ -42,6 +44,21 @@ def activation_peak_bytes(graph: fx.GraphModule) -> int:
 
     Inputs and outputs are not counted: the caller holds them. A convolution also needs its patches of one sample.
     """
+    sizes: dict[str, int] = {}
+    alive = peak = 0
+    for _, requests in graph_requests(graph):
+        for name, size_bytes in requests:
+            if size_bytes == GIVEN_BACK:
+                alive -= sizes[name]
+                continue
+            sizes[name] = size_bytes
+            alive += size_bytes
+            peak = max(peak, alive)
+    return peak
+
+
+def graph_requests(graph: fx.GraphModule) -> Iterator[tuple[fx.Node, tuple[tuple[str, int], ...]]]:
+    """What each node takes and gives back (`GIVEN_BACK`), in order, by name."""
     results = set(results_of(graph))
     owners: dict[fx.Node, fx.Node] = {}
     last_use: dict[fx.Node, int] = {}
@@ -52,15 +69,16 @@ def activation_peak_bytes(graph: fx.GraphModule) -> int:
         for argument in (*node.all_input_nodes, node):
             last_use[owners[argument]] = place
     held = {owners[result] for result in results}
-    alive = peak = 0
     for place, node in enumerate(nodes):
         counted = node.op == "call_function" and owners[node] is node and node not in held
-        alive += _node_bytes(node) if counted else 0
-        peak = max(peak, alive + _workspace_bytes(node))
-        for owner in {owners[argument] for argument in (*node.all_input_nodes, node)}:
-            if last_use[owner] == place and owner.op == "call_function" and owner not in held:
-                alive -= _node_bytes(owner)
-    return peak
+        size_bytes, workspace_bytes = _node_bytes(node), _workspace_bytes(node)
+        requests = [(node.name, size_bytes)] if counted and size_bytes else []
+        if workspace_bytes:
+            requests += [(f"{node.name}/", workspace_bytes), (f"{node.name}/", GIVEN_BACK)]
+        for owner in dict.fromkeys(owners[argument] for argument in (*node.all_input_nodes, node)):
+            if last_use[owner] == place and owner.op == "call_function" and owner not in held and _node_bytes(owner):
+                requests.append((owner.name, GIVEN_BACK))
+        yield node, tuple(requests)
 
 
 def _node_bytes(node: fx.Node) -> int:

@@ -6,6 +6,7 @@ nor where the kernel may write over an input that nothing else reads any more, n
 memory the trainer brings along.
 """
 
+import itertools
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from subfleet.export.memory.onnx_arena import Arena
 from subfleet.export.memory.onnx_run import RanGraph, RanNode
 from subfleet.export.memory.onnx_scratch import scratch_of
 
-__all__ = ["Give", "Take", "filled_arena", "live_bytes", "requests_of"]
+__all__ = ["Give", "Take", "filled_arena", "live_bytes", "node_requests", "requests_of"]
 
 _ALIASES = frozenset({"Flatten", "Reshape", "Squeeze", "Unsqueeze"})
 """Kernels whose output is their first input's memory."""
@@ -60,6 +61,11 @@ class Give:
 
 def requests_of(graph: RanGraph) -> Iterator[Take | Give]:
     """The requests of one run."""
+    return itertools.chain.from_iterable(node_requests(graph))
+
+
+def node_requests(graph: RanGraph) -> Iterator[tuple[Take | Give, ...]]:
+    """The requests of one run, node by node."""
     owners, last_reader = _owners(graph)
     ends: defaultdict[int, list[str]] = defaultdict(list)
     for owner, place in last_reader.items():
@@ -70,13 +76,14 @@ def requests_of(graph: RanGraph) -> Iterator[Take | Give]:
         sizes = (*scratch.before_bytes, *scratch.after_bytes)
         names = [f"{place}/{index}" for index in range(len(sizes))]
         takes = [Take(name=name, size_bytes=size) for name, size in zip(names, sizes, strict=True)]
-        yield from takes[: len(scratch.before_bytes)]
-        for name in node.outputs:
-            if name and owners[name] == name and name not in graph.results and graph.types[name].size_bytes:
-                yield Take(name=name, size_bytes=graph.types[name].size_bytes)
-        yield from takes[len(scratch.before_bytes) :]
-        yield from (Give(name=name) for name in names)
-        yield from (Give(name=owner) for owner in ends[place])
+        before, after = takes[: len(scratch.before_bytes)], takes[len(scratch.before_bytes) :]
+        results = [
+            Take(name=name, size_bytes=graph.types[name].size_bytes)
+            for name in node.outputs
+            if name and owners[name] == name and name not in graph.results and graph.types[name].size_bytes
+        ]
+        gives = [Give(name=name) for name in (*names, *ends[place])]
+        yield (*before, *results, *after, *gives)
 
 
 def _owners(graph: RanGraph) -> tuple[Mapping[str, str], Mapping[str, int]]:

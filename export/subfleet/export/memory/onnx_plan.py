@@ -9,12 +9,12 @@
 """
 
 from subfleet.export.memory.onnx_blocks import filled_arena, live_bytes
-from subfleet.export.memory.onnx_run import run_onnx
+from subfleet.export.memory.onnx_run import RanGraph, run_onnx
 from subfleet.export.memory.values import counted_bytes, fed_bytes, optimiser_bytes, weights_bytes
 from subfleet.export.steps.values import Step
 from subfleet.protocol.memory import MemoryPlan
 
-__all__ = ["plan_onnx"]
+__all__ = ["plan_onnx", "plan_ran"]
 
 _TRAINING_BYTES = 600_000
 """Python's objects of a training, the data set's next batch, and pages of libraries that the first step maps."""
@@ -28,7 +28,11 @@ def plan_onnx(body: bytes, step: Step) -> MemoryPlan:
     Raises:
         ExportError: the runtime's report of the run cannot be read.
     """
-    graph = run_onnx(body, step.inputs)
+    return plan_ran(run_onnx(body, step.inputs), step, body_bytes=len(body))
+
+
+def plan_ran(graph: RanGraph, step: Step, *, body_bytes: int) -> MemoryPlan:
+    """Plan a program that has been run."""
     activation = live_bytes(graph)
     value_count = len(step.inputs) + len(step.outputs)
     return MemoryPlan(
@@ -37,5 +41,5 @@ def plan_onnx(body: bytes, step: Step) -> MemoryPlan:
         fed_bytes=fed_bytes(step),
         activation_bytes=activation,
         workspace_bytes=max(filled_arena(graph).resident_bytes - activation, 0),
-        runtime_bytes=counted_bytes(graph.session_bytes) + len(body) + _TRAINING_BYTES + _VALUE_BYTES * value_count,
+        runtime_bytes=counted_bytes(graph.session_bytes) + body_bytes + _TRAINING_BYTES + _VALUE_BYTES * value_count,
     )

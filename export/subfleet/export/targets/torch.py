@@ -32,6 +32,7 @@ from subfleet.protocol.training import ObjectiveSettings, OptimiserSettings
 __all__ = [
     "TARGET",
     "TorchModel",
+    "plan_torch",
     "read_torch_model",
     "read_torch_step",
     "run_smallest_step",
@@ -168,7 +169,11 @@ def _first_odd(values: tuple[ValueInfo, ...], others: tuple[ValueInfo, ...]) -> 
 def _plan(step: Step, request: TrainRequest) -> MemoryPlan:
     # Measured: a network that takes 237 MB takes 250 MB with recomputed activations.
     kept = training_step_of(replace(request, recompute=False)) if request.recompute else step
-    activation_bytes = activation_peak_bytes(trace(kept, {}))
+    return plan_torch(step, activation_bytes=activation_peak_bytes(trace(kept, {})))
+
+
+def plan_torch(step: Step, *, activation_bytes: int) -> MemoryPlan:
+    """Plan a step that keeps so much between its operators."""
     parameter_bytes = value_bytes(value for value in step.inputs if value.role == "parameter")
     held_bytes = optimiser_bytes(step)
     return MemoryPlan(

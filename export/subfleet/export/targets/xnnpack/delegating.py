@@ -11,19 +11,20 @@ from torch.export import ExportedProgram
 from subfleet.export.nodes import shape_of
 from subfleet.export.targets.executorch_program import exported
 from subfleet.export.targets.xnnpack.emitting import Emitting
+from subfleet.export.targets.xnnpack.graph import Graph
 from subfleet.export.targets.xnnpack.operators import OPERATORS, is_supported
 from subfleet.export.targets.xnnpack.preparing import prepare
 from subfleet.export.targets.xnnpack.regions import Region, split
 
-__all__ = ["delegated"]
+__all__ = ["delegated", "region_graph"]
 
 aten = torch.ops.aten
 _BACKEND = "XnnpackBackend"
 _ALIGNMENT = 16
 
 
-def _written(region: Region) -> tuple[bytes, Mapping[str, bytes]]:
-    """A region as the delegate reads it, and its constants by name."""
+def region_graph(region: Region) -> Graph:
+    """XNNPACK's graph of a region, whose inputs and outputs are in the region's order."""
     emitting = Emitting()
     given = set()
     for node in region.inputs:
@@ -38,7 +39,7 @@ def _written(region: Region) -> tuple[bytes, Mapping[str, bytes]]:
             value = emitting.graph.unary("Copy", value)
         given.add(value)
         emitting.graph.output(value)
-    return emitting.graph.written(), emitting.graph.stored
+    return emitting.graph
 
 
 def _stand_in(region: Region) -> ExportedProgram:
@@ -61,9 +62,10 @@ def _call(graph: fx.Graph, root: torch.nn.Module, name: str, region: Region, see
     from executorch.exir.delegate import executorch_call_delegate
     from executorch.exir.lowered_backend_module import LoweredBackendModule
 
-    body, stored = _written(region)
+    written = region_graph(region)
+    body = written.written()
     store = NamedDataStore()
-    for key, content in stored.items():
+    for key, content in written.stored.items():
         store.add_named_data(key, content, _ALIGNMENT)
     lowered = LoweredBackendModule(_stand_in(region), _BACKEND, body, [], store.get_named_data_store_output())
     root.add_module(name, lowered)

@@ -1,7 +1,7 @@
 """XNNPACK's own graph, as ExecuTorch's delegate reads it, put together value by value and node by node."""
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -201,6 +201,23 @@ class Graph:
         self._node(node)
         return output
 
+    @property
+    def inputs(self) -> tuple[int, ...]:
+        """Values that the caller gives, in order."""
+        return tuple(self._inputs)
+
+    @property
+    def outputs(self) -> tuple[int, ...]:
+        """Values that the caller is given, in order."""
+        return tuple(self._outputs)
+
+    def calls(self) -> Iterator[tuple[str, tuple[int, ...], int]]:
+        """The kind, inputs and output of every node, in order."""
+        for node in self._nodes:
+            fields = vars(node.xnode_union)
+            inputs = (value for name, value in fields.items() if _is_input(name) and value != _NO_VALUE)
+            yield type(node.xnode_union).__name__.removeprefix("XNN"), tuple(inputs), fields["output_id"]
+
     def written(self) -> bytes:
         """The graph as the delegate reads it."""
         for number, (value, flag) in enumerate(
@@ -218,3 +235,8 @@ class Graph:
             constant_data=self._constants,
         )
         return serialized(graph)
+
+
+def _is_input(field: str) -> bool:
+    """Whether a field of a node names a value that it reads."""
+    return field.endswith("_id") and field != "output_id"

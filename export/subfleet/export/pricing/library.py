@@ -1,0 +1,118 @@
+"""Segments of recorded programs, put together to the programs of other subnets."""
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from subfleet.export.memory.liveness import GIVEN_BACK
+from subfleet.export.pricing.fitting import Sizes, segment_at
+from subfleet.export.pricing.recording import GIVE, GIVE_KEPT, TAKE, Recording, Segment, phase_of, resolved
+
+__all__ = ["Layer", "Library", "Request", "layers_of", "requests_of"]
+
+_REACH = 2
+"""A segment follows from so many layers on either side; where recordings show it, from as many more."""
+
+Layer = tuple[str, tuple[tuple[int, ...], ...]]
+"""A name, and the shapes of its tensors."""
+Request = tuple[int, int]
+"""A block, and its size; or `GIVEN_BACK`."""
+_Key = tuple[int, tuple[str, ...]]
+
+
+def layers_of(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, list[str]]:
+    """Names of the tensors of each layer, by the layer's name, in order."""
+    layers: dict[str, list[str]] = {}
+    for name in shapes:
+        layers.setdefault(name.rpartition(".")[0] or name, []).append(name)
+    return layers
+
+
+class Library:
+    """What is known of segments."""
+
+    def __init__(self) -> None:
+        self._recordings: list[Recording] = []
+        self._known: dict[_Key, dict[Sizes, Segment]] = {}
+        self._told: dict[tuple[_Key, Sizes], Segment] = {}
+        self._reach: dict[tuple[int, str], int] = {}
+
+    @property
+    def recordings(self) -> Sequence[Recording]:
+        """All of them, in the order in which they came."""
+        return self._recordings
+
+    def add(self, recording: Recording) -> None:
+        """Learn from one more recording."""
+        self._recordings.append(recording)
+        self._told.clear()
+        clashes = self._learn(recording)
+        while clashes:
+            self._reach.update((where, self._reach.get(where, _REACH) + _REACH) for where in clashes)
+            self._known.clear()
+            clashes = set().union(*(self._learn(known) for known in self._recordings))
+
+    def segments(self, shapes: Mapping[str, tuple[int, ...]]) -> list[Segment] | None:
+        """The segments of a subnet; None where one is not known."""
+        found = []
+        for key, sizes in self._places(_layers(shapes)):
+            segment = self._told.get((key, sizes))
+            if segment is None:
+                segment = segment_at(self._known.get(key, {}), sizes)
+                if segment is None:
+                    return None
+                self._told[key, sizes] = segment
+            found.append(segment)
+        return found
+
+    def _learn(self, recording: Recording) -> set[tuple[int, str]]:
+        """Add a recording's segments; the phases and layers whose segments do not follow from their neighbours."""
+        layers = _layers(dict(recording.shapes))
+        clashes = set()
+        for at, (key, sizes) in enumerate(self._places(layers)):
+            known = self._known.setdefault(key, {})
+            segment = recording.segments[at]
+            phase, layer = phase_of(at, len(layers))
+            where = phase, layers[layer][0]
+            if known.setdefault(sizes, segment) != segment and self._reach.get(where, _REACH) < len(layers):
+                clashes.add(where)
+        return clashes
+
+    def _places(self, layers: Sequence[Layer]) -> Iterator[tuple[_Key, Sizes]]:
+        """What each segment of a subnet is looked up by."""
+        names = tuple(name for name, _ in layers)
+        dims = [tuple(size for shape in shapes for size in shape) for _, shapes in layers]
+        for at in range(1 + 3 * len(layers)):
+            phase, layer = phase_of(at, len(layers))
+            reach = self._reach.get((phase, names[layer]), _REACH)
+            first, last = max(layer - reach, 0), layer + reach + 1
+            yield (phase, (names[layer], *names[first:last])), sum(dims[first:last], ())
+
+
+def _layers(shapes: Mapping[str, tuple[int, ...]]) -> list[Layer]:
+    return [(name, tuple(shapes[tensor] for tensor in tensors)) for name, tensors in layers_of(shapes).items()]
+
+
+def requests_of(segments: Sequence[Segment]) -> list[Request] | None:
+    """What a program asks of its memory, in order; None where the segments do not fit together."""
+    layer_count = len(segments) // 3
+    kept: dict[tuple[int, int], int] = {}
+    requests: list[Request] = []
+    block = 0
+    for at, segment in enumerate(segments):
+        own: dict[int, int] = {}
+        sizes = iter(segment.sizes)
+        for event in segment.events:
+            if event[0] == GIVE:
+                requests.append((own.pop(event[1]), GIVEN_BACK))
+            elif event[0] == GIVE_KEPT:
+                given = kept.pop(resolved(at, event, layer_count), None)
+                if given is None:
+                    return None
+                requests.append((given, GIVEN_BACK))
+            else:
+                if event[0] == TAKE:
+                    own[event[1]] = block
+                else:
+                    kept[at, event[1]] = block
+                requests.append((block, next(sizes)))
+                block += 1
+    return None if kept else requests
