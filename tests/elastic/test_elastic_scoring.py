@@ -18,11 +18,6 @@ from subfleet.elastic.spaces import uniform_space
 from subfleet.protocol.errors import DataError
 
 
-@pytest.fixture
-def device() -> torch.device:
-    return torch.device("cpu")
-
-
 def gradients(count: int, seed: int = 0) -> list[Arrays]:
     generator = np.random.default_rng(seed)
     return [
@@ -94,11 +89,11 @@ def test_a_subnet_is_scored_by_the_gradients_of_its_layers(config: object, devic
     state = build_module(network, network.full_spec()).state_dict()
     spec = uniform_space(network, (0.5,))[0]
     batches = labelled(network, 2)
-    there = [(inputs.to(device), labels.to(device)) for inputs, labels in batches]
-    found = zico_score(network, spec, {name: tensor.to(device) for name, tensor in state.items()}, there)
+    there = {name: tensor.to(device) for name, tensor in state.items()}
+    found = zico_score(network, spec, there, batches)
     whole = zico_score(network, network.full_spec(), state, batches)
     assert found != whole
-    assert found == pytest.approx(zico_score(network, spec, state, batches[::-1]), rel=1e-4)
+    assert found == pytest.approx(zico_score(network, spec, there, batches[::-1]), rel=1e-4)
     names = scored_tensors(network, spec)
     assert {"stem.weight", "head.weight", "section0.block0.layer2.weight"} <= set(names)
     assert not {"head.bias", "norm.weight", "norm.bias"} & set(names)

@@ -66,7 +66,8 @@ def measured_moments(
     Raises:
         ConfigError: the spec is no subnet of this network, or the state lacks one of its tensors.
     """
-    module = build_module(network, spec).to(next(iter(state.values())).device)
+    device = next(iter(state.values())).device
+    module = build_module(network, spec).to(device)
     module.load_state_dict(extract(network, spec, state))
     module.eval()
     found: dict[str, NormMoments] = {}
@@ -76,7 +77,7 @@ def measured_moments(
             layer.register_forward_pre_hook(_recorder(name, found))
     with torch.no_grad():
         for inputs in batches:
-            module(inputs)
+            module(inputs.to(device))
     return found
 
 

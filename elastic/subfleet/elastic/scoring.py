@@ -44,15 +44,16 @@ def zico_score(
         ConfigError: the spec is no subnet of this network, or the state lacks one of its tensors.
         DataError: there are fewer than two batches, or a gradient is not finite.
     """
-    module = build_module(network, spec).to(next(iter(state.values())).device)
+    device = next(iter(state.values())).device
+    module = build_module(network, spec).to(device)
     module.load_state_dict(extract(network, spec, state))
     module.train()
     parameters = dict(module.named_parameters())
     scored = {name: parameters[name] for name in scored_tensors(network, spec)}
     gradients: list[Arrays] = []
     for inputs, labels in batches:
-        counted = labels >= 0
-        loss = cross_entropy(module(inputs)[counted], labels[counted])
+        counted, wanted = labels >= 0, labels.to(device)
+        loss = cross_entropy(module(inputs.to(device))[counted], wanted[counted])
         found = torch.autograd.grad(loss, list(scored.values()), materialize_grads=True)
         gradients.append({name: gradient.cpu().numpy() for name, gradient in zip(scored, found, strict=True)})
     return zico(gradients)
