@@ -23,7 +23,7 @@ RECURRENT = ModelConfig(
     widths=(5, 4),
     depths=(2, 1),
     vocabulary=6,
-    stem_width=3,
+    embedding_width=3,
     norm="none",
 )
 BATCH_SIZE = 4
