@@ -55,8 +55,8 @@ def test_memory_holds_what_autograd_keeps(case: tuple[Network, SubnetSpec]) -> N
     small, large = (estimate_cost(network, spec, batch_size=size) for size in (2, 66))
     growth = (large.training_memory_bytes - small.training_memory_bytes) / 64
     kept = (saved_bytes(network, spec, 66) - saved_bytes(network, spec, 2)) / 64
-    # The estimate adds a workspace, and leaves out what activations keep beside their outputs.
-    assert growth >= 0.65 * kept
+    # The estimate adds a workspace and leaves out the head's input.
+    assert growth >= 0.95 * kept
     assert small.training_memory_bytes >= 5 * small.weight_bytes
 
 

@@ -60,9 +60,8 @@ def estimate_cost(network: Network, spec: SubnetSpec, *, batch_size: int) -> Sub
             # The gradient of a layer's weight is a matrix product of its unfolded inputs and its outputs' gradient.
             workspace = max(workspace, (math.prod(shape[1:]) + shape[0]) * decl.positions)
         elif decl.role == "gain":
-            # For the backward pass a norm keeps its input, with mean and spread of each group, and the activation
-            # behind it keeps its output.
-            saved += 2 * count * decl.positions + 2 * count // network.config.group_size
+            # Beside these a norm keeps mean and spread of each group.
+            saved += network.kept_of_norms * count * decl.positions + 2 * count // network.config.group_size
         elif decl.role == "bias" and _layer_of(name) not in norms:
             # A layer with a bias has no norm behind it, which would take it away: what follows keeps its output.
             saved += count * decl.positions

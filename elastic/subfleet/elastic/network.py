@@ -208,6 +208,8 @@ class Network:
         blocks: the skippable ones, in network order.
         tensors: by name, in network order.
         products: of computed values, for what they cost.
+        kept_of_norms: how many numbers training keeps for each that a norm gives: its input and what the activation
+            behind it gives; and where the activation needs what it was given, too, that is a third.
     """
 
     config: ModelConfig
@@ -215,6 +217,7 @@ class Network:
     blocks: tuple[Block, ...] = field(repr=False)
     tensors: Mapping[str, TensorDecl] = field(repr=False)
     products: tuple[MatrixProduct, ...] = field(default=(), repr=False)
+    kept_of_norms: int = field(default=2, repr=False)
 
     def full_spec(self) -> SubnetSpec:
         """The subnet that keeps everything."""

@@ -76,12 +76,14 @@ class Blueprint:
         blocks: the skippable ones, in network order; their names are those of modules.
         build: sizes to a module, with these blocks of them alone.
         residual: names of the tensors that start at 0, so that their blocks start as the identity.
+        kept_of_norms: as in `Network`.
     """
 
     axes: tuple[Axis, ...]
     blocks: tuple[Block, ...]
     build: Callable[[Sizes], nn.Module]
     residual: frozenset[str] = frozenset()
+    kept_of_norms: int = 2
 
 
 def declare(config: ModelConfig, blueprint: Blueprint) -> Network:
@@ -109,6 +111,7 @@ def declare(config: ModelConfig, blueprint: Blueprint) -> Network:
         axes=MappingProxyType(axes),
         blocks=blueprint.blocks,
         tensors=MappingProxyType({decl.name: decl for decl in _decls(config, blueprint, module)}),
+        kept_of_norms=blueprint.kept_of_norms,
     )
 
 

@@ -147,6 +147,8 @@ def _blueprint(config: ModelConfig, style: _Style) -> Blueprint:
         ),
         blocks=skippable(plans),
         build=partial(_build, config, style, plans, insides),
+        # ReLU6, hardswish and SiLU cannot tell their slope from what they give.
+        kept_of_norms=3,
     )
 
 
