@@ -88,6 +88,14 @@ def test_pathological_clients_hold_exactly_so_many_classes() -> None:
         assert len(np.unique(dataset.classes()[part])) == 2
 
 
+def test_pathological_clients_as_many_as_classes_share_all_of_them() -> None:
+    for seed in range(5):
+        parts = partition(
+            many(), PartitionSettings(name="pathological", clients=CLASSES, seed=seed, classes_per_client=1)
+        )
+        assert sum(len(part) for part in parts) == 600
+
+
 def test_shards_are_runs_of_the_sorted_classes() -> None:
     dataset = samples([label for label in range(CLASSES) for _ in range(20)])
     for part in parts_of(dataset, "shard", 3, shards_per_client=2):

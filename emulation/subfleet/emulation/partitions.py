@@ -175,13 +175,12 @@ def _parts(
 
     partitioner.dataset = Table.from_dict({_KEY: keys, _INDEX: indices})
     try:
-        with warnings.catch_warnings(), np.errstate(divide="raise", invalid="raise"):
+        with warnings.catch_warnings():
             # They warn whenever they draw again, which is what min_samples asks for, and of what they themselves use.
             warnings.simplefilter("ignore")
             # The slice reads a column at once; as an array it would be read row by row.
             parts = [partitioner.load_partition(part)[_INDEX][:] for part in range(count or settings.clients)]
-    # Shares that are all 0 cannot be scaled to 1: a tiny alpha does that.
-    except (ValueError, ArithmeticError) as error:
+    except ValueError as error:
         raise ConfigError(
             f"{len(indices)} samples cannot be split over {settings.clients} clients by {settings.name!r} with "
             f"alpha {settings.alpha:g}, {settings.min_samples} samples or more, {settings.classes_per_client} classes "
