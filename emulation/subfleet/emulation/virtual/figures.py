@@ -19,6 +19,7 @@ from subfleet.server.methods.policies import Participant
 from subfleet.server.planning import plan_of
 from subfleet.server.records import ClientRow
 from subfleet.server.rounds import Plan
+from subfleet.server.views import Views
 from subfleet.tasks import Dataset
 
 __all__ = ["figures", "utilisation", "violates"]
@@ -71,7 +72,7 @@ def figures(experiment: VirtualExperiment, result: VirtualResult) -> dict[str, A
     return {
         "accuracy": result.rounds[-1].accuracy,
         "loss": result.rounds[-1].loss,
-        **_accuracies(_Gallery.of(plan, result), experiment, result),
+        **_accuracies(_Gallery.of(plan, experiment, result), experiment, result),
         "served": len(result.trained) / len(experiment.clients),
         "bytes_down": sum(row.bytes_down for row in rows),
         "bytes_up": sum(row.bytes_up for row in rows),
@@ -97,22 +98,22 @@ def figures(experiment: VirtualExperiment, result: VirtualResult) -> dict[str, A
 class _Gallery:
     """The models that clients have in the end; each different one is evaluated once for each data set."""
 
-    plan: Plan
+    views: Views
     state: ModelState
     known: dict[tuple[int, str, tuple[tuple[str, str], ...]], float]
 
     @classmethod
-    def of(cls, plan: Plan, result: VirtualResult) -> "_Gallery":
-        return cls(plan=plan, state=unpacked(load(result.model)), known={})
+    def of(cls, plan: Plan, experiment: VirtualExperiment, result: VirtualResult) -> "_Gallery":
+        views = Views(plan=plan, samples=torch.from_numpy(experiment.evaluation.inputs.copy()))
+        return cls(views=views, state=unpacked(load(result.model)), known={})
 
     def accuracy(self, client: Participant, data: Dataset) -> float:
         """Of a client's own subnet."""
-        cohorts = self.plan.policies.cohorts(self.plan.network, client, self.plan.space)
-        key = (id(data), client.spec.spec_id, tuple(sorted(cohorts.items())))
+        key = (id(data), client.spec.spec_id, tuple(sorted(self.views.cohorts(client).items())))
         if key not in self.known:
             inputs, labels = torch.from_numpy(data.inputs.copy()), torch.from_numpy(data.labels.copy())
-            seen = self.state.seen_with(cohorts)
-            self.known[key] = evaluate(self.plan.network, client.spec, seen, inputs, labels).accuracy
+            seen = self.views.for_use(self.state, client)
+            self.known[key] = evaluate(self.views.plan.network, client.spec, seen, inputs, labels).accuracy
         return self.known[key]
 
 
