@@ -11,21 +11,11 @@ from subfleet.protocol.blobs import BlobRef
 from subfleet.protocol.messages import Deployed, Presence, Profile, Refusal, Task, Telemetry, Update
 from subfleet.protocol.programs import ProgramRef
 from subfleet.protocol.readings import Reading
+from subfleet.server.actions import Action, Reply
 from subfleet.server.coordinator import step
+from subfleet.server.events import DeployPrepared, Event, Heard, Measured, Prepared, Profiled
 from subfleet.server.planning import plan_of as planned
-from subfleet.server.rounds import (
-    Action,
-    DeployPrepared,
-    Event,
-    Heard,
-    Measured,
-    Plan,
-    Prepared,
-    Profiled,
-    Reply,
-    RunState,
-    Seat,
-)
+from subfleet.server.rounds import Plan, RunState, Seat
 
 CLIENTS = ("ada", "bob", "cyd")
 

@@ -11,33 +11,25 @@ from server.coordinator_cases import CLIENTS, blob, measured, plan_of, profile, 
 
 from subfleet.protocol.messages import Deployed, Presence, Refusal, Task, Update
 from subfleet.protocol.programs import ProgramRef
+from subfleet.server.actions import Action, Close, Fetch, Fold, Prepare, PrepareModels, Reply, SendTask
 from subfleet.server.config import Deadlines
 from subfleet.server.coordinator import resume_actions, round_info, step
-from subfleet.server.rounds import (
-    Action,
-    Close,
+from subfleet.server.events import (
     DeployPrepared,
     Event,
-    Fetch,
-    Fold,
     Folded,
     Heard,
     Measured,
-    Member,
-    Prepare,
     Prepared,
     PrepareFailed,
-    PrepareModels,
     Profiled,
     Refused,
-    Reply,
     Reported,
-    RunState,
-    SendTask,
     Tick,
     UpdateOffered,
     UpdateStored,
 )
+from subfleet.server.rounds import Member, RunState
 
 pytestmark = pytest.mark.slow
 

@@ -23,28 +23,23 @@ from server.coordinator_cases import (
 from server.fake_device import PLENTY_BYTES
 
 from subfleet.protocol.messages import Presence, Task
+from subfleet.server.actions import Fetch, Fold, Prepare, PrepareModels, SendTask, Withdraw
 from subfleet.server.config import Deadlines
 from subfleet.server.coordinator import round_info, step
-from subfleet.server.rounds import (
-    Fetch,
-    Fold,
+from subfleet.server.events import (
     Folded,
     Heard,
     Measured,
-    Prepare,
     PrepareFailed,
-    PrepareModels,
     Profiled,
     Refused,
     Reported,
-    RunState,
-    SendTask,
     Tick,
     UpdateOffered,
     UpdateRejected,
     UpdateStored,
-    Withdraw,
 )
+from subfleet.server.rounds import RunState
 
 PLAN = plan_of()
 

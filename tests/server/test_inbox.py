@@ -8,8 +8,8 @@ from server.coordinator_cases import plan_of, profile, telemetry
 from subfleet.protocol.blobs import Chunk, encode_chunk
 from subfleet.protocol.messages import Presence, Receipt, encode
 from subfleet.protocol.topics import Topics
+from subfleet.server.events import Heard, Measured, Profiled
 from subfleet.server.inbox import read_delivery
-from subfleet.server.rounds import Heard, Measured, Profiled
 from subfleet.server.traffic import Traffic
 from subfleet.transport.base import Delivery
 

@@ -13,7 +13,8 @@ from subfleet.protocol.schema import from_plain
 from subfleet.protocol.topics import Topics
 from subfleet.server import store
 from subfleet.server.coordinator import step
-from subfleet.server.rounds import Folded, Member, RunState, Seat, UpdateStored
+from subfleet.server.events import Folded, UpdateStored
+from subfleet.server.rounds import Member, RunState, Seat
 from subfleet.server.rows import round_record
 from subfleet.server.store import DATABASE_NAME, Journal, begin_run, open_database
 from subfleet.server.traffic import Traffic

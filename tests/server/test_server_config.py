@@ -90,7 +90,7 @@ def test_the_fingerprint_follows_the_outcome_and_nothing_else() -> None:
 
 
 def test_the_table_of_methods_names_each_by_its_type() -> None:
-    assert all(kind.TYPE == name for name, kind in METHODS.items())
+    assert all(name == kind.TYPE for name, kind in METHODS.items())
     assert len({kind.INFO.title for kind in METHODS.values()}) == len(METHODS) >= 9
 
 

@@ -5,7 +5,8 @@ from types import MappingProxyType
 from typing import Literal
 
 from subfleet.protocol.messages import Deployed, Receipt, Refusal, Update
-from subfleet.server.rounds import Plan, Reply, RunState, Seat
+from subfleet.server.actions import Reply
+from subfleet.server.rounds import Plan, RunState, Seat
 
 __all__ = ["judge", "reply", "task_id"]
 

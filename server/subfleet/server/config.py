@@ -105,6 +105,7 @@ class ServerConfig:
         clock: a logical clock for replayed logs; None reads everything live.
         deadlines: see there.
         max_attempts: tasks that one client may be given in one round, each smaller than the last.
+        exports_per_round: programs that are written ahead in each round, for sizes that a search would rather give.
         targets: program targets that are exported for training, where a device runs several its own order decides.
         deploy_targets: formats of each device's own model after the last round; empty deploys nothing.
         deploy_quantisation: "dynamic" or "static" deploys these models in 8-bit integers, with ranges from the first
@@ -134,6 +135,7 @@ class ServerConfig:
     clock: LogClock | None = None
     deadlines: Deadlines = field(default_factory=Deadlines)
     max_attempts: int = 3
+    exports_per_round: int = 4
     targets: tuple[str, ...] = ("onnx", "executorch")
     deploy_targets: tuple[str, ...] = ("onnx", "executorch")
     deploy_quantisation: Literal["none", "dynamic", "static"] = "none"
@@ -143,7 +145,7 @@ class ServerConfig:
     def __post_init__(self) -> None:
         check_client_id(self.name)
         Topics(self.fleet)
-        for name in ("rounds", "min_clients", "max_attempts", "keep_rounds"):
+        for name in ("rounds", "min_clients", "max_attempts", "exports_per_round", "keep_rounds"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}, but must be 1 or more")
         if self.clients_per_round < 0:
@@ -191,7 +193,15 @@ class ServerConfig:
             "seed",
             "quorum",
         )
-        more = ("communication_s", "clock", "max_attempts", "targets", "deploy_targets", "memory_overhead_bytes")
+        more = (
+            "communication_s",
+            "clock",
+            "max_attempts",
+            "exports_per_round",
+            "targets",
+            "deploy_targets",
+            "memory_overhead_bytes",
+        )
         return hashlib.sha256(
             canonical_json([getattr(self, name) for name in (*names, *more, "deploy_quantisation")])
         ).hexdigest()

@@ -10,36 +10,27 @@ from types import MappingProxyType
 from typing import Any
 
 from subfleet.protocol.messages import RoundInfo
+from subfleet.server.actions import Action, Close, Export, Fetch, Fold, PrepareModels, SendTask, Withdraw
 from subfleet.server.answers import judge, reply
-from subfleet.server.phases import advance
-from subfleet.server.rounds import (
-    Action,
-    Close,
+from subfleet.server.events import (
     DeployPrepared,
     Event,
-    Fetch,
-    Fold,
+    Exported,
     Folded,
     Heard,
-    KnownPlan,
     Measured,
-    Member,
-    Plan,
     Prepared,
     PrepareFailed,
-    PrepareModels,
     Profiled,
     Refused,
     Reported,
-    RunState,
-    Seat,
-    SendTask,
     Tick,
     UpdateOffered,
     UpdateRejected,
     UpdateStored,
-    Withdraw,
 )
+from subfleet.server.phases import advance
+from subfleet.server.rounds import KnownPlan, Member, Plan, RunState, Seat, plan_key
 from subfleet.server.seating import measured_seat, prepare_action, prepared_seat, refused_seat, task_for_models
 
 __all__ = ["resume_actions", "round_info", "step"]
@@ -84,7 +75,7 @@ def resume_actions(plan: Plan, state: RunState) -> tuple[Action, ...]:
     """What is to be done again when a stored state is taken up: everything that was under way."""
     if state.phase == "fold":
         return (Fold(round=state.round, seats=_done(state)),)
-    actions: list[Action] = []
+    actions: list[Action] = [Export(queued=one, round=state.round) for one in state.queue]
     for seat in state.seats.values():
         if seat.stage == "out" and seat.task is not None:
             actions.append(SendTask(task=seat.task))
@@ -172,12 +163,27 @@ def _prepared(plan: Plan, state: RunState, event: Prepared, now_s: float) -> Out
 
 
 def _with_plan(state: RunState, seat: Seat, event: Prepared) -> RunState:
-    key = f"{seat.runtime}/{event.size_id}"
     # With a nested student a program's plan is not the size's alone.
-    if seat.student is not None or key in state.plans:
+    if seat.student is not None or seat.size is None or plan_key(seat.runtime, seat.size) in state.plans:
         return state
-    known = KnownPlan(planned_peak_bytes=event.planned_peak_bytes, round=state.round)
-    return replace(state, plans=MappingProxyType({**state.plans, key: known}))
+    known = KnownPlan(
+        size=seat.size, target=seat.runtime, planned_peak_bytes=event.planned_peak_bytes, round=state.round
+    )
+    return replace(state, plans=MappingProxyType({**state.plans, known.key: known}))
+
+
+def _exported(plan: Plan, state: RunState, event: Exported, now_s: float) -> Outcome:
+    queued = event.queued
+    if queued not in state.queue:
+        return state, ()
+    known = KnownPlan(
+        size=queued.size, target=queued.target, planned_peak_bytes=event.planned_peak_bytes, round=state.round
+    )
+    return replace(
+        state,
+        queue=tuple(one for one in state.queue if one != queued),
+        plans=MappingProxyType({known.key: known, **state.plans}),
+    ), ()
 
 
 def _prepare_failed(plan: Plan, state: RunState, event: PrepareFailed, now_s: float) -> Outcome:
@@ -248,6 +254,7 @@ def _folded(plan: Plan, state: RunState, event: Folded, now_s: float) -> Outcome
         sha256=event.sha256,
         seconds=now_s - state.opened_s,
         seats=tuple(seat for _, seat in sorted(seats.items())),
+        exported=sum(known.round == state.round for known in state.plans.values()),
     )
     state = replace(
         state,
@@ -279,6 +286,7 @@ _HANDLERS: Mapping[type, Callable[[Plan, RunState, Any, float], Outcome]] = Mapp
         Measured: _measured,
         Prepared: _prepared,
         PrepareFailed: _prepare_failed,
+        Exported: _exported,
         DeployPrepared: _deploy_prepared,
         Refused: _refused,
         UpdateOffered: _update_offered,

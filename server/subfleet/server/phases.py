@@ -1,11 +1,13 @@
 """From phase to phase: the only place where a run moves on, and where every deadline is kept. Pure."""
 
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from types import MappingProxyType
 
-from subfleet.server.rounds import Action, Fold, Member, Phase, Plan, PrepareModels, RunState, Seat, Withdraw
+from subfleet.server.actions import Action, Export, Fold, PrepareModels, Withdraw
+from subfleet.server.rounds import Member, Phase, Plan, Queued, RunState, Seat
 from subfleet.server.seating import assigned_seat
 from subfleet.server.selection import selected
 
@@ -108,8 +110,23 @@ def _assign(plan: Plan, state: RunState, now_s: float) -> Outcome:
             seats[name], more, found = assigned_seat(plan, state, seat)
             actions += more
             # What was found for one client serves the next one of the same round.
-            state = replace(state, pool=tuple(dict.fromkeys((*state.pool, *found))))
-    return replace(state, seats=MappingProxyType(seats)), tuple(actions)
+            if found:
+                state = replace(state, pool=tuple(dict.fromkeys((*state.pool, *found))))
+    queue = _queue(plan, state, seats)
+    exports = tuple(Export(queued=one, round=state.round) for one in queue if one not in state.queue)
+    return replace(state, seats=MappingProxyType(seats), queue=queue), (*actions, *exports)
+
+
+def _queue(plan: Plan, state: RunState, seats: Mapping[str, Seat]) -> tuple[Queued, ...]:
+    """The programs to write for later rounds: those under way, and what clients would rather have had, up to the limit.
+
+    What most clients wait for comes first.
+    """
+    wanted = Counter(
+        Queued(size=seat.wanted, target=seat.runtime) for _, seat in sorted(seats.items()) if seat.wanted is not None
+    )
+    new = [one for one, _ in wanted.most_common() if one not in state.queue and one.key not in state.plans]
+    return (*state.queue, *new[: plan.config.exports_per_round])
 
 
 def _drawn(plan: Plan, state: RunState) -> tuple[str, ...]:
@@ -125,6 +142,8 @@ def _train(plan: Plan, state: RunState, now_s: float) -> Outcome:
     enough = done > 0 and answered >= math.ceil(plan.config.quorum * (answered + len(still_open)))
     late = now_s - state.entered_s >= plan.config.deadlines.round_s
     if still_open and not late and not (enough and not plan.config.strict):
+        return state, ()
+    if state.queue and plan.config.strict and not late:  # which programs the next round finds must not depend on speed
         return state, ()
     reason = "no answer came in time" if late else "the round closed at its quorum"
     state, actions = _close_open_seats(state, still_open, reason)

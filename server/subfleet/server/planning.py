@@ -2,7 +2,7 @@
 
 import contextlib
 import fcntl
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -16,6 +16,7 @@ from subfleet.server.assignment import Candidate, ordered
 from subfleet.server.config import ServerConfig
 from subfleet.server.methods.norms import with_norms
 from subfleet.server.rounds import Plan
+from subfleet.server.search.query import PriceList
 
 __all__ = ["Places", "plan_of", "price_list"]
 
@@ -94,7 +95,7 @@ def plan_of(config: ServerConfig, run_id: str) -> Plan:
     )
 
 
-def price_list(config: ServerConfig, network: Network) -> Callable[[SubnetSpec], Candidate]:
+def price_list(config: ServerConfig, network: Network) -> PriceList:
     """What any subnet costs; each is priced once.
 
     The function that is returned raises ConfigError where the spec is no subnet of the network.

@@ -1,4 +1,4 @@
-"""The state of a run, what can happen to it and what is then to be done: plain data for `coordinator`.
+"""The state of a run: plain data for `coordinator`. What can happen is in `events`, what is then done in `actions`.
 
     waiting --> measure    enough clients are there        (failed: not within the join deadline)
     measure --> train      all have answered, or deadline  (waiting: nobody has; failed: for the join deadline)
@@ -15,54 +15,36 @@ A client's seat in a round:
     out       --> preparing  refused for memory: a smaller task
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Literal
 
 from subfleet.elastic.network import Network
-from subfleet.protocol.blobs import BlobRef
-from subfleet.protocol.messages import Deployed, Presence, Profile, Receipt, Refusal, Task, Telemetry, Update
-from subfleet.protocol.programs import ProgramRef
+from subfleet.protocol.messages import Profile, Task, Update
 from subfleet.protocol.readings import Budget
 from subfleet.protocol.subnet import SubnetSpec
 from subfleet.protocol.training import TrainingSettings
 from subfleet.server.assignment import Candidate
 from subfleet.server.config import ServerConfig
 from subfleet.server.methods.policies import Participant, Policies
+from subfleet.server.search.query import Known, PriceList
 
 __all__ = [
-    "Action",
-    "Close",
-    "DeployPrepared",
-    "Event",
-    "Fetch",
-    "Fold",
-    "Folded",
-    "Heard",
+    "NO_PROGRAM_BYTES",
     "KnownPlan",
-    "Measured",
     "Member",
     "ModelFile",
     "Phase",
     "Plan",
-    "Prepare",
-    "PrepareFailed",
-    "PrepareModels",
-    "Prepared",
-    "Profiled",
-    "Refused",
-    "Reply",
-    "Reported",
+    "Queued",
     "RunState",
     "Seat",
-    "SendTask",
-    "Tick",
-    "UpdateOffered",
-    "UpdateRejected",
-    "UpdateStored",
-    "Withdraw",
+    "plan_key",
 ]
+
+NO_PROGRAM_BYTES = 2**62
+"""The planned peak of a size that a target cannot train: more than any budget."""
 
 Phase = Literal["waiting", "measure", "train", "fold", "deploy", "finished", "failed"]
 Stage = Literal["answered", "preparing", "out", "done", "refused", "skipped", "missing"]
@@ -85,7 +67,7 @@ class Plan:
     network: Network
     policies: Policies
     candidates: tuple[Candidate, ...]
-    price: Callable[[SubnetSpec], Candidate]
+    price: PriceList
 
     @property
     def space(self) -> tuple[SubnetSpec, ...]:
@@ -140,6 +122,7 @@ class Seat:
         size: what it was given, kept at the front of every axis; None before one is chosen.
         spec: the same, as placed in the model.
         student: the nested subnet of self-distillation; None where there is none.
+        wanted: what the method would rather have given, had its program been written; None where it was given that.
         reason: why it was refused, skipped or is missing.
         task: what was sent to it, kept so that it is sent again unchanged.
         result: its accepted update.
@@ -158,6 +141,7 @@ class Seat:
     size: SubnetSpec | None = None
     spec: SubnetSpec | None = None
     student: SubnetSpec | None = None
+    wanted: SubnetSpec | None = None
     reason: str = ""
     task: Task | None = None
     result: Update | None = None
@@ -178,15 +162,42 @@ class Seat:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnownPlan:
-    """What a written program needs.
+    """A written program.
 
     Attributes:
-        planned_peak_bytes: from its manifest.
+        size: that it trains.
+        target: that it is for.
+        planned_peak_bytes: from its manifest; `NO_PROGRAM_BYTES` where the target cannot train the size.
         round: in which it was learned; later rounds may count on it, whatever came first within the round.
     """
 
+    size: SubnetSpec
+    target: str
     planned_peak_bytes: int
     round: int
+
+    @property
+    def key(self) -> str:
+        """Names the program among those of a run."""
+        return plan_key(self.target, self.size)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Queued:
+    """A size whose program is being written for later rounds."""
+
+    size: SubnetSpec
+    target: str
+
+    @property
+    def key(self) -> str:
+        """Names the program among those of a run."""
+        return plan_key(self.target, self.size)
+
+
+def plan_key(target: str, size: SubnetSpec) -> str:
+    """Names the program of a size, such as "onnx/0123456789abcdef"."""
+    return f"{target}/{size.spec_id}"
 
 
 def _nothing() -> Mapping[str, "Seat"]:
@@ -209,7 +220,8 @@ class RunState:
         seats: of the open round, or of the deploy phase, by client.
         last: each client's seat in the last round that folded it: from it follows the model it is given.
         pool: sizes that the method's search has found so far, in the order in which they were found.
-        plans: of the programs written so far, by target and size's id, as "onnx/0123456789abcdef".
+        plans: the programs written so far, by their keys.
+        queue: programs that are being written for later rounds.
         settled: tasks of the last closed round whose updates were accepted, to answer their repetitions.
         failure: why the run failed.
     """
@@ -222,220 +234,8 @@ class RunState:
     members: Mapping[str, Member] = field(default_factory=_nobody)
     seats: Mapping[str, Seat] = field(default_factory=_nothing)
     last: Mapping[str, Seat] = field(default_factory=_nothing)
-    pool: tuple[SubnetSpec, ...] = ()
+    pool: tuple[Known, ...] = ()
+    queue: tuple[Queued, ...] = ()
     plans: Mapping[str, KnownPlan] = field(default_factory=lambda: MappingProxyType({}))
     settled: frozenset[str] = frozenset()
     failure: str = ""
-
-
-# Events: what can happen.
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tick:
-    """Time has passed."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Heard:
-    """A client's presence: a heartbeat, or its will."""
-
-    presence: Presence
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Profiled:
-    """A client says what it is."""
-
-    profile: Profile
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Measured:
-    """A client says what it can give."""
-
-    telemetry: Telemetry
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Prepared:
-    """A task's program and weights are ready. `attempt` and `size_id` tell for which choice."""
-
-    client_id: str
-    round: int
-    attempt: int
-    size_id: str
-    program: ProgramRef
-    weights: BlobRef
-    planned_peak_bytes: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeployPrepared:
-    """A client's inference models are ready."""
-
-    client_id: str
-    programs: tuple[ProgramRef, ...]
-    models: tuple[ModelFile, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PrepareFailed:
-    """A program or model could not be made."""
-
-    client_id: str
-    round: int
-    attempt: int
-    reason: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Refused:
-    """A client does not do its task."""
-
-    refusal: Refusal
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UpdateOffered:
-    """A client has an update; its blob is still on the device."""
-
-    update: Update
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UpdateStored:
-    """The update's blob is on disk, synced and checked."""
-
-    update: Update
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UpdateRejected:
-    """The update's blob is not what it should be."""
-
-    update: Update
-    reason: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Folded:
-    """The round's updates are folded, the new model is on disk.
-
-    Attributes:
-        refused: clients whose update could not be folded after all, and why.
-    """
-
-    round: int
-    accuracy: float
-    loss: float
-    sha256: str
-    refused: Mapping[str, str]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reported:
-    """A client has its models."""
-
-    deployed: Deployed
-
-
-Event = (
-    Tick
-    | Heard
-    | Profiled
-    | Measured
-    | Prepared
-    | DeployPrepared
-    | PrepareFailed
-    | Refused
-    | UpdateOffered
-    | UpdateStored
-    | UpdateRejected
-    | Folded
-    | Reported
-)
-
-
-# Actions: what is to be done. Each may be done twice.
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Prepare:
-    """Export the size's program, extract the subnet's weights; answer with Prepared or PrepareFailed."""
-
-    participant: Participant
-    round: int
-    attempt: int
-    target: str
-    student: SubnetSpec | None = None
-
-    @property
-    def client_id(self) -> str:
-        """Whose task it is."""
-        return self.participant.client_id
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PrepareModels:
-    """Export the client's own models for inference; answer with DeployPrepared or PrepareFailed."""
-
-    participant: Participant
-    round: int
-
-    @property
-    def client_id(self) -> str:
-        """Whose models they are."""
-        return self.participant.client_id
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SendTask:
-    """Send a task until its receipt comes."""
-
-    task: Task
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Withdraw:
-    """Stop sending a task."""
-
-    task_id: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reply:
-    """Send a receipt."""
-
-    client_id: str
-    receipt: Receipt
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fetch:
-    """Pull an update's blob; answer with UpdateStored or UpdateRejected."""
-
-    update: Update
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fold:
-    """Fold these updates, in this order, into the model; answer with Folded."""
-
-    round: int
-    seats: tuple[Seat, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Close:
-    """A round is over: record it."""
-
-    round: int
-    accuracy: float
-    loss: float
-    sha256: str
-    seconds: float
-    seats: tuple[Seat, ...]
-
-
-Action = Prepare | PrepareModels | SendTask | Withdraw | Reply | Fetch | Fold | Close

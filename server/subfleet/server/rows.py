@@ -3,8 +3,9 @@
 from collections.abc import Iterable
 from pathlib import Path
 
+from subfleet.server.actions import Close
 from subfleet.server.records import ClientRow, DeployedModel, RoundRecord
-from subfleet.server.rounds import Close, Plan, Seat
+from subfleet.server.rounds import Plan, Seat
 from subfleet.server.traffic import Traffic
 
 __all__ = ["deployed_models", "round_record"]

@@ -8,10 +8,13 @@ from subfleet.protocol.messages import Profile, Refusal, Task, Telemetry
 from subfleet.protocol.programs import ProgramRef
 from subfleet.protocol.readings import Budget
 from subfleet.protocol.subnet import SubnetSpec
+from subfleet.server.actions import Action, Prepare, SendTask
 from subfleet.server.answers import task_id
 from subfleet.server.assignment import budget_of, why_nothing_fits
-from subfleet.server.methods.policies import Ask, Assigned, Draw
-from subfleet.server.rounds import Action, Plan, Prepare, Prepared, RunState, Seat, SendTask
+from subfleet.server.events import Prepared
+from subfleet.server.methods.policies import Ask, Assigned, Draw, Written
+from subfleet.server.rounds import Plan, RunState, Seat
+from subfleet.server.search.query import Known
 
 __all__ = ["assigned_seat", "measured_seat", "prepare_action", "prepared_seat", "refused_seat", "task_for_models"]
 
@@ -47,7 +50,7 @@ def _why_not(plan: Plan, profile: Profile, telemetry: Telemetry, runtime: str) -
     return ""
 
 
-def assigned_seat(plan: Plan, state: RunState, seat: Seat) -> tuple[Seat, tuple[Action, ...], tuple[SubnetSpec, ...]]:
+def assigned_seat(plan: Plan, state: RunState, seat: Seat) -> tuple[Seat, tuple[Action, ...], tuple[Known, ...]]:
     """Choose a subnet for a client that has answered; and what the search has found on its way."""
     if seat.budget is None:
         return replace(seat, stage="skipped", reason="it told no budget"), (), ()
@@ -133,10 +136,10 @@ def task_for_models(plan: Plan, state: RunState, seat: Seat, programs: Sequence[
 
 def _ask(plan: Plan, state: RunState, seat: Seat, *, below: SubnetSpec | None) -> Ask:
     known = state.last.get(seat.client_id)
-    plans = {
-        key.removeprefix(f"{seat.runtime}/"): found.planned_peak_bytes
-        for key, found in state.plans.items()
-        if key.startswith(f"{seat.runtime}/") and found.round < state.round
+    written = {
+        found.size.spec_id: Written(size=found.size, planned_peak_bytes=found.planned_peak_bytes)
+        for found in state.plans.values()
+        if found.target == seat.runtime and found.round < state.round
     }
     return Ask(
         network=plan.network,
@@ -148,7 +151,7 @@ def _ask(plan: Plan, state: RunState, seat: Seat, *, below: SubnetSpec | None) -
         previous=known.size if known is not None else None,
         below=plan.price(below) if below is not None else None,
         pool=state.pool,
-        plans=MappingProxyType(plans),
+        written=MappingProxyType(written),
     )
 
 
@@ -174,6 +177,7 @@ def _given(
         size=size,
         spec=plan.policies.place(plan.network, size, draw),
         student=plan.policies.student(plan.network, size, draw),
+        wanted=assigned.wanted,
         task=None,
     )
     action = prepare_action(state, given)

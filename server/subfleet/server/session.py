@@ -20,30 +20,28 @@ from subfleet.protocol.blobs import BlobRef, Chunk
 from subfleet.protocol.errors import FileError, ProtocolError, RunError
 from subfleet.protocol.messages import BlobMissing, ChunkRequest, Receipt, Update, encode
 from subfleet.protocol.topics import Topics
-from subfleet.server.announcing import Announcer
-from subfleet.server.checkpoint import checkpoint_path, load_checkpoint, prune_checkpoints
-from subfleet.server.config import ServerConfig
-from subfleet.server.coordinator import resume_actions, round_info, step
-from subfleet.server.folding import Folding, check_update
-from subfleet.server.inbox import read_delivery
-from subfleet.server.planning import Places, plan_of
-from subfleet.server.records import RunObserver, RunResult
-from subfleet.server.rounds import (
+from subfleet.server.actions import (
     Action,
     Close,
-    Event,
+    Export,
     Fetch,
     Fold,
     Prepare,
     PrepareModels,
     Reply,
-    RunState,
     SendTask,
-    Tick,
-    UpdateRejected,
-    UpdateStored,
     Withdraw,
 )
+from subfleet.server.announcing import Announcer
+from subfleet.server.checkpoint import checkpoint_path, load_checkpoint, prune_checkpoints
+from subfleet.server.config import ServerConfig
+from subfleet.server.coordinator import resume_actions, round_info, step
+from subfleet.server.events import Event, Tick, UpdateRejected, UpdateStored
+from subfleet.server.folding import Folding, check_update
+from subfleet.server.inbox import read_delivery
+from subfleet.server.planning import Places, plan_of
+from subfleet.server.records import RunObserver, RunResult
+from subfleet.server.rounds import RunState
 from subfleet.server.rows import deployed_models, round_record
 from subfleet.server.store import Journal, begin_run, open_database
 from subfleet.server.supply import Exports, Supply
@@ -323,6 +321,8 @@ class Server:
             self._supply.prepare(action)
         elif isinstance(action, PrepareModels):
             self._supply.prepare_models(action)
+        elif isinstance(action, Export):
+            self._supply.export(action)
         elif isinstance(action, SendTask):
             topic = self._topics.down(action.task.client_id, "task")
             self._outbox.put(action.task.message_id, topic, encode(action.task), retain=True)

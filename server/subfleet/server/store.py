@@ -20,9 +20,10 @@ from sqlalchemy.pool import ConnectionPoolEntry
 from subfleet.protocol.errors import ConfigError, FileError
 from subfleet.protocol.messages import Profile
 from subfleet.protocol.schema import canonical_json, from_plain
-from subfleet.protocol.subnet import SubnetSpec
+from subfleet.server.actions import Close
 from subfleet.server.records import RoundRecord
-from subfleet.server.rounds import Close, KnownPlan, Member, RunState, Seat
+from subfleet.server.rounds import KnownPlan, Member, Queued, RunState, Seat
+from subfleet.server.search.query import Known
 
 __all__ = [
     "DATABASE_NAME",
@@ -53,6 +54,7 @@ runs = sql.Table(
     sql.Column("failure", sql.String, nullable=False),
     sql.Column("pool", sql.Text, nullable=False),
     sql.Column("plans", sql.Text, nullable=False),
+    sql.Column("queue", sql.Text, nullable=False),
     sql.Column("started_at", sql.String, nullable=False),
 )
 rounds = sql.Table(
@@ -147,7 +149,7 @@ def begin_run(engine: sql.Engine, *, name: str, fingerprint: str, round_count: i
             run_id = f"{name}-{uuid.uuid4().hex[:8]}"
             row = {"run_id": run_id, "name": name, "fingerprint": fingerprint, "round_count": round_count}
             start = {"phase": "waiting", "round": 0, "folded_round": 0, "failure": "", "started_at": _now()}
-            start |= {"pool": "[]", "plans": "{}"}
+            start |= {"pool": "[]", "plans": "{}", "queue": "[]"}
             connection.execute(runs.insert().values(**row, **start))
             return run_id
     if known.fingerprint != fingerprint:
@@ -200,7 +202,8 @@ class Journal:
             ),
             last=MappingProxyType(last),
             settled=frozenset(task.task_id for task in settled if task is not None),
-            pool=tuple(from_plain(SubnetSpec, plain) for plain in json.loads(run.pool)),
+            pool=tuple(from_plain(Known, plain) for plain in json.loads(run.pool)),
+            queue=tuple(from_plain(Queued, plain) for plain in json.loads(run.queue)),
             plans=MappingProxyType({key: from_plain(KnownPlan, plain) for key, plain in json.loads(run.plans).items()}),
         )
 
@@ -239,7 +242,7 @@ class Journal:
         values = {name: getattr(after, name) for name in names if getattr(after, name) != getattr(before, name)}
         values |= {
             name: canonical_json(getattr(after, name)).decode()
-            for name in ("pool", "plans")
+            for name in ("pool", "plans", "queue")
             if getattr(after, name) is not getattr(before, name)
         }
         if not (changed or profiles or values or record):

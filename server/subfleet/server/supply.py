@@ -18,18 +18,11 @@ from subfleet.protocol.errors import SubfleetError
 from subfleet.protocol.programs import ProgramRef, decode_program
 from subfleet.protocol.subnet import SubnetSpec
 from subfleet.protocol.training import TrainingSettings
+from subfleet.server.actions import Export, Prepare, PrepareModels
+from subfleet.server.events import DeployPrepared, Event, Exported, Prepared, PrepareFailed
 from subfleet.server.folding import subnet_weights
 from subfleet.server.methods.policies import Participant
-from subfleet.server.rounds import (
-    DeployPrepared,
-    Event,
-    ModelFile,
-    Plan,
-    Prepare,
-    Prepared,
-    PrepareFailed,
-    PrepareModels,
-)
+from subfleet.server.rounds import NO_PROGRAM_BYTES, ModelFile, Plan, Queued
 from subfleet.server.views import Views
 from subfleet.transport.blob_store import BlobStore
 
@@ -93,6 +86,8 @@ class Supply:
         self._training: list[tuple[Prepare, TrainRequest, Future[Path] | None]] = []
         self._inference: list[tuple[PrepareModels, dict[str, Future[Path]]]] = []
         self._failed: list[PrepareFailed] = []
+        self._ahead: list[tuple[Queued, TrainRequest, Future[Path]]] = []
+        self._written: list[Exported] = []
 
     @property
     def digests(self) -> set[str]:
@@ -118,6 +113,15 @@ class Supply:
             self._fail(action, error)
             return
         self._training.append((action, request, future))
+
+    def export(self, action: Export) -> None:
+        """Begin to write a program for later rounds."""
+        queued, training = action.queued, self._plan.training(action.round)
+        request = train_request(self._network, queued.size, queued.target, training)
+        try:
+            self._ahead.append((queued, request, self._exports.submit_training(request)))
+        except SubfleetError as error:
+            self._written.append(_no_program(queued, error))
 
     def prepare_models(self, action: PrepareModels) -> None:
         """Begin a client's inference models."""
@@ -147,8 +151,10 @@ class Supply:
 
     def events(self) -> tuple[Event, ...]:
         """What has become ready, or has failed, since the last call."""
-        events: list[Event] = list(self._failed)
+        events: list[Event] = [*self._failed, *self._written]
         self._failed.clear()
+        self._written.clear()
+        events += self._exported()
         ready = [job for job in self._training if job[2] is None or job[2].done()]
         self._training = [job for job in self._training if job not in ready]
         for action, request, future in ready:
@@ -179,6 +185,19 @@ class Supply:
             weights=self._weights_of(action.participant),
             planned_peak_bytes=program.planned_peak_bytes,
         )
+
+    def _exported(self) -> list[Event]:
+        """The programs for later rounds that have become ready."""
+        events: list[Event] = []
+        ready = [job for job in self._ahead if job[2].done()]
+        self._ahead = [job for job in self._ahead if job not in ready]
+        for queued, request, future in ready:
+            try:
+                program = self._programs.setdefault(request.program_id, self._pack(request, future.result()))
+                events.append(Exported(queued=queued, planned_peak_bytes=program.planned_peak_bytes))
+            except (SubfleetError, CancelledError, OSError) as error:
+                events.append(_no_program(queued, error))
+        return events
 
     def _pack(self, request: TrainRequest, path: Path) -> _Program:
         content = path.read_bytes()
@@ -235,6 +254,11 @@ def train_request(
         recompute=training.recompute,
         student=student,
     )
+
+
+def _no_program(queued: Queued, error: BaseException) -> Exported:
+    _LOG.warning("size %s cannot be trained on %s: %s", queued.size.name, queued.target, error)
+    return Exported(queued=queued, planned_peak_bytes=NO_PROGRAM_BYTES)
 
 
 def _failure(action: Prepare | PrepareModels, error: BaseException) -> PrepareFailed:

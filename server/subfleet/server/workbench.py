@@ -10,10 +10,11 @@ import torch
 from subfleet.elastic.evaluate import Evaluation, evaluate
 from subfleet.elastic.model_state import ModelState, packed
 from subfleet.protocol.errors import DataError, RunError
+from subfleet.server.actions import Fold
 from subfleet.server.checkpoint import save_checkpoint
+from subfleet.server.events import Folded
 from subfleet.server.folding import FoldedModel, Folding
 from subfleet.server.methods.policies import Participant
-from subfleet.server.rounds import Fold, Folded
 from subfleet.server.views import Views
 from subfleet.tasks import Dataset
 

@@ -78,6 +78,7 @@ def seen(plan: Plan, state: ModelState, client: Client) -> Mapping[str, Tensor]:
 @pytest.mark.parametrize("kind", METHODS.values(), ids=METHODS.keys())
 def test_a_round_with_learning_rate_0_changes_nothing_for_anybody(kind: type[AnyMethod], tmp_path: Path) -> None:
     plan = plan_with(kind())
+    plan = replace(plan, policies=replace(plan.policies, distillation=None))
     state = first_state(plan.network)
     clients = [replace(client, scale=0.0) for client in every_size(plan)]
     folded = play(plan, state, clients, tmp_path).state

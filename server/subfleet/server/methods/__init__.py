@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from subfleet.server.methods.anycostfl import AnycostFL
+from subfleet.server.methods.dynamic_selection import DynamicSelection
 from subfleet.server.methods.fedadam import FedAdam
 from subfleet.server.methods.fedavg import FedAvg
 from subfleet.server.methods.federated_dropout import FederatedDropout
@@ -34,6 +35,7 @@ AnyMethod = (
     | AnycostFL
     | NeFL
     | FlexiFed
+    | DynamicSelection
     | FedFA
 )
 """Every method. A configuration's `[method] type = "..."` chooses one of these; add yours here."""

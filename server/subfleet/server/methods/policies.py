@@ -23,6 +23,7 @@ from subfleet.protocol.readings import Budget
 from subfleet.protocol.subnet import SubnetSpec
 from subfleet.protocol.training import TrainingSettings
 from subfleet.server.assignment import Candidate, fits
+from subfleet.server.search.query import Known, PriceList
 
 __all__ = [
     "AfterRound",
@@ -36,6 +37,7 @@ __all__ = [
     "Replacement",
     "Trained",
     "Weighting",
+    "Written",
     "as_folded",
     "by_samples",
     "in_front",
@@ -98,6 +100,14 @@ class Participant:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Written:
+    """A size whose program is there, and what it plans to need."""
+
+    size: SubnetSpec
+    planned_peak_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Ask:
     """A client that waits for a size.
 
@@ -109,27 +119,26 @@ class Ask:
         previous: the size that it trained last; None before its first round.
         below: a candidate whose program turned out too large; only smaller ones may be given.
         pool: sizes that a search has found so far.
-        plans: exact planned peaks in bytes by size's id, of the programs for this target that were written before
-            this round.
+        written: by size's id, the programs for this target that were written before this round.
     """
 
     network: Network
     candidates: Sequence[Candidate]
-    price: Callable[[SubnetSpec], Candidate]
+    price: PriceList
     draw: Draw
     target: str
     budget: Budget
     previous: SubnetSpec | None = None
     below: Candidate | None = None
-    pool: tuple[SubnetSpec, ...] = ()
-    plans: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
+    pool: tuple[Known, ...] = ()
+    written: Mapping[str, Written] = field(default_factory=lambda: MappingProxyType({}))
 
     def allows(self, candidate: Candidate) -> bool:
         """Whether a candidate is below the limit, and within the budget as far as is known."""
         if self.below is not None and candidate.order >= self.below.order:
             return False
-        planned_bytes = self.plans.get(candidate.spec.spec_id)
-        exact = planned_bytes is None or planned_bytes <= self.budget.memory_bytes
+        known = self.written.get(candidate.spec.spec_id)
+        exact = known is None or known.planned_peak_bytes <= self.budget.memory_bytes
         return exact and fits(candidate, self.target, self.budget)
 
 
@@ -139,11 +148,13 @@ class Assigned:
 
     Attributes:
         candidate: None leaves it out of the round.
+        wanted: what would have been given, had its program been written; it is queued for later rounds.
         found: sizes that a search has looked at and wants to remember.
     """
 
     candidate: Candidate | None
-    found: tuple[SubnetSpec, ...] = ()
+    wanted: SubnetSpec | None = None
+    found: tuple[Known, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

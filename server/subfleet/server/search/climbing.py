@@ -8,13 +8,15 @@ from subfleet.server.search.query import Fit, PriceList, Query, fit_of
 
 __all__ = ["Climb"]
 
+_MOST_CHANGED = 4
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Climb:
-    """Tries changes of one gene or an exchange between two, and keeps every change for the better.
+    """Changes a few genes at a time, some up and some down, and goes on from every change for the better.
 
-    A budget is filled by making genes larger; where no gene can grow any more, one grows at another's expense. Steps
-    are of all sizes, so that genes of many options are crossed as fast as those of few.
+    A budget is filled by genes that grow; where none can grow any more, some grow at the expense of others. Steps are
+    of all sizes, so that genes of many options are crossed as fast as those of few.
 
     Attributes:
         space: of the genes.
@@ -40,18 +42,12 @@ class Climb:
         return fitting
 
     def _changed(self, genes: Genes, rng: Random) -> Genes:
-        largest = self.space.largest
-        grown = [place for place, (own, most) in enumerate(zip(genes, largest, strict=True)) if own < most]
-        changed = list(genes)
-        if grown:
-            place = rng.choice(grown)
-            changed[place] += _step(largest[place] - genes[place], rng)
-        else:
-            place = -1
-        shrunk = [other for other, own in enumerate(genes) if own > 0 and other != place]
-        if shrunk and (not grown or rng.random() < 0.5):
-            place = rng.choice(shrunk)
-            changed[place] -= _step(genes[place], rng)
+        changed, order = list(genes), list(range(len(genes)))
+        rng.shuffle(order)
+        for place, way in zip(order, rng.choices((1, -1), k=rng.randint(1, _MOST_CHANGED)), strict=False):
+            room = self.space.largest[place] - genes[place] if way > 0 else genes[place]
+            if room:
+                changed[place] += way * _step(room, rng)
         return tuple(changed)
 
 

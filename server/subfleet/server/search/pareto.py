@@ -1,12 +1,13 @@
 """Our search: the paper's, and from its answer on an index of all known subnets and a climb towards the budget.
 
-Utilisation counts up to a goal, 0.99 of a budget; among subnets that reach it the one with the most parameters is
-given, which is the paper's objective. No answer uses less than the paper's search with the same draws, nor less than
-the best width of a uniform space: both are known before ours begins, and their utilisation is its floor.
+Utilisation counts up to a goal, 0.98 of a budget; among subnets that reach it the one with the most parameters is
+given, which is the paper's objective. Parameters cost at most the 0.02 above the goal, and no answer uses less than
+the paper's search with the same draws does, nor less than the best subnet of a uniform space: both are known before
+ours begins, and their utilisation is its floor. Where nothing reaches the goal, utilisation alone decides.
 
-Wherever the best known subnet is below the goal, and with probability 1 - epsilon elsewhere, its neighbourhood is
-climbed; what is reached joins the pool and serves every later device with a similar budget. So the pool becomes dense
-where budgets are, and once it is, an answer takes a few passes over columns of numbers.
+While the pool has room, it grows by subnets of all sizes, and the neighbourhood of the best known one is climbed with
+probability 1 - epsilon; what fits on the way joins the pool and serves every later device with a similar budget. Once
+it is full, only answers below the goal are climbed for.
 """
 
 from collections.abc import Iterable, Sequence
@@ -36,21 +37,22 @@ class ParetoSettings:
         paper: of the search that ours begins with. An epsilon of 1 switches off all exploring, ours too.
         goal: utilisation beyond which parameters count, 0 to 1.
         trials: subnets that one climb prices.
-        built_limit: subnets that were reached by climbs and are remembered, at most; draws are remembered beside them
-            as far as the paper's search does.
+        samples: subnets of any size that join the pool with each choice, until it is half full.
+        built_limit: subnets in the pool beyond which it grows by the paper's draws alone, as far as those go.
     """
 
     paper: PaperSettings = field(default_factory=PaperSettings)
-    goal: float = 0.99
-    trials: int = 48
+    goal: float = 0.98
+    trials: int = 64
     samples: int = 16
-    built_limit: int = 4096
+    built_limit: int = 2048
 
     def __post_init__(self) -> None:
         if not 0 <= self.goal <= 1:
             raise ConfigError(f"goal is {self.goal}, but must be from 0 to 1")
-        if self.trials < 0 or self.built_limit < 0:
-            raise ConfigError(f"trials is {self.trials} and built_limit {self.built_limit}, but must be 0 or more")
+        for name in ("trials", "samples", "built_limit"):
+            if getattr(self, name) < 0:
+                raise ConfigError(f"{name} is {getattr(self, name)}, but must be 0 or more")
 
 
 class ParetoSearch:

@@ -1,0 +1,129 @@
+"""Dynamic model selection: every device trains the subnet that a search finds for what it can give this round.
+
+Yao et al., "Exploring System-Heterogeneous Federated Learning with Dynamic Model Selection", 2024, section 3.
+
+Client half: train the given subnet with the given objective.
+Server half: a search under the device's budgets, over any width of any layer and any set of blocks; a mean over the
+clients that hold an element; then, on noise, the whole model teaches its subnets (in-place distillation). An element
+that nobody held keeps its bits, where the public code zeroes it.
+
+A subnet becomes a task only with a program. What the search wants and has no program yet is queued, a few each round,
+and until it is written the device gets the largest subnet with a program that fits.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal
+
+from subfleet.elastic.distillation import DistillationSettings
+from subfleet.elastic.spaces import search_space, uniform_space
+from subfleet.protocol.errors import ConfigError
+from subfleet.server.assignment import Candidate
+from subfleet.server.methods.policies import Ask, Assigned, MethodInfo, Policies, Weighting, largest_fitting, weigh_by
+from subfleet.server.search.limits import Limits
+from subfleet.server.search.paper import PaperSearch, PaperSettings
+from subfleet.server.search.pareto import ParetoSearch, ParetoSettings
+from subfleet.server.search.query import Known, Query, Search
+
+__all__ = ["DynamicSelection"]
+
+_POOL = 1024
+"""Subnets that a run remembers; its journal holds them all."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DynamicSelection:
+    """Parameters of dynamic model selection.
+
+    Attributes:
+        search: "pareto" is ours, which uses more of every budget; "paper" the published one.
+        rates: ratios of the search space, without the 0 that drops a block; empty takes every size.
+        epsilon: probability to take what the pool has; 1 never explores.
+        t_max: draws beyond which a search ends.
+        distillation: after each round; None leaves it out.
+        weighting: "uniform" counts each client as 1, as the public code does; "samples" by its samples.
+    """
+
+    TYPE: ClassVar[str] = "dynamic_selection"
+    INFO: ClassVar[MethodInfo] = MethodInfo(
+        title="Dynamic model selection",
+        paper="Yao et al., Exploring System-Heterogeneous Federated Learning with Dynamic Model Selection, 2024",
+        varies=("width", "depth"),
+        status="a subnet without a program waits for it, and the device gets the largest that has one",
+    )
+    search: Literal["pareto", "paper"] = "pareto"
+    rates: tuple[float, ...] = (0.25, 0.5, 0.75, 1.0)
+    epsilon: float = 0.8
+    t_max: int = 5
+    distillation: DistillationSettings | None = field(default_factory=DistillationSettings)
+    weighting: Weighting = "uniform"
+
+    def __post_init__(self) -> None:
+        if not all(0.001 <= rate <= 1 for rate in self.rates):
+            raise ConfigError(f"rates are {list(self.rates)}, but must be numbers from 0.001 to 1")
+        self._settings()
+
+    def policies(self) -> Policies:
+        """A search for each client, and what the whole model teaches."""
+        memory = _Memory(self)
+        return Policies(assign=memory.assign, weigh=weigh_by(self.weighting), distillation=self.distillation)
+
+    def search_of(self, ask: Ask) -> Search:
+        """A search that knows nothing yet."""
+        space = search_space(ask.network, self.rates)
+        targets = tuple(sorted(ask.candidates[0].training_memory_bytes))
+        if self.search == "paper":
+            return PaperSearch(space, ask.price, targets, self._settings())
+        uniform = uniform_space(ask.network, self.rates or (1.0,))
+        settings = ParetoSettings(paper=self._settings(), built_limit=_POOL)
+        return ParetoSearch(space, ask.price, targets, uniform=uniform, settings=settings)
+
+    def _settings(self) -> PaperSettings:
+        return PaperSettings(epsilon=self.epsilon, t_max=self.t_max, pool_limit=_POOL)
+
+
+class _Memory:
+    """The search with the pool that it was last asked with: the next pool is most often that one and some more."""
+
+    def __init__(self, method: DynamicSelection) -> None:
+        self._method = method
+        self._search: Search | None = None
+        self._pool: tuple[Known, ...] = ()
+
+    def assign(self, ask: Ask) -> Assigned:
+        """See the module. The answer depends on what is asked alone."""
+        choice = self._search_with(ask).choose(_query(ask), ask.draw.stream("search"))
+        best = choice.fit.candidate if choice.fit is not None else None
+        if best is None or best.spec.spec_id in ask.written:
+            return Assigned(candidate=best, found=choice.found)
+        ready = _largest_written(ask) or largest_fitting(ask).candidate or best
+        wanted = best.spec if ready.spec.spec_id != best.spec.spec_id else None
+        return Assigned(candidate=ready, wanted=wanted, found=choice.found)
+
+    def _search_with(self, ask: Ask) -> Search:
+        known = len(self._pool)
+        if self._search is None or ask.pool[:known] != self._pool:
+            self._search, known = self._method.search_of(ask), 0
+        self._search.learn(ask.pool[known:])
+        self._pool = ask.pool
+        return self._search
+
+
+def _query(ask: Ask) -> Query:
+    return Query(
+        target=ask.target,
+        limits=Limits(
+            memory_bytes=ask.budget.memory_bytes,
+            downlink_bytes=ask.budget.downlink_bytes,
+            uplink_bytes=ask.budget.uplink_bytes,
+        ),
+        refused=lambda candidate: "" if ask.allows(candidate) else "its program plans more than the budget",
+        below_parameters=None if ask.below is None else ask.below.parameters,
+    )
+
+
+def _largest_written(ask: Ask) -> Candidate | None:
+    fitting: Sequence[Candidate] = [
+        candidate for candidate in (ask.price(one.size) for one in ask.written.values()) if ask.allows(candidate)
+    ]
+    return max(fitting, key=lambda one: one.order, default=None)
