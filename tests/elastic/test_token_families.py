@@ -196,6 +196,33 @@ def test_one_layer_for_queries_keys_and_values_is_three_side_by_side() -> None:
     torch.testing.assert_close(fused(stream), apart(stream))
 
 
+@pytest.mark.parametrize("config", TRANSFORMERS, ids=lambda config: config.family)
+def test_a_learnable_step_multiplies_what_a_block_adds(config: ModelConfig) -> None:
+    network = network_of(replace(config, learnable_steps=True))
+    full, inputs = network.full_spec(), inputs_of(config)
+    assert [name for name, decl in network.tensors.items() if decl.role == "step"] == [
+        f"{block.name}.step" for block in network.blocks
+    ]
+    state = double_state(network, 7)
+    assert list(loaded(network, full, state).state_dict()) == list(network.tensors)
+    # A step of 1 is no step, one of 0 leaves the block out, and 2 doubles the last layers of both parts.
+    last = network.blocks[-1].name
+    stepless = loaded(network_of(config), full, {name: state[name] for name in network_of(config).tensors})
+    ones = {name: torch.ones(1).double() for name in state if name.endswith(".step")}
+    close(loaded(network, full, {**state, **ones})(inputs), stepless(inputs))
+    without = replace(full, blocks=full.blocks[:-1])
+    close(
+        loaded(network, full, {**state, f"{last}.step": torch.zeros(1).double()})(inputs),
+        loaded(network, without, extract(network, without, state))(inputs),
+    )
+    ends = [f"{last}.{part}.{kind}" for part in ("attention.out", "feed_forward.down") for kind in ("weight", "bias")]
+    doubled = {**state, **ones, **{name: 2 * state[name] for name in ends}}
+    close(
+        loaded(network, full, {**state, **ones, f"{last}.step": torch.full((1,), 2.0).double()})(inputs),
+        loaded(network, full, doubled)(inputs),
+    )
+
+
 def test_symbols_start_small_before_norms_and_large_before_others() -> None:
     wide = {"vocabulary": 40, "class_count": 40}
     stream = init_state(network_of(dataclasses.replace(DECODER, widths=(80, 80), **wide)), 0)  # type: ignore[arg-type]

@@ -24,17 +24,18 @@ from subfleet.protocol.training import ObjectiveSettings
 pytestmark = [pytest.mark.export, pytest.mark.slow]
 
 SHALLOW_VIT = replace(VIT, widths=(10,), depths=(1,), heads=(3,), hidden_widths=(7,), scaler=True)
-SHALLOW_DECODER = replace(DECODER, widths=(8,), depths=(2,), heads=(2,))
+SHALLOW_DECODER = replace(DECODER, widths=(8,), depths=(2,), heads=(2,), learnable_steps=True)
 MODELS = {model.family: model for model in (SHALLOW_VIT, SHALLOW_DECODER, BERT, CLASSIFIER, LSTM)}
 CASES = [(target, family) for family in MODELS for target in TARGET_NAMES if (target, family) != ("executorch", "bert")]
 """Every family on every target, but for an encoder's logits of tokens: the classifier has its blocks."""
 
 
 def narrow(model: ModelConfig) -> SubnetSpec:
-    """About half of every axis, and no block that can be left out."""
+    """About half of every axis, and no block that can be left out unless it has a step."""
     network = network_of(model)
     axes = {name: Prefix(size=(axis.size + 1) // 2) for name, axis in network.axes.items() if axis.kind != "class"}
-    return SubnetSpec(axes=tuple(sorted(axes.items())))
+    blocks = network.full_spec().blocks if model.learnable_steps else ()
+    return SubnetSpec(axes=tuple(sorted(axes.items())), blocks=blocks)
 
 
 def request_of(family: str, target: str, *, recompute: bool = False) -> TrainRequest:

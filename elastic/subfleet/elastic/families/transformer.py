@@ -37,7 +37,7 @@ __all__ = [
 _STREAM = "stream"
 _HIDDEN_TIMES = 4
 """How much wider than the stream a feed-forward part usually is (Vaswani et al. 2017, section 3.3)."""
-_USED = frozenset({"hidden_widths", "heads", "head_width"})
+_USED = frozenset({"hidden_widths", "heads", "head_width", "learnable_steps"})
 _Sizes = Mapping[str, int]
 
 
@@ -158,6 +158,8 @@ def _declare(
         for position in range(depth):
             name = _block_name(section, position)
             block = name if position else None
+            if config.learnable_steps and position:
+                tensors.append(declare.tensor(f"{name}.step", (1,), "step", block=block))
             tensors += _block_tensors(declare, name, block, token_count, fused=fused)
             products += _block_products(name, block, token_count)
             blocks += [Block(name=name, section=section)] * (position > 0)
@@ -271,7 +273,13 @@ def _local_size(config: ModelConfig, section: int, position: int, local: LocalSh
     width, heads, head_width, hidden_width = (
         local.sizes[axis] for axis in (_STREAM, f"{name}.heads", f"{name}.head_dim", f"{name}.hidden")
     )
-    size = BlockSize(width=width, heads=heads, head_width=head_width, hidden_width=hidden_width)
+    size = BlockSize(
+        width=width,
+        heads=heads,
+        head_width=head_width,
+        hidden_width=hidden_width,
+        learnable_step=config.learnable_steps and position > 0,
+    )
     if not config.scaler:
         return size
     full = _full_size(config, section, position)

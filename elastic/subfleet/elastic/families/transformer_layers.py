@@ -32,6 +32,7 @@ class BlockSize:
         stream_rate: share of the full network's stream that this one is; see `Scale`.
         attention_rate: share of the full network's heads times head width.
         hidden_rate: share of the full network's hidden width.
+        learnable_step: whether a learnable step multiplies what is added to the stream (NeFL, section 3.1).
     """
 
     width: int
@@ -41,6 +42,7 @@ class BlockSize:
     stream_rate: float = 1.0
     attention_rate: float = 1.0
     hidden_rate: float = 1.0
+    learnable_step: bool = False
 
 
 Sections = Mapping[str, Mapping[str, BlockSize]]
@@ -104,6 +106,7 @@ class TransformerBlock(nn.Module):
 
     def __init__(self, size: BlockSize, *, causal: bool, fused: bool = False) -> None:
         super().__init__()
+        self.step = nn.Parameter(torch.ones(1)) if size.learnable_step else None
         self.norm1 = nn.LayerNorm(size.width)
         self.attention = Attention(size, causal=causal, fused=fused)
         self.norm2 = nn.LayerNorm(size.width)
@@ -119,9 +122,12 @@ class TransformerBlock(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(batch, tokens, width) to the same."""
-        x = x + self.scaler(self.attention(self.norm1(x)))
-        y: Tensor = x + self.scaler(self.feed_forward(self.norm2(x)))
-        return y
+        x = x + self._stepped(self.attention(self.norm1(x)))
+        return x + self._stepped(self.feed_forward(self.norm2(x)))
+
+    def _stepped(self, added: Tensor) -> Tensor:
+        scaled: Tensor = self.scaler(added)
+        return scaled if self.step is None else self.step * scaled
 
 
 class PatchTokens(nn.Module):
