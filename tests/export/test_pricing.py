@@ -210,7 +210,7 @@ def test_a_sum_of_sizes_is_told() -> None:
 
 
 def test_nothing_is_told_beyond_what_was_recorded() -> None:
-    known = recorded(((2,), 2**20), ((5,), 5 * 2**18))
+    known = recorded(((2,), 2 * 2**18), ((5,), 5 * 2**18))
     assert segment_at(known, (6,)) is None
     assert segment_at(known, (1,)) is None
 
