@@ -113,7 +113,10 @@ def _add_device_options(parser: argparse.ArgumentParser) -> None:
 def _add_join(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("url", metavar="URL", help="the broker, mqtt://[user:password@]host[:port]")
     parser.add_argument(
-        "--data", metavar="D", required=True, help="folder of images by class, .npz, or module:function"
+        "--data",
+        metavar="D",
+        required=True,
+        help="folder of images by class, .npz, part of a known data set such as digits:train, or module:function",
     )
     _add_device_options(parser)
     parser.add_argument("--replay", metavar="LOG", help="read resources and link from this log, not from the device")
@@ -144,7 +147,10 @@ def _add_doctor(parser: argparse.ArgumentParser) -> None:
 def _add_predict(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", metavar="FILE", type=Path, help="a .onnx or .pte model")
     parser.add_argument(
-        "--data", metavar="D", required=True, help="folder of images by class, .npz, or module:function"
+        "--data",
+        metavar="D",
+        required=True,
+        help="folder of images by class, .npz, part of a known data set such as digits:train, or module:function",
     )
     parser.add_argument("--threads", metavar="N", type=_count, default=1, help="threads of the runtime (%(default)s)")
     parser.add_argument("--json", action="store_true", help="for scripts")
