@@ -130,18 +130,19 @@ def test_what_nobody_holds_and_what_does_not_change_keeps_its_bits(merge: Stacke
     assert same_bits(state, before)
 
 
-@pytest.mark.parametrize("merge", [CoordinateMedian(), TrimmedMean(), NormClipping(max_norm=2.0)], ids=lambda m: m.TYPE)
+@pytest.mark.parametrize("merge", [CoordinateMedian(), TrimmedMean(), NormClipping(max_norm=1e9)], ids=lambda m: m.TYPE)
 def test_the_order_of_clients_changes_no_bit(merge: StackedMerge) -> None:
-    specs = mixed_specs(NETWORK)
-    state = random_state(NETWORK, 0)
-    changes = [random_change(NETWORK, spec, seed, scale=10.0**seed) for seed, spec in enumerate(specs)]
-    members = [Member(spec=spec, weight=0.1 + place / 3) for place, spec in enumerate(specs)]
+    state = {"head.weight": torch.zeros(NETWORK.tensors["head.weight"].shape)}
+    changes: list[Change] = []
+    for seed in range(3):
+        # The large ones cancel out, so that the rounding of float64 sums shows in what is left.
+        large, small = random_change(NETWORK, FULL, seed, scale=1e4), random_change(NETWORK, FULL, seed + 9, scale=1e-8)
+        changes += [large, {name: -tensor for name, tensor in large.items()}, small]
+    members = [Member(spec=FULL, weight=0.1)] * len(changes)
     expected = merge.merge(NETWORK, state, members, reading(changes))
-    for order in ([5, 4, 3, 2, 1, 0], [2, 0, 5, 1, 4, 3]):
-        again = merge.merge(
-            NETWORK, state, [members[place] for place in order], reading([changes[place] for place in order])
-        )
-        assert same_bits(again, expected)
+    for seed in range(5):
+        order = np.random.default_rng(seed).permutation(len(changes))
+        assert same_bits(merge.merge(NETWORK, state, members, reading([changes[place] for place in order])), expected)
 
 
 def test_krum_chooses_as_brute_force_does() -> None:
