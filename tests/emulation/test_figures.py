@@ -12,7 +12,7 @@ from subfleet.elastic.evaluate import evaluate
 from subfleet.elastic.families import network_of
 from subfleet.emulation.virtual.description import VirtualExperiment
 from subfleet.emulation.virtual.exports import SettledExports
-from subfleet.emulation.virtual.figures import figures, utilisation, violates
+from subfleet.emulation.virtual.figures import figures, violates
 from subfleet.emulation.virtual.run import VirtualResult, run_in_process
 from subfleet.protocol.errors import RunError
 from subfleet.protocol.subnet import SubnetSpec
@@ -65,7 +65,7 @@ def test_a_violation_is_a_task_beyond_its_budget(changes: dict[str, Any], expect
     ],
 )
 def test_utilisation_is_that_of_the_tighter_budget(changes: dict[str, Any], expected: float | None) -> None:
-    assert utilisation(replace(ROW, **changes)) == expected
+    assert replace(ROW, **changes).utilisation == expected
 
 
 Run = tuple[VirtualExperiment, VirtualResult]
@@ -87,7 +87,7 @@ def test_counts_are_those_of_the_rows(run: Run) -> None:
     assert found["bytes_down"] == sum(row.bytes_down for row in rows)
     assert (found["violations"], found["served"]) == (0, 1.0)
     assert found["accuracy"] == result.rounds[-1].accuracy
-    assert found["utilisation"] == pytest.approx(sum(utilisation(row) or 0.0 for row in rows) / len(rows))
+    assert found["utilisation"] == pytest.approx(sum(row.utilisation or 0.0 for row in rows) / len(rows))
     # Three passes of both epochs over every sample; the matrices are (64, w), two of (w, w) in the block, and (w, 10).
     matrices = {"w1/2 d1": 64 * 32 + 2 * 32 * 32 + 32 * 10, "w1 d1": 3 * 64 * 64 + 64 * 10}
     assert found["macs"] == sum(3 * 2 * SAMPLES * matrices[row.spec] for row in rows)

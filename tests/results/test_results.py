@@ -53,7 +53,9 @@ def test_summary_and_tables_hold_every_round_and_client(tmp_path: Path) -> None:
     summary = json.loads((tmp_path / "summary.json").read_text(encoding="utf-8"))
     assert summary["accuracy"] == 0.5
     assert [record["round"] for record in summary["rounds"]] == [1, 2]
-    assert summary["rounds"][0]["clients"] == [dataclasses.asdict(FOLDED), dataclasses.asdict(SKIPPED)]
+    used, unused = summary["rounds"][0]["clients"]
+    assert used == {**dataclasses.asdict(FOLDED), "utilisation": 15 / 18}
+    assert unused == {**dataclasses.asdict(SKIPPED), "utilisation": SKIPPED.utilisation}
     assert summary["rounds"][0]["folded"] == 1
     with (tmp_path / "clients.csv").open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))

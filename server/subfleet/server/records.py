@@ -4,7 +4,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-__all__ = ["ClientRow", "DeployedModel", "RoundRecord", "RunObserver", "RunResult"]
+__all__ = ["ClientRow", "DeployedModel", "RoundRecord", "RunObserver", "RunResult", "share_of_budget"]
+
+_FLOAT_BYTES = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +29,8 @@ class ClientRow:
         seconds: from the task's arrival on the device to its update.
         loss: mean loss of its last local epoch.
         status: "folded", "refused: <reason>", "missing: <reason>" or "skipped: <reason>".
+        wanted: display name of the subnet that its search would rather have given, had its program been written.
+        utilisation_lost: how much more of a budget that one would have used, as far as its price tells.
     """
 
     client_id: str
@@ -46,11 +50,30 @@ class ClientRow:
     loss: float
     sample_count: int
     status: str
+    wanted: str = ""
+    utilisation_lost: float = 0.0
+
+    @property
+    def utilisation(self) -> float | None:
+        """How much of its tighter budget, memory or the slower link, its task used; None where it had no task."""
+        if not self.planned_peak_bytes or not self.budget_bytes:
+            return None
+        return share_of_budget(self.planned_peak_bytes, _FLOAT_BYTES * self.parameters, self)
+
+
+def share_of_budget(memory_bytes: int, weight_bytes: int, row: ClientRow) -> float:
+    """The larger share of a subnet in what a client could give."""
+    of_link = weight_bytes / row.link_budget_bytes if row.link_budget_bytes else 0.0
+    return max(memory_bytes / row.budget_bytes, of_link)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundRecord:
-    """A finished round: the model's accuracy and loss on the evaluation data, and a row per client."""
+    """A finished round: the model's accuracy and loss on the evaluation data, and a row per client.
+
+    Attributes:
+        programs_written: training programs that the round added to those that later rounds may count on.
+    """
 
     round: int
     accuracy: float
@@ -58,6 +81,7 @@ class RoundRecord:
     seconds: float
     log_time_s: float | None
     clients: tuple[ClientRow, ...]
+    programs_written: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

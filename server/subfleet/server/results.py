@@ -48,7 +48,7 @@ def summary(name: str, result: RunResult) -> dict[str, Any]:
         "run_id": result.run_id,
         "accuracy": result.accuracy,
         "rounds": [
-            {**round_row(record), "clients": [dataclasses.asdict(row) for row in record.clients]}
+            {**round_row(record), "clients": [_plain(row) for row in record.clients]}
             for record in result.rounds
         ],
     }
@@ -67,12 +67,19 @@ def round_row(record: RoundRecord) -> dict[str, Any]:
         "subnets": len({row.spec_id for row in folded}),
         "bytes_down": sum(row.bytes_down for row in record.clients),
         "bytes_up": sum(row.bytes_up for row in record.clients),
+        "utilisation": sum(row.utilisation or 0.0 for row in folded) / len(folded) if folded else 0.0,
+        "utilisation_lost": sum(row.utilisation_lost for row in folded) / len(folded) if folded else 0.0,
+        "programs_written": record.programs_written,
     }
 
 
 def client_row(record: RoundRecord, row: ClientRow) -> dict[str, Any]:
     """One client in one round, as a flat row."""
-    return {"round": record.round, **dataclasses.asdict(row)}
+    return {"round": record.round, **_plain(row)}
+
+
+def _plain(row: ClientRow) -> dict[str, Any]:
+    return {**dataclasses.asdict(row), "utilisation": row.utilisation}
 
 
 def _write_csv(path: Path, rows: list[dict[str, Any]]) -> None:

@@ -1,10 +1,11 @@
 """From seats to the rows that people read."""
 
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
 from subfleet.server.actions import Close
-from subfleet.server.records import ClientRow, DeployedModel, RoundRecord
+from subfleet.server.records import ClientRow, DeployedModel, RoundRecord, share_of_budget
 from subfleet.server.rounds import Plan, Seat
 from subfleet.server.traffic import Traffic
 
@@ -20,13 +21,14 @@ def round_record(plan: Plan, close: Close, traffic: Traffic) -> RoundRecord:
         seconds=close.seconds,
         log_time_s=plan.config.log_time_s(close.round),
         clients=tuple(_client_row(plan, seat, traffic) for seat in close.seats),
+        programs_written=close.exported,
     )
 
 
 def _client_row(plan: Plan, seat: Seat, traffic: Traffic) -> ClientRow:
     candidate = plan.price(seat.size) if seat.size is not None else None
     down, up = traffic.of(seat.client_id)
-    return ClientRow(
+    row = ClientRow(
         client_id=seat.client_id,
         device=seat.device,
         runtime=seat.runtime if candidate is not None else "",
@@ -45,6 +47,11 @@ def _client_row(plan: Plan, seat: Seat, traffic: Traffic) -> ClientRow:
         sample_count=seat.result.sample_count if seat.result is not None else 0,
         status="folded" if seat.stage == "done" else f"{seat.stage}: {seat.reason}",
     )
+    if seat.wanted is None or row.utilisation is None:
+        return row
+    wanted = plan.price(seat.wanted)
+    better = share_of_budget(wanted.training_memory_bytes[seat.runtime], wanted.weight_bytes, row)
+    return replace(row, wanted=wanted.spec.name, utilisation_lost=max(0.0, better - row.utilisation))
 
 
 def _link_budget_bytes(seat: Seat) -> int | None:

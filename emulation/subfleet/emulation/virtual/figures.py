@@ -22,7 +22,7 @@ from subfleet.server.rounds import Plan
 from subfleet.server.views import Views
 from subfleet.tasks import Dataset
 
-__all__ = ["figures", "utilisation", "violates"]
+__all__ = ["figures", "violates"]
 
 BACKWARD_FACTOR = 3
 """A training step multiplies about three times as often as its forward pass: once for the outputs, and once each for
@@ -38,15 +38,6 @@ def violates(row: ClientRow) -> bool:
     return row.planned_peak_bytes > row.budget_bytes or row.parameters * _FLOAT_BYTES > link_bytes
 
 
-def utilisation(row: ClientRow) -> float | None:
-    """How much of its tighter budget a task uses; None where no task was sent."""
-    if not row.planned_peak_bytes or not row.budget_bytes:
-        return None
-    of_memory = row.planned_peak_bytes / row.budget_bytes
-    of_link = row.parameters * _FLOAT_BYTES / row.link_budget_bytes if row.link_budget_bytes else 0.0
-    return max(of_memory, of_link)
-
-
 def figures(experiment: VirtualExperiment, result: VirtualResult) -> dict[str, Any]:
     """The figures of a run.
 
@@ -58,7 +49,8 @@ def figures(experiment: VirtualExperiment, result: VirtualResult) -> dict[str, A
         accuracy, loss: of the last round. rounds: each with a row per client. tiers: accuracy by tier. worst_tier.
         own: accuracy by client. own_mean, own_worst. served: share of the clients that were ever folded. bytes_down,
         bytes_up: of all rounds. macs: multiplications of all trainings. violations, utilisation: see above; the mean
-        over all tasks. over_link: tasks whose round moved more payload than the link's budget, which counts weights
+        over all tasks, and how much was lost to programs that were not written yet. programs_written: in all.
+        over_link: tasks whose round moved more payload than the link's budget, which counts weights
         alone: programs, when they are new, and messages come on top.
 
     Raises:
@@ -79,7 +71,9 @@ def figures(experiment: VirtualExperiment, result: VirtualResult) -> dict[str, A
         "macs": sum(macs.values()),
         "violations": sum(violates(row) for row in rows),
         "over_link": sum(_over_link(row) for row in rows),
-        "utilisation": _mean([used for row in rows if (used := utilisation(row)) is not None]),
+        "utilisation": _mean([used for row in rows if (used := row.utilisation) is not None]),
+        "utilisation_lost": _mean([row.utilisation_lost for row in rows if row.utilisation is not None]),
+        "programs_written": sum(record.programs_written for record in result.rounds),
         "turns": result.turns,
         "rounds": [
             {
@@ -161,7 +155,7 @@ def _over_link(row: ClientRow) -> bool:
 def _plain(row: ClientRow, macs: int) -> dict[str, Any]:
     names = ("client_id", "spec", "status", "planned_peak_bytes", "budget_bytes", "link_budget_bytes")
     more = ("bytes_down", "bytes_up", "sample_count", "loss")
-    return {**{name: getattr(row, name) for name in (*names, *more)}, "macs": macs, "utilisation": utilisation(row)}
+    return {**{name: getattr(row, name) for name in (*names, *more)}, "macs": macs, "utilisation": row.utilisation}
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -9,6 +9,7 @@ from subfleet.server.search.query import Fit, PriceList, Query, fit_of
 __all__ = ["Climb"]
 
 _MOST_CHANGED = 4
+_MOST_IDLE = 12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,15 +31,17 @@ class Climb:
 
     def reached(self, start: Fit, query: Query, *, goal: float, rng: Random) -> list[Fit]:
         """Subnets that fit, in the order in which they were tried from `start` on."""
-        best, genes = start, self.space.genes_of(start.candidate.spec)
+        best, genes, idle = start, self.space.genes_of(start.candidate.spec), 0
         fitting = []
         for _ in range(self.trials):
             changed = self._changed(genes, rng)
-            fit = fit_of(self.price(self.space.spec(changed)), query)
-            if fit is not None:
-                fitting.append(fit)
-                if fit.rank(goal) > best.rank(goal):
-                    best, genes = fit, changed
+            fit, idle = fit_of(self.price(self.space.spec(changed)), query), idle + 1
+            if fit is None:
+                continue
+            fitting.append(fit)
+            # A climb that gets nowhere goes on from somewhere else that fits.
+            if fit.rank(goal) > best.rank(goal) or idle > _MOST_IDLE:
+                best, genes, idle = fit, changed, 0
         return fitting
 
     def _changed(self, genes: Genes, rng: Random) -> Genes:

@@ -69,7 +69,7 @@ class Limits:
 
 
 def _seconds_each(rate: float | None, units: int) -> float:
-    if rate is None:
+    if rate is None or not units:
         return 0.0
     # A link that stands still never delivers.
     return min(units / rate, _FOREVER_S) if rate > 0 else _FOREVER_S
