@@ -27,6 +27,7 @@ from subfleet.elastic.families.transformer_layers import BlockSize, TransformerB
 from subfleet.elastic.maps import extract, tensor_maps
 from subfleet.elastic.network import ModelConfig, Network
 from subfleet.elastic.permuting import permuted
+from subfleet.elastic.spaces import uniform_space
 from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.subnet import Explicit, Prefix, SubnetSpec
 
@@ -238,6 +239,13 @@ def test_queries_keys_and_values_of_one_layer_are_cut_alike() -> None:
     rows = tensor_maps(network, SubnetSpec(axes=axes))["section0.block0.attention.qkv.bias"].extract(tensor)
     # 3 kinds of 3 heads of 4; of each kind the heads 2 and 0, of each head the first 2.
     assert rows.tolist() == [8, 9, 0, 1, 20, 21, 12, 13, 32, 33, 24, 25]
+
+
+def test_a_width_rate_keeps_all_heads_and_makes_each_narrower() -> None:
+    network = network_of(VIT)
+    sizes = network.sizes(uniform_space(network, (0.3,))[0])
+    block = {name.removeprefix("section0.block0."): size for name, size in sizes.items() if "0.block0" in name}
+    assert (sizes["stream"], block) == (3, {"heads": 3, "head_dim": 2, "hidden": 3})
 
 
 def test_a_section_has_its_own_heads_and_each_block_its_own_axes() -> None:
