@@ -10,7 +10,7 @@ from elastic.elastic_cases import held_places
 from torch import Tensor
 
 from subfleet.arrays import encode_arrays
-from subfleet.elastic.families import init_state
+from subfleet.elastic.families import build_module, init_state
 from subfleet.elastic.model_state import ModelState
 from subfleet.elastic.network import ModelConfig, Network
 from subfleet.protocol.messages import Update
@@ -19,7 +19,7 @@ from subfleet.protocol.subnet import SubnetSpec
 from subfleet.server.config import ServerConfig
 from subfleet.server.folding import FoldedModel, Folding
 from subfleet.server.methods import AnyMethod
-from subfleet.server.methods.policies import Ask, Draw
+from subfleet.server.methods.policies import Ask, Draw, Participant, as_folded
 from subfleet.server.planning import plan_of
 from subfleet.server.rounds import Plan, Seat
 from subfleet.transport.blob_store import BlobStore
@@ -144,3 +144,30 @@ def same_bits(left: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> bool:
     return left.keys() == right.keys() and all(
         torch.equal(left[name].view(torch.int32), right[name].view(torch.int32)) for name in left
     )
+
+
+def moves_the_whole(plan: Plan) -> bool:
+    """Whether a method goes on with the whole model after a round."""
+    return plan.policies.after_round is not as_folded or plan.policies.distillation is not None
+
+
+def every_size(plan: Plan) -> list[Client]:
+    """A client of every size, the largest left out where there are several."""
+    count = max(1, len(plan.space) - 1)
+    return [Client(name=f"client{place}", size=place, samples=place + 1) for place in range(count)]
+
+
+def logits(plan: Plan, state: ModelState) -> list[float]:
+    """What the whole model says of drawn inputs."""
+    module = build_module(plan.network, plan.network.full_spec())
+    module.load_state_dict(dict(state.shared))
+    inputs = torch.randn(6, *plan.network.config.input_shape, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        return [float(value) for value in module.eval()(inputs).flatten()]
+
+
+def seen(plan: Plan, state: ModelState, client: Client) -> Mapping[str, Tensor]:
+    """The model as a client sees it."""
+    size = plan.space[client.size]
+    who = Participant(client_id=client.name, spec=size, size=size)
+    return state.seen_with(plan.policies.cohorts(plan.network, who, plan.space))

@@ -1,0 +1,329 @@
+"""What each method promises of its own."""
+
+import itertools
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from server.methods.method_cases import (
+    CLASSES,
+    MODEL,
+    SEED,
+    Client,
+    ask,
+    change_of,
+    every_size,
+    first_state,
+    held,
+    logits,
+    placed,
+    plan_with,
+    play,
+    same_bits,
+    seen,
+)
+
+from subfleet.elastic.maps import extract
+from subfleet.elastic.model_state import ModelState
+from subfleet.protocol.subnet import Explicit, Roll
+from subfleet.server.methods import AnyMethod
+from subfleet.server.methods.anycostfl import AnycostFL
+from subfleet.server.methods.fedadam import FedAdam
+from subfleet.server.methods.fedavg import FedAvg
+from subfleet.server.methods.federated_dropout import FederatedDropout
+from subfleet.server.methods.fedfa import FedFA
+from subfleet.server.methods.fedprox import FedProx
+from subfleet.server.methods.fedrolex import FedRolex
+from subfleet.server.methods.fedyogi import FedYogi
+from subfleet.server.methods.fjord import FjORD
+from subfleet.server.methods.flexifed import FlexiFed
+from subfleet.server.methods.heterofl import HeteroFL
+from subfleet.server.methods.nefl import NeFL
+from subfleet.server.methods.policies import Draw, as_folded
+from subfleet.server.methods.standalone import Standalone
+from subfleet.server.rounds import Plan
+
+
+def test_a_tensor_is_averaged_over_those_who_hold_it(tmp_path: Path) -> None:
+    plan = plan_with(HeteroFL())
+    clients = [Client(name="small", size=0, samples=5), Client(name="large", size=len(plan.space) - 1, samples=15)]
+    state = first_state(plan.network)
+    folded = play(plan, state, clients, tmp_path).state.shared
+    small, large = (change_of(plan, client, 1)["stem.weight"].double() for client in clients)
+    rows = len(small)
+    expected = large.clone()
+    expected[:rows] = (5 * small + 15 * large[:rows]) / 20
+    torch.testing.assert_close(folded["stem.weight"] - state.shared["stem.weight"], expected.float(), rtol=0, atol=1e-6)
+
+
+def test_rows_of_classes_that_nobody_holds_keep_their_bits(tmp_path: Path) -> None:
+    plan = plan_with(HeteroFL(class_mask=True))
+    size = len(plan.space) - 1
+    clients = [
+        Client(name="a", size=size, classes=(4, 0, 0, 1)),
+        Client(name="b", size=size, classes=(9, 2)),
+    ]
+    state = first_state(plan.network)
+    folded = play(plan, state, clients, tmp_path).state.shared
+    for name in ("head.weight", "head.bias"):
+        assert torch.equal(folded[name][2], state.shared[name][2])
+        change = [change_of(plan, client, 1)[name] for client in clients]
+        moved = folded[name] - state.shared[name]
+        torch.testing.assert_close(moved[0], (change[0][0] + change[1][0]) / 2, rtol=0, atol=1e-6)
+        torch.testing.assert_close(moved[1], change[1][1], rtol=0, atol=1e-6)
+        torch.testing.assert_close(moved[3], change[0][3], rtol=0, atol=1e-6)
+    assert CLASSES == 4
+    assert plan.training(1).objective.class_mask
+
+
+def test_the_uniform_space_is_nested_and_heterofl_cuts_widths_alone_where_asked() -> None:
+    plan = plan_with(HeteroFL(depth=False))
+    assert all(len(size.blocks) == len(plan.network.blocks) for size in plan.space)
+    assert len(plan.space) == 3
+    shapes = [plan.network.shapes(size) for size in plan.space]
+    for smaller, larger in itertools.pairwise(shapes):
+        assert all(one <= other for name in smaller for one, other in zip(smaller[name], larger[name], strict=True))
+
+
+def test_fedprox_asks_for_the_proximal_term() -> None:
+    training = plan_with(FedProx(mu=0.3)).training(1)
+    assert (training.objective.proximal, training.proximal_mu) == (True, 0.3)
+    assert len(plan_with(FedProx(model="nested")).space) > len(plan_with(FedProx()).space) == 1
+
+
+def test_fjord_draws_a_nested_student_of_every_width_that_fits() -> None:
+    plan = plan_with(FjORD())
+    training = plan.training(1)
+    assert (training.objective.distillation, training.distillation_weight) == ("self", 1.0)
+    size = plan.space[2]
+    found = [
+        plan.policies.student(plan.network, size, Draw(seed=SEED, round=number, client_id="a")) for number in range(60)
+    ]
+    assert {one.spec_id for one in found if one is not None} == {one.spec_id for one in plan.space[:3]}
+    plain = plan_with(FjORD(self_distillation=False))
+    memory_bytes = plain.candidates[2].training_memory_bytes["onnx"]
+    chosen = {
+        one.spec.spec_id
+        for number in range(60)
+        if (one := plain.policies.assign(ask(plain, "a", memory_bytes=memory_bytes, round_number=number)).candidate)
+    }
+    assert chosen == {one.spec_id for one in plan.space[:3]}
+
+
+def test_a_rolling_window_holds_every_index_equally_often_and_all_axes_share_its_origin() -> None:
+    plan = plan_with(FedRolex())
+    client = Client(name="a", size=1)
+    counts = {name: torch.zeros(axis.size) for name, axis in plan.network.axes.items() if axis.kind == "channel"}
+    groups = 12  # a multiple of 4 and 6, the groups of the two widths
+    for number in range(1, groups + 1):
+        spec = placed(plan, client, number)
+        starts = {kept.start for _, kept in spec.axes if isinstance(kept, Roll) and kept.size == 4}
+        assert len(starts) == 1
+        for name, kept in spec.axes:
+            assert isinstance(kept, Roll)
+            size = plan.network.axes[name].size
+            counts[name][[(kept.start + place) % size for place in range(kept.size)]] += 1
+    for name, found in counts.items():
+        assert torch.equal(found, torch.full_like(found, groups * _kept(plan, name) / len(found)))
+
+
+def _kept(plan: Plan, axis: str) -> int:
+    return plan.network.sizes(plan.space[1])[axis]
+
+
+def test_dropout_keeps_random_groups_of_each_axis_anew_for_each_client_and_round() -> None:
+    plan = plan_with(FederatedDropout())
+    specs = [placed(plan, Client(name=name, size=1), number) for name in ("a", "b") for number in (1, 2)]
+    assert len({spec.spec_id for spec in specs}) == 4
+    assert specs[0] == placed(plan, Client(name="a", size=1), 1)
+    for spec in specs:
+        plan.network.check(spec)
+        assert plan.network.size_of(spec).spec_id == plan.space[1].spec_id
+        assert all(isinstance(kept, Explicit) for _, kept in spec.axes)
+    often = torch.zeros(8)
+    for number in range(400):
+        kept = dict(placed(plan, Client(name="a", size=1), number).axes)["section0.stream"]
+        assert isinstance(kept, Explicit)
+        often[list(kept.indices)] += 1
+    # 4 of 8 are kept: a binomial of 400 draws lies within 5 deviations of 200.
+    assert (often - 200).abs().max() < 5 * (400 * 0.25) ** 0.5
+
+
+def test_anycostfl_sorts_channels_and_changes_no_output(tmp_path: Path) -> None:
+    plan = plan_with(AnycostFL())
+    assert len(plan.space) > 4
+    state = first_state(plan.network)
+    whole = [Client(name=name, size=len(plan.space) - 1, samples=count) for name, count in (("a", 3), ("b", 8))]
+    moments = {"mean": {name: tensor.square() for name, tensor in state.shared.items()}}
+    unsorted = replace(plan, policies=replace(plan.policies, after_round=as_folded))
+    before = play(unsorted, replace(state, moments=moments), whole, tmp_path).state
+    after = play(plan, replace(state, moments=moments), whole, tmp_path).state
+    assert logits(plan, after) == pytest.approx(logits(plan, before), abs=1e-4)
+    assert not same_bits(after.shared, before.shared)
+    for name, axis in plan.network.axes.items():
+        if axis.kind != "class":
+            squares = torch.zeros(axis.size, dtype=torch.float64)
+            for decl in plan.network.tensors.values():
+                for place, dim in enumerate(decl.axes):
+                    if dim == name:
+                        squares += (
+                            after.shared[decl.name].double().square().movedim(place, 0).reshape(axis.size, -1).sum(1)
+                        )
+            groups = squares.reshape(-1, axis.granularity).sum(1)
+            assert (groups.diff() <= 1e-9).all()
+    # The moments are still those of the weights that they belong to.
+    drawn = {name: tensor.double().sum().item() for name, tensor in moments["mean"].items()}
+    assert {name: tensor.double().sum().item() for name, tensor in after.moments["mean"].items()} == pytest.approx(
+        drawn
+    )
+    pairs = torch.stack([before.shared["stem.weight"].flatten(), moments["mean"]["stem.weight"].flatten()], dim=1)
+    moved = torch.stack([after.shared["stem.weight"].flatten(), after.moments["mean"]["stem.weight"].flatten()], dim=1)
+    assert sorted(map(tuple, pairs.tolist())) == sorted(map(tuple, moved.tolist()))
+
+
+@pytest.mark.parametrize("method", [FedAdam(model="nested"), FedYogi(model="nested")], ids=lambda one: one.TYPE)
+def test_a_server_optimiser_has_moments_of_what_was_trained_alone(method: AnyMethod, tmp_path: Path) -> None:
+    plan = plan_with(method)
+    state, small = first_state(plan.network), [Client(name="a", size=0)]
+    first = play(plan, state, small, tmp_path).state
+    kept = held(plan, small)
+    for name in kept:
+        if name in first.moments["mean"]:
+            assert not first.moments["mean"][name][~kept[name]].any()
+        assert torch.equal(first.shared[name][~kept[name]], state.shared[name][~kept[name]])
+    step = (first.shared["stem.weight"] - state.shared["stem.weight"])[kept["stem.weight"]]
+    change = change_of(plan, small[0], 1)["stem.weight"].flatten()
+    square = 0.99 * 1e-6 + 0.01 * change**2 if method.TYPE == "fedadam" else 1e-6 + 0.01 * change**2
+    torch.testing.assert_close(step, 0.01 * 0.1 * change / (square.sqrt() + 1e-3), rtol=0, atol=1e-5)
+
+
+def test_a_standalone_client_learns_from_nobody(tmp_path: Path) -> None:
+    plan = plan_with(Standalone())
+    alone, together = [Client(name="a", size=2)], [Client(name="a", size=2), Client(name="b", size=2, scale=5.0)]
+    state = first_state(plan.network)
+    folded = [play(plan, state, clients, tmp_path).state for clients in (alone, together)]
+    assert same_bits(seen(plan, folded[0], alone[0]), seen(plan, folded[1], alone[0]))
+    assert all(same_bits(one.shared, state.shared) for one in folded)
+    change = change_of(plan, alone[0], 1)
+    received = extract(plan.network, plan.space[2], state.shared)
+    trained = extract(plan.network, plan.space[2], seen(plan, folded[0], alone[0]))
+    for name, tensor in trained.items():
+        torch.testing.assert_close(tensor, received[name] + change[name], rtol=0, atol=1e-6)
+
+
+def test_nefl_keeps_a_bank_of_norms_and_steps_for_each_size(tmp_path: Path) -> None:
+    plan = plan_with(NeFL(), replace(MODEL, learnable_steps=True))
+    state = first_state(plan.network)
+    small, large = Client(name="a", size=0), Client(name="b", size=len(plan.space) - 1)
+    before = play(plan, state, [small, large], tmp_path).state
+    after = play(plan, before, [small], tmp_path, 2).state
+    bank = [name for name in plan.network.tensors if ".norm" in name or name.startswith("norm.") or "step" in name]
+    assert any("step" in name for name in bank)
+    for name in bank:
+        assert torch.equal(seen(plan, after, large)[name], seen(plan, before, large)[name])
+        assert torch.equal(after.shared[name], state.shared[name])
+    assert not torch.equal(seen(plan, after, small)["norm.weight"], seen(plan, before, small)["norm.weight"])
+    assert not torch.equal(seen(plan, after, large)["stem.weight"], seen(plan, before, large)["stem.weight"])
+    sizes = {
+        chosen.spec.spec_id
+        for number in range(60)
+        if (chosen := plan.policies.assign(ask(plan, "a", round_number=number)).candidate) is not None
+    }
+    assert sizes == {size.spec_id for size in plan.space[-3:]}
+
+
+def _averaged(plan: Plan, before: ModelState, after: ModelState, client: Client) -> set[str]:
+    """Tensors of a client that moved otherwise than by its own change."""
+    received, trained = (extract(plan.network, plan.space[client.size], seen(plan, s, client)) for s in (before, after))
+    change = change_of(plan, client, 1)
+    return {
+        name for name in change if not torch.allclose(trained[name] - received[name], change[name], rtol=0, atol=1e-6)
+    }
+
+
+def test_flexifed_averages_more_the_further_it_shares(tmp_path: Path) -> None:
+    found = {}
+    for sharing in ("basic", "clustered", "max"):
+        plan = plan_with(FlexiFed(sharing=sharing))
+        whole = len(plan.space) - 1
+        shallow = next(
+            place
+            for place, size in enumerate(plan.space)
+            if not size.axes and size.blocks == plan.space[whole].blocks[:2]
+        )
+        clients = [Client(name=name, size=size) for name, size in (("a", whole), ("b", whole), ("c", shallow))]
+        state = first_state(plan.network)
+        folded = play(plan, state, clients, tmp_path).state
+        found[sharing] = [_averaged(plan, state, folded, client) for client in clients]
+        assert not any(name.startswith("head") for names in found[sharing] for name in names)
+    for one, other in (("basic", "clustered"), ("clustered", "max")):
+        assert all(less <= more for less, more in zip(found[one], found[other], strict=True))
+    # The space also holds other widths, so no layer is common to all architectures.
+    assert found["basic"] == [set(), set(), set()]
+    assert "section1.block2.layer1.weight" in found["clustered"][0]
+    assert not found["clustered"][2]
+    assert "stem.weight" in found["max"][2]
+    assert "section1.block2.layer1.weight" not in found["max"][2]
+
+
+def test_flexifed_with_one_architecture_is_fedavg_but_for_the_head(tmp_path: Path) -> None:
+    plan, reference = plan_with(FlexiFed(weighting="samples")), plan_with(FedAvg())
+    state, whole = first_state(plan.network), len(plan.space) - 1
+    clients = [Client(name=name, size=whole, samples=count) for name, count in (("a", 3), ("b", 8))]
+    mean = play(reference, state, [replace(client, size=0) for client in clients], tmp_path).state.shared
+    folded = seen(plan, play(plan, state, clients, tmp_path).state, clients[0])
+    assert all(torch.equal(folded[name], mean[name]) for name in mean if not name.startswith("head"))
+    assert not torch.equal(folded["head.weight"], mean["head.weight"])
+
+
+@pytest.mark.parametrize("method", [FedFA(), FlexiFed(), Standalone()], ids=lambda method: method.TYPE)
+def test_a_fixed_architecture_is_kept_or_the_client_sits_out(method: AnyMethod) -> None:
+    plan = plan_with(method)
+    needs = [candidate.training_memory_bytes["onnx"] for candidate in plan.candidates]
+    assign = plan.policies.assign
+    first = assign(ask(plan, "a", memory_bytes=needs[3])).candidate
+    assert first is not None
+    richer = assign(ask(plan, "a", memory_bytes=2**40, previous=first.spec)).candidate
+    assert richer == first
+    assert assign(ask(plan, "a", memory_bytes=min(needs), previous=first.spec)).candidate is None
+
+
+def test_fedfa_grafts_what_the_last_block_learned_onto_the_blocks_that_a_client_lacks(tmp_path: Path) -> None:
+    plan = plan_with(FedFA(scaling=False, class_mask=False))
+    whole = len(plan.space) - 1
+    shallow = next(
+        place for place, size in enumerate(plan.space) if not size.axes and size.blocks == plan.space[whole].blocks[:2]
+    )
+    clients = [Client(name="deep", size=whole, samples=6), Client(name="shallow", size=shallow, samples=2)]
+    state = first_state(plan.network)
+    folded = play(plan, state, clients, tmp_path).state.shared
+    deep, short = (change_of(plan, client, 1) for client in clients)
+    lacking, last = "section1.block2.layer1.weight", "section1.block1.layer1.weight"
+    expected = (6 * deep[lacking] + 2 * short[last]) / 8
+    torch.testing.assert_close(folded[lacking] - state.shared[lacking], expected, rtol=0, atol=1e-6)
+    plain = play(plan_with(FedFA(scaling=False, grafting=False, class_mask=False)), state, clients, tmp_path)
+    torch.testing.assert_close(plain.state.shared[lacking] - state.shared[lacking], deep[lacking], rtol=0, atol=1e-6)
+
+
+def test_fedfa_as_printed_moves_a_model_that_nobody_trained(tmp_path: Path) -> None:
+    plan = plan_with(FedFA(fidelity="paper", class_mask=False))
+    state = first_state(plan.network)
+    clients = [replace(client, scale=0.0) for client in every_size(plan)]
+    assert not same_bits(play(plan, state, clients, tmp_path).state.shared, state.shared)
+
+
+def test_fedfa_keeps_the_direction_of_the_many_when_one_update_is_boosted(tmp_path: Path) -> None:
+    likeness = {}
+    for scaling in (False, True):
+        plan = plan_with(FedFA(scaling=scaling, class_mask=False))
+        state, size = first_state(plan.network), len(plan.space) - 1
+        honest = [Client(name=f"honest{place}", size=size, scale=0.01) for place in range(4)]
+        attacker = Client(name="attacker", size=size, scale=20.0)
+        mean, attacked = (
+            play(plan, state, clients, tmp_path).state.shared["stem.weight"].flatten()
+            for clients in (honest, [*honest, attacker])
+        )
+        likeness[scaling] = float(torch.cosine_similarity(mean, attacked, dim=0))
+    assert likeness[True] > 0.9
+    assert likeness[False] < 0.6
