@@ -168,8 +168,8 @@ def test_krum_chooses_as_brute_force_does() -> None:
                 values.append(full[common[name]])
             vectors.append(torch.cat(values).double().numpy())
         scores = []
-        for one in vectors:
-            distances = sorted(float(np.sum((one - other) ** 2)) for other in vectors if other is not one)
+        for vector in vectors:
+            distances = sorted(float(np.sum((vector - other) ** 2)) for other in vectors if other is not vector)
             scores.append(sum(distances[: len(specs) - 1 - 2]))
         best = sorted(sorted(range(len(specs)), key=lambda place: scores[place])[: len(specs) - 1])
         merge = MultiKrum(malicious_count=1)
