@@ -137,7 +137,6 @@ NETWORKS = {
             class_count=20,
             widths=(16, 12),
             depths=(1, 1),
-            stem_width=8,
             norm="none",
         ),
     )
