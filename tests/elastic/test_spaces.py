@@ -49,6 +49,8 @@ def test_genes_make_a_subnet_of_the_network_and_come_back_from_it(
     assert space.holds(spec)
     assert space.genes_of(spec) == space.canonical(genes)
     assert space.spec(space.genes_of(spec)) == spec
+    users = {name: space.owners.get(name) for name, _ in spec.axes}
+    assert all(blocks is None or blocks & set(spec.blocks) for blocks in users.values())
 
 
 @relaxed

@@ -1,5 +1,5 @@
 import pytest
-from server.search.search_cases import NETWORK, SPACE, TARGETS, UNIFORM, price, queries, run
+from server.search.search_cases import NETWORK, SPACE, TARGETS, UNIFORM, price, queries, run, stream
 
 from subfleet.elastic.spaces import search_space
 from subfleet.protocol.errors import ConfigError
@@ -8,6 +8,8 @@ from subfleet.server.search.listed import ListedSearch, exhaustive_search
 from subfleet.server.search.paper import PaperSearch, PaperSettings
 from subfleet.server.search.pareto import ParetoSearch, ParetoSettings
 from subfleet.server.search.query import Choice
+
+MANY = list(enumerate(queries(40, seed=6)))
 
 
 def _share(choice: Choice) -> float:
@@ -50,6 +52,17 @@ def test_clients_reach_97_percent_of_the_exhaustive_optimum() -> None:
     assert len(shares) > 70
     assert sum(shares) / len(shares) >= 0.99
     assert min(shares) >= 0.97
+
+
+def test_a_climb_serves_the_device_that_it_was_made_for() -> None:
+    paper = PaperSettings(epsilon=0.9)
+    ours = ParetoSearch(SPACE, price, TARGETS, settings=ParetoSettings(paper=paper, samples=0))
+    theirs = PaperSearch(SPACE, price, TARGETS, paper)
+    # Nothing is learned from one to the next.
+    pairs = [(ours.choose(query, stream(place)), theirs.choose(query, stream(place))) for place, query in MANY]
+    own, other = ([_share(pair[side]) for pair in pairs if pair[0].fit is not None] for side in (0, 1))
+    assert sum(own) / len(own) > 0.9
+    assert sum(other) / len(other) < 0.6
 
 
 def test_beyond_the_goal_parameters_count() -> None:

@@ -60,8 +60,10 @@ def test_the_pool_only_grows(name: str) -> None:
     search = SEARCHES[name]()
     seen: tuple[Known, ...] = ()
     for place, query in enumerate(queries(30)):
-        search.learn(search.choose(query, stream(place)).found)
+        found = search.choose(query, stream(place)).found
+        search.learn(found)
         assert search.pool[: len(seen)] == seen
+        assert set(found) <= set(search.pool)
         seen = search.pool
         search.learn(seen)
         assert search.pool == seen
