@@ -12,13 +12,15 @@ from server.fake_device import small_change
 from subfleet.arrays import decode_arrays, encode_arrays
 from subfleet.elastic.families import init_state, network_of
 from subfleet.elastic.model_state import ModelState
+from subfleet.elastic.stacked import CoordinateMedian
 from subfleet.protocol.errors import FileError, ProtocolError
 from subfleet.server.checkpoint import checkpoint_path, load_checkpoint, save_checkpoint
-from subfleet.server.folding import FoldedModel, Folding, check_update, subnet_weights
+from subfleet.server.folding import FoldedModel, Folding
 from subfleet.server.methods import Method
 from subfleet.server.methods.fedavg import FedAvg
 from subfleet.server.methods.heterofl import HeteroFL
 from subfleet.server.rounds import Seat
+from subfleet.server.updates import check_update, subnet_weights
 from subfleet.transport.blob_store import BlobStore
 
 PLAN = plan_of()
@@ -73,6 +75,31 @@ def test_the_order_of_seats_does_not_matter_and_no_seat_changes_nothing(tmp_path
     nothing = fold(HeteroFL(), [], blobs).state.shared
     assert all(torch.equal(there[name], back[name]) for name in STATE)
     assert all(torch.equal(nothing[name], STATE[name]) for name in STATE)
+
+
+def test_a_median_is_not_moved_by_one_client(tmp_path: Path) -> None:
+    blobs = BlobStore(tmp_path)
+    seats = _seats(blobs, {"ada": 3, "bob": 10, "cyd": 7})
+    arrays = [decode_arrays(blobs.path(seat.result.blob).read_bytes()) for seat in seats if seat.result is not None]
+    folding = Folding(
+        network=NETWORK, policies=HeteroFL().policies(), space=PLAN.space, blobs=blobs, merge=CoordinateMedian()
+    )
+    folded = folding.fold(ModelState(shared=STATE), 1, seats).state.shared
+    for name, old in STATE.items():
+        median = np.median([one[name] for one in arrays], axis=0)
+        np.testing.assert_allclose(folded[name].numpy(), old.numpy() + median, rtol=0, atol=1e-6)
+
+
+def test_an_update_that_cannot_be_added_is_found_among_many(tmp_path: Path) -> None:
+    blobs = BlobStore(tmp_path)
+    seats = _seats(blobs, {"ada": 3, "bob": 10, "cyd": 7})
+    huge = {name: np.full(tensor.shape, 1e30, np.float32) for name, tensor in STATE.items()}
+    assert seats[1].result is not None
+    seats[1] = replace(seats[1], result=replace(seats[1].result, blob=blobs.add(encode_arrays(huge))))
+    folded = fold(HeteroFL(), seats, blobs)
+    assert set(folded.refused) == {"bob"}
+    without = fold(HeteroFL(), [seats[0], seats[2]], blobs)
+    assert all(torch.equal(folded.state.shared[name], without.state.shared[name]) for name in STATE)
 
 
 def test_an_update_that_the_disk_has_damaged_is_left_out(tmp_path: Path) -> None:

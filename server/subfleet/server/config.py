@@ -11,6 +11,7 @@ from typing import Any, Literal
 from subfleet.elastic.distillation import DistillationSettings
 from subfleet.elastic.network import ModelConfig
 from subfleet.elastic.server_optimisers import AnyServerOptimiser
+from subfleet.elastic.stacked import AnyStackedMerge
 from subfleet.protocol.errors import ConfigError, FileError, ProtocolError
 from subfleet.protocol.messages import check_client_id
 from subfleet.protocol.schema import canonical_json, from_plain
@@ -93,6 +94,7 @@ class ServerConfig:
         training: local training in round 1; its seed is replaced by `seed`.
         learning_rate_decay: factor on the learning rate from each round to the next, above 0 and at most 1.
         method: which federated method, with its parameters.
+        merge: a robust merge in place of the weighted mean of the updates; None takes the mean.
         server_optimiser: takes the mean change of a round for a gradient; None leaves it to the method.
         distillation: what the full model teaches its subnets after each round, on noise; None leaves it to the method.
         norms: "averaged", "bank" or "recalibrated", see `subfleet.server.methods.norms`; the last measures running
@@ -125,6 +127,7 @@ class ServerConfig:
     training: TrainingSettings = field(default_factory=TrainingSettings)
     learning_rate_decay: float = 1.0
     method: AnyMethod = field(default_factory=HeteroFL)
+    merge: AnyStackedMerge | None = None
     server_optimiser: AnyServerOptimiser | None = None
     distillation: DistillationSettings | None = None
     norms: NormPolicy = "averaged"
@@ -186,6 +189,7 @@ class ServerConfig:
             "training",
             "learning_rate_decay",
             "method",
+            "merge",
             "server_optimiser",
             "distillation",
             "norms",

@@ -1,31 +1,33 @@
-"""From stored updates to the next model: checked when they come, folded in the order of client ids."""
+"""From stored updates to the next model: folded in the order of client ids."""
 
-import hashlib
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from pathlib import Path
 
-import numpy as np
-from torch import Tensor, from_numpy
+from torch import Tensor, int32, ones, zeros
 
-from subfleet.arrays import Arrays, decode_arrays, encode_arrays
-from subfleet.elastic.accumulator import Accumulator
+from subfleet.elastic.accumulator import Accumulator, Contribution
 from subfleet.elastic.distillation import DistillationSettings, distil, draw_students
-from subfleet.elastic.maps import Placement, extract, placements
+from subfleet.elastic.maps import Placement, extract, placements, tensor_maps
 from subfleet.elastic.model_state import ModelState
 from subfleet.elastic.network import BUFFER_ROLES, Network
 from subfleet.elastic.server_optimisers import AnyServerOptimiser, Moments
+from subfleet.elastic.stacked import AnyStackedMerge
+from subfleet.elastic.stacking import Member
 from subfleet.protocol.blobs import BlobRef
 from subfleet.protocol.errors import FileError, ProtocolError
 from subfleet.protocol.subnet import SubnetSpec
 from subfleet.server.methods.policies import AfterRound, Draw, Participant, Policies, Replacement, Trained
 from subfleet.server.rounds import Seat
+from subfleet.server.updates import mapped_change, read_change
 from subfleet.transport.blob_store import BlobStore
 
-__all__ = ["FoldedModel", "Folding", "check_update", "subnet_weights"]
+__all__ = ["FoldedModel", "Folding"]
 
 _SHARED = ""
+_TOGETHER = 8
+"""Updates that are added in one pass over the sums: they are in memory at once."""
 Tensors = Mapping[str, Tensor]
 
 
@@ -41,34 +43,6 @@ class FoldedModel:
     state: ModelState
     clients: tuple[Participant, ...]
     refused: Mapping[str, str]
-
-
-def subnet_weights(network: Network, spec: SubnetSpec, state: Tensors) -> bytes:
-    """A subnet's weights as a tensor container; equal models and specs give equal bytes."""
-    return encode_arrays({name: tensor.numpy() for name, tensor in extract(network, spec, state).items()})
-
-
-def check_update(network: Network, spec: SubnetSpec, path: Path) -> None:
-    """Refuse an update that could not be folded.
-
-    Raises:
-        ProtocolError: it is no container, names other tensors, has other shapes or types, or holds what is not finite.
-        FileError: it cannot be read.
-    """
-    arrays = decode_arrays(_read(path))
-    shapes = network.shapes(spec)
-    if set(arrays) != set(shapes):
-        odd = sorted(set(arrays) ^ set(shapes))
-        raise ProtocolError(f"the update names other tensors than its subnet, such as {odd[0]!r:.80}")
-    for name, array in arrays.items():
-        if array.shape != shapes[name] or array.dtype != np.float32:
-            raise ProtocolError(
-                f"tensor {name!r} of the update is {array.dtype} of shape {array.shape}, but must be float32 of shape "
-                f"{shapes[name]}"
-            )
-        # A float64 sum of finite float32 values cannot overflow, so it is finite exactly when every value is.
-        if not math.isfinite(float(np.sum(array, dtype=np.float64))):
-            raise ProtocolError(f"tensor {name!r} of the update holds a value that is not finite")
 
 
 class _RefusedError(Exception):
@@ -89,6 +63,7 @@ class Folding:
         space: the sizes that clients may have.
         blobs: where the updates are stored.
         seed: of the run.
+        merge: in place of the weighted mean; None takes the mean.
         server_optimiser: in place of the method's own; None leaves it to the method.
         distillation: after every round, in place of what the method does; None leaves it to the method.
     """
@@ -98,6 +73,7 @@ class Folding:
     space: tuple[SubnetSpec, ...]
     blobs: BlobStore
     seed: int = 0
+    merge: AnyStackedMerge | None = None
     server_optimiser: AnyServerOptimiser | None = None
     distillation: DistillationSettings | None = None
 
@@ -158,7 +134,7 @@ class Folding:
             members = [client for client in clients if places[client.participant.client_id]]
             if math.fsum(client.weight for client in members) <= 0:
                 continue
-            new, held = self._averaged(start, members, places)
+            new, held = (self._averaged if self.merge is None else self._merged)(start, members, places)
             if key == _SHARED:
                 new, moments = self._stepped(start, new, held, state.moments)
                 shared = {**shared, **new}
@@ -178,19 +154,43 @@ class Folding:
     ) -> tuple[Tensors, Tensors]:
         """The mean of the members' changes, and which elements any of them held."""
         accumulator = Accumulator(self.network, start, total_weight=math.fsum(client.weight for client in members))
-        for client in members:
-            client_id = client.participant.client_id
+        for first in range(0, len(members), _TOGETHER):
+            batch = [self._contribution(client, places) for client in members[first : first + _TOGETHER]]
             try:
-                accumulator.add(
-                    client.spec,
-                    self._change_of(client),
-                    client.weight,
-                    placements=places[client_id],
-                    factors=self.policies.factors(self.network, client.participant),
-                )
-            except ProtocolError as error:
-                raise _RefusedError(client_id, str(error)) from error
+                accumulator.add_many(batch)
+            except ProtocolError:
+                # Nothing of them was added; one by one they show which of them it is.
+                _add_each(accumulator, members[first:], batch)
         return accumulator.finish(), accumulator.held()
+
+    def _contribution(self, client: "_Client", places: Mapping[str, Sequence[Placement]]) -> Contribution:
+        return Contribution(
+            spec=client.spec,
+            change=self._change_of(client),
+            weight=client.weight,
+            placements=places[client.participant.client_id],
+            factors=self.policies.factors(self.network, client.participant),
+        )
+
+    def _merged(
+        self, start: Tensors, members: Sequence["_Client"], places: Mapping[str, Sequence[Placement]]
+    ) -> tuple[Tensors, Tensors]:
+        """What a robust merge makes of the members' changes; it looks at them all, tensor by tensor."""
+        if self.merge is None:
+            return self._averaged(start, members, places)
+        with ExitStack() as stack:
+            changes = [self._open(client, stack) for client in members]
+            who = [Member(spec=client.spec, weight=client.weight) for client in members]
+            new = self.merge.merge(self.network, start, who, lambda name: [change.get(name) for change in changes])
+        return new, _held(self.network, start, members)
+
+    def _open(self, client: "_Client", stack: ExitStack) -> Mapping[str, Tensor]:
+        if client.instead is not None:
+            return client.instead.change
+        try:
+            return stack.enter_context(mapped_change(self.blobs, client.update_ref))
+        except (ProtocolError, FileError) as error:
+            raise _RefusedError(client.participant.client_id, str(error)) from error
 
     def _stepped(self, old: Tensors, folded: Tensors, held: Tensors, moments: Moments) -> tuple[Tensors, Moments]:
         """The shared model after the server optimiser's step, where there is one."""
@@ -223,15 +223,10 @@ class Folding:
     def _change_of(self, client: "_Client") -> Mapping[str, Tensor]:
         if client.instead is not None:
             return client.instead.change
-        client_id = client.participant.client_id
         try:
-            content = _read(self.blobs.path(client.update_ref))
-            arrays = decode_arrays(content)
+            return read_change(self.blobs, client.update_ref)
         except (ProtocolError, FileError) as error:
-            raise _RefusedError(client_id, str(error)) from error
-        if hashlib.sha256(content).hexdigest() != client.update_ref.sha256:
-            raise _RefusedError(client_id, f"the stored update of client {client_id} is damaged on this disk")
-        return _tensors(arrays)
+            raise _RefusedError(client.participant.client_id, str(error)) from error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -253,13 +248,20 @@ class _Client:
         return cls(participant=seat.participant, weight=policies.weigh(seat.result), update_ref=seat.result.blob)
 
 
-def _tensors(arrays: Arrays) -> dict[str, Tensor]:
-    return {name: from_numpy(array) for name, array in arrays.items()}
+def _add_each(accumulator: Accumulator, members: Sequence[_Client], batch: Sequence[Contribution]) -> None:
+    for client, one in zip(members, batch, strict=False):
+        try:
+            accumulator.add_many([one])
+        except ProtocolError as error:
+            raise _RefusedError(client.participant.client_id, str(error)) from error
 
 
-def _read(path: Path) -> memoryview:
-    """The file's content in memory that may be written, as torch wants it to be."""
-    try:
-        return memoryview(bytearray(path.read_bytes()))
-    except OSError as error:
-        raise FileError(f"update {path} cannot be read: {error.strerror}; check the state folder") from error
+def _held(network: Network, state: Tensors, members: Sequence[_Client]) -> dict[str, Tensor]:
+    """Which elements of some tensors any of the members hold."""
+    held = {name: zeros(tensor.shape, dtype=int32) for name, tensor in state.items()}
+    for client in members:
+        shapes = network.shapes(client.spec)
+        for name, tensor_map in tensor_maps(network, client.spec).items():
+            if name in held:
+                tensor_map.scatter(ones(shapes[name], dtype=int32), held[name])
+    return {name: count > 0 for name, count in held.items()}

@@ -48,8 +48,7 @@ def summary(name: str, result: RunResult) -> dict[str, Any]:
         "run_id": result.run_id,
         "accuracy": result.accuracy,
         "rounds": [
-            {**round_row(record), "clients": [_plain(row) for row in record.clients]}
-            for record in result.rounds
+            {**round_row(record), "clients": [_plain(row) for row in record.clients]} for record in result.rounds
         ],
     }
 

@@ -37,7 +37,7 @@ from subfleet.server.checkpoint import checkpoint_path, load_checkpoint, prune_c
 from subfleet.server.config import ServerConfig
 from subfleet.server.coordinator import resume_actions, round_info, step
 from subfleet.server.events import Event, Tick, UpdateRejected, UpdateStored
-from subfleet.server.folding import Folding, check_update
+from subfleet.server.folding import Folding
 from subfleet.server.inbox import read_delivery
 from subfleet.server.planning import Places, plan_of
 from subfleet.server.records import RunObserver, RunResult
@@ -46,6 +46,7 @@ from subfleet.server.rows import deployed_models, round_record
 from subfleet.server.store import Journal, begin_run, open_database
 from subfleet.server.supply import Exports, Supply
 from subfleet.server.traffic import Traffic
+from subfleet.server.updates import check_update
 from subfleet.server.views import Views
 from subfleet.server.workbench import Workbench
 from subfleet.tasks import read_dataset
@@ -130,6 +131,7 @@ class Server:
             space=self._plan.space,
             blobs=self._blobs,
             seed=config.seed,
+            merge=config.merge,
             server_optimiser=config.server_optimiser,
             distillation=config.distillation,
         )

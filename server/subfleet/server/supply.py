@@ -20,9 +20,9 @@ from subfleet.protocol.subnet import SubnetSpec
 from subfleet.protocol.training import TrainingSettings
 from subfleet.server.actions import Export, Prepare, PrepareModels
 from subfleet.server.events import DeployPrepared, Event, Exported, Prepared, PrepareFailed
-from subfleet.server.folding import subnet_weights
 from subfleet.server.methods.policies import Participant
 from subfleet.server.rounds import NO_PROGRAM_BYTES, ModelFile, Plan, Queued
+from subfleet.server.updates import subnet_weights
 from subfleet.server.views import Views
 from subfleet.transport.blob_store import BlobStore
 
