@@ -73,9 +73,9 @@ def round_info(plan: Plan, state: RunState, now_s: float) -> RoundInfo | None:
 
 def resume_actions(plan: Plan, state: RunState) -> tuple[Action, ...]:
     """What is to be done again when a stored state is taken up: everything that was under way."""
-    if state.phase == "fold":
-        return (Fold(round=state.round, seats=_done(state)),)
     actions: list[Action] = [Export(queued=one, round=state.round) for one in state.queue]
+    if state.phase == "fold":
+        return (Fold(round=state.round, seats=_done(state)), *actions)
     for seat in state.seats.values():
         if seat.stage == "out" and seat.task is not None:
             actions.append(SendTask(task=seat.task))

@@ -1,0 +1,381 @@
+"""Programs that are written ahead of the rounds that want them."""
+
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from dataclasses import replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import pytest
+from server.coordinator_cases import CLIENTS, measured, measuring, plan_of, prepared, refusal, telemetry, update
+from server.server_rig import FakeExports, World, config, fleet
+
+from subfleet.elastic.distillation import DistillationSettings
+from subfleet.export.requests import TrainRequest
+from subfleet.protocol.errors import ExportError
+from subfleet.protocol.readings import Budget
+from subfleet.protocol.topics import Topics
+from subfleet.server.actions import Action, Close, Export, Fold
+from subfleet.server.config import Deadlines
+from subfleet.server.coordinator import resume_actions, step
+from subfleet.server.events import Exported, Folded, Measured, Refused, Tick, UpdateStored
+from subfleet.server.methods import METHODS, AnyMethod
+from subfleet.server.methods.dynamic_selection import DynamicSelection
+from subfleet.server.methods.policies import Ask, Assigned, Draw, Written
+from subfleet.server.planning import plan_of as planned
+from subfleet.server.rounds import NO_PROGRAM_BYTES, Plan, Queued, RunState
+from subfleet.server.rows import round_record
+from subfleet.server.store import Journal, begin_run, open_database
+from subfleet.server.traffic import Traffic
+
+SEARCH = DynamicSelection(distillation=None)
+
+
+class Wishes:
+    """An assignment that wants a place of the space for each client, and gives the smallest until it is written."""
+
+    def __init__(self, **places: int) -> None:
+        self.places = places
+        self.seen: list[Ask] = []
+
+    def __call__(self, ask: Ask) -> Assigned:
+        self.seen.append(ask)
+        wanted = ask.candidates[self.places.get(ask.draw.client_id, 0)]
+        ready = wanted.spec.spec_id in ask.written or wanted == ask.candidates[0]
+        if ready and ask.allows(wanted):
+            return Assigned(candidate=wanted)
+        return Assigned(candidate=ask.candidates[0], wanted=None if ready else wanted.spec)
+
+
+def wishing(wishes: Wishes, **changes: Any) -> Plan:
+    plan = plan_of(**changes)
+    return replace(plan, policies=replace(plan.policies, assign=wishes))
+
+
+def asked(plan: Plan, state: RunState, now_s: float = 2.0) -> tuple[RunState, list[Queued]]:
+    """Everybody has told what it can give; what is then to be written."""
+    found: tuple[Action, ...] = ()
+    for name in CLIENTS:
+        state, actions = step(plan, state, measured(plan, name, state.round), now_s)
+        found += actions
+    assert state.phase == "train"
+    return state, [action.queued for action in found if isinstance(action, Export)]
+
+
+def trained(plan: Plan, state: RunState, now_s: float = 3.0) -> tuple[RunState, tuple[Action, ...]]:
+    """Everybody's update is stored."""
+    found: tuple[Action, ...] = ()
+    for name in CLIENTS:
+        state, _ = step(plan, state, prepared(plan, state, name), now_s)
+        state, actions = step(plan, state, UpdateStored(update=update(plan, state, name)), now_s)
+        found += actions
+    return state, found
+
+
+def folded(plan: Plan, state: RunState, now_s: float = 4.0) -> tuple[RunState, Close]:
+    """The round is closed, and the next one is announced."""
+    event = Folded(round=state.round, accuracy=0.5, loss=1.0, sha256="0" * 64, refused={})
+    state, actions = step(plan, state, event, now_s)
+    close = actions[0]
+    assert isinstance(close, Close)
+    return state, close
+
+
+def written(plan: Plan, state: RunState, *, planned_peak_bytes: int = 1000) -> RunState:
+    """All of the queue is written."""
+    for queued in state.queue:
+        state, _ = step(plan, state, Exported(queued=queued, planned_peak_bytes=planned_peak_bytes), 3.0)
+    return state
+
+
+def places(plan: Plan, queue: list[Queued] | tuple[Queued, ...]) -> list[int]:
+    sizes = [size.spec_id for size in plan.space]
+    return [sizes.index(queued.size.spec_id) for queued in queue]
+
+
+@pytest.mark.parametrize(("limit", "expected"), [(1, [3]), (2, [3, 1]), (4, [3, 1])])
+def test_a_round_begins_so_many_programs_and_those_first_that_most_want(limit: int, expected: list[int]) -> None:
+    plan = wishing(Wishes(ada=1, bob=3, cyd=3), exports_per_round=limit)
+    state, exports = asked(plan, measuring(plan))
+    assert places(plan, exports) == places(plan, state.queue) == expected
+    assert {seat.size.spec_id for seat in state.seats.values() if seat.size} == {plan.space[0].spec_id}
+
+
+def test_a_size_is_wanted_for_each_runtime_by_itself() -> None:
+    wishes = Wishes(ada=2, bob=2, cyd=2)
+    plan = wishing(wishes)
+    state = measuring(plan)
+    other = state.members["cyd"].profile
+    assert other is not None
+    member = replace(state.members["cyd"], profile=replace(other, runtimes=("executorch",)))
+    state = replace(state, members=MappingProxyType({**state.members, "cyd": member}))
+    state, exports = asked(plan, state)
+    assert [(one.size, one.target) for one in exports] == [(plan.space[2], "onnx"), (plan.space[2], "executorch")]
+    state, _ = step(plan, state, Exported(queued=exports[0], planned_peak_bytes=1000), 3.0)
+    state, _ = folded(plan, trained(plan, written(plan, state))[0])
+    asked(plan, state)
+    assert [sorted(ask.written) for ask in wishes.seen[3:]] == [sorted({s.spec_id for s in plan.space[::2]})] * 3
+
+
+def test_nothing_is_begun_twice_whatever_is_under_way_or_written() -> None:
+    wishes = Wishes(ada=1, bob=2, cyd=3)
+    plan = wishing(wishes, exports_per_round=1, rounds=4, quorum=0.9)  # not strict: a round does not wait for the queue
+    state, begun = asked(plan, measuring(plan))
+    state, _ = folded(plan, trained(plan, state)[0])
+    state, more = asked(plan, state)
+    assert places(plan, state.queue) == [1, 2], "the first is still under way"
+    assert places(plan, [*begun, *more]) == [1, 2]
+    state, _ = step(plan, state, Exported(queued=begun[0], planned_peak_bytes=1000), 3.0)
+    state, _ = folded(plan, trained(plan, state)[0])
+    state, last = asked(plan, state)
+    assert places(plan, last) == [3]
+    assert places(plan, state.queue) == [2, 3]
+    assert state.seats["ada"].size == plan.space[1]
+    assert state.seats["ada"].wanted is None
+
+
+def test_a_program_counts_from_the_next_round_on() -> None:
+    wishes = Wishes(ada=2, bob=2, cyd=2)
+    plan = wishing(wishes)
+    state, (queued,) = asked(plan, measuring(plan))
+    state, _ = step(plan, state, Exported(queued=queued, planned_peak_bytes=777), 3.0)
+    assert (state.queue, state.plans[queued.key].planned_peak_bytes, state.plans[queued.key].round) == ((), 777, 1)
+    state, _ = step(plan, state, prepared(plan, state, "ada"), 3.0)
+    step(plan, state, Refused(refusal=refusal(plan, state, "ada", available_bytes=10**6)), 3.0)
+    assert wishes.seen[-1].below is not None, "it asked again within the round"
+    assert all(not ask.written for ask in wishes.seen), "also what its own tasks were made of counts later"
+    state = replace(state, seats=MappingProxyType({**state.seats, "ada": replace(state.seats["ada"], stage="done")}))
+    for name in CLIENTS[1:]:
+        state, _ = step(plan, state, prepared(plan, state, name), 3.0)
+        state, _ = step(plan, state, UpdateStored(update=update(plan, state, name)), 3.0)
+    state, close = folded(plan, state)
+    assert close.exported == 2
+    asked(plan, state)
+    assert wishes.seen[-1].written == {
+        plan.space[place].spec_id: Written(size=plan.space[place], planned_peak_bytes=peak)
+        for place, peak in ((0, 1000), (2, 777))
+    }
+
+
+def test_what_was_never_queued_is_not_taken_for_written() -> None:
+    plan = wishing(Wishes(ada=2))
+    state, (queued,) = asked(plan, measuring(plan))
+    stray = replace(queued, target="executorch")
+    assert step(plan, state, Exported(queued=stray, planned_peak_bytes=1), 3.0) == (state, ())
+    once, _ = step(plan, state, Exported(queued=queued, planned_peak_bytes=1), 3.0)
+    assert step(plan, once, Exported(queued=queued, planned_peak_bytes=2), 3.0) == (once, ())
+
+
+def _is_folding(actions: tuple[Action, ...]) -> bool:
+    return any(isinstance(action, Fold) for action in actions)
+
+
+def test_a_strict_round_waits_for_the_queue_and_ends_with_its_last_program() -> None:
+    plan = wishing(Wishes(ada=1, bob=2))
+    state, exports = asked(plan, measuring(plan))
+    state, actions = trained(plan, state)
+    assert (state.phase, _is_folding(actions)) == ("train", False)
+    state, actions = step(plan, state, Exported(queued=exports[0], planned_peak_bytes=1), 5.0)
+    assert (state.phase, _is_folding(actions)) == ("train", False)
+    state, actions = step(plan, state, Exported(queued=exports[1], planned_peak_bytes=1), 6.0)
+    assert (state.phase, _is_folding(actions)) == ("fold", True)
+
+
+def test_the_deadline_ends_the_wait_for_the_queue() -> None:
+    plan = wishing(Wishes(ada=1), deadlines=Deadlines(round_s=60.0))
+    state, _ = trained(plan, asked(plan, measuring(plan))[0])
+    assert step(plan, state, Tick(), 61.9)[0].phase == "train"
+    state, actions = step(plan, state, Tick(), 62.0)
+    assert (state.phase, _is_folding(actions), len(state.queue)) == ("fold", True, 1)
+    assert {seat.stage for seat in state.seats.values()} == {"done"}
+
+
+def test_a_round_that_does_not_wait_for_the_slowest_does_not_wait_for_the_queue() -> None:
+    plan = wishing(Wishes(ada=1), quorum=0.9)
+    state, actions = trained(plan, asked(plan, measuring(plan))[0])
+    assert (state.phase, _is_folding(actions), len(state.queue)) == ("fold", True, 1)
+
+
+@pytest.mark.parametrize("kind", METHODS.values(), ids=METHODS.keys())
+def test_no_method_gives_a_size_that_its_target_cannot_train(kind: type[AnyMethod]) -> None:
+    plan = plan_of(method=kind())
+    broken = {size.spec_id: Written(size=size, planned_peak_bytes=NO_PROGRAM_BYTES) for size in plan.space[1:]}
+    base = Ask(
+        network=plan.network,
+        candidates=plan.candidates,
+        price=plan.price,
+        draw=Draw(seed=0, round=2, client_id="ada"),
+        target="onnx",
+        budget=Budget(memory_bytes=2**61),
+        previous=None,
+        written=broken,
+    )
+    found = plan.policies.assign(base)
+    assert found.candidate is not None
+    assert found.candidate.spec.spec_id not in broken
+    assert found.wanted is None or found.wanted.spec_id not in broken
+    last = found.candidate.spec
+    everything = {**broken, last.spec_id: Written(size=last, planned_peak_bytes=NO_PROGRAM_BYTES)}
+    again = plan.policies.assign(replace(base, written=everything, previous=last))
+    assert again.candidate is None or again.candidate.spec.spec_id not in everything
+
+
+def _told(plan: Plan, state: RunState, budgets: Mapping[str, int]) -> tuple[RunState, list[Queued]]:
+    exports: list[Queued] = []
+    for name in CLIENTS:
+        event = Measured(telemetry=telemetry(plan, name, state.round, memory_bytes=budgets[name]))
+        state, actions = step(plan, state, event, 2.0)
+        exports += [action.queued for action in actions if isinstance(action, Export)]
+    return state, exports
+
+
+BUDGETS = {"ada": 13_000, "bob": 9_000, "cyd": 16_000}
+"""Between the sizes of the uniform space, and above the largest."""
+
+
+def _searched_once(plan: Plan) -> RunState:
+    """The first round of a search, up to its end."""
+    state, exports = _told(plan, measuring(plan), BUDGETS)
+    assert exports, "what fits best has no program yet"
+    return trained(plan, state)[0]
+
+
+def test_a_size_that_cannot_be_written_is_neither_given_nor_queued_again() -> None:
+    plan = plan_of(method=SEARCH)
+    state = _searched_once(plan)
+    queued = state.queue
+    state, _ = folded(plan, written(plan, state, planned_peak_bytes=NO_PROGRAM_BYTES))
+    state, again = _told(plan, state, BUDGETS)
+    gone = {one.key for one in queued}
+    assert not gone & {one.key for one in again}
+    for seat in state.seats.values():
+        assert seat.size is not None
+        assert f"onnx/{seat.size.spec_id}" not in gone
+
+
+def test_a_search_gets_what_it_wanted_one_round_later_and_the_records_say_so() -> None:
+    plan = plan_of(method=SEARCH)
+    state = _searched_once(plan)
+    wanted = {name: seat.wanted for name, seat in state.seats.items()}
+    state, close = folded(plan, written(plan, state, planned_peak_bytes=5000))
+    record = round_record(plan, close, Traffic(Topics()))
+    # Three first programs, of which clients may share one, and those for the next round.
+    assert record.programs_written == len({row.spec_id for row in record.clients}) + len(set(wanted.values()) - {None})
+    for row in record.clients:
+        better = wanted[row.client_id]
+        if better is None:
+            assert (row.wanted, row.utilisation_lost) == ("", 0.0)
+            continue
+        need_bytes = plan.price(better).training_memory_bytes["onnx"]
+        assert row.wanted == better.name
+        assert row.utilisation_lost == pytest.approx((need_bytes - row.planned_peak_bytes) / BUDGETS[row.client_id])
+        assert row.utilisation_lost > 0
+    assert {row.wanted for row in record.clients} != {""}
+    state, exports = _told(plan, state, BUDGETS)
+    given = {seat.size for seat in state.seats.values()}
+    assert {f"onnx/{size.spec_id}" for size in given if size} <= {known.key for known in state.plans.values()}
+    assert given & {size for size in wanted.values() if size}
+    state = trained(plan, state)[0]
+    record = round_record(plan, folded(plan, written(plan, state))[1], Traffic(Topics()))
+    assert record.programs_written == len(exports)
+
+
+@pytest.mark.parametrize("phase", ["train", "fold"])
+def test_a_server_that_starts_again_goes_on_writing(phase: str) -> None:
+    plan = wishing(Wishes(ada=1, bob=2), quorum=1.0 if phase == "train" else 0.9)
+    state, exports = asked(plan, measuring(plan))
+    state, _ = trained(plan, state)
+    assert state.phase == phase
+    found = [action.queued for action in resume_actions(plan, state) if isinstance(action, Export)]
+    assert found == exports
+    state, _ = step(plan, state, Exported(queued=exports[0], planned_peak_bytes=1), 5.0)
+    found = [action.queued for action in resume_actions(plan, state) if isinstance(action, Export)]
+    assert found == exports[1:]
+
+
+def test_the_journal_gives_back_pool_plans_and_queue_and_the_search_goes_on_alike(tmp_path: Path) -> None:
+    plan = plan_of(method=SEARCH, exports_per_round=2, quorum=0.9)
+    engine = open_database(tmp_path)
+    journal = Journal(engine, begin_run(engine, name="test", fingerprint="f", round_count=2))
+    state = _searched_once(plan)
+    state, _ = step(plan, state, Exported(queued=state.queue[0], planned_peak_bytes=5000), 3.0)
+    assert state.pool
+    assert state.queue
+    journal.save(RunState(), state)
+    engine = open_database(tmp_path)
+    journal = Journal(engine, begin_run(engine, name="test", fingerprint="f", round_count=2))
+    loaded = journal.load(9.0)
+    assert (loaded.pool, loaded.queue, dict(loaded.plans)) == (state.pool, state.queue, dict(state.plans))
+    there, back = (
+        _told(fresh, folded(fresh, replace(one, members=state.members))[0], BUDGETS)
+        for fresh, one in ((plan, state), (plan_of(method=SEARCH, exports_per_round=2, quorum=0.9), loaded))
+    )
+    assert [(seat.size, seat.wanted) for seat in there[0].seats.values()] == [
+        (seat.size, seat.wanted) for seat in back[0].seats.values()
+    ]
+    assert (there[1], there[0].pool) == (back[1], back[0].pool)
+
+
+def _unwritable(names: set[str]) -> Callable[[TrainRequest], int]:
+    """An exporter that plans 3 kB for each, and cannot write what a search composes of some widths."""
+
+    def peak_bytes(request: TrainRequest) -> int:
+        if request.spec.spec_id in names:
+            raise ExportError("a layer cannot be trained")
+        return 3000
+
+    return peak_bytes
+
+
+def _held_back(exports: FakeExports, sizes: set[str]) -> None:
+    """From now on only these sizes are written; the others never become ready."""
+    write = exports.submit_training
+
+    def submit(request: TrainRequest) -> "Future[Path]":
+        return write(request) if request.spec.spec_id in sizes else Future()
+
+    exports.submit_training = submit  # type: ignore[method-assign]
+
+
+def _run(folder: Path, names: set[str], *, kill: bool = False) -> World:
+    settings = config(method=replace(SEARCH, distillation=DistillationSettings(iterations=2)), rounds=3)
+    behaviours = fleet()
+    for name, behaviour in behaviours.items():
+        behaviour.memory_budget_bytes = lambda _, name=name: BUDGETS[name]  # type: ignore[misc]
+    world = World(folder, settings, behaviours, planned=_unwritable(names))
+    if kill:
+        _held_back(world.exports, {size.spec_id for size in planned(settings, "run").space})
+        world.run(lambda: world.server.state.folded_round == 0 and world.server.state.queue != () and _all_done(world))
+        del world.exports.submit_training
+        world.kill_server()
+    world.run()
+    return world
+
+
+def _all_done(world: World) -> bool:
+    return all(seat.stage == "done" for seat in world.server.state.seats.values())
+
+
+def _wanted_first(world: World) -> set[str]:
+    training = [one for one in world.exports.requests if isinstance(one, TrainRequest)]
+    given = {task.spec.spec_id for device in world.devices.values() for task in device.tasks if task.round == 1}
+    return {one.spec.spec_id for one in training} - given
+
+
+def test_a_run_writes_ahead_and_the_same_bits_come_after_a_kill(tmp_path: Path) -> None:
+    calm = _run(tmp_path / "calm", set())
+    first, second, _ = calm.notes.records
+    assert first.programs_written > 0
+    assert {row.spec for row in second.clients} - {row.spec for row in first.clients}
+    assert sum(row.utilisation_lost for row in first.clients) > sum(row.utilisation_lost for row in second.clients)
+    assert _run(tmp_path / "killed", set(), kill=True).model_bytes() == calm.model_bytes()
+
+
+def test_a_run_whose_wishes_cannot_be_written_goes_on_without_them(tmp_path: Path) -> None:
+    broken = _wanted_first(_run(tmp_path / "whole", set()))
+    assert broken
+    world = _run(tmp_path / "broken", broken)
+    given = {task.spec.spec_id for device in world.devices.values() for task in device.tasks if task.work == "train"}
+    assert not given & broken
+    assert {row.status for record in world.notes.records for row in record.clients} == {"folded"}
