@@ -24,7 +24,7 @@ from subfleet.emulation.virtual.exports import SettledExports
 from subfleet.emulation.virtual.run import VirtualResult, run_in_process
 from subfleet.export.requests import InferRequest, TrainRequest
 from subfleet.protocol.errors import ConfigError, MemoryLimitError, RunError
-from subfleet.protocol.programs import DataSummary, Prediction, TrainJob, TrainResult
+from subfleet.protocol.programs import DataSummary, Prediction, ScoreJob, TrainJob, TrainResult
 from subfleet.protocol.topics import Topics
 from subfleet.server.config import Deadlines, LogClock
 from subfleet.server.records import ClientRow, RoundRecord
@@ -62,6 +62,9 @@ class Refuser:
     def train(self, job: TrainJob, stopped: Callable[[], bool]) -> TrainResult:
         self.jobs.append(job)
         raise MemoryLimitError(needed_bytes=job.memory_limit_bytes + 1, limit_bytes=job.memory_limit_bytes)
+
+    def score(self, job: ScoreJob, stopped: Callable[[], bool]) -> float:
+        raise NotImplementedError
 
     def predict(self, model_path: Path, data: str, threads: int = 1) -> Prediction:
         raise NotImplementedError
@@ -152,6 +155,10 @@ class AtOnce:
     """An exporter that is waited for where it is asked."""
 
     exports: SettledExports
+
+    @property
+    def recordings(self) -> Path:
+        return self.exports.recordings
 
     def submit_training(self, request: TrainRequest) -> "Future[Path]":
         future = self.exports.submit_training(request)

@@ -16,7 +16,7 @@ from subfleet.protocol.memory import MemoryPlan
 from subfleet.protocol.programs import decode_program
 from subfleet.server.config import ServerConfig
 from subfleet.server.planning import plan_of
-from subfleet.server.supply import train_request
+from subfleet.server.requests import train_request
 
 __all__ = ["Verdict", "preflight", "table"]
 

@@ -5,20 +5,16 @@ import fcntl
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 
-from subfleet.elastic.cost import estimate_cost
 from subfleet.elastic.families import network_of
-from subfleet.elastic.network import Network
 from subfleet.protocol.errors import ConfigError, FileError
-from subfleet.protocol.subnet import SubnetSpec
-from subfleet.server.assignment import Candidate, ordered
+from subfleet.server.assignment import ordered
 from subfleet.server.config import ServerConfig
 from subfleet.server.methods.norms import with_norms
+from subfleet.server.pricing import price_list
 from subfleet.server.rounds import Plan
-from subfleet.server.search.query import PriceList
 
-__all__ = ["Places", "plan_of", "price_list"]
+__all__ = ["Places", "plan_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,15 +69,20 @@ class Places:
             yield
 
 
-def plan_of(config: ServerConfig, run_id: str) -> Plan:
+def plan_of(config: ServerConfig, run_id: str, *, prices: Path | None = None) -> Plan:
     """Everything about a run that does not change.
+
+    Args:
+        config: of the run.
+        run_id: its name and a part that no other run has.
+        prices: where a model of the planner keeps what it has learned; None keeps it for this run alone.
 
     Raises:
         ConfigError: the model's description is wrong, or there is nothing to choose from.
     """
     network = network_of(config.model)
     policies = with_norms(config.method.policies(), config.norms)
-    price = price_list(config, network)
+    price = price_list(config, network, planned=policies.planned_prices, folder=prices)
     candidates = [price(spec) for spec in policies.space(network, config.rates)]
     if not candidates:
         raise ConfigError("the method's space of subnets is empty; name one or more width rates")
@@ -92,34 +93,4 @@ def plan_of(config: ServerConfig, run_id: str) -> Plan:
         policies=policies,
         candidates=ordered(candidates),
         price=price,
-    )
-
-
-def price_list(config: ServerConfig, network: Network) -> PriceList:
-    """What any subnet costs; each is priced once.
-
-    The function that is returned raises ConfigError where the spec is no subnet of the network.
-    """
-    known: dict[str, Candidate] = {}
-
-    def price(spec: SubnetSpec) -> Candidate:
-        key = spec.spec_id
-        if key not in known:
-            known[key] = _priced(config, network, spec)
-        return known[key]
-
-    return price
-
-
-def _priced(config: ServerConfig, network: Network, spec: SubnetSpec) -> Candidate:
-    cost = estimate_cost(network, spec, batch_size=config.training.program_batch_size)
-    # The estimate counts every activation. How few are left when blocks are computed twice only the program knows.
-    least_bytes = 2 * cost.weight_bytes if config.training.recompute else cost.training_memory_bytes
-    memory = {target: least_bytes + config.memory_overhead_bytes.get(target, 0) for target in config.targets}
-    return Candidate(
-        spec=spec,
-        parameters=cost.parameters,
-        forward_macs=cost.forward_macs,
-        weight_bytes=cost.weight_bytes,
-        training_memory_bytes=MappingProxyType(memory),
     )

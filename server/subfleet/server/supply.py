@@ -11,28 +11,31 @@ from pathlib import Path
 from typing import Protocol
 
 from subfleet.elastic.model_state import ModelState
-from subfleet.elastic.network import Network
 from subfleet.export.requests import InferRequest, TrainRequest
 from subfleet.protocol.blobs import BlobRef
 from subfleet.protocol.errors import SubfleetError
 from subfleet.protocol.programs import ProgramRef, decode_program
-from subfleet.protocol.subnet import SubnetSpec
-from subfleet.protocol.training import TrainingSettings
 from subfleet.server.actions import Export, Prepare, PrepareModels
 from subfleet.server.events import DeployPrepared, Event, Exported, Prepared, PrepareFailed
 from subfleet.server.methods.policies import Participant
+from subfleet.server.requests import train_request
 from subfleet.server.rounds import NO_PROGRAM_BYTES, ModelFile, Plan, Queued
 from subfleet.server.updates import subnet_weights
 from subfleet.server.views import Views
 from subfleet.transport.blob_store import BlobStore
 
-__all__ = ["Exports", "Supply", "train_request"]
+__all__ = ["Exports", "Supply"]
 
 _LOG = logging.getLogger(__name__)
 
 
 class Exports(Protocol):
     """The seam to the exporter; `subfleet.export.pool.ExportPool` is the real one."""
+
+    @property
+    def recordings(self) -> Path | None:
+        """Where a model of the planner keeps what it has learned, for this run and others; None keeps nothing."""
+        ...
 
     def submit_training(self, request: TrainRequest) -> "Future[Path]":
         """A file with the packed training program."""
@@ -232,28 +235,6 @@ class Supply:
 
     def _fail(self, action: Prepare | PrepareModels, error: Exception) -> None:
         self._failed.append(_failure(action, error))
-
-
-def train_request(
-    network: Network,
-    spec: SubnetSpec,
-    target: str,
-    training: TrainingSettings,
-    *,
-    student: SubnetSpec | None = None,
-) -> TrainRequest:
-    """What is asked of the exporter for a subnet that is to be trained so."""
-    return TrainRequest(
-        model=network.config,
-        spec=spec,
-        target=target,
-        batch_size=training.program_batch_size,
-        objective=training.objective,
-        optimiser=training.optimiser,
-        accumulate=training.micro_batch_size > 0,
-        recompute=training.recompute,
-        student=student,
-    )
 
 
 def _no_program(queued: Queued, error: BaseException) -> Exported:

@@ -38,6 +38,8 @@ class DynamicSelection:
     Attributes:
         search: "pareto" is ours, which uses more of every budget; "paper" the published one.
         rates: ratios of the search space, without the 0 that drops a block; empty takes every size.
+        prices: "planned" prices subnets by a model of the planner, "estimated" by their shapes, without the seconds
+            that the model takes at first and with more that turn out too large.
         epsilon: probability to take what the pool has; 1 never explores.
         t_max: draws beyond which a search ends.
         distillation: after each round; None leaves it out. The paper's learning rate of 1e-3 is for networks of
@@ -54,6 +56,7 @@ class DynamicSelection:
     )
     search: Literal["pareto", "paper"] = "pareto"
     rates: tuple[float, ...] = (0.25, 0.5, 0.75, 1.0)
+    prices: Literal["planned", "estimated"] = "planned"
     epsilon: float = 0.8
     t_max: int = 5
     distillation: DistillationSettings | None = field(default_factory=lambda: DistillationSettings(learning_rate=1e-4))
@@ -67,12 +70,17 @@ class DynamicSelection:
     def policies(self) -> Policies:
         """A search for each client, and what the whole model teaches."""
         memory = _Memory(self)
-        return Policies(assign=memory.assign, weigh=weigh_by(self.weighting), distillation=self.distillation)
+        return Policies(
+            assign=memory.assign,
+            weigh=weigh_by(self.weighting),
+            distillation=self.distillation,
+            planned_prices=self.prices == "planned",
+        )
 
     def search_of(self, ask: Ask) -> Search:
         """A search that knows nothing yet."""
         space = search_space(ask.network, self.rates)
-        targets = tuple(sorted(ask.candidates[0].training_memory_bytes))
+        targets = (ask.target,)
         if self.search == "paper":
             return PaperSearch(space, ask.price, targets, self._settings())
         uniform = uniform_space(ask.network, self.rates or (1.0,))
@@ -84,12 +92,11 @@ class DynamicSelection:
 
 
 class _Memory:
-    """The search with the pool that it was last asked with: the next pool is most often that one and some more."""
+    """The search of each target, with the pool that it was last asked with: the next most often only adds to it."""
 
     def __init__(self, method: DynamicSelection) -> None:
         self._method = method
-        self._search: Search | None = None
-        self._pool: tuple[Known, ...] = ()
+        self._searches: dict[str, tuple[Search, tuple[Known, ...]]] = {}
 
     def assign(self, ask: Ask) -> Assigned:
         """See the module. The answer depends on what is asked alone."""
@@ -102,12 +109,12 @@ class _Memory:
         return Assigned(candidate=ready, wanted=wanted, found=choice.found)
 
     def _search_with(self, ask: Ask) -> Search:
-        known = len(self._pool)
-        if self._search is None or ask.pool[:known] != self._pool:
-            self._search, known = self._method.search_of(ask), 0
-        self._search.learn(ask.pool[known:])
-        self._pool = ask.pool
-        return self._search
+        search, pool = self._searches.get(ask.target, (None, ()))
+        if search is None or ask.pool[: len(pool)] != pool:
+            search, pool = self._method.search_of(ask), ()
+        search.learn(ask.pool[len(pool) :])
+        self._searches[ask.target] = (search, ask.pool)
+        return search
 
 
 def _query(ask: Ask) -> Query:

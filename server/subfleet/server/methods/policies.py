@@ -255,6 +255,7 @@ class Policies:
         server_optimiser: takes the mean change for a gradient, where the run's configuration names none; None adds it.
         distillation: what the full model teaches its subnets after each round, where the run's configuration does not
             say; None is nothing.
+        planned_prices: sizes are priced by a model of the planner: for searches, which look at many and give few.
         personal: there is no model for all: a round's accuracy is the mean of its clients' own.
     """
 
@@ -271,6 +272,7 @@ class Policies:
     server_optimiser: AnyServerOptimiser | None = None
     distillation: DistillationSettings | None = None
     personal: bool = False
+    planned_prices: bool = False
 
 
 class Method(Protocol):
