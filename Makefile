@@ -21,7 +21,7 @@ CAN_BUILD = command -v "$${CXX:-c++}" >/dev/null && $(BIN)/python -c 'import sys
 BUILD_NATIVE = EXECUTORCH_ROOT="$$($(BIN)/python -c 'import importlib.util as u; \
 	print(u.find_spec("executorch").submodule_search_locations[0])')" $(PIP) --no-deps --force-reinstall ./$(NATIVE)
 
-.PHONY: demo test check format native gpu clean
+.PHONY: demo test test-long check format native gpu clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.demo
@@ -29,6 +29,9 @@ demo: $(VENV)/.demo
 
 test: $(VENV)/.dev $(VENV)/.native $(OLDEST)/.made tests/web/node_modules/.package-lock.json
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile $(ARGS)
+
+test-long: $(VENV)/.dev
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m long $(ARGS)
 
 native: $(VENV)/.native
 	@$(BIN)/python -c 'import subfleet_executorch'

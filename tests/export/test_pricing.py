@@ -61,9 +61,15 @@ def test_every_family_has_a_small_network() -> None:
     assert SMALL.keys() == FAMILIES.keys()
 
 
+QUICK = frozenset({"mlp", "ds_cnn", "lstm"})
+"""Families whose programs are planned in seconds; the others have their own target, `make test-long`."""
+
+
 @pytest.mark.slow
 @pytest.mark.export
-@pytest.mark.parametrize("family", sorted(FAMILIES))
+@pytest.mark.parametrize(
+    "family", [name if name in QUICK else pytest.param(name, marks=pytest.mark.long) for name in sorted(FAMILIES)]
+)
 def test_onnx_prices_are_close_and_not_below(family: str) -> None:
     model = model_of(SMALL[family], "onnx")
     spec = random_spec(network_of(SMALL[family]), 0)
