@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from subfleet.protocol.blobs import BlobRef, ByteRange
 from subfleet.protocol.messages import MAX_SAMPLES, MESSAGES, Message
 from subfleet.protocol.schema import MAX_INTEGER
+from subfleet.protocol.scoring import CandidateScore, Scoring
 from subfleet.protocol.subnet import Explicit, Full, Prefix, Roll, SubnetSpec
 from subfleet.protocol.training import OptimiserSettings, TrainingSettings
 
@@ -43,6 +44,11 @@ _BY_TYPE: dict[Any, st.SearchStrategy[Any]] = {
         OptimiserSettings, name=st.just("sgd"), momentum=st.floats(0, 0.99), weight_decay=st.floats(0, 1)
     ),
     TrainingSettings: st.builds(TrainingSettings),
+    CandidateScore: st.one_of(
+        st.builds(CandidateScore, score=st.floats(allow_nan=False, allow_infinity=False)),
+        st.builds(CandidateScore, score=st.none(), reason=_SHOWN),
+    ),
+    Scoring: st.builds(Scoring, specs=st.tuples(SPECS, SPECS), weights=st.tuples(_BLOBS, _BLOBS)),
 }
 _BY_FIELD: dict[str, st.SearchStrategy[Any]] = {
     "client_id": _CLIENT_IDS,
@@ -83,14 +89,17 @@ def _instances(kind: Any, **fixed: st.SearchStrategy[Any]) -> st.SearchStrategy[
 
 @st.composite
 def _tasks(draw: st.DrawFn) -> Message:
-    """Tasks to train name exactly one program, weights and settings."""
+    """Tasks to train name exactly one program, weights and settings; tasks to score a program for each candidate."""
     kind = MESSAGES["task"]
-    draft = draw(_instances(kind, work=st.just("deploy")))
-    if draw(st.booleans()):
+    draft = draw(_instances(kind, work=st.just("deploy"), scoring=st.none()))
+    work = draw(st.sampled_from(["deploy", "train", "score"]))
+    if work == "deploy":
         return typing.cast("Message", draft)
-    weights, training = draw(_BLOBS), draw(_BY_TYPE[TrainingSettings])
-    changed = dataclasses.replace(draft, work="train", programs=draft.programs[:1], weights=weights, training=training)
-    return typing.cast("Message", changed)
+    training = draw(_BY_TYPE[TrainingSettings])
+    changes: dict[str, Any] = {"programs": draft.programs[:1], "weights": draw(_BLOBS)}
+    if work == "score":
+        changes = {"programs": (draft.programs[0],) * 2, "scoring": draw(_BY_TYPE[Scoring])}
+    return typing.cast("Message", dataclasses.replace(draft, work=work, training=training, **changes))
 
 
 MESSAGE_STRATEGIES: dict[str, st.SearchStrategy[Message]] = {

@@ -1,12 +1,14 @@
 import dataclasses
 import json
 import math
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from protocol.message_strategies import EVERY_MESSAGE, MESSAGE_STRATEGIES
 
+from subfleet.protocol.blobs import BlobRef
 from subfleet.protocol.errors import ProtocolError, TooLargeError
 from subfleet.protocol.messages import (
     MAX_CONTROL_BYTES,
@@ -17,11 +19,18 @@ from subfleet.protocol.messages import (
     Profile,
     Receipt,
     RoundInfo,
+    Scores,
+    Task,
     check_client_id,
     decode,
     encode,
     new_message_id,
 )
+from subfleet.protocol.programs import ProgramRef
+from subfleet.protocol.readings import Budget
+from subfleet.protocol.scoring import CandidateScore, Scoring
+from subfleet.protocol.subnet import SubnetSpec
+from subfleet.protocol.training import TrainingSettings
 
 pytestmark = pytest.mark.slow
 
@@ -33,6 +42,7 @@ _JSON = st.recursive(
 )
 
 
+_BLOB = BlobRef(sha256="0" * 64, size_bytes=1)
 _ROUND = RoundInfo(run_id="r", round=1, round_count=1, phase="train", log_time_s=None, deadline_s=1.0)
 
 
@@ -102,6 +112,96 @@ def test_the_bytes_of_a_message_are_fixed() -> None:
     assert encode(message) == (
         b'{"client_id":"pi-4","kind":"presence","message_id":"m","online":true,"schema":1,"session_id":"s"}'
     )
+
+
+def _task(**changes: object) -> Task:
+    known: dict[str, Any] = {
+        "task_id": "t",
+        "work": "train",
+        "run_id": "r",
+        "round": 1,
+        "client_id": "pi",
+        "spec": SubnetSpec(),
+        "programs": (ProgramRef(program_id="p", target="onnx", blob=_BLOB),),
+        "weights": _BLOB,
+        "training": TrainingSettings(),
+        "planned_peak_bytes": 1,
+        "budget": Budget(memory_bytes=1),
+        "deadline_s": 1.0,
+        "message_id": "m",
+    }
+    return Task(**{**known, **changes})
+
+
+def _score_task(**changes: object) -> Task:
+    scoring = Scoring(specs=(SubnetSpec(),), weights=(_BLOB,))
+    return _task(**{"work": "score", "weights": None, "scoring": scoring, **changes})
+
+
+def test_tasks_of_before_are_written_as_before() -> None:
+    """Devices of an earlier release refuse fields that they do not know."""
+    assert "scoring" not in json.loads(encode(_task()))
+    assert json.loads(encode(_score_task()))["scoring"] == {
+        "batches": 2,
+        "specs": [{"axes": [], "blocks": [], "choices": [], "name": ""}],
+        "weights": [{"sha256": "0" * 64, "size_bytes": 1}],
+    }
+
+
+def test_the_bytes_of_scores_are_fixed() -> None:
+    found = (CandidateScore(score=-1.5), CandidateScore(score=None, reason="no memory"))
+    message = Scores(task_id="t", run_id="r", round=1, client_id="pi", scores=found, seconds=2.0, message_id="m")
+    assert encode(message) == (
+        b'{"client_id":"pi","kind":"scores","message_id":"m","round":1,"run_id":"r","schema":1,'
+        b'"scores":[{"reason":"","score":-1.5},{"reason":"no memory","score":null}],"seconds":2.0,"task_id":"t"}'
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"work": "train"}, "a score task, and no other, must name candidates"),
+        ({"scoring": None}, "a score task, and no other, must name candidates"),
+        ({"training": None}, "must name training settings"),
+        ({"programs": _score_task().programs * 2}, "a program for each candidate"),
+    ],
+)
+def test_a_score_task_names_what_it_needs_and_others_do_not(changes: dict[str, object], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        _score_task(**{"weights": _BLOB, **changes})
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"specs": [], "weights": []}, "there are 0 candidates"),
+        ({"weights": []}, "1 candidates and weights for 0"),
+        ({"batches": 1}, "gradients of 2 or more"),
+    ],
+)
+def test_what_is_wrong_with_candidates_is_said(changes: dict[str, object], words: str) -> None:
+    plain = json.loads(encode(_score_task()))
+    plain["scoring"] |= changes
+    with pytest.raises(ProtocolError, match=words):
+        decode(json.dumps(plain).encode())
+
+
+@pytest.mark.parametrize(
+    ("scores", "words"),
+    [
+        ([], "there are 0 scores"),
+        ([{"score": 1.0}] * 17, "there are 17 scores"),
+        ([{"score": None}], "one of them must be given"),
+        ([{"score": 1.0, "reason": "why not"}], "one of them must be given"),
+        ([{"score": math.nan}], "must be a finite number"),
+        ([{"score": "1"}], "must be float"),
+    ],
+)
+def test_what_is_wrong_with_scores_is_said(scores: list[object], words: str) -> None:
+    found = Scores(task_id="t", run_id="r", round=1, client_id="pi", scores=(CandidateScore(score=1.0),), seconds=2.0)
+    plain = {**json.loads(encode(found)), "scores": scores}
+    with pytest.raises(ProtocolError, match=words):
+        decode(json.dumps(plain).encode())
 
 
 def _presence(**changes: object) -> bytes:

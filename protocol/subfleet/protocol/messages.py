@@ -9,13 +9,14 @@ import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, get_args
 
 from subfleet.protocol.blobs import BlobRef, ByteRange
 from subfleet.protocol.errors import ProtocolError
 from subfleet.protocol.programs import ProgramRef
 from subfleet.protocol.readings import Budget, Reading
-from subfleet.protocol.schema import canonical_json, from_plain, parse_json, to_plain
+from subfleet.protocol.schema import ADDED_LATER, canonical_json, from_plain, parse_json, to_plain
+from subfleet.protocol.scoring import MAX_CANDIDATES, CandidateScore, Scoring
 from subfleet.protocol.subnet import SubnetSpec
 from subfleet.protocol.training import TrainingSettings
 
@@ -31,6 +32,7 @@ __all__ = [
     "Receipt",
     "Refusal",
     "RoundInfo",
+    "Scores",
     "Task",
     "Telemetry",
     "Update",
@@ -170,19 +172,21 @@ class Task:
     """Work for one device (retained on its own topic). A device works on the newest task of the current run.
 
     Attributes:
-        task_id: names the task; an update, refusal or report answers it.
-        work: "train" trains; "deploy" fetches inference models.
-        programs: the programs to fetch: one to train, or one inference model per target to keep.
+        task_id: names the task; an update, scores, a refusal or a report answer it.
+        work: "train" trains; "score" scores candidates on the device's own data; "deploy" fetches inference models.
+        spec: the subnet; of a score task the largest candidate.
+        programs: to fetch: one to train, one for each candidate, or one inference model per target to keep.
         weights: the subnet's weights (train only).
-        training: how to train (train only).
-        planned_peak_bytes: planned memory of the program.
+        training: how to train; for a score task, which batches and what is minimised.
+        planned_peak_bytes: planned memory of the program that needs most.
         budget: what the device had promised when the task was made.
         deadline_s: seconds within which an answer is worth something.
+        scoring: the candidates (score only).
     """
 
     KIND: ClassVar[str] = "task"
     task_id: str
-    work: Literal["train", "deploy"]
+    work: Literal["train", "deploy", "score"]
     run_id: str
     round: int
     client_id: str
@@ -194,6 +198,7 @@ class Task:
     budget: Budget
     deadline_s: float
     message_id: str = field(default_factory=new_message_id)
+    scoring: Scoring | None = field(default=None, metadata=ADDED_LATER)
 
     def __post_init__(self) -> None:
         check_client_id(self.client_id)
@@ -201,6 +206,17 @@ class Task:
             raise ValueError("a task must name 1 or more programs")
         if self.work == "train" and (len(self.programs) != 1 or self.weights is None or self.training is None):
             raise ValueError("a train task must name one program, weights and training settings")
+        if (self.work == "score") != (self.scoring is not None):
+            raise ValueError("a score task, and no other, must name candidates")
+        if self.scoring is not None and (len(self.programs) != len(self.scoring.specs) or self.training is None):
+            raise ValueError("a score task must name training settings, and a program for each candidate")
+
+    @property
+    def blobs(self) -> tuple[BlobRef, ...]:
+        """Everything to fetch, each once."""
+        weights = (self.weights, *(() if self.scoring is None else self.scoring.weights))
+        wanted = (*(program.blob for program in self.programs), *(blob for blob in weights if blob is not None))
+        return tuple({blob.sha256: blob for blob in wanted}.values())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -256,6 +272,30 @@ class Update:
         check_client_id(self.client_id)
         if not 1 <= self.sample_count <= MAX_SAMPLES:
             raise ValueError(f"sample_count is {self.sample_count}, but must be 1 to {MAX_SAMPLES}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scores:
+    """What a device found for the candidates of a score task, in their order.
+
+    Attributes:
+        scores: 1 to 16.
+        seconds: wall time from the task's arrival to this message.
+    """
+
+    KIND: ClassVar[str] = "scores"
+    task_id: str
+    run_id: str
+    round: int
+    client_id: str
+    scores: tuple[CandidateScore, ...]
+    seconds: float
+    message_id: str = field(default_factory=new_message_id)
+
+    def __post_init__(self) -> None:
+        check_client_id(self.client_id)
+        if not 1 <= len(self.scores) <= MAX_CANDIDATES:
+            raise ValueError(f"there are {len(self.scores)} scores, but must be 1 to {MAX_CANDIDATES}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -320,30 +360,14 @@ Message = (
     | Task
     | Refusal
     | Update
+    | Scores
     | Deployed
     | Receipt
     | ChunkRequest
     | BlobMissing
 )
 
-MESSAGES: Mapping[str, type[Message]] = MappingProxyType(
-    {
-        kind.KIND: kind
-        for kind in (
-            Presence,
-            Profile,
-            Telemetry,
-            RoundInfo,
-            Task,
-            Refusal,
-            Update,
-            Deployed,
-            Receipt,
-            ChunkRequest,
-            BlobMissing,
-        )
-    }
-)
+MESSAGES: Mapping[str, type[Message]] = MappingProxyType({kind.KIND: kind for kind in get_args(Message)})
 
 
 def encode(message: Message) -> bytes:

@@ -12,13 +12,18 @@ import types
 import typing
 from collections.abc import Mapping
 from functools import cache
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 from subfleet.protocol.errors import ProtocolError, TooLargeError
 
-__all__ = ["canonical_json", "from_plain", "parse_json", "to_plain"]
+__all__ = ["ADDED_LATER", "canonical_json", "from_plain", "parse_json", "to_plain"]
 
 T = TypeVar("T")
+
+ADDED_LATER: Mapping[str, bool] = MappingProxyType({"added_later": True})
+"""Metadata of a field with a default that readers of an earlier release do not know: it is left out where it has its
+default, so that they understand the rest, and what is hashed stays as it was."""
 
 # JSON can spell half a surrogate pair and NUL, but UTF-8 has no bytes for the one, and databases refuse the other.
 _NO_TEXT = re.compile(r"[\x00\ud800-\udfff]")
@@ -32,7 +37,11 @@ MAX_TEXT_CHARACTERS = 4096
 def to_plain(value: Any) -> Any:
     """Turn a dataclass into dicts, lists, strings and numbers. Members of a union carry their class name as `type`."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        plain = {field.name: to_plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+        plain = {
+            field.name: to_plain(getattr(value, field.name))
+            for field in dataclasses.fields(value)
+            if _told(field, value)
+        }
         tag = getattr(type(value), "TYPE", None)
         return plain if tag is None else {"type": tag, **plain}
     if isinstance(value, Mapping):
@@ -40,6 +49,10 @@ def to_plain(value: Any) -> Any:
     if isinstance(value, (tuple, list)):
         return [to_plain(item) for item in value]
     return value
+
+
+def _told(field: "dataclasses.Field[Any]", value: Any) -> bool:
+    return "added_later" not in field.metadata or getattr(value, field.name) != field.default
 
 
 def canonical_json(value: Any) -> bytes:
