@@ -15,16 +15,20 @@ from subfleet.edge_client.states import (
     Measured,
     Received,
     Saved,
+    Scored,
     Trained,
 )
 from subfleet.protocol.blobs import BlobRef
 from subfleet.protocol.messages import Profile, Receipt, RoundInfo, Task
 from subfleet.protocol.programs import ProgramRef, TrainResult
 from subfleet.protocol.readings import Budget, Reading
+from subfleet.protocol.scoring import CandidateScore, Scoring
 from subfleet.protocol.subnet import SubnetSpec
 from subfleet.protocol.training import TrainingSettings
 
 RESULT = TrainResult(sample_count=20, step_count=2, loss=1.5, accuracy=0.5, measured_peak_bytes=700, train_seconds=0.1)
+
+SCORES = (CandidateScore(score=1.5), CandidateScore(score=None, reason="it broke"))
 
 
 def profile(session_id: str = "s1") -> Profile:
@@ -86,6 +90,15 @@ def deploy_task(name: str = "d1", run_id: str = "run") -> Task:
     )
 
 
+def score_task(name: str = "s1", number: int = 1, **changes: Any) -> Task:
+    """Two candidates of one program with weights of their own."""
+    program = ProgramRef(program_id="p", target="fake", blob=blob("program"))
+    weights = (blob(f"weights {name} a"), blob(f"weights {name} b"))
+    scoring = Scoring(specs=(SubnetSpec(name="w1/2 d1"), SubnetSpec(name="w1 d1")), weights=weights)
+    given = {"work": "score", "programs": (program, program), "weights": None, "scoring": scoring}
+    return train_task(name, number, **{**given, **changes})
+
+
 @dataclass
 class Agent:
     """The pure agent with its state held, so that a test reads like a story. `free` is what every reading finds."""
@@ -135,6 +148,10 @@ class Agent:
         """The whole way from the announcement to the worker's start."""
         actions = self.hear(announce(task.round, "train", task.run_id))
         return actions + self.hear(task) + self.fetch_all()
+
+    def score(self, task: Task) -> tuple[Action, ...]:
+        """The worker ends with scores."""
+        return self.step(Scored(task_id=task.task_id, scores=SCORES))
 
     def finish(self, task: Task) -> tuple[Action, ...]:
         return self.step(Trained(task_id=task.task_id, result=RESULT, blob=blob(f"update {task.task_id}")))

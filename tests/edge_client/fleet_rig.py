@@ -29,7 +29,7 @@ from subfleet.protocol.messages import (
     decode,
     encode,
 )
-from subfleet.protocol.programs import DataSummary, Prediction, ProgramRef, TrainJob, TrainResult
+from subfleet.protocol.programs import DataSummary, Prediction, ProgramRef, ScoreJob, TrainJob, TrainResult
 from subfleet.protocol.readings import Reading
 from subfleet.protocol.topics import CHUNK, Topics
 from subfleet.transport.base import Connected, Delivery
@@ -60,6 +60,7 @@ class FakeTrainer:
     providers: ClassVar[tuple[str, ...]] = ("cpu",)
     held_bytes: int = 0
     jobs: list[TrainJob] = field(default_factory=list)
+    scored: list[ScoreJob] = field(default_factory=list)
     error: Exception | None = None
     gate: threading.Event = field(default_factory=threading.Event)
 
@@ -78,6 +79,13 @@ class FakeTrainer:
             raise self.error
         job.output_path.write_bytes(trained(job.program_path.read_bytes(), job.weights_path.read_bytes()))
         return RESULT
+
+    def score(self, job: ScoreJob, stopped: Callable[[], bool]) -> float:
+        """By what it was given: the length of the program."""
+        self.scored.append(job)
+        if self.error is not None:
+            raise self.error
+        return float(len(job.program_path.read_bytes()))
 
     def predict(self, model_path: Path, data: str, threads: int = 1) -> Prediction:
         raise NotImplementedError

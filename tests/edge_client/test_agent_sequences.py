@@ -1,7 +1,7 @@
 """The agent under any sequence of events: what must hold always."""
 
 import pytest
-from edge_client.agent_cases import RESULT, Agent, announce, blob, deploy_task, profile, train_task
+from edge_client.agent_cases import RESULT, SCORES, Agent, announce, blob, deploy_task, profile, score_task, train_task
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
@@ -22,17 +22,19 @@ from subfleet.edge_client.states import (
     Received,
     Save,
     Saved,
+    Scored,
     Settle,
     Tick,
     Train,
     Trained,
     WorkFailed,
 )
-from subfleet.protocol.messages import Message, Receipt, Refusal, RoundInfo, Task, Update
+from subfleet.protocol.messages import Message, Receipt, Refusal, RoundInfo, Scores, Task, Update
 
 pytestmark = pytest.mark.slow
 
 TASKS = [train_task(f"t{number}{part}", number) for number in (1, 2, 3) for part in "ab"] + [deploy_task()]
+TASKS += [score_task(f"s{number}", number) for number in (1, 2, 3)]
 ROUNDS = [announce(number, phase) for number in (1, 2, 3) for phase in ("measure", "train")] + [announce(3, "finished")]
 MESSAGES: list[RoundInfo | Task] = [*TASKS, *ROUNDS, announce(1, run_id="next"), train_task("n1", 1, run_id="next")]
 
@@ -105,7 +107,9 @@ class AgentMachine(RuleBasedStateMachine):
         if self.worker is None:
             return
         task_id, self.worker = self.worker, None
-        if well:
+        if well and task_id.startswith("s"):
+            self.do(Scored(task_id=task_id, scores=SCORES))
+        elif well:
             self.do(Trained(task_id=task_id, result=RESULT, blob=blob(f"update {task_id}")))
         else:
             self.do(WorkFailed(task_id=task_id, reason="failed", detail="it broke"))
@@ -147,7 +151,9 @@ class AgentMachine(RuleBasedStateMachine):
     @invariant()
     def an_answered_task_has_one_answer(self) -> None:
         answers = [
-            entry.message.task_id for entry in self.agent.state.pending if isinstance(entry.message, Update | Refusal)
+            entry.message.task_id
+            for entry in self.agent.state.pending
+            if isinstance(entry.message, Update | Refusal | Scores)
         ]
         assert len(answers) == len(set(answers))
         assert self.agent.state.job is None or self.agent.state.job.task.task_id not in answers

@@ -1,20 +1,22 @@
 """The agent's folder: what was saved is there after a crash, one agent holds it, and no name leaves it."""
 
 import errno
+import math
 import os
 import threading
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from edge_client.agent_cases import RESULT, announce, blob, deploy_task, train_task
+from edge_client.agent_cases import RESULT, announce, blob, deploy_task, score_task, train_task
 
-from subfleet.edge_client.states import Saved, WorkFailed
+from subfleet.edge_client.states import Saved, Scored, WorkFailed
 from subfleet.edge_client.store import AgentStore
 from subfleet.edge_client.worker import Finished, TrainingWorker
-from subfleet.protocol.errors import FileError, ProtocolError
+from subfleet.protocol.errors import DataError, FileError, MemoryLimitError, ProtocolError
 from subfleet.protocol.messages import Deployed, Refusal, Task, Update
-from subfleet.protocol.programs import Trainer, TrainJob, TrainResult
+from subfleet.protocol.programs import ScoreJob, Trainer, TrainJob, TrainResult
+from subfleet.protocol.scoring import CandidateScore
 
 SAVED = Saved(
     round=announce(2, "train"),
@@ -219,6 +221,64 @@ def test_a_thread_that_ends_in_any_way_has_an_outcome_and_leaves_no_file(tmp_pat
     assert outcome.reason == "failed"
     assert not list((tmp_path / "state" / "work").iterdir())
     assert [path.name for path in tmp_path.iterdir()] == ["state"]
+
+
+class Scores:
+    """A trainer that scores what it is given in turn, or raises it."""
+
+    target = "fake"
+
+    def __init__(self, *found: float | Exception) -> None:
+        self.found = list(found)
+        self.jobs: list[ScoreJob] = []
+
+    def score(self, job: ScoreJob, stopped: object) -> float:
+        self.jobs.append(job)
+        found = self.found.pop(0)
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+
+@pytest.mark.parametrize(
+    ("first", "reason"),
+    [
+        (MemoryLimitError(needed_bytes=2000, limit_bytes=1000), "2000"),
+        (MemoryError(), "MemoryError"),
+        (DataError("no samples"), "no samples"),
+        (math.nan, "the score is nan"),
+    ],
+)
+def test_a_candidate_that_cannot_be_scored_takes_nothing_from_the_others(
+    tmp_path: Path, first: float | Exception, reason: str
+) -> None:
+    trainer = Scores(first, 2.5)
+    outcome = scored(tmp_path, trainer)
+    assert isinstance(outcome, Scored)
+    assert outcome.scores[1] == CandidateScore(score=2.5)
+    assert outcome.scores[0].score is None
+    assert reason in outcome.scores[0].reason
+    assert [job.weights_path.read_bytes() for job in trainer.jobs] == [b"weights s1 a", b"weights s1 b"]
+    assert {(job.batches, job.client_id, job.memory_limit_bytes) for job in trainer.jobs} == {(2, "pi", 1000)}
+
+
+def scored(tmp_path: Path, trainer: Scores) -> object:
+    store = AgentStore(tmp_path)
+    for content in (b"program", b"weights s1 a", b"weights s1 b"):
+        store.blobs.add(content)
+    trainers: dict[str, Trainer] = {"fake": trainer}  # type: ignore[dict-item]  # only `score` is ever called
+    worker = TrainingWorker(trainers, blobs=store.blobs, work_folder=store.work_folder, data="d")
+    worker.start(score_task(), 1000)
+    worker.join(10.0)
+    return worker.outcome()
+
+
+@pytest.mark.parametrize("error", [DataError("no samples"), RuntimeError("a plug-in's own")])
+def test_a_task_none_of_whose_candidates_can_be_scored_has_failed(tmp_path: Path, error: Exception) -> None:
+    outcome = scored(tmp_path, Scores(error, error))
+    assert isinstance(outcome, WorkFailed)
+    assert outcome.reason == "failed"
+    assert str(error) in outcome.detail
 
 
 def test_a_task_whose_blobs_are_gone_is_a_failure_of_its_program(tmp_path: Path) -> None:

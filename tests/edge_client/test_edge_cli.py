@@ -145,6 +145,9 @@ class FakeTrainer:
     def train(self, job: object, stopped: object) -> None:
         raise NotImplementedError
 
+    def score(self, job: object, stopped: object) -> float:
+        raise NotImplementedError
+
     def predict(self, model_path: Path, data: str, threads: int = 1) -> Prediction:
         return Prediction(labels=(2, 0), accuracy=0.5)
 

@@ -111,6 +111,9 @@ class Hoarder:
     def step(self, fed: object, *, last: bool = False) -> Mapping[str, npt.NDArray[np.generic]]:
         return {name: np.ones((), np.float32) for name in self.layout.read}
 
+    def gradients(self) -> Mapping[str, npt.NDArray[np.generic]]:
+        raise NotImplementedError
+
     def finish(self) -> Mapping[str, npt.NDArray[np.generic]]:
         return self.stored
 

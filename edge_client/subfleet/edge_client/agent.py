@@ -16,7 +16,7 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
-from subfleet.edge_client.composing import deployed, presence, receipt, refusal, telemetry, update
+from subfleet.edge_client.composing import deployed, presence, receipt, refusal, scores, telemetry, update
 from subfleet.edge_client.rounds import is_open, is_over, is_past, is_stale
 from subfleet.edge_client.states import (
     Action,
@@ -44,6 +44,7 @@ from subfleet.edge_client.states import (
     Received,
     Save,
     Saved,
+    Scored,
     Settle,
     StopTraining,
     Tick,
@@ -51,7 +52,6 @@ from subfleet.edge_client.states import (
     Trained,
     WorkFailed,
 )
-from subfleet.protocol.blobs import BlobRef
 from subfleet.protocol.messages import Receipt, RoundInfo, Task, Telemetry
 
 __all__ = ["start", "step"]
@@ -187,9 +187,9 @@ def _on_task(settings: AgentSettings, state: AgentState, task: Task, now_s: floa
     job = Job(task=task, stage="waiting", lacking=frozenset(), arrived_at_s=now_s)
     state = replace(state, job=job, busy_at_s=now_s)
     actions += (Publish(message=receipt(settings, task, "accepted")),)
-    target = task.programs[0].target
-    if task.work == "train" and target not in settings.profile.runtimes:
-        detail = f"the program is for {target!r}, but this device runs {list(settings.profile.runtimes)}"
+    foreign = [one.target for one in task.programs if one.target not in settings.profile.runtimes]
+    if task.work != "deploy" and foreign:
+        detail = f"the program is for {foreign[0]!r}, but this device runs {list(settings.profile.runtimes)}"
         state, more = _refuse(settings, state, "runtime", detail, now_s)
         actions += more
     return state, actions
@@ -209,7 +209,7 @@ def _advance(state: AgentState) -> Step:
     actions: tuple[Action, ...] = ()
     job = state.job
     if job is not None and job.stage == "waiting" and is_open(state.round, job.task):
-        blobs = _blobs(job.task)
+        blobs = job.task.blobs
         job = replace(job, stage="fetching", lacking=frozenset(blob.sha256 for blob in blobs))
         actions += tuple(Fetch(blob=blob) for blob in blobs)
     if job is not None and job.stage == "fetching" and not job.lacking and state.running is None:
@@ -221,13 +221,6 @@ def _advance(state: AgentState) -> Step:
             log_time_s = state.round.log_time_s if state.round is not None else None
             actions += (Measure(purpose="task", task_id=job.task.task_id, log_time_s=log_time_s),)
     return replace(state, job=job), actions
-
-
-def _blobs(task: Task) -> tuple[BlobRef, ...]:
-    wanted = [program.blob for program in task.programs]
-    if task.weights is not None:
-        wanted.append(task.weights)
-    return tuple({blob.sha256: blob for blob in wanted}.values())
 
 
 def _on_blob_arrived(_settings: AgentSettings, state: AgentState, event: BlobArrived, _now_s: float) -> Step:
@@ -283,6 +276,14 @@ def _on_trained(settings: AgentSettings, state: AgentState, event: Trained, now_
     return _answer(settings, replace(state, programs=programs), update(settings, job, event, now_s), now_s)
 
 
+def _on_scored(settings: AgentSettings, state: AgentState, event: Scored, now_s: float) -> Step:
+    state = _worker_free(state, event.task_id)
+    job = state.job
+    if job is None or job.task.task_id != event.task_id:
+        return state, ()
+    return _answer(settings, state, scores(settings, job, event, now_s), now_s)
+
+
 def _on_placed(settings: AgentSettings, state: AgentState, event: Placed, now_s: float) -> Step:
     job = state.job
     if job is None or job.task.task_id != event.task_id:
@@ -335,9 +336,7 @@ def _drop_job(state: AgentState) -> Step:
     job = state.job
     if job is None:
         return state, ()
-    actions: tuple[Action, ...] = tuple(
-        CancelFetch(blob=blob) for blob in _blobs(job.task) if blob.sha256 in job.lacking
-    )
+    actions: tuple[Action, ...] = tuple(CancelFetch(blob=blob) for blob in job.task.blobs if blob.sha256 in job.lacking)
     if state.running == job.task.task_id:
         actions += (StopTraining(task_id=job.task.task_id),)
     return replace(state, job=None, done=_with(state.done, job.task.task_id)), actions
@@ -357,6 +356,7 @@ _HANDLERS: Mapping[type[Event], Callable[[AgentSettings, AgentState, Any, float]
         BlobFailed: _on_blob_failed,
         Measured: _on_measured,
         Trained: _on_trained,
+        Scored: _on_scored,
         Placed: _on_placed,
         WorkFailed: _on_work_failed,
     }

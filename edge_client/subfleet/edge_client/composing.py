@@ -1,11 +1,12 @@
 """Writes the agent's messages. Their ids follow from what they say: said twice, it is known as said once."""
 
+from dataclasses import replace
 from typing import Literal
 
-from subfleet.edge_client.states import AgentSettings, Job, Measured, Placed, Reason, Trained
-from subfleet.protocol.messages import Deployed, Presence, Receipt, Refusal, Task, Telemetry, Update
+from subfleet.edge_client.states import AgentSettings, Job, Measured, Placed, Reason, Scored, Trained
+from subfleet.protocol.messages import Deployed, Presence, Receipt, Refusal, Scores, Task, Telemetry, Update
 
-__all__ = ["deployed", "presence", "receipt", "refusal", "telemetry", "update"]
+__all__ = ["deployed", "presence", "receipt", "refusal", "scores", "telemetry", "update"]
 
 MAX_DETAIL_CHARACTERS = 500
 
@@ -64,6 +65,19 @@ def update(settings: AgentSettings, job: Job, event: Trained, now_s: float) -> U
     )
 
 
+def scores(settings: AgentSettings, job: Job, event: Scored, now_s: float) -> Scores:
+    """The answer to a score task."""
+    return Scores(
+        task_id=job.task.task_id,
+        run_id=job.task.run_id,
+        round=job.task.round,
+        client_id=settings.client_id,
+        scores=tuple(replace(one, reason=_sendable(one.reason)) for one in event.scores),
+        seconds=now_s - job.arrived_at_s,
+        message_id=f"scores.{job.task.task_id}",
+    )
+
+
 def deployed(settings: AgentSettings, job: Job, event: Placed) -> Deployed:
     """The answer to a deploy task whose models are in place."""
     return Deployed(
@@ -83,8 +97,12 @@ def refusal(settings: AgentSettings, job: Job, reason: Reason, detail: str, avai
         round=job.task.round,
         client_id=settings.client_id,
         reason=reason,
-        # Odd file names stand in error texts; the wire takes neither NUL nor half a character.
-        detail=detail.encode("utf-8", "replace").decode().replace("\0", "?")[:MAX_DETAIL_CHARACTERS],
+        detail=_sendable(detail),
         available_bytes=available_bytes,
         message_id=f"refusal.{job.task.task_id}",
     )
+
+
+def _sendable(text: str) -> str:
+    """Odd file names stand in error texts; the wire takes neither NUL nor half a character."""
+    return text.encode("utf-8", "replace").decode().replace("\0", "?")[:MAX_DETAIL_CHARACTERS]

@@ -1,7 +1,7 @@
 """What an announcement of the server means for what is known, in hand and on its way."""
 
 from subfleet.edge_client.states import AgentState, Answer
-from subfleet.protocol.messages import RoundInfo, Task, Telemetry, Update
+from subfleet.protocol.messages import RoundInfo, Scores, Task, Telemetry, Update
 
 __all__ = ["is_open", "is_over", "is_past", "is_stale"]
 
@@ -26,6 +26,8 @@ def is_over(message: Telemetry | Answer, info: RoundInfo) -> bool:
         return True
     if isinstance(message, Telemetry):
         return info.phase != "measure" or message.round != info.round
+    if isinstance(message, Scores):
+        return info.phase == "finished" or message.round < info.round
     return info.phase == "finished" and isinstance(message, Update)
 
 

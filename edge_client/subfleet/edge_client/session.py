@@ -40,7 +40,7 @@ from subfleet.edge_client.states import (
     WorkFailed,
 )
 from subfleet.edge_client.store import AgentStore
-from subfleet.edge_client.worker import Finished, TrainingWorker
+from subfleet.edge_client.worker import Finished, Outcome, TrainingWorker
 from subfleet.protocol.blobs import decode_chunk
 from subfleet.protocol.errors import FileError, ProtocolError
 from subfleet.protocol.messages import (
@@ -49,6 +49,7 @@ from subfleet.protocol.messages import (
     Message,
     Refusal,
     RoundInfo,
+    Scores,
     Task,
     Update,
     decode,
@@ -237,9 +238,9 @@ class Session:
         elif isinstance(message, Task):
             _LOG.info("task %s: %s %s", message.task_id, message.work, message.spec.name or message.spec.spec_id)
 
-    def _stored(self, outcome: Finished | WorkFailed) -> Event:
+    def _stored(self, outcome: Outcome) -> Event:
         """Put a training's output among the blobs, before the agent is told of it."""
-        if isinstance(outcome, WorkFailed):
+        if not isinstance(outcome, Finished):
             return outcome
         try:
             blob = self._store.blobs.add_file(outcome.output_path)
@@ -276,6 +277,8 @@ class Session:
         message = action.message
         if isinstance(message, Update):
             _LOG.info("task %s: trained, loss %.4f, %.1f s", message.task_id, message.loss, message.train_seconds)
+        elif isinstance(message, Scores):
+            _LOG.info("task %s: %d candidates scored, %.1f s", message.task_id, len(message.scores), message.seconds)
         elif isinstance(message, Refusal):
             _LOG.warning("task %s: refused (%s): %s", message.task_id, message.reason, message.detail)
         topic = self._topics.up(self._settings.client_id, message.KIND)

@@ -4,9 +4,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 from subfleet.protocol.blobs import BlobRef
-from subfleet.protocol.messages import Deployed, Message, Profile, Refusal, RoundInfo, Task, Telemetry, Update
+from subfleet.protocol.messages import Deployed, Message, Profile, Refusal, RoundInfo, Scores, Task, Telemetry, Update
 from subfleet.protocol.programs import TrainResult
 from subfleet.protocol.readings import Reading
+from subfleet.protocol.scoring import CandidateScore
 
 __all__ = [
     "Action",
@@ -34,6 +35,7 @@ __all__ = [
     "Received",
     "Save",
     "Saved",
+    "Scored",
     "Settle",
     "StopTraining",
     "Tick",
@@ -45,7 +47,7 @@ __all__ = [
 Reason = Literal["memory", "runtime", "program", "data", "failed"]
 """Why a task is refused; "memory" asks for a smaller one."""
 
-Answer = Update | Refusal | Deployed
+Answer = Update | Refusal | Deployed | Scores
 """What ends a task; kept, also over a restart, until the server's receipt."""
 
 
@@ -90,7 +92,7 @@ class Job:
 
     Attributes:
         stage: "waiting" for its round's announcement; "fetching" what is lacking; "measuring" whether it still fits;
-            "working" (training, or placing models).
+            "working" (training, scoring, or placing models).
         lacking: digests of the blobs that have not come yet.
         arrived_at_s: when it came.
     """
@@ -121,7 +123,7 @@ class Saved:
     Attributes:
         round: the last announcement of the run that the device takes part in.
         task: the task that has no answer yet.
-        updates: answers without a receipt, as are refusals and deployed.
+        updates: answers without a receipt, as are refusals, deployed and scores.
         done: ids of the last tasks that were answered or replaced.
         programs: digests of the last training programs, the newest last.
     """
@@ -131,19 +133,19 @@ class Saved:
     updates: tuple[Update, ...] = ()
     refusals: tuple[Refusal, ...] = ()
     deployed: tuple[Deployed, ...] = ()
+    scores: tuple[Scores, ...] = ()
     done: tuple[str, ...] = ()
     programs: tuple[str, ...] = ()
 
     def answers(self) -> tuple[Answer, ...]:
         """Every answer without a receipt."""
-        return (*self.updates, *self.refusals, *self.deployed)
+        return (*self.updates, *self.refusals, *self.deployed, *self.scores)
 
     def blobs(self) -> frozenset[str]:
         """Digests of what is still needed: programs, what the task names, and what the server may still ask for."""
         needed = set(self.programs) | {update.blob.sha256 for update in self.updates}
         if self.task is not None:
-            needed |= {program.blob.sha256 for program in self.task.programs}
-            needed |= {self.task.weights.sha256} if self.task.weights is not None else set()
+            needed |= {blob.sha256 for blob in self.task.blobs}
         return frozenset(needed)
 
 
@@ -187,6 +189,7 @@ class AgentState:
             updates=tuple(message for message in messages if isinstance(message, Update)),
             refusals=tuple(message for message in messages if isinstance(message, Refusal)),
             deployed=tuple(message for message in messages if isinstance(message, Deployed)),
+            scores=tuple(message for message in messages if isinstance(message, Scores)),
             done=self.done,
             programs=self.programs,
         )
@@ -253,6 +256,14 @@ class Trained:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Scored:
+    """The worker has tried every candidate of a score task."""
+
+    task_id: str
+    scores: tuple[CandidateScore, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Placed:
     """The models of a deploy task stand in their folder."""
 
@@ -275,7 +286,9 @@ class Tick:
     """Time has passed."""
 
 
-Event = LinkUp | LinkDown | Received | BlobArrived | BlobFailed | Measured | Trained | Placed | WorkFailed | Tick
+Event = (
+    LinkUp | LinkDown | Received | BlobArrived | BlobFailed | Measured | Trained | Scored | Placed | WorkFailed | Tick
+)
 
 
 # --- actions ----------------------------------------------------------------------------------------------------------
@@ -336,7 +349,7 @@ class Measure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Train:
-    """Train in the worker; `Trained` or `WorkFailed` answers."""
+    """Train, or score candidates, in the worker; `Trained`, `Scored` or `WorkFailed` answers."""
 
     task: Task
     memory_limit_bytes: int

@@ -1,7 +1,8 @@
-"""Trains in a thread of its own, one task at a time, so that heartbeats go on."""
+"""Trains and scores in a thread of its own, one task at a time, so that heartbeats go on."""
 
 import hashlib
 import logging
+import math
 import queue
 import threading
 from collections.abc import Mapping
@@ -10,15 +11,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
-from subfleet.edge_client.states import Reason, WorkFailed
+from subfleet.edge_client.states import Reason, Scored, WorkFailed
 from subfleet.protocol.blobs import BlobRef
-from subfleet.protocol.errors import DataError, FileError, MemoryLimitError, ProtocolError, SubfleetError
+from subfleet.protocol.errors import (
+    DataError,
+    FileError,
+    MemoryLimitError,
+    ProtocolError,
+    SubfleetError,
+    TrainingError,
+)
 from subfleet.protocol.messages import Task
-from subfleet.protocol.programs import Trainer, TrainJob, TrainResult
+from subfleet.protocol.programs import ProgramRef, ScoreJob, Trainer, TrainJob, TrainResult
+from subfleet.protocol.scoring import CandidateScore
 from subfleet.protocol.training import TrainingSettings
 from subfleet.transport.blob_store import BlobStore
 
-__all__ = ["Finished", "TrainingWorker"]
+__all__ = ["Finished", "Outcome", "TrainingWorker"]
 
 _LOG = logging.getLogger(__name__)
 
@@ -35,6 +44,10 @@ class Finished:
     task_id: str
     result: TrainResult
     output_path: Path
+
+
+Outcome = Finished | Scored | WorkFailed
+"""How the worker ended a task."""
 
 
 class TrainingWorker:
@@ -56,12 +69,12 @@ class TrainingWorker:
         self._work_folder = work_folder
         self._data = data
         self._threads = threads
-        self._outcomes: queue.SimpleQueue[Finished | WorkFailed] = queue.SimpleQueue()
+        self._outcomes: queue.SimpleQueue[Outcome] = queue.SimpleQueue()
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
 
     def start(self, task: Task, memory_limit_bytes: int) -> None:
-        """Begin to train; `outcome` gives the end of it. Called only when the last training has ended."""
+        """Begin to train or to score; `outcome` gives the end of it. Called only when the last training has ended."""
         self._stop.clear()
         # A daemon, so that a runtime that hangs cannot keep the process from ending.
         self._thread = threading.Thread(
@@ -78,29 +91,30 @@ class TrainingWorker:
         if self._thread is not None:
             self._thread.join(timeout_s)
 
-    def outcome(self) -> Finished | WorkFailed | None:
-        """How the training ended, once; None before."""
+    def outcome(self) -> Outcome | None:
+        """How the task ended, once; None before."""
         try:
             return self._outcomes.get_nowait()
         except queue.Empty:
             return None
 
     def _run(self, task: Task, memory_limit_bytes: int) -> None:
-        outcome: Finished | WorkFailed = WorkFailed(
+        outcome: Outcome = WorkFailed(
             task_id=task.task_id, reason="failed", detail="the training thread ended without a result"
         )
         try:
-            outcome = self._train(task, memory_limit_bytes)
+            outcome = self._done(task, memory_limit_bytes)
         finally:
             if isinstance(outcome, WorkFailed):
                 with suppress(OSError):  # a trainer may fail after it wrote: nobody will come for that file
                     self._output_path(task).unlink(missing_ok=True)
             self._outcomes.put(outcome)
 
-    def _train(self, task: Task, memory_limit_bytes: int) -> Finished | WorkFailed:
+    def _done(self, task: Task, memory_limit_bytes: int) -> Outcome:
         try:
-            job = self._job(task, memory_limit_bytes)
-            result = self._trainers[task.programs[0].target].train(job, self._stop.is_set)
+            return (
+                self._score(task, memory_limit_bytes) if task.work == "score" else self._train(task, memory_limit_bytes)
+            )
         except MemoryError:
             detail = f"the system refused memory below the limit of {memory_limit_bytes} bytes"
             available_bytes = min(memory_limit_bytes, task.planned_peak_bytes) // 2
@@ -110,7 +124,43 @@ class TrainingWorker:
         except Exception as error:  # noqa: BLE001 - a trainer is a plug-in, and whatever it raises ends its task alone
             _LOG.warning("task %s: the trainer raised an error of its own", task.task_id, exc_info=True)
             return WorkFailed(task_id=task.task_id, reason="failed", detail=f"{type(error).__name__}: {error}")
+
+    def _train(self, task: Task, memory_limit_bytes: int) -> Finished:
+        job = self._job(task, memory_limit_bytes)
+        result = self._trainers[task.programs[0].target].train(job, self._stop.is_set)
         return Finished(task_id=task.task_id, result=result, output_path=job.output_path)
+
+    def _score(self, task: Task, memory_limit_bytes: int) -> Scored:
+        """Every candidate by itself: one that cannot be scored takes nothing from the others."""
+        if task.scoring is None or task.training is None:
+            raise ProtocolError(f"task {task.task_id!r:.80} names no candidates or no settings, but must to be scored")
+        found: list[CandidateScore] = []
+        for program, weights in zip(task.programs, task.scoring.weights, strict=True):
+            job = ScoreJob(
+                program_path=self._blobs.path(program.blob),
+                weights_path=self._blobs.path(weights),
+                data=self._data,
+                settings=task.training,
+                batches=task.scoring.batches,
+                client_id=task.client_id,
+                memory_limit_bytes=memory_limit_bytes,
+                threads=self._threads,
+            )
+            found.append(self._score_of(program, job))
+        if all(one.score is None for one in found):
+            raise TrainingError(f"no candidate could be scored, the first because {found[0].reason}")
+        return Scored(task_id=task.task_id, scores=tuple(found))
+
+    def _score_of(self, program: ProgramRef, job: ScoreJob) -> CandidateScore:
+        try:
+            score = self._trainers[program.target].score(job, self._stop.is_set)
+        except (SubfleetError, MemoryError) as error:
+            if self._stop.is_set():
+                raise
+            return CandidateScore(score=None, reason=str(error) or type(error).__name__)
+        if not math.isfinite(score):
+            return CandidateScore(score=None, reason=f"the score is {score}")
+        return CandidateScore(score=score)
 
     def _job(self, task: Task, memory_limit_bytes: int) -> TrainJob:
         weights: BlobRef | None = task.weights

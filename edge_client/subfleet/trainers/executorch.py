@@ -6,11 +6,12 @@ from pathlib import Path
 from typing import ClassVar
 
 from subfleet.protocol.errors import DataError, MissingExtraError, TrainingError
-from subfleet.protocol.programs import DataSummary, Prediction, TrainJob, TrainResult
+from subfleet.protocol.programs import DataSummary, Prediction, ScoreJob, TrainJob, TrainResult
 from subfleet.tasks import read_dataset
 from subfleet.trainers.executorch_runtime import ExecutorchRuntime
 from subfleet.trainers.kept import Slot
 from subfleet.trainers.prediction import predict_dataset, read_model
+from subfleet.trainers.scoring import score_job
 from subfleet.trainers.training import train_job
 
 __all__ = ["ExecutorchTrainer", "find_runtime"]
@@ -51,6 +52,15 @@ class ExecutorchTrainer:
         # Before anything is measured: the library is there whatever subnet is trained.
         open_session = find_runtime().open_session
         return train_job(job, stopped, target=self.target, open_session=open_session, slot=self._slot)
+
+    def score(self, job: ScoreJob, stopped: Callable[[], bool]) -> float:
+        """Score a candidate; see `score_job` for what it does and raises.
+
+        Raises:
+            MissingExtraError: ExecuTorch is not installed.
+        """
+        open_session = find_runtime().open_session
+        return score_job(job, stopped, target=self.target, open_session=open_session, slot=self._slot)
 
     def predict(self, model_path: Path, data: str, threads: int = 1) -> Prediction:
         """Run a model with one input, (batch, *sample shape), whose first output is the logits.

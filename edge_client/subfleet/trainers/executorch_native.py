@@ -114,6 +114,10 @@ class NativeSession:
         self._sets = [after, before]
         return {name: self._results[name] for name in self._layout.read}
 
+    def gradients(self) -> Mapping[str, Array]:
+        """See `StepSession.gradients`."""
+        return {value.tensor: np.array(self._sets[0][value.name]) for value in self._layout.gradients}
+
     def finish(self) -> Mapping[str, Array]:
         """See `StepSession.finish`."""
         newest = self._sets[0]

@@ -1,21 +1,22 @@
 """What a training program is fed: everything that follows from the data and the settings, not from earlier steps."""
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 import numpy as np
 import numpy.typing as npt
 
 from subfleet.protocol.errors import DataError, ProtocolError
-from subfleet.protocol.programs import TrainJob, ValueInfo
+from subfleet.protocol.programs import ScoreJob, TrainJob, ValueInfo
 from subfleet.protocol.training import TrainingSettings
 from subfleet.tasks import Dataset, StepOrigin, iter_batches, split_batch, step_random
 from subfleet.tasks.dataset import Labels
 from subfleet.trainers.sessions import Array
 from subfleet.trainers.step_layout import COEFFICIENTS, StepLayout
 
-__all__ = ["Call", "calls_of", "check_data", "check_settings", "constant_values"]
+__all__ = ["Call", "batches_to_score", "calls_of", "check_data", "check_settings", "constant_values"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,26 +120,62 @@ def calls_of(job: TrainJob, layout: StepLayout, dataset: Dataset) -> Iterator[Ca
             origin = StepOrigin(
                 seed=settings.seed, round_number=job.round, client_id=job.client_id, epoch=epoch, step=step
             )
-            parts = list(split_batch(indices, mask, layout.batch_size))
-            counts = [_count(dataset.labels[part], part_mask) for part, part_mask in parts]
-            for place, (part, part_mask) in enumerate(parts):
-                ends_batch = place == len(parts) - 1
-                scalars = {layout.batch_weight: sum(counts), layout.apply: float(ends_batch)}
-                fed = {
-                    layout.input.name: dataset.inputs[part],
-                    layout.label.name: dataset.labels[part],
-                    layout.sample_mask.name: part_mask,
-                    **_randoms(layout, origin, place),
-                    **{value.name: np.array(number, np.float32) for value, number in scalars.items() if value},
-                }
-                yield Call(
-                    epoch=epoch,
-                    fed=fed,
-                    count=counts[place],
-                    batch_count=sum(counts),
-                    ends_batch=ends_batch,
-                    last=ends_batch and (epoch, step) == (settings.epochs - 1, batch_count - 1),
-                )
+            last = (epoch, step) == (settings.epochs - 1, batch_count - 1)
+            yield from _calls_of_batch(layout, dataset, split_batch(indices, mask, layout.batch_size), origin, last)
+
+
+def batches_to_score(job: ScoreJob, layout: StepLayout, dataset: Dataset) -> Iterator[Sequence[Mapping[str, Array]]]:
+    """What is fed for the gradient of each batch of a score: its parts, none of which lets the optimiser take a step.
+
+    The batches are the first ones of the client's epoch 0 in round 0. All are whole and no two share a sample: where
+    there are too few samples for that, they are smaller.
+
+    Raises:
+        DataError: there are fewer samples than batches.
+        ProtocolError: the program sums no gradients.
+    """
+    if layout.apply is None:
+        raise ProtocolError("the program sums no gradients, but a candidate is scored by them; export it to accumulate")
+    size = min(job.settings.batch_size, len(dataset) // job.batches)
+    if size < 1:
+        raise DataError(f"{job.data!r} has {len(dataset)} samples, but a score needs {job.batches} or more; use more")
+    seed = job.settings.seed
+    batches = iter_batches(len(dataset), size, seed=seed, round_number=0, client_id=job.client_id, epoch=0)
+    stay = {layout.apply.name: np.array(0, np.float32)}
+    for step, (indices, mask) in enumerate(islice(batches, job.batches)):
+        origin = StepOrigin(seed=seed, round_number=0, client_id=job.client_id, epoch=0, step=step)
+        calls = _calls_of_batch(layout, dataset, split_batch(indices, mask, layout.batch_size), origin, last=False)
+        yield [{**call.fed, **stay} for call in calls]
+
+
+def _calls_of_batch(
+    layout: StepLayout,
+    dataset: Dataset,
+    batch: Iterable[tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]],
+    origin: StepOrigin,
+    last: bool,
+) -> Iterator[Call]:
+    """The calls of a batch's parts; `last` says that no batch comes after it."""
+    parts = list(batch)
+    counts = [_count(dataset.labels[part], part_mask) for part, part_mask in parts]
+    for place, (part, part_mask) in enumerate(parts):
+        ends_batch = place == len(parts) - 1
+        scalars = {layout.batch_weight: sum(counts), layout.apply: float(ends_batch)}
+        fed = {
+            layout.input.name: dataset.inputs[part],
+            layout.label.name: dataset.labels[part],
+            layout.sample_mask.name: part_mask,
+            **_randoms(layout, origin, place),
+            **{value.name: np.array(number, np.float32) for value, number in scalars.items() if value},
+        }
+        yield Call(
+            epoch=origin.epoch,
+            fed=fed,
+            count=counts[place],
+            batch_count=sum(counts),
+            ends_batch=ends_batch,
+            last=ends_batch and last,
+        )
 
 
 def _limit(value: ValueInfo, layout: StepLayout) -> int:

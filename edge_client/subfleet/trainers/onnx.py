@@ -9,12 +9,13 @@ from typing import Any, ClassVar
 import numpy as np
 
 from subfleet.protocol.errors import ConfigError, DataError, MissingExtraError, TrainingError
-from subfleet.protocol.programs import DataSummary, Prediction, Program, TrainJob, TrainResult
+from subfleet.protocol.programs import DataSummary, Prediction, Program, ScoreJob, TrainJob, TrainResult
 from subfleet.tasks import read_dataset
 from subfleet.trainers.kept import Host, Slot
 from subfleet.trainers.library_pages import map_library
 from subfleet.trainers.onnx_session import OnnxSession, guarded
 from subfleet.trainers.prediction import FREE_BATCH_SIZE, predict_dataset, read_model
+from subfleet.trainers.scoring import score_job
 from subfleet.trainers.sessions import Array, StepSession
 from subfleet.trainers.step_layout import StepLayout
 from subfleet.trainers.training import train_job
@@ -78,6 +79,17 @@ class OnnxTrainer:
         runtime = self._prepared()
         open_session = partial(_open, runtime, self._provider)
         return train_job(job, stopped, target=self.target, open_session=open_session, slot=self._host)
+
+    def score(self, job: ScoreJob, stopped: Callable[[], bool]) -> float:
+        """Score a candidate; see `score_job` for what it does and raises.
+
+        Raises:
+            MissingExtraError: ONNX Runtime is not installed.
+            ConfigError: it has no such provider, or the provider does not work.
+        """
+        runtime = self._prepared()
+        open_session = partial(_open, runtime, self._provider)
+        return score_job(job, stopped, target=self.target, open_session=open_session, slot=self._host)
 
     def predict(self, model_path: Path, data: str, threads: int = 1) -> Prediction:
         """Run a model with one input, (batch, *sample shape), whose first output is the logits.

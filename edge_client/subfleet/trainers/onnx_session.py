@@ -86,6 +86,12 @@ class OnnxSession:
         self._sets.reverse()
         return {name: self._results.arrays[name] for name in self._layout.read}
 
+    def gradients(self) -> Mapping[str, Array]:
+        """See `StepSession.gradients`."""
+        newest = self._sets[0]
+        # `numpy()` does not keep a value alive whose memory it shows.
+        return {value.tensor: np.array(newest.values[value.name].numpy()) for value in self._layout.gradients}
+
     def finish(self) -> Mapping[str, Array]:
         """See `StepSession.finish`."""
         newest = self._sets[0]

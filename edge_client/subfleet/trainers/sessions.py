@@ -59,6 +59,10 @@ class StepSession(Protocol):
         """
         ...
 
+    def gradients(self) -> Mapping[str, Array]:
+        """Copies of the sums that the layout calls `gradients`, by tensor name, as the last step left them."""
+        ...
+
     def finish(self) -> Mapping[str, Array]:
         """End a training: the `stored` values as they stand, the caller's to change; everything else is given back."""
         ...
@@ -95,6 +99,9 @@ class _HostedSession:
         outputs = self._run({**self._constants, **self._carried, **fed})
         self._carried = {old: outputs[new] for old, new in self._layout.carried.items()}
         return {name: outputs[name] for name in self._layout.read}
+
+    def gradients(self) -> Mapping[str, Array]:
+        return {value.tensor: np.array(self._carried[value.name]) for value in self._layout.gradients}
 
     def finish(self) -> Mapping[str, Array]:
         stored = {value.name: np.require(self._carried[value.name], requirements="W") for value in self._layout.stored}

@@ -82,6 +82,11 @@ class StepLayout:
         return tuple(name for name in (self.loss, self.correct, self.count) if name)
 
     @property
+    def gradients(self) -> tuple[ValueInfo, ...]:
+        """Gradients that are summed over the parts of a batch, as inputs; none in programs that sum none."""
+        return tuple(value for value in self.zeroed if value.role == "gradient")
+
+    @property
     def accumulates(self) -> bool:
         """Whether the program sums gradients over the parts of a batch."""
         return self.apply is not None

@@ -18,10 +18,11 @@ from subfleet.protocol.errors import (
     SubfleetError,
     TrainingError,
 )
-from subfleet.protocol.programs import DataSummary, Prediction, Program, TrainJob, TrainResult
+from subfleet.protocol.programs import DataSummary, Prediction, Program, ScoreJob, TrainJob, TrainResult
 from subfleet.tasks import read_dataset
 from subfleet.trainers.kept import Host, Slot
 from subfleet.trainers.prediction import FREE_BATCH_SIZE, predict_dataset, read_model
+from subfleet.trainers.scoring import score_job
 from subfleet.trainers.sessions import Array, StepSession, zeros
 from subfleet.trainers.step_layout import StepLayout
 from subfleet.trainers.training import train_job
@@ -82,6 +83,17 @@ class TorchTrainer:
         self._prepare()
         open_session = partial(_open, self._provider)
         return train_job(job, stopped, target=self.target, open_session=open_session, slot=self._host)
+
+    def score(self, job: ScoreJob, stopped: Callable[[], bool]) -> float:
+        """Score a candidate; see `score_job` for what it does and raises.
+
+        Raises:
+            MissingExtraError: PyTorch is not installed.
+            ConfigError: it has no such device.
+        """
+        self._prepare()
+        open_session = partial(_open, self._provider)
+        return score_job(job, stopped, target=self.target, open_session=open_session, slot=self._host)
 
     def predict(self, model_path: Path, data: str, threads: int = 1) -> Prediction:
         """Run a model, a tensor container that names its network, over a data set.
@@ -153,6 +165,10 @@ class TorchSession:
         outputs = {value.name: result for value, result in zip(self._step.outputs, results, strict=True)}
         self._carried = {old: outputs[new] for old, new in self._layout.carried.items()}
         return {name: outputs[name].cpu().numpy() for name in self._layout.read}
+
+    def gradients(self) -> Mapping[str, Array]:
+        """See `StepSession.gradients`."""
+        return {value.tensor: np.array(self._carried[value.name].cpu().numpy()) for value in self._layout.gradients}
 
     def finish(self) -> Mapping[str, Array]:
         """See `StepSession.finish`."""

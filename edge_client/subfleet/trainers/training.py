@@ -1,12 +1,13 @@
 """The training loop that every runtime shares: one manifest, one step at a time, NumPy at the rim."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from subfleet.arrays import change, numpy_dtype
 from subfleet.protocol.errors import MemoryLimitError, TrainingError
-from subfleet.protocol.programs import TrainJob, TrainResult
+from subfleet.protocol.programs import ScoreJob, TrainJob, TrainResult
 from subfleet.tasks import Dataset, read_dataset
 from subfleet.trainers.feeding import calls_of, check_data, check_settings, constant_values
 from subfleet.trainers.job_files import file_sha256, read_program, read_weights, write_change
@@ -15,7 +16,7 @@ from subfleet.trainers.memory import Watch
 from subfleet.trainers.sessions import Array, LoadProgram, OpenSession, RunProgram, hosted
 from subfleet.trainers.step_layout import step_layout
 
-__all__ = ["LoadProgram", "RunProgram", "run_training", "train_job"]
+__all__ = ["LoadProgram", "RunProgram", "loaded_session", "run_training", "train_job"]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -62,20 +63,8 @@ def train_job(
         FileError: a file of the job cannot be read or written.
     """
     dataset = read_dataset(job.data)
-    sha256 = file_sha256(job.program_path)
-    kept = slot.take(sha256, job.threads)
-    watch = slot.watch(job.memory_limit_bytes, held_bytes=0 if kept is None else kept.held_bytes)
-    try:
-        loaded = _load(job, sha256, target, open_session) if kept is None else kept.loaded
-        del kept
-        _check_least(job, loaded.least_bytes)
-        watch.check()
+    with loaded_session(job, target=target, open_session=open_session, slot=slot) as (loaded, watch):
         tally = _train(job, stopped, dataset, loaded, slot, watch)
-        watch.check()
-        slot.release()
-        slot.keep(loaded, held_bytes=watch.held_bytes(), limit_bytes=job.memory_limit_bytes)
-    finally:
-        slot.release()
     return TrainResult(
         sample_count=len(dataset),
         step_count=tally.step_count,
@@ -86,7 +75,35 @@ def train_job(
     )
 
 
-def _load(job: TrainJob, sha256: str, target: str, open_session: OpenSession) -> LoadedSession:
+@contextmanager
+def loaded_session(
+    job: TrainJob | ScoreJob, *, target: str, open_session: OpenSession, slot: Host
+) -> Iterator[tuple[LoadedSession, Watch]]:
+    """A job's program, loaded or kept from the job before, and the watch over the memory of what is done with it.
+
+    Raises:
+        MemoryLimitError: the process grew beyond the limit, or what the program takes alone is beyond it.
+        TrainingError: the runtime refuses the program.
+        ProtocolError: it is no training program for this target.
+        FileError: it cannot be read.
+    """
+    sha256 = file_sha256(job.program_path)
+    kept = slot.take(sha256, job.threads)
+    watch = slot.watch(job.memory_limit_bytes, held_bytes=0 if kept is None else kept.held_bytes)
+    try:
+        loaded = _load(job, sha256, target, open_session) if kept is None else kept.loaded
+        del kept
+        _check_least(job, loaded.least_bytes)
+        watch.check()
+        yield loaded, watch
+        watch.check()
+        slot.release()
+        slot.keep(loaded, held_bytes=watch.held_bytes(), limit_bytes=job.memory_limit_bytes)
+    finally:
+        slot.release()
+
+
+def _load(job: TrainJob | ScoreJob, sha256: str, target: str, open_session: OpenSession) -> LoadedSession:
     program = read_program(job.program_path, target)
     layout = step_layout(program.manifest)
     least_bytes = sum(math.prod(value.shape) * numpy_dtype(value.dtype).itemsize for value in program.manifest.inputs)
@@ -95,7 +112,7 @@ def _load(job: TrainJob, sha256: str, target: str, open_session: OpenSession) ->
     return LoadedSession(sha256=sha256, threads=job.threads, layout=layout, session=session, least_bytes=least_bytes)
 
 
-def _check_least(job: TrainJob, least_bytes: int) -> None:
+def _check_least(job: TrainJob | ScoreJob, least_bytes: int) -> None:
     # Nothing is allocated on the word of a received manifest alone.
     if least_bytes > job.memory_limit_bytes:
         raise MemoryLimitError(needed_bytes=least_bytes, limit_bytes=job.memory_limit_bytes)

@@ -19,6 +19,7 @@ __all__ = [
     "Program",
     "ProgramManifest",
     "ProgramRef",
+    "ScoreJob",
     "TrainJob",
     "TrainResult",
     "Trainer",
@@ -216,6 +217,31 @@ class TrainJob:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ScoreJob:
+    """One candidate that a device scores on its own data.
+
+    Attributes:
+        program_path: the packed program; it must sum gradients.
+        weights_path: container of the candidate's weights and buffers before any training; they stay as they are.
+        data: what `--data` names.
+        settings: size of a batch and of its parts, and the seed.
+        batches: whose gradients are compared.
+        client_id: of this client, for the data order.
+        memory_limit_bytes: the most by which the process may grow.
+        threads: of the runtime.
+    """
+
+    program_path: Path
+    weights_path: Path
+    data: str
+    settings: TrainingSettings
+    batches: int
+    client_id: str
+    memory_limit_bytes: int
+    threads: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TrainResult:
     """What came of a training.
 
@@ -280,6 +306,10 @@ class Trainer(Protocol):
             TrainingError: the program failed, or was stopped.
             DataError: the data do not fit the program.
         """
+        ...
+
+    def score(self, job: ScoreJob, stopped: Callable[[], bool]) -> float:
+        """The ZiCo score of a candidate before training; raises as `train`."""
         ...
 
     def predict(self, model_path: Path, data: str, threads: int = 1) -> Prediction:

@@ -1,0 +1,97 @@
+"""The agent and its candidates, state by state: what each event leads to."""
+
+import pytest
+from edge_client.agent_cases import SCORES, Agent, announce, blob, connected, deploy_task, one, score_task, train_task
+
+from subfleet.edge_client.states import Fetch, Keep, Measure, Prune, Publish, Save, Scored, Settle, StopTraining, Train
+from subfleet.protocol.messages import Receipt, Scores, Task, Update, decode, encode
+from subfleet.protocol.scoring import CandidateScore
+
+
+def receipt(of: str) -> Receipt:
+    return Receipt(of=of, status="accepted")
+
+
+def duplicate(task: Task) -> Publish:
+    """What answers a task that was there before."""
+    message_id = f"receipt.s1.{task.message_id}"
+    return Publish(message=Receipt(of=task.message_id, status="duplicate", message_id=message_id))
+
+
+def test_candidates_from_task_to_receipt() -> None:
+    agent = connected()
+    agent.hear(announce(1, "train"))
+    task = score_task()
+    wanted = {blob("program"), blob("weights s1 a"), blob("weights s1 b")}
+    assert {action.blob for action in agent.hear(task) if isinstance(action, Fetch)} == wanted
+    actions = agent.fetch_all()
+    assert one(actions, Measure).purpose == "task"
+    assert (one(actions, Train).task, one(actions, Train).memory_limit_bytes) == (task, 1000)
+    assert agent.state.saved().blobs() == {one.sha256 for one in wanted}
+    agent.now_s += 7.0
+    actions = agent.score(task)
+    scores = one(actions, Keep).message
+    assert isinstance(scores, Scores)
+    assert (scores.task_id, scores.scores, scores.seconds) == ("s1", SCORES, 7.0)
+    assert one(actions, Save).saved.scores == (scores,)
+    assert one(actions, Prune).keep == frozenset(), "what was scored is not kept for later rounds"
+    assert one(agent.hear(receipt(scores.message_id)), Settle).message_id == scores.message_id
+
+
+def test_candidates_come_again_as_a_duplicate_and_the_training_follows_in_the_same_round() -> None:
+    agent = connected()
+    agent.train(score_task())
+    assert one(agent.hear(score_task()), Publish) == duplicate(score_task())
+    agent.score(score_task())
+    assert agent.hear(score_task()) == (duplicate(score_task()),)
+    assert one(agent.train(train_task()), Train).task.work == "train"
+    assert isinstance(one(agent.finish(train_task()), Keep).message, Update)
+
+
+def test_a_training_takes_the_place_of_candidates_and_their_scores_are_thrown_away() -> None:
+    agent = connected()
+    agent.train(score_task())
+    assert one(agent.train(train_task()), StopTraining).task_id == "s1"
+    actions = agent.score(score_task())
+    assert not any(isinstance(action, Keep) for action in actions)
+    assert agent.state.running is None
+
+
+@pytest.mark.parametrize(
+    ("task", "reason"),
+    [
+        (score_task(programs=(score_task().programs[0], deploy_task().programs[0])), "runtime"),
+        (score_task(planned_peak_bytes=1001), "memory"),
+    ],
+)
+def test_candidates_that_the_device_cannot_try_are_refused(task: Task, reason: str) -> None:
+    agent = connected()
+    actions = agent.train(task)
+    assert one(actions, Keep).message.reason == reason
+    assert not any(isinstance(action, Train) for action in actions)
+
+
+def test_scores_that_nobody_waits_for_are_not_sent_again() -> None:
+    agent = connected()
+    agent.train(score_task())
+    scores = one(agent.score(score_task()), Keep).message
+    assert not any(isinstance(action, Settle) for action in agent.hear(announce(1, "train")))
+    assert one(agent.hear(announce(2)), Settle).message_id == scores.message_id
+
+
+def test_a_new_start_sends_kept_scores_again_and_scores_unanswered_candidates_anew() -> None:
+    agent = connected()
+    agent.train(score_task())
+    again = connected(saved=agent.state.saved())
+    assert one(again.hear(announce(1, "train")) + again.fetch_all(), Train).task == score_task()
+    scores = one(again.score(score_task()), Keep).message
+    once_more = Agent(saved=again.state.saved())
+    assert once_more.first == (Keep(message=scores),)
+
+
+def test_reasons_can_be_sent_whatever_stands_in_them() -> None:
+    agent = connected()
+    agent.train(score_task())
+    odd = CandidateScore(score=None, reason="no image: \udcff\0.png" + "x" * 5000)
+    scores = one(agent.step(Scored(task_id="s1", scores=(odd, odd))), Keep).message
+    assert decode(encode(scores)) == scores

@@ -1,0 +1,126 @@
+"""Candidates scored by the programs that train: every runtime against PyTorch on the same batches."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from trainers.softmax_program import BATCH, samples, write_job
+from trainers.test_trainer_parity import CONFIGS, RUNTIMES, never, part_of_digits, smallest, trainer_of
+
+from subfleet.arrays import decode_arrays, encode_arrays
+from subfleet.protocol.errors import DataError, MemoryLimitError, ProtocolError, TrainingError
+from subfleet.protocol.programs import ScoreJob, encode_program
+from subfleet.protocol.training import ObjectiveSettings, OptimiserSettings, TrainingSettings
+from subfleet.tasks import Dataset, iter_batches, write_npz
+from subfleet.trainers.onnx import OnnxTrainer
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("executorch")
+pytest.importorskip("sklearn")
+from subfleet.elastic.families import build_module, network_of  # noqa: E402
+from subfleet.elastic.maps import extract  # noqa: E402
+from subfleet.elastic.scoring import zico_score  # noqa: E402
+from subfleet.export.programs import export_training_program  # noqa: E402
+from subfleet.export.requests import TrainRequest  # noqa: E402
+
+pytestmark = [pytest.mark.export, pytest.mark.slow]
+
+SETTINGS = TrainingSettings(
+    batch_size=16, micro_batch_size=6, learning_rate=0.5, optimiser=OptimiserSettings(momentum=0.0), seed=1
+)
+"""Of some seeds a layer's sum is mostly one weight, whose gradient is nearly the same in both: its rounding shows."""
+
+
+def score_job(folder: Path, target: str, family: str = "mlp", data: Dataset | None = None) -> ScoreJob:
+    config = CONFIGS[family]
+    network = network_of(config)
+    spec = smallest(network)
+    program = export_training_program(
+        TrainRequest(
+            model=config,
+            spec=spec,
+            target=target,
+            batch_size=SETTINGS.micro_batch_size,
+            objective=ObjectiveSettings(),
+            optimiser=SETTINGS.optimiser,
+            accumulate=True,
+        )
+    )
+    first = extract(network, spec, build_module(network, network.full_spec()).state_dict())
+    write_npz(folder / "data.npz", data or part_of_digits())
+    (folder / "program").write_bytes(encode_program(program))
+    (folder / "weights").write_bytes(encode_arrays({name: tensor.numpy() for name, tensor in first.items()}))
+    return ScoreJob(
+        program_path=folder / "program",
+        weights_path=folder / "weights",
+        data=str(folder / "data.npz"),
+        settings=SETTINGS,
+        batches=2,
+        client_id="laptop",
+        memory_limit_bytes=2**30,
+    )
+
+
+def score_in_pytorch(job: ScoreJob, family: str, batch_size: int = SETTINGS.batch_size) -> float:
+    """On the same first batches of the client's epoch 0 in round 0."""
+    network = network_of(CONFIGS[family])
+    dataset = part_of_digits()
+    order = iter_batches(
+        len(dataset), batch_size, seed=job.settings.seed, round_number=0, client_id=job.client_id, epoch=0
+    )
+    batches = [
+        (torch.from_numpy(dataset.inputs[indices]), torch.from_numpy(dataset.labels[indices]))
+        for indices, _ in list(order)[: job.batches]
+    ]
+    state = build_module(network, network.full_spec()).state_dict()
+    return zico_score(network, smallest(network), state, batches)
+
+
+@pytest.mark.parametrize("runtime", RUNTIMES)
+@pytest.mark.parametrize("family", ["mlp", "resnet"])
+def test_a_score_is_that_of_pytorch_and_nothing_is_trained(tmp_path: Path, runtime: str, family: str) -> None:
+    trainer = trainer_of(runtime, tmp_path)
+    job = score_job(tmp_path, trainer.target, family)
+    before = job.weights_path.read_bytes()
+    score = trainer.score(job, never)
+    assert score == pytest.approx(score_in_pytorch(job, family), rel=1e-4)
+    assert trainer.score(job, never) == score, "the kept session begins anew"
+    assert job.weights_path.read_bytes() == before
+    more = replace(job, batches=3)
+    assert trainer.score(more, never) == pytest.approx(score_in_pytorch(more, family), rel=1e-4)
+
+
+def test_batches_are_smaller_where_samples_are_few_and_never_share_one(tmp_path: Path) -> None:
+    job = score_job(tmp_path, "onnx")
+    larger = replace(job, settings=replace(SETTINGS, batch_size=64))
+    assert OnnxTrainer().score(larger, never) == pytest.approx(score_in_pytorch(job, "mlp", 41), rel=1e-4)
+
+
+def test_what_cannot_be_scored_says_why(tmp_path: Path) -> None:
+    job, trainer = score_job(tmp_path, "onnx"), OnnxTrainer()
+    with pytest.raises(DataError, match="has 83 samples, but a score needs 84 or more"):
+        trainer.score(replace(job, batches=84), never)
+    with pytest.raises(MemoryLimitError):
+        trainer.score(replace(job, memory_limit_bytes=1000), never)
+    with pytest.raises(TrainingError, match="scoring was stopped"):
+        trainer.score(job, lambda: True)
+    weights = decode_arrays(job.weights_path.read_bytes())
+    job.weights_path.write_bytes(encode_arrays({name: np.full_like(array, np.nan) for name, array in weights.items()}))
+    with pytest.raises(DataError, match="not finite"):
+        trainer.score(job, never)
+
+
+def test_a_program_that_sums_no_gradients_cannot_score(tmp_path: Path) -> None:
+    plain = write_job(tmp_path, samples(8), settings=TrainingSettings(batch_size=BATCH))
+    job = ScoreJob(
+        program_path=plain.program_path,
+        weights_path=plain.weights_path,
+        data=plain.data,
+        settings=plain.settings,
+        batches=2,
+        client_id="laptop",
+        memory_limit_bytes=2**30,
+    )
+    with pytest.raises(ProtocolError, match="the program sums no gradients"):
+        OnnxTrainer().score(job, never)
