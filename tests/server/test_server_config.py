@@ -101,3 +101,22 @@ def test_the_learning_rate_follows_the_rounds_and_the_seed_the_run(tmp_path: Pat
     assert [one.learning_rate for one in found] == [0.05, 0.025, 0.0125]
     assert {one.seed for one in found} == {5}
     assert {one.epochs for one in found} == {2}
+
+
+def test_a_preset_names_a_published_network_and_may_be_changed(tmp_path: Path) -> None:
+    start = WHOLE.index("[model]")
+    end = WHOLE.index("\n[", start) + 1
+    model = (
+        '[model]\npreset = "resnet50"\ninput_shape = [3, 32, 32]\nclass_count = 10\ngroup_size = 8\nnorm = "group"\n\n'
+    )
+    found = load_config(_file(tmp_path, WHOLE[:start] + model + WHOLE[end:])).model
+    assert (found.family, found.block, found.depths, found.norm, found.group_size) == (
+        "preact_resnet",
+        "bottleneck",
+        (3, 4, 6, 3),
+        "group",
+        8,
+    )
+    wrong = model.replace("resnet50", "resnet51")
+    with pytest.raises(ConfigError, match="'resnet51', but must be one of"):
+        load_config(_file(tmp_path, WHOLE[:start] + wrong + WHOLE[end:]))
