@@ -30,7 +30,7 @@ else:
 __all__ = ["Deadlines", "HttpAddress", "LogClock", "ServerConfig", "load_config"]
 
 RUNTIME_OVERHEAD_BYTES: Mapping[str, int] = MappingProxyType(
-    {"onnx": 2_900_000, "executorch": 5_600_000, "torch": 11_900_000}
+    {"onnx": 1_900_000, "executorch": 3_600_000, "torch": 11_900_000}
 )
 """Smallest difference between planned peak and estimate over the subnets of the quickstart: the estimate stays below
 the plan, so that no subnet that fits is passed over."""

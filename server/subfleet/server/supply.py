@@ -15,11 +15,12 @@ from subfleet.export.requests import InferRequest, TrainRequest
 from subfleet.protocol.blobs import BlobRef
 from subfleet.protocol.errors import SubfleetError
 from subfleet.protocol.programs import ProgramRef, decode_program
-from subfleet.server.actions import Export, Prepare, PrepareModels
+from subfleet.server.actions import Export, Prepare, PrepareModels, PrepareScoring
 from subfleet.server.events import DeployPrepared, Event, Exported, Prepared, PrepareFailed
 from subfleet.server.methods.policies import Participant
 from subfleet.server.requests import train_request
 from subfleet.server.rounds import NO_PROGRAM_BYTES, ModelFile, Plan, Queued
+from subfleet.server.score_supply import ScoreSupply
 from subfleet.server.updates import subnet_weights
 from subfleet.server.views import Views
 from subfleet.transport.blob_store import BlobStore
@@ -88,21 +89,33 @@ class Supply:
         self._programs: dict[str, _Program] = {}
         self._training: list[tuple[Prepare, TrainRequest, Future[Path] | None]] = []
         self._inference: list[tuple[PrepareModels, dict[str, Future[Path]]]] = []
+        self._scoring = ScoreSupply(plan, blobs)
         self._failed: list[PrepareFailed] = []
         self._ahead: list[tuple[Queued, TrainRequest, Future[Path]]] = []
         self._written: list[Exported] = []
+        self._deployed: set[str] = set()
 
     @property
     def digests(self) -> set[str]:
         """Of every blob that tasks may still need."""
-        return {ref.sha256 for ref in self._weights.values()} | {
-            program.ref.blob.sha256 for program in self._programs.values()
-        }
+        weights = {ref.sha256 for ref in self._weights.values()} | self._deployed
+        return weights | {program.ref.blob.sha256 for program in self._programs.values()} | self._scoring.digests
 
     def renew(self, model: ModelState) -> None:
         """From now on cut weights from this model."""
         self._model = model
         self._weights.clear()
+
+    def begin(self, action: Prepare | PrepareScoring | PrepareModels | Export) -> None:
+        """Begin whatever is asked for; `events` tells when it is ready."""
+        if isinstance(action, Prepare):
+            self.prepare(action)
+        elif isinstance(action, PrepareScoring):
+            self.prepare_scoring(action)
+        elif isinstance(action, PrepareModels):
+            self.prepare_models(action)
+        else:
+            self.export(action)
 
     def prepare(self, action: Prepare) -> None:
         """Begin a training task."""
@@ -116,6 +129,16 @@ class Supply:
             self._fail(action, error)
             return
         self._training.append((action, request, future))
+
+    def prepare_scoring(self, action: PrepareScoring) -> None:
+        """Begin a score task."""
+        futures = {}
+        for size, request in self._scoring.requests(action).items():
+            try:
+                futures[size] = self._exports.submit_training(request)
+            except SubfleetError as error:
+                _LOG.warning("size %s cannot be scored on %s: %s", size.name, action.target, error)
+        self._scoring.await_programs(action, futures)
 
     def export(self, action: Export) -> None:
         """Begin to write a program for later rounds."""
@@ -132,6 +155,7 @@ class Supply:
         try:
             seen = self._views.for_use(self._model, action.participant)
             weights = self._blobs.add(subnet_weights(self._network, action.participant.spec, seen))
+            self._deployed.add(weights.sha256)
             futures = {
                 target: self._exports.submit_inference(
                     InferRequest(
@@ -157,7 +181,7 @@ class Supply:
         events: list[Event] = [*self._failed, *self._written]
         self._failed.clear()
         self._written.clear()
-        events += self._exported()
+        events += [*self._exported(), *self._scoring.events()]
         ready = [job for job in self._training if job[2] is None or job[2].done()]
         self._training = [job for job in self._training if job not in ready]
         for action, request, future in ready:

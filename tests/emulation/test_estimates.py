@@ -1,0 +1,24 @@
+"""The estimate that is looked at before a program is written passes over no subnet that fits."""
+
+from pathlib import Path
+
+import pytest
+
+from subfleet.emulation.experiments import quickstart
+from subfleet.emulation.run import server_config
+from subfleet.export.pricing.running import run_step
+from subfleet.export.request_steps import training_step_of
+from subfleet.server.planning import plan_of
+from subfleet.server.requests import train_request
+
+pytestmark = [pytest.mark.slow, pytest.mark.export]
+
+
+@pytest.mark.parametrize("target", ["onnx", "executorch"])
+@pytest.mark.parametrize("place", [0, 2, -1])
+def test_an_estimate_is_at_most_the_programs_own_plan(target: str, place: int) -> None:
+    plan = plan_of(server_config(quickstart(), Path("unused")), "run")
+    candidate = plan.candidates[place]
+    request = train_request(plan.network, candidate.spec, target, plan.training(1))
+    planned_bytes = run_step(training_step_of(request), target)[1].peak_bytes
+    assert 0.5 * planned_bytes < candidate.training_memory_bytes[target] <= planned_bytes
