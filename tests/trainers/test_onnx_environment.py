@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import onnxruntime
 import pytest
+from export.oldest import OLDEST, needs_oldest
 from trainers.softmax_program import BATCH, samples, write_job
 
 from subfleet.arrays import decode_arrays
@@ -77,11 +78,8 @@ def test_a_process_without_torch_trains_the_same_bits(tmp_path: Path) -> None:
     assert (tmp_path / "blocked").read_bytes() == job.output_path.read_bytes()
 
 
-OLDEST = Path(__file__).parents[2] / "build" / "onnxruntime-1.23.2"
-
-
 @pytest.mark.slow
-@pytest.mark.skipif(not OLDEST.is_dir(), reason="onnxruntime 1.23.2 is not in build/: run `make test` once")
+@needs_oldest
 def test_the_oldest_runtime_trains_as_the_newest(tmp_path: Path) -> None:
     job = write_job(tmp_path, samples(20), settings=SETTINGS)
     OnnxTrainer().train(job, never)
