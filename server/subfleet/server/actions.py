@@ -15,6 +15,7 @@ __all__ = [
     "Fold",
     "Prepare",
     "PrepareModels",
+    "PrepareScoring",
     "Reply",
     "SendTask",
     "Withdraw",
@@ -35,6 +36,16 @@ class Prepare:
     def client_id(self) -> str:
         """Whose task it is."""
         return self.participant.client_id
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrepareScoring:
+    """Export programs that score these sizes, extract their first weights; answer with ScoringPrepared."""
+
+    client_id: str
+    round: int
+    target: str
+    sizes: tuple[SubnetSpec, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,4 +119,4 @@ class Close:
     exported: int = 0
 
 
-Action = Prepare | PrepareModels | Export | SendTask | Withdraw | Reply | Fetch | Fold | Close
+Action = Prepare | PrepareScoring | PrepareModels | Export | SendTask | Withdraw | Reply | Fetch | Fold | Close

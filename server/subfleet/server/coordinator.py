@@ -24,6 +24,8 @@ from subfleet.server.events import (
     Profiled,
     Refused,
     Reported,
+    Scored,
+    ScoringPrepared,
     Tick,
     UpdateOffered,
     UpdateRejected,
@@ -31,7 +33,15 @@ from subfleet.server.events import (
 )
 from subfleet.server.phases import advance
 from subfleet.server.rounds import KnownPlan, Member, Plan, RunState, Seat, plan_key
-from subfleet.server.seating import measured_seat, prepare_action, prepared_seat, refused_seat, task_for_models
+from subfleet.server.scoring import prepare_scoring_action, scored_seat, scoring_seat, unscored_seat
+from subfleet.server.seating import (
+    measured_seat,
+    prepare_action,
+    prepared_seat,
+    refused_seat,
+    task_for_models,
+    with_less_memory,
+)
 
 __all__ = ["resume_actions", "round_info", "step"]
 
@@ -77,8 +87,10 @@ def resume_actions(plan: Plan, state: RunState) -> tuple[Action, ...]:
     if state.phase == "fold":
         return (Fold(round=state.round, seats=_done(state)), *actions)
     for seat in state.seats.values():
-        if seat.stage == "out" and seat.task is not None:
+        if seat.stage in ("scoring", "out") and seat.task is not None:
             actions.append(SendTask(task=seat.task))
+        elif seat.stage == "scoring":
+            actions.append(prepare_scoring_action(state, seat))
         if seat.stage != "preparing" or seat.participant is None:
             continue
         prepare = prepare_action(state, seat)
@@ -109,7 +121,7 @@ def _heard(plan: Plan, state: RunState, event: Heard, now_s: float) -> Outcome:
     member = replace(member, session_id=presence.session_id, heard_s=now_s, absent=False)
     state = _with_member(state, presence.client_id, member)
     seat = state.seats.get(presence.client_id)
-    if started_anew and seat is not None and seat.stage == "out" and seat.task is not None:
+    if started_anew and seat is not None and seat.stage in ("scoring", "out") and seat.task is not None:
         # The receipt of this task may have come from the life before, which took the task with it.
         return state, (SendTask(task=seat.task),)
     return state, ()
@@ -172,6 +184,26 @@ def _with_plan(state: RunState, seat: Seat, event: Prepared) -> RunState:
     return replace(state, plans=MappingProxyType({**state.plans, known.key: known}))
 
 
+def _scoring_prepared(plan: Plan, state: RunState, event: ScoringPrepared, now_s: float) -> Outcome:
+    seat = state.seats.get(event.client_id)
+    if state.phase != "train" or seat is None or event.round != state.round:
+        return state, ()
+    if seat.stage != "scoring" or seat.task is not None:
+        return state, ()
+    seat, actions = scoring_seat(plan, state, seat, event, now_s)
+    return _with_seat(state, seat), actions
+
+
+def _scored(plan: Plan, state: RunState, event: Scored, now_s: float) -> Outcome:
+    scores = event.scores
+    verdict, reason = judge(plan, state, scores)
+    answer = reply(scores.client_id, scores.message_id, verdict, reason)
+    if verdict != "accepted":
+        return state, (answer,)
+    seat, actions = scored_seat(plan, state, state.seats[scores.client_id], scores)
+    return _with_seat(state, seat), (answer, Withdraw(task_id=scores.task_id), *actions)
+
+
 def _exported(plan: Plan, state: RunState, event: Exported, now_s: float) -> Outcome:
     queued = event.queued
     if queued not in state.queue:
@@ -207,7 +239,11 @@ def _refused(plan: Plan, state: RunState, event: Refused, now_s: float) -> Outco
     answer = reply(refusal.client_id, refusal.message_id, verdict, reason)
     if verdict != "accepted":
         return state, (answer,)
-    seat, actions = refused_seat(plan, state, state.seats[refusal.client_id], refusal)
+    seat = state.seats[refusal.client_id]
+    if seat.stage == "scoring":
+        seat, actions = unscored_seat(plan, state, with_less_memory(seat, refusal))
+    else:
+        seat, actions = refused_seat(plan, state, seat, refusal)
     return _with_seat(state, seat), (answer, Withdraw(task_id=refusal.task_id), *actions)
 
 
@@ -286,6 +322,8 @@ _HANDLERS: Mapping[type, Callable[[Plan, RunState, Any, float], Outcome]] = Mapp
         Measured: _measured,
         Prepared: _prepared,
         PrepareFailed: _prepare_failed,
+        ScoringPrepared: _scoring_prepared,
+        Scored: _scored,
         Exported: _exported,
         DeployPrepared: _deploy_prepared,
         Refused: _refused,

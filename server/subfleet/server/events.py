@@ -4,8 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from subfleet.protocol.blobs import BlobRef
-from subfleet.protocol.messages import Deployed, Presence, Profile, Refusal, Telemetry, Update
+from subfleet.protocol.messages import Deployed, Presence, Profile, Refusal, Scores, Telemetry, Update
 from subfleet.protocol.programs import ProgramRef
+from subfleet.protocol.subnet import SubnetSpec
 from subfleet.server.rounds import ModelFile, Queued
 
 __all__ = [
@@ -20,6 +21,9 @@ __all__ = [
     "Profiled",
     "Refused",
     "Reported",
+    "Scorable",
+    "Scored",
+    "ScoringPrepared",
     "Tick",
     "UpdateOffered",
     "UpdateRejected",
@@ -64,6 +68,32 @@ class Prepared:
     program: ProgramRef
     weights: BlobRef
     planned_peak_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scorable:
+    """A candidate with the program and the weights that it is scored with, and what both plan to need."""
+
+    size: SubnetSpec
+    program: ProgramRef
+    weights: BlobRef
+    planned_peak_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScoringPrepared:
+    """The candidates of a score task are ready, from smallest to largest; those without a program are left out."""
+
+    client_id: str
+    round: int
+    candidates: tuple[Scorable, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scored:
+    """A client has scored its candidates."""
+
+    scores: Scores
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,6 +180,8 @@ Event = (
     | Profiled
     | Measured
     | Prepared
+    | ScoringPrepared
+    | Scored
     | DeployPrepared
     | PrepareFailed
     | Exported

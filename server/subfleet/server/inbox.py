@@ -9,7 +9,7 @@ from subfleet.protocol.blobs import Chunk, decode_chunk
 from subfleet.protocol.errors import ProtocolError
 from subfleet.protocol.messages import BlobMissing, ChunkRequest, Receipt, decode
 from subfleet.protocol.topics import CHUNK, Topics
-from subfleet.server.events import Event, Heard, Measured, Profiled, Refused, Reported, UpdateOffered
+from subfleet.server.events import Event, Heard, Measured, Profiled, Refused, Reported, Scored, UpdateOffered
 from subfleet.transport.base import Delivery
 
 __all__ = ["Incoming", "read_delivery"]
@@ -25,6 +25,7 @@ _EVENTS: Mapping[str, Callable[[Any], Event]] = MappingProxyType(
         "telemetry": lambda message: Measured(telemetry=message),
         "refusal": lambda message: Refused(refusal=message),
         "update": lambda message: UpdateOffered(update=message),
+        "scores": lambda message: Scored(scores=message),
         "deployed": lambda message: Reported(deployed=message),
     }
 )

@@ -8,7 +8,7 @@ from types import MappingProxyType
 
 from subfleet.server.actions import Action, Export, Fold, PrepareModels, Withdraw
 from subfleet.server.rounds import Member, Phase, Plan, Queued, RunState, Seat
-from subfleet.server.seating import assigned_seat
+from subfleet.server.scoring import proposed_seat, without_late_scores
 from subfleet.server.selection import selected
 
 __all__ = ["advance", "expected_clients"]
@@ -107,7 +107,7 @@ def _assign(plan: Plan, state: RunState, now_s: float) -> Outcome:
         if seat.stage == "answered" and name not in drawn:
             seats[name] = replace(seat, stage="skipped", reason="it was not drawn for this round")
         elif seat.stage == "answered":
-            seats[name], more, found = assigned_seat(plan, state, seat)
+            seats[name], more, found = proposed_seat(plan, state, seat)
             actions += more
             # What was found for one client serves the next one of the same round.
             if found:
@@ -136,19 +136,20 @@ def _drawn(plan: Plan, state: RunState) -> tuple[str, ...]:
 
 
 def _train(plan: Plan, state: RunState, now_s: float) -> Outcome:
+    state, first = without_late_scores(plan, state, now_s)
     still_open = [seat for seat in state.seats.values() if seat.open]
     done = sum(seat.stage == "done" for seat in state.seats.values())
     answered = done + sum(seat.stage == "refused" for seat in state.seats.values())
     enough = done > 0 and answered >= math.ceil(plan.config.quorum * (answered + len(still_open)))
     late = now_s - state.entered_s >= plan.config.deadlines.round_s
     if still_open and not late and not (enough and not plan.config.strict):
-        return state, ()
+        return state, first
     if state.queue and plan.config.strict and not late:  # which programs the next round finds must not depend on speed
-        return state, ()
+        return state, first
     reason = "no answer came in time" if late else "the round closed at its quorum"
     state, actions = _close_open_seats(state, still_open, reason)
     done_seats = tuple(seat for _, seat in sorted(state.seats.items()) if seat.stage == "done")
-    return _enter(state, "fold", now_s), (*actions, Fold(round=state.round, seats=done_seats))
+    return _enter(state, "fold", now_s), (*first, *actions, Fold(round=state.round, seats=done_seats))
 
 
 def _close_open_seats(state: RunState, still_open: list[Seat], reason: str) -> Outcome:

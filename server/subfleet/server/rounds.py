@@ -10,6 +10,8 @@
 A client's seat in a round:
 
     answered  --> preparing  a subnet was chosen              (skipped: none fits, not available, ...)
+    answered  --> scoring    candidates were proposed, for the client to score on its own data
+    scoring   --> preparing  the best one, or without scores what fits
     preparing --> out        its program fits and is sent     (preparing: a smaller one; skipped: none is left)
     out       --> done       its update is stored             (refused; missing at the deadline)
     out       --> preparing  refused for memory: a smaller task
@@ -47,7 +49,7 @@ NO_PROGRAM_BYTES = 2**62
 """The planned peak of a size that a target cannot train: more than any budget."""
 
 Phase = Literal["waiting", "measure", "train", "fold", "deploy", "finished", "failed"]
-Stage = Literal["answered", "preparing", "out", "done", "refused", "skipped", "missing"]
+Stage = Literal["answered", "scoring", "preparing", "out", "done", "refused", "skipped", "missing"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,6 +121,7 @@ class Seat:
     Attributes:
         attempt: how many tasks it was given before in this round.
         class_counts: samples of each class in the client's data.
+        proposals: sizes that it was to score in this round; empty where there was nothing to score.
         size: what it was given, kept at the front of every axis; None before one is chosen.
         spec: the same, as placed in the model.
         student: the nested subnet of self-distillation; None where there is none.
@@ -138,6 +141,7 @@ class Seat:
     memory_budget_bytes: int = 0
     attempt: int = 0
     class_counts: tuple[int, ...] = ()
+    proposals: tuple[SubnetSpec, ...] = ()
     size: SubnetSpec | None = None
     spec: SubnetSpec | None = None
     student: SubnetSpec | None = None
@@ -150,7 +154,7 @@ class Seat:
     @property
     def open(self) -> bool:
         """Whether an answer of this client is still awaited."""
-        return self.stage in ("preparing", "out")
+        return self.stage in ("scoring", "preparing", "out")
 
     @property
     def participant(self) -> Participant | None:

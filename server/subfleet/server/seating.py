@@ -16,7 +16,17 @@ from subfleet.server.methods.policies import Ask, Assigned, Draw, Written
 from subfleet.server.rounds import Plan, RunState, Seat
 from subfleet.server.search.query import Known
 
-__all__ = ["assigned_seat", "measured_seat", "prepare_action", "prepared_seat", "refused_seat", "task_for_models"]
+__all__ = [
+    "ask_of",
+    "assigned_seat",
+    "given_seat",
+    "measured_seat",
+    "prepare_action",
+    "prepared_seat",
+    "refused_seat",
+    "task_for_models",
+    "with_less_memory",
+]
 
 _MOST_CHARACTERS = 400  # of a reason, as it stands in tables
 
@@ -54,8 +64,8 @@ def assigned_seat(plan: Plan, state: RunState, seat: Seat) -> tuple[Seat, tuple[
     """Choose a subnet for a client that has answered; and what the search has found on its way."""
     if seat.budget is None:
         return replace(seat, stage="skipped", reason="it told no budget"), (), ()
-    assigned = plan.policies.assign(_ask(plan, state, seat, below=None))
-    return (*_given(plan, state, seat, assigned, below=None), assigned.found)
+    assigned = plan.policies.assign(ask_of(plan, state, seat, below=None))
+    return (*given_seat(plan, state, seat, assigned, below=None), assigned.found)
 
 
 def prepare_action(state: RunState, seat: Seat) -> Prepare | None:
@@ -106,12 +116,17 @@ def refused_seat(plan: Plan, state: RunState, seat: Seat, refusal: Refusal) -> t
         return final, ()
     if seat.budget is None or seat.size is None:
         return final, ()
-    memory_bytes = seat.budget.memory_bytes
-    if refusal.available_bytes is not None:
-        memory_bytes = max(0, min(memory_bytes, refusal.available_bytes))
-    smaller = replace(seat, attempt=seat.attempt + 1, budget=replace(seat.budget, memory_bytes=memory_bytes))
+    smaller = with_less_memory(replace(seat, attempt=seat.attempt + 1), refusal)
     chosen, actions = _choose_below(plan, state, smaller)
     return (chosen, actions) if chosen.open else (final, ())
+
+
+def with_less_memory(seat: Seat, refusal: Refusal) -> Seat:
+    """The seat with no more memory in its budget than a refusal says is free."""
+    if seat.budget is None or refusal.available_bytes is None:
+        return seat
+    memory_bytes = max(0, min(seat.budget.memory_bytes, refusal.available_bytes))
+    return replace(seat, budget=replace(seat.budget, memory_bytes=memory_bytes))
 
 
 def task_for_models(plan: Plan, state: RunState, seat: Seat, programs: Sequence[ProgramRef], now_s: float) -> Task:
@@ -134,7 +149,8 @@ def task_for_models(plan: Plan, state: RunState, seat: Seat, programs: Sequence[
     )
 
 
-def _ask(plan: Plan, state: RunState, seat: Seat, *, below: SubnetSpec | None) -> Ask:
+def ask_of(plan: Plan, state: RunState, seat: Seat, *, below: SubnetSpec | None) -> Ask:
+    """What a method is asked for a client."""
     known = state.last.get(seat.client_id)
     written = {
         found.size.spec_id: Written(size=found.size, planned_peak_bytes=found.planned_peak_bytes)
@@ -161,13 +177,14 @@ def _draw(plan: Plan, state: RunState, seat: Seat) -> Draw:
 
 def _choose_below(plan: Plan, state: RunState, seat: Seat) -> tuple[Seat, tuple[Action, ...]]:
     """A smaller subnet. What a search finds now is not remembered: it would depend on who was answered first."""
-    assigned = plan.policies.assign(_ask(plan, state, seat, below=seat.size))
-    return _given(plan, state, seat, assigned, below=seat.size)
+    assigned = plan.policies.assign(ask_of(plan, state, seat, below=seat.size))
+    return given_seat(plan, state, seat, assigned, below=seat.size)
 
 
-def _given(
+def given_seat(
     plan: Plan, state: RunState, seat: Seat, assigned: Assigned, *, below: SubnetSpec | None
 ) -> tuple[Seat, tuple[Action, ...]]:
+    """Give a client what was chosen for it; skipped where that is nothing."""
     if assigned.candidate is None:
         return replace(seat, stage="skipped", size=None, spec=None, reason=_why_none(plan, seat, below)), ()
     size, draw = assigned.candidate.spec, _draw(plan, state, seat)

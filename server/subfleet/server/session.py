@@ -28,6 +28,7 @@ from subfleet.server.actions import (
     Fold,
     Prepare,
     PrepareModels,
+    PrepareScoring,
     Reply,
     SendTask,
     Withdraw,
@@ -319,12 +320,8 @@ class Server:
         self._narrate(before, after)
 
     def _perform(self, action: Action) -> None:
-        if isinstance(action, Prepare):
-            self._supply.prepare(action)
-        elif isinstance(action, PrepareModels):
-            self._supply.prepare_models(action)
-        elif isinstance(action, Export):
-            self._supply.export(action)
+        if isinstance(action, (Prepare, PrepareScoring, PrepareModels, Export)):
+            self._supply.begin(action)
         elif isinstance(action, SendTask):
             topic = self._topics.down(action.task.client_id, "task")
             self._outbox.put(action.task.message_id, topic, encode(action.task), retain=True)

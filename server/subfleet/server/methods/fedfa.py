@@ -2,8 +2,9 @@
 
 Park and Joe-Wong, "Federated Learning with Flexible Architectures", ECML PKDD 2024, section 4 and algorithm 1.
 
-Client half: each client keeps the architecture that it was given first; logits of classes that it lacks count as 0
-where `class_mask` is on.
+Client half: each client keeps the architecture that it was given first: the largest that fits, or with choice
+"score" the one of several whose gradients on its own data have the highest ZiCo score (algorithm 1, lines 1 and 2;
+section 5.1). Logits of classes that it lacks count as 0 where `class_mask` is on.
 Server half: the last block of a shallow section also stands for the blocks that the section lacks (grafting), and every
 client's weights are brought to the mean size of all, layer by layer, before the mean (scaling). Each is a switch.
 
@@ -11,8 +12,9 @@ With fidelity "paper", copies are of weights and sizes are L2 norms: both move a
 "fixed", copies are of what the block learned, and sizes are those of the elements that all clients hold.
 """
 
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal
 
 from torch import Tensor
@@ -21,8 +23,11 @@ from subfleet.elastic.grafting import Graft, graft, grafted_change
 from subfleet.elastic.maps import extract
 from subfleet.elastic.network import Network
 from subfleet.elastic.scaling import NORMS, Central, WeightNorm, scale_factors, scaled_change
+from subfleet.protocol.schema import ADDED_LATER
+from subfleet.protocol.scoring import MAX_CANDIDATES
+from subfleet.server.assignment import Candidate, ordered
 from subfleet.server.methods.masking import held_classes, with_class_mask
-from subfleet.server.methods.policies import MethodInfo, Policies, Replacement, Trained
+from subfleet.server.methods.policies import Ask, MethodInfo, Policies, Replacement, Trained
 from subfleet.server.methods.sizes import keep_or_largest
 
 __all__ = ["FedFA"]
@@ -39,6 +44,9 @@ class FedFA:
         norm: in place of the fidelity's.
         central: which weights count as the inner 95 %.
         class_mask: whether logits of absent classes count as 0.
+        choice: "largest" gives each client the largest size that fits first; "score" has it score some that fit on its
+            own data.
+        proposals: how many sizes a client scores at most, 2 to 16.
     """
 
     TYPE: ClassVar[str] = "fedfa"
@@ -46,8 +54,8 @@ class FedFA:
         title="FedFA",
         paper="Park and Joe-Wong, Federated Learning with Flexible Architectures, ECML PKDD 2024",
         varies=("width", "depth"),
-        status="architectures follow the first budget instead of a score; fidelity 'fixed' leaves untrained models as "
-        "they are",
+        status="architectures follow the first budget, or with choice 'score' a score among sizes that fit; fidelity "
+        "'fixed' leaves untrained models as they are",
     )
     grafting: bool = True
     scaling: bool = True
@@ -55,15 +63,39 @@ class FedFA:
     norm: WeightNorm | None = None
     central: Central = "absolute"
     class_mask: bool = True
+    choice: Literal["largest", "score"] = field(default="largest", metadata=ADDED_LATER)
+    proposals: int = field(default=4, metadata=ADDED_LATER)
+
+    def __post_init__(self) -> None:
+        if not 2 <= self.proposals <= MAX_CANDIDATES:
+            raise ValueError(f"proposals is {self.proposals}, but must be 2 to {MAX_CANDIDATES}")
 
     def policies(self) -> Policies:
         """Grafted and scaled updates."""
-        base = Policies(assign=keep_or_largest, transform=self._transform)
-        if not self.class_mask:
-            return base
-        return Policies(
-            assign=keep_or_largest, transform=self._transform, training=with_class_mask, factors=held_classes
-        )
+        propose = self._proposed if self.choice == "score" else None
+        base = Policies(assign=keep_or_largest, propose=propose, transform=self._transform)
+        return replace(base, training=with_class_mask, factors=held_classes) if self.class_mask else base
+
+    def _proposed(self, ask: Ask) -> tuple[Candidate, ...]:
+        """To a client that has no size yet: the largest that fits, and one drawn from each of equal parts of the rest.
+
+        Their weights, and those to train on afterwards, together keep to the link's budget.
+        """
+        fitting = [one for one in ask.candidates if ask.allows(one)]
+        if ask.previous is not None or not fitting:
+            return ()
+        *smaller, largest = fitting
+        count = min(self.proposals - 1, len(smaller))
+        stream = ask.draw.stream("proposals")
+        parts = (smaller[part * len(smaller) // count : (part + 1) * len(smaller) // count] for part in range(count))
+        proposed = [largest]
+        left_bytes = math.inf if ask.budget.downlink_bytes is None else ask.budget.downlink_bytes
+        left_bytes -= 2 * largest.weight_bytes
+        for drawn in [stream.choice(part) for part in parts]:
+            if drawn.weight_bytes <= left_bytes:
+                left_bytes -= drawn.weight_bytes
+                proposed.append(drawn)
+        return ordered(proposed)
 
     def _transform(
         self, network: Network, state: Mapping[str, Tensor], trained: Sequence[Trained]

@@ -241,6 +241,9 @@ class Policies:
     Attributes:
         space: the network and width rates to the sizes that may be assigned.
         assign: chooses a size for a client.
+        propose: candidates, from smallest to largest, that a client is to score on its own data; it then has the one
+            of the highest score, and what `assign` chooses where it gives none. Fewer than two propose nothing; None
+            never does.
         place: a size to the subnet of the model that has it, for one client and round.
         training: the configured local training and the round's number to the local training of the round.
         student: the nested subnet of self-distillation, within the size; None where there is none.
@@ -261,6 +264,7 @@ class Policies:
 
     space: Callable[[Network, Sequence[float]], tuple[SubnetSpec, ...]] = uniform_space
     assign: Callable[[Ask], Assigned] = largest_fitting
+    propose: Callable[[Ask], tuple[Candidate, ...]] | None = None
     place: Callable[[Network, SubnetSpec, Draw], SubnetSpec] = in_front
     training: Callable[[TrainingSettings, int], TrainingSettings] = lambda settings, round_number: settings
     student: Callable[[Network, SubnetSpec, Draw], SubnetSpec | None] = lambda network, size, draw: None
