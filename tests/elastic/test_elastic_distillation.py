@@ -27,6 +27,7 @@ RECURRENT = ModelConfig(
     norm="none",
 )
 BATCH_SIZE = 4
+MODES = ("shared", "anchored", "copies")
 State = Mapping[str, Tensor]
 
 
@@ -82,12 +83,13 @@ def gradients_of(network: Network, spec: SubnetSpec, state: State, taught: Tenso
     return dict(zip(parameters, found, strict=True))
 
 
-def taught_shared(network: Network, state: State, specs: Sequence[SubnetSpec], seed: int) -> State:
+def taught_shared(network: Network, state: State, specs: Sequence[SubnetSpec], mode: str) -> State:
     """What algorithm 1 says, by extracted copies, PyTorch's own divergence and scattered gradients."""
     weights = {name: tensor.clone() for name, tensor in state.items()}
     adam = torch.optim.Adam(list(weights.values()), lr=1e-2)
-    for inputs in noise(network, 2, seed):
-        taught = logits_of(network, network.full_spec(), weights, inputs)[0].detach()
+    for inputs in noise(network, 2, seed=5):
+        teacher = weights if mode == "shared" else state
+        taught = logits_of(network, network.full_spec(), teacher, inputs)[0].detach()
         for tensor in weights.values():
             tensor.grad = torch.zeros_like(tensor)
         for spec in specs:
@@ -148,14 +150,17 @@ def test_the_gradient_is_exactly_zero_where_both_agree_up_to_rounding() -> None:
     assert torch.count_nonzero(divergence_gradient(unsure, unsure * (1 + 1e-3), 0.7)) == logits.numel()
 
 
+@pytest.mark.parametrize("mode", ["shared", "anchored"])
 @pytest.mark.parametrize("config", [RESNET, MLP, BATCH_RESNET])
-def test_shared_weights_take_the_steps_of_the_mean_divergence(config: ModelConfig, device: torch.device) -> None:
+def test_shared_weights_take_the_steps_of_the_mean_divergence(
+    mode: str, config: ModelConfig, device: torch.device
+) -> None:
     network = network_of(config)
     state, specs = working_state(network), few_students(network)
     with torch.backends.cudnn.flags(enabled=False):
         # Convolutions in full precision on a GPU too.
-        found = distil(network, _on(device, state), specs, settings("shared"), seed=5)
-    expected = taught_shared(network, state, specs, seed=5)
+        found = distil(network, _on(device, state), specs, settings(mode), seed=5)
+    expected = taught_shared(network, state, specs, mode)
     assert share_that_moved_so(network, state, found, expected) > 0.99
 
 
@@ -167,6 +172,20 @@ def test_copies_are_trained_apart_and_averaged_with_the_full_model(config: Model
         found = distil(network, _on(device, state), specs, settings("copies"), seed=5)
     expected = taught_copies(network, state, specs, seed=5)
     assert share_that_moved_so(network, state, found, expected) > 0.99
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_student_that_is_there_twice_counts_twice(mode: str) -> None:
+    network = network_of(RESNET)
+    state, (one, other) = working_state(network), few_students(network)
+    found = distil(network, state, (one, other, one), settings(mode), seed=5)
+    if mode == "copies":
+        expected = taught_copies(network, state, (one, other, one), seed=5)
+    else:
+        expected = taught_shared(network, state, (one, other, one), mode)
+    assert share_that_moved_so(network, state, found, expected) > 0.99
+    once = distil(network, state, (one, other), settings(mode), seed=5)
+    assert share_that_moved_so(network, state, once, expected) < 0.99
 
 
 def share_that_moved_so(network: Network, state: State, found: State, expected: State) -> float:
@@ -184,7 +203,7 @@ def share_that_moved_so(network: Network, state: State, found: State, expected: 
     return equal / moved
 
 
-@pytest.mark.parametrize("mode", ["shared", "copies"])
+@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("config", [RESNET, BATCH_RESNET])
 def test_learning_rate_zero_moves_no_bit(mode: str, config: ModelConfig, device: torch.device) -> None:
     network = network_of(config)
@@ -195,7 +214,7 @@ def test_learning_rate_zero_moves_no_bit(mode: str, config: ModelConfig, device:
     assert same_bits(_on(torch.device("cpu"), found), state)
 
 
-@pytest.mark.parametrize("mode", ["shared", "copies"])
+@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("config", [RESNET, MLP, BATCH_RESNET])
 def test_students_that_are_the_full_model_move_no_bit(mode: str, config: ModelConfig, device: torch.device) -> None:
     network = network_of(config)
@@ -205,7 +224,7 @@ def test_students_that_are_the_full_model_move_no_bit(mode: str, config: ModelCo
     assert same_bits(_on(torch.device("cpu"), found), state)
 
 
-@pytest.mark.parametrize("mode", ["shared", "copies"])
+@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("config", [RESNET, BATCH_RESNET])
 def test_what_no_student_holds_and_what_norms_measured_stay_to_the_bit(
     mode: str, config: ModelConfig, device: torch.device
@@ -224,7 +243,7 @@ def test_what_no_student_holds_and_what_norms_measured_stay_to_the_bit(
     assert untouched > 100
 
 
-@pytest.mark.parametrize("mode", ["shared", "copies"])
+@pytest.mark.parametrize("mode", MODES)
 def test_students_come_closer_to_their_teacher_on_noise_that_they_have_not_seen(mode: str) -> None:
     network = network_of(MLP)
     state = working_state(network)
@@ -232,8 +251,8 @@ def test_students_come_closer_to_their_teacher_on_noise_that_they_have_not_seen(
     found = distil(network, state, specs, settings(mode, iterations=40, batch_size=32), seed=3)
     unseen = torch.randn((200, *MLP.input_shape), generator=torch.Generator().manual_seed(99))
     before = divergence(network, specs[0], state, state, unseen)
-    # The copy is averaged with a full model that stayed; shared weights move both.
-    after = divergence(network, specs[0], found, state if mode == "copies" else found, unseen)
+    # The teacher is a model that stayed, except where it moves with its students.
+    after = divergence(network, specs[0], found, found if mode == "shared" else state, unseen)
     assert after < 0.8 * before
 
 
@@ -249,12 +268,12 @@ def test_the_received_model_is_not_written() -> None:
     network = network_of(BATCH_RESNET)
     state = working_state(network)
     before = {name: tensor.clone() for name, tensor in state.items()}
-    for mode in ("shared", "copies"):
+    for mode in MODES:
         distil(network, state, few_students(network), settings(mode), seed=1)
     assert same_bits(state, before)
 
 
-@pytest.mark.parametrize("mode", ["shared", "copies"])
+@pytest.mark.parametrize("mode", MODES)
 def test_token_models_learn_from_random_symbols(mode: str) -> None:
     network = network_of(RECURRENT)
     state = init_state(network, 0)
@@ -285,7 +304,7 @@ def test_the_smallest_subnet_is_the_first_student() -> None:
 @pytest.mark.parametrize(
     ("values", "reason"),
     [
-        ({"mode": "both"}, "must be 'shared' or 'copies'"),
+        ({"mode": "both"}, "must be 'shared', 'anchored' or 'copies'"),
         ({"iterations": -1}, "0 or more of 2 or more"),
         ({"batch_size": 1}, "0 or more of 2 or more"),
         ({"learning_rate": -1.0}, "must be finite"),

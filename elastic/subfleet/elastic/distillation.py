@@ -1,9 +1,9 @@
 """In-place distillation: on noise, and without any data, the full model teaches its own subnets.
 
 Yao et al., "Exploring System-Heterogeneous Federated Learning with Dynamic Model Selection", section 3.3, algorithm 1;
-the paper's text and its algorithm differ, so there are two modes. Images are drawn from N(0, 1), as clients normalise
-their inputs. Noise means nothing to a token model, whose symbols are drawn uniformly instead: their embeddings are the
-noise. All draws are made on the CPU, so that they are the same wherever the model is.
+the paper's text and its algorithm differ, so there are two modes, and a third of ours. Images are drawn from N(0, 1),
+as clients normalise their inputs. Noise means nothing to a token model, whose symbols are drawn uniformly instead:
+their embeddings are the noise. All draws are made on the CPU, so that they are the same wherever the model is.
 
 Norms with running statistics use those of the noise batch, on copies that are thrown away: what they measured on real
 data stays. Everything else, such as dropout, works as in evaluation, so that a student of the full size agrees with its
@@ -11,6 +11,7 @@ teacher exactly.
 """
 
 import random
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -40,8 +41,10 @@ class DistillationSettings:
     """How the full model teaches.
 
     Attributes:
-        mode: "shared", as in algorithm 1, moves the full model's own weights through the slices that the students are;
-            "copies", as in section 3.3's text, trains a copy of each student and averages them with the full model.
+        mode: "shared", as in algorithm 1, moves the full model's own weights through the slices that the students are,
+            and the teacher with them; "anchored" does the same, but the teacher stays as it was; "copies", as in
+            section 3.3's text, trains a copy of each student and averages them with the full model. A teacher that
+            moves may meet its students at one answer to everything, which forgets what clients learned.
         iterations: steps.
         batch_size: noise samples of a step, 2 or more.
         learning_rate: of Adam; 0 or more.
@@ -49,15 +52,15 @@ class DistillationSettings:
             al. 2015, section 2).
     """
 
-    mode: Literal["shared", "copies"] = "shared"
+    mode: Literal["shared", "anchored", "copies"] = "shared"
     iterations: int = 100
     batch_size: int = 64
     learning_rate: float = 1e-3
     temperature: float = 1.0
 
     def __post_init__(self) -> None:
-        if self.mode not in ("shared", "copies"):
-            raise ConfigError(f"the distillation mode is {self.mode!r}, but must be 'shared' or 'copies'")
+        if self.mode not in ("shared", "anchored", "copies"):
+            raise ConfigError(f"the distillation mode is {self.mode!r}, but must be 'shared', 'anchored' or 'copies'")
         if self.iterations < 0 or self.batch_size < 2:
             raise ConfigError(
                 f"distillation has {self.iterations} iterations of {self.batch_size} samples, but must have 0 or more "
@@ -100,7 +103,8 @@ def distil(
     Args:
         network: the declaration.
         state: the full model's tensors by name.
-        specs: the students; each of their divergences counts equally.
+        specs: the students; each of their divergences counts equally. One that is there twice counts twice, and costs
+            no more than once.
         settings: how.
         seed: of the noise.
 
@@ -138,18 +142,20 @@ def _distil_shared(
     network: Network, state: Tensors, specs: Sequence[SubnetSpec], settings: DistillationSettings, seed: int
 ) -> dict[str, Tensor]:
     teacher = _module(network, network.full_spec(), state)
-    students = [(_module(network, spec, state), tensor_maps(network, spec)) for spec in specs]
+    shares = [(spec, count / len(specs)) for spec, count in Counter(specs).items()]
+    students = [(_module(network, spec, state), tensor_maps(network, spec), share) for spec, share in shares]
     weights = {name: state[name].clone().requires_grad_() for name in _learned(network, state)}
     optimiser = torch.optim.Adam(list(weights.values()), lr=settings.learning_rate)
     current = {**state, **weights}
+    teaching = state if settings.mode == "anchored" else current
     for inputs in _noise(network, settings, seed, _device_of(state)):
         with torch.no_grad():
-            expected = _rows(teacher, current, inputs)
+            expected = _rows(teacher, teaching, inputs)
         optimiser.zero_grad()
         # One student after the other: the memory of one graph, and the gradient of the sum.
-        for student, maps in students:
+        for student, maps, share in students:
             logits = _rows(student, _slices(maps, current), inputs)
-            gradient = divergence_gradient(logits.detach(), expected, settings.temperature) / len(students)
+            gradient = share * divergence_gradient(logits.detach(), expected, settings.temperature)
             torch.autograd.backward(logits, gradient)
         optimiser.step()
     # Adding nothing to -0.0 may make it 0.0.
@@ -167,7 +173,7 @@ def _distil_copies(
     accumulator = Accumulator(network, state, total_weight=len(specs) + 1)
     accumulator.add(network.full_spec(), {name: torch.zeros_like(tensor) for name, tensor in state.items()}, 1)
     # One student after the other, on the same noise: the memory of one copy.
-    for spec in specs:
+    for spec, count in Counter(specs).items():
         module, received = _module(network, spec, state), extract(network, spec, state)
         weights = {name: received[name].clone().requires_grad_() for name in _learned(network, received)}
         optimiser = torch.optim.Adam(list(weights.values()), lr=settings.learning_rate)
@@ -177,12 +183,14 @@ def _distil_copies(
             torch.autograd.backward(logits, divergence_gradient(logits.detach(), wanted, settings.temperature))
             optimiser.step()
         trained = {**received, **weights}
-        accumulator.add(spec, {name: trained[name].detach() - tensor for name, tensor in received.items()}, 1)
+        accumulator.add(spec, {name: trained[name].detach() - tensor for name, tensor in received.items()}, count)
     return accumulator.finish()
 
 
 _Mode = Callable[[Network, Tensors, Sequence[SubnetSpec], DistillationSettings, int], dict[str, Tensor]]
-_MODES: Mapping[str, _Mode] = MappingProxyType({"shared": _distil_shared, "copies": _distil_copies})
+_MODES: Mapping[str, _Mode] = MappingProxyType(
+    {"shared": _distil_shared, "anchored": _distil_shared, "copies": _distil_copies}
+)
 
 
 def _device_of(state: Tensors) -> torch.device:
