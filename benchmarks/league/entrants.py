@@ -1,4 +1,8 @@
-"""Who plays in the league: every method with its usual parameters, and some in more than one form."""
+"""Who plays in the league: every method with its usual parameters, and some in more than one form.
+
+All have the same network, local training and budgets. What is a method's own, such as the server's learning rate of
+FedAdam or FjORD's widths, is what the method's file says.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -6,41 +10,92 @@ from types import MappingProxyType
 from typing import Any
 
 from subfleet.elastic.distillation import DistillationSettings
-from subfleet.server.methods import METHODS
+from subfleet.server.methods import AnyMethod
+from subfleet.server.methods.anycostfl import AnycostFL
+from subfleet.server.methods.dynamic_selection import DynamicSelection
+from subfleet.server.methods.fedadam import FedAdam
 from subfleet.server.methods.fedavg import FedAvg
+from subfleet.server.methods.federated_dropout import FederatedDropout
+from subfleet.server.methods.fedfa import FedFA
+from subfleet.server.methods.fedprox import FedProx
+from subfleet.server.methods.fedrolex import FedRolex
+from subfleet.server.methods.fedyogi import FedYogi
+from subfleet.server.methods.fjord import FjORD
+from subfleet.server.methods.flexifed import FlexiFed
 from subfleet.server.methods.heterofl import HeteroFL
+from subfleet.server.methods.nefl import NeFL
+from subfleet.server.methods.standalone import Standalone
 
 __all__ = ["ENTRANTS", "Entrant"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entrant:
-    """A method as it plays: what it changes in the league's configuration.
+    """A method as it plays.
 
     Attributes:
-        config: fields of `ServerConfig`.
-        model: fields of its `ModelConfig`, where a method needs the network to be another one.
+        method: with its parameters.
+        note: what it is, where its name does not say.
+        distillation: what the full model teaches after each round; None leaves it to the method.
+        model: fields of the network's `ModelConfig`, where the method's paper adds something to it.
+        unlimited: its clients have all the memory and link that they could want, as no real fleet has.
     """
 
-    config: Mapping[str, Any]
+    method: AnyMethod
+    note: str = ""
+    distillation: DistillationSettings | None = None
     model: Mapping[str, Any] = field(default_factory=dict)
+    unlimited: bool = False
 
 
-_FORMS: Mapping[str, Entrant] = MappingProxyType(
-    {
-        "fedavg-smallest": Entrant(config={"method": FedAvg(model="smallest")}),
-        "heterofl-distilled": Entrant(config={"method": HeteroFL(), "distillation": DistillationSettings()}),
-    }
-)
-"""Further forms of methods, by name."""
-
-_MODELS: Mapping[str, Mapping[str, Any]] = MappingProxyType({"nefl": {"learnable_steps": True}})
-"""Methods whose paper adds something to the network."""
+_NESTED = "each client's largest subnet, so that all can take part"
+_BY_WIDTH = HeteroFL(depth=False)
+_ANCHORED = DistillationSettings(mode="anchored", learning_rate=1e-4)
 
 ENTRANTS: Mapping[str, Entrant] = MappingProxyType(
     {
-        **{name: Entrant(config={"method": kind()}, model=_MODELS.get(name, {})) for name, kind in METHODS.items()},
-        **_FORMS,
+        "fedavg": Entrant(method=FedAvg(), note="the whole model, by those who can carry it (exclusive learning)"),
+        "fedavg-oracle": Entrant(method=FedAvg(), unlimited=True, note="the whole model, by all, whatever they have"),
+        "fedavg-smallest": Entrant(method=FedAvg(model="smallest"), note="the smallest subnet, by all"),
+        "standalone": Entrant(method=Standalone(), note="no federation"),
+        "fedprox": Entrant(method=FedProx(model="nested"), note=_NESTED),
+        "fedadam": Entrant(method=FedAdam(model="nested"), note=_NESTED),
+        "fedyogi": Entrant(method=FedYogi(model="nested"), note=_NESTED),
+        "heterofl": Entrant(method=_BY_WIDTH, note="widths alone, as in the paper"),
+        "heterofl-depth": Entrant(method=HeteroFL(), note="widths and depths"),
+        "heterofl-distilled": Entrant(
+            method=_BY_WIDTH, distillation=_ANCHORED, note="with in-place distillation by a teacher that stays"
+        ),
+        "heterofl-distilled-copies": Entrant(
+            method=_BY_WIDTH,
+            distillation=DistillationSettings(mode="copies", learning_rate=1e-3),
+            note="with in-place distillation as its paper's text says",
+        ),
+        "heterofl-distilled-paper": Entrant(
+            method=_BY_WIDTH,
+            distillation=DistillationSettings(mode="shared", learning_rate=1e-3),
+            note="with in-place distillation as its paper's algorithm 1 says: the teacher moves with its students",
+        ),
+        "fjord": Entrant(method=FjORD()),
+        "fedrolex": Entrant(method=FedRolex()),
+        "federated_dropout": Entrant(method=FederatedDropout()),
+        "anycostfl": Entrant(method=AnycostFL()),
+        "nefl": Entrant(method=NeFL(), model={"learnable_steps": True}, note="with learnable steps"),
+        "flexifed-basic": Entrant(method=FlexiFed(sharing="basic")),
+        "flexifed-clustered": Entrant(method=FlexiFed(sharing="clustered")),
+        "flexifed-max": Entrant(method=FlexiFed(sharing="max")),
+        "dynamic_selection": Entrant(
+            method=DynamicSelection(), distillation=_ANCHORED, note="our search, a teacher that stays"
+        ),
+        "dynamic_selection-undistilled": Entrant(
+            method=DynamicSelection(distillation=None), note="our search, no distillation"
+        ),
+        "dynamic_selection-paper": Entrant(
+            method=DynamicSelection(search="paper", distillation=DistillationSettings(learning_rate=1e-3)),
+            note="the paper's search and its distillation as printed",
+        ),
+        "fedfa": Entrant(method=FedFA(), note="untrained models stay as they are"),
+        "fedfa-paper": Entrant(method=FedFA(fidelity="paper"), note="copies and sizes as printed"),
     }
 )
-"""By name; a new method plays under the name that configurations give it."""
+"""By name, which begins with the name that configurations give the method."""

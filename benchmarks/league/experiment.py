@@ -4,7 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from league.entrants import ENTRANTS
-from league.fleet import COMMUNICATION_S, devices
+from league.fleet import COMMUNICATION_S, devices, without_limits
 from league.samples import read
 from subfleet.elastic.network import ModelConfig
 from subfleet.emulation.virtual.description import VirtualClient, VirtualExperiment
@@ -33,9 +33,9 @@ def game(entrant: str, seed: int, rounds: int, samples: Path, data: Path) -> Vir
         samples: the file that `league.samples.cut` wrote for this seed.
         data: the folder of logs.
     """
+    chosen = ENTRANTS[entrant]
     fleet = devices(data)
     found = read(samples, tuple(device.client_id for device in fleet))
-    chosen = ENTRANTS[entrant]
     config = ServerConfig(
         name=f"{entrant}-{seed}",
         model=replace(MODEL, **chosen.model),
@@ -44,6 +44,8 @@ def game(entrant: str, seed: int, rounds: int, samples: Path, data: Path) -> Vir
         min_clients=len(fleet),
         training=TRAINING,
         learning_rate_decay=LEARNING_RATE_DECAY,
+        method=chosen.method,
+        distillation=chosen.distillation,
         rates=RATES,
         seed=seed,
         communication_s=COMMUNICATION_S,
@@ -57,10 +59,10 @@ def game(entrant: str, seed: int, rounds: int, samples: Path, data: Path) -> Vir
             client_id=device.client_id,
             profile=device.profile,
             data=found.train[device.client_id],
-            log=device.log,
+            log=without_limits(device.log) if chosen.unlimited else device.log,
             test=found.test[device.client_id],
             tier=device.kind.name,
         )
         for device in fleet
     )
-    return VirtualExperiment(config=replace(config, **chosen.config), clients=clients, evaluation=found.evaluation)
+    return VirtualExperiment(config=config, clients=clients, evaluation=found.evaluation)

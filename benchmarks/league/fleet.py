@@ -16,13 +16,14 @@ import gzip
 import io
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from subfleet.device_profiles import DeviceProfile, ResourceLog
 from subfleet.device_profiles.ghent import CITATION, BandwidthSample, join_rows, read_ghent
+from subfleet.protocol.readings import Reading
 
-__all__ = ["CLIENTS", "COMMUNICATION_S", "KINDS", "Kind", "LeagueDevice", "devices"]
+__all__ = ["CLIENTS", "COMMUNICATION_S", "KINDS", "Kind", "LeagueDevice", "devices", "without_limits"]
 
 CLIENTS = 50
 COMMUNICATION_S = 4.0
@@ -30,6 +31,7 @@ STEP_S = 5.0
 """Seconds between two rows of the logs."""
 _TRACES = 40
 _KIB, _MIB = 2**10, 2**20
+_PLENTY = 10**12
 Row = Mapping[str, str]
 
 
@@ -122,6 +124,12 @@ def devices(data: Path) -> tuple[LeagueDevice, ...]:
             series = _from(memory[kind.name], place, kind.clients)
             found.append(_device(f"client-{number:02d}", kind, samples, series))
     return tuple(found)
+
+
+def without_limits(log: ResourceLog) -> ResourceLog:
+    """A log of the same times with memory and link beyond every use."""
+    plenty = Reading(memory_free_bytes=_PLENTY, downlink_bps=float(_PLENTY), uplink_bps=float(_PLENTY))
+    return replace(log, rows=tuple(replace(row, reading=plenty) for row in log.rows))
 
 
 def _device(name: str, kind: Kind, samples: Sequence[BandwidthSample], series: Sequence[int]) -> LeagueDevice:
