@@ -2,17 +2,18 @@
 
 import hashlib
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
 
 from search_benchmark.budgets import Share, queries
 from search_benchmark.spaces import TARGET, Case
+from subfleet.server.assignment import Candidate, ordered
 from subfleet.server.search.listed import ListedSearch, exhaustive_search
 from subfleet.server.search.paper import PaperSearch, PaperSettings
 from subfleet.server.search.pareto import ParetoSearch
-from subfleet.server.search.query import Choice, Fit, Query, Search
-from subfleet.server.search.queue import Exported, ExportQueue, given_now
+from subfleet.server.search.query import Choice, Query, Search
+from subfleet.server.search.queue import Wish, given_now, most_wanted, plan_key, wish_of
 
 __all__ = ["Large", "Small", "exhaustive_figures", "export_figures", "hit_rates", "large_figures"]
 
@@ -52,13 +53,18 @@ def _served(search: Search, asked: Sequence[Query], first: int = 0) -> list[Choi
     return choices
 
 
-def _over(fit: Fit, query: Query) -> bool:
-    limits, candidate = query.limits, fit.candidate
+def _over(candidate: Candidate, query: Query) -> bool:
+    limits = query.limits
     moved = candidate.weight_bytes
     links = (limits.downlink_bytes, limits.uplink_bytes)
     return candidate.training_memory_bytes[TARGET] > limits.memory_bytes or any(
         link is not None and moved > link for link in links
     )
+
+
+def _violations(choices: Sequence[Choice], asked: Sequence[Query]) -> int:
+    pairs = zip(choices, asked, strict=True)
+    return sum(choice.fit is not None and _over(choice.fit.candidate, query) for choice, query in pairs)
 
 
 def _shares(choices: Sequence[Choice], of: Sequence[bool]) -> list[float]:
@@ -92,7 +98,7 @@ def large_figures(case: Case, shares: Sequence[Share], *, count: int) -> Large:
     feasible = [choice.fit is not None for choice in given]
     own, other, width = (_shares(choices, feasible) for choices in (given, theirs, widths))
     below = sum(mine < max(pair) for mine, *pair in zip(own, other, width, strict=True))
-    over = sum(one.fit is not None and _over(one.fit, query) for one, query in zip(given, rest, strict=True))
+    over = _violations(given, rest)
     return Large(
         row=f"| {case.name} | {case.space.count():.1e} | {len(rest) / took_s:.0f} | {_mean(own):.4f} "
         f"| {_mean(other):.4f} | {_mean(width):.4f} | {below} | {over} |",
@@ -130,7 +136,7 @@ def exhaustive_figures(case: Case, shares: Sequence[Share], *, count: int) -> Sm
         if ours.fit is not None and largest.fit is not None
     ]
     low = sum(one < 0.97 for one in own)
-    over = sum(one.fit is not None and _over(one.fit, query) for one, query in zip(found["ours"], rest, strict=True))
+    over = _violations(found["ours"], rest)
     return Small(
         row=f"| {case.name} | {len(best.known)} | {_mean(own):.4f} | {min(own):.4f} | {low} of {len(own)} "
         f"| {_mean(parameters):.3f} | {_mean(other):.4f} |",
@@ -160,24 +166,41 @@ def export_figures(case: Case, shares: Sequence[Share], *, rounds: int, clients:
     """What devices lose while programs are missing. An estimate stands in for a program's exact plan."""
     yield f"## Programs ({case.name}, {clients} devices a round)"
     yield ""
-    yield "| exports a round | lost, first 5 rounds | lost, last 5 rounds | exported | started a round, last 5 |"
-    yield "|---:|---:|---:|---:|---:|"
+    yield "| exports a round | lost, first 5 rounds | lost, last 5 | programs | of them ahead | a round ahead, last 5 |"
+    yield "|---:|---:|---:|---:|---:|---:|"
+    space = ordered([case.price(spec) for spec in case.uniform])
     for limit in (2, 8, 32):
         search = ParetoSearch(case.space, case.price, [TARGET], uniform=case.uniform)
-        queue = ExportQueue(limit=limit)
-        figures = []
+        written: dict[str, Candidate] = {}
+        lost, ahead = [], []
         for number in range(rounds):
             asked = queries(case, shares[number * clients : (number + 1) * clients])
-            programs = queue.programs(TARGET, case.price)
-            for query, choice in zip(asked, _served(search, asked, number * clients), strict=True):
-                if choice.fit is not None:
-                    queue = queue.asked(choice.fit, TARGET, given_now(choice.fit, query, programs))
-            queue, started = queue.started()
-            figures.append(queue.figures)
-            for wish in started:
-                planned = case.price(wish.spec).training_memory_bytes[TARGET]
-                queue = queue.written(Exported(spec=wish.spec, target=TARGET, planned_peak_bytes=planned))
-            queue = queue.next_round()
-        first, last = (_mean([one.mean_lost for one in part]) for part in (figures[:5], figures[-5:]))
-        late = _mean([one.started for one in figures[-5:]])
-        yield f"| {limit} | {first:.3f} | {last:.3f} | {len(queue.exported)} | {late:.1f} |"
+            given = _given(_served(search, asked, number * clients), asked, written, space)
+            wishes = [wish for _, wish in given if wish is not None]
+            begun = most_wanted(wishes, written, limit)
+            lost.append(sum(wish.lost for wish in wishes) / max(len(given), 1))
+            ahead.append(len(begun))
+            # What was given without a program was written at once; both count from the next round on.
+            for candidate in (*(one for one, _ in given), *(case.price(wish.size) for wish in begun)):
+                written[plan_key(TARGET, candidate.spec)] = candidate
+        yield (
+            f"| {limit} | {_mean(lost[:5]):.3f} | {_mean(lost[-5:]):.3f} | {len(written)} | {sum(ahead)} "
+            f"| {_mean(ahead[-5:]):.1f} |"
+        )
+
+
+def _given(
+    choices: Sequence[Choice], asked: Sequence[Query], written: Mapping[str, Candidate], space: Sequence[Candidate]
+) -> list[tuple[Candidate, Wish | None]]:
+    """What each device gets that anything fits, and what it wishes for."""
+    given = []
+    for choice, query in zip(choices, asked, strict=True):
+        if choice.fit is None:
+            continue
+        chosen = choice.fit.candidate
+        if plan_key(TARGET, chosen.spec) in written:
+            given.append((chosen, None))
+            continue
+        now = given_now(written.values(), space, lambda one, of=query: not _over(one, of)) or chosen
+        given.append((now, wish_of(chosen, now, query)))
+    return given

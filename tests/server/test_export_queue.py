@@ -26,16 +26,18 @@ from subfleet.server.methods.policies import Ask, Assigned, Draw, Written
 from subfleet.server.planning import plan_of as planned
 from subfleet.server.rounds import NO_PROGRAM_BYTES, Plan, Queued, RunState
 from subfleet.server.rows import round_record
+from subfleet.server.search.queue import Wish
 from subfleet.server.store import Journal, begin_run, open_database
 from subfleet.server.traffic import Traffic
 
-SEARCH = DynamicSelection(distillation=None)
+SEARCH = DynamicSelection(distillation=None, prices="estimated")
 
 
 class Wishes:
     """An assignment that wants a place of the space for each client, and gives the smallest until it is written.
 
-    One that is never content wants it again where it is written.
+    Each client loses nearly the same, a little more by smaller places. One that is never content wants it again where
+    it is written.
     """
 
     def __init__(self, *, content: bool = True, **places: int) -> None:
@@ -45,11 +47,13 @@ class Wishes:
 
     def __call__(self, ask: Ask) -> Assigned:
         self.seen.append(ask)
-        wanted = ask.candidates[self.places.get(ask.draw.client_id, 0)]
+        place = self.places.get(ask.draw.client_id, 0)
+        wanted = ask.candidates[place]
         ready = wanted == ask.candidates[0] or (self.content and wanted.spec.spec_id in ask.written)
         if ready and ask.allows(wanted):
             return Assigned(candidate=wanted)
-        return Assigned(candidate=ask.candidates[0], wanted=None if ready else wanted.spec)
+        wish = Wish(size=wanted.spec, target=ask.target, lost=0.3 - 0.01 * place)
+        return Assigned(candidate=ask.candidates[0], wanted=None if ready else wish)
 
 
 def wishing(wishes: Wishes, **changes: Any) -> Plan:
@@ -148,7 +152,9 @@ def test_what_is_written_is_not_written_again_even_where_a_method_asks_for_it() 
     state, _ = folded(plan, written(plan, trained(plan, state)[0]))
     state, again = asked(plan, state)
     assert (len(begun), again, state.queue) == (1, [], ())
-    assert state.seats["ada"].wanted == plan.space[2]
+    wish = state.seats["ada"].wanted
+    assert wish is not None
+    assert wish.size == plan.space[2]
 
 
 def test_a_program_counts_from_the_next_round_on() -> None:
@@ -230,7 +236,7 @@ def test_no_method_gives_a_size_that_its_target_cannot_train(kind: type[AnyMetho
     found = plan.policies.assign(base)
     assert found.candidate is not None
     assert found.candidate.spec.spec_id not in broken
-    assert found.wanted is None or found.wanted.spec_id not in broken
+    assert found.wanted is None or found.wanted.size.spec_id not in broken
     last = found.candidate.spec
     everything = {**broken, last.spec_id: Written(size=last, planned_peak_bytes=NO_PROGRAM_BYTES)}
     again = plan.policies.assign(replace(base, written=everything, previous=last))
@@ -273,7 +279,7 @@ def test_a_size_that_cannot_be_written_is_neither_given_nor_queued_again() -> No
 def test_a_search_gets_what_it_wanted_one_round_later_and_the_records_say_so() -> None:
     plan = plan_of(method=SEARCH)
     state = _searched_once(plan)
-    wanted = {name: seat.wanted for name, seat in state.seats.items()}
+    wanted = {name: None if seat.wanted is None else seat.wanted.size for name, seat in state.seats.items()}
     state, close = folded(plan, written(plan, state, planned_peak_bytes=5000))
     record = round_record(plan, close, Traffic(Topics()))
     # Three first programs, of which clients may share one, and those for the next round.

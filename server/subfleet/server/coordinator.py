@@ -32,8 +32,9 @@ from subfleet.server.events import (
     UpdateStored,
 )
 from subfleet.server.phases import advance
-from subfleet.server.rounds import KnownPlan, Member, Plan, RunState, Seat, plan_key
+from subfleet.server.rounds import KnownPlan, Member, Plan, RunState, Seat
 from subfleet.server.scoring import prepare_scoring_action, scored_seat, scoring_seat, unscored_seat
+from subfleet.server.search.queue import plan_key
 from subfleet.server.seating import (
     measured_seat,
     prepare_action,

@@ -1,7 +1,6 @@
 """From phase to phase: the only place where a run moves on, and where every deadline is kept. Pure."""
 
 import math
-from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from types import MappingProxyType
@@ -9,6 +8,7 @@ from types import MappingProxyType
 from subfleet.server.actions import Action, Export, Fold, PrepareModels, Withdraw
 from subfleet.server.rounds import Member, Phase, Plan, Queued, RunState, Seat
 from subfleet.server.scoring import proposed_seat, without_late_scores
+from subfleet.server.search.queue import most_wanted
 from subfleet.server.selection import selected
 
 __all__ = ["advance", "expected_clients"]
@@ -118,15 +118,11 @@ def _assign(plan: Plan, state: RunState, now_s: float) -> Outcome:
 
 
 def _queue(plan: Plan, state: RunState, seats: Mapping[str, Seat]) -> tuple[Queued, ...]:
-    """The programs to write for later rounds: those under way, and what clients would rather have had, up to the limit.
-
-    What most clients wait for comes first.
-    """
-    wanted = Counter(
-        Queued(size=seat.wanted, target=seat.runtime) for _, seat in sorted(seats.items()) if seat.wanted is not None
-    )
-    new = [one for one, _ in wanted.most_common() if one not in state.queue and one.key not in state.plans]
-    return (*state.queue, *new[: plan.config.exports_per_round])
+    """The programs to write for later rounds: those under way, and what clients would rather have had."""
+    wishes = [seat.wanted for seat in seats.values() if seat.wanted is not None]
+    known = {*state.plans, *(queued.key for queued in state.queue)}
+    new = most_wanted(wishes, known, plan.config.exports_per_round)
+    return (*state.queue, *(Queued(size=one.size, target=one.target) for one in new))
 
 
 def _drawn(plan: Plan, state: RunState) -> tuple[str, ...]:

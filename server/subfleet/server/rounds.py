@@ -31,6 +31,7 @@ from subfleet.server.assignment import Candidate
 from subfleet.server.config import ServerConfig
 from subfleet.server.methods.policies import Participant, Policies
 from subfleet.server.search.query import Known, PriceList
+from subfleet.server.search.queue import Wish, plan_key
 
 __all__ = [
     "NO_PROGRAM_BYTES",
@@ -42,7 +43,6 @@ __all__ = [
     "Queued",
     "RunState",
     "Seat",
-    "plan_key",
 ]
 
 NO_PROGRAM_BYTES = 2**62
@@ -145,7 +145,7 @@ class Seat:
     size: SubnetSpec | None = None
     spec: SubnetSpec | None = None
     student: SubnetSpec | None = None
-    wanted: SubnetSpec | None = None
+    wanted: Wish | None = None
     reason: str = ""
     task: Task | None = None
     result: Update | None = None
@@ -197,11 +197,6 @@ class Queued:
     def key(self) -> str:
         """Names the program among those of a run."""
         return plan_key(self.target, self.size)
-
-
-def plan_key(target: str, size: SubnetSpec) -> str:
-    """Names the program of a size, such as "onnx/0123456789abcdef"."""
-    return f"{target}/{size.spec_id}"
 
 
 def _nothing() -> Mapping[str, "Seat"]:

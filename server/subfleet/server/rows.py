@@ -49,7 +49,7 @@ def _client_row(plan: Plan, seat: Seat, traffic: Traffic) -> ClientRow:
     )
     if seat.wanted is None or row.utilisation is None:
         return row
-    wanted = plan.price(seat.wanted)
+    wanted = plan.price(seat.wanted.size)
     better = share_of_budget(wanted.training_memory_bytes[seat.runtime], wanted.weight_bytes, row)
     return replace(row, wanted=wanted.spec.name, utilisation_lost=max(0.0, better - row.utilisation))
 

@@ -1,107 +1,120 @@
-import json
+from collections.abc import Iterable
 from dataclasses import replace
+from random import Random
+from types import MappingProxyType
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from server.search.search_cases import SPACE, TARGETS, UNIFORM, ends, price, queries, query_at, run
 
-from subfleet.protocol.errors import ConfigError
-from subfleet.protocol.schema import from_plain, to_plain
 from subfleet.server.assignment import Candidate
 from subfleet.server.search.pareto import ParetoSearch
-from subfleet.server.search.query import Fit, Query, fit_of
-from subfleet.server.search.queue import Exported, ExportQueue, Given, given_now
+from subfleet.server.search.query import Query, fit_of
+from subfleet.server.search.queue import LEAST_GAIN, Wish, given_now, most_wanted, wish_of
 
-MIDDLE = [price(spec) for spec in UNIFORM]
-
-
-def _written(queue: ExportQueue, candidate: Candidate, *, target: str = "onnx", more: float = 1.0) -> ExportQueue:
-    planned = int(candidate.training_memory_bytes[target] * more)
-    return queue.written(Exported(spec=candidate.spec, target=target, planned_peak_bytes=planned))
+UNIFORM_PRICES = sorted(map(price, UNIFORM), key=lambda one: one.order)
 
 
-def _fit(candidate: Candidate, utilisation: float) -> Fit:
-    return Fit(candidate=candidate, utilisation=utilisation)
+def _planned(candidate: Candidate, more: float) -> Candidate:
+    memory = {name: int(needed * more) for name, needed in candidate.training_memory_bytes.items()}
+    return replace(candidate, training_memory_bytes=MappingProxyType(memory))
 
 
-def test_until_its_own_is_ready_a_device_gets_the_largest_exported_one_that_fits() -> None:
+def _given(written: Iterable[Candidate], query: Query, space: Iterable[Candidate] = ()) -> Candidate | None:
+    return given_now(written, tuple(space), lambda one: fit_of(one, query) is not None)
+
+
+def _wish(place: int, lost: float, target: str = "onnx") -> Wish:
+    return Wish(size=UNIFORM_PRICES[place].spec, target=target, lost=lost)
+
+
+def test_a_device_gets_the_largest_written_size_that_fits() -> None:
     query, (smallest, largest) = query_at(0.6, 0.6), ends()
-    fitting = [one for one in MIDDLE if fit_of(one, query) is not None]
-    chosen = fit_of(max(fitting, key=lambda one: one.parameters), query)
-    assert chosen is not None
-    queue = ExportQueue()
-    assert given_now(chosen, query, queue.programs("onnx", price)) == Given(fit=None, lost=chosen.utilisation)
-    for candidate in (fitting[1], smallest, largest):
-        queue = _written(queue, candidate)
-    now = given_now(chosen, query, queue.programs("onnx", price))
-    assert now.fit is not None
-    assert now.fit.candidate.spec == fitting[1].spec
-    assert now.lost == pytest.approx(chosen.utilisation - now.fit.utilisation)
-    own = given_now(chosen, query, _written(queue, chosen.candidate).programs("onnx", price))
-    assert own.fit is not None
-    assert (own.fit.candidate.spec, own.lost) == (chosen.candidate.spec, 0)
+    fitting = [one for one in UNIFORM_PRICES if fit_of(one, query) is not None]
+    assert 2 < len(fitting) < len(UNIFORM_PRICES), "the budget is between the sizes"
+    assert _given([smallest, fitting[1], largest], query, UNIFORM_PRICES) == fitting[1]
+    assert _given([fitting[-1], fitting[1], smallest], query, UNIFORM_PRICES) == fitting[-1]
 
 
-def test_the_exact_plan_decides_what_fits() -> None:
+def test_the_exact_plan_of_a_written_size_decides() -> None:
     query = query_at(0.6, 1)
-    chosen = max(filter(None, (fit_of(one, query) for one in MIDDLE)), key=lambda fit: fit.utilisation)
-    queue = _written(_written(ExportQueue(), chosen.candidate, more=1.5), ends()[0])
-    now = given_now(chosen, query, queue.programs("onnx", price))
-    assert now.fit is not None
-    assert now.fit.candidate.spec == ends()[0].spec
-    other = Query(target="executorch", limits=query.limits)
-    assert given_now(chosen, other, queue.programs("executorch", price)).fit is None
+    best = max((one for one in UNIFORM_PRICES if fit_of(one, query) is not None), key=lambda one: one.order)
+    assert _given([_planned(best, 10), ends()[0]], query) == ends()[0]
+    assert _given([_planned(ends()[1], 1e-6)], query) == _planned(ends()[1], 1e-6)
 
 
-def test_a_round_starts_a_limited_number_of_exports_those_first_that_lose_most() -> None:
-    queue = ExportQueue(limit=2)
-    for place, lost in ((3, 0.2), (4, 0.3), (5, 0.25), (3, 0.2), (6, 0.001)):
-        queue = queue.asked(_fit(MIDDLE[place], 0.9), "onnx", Given(fit=None, lost=lost))
-    queue, started = queue.started()
-    assert [wish.spec for wish in started] == [MIDDLE[3].spec, MIDDLE[4].spec]
-    assert (queue.figures.devices, queue.figures.started, queue.figures.left) == (5, 2, 1)
-    assert queue.figures.lost == pytest.approx(0.951)
-    assert queue.figures.mean_lost == pytest.approx(0.951 / 5)
-    assert queue.next_round().figures.devices == 0
-    assert queue.next_round().started()[1] == ()
+def test_where_no_written_size_fits_it_is_the_largest_of_the_space_that_does() -> None:
+    query = query_at(0.5, 0.5)
+    fitting = [one for one in UNIFORM_PRICES if fit_of(one, query) is not None]
+    for written in ([], [ends()[1]]):
+        assert _given(written, query, UNIFORM_PRICES) == fitting[-1]
+        assert _given(written, query) is None
+    assert _given([], query_at(0, 0), UNIFORM_PRICES) is None
 
 
-def test_programs_that_there_are_or_that_cannot_be_are_not_wanted() -> None:
-    queue = _written(ExportQueue(), MIDDLE[3]).broken(MIDDLE[4].spec, "onnx", "no kernel")
-    for place in (3, 4):
-        queue = queue.asked(_fit(MIDDLE[place], 0.9), "onnx", Given(fit=None, lost=0.5))
-    assert queue.started()[1] == ()
-    queue = queue.asked(_fit(MIDDLE[3], 0.9), "executorch", Given(fit=None, lost=0.5))
-    assert [(wish.spec, wish.target) for wish in queue.started()[1]] == [(MIDDLE[3].spec, "executorch")]
+def test_a_wish_tells_how_much_of_the_budget_is_lost() -> None:
+    query = query_at(0.7, 0.7)
+    fits = sorted(filter(None, (fit_of(one, query) for one in UNIFORM_PRICES)), key=lambda fit: fit.utilisation)
+    best, now = fits[-1], fits[0]
+    wish = wish_of(best.candidate, now.candidate, query)
+    assert wish == Wish(size=best.candidate.spec, target="onnx", lost=best.utilisation - now.utilisation)
+    assert wish_of(best.candidate, best.candidate, query) is None
+    assert wish_of(now.candidate, best.candidate, query) is None, "nothing is lost by what uses more"
 
 
-def test_a_queue_survives_a_journal() -> None:
-    queue = _written(ExportQueue(limit=3), MIDDLE[3]).broken(MIDDLE[4].spec, "onnx", "no kernel")
-    queue = queue.asked(_fit(MIDDLE[5], 0.9), "onnx", Given(fit=None, lost=0.5))
-    assert from_plain(ExportQueue, json.loads(json.dumps(to_plain(queue)))) == queue
+@pytest.mark.parametrize("share", [0.98, 1.02])
+def test_what_gains_next_to_nothing_is_no_wish(share: float) -> None:
+    chosen, query = ends()[0], Query(target="onnx", limits=query_at(1, 1).limits)
+    query = replace(query, limits=replace(query.limits, memory_bytes=10**9, downlink_bytes=None, uplink_bytes=None))
+
+    def needing(memory_bytes: float) -> Candidate:
+        return replace(chosen, training_memory_bytes={"onnx": int(memory_bytes)})
+
+    wish = wish_of(needing(0.5 * 10**9), needing((0.5 - share * LEAST_GAIN) * 10**9), query)
+    assert (wish is None) == (share < 1)
+
+
+def test_programs_are_begun_up_to_the_limit_and_those_first_that_lose_most_together() -> None:
+    wishes = [_wish(3, 0.2), _wish(4, 0.3), _wish(5, 0.25), _wish(3, 0.2)]
+    started = most_wanted(wishes, (), 2)
+    assert [wish.size for wish in started] == [UNIFORM_PRICES[3].spec, UNIFORM_PRICES[4].spec]
+    assert started[0].lost == pytest.approx(0.4)
+    assert most_wanted(wishes, (), 0) == ()
+
+
+def test_programs_that_there_are_are_not_begun_and_targets_have_their_own() -> None:
+    wishes = [_wish(3, 0.5), _wish(3, 0.4, "executorch"), _wish(4, 0.3)]
+    assert most_wanted(wishes, {wishes[0].key, "onnx/other"}, 9) == tuple(wishes[1:])
+
+
+@given(
+    wishes=st.lists(st.builds(_wish, st.integers(0, 7), st.floats(LEAST_GAIN, 1), st.sampled_from(TARGETS))),
+    seed=st.integers(0, 99),
+    limit=st.integers(0, 9),
+)
+def test_the_order_of_devices_takes_no_part(wishes: list[Wish], seed: int, limit: int) -> None:
+    shuffled = list(wishes)
+    Random(seed).shuffle(shuffled)
+    begun = most_wanted(wishes, (), limit)
+    assert begun == most_wanted(shuffled, (), limit)
+    assert len(begun) == min(limit, len({wish.key for wish in wishes}))
 
 
 def test_the_utilisation_that_is_lost_falls_as_programs_are_written() -> None:
     search = ParetoSearch(SPACE, price, TARGETS, uniform=UNIFORM)
-    queue = _written(ExportQueue(limit=4), ends()[0])
+    written = {ends()[0].spec.spec_id: ends()[0]}
     losses = []
     for number in range(8):
         asked = [query for query in queries(12, seed=number) if fit_of(ends()[0], query) is not None]
-        programs = queue.programs("onnx", price)
+        wishes = []
         for query, choice in zip(asked, run(search, asked, first=100 * number), strict=True):
+            now = _given(written.values(), query)
             assert choice.fit is not None
-            now = given_now(choice.fit, query, programs)
-            assert now.fit is None or fit_of(now.fit.candidate, query) is not None
-            queue = queue.asked(choice.fit, "onnx", now)
-        queue, started = queue.started()
-        losses.append(queue.figures.mean_lost)
-        assert len(started) <= 4
-        for wish in started:
-            queue = _written(queue, price(wish.spec))
-        queue = queue.next_round()
+            assert now is not None
+            wishes.append(wish_of(choice.fit.candidate, now, query))
+        losses.append(sum(wish.lost for wish in wishes if wish is not None) / len(asked))
+        known = {f"onnx/{name}" for name in written}
+        for begun in most_wanted(filter(None, wishes), known, 4):
+            written[begun.size.spec_id] = price(begun.size)
     assert sum(losses[-3:]) < 0.5 * sum(losses[:3])
-
-
-@pytest.mark.parametrize("wrong", [{"limit": -1}, {"worth": 1.5}])
-def test_settings_out_of_range_are_refused(wrong: dict[str, float]) -> None:
-    with pytest.raises(ConfigError, match="must be"):
-        replace(ExportQueue(), **wrong)  # type: ignore[arg-type]

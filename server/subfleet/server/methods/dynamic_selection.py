@@ -11,19 +11,20 @@ A subnet becomes a task only with a program. What the search wants and has no pr
 and until it is written the device gets the largest subnet with a program that fits.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import ClassVar, Literal
 
 from subfleet.elastic.distillation import DistillationSettings
 from subfleet.elastic.spaces import search_space, uniform_space
 from subfleet.protocol.errors import ConfigError
 from subfleet.server.assignment import Candidate
-from subfleet.server.methods.policies import Ask, Assigned, MethodInfo, Policies, Weighting, largest_fitting, weigh_by
+from subfleet.server.methods.policies import Ask, Assigned, MethodInfo, Policies, Weighting, Written, weigh_by
 from subfleet.server.search.limits import Limits
 from subfleet.server.search.paper import PaperSearch, PaperSettings
 from subfleet.server.search.pareto import ParetoSearch, ParetoSettings
 from subfleet.server.search.query import Known, Query, Search
+from subfleet.server.search.queue import given_now, wish_of
 
 __all__ = ["DynamicSelection"]
 
@@ -100,13 +101,14 @@ class _Memory:
 
     def assign(self, ask: Ask) -> Assigned:
         """See the module. The answer depends on what is asked alone."""
-        choice = self._search_with(ask).choose(_query(ask), ask.draw.stream("search"))
+        query = _query(ask)
+        choice = self._search_with(ask).choose(query, ask.draw.stream("search"))
         best = choice.fit.candidate if choice.fit is not None else None
         if best is None or best.spec.spec_id in ask.written:
             return Assigned(candidate=best, found=choice.found)
-        ready = _largest_written(ask) or largest_fitting(ask).candidate or best
-        wanted = best.spec if ready.spec.spec_id != best.spec.spec_id else None
-        return Assigned(candidate=ready, wanted=wanted, found=choice.found)
+        written = (_as_planned(ask, one) for one in ask.written.values())
+        ready = given_now(written, ask.candidates, ask.allows) or best
+        return Assigned(candidate=ready, wanted=wish_of(best, ready, query), found=choice.found)
 
     def _search_with(self, ask: Ask) -> Search:
         search, pool = self._searches.get(ask.target, (None, ()))
@@ -130,8 +132,7 @@ def _query(ask: Ask) -> Query:
     )
 
 
-def _largest_written(ask: Ask) -> Candidate | None:
-    fitting: Sequence[Candidate] = [
-        candidate for candidate in (ask.price(one.size) for one in ask.written.values()) if ask.allows(candidate)
-    ]
-    return max(fitting, key=lambda one: one.order, default=None)
+def _as_planned(ask: Ask, written: Written) -> Candidate:
+    """A written size with its program's own plan in place of the estimate."""
+    memory = MappingProxyType({ask.target: written.planned_peak_bytes})
+    return replace(ask.price(written.size), training_memory_bytes=memory)

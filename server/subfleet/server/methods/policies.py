@@ -24,6 +24,7 @@ from subfleet.protocol.subnet import SubnetSpec
 from subfleet.protocol.training import TrainingSettings
 from subfleet.server.assignment import Candidate, fits
 from subfleet.server.search.query import Known, PriceList
+from subfleet.server.search.queue import Wish
 
 __all__ = [
     "AfterRound",
@@ -153,7 +154,7 @@ class Assigned:
     """
 
     candidate: Candidate | None
-    wanted: SubnetSpec | None = None
+    wanted: Wish | None = None
     found: tuple[Known, ...] = ()
 
 
