@@ -20,6 +20,7 @@ from subfleet.protocol.messages import (
     Receipt,
     Refusal,
     RoundInfo,
+    Scores,
     Task,
     Telemetry,
     Update,
@@ -27,6 +28,7 @@ from subfleet.protocol.messages import (
     encode,
 )
 from subfleet.protocol.readings import Reading
+from subfleet.protocol.scoring import CandidateScore
 from subfleet.protocol.topics import CHUNK, Topics
 from subfleet.transport.base import Connected, Delivery, Transport
 from subfleet.transport.blob_store import BlobStore
@@ -55,6 +57,7 @@ class Behaviour:
     memory_budget_bytes: Callable[[int], int] = lambda _: PLENTY_BYTES
     reading: Callable[[int], Reading] = lambda _: Reading(memory_free_bytes=PLENTY_BYTES)
     refuse: Callable[[Task], tuple[str, int | None] | None] = lambda _: None
+    score: Callable[[Task], tuple[float, ...]] = lambda task: tuple(float(place) for place in range(len(task.programs)))
     change: Callable[[Mapping[str, Any], Task], dict[str, Any]] | None = None
     sample_count: int = 10
     runtimes: tuple[str, ...] = ("onnx",)
@@ -96,7 +99,7 @@ class Device:
     def send(self, message: Message, *, retain: bool = False) -> None:
         self.transport.publish(self.topics.up(self.client_id, message.KIND), encode(message), retain=retain)
 
-    def keep(self, message: Telemetry | Update | Refusal | Deployed) -> None:
+    def keep(self, message: Telemetry | Update | Refusal | Deployed | Scores) -> None:
         self.outbox.put(message.message_id, self.topics.up(self.client_id, message.KIND), encode(message))
 
     def profile(self) -> Profile:
@@ -187,9 +190,8 @@ class Device:
             )
             return
         self.task = task
-        blobs = [program.blob for program in task.programs] + ([task.weights] if task.weights else [])
-        self.lacking = {blob.sha256 for blob in blobs}
-        for blob in blobs:
+        self.lacking = {blob.sha256 for blob in task.blobs}
+        for blob in task.blobs:
             self.exchange.fetch("server", blob)
 
     def _work(self) -> None:
@@ -198,6 +200,20 @@ class Device:
             return
         self.task = None
         self.done.add(task.task_id)
+        if task.work == "score":
+            found = tuple(CandidateScore(score=score) for score in self.behaviour.score(task))
+            self.keep(
+                Scores(
+                    task_id=task.task_id,
+                    run_id=task.run_id,
+                    round=task.round,
+                    client_id=self.client_id,
+                    scores=found,
+                    seconds=0.1,
+                    message_id=f"scores/{task.task_id}",
+                )
+            )
+            return
         if task.work == "deploy":
             self.keep(
                 Deployed(

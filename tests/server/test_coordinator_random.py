@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 from server.coordinator_cases import CLIENTS, blob, measured, plan_of, profile, telemetry
 
-from subfleet.protocol.messages import Deployed, Presence, Refusal, Task, Update
+from subfleet.protocol.messages import Deployed, Presence, Refusal, Scores, Task, Update
 from subfleet.protocol.programs import ProgramRef
-from subfleet.server.actions import Action, Close, Fetch, Fold, Prepare, PrepareModels, Reply, SendTask
+from subfleet.protocol.scoring import CandidateScore
+from subfleet.server.actions import Action, Close, Fetch, Fold, Prepare, PrepareModels, PrepareScoring, Reply, SendTask
 from subfleet.server.config import Deadlines
 from subfleet.server.coordinator import resume_actions, round_info, step
 from subfleet.server.events import (
@@ -25,11 +26,16 @@ from subfleet.server.events import (
     Profiled,
     Refused,
     Reported,
+    Scorable,
+    Scored,
+    ScoringPrepared,
     Tick,
     UpdateOffered,
     UpdateStored,
 )
-from subfleet.server.rounds import Member, RunState
+from subfleet.server.methods.fedfa import FedFA
+from subfleet.server.methods.heterofl import HeteroFL
+from subfleet.server.rounds import Member, Plan, RunState
 
 pytestmark = pytest.mark.slow
 
@@ -39,10 +45,15 @@ PLANS = tuple(
         rounds=2,
         min_clients=2,
         quorum=quorum,
+        method=method,
         deadlines=Deadlines(join_s=40, measure_s=10, round_s=30, deploy_s=20, lease_s=15, linger_s=0),
     )
+    for method in (HeteroFL(), FedFA(choice="score"))
     for quorum in (1.0, 0.5)
 )
+
+
+Job = Prepare | PrepareScoring | PrepareModels
 
 
 class Fleet(RuleBasedStateMachine):
@@ -51,7 +62,7 @@ class Fleet(RuleBasedStateMachine):
         self.plan = PLANS[0]
         self.state = RunState()
         self.now_s = 0.0
-        self.jobs: list[Prepare | PrepareModels] = []
+        self.jobs: list[Job] = []
         self.tasks: dict[str, Task] = {}
         self.fold: Fold | None = None
         self.accepted: dict[str, Update] = {}  # by task
@@ -67,22 +78,22 @@ class Fleet(RuleBasedStateMachine):
         return actions
 
     def perform(self, action: Action) -> None:
-        if isinstance(action, (Prepare, PrepareModels)):
+        if isinstance(action, Job):
             self.jobs.append(action)
         elif isinstance(action, SendTask):
             known = self.tasks.setdefault(action.task.task_id, action.task)
             assert known == action.task, "a task is sent again unchanged"
-            if action.task.work == "train":
+            if action.task.work != "deploy":
                 assert action.task.planned_peak_bytes <= action.task.budget.memory_bytes
         elif isinstance(action, Fold):
             self.fold = action
         elif isinstance(action, Close):
             self.closed.append(action.round)
 
-    @rule(strict=st.booleans())
+    @rule(plan=st.sampled_from(PLANS))
     @precondition(lambda self: self.state == RunState())
-    def choose(self, strict: bool) -> None:
-        self.plan = PLANS[0 if strict else 1]
+    def choose(self, plan: Plan) -> None:
+        self.plan = plan
 
     @rule(name=names, life=st.integers(1, 2), online=st.booleans())
     def presence(self, name: str, life: int, online: bool) -> None:
@@ -117,10 +128,16 @@ class Fleet(RuleBasedStateMachine):
         while self.jobs:
             self.finish_job(self.jobs[0], 1000, False)
 
-    def finish_job(self, job: Prepare | PrepareModels, planned: int, fails: bool) -> None:
+    def finish_job(self, job: Job, planned: int, fails: bool) -> None:
         self.jobs.remove(job)
         program = ProgramRef(program_id="p", target="onnx", blob=blob("p"))
-        if fails:
+        if isinstance(job, PrepareScoring):
+            made = [
+                Scorable(size=size, program=program, weights=blob("f"), planned_peak_bytes=planned)
+                for size in job.sizes[fails:]
+            ]
+            self.apply(ScoringPrepared(client_id=job.client_id, round=job.round, candidates=tuple(made)))
+        elif fails:
             attempt = job.attempt if isinstance(job, Prepare) else 0
             self.apply(PrepareFailed(client_id=job.client_id, round=job.round, attempt=attempt, reason="no"))
         elif isinstance(job, PrepareModels):
@@ -172,6 +189,36 @@ class Fleet(RuleBasedStateMachine):
             assert seats[task.client_id].task == task
             self.accepted[task.task_id] = update
         elif not stored:
+            assert self.state.seats == seats
+
+    @rule(data=st.data(), missing=st.booleans(), short=st.sampled_from([0, 0, 0, 1]))
+    @precondition(lambda self: self.tasks)
+    def score(self, data: st.DataObject, missing: bool, short: int) -> None:
+        task = data.draw(st.sampled_from(sorted(self.tasks.values(), key=lambda one: one.task_id)))
+        found = CandidateScore(score=None, reason="no") if missing else CandidateScore(score=1.0)
+        self.say(task, (found,) * max(len(task.programs) - short, 1))
+
+    @rule()
+    def score_all(self) -> None:
+        for task in list(self.tasks.values()):
+            self.say(task, tuple(CandidateScore(score=float(place)) for place in range(len(task.programs))))
+
+    def say(self, task: Task, found: tuple[CandidateScore, ...]) -> None:
+        scores = Scores(
+            task_id=task.task_id,
+            run_id=task.run_id,
+            round=task.round,
+            client_id=task.client_id,
+            scores=found,
+            seconds=0.0,
+        )
+        seats = self.state.seats
+        actions = self.apply(Scored(scores=scores))
+        (status,) = [action.receipt.status for action in actions if isinstance(action, Reply)]
+        if status == "accepted":
+            assert (seats[task.client_id].stage, seats[task.client_id].task) == ("scoring", task)
+            assert self.state.seats[task.client_id].stage in ("preparing", "skipped")
+        else:
             assert self.state.seats == seats
 
     @rule(data=st.data(), available=st.sampled_from([None, 10, 12_000]))
@@ -240,8 +287,10 @@ class Fleet(RuleBasedStateMachine):
         """Every open seat has a job at work or a task out, so that only devices and deadlines are waited for."""
         for seat in self.state.seats.values():
             if seat.stage == "preparing":
-                assert any(job.participant == seat.participant for job in self.jobs)
-            if seat.stage == "out":
+                assert any(getattr(job, "participant", None) == seat.participant for job in self.jobs)
+            if seat.stage == "scoring" and seat.task is None:
+                assert any(isinstance(job, PrepareScoring) and job.client_id == seat.client_id for job in self.jobs)
+            if seat.stage == "out" or (seat.stage == "scoring" and seat.task is not None):
                 assert seat.task is not None
                 assert seat.task.task_id in self.tasks
         assert (self.state.phase == "fold") == (self.fold is not None)

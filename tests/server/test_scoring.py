@@ -1,0 +1,317 @@
+"""Candidates that clients score before one is chosen for them, one (state, event) at a time."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from server.coordinator_cases import (
+    CLIENTS,
+    blob,
+    measured,
+    measuring,
+    plan_of,
+    prepared,
+    refusal,
+    replies,
+    size_of,
+    task,
+    update,
+)
+from server.methods.method_cases import ask, plan_with
+from server.server_rig import World, config, fleet
+
+from subfleet.protocol.messages import Presence, Scores, Task
+from subfleet.protocol.programs import ProgramRef
+from subfleet.protocol.readings import Budget
+from subfleet.protocol.scoring import CandidateScore
+from subfleet.server.actions import Action, Prepare, PrepareScoring, Reply, SendTask, Withdraw
+from subfleet.server.coordinator import resume_actions, step
+from subfleet.server.events import (
+    Folded,
+    Heard,
+    Refused,
+    Scorable,
+    Scored,
+    ScoringPrepared,
+    Tick,
+    UpdateOffered,
+    UpdateStored,
+)
+from subfleet.server.methods.fedfa import FedFA
+from subfleet.server.rounds import RunState
+from subfleet.server.store import Journal, begin_run, open_database
+from subfleet.transport.memory import FaultPlan
+
+METHOD = FedFA(choice="score")
+PLAN = plan_of(method=METHOD, rates=(0.25, 0.5, 0.75, 1.0))
+LARGEST = PLAN.space[-1].spec_id
+
+
+def proposed() -> tuple[RunState, tuple[Action, ...]]:
+    """Everyone has answered at second 2."""
+    return answered(measuring(PLAN), 1, 2.0)
+
+
+def answered(state: RunState, round_number: int, now_s: float) -> tuple[RunState, tuple[Action, ...]]:
+    """Everyone answers a round's announcement; what is then done, without receipts."""
+    actions: tuple[Action, ...] = ()
+    for name in CLIENTS:
+        state, actions = step(PLAN, state, measured(PLAN, name, round_number), now_s)
+    return state, tuple(action for action in actions if not isinstance(action, Reply))
+
+
+def candidates(state: RunState, name: str, planned_peak_bytes: int = 1000) -> ScoringPrepared:
+    scorable = tuple(
+        Scorable(
+            size=size,
+            program=ProgramRef(program_id=f"s{place}", target="onnx", blob=blob(f"score {place}")),
+            weights=blob(f"first {size.spec_id}"),
+            planned_peak_bytes=planned_peak_bytes + place,
+        )
+        for place, size in enumerate(state.seats[name].proposals)
+    )
+    return ScoringPrepared(client_id=name, round=state.round, candidates=scorable)
+
+
+def scoring() -> RunState:
+    """Every client has its candidates since second 2."""
+    state, _ = proposed()
+    for name in CLIENTS:
+        state, _ = step(PLAN, state, candidates(state, name), 2.0)
+    return state
+
+
+def scores(state: RunState, name: str, *found: float | None, **changes: Any) -> Scores:
+    known: dict[str, Any] = {
+        "task_id": f"{PLAN.run_id}/r{state.round}/{name}/score",
+        "run_id": PLAN.run_id,
+        "round": state.round,
+        "client_id": name,
+        "scores": tuple(CandidateScore(score=one, reason="" if one is not None else "no") for one in found),
+        "seconds": 0.1,
+    }
+    return Scores(**{**known, **changes})
+
+
+def given(actions: tuple[Action, ...]) -> list[str]:
+    """Ids of the sizes that are being prepared."""
+    return [action.participant.size.spec_id for action in actions if isinstance(action, Prepare)]
+
+
+def test_candidates_that_fit_are_proposed_before_anything_is_trained() -> None:
+    state, actions = proposed()
+    assert [getattr(action, "client_id", "") for action in actions] == list(CLIENTS)
+    order = [size.spec_id for size in PLAN.space]
+    for action in actions:
+        assert isinstance(action, PrepareScoring)
+        places = [order.index(size.spec_id) for size in action.sizes]
+        assert len(places) == 4
+        assert places == sorted(set(places))
+        assert places[-1] == len(order) - 1
+        assert state.seats[action.client_id].proposals == action.sizes
+    state, actions = step(PLAN, state, candidates(state, "ada"), 3.0)
+    (sent,) = actions
+    assert isinstance(sent, SendTask)
+    assert (sent.task.work, sent.task.planned_peak_bytes, sent.task.deadline_s) == ("score", 1003, 299.0)
+    assert sent.task.scoring is not None
+    assert sent.task.scoring.specs == state.seats["ada"].proposals
+    assert sent.task.training is not None
+    assert (sent.task.training.micro_batch_size, sent.task.training.learning_rate) == (4, 0.0)
+    again, actions = step(PLAN, state, candidates(state, "ada"), 3.0)
+    assert (again.seats, actions) == (state.seats, ())
+
+
+def test_the_best_candidate_is_trained_in_the_same_round_and_kept_in_the_next() -> None:
+    state = scoring()
+    chosen = {}
+    for name, found in zip(
+        CLIENTS, [(1.0, 4.0, 2.0, 3.0), (-1.0, None, -3.0, -2.0), (5.0, 5.0, 5.0, None)], strict=True
+    ):
+        best = {"ada": 1, "bob": 0, "cyd": 2}[name]  # of equals the largest
+        chosen[name] = state.seats[name].proposals[best].spec_id
+        state, actions = step(PLAN, state, Scored(scores=scores(state, name, *found)), 3.0)
+        assert (replies(actions), given(actions)) == (["accepted"], [chosen[name]])
+        assert Withdraw(task_id=f"run/r1/{name}/score") in actions
+    for name in CLIENTS:
+        state, actions = step(PLAN, state, prepared(PLAN, state, name), 4.0)
+        assert [action.task.work for action in actions if isinstance(action, SendTask)] == ["train"]
+        state, _ = step(PLAN, state, UpdateStored(update=update(PLAN, state, name)), 5.0)
+    assert state.phase == "fold"
+    state, _ = step(PLAN, state, Folded(round=1, accuracy=0.5, loss=1.0, sha256="0" * 64, refused={}), 6.0)
+    state, actions = answered(state, 2, 7.0)
+    assert len(actions) == len(CLIENTS)
+    assert given(actions) == list(chosen.values())
+
+
+def test_scores_that_come_again_change_nothing() -> None:
+    state = scoring()
+    said = Scored(scores=scores(state, "ada", 1.0, 2.0, 3.0, 2.0))
+    state, _ = step(PLAN, state, said, 3.0)
+    for _ in range(2):
+        again, actions = step(PLAN, state, said, 3.0)
+        assert (again.seats, replies(actions), len(actions)) == (state.seats, ["duplicate"], 1)
+        state, _ = step(PLAN, state, prepared(PLAN, state, "ada"), 3.0)
+        assert state.seats["ada"].stage == "out"
+
+
+@pytest.mark.parametrize(
+    ("changes", "found"),
+    [
+        ({"run_id": "other"}, (1.0,) * 4),
+        ({"round": 2}, (1.0,) * 4),
+        ({"task_id": "run/r1/ada/0"}, (1.0,) * 4),
+        ({"client_id": "dan"}, (1.0,) * 4),
+        ({}, (1.0,) * 3),
+    ],
+)
+def test_scores_of_anything_else_are_refused_with_a_reason(changes: dict[str, Any], found: tuple[float, ...]) -> None:
+    state = scoring()
+    after, actions = step(PLAN, state, Scored(scores=scores(state, "ada", *found, **changes)), 3.0)
+    assert (replies(actions), after.seats) == (["refused"], state.seats)
+
+
+def test_an_update_is_no_answer_to_candidates() -> None:
+    state = scoring()
+    after, actions = step(PLAN, state, UpdateOffered(update=update(PLAN, state, "ada")), 3.0)
+    assert (replies(actions), after.seats) == (["refused"], state.seats)
+
+
+def test_who_scores_none_or_refuses_is_given_what_fits_and_its_repetition_nothing() -> None:
+    state = scoring()
+    state, actions = step(PLAN, state, Scored(scores=scores(state, "ada", None, None, None, None)), 3.0)
+    assert (replies(actions), given(actions)) == (["accepted"], [LARGEST])
+    refused = replace(refusal(PLAN, state, "bob"), reason="data")
+    state, actions = step(PLAN, state, Refused(refusal=refused), 3.0)
+    assert (replies(actions), given(actions)) == (["accepted"], [LARGEST])
+    again, actions = step(PLAN, state, Refused(refusal=refused), 3.0)
+    assert (replies(actions), again.seats) == (["duplicate"], state.seats)
+    least = PLAN.candidates[0].training_memory_bytes["onnx"]
+    state, actions = step(PLAN, state, Refused(refusal=refusal(PLAN, state, "cyd", least)), 3.0)
+    assert given(actions) == [PLAN.space[0].spec_id], "what is free now decides"
+
+
+def test_half_of_a_rounds_time_is_for_scores_and_the_rest_for_training_without() -> None:
+    state = scoring()
+    said = scores(state, "ada", 1.0, 2.0, 3.0, 4.0)
+    waiting, actions = step(PLAN, state, Tick(), 301.9)
+    assert (waiting.seats, actions) == (state.seats, ())
+    state, actions = step(PLAN, state, Tick(), 302.0)
+    assert given(actions) == [LARGEST] * 3
+    assert [action.task_id for action in actions if isinstance(action, Withdraw)] == [
+        f"run/r1/{name}/score" for name in CLIENTS
+    ]
+    late, actions = step(PLAN, state, Scored(scores=said), 303.0)
+    assert (replies(actions), late.seats) == (["refused"], state.seats)
+
+
+def test_programs_that_plan_too_much_are_not_scored() -> None:
+    state, _ = proposed()
+    whole = candidates(state, "ada")
+    large = [replace(one, planned_peak_bytes=10**10) for one in whole.candidates]
+    some = replace(whole, candidates=(*whole.candidates[:2], *large[2:]))
+    _, (sent,) = step(PLAN, state, some, 3.0)
+    assert isinstance(sent, SendTask)
+    assert sent.task.scoring is not None
+    assert sent.task.scoring.specs == state.seats["ada"].proposals[:2]
+    for few in (whole.candidates[:1], (whole.candidates[0], *large[1:]), ()):
+        after, actions = step(PLAN, state, replace(whole, candidates=tuple(few)), 3.0)
+        assert given(actions) == [LARGEST], "one alone needs no score"
+        assert after.seats["ada"].stage == "preparing"
+
+
+def test_a_device_that_starts_anew_gets_its_candidates_again() -> None:
+    state = scoring()
+    anew = Heard(presence=Presence(client_id="ada", session_id="ada-2", online=True))
+    assert step(PLAN, state, anew, 3.0)[1] == (SendTask(task=task(state, "ada")),)
+
+
+def stored(state: RunState, folder: Path) -> RunState:
+    """What a server that was killed finds."""
+    engine = open_database(folder)
+    run_id = begin_run(engine, name="test", fingerprint="f", round_count=2)
+    journal = Journal(engine, run_id)
+    journal.save(RunState(), state)
+    found = journal.load(2.0)
+    engine.dispose()
+    return found
+
+
+def test_candidates_and_the_chosen_one_survive_a_crash(tmp_path: Path) -> None:
+    state, asked = proposed()
+    state, _ = step(PLAN, state, candidates(state, "ada"), 2.0)
+    state, _ = step(PLAN, state, candidates(state, "bob"), 2.0)
+    state, chosen = step(PLAN, state, Scored(scores=scores(state, "bob", 1.0, 2.0, 1.0, 1.0)), 3.0)
+    found = stored(state, tmp_path)
+    assert found.seats == state.seats
+    actions = resume_actions(PLAN, found)
+    assert SendTask(task=task(state, "ada")) in actions
+    assert [action for action in actions if isinstance(action, PrepareScoring)] == [asked[-1]]
+    assert given(actions) == given(chosen) == [state.seats["bob"].proposals[1].spec_id]
+    after, actions = step(PLAN, found, Scored(scores=scores(state, "ada", 1.0, 2.0, 1.0, 1.0)), 4.0)
+    assert size_of(after.seats["ada"]) == state.seats["ada"].proposals[1].spec_id
+    assert replies(actions) == ["accepted"]
+
+
+def test_proposals_are_spread_drawn_alike_and_within_the_links_budget() -> None:
+    plan = plan_with(FedFA(choice="score", proposals=3))
+    propose = plan.policies.propose
+    assert propose is not None
+    known = {name: tuple(one.spec.spec_id for one in propose(ask(plan, name))) for name in "abcdefgh"}
+    assert known == {name: tuple(one.spec.spec_id for one in propose(ask(plan, name))) for name in "abcdefgh"}
+    assert len(set(known.values())) > 1
+    order = [one.spec.spec_id for one in plan.candidates]
+    half = (len(order) - 1) // 2
+    for sizes in known.values():
+        small, middle, large = (order.index(size) for size in sizes)
+        assert small < half <= middle < large == len(order) - 1
+    assert propose(ask(plan, "a", previous=plan.space[0])) == ()
+    assert propose(ask(plan, "a", memory_bytes=1)) == ()
+    assert FedFA().policies().propose is None
+    for link_bytes in range(0, 4 * plan.candidates[-1].weight_bytes, 500):
+        budget = Budget(memory_bytes=2**40, downlink_bytes=link_bytes)
+        found = propose(replace(ask(plan, "a"), budget=budget))
+        if len(found) > 1:
+            assert sum(one.weight_bytes for one in found) + found[-1].weight_bytes <= link_bytes
+
+
+@pytest.mark.parametrize("count", [1, 17])
+def test_a_number_of_proposals_that_is_no_choice_is_refused(count: int) -> None:
+    with pytest.raises(ValueError, match=f"proposals is {count}, but must be 2 to 16"):
+        FedFA(proposals=count)
+
+
+def score_by_width(task: Task) -> tuple[float, ...]:
+    """The second smallest is best."""
+    assert task.scoring is not None
+    return tuple(float(place == 1) for place in range(len(task.scoring.specs)))
+
+
+def played(folder: Path, faults: FaultPlan | None = None, *, kill: bool = False) -> World:
+    settings = config(method=METHOD, rates=(0.25, 0.5, 0.75, 1.0), deploy_targets=())
+    world = World(folder, settings, fleet(score=score_by_width), faults=faults)
+    if kill:
+        world.run(lambda: any(seat.stage == "scoring" and seat.task for seat in world.server.state.seats.values()))
+        world.kill_server()
+        world.run(lambda: any(seat.size is not None for seat in world.server.state.seats.values()))
+        world.kill_server()
+    world.run()
+    return world
+
+
+def test_a_run_has_the_same_bits_whatever_is_lost_and_whoever_dies(tmp_path: Path) -> None:
+    calm = played(tmp_path / "calm")
+    rows = {(row.client_id, row.spec_id) for record in calm.notes.records for row in record.clients}
+    assert len(rows) == len(CLIENTS), "sizes stay as they were chosen"
+    for name, device in calm.devices.items():
+        first = device.tasks[0]
+        assert first.scoring is not None
+        assert (name, first.scoring.specs[1].spec_id) in rows
+        assert [one.work for one in device.tasks] == ["score", "train", "train"]
+    rough = played(tmp_path / "rough", FaultPlan(seed=3, loss=0.2, double=0.2, delay_s=1.5), kill=True)
+    assert rough.model_bytes() == calm.model_bytes()
+
+
+def test_a_crash_before_the_task_is_there_prepares_it_anew() -> None:
+    state, asked = proposed()
+    assert resume_actions(PLAN, state) == asked
