@@ -1,0 +1,80 @@
+"""A virtual fleet whose clients score their candidates with real programs on their own data."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+from emulation.virtual_cases import LARGE_BYTES, client, experiment
+
+from subfleet.emulation.virtual.exports import SettledExports
+from subfleet.emulation.virtual.figures import violates
+from subfleet.emulation.virtual.hosting import SharedHost
+from subfleet.emulation.virtual.run import VirtualResult, run_in_process
+from subfleet.protocol.programs import ScoreJob
+from subfleet.server.methods.fedfa import FedFA
+from subfleet.trainers.onnx import OnnxTrainer
+from subfleet.transport.memory import FaultPlan
+
+pytestmark = [pytest.mark.slow, pytest.mark.export]
+
+NAMES = ("ada", "bob", "cyd")
+MIDDLING_BYTES = 2_100_000
+"""All programs but the one that scores the whole model fit."""
+SIZES = ("w1/4 d1", "w1/2 d1", "w1 d1")
+
+
+class Noting(OnnxTrainer):
+    """The real trainer, with a note of every score; those of a client that likes small sizes are turned round."""
+
+    def __init__(self, *, turned: bool) -> None:
+        super().__init__(host=SharedHost())
+        self.sign = -1 if turned else 1
+        self.scores: list[float] = []
+
+    def score(self, job: ScoreJob, stopped: Callable[[], bool]) -> float:
+        found = self.sign * super().score(job, stopped)
+        self.scores.append(found)
+        return found
+
+
+def scored_fleet(exports: SettledExports, faults: FaultPlan | None = None) -> tuple[VirtualResult, dict[str, Noting]]:
+    trainers = {name: Noting(turned=name == "bob") for name in NAMES}
+    # The budget of the last client grows, but not the size that it has chosen.
+    clients = tuple(
+        client(name, place, first, LARGE_BYTES)
+        for place, (name, first) in enumerate(zip(NAMES, (LARGE_BYTES, LARGE_BYTES, MIDDLING_BYTES), strict=True))
+    )
+    described = replace(experiment(method=FedFA(choice="score"), rates=(0.25, 0.5, 1.0)), clients=clients)
+    played = replace(described, faults=faults or FaultPlan())
+    return run_in_process(played, exports, trainers=trainers), trainers
+
+
+def test_each_client_has_its_best_scored_size_in_every_round(exports: SettledExports) -> None:
+    result, trainers = scored_fleet(exports)
+    assert len(result.rounds) == 2
+    for record in result.rounds:
+        for row in record.clients:
+            found = trainers[row.client_id].scores
+            fitting = SIZES[:2] if row.client_id == "cyd" else SIZES
+            assert len(found) == len(fitting), "each candidate is scored once, in the first round"
+            assert row.spec == fitting[found.index(max(found))]
+            assert (row.status, violates(row)) == ("folded", False)
+    first, second = ({row.client_id: row.spec for row in record.clients} for record in result.rounds)
+    assert first == second
+    assert first["ada"] != first["bob"], "what is chosen follows the scores, not the budget"
+    assert result.logical_seconds < 1.0, "no deadline took part"
+
+
+def test_losses_and_doubles_change_no_bit(exports: SettledExports) -> None:
+    calm, _ = scored_fleet(exports)
+    rough, trainers = scored_fleet(exports, FaultPlan(seed=1, loss=0.2, double=0.2, delay_s=1.5))
+    assert rough.model == calm.model
+    assert [len(trainers[name].scores) for name in NAMES] == [3, 3, 2]
+
+
+def test_clients_of_pytorch_score_too(exports: SettledExports) -> None:
+    clients = tuple(client(name, place, LARGE_BYTES, runtime="torch") for place, name in enumerate(NAMES))
+    described = replace(experiment(method=FedFA(choice="score"), rounds=1), clients=clients)
+    (record,) = run_in_process(described, exports).rounds
+    assert [(row.runtime, row.status) for row in record.clients] == [("torch", "folded")] * 3
+    assert record.clients[0].bytes_down > 0
