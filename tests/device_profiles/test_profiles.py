@@ -29,6 +29,10 @@ def test_a_profile_is_read_from_a_file(tmp_path: Path) -> None:
     path.write_text(MINIMAL)
     profile = load_profile(str(path))
     assert (profile.name, profile.threads, profile.memory_total_bytes) == ("board", 1, None)
+    assert (profile.operators, profile.macs_per_s) == ((), None)
+    path.write_text(MINIMAL + 'operators = ["Conv", "Gemm"]\nmacs_per_s = 2e9\n')
+    profile = load_profile(str(path))
+    assert (profile.operators, profile.macs_per_s) == (("Conv", "Gemm"), 2e9)
 
 
 @pytest.mark.parametrize(
@@ -39,6 +43,8 @@ def test_a_profile_is_read_from_a_file(tmp_path: Path) -> None:
         (MINIMAL.replace('["onnx"]', "[]"), "runtimes is []"),
         (MINIMAL.replace('"board"', '""'), "name is empty"),
         (MINIMAL + "threads = 0\n", "threads is 0"),
+        (MINIMAL + "macs_per_s = 0.0\n", "macs_per_s is 0.0"),
+        (MINIMAL + 'operators = ["Conv", ""]\n', "operators is ['Conv', '']"),
         (MINIMAL + "memory = 7\n", "unknown field 'memory'"),
         (MINIMAL.replace('name = "board"\n', ""), "lacks the field 'name'"),
         (MINIMAL + "threads = true\n", "threads is True, but must be int"),

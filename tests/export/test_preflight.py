@@ -1,6 +1,5 @@
 """A network that cannot be trained is named with its layer, the reason and the remedy, before anything is written."""
 
-
 import pytest
 import torch
 from export.export_cases import train_request

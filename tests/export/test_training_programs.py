@@ -35,6 +35,9 @@ def example_of(request: TrainRequest, seed: int = 7) -> dict[str, torch.Tensor]:
     return {value.name: tensor for value, tensor in zip(step.inputs, tensors, strict=True)}
 
 
+_OPERATORS_OF_ALL = {"onnx": {"Mul", "Sub"}, "executorch": {"XnnpackBackend", "aten::eq.Tensor_out"}}
+
+
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("target", TARGET_NAMES)
 def test_a_program_is_the_step(target: str, case: str) -> None:
@@ -45,6 +48,8 @@ def test_a_program_is_the_step(target: str, case: str) -> None:
 
     assert program.manifest.program_id == request.program_id
     assert (program.manifest.inputs, program.manifest.outputs) == (step.inputs, step.outputs)
+    assert set(program.manifest.operators) >= _OPERATORS_OF_ALL[target]
+    assert list(program.manifest.operators) == sorted(set(program.manifest.operators))
     # Groups of two numbers may magnify a rounding, in PyTorch's own single precision alike.
     assert 0 < program.manifest.max_abs_diff <= 100 * TOLERANCE
     for seed in range(3):

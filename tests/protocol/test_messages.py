@@ -225,6 +225,15 @@ def _profile(**changes: object) -> bytes:
     return json.dumps({**json.loads(encode(profile)), **changes}).encode()
 
 
+def test_what_a_profile_may_leave_out_is_not_told_to_older_servers() -> None:
+    plain = json.loads(_profile())
+    assert not {"operators", "macs_per_s"} & set(plain)
+    known = decode(_profile(operators=["Conv", "aten::add.out"], macs_per_s=1e9))
+    assert isinstance(known, Profile)
+    assert (known.operators, known.macs_per_s) == (("Conv", "aten::add.out"), 1e9)
+    assert decode(encode(known)) == known
+
+
 @pytest.mark.parametrize(
     ("payload", "words"),
     [
@@ -249,6 +258,8 @@ def _profile(**changes: object) -> bytes:
         (_presence(session_id="a\0"), "must be text without NUL"),
         (_profile(device="\x1b[2J"), "must be made of printable characters"),
         (_profile(runtimes=["on\nnx"]), "must be made of printable characters"),
+        (_profile(operators=["Ge\nlu"]), "must be made of printable characters"),
+        (_profile(macs_per_s=0), "macs_per_s is 0.0, but must be above 0"),
         (_profile(software={"\udc00": "1"}), "a key of Profile.software is .*, but must be text"),
         (_profile(sample_count=2**40 + 1), "must name 1 to 1099511627776 samples"),
     ],

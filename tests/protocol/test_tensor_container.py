@@ -134,6 +134,7 @@ def test_a_program_comes_back_as_it_was() -> None:
         memory=MemoryPlan(weights_bytes=60, runtime_bytes=40),
         max_abs_diff=1e-7,
         versions={"torch": "2"},
+        operators=("Conv", "Gemm"),
     )
     packed = encode_program(Program(manifest=manifest, body=b"\x08\x01"))
     program = decode_program(packed)
@@ -141,6 +142,16 @@ def test_a_program_comes_back_as_it_was() -> None:
     assert program.manifest == manifest
     assert program.manifest.planned_peak_bytes == 100
     assert bytes(program.body) == b"\x08\x01"
+
+
+def test_a_program_that_tells_no_operators_has_the_manifest_of_an_older_one() -> None:
+    manifest = ProgramManifest(
+        program_id="p", target="onnx", purpose="train", batch_size=1, inputs=(), outputs=(),
+        memory=MemoryPlan(weights_bytes=1), max_abs_diff=0.0,
+    )  # fmt: skip
+    packed = encode_program(Program(manifest=manifest, body=b"\x08"))
+    assert b"operators" not in packed
+    assert decode_program(packed).manifest.operators == ()
 
 
 def test_a_program_whose_bytes_were_damaged_is_refused() -> None:

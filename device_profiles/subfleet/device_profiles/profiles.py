@@ -48,6 +48,9 @@ class DeviceProfile:
         provider: what the runtime computes with: "cpu", or "cuda" with a build of it that has that.
         memory_total_bytes: of the device; None where it is to be measured.
         cores: of the device; None where they are to be measured.
+        macs_per_s: multiply-accumulates that it trains with in a second, above 0; None is unknown: no limit.
+        operators: that its runtimes have, by the names in the manifests of programs; empty lists nothing, and all are
+            tried. For builds of a runtime that leave operators out.
         sources: where the figures come from.
     """
 
@@ -59,6 +62,8 @@ class DeviceProfile:
     provider: str = "cpu"
     memory_total_bytes: int | None = None
     cores: int | None = None
+    macs_per_s: float | None = None
+    operators: tuple[str, ...] = ()
     sources: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -68,6 +73,10 @@ class DeviceProfile:
             raise ValueError(f"memory_share is {self.memory_share}, but must be above 0 and at most 1")
         if not self.runtimes or len(set(self.runtimes)) != len(self.runtimes):
             raise ValueError(f"runtimes is {list(self.runtimes)}, but must name 1 or more, each once")
+        if self.macs_per_s is not None and self.macs_per_s <= 0:
+            raise ValueError(f"macs_per_s is {self.macs_per_s}, but must be above 0")
+        if not all(name and name.isprintable() for name in self.operators):
+            raise ValueError(f"operators is {list(self.operators)!r:.200}, but must be names of printable characters")
         for field in ("threads", "memory_total_bytes", "cores"):
             value = getattr(self, field)
             if value is not None and value < 1:

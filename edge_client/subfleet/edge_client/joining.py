@@ -183,6 +183,8 @@ def _announcement(
         memory_share=profile.memory_share,
         software={"python": platform.python_version(), **_versions()},
         message_id=f"profile.{session_id}",
+        operators=profile.operators,
+        macs_per_s=profile.macs_per_s,
     )
 
 

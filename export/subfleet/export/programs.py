@@ -76,6 +76,7 @@ def write_training_program(step: Step, *, target: str, program_id: str) -> Progr
         memory=written.memory,
         max_abs_diff=difference,
         versions=versions,
+        operators=written.operators,
     )
     return Program(manifest=manifest, body=written.body)
 

@@ -93,6 +93,8 @@ class Profile:
         memory_total_bytes: of the device.
         memory_share: share of free memory that it gives to training, above 0, at most 1.
         software: versions by name.
+        operators: that its runtime has; empty lists nothing, and every program is tried.
+        macs_per_s: multiply-accumulates that it trains with in a second, above 0; None is unknown.
     """
 
     KIND: ClassVar[str] = "profile"
@@ -107,16 +109,20 @@ class Profile:
     memory_share: float
     software: dict[str, str] = field(default_factory=dict)
     message_id: str = field(default_factory=new_message_id)
+    operators: tuple[str, ...] = field(default=(), metadata=ADDED_LATER)
+    macs_per_s: float | None = field(default=None, metadata=ADDED_LATER)
 
     def __post_init__(self) -> None:
         check_client_id(self.client_id)
         if not 1 <= self.sample_count <= MAX_SAMPLES or not self.runtimes:
             raise ValueError(f"a profile must name 1 to {MAX_SAMPLES} samples and 1 or more runtimes")
         # They are shown in terminals, where control characters act.
-        if not all(name.isprintable() for name in (self.device, *self.runtimes)):
-            raise ValueError("the names of device and runtimes must be made of printable characters")
+        if not all(name.isprintable() for name in (self.device, *self.runtimes, *self.operators)):
+            raise ValueError("the names of device, runtimes and operators must be made of printable characters")
         if not 0 < self.memory_share <= 1:
             raise ValueError(f"memory_share is {self.memory_share}, but must be above 0 and at most 1")
+        if self.macs_per_s is not None and self.macs_per_s <= 0:
+            raise ValueError(f"macs_per_s is {self.macs_per_s}, but must be above 0")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

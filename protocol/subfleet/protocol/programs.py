@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal, Protocol
 from subfleet.protocol.blobs import BlobRef
 from subfleet.protocol.errors import ProtocolError
 from subfleet.protocol.memory import MemoryPlan
-from subfleet.protocol.schema import canonical_json, from_plain, parse_json
+from subfleet.protocol.schema import ADDED_LATER, canonical_json, from_plain, parse_json
 from subfleet.protocol.tensors import Tensor, decode_container, encode_container
 from subfleet.protocol.training import TrainingSettings
 
@@ -90,6 +90,7 @@ class ProgramManifest:
         memory: what it is planned to take on a device.
         max_abs_diff: largest difference from PyTorch found when it was written.
         versions: of the tools that wrote it.
+        operators: that its runtime must have, sorted, such as "Conv" or "aten::add.out"; empty where it is not told.
     """
 
     program_id: str
@@ -101,6 +102,7 @@ class ProgramManifest:
     memory: MemoryPlan
     max_abs_diff: float
     versions: dict[str, str] = field(default_factory=dict)
+    operators: tuple[str, ...] = field(default=(), metadata=ADDED_LATER)
 
     @property
     def planned_peak_bytes(self) -> int:

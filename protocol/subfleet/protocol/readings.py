@@ -1,6 +1,8 @@
 """What a device has to give at one moment. Logs, telemetry and budgets all speak of this one record."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from subfleet.protocol.schema import ADDED_LATER
 
 __all__ = ["Budget", "Reading"]
 
@@ -52,8 +54,11 @@ class Budget:
         memory_bytes: growth of the device process's memory that training may cause.
         downlink_bytes: bytes that may travel to the device in a round; None is no limit.
         uplink_bytes: bytes that may travel from the device in a round; None is no limit.
+        forward_macs: multiply-accumulates of one sample's forward pass; training takes so many times more as it has
+            samples and passes. None is no limit.
     """
 
     memory_bytes: int
     downlink_bytes: int | None = None
     uplink_bytes: int | None = None
+    forward_macs: int | None = field(default=None, metadata=ADDED_LATER)

@@ -20,4 +20,6 @@ def announcement(client: VirtualClient) -> Profile:
         memory_total_bytes=client.profile.memory_total_bytes or 0,
         memory_share=client.profile.memory_share,
         message_id=f"profile.{client.client_id}-1",
+        operators=client.profile.operators,
+        macs_per_s=client.profile.macs_per_s,
     )

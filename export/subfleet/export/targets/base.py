@@ -19,10 +19,12 @@ class WrittenProgram:
     Attributes:
         body: as the runtime loads it.
         memory: what a device's process takes for loading it and running its steps.
+        operators: that its runtime must have, sorted.
     """
 
     body: bytes
     memory: MemoryPlan
+    operators: tuple[str, ...]
 
 
 class Target(Protocol):

@@ -44,8 +44,11 @@ class ExecutorchTarget:
         """Write a training step; see `Target`."""
         program = lower(self._shared(graph), {})
         body = bytes(program.buffer)
-        arena_bytes = sum(program.executorch_program.execution_plan[0].non_const_buffer_sizes)
-        return WrittenProgram(body=body, memory=plan_executorch(step, body=body, arena_bytes=arena_bytes))
+        plan = program.executorch_program.execution_plan[0]
+        memory = plan_executorch(step, body=body, arena_bytes=sum(plan.non_const_buffer_sizes))
+        kernels = {f"{one.name}.{one.overload}" if one.overload else one.name for one in plan.operators}
+        operators = tuple(sorted({*kernels, *(delegate.id for delegate in plan.delegates)}))
+        return WrittenProgram(body=body, memory=memory, operators=operators)
 
     def write_inference(
         self, graph: fx.GraphModule, step: Step, weights: Sequence[Tensor], *, any_batch: bool

@@ -167,6 +167,12 @@ def training_model(graph: fx.GraphModule, step: Step) -> bytes:
     )
 
 
+def _called(body: bytes) -> tuple[str, ...]:
+    """The operators of a model, with the name of their domain where it is not ONNX's own."""
+    nodes = onnx.load_model_from_string(body).graph.node
+    return tuple(sorted({f"{node.domain}:{node.op_type}" if node.domain else node.op_type for node in nodes}))
+
+
 def _ends(step: Step) -> tuple[ValueInfo, ValueInfo]:
     """What an inference step takes besides weights, and what it gives."""
     return step.inputs[0], step.outputs[0]
@@ -186,7 +192,7 @@ class OnnxTarget:
     def write_training(self, graph: fx.GraphModule, step: Step) -> WrittenProgram:
         """Write a training step; see `Target`."""
         body = training_model(graph, step)
-        return WrittenProgram(body=body, memory=plan_onnx(body, step))
+        return WrittenProgram(body=body, memory=plan_onnx(body, step), operators=_called(body))
 
     def write_inference(
         self, graph: fx.GraphModule, step: Step, weights: Sequence[Tensor], *, any_batch: bool
