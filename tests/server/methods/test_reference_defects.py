@@ -1,0 +1,324 @@
+"""Defects that public implementations of these methods have, each kept out by a test that sees it."""
+
+import functools
+import itertools
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from elastic.elastic_cases import CONVOLUTIONAL, held_places, random_state
+from export.step_rig import carried, example, run, step_of_module
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from server.methods.method_cases import MODEL, SEED, Client, ask, change_of, first_state, placed, plan_with, play, seen
+from torch import Tensor
+
+from subfleet.elastic.distillation import DistillationSettings
+from subfleet.elastic.evaluate import evaluate
+from subfleet.elastic.families import build_module
+from subfleet.elastic.maps import nested_maps, tensor_maps
+from subfleet.elastic.model_state import ModelState
+from subfleet.elastic.network import BUFFER_ROLES, ModelConfig, Network
+from subfleet.elastic.running_statistics import norm_tensors
+from subfleet.export.steps import Student
+from subfleet.protocol.readings import Budget
+from subfleet.protocol.subnet import Roll, SubnetSpec
+from subfleet.server.methods import METHODS, AnyMethod
+from subfleet.server.methods.anycostfl import AnycostFL
+from subfleet.server.methods.dynamic_selection import DynamicSelection
+from subfleet.server.methods.fedavg import FedAvg
+from subfleet.server.methods.federated_dropout import FederatedDropout
+from subfleet.server.methods.fedprox import FedProx
+from subfleet.server.methods.fedrolex import FedRolex
+from subfleet.server.methods.fjord import FjORD
+from subfleet.server.methods.heterofl import HeteroFL
+from subfleet.server.methods.nefl import NeFL
+from subfleet.server.methods.norms import NormPolicy, with_norms
+from subfleet.server.methods.policies import Draw, Participant, Written
+from subfleet.server.rounds import Plan
+from subfleet.server.views import Views
+
+VARIANTS: Mapping[str, AnyMethod] = {
+    **{name: kind() for name, kind in METHODS.items()},
+    "fjord without a student": FjORD(self_distillation=False),
+    "fedavg nested": FedAvg(model="nested"),
+    "the paper's search": DynamicSelection(search="paper"),
+}
+EVERY = pytest.mark.parametrize("kind", METHODS.values(), ids=METHODS.keys())
+BATCH_NORM = replace(MODEL, norm="batch")
+BOTTLENECK = CONVOLUTIONAL["bottleneck"]
+RESNET = ModelConfig(
+    family="preact_resnet", input_shape=(1, 6, 6), class_count=4, widths=(8, 12), depths=(2, 2), group_size=2
+)
+
+
+@functools.cache
+def small_plan(method: str) -> Plan:
+    """Of a network whose subnets a search soon knows all."""
+    return plan_with(VARIANTS[method], replace(MODEL, widths=(8, 8), depths=(2, 1), group_size=4))
+
+
+def total_bytes(plan: Plan) -> tuple[int, int]:
+    """Memory and weights of the largest size."""
+    largest = plan.price(plan.network.full_spec())
+    return largest.training_memory_bytes["onnx"], largest.weight_bytes
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+@settings(deadline=None, max_examples=40)
+@given(data=st.data())
+def test_no_method_ever_gives_a_size_that_is_over_a_budget(name: str, data: st.DataObject) -> None:
+    """Plato's HeteroFL holds sizes against a limit of operations; its AnycostFL and FedRolex give what does not fit."""
+    plan = small_plan(name)
+    near = st.integers(-1, 1)
+    needs = st.sampled_from([one.training_memory_bytes["onnx"] for one in plan.candidates])
+    links = st.none() | st.builds(int.__add__, st.sampled_from([one.weight_bytes for one in plan.candidates]), near)
+    budget = Budget(
+        memory_bytes=data.draw(st.builds(int.__add__, needs, near)),
+        downlink_bytes=data.draw(links),
+        uplink_bytes=data.draw(links),
+    )
+    space = plan.candidates
+    some = data.draw(st.lists(st.sampled_from(space), max_size=4, unique_by=lambda one: one.spec.spec_id))
+    excess = st.sampled_from([0, 1, 10**6])
+    written = {
+        one.spec.spec_id: Written(
+            size=one.spec, planned_peak_bytes=one.training_memory_bytes["onnx"] + data.draw(excess)
+        )
+        for one in some
+    }
+    below = data.draw(st.none() | st.sampled_from(space))
+    waiting = replace(
+        ask(plan, data.draw(st.sampled_from("abc")), round_number=data.draw(st.integers(1, 5))),
+        budget=budget,
+        below=below,
+        written=written,
+        previous=data.draw(st.none() | st.sampled_from(plan.space)),
+    )
+    found = plan.policies.assign(waiting).candidate
+    if found is None:
+        return
+    size = plan.price(found.spec)
+    known = written.get(found.spec.spec_id)
+    assert size.training_memory_bytes["onnx"] <= budget.memory_bytes
+    assert known is None or known.planned_peak_bytes <= budget.memory_bytes
+    assert size.weight_bytes == 4 * plan.network.parameter_count(found.spec)
+    for link_bytes in (budget.downlink_bytes, budget.uplink_bytes):
+        assert link_bytes is None or size.weight_bytes <= link_bytes
+    assert below is None or size.parameters <= below.parameters
+    assert below is None or found.spec.spec_id != below.spec.spec_id
+
+
+@pytest.mark.parametrize("method", [HeteroFL(), FedRolex(), FederatedDropout(), AnycostFL()], ids=lambda one: one.TYPE)
+def test_a_budget_down_to_the_smallest_size_is_used_in_full(method: AnyMethod) -> None:
+    """Plato's AnycostFL and FedRolex look for a width between a half and the whole alone."""
+    plan = plan_with(method)
+    needs = [candidate.training_memory_bytes["onnx"] for candidate in plan.candidates]
+    halves = [4 * size.parameters < total_bytes(plan)[1] / 4 for size in plan.candidates]
+    assert any(halves), "the space goes below half the width"
+    for place, need in enumerate(needs):
+        chosen = plan.policies.assign(ask(plan, "a", memory_bytes=need)).candidate
+        assert chosen == plan.candidates[max(at for at, other in enumerate(needs) if other <= need)]
+        assert chosen.training_memory_bytes["onnx"] == need or place not in (0, len(needs) - 1)
+    assert plan.policies.assign(ask(plan, "a", memory_bytes=min(needs) - 1)).candidate is None
+
+
+@EVERY
+def test_tensors_that_are_tied_to_an_axis_keep_the_same_indices_of_it(kind: type[AnyMethod]) -> None:
+    """FedRolex's random server draws a window for each convolution, although shortcuts add their channels."""
+    plan = plan_with(kind(), RESNET)
+    clients = [Client(name=name, size=size) for name, size in (("a", 0), ("b", len(plan.space) // 2))]
+    for client, number in itertools.product(clients, (1, 2, 5)):
+        spec = placed(plan, client, number)
+        found: dict[str, set[tuple[int, ...]]] = {}
+        ones = {name: torch.ones(shape) for name, shape in plan.network.shapes(spec).items()}
+        for name, tensor_map in tensor_maps(plan.network, spec).items():
+            decl = plan.network.tensors[name]
+            held = torch.zeros(decl.shape)
+            tensor_map.scatter(ones[name], held)
+            for place, axis in enumerate(decl.axes):
+                if isinstance(axis, str):
+                    rows = held.movedim(place, 0).flatten(1).any(dim=1).nonzero().flatten() if held.dim() > 1 else None
+                    rows = held.nonzero().flatten() if rows is None else rows
+                    found.setdefault(axis, set()).add(tuple(rows.tolist()))
+        assert found
+        assert {axis: len(kept) for axis, kept in found.items()} == dict.fromkeys(found, 1)
+
+
+def test_a_rolling_window_goes_on_by_one_group_each_round_and_never_jumps() -> None:
+    """FedRolex's code reshuffles its windows in all rounds but those in which it means to."""
+    plan = plan_with(FedRolex())
+    for size in (0, 1):
+        starts: dict[str, list[int]] = {}
+        for number in range(1, 14):
+            specs = {placed(plan, Client(name=name, size=size), number) for name in ("a", "b")}
+            assert len(specs) == 1, "all clients of a round have the same window"
+            for name, kept in next(iter(specs)).axes:
+                assert isinstance(kept, Roll)
+                starts.setdefault(name, []).append(kept.start)
+        for name, found in starts.items():
+            axis = plan.network.axes[name]
+            steps = {(after - before) % axis.size for before, after in itertools.pairwise(found)}
+            assert steps == {axis.granularity}
+
+
+def _fjord_steps(weight: float) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Tensor], SubnetSpec, Network]:
+    """What a step makes of the same weights without and with FjORD's student, its region, and what it trains."""
+    plan = plan_with(FjORD())
+    network, size, training = plan.network, plan.space[3], plan.training(1)
+    drawn = (plan.policies.student(network, size, Draw(seed=SEED, round=at, client_id="a")) for at in range(1, 60))
+    inner = next(one for one in drawn if one is not None and network.parameter_count(one) < 0.4 * _count(plan, size))
+    maps = nested_maps(network, size, inner)
+    student = Student(module=build_module(network, inner), maps=maps)
+    shape = network.config.input_shape
+    plain = step_of_module(build_module(network, size), shape)
+    step = step_of_module(build_module(network, size), shape, objective=training.objective, student=student)
+    inputs = example(step)
+    with_student = run(step, inputs | {"distillation_weight": torch.tensor(weight, dtype=torch.float64)})
+    without = run(plain, {value.name: inputs[value.name] for value in plain.inputs})
+    region = {name: torch.zeros(shape) for name, shape in network.shapes(size).items()}
+    for name, tensor_map in maps.items():
+        tensor_map.scatter(torch.ones(network.shapes(inner)[name]), region[name])
+    return without, with_student, region, size, network
+
+
+def _count(plan: Plan, size: SubnetSpec) -> int:
+    return plan.network.parameter_count(size)
+
+
+@pytest.mark.parametrize("weight", [0.0, 0.5, 1.0])
+def test_fjords_nested_width_trains_its_own_elements_of_the_very_network_and_no_others(weight: float) -> None:
+    """Plato's FjORD trains a copy that is cut off from the network, and never on the labels.
+
+    With a weight of 0 all that the nested width adds is its loss on the labels; with 1 all is what it is taught.
+    """
+    without, with_student, region, size, network = _fjord_steps(weight)
+    moved = 0
+    for name in network.shapes(size):
+        one, other = without[f"new.parameter.{name}"], with_student[f"new.parameter.{name}"]
+        outside = region[name] == 0
+        assert torch.equal(one[outside], other[outside])
+        moved += int((one != other).sum())
+    inside = sum(int(tensor.sum()) for tensor in region.values())
+    assert moved > 0.5 * inside, "most of the nested width's own elements learn from its terms"
+
+
+def _distance(mu: float) -> float:
+    """How far FedProx's local training of 40 steps leads from the weights received."""
+    plan = plan_with(FedProx(mu=mu))
+    training = plan.training(1)
+    size = plan.space[0]
+    module = build_module(plan.network, size)
+    step = step_of_module(module, plan.network.config.input_shape, objective=training.objective)
+    inputs = example(step)
+    received = {name: inputs[f"parameter.{name}"] for name in plan.network.shapes(size)}
+    inputs |= {f"anchor.{name}": tensor for name, tensor in received.items()}
+    rate = {"learning_rate": torch.tensor(0.05).double(), "proximal_mu": torch.tensor(training.proximal_mu).double()}
+    for _ in range(40):
+        inputs = inputs | rate | carried(run(step, inputs))
+    squares = [(inputs[f"parameter.{name}"] - tensor).square().sum() for name, tensor in received.items()]
+    return float(torch.stack(squares).sum().sqrt())
+
+
+def test_fedprox_holds_weights_near_those_received_the_more_the_larger_mu_is() -> None:
+    """FedScale's FedProx has the sign that pushes them away."""
+    free, near, nearer = (_distance(mu) for mu in (0.0, 1.0, 19.0))
+    assert 0 < nearer < 0.2 * near < near < 0.9 * free
+
+
+@pytest.mark.parametrize("method", [NeFL(), HeteroFL(), FedAvg(model="nested")], ids=lambda one: one.TYPE)
+def test_a_block_that_nobody_has_keeps_its_bits_for_those_who_will(method: AnyMethod, tmp_path: Path) -> None:
+    """NeFL's code gives such blocks the value 0, after which nothing that they compute has a gradient."""
+    plan = plan_with(method, replace(MODEL, learnable_steps=True))
+    state = first_state(plan.network)
+    kept = plan.space[0].blocks
+    shallow = [place for place, size in enumerate(plan.space) if size.blocks == kept]
+    whole = Client(name="whole", size=len(plan.space) - 1)
+    folded = play(plan, state, [Client(name=f"client{place}", size=place) for place in shallow], tmp_path).state
+    names = [name for name, decl in plan.network.tensors.items() if decl.block not in (None, *kept)]
+    assert names
+    assert state.shared[names[0]].any()
+    for name in names:
+        assert torch.equal(seen(plan, folded, whole)[name], state.shared[name])
+
+
+@pytest.mark.parametrize("model", [BOTTLENECK, BATCH_NORM], ids=["bottleneck", "batch norm"])
+def test_heterofl_trains_networks_that_its_own_code_refuses(model: ModelConfig, tmp_path: Path) -> None:
+    """HeteroFL's federated path has no rule for bottleneck blocks."""
+    plan = plan_with(HeteroFL(), model)
+    state = ModelState(shared=random_state(plan.network, 3))
+    client = Client(name="a", size=0)
+    folded = play(plan, state, [client], tmp_path).state.shared
+    held, change = held_places(plan.network, plan.space[0]), change_of(plan, client, 1)
+    for name, tensor in folded.items():
+        assert torch.equal(tensor[~held[name]], state.shared[name][~held[name]])
+        if name in change:
+            moved = (tensor - state.shared[name])[held[name]]
+            torch.testing.assert_close(moved, change[name].flatten(), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "method",
+    [HeteroFL(), FedRolex(), FederatedDropout(), FjORD(), FedProx(model="nested"), DynamicSelection(distillation=None)],
+    ids=lambda one: one.TYPE,
+)
+def test_a_bank_of_norms_is_each_sizes_own(method: AnyMethod, tmp_path: Path) -> None:
+    plan = plan_with(method, BATCH_NORM)
+    plan = replace(plan, policies=with_norms(plan.policies, "bank"))
+    state = ModelState(shared=random_state(plan.network, 3))
+    small, large = Client(name="a", size=0), Client(name="b", size=len(plan.space) - 1)
+    norms = norm_tensors(plan.network)
+    assert any(plan.network.tensors[name].role == "variance" for name in norms)
+    before = play(plan, state, [small, large], tmp_path).state
+    after = play(plan, before, [small], tmp_path, 2).state
+    for name in norms:
+        assert torch.equal(seen(plan, after, large)[name], seen(plan, before, large)[name])
+        assert torch.equal(after.shared[name], state.shared[name])
+    mine = placed(plan, small, 2)
+    moved = [name for name in norms & plan.network.shapes(mine).keys() if _moved(plan, before, after, small, name)]
+    assert set(moved) == norms & plan.network.shapes(mine).keys()
+    assert not torch.equal(seen(plan, after, large)["stem.weight"], seen(plan, before, large)["stem.weight"])
+
+
+def _moved(plan: Plan, before: ModelState, after: ModelState, client: Client, name: str) -> bool:
+    return not torch.equal(seen(plan, after, client)[name], seen(plan, before, client)[name])
+
+
+def _evaluated(norms: NormPolicy, spoiled: bool = False) -> list[float]:
+    """The loss of a subnet on the same samples, in batches of several sizes."""
+    plan = plan_with(HeteroFL(), BATCH_NORM)
+    plan = replace(plan, config=replace(plan.config, norms=norms))
+    state: Mapping[str, Tensor] = random_state(plan.network, 3)
+    if spoiled:
+        roles = {name: decl.role for name, decl in plan.network.tensors.items()}
+        state = {name: tensor + 3 if roles[name] in ("mean", "variance") else tensor for name, tensor in state.items()}
+    generator = torch.Generator().manual_seed(5)
+    inputs, labels = torch.randn(40, 5, generator=generator), torch.randint(0, 4, (40,), generator=generator)
+    size = plan.space[1]
+    client = Participant(client_id="a", spec=size, size=size)
+    used = Views(plan=plan, samples=inputs).for_use(ModelState(shared=state), client)
+    return [evaluate(plan.network, size, used, inputs, labels, batch_size=count).loss for count in (1, 7, 40)]
+
+
+def test_an_evaluation_with_measured_statistics_depends_on_no_batch_size() -> None:
+    """FedRolex's code evaluates with the statistics of each test batch."""
+    found = _evaluated("recalibrated")
+    assert found == pytest.approx([found[0]] * 3, rel=1e-5)
+    # What the statistics were before is of no account; without the measurement it is.
+    assert _evaluated("recalibrated", spoiled=True) == pytest.approx(found, rel=1e-5)
+    assert _evaluated("averaged", spoiled=True)[0] != pytest.approx(_evaluated("averaged")[0], rel=1e-2)
+
+
+def test_what_the_whole_model_teaches_stays_in_it_and_noise_leaves_no_trace_in_statistics(tmp_path: Path) -> None:
+    """Plato's in-place distillation throws its result away, and keeps the noise's running statistics."""
+    plan = plan_with(DynamicSelection(distillation=DistillationSettings(iterations=3)), BATCH_NORM)
+    untaught = replace(plan, policies=replace(plan.policies, distillation=None))
+    state = ModelState(shared=random_state(plan.network, 3))
+    clients = [Client(name="a", size=0), Client(name="b", size=1)]
+    before, after = (play(one, state, clients, tmp_path).state.shared for one in (untaught, plan))
+    buffers = {name for name, decl in plan.network.tensors.items() if decl.role in BUFFER_ROLES}
+    assert buffers
+    assert all(torch.equal(before[name], after[name]) for name in buffers)
+    assert not torch.equal(before["stem.weight"], after["stem.weight"])
