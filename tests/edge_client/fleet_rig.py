@@ -60,7 +60,6 @@ class FakeTrainer:
     providers: ClassVar[tuple[str, ...]] = ("cpu",)
     held_bytes: int = 0
     jobs: list[TrainJob] = field(default_factory=list)
-    scored: list[ScoreJob] = field(default_factory=list)
     error: Exception | None = None
     gate: threading.Event = field(default_factory=threading.Event)
 
@@ -81,11 +80,7 @@ class FakeTrainer:
         return RESULT
 
     def score(self, job: ScoreJob, stopped: Callable[[], bool]) -> float:
-        """By what it was given: the length of the program."""
-        self.scored.append(job)
-        if self.error is not None:
-            raise self.error
-        return float(len(job.program_path.read_bytes()))
+        raise NotImplementedError
 
     def predict(self, model_path: Path, data: str, threads: int = 1) -> Prediction:
         raise NotImplementedError
