@@ -11,7 +11,7 @@ from pathlib import Path
 from random import Random
 
 from search_benchmark.spaces import TARGET, Case
-from subfleet.server.search.limits import Limits
+from subfleet.protocol.readings import Budget
 from subfleet.server.search.query import Query
 
 __all__ = ["Share", "queries", "read_shares"]
@@ -54,7 +54,7 @@ def queries(case: Case, shares: Sequence[Share]) -> list[Query]:
     return [
         Query(
             target=TARGET,
-            limits=Limits(
+            limits=Budget(
                 memory_bytes=_between(*memory, share.memory),
                 downlink_bytes=_between(*link, share.link),
                 uplink_bytes=_between(*link, share.link),

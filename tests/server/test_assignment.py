@@ -1,14 +1,15 @@
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from server.server_rig import config
 
 from subfleet.elastic.maps import nested_maps
 from subfleet.protocol.readings import Budget, Reading
-from subfleet.server.assignment import Candidate, budget_of, fits, ordered, why_nothing_fits
+from subfleet.server.assignment import Candidate, budget_of, forward_macs_of, lacking_operators, ordered, why_not
 from subfleet.server.methods import METHODS, Method
+from subfleet.server.methods.dynamic_selection import DynamicSelection
 from subfleet.server.methods.policies import Ask, Draw, largest_fitting
 from subfleet.server.planning import plan_of
 from subfleet.server.rounds import Plan
@@ -43,7 +44,20 @@ budgets = st.builds(
     memory_bytes=st.integers(0, 40_000),
     downlink_bytes=st.none() | st.integers(0, 8_000),
     uplink_bytes=st.none() | st.integers(0, 8_000),
+    forward_macs=st.none() | st.integers(0, 1_000),
 )
+
+
+def within(candidate: Candidate, budget: Budget) -> bool:
+    """Whether a candidate is within a budget, told one number at a time."""
+    taken = {
+        "memory_bytes": candidate.training_memory_bytes["onnx"],
+        "downlink_bytes": candidate.weight_bytes,
+        "uplink_bytes": candidate.weight_bytes,
+        "forward_macs": candidate.forward_macs,
+    }
+    limits = {name: getattr(budget, name) for name in taken}
+    return all(limits[name] is None or amount <= limits[name] for name, amount in taken.items())
 
 
 @given(budgets, st.none() | st.integers(0, len(CANDIDATES) - 1))
@@ -51,11 +65,10 @@ def test_the_choice_fits_and_none_larger_does(budget: Budget, below: int | None)
     place = largest(budget, below)
     allowed = CANDIDATES[:below]
     if place is None:
-        assert not any(fits(one, "onnx", budget) for one in allowed)
-        assert why_nothing_fits(CANDIDATES, "onnx", budget).startswith("no subnet fits")
+        assert not any(within(one, budget) for one in allowed)
     else:
-        assert fits(allowed[place], "onnx", budget)
-        assert not any(fits(one, "onnx", budget) for one in allowed[place + 1 :])
+        assert within(allowed[place], budget)
+        assert not any(within(one, budget) for one in allowed[place + 1 :])
 
 
 @given(budgets, st.integers(0, 10_000))
@@ -73,6 +86,50 @@ def test_the_order_is_one_whatever_came_first(shuffled: list[Candidate]) -> None
 def test_the_link_budget_is_rate_times_time() -> None:
     budget = budget_of(Reading(downlink_bps=8e6, uplink_bps=None), 5, communication_s=2.0)
     assert budget == Budget(memory_bytes=5, downlink_bytes=2_000_000, uplink_bytes=None)
+
+
+@pytest.mark.parametrize(
+    ("macs_per_s", "training_s", "expected"),
+    [(None, 10.0, None), (1e6, 0.0, None), (3e6, 10.0, 100_000), (0.1, 1.0, 0), (1e300, 1e9, 2**60)],
+)
+def test_the_budget_of_a_forward_pass_is_the_speed_times_the_time(
+    macs_per_s: float | None, training_s: float, expected: int | None
+) -> None:
+    assert forward_macs_of(macs_per_s, training_s, sample_passes=100) == expected
+
+
+def test_a_runtime_that_lists_nothing_lacks_nothing() -> None:
+    assert lacking_operators(["b", "a", "c"], ["c"]) == ("a", "b")
+    assert lacking_operators(["a"], ()) == ()
+
+
+@pytest.mark.parametrize(
+    ("limit", "words"),
+    [
+        ({"memory_bytes": 10}, "bytes of memory and the budget is 10"),
+        ({"downlink_bytes": 11}, "the link budget is 11 down and unknown up"),
+        ({"uplink_bytes": 12}, "the link budget is unknown down and 12 up"),
+        ({"forward_macs": 13}, "multiply-accumulates a sample and the budget is 13"),
+    ],
+)
+def test_the_reason_names_the_limit_that_is_broken(limit: dict[str, int], words: str) -> None:
+    plenty = Budget(memory_bytes=2**40)
+    assert words in why_not(CANDIDATES[0], "onnx", replace(plenty, **limit))
+    assert why_not(CANDIDATES[0], "onnx", plenty) == ""
+
+
+QUICK = {**{name: kind() for name, kind in METHODS.items()}, "dynamic_selection": DynamicSelection(prices="estimated")}
+PLANS = {name: plan_of(config(method=method), "run") for name, method in QUICK.items()}
+
+
+@pytest.mark.parametrize("name", PLANS)
+@settings(max_examples=25, deadline=None)
+@given(budgets)
+def test_no_method_gives_more_than_any_part_of_the_budget(name: str, budget: Budget) -> None:
+    plan = PLANS[name]
+    found = plan.policies.assign(ask(plan, budget))
+    assert found.candidate is None or within(found.candidate, budget)
+    assert found.wanted is None or within(plan.price(found.wanted.size), budget)
 
 
 def test_an_estimate_passes_over_no_subnet_whose_activations_are_computed_twice() -> None:

@@ -1,14 +1,26 @@
 """Which subnet fits a budget: a pure choice from a table of candidates, the same for every arrival order and cache."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from subfleet.protocol.readings import Budget, Reading
 from subfleet.protocol.subnet import SubnetSpec
 
-__all__ = ["Candidate", "budget_of", "fits", "ordered", "why_nothing_fits"]
+__all__ = [
+    "TRAINING_MACS_PER_FORWARD",
+    "Candidate",
+    "budget_of",
+    "forward_macs_of",
+    "lacking_operators",
+    "ordered",
+    "why_not",
+]
 
-_MOST_LINK_BYTES = 2**60
+TRAINING_MACS_PER_FORWARD = 3
+"""A training step is a forward pass and a backward pass of twice its multiply-accumulates."""
+
+_MOST = 2**60
+"""Of any part of a budget."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,36 +51,53 @@ def ordered(candidates: Sequence[Candidate]) -> tuple[Candidate, ...]:
     return tuple(sorted(candidates, key=lambda one: one.order))
 
 
-def budget_of(reading: Reading, memory_budget_bytes: int, communication_s: float) -> Budget:
+def budget_of(
+    reading: Reading, memory_budget_bytes: int, *, communication_s: float, forward_macs: int | None = None
+) -> Budget:
     """What one task may cost a device: its memory share, and the bytes its link moves in `communication_s` seconds."""
     return Budget(
         memory_bytes=memory_budget_bytes,
         downlink_bytes=_link_bytes(reading.downlink_bps, communication_s),
         uplink_bytes=_link_bytes(reading.uplink_bps, communication_s),
+        forward_macs=forward_macs,
     )
 
 
-def fits(candidate: Candidate, target: str, budget: Budget) -> bool:
-    """Whether a candidate's estimated memory and its bytes are within a budget."""
-    return (
-        candidate.training_memory_bytes[target] <= budget.memory_bytes
-        and (budget.downlink_bytes is None or candidate.weight_bytes <= budget.downlink_bytes)
-        and (budget.uplink_bytes is None or candidate.weight_bytes <= budget.uplink_bytes)
-    )
+def forward_macs_of(macs_per_s: float | None, training_s: float, sample_passes: int) -> int | None:
+    """The multiply-accumulates that one sample's forward pass may take; None is no limit.
+
+    Args:
+        macs_per_s: multiply-accumulates that the device trains with in a second; None is unknown.
+        training_s: seconds that it gives to training; 0 is no limit.
+        sample_passes: its samples times the passes over them.
+    """
+    if macs_per_s is None or not training_s:
+        return None
+    return int(min(macs_per_s * training_s / (TRAINING_MACS_PER_FORWARD * sample_passes), _MOST))
 
 
-def why_nothing_fits(candidates: Sequence[Candidate], target: str, budget: Budget) -> str:
-    """One sentence that names the smallest candidate's need beside what the device has."""
-    smallest = candidates[0]
-    need = smallest.training_memory_bytes[target]
-    if need > budget.memory_bytes:
-        return f"no subnet fits: the smallest needs {need} bytes of memory and the budget is {budget.memory_bytes}"
-    return (
-        f"no subnet fits: the smallest moves {smallest.weight_bytes} bytes each way and the link budget is "
-        f"{budget.downlink_bytes} down and {budget.uplink_bytes} up"
-    )
+def why_not(candidate: Candidate, target: str, budget: Budget) -> str:
+    """What a candidate takes of a budget more than there is; empty where it fits."""
+    need_bytes, moved = candidate.training_memory_bytes[target], candidate.weight_bytes
+    if need_bytes > budget.memory_bytes:
+        return f"needs {need_bytes} bytes of memory and the budget is {budget.memory_bytes}"
+    if any(link is not None and moved > link for link in (budget.downlink_bytes, budget.uplink_bytes)):
+        links = f"{_told(budget.downlink_bytes)} down and {_told(budget.uplink_bytes)} up"
+        return f"moves {moved} bytes each way and the link budget is {links}"
+    if budget.forward_macs is not None and candidate.forward_macs > budget.forward_macs:
+        return f"takes {candidate.forward_macs} multiply-accumulates a sample and the budget is {budget.forward_macs}"
+    return ""
+
+
+def lacking_operators(needed: Iterable[str], listed: Collection[str]) -> tuple[str, ...]:
+    """Operators that a program calls and a runtime lacks, sorted; none where the runtime lists nothing."""
+    return tuple(sorted(set(needed) - set(listed))) if listed else ()
+
+
+def _told(limit: int | None) -> str:
+    return "unknown" if limit is None else str(limit)
 
 
 def _link_bytes(rate_bps: float | None, communication_s: float) -> int | None:
     # A device may claim any rate; a number that no message or journal can carry would end the run.
-    return None if rate_bps is None else int(min(rate_bps * communication_s / 8, _MOST_LINK_BYTES))
+    return None if rate_bps is None else int(min(rate_bps * communication_s / 8, _MOST))

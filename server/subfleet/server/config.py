@@ -105,6 +105,8 @@ class ServerConfig:
         quorum: share of the given tasks that must be answered to close a round; below 1 a round does not wait for the
             slowest, and its outcome depends on timing.
         communication_s: seconds of its link that a device gives to a round, each way.
+        training_s: seconds that a device gives to training in a round; 0 is no limit. It limits those devices that tell
+            what they compute in a second.
         clock: a logical clock for replayed logs; None reads everything live.
         deadlines: see there.
         max_attempts: tasks that one client may be given in one round, each smaller than the last.
@@ -136,6 +138,7 @@ class ServerConfig:
     seed: int = 0
     quorum: float = 1.0
     communication_s: float = 10.0
+    training_s: float = 0.0
     clock: LogClock | None = None
     deadlines: Deadlines = field(default_factory=Deadlines)
     max_attempts: int = 3
@@ -162,6 +165,8 @@ class ServerConfig:
             raise ValueError(f"rates are {list(self.rates)}, but must be one or more numbers above 0 and at most 1")
         if self.communication_s <= 0:
             raise ValueError(f"communication_s is {self.communication_s}, but must be above 0")
+        if self.training_s < 0:
+            raise ValueError(f"training_s is {self.training_s}, but must be 0 for no limit, or above 0")
         if not self.targets:
             raise ValueError("targets are empty, but must name one or more program targets such as 'onnx'")
 
@@ -200,6 +205,7 @@ class ServerConfig:
         )
         more = (
             "communication_s",
+            "training_s",
             "clock",
             "max_attempts",
             "exports_per_round",

@@ -43,6 +43,7 @@ from subfleet.server.seating import (
     task_for_models,
     with_less_memory,
 )
+from subfleet.server.unfit import forgiven, with_unfit
 
 __all__ = ["resume_actions", "round_info", "step"]
 
@@ -132,6 +133,7 @@ def _profiled(plan: Plan, state: RunState, event: Profiled, now_s: float) -> Out
     member = state.members.get(event.profile.client_id, Member())
     if member.profile == event.profile:  # it comes with every heartbeat
         return state, ()
+    state = forgiven(state, event.profile.client_id)
     return _with_member(state, event.profile.client_id, replace(member, profile=event.profile)), ()
 
 
@@ -180,7 +182,11 @@ def _with_plan(state: RunState, seat: Seat, event: Prepared) -> RunState:
     if seat.student is not None or seat.size is None or plan_key(seat.runtime, seat.size) in state.plans:
         return state
     known = KnownPlan(
-        size=seat.size, target=seat.runtime, planned_peak_bytes=event.planned_peak_bytes, round=state.round
+        size=seat.size,
+        target=seat.runtime,
+        planned_peak_bytes=event.planned_peak_bytes,
+        round=state.round,
+        operators=event.operators,
     )
     return replace(state, plans=MappingProxyType({**state.plans, known.key: known}))
 
@@ -210,7 +216,11 @@ def _exported(plan: Plan, state: RunState, event: Exported, now_s: float) -> Out
     if queued not in state.queue:
         return state, ()
     known = KnownPlan(
-        size=queued.size, target=queued.target, planned_peak_bytes=event.planned_peak_bytes, round=state.round
+        size=queued.size,
+        target=queued.target,
+        planned_peak_bytes=event.planned_peak_bytes,
+        round=state.round,
+        operators=event.operators,
     )
     return replace(
         state,
@@ -245,6 +255,7 @@ def _refused(plan: Plan, state: RunState, event: Refused, now_s: float) -> Outco
         seat, actions = unscored_seat(plan, state, with_less_memory(seat, refusal))
     else:
         seat, actions = refused_seat(plan, state, seat, refusal)
+        state = with_unfit(state, seat, refusal, seat.reason)
     return _with_seat(state, seat), (answer, Withdraw(task_id=refusal.task_id), *actions)
 
 

@@ -59,7 +59,11 @@ class Measured:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prepared:
-    """A task's program and weights are ready. `attempt` and `size_id` tell for which choice."""
+    """A task's program and weights are ready. `attempt` and `size_id` tell for which choice.
+
+    Attributes:
+        operators: that the program's runtime must have; empty where it is not told.
+    """
 
     client_id: str
     round: int
@@ -68,6 +72,7 @@ class Prepared:
     program: ProgramRef
     weights: BlobRef
     planned_peak_bytes: int
+    operators: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,6 +126,7 @@ class Exported:
 
     queued: Queued
     planned_peak_bytes: int
+    operators: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

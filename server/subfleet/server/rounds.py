@@ -173,12 +173,14 @@ class KnownPlan:
         target: that it is for.
         planned_peak_bytes: from its manifest; `NO_PROGRAM_BYTES` where the target cannot train the size.
         round: in which it was learned; later rounds may count on it, whatever came first within the round.
+        operators: that its runtime must have; empty where it is not told.
     """
 
     size: SubnetSpec
     target: str
     planned_peak_bytes: int
     round: int
+    operators: tuple[str, ...] = ()
 
     @property
     def key(self) -> str:
@@ -221,6 +223,8 @@ class RunState:
         pool: sizes that the method's search has found so far, in the order in which they were found.
         plans: the programs written so far, by their keys.
         queue: programs that are being written for later rounds.
+        unfit: by "client/target/size's id", why a device said that its runtime cannot run a program. It is not given it
+            again until it starts anew.
         settled: tasks of the last closed round whose updates were accepted, to answer their repetitions.
         failure: why the run failed.
     """
@@ -236,5 +240,6 @@ class RunState:
     pool: tuple[Known, ...] = ()
     queue: tuple[Queued, ...] = ()
     plans: Mapping[str, KnownPlan] = field(default_factory=lambda: MappingProxyType({}))
+    unfit: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     settled: frozenset[str] = frozenset()
     failure: str = ""

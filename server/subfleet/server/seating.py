@@ -10,11 +10,12 @@ from subfleet.protocol.readings import Budget
 from subfleet.protocol.subnet import SubnetSpec
 from subfleet.server.actions import Action, Prepare, SendTask
 from subfleet.server.answers import task_id
-from subfleet.server.assignment import budget_of, why_nothing_fits
+from subfleet.server.assignment import budget_of, forward_macs_of, lacking_operators
 from subfleet.server.events import Prepared
 from subfleet.server.methods.policies import Ask, Assigned, Draw, Written
 from subfleet.server.rounds import Plan, RunState, Seat
 from subfleet.server.search.query import Known
+from subfleet.server.unfit import unfit_sizes
 
 __all__ = [
     "ask_of",
@@ -38,13 +39,23 @@ def measured_seat(plan: Plan, profile: Profile, telemetry: Telemetry) -> Seat:
         device=profile.device,
         stage="answered",
         runtime=next((name for name in profile.runtimes if name in plan.config.targets), ""),
-        budget=budget_of(telemetry.reading, telemetry.memory_budget_bytes, plan.config.communication_s),
+        budget=_budget(plan, profile, telemetry),
         memory_free_bytes=telemetry.reading.memory_free_bytes,
         memory_budget_bytes=telemetry.memory_budget_bytes,
         class_counts=profile.class_counts,
     )
     reason = _why_not(plan, profile, telemetry, seat.runtime)
     return replace(seat, stage="skipped", reason=reason[:_MOST_CHARACTERS]) if reason else seat
+
+
+def _budget(plan: Plan, profile: Profile, telemetry: Telemetry) -> Budget:
+    passes = plan.training(telemetry.round or 1).epochs * profile.sample_count
+    return budget_of(
+        telemetry.reading,
+        telemetry.memory_budget_bytes,
+        communication_s=plan.config.communication_s,
+        forward_macs=forward_macs_of(profile.macs_per_s, plan.config.training_s, passes),
+    )
 
 
 def _why_not(plan: Plan, profile: Profile, telemetry: Telemetry, runtime: str) -> str:
@@ -84,7 +95,10 @@ def prepare_action(state: RunState, seat: Seat) -> Prepare | None:
 def prepared_seat(
     plan: Plan, state: RunState, seat: Seat, event: Prepared, now_s: float
 ) -> tuple[Seat, tuple[Action, ...]]:
-    """Send the task if the program's own plan fits the budget; else look at the next smaller subnet."""
+    """Send the task if the program's own plan fits the budget, and the runtime has what it calls; else look below."""
+    lacking = lacking_operators(event.operators, _operators(state, seat))
+    if lacking:
+        return _without_operators(plan, state, seat, lacking)
     if seat.budget is None or seat.spec is None or event.planned_peak_bytes > seat.budget.memory_bytes:
         return _choose_below(plan, state, seat)
     task_name = task_id(plan, state.round, seat.client_id, seat.attempt)
@@ -104,6 +118,23 @@ def prepared_seat(
         message_id=task_name,
     )
     return replace(seat, stage="out", task=task, reason=""), (SendTask(task=task),)
+
+
+def _without_operators(
+    plan: Plan, state: RunState, seat: Seat, lacking: Sequence[str]
+) -> tuple[Seat, tuple[Action, ...]]:
+    """Another task while attempts are left: subnets of one network mostly call the same operators."""
+    reason = f"its runtime {seat.runtime!r} lacks {', '.join(lacking)}, which the program calls"[:_MOST_CHARACTERS]
+    skipped = replace(seat, stage="skipped", size=None, spec=None, reason=reason)
+    if seat.attempt + 1 >= plan.config.max_attempts:
+        return skipped, ()
+    chosen, actions = _choose_below(plan, state, replace(seat, attempt=seat.attempt + 1))
+    return (chosen, actions) if chosen.open else (skipped, ())
+
+
+def _operators(state: RunState, seat: Seat) -> tuple[str, ...]:
+    member = state.members.get(seat.client_id)
+    return () if member is None or member.profile is None else member.profile.operators
 
 
 def refused_seat(plan: Plan, state: RunState, seat: Seat, refusal: Refusal) -> tuple[Seat, tuple[Action, ...]]:
@@ -153,7 +184,9 @@ def ask_of(plan: Plan, state: RunState, seat: Seat, *, below: SubnetSpec | None)
     """What a method is asked for a client."""
     known = state.last.get(seat.client_id)
     written = {
-        found.size.spec_id: Written(size=found.size, planned_peak_bytes=found.planned_peak_bytes)
+        found.size.spec_id: Written(
+            size=found.size, planned_peak_bytes=found.planned_peak_bytes, operators=found.operators
+        )
         for found in state.plans.values()
         if found.target == seat.runtime and found.round < state.round
     }
@@ -168,6 +201,8 @@ def ask_of(plan: Plan, state: RunState, seat: Seat, *, below: SubnetSpec | None)
         below=plan.price(below) if below is not None else None,
         pool=state.pool,
         written=MappingProxyType(written),
+        operators=_operators(state, seat),
+        refused=unfit_sizes(state, seat.client_id, seat.runtime),
     )
 
 
@@ -186,7 +221,7 @@ def given_seat(
 ) -> tuple[Seat, tuple[Action, ...]]:
     """Give a client what was chosen for it; skipped where that is nothing."""
     if assigned.candidate is None:
-        return replace(seat, stage="skipped", size=None, spec=None, reason=_why_none(plan, seat, below)), ()
+        return replace(seat, stage="skipped", size=None, spec=None, reason=_why_none(plan, state, seat, below)), ()
     size, draw = assigned.candidate.spec, _draw(plan, state, seat)
     given = replace(
         seat,
@@ -201,9 +236,12 @@ def given_seat(
     return given, (action,) if action is not None else ()
 
 
-def _why_none(plan: Plan, seat: Seat, below: SubnetSpec | None) -> str:
-    if seat.budget is not None and below is not None:
+def _why_none(plan: Plan, state: RunState, seat: Seat, below: SubnetSpec | None) -> str:
+    if seat.budget is None:
+        return "it told no budget"
+    if below is not None:
         return (
             f"no subnet below {below.name!r} fits: the program needs more than the budget of {seat.budget.memory_bytes}"
         )
-    return why_nothing_fits(plan.candidates, seat.runtime, seat.budget) if seat.budget else "it told no budget"
+    why = ask_of(plan, state, seat, below=None).why_not(plan.candidates[0])
+    return f"no subnet fits: the smallest {why or 'is not what the method gives'}"[:_MOST_CHARACTERS]

@@ -55,6 +55,7 @@ runs = sql.Table(
     sql.Column("pool", sql.Text, nullable=False),
     sql.Column("plans", sql.Text, nullable=False),
     sql.Column("queue", sql.Text, nullable=False),
+    sql.Column("unfit", sql.Text, nullable=False),
     sql.Column("started_at", sql.String, nullable=False),
 )
 rounds = sql.Table(
@@ -149,7 +150,7 @@ def begin_run(engine: sql.Engine, *, name: str, fingerprint: str, round_count: i
             run_id = f"{name}-{uuid.uuid4().hex[:8]}"
             row = {"run_id": run_id, "name": name, "fingerprint": fingerprint, "round_count": round_count}
             start = {"phase": "waiting", "round": 0, "folded_round": 0, "failure": "", "started_at": _now()}
-            start |= {"pool": "[]", "plans": "{}", "queue": "[]"}
+            start |= {"pool": "[]", "plans": "{}", "queue": "[]", "unfit": "{}"}
             connection.execute(runs.insert().values(**row, **start))
             return run_id
     if known.fingerprint != fingerprint:
@@ -205,6 +206,7 @@ class Journal:
             pool=tuple(from_plain(Known, plain) for plain in json.loads(run.pool)),
             queue=tuple(from_plain(Queued, plain) for plain in json.loads(run.queue)),
             plans=MappingProxyType({key: from_plain(KnownPlan, plain) for key, plain in json.loads(run.plans).items()}),
+            unfit=MappingProxyType(from_plain(dict[str, str], json.loads(run.unfit))),
         )
 
     def load_bytes(self, state: RunState) -> dict[str, Bytes]:
@@ -242,7 +244,7 @@ class Journal:
         values = {name: getattr(after, name) for name in names if getattr(after, name) != getattr(before, name)}
         values |= {
             name: canonical_json(getattr(after, name)).decode()
-            for name in ("pool", "plans", "queue")
+            for name in ("pool", "plans", "queue", "unfit")
             if getattr(after, name) is not getattr(before, name)
         }
         if not (changed or profiles or values or record):

@@ -53,6 +53,7 @@ class Exports(Protocol):
 class _Program:
     ref: ProgramRef
     planned_peak_bytes: int
+    operators: tuple[str, ...]
 
 
 class Supply:
@@ -211,6 +212,7 @@ class Supply:
             program=program.ref,
             weights=self._weights_of(action.participant),
             planned_peak_bytes=program.planned_peak_bytes,
+            operators=program.operators,
         )
 
     def _exported(self) -> list[Event]:
@@ -221,7 +223,8 @@ class Supply:
         for queued, request, future in ready:
             try:
                 program = self._programs.setdefault(request.program_id, self._pack(request, future.result()))
-                events.append(Exported(queued=queued, planned_peak_bytes=program.planned_peak_bytes))
+                peak_bytes, operators = program.planned_peak_bytes, program.operators
+                events.append(Exported(queued=queued, planned_peak_bytes=peak_bytes, operators=operators))
             except (SubfleetError, CancelledError, OSError) as error:
                 events.append(_no_program(queued, error))
         return events
@@ -230,7 +233,7 @@ class Supply:
         content = path.read_bytes()
         manifest = decode_program(content).manifest
         ref = ProgramRef(program_id=manifest.program_id, target=request.target, blob=self._blobs.add(content))
-        return _Program(ref=ref, planned_peak_bytes=manifest.planned_peak_bytes)
+        return _Program(ref=ref, planned_peak_bytes=manifest.planned_peak_bytes, operators=manifest.operators)
 
     def _weights_of(self, client: Participant) -> BlobRef:
         key = (client.spec.spec_id, tuple(sorted(self._views.cohorts(client).items())))

@@ -11,9 +11,9 @@ from subfleet.elastic.cost import estimate_cost
 from subfleet.elastic.families import network_of
 from subfleet.elastic.network import ModelConfig
 from subfleet.elastic.spaces import SearchSpace, search_space, uniform_space
+from subfleet.protocol.readings import Budget
 from subfleet.protocol.subnet import SubnetSpec
 from subfleet.server.assignment import Candidate
-from subfleet.server.search.limits import Limits
 from subfleet.server.search.query import Choice, Query, Search
 
 TARGETS = ("onnx", "executorch")
@@ -56,12 +56,11 @@ def query_at(memory: float, link: float, *, target: str = "onnx", macs: float | 
     low, high = ends()
     return Query(
         target=target,
-        limits=Limits(
+        limits=Budget(
             memory_bytes=between(low.training_memory_bytes[target], high.training_memory_bytes[target], memory),
             downlink_bytes=between(low.weight_bytes, high.weight_bytes, link),
             uplink_bytes=between(low.weight_bytes, high.weight_bytes, min(link + 0.1, 1)),
-            train_macs=None if macs is None else between(low.forward_macs, high.forward_macs, macs) * 3 * 20,
-            sample_passes=20,
+            forward_macs=None if macs is None else between(low.forward_macs, high.forward_macs, macs),
         ),
     )
 
@@ -77,20 +76,14 @@ def any_query(draw: st.DrawFn) -> Query:
     low, high = ends()
     share = st.floats(0, 1)
     link = st.none() | share.map(lambda at: between(low.weight_bytes, high.weight_bytes, at))
-    rate = st.none() | st.sampled_from([0.0, 1e3, 1e6, 1e9])
     target = draw(st.sampled_from(TARGETS))
     return Query(
         target=target,
-        limits=Limits(
+        limits=Budget(
             memory_bytes=between(low.training_memory_bytes[target], high.training_memory_bytes[target], draw(share)),
             downlink_bytes=draw(link),
             uplink_bytes=draw(link),
-            train_macs=draw(st.none() | st.integers(0, high.forward_macs * 100)),
-            deadline_s=draw(st.none() | st.floats(0, 10)),
-            downlink_bps=draw(rate),
-            uplink_bps=draw(rate),
-            macs_per_s=draw(rate),
-            sample_passes=draw(st.sampled_from([0, 1, 100])),
+            forward_macs=draw(st.none() | share.map(lambda at: between(low.forward_macs, high.forward_macs, at))),
         ),
         below_parameters=draw(st.none() | st.integers(0, high.parameters)),
     )
@@ -99,20 +92,11 @@ def any_query(draw: st.DrawFn) -> Query:
 def within(candidate: Candidate, query: Query) -> bool:
     """Whether a subnet stays within every budget, told one number at a time."""
     limits = query.limits
-    macs = 3 * candidate.forward_macs * limits.sample_passes
-    seconds = 0.0
-    for amount, rate in (
-        (8 * candidate.weight_bytes, limits.downlink_bps),
-        (8 * candidate.weight_bytes, limits.uplink_bps),
-        (macs, limits.macs_per_s),
-    ):
-        seconds += 0.0 if rate is None or not amount else amount / rate if rate else float("inf")
     return (
         candidate.training_memory_bytes[query.target] <= limits.memory_bytes
         and (limits.downlink_bytes is None or candidate.weight_bytes <= limits.downlink_bytes)
         and (limits.uplink_bytes is None or candidate.weight_bytes <= limits.uplink_bytes)
-        and (limits.train_macs is None or macs <= limits.train_macs)
-        and (limits.deadline_s is None or seconds <= limits.deadline_s * (1 + 1e-9))
+        and (limits.forward_macs is None or candidate.forward_macs <= limits.forward_macs)
         and (query.below_parameters is None or candidate.parameters < query.below_parameters)
     )
 

@@ -5,12 +5,11 @@ from server.search.search_cases import NETWORK, RATES, SPACE, TARGETS, ends, pri
 
 from subfleet.elastic.spaces import search_space, uniform_space
 from subfleet.protocol.errors import ConfigError
-from subfleet.protocol.readings import Budget
-from subfleet.server.assignment import fits, ordered
+from subfleet.server.assignment import ordered, why_not
 from subfleet.server.search.listed import ListedSearch, exhaustive_search
 from subfleet.server.search.paper import PaperSearch, PaperSettings
 from subfleet.server.search.pareto import ParetoSearch
-from subfleet.server.search.query import Known, Query, Search
+from subfleet.server.search.query import Known, Search
 
 
 def test_the_pool_begins_with_the_smallest_and_the_largest() -> None:
@@ -57,7 +56,7 @@ def test_the_largest_of_the_pool_is_the_one_with_most_parameters() -> None:
     search.learn([Known(spec=SPACE.spec(SPACE.random(stream(place))), drawn=True) for place in range(300)])
     for query in queries(50):
         fit = search.choose(query, stream(0)).fit
-        held = [one.parameters for one in search.known if fits(one, "onnx", _budget(query))]
+        held = [one.parameters for one in search.known if not why_not(one, "onnx", query.limits)]
         assert (fit.candidate.parameters if fit else None) == (max(held) if held else None)
 
 
@@ -82,17 +81,10 @@ def test_uniform_ratios_reproduce_heterofl_exactly() -> None:
     ]
     candidates = ordered([price(spec) for spec in listed])
     for query in queries(200):
-        wanted = next((one for one in reversed(candidates) if fits(one, "onnx", _budget(query))), None)
+        wanted = next((one for one in reversed(candidates) if not why_not(one, "onnx", query.limits)), None)
         for search in searches:
             fit = search.choose(query, stream(0)).fit
             assert (fit.candidate.spec.spec_id if fit else None) == (wanted.spec.spec_id if wanted else None)
-
-
-def _budget(query: Query) -> Budget:
-    limits = query.limits
-    return Budget(
-        memory_bytes=limits.memory_bytes, downlink_bytes=limits.downlink_bytes, uplink_bytes=limits.uplink_bytes
-    )
 
 
 @pytest.mark.parametrize("wrong", [{"epsilon": 1.1}, {"epsilon": math.nan}, {"t_max": -1}, {"pool_limit": 1}])

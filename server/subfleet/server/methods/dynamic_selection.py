@@ -20,7 +20,6 @@ from subfleet.elastic.spaces import search_space, uniform_space
 from subfleet.protocol.errors import ConfigError
 from subfleet.server.assignment import Candidate
 from subfleet.server.methods.policies import Ask, Assigned, MethodInfo, Policies, Weighting, Written, weigh_by
-from subfleet.server.search.limits import Limits
 from subfleet.server.search.paper import PaperSearch, PaperSettings
 from subfleet.server.search.pareto import ParetoSearch, ParetoSettings
 from subfleet.server.search.query import Known, Query, Search
@@ -122,12 +121,8 @@ class _Memory:
 def _query(ask: Ask) -> Query:
     return Query(
         target=ask.target,
-        limits=Limits(
-            memory_bytes=ask.budget.memory_bytes,
-            downlink_bytes=ask.budget.downlink_bytes,
-            uplink_bytes=ask.budget.uplink_bytes,
-        ),
-        refused=lambda candidate: "" if ask.allows(candidate) else "its program plans more than the budget",
+        limits=ask.budget,
+        refused=ask.why_not,
         below_parameters=None if ask.below is None else ask.below.parameters,
     )
 

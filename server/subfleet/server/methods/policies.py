@@ -22,7 +22,8 @@ from subfleet.protocol.messages import Update
 from subfleet.protocol.readings import Budget
 from subfleet.protocol.subnet import SubnetSpec
 from subfleet.protocol.training import TrainingSettings
-from subfleet.server.assignment import Candidate, fits
+from subfleet.server.assignment import Candidate, lacking_operators, why_not
+from subfleet.server.search.limits import INFINITE_BYTES
 from subfleet.server.search.query import Known, PriceList
 from subfleet.server.search.queue import Wish
 
@@ -102,10 +103,11 @@ class Participant:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Written:
-    """A size whose program is there, and what it plans to need."""
+    """A size whose program is there, what it plans to need, and the operators that it calls as far as it tells."""
 
     size: SubnetSpec
     planned_peak_bytes: int
+    operators: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,6 +123,8 @@ class Ask:
         below: a candidate whose program turned out too large; only smaller ones may be given.
         pool: sizes that a search has found so far.
         written: by size's id, the programs for this target that were written before this round.
+        operators: that the device's runtime has; empty lists nothing, and every program is tried.
+        refused: by size's id, why the device said that its runtime cannot run the program.
     """
 
     network: Network
@@ -133,14 +137,28 @@ class Ask:
     below: Candidate | None = None
     pool: tuple[Known, ...] = ()
     written: Mapping[str, Written] = field(default_factory=lambda: MappingProxyType({}))
+    operators: tuple[str, ...] = ()
+    refused: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
 
     def allows(self, candidate: Candidate) -> bool:
-        """Whether a candidate is below the limit, and within the budget as far as is known."""
+        """Whether a candidate may be given, as far as is known."""
+        return not self.why_not(candidate)
+
+    def why_not(self, candidate: Candidate) -> str:
+        """Why a candidate cannot be given, as what a sentence says of it; empty where it can."""
         if self.below is not None and candidate.order >= self.below.order:
-            return False
-        known = self.written.get(candidate.spec.spec_id)
-        exact = known is None or known.planned_peak_bytes <= self.budget.memory_bytes
-        return exact and fits(candidate, self.target, self.budget)
+            return f"is no smaller than {self.below.spec.name!r}, which was too large"
+        spec_id = candidate.spec.spec_id
+        if spec_id in self.refused:
+            return f"was refused by the device: {self.refused[spec_id]}"
+        known = self.written.get(spec_id)
+        if known is not None and (lacking := lacking_operators(known.operators, self.operators)):
+            return f"calls {', '.join(lacking)}, which the device's runtime {self.target!r} lacks"
+        if known is not None and known.planned_peak_bytes >= INFINITE_BYTES:
+            return f"cannot be trained on {self.target!r}"
+        if known is not None and known.planned_peak_bytes > self.budget.memory_bytes:
+            return f"needs {known.planned_peak_bytes} bytes of memory and the budget is {self.budget.memory_bytes}"
+        return why_not(candidate, self.target, self.budget)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

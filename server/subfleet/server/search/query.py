@@ -7,9 +7,10 @@ from typing import Protocol
 
 import numpy as np
 
+from subfleet.protocol.readings import Budget
 from subfleet.protocol.subnet import SubnetSpec
 from subfleet.server.assignment import Candidate
-from subfleet.server.search.limits import INFINITE_BYTES, Columns, Limits, fitting, utilisation
+from subfleet.server.search.limits import INFINITE_BYTES, Columns, fitting, utilisation
 
 __all__ = ["Choice", "Fit", "Known", "PriceList", "Query", "Search", "fit_of"]
 
@@ -38,7 +39,7 @@ class Query:
     """
 
     target: str
-    limits: Limits
+    limits: Budget
     refused: Callable[[Candidate], str] = lambda candidate: ""
     below_parameters: int | None = None
 

@@ -1,0 +1,207 @@
+"""Programs that a device cannot run: operators that its runtime lacks, and what it has refused before."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Literal
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from server.coordinator_cases import CLIENTS, measured, measuring, plan_of, prepared, refusal, size_of, update
+
+from subfleet.server.actions import Action, Export, Prepare, SendTask
+from subfleet.server.coordinator import step
+from subfleet.server.events import Event, Exported, Folded, Prepared, Profiled, Refused, UpdateStored
+from subfleet.server.methods.dynamic_selection import DynamicSelection
+from subfleet.server.rounds import NO_PROGRAM_BYTES, KnownPlan, Plan, Queued, RunState
+from subfleet.server.store import Journal, begin_run, open_database
+from subfleet.server.unfit import with_unfit
+
+PLAN = plan_of(rounds=4)
+CALLED = ("Conv", "Gelu")
+EVERY = dict.fromkeys(range(len(PLAN.space)), ("Erf", *CALLED))
+
+
+def told(state: RunState, name: str, **changes: Any) -> RunState:
+    """A client tells its profile again, with changes."""
+    before = state.members[name].profile
+    assert before is not None
+    return step(PLAN, state, Profiled(profile=replace(before, **changes)), 1.0)[0]
+
+
+def assigned(plan: Plan, state: RunState) -> tuple[RunState, tuple[Action, ...]]:
+    """Everybody has told what it can give."""
+    found: tuple[Action, ...] = ()
+    for name in CLIENTS:
+        state, actions = step(plan, state, measured(plan, name, state.round), 2.0)
+        found += actions
+    assert state.phase == "train"
+    return state, found
+
+
+def written(plan: Plan, state: RunState, name: str, operators: tuple[str, ...] = CALLED) -> Event:
+    event = prepared(plan, state, name)
+    assert isinstance(event, Prepared)
+    return replace(event, operators=operators)
+
+
+def closed(plan: Plan, state: RunState) -> RunState:
+    """Those with a subnet have trained it; the next round is announced."""
+    for name in [name for name, seat in state.seats.items() if seat.open]:
+        if state.seats[name].stage == "preparing":
+            state, _ = step(plan, state, written(plan, state, name), 3.0)
+        state, _ = step(plan, state, UpdateStored(update=update(plan, state, name)), 3.0)
+    assert state.phase == "fold"
+    return step(plan, state, Folded(round=state.round, accuracy=0.5, loss=1.0, sha256="0" * 64, refused={}), 4.0)[0]
+
+
+def refused(state: RunState, reason: Literal["memory", "runtime", "program", "data", "failed"]) -> RunState:
+    """The first client has refused its task of the first round."""
+    state, _ = step(PLAN, state, written(PLAN, state, "ada"), 2.0)
+    answer = replace(refusal(PLAN, state, "ada"), reason=reason, detail="no kernel")
+    return step(PLAN, state, Refused(refusal=answer), 3.0)[0]
+
+
+@pytest.mark.parametrize("reason", ["runtime", "program"])
+def test_a_size_whose_program_a_device_cannot_run_is_not_given_to_it_again(
+    reason: Literal["runtime", "program"],
+) -> None:
+    state, _ = assigned(PLAN, measuring(PLAN))
+    first = size_of(state.seats["ada"])
+    state = refused(state, reason)
+    assert state.seats["ada"].stage == "refused"
+    assert state.unfit == {f"ada/onnx/{first}": f"{reason}: no kernel"}
+    state, _ = assigned(PLAN, closed(PLAN, state))
+    assert size_of(state.seats["ada"]) == PLAN.space[-2].spec_id
+    assert {size_of(state.seats[name]) for name in CLIENTS[1:]} == {first}, "others may have it"
+
+
+@pytest.mark.parametrize("reason", ["memory", "data", "failed"])
+def test_what_says_nothing_of_the_program_is_not_remembered(reason: Literal["memory", "data", "failed"]) -> None:
+    assert refused(assigned(PLAN, measuring(PLAN))[0], reason).unfit == {}
+
+
+def test_a_device_that_starts_anew_is_given_anything_again() -> None:
+    state = refused(assigned(PLAN, measuring(PLAN))[0], "runtime")
+    assert told(state, "ada").unfit == state.unfit, "the same profile comes with every heartbeat"
+    assert told(state, "bob", session_id="bob-2").unfit == state.unfit
+    assert told(state, "ada", session_id="ada-2").unfit == {}
+
+
+def test_a_device_that_has_refused_everything_is_skipped_with_its_own_reason() -> None:
+    state = measuring(PLAN)
+    for size in PLAN.space:
+        state = replace(state, unfit={**state.unfit, f"ada/onnx/{size.spec_id}": "runtime: no kernel"})
+    state, _ = assigned(PLAN, state)
+    seat = state.seats["ada"]
+    assert (seat.stage, seat.size) == ("skipped", None)
+    assert seat.reason == "no subnet fits: the smallest was refused by the device: runtime: no kernel"
+
+
+def test_the_oldest_refusals_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("subfleet.server.unfit._MOST", 2)
+    state, _ = assigned(PLAN, measuring(PLAN))
+    for name in CLIENTS:
+        state, _ = step(PLAN, state, written(PLAN, state, name), 2.0)
+        answer = replace(refusal(PLAN, state, name), reason="program")
+        state = with_unfit(state, state.seats[name], answer, "no kernel")
+    assert [key.split("/")[0] for key in state.unfit] == ["bob", "cyd"]
+
+
+def test_the_journal_remembers_operators_and_refusals(tmp_path: Path) -> None:
+    state = refused(assigned(PLAN, measuring(PLAN))[0], "runtime")
+    engine = open_database(tmp_path)
+    Journal(engine, begin_run(engine, name="test", fingerprint="f", round_count=2)).save(RunState(), state)
+    engine = open_database(tmp_path)
+    loaded = Journal(engine, begin_run(engine, name="test", fingerprint="f", round_count=2)).load(9.0)
+    assert (loaded.unfit, loaded.plans) == (state.unfit, state.plans)
+    assert {known.operators for known in loaded.plans.values()} == {CALLED}
+
+
+def test_a_program_with_an_operator_that_the_device_lacks_leads_to_other_tasks_and_then_to_none() -> None:
+    state, _ = assigned(PLAN, told(measuring(PLAN), "ada", operators=("Conv", "Relu")))
+    places: list[int] = []
+    actions: tuple[Action, ...] = ()
+    for _ in range(PLAN.config.max_attempts):
+        assert state.seats["ada"].stage == "preparing"
+        places.append([size.spec_id for size in PLAN.space].index(size_of(state.seats["ada"])))
+        state, actions = step(PLAN, state, written(PLAN, state, "ada"), 2.0)
+        assert not [action for action in actions if isinstance(action, SendTask)]
+    assert places == [3, 2, 1]
+    seat = state.seats["ada"]
+    assert (seat.stage, seat.size) == ("skipped", None)
+    assert seat.reason == "its runtime 'onnx' lacks Gelu, which the program calls"
+    assert [action for action in actions if isinstance(action, Prepare)] == []
+
+
+@pytest.mark.parametrize("listed", [(), CALLED, ("Relu", *CALLED)])
+def test_a_device_that_has_every_operator_or_lists_none_is_given_its_task(listed: tuple[str, ...]) -> None:
+    state, _ = assigned(PLAN, told(measuring(PLAN), "ada", operators=listed))
+    state, actions = step(PLAN, state, written(PLAN, state, "ada"), 2.0)
+    assert [action.task.client_id for action in actions if isinstance(action, SendTask)] == ["ada"]
+
+
+def known(plan: Plan, operators: Mapping[int, tuple[str, ...]]) -> Mapping[str, KnownPlan]:
+    """Programs of places of the space, written before the first round."""
+    plans = [
+        KnownPlan(size=plan.space[place], target="onnx", planned_peak_bytes=1000, round=0, operators=names)
+        for place, names in operators.items()
+    ]
+    return MappingProxyType({one.key: one for one in plans})
+
+
+def test_a_known_program_with_an_operator_that_the_device_lacks_is_not_given() -> None:
+    state = told(measuring(PLAN), "ada", operators=("Conv",))
+    state = replace(state, plans=known(PLAN, {3: CALLED, 2: CALLED, 1: ("Conv",)}))
+    state, _ = assigned(PLAN, state)
+    assert [seat.size for _, seat in sorted(state.seats.items())] == [PLAN.space[1], PLAN.space[3], PLAN.space[3]]
+
+
+def test_where_nothing_is_left_the_reason_names_the_operator() -> None:
+    state = told(measuring(PLAN), "ada", operators=("Conv",))
+    state, _ = assigned(PLAN, replace(state, plans=known(PLAN, EVERY)))
+    assert state.seats["ada"].reason == (
+        "no subnet fits: the smallest calls Erf, Gelu, which the device's runtime 'onnx' lacks"
+    )
+
+
+def test_where_no_size_can_be_written_the_reason_says_so() -> None:
+    gone = {key: replace(one, planned_peak_bytes=NO_PROGRAM_BYTES) for key, one in known(PLAN, EVERY).items()}
+    state, _ = assigned(PLAN, replace(measuring(PLAN), plans=gone))
+    assert {seat.reason for seat in state.seats.values()} == {
+        "no subnet fits: the smallest cannot be trained on 'onnx'"
+    }
+
+
+def test_a_search_gives_and_wants_nothing_that_the_device_lacks() -> None:
+    plan = plan_of(rounds=4, method=DynamicSelection(distillation=None, prices="estimated"))
+    state = told(measuring(plan), "ada", operators=("Conv",))
+    state, exports = assigned(plan, replace(state, plans=known(plan, {3: CALLED, 2: ("Conv",)})))
+    assert (state.seats["ada"].size, state.seats["bob"].size) == (plan.space[2], plan.space[3])
+    assert state.seats["ada"].wanted is None or state.seats["ada"].wanted.size != plan.space[3]
+    assert all(action.queued.size != plan.space[3] for action in exports if isinstance(action, Export))
+
+
+def test_a_program_that_is_written_ahead_keeps_its_operators() -> None:
+    queued = Queued(size=PLAN.space[1], target="onnx")
+    state = replace(measuring(PLAN), queue=(queued,))
+    state, _ = step(PLAN, state, Exported(queued=queued, planned_peak_bytes=1, operators=CALLED), 3.0)
+    assert state.plans[queued.key].operators == CALLED
+
+
+@settings(max_examples=30, deadline=None)
+@given(macs_per_s=st.floats(1, 1e6), training_s=st.sampled_from([0.0, 0.5, 60.0]), epochs=st.integers(1, 5))
+def test_training_keeps_within_the_seconds_that_a_device_gives_to_it(
+    macs_per_s: float, training_s: float, epochs: int
+) -> None:
+    plan = plan_of(training_s=training_s, training=replace(PLAN.config.training, epochs=epochs))
+    state, _ = assigned(plan, told(measuring(plan), "ada", macs_per_s=macs_per_s))
+    ada, bob = state.seats["ada"], state.seats["bob"]
+    seconds = [3 * one.forward_macs * 10 * epochs / macs_per_s for one in plan.candidates]  # of 10 samples
+    fitting = [place for place, needed in enumerate(seconds) if not training_s or needed <= training_s]
+    assert ada.size == (plan.space[fitting[-1]] if fitting else None)
+    assert bob.size == plan.space[-1], "it does not tell what it computes in a second"
+    if not fitting:
+        assert ada.reason.startswith(f"no subnet fits: the smallest takes {plan.candidates[0].forward_macs} multiply")
