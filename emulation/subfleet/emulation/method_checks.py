@@ -47,8 +47,8 @@ def check_methods(
 
 def verdict_of(method: AnyMethod, exports: SettledExports) -> str:
     """What three rounds of a method show: "ok", or the first thing that is not as it should be."""
-    experiment = _experiment(method)
     try:
+        experiment = _experiment(method)
         plan = plan_of(experiment.config, "check")
         result = run_in_process(experiment, exports)
     except SubfleetError as error:

@@ -1,0 +1,77 @@
+"""`subfleet methods` lists the methods, and checks them."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from subfleet.cli.commands import app
+from subfleet.emulation import method_checks
+from subfleet.protocol.exit_codes import ExitCode
+from subfleet.server.methods import METHODS
+
+
+@pytest.fixture
+def checks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, str]:
+    """What the checks of methods find."""
+    verdicts = dict.fromkeys(METHODS, "ok")
+
+    def found(exports: object) -> Iterator[tuple[str, str]]:
+        yield from verdicts.items()
+
+    monkeypatch.setattr(method_checks, "check_methods", found)
+    monkeypatch.setenv("SUBFLEET_CACHE", str(tmp_path))
+    return verdicts
+
+
+def test_every_method_is_listed_with_its_paper() -> None:
+    done = CliRunner().invoke(app, ["methods"], env={"COLUMNS": "200"})
+    assert done.exit_code == 0, done.output
+    words = " ".join(done.output.replace("│", " ").split())
+    for name, kind in METHODS.items():
+        assert name in words
+        assert kind.INFO.paper.split(",")[0] in words
+    assert "check" not in done.output
+
+
+def test_the_list_as_json_has_the_same_fields_for_all() -> None:
+    done = CliRunner().invoke(app, ["methods", "--json"])
+    assert done.exit_code == 0, done.output
+    listed = json.loads(done.stdout)
+    assert list(listed) == list(METHODS)
+    for name, row in listed.items():
+        info = METHODS[name].INFO
+        assert row == {
+            "title": info.title,
+            "paper": info.paper,
+            "varies": list(info.varies),
+            "runtimes": list(info.runtimes),
+            "status": info.status,
+        }
+
+
+def test_a_check_as_json_is_one_object(checks: dict[str, str]) -> None:
+    done = CliRunner().invoke(app, ["methods", "--check", "--json"])
+    assert done.exit_code == 0, done.output
+    assert json.loads(done.stdout) == checks
+
+
+def test_a_check_is_a_column_of_the_table(checks: dict[str, str]) -> None:
+    done = CliRunner().invoke(app, ["methods", "--check"], env={"COLUMNS": "200"})
+    assert done.exit_code == 0, done.output
+    assert "check" in done.output
+    assert done.output.count("ok") >= len(checks)
+
+
+@pytest.mark.parametrize("options", [["--check"], ["--check", "--json"]])
+def test_methods_that_fail_give_an_exit_code_and_one_sentence(options: list[str], checks: dict[str, str]) -> None:
+    checks |= {"fjord": "the loss does not fall", "nefl": "it moved"}
+    done = CliRunner().invoke(app, ["methods", *options])
+    assert done.exit_code == ExitCode.RUN
+    last = done.stderr.strip().splitlines()[-1]
+    assert last == f"subfleet: 2 of {len(METHODS)} methods fail their check, first fjord: the loss does not fall"
+    assert "Traceback" not in done.output
+    if "--json" in options:
+        assert json.loads(done.stdout) == checks

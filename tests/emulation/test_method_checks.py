@@ -1,0 +1,101 @@
+"""The check of methods passes what works, and names what is wrong."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from subfleet.elastic.accumulator import Accumulator
+from subfleet.emulation.method_checks import check_methods, verdict_of
+from subfleet.emulation.virtual.exports import SettledExports
+from subfleet.protocol.errors import ConfigError
+from subfleet.server.methods.fedavg import FedAvg
+from subfleet.server.methods.heterofl import HeteroFL
+from subfleet.server.methods.policies import Ask, Assigned, Policies, largest_fitting
+from subfleet.server.traffic import Traffic
+
+pytestmark = [pytest.mark.slow, pytest.mark.export]
+
+METHOD = HeteroFL(depth=False)
+
+
+def _with_policies(monkeypatch: pytest.MonkeyPatch, **changes: Any) -> None:
+    """Every HeteroFL gets these policies."""
+    right = HeteroFL.policies
+
+    def policies(self: HeteroFL) -> Policies:
+        return replace(right(self), **changes)
+
+    monkeypatch.setattr(HeteroFL, "policies", policies)
+
+
+def test_methods_that_work_are_ok(exports: SettledExports) -> None:
+    assert verdict_of(METHOD, exports) == "ok"
+    assert list(check_methods(exports, {"fedavg": FedAvg})) == [("fedavg", "ok")]
+
+
+def test_what_is_zeroed_where_nobody_trained_is_seen(monkeypatch: pytest.MonkeyPatch, exports: SettledExports) -> None:
+    finish = Accumulator.finish
+
+    def zeroing(self: Accumulator) -> dict[str, Tensor]:
+        held = self.held()
+        return {name: torch.where(held[name], tensor, 0.0) for name, tensor in finish(self).items()}
+
+    monkeypatch.setattr(Accumulator, "finish", zeroing)
+    assert verdict_of(METHOD, exports) == "tensor 'stem.weight' moved where nobody trained it"
+
+
+def test_a_loss_that_does_not_fall_is_seen(monkeypatch: pytest.MonkeyPatch, exports: SettledExports) -> None:
+    _with_policies(monkeypatch, training=lambda settings, _: replace(settings, learning_rate=0.0))
+    verdict = verdict_of(METHOD, exports)
+    before, after = verdict.removeprefix("the loss does not fall: ").split(" after round 1 and ")
+    assert after == f"{before} after round 3"
+
+
+def _most(ask: Ask) -> Assigned:
+    return Assigned(candidate=ask.candidates[-1])
+
+
+def _nothing_for_one(ask: Ask) -> Assigned:
+    return Assigned(candidate=None) if ask.draw.client_id == "client2" else largest_fitting(ask)
+
+
+@pytest.mark.parametrize(
+    ("assign", "said"),
+    [
+        (_most, "client client0 was given more than its budget"),
+        (_nothing_for_one, "client client2 took no part: skipped"),
+    ],
+)
+def test_a_wrong_assignment_is_seen(
+    assign: Callable[[Ask], Assigned], said: str, monkeypatch: pytest.MonkeyPatch, exports: SettledExports
+) -> None:
+    _with_policies(monkeypatch, assign=assign)
+    assert verdict_of(METHOD, exports).startswith(said)
+
+
+def test_bytes_that_are_not_counted_are_seen(monkeypatch: pytest.MonkeyPatch, exports: SettledExports) -> None:
+    count = Traffic.count
+
+    def deaf(self: Traffic, direction: Any, topic: str, size_bytes: int) -> None:
+        if direction == "sent":
+            count(self, direction, topic, size_bytes)
+
+    monkeypatch.setattr(Traffic, "count", deaf)
+    verdict = verdict_of(METHOD, exports)
+    assert verdict.startswith("client client0 moved ")
+    assert verdict.endswith(" and 0 bytes, less than its weights")
+
+
+def test_a_method_that_fails_is_told_in_its_own_words(monkeypatch: pytest.MonkeyPatch, exports: SettledExports) -> None:
+    _with_policies(monkeypatch, space=lambda network, rates: ())
+    assert verdict_of(METHOD, exports).startswith("the method's space of subnets is empty")
+
+    def failing(ask: Ask) -> Assigned:
+        raise ConfigError("nothing can be chosen")
+
+    _with_policies(monkeypatch, space=lambda network, rates: (network.full_spec(),), assign=failing)
+    assert verdict_of(METHOD, exports) == "nothing can be chosen"
