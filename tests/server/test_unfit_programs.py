@@ -169,10 +169,9 @@ def test_where_nothing_is_left_the_reason_names_the_operator() -> None:
 
 def test_where_no_size_can_be_written_the_reason_says_so() -> None:
     gone = {key: replace(one, planned_peak_bytes=NO_PROGRAM_BYTES) for key, one in known(PLAN, EVERY).items()}
-    state, _ = assigned(PLAN, replace(measuring(PLAN), plans=gone))
-    assert {seat.reason for seat in state.seats.values()} == {
-        "no subnet fits: the smallest cannot be trained on 'onnx'"
-    }
+    state, _ = assigned(PLAN, replace(told(measuring(PLAN), "bob", runtimes=("executorch",)), plans=gone))
+    assert state.seats["ada"].reason == "no subnet fits: the smallest cannot be trained on 'onnx'"
+    assert state.seats["bob"].size == PLAN.space[-1]
 
 
 def test_a_search_gives_and_wants_nothing_that_the_device_lacks() -> None:
