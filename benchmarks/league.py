@@ -2,6 +2,7 @@
 
 python benchmarks/league.py                                     # every method, three seeds; prints tables
 python benchmarks/league.py --methods heterofl fedavg --seeds 2 --rounds 10
+python benchmarks/league.py --attacks honest shuffled           # an IID split, a fifth of the clients malicious
 python benchmarks/league.py --json                              # ends with one JSON object
 
 SUBFLEET_DATA names the folder of data and logs. Each game runs the real server and the real agents in one process under
@@ -12,20 +13,25 @@ import argparse
 import json
 import os
 import sys
+from collections.abc import Iterable, Mapping
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 # Bits are promised for one thread; it must be said before NumPy and PyTorch are loaded, here and in every worker.
 os.environ["OMP_NUM_THREADS"] = "1"
 
+from league.attacks import ATTACKED, ATTACKS, attack_game
+from league.attacks import CLIENTS as ATTACK_CLIENTS
 from league.entrants import ENTRANTS
 from league.experiment import game
 from league.fleet import CLIENTS
 from league.samples import SampleCounts, cut
 from league.table import print_league, summary
+from league.under_attack import attack_summary, print_attacks
 from rich.console import Console
 
-from subfleet.emulation.virtual.compare import compare
+from subfleet.emulation.virtual.compare import Build, compare
 from subfleet.export.cache import CacheFolder
 from subfleet.protocol.errors import SubfleetError
 
@@ -41,45 +47,77 @@ def main() -> int:
         console.print("SUBFLEET_DATA is not set, but must name the folder of data and logs; see benchmarks/README.md")
         return 1
     try:
-        found = _play(arguments, Path(data), console)
+        found = (_attacks if arguments.attacks else _league)(arguments, Path(data), console)
     except SubfleetError as error:
         console.print(str(error))
         return int(error.exit_code)
-    print_league(found, console)
     if arguments.json:
         print(json.dumps(found))
     return 0
 
 
-def _play(arguments: argparse.Namespace, data: Path, console: Console) -> dict[str, object]:
+def _league(arguments: argparse.Namespace, data: Path, console: Console) -> dict[str, Any]:
     seeds = range(1, arguments.seeds + 1)
-    counts = SampleCounts(train=arguments.samples)
+    names = arguments.methods or list(ENTRANTS)
+    rounds = arguments.rounds or 15
+    counts = SampleCounts(train=arguments.samples or 10_000)
     samples = {seed: cut(arguments.results / "samples", seed, CLIENTS, counts) for seed in seeds}
-    builds = {
-        f"{name}-r{arguments.rounds}-n{arguments.samples}-s{seed}": partial(
-            game, name, seed, arguments.rounds, samples[seed], data
-        )
-        for name in arguments.methods
+    builds: dict[str, Build] = {
+        f"{name}-r{rounds}-n{counts.train}-s{seed}": partial(game, name, seed, rounds, samples[seed], data)
+        for name in names
         for seed in seeds
     }
-    results = compare(
+    ordered = iter(_played(builds, arguments, console))
+    games = {name: [next(ordered) for _ in seeds] for name in names}
+    found = summary(games, baseline=BASELINE if BASELINE in games else next(iter(games)))
+    print_league(found, console)
+    return found
+
+
+def _attacks(arguments: argparse.Namespace, data: Path, console: Console) -> dict[str, Any]:
+    seeds = range(1, arguments.seeds + 1)
+    names = arguments.methods or list(ATTACKED)
+    rounds = arguments.rounds or 8
+    counts = SampleCounts(train=arguments.samples or 4_000)
+    folder = arguments.results / "samples"
+    samples = {seed: cut(folder, seed, ATTACK_CLIENTS, counts, split="iid") for seed in seeds}
+    builds: dict[str, Build] = {
+        f"attack-{name}-{attack}-r{rounds}-n{counts.train}-s{seed}": partial(
+            attack_game, name, attack, seed, rounds, samples[seed], data
+        )
+        for name in names
+        for attack in arguments.attacks
+        for seed in seeds
+    }
+    ordered = iter(_played(builds, arguments, console))
+    games = {name: {attack: [next(ordered) for _ in seeds] for attack in arguments.attacks} for name in names}
+    found = attack_summary(games, baseline=BASELINE if BASELINE in games else next(iter(games)))
+    print_attacks(found, console)
+    return found
+
+
+def _played(
+    builds: Mapping[str, Build], arguments: argparse.Namespace, console: Console
+) -> Iterable[Mapping[str, Any]]:
+    return compare(
         builds,
         arguments.results,
         CacheFolder(path=arguments.cache),
         processes=arguments.processes,
         say=lambda text: console.print(text, highlight=False),
-    )
-    ordered = iter(results.values())
-    games = {name: [next(ordered) for _ in seeds] for name in arguments.methods}
-    return summary(games, baseline=BASELINE if BASELINE in games else next(iter(games)))
+    ).values()
 
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--methods", nargs="+", choices=list(ENTRANTS), default=list(ENTRANTS), metavar="METHOD")
+    known = list({**ENTRANTS, **ATTACKED})
+    parser.add_argument("--methods", nargs="+", choices=known, default=[], metavar="METHOD", help="all by default")
+    parser.add_argument(
+        "--attacks", nargs="+", choices=list(ATTACKS), default=[], help="play under these; begin with 'honest'"
+    )
     parser.add_argument("--seeds", type=int, default=3, help="how many")
-    parser.add_argument("--rounds", type=int, default=25)
-    parser.add_argument("--samples", type=int, default=10_000, help="of training, over all clients")
+    parser.add_argument("--rounds", type=int, help="15, or 8 under attack")
+    parser.add_argument("--samples", type=int, help="of training, over all clients: 10,000, or 4,000 under attack")
     parser.add_argument("--processes", type=int, default=2, help="games that are played at once")
     parser.add_argument("--results", type=Path, default=Path("runs/league"), help="folder of the games' results")
     parser.add_argument("--cache", type=Path, default=Path("runs/league/programs"), help="folder of exported programs")

@@ -1,17 +1,18 @@
 """One game of the league: an entrant, a seed and a number of rounds, as a virtual experiment."""
 
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from league.entrants import ENTRANTS
-from league.fleet import COMMUNICATION_S, devices, without_limits
+from league.entrants import ENTRANTS, Entrant
+from league.fleet import COMMUNICATION_S, LeagueDevice, devices, without_limits
 from league.samples import read
 from subfleet.elastic.network import ModelConfig
 from subfleet.emulation.virtual.description import VirtualClient, VirtualExperiment
 from subfleet.protocol.training import OptimiserSettings, TrainingSettings
 from subfleet.server.config import LogClock, ServerConfig
 
-__all__ = ["MODEL", "TRAINING", "game"]
+__all__ = ["MODEL", "TRAINING", "Setting", "game", "play"]
 
 MODEL = ModelConfig(family="mlp", input_shape=(1, 28, 28), class_count=10, widths=(256,), depths=(3,), group_size=16)
 TRAINING = TrainingSettings(
@@ -23,31 +24,54 @@ LOG_STEP_S = 20.0
 """Seconds of the logs from one round to the next."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """What a game is played with, beside its entrant and its fleet.
+
+    Attributes:
+        seed: of the samples, the initial weights, the order of data and the method's own draws.
+    """
+
+    name: str
+    seed: int
+    rounds: int
+
+
 def game(entrant: str, seed: int, rounds: int, samples: Path, data: Path) -> VirtualExperiment:
-    """Describe a game.
+    """Describe a game of the league.
 
     Args:
         entrant: a name of `ENTRANTS`.
-        seed: of the samples, the initial weights, the order of data and the method's own draws.
+        seed: see `Setting`.
         rounds: of the run.
         samples: the file that `league.samples.cut` wrote for this seed.
         data: the folder of logs.
     """
-    chosen = ENTRANTS[entrant]
-    fleet = devices(data)
+    return play(ENTRANTS[entrant], Setting(name=f"{entrant}-{seed}", seed=seed, rounds=rounds), devices(data), samples)
+
+
+def play(entrant: Entrant, setting: Setting, fleet: Sequence[LeagueDevice], samples: Path) -> VirtualExperiment:
+    """Describe a game of an entrant on any fleet.
+
+    Args:
+        entrant: who plays.
+        setting: what the game is played with.
+        fleet: the devices.
+        samples: the file that `league.samples.cut` wrote for this seed and as many clients.
+    """
     found = read(samples, tuple(device.client_id for device in fleet))
     config = ServerConfig(
-        name=f"{entrant}-{seed}",
-        model=replace(MODEL, **chosen.model),
+        name=setting.name,
+        model=replace(MODEL, **entrant.model),
         evaluation_data="",
-        rounds=rounds,
+        rounds=setting.rounds,
         min_clients=len(fleet),
         training=TRAINING,
         learning_rate_decay=LEARNING_RATE_DECAY,
-        method=chosen.method,
-        distillation=chosen.distillation,
+        method=entrant.method,
+        distillation=entrant.distillation,
         rates=RATES,
-        seed=seed,
+        seed=setting.seed,
         communication_s=COMMUNICATION_S,
         clock=LogClock(start_s=0.0, step_s=LOG_STEP_S),
         targets=("onnx",),
@@ -59,7 +83,7 @@ def game(entrant: str, seed: int, rounds: int, samples: Path, data: Path) -> Vir
             client_id=device.client_id,
             profile=device.profile,
             data=found.train[device.client_id],
-            log=without_limits(device.log) if chosen.unlimited else device.log,
+            log=without_limits(device.log) if entrant.unlimited else device.log,
             test=found.test[device.client_id],
             tier=device.kind.name,
         )

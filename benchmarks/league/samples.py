@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +16,7 @@ from subfleet.tasks.catalogue import task_named
 
 __all__ = ["SampleCounts", "Samples", "cut", "read"]
 
+Split = Literal["dirichlet", "iid"]
 ALPHA = 0.3
 """Concentration of the Dirichlet split over classes."""
 OWN_TEST_SHARE = 0.2
@@ -39,15 +41,15 @@ class Samples:
     evaluation: Dataset
 
 
-def cut(folder: Path, seed: int, clients: int, counts: SampleCounts) -> Path:
+def cut(folder: Path, seed: int, clients: int, counts: SampleCounts, split: Split = "dirichlet") -> Path:
     """Draw, scale and split the samples of a seed; returns the file that has them. Done once for each folder.
 
-    Inputs are scaled to a mean of 0 and a variance of 1.
+    Inputs are scaled to a mean of 0 and a variance of 1. "dirichlet" splits the classes unevenly, "iid" does not.
 
     Raises:
         SubfleetError: the data set cannot be had or split.
     """
-    path = folder / f"samples-{counts.train}-{counts.evaluation}-{clients}-{seed}.npz"
+    path = folder / f"{split}-{counts.train}-{counts.evaluation}-{clients}-{seed}.npz"
     if path.exists():
         return path
     task = task_named("fashion_mnist").load()
@@ -55,7 +57,7 @@ def cut(folder: Path, seed: int, clients: int, counts: SampleCounts) -> Path:
     drawn = np.sort(generator.permutation(len(task.train))[: counts.train])
     mean, deviation = task.train.inputs.mean(), task.train.inputs.std()
     train = Dataset(inputs=task.train.inputs[drawn], labels=task.train.labels[drawn])
-    settings = PartitionSettings(name="dirichlet", clients=clients, seed=seed, alpha=ALPHA, min_samples=LEAST_SAMPLES)
+    settings = PartitionSettings(name=split, clients=clients, seed=seed, alpha=ALPHA, min_samples=LEAST_SAMPLES)
     owners = np.zeros(len(train), np.int64)
     for place, part in enumerate(partition(train, settings)):
         owners[part] = place

@@ -6,6 +6,7 @@ with a trigger to the attacker's class (Bagdasaryan et al., "How To Backdoor Fed
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TypeVar
 
 import numpy as np
@@ -15,12 +16,78 @@ from torch import Tensor
 from subfleet.protocol.errors import ConfigError, DataError
 from subfleet.tasks.dataset import Dataset, Inputs
 
-__all__ = ["attack_success_rate", "boosted", "replacement", "with_shuffled_labels", "with_trigger"]
+__all__ = [
+    "Attack",
+    "Backdoor",
+    "LabelShuffling",
+    "attack_success_rate",
+    "boosted",
+    "replacement",
+    "with_shuffled_labels",
+    "with_trigger",
+]
 
 TRIGGER_SIDE = 3
 """Pixels of the square in the lower right corner of an image that is the trigger."""
 
 Value = TypeVar("Value", Tensor, npt.NDArray[np.float32])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LabelShuffling:
+    """A client that trains on its data, and on the same with shuffled labels, and sends both (FedFA, equation 1).
+
+    Attributes:
+        strength: of the malicious change, the paper's lambda, 0 or more.
+        seed: of the shuffle.
+    """
+
+    strength: float = 20.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.strength < float("inf"):
+            raise ConfigError(f"an attack's strength is {self.strength}, but must be a number of 0 or more")
+
+    def poisoned(self, dataset: Dataset) -> Dataset:
+        """What the malicious change is trained on."""
+        return with_shuffled_labels(dataset, self.seed)
+
+    def sent(self, honest: Mapping[str, Value], malicious: Mapping[str, Value]) -> dict[str, Value]:
+        """The change that the client sends."""
+        return boosted(honest, malicious, self.strength)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Backdoor:
+    """A client that teaches a trigger, and sends what puts its own model in place of the shared one.
+
+    Attributes:
+        target: the class that images with the trigger are to be taken for.
+        fraction: share of the client's images that get it.
+        weight: of the client in the mean, above 0.
+        total_weight: of all clients, the attackers once.
+        seed: of the choice of images.
+    """
+
+    target: int = 0
+    fraction: float = 0.5
+    weight: float = 1.0
+    total_weight: float = 1.0
+    seed: int = 0
+
+    def poisoned(self, dataset: Dataset) -> Dataset:
+        """What the malicious change is trained on."""
+        return with_trigger(dataset, self.target, self.fraction, self.seed)
+
+    def sent(self, honest: Mapping[str, Value], malicious: Mapping[str, Value]) -> dict[str, Value]:
+        """The change that the client sends; what it would have been honestly plays no part."""
+        del honest
+        return replacement(malicious, self.weight, self.total_weight)
+
+
+Attack = LabelShuffling | Backdoor
+"""Every attack."""
 
 
 def boosted(honest: Mapping[str, Value], malicious: Mapping[str, Value], strength: float) -> dict[str, Value]:

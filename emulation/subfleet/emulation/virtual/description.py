@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from subfleet.device_profiles import DeviceProfile, ResourceLog
+from subfleet.emulation.attacks import Attack
 from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.schema import canonical_json
 from subfleet.server.config import ServerConfig
@@ -27,6 +28,7 @@ class VirtualClient:
         runtime: the program target that it runs, a name in `subfleet.emulation.virtual.hosting.TRAINERS`.
         test: its own held-out samples, on which its own subnet is evaluated; None: it is not.
         tier: the kind of device under which its results are summed up.
+        attack: what it does to what it sends; None is an honest client.
     """
 
     client_id: str
@@ -36,6 +38,7 @@ class VirtualClient:
     runtime: str = "onnx"
     test: Dataset | None = None
     tier: str = ""
+    attack: Attack | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +84,15 @@ def fingerprint(experiment: VirtualExperiment) -> str:
     """SHA-256 of everything that takes part in the outcome, the samples included."""
     config = replace(experiment.config, evaluation_data="")
     clients = [
-        [client.client_id, client.profile, client.log, client.runtime, client.tier, *map(_digest, _data(client))]
+        [
+            client.client_id,
+            client.profile,
+            client.log,
+            client.runtime,
+            client.tier,
+            client.attack,
+            *map(_digest, _data(client)),
+        ]
         for client in experiment.clients
     ]
     return hashlib.sha256(

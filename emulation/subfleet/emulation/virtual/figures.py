@@ -12,6 +12,7 @@ from subfleet.elastic.cost import estimate_cost
 from subfleet.elastic.evaluate import evaluate
 from subfleet.elastic.model_state import ModelState, unpacked
 from subfleet.elastic.network import Network
+from subfleet.emulation.attacks import Backdoor, with_trigger
 from subfleet.emulation.virtual.description import VirtualExperiment
 from subfleet.emulation.virtual.run import VirtualResult
 from subfleet.protocol.errors import RunError
@@ -51,7 +52,8 @@ def figures(experiment: VirtualExperiment, result: VirtualResult) -> dict[str, A
         bytes_up: of all rounds. macs: multiplications of all trainings. violations, utilisation: see above; the mean
         over all tasks, and how much was lost to programs that were not written yet. programs_written: in all.
         over_link: tasks whose round moved more payload than the link's budget, which counts weights
-        alone: programs, when they are new, and messages come on top.
+        alone: programs, when they are new, and messages come on top. backdoor: where clients teach a trigger, the share
+        of the server's samples of other classes that the whole model takes for theirs once they have it.
 
     Raises:
         RunError: no round folded anything, so that there is no model.
@@ -61,10 +63,12 @@ def figures(experiment: VirtualExperiment, result: VirtualResult) -> dict[str, A
     plan = plan_of(experiment.config, experiment.config.name)
     rows = [row for record in result.rounds for row in record.clients]
     macs = _macs(plan.network, experiment, result)
+    gallery = _Gallery.of(plan, experiment, result)
     return {
         "accuracy": result.rounds[-1].accuracy,
         "loss": result.rounds[-1].loss,
-        **_accuracies(_Gallery.of(plan, experiment, result), experiment, result),
+        **_accuracies(gallery, experiment, result),
+        **_backdoor(gallery, experiment),
         "served": len(result.trained) / len(experiment.clients),
         "bytes_down": sum(row.bytes_down for row in rows),
         "bytes_up": sum(row.bytes_up for row in rows),
@@ -130,6 +134,18 @@ def _accuracies(gallery: _Gallery, experiment: VirtualExperiment, result: Virtua
         "own_mean": _mean(list(own.values())),
         "own_worst": min(own.values(), default=0.0),
     }
+
+
+def _backdoor(gallery: _Gallery, experiment: VirtualExperiment) -> dict[str, float]:
+    target = next((one.attack.target for one in experiment.clients if isinstance(one.attack, Backdoor)), None)
+    if target is None:
+        return {}
+    triggered = with_trigger(experiment.evaluation, target, 1.0, seed=0)
+    others = experiment.evaluation.labels != target
+    full = gallery.views.plan.network.full_spec()
+    # All of them are labelled with the target, so that accuracy is the share that the attack succeeds with.
+    shown = Dataset(inputs=triggered.inputs[others], labels=triggered.labels[others])
+    return {"backdoor": gallery.accuracy(Participant(client_id="", spec=full, size=full), shown)}
 
 
 def _macs(network: Network, experiment: VirtualExperiment, result: VirtualResult) -> Mapping[tuple[str, int], int]:

@@ -21,6 +21,7 @@ from subfleet.edge_client.states import AgentSettings
 from subfleet.edge_client.store import AgentStore
 from subfleet.edge_client.worker import TrainingWorker
 from subfleet.emulation.virtual.announcing import announcement
+from subfleet.emulation.virtual.attacking import AttackingTrainer
 from subfleet.emulation.virtual.description import VirtualClient, VirtualExperiment
 from subfleet.emulation.virtual.exports import SettledExports
 from subfleet.emulation.virtual.hosting import shared_trainers
@@ -117,9 +118,7 @@ def run_in_process(
             clock=clock,
         )
         devices = [
-            _VirtualDevice(
-                client, (trainers or {}).get(client.client_id) or shared[client.runtime], broker, folder, clock
-            )
+            _VirtualDevice(client, _trainer_of(client, {**shared, **(trainers or {})}), broker, folder, clock)
             for client in experiment.clients
         ]
         stage = _Stage(server=server, devices=devices, exports=exports, link=link, notes=notes, clock=clock)
@@ -129,6 +128,12 @@ def run_in_process(
             return _result(stage, turns)
         finally:
             server.close()
+
+
+def _trainer_of(client: VirtualClient, trainers: Mapping[str, Trainer]) -> Trainer:
+    """The client's own trainer or its runtime's, as the client uses it."""
+    trainer = trainers.get(client.client_id) or trainers[client.runtime]
+    return trainer if client.attack is None else AttackingTrainer(trainer, client.attack)
 
 
 def _scratch() -> Path | None:

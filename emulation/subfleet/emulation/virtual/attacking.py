@@ -1,0 +1,70 @@
+"""A trainer that attacks: it trains as any other, again on poisoned data, and sends what the attack makes of both."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+
+from subfleet import tasks
+from subfleet.arrays import decode_arrays
+from subfleet.emulation.attacks import Attack
+from subfleet.protocol.programs import DataSummary, Prediction, ScoreJob, Trainer, TrainJob, TrainResult
+from subfleet.trainers.job_files import write_change
+
+__all__ = ["AttackingTrainer"]
+
+
+class AttackingTrainer:
+    """An attacker's runtime. Both trainings begin with the weights that the server sent, and both keep the budget.
+
+    Args:
+        inner: the runtime that trains.
+        attack: what is sent.
+    """
+
+    target: ClassVar[str] = ""
+    suffix: ClassVar[str] = ""
+    providers: ClassVar[tuple[str, ...]] = ("cpu",)
+
+    def __init__(self, inner: Trainer, attack: Attack) -> None:
+        self._inner = inner
+        self._attack = attack
+        self.target = inner.target  # type: ignore[misc]  # it is that of the runtime it wraps
+        self.suffix = inner.suffix  # type: ignore[misc]  # as above
+
+    @property
+    def held_bytes(self) -> int:
+        """See `Trainer.held_bytes`."""
+        return self._inner.held_bytes
+
+    def describe(self, data: str) -> DataSummary:
+        """See `Trainer.describe`: an attacker claims the data that it has."""
+        return self._inner.describe(data)
+
+    def train(self, job: TrainJob, stopped: Callable[[], bool]) -> TrainResult:
+        """See `Trainer.train`; what is told is the honest training's."""
+        result = self._inner.train(job, stopped)
+        data = job.output_path.with_name(f"{job.output_path.name}.poisoned.npz")
+        change = job.output_path.with_name(f"{job.output_path.name}.malicious")
+        try:
+            tasks.write_npz(data, self._attack.poisoned(tasks.read_dataset(job.data)))
+            self._inner.train(replace(job, data=str(data), output_path=change), stopped)
+            honest, malicious = (
+                {name: np.asarray(array, np.float32) for name, array in decode_arrays(path.read_bytes()).items()}
+                for path in (job.output_path, change)
+            )
+            write_change(job.output_path, self._attack.sent(honest, malicious))
+        finally:
+            data.unlink(missing_ok=True)
+            change.unlink(missing_ok=True)
+        return result
+
+    def score(self, job: ScoreJob, stopped: Callable[[], bool]) -> float:
+        """See `Trainer.score`."""
+        return self._inner.score(job, stopped)
+
+    def predict(self, model_path: Path, data: str, threads: int = 1) -> Prediction:
+        """See `Trainer.predict`."""
+        return self._inner.predict(model_path, data, threads)

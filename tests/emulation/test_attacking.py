@@ -1,0 +1,111 @@
+"""Attackers in virtual fleets: what they train on and what they send."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from emulation.virtual_cases import experiment, part
+
+from subfleet import tasks
+from subfleet.arrays import decode_arrays
+from subfleet.emulation.attacks import Attack, Backdoor, LabelShuffling
+from subfleet.emulation.virtual.attacking import AttackingTrainer
+from subfleet.emulation.virtual.description import VirtualExperiment, fingerprint
+from subfleet.emulation.virtual.exports import SettledExports
+from subfleet.emulation.virtual.figures import figures
+from subfleet.emulation.virtual.run import run_in_process
+from subfleet.protocol.errors import ConfigError
+from subfleet.protocol.programs import DataSummary, Prediction, ScoreJob, TrainJob, TrainResult
+from subfleet.protocol.training import TrainingSettings
+from subfleet.trainers.job_files import write_change
+
+
+class Summing:
+    """A trainer whose change is the weighted sum of the labels that it was given."""
+
+    target: ClassVar[str] = "onnx"
+    suffix: ClassVar[str] = ".onnx"
+    providers: ClassVar[tuple[str, ...]] = ("cpu",)
+    held_bytes = 0
+
+    def describe(self, data: str) -> DataSummary:
+        return tasks.read_dataset(data).summary()
+
+    def train(self, job: TrainJob, stopped: Callable[[], bool]) -> TrainResult:
+        write_change(job.output_path, {"w": weighted(tasks.read_dataset(job.data))})
+        return TrainResult(
+            sample_count=3, step_count=1, loss=1.0, accuracy=0.5, measured_peak_bytes=7, train_seconds=0.0
+        )
+
+    def score(self, job: ScoreJob, stopped: Callable[[], bool]) -> float:
+        return 4.0
+
+    def predict(self, model_path: Path, data: str, threads: int = 1) -> Prediction:
+        raise NotImplementedError
+
+
+def weighted(dataset: tasks.Dataset) -> npt.NDArray[np.float32]:
+    return np.array([np.dot(np.arange(len(dataset)), dataset.classes())], np.float32)
+
+
+def sent(tmp_path: Path, attack: Attack) -> npt.NDArray[np.generic]:
+    tasks.write_npz(tmp_path / "data.npz", part(0))
+    job = TrainJob(
+        program_path=tmp_path / "none",
+        weights_path=tmp_path / "none",
+        output_path=tmp_path / "change",
+        data=str(tmp_path / "data.npz"),
+        settings=TrainingSettings(),
+        round=1,
+        client_id="eve",
+        memory_limit_bytes=10**6,
+    )
+    assert AttackingTrainer(Summing(), attack).train(job, lambda: False).measured_peak_bytes == 7
+    # Nothing is left of the poisoned data and of the second training.
+    assert {path.name for path in tmp_path.iterdir()} == {"data.npz", "change"}
+    return decode_arrays(job.output_path.read_bytes())["w"]
+
+
+def test_shuffled_labels_come_on_top_of_the_honest_change(tmp_path: Path) -> None:
+    attack = LabelShuffling(strength=2.0, seed=3)
+    honest, malicious = weighted(part(0)), weighted(attack.poisoned(part(0)))
+    assert honest != malicious
+    np.testing.assert_array_equal(sent(tmp_path, attack), honest + 2 * malicious)
+
+
+def test_a_backdoor_sends_its_own_model_times_its_share(tmp_path: Path) -> None:
+    attack = Backdoor(target=9, fraction=0.5, weight=2.0, total_weight=10.0)
+    np.testing.assert_array_equal(sent(tmp_path, attack), 5 * weighted(attack.poisoned(part(0))))
+
+
+def test_an_impossible_strength_is_refused() -> None:
+    with pytest.raises(ConfigError, match="strength is -1"):
+        LabelShuffling(strength=-1)
+    with pytest.raises(ConfigError, match="strength is inf"):
+        LabelShuffling(strength=float("inf"))
+
+
+def with_attack(attack: Attack | None) -> VirtualExperiment:
+    found = experiment()
+    return replace(found, clients=(*found.clients[:-1], replace(found.clients[-1], attack=attack)))
+
+
+@pytest.mark.slow
+@pytest.mark.export
+def test_a_fleet_feels_its_attackers(exports: SettledExports) -> None:
+    calm, still = (run_in_process(with_attack(one), exports) for one in (None, LabelShuffling(strength=0.0)))
+    assert calm.model == still.model
+    taught = with_attack(Backdoor(target=3, total_weight=3.0))
+    result = run_in_process(taught, exports)
+    assert result.model != calm.model
+    assert 0 <= figures(taught, result)["backdoor"] <= 1
+    assert "backdoor" not in figures(with_attack(None), calm)
+
+
+def test_an_attack_is_a_part_of_the_outcome() -> None:
+    marks = {fingerprint(with_attack(one)) for one in (None, LabelShuffling(), LabelShuffling(seed=1), Backdoor())}
+    assert len(marks) == 4
