@@ -358,20 +358,8 @@ class BlobMissing:
     message_id: str = field(default_factory=new_message_id)
 
 
-Message = (
-    Presence
-    | Profile
-    | Telemetry
-    | RoundInfo
-    | Task
-    | Refusal
-    | Update
-    | Scores
-    | Deployed
-    | Receipt
-    | ChunkRequest
-    | BlobMissing
-)
+_Answer = Refusal | Update | Scores | Deployed
+Message = Presence | Profile | Telemetry | RoundInfo | Task | _Answer | Receipt | ChunkRequest | BlobMissing
 
 MESSAGES: Mapping[str, type[Message]] = MappingProxyType({kind.KIND: kind for kind in get_args(Message)})
 
