@@ -61,6 +61,7 @@ class Behaviour:
     change: Callable[[Mapping[str, Any], Task], dict[str, Any]] | None = None
     sample_count: int = 10
     runtimes: tuple[str, ...] = ("onnx",)
+    operators: tuple[str, ...] = ()
     input_shape: tuple[int, ...] = SHAPE
     scale: float = 0.1
 
@@ -113,6 +114,7 @@ class Device:
             input_shape=self.behaviour.input_shape,
             memory_total_bytes=PLENTY_BYTES,
             memory_share=1.0,
+            operators=self.behaviour.operators,
         )
 
     def step(self) -> None:

@@ -81,6 +81,7 @@ class FakeExports:
     def __init__(self, folder: Path, planned: Callable[[TrainRequest], int] = lambda _: 1000) -> None:
         self.folder = folder
         self.planned = planned
+        self.operators: tuple[str, ...] = ()
         self.requests: list[TrainRequest | InferRequest] = []
         folder.mkdir(parents=True, exist_ok=True)
 
@@ -101,6 +102,7 @@ class FakeExports:
             outputs=(),
             memory=MemoryPlan(runtime_bytes=planned_bytes),
             max_abs_diff=0.0,
+            operators=self.operators,
         )
         path = self.folder / f"{request.program_id}.program"
         path.write_bytes(encode_program(Program(manifest=manifest, body=request.spec.spec_id.encode())))

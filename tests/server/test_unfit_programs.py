@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from server.coordinator_cases import CLIENTS, measured, measuring, plan_of, prepared, refusal, size_of, update
+from server.server_rig import World, config, fleet
 
 from subfleet.server.actions import Action, Export, Prepare, SendTask
 from subfleet.server.coordinator import step
@@ -172,6 +173,20 @@ def test_where_no_size_can_be_written_the_reason_says_so() -> None:
     state, _ = assigned(PLAN, replace(told(measuring(PLAN), "bob", runtimes=("executorch",)), plans=gone))
     assert state.seats["ada"].reason == "no subnet fits: the smallest cannot be trained on 'onnx'"
     assert state.seats["bob"].size == PLAN.space[-1]
+
+
+def test_a_run_goes_on_without_the_device_whose_runtime_lacks_an_operator(tmp_path: Path) -> None:
+    devices = fleet()
+    devices["ada"] = replace(devices["ada"], operators=("Conv",))
+    devices["bob"] = replace(devices["bob"], operators=("Relu", *CALLED))
+    world = World(tmp_path, config(rounds=2, deploy_targets=()), devices)
+    world.exports.operators = CALLED
+    world.run()
+    for record in world.server.result().rounds:
+        ada, bob, cyd = record.clients
+        assert ada.status.startswith("skipped: ")
+        assert "lacks Gelu" in ada.status
+        assert (bob.status, cyd.status) == ("folded", "folded")
 
 
 def test_a_search_gives_and_wants_nothing_that_the_device_lacks() -> None:

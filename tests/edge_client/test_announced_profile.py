@@ -1,0 +1,25 @@
+from dataclasses import replace
+from typing import cast
+
+import pytest
+
+from subfleet.device_profiles import load_profile
+from subfleet.edge_client.joining import _announcement
+from subfleet.edge_client.meters import Meter
+from subfleet.protocol.programs import DataSummary, Trainer
+
+SUMMARY = DataSummary(sample_count=3, input_shape=(4,), class_counts=(1, 2))
+
+
+class _Trainer:
+    target = "onnx"
+
+
+@pytest.mark.parametrize(("operators", "macs_per_s"), [((), None), (("Conv", "Gemm"), 2e9)])
+def test_a_device_announces_what_its_profile_says_of_its_runtime(
+    operators: tuple[str, ...], macs_per_s: float | None
+) -> None:
+    profile = replace(load_profile("raspberry_pi_4"), operators=operators, macs_per_s=macs_per_s)
+    told = _announcement("pi", profile, cast("Trainer", _Trainer()), SUMMARY, cast("Meter", None))
+    assert (told.operators, told.macs_per_s) == (operators, macs_per_s)
+    assert (told.device, told.runtimes, told.sample_count) == ("raspberry_pi_4", ("onnx",), 3)
