@@ -1,0 +1,58 @@
+"""What the documents say of methods is what they are."""
+
+import dataclasses
+import re
+from pathlib import Path
+
+import pytest
+from server.methods.method_cases import Client, ask, first_state, plan_with, play, same_bits
+
+from subfleet.protocol.errors import ConfigError
+from subfleet.server.methods import METHODS
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def test_every_method_is_listed_with_its_parameters_and_their_defaults() -> None:
+    page = (ROOT / "docs/reference/methods.md").read_text(encoding="utf-8")
+    rows = {row[0]: row for row in re.findall(r"^\| `(\w+)` \| (.*) \| (.*) \| (.*) \|$", page, re.MULTILINE)}
+    assert list(rows) == list(METHODS)
+    for name, kind in METHODS.items():
+        _, _, varies, parameters = rows[name]
+        assert varies == (", ".join(kind.INFO.varies) or "nothing")
+        told = dict(re.findall(r"`(\w+)(?: = ([^`]*))?`", parameters))
+        fields = {field.name: field for field in dataclasses.fields(kind)}
+        assert told.keys() == fields.keys()
+        for key, default in told.items():
+            found = getattr(kind(), key)
+            assert default in ("{...}", "") or default == _toml(found)
+        assert f"`{name}`" in page.partition("## Where they differ")[2]
+
+
+def _toml(value: object) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, tuple):
+        return f"[{', '.join(map(str, value))}]"
+    return f'"{value}"' if isinstance(value, str) else str(value)
+
+
+def test_the_method_of_the_recipe_works(tmp_path: Path) -> None:
+    page = (ROOT / "docs/how-to/add-a-method.md").read_text(encoding="utf-8")
+    source = page.partition("```python\n")[2].partition("```")[0]
+    module: dict[str, object] = {"__name__": "lottery"}
+    exec(compile(source, "lottery.py", "exec"), module)  # noqa: S102 - our own document
+    kind = module["Lottery"]
+    assert isinstance(kind, type)
+    plan = plan_with(kind())
+    drawn = {
+        found.spec.spec_id
+        for number in range(80)
+        if (found := plan.policies.assign(ask(plan, "a", round_number=number)).candidate) is not None
+    }
+    assert drawn == {size.spec_id for size in plan.space}
+    state = first_state(plan.network)
+    folded = play(plan, state, [Client(name="a", size=0), Client(name="b", size=1)], tmp_path).state
+    assert not same_bits(folded.shared, state.shared)
+    with pytest.raises(ConfigError, match="least is -1"):
+        kind(least=-1)
