@@ -67,7 +67,7 @@ def total_bytes(plan: Plan) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize("name", VARIANTS)
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=25)
 @given(data=st.data())
 def test_no_method_ever_gives_a_size_that_is_over_a_budget(name: str, data: st.DataObject) -> None:
     """Plato's HeteroFL holds sizes against a limit of operations; its AnycostFL and FedRolex give what does not fit."""
