@@ -36,8 +36,7 @@ SEARCH = DynamicSelection(distillation=None, prices="estimated")
 class Wishes:
     """An assignment that wants a place of the space for each client, and gives the smallest until it is written.
 
-    Each client loses nearly the same, a little more by smaller places. One that is never content wants it again where
-    it is written.
+    Each loses a little more by smaller places. One that is never content wants its own again where it is written.
     """
 
     def __init__(self, *, content: bool = True, **places: int) -> None:
@@ -52,7 +51,7 @@ class Wishes:
         ready = wanted == ask.candidates[0] or (self.content and wanted.spec.spec_id in ask.written)
         if ready and ask.allows(wanted):
             return Assigned(candidate=wanted)
-        wish = Wish(size=wanted.spec, target=ask.target, lost=0.3 - 0.01 * place)
+        wish = Wish(size=wanted.spec, target=ask.target, lost=(30 - place) / 100)
         return Assigned(candidate=ask.candidates[0], wanted=None if ready else wish)
 
 
@@ -152,9 +151,7 @@ def test_what_is_written_is_not_written_again_even_where_a_method_asks_for_it() 
     state, _ = folded(plan, written(plan, trained(plan, state)[0]))
     state, again = asked(plan, state)
     assert (len(begun), again, state.queue) == (1, [], ())
-    wish = state.seats["ada"].wanted
-    assert wish is not None
-    assert wish.size == plan.space[2]
+    assert state.seats["ada"].wanted == Wish(size=plan.space[2], target="onnx", lost=0.28)
 
 
 def test_a_program_counts_from_the_next_round_on() -> None:
