@@ -27,7 +27,7 @@ from league.entrants import ENTRANTS
 from league.experiment import game
 from league.fleet import CLIENTS
 from league.samples import SampleCounts, cut
-from league.table import print_league, summary
+from league.table import league_markdown, print_league, summary
 from league.under_attack import attack_summary, print_attacks
 from rich.console import Console
 
@@ -71,13 +71,15 @@ def _league(arguments: argparse.Namespace, data: Path, console: Console) -> dict
     games = {name: [next(ordered) for _ in seeds] for name in names}
     found = summary(games, baseline=BASELINE if BASELINE in games else next(iter(games)))
     print_league(found, console)
+    if arguments.markdown:
+        arguments.markdown.write_text(league_markdown(found), encoding="utf-8")
     return found
 
 
 def _attacks(arguments: argparse.Namespace, data: Path, console: Console) -> dict[str, Any]:
     seeds = range(1, arguments.seeds + 1)
     names = arguments.methods or list(ATTACKED)
-    rounds = arguments.rounds or 8
+    rounds = arguments.rounds or 4
     counts = SampleCounts(train=arguments.samples or 4_000)
     folder = arguments.results / "samples"
     samples = {seed: cut(folder, seed, ATTACK_CLIENTS, counts, split="iid") for seed in seeds}
@@ -116,11 +118,12 @@ def _arguments() -> argparse.Namespace:
         "--attacks", nargs="+", choices=list(ATTACKS), default=[], help="play under these; begin with 'honest'"
     )
     parser.add_argument("--seeds", type=int, default=3, help="how many")
-    parser.add_argument("--rounds", type=int, help="15, or 8 under attack")
+    parser.add_argument("--rounds", type=int, help="15, or 4 under attack")
     parser.add_argument("--samples", type=int, help="of training, over all clients: 10,000, or 4,000 under attack")
     parser.add_argument("--processes", type=int, default=2, help="games that are played at once")
     parser.add_argument("--results", type=Path, default=Path("runs/league"), help="folder of the games' results")
     parser.add_argument("--cache", type=Path, default=Path("runs/league/programs"), help="folder of exported programs")
+    parser.add_argument("--markdown", type=Path, help="file that gets the league's tables as Markdown")
     parser.add_argument("--json", action="store_true", help="end with one JSON object")
     return parser.parse_args()
 

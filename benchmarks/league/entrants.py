@@ -38,6 +38,7 @@ class Entrant:
         note: what it is, where its name does not say.
         distillation: what the full model teaches after each round; None leaves it to the method.
         model: fields of the network's `ModelConfig`, where the method's paper adds something to it.
+        one_subnet: everybody trains the same subnet and nothing else, so that its accuracy is the method's.
         unlimited: its clients have all the memory and link that they could want, as no real fleet has.
     """
 
@@ -45,6 +46,7 @@ class Entrant:
     note: str = ""
     distillation: DistillationSettings | None = None
     model: Mapping[str, Any] = field(default_factory=dict)
+    one_subnet: bool = False
     unlimited: bool = False
 
 
@@ -56,7 +58,9 @@ ENTRANTS: Mapping[str, Entrant] = MappingProxyType(
     {
         "fedavg": Entrant(method=FedAvg(), note="the whole model, by those who can carry it (exclusive learning)"),
         "fedavg-oracle": Entrant(method=FedAvg(), unlimited=True, note="the whole model, by all, whatever they have"),
-        "fedavg-smallest": Entrant(method=FedAvg(model="smallest"), note="the smallest subnet, by all"),
+        "fedavg-smallest": Entrant(
+            method=FedAvg(model="smallest"), one_subnet=True, note="the smallest subnet, by all"
+        ),
         "standalone": Entrant(method=Standalone(), note="no federation"),
         "fedprox": Entrant(method=FedProx(model="nested"), note=_NESTED),
         "fedadam": Entrant(method=FedAdam(model="nested"), note=_NESTED),

@@ -1,19 +1,25 @@
-"""The league's tables: each entrant's figures over its seeds, and its paired differences from the others."""
+"""The league's tables: each entrant's figures over its seeds, and its paired differences from a baseline."""
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
+from league.entrants import ENTRANTS
+from league.fleet import CLIENTS, KINDS
 from subfleet.emulation.paired import PairedDifference, paired_difference
 
-__all__ = ["print_league", "summary"]
+__all__ = ["league_markdown", "print_league", "summary"]
 
-FIGURES = ("accuracy", "worst_tier", "own_mean", "own_worst")
+FIGURES = ("accuracy", "subnets", "worst_tier", "own_mean", "own_worst")
 """What entrants are compared in: the more, the better."""
-COSTS = ("bytes_down", "bytes_up", "macs", "utilisation", "served", "over_link")
+COSTS = ("bytes_down", "bytes_up", "macs", "utilisation", "utilisation_lost", "served", "programs_written", "over_link")
+_HEADS = ("entrant", "seeds", "global %", "spread", "subnets %", "worst tier %", "own %", "own worst %")
+_COST_HEADS = ("MB down", "MB up", "GMAC", "use %", "lost %", "served %", "programs", "violations")
+_DIFFERENCE_HEADS = ("entrant", "global", "subnets", "worst tier", "own", "own worst")
+_CLIENTS_OF = {kind.name: kind.clients for kind in KINDS}
 
 Games = Mapping[str, Sequence[Mapping[str, Any]]]
 """By entrant, one result for each seed, in the same order."""
@@ -27,9 +33,11 @@ def summary(games: Games, *, baseline: str) -> dict[str, Any]:
         baseline: the entrant that the others are compared with.
 
     Returns:
-        `entrants`: by name, the mean over the seeds of every figure, `tiers` and the sum of `violations`; `versus`: by
-        name and figure, the paired difference from the baseline, where there are two seeds or more.
+        `entrants`: by name, the mean over the seeds of every figure, the `spread` of the accuracy (its standard
+        deviation; None of one seed), `tiers` and the sum of `violations`; `versus`: by name and figure, the paired
+        difference from the baseline, where both have as many seeds, and two or more.
     """
+    games = {name: [_judged(name, result) for result in results] for name, results in games.items()}
     return {
         "baseline": baseline,
         "entrants": {name: _means(results) for name, results in games.items()},
@@ -41,6 +49,16 @@ def summary(games: Games, *, baseline: str) -> dict[str, Any]:
     }
 
 
+def _judged(name: str, result: Mapping[str, Any]) -> dict[str, Any]:
+    """With the mean accuracy of all clients' subnets on the server's samples, 0 for kinds that were never served.
+
+    It is the accuracy of an entrant that trains no more than one small subnet: the rest of its model is untrained.
+    """
+    tiers = result["tiers"]
+    subnets = sum(_CLIENTS_OF[tier] * float(found) for tier, found in tiers.items()) / CLIENTS
+    return {**result, "subnets": subnets, "accuracy": subnets if ENTRANTS[name].one_subnet else result["accuracy"]}
+
+
 def _means(results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     def mean(name: str) -> float:
         return statistics.fmean(float(result[name]) for result in results)
@@ -49,13 +67,14 @@ def _means(results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return {
         "seeds": len(results),
         **{name: mean(name) for name in (*FIGURES, *COSTS)},
+        "spread": statistics.stdev(float(one["accuracy"]) for one in results) if len(results) > 1 else None,
         "violations": sum(int(result["violations"]) for result in results),
         "tiers": tiers,
     }
 
 
 def _versus(games: Games, name: str, baseline: str) -> Mapping[str, PairedDifference]:
-    if len(games[name]) < 2 or baseline not in games:
+    if len(games[name]) < 2 or len(games[name]) != len(games.get(baseline, ())):
         return {}
     return {
         figure: paired_difference(
@@ -71,34 +90,55 @@ def _plain(found: PairedDifference) -> dict[str, Any]:
 
 def print_league(found: Mapping[str, Any], console: Console) -> None:
     """Print the tables."""
-    table = Table(title="The league: means over the seeds")
-    heads = ("entrant", "global %", "worst tier %", "own %", "own worst %", "MB down", "MB up", "GMAC", "use %")
-    for head in (*heads, "served %", "violations"):
-        table.add_column(head, justify="left" if head == "entrant" else "right")
+    for title, heads, rows in _tables(found):
+        table = Table(title=title)
+        for head in heads:
+            table.add_column(head, justify="left" if head == "entrant" else "right")
+        for row in rows:
+            table.add_row(*row)
+        console.print(table)
+
+
+def league_markdown(found: Mapping[str, Any]) -> str:
+    """The same tables as Markdown."""
+    return "\n".join(
+        "\n".join((f"{title}:", "", _line(heads), _line(["---", *["---:"] * (len(heads) - 1)]), *map(_line, rows), ""))
+        for title, heads, rows in _tables(found)
+    )
+
+
+def _line(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _tables(found: Mapping[str, Any]) -> Iterator[tuple[str, Sequence[str], list[list[str]]]]:
     entrants = sorted(found["entrants"].items(), key=lambda item: -float(item[1]["accuracy"]))
-    for name, one in entrants:
-        table.add_row(
-            name,
-            *(f"{100 * one[figure]:.2f}" for figure in FIGURES),
-            *(f"{one[figure] / 1e6:.0f}" for figure in ("bytes_down", "bytes_up")),
-            f"{one['macs'] / 1e9:.0f}",
-            *(f"{100 * one[figure]:.1f}" for figure in ("utilisation", "served")),
-            str(one["violations"]),
-        )
-    console.print(table)
-    if any(found["versus"].values()):
-        console.print(_differences(found))
+    yield "Accuracy, means over the seeds", _HEADS, [_accuracies(name, one) for name, one in entrants]
+    yield "Cost, means over the seeds", ("entrant", *_COST_HEADS), [_costs(name, one) for name, one in entrants]
+    versus = [(name, found["versus"][name]) for name, _ in entrants if found["versus"].get(name)]
+    if versus:
+        title = f"Paired differences from {found['baseline']}, in points, with 95 % intervals"
+        rows = [[name, *(_cell(figures[figure]) for figure in FIGURES)] for name, figures in versus]
+        yield title, _DIFFERENCE_HEADS, rows
 
 
-def _differences(found: Mapping[str, Any]) -> Table:
-    table = Table(title=f"Paired differences from {found['baseline']}, in points, with 95 % intervals")
-    for head in ("entrant", *FIGURES):
-        table.add_column(head, justify="left" if head == "entrant" else "right")
-    for name, figures in found["versus"].items():
-        table.add_row(name, *(_cell(figures[figure]) for figure in FIGURES))
-    return table
+def _accuracies(name: str, one: Mapping[str, Any]) -> list[str]:
+    spread = "" if one["spread"] is None else f"{100 * one['spread']:.1f}"
+    accuracy, *others = (f"{100 * one[figure]:.1f}" for figure in FIGURES)
+    return [name, str(one["seeds"]), accuracy, spread, *others]
+
+
+def _costs(name: str, one: Mapping[str, Any]) -> list[str]:
+    return [
+        name,
+        *(f"{one[figure] / 1e6:.0f}" for figure in ("bytes_down", "bytes_up")),
+        f"{one['macs'] / 1e9:.0f}",
+        *(f"{100 * one[figure]:.1f}" for figure in ("utilisation", "utilisation_lost", "served")),
+        f"{one['programs_written']:.0f}",
+        str(one["violations"]),
+    ]
 
 
 def _cell(one: Mapping[str, Any]) -> str:
-    span = f"{100 * one['mean']:+.2f} ({100 * one['low']:+.2f} to {100 * one['high']:+.2f})"
+    span = f"{100 * one['mean']:+.1f} ({100 * one['low']:+.1f} to {100 * one['high']:+.1f})"
     return f"{span} tie" if one["tie"] else span
