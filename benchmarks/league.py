@@ -23,7 +23,7 @@ os.environ["OMP_NUM_THREADS"] = "1"
 
 from league.attacks import ATTACKED, ATTACKS, attack_game
 from league.attacks import CLIENTS as ATTACK_CLIENTS
-from league.entrants import ENTRANTS
+from league.entrants import ENTRANTS, Entrant
 from league.experiment import game
 from league.fleet import CLIENTS
 from league.samples import SampleCounts, cut
@@ -33,7 +33,7 @@ from rich.console import Console
 
 from subfleet.emulation.virtual.compare import Build, compare
 from subfleet.export.cache import CacheFolder
-from subfleet.protocol.errors import SubfleetError
+from subfleet.protocol.errors import ConfigError, SubfleetError
 
 BASELINE = "heterofl"
 
@@ -58,7 +58,7 @@ def main() -> int:
 
 def _league(arguments: argparse.Namespace, data: Path, console: Console) -> dict[str, Any]:
     seeds = range(1, arguments.seeds + 1)
-    names = arguments.methods or list(ENTRANTS)
+    names = _known(arguments.methods, ENTRANTS)
     rounds = arguments.rounds or 15
     counts = SampleCounts(train=arguments.samples or 10_000)
     samples = {seed: cut(arguments.results / "samples", seed, CLIENTS, counts) for seed in seeds}
@@ -78,7 +78,9 @@ def _league(arguments: argparse.Namespace, data: Path, console: Console) -> dict
 
 def _attacks(arguments: argparse.Namespace, data: Path, console: Console) -> dict[str, Any]:
     seeds = range(1, arguments.seeds + 1)
-    names = arguments.methods or list(ATTACKED)
+    names = _known(arguments.methods, ATTACKED)
+    # What an attack costs is told from a game without it.
+    attacks = list(dict.fromkeys(("honest", *arguments.attacks)))
     rounds = arguments.rounds or 4
     counts = SampleCounts(train=arguments.samples or 4_000)
     folder = arguments.results / "samples"
@@ -88,14 +90,22 @@ def _attacks(arguments: argparse.Namespace, data: Path, console: Console) -> dic
             attack_game, name, attack, seed, rounds, samples[seed], data
         )
         for name in names
-        for attack in arguments.attacks
+        for attack in attacks
         for seed in seeds
     }
     ordered = iter(_played(builds, arguments, console))
-    games = {name: {attack: [next(ordered) for _ in seeds] for attack in arguments.attacks} for name in names}
+    games = {name: {attack: [next(ordered) for _ in seeds] for attack in attacks} for name in names}
     found = attack_summary(games, baseline=BASELINE if BASELINE in games else next(iter(games)))
     print_attacks(found, console)
     return found
+
+
+def _known(names: list[str], entrants: Mapping[str, Entrant]) -> list[str]:
+    """The entrants that play; all where none is named."""
+    unknown = sorted(set(names) - set(entrants))
+    if unknown:
+        raise ConfigError(f"there are no entrants {', '.join(unknown)} here; choose from: {', '.join(entrants)}")
+    return names or list(entrants)
 
 
 def _played(
@@ -112,11 +122,8 @@ def _played(
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    known = list({**ENTRANTS, **ATTACKED})
-    parser.add_argument("--methods", nargs="+", choices=known, default=[], metavar="METHOD", help="all by default")
-    parser.add_argument(
-        "--attacks", nargs="+", choices=list(ATTACKS), default=[], help="play under these; begin with 'honest'"
-    )
+    parser.add_argument("--methods", nargs="+", default=[], metavar="METHOD", help="all by default")
+    parser.add_argument("--attacks", nargs="+", choices=list(ATTACKS), default=[], help="play with and without these")
     parser.add_argument("--seeds", type=int, default=3, help="how many")
     parser.add_argument("--rounds", type=int, help="15, or 4 under attack")
     parser.add_argument("--samples", type=int, help="of training, over all clients: 10,000, or 4,000 under attack")
