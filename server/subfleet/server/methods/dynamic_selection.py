@@ -42,8 +42,8 @@ class DynamicSelection:
             that the model takes at first and with more that turn out too large.
         epsilon: probability to take what the pool has; 1 never explores.
         t_max: draws beyond which a search ends.
-        distillation: after each round; None leaves it out. The paper's learning rate of 1e-3 is for networks of
-            millions of weights; small ones lose by it more than they are taught.
+        distillation: after each round; None leaves it out. As printed, with a teacher that moves and a learning rate of
+            1e-3, small networks forget what clients learned; the default's teacher stays as it was.
         weighting: "uniform" counts each client as 1, as the public code does; "samples" by its samples.
     """
 
@@ -59,7 +59,9 @@ class DynamicSelection:
     prices: Literal["planned", "estimated"] = "planned"
     epsilon: float = 0.8
     t_max: int = 5
-    distillation: DistillationSettings | None = field(default_factory=lambda: DistillationSettings(learning_rate=1e-4))
+    distillation: DistillationSettings | None = field(
+        default_factory=lambda: DistillationSettings(mode="anchored", learning_rate=1e-4)
+    )
     weighting: Weighting = "uniform"
 
     def __post_init__(self) -> None:
