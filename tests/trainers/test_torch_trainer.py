@@ -140,7 +140,10 @@ def spoiled(program: Program, **changes: object) -> Program:
 @pytest.mark.parametrize(
     ("changes", "text"),
     [
-        ({"widths": [2**40]}, "has the shape"),
+        ({"widths": [2**10]}, "has the shape"),
+        ({"widths": [2**40]}, "may have 16777216 at most"),
+        ({"vocabulary": 2**40}, "may have 16777216 at most"),
+        ({"family": "preact_resnet", "input_shape": [1, 8, 8], "kernels": [2**24 - 1]}, "cannot be declared|shape|may"),
         ({"depths": [2**40]}, "blocks, but may have"),
         ({"depths": [1]}, "blocks|axis|keeps"),
         ({"family": "os.system"}, "model family is 'os.system'"),

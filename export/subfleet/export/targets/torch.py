@@ -4,8 +4,8 @@ Nothing in them is executed or unpickled. Whoever runs one builds the network fr
 and runs the very step that the other targets' programs are traced from. So they are no `Target`: there is no graph.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 import torch
@@ -43,6 +43,7 @@ __all__ = [
 TARGET = "torch"
 _MAX_BODY_BYTES = 2**20
 _MAX_BLOCKS = 2**12
+_MAX_SIZE = 2**24
 _MODEL = "model"
 _BASE_BYTES = 12_000_000
 """What the first steps of any network take: PyTorch's own tables, autograd's nodes, oneDNN's kernels."""
@@ -153,13 +154,27 @@ def run_smallest_step(device: str) -> None:
 def _check_shapes(described: TorchModel, given: Mapping[str, tuple[int, ...]]) -> None:
     if sum(described.model.depths) > _MAX_BLOCKS:
         raise ProtocolError(f"the network has {sum(described.model.depths)} blocks, but may have {_MAX_BLOCKS}")
-    shapes = network_of(described.model).shapes(described.spec)
+    # Declaring builds the network without its memory, where even a shape may be too large for a number.
+    largest = max(_sizes_of(described.model))
+    if largest > _MAX_SIZE:
+        raise ProtocolError(f"the network is said to have a size of {largest}, but may have {_MAX_SIZE} at most")
+    try:
+        shapes = network_of(described.model).shapes(described.spec)
+    except (RuntimeError, ValueError, ArithmeticError) as error:
+        raise ProtocolError(f"the network that it is said to be of cannot be declared: {error!s:.200}") from error
     if shapes != given:
         odd = sorted(name for name in shapes.keys() | given.keys() if shapes.get(name) != given.get(name))
         raise ProtocolError(
             f"tensor {odd[0]!r:.80} has the shape {given.get(odd[0])}, but the network it is said to be of has "
             f"{shapes.get(odd[0])}"
         )
+
+
+def _sizes_of(model: ModelConfig) -> Iterator[int]:
+    """Every number that describes a network."""
+    for field in fields(model):
+        value = getattr(model, field.name)
+        yield from value if isinstance(value, tuple) else (value,) if isinstance(value, int) else ()
 
 
 def _first_odd(values: tuple[ValueInfo, ...], others: tuple[ValueInfo, ...]) -> str:
