@@ -2,13 +2,18 @@
 """Prices of random subnets against the exact plans of their programs, for every family of networks and target.
 
     python benchmarks/plan_price.py                      # 20 subnets of each family, as a table
-    python benchmarks/plan_price.py --specs 200 --write --json
+    python benchmarks/plan_price.py --specs 200 --target onnx --rows rows.jsonl
+    python benchmarks/plan_price.py --specs 0 --rows rows.jsonl --write
+
+Each family's row is added to the file of rows as soon as it is found, and not measured again where the file has it with
+as many subnets, so that a long run can be cut short and split. The page is written of all rows in the file.
 
 The networks are small, so that every subnet can also be planned exactly: there the runtime's own objects weigh most,
 and a step of 64 KiB in which plans count them is already 1 to 3 %.
 """
 
 import argparse
+import itertools
 import json
 import os
 import platform
@@ -16,11 +21,10 @@ import random
 import statistics
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 from subfleet.elastic.families import FAMILIES, network_of
 from subfleet.elastic.network import ModelConfig, Network
@@ -28,13 +32,16 @@ from subfleet.export.pricing.model import PriceModel
 from subfleet.export.pricing.running import run_step
 from subfleet.export.request_steps import training_step_of
 from subfleet.export.requests import TrainRequest
-from subfleet.protocol.errors import SubfleetError
 from subfleet.protocol.subnet import Centre, IndexSet, Prefix, SubnetSpec
 from subfleet.protocol.training import ObjectiveSettings, OptimiserSettings
 
 TARGETS = ("onnx", "executorch", "torch")
 RESULTS = Path(__file__).resolve().parent / "results" / "plan-price.md"
 BATCH_SIZE = 8
+REMARKS = "## Remarks\n"
+_MOST = 1.05
+_DRAWS = 20
+"""Of random subnets for each that is wanted, before it is held that there are no others."""
 PER_TOKEN = frozenset({"decoder", "bert", "lstm"})
 
 NETWORKS = {
@@ -149,31 +156,26 @@ class Row:
     """What was found for a family and a target.
 
     Attributes:
-        ratios: price over exact plan of each subnet.
-        warm_ms: of each price that needed no recording, from the spec on.
+        specs: different subnets that were priced.
+        least: price over exact plan.
+        most: price over exact plan.
+        below: subnets with a price below the exact plan.
+        above: subnets with a price more than 5 % above it.
+        warm_ms: of a price that needed no recording, from the spec on; the median, None where every price needed one.
         recorded: programs that were recorded.
         recording_s: seconds for each of them.
     """
 
     family: str
     target: str
-    ratios: tuple[float, ...]
-    warm_ms: tuple[float, ...]
+    specs: int
+    least: float
+    most: float
+    below: int
+    above: int
+    warm_ms: float | None
     recorded: int
     recording_s: float
-
-    def figures(self) -> Mapping[str, Any]:
-        """For `--json`."""
-        return {
-            "specs": len(self.ratios),
-            "least": min(self.ratios),
-            "most": max(self.ratios),
-            "below": sum(ratio < 1 for ratio in self.ratios),
-            "above_5_percent": sum(ratio > 1.05 for ratio in self.ratios),
-            "warm_ms": statistics.median(self.warm_ms) if self.warm_ms else None,
-            "recorded": self.recorded,
-            "recording_s": self.recording_s,
-        }
 
 
 def random_spec(network: Network, chance: random.Random) -> SubnetSpec:
@@ -199,14 +201,25 @@ def request_for(config: ModelConfig, target: str, spec: SubnetSpec) -> TrainRequ
     )
 
 
+def different_specs(network: Network, count: int, chance: random.Random) -> Iterator[SubnetSpec]:
+    """Random subnets of different shapes; fewer where there are not so many."""
+    seen: set[tuple[tuple[str, tuple[int, ...]], ...]] = set()
+    for _ in range(_DRAWS * count):
+        spec = random_spec(network, chance)
+        shapes = tuple(network.shapes(spec).items())
+        if shapes not in seen:
+            seen.add(shapes)
+            yield spec
+        if len(seen) == count:
+            return
+
+
 def measure(config: ModelConfig, target: str, count: int) -> Row:
     """Price subnets, and plan them exactly."""
     network = network_of(config)
-    chance = random.Random(config.family)  # noqa: S311 - no secret
     model = PriceModel(network, lambda spec: request_for(config, target, spec))
     ratios, warm_ms, recording_s = [], [], 0.0
-    for _ in range(count):
-        spec = random_spec(network, chance)
+    for spec in different_specs(network, count, random.Random(config.family)):  # noqa: S311 - no secret
         recorded, started_s = model.recorded_count, time.perf_counter()
         price = model.memory_bytes(spec)
         took_s = time.perf_counter() - started_s
@@ -216,26 +229,38 @@ def measure(config: ModelConfig, target: str, count: int) -> Row:
             recording_s += took_s
         _, plan = run_step(training_step_of(request_for(config, target, spec)), target)
         ratios.append(price / plan.peak_bytes)
+        if not 1 <= ratios[-1] <= _MOST:
+            print(f"{config.family} on {target}: {ratios[-1]:.4f} for {spec}", file=sys.stderr, flush=True)
     return Row(
         family=config.family,
         target=target,
-        ratios=tuple(ratios),
-        warm_ms=tuple(warm_ms),
+        specs=len(ratios),
+        least=min(ratios),
+        most=max(ratios),
+        below=sum(ratio < 1 for ratio in ratios),
+        above=sum(ratio > _MOST for ratio in ratios),
+        warm_ms=statistics.median(warm_ms) if warm_ms else None,
         recorded=model.recorded_count,
         recording_s=recording_s / max(model.recorded_count, 1),
     )
 
 
-def table(rows: Sequence[Row]) -> Iterator[str]:
+def rows_in(path: Path) -> dict[tuple[str, str], Row]:
+    """The rows of a file, by family and target; of several, the last."""
+    lines = path.read_text().splitlines() if path.exists() else []
+    rows = (Row(**json.loads(line)) for line in lines)
+    return {(row.family, row.target): row for row in rows}
+
+
+def table(rows: Iterable[Row]) -> Iterator[str]:
     """In Markdown."""
     yield "| family | target | specs | least | most | below 1 | above 1.05 | ms a price | recorded | s a recording |"
     yield "|---|---|---:|---:|---:|---:|---:|---:|---:|---:|"
     for row in rows:
-        found = row.figures()
-        warm = "-" if found["warm_ms"] is None else f"{found['warm_ms']:.1f}"
+        warm = "-" if row.warm_ms is None else f"{row.warm_ms:.1f}"
         yield (
-            f"| {row.family} | {row.target} | {found['specs']} | {found['least']:.4f} | {found['most']:.4f} "
-            f"| {found['below']} | {found['above_5_percent']} | {warm} | {row.recorded} | {row.recording_s:.2f} |"
+            f"| {row.family} | {row.target} | {row.specs} | {row.least:.4f} | {row.most:.4f} "
+            f"| {row.below} | {row.above} | {warm} | {row.recorded} | {row.recording_s:.2f} |"
         )
 
 
@@ -248,50 +273,48 @@ objects, are 1 to 3 % of them.
 """
 
 
-def write_results(rows: Sequence[Row], missing: Mapping[str, str], count: int) -> None:
-    """Write the table with what its columns are."""
+def write_results(rows: Iterable[Row]) -> None:
+    """Write the table with what its columns are; what stands below it is kept."""
     versions = ", ".join(f"{name} {version(name)}" for name in ("onnxruntime", "executorch", "torch"))
     machine = f"{platform.machine()}, {os.cpu_count()} cores"
+    below = RESULTS.read_text().partition(REMARKS)[2] if RESULTS.exists() else ""
     lines = [
         "# Prices of subnets against exact plans",
         "",
-        f"`python benchmarks/plan_price.py --specs {count} --write`, {versions}, {machine}, one thread.",
+        "`python benchmarks/plan_price.py --specs N --target T --rows rows.jsonl` with the numbers and targets of the",
+        f"table, {versions}, {machine}, one thread.",
         ABOUT,
         *table(rows),
+        "",
     ]
-    if missing:
-        lines += ["", "Missing:", "", *(f"- {name}: {reason}" for name, reason in missing.items())]
-    RESULTS.write_text("\n".join(lines) + "\n")
+    RESULTS.write_text("\n".join(lines) + (f"\n{REMARKS}{below}" if below else ""))
 
 
 def main() -> None:
     """Measure, print, and write if asked."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--specs", type=int, default=20, help="subnets of each family")
+    parser.add_argument("--specs", type=int, default=20, help="subnets of each family; 0 measures nothing")
     parser.add_argument("--family", action="append", choices=sorted(FAMILIES), help="only this one; may be repeated")
     parser.add_argument("--target", action="append", choices=TARGETS, help="only this one; may be repeated")
+    parser.add_argument("--rows", type=Path, help="a file of rows: those that it has are not measured again")
     parser.add_argument("--write", action="store_true", help=f"write the table to {RESULTS.name}")
     parser.add_argument("--json", action="store_true", help="end with one JSON object")
     arguments = parser.parse_args()
-    rows: list[Row] = []
-    missing = {}
-    for family in arguments.family or sorted(FAMILIES):
-        for target in arguments.target or TARGETS:
-            try:
-                rows.append(measure(NETWORKS[family], target, arguments.specs))
-            except (KeyError, SubfleetError) as error:
-                reason = "no small network is given here" if isinstance(error, KeyError) else str(error)
-                missing[f"{family} on {target}"] = reason
-                print(f"{family} on {target}: {reason}", file=sys.stderr, flush=True)
-                continue
-            print("\n".join([*table(rows)][0 if len(rows) == 1 else -1 :]), flush=True)
+    found = rows_in(arguments.rows) if arguments.rows else {}
+    for family, target in itertools.product(arguments.family or sorted(FAMILIES), arguments.target or TARGETS):
+        known = found.get((family, target))
+        if arguments.specs == 0 or (known and known.specs >= arguments.specs):
+            continue
+        row = found[family, target] = measure(NETWORKS[family], target, arguments.specs)
+        print([*table([row])][-1], flush=True)
+        if arguments.rows:
+            with arguments.rows.open("a") as rows:
+                rows.write(json.dumps(asdict(row)) + "\n")
+    in_order = [found[key] for key in sorted(found, key=lambda key: (TARGETS.index(key[1]), key[0]))]
     if arguments.write:
-        write_results(rows, missing, arguments.specs)
+        write_results(in_order)
     if arguments.json:
-        families: dict[str, Any] = {family: {} for family in FAMILIES}
-        for row in rows:
-            families[row.family][row.target] = row.figures()
-        print(json.dumps({"families": families, "missing": missing}))
+        print(json.dumps([asdict(row) for row in in_order]))
 
 
 if __name__ == "__main__":
