@@ -1,0 +1,206 @@
+"""What writes the values of one tensor, and reads them again.
+
+How many bytes a coder writes follows from the number of values alone. So a budget knows it before anything is trained,
+and a reader checks it before it takes any memory.
+"""
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from subfleet.arrays.codecs.packing import (
+    Bytes,
+    pack,
+    pack_positions,
+    packed_bytes,
+    positions_bytes,
+    unpack,
+    unpack_positions,
+)
+from subfleet.protocol.errors import ProtocolError, TrainingError
+
+__all__ = ["Coder", "Floats", "PlainCoder", "QsgdCoder", "TopKCoder", "Uniform"]
+
+Floats = npt.NDArray[np.float32]
+Uniform = Callable[[int], npt.NDArray[np.float64]]
+"""Gives so many fresh numbers from 0 up to, not including, 1."""
+
+_FLOAT = np.dtype("<f4")
+_BLOCK_VALUES = 2**16
+"""About so many values are quantised at once: beside them, a device has next to no room."""
+
+
+class Coder(Protocol):
+    """Writes and reads the values of one tensor."""
+
+    def encoded_bytes(self, size: int) -> int:
+        """What so many values become."""
+        ...
+
+    def encode(self, values: Floats, uniform: Uniform) -> Bytes:
+        """Write finite values.
+
+        Args:
+            values: (size,).
+            uniform: where random numbers come from.
+
+        Raises:
+            TrainingError: they are too large to be written so.
+        """
+        ...
+
+    def decode(self, encoded: Bytes, size: int) -> Floats:
+        """Read so many values.
+
+        Args:
+            encoded: of exactly the size that `encoded_bytes` tells.
+            size: of the answer.
+
+        Raises:
+            ProtocolError: nothing is ever encoded so.
+        """
+        ...
+
+
+class PlainCoder:
+    """Values as they are."""
+
+    def encoded_bytes(self, size: int) -> int:
+        """See `Coder.encoded_bytes`."""
+        return size * _FLOAT.itemsize
+
+    def encode(self, values: Floats, uniform: Uniform) -> Bytes:
+        """See `Coder.encode`."""
+        del uniform
+        return values.astype(_FLOAT).view(np.uint8)
+
+    def decode(self, encoded: Bytes, size: int) -> Floats:
+        """See `Coder.decode`."""
+        # Copied, as parts of a container lie at any byte.
+        return np.frombuffer(encoded.tobytes(), _FLOAT, count=size)
+
+
+class QsgdCoder:
+    """Values as multiples of their bucket's norm over the number of levels, rounded so that their mean is right.
+
+    Alistarh et al. 2017, section 3.1: with |v| l / norm = n + p, the level is n + 1 with probability p, else n. So 0
+    stays 0. All scales come first, then all levels, each level in whole bits with the number of levels added.
+
+    Args:
+        levels: of magnitude above 0, 1 to 127.
+        bucket_size: values of a bucket, 1 or more.
+    """
+
+    def __init__(self, levels: int, bucket_size: int) -> None:
+        self._levels = levels
+        self._bucket_size = bucket_size
+        self._bits = (2 * levels).bit_length()
+
+    def encoded_bytes(self, size: int) -> int:
+        """See `Coder.encoded_bytes`."""
+        return self._scale_bytes(size) + packed_bytes(size, self._bits)
+
+    def encode(self, values: Floats, uniform: Uniform) -> Bytes:
+        """See `Coder.encode`."""
+        scales = np.empty(self._buckets(len(values)), _FLOAT)
+        codes = np.empty(len(values), np.int64 if self._bits < 8 else np.uint8)
+        for here, buckets in self._blocks(len(values)):
+            block = values[here].astype(np.float64)
+            starts = np.arange(0, len(block), self._bucket_size)
+            scales[buckets] = self._norms(block, starts)
+            codes[here] = self._rounded(block, self._spread(scales[buckets], len(block)), uniform) + self._levels
+        packed = codes if codes.dtype == np.uint8 else pack(codes, self._bits)
+        return np.concatenate([scales.view(np.uint8), packed])
+
+    def decode(self, encoded: Bytes, size: int) -> Floats:
+        """See `Coder.decode`."""
+        split = self._scale_bytes(size)
+        scales = np.frombuffer(encoded[:split].tobytes(), _FLOAT)
+        if not (np.isfinite(scales) & (scales >= 0)).all():
+            raise ProtocolError("a scale of quantised values must be a finite number of 0 or more, but one is not")
+        codes = encoded[split:] if self._bits == 8 else unpack(encoded[split:], self._bits, size)
+        if (codes > 2 * self._levels).any():
+            raise ProtocolError(f"a level of quantised values is above {self._levels}, the highest there is")
+        values = np.empty(size, np.float32)
+        for here, buckets in self._blocks(size):
+            level = codes[here].astype(np.float64) - self._levels
+            values[here] = level * self._spread(scales[buckets], len(level)) / self._levels
+        return values
+
+    def _norms(self, block: npt.NDArray[np.float64], starts: npt.NDArray[np.int64]) -> Floats:
+        # In float64 no square of a float32 overflows or vanishes, so that no norm is below a magnitude of its bucket.
+        norms = np.sqrt(np.add.reduceat(block * block, starts))
+        if norms.max() > np.finfo(np.float32).max:
+            raise TrainingError("the change of a tensor is too large to be quantised; lower the learning rate")
+        return norms.astype(np.float32)
+
+    def _rounded(
+        self, block: npt.NDArray[np.float64], scale: npt.NDArray[np.float64], uniform: Uniform
+    ) -> npt.NDArray[np.float64]:
+        """Signed levels."""
+        exact = self._levels * np.abs(block) / np.where(scale > 0, scale, 1)
+        level = np.floor(exact)
+        level += uniform(len(block)) < exact - level
+        return np.copysign(level, block)
+
+    def _spread(self, scales: Floats, size: int) -> npt.NDArray[np.float64]:
+        """The scale of each of so many values that begin with a bucket."""
+        return np.repeat(scales.astype(np.float64), self._bucket_size)[:size]
+
+    def _blocks(self, size: int) -> Iterator[tuple[slice, slice]]:
+        """Places of values, and of their buckets, that are handled at once."""
+        buckets = max(1, _BLOCK_VALUES // self._bucket_size)
+        for first in range(0, self._buckets(size), buckets):
+            yield slice(first * self._bucket_size, (first + buckets) * self._bucket_size), slice(first, first + buckets)
+
+    def _buckets(self, size: int) -> int:
+        return -(-size // self._bucket_size)
+
+    def _scale_bytes(self, size: int) -> int:
+        return self._buckets(size) * _FLOAT.itemsize
+
+
+class TopKCoder:
+    """The values of largest magnitude, of equal ones the first; the others are read as 0. Positions come first.
+
+    Args:
+        fraction: share of the values that is kept, above 0 and at most 1; one at least.
+        values: writes those that are kept.
+    """
+
+    def __init__(self, fraction: float, values: Coder) -> None:
+        self._fraction = fraction
+        self._values = values
+
+    def encoded_bytes(self, size: int) -> int:
+        """See `Coder.encoded_bytes`."""
+        count = self._count(size)
+        return positions_bytes(count, size) + self._values.encoded_bytes(count)
+
+    def encode(self, values: Floats, uniform: Uniform) -> Bytes:
+        """See `Coder.encode`."""
+        positions = self._largest(values)
+        return np.concatenate([pack_positions(positions, len(values)), self._values.encode(values[positions], uniform)])
+
+    def decode(self, encoded: Bytes, size: int) -> Floats:
+        """See `Coder.decode`."""
+        count = self._count(size)
+        split = positions_bytes(count, size)
+        positions = unpack_positions(encoded[:split], count, size)
+        values = np.zeros(size, np.float32)
+        values[positions] = self._values.decode(encoded[split:], count)
+        return values
+
+    def _largest(self, values: Floats) -> npt.NDArray[np.int64]:
+        count = self._count(len(values))
+        magnitudes = np.abs(values)
+        least = np.partition(magnitudes, len(values) - count)[len(values) - count]
+        above = np.flatnonzero(magnitudes > least)
+        equal = np.flatnonzero(magnitudes == least)[: count - len(above)]
+        return np.sort(np.concatenate([above, equal]))
+
+    def _count(self, size: int) -> int:
+        return min(size, max(1, math.ceil(self._fraction * size)))

@@ -1,0 +1,93 @@
+"""How a device writes the change that training made, as plain data: what a configuration and a task name.
+
+`subfleet.arrays.codecs` does what they say. Each writes only changes of weights: running statistics of norms travel as
+they are, and so does every tensor that would not become smaller.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+__all__ = ["MAX_LEVELS", "AnyUpdateCodec", "Qsgd", "TopK", "TopKQsgd", "Uncompressed"]
+
+MAX_LEVELS = 127
+"""Of magnitude: with both signs and zero they are what 8 bits hold."""
+MAX_BUCKET_SIZE = 2**20
+LEAST_FRACTION = 1e-6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Uncompressed:
+    """Every change as float32."""
+
+    TYPE: ClassVar[str] = "none"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Qsgd:
+    """Every change rounded to a few levels, up or down at random, so that its mean stays what it was.
+
+    Alistarh et al., "QSGD: Communication-Efficient SGD via Gradient Quantization and Encoding", NeurIPS 2017, section
+    3.1, in whole bits a value in place of their entropy code: how large an update is does not depend on what it says.
+
+    Attributes:
+        levels: of magnitude above 0, 1 to 127. 1 takes 2 bits a value, 3 takes 3, 7 takes 4, and 127 takes 8.
+        bucket_size: values that share one scale, 1 or more; the smaller, the finer the levels and the more scales.
+    """
+
+    TYPE: ClassVar[str] = "qsgd"
+    levels: int = MAX_LEVELS
+    bucket_size: int = 512
+
+    def __post_init__(self) -> None:
+        _check_levels(self.levels, self.bucket_size)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopK:
+    """Of each tensor the changes of largest magnitude, as float32; the others count as 0.
+
+    Attributes:
+        fraction: share of a tensor's values that is sent, above 0 and at most 1; one value at least.
+    """
+
+    TYPE: ClassVar[str] = "top_k"
+    fraction: float = 0.1
+
+    def __post_init__(self) -> None:
+        _check_fraction(self.fraction)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopKQsgd:
+    """Of each tensor the changes of largest magnitude, and these rounded to a few levels.
+
+    Attributes:
+        fraction: see `TopK`.
+        levels: see `Qsgd`.
+        bucket_size: see `Qsgd`; of values that are sent.
+    """
+
+    TYPE: ClassVar[str] = "top_k_qsgd"
+    fraction: float = 0.1
+    levels: int = MAX_LEVELS
+    bucket_size: int = 512
+
+    def __post_init__(self) -> None:
+        _check_fraction(self.fraction)
+        _check_levels(self.levels, self.bucket_size)
+
+
+AnyUpdateCodec = Uncompressed | Qsgd | TopK | TopKQsgd
+"""Every codec of updates."""
+
+
+def _check_fraction(fraction: float) -> None:
+    if not LEAST_FRACTION <= fraction <= 1:
+        raise ValueError(f"fraction is {fraction}, but must be from {LEAST_FRACTION:g} to 1")
+
+
+def _check_levels(levels: int, bucket_size: int) -> None:
+    if not 1 <= levels <= MAX_LEVELS:
+        raise ValueError(f"levels is {levels}, but must be from 1 to {MAX_LEVELS}")
+    if not 1 <= bucket_size <= MAX_BUCKET_SIZE:
+        raise ValueError(f"bucket_size is {bucket_size}, but must be from 1 to {MAX_BUCKET_SIZE}")

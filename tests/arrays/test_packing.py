@@ -1,0 +1,83 @@
+"""Numbers and positions in few bytes: they come back, and they take what was said."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from subfleet.arrays.codecs.packing import (
+    pack,
+    pack_positions,
+    packed_bytes,
+    positions_bytes,
+    unpack,
+    unpack_positions,
+)
+from subfleet.protocol.errors import ProtocolError
+
+
+@settings(max_examples=60, deadline=None)
+@given(bits=st.integers(0, 20), count=st.integers(0, 60), seed=st.integers(0, 2**32 - 1))
+def test_numbers_come_back(bits: int, count: int, seed: int) -> None:
+    numbers = np.random.default_rng(seed).integers(0, 2**bits, count)
+    packed = pack(numbers, bits)
+    assert len(packed) == packed_bytes(count, bits) == math.ceil(count * bits / 8)
+    np.testing.assert_array_equal(unpack(packed, bits, count), numbers)
+
+
+@pytest.mark.parametrize("bits", [1, 3, 5])
+def test_numbers_of_several_blocks_come_back(bits: int) -> None:
+    numbers = np.arange(3 * 8192 + 5) % 2**bits
+    np.testing.assert_array_equal(unpack(pack(numbers, bits), bits, len(numbers)), numbers)
+
+
+def test_numbers_stand_one_after_the_other_with_the_highest_bit_first() -> None:
+    assert pack(np.array([0b101, 0b011, 0b110]), 3).tobytes() == bytes([0b10101111, 0b00000000])
+
+
+@settings(max_examples=150, deadline=None)
+@given(size=st.integers(1, 3000), share=st.floats(0, 1), seed=st.integers(0, 2**32 - 1))
+def test_positions_come_back(size: int, share: float, seed: int) -> None:
+    count = max(1, round(share * size))
+    positions = np.sort(np.random.default_rng(seed).choice(size, count, replace=False))
+    packed = pack_positions(positions, size)
+    assert len(packed) == positions_bytes(count, size)
+    # A bit for each place at most, and less than 3 bits and the logarithm of the gaps a position.
+    assert 8 * len(packed) < min(size, count * (3 + math.log2(size / count))) + 16
+    np.testing.assert_array_equal(unpack_positions(packed, count, size), positions)
+
+
+def test_positions_at_either_end_come_back() -> None:
+    for positions in ([0], [999_999], [0, 999_999]):
+        packed = pack_positions(np.array(positions), 10**6)
+        assert unpack_positions(packed, len(positions), 10**6).tolist() == positions
+
+
+def test_all_positions_take_no_bytes() -> None:
+    assert positions_bytes(7, 7) == len(pack_positions(np.arange(7), 7)) == 0
+    assert unpack_positions(np.empty(0, np.uint8), 7, 7).tolist() == list(range(7))
+
+
+def test_few_positions_are_low_bits_after_a_bitmap_of_the_high_ones() -> None:
+    # 100 / 2 leaves 5 low bits; positions 3 and 70 have the high parts 0 and 2, and set bits 0 and 2 + 1.
+    assert pack_positions(np.array([3, 70]), 100).tobytes() == bytes([0b10010000, 0b00011001, 0b10000000])
+
+
+def test_many_positions_are_a_bitmap() -> None:
+    assert pack_positions(np.array([0, 2, 3, 6]), 8).tobytes() == bytes([0b10110010])
+
+
+@pytest.mark.parametrize(
+    ("packed", "count", "size", "said"),
+    [
+        ([0b10110010], 3, 8, "name 4 places, but must name 3"),
+        ([0b10000000, 0b00011001, 0b10000000], 2, 100, "name 1 places, but must name 2"),
+        ([0b00110000, 0b11111111, 0b11000000], 2, 100, "must rise and stay below 100"),  # 95 and 95
+        ([0b10001000, 0b00000111, 0b11000000], 2, 100, "must rise and stay below 100"),  # 0 and 127
+    ],
+)
+def test_positions_that_nobody_packs_are_refused(packed: list[int], count: int, size: int, said: str) -> None:
+    with pytest.raises(ProtocolError, match=said):
+        unpack_positions(np.array(packed, np.uint8), count, size)
