@@ -8,7 +8,7 @@ import pytest
 from edge_client.agent_cases import announce
 from edge_client.fleet_rig import PROGRAM, WEIGHTS, Rig, trained
 
-from subfleet.protocol.errors import DataError, MemoryLimitError, ProtocolError, TrainingError
+from subfleet.protocol.errors import DataError, LoadError, MemoryLimitError, ProtocolError, TrainingError
 from subfleet.protocol.messages import Deployed, Presence, Profile, Receipt, Refusal, Telemetry, Update
 from subfleet.transport.memory import FaultPlan
 
@@ -96,6 +96,7 @@ def test_samples_take_their_room_before_training_has_its_share(rig: Rig) -> None
         (MemoryError(), "memory", 250),
         (DataError("the data are gone"), "data", None),
         (ProtocolError("no program"), "program", None),
+        (LoadError("the runtime lacks an operator"), "runtime", None),
         (TrainingError("the runtime gave up"), "failed", None),
         (ZeroDivisionError("a defect"), "failed", None),
     ],

@@ -21,9 +21,10 @@ from subfleet.edge_client.worker import TrainingWorker
 from subfleet.emulation.virtual.announcing import announcement
 from subfleet.emulation.virtual.description import VirtualClient, VirtualExperiment, fingerprint
 from subfleet.emulation.virtual.exports import SettledExports
+from subfleet.emulation.virtual.hosting import SharedHost
 from subfleet.emulation.virtual.run import VirtualResult, run_in_process
 from subfleet.export.requests import InferRequest, TrainRequest
-from subfleet.protocol.errors import ConfigError, MemoryLimitError, RunError
+from subfleet.protocol.errors import ConfigError, LoadError, MemoryLimitError, RunError
 from subfleet.protocol.programs import DataSummary, Prediction, ScoreJob, TrainJob, TrainResult
 from subfleet.protocol.topics import Topics
 from subfleet.server.config import Deadlines, LogClock
@@ -122,6 +123,31 @@ def test_who_always_refuses_keeps_nobody_from_ending(exports: SettledExports) ->
         assert rows["ada"].status == rows["bob"].status == "folded"
     assert len(refuser.jobs) == 4, "in each round it was given a smaller task, too"
     assert "cyd" not in result.trained
+
+
+class Limited(OnnxTrainer):
+    """A runtime that loads no program above a size, as one that lacks an operator would."""
+
+    def __init__(self, largest_bytes: int) -> None:
+        super().__init__(host=SharedHost())
+        self.largest_bytes = largest_bytes
+        self.refused: list[str] = []
+
+    def train(self, job: TrainJob, stopped: Callable[[], bool]) -> TrainResult:
+        if job.weights_path.stat().st_size > self.largest_bytes:
+            self.refused.append(job.program_path.name)
+            raise LoadError("no kernel for so wide a layer")
+        return super().train(job, stopped)
+
+
+def test_a_runtime_that_loads_no_large_program_ends_up_with_a_smaller_one(exports: SettledExports) -> None:
+    limited = Limited(20_000)
+    result = run_in_process(experiment(rounds=3), exports, trainers={"cyd": limited})
+    rows = [by_name(record)["cyd"] for record in result.rounds]
+    assert [(row.status, row.spec) for row in rows] == [("folded", "w1/2 d1")] * 3
+    assert [row.refusals for row in rows] == ["runtime: no kernel for so wide a layer", "", ""]
+    assert len(limited.refused) == 1, "the same program is not sent again"
+    assert by_name(result.rounds[1])["bob"].spec == "w1 d1", "others may have it"
 
 
 def test_a_training_program_of_pytorch_runs_too(exports: SettledExports) -> None:

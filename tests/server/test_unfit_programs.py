@@ -9,14 +9,38 @@ from typing import Any, Literal
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from server.coordinator_cases import CLIENTS, measured, measuring, plan_of, prepared, refusal, size_of, update
+from server.coordinator_cases import (
+    CLIENTS,
+    blob,
+    measured,
+    measuring,
+    plan_of,
+    prepared,
+    refusal,
+    size_of,
+    update,
+)
 from server.server_rig import World, config, fleet
 
-from subfleet.server.actions import Action, Export, Prepare, SendTask
+from subfleet.protocol.programs import ProgramRef
+from subfleet.server.actions import Action, Export, Prepare, PrepareScoring, SendTask
 from subfleet.server.coordinator import step
-from subfleet.server.events import Event, Exported, Folded, Prepared, Profiled, Refused, UpdateStored
+from subfleet.server.events import (
+    Event,
+    Exported,
+    Folded,
+    Prepared,
+    PrepareFailed,
+    Profiled,
+    Refused,
+    Scorable,
+    ScoringPrepared,
+    UpdateStored,
+)
 from subfleet.server.methods.dynamic_selection import DynamicSelection
+from subfleet.server.methods.fedfa import FedFA
 from subfleet.server.rounds import NO_PROGRAM_BYTES, KnownPlan, Plan, Queued, RunState
+from subfleet.server.scoring import proposed_seat
 from subfleet.server.store import Journal, begin_run, open_database
 from subfleet.server.unfit import with_unfit
 
@@ -65,16 +89,20 @@ def refused(state: RunState, reason: Literal["memory", "runtime", "program", "da
     return step(PLAN, state, Refused(refusal=answer), 3.0)[0]
 
 
-@pytest.mark.parametrize("reason", ["runtime", "program"])
+@pytest.mark.parametrize(("reason", "stage"), [("runtime", "preparing"), ("program", "refused")])
 def test_a_size_whose_program_a_device_cannot_run_is_not_given_to_it_again(
-    reason: Literal["runtime", "program"],
+    reason: Literal["runtime", "program"], stage: str
 ) -> None:
     state, _ = assigned(PLAN, measuring(PLAN))
     first = size_of(state.seats["ada"])
     state = refused(state, reason)
-    assert state.seats["ada"].stage == "refused"
+    seat = state.seats["ada"]
+    assert (seat.stage, seat.refusals) == (stage, (f"{reason}: no kernel",))
+    if stage == "preparing":
+        assert seat.size == PLAN.space[-2], "another program may do without what the runtime lacks"
     assert state.unfit == {f"ada/onnx/{first}": f"{reason}: no kernel"}
     state, _ = assigned(PLAN, closed(PLAN, state))
+    assert state.seats["ada"].refusals == (), "each round tells its own"
     assert size_of(state.seats["ada"]) == PLAN.space[-2].spec_id
     assert {size_of(state.seats[name]) for name in CLIENTS[1:]} == {first}, "others may have it"
 
@@ -82,6 +110,69 @@ def test_a_size_whose_program_a_device_cannot_run_is_not_given_to_it_again(
 @pytest.mark.parametrize("reason", ["memory", "data", "failed"])
 def test_what_says_nothing_of_the_program_is_not_remembered(reason: Literal["memory", "data", "failed"]) -> None:
     assert refused(assigned(PLAN, measuring(PLAN))[0], reason).unfit == {}
+
+
+def test_a_runtime_that_refuses_every_program_ends_its_round_refused_and_its_run_skipped() -> None:
+    """As many sizes as there are attempts are tried in a round, none twice in the run."""
+    state, _ = assigned(PLAN, measuring(PLAN))
+    tried = []
+    while state.seats["ada"].stage == "preparing":
+        tried.append(size_of(state.seats["ada"]))
+        state = refused(state, "runtime")
+    assert tried == [size.spec_id for size in reversed(PLAN.space[-PLAN.config.max_attempts :])]
+    assert (state.seats["ada"].stage, len(state.seats["ada"].refusals)) == ("refused", PLAN.config.max_attempts)
+    state, _ = assigned(PLAN, closed(PLAN, state))
+    assert size_of(state.seats["ada"]) == PLAN.space[0].spec_id
+    state, _ = assigned(PLAN, closed(PLAN, refused(state, "runtime")))
+    assert state.seats["ada"].reason == "no subnet fits: the smallest was refused by the device: runtime: no kernel"
+
+
+def test_a_size_that_cannot_be_exported_is_not_asked_for_again_by_any_device_of_that_runtime() -> None:
+    state, _ = assigned(PLAN, measuring(PLAN))
+    largest = PLAN.space[-1].spec_id
+    failed = PrepareFailed(client_id="ada", round=1, attempt=0, reason="export failed: no such lowering")
+    state, _ = step(PLAN, state, failed, 2.0)
+    assert state.seats["ada"].reason == failed.reason
+    state, _ = assigned(PLAN, closed(PLAN, state))
+    assert {size_of(seat) for seat in state.seats.values()} == {PLAN.space[-2].spec_id}
+    assert [key for key, one in state.plans.items() if one.planned_peak_bytes == NO_PROGRAM_BYTES] == [
+        f"onnx/{largest}"
+    ]
+
+
+def scored(plan: Plan, state: RunState) -> RunState:
+    """The first client has candidates to score."""
+    ready = ScoringPrepared(
+        client_id="ada",
+        round=state.round,
+        candidates=tuple(
+            Scorable(
+                size=size,
+                program=ProgramRef(program_id="s", target="onnx", blob=blob(size.spec_id)),
+                weights=blob(f"first {size.spec_id}"),
+                planned_peak_bytes=1000,
+            )
+            for size in state.seats["ada"].proposals
+        ),
+    )
+    return step(plan, state, ready, 2.0)[0]
+
+
+def test_candidates_that_a_runtime_could_not_score_are_not_proposed_again() -> None:
+    """The device is given what fits in the same round; what it could not score says nothing of what it can train."""
+    plan = plan_of(rounds=4, method=FedFA(choice="score"))
+    state, _ = assigned(plan, measuring(plan))
+    state = scored(plan, state)
+    proposals = state.seats["ada"].proposals
+    answer = replace(refusal(plan, state, "ada"), reason="runtime", detail="no kernel")
+    state, actions = step(plan, state, Refused(refusal=answer), 3.0)
+    assert [action.participant.size for action in actions if isinstance(action, Prepare)] == [plan.space[-1]]
+    assert state.unfit == {f"ada/score/onnx/{size.spec_id}": "runtime: no kernel" for size in proposals}
+    assert state.seats["ada"].refusals == ("runtime: no kernel",)
+    anew, actions = proposed_seat(plan, state, replace(state.seats["ada"], stage="answered"))[:2]
+    assert anew.stage == "preparing"
+    assert not any(isinstance(action, PrepareScoring) for action in actions)
+    assert proposed_seat(plan, state, replace(state.seats["bob"], stage="answered"))[0].stage == "scoring"
 
 
 def test_a_device_that_starts_anew_is_given_anything_again() -> None:

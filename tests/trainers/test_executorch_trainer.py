@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from subfleet.arrays import decode_arrays
-from subfleet.protocol.errors import DataError, FileError, MemoryLimitError, MissingExtraError, TrainingError
+from subfleet.protocol.errors import DataError, FileError, LoadError, MemoryLimitError, MissingExtraError, TrainingError
 from subfleet.protocol.programs import Program, TrainJob, encode_program
 from subfleet.protocol.training import TrainingSettings
 from subfleet.tasks import Dataset, write_npz
@@ -80,7 +80,7 @@ def test_stopping_and_the_memory_limit_end_training(job: TrainJob) -> None:
 def test_a_body_that_is_no_program_is_refused(job: TrainJob) -> None:
     broken = Program(manifest=manifest("executorch"), body=b"no program" * 100)
     job.program_path.write_bytes(encode_program(broken))
-    with pytest.raises(TrainingError, match=r"ExecuTorch .*refused"):
+    with pytest.raises(LoadError, match=r"ExecuTorch .*refused"):
         ExecutorchTrainer().train(job, never)
 
 

@@ -13,6 +13,7 @@ from subfleet.arrays import decode_arrays, encode_arrays
 from subfleet.protocol.errors import (
     DataError,
     FileError,
+    LoadError,
     MemoryLimitError,
     ProtocolError,
     SubfleetError,
@@ -186,7 +187,7 @@ def _with_samples(*shape: int) -> Callable[[TrainJob], None]:
     [
         (_without_state, ProtocolError, "must give back every parameter"),
         (_with_target, ProtocolError, "must be 'onnx'"),
-        (_with_body, TrainingError, "ONNX Runtime .* refused"),
+        (_with_body, LoadError, "ONNX Runtime .* refused"),
         (_with_weights(head_extra=np.zeros(1, np.float32)), ProtocolError, "first 'head.extra'"),
         (_with_weights(head_bias=np.zeros(CLASSES + 1, np.float32)), ProtocolError, "of shape"),
         (_with_weights(head_bias=np.zeros(CLASSES, np.float64)), ProtocolError, "float64"),
@@ -248,7 +249,7 @@ def test_a_program_of_another_toolchain_names_both_versions(
     versions = {"torch": "8.8", "onnx": "9.9"}
     changed = Program(manifest=replace(made.manifest, versions=versions), body=model.SerializeToString())
     job.program_path.write_bytes(encode_program(changed))
-    with pytest.raises(TrainingError, match=text) as caught:
+    with pytest.raises(LoadError, match=text) as caught:
         OnnxTrainer().train(job, never)
     assert "\n" not in str(caught.value)
     assert "onnxruntime_src" not in str(caught.value)
@@ -264,7 +265,7 @@ def test_a_program_that_is_not_what_its_manifest_says_is_refused(tmp_path: Path)
 
     manifest = replace(made.manifest, inputs=wider(made.manifest.inputs), outputs=wider(made.manifest.outputs))
     job.program_path.write_bytes(encode_program(replace(made, manifest=manifest)))
-    with pytest.raises(TrainingError, match=r"inputs are not those of its manifest, first .*weight"):
+    with pytest.raises(LoadError, match=r"inputs are not those of its manifest, first .*weight"):
         OnnxTrainer().train(job, never)
 
 

@@ -16,6 +16,7 @@ from subfleet.protocol.blobs import BlobRef
 from subfleet.protocol.errors import (
     DataError,
     FileError,
+    LoadError,
     MemoryLimitError,
     ProtocolError,
     SubfleetError,
@@ -32,7 +33,7 @@ __all__ = ["Finished", "Outcome", "TrainingWorker"]
 _LOG = logging.getLogger(__name__)
 
 _REASONS: Mapping[type[SubfleetError], Reason] = MappingProxyType(
-    {DataError: "data", FileError: "program", ProtocolError: "program"}
+    {DataError: "data", FileError: "program", LoadError: "runtime", ProtocolError: "program"}
 )
 _OTHER_REASON: Reason = "failed"
 
@@ -135,6 +136,7 @@ class TrainingWorker:
         if task.scoring is None or task.training is None:
             raise ProtocolError(f"task {task.task_id!r:.80} names no candidates or no settings, but must to be scored")
         found: list[CandidateScore] = []
+        unloadable = 0
         for program, weights in zip(task.programs, task.scoring.weights, strict=True):
             job = ScoreJob(
                 program_path=self._blobs.path(program.blob),
@@ -146,16 +148,21 @@ class TrainingWorker:
                 memory_limit_bytes=memory_limit_bytes,
                 threads=self._threads,
             )
-            found.append(self._score_of(program, job))
+            try:
+                found.append(self._score_of(program, job))
+            except LoadError as error:
+                unloadable += 1
+                found.append(CandidateScore(score=None, reason=str(error)))
         if all(one.score is None for one in found):
-            raise TrainingError(f"no candidate could be scored, the first because {found[0].reason}")
+            kind = LoadError if unloadable == len(found) else TrainingError
+            raise kind(f"no candidate could be scored, the first because {found[0].reason}")
         return Scored(task_id=task.task_id, scores=tuple(found))
 
     def _score_of(self, program: ProgramRef, job: ScoreJob) -> CandidateScore:
         try:
             score = self._trainers[program.target].score(job, self._stop.is_set)
         except (SubfleetError, MemoryError) as error:
-            if self._stop.is_set():
+            if self._stop.is_set() or isinstance(error, LoadError):
                 raise
             return CandidateScore(score=None, reason=str(error) or type(error).__name__)
         if not math.isfinite(score):
@@ -177,6 +184,7 @@ class TrainingWorker:
             client_id=task.client_id,
             memory_limit_bytes=memory_limit_bytes,
             threads=self._threads,
+            update_codec=task.update_codec,
         )
 
     def _output_path(self, task: Task) -> Path:

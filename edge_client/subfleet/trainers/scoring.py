@@ -36,6 +36,7 @@ def score_job(
     Raises:
         MemoryLimitError: the process grew beyond the limit, or what the program takes alone is beyond it.
         MemoryError: the system refused memory below the limit.
+        LoadError: the runtime refuses the program.
         TrainingError: the program failed, or was stopped.
         DataError: the data do not fit the program, are too few, or a gradient is not finite.
         ProtocolError: program, weights and settings do not fit each other.

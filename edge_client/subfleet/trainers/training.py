@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from subfleet.arrays import change, numpy_dtype
-from subfleet.protocol.errors import MemoryLimitError, TrainingError
+from subfleet.protocol.errors import LoadError, MemoryLimitError, TrainingError
 from subfleet.protocol.programs import ScoreJob, TrainJob, TrainResult
 from subfleet.tasks import Dataset, read_dataset
 from subfleet.trainers.feeding import calls_of, check_data, check_settings, constant_values
@@ -57,6 +57,7 @@ def train_job(
     Raises:
         MemoryLimitError: the process grew beyond the limit, or what the program takes alone is beyond it.
         MemoryError: the system refused memory below the limit.
+        LoadError: the runtime refuses the program.
         TrainingError: the program failed, was stopped, or ended in values that are not finite.
         DataError: the data do not fit the program.
         ProtocolError: program, weights and settings do not fit each other.
@@ -83,7 +84,7 @@ def loaded_session(
 
     Raises:
         MemoryLimitError: the process grew beyond the limit, or what the program takes alone is beyond it.
-        TrainingError: the runtime refuses the program.
+        LoadError: the runtime refuses the program.
         ProtocolError: it is no training program for this target.
         FileError: it cannot be read.
     """
@@ -108,7 +109,10 @@ def _load(job: TrainJob | ScoreJob, sha256: str, target: str, open_session: Open
     layout = step_layout(program.manifest)
     least_bytes = sum(math.prod(value.shape) * numpy_dtype(value.dtype).itemsize for value in program.manifest.inputs)
     _check_least(job, least_bytes)
-    session = open_session(program, layout, job.threads)
+    try:
+        session = open_session(program, layout, job.threads)
+    except TrainingError as error:
+        raise LoadError(str(error)) from error
     return LoadedSession(sha256=sha256, threads=job.threads, layout=layout, session=session, least_bytes=least_bytes)
 
 

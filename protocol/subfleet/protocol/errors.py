@@ -10,6 +10,7 @@ SubfleetError                 every error that we raise on purpose; carries the 
 │   └── TooLargeError         bytes refused by their announced size, before anything was allocated
 ├── ExportError               a program cannot be written, or differs from PyTorch
 ├── TrainingError             a program failed while it trained
+│   ├── LoadError             a runtime cannot load a program, now or later: give it another
 │   └── MemoryLimitError      training was stopped before the memory limit
 ├── MissingExtraError         a package is not installed: names the extra to install
 └── RunError                  a run cannot go on
@@ -24,6 +25,7 @@ __all__ = [
     "DataError",
     "ExportError",
     "FileError",
+    "LoadError",
     "MemoryLimitError",
     "MissingExtraError",
     "PortError",
@@ -92,6 +94,10 @@ class TrainingError(SubfleetError):
     """A training program failed on the device."""
 
     exit_code = ExitCode.TRAINING
+
+
+class LoadError(TrainingError):
+    """A runtime refused to load a program, as it would again: an operator is missing, or the program is too new."""
 
 
 class MemoryLimitError(TrainingError):

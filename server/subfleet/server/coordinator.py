@@ -32,13 +32,14 @@ from subfleet.server.events import (
     UpdateStored,
 )
 from subfleet.server.phases import advance
-from subfleet.server.rounds import KnownPlan, Member, Plan, RunState, Seat
+from subfleet.server.rounds import NO_PROGRAM_BYTES, KnownPlan, Member, Plan, RunState, Seat
 from subfleet.server.scoring import prepare_scoring_action, scored_seat, scoring_seat, unscored_seat
 from subfleet.server.search.queue import plan_key
 from subfleet.server.seating import (
     measured_seat,
     prepare_action,
     prepared_seat,
+    reason_of,
     refused_seat,
     task_for_models,
     with_less_memory,
@@ -172,21 +173,24 @@ def _prepared(plan: Plan, state: RunState, event: Prepared, now_s: float) -> Out
         return state, ()
     if seat.size is None or (seat.attempt, seat.size.spec_id) != (event.attempt, event.size_id):
         return state, ()
-    state = _with_plan(state, seat, event)
+    state = _with_known(state, seat, event.planned_peak_bytes, event.operators)
     seat, actions = prepared_seat(plan, state, seat, event, now_s)
     return _with_seat(state, seat), actions
 
 
-def _with_plan(state: RunState, seat: Seat, event: Prepared) -> RunState:
-    # With a nested student a program's plan is not the size's alone.
-    if seat.student is not None or seat.size is None or plan_key(seat.runtime, seat.size) in state.plans:
+def _with_known(state: RunState, seat: Seat, planned_peak_bytes: int, operators: tuple[str, ...] = ()) -> RunState:
+    """The state with what was learned of the program of a seat's size."""
+    # With a nested student a program's plan is not the size's alone; and in the deploy phase it is no training program.
+    if seat.student is not None or seat.size is None or state.phase != "train":
+        return state
+    if plan_key(seat.runtime, seat.size) in state.plans:
         return state
     known = KnownPlan(
         size=seat.size,
         target=seat.runtime,
-        planned_peak_bytes=event.planned_peak_bytes,
+        planned_peak_bytes=planned_peak_bytes,
         round=state.round,
-        operators=event.operators,
+        operators=operators,
     )
     return replace(state, plans=MappingProxyType({**state.plans, known.key: known}))
 
@@ -233,6 +237,7 @@ def _prepare_failed(plan: Plan, state: RunState, event: PrepareFailed, now_s: fl
     seat = state.seats.get(event.client_id)
     if seat is None or event.round != state.round or seat.stage != "preparing" or seat.attempt != event.attempt:
         return state, ()
+    state = _with_known(state, seat, NO_PROGRAM_BYTES)
     return _with_seat(state, replace(seat, stage="skipped", reason=event.reason)), ()
 
 
@@ -250,12 +255,14 @@ def _refused(plan: Plan, state: RunState, event: Refused, now_s: float) -> Outco
     answer = reply(refusal.client_id, refusal.message_id, verdict, reason)
     if verdict != "accepted":
         return state, (answer,)
+    why = reason_of(refusal)
     seat = state.seats[refusal.client_id]
+    seat = replace(seat, refusals=(*seat.refusals, why))
+    state = with_unfit(state, seat, refusal, why)
     if seat.stage == "scoring":
         seat, actions = unscored_seat(plan, state, with_less_memory(seat, refusal))
     else:
         seat, actions = refused_seat(plan, state, seat, refusal)
-        state = with_unfit(state, seat, refusal, seat.reason)
     return _with_seat(state, seat), (answer, Withdraw(task_id=refusal.task_id), *actions)
 
 

@@ -29,6 +29,7 @@ class ClientRow:
         seconds: from the task's arrival on the device to its update.
         loss: mean loss of its last local epoch.
         status: "folded", "refused: <reason>", "missing: <reason>" or "skipped: <reason>".
+        refusals: why it refused tasks of this round, in order, with "; " between; it may have done a smaller one then.
         wanted: display name of the subnet that its search would rather have given, had its program been written.
         utilisation_lost: how much more of a budget that one would have used, as far as its price tells.
     """
@@ -52,6 +53,7 @@ class ClientRow:
     status: str
     wanted: str = ""
     utilisation_lost: float = 0.0
+    refusals: str = ""
 
     @property
     def utilisation(self) -> float | None:

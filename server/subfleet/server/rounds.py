@@ -14,7 +14,7 @@ A client's seat in a round:
     scoring   --> preparing  the best one, or without scores what fits
     preparing --> out        its program fits and is sent     (preparing: a smaller one; skipped: none is left)
     out       --> done       its update is stored             (refused; missing at the deadline)
-    out       --> preparing  refused for memory: a smaller task
+    out       --> preparing  refused for memory, or by the runtime: a smaller task
 """
 
 from collections.abc import Mapping
@@ -126,6 +126,7 @@ class Seat:
         spec: the same, as placed in the model.
         student: the nested subnet of self-distillation; None where there is none.
         wanted: what the method would rather have given, had its program been written; None where it was given that.
+        refusals: why it refused tasks of this round, in order.
         reason: why it was refused, skipped or is missing.
         task: what was sent to it, kept so that it is sent again unchanged.
         result: its accepted update.
@@ -146,6 +147,7 @@ class Seat:
     spec: SubnetSpec | None = None
     student: SubnetSpec | None = None
     wanted: Wish | None = None
+    refusals: tuple[str, ...] = ()
     reason: str = ""
     task: Task | None = None
     result: Update | None = None
@@ -223,8 +225,8 @@ class RunState:
         pool: sizes that the method's search has found so far, in the order in which they were found.
         plans: the programs written so far, by their keys.
         queue: programs that are being written for later rounds.
-        unfit: by "client/target/size's id", why a device said that its runtime cannot run a program. It is not given it
-            again until it starts anew.
+        unfit: by "client/target/size's id", why a device said that its runtime cannot run the program that trains it;
+            by "client/score/target/size's id", the one that scores it. It is not given it again until it starts anew.
         settled: tasks of the last closed round whose updates were accepted, to answer their repetitions.
         failure: why the run failed.
     """

@@ -46,6 +46,7 @@ def _client_row(plan: Plan, seat: Seat, traffic: Traffic) -> ClientRow:
         loss=seat.result.loss if seat.result is not None else 0.0,
         sample_count=seat.result.sample_count if seat.result is not None else 0,
         status="folded" if seat.stage == "done" else f"{seat.stage}: {seat.reason}",
+        refusals="; ".join(seat.refusals),
     )
     if seat.wanted is None or row.utilisation is None:
         return row

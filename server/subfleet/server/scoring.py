@@ -18,6 +18,7 @@ from subfleet.server.methods.policies import Assigned
 from subfleet.server.rounds import Plan, RunState, Seat
 from subfleet.server.search.query import Known
 from subfleet.server.seating import ask_of, assigned_seat, given_seat
+from subfleet.server.unfit import unscorable_sizes
 
 __all__ = [
     "BATCHES",
@@ -43,7 +44,8 @@ def proposed_seat(plan: Plan, state: RunState, seat: Seat) -> tuple[Seat, tuple[
     propose = plan.policies.propose
     if propose is None or seat.budget is None:
         return assigned_seat(plan, state, seat)
-    proposals = propose(ask_of(plan, state, seat, below=None))
+    unscorable = unscorable_sizes(state, seat.client_id, seat.runtime)
+    proposals = [one for one in propose(ask_of(plan, state, seat, below=None)) if one.spec.spec_id not in unscorable]
     if len(proposals) < _LEAST:
         return assigned_seat(plan, state, seat)
     waiting = replace(seat, stage="scoring", proposals=tuple(one.spec for one in proposals))

@@ -24,12 +24,15 @@ __all__ = [
     "measured_seat",
     "prepare_action",
     "prepared_seat",
+    "reason_of",
     "refused_seat",
     "task_for_models",
     "with_less_memory",
 ]
 
 _MOST_CHARACTERS = 400  # of a reason, as it stands in tables
+_MENDABLE = ("memory", "runtime")
+"""Reasons of refusals that a smaller task may not meet: it needs less, and may do without an operator."""
 
 
 def measured_seat(plan: Plan, profile: Profile, telemetry: Telemetry) -> Seat:
@@ -137,13 +140,19 @@ def _operators(state: RunState, seat: Seat) -> tuple[str, ...]:
     return () if member is None or member.profile is None else member.profile.operators
 
 
-def refused_seat(plan: Plan, state: RunState, seat: Seat, refusal: Refusal) -> tuple[Seat, tuple[Action, ...]]:
-    """A smaller task after a refusal for memory, while there is one and attempts are left; else the seat is refused."""
-    # It is shown in terminals, where control characters act.
+def reason_of(refusal: Refusal) -> str:
+    """A refusal in words that may be shown in terminals, where control characters act."""
     detail = "".join(character if character.isprintable() else " " for character in refusal.detail)
-    reason = f"{refusal.reason}: {detail}"[:_MOST_CHARACTERS]
-    final = replace(seat, stage="refused", reason=reason)
-    if refusal.reason != "memory" or state.phase != "train" or seat.attempt + 1 >= plan.config.max_attempts:
+    return f"{refusal.reason}: {detail}"[:_MOST_CHARACTERS]
+
+
+def refused_seat(plan: Plan, state: RunState, seat: Seat, refusal: Refusal) -> tuple[Seat, tuple[Action, ...]]:
+    """A smaller task after a refusal that a smaller one may mend, while there is one and attempts are left.
+
+    Else the seat is refused. What a device cannot run at all is told by the state.
+    """
+    final = replace(seat, stage="refused", reason=reason_of(refusal))
+    if refusal.reason not in _MENDABLE or state.phase != "train" or seat.attempt + 1 >= plan.config.max_attempts:
         return final, ()
     if seat.budget is None or seat.size is None:
         return final, ()

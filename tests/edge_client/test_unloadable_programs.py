@@ -1,0 +1,72 @@
+"""What the worker tells of programs that a runtime does not load."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+from edge_client.agent_cases import score_task
+
+from subfleet.edge_client.states import Scored, WorkFailed
+from subfleet.edge_client.worker import TrainingWorker
+from subfleet.protocol.errors import LoadError, TrainingError
+from subfleet.protocol.programs import DataSummary, Prediction, ScoreJob, TrainJob, TrainResult
+from subfleet.transport.blob_store import BlobStore
+
+LACKING = LoadError("the runtime lacks Gelu")
+
+
+class Scorer:
+    """A trainer that gives or raises what it was made with, candidate by candidate."""
+
+    target: ClassVar[str] = "fake"
+    suffix: ClassVar[str] = ".fake"
+    providers: ClassVar[tuple[str, ...]] = ("cpu",)
+    held_bytes = 0
+
+    def __init__(self, *found: float | Exception) -> None:
+        self._found: Iterator[float | Exception] = iter(found)
+
+    def describe(self, data: str) -> DataSummary:
+        raise NotImplementedError
+
+    def train(self, job: TrainJob, stopped: Callable[[], bool]) -> TrainResult:
+        raise NotImplementedError
+
+    def score(self, job: ScoreJob, stopped: Callable[[], bool]) -> float:
+        found = next(self._found)
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    def predict(self, model_path: Path, data: str, threads: int = 1) -> Prediction:
+        raise NotImplementedError
+
+
+def outcome(folder: Path, *found: float | Exception) -> object:
+    blobs = BlobStore(folder)
+    for content in (b"program", b"weights s1 a", b"weights s1 b"):
+        blobs.add(content)
+    worker = TrainingWorker({"fake": Scorer(*found)}, blobs=blobs, work_folder=folder, data="d")
+    worker.start(score_task(), 1000)
+    worker.join(10.0)
+    return worker.outcome()
+
+
+@pytest.mark.parametrize(
+    ("found", "reason"),
+    [((LACKING, LACKING), "runtime"), ((LACKING, TrainingError("it broke")), "failed")],
+)
+def test_the_runtime_is_to_blame_only_where_it_loads_no_candidate(
+    tmp_path: Path, found: tuple[Exception, ...], reason: str
+) -> None:
+    failed = outcome(tmp_path, *found)
+    assert isinstance(failed, WorkFailed)
+    assert failed.reason == reason
+    assert failed.detail == "no candidate could be scored, the first because the runtime lacks Gelu"
+
+
+def test_a_candidate_that_is_not_loaded_takes_nothing_from_the_others(tmp_path: Path) -> None:
+    scored = outcome(tmp_path, LACKING, 2.0)
+    assert isinstance(scored, Scored)
+    assert [(one.score, one.reason) for one in scored.scores] == [(None, "the runtime lacks Gelu"), (2.0, "")]
