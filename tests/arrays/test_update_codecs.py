@@ -37,7 +37,7 @@ FLOATS = st.floats(-(2.0**100), 2.0**100, width=32)
 
 
 def uniform(tensor: str) -> Uniform:
-    return rounding_numbers(seed=1, round_number=2, client_id="ada", tensor=tensor)
+    return rounding_numbers(tensor, seed=1, round_number=2, client_id="ada")
 
 
 def encoded(codec: AnyUpdateCodec, values: Floats) -> npt.NDArray[np.generic]:

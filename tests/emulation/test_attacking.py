@@ -36,7 +36,7 @@ class Summing:
         return tasks.read_dataset(data).summary()
 
     def train(self, job: TrainJob, stopped: Callable[[], bool]) -> TrainResult:
-        write_change(job.output_path, {"w": weighted(tasks.read_dataset(job.data))})
+        write_change(job, {"w": weighted(tasks.read_dataset(job.data))})
         return TrainResult(
             sample_count=3, step_count=1, loss=1.0, accuracy=0.5, measured_peak_bytes=7, train_seconds=0.0
         )

@@ -60,6 +60,9 @@ _BY_FIELD: dict[str, st.SearchStrategy[Any]] = {
     "memory_share": st.floats(0.001, 1),
     "battery_fraction": st.one_of(st.none(), st.floats(0, 1)),
     "cpu_load": st.one_of(st.none(), st.floats(0, 1)),
+    "fraction": st.floats(0.001, 1),
+    "levels": st.integers(1, 127),
+    "bucket_size": st.integers(1, 2**20),
 }
 
 

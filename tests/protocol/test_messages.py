@@ -31,6 +31,7 @@ from subfleet.protocol.readings import Budget
 from subfleet.protocol.scoring import CandidateScore, Scoring
 from subfleet.protocol.subnet import SubnetSpec
 from subfleet.protocol.training import TrainingSettings
+from subfleet.protocol.update_codecs import TopKQsgd
 
 pytestmark = pytest.mark.slow
 
@@ -140,12 +141,22 @@ def _score_task(**changes: object) -> Task:
 
 def test_tasks_of_before_are_written_as_before() -> None:
     """Devices of an earlier release refuse fields that they do not know."""
-    assert "scoring" not in json.loads(encode(_task()))
+    assert not {"scoring", "update_codec"} & json.loads(encode(_task())).keys()
     assert json.loads(encode(_score_task()))["scoring"] == {
         "batches": 2,
         "specs": [{"axes": [], "blocks": [], "choices": [], "name": ""}],
         "weights": [{"sha256": "0" * 64, "size_bytes": 1}],
     }
+
+
+def test_a_task_names_the_codec_of_its_update() -> None:
+    named = _task(update_codec=TopKQsgd(fraction=0.25, levels=3, bucket_size=64))
+    plain = json.loads(encode(named))
+    assert plain["update_codec"] == {"type": "top_k_qsgd", "fraction": 0.25, "levels": 3, "bucket_size": 64}
+    assert decode(encode(named)) == named
+    plain["update_codec"]["levels"] = 128
+    with pytest.raises(ProtocolError, match=r"Task\.update_codec: levels is 128, but must be from 1 to 127"):
+        decode(json.dumps(plain).encode())
 
 
 def test_the_bytes_of_scores_are_fixed() -> None:

@@ -2,14 +2,17 @@
 
 import hashlib
 import os
+from collections.abc import Collection
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
 from subfleet.arrays import Arrays, array_parts, decode_arrays, numpy_dtype
+from subfleet.arrays.codecs import encode_changes, rounding_numbers
 from subfleet.protocol.errors import FileError, ProtocolError, TrainingError
-from subfleet.protocol.programs import Program, decode_program
+from subfleet.protocol.programs import Program, TrainJob, decode_program
 from subfleet.trainers.step_layout import StepLayout
 
 __all__ = ["file_sha256", "read_program", "read_weights", "write_change"]
@@ -71,8 +74,13 @@ def read_weights(path: Path, layout: StepLayout) -> Arrays:
     return weights
 
 
-def write_change(path: Path, changed: Arrays) -> None:
-    """Write what training changed as a container, whole or not at all.
+def write_change(job: TrainJob, changed: Arrays, *, exact: Collection[str] = ()) -> None:
+    """Write what training changed as a container, by the job's codec, whole or not at all.
+
+    Args:
+        job: whose output it is.
+        changed: by tensor.
+        exact: names of tensors that are no weights: no codec writes those.
 
     Raises:
         TrainingError: a value is not finite: such an update would spoil the model that it is added to.
@@ -81,18 +89,23 @@ def write_change(path: Path, changed: Arrays) -> None:
     for name, array in changed.items():
         if not np.isfinite(array).all():
             raise TrainingError(f"tensor {name!r:.80} is not finite after training; lower the learning rate")
-    parts = array_parts(changed)
-    partial = path.with_name(f".{path.name}.partial")
+    uniform = partial(rounding_numbers, seed=job.settings.seed, round_number=job.round, client_id=job.client_id)
+    _write(job.output_path, encode_changes(job.update_codec, changed, exact=exact, uniform=uniform))
+
+
+def _write(path: Path, arrays: Arrays) -> None:
+    parts = array_parts(arrays)
+    unfinished = path.with_name(f".{path.name}.partial")
     try:
-        with partial.open("wb") as file:
+        with unfinished.open("wb") as file:
             file.writelines(parts)
             file.flush()
             os.fsync(file.fileno())
-        partial.replace(path)
+        unfinished.replace(path)
     except OSError as error:
         # On a full disk what was written so far would keep it full.
         with suppress(OSError):
-            partial.unlink(missing_ok=True)
+            unfinished.unlink(missing_ok=True)
         raise FileError(
             f"the update {str(path)!r} cannot be written ({error.strerror}); check the folder and its free space"
         ) from error

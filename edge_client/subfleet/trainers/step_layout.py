@@ -82,6 +82,11 @@ class StepLayout:
         return tuple(name for name in (self.loss, self.correct, self.count) if name)
 
     @property
+    def buffers(self) -> frozenset[str]:
+        """Names of the stored tensors that are no weights."""
+        return frozenset(value.tensor for value in self.stored if value.role == "buffer")
+
+    @property
     def gradients(self) -> tuple[ValueInfo, ...]:
         """Gradients that are summed over the parts of a batch, as inputs; none in programs that sum none."""
         return tuple(value for value in self.zeroed if value.role == "gradient")

@@ -144,7 +144,7 @@ def _train(
     slot.release()
     # The old weights are read again, not kept: while the steps ran, their memory was free.
     changed = change(trained, read_weights(job.weights_path, layout), in_place=True)
-    write_change(job.output_path, changed)
+    write_change(job, changed, exact=layout.buffers)
     return tally
 
 

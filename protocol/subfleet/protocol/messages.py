@@ -19,6 +19,7 @@ from subfleet.protocol.schema import ADDED_LATER, canonical_json, from_plain, pa
 from subfleet.protocol.scoring import MAX_CANDIDATES, CandidateScore, Scoring
 from subfleet.protocol.subnet import SubnetSpec
 from subfleet.protocol.training import TrainingSettings
+from subfleet.protocol.update_codecs import AnyUpdateCodec, Uncompressed
 
 __all__ = [
     "MESSAGES",
@@ -188,6 +189,7 @@ class Task:
         budget: what the device had promised when the task was made.
         deadline_s: seconds within which an answer is worth something.
         scoring: the candidates (score only).
+        update_codec: how the device is to write its update (train only).
     """
 
     KIND: ClassVar[str] = "task"
@@ -205,6 +207,7 @@ class Task:
     deadline_s: float
     message_id: str = field(default_factory=new_message_id)
     scoring: Scoring | None = field(default=None, metadata=ADDED_LATER)
+    update_codec: AnyUpdateCodec = field(default=Uncompressed(), metadata=ADDED_LATER)
 
     def __post_init__(self) -> None:
         check_client_id(self.client_id)
@@ -252,7 +255,8 @@ class Update:
     """A trained change of a subnet's weights; the server pulls its blob and answers with a receipt.
 
     Attributes:
-        blob: container of the change of every tensor of the subnet (new minus old), float32.
+        blob: container of the change of every tensor of the subnet (new minus old), float32 or as the task's codec
+            writes it.
         sample_count: samples that it was trained on: its weight in the mean.
         measured_peak_bytes: growth of the process's high-water mark while it trained.
         train_seconds: wall time of the steps.

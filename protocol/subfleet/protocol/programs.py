@@ -12,6 +12,7 @@ from subfleet.protocol.memory import MemoryPlan
 from subfleet.protocol.schema import ADDED_LATER, canonical_json, from_plain, parse_json
 from subfleet.protocol.tensors import Tensor, decode_container, encode_container
 from subfleet.protocol.training import TrainingSettings
+from subfleet.protocol.update_codecs import AnyUpdateCodec, Uncompressed
 
 __all__ = [
     "DataSummary",
@@ -201,10 +202,11 @@ class TrainJob:
         output_path: where the container of their change (new minus old) is to be written.
         data: what `--data` names.
         settings: from the task.
-        round: number of the round, for the data order.
-        client_id: of this client, for the data order.
+        round: number of the round, for the data order and the codec's rounding.
+        client_id: of this client, for the same.
         memory_limit_bytes: the most by which the process may grow.
         threads: of the runtime.
+        update_codec: how the change is to be written.
     """
 
     program_path: Path
@@ -216,6 +218,7 @@ class TrainJob:
     client_id: str
     memory_limit_bytes: int
     threads: int = 1
+    update_codec: AnyUpdateCodec = field(default_factory=Uncompressed)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

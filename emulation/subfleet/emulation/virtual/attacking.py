@@ -11,7 +11,9 @@ from subfleet import tasks
 from subfleet.arrays import decode_arrays
 from subfleet.emulation.attacks import Attack
 from subfleet.protocol.programs import DataSummary, Prediction, ScoreJob, Trainer, TrainJob, TrainResult
-from subfleet.trainers.job_files import write_change
+from subfleet.protocol.update_codecs import Uncompressed
+from subfleet.trainers.job_files import read_program, write_change
+from subfleet.trainers.step_layout import step_layout
 
 __all__ = ["AttackingTrainer"]
 
@@ -45,21 +47,28 @@ class AttackingTrainer:
 
     def train(self, job: TrainJob, stopped: Callable[[], bool]) -> TrainResult:
         """See `Trainer.train`; what is told is the honest training's."""
-        result = self._inner.train(job, stopped)
+        plain = replace(job, update_codec=Uncompressed())
+        result = self._inner.train(plain, stopped)
         data = job.output_path.with_name(f"{job.output_path.name}.poisoned.npz")
         change = job.output_path.with_name(f"{job.output_path.name}.malicious")
         try:
             tasks.write_npz(data, self._attack.poisoned(tasks.read_dataset(job.data)))
-            self._inner.train(replace(job, data=str(data), output_path=change), stopped)
+            self._inner.train(replace(plain, data=str(data), output_path=change), stopped)
             honest, malicious = (
                 {name: np.asarray(array, np.float32) for name, array in decode_arrays(path.read_bytes()).items()}
                 for path in (job.output_path, change)
             )
-            write_change(job.output_path, self._attack.sent(honest, malicious))
+            write_change(job, self._attack.sent(honest, malicious), exact=self._exact(job))
         finally:
             data.unlink(missing_ok=True)
             change.unlink(missing_ok=True)
         return result
+
+    def _exact(self, job: TrainJob) -> frozenset[str]:
+        """What the job's codec does not write."""
+        if job.update_codec == Uncompressed():
+            return frozenset()
+        return step_layout(read_program(job.program_path, self.target).manifest).buffers
 
     def score(self, job: ScoreJob, stopped: Callable[[], bool]) -> float:
         """See `Trainer.score`."""

@@ -99,7 +99,7 @@ def decode_change(
         raise ProtocolError(f"tensor {name!r:.80} of the update cannot be read: {error}") from error
 
 
-def rounding_numbers(*, seed: int, round_number: int, client_id: str, tensor: str) -> Uniform:
+def rounding_numbers(tensor: str, *, seed: int, round_number: int, client_id: str) -> Uniform:
     """The random numbers with which a tensor's change is rounded: the same again for the same task."""
     # Neither a number nor a client's id holds a slash, so that no two different tensors have the same text.
     text = f"subfleet rounding 1/{seed}/{round_number}/{client_id}/{tensor}"
