@@ -179,11 +179,10 @@ def _prepared(plan: Plan, state: RunState, event: Prepared, now_s: float) -> Out
 
 
 def _with_known(state: RunState, seat: Seat, planned_peak_bytes: int, operators: tuple[str, ...] = ()) -> RunState:
-    """The state with what was learned of the program of a seat's size."""
-    # With a nested student a program's plan is not the size's alone; and in the deploy phase it is no training program.
-    if seat.student is not None or seat.size is None or state.phase != "train":
+    """The state with what was learned of the program of a seat; in the deploy phase it is no training program."""
+    if seat.size is None or state.phase != "train":
         return state
-    if plan_key(seat.runtime, seat.size) in state.plans:
+    if plan_key(seat.runtime, seat.size, seat.student) in state.plans:
         return state
     known = KnownPlan(
         size=seat.size,
@@ -194,6 +193,7 @@ def _with_known(state: RunState, seat: Seat, planned_peak_bytes: int, operators:
     )
     return replace(state, plans=MappingProxyType({**state.plans, known.key: known}))
 
+        student=seat.student,
 
 def _scoring_prepared(plan: Plan, state: RunState, event: ScoringPrepared, now_s: float) -> Outcome:
     seat = state.seats.get(event.client_id)

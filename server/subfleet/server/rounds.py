@@ -178,6 +178,7 @@ class KnownPlan:
         operators: that its runtime must have; empty where it is not told.
     """
 
+        student: nested in the size and trained with it, so that the plan is of both; None where there is none.
     size: SubnetSpec
     target: str
     planned_peak_bytes: int
@@ -185,9 +186,10 @@ class KnownPlan:
     operators: tuple[str, ...] = ()
 
     @property
+    student: SubnetSpec | None = None
     def key(self) -> str:
         """Names the program among those of a run."""
-        return plan_key(self.target, self.size)
+        return plan_key(self.target, self.size, self.student)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -197,7 +197,7 @@ def ask_of(plan: Plan, state: RunState, seat: Seat, *, below: SubnetSpec | None)
             size=found.size, planned_peak_bytes=found.planned_peak_bytes, operators=found.operators
         )
         for found in state.plans.values()
-        if found.target == seat.runtime and found.round < state.round
+        if found.target == seat.runtime and found.student is None and found.round < state.round
     }
     return Ask(
         network=plan.network,

@@ -37,9 +37,9 @@ class Wish:
         return plan_key(self.target, self.size)
 
 
-def plan_key(target: str, size: SubnetSpec) -> str:
-    """Names the program of a size, such as "onnx/0123456789abcdef"."""
-    return f"{target}/{size.spec_id}"
+def plan_key(target: str, size: SubnetSpec, student: SubnetSpec | None = None) -> str:
+    """Names the program of a size, and of a student nested in it, such as "onnx/0123456789abcdef"."""
+    return f"{target}/{size.spec_id}" if student is None else f"{target}/{size.spec_id}/{student.spec_id}"
 
 
 def given_now(
