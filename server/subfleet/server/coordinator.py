@@ -190,10 +190,10 @@ def _with_known(state: RunState, seat: Seat, planned_peak_bytes: int, operators:
         planned_peak_bytes=planned_peak_bytes,
         round=state.round,
         operators=operators,
+        student=seat.student,
     )
     return replace(state, plans=MappingProxyType({**state.plans, known.key: known}))
 
-        student=seat.student,
 
 def _scoring_prepared(plan: Plan, state: RunState, event: ScoringPrepared, now_s: float) -> Outcome:
     seat = state.seats.get(event.client_id)

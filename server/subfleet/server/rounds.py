@@ -176,17 +176,17 @@ class KnownPlan:
         planned_peak_bytes: from its manifest; `NO_PROGRAM_BYTES` where the target cannot train the size.
         round: in which it was learned; later rounds may count on it, whatever came first within the round.
         operators: that its runtime must have; empty where it is not told.
+        student: nested in the size and trained with it, so that the plan is of both; None where there is none.
     """
 
-        student: nested in the size and trained with it, so that the plan is of both; None where there is none.
     size: SubnetSpec
     target: str
     planned_peak_bytes: int
     round: int
     operators: tuple[str, ...] = ()
+    student: SubnetSpec | None = None
 
     @property
-    student: SubnetSpec | None = None
     def key(self) -> str:
         """Names the program among those of a run."""
         return plan_key(self.target, self.size, self.student)
