@@ -7,6 +7,7 @@ import pytest
 from subfleet.device_profiles.profiles import PROFILES, load_profile, memory_budget_bytes, parse_profile
 from subfleet.protocol.errors import ConfigError, FileError
 from subfleet.protocol.readings import Reading
+from subfleet.protocol.subnet import Prefix, SubnetSpec
 
 MINIMAL = 'name = "board"\ntitle = "A board"\nmemory_share = 0.5\nruntimes = ["onnx"]\n'
 
@@ -73,3 +74,22 @@ def test_the_budget_is_the_share_of_free_memory_and_nothing_where_that_is_unknow
     assert memory_budget_bytes(Reading(), 0.25) == 0
     assert memory_budget_bytes(Reading(memory_free_bytes=1000), 0.25, data_bytes=600) == 100
     assert memory_budget_bytes(Reading(memory_free_bytes=1000), 0.25, data_bytes=1001) == 0
+
+
+def test_a_profile_may_declare_an_architecture() -> None:
+    told = """
+name = "board"
+title = "A board"
+memory_share = 0.5
+runtimes = ["onnx"]
+
+[architecture]
+blocks = ["b1"]
+axes = [["stream", {type = "prefix", size = 4}]]
+"""
+    assert parse_profile(told, "board.toml").architecture == SubnetSpec(
+        axes=(("stream", Prefix(size=4)),), blocks=("b1",)
+    )
+    with pytest.raises(ConfigError, match="prefix size is 0"):
+        parse_profile(told.replace("size = 4", "size = 0"), "board.toml")
+    assert load_profile("laptop").architecture is None

@@ -380,3 +380,12 @@ def test_a_new_start_sends_kept_answers_again_and_trains_the_unanswered_task_ane
     actions = again.fetch_all()
     assert one(actions, Train).task.task_id == "t2"
     assert again.hear(train_task("t1", 1))[0].message.status == "duplicate"  # type: ignore[union-attr]  # a Publish
+
+
+def test_an_answer_to_the_declared_architecture_is_kept_and_ends_nothing() -> None:
+    agent = connected()
+    agent.train(train_task())
+    before = agent.state
+    answer = Receipt(of="profile.s1", status="refused", reason="no such axis", problem="unknown_axis")
+    assert agent.hear(answer) == ()
+    assert agent.state == replace(before, declaration=answer)

@@ -7,6 +7,7 @@ from subfleet.device_profiles import load_profile
 from subfleet.edge_client.joining import _announcement
 from subfleet.edge_client.meters import Meter
 from subfleet.protocol.programs import DataSummary, Trainer
+from subfleet.protocol.subnet import Prefix, SubnetSpec
 
 SUMMARY = DataSummary(sample_count=3, input_shape=(4,), class_counts=(1, 2))
 
@@ -19,7 +20,9 @@ class _Trainer:
 def test_a_device_announces_what_its_profile_says_of_its_runtime(
     operators: tuple[str, ...], macs_per_s: float | None
 ) -> None:
-    profile = replace(load_profile("raspberry_pi_4"), operators=operators, macs_per_s=macs_per_s)
+    spec = SubnetSpec(axes=(("stream", Prefix(size=4)),)) if operators else None
+    profile = replace(load_profile("raspberry_pi_4"), operators=operators, macs_per_s=macs_per_s, architecture=spec)
     told = _announcement("pi", profile, cast("Trainer", _Trainer()), SUMMARY, cast("Meter", None))
+    assert told.architecture == spec
     assert (told.operators, told.macs_per_s) == (operators, macs_per_s)
     assert (told.device, told.runtimes, told.sample_count) == ("raspberry_pi_4", ("onnx",), 3)

@@ -15,11 +15,13 @@ import pytest
 from subfleet.device_profiles.logs import read_log
 from subfleet.edge_client import cli, runtimes
 from subfleet.edge_client.capture import CaptureOptions, capture
-from subfleet.edge_client.joining import default_client_id, default_state_folder, profile_with
+from subfleet.edge_client.joining import architecture_of, default_client_id, default_state_folder, profile_with
 from subfleet.protocol.errors import ConfigError, DataError, FileError, MissingExtraError, ProtocolError
 from subfleet.protocol.exit_codes import ExitCode
 from subfleet.protocol.programs import DataSummary, Prediction
 from subfleet.protocol.readings import Reading
+from subfleet.protocol.schema import canonical_json
+from subfleet.protocol.subnet import Prefix, SubnetSpec
 
 NOBODY = "mqtt://127.0.0.1:1"
 
@@ -76,6 +78,10 @@ def test_every_help_shows_an_example(capsys: pytest.CaptureFixture[str], command
         (("join", NOBODY, "--data", "x", "--id", "a/b"), 21, "a/b"),
         (("join", NOBODY, "--data", "x", "--replay", "absent.csv"), 11, "absent.csv"),
         (("join", NOBODY, "--data", "/no/such/data"), 11, "/no/such/data"),
+        (("join", NOBODY, "--data", "x", "--architecture", "absent.json"), 11, "absent.json"),
+        (("join", NOBODY, "--data", "x", "--architecture", "a\0b"), 11, "name a file with a subnet as JSON"),
+        (("join", NOBODY, "--data", "x", "--architecture", '{"axes": 1}'), 10, "SubnetSpec.axes is int"),
+        (("join", NOBODY, "--data", "x", "--architecture", "{"), 10, "is not JSON"),
         (("predict", "model.txt", "--data", "x"), 10, "must end in one of"),
         (("predict", "absent.onnx", "--data", "x"), 11, "absent"),
     ],
@@ -223,6 +229,13 @@ def test_the_command_line_overrides_the_profile() -> None:
     profile = profile_with("laptop", memory_share=0.75, threads=3)
     assert (profile.memory_share, profile.threads) == (0.75, 3)
     assert profile_with("laptop", memory_share=None, threads=None).threads == 1
+
+
+def test_an_architecture_is_named_in_place_or_by_a_file(tmp_path: Path) -> None:
+    spec = SubnetSpec(axes=(("stream", Prefix(size=4)),), blocks=("b1",))
+    text = canonical_json(spec).decode()
+    (tmp_path / "mine.json").write_text(text, encoding="utf-8")
+    assert architecture_of(text) == architecture_of(" " + text) == architecture_of(str(tmp_path / "mine.json")) == spec
 
 
 def test_doctor_names_what_is_there_what_is_not_and_the_remedy(

@@ -2,6 +2,7 @@
 
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ from edge_client.agent_cases import announce
 from edge_client.fleet_rig import PROGRAM, WEIGHTS, Rig, trained
 
 from subfleet.protocol.errors import DataError, LoadError, MemoryLimitError, ProtocolError, TrainingError
-from subfleet.protocol.messages import Deployed, Presence, Profile, Receipt, Refusal, Telemetry, Update
+from subfleet.protocol.messages import Deployed, Presence, Profile, Receipt, Refusal, Telemetry, Update, encode
 from subfleet.transport.memory import FaultPlan
 
 
@@ -252,3 +253,22 @@ def test_strange_messages_are_dropped_and_the_session_goes_on(rig: Rig) -> None:
             stranger.publish(f"subfleet/1/main/{topic}", payload)
     rig.play_round()
     assert len(rig.trainer.jobs) == 1
+
+
+def test_a_refused_architecture_is_told_once_however_often_it_is_answered(
+    rig: Rig, caplog: pytest.LogCaptureFixture
+) -> None:
+    other = rig.broker.client("other")
+    other.open(())
+    rig.turn()
+    first = Receipt(of="profile.s1", status="refused", reason="none", message_id="r", problem="not_in_space")
+    second = replace(first, reason="no such axis", problem="unknown_axis")
+    for answer in (first, first, second):
+        other.publish("subfleet/1/main/down/pi/receipt", encode(answer))
+        rig.turn()
+    assert rig.session._state.declaration == second
+    warnings = [record.getMessage() for record in caplog.records if "architecture" in record.getMessage()]
+    assert warnings == [
+        "the declared architecture is refused (not_in_space): none",
+        "the declared architecture is refused (unknown_axis): no such axis",
+    ]

@@ -13,11 +13,13 @@ from emulation.virtual_cases import LARGE_BYTES, SMALL_BYTES, client, config, ex
 
 from subfleet import tasks
 from subfleet.device_profiles import ReplayedLog
+from subfleet.edge_client.joining import architecture_of
 from subfleet.edge_client.meters import ReplayMeter
 from subfleet.edge_client.session import Device, Session
 from subfleet.edge_client.states import AgentSettings
 from subfleet.edge_client.store import AgentStore
 from subfleet.edge_client.worker import TrainingWorker
+from subfleet.emulation.fleet import ClientCommand
 from subfleet.emulation.virtual.announcing import announcement
 from subfleet.emulation.virtual.description import VirtualClient, VirtualExperiment, fingerprint
 from subfleet.emulation.virtual.exports import SettledExports
@@ -26,8 +28,10 @@ from subfleet.emulation.virtual.run import VirtualResult, run_in_process
 from subfleet.export.requests import InferRequest, TrainRequest
 from subfleet.protocol.errors import ConfigError, LoadError, MemoryLimitError, RunError
 from subfleet.protocol.programs import DataSummary, Prediction, ScoreJob, TrainJob, TrainResult
+from subfleet.protocol.subnet import Prefix, SubnetSpec
 from subfleet.protocol.topics import Topics
 from subfleet.server.config import Deadlines, LogClock
+from subfleet.server.methods.flexifed import FlexiFed
 from subfleet.server.records import ClientRow, RoundRecord
 from subfleet.server.session import Server
 from subfleet.trainers.onnx import OnnxTrainer
@@ -123,6 +127,37 @@ def test_who_always_refuses_keeps_nobody_from_ending(exports: SettledExports) ->
         assert rows["ada"].status == rows["bob"].status == "folded"
     assert len(refuser.jobs) == 4, "in each round it was given a smaller task, too"
     assert "cyd" not in result.trained
+
+
+def test_what_clients_declare_is_what_is_trained(exports: SettledExports) -> None:
+    """The small device declares what it can carry from the second round on, and is never given less."""
+    small = SubnetSpec(axes=tuple((f"section0.{axis}", Prefix(size=32)) for axis in ("block0.inner", "stream")))
+    described = experiment(method=FlexiFed(choice="declared"))
+    clients = tuple(
+        replace(one, profile=replace(one.profile, architecture=size))
+        for one, size in zip(described.clients, (small, SubnetSpec(), small), strict=True)
+    )
+    first, second = map(by_name, run_in_process(replace(described, clients=clients), exports).rounds)
+    for rows in (first, second):
+        assert [(rows[name].spec, rows[name].status) for name in ("ada", "cyd")] == [("w1/2 d1", "folded")] * 2
+    assert first["bob"].status.startswith("skipped: its declared architecture, 'w1 d1', needs")
+    assert (second["bob"].spec, second["bob"].status) == ("w1 d1", "folded")
+
+
+def test_a_client_process_is_told_what_it_declares(tmp_path: Path) -> None:
+    spec = SubnetSpec(axes=(("section0.stream", Prefix(size=32)),), name="w1/2 d1")
+    plain = ClientCommand(
+        client_id="pi",
+        broker_url="mqtt://h",
+        data=tmp_path,
+        profile="laptop",
+        log=tmp_path,
+        state=tmp_path,
+        runtime="onnx",
+    )
+    told = replace(plain, architecture=spec).arguments()
+    assert architecture_of(told[told.index("--architecture") + 1]) == spec
+    assert "--architecture" not in plain.arguments()
 
 
 class Limited(OnnxTrainer):

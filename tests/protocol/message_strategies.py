@@ -54,6 +54,7 @@ _BY_FIELD: dict[str, st.SearchStrategy[Any]] = {
     "client_id": _CLIENT_IDS,
     "device": _SHOWN,
     "operators": st.lists(_SHOWN, max_size=3).map(tuple),
+    "architecture": st.one_of(st.none(), st.builds(dataclasses.replace, SPECS, name=_SHOWN)),
     "macs_per_s": st.one_of(st.none(), st.floats(1e-3, 1e18)),
     "runtimes": st.lists(_SHOWN, min_size=1, max_size=3).map(tuple),
     "sample_count": st.integers(1, MAX_SAMPLES),

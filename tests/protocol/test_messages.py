@@ -29,7 +29,7 @@ from subfleet.protocol.messages import (
 from subfleet.protocol.programs import ProgramRef
 from subfleet.protocol.readings import Budget
 from subfleet.protocol.scoring import CandidateScore, Scoring
-from subfleet.protocol.subnet import SubnetSpec
+from subfleet.protocol.subnet import Prefix, SubnetSpec
 from subfleet.protocol.training import TrainingSettings
 from subfleet.protocol.update_codecs import TopKQsgd
 
@@ -245,6 +245,31 @@ def test_what_a_profile_may_leave_out_is_not_told_to_older_servers() -> None:
     assert decode(encode(known)) == known
 
 
+def test_the_bytes_of_a_declaration_and_of_its_answer_are_fixed() -> None:
+    """Who declares nothing, and receipts of anything else, are written as before."""
+    plain = json.loads(_profile(message_id="m"))
+    assert "architecture" not in plain
+    assert "problem" not in json.loads(encode(Receipt(of="m", status="accepted")))
+    spec = SubnetSpec(axes=(("stream", Prefix(size=4)),), blocks=("b1",), name="mine")
+    architecture = {
+        "axes": [["stream", {"size": 4, "type": "prefix"}]],
+        "blocks": ["b1"],
+        "choices": [],
+        "name": "mine",
+    }
+    told = decode(_profile(message_id="m", architecture=architecture))
+    assert isinstance(told, Profile)
+    assert told.architecture == spec
+    assert (
+        encode(told)
+        == json.dumps({**plain, "architecture": architecture}, sort_keys=True, separators=(",", ":")).encode()
+    )
+    answer = Receipt(of="m", status="refused", reason="no", message_id="r", problem="too_large")
+    assert encode(answer) == (
+        b'{"kind":"receipt","message_id":"r","of":"m","problem":"too_large","reason":"no","schema":1,"status":"refused"}'
+    )
+
+
 @pytest.mark.parametrize(
     ("payload", "words"),
     [
@@ -270,6 +295,10 @@ def test_what_a_profile_may_leave_out_is_not_told_to_older_servers() -> None:
         (_profile(device="\x1b[2J"), "must be made of printable characters"),
         (_profile(runtimes=["on\nnx"]), "must be made of printable characters"),
         (_profile(operators=["Ge\nlu"]), "must be made of printable characters"),
+        (_profile(architecture={"axes": [["a", {"type": "all"}]]}), "has the type 'all'"),
+        (_profile(architecture={"axes": [["a", {"type": "prefix", "size": 0}]]}), "prefix size is 0"),
+        (_profile(architecture={"name": "\x1b[2J"}), "must be made of printable characters"),
+        (_profile(architecture="w1/2"), "architecture is str, but must be an object"),
         (_profile(macs_per_s=0), "macs_per_s is 0.0, but must be above 0"),
         (_profile(software={"\udc00": "1"}), "a key of Profile.software is .*, but must be text"),
         (_profile(sample_count=2**40 + 1), "must name 1 to 1099511627776 samples"),

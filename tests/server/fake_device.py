@@ -29,6 +29,7 @@ from subfleet.protocol.messages import (
 )
 from subfleet.protocol.readings import Reading
 from subfleet.protocol.scoring import CandidateScore
+from subfleet.protocol.subnet import SubnetSpec
 from subfleet.protocol.topics import CHUNK, Topics
 from subfleet.transport.base import Connected, Delivery, Transport
 from subfleet.transport.blob_store import BlobStore
@@ -62,6 +63,7 @@ class Behaviour:
     sample_count: int = 10
     runtimes: tuple[str, ...] = ("onnx",)
     operators: tuple[str, ...] = ()
+    architecture: SubnetSpec | None = None
     input_shape: tuple[int, ...] = SHAPE
     scale: float = 0.1
 
@@ -115,6 +117,8 @@ class Device:
             memory_total_bytes=PLENTY_BYTES,
             memory_share=1.0,
             operators=self.behaviour.operators,
+            architecture=self.behaviour.architecture,
+            message_id=f"profile.{self.session_id}",
         )
 
     def step(self) -> None:

@@ -2,14 +2,15 @@
 
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
 from types import MappingProxyType
 
 from subfleet.protocol.errors import ConfigError, FileError, ProtocolError
 from subfleet.protocol.readings import Reading
-from subfleet.protocol.schema import from_plain
+from subfleet.protocol.schema import ADDED_LATER, from_plain
+from subfleet.protocol.subnet import SubnetSpec
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -51,6 +52,7 @@ class DeviceProfile:
         macs_per_s: multiply-accumulates that it trains with in a second, above 0; None is unknown: no limit.
         operators: that its runtimes have, by the names in the manifests of programs; empty lists nothing, and all are
             tried. For builds of a runtime that leave operators out.
+        architecture: the subnet that it declares to have, for methods that go by declarations; None declares nothing.
         sources: where the figures come from.
     """
 
@@ -64,6 +66,7 @@ class DeviceProfile:
     cores: int | None = None
     macs_per_s: float | None = None
     operators: tuple[str, ...] = ()
+    architecture: SubnetSpec | None = field(default=None, metadata=ADDED_LATER)
     sources: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -77,10 +80,10 @@ class DeviceProfile:
             raise ValueError(f"macs_per_s is {self.macs_per_s}, but must be above 0")
         if not all(name and name.isprintable() for name in self.operators):
             raise ValueError(f"operators is {list(self.operators)!r:.200}, but must be names of printable characters")
-        for field in ("threads", "memory_total_bytes", "cores"):
-            value = getattr(self, field)
+        for name in ("threads", "memory_total_bytes", "cores"):
+            value = getattr(self, name)
             if value is not None and value < 1:
-                raise ValueError(f"{field} is {value}, but must be 1 or more")
+                raise ValueError(f"{name} is {value}, but must be 1 or more")
 
 
 def memory_budget_bytes(reading: Reading, memory_share: float, *, data_bytes: int = 0) -> int:

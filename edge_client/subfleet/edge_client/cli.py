@@ -125,6 +125,11 @@ def _add_join(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--provider", metavar="NAME", help="what computes: cpu, or cuda with a build of the runtime that has it"
     )
+    parser.add_argument(
+        "--architecture",
+        metavar="FILE|JSON",
+        help="declare the subnet that this device has, for methods that go by declarations (the profile's)",
+    )
     parser.add_argument("--leave-when-finished", action="store_true", help="end with 0 when the run is over")
     parser.add_argument(
         "--leave-with-stdin", action="store_true", help="stop when standard input ends, as a child of another program"
@@ -202,6 +207,7 @@ def _join(options: argparse.Namespace) -> int:
             runtime=options.runtime,
             threads=options.threads,
             provider=options.provider,
+            architecture=options.architecture,
             leave_when_finished=options.leave_when_finished,
             leave_with_stdin=options.leave_with_stdin,
         )

@@ -21,16 +21,17 @@ from subfleet.edge_client.session import Device, Session
 from subfleet.edge_client.states import AgentSettings
 from subfleet.edge_client.store import AgentStore
 from subfleet.edge_client.worker import TrainingWorker
-from subfleet.protocol.errors import ConfigError
+from subfleet.protocol.errors import ConfigError, FileError, ProtocolError
 from subfleet.protocol.messages import Profile, check_client_id, new_message_id
 from subfleet.protocol.programs import DataSummary, Trainer
+from subfleet.protocol.subnet import SubnetSpec, parse_spec
 from subfleet.protocol.topics import Topics
 from subfleet.transport.address import parse_url
 from subfleet.transport.base import Transport
 from subfleet.transport.mqtt import MqttTransport
 from subfleet.transport.pacing import PacedTransport
 
-__all__ = ["JoinOptions", "default_client_id", "default_state_folder", "join", "profile_with"]
+__all__ = ["JoinOptions", "architecture_of", "default_client_id", "default_state_folder", "join", "profile_with"]
 
 _LOG = logging.getLogger(__name__)
 
@@ -53,6 +54,7 @@ class JoinOptions:
         runtime: in place of the profile's runtimes.
         threads: in place of the profile's.
         provider: in place of the profile's.
+        architecture: in place of the profile's: a subnet as JSON, or the path of a file with one.
         leave_when_finished: end when the run is over.
         leave_with_stdin: stop when standard input ends, as it does when whoever started the agent is gone.
     """
@@ -68,6 +70,7 @@ class JoinOptions:
     runtime: str | None = None
     threads: int | None = None
     provider: str | None = None
+    architecture: str | None = None
     leave_when_finished: bool = False
     leave_with_stdin: bool = False
 
@@ -84,6 +87,8 @@ def join(options: JoinOptions) -> None:
     client_id = default_client_id(options.client_id, options.url)
     topics = Topics(options.fleet)
     profile = profile_with(options.profile, memory_share=options.memory_share, threads=options.threads)
+    if options.architecture is not None:
+        profile = replace(profile, architecture=architecture_of(options.architecture))
     trainers: list[Trainer] = []  # chosen when the link is known to be one: reading the data may take long
     transport, meter = _link(options, client_id, lambda: sum(trainer.held_bytes for trainer in trainers))
     with AgentStore.held(options.state or default_state_folder(options.fleet, client_id)) as store:
@@ -156,6 +161,30 @@ def profile_with(name_or_path: str, *, memory_share: float | None, threads: int 
         raise ConfigError(str(error)) from error
 
 
+def architecture_of(text_or_path: str) -> SubnetSpec:
+    """The subnet that `--architecture` says: JSON, or the path of a file with it.
+
+    Raises:
+        FileError: the file cannot be read.
+        ConfigError: it is no subnet.
+    """
+    text: str | bytes = text_or_path
+    if not text_or_path.lstrip().startswith("{"):
+        try:
+            text = Path(text_or_path).read_bytes()
+        except (OSError, ValueError) as error:
+            reason = error.strerror if isinstance(error, OSError) else str(error)
+            raise FileError(
+                f"the architecture {text_or_path!r:.200} cannot be read ({reason}); name a file with a subnet as JSON"
+            ) from error
+    try:
+        return parse_spec(text)
+    except ProtocolError as error:
+        raise ConfigError(
+            f"the architecture cannot be used: {error}; `subfleet preflight --json` tells some"
+        ) from error
+
+
 def _link(options: JoinOptions, client_id: str, held_bytes: Callable[[], int]) -> tuple[Transport, Meter]:
     broker = MqttTransport(options.url, client_id)
     if options.replay is None:
@@ -185,6 +214,7 @@ def _announcement(
         message_id=f"profile.{session_id}",
         operators=profile.operators,
         macs_per_s=profile.macs_per_s,
+        architecture=profile.architecture,
     )
 
 

@@ -47,6 +47,7 @@ from subfleet.protocol.messages import (
     BlobMissing,
     ChunkRequest,
     Message,
+    Receipt,
     Refusal,
     RoundInfo,
     Scores,
@@ -237,6 +238,17 @@ class Session:
             _LOG.info("run %s round %d of %d: %s", message.run_id, message.round, message.round_count, message.phase)
         elif isinstance(message, Task):
             _LOG.info("task %s: %s %s", message.task_id, message.work, message.spec.name or message.spec.spec_id)
+        elif isinstance(message, Receipt) and message.of == self._settings.profile.message_id:
+            self._log_declaration(message)
+
+    def _log_declaration(self, answer: Receipt) -> None:
+        """It comes with every heartbeat, and is told where it is new."""
+        if answer == self._state.declaration:
+            return
+        if answer.status == "refused":
+            _LOG.warning("the declared architecture is refused (%s): %s", answer.problem, answer.reason)
+        else:
+            _LOG.info("the declared architecture is %s", answer.status)
 
     def _stored(self, outcome: Outcome) -> Event:
         """Put a training's output among the blobs, before the agent is told of it."""

@@ -4,7 +4,18 @@ from dataclasses import dataclass
 from typing import Literal
 
 from subfleet.protocol.blobs import BlobRef
-from subfleet.protocol.messages import Deployed, Message, Profile, Refusal, RoundInfo, Scores, Task, Telemetry, Update
+from subfleet.protocol.messages import (
+    Deployed,
+    Message,
+    Profile,
+    Receipt,
+    Refusal,
+    RoundInfo,
+    Scores,
+    Task,
+    Telemetry,
+    Update,
+)
 from subfleet.protocol.programs import TrainResult
 from subfleet.protocol.readings import Reading
 from subfleet.protocol.scoring import CandidateScore
@@ -162,6 +173,7 @@ class AgentState:
         pending: messages without a receipt.
         done: ids of the last tasks that were answered or replaced.
         programs: digests of the last training programs.
+        declaration: the server's last answer to the architecture that the profile declares.
         heartbeat_due_s: when the next presence is due, as is telemetry_due_s.
         finished_at_s: when the run was over.
         busy_at_s: when there was last something to do.
@@ -175,6 +187,7 @@ class AgentState:
     pending: tuple[Pending, ...] = ()
     done: tuple[str, ...] = ()
     programs: tuple[str, ...] = ()
+    declaration: Receipt | None = None
     heartbeat_due_s: float = 0.0
     telemetry_due_s: float = 0.0
     finished_at_s: float | None = None

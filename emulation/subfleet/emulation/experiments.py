@@ -6,6 +6,7 @@ from types import MappingProxyType
 
 from subfleet.elastic.network import ModelConfig
 from subfleet.protocol.errors import ConfigError
+from subfleet.protocol.subnet import SubnetSpec
 from subfleet.protocol.training import OptimiserSettings, TrainingSettings
 
 __all__ = ["EXPERIMENTS", "EmulatedDevice", "Experiment", "experiment_named"]
@@ -20,12 +21,14 @@ class EmulatedDevice:
         profile: the device profile it follows (memory share, threads, runtimes).
         log: the shipped resource log that it replays.
         runtime: the program target it runs.
+        architecture: the subnet that it declares, in place of the profile's; None leaves it to the profile.
     """
 
     client_id: str
     profile: str
     log: str
     runtime: str = "onnx"
+    architecture: SubnetSpec | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,6 +10,8 @@ from pathlib import Path
 from types import TracebackType
 
 from subfleet.protocol.errors import RunError
+from subfleet.protocol.schema import canonical_json
+from subfleet.protocol.subnet import SubnetSpec
 
 __all__ = ["ClientCommand", "Fleet"]
 
@@ -31,13 +33,16 @@ class ClientCommand:
     log: Path
     state: Path
     runtime: str
+    architecture: SubnetSpec | None = None
 
     def arguments(self) -> list[str]:
         """The command line, for this Python."""
+        declared = () if self.architecture is None else ("--architecture", canonical_json(self.architecture).decode())
         return [
             *(sys.executable, "-m", "subfleet.edge_client.cli", "join", self.broker_url),
             *("--id", self.client_id, "--data", str(self.data), "--profile", self.profile),
             *("--replay", str(self.log), "--state", str(self.state), "--runtime", self.runtime),
+            *declared,
             "--leave-when-finished",
             "--leave-with-stdin",
         ]

@@ -133,6 +133,7 @@ def _command(device: EmulatedDevice, url: str, slices: Slices, logs: Mapping[str
         log=logs[device.client_id],
         state=_state_folder(folder, device.client_id),
         runtime=device.runtime,
+        architecture=device.architecture,
     )
 
 

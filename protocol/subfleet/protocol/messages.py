@@ -24,6 +24,7 @@ from subfleet.protocol.update_codecs import AnyUpdateCodec, Uncompressed
 __all__ = [
     "MESSAGES",
     "SCHEMA_VERSION",
+    "ArchitectureProblem",
     "BlobMissing",
     "ChunkRequest",
     "Deployed",
@@ -96,6 +97,8 @@ class Profile:
         software: versions by name.
         operators: that its runtime has; empty lists nothing, and every program is tried.
         macs_per_s: multiply-accumulates that it trains with in a second, above 0; None is unknown.
+        architecture: the subnet that it has and wants to train, for methods that go by what devices declare; a receipt
+            of this message answers it. None declares nothing, and no receipt comes.
     """
 
     KIND: ClassVar[str] = "profile"
@@ -112,14 +115,18 @@ class Profile:
     message_id: str = field(default_factory=new_message_id)
     operators: tuple[str, ...] = field(default=(), metadata=ADDED_LATER)
     macs_per_s: float | None = field(default=None, metadata=ADDED_LATER)
+    architecture: SubnetSpec | None = field(default=None, metadata=ADDED_LATER)
 
     def __post_init__(self) -> None:
         check_client_id(self.client_id)
         if not 1 <= self.sample_count <= MAX_SAMPLES or not self.runtimes:
             raise ValueError(f"a profile must name 1 to {MAX_SAMPLES} samples and 1 or more runtimes")
         # They are shown in terminals, where control characters act.
-        if not all(name.isprintable() for name in (self.device, *self.runtimes, *self.operators)):
-            raise ValueError("the names of device, runtimes and operators must be made of printable characters")
+        declared = "" if self.architecture is None else self.architecture.name
+        if not all(name.isprintable() for name in (self.device, declared, *self.runtimes, *self.operators)):
+            raise ValueError(
+                "the names of device, architecture, runtimes and operators must be made of printable characters"
+            )
         if not 0 < self.memory_share <= 1:
             raise ValueError(f"memory_share is {self.memory_share}, but must be above 0 and at most 1")
         if self.macs_per_s is not None and self.macs_per_s <= 0:
@@ -323,6 +330,12 @@ class Deployed:
         check_client_id(self.client_id)
 
 
+ArchitectureProblem = Literal["unknown_axis", "unknown_block", "too_large", "not_in_space", "not_used"]
+"""What keeps a declared architecture from being trained: the run's network has no such axis, or no such block, or an
+axis of it is not as large; the subnet is none of the sizes that the method gives; or the method goes by no declaration,
+and the device takes part as any other."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Receipt:
     """Ends an exchange: only now may the sender forget the message `of`.
@@ -330,6 +343,7 @@ class Receipt:
     Attributes:
         status: "accepted" (and stored), "duplicate" (was accepted before) or "refused" (do not send it again).
         reason: for "refused", why.
+        problem: for a profile whose declared architecture is refused, why; else None.
     """
 
     KIND: ClassVar[str] = "receipt"
@@ -337,6 +351,7 @@ class Receipt:
     status: Literal["accepted", "duplicate", "refused"]
     reason: str = ""
     message_id: str = field(default_factory=new_message_id)
+    problem: ArchitectureProblem | None = field(default=None, metadata=ADDED_LATER)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

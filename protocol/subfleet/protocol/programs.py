@@ -308,6 +308,7 @@ class Trainer(Protocol):
 
         Raises:
             MemoryLimitError: the process grew beyond the limit.
+            LoadError: the runtime refuses the program.
             TrainingError: the program failed, or was stopped.
             DataError: the data do not fit the program.
         """

@@ -8,9 +8,9 @@ import hashlib
 from dataclasses import dataclass
 from typing import ClassVar
 
-from subfleet.protocol.schema import canonical_json
+from subfleet.protocol.schema import canonical_json, from_plain, parse_json
 
-__all__ = ["Centre", "Explicit", "Full", "IndexSet", "Prefix", "Roll", "SubnetSpec"]
+__all__ = ["Centre", "Explicit", "Full", "IndexSet", "Prefix", "Roll", "SubnetSpec", "parse_spec"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,3 +107,16 @@ class SubnetSpec:
     def index_set(self, axis: str) -> IndexSet:
         """The kept indices of an axis."""
         return dict(self.axes).get(axis, Full())
+
+
+_MAX_SPEC_BYTES = 64 * 1024
+
+
+def parse_spec(text: str | bytes) -> SubnetSpec:
+    """Read a subnet from JSON, as messages carry it: `{"axes": [["stream", {"type": "prefix", "size": 8}]]}`.
+
+    Raises:
+        ProtocolError: the text is no subnet; it says what is wrong.
+    """
+    payload = text.encode(errors="replace") if isinstance(text, str) else text
+    return from_plain(SubnetSpec, parse_json(payload, max_bytes=_MAX_SPEC_BYTES))

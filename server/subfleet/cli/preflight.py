@@ -3,7 +3,7 @@
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rich.console import Console
@@ -14,6 +14,8 @@ from subfleet.export.pool import ExportPool
 from subfleet.protocol.errors import ExportError
 from subfleet.protocol.memory import MemoryPlan
 from subfleet.protocol.programs import decode_program
+from subfleet.protocol.subnet import SubnetSpec
+from subfleet.server.assignment import Candidate
 from subfleet.server.config import ServerConfig
 from subfleet.server.planning import plan_of
 from subfleet.server.requests import train_request
@@ -37,6 +39,7 @@ class Verdict:
         max_abs_diff: largest difference from PyTorch.
         waited_s: until it was there, behind those before it; next to nothing where it was exported before.
         problem: why it cannot be trained there, with the layer and the remedy; else empty.
+        architecture: the subnet itself, as a device may declare it.
     """
 
     subnet: str
@@ -48,6 +51,7 @@ class Verdict:
     max_abs_diff: float = 0.0
     waited_s: float = 0.0
     problem: str = ""
+    architecture: SubnetSpec
 
 
 def preflight(config: ServerConfig, cache: CacheFolder) -> Iterator[Verdict]:
@@ -67,20 +71,20 @@ def preflight(config: ServerConfig, cache: CacheFolder) -> Iterator[Verdict]:
             for target in config.targets
         ]
         for candidate, target, future in asked:
-            yield _verdict(candidate.spec.name, target, candidate.parameters, future)
+            yield _verdict(candidate, target, future)
 
 
-def _verdict(subnet: str, target: str, parameters: int, future: "Future[Path]") -> Verdict:
+def _verdict(candidate: Candidate, target: str, future: "Future[Path]") -> Verdict:
     started_s = time.monotonic()
+    spec = candidate.spec
+    asked = Verdict(subnet=spec.name, target=target, parameters=candidate.parameters, architecture=spec)
     try:
         content = future.result().read_bytes()
     except ExportError as error:
-        return Verdict(subnet=subnet, target=target, parameters=parameters, problem=str(error))
+        return replace(asked, problem=str(error))
     manifest = decode_program(content).manifest
-    return Verdict(
-        subnet=subnet,
-        target=target,
-        parameters=parameters,
+    return replace(
+        asked,
         program_bytes=len(content),
         planned_peak_bytes=manifest.planned_peak_bytes,
         memory=manifest.memory,

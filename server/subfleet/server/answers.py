@@ -4,11 +4,11 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Literal
 
-from subfleet.protocol.messages import Deployed, Receipt, Refusal, Scores, Update
+from subfleet.protocol.messages import ArchitectureProblem, Deployed, Receipt, Refusal, Scores, Update
 from subfleet.server.actions import Reply
 from subfleet.server.rounds import Plan, RunState, Seat
 
-__all__ = ["judge", "reply", "score_task_id", "task_id"]
+__all__ = ["Verdict", "judge", "reply", "score_task_id", "task_id"]
 
 Verdict = Literal["accepted", "duplicate", "refused"]
 _Answer = Update | Refusal | Deployed | Scores
@@ -27,9 +27,17 @@ def score_task_id(plan: Plan, round_number: int, client_id: str) -> str:
     return f"{plan.run_id}/r{round_number}/{client_id}/score"
 
 
-def reply(client_id: str, message_id: str, status: Verdict, reason: str = "") -> Reply:
+def reply(
+    client_id: str,
+    message_id: str,
+    status: Verdict,
+    reason: str = "",
+    *,
+    problem: ArchitectureProblem | None = None,
+) -> Reply:
     """A receipt for a message; its own id follows from it, as nothing here is drawn."""
-    receipt = Receipt(of=message_id, status=status, reason=reason, message_id=f"receipt/{message_id}")
+    own_id = f"receipt/{message_id}"
+    receipt = Receipt(of=message_id, status=status, reason=reason, message_id=own_id, problem=problem)
     return Reply(client_id=client_id, receipt=receipt)
 
 

@@ -12,6 +12,7 @@ from typing import Any
 from subfleet.protocol.messages import RoundInfo
 from subfleet.server.actions import Action, Close, Export, Fetch, Fold, PrepareModels, SendTask, Withdraw
 from subfleet.server.answers import judge, reply
+from subfleet.server.declarations import declaration_reply
 from subfleet.server.events import (
     DeployPrepared,
     Event,
@@ -132,10 +133,12 @@ def _heard(plan: Plan, state: RunState, event: Heard, now_s: float) -> Outcome:
 
 def _profiled(plan: Plan, state: RunState, event: Profiled, now_s: float) -> Outcome:
     member = state.members.get(event.profile.client_id, Member())
-    if member.profile == event.profile:  # it comes with every heartbeat
-        return state, ()
+    # It comes with every heartbeat, and so does the answer to what it declares, which may have been lost.
+    answer = declaration_reply(plan, event.profile)
+    if member.profile == event.profile:
+        return state, answer
     state = forgiven(state, event.profile.client_id)
-    return _with_member(state, event.profile.client_id, replace(member, profile=event.profile)), ()
+    return _with_member(state, event.profile.client_id, replace(member, profile=event.profile)), answer
 
 
 def _with_member(state: RunState, client_id: str, member: Member) -> RunState:

@@ -121,6 +121,7 @@ class Seat:
     Attributes:
         attempt: how many tasks it was given before in this round.
         class_counts: samples of each class in the client's data.
+        architecture: the size that it has declared, where the method goes by that; else None.
         proposals: sizes that it was to score in this round; empty where there was nothing to score.
         size: what it was given, kept at the front of every axis; None before one is chosen.
         spec: the same, as placed in the model.
@@ -142,6 +143,7 @@ class Seat:
     memory_budget_bytes: int = 0
     attempt: int = 0
     class_counts: tuple[int, ...] = ()
+    architecture: SubnetSpec | None = None
     proposals: tuple[SubnetSpec, ...] = ()
     size: SubnetSpec | None = None
     spec: SubnetSpec | None = None

@@ -11,6 +11,7 @@ from subfleet.protocol.subnet import SubnetSpec
 from subfleet.server.actions import Action, Prepare, SendTask
 from subfleet.server.answers import task_id
 from subfleet.server.assignment import budget_of, forward_macs_of, lacking_operators
+from subfleet.server.declarations import declaration_of
 from subfleet.server.events import Prepared
 from subfleet.server.methods.policies import Ask, Assigned, Draw, Written
 from subfleet.server.rounds import Plan, RunState, Seat
@@ -47,7 +48,10 @@ def measured_seat(plan: Plan, profile: Profile, telemetry: Telemetry) -> Seat:
         memory_budget_bytes=telemetry.memory_budget_bytes,
         class_counts=profile.class_counts,
     )
+    declared = declaration_of(plan, profile.architecture)
     reason = _why_not(plan, profile, telemetry, seat.runtime)
+    if plan.policies.declarations:
+        seat, reason = replace(seat, architecture=declared.size), reason or declared.reason
     return replace(seat, stage="skipped", reason=reason[:_MOST_CHARACTERS]) if reason else seat
 
 
@@ -212,6 +216,7 @@ def ask_of(plan: Plan, state: RunState, seat: Seat, *, below: SubnetSpec | None)
         written=MappingProxyType(written),
         operators=_operators(state, seat),
         refused=unfit_sizes(state, seat.client_id, seat.runtime),
+        declared=seat.architecture,
     )
 
 
@@ -230,7 +235,8 @@ def given_seat(
 ) -> tuple[Seat, tuple[Action, ...]]:
     """Give a client what was chosen for it; skipped where that is nothing."""
     if assigned.candidate is None:
-        return replace(seat, stage="skipped", size=None, spec=None, reason=_why_none(plan, state, seat, below)), ()
+        reason = assigned.reason or _why_none(plan, state, seat, below)
+        return replace(seat, stage="skipped", size=None, spec=None, reason=reason[:_MOST_CHARACTERS]), ()
     size, draw = assigned.candidate.spec, _draw(plan, state, seat)
     given = replace(
         seat,
@@ -253,4 +259,4 @@ def _why_none(plan: Plan, state: RunState, seat: Seat, below: SubnetSpec | None)
             f"no subnet below {below.name!r} fits: the program needs more than the budget of {seat.budget.memory_bytes}"
         )
     why = ask_of(plan, state, seat, below=None).why_not(plan.candidates[0])
-    return f"no subnet fits: the smallest {why or 'is not what the method gives'}"[:_MOST_CHARACTERS]
+    return f"no subnet fits: the smallest {why or 'is not what the method gives'}"

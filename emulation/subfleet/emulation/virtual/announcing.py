@@ -22,4 +22,5 @@ def announcement(client: VirtualClient) -> Profile:
         message_id=f"profile.{client.client_id}-1",
         operators=client.profile.operators,
         macs_per_s=client.profile.macs_per_s,
+        architecture=client.profile.architecture,
     )

@@ -22,7 +22,8 @@ class VirtualClient:
 
     Attributes:
         client_id: its name in tables and topics.
-        profile: the device profile that it follows; its share of free memory is the client's memory budget.
+        profile: the device profile that it follows; its share of free memory is the client's memory budget, and
+            its architecture is what the client declares.
         data: its own samples.
         log: the resource log that it replays, read at the time that the round's announcement names.
         runtime: the program target that it runs, a name in `subfleet.emulation.virtual.hosting.TRAINERS`.

@@ -2,9 +2,9 @@
 
 Park and Joe-Wong, "Federated Learning with Flexible Architectures", ECML PKDD 2024, section 4 and algorithm 1.
 
-Client half: each client keeps the architecture that it was given first: the largest that fits, or with choice
-"score" the one of several whose gradients on its own data have the highest ZiCo score (algorithm 1, lines 1 and 2;
-section 5.1). Logits of classes that it lacks count as 0 where `class_mask` is on.
+Client half: each client keeps one architecture: the largest that fits when it is given its first; with choice "score"
+the one of several whose gradients on its own data have the highest ZiCo score (algorithm 1, lines 1 and 2; section
+5.1); with "declared" the one that it has declared. Logits of classes that it lacks count as 0 where `class_mask` is on.
 Server half: the last block of a shallow section also stands for the blocks that the section lacks (grafting), and every
 client's weights are brought to the mean size of all, layer by layer, before the mean (scaling). Each is a switch.
 
@@ -28,7 +28,7 @@ from subfleet.protocol.scoring import MAX_CANDIDATES
 from subfleet.server.assignment import Candidate, ordered
 from subfleet.server.methods.masking import held_classes, with_class_mask
 from subfleet.server.methods.policies import Ask, MethodInfo, Policies, Replacement, Trained
-from subfleet.server.methods.sizes import keep_or_largest
+from subfleet.server.methods.sizes import with_fixed_sizes
 
 __all__ = ["FedFA"]
 
@@ -45,7 +45,7 @@ class FedFA:
         central: which weights count as the inner 95 %.
         class_mask: whether logits of absent classes count as 0.
         choice: "largest" gives each client the largest size that fits first; "score" has it score some that fit on its
-            own data.
+            own data; "declared" goes by what it declares.
         proposals: how many sizes a client scores at most, 2 to 16.
     """
 
@@ -54,8 +54,8 @@ class FedFA:
         title="FedFA",
         paper="Park and Joe-Wong, Federated Learning with Flexible Architectures, ECML PKDD 2024",
         varies=("width", "depth"),
-        status="architectures follow the first budget, or with choice 'score' a score among sizes that fit; fidelity "
-        "'fixed' leaves untrained models as they are",
+        status="architectures follow the first budget, or by choice a score or what devices declare; fidelity 'fixed' "
+        "leaves untrained models as they are",
     )
     grafting: bool = True
     scaling: bool = True
@@ -63,7 +63,7 @@ class FedFA:
     norm: WeightNorm | None = None
     central: Central = "absolute"
     class_mask: bool = True
-    choice: Literal["largest", "score"] = field(default="largest", metadata=ADDED_LATER)
+    choice: Literal["largest", "score", "declared"] = field(default="largest", metadata=ADDED_LATER)
     proposals: int = field(default=4, metadata=ADDED_LATER)
 
     def __post_init__(self) -> None:
@@ -73,7 +73,8 @@ class FedFA:
     def policies(self) -> Policies:
         """Grafted and scaled updates."""
         propose = self._proposed if self.choice == "score" else None
-        base = Policies(assign=keep_or_largest, propose=propose, transform=self._transform)
+        base = Policies(propose=propose, transform=self._transform)
+        base = with_fixed_sizes(base, "declared" if self.choice == "declared" else "largest")
         return replace(base, training=with_class_mask, factors=held_classes) if self.class_mask else base
 
     def _proposed(self, ask: Ask) -> tuple[Candidate, ...]:

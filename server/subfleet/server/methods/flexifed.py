@@ -4,7 +4,7 @@ Wang et al., "FlexiFed: Personalized Federated Learning for Edge Clients with He
 WWW 2023, section 3: Basic-Common, Clustered-Common and Max-Common.
 
 Client half: train the given network with the given objective.
-Server half: each client keeps the architecture that it was given first. Which clients average a layer:
+Server half: each client keeps the architecture that it was given first, or has declared. Who averages a layer:
     basic      all, in the layers that every architecture of the space begins with; each its own in the others
     clustered  the same, and clients of one architecture average the other layers among themselves
     max        all whose networks are the same from the input up to this layer
@@ -13,13 +13,14 @@ The classifier stays each client's own. Layers are the same where names and shap
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 from subfleet.elastic.network import Network
+from subfleet.protocol.schema import ADDED_LATER
 from subfleet.protocol.subnet import SubnetSpec
 from subfleet.server.methods.policies import MethodInfo, Participant, Policies, Weighting, weigh_by
-from subfleet.server.methods.sizes import keep_or_largest
+from subfleet.server.methods.sizes import FixedSize, with_fixed_sizes
 
 __all__ = ["FlexiFed"]
 
@@ -35,6 +36,7 @@ class FlexiFed:
     Attributes:
         sharing: "basic", "clustered" or "max".
         weighting: "uniform" counts each client as 1; "samples" by its samples.
+        choice: "largest" or "declared", see `subfleet.server.methods.sizes`.
     """
 
     TYPE: ClassVar[str] = "flexifed"
@@ -47,10 +49,12 @@ class FlexiFed:
     )
     sharing: Sharing = "max"
     weighting: Weighting = "uniform"
+    choice: FixedSize = field(default="largest", metadata=ADDED_LATER)
 
     def policies(self) -> Policies:
         """Common layers."""
-        return Policies(assign=keep_or_largest, cohorts=self._cohorts, weigh=weigh_by(self.weighting), personal=True)
+        common = Policies(cohorts=self._cohorts, weigh=weigh_by(self.weighting), personal=True)
+        return with_fixed_sizes(common, self.choice)
 
     def _cohorts(self, network: Network, client: Participant, space: Sequence[SubnetSpec]) -> Mapping[str, str]:
         layers = _layers(network, client.size)

@@ -125,6 +125,7 @@ class Ask:
         written: by size's id, the programs for this target that were written before this round.
         operators: that the device's runtime has; empty lists nothing, and every program is tried.
         refused: by size's id, why the device said that its runtime cannot run the program.
+        declared: the size that the device has declared, where the method goes by declarations; else None.
     """
 
     network: Network
@@ -139,6 +140,7 @@ class Ask:
     written: Mapping[str, Written] = field(default_factory=lambda: MappingProxyType({}))
     operators: tuple[str, ...] = ()
     refused: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    declared: SubnetSpec | None = None
 
     def allows(self, candidate: Candidate) -> bool:
         """Whether a candidate may be given, as far as is known."""
@@ -169,11 +171,13 @@ class Assigned:
         candidate: None leaves it out of the round.
         wanted: what would have been given, had its program been written; it is queued for later rounds.
         found: sizes that a search has looked at and wants to remember.
+        reason: without a candidate, why; empty says that the smallest does not fit.
     """
 
     candidate: Candidate | None
     wanted: Wish | None = None
     found: tuple[Known, ...] = ()
+    reason: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -263,6 +267,8 @@ class Policies:
         propose: candidates, from smallest to largest, that a client is to score on its own data; it then has the one
             of the highest score, and what `assign` chooses where it gives none. Fewer than two propose nothing; None
             never does.
+        declarations: clients have the sizes that they declare: a declaration is judged when a client joins, one without
+            a valid one is left out, and `assign` is told the others'.
         place: a size to the subnet of the model that has it, for one client and round.
         training: the configured local training and the round's number to the local training of the round.
         student: the nested subnet of self-distillation, within the size; None where there is none.
@@ -284,6 +290,7 @@ class Policies:
     space: Callable[[Network, Sequence[float]], tuple[SubnetSpec, ...]] = uniform_space
     assign: Callable[[Ask], Assigned] = largest_fitting
     propose: Callable[[Ask], tuple[Candidate, ...]] | None = None
+    declarations: bool = False
     place: Callable[[Network, SubnetSpec, Draw], SubnetSpec] = in_front
     training: Callable[[TrainingSettings, int], TrainingSettings] = lambda settings, round_number: settings
     student: Callable[[Network, SubnetSpec, Draw], SubnetSpec | None] = lambda network, size, draw: None

@@ -7,13 +7,17 @@ from typing import Literal
 from subfleet.elastic.network import Network
 from subfleet.elastic.spaces import uniform_space
 from subfleet.protocol.subnet import SubnetSpec
-from subfleet.server.methods.policies import Ask, Assigned, largest_fitting
+from subfleet.server.methods.policies import Ask, Assigned, Policies, largest_fitting
 
-__all__ = ["Homogeneous", "keep_or_largest", "one_size", "whole_depth"]
+__all__ = ["FixedSize", "Homogeneous", "one_size", "whole_depth", "with_fixed_sizes"]
 
 Homogeneous = Literal["largest", "smallest", "nested"]
 """Which models are trained: "largest" the whole one, which leaves out a client that cannot carry it (exclusive
 learning); "smallest" the smallest of the space, by everybody; "nested" each client's largest, as in HeteroFL."""
+
+FixedSize = Literal["largest", "declared"]
+"""What each client has in all rounds: "largest" the largest size that fits when it is given one for the first time;
+"declared" the architecture that it has declared."""
 
 
 def one_size(model: Homogeneous, network: Network, rates: Sequence[float]) -> tuple[SubnetSpec, ...]:
@@ -31,9 +35,29 @@ def whole_depth(network: Network, rates: Sequence[float]) -> tuple[SubnetSpec, .
     return tuple(replace(spec, name=spec.name.split(" ")[0]) for spec in kept)
 
 
-def keep_or_largest(ask: Ask) -> Assigned:
-    """The largest that fits at first, and the same ever after: a client whose budget sinks below it sits out."""
-    if ask.previous is None:
-        return largest_fitting(ask)
-    kept = ask.price(ask.previous)
-    return Assigned(candidate=kept if ask.allows(kept) else None)
+def with_fixed_sizes(policies: Policies, choice: FixedSize) -> Policies:
+    """A method's policies whose clients have one size each, chosen so; a client that it does not fit sits out."""
+    if choice == "declared":
+        return replace(policies, assign=_as_declared, declarations=True)
+    return replace(policies, assign=_keep_or_largest)
+
+
+def _keep_or_largest(ask: Ask) -> Assigned:
+    return largest_fitting(ask) if ask.previous is None else _only(ask, ask.previous, "the size that it keeps")
+
+
+def _as_declared(ask: Ask) -> Assigned:
+    if ask.declared is None:
+        return Assigned(candidate=None, reason="it has declared no architecture")
+    return _only(ask, ask.declared, "its declared architecture")
+
+
+def _only(ask: Ask, size: SubnetSpec, words: str) -> Assigned:
+    """This size or none: it is never cut to a smaller one."""
+    candidate = ask.price(size)
+    why = ask.why_not(candidate)
+    if not why:
+        return Assigned(candidate=candidate)
+    if ask.below is not None:
+        why = f"needs more memory than the budget of {ask.budget.memory_bytes}, as its program says"
+    return Assigned(candidate=None, reason=f"{words}, {size.name!r}, {why}")

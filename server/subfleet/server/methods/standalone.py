@@ -6,20 +6,25 @@ they survive a crash alike.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 from subfleet.elastic.network import Network
+from subfleet.protocol.schema import ADDED_LATER
 from subfleet.protocol.subnet import SubnetSpec
 from subfleet.server.methods.policies import MethodInfo, Participant, Policies
-from subfleet.server.methods.sizes import keep_or_largest
+from subfleet.server.methods.sizes import FixedSize, with_fixed_sizes
 
 __all__ = ["Standalone"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Standalone:
-    """Standalone training has no parameters."""
+    """Parameters of standalone training.
+
+    Attributes:
+        choice: "largest" or "declared", see `subfleet.server.methods.sizes`.
+    """
 
     TYPE: ClassVar[str] = "standalone"
     INFO: ClassVar[MethodInfo] = MethodInfo(
@@ -28,10 +33,11 @@ class Standalone:
         varies=("width", "depth"),
         status="the server keeps the copies, so bytes travel that a device on its own would not send",
     )
+    choice: FixedSize = field(default="largest", metadata=ADDED_LATER)
 
     def policies(self) -> Policies:
         """A copy of everything for each client."""
-        return Policies(assign=keep_or_largest, cohorts=own_copies, personal=True)
+        return with_fixed_sizes(Policies(cohorts=own_copies, personal=True), self.choice)
 
 
 def own_copies(network: Network, client: Participant, space: Sequence[SubnetSpec]) -> Mapping[str, str]:

@@ -1,0 +1,202 @@
+"""Architectures that devices declare: what is accepted, what is refused and why, and what is then trained."""
+
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from server.coordinator_cases import (
+    CLIENTS,
+    measured,
+    measuring,
+    plan_of,
+    prepared,
+    profile,
+    refusal,
+    telemetry,
+)
+from server.fake_device import PLENTY_BYTES
+from server.server_rig import World, config, fleet
+
+from subfleet.protocol.messages import Receipt
+from subfleet.protocol.subnet import Explicit, Full, Prefix, Roll, SubnetSpec
+from subfleet.server.actions import Prepare, Reply, SendTask
+from subfleet.server.coordinator import step
+from subfleet.server.declarations import declaration_of
+from subfleet.server.events import Measured, Profiled, Refused
+from subfleet.server.methods import AnyMethod
+from subfleet.server.methods.fedfa import FedFA
+from subfleet.server.methods.flexifed import FlexiFed
+from subfleet.server.methods.standalone import Standalone
+from subfleet.server.rounds import Plan, RunState
+from subfleet.transport.memory import FaultPlan
+
+METHODS: tuple[AnyMethod, ...] = (FlexiFed(choice="declared"), Standalone(choice="declared"), FedFA(choice="declared"))
+PLAN = plan_of(rounds=3, method=METHODS[0])
+SMALL = next(size for size in PLAN.space if size.axes and size.blocks)
+AXES = dict(SMALL.axes)
+AXIS, LENGTH = next((name, PLAN.network.axes[name].size) for name in AXES)
+
+
+def declared(plan: Plan, *sizes: SubnetSpec | None) -> RunState:
+    """Round 1 is announced to clients that have declared these architectures."""
+    state = measuring(plan)
+    for name, size in zip(CLIENTS, sizes, strict=False):
+        state, _ = step(plan, state, Profiled(profile=replace(profile(name), architecture=size)), 1.0)
+    return state
+
+
+def assigned(plan: Plan, state: RunState, memory_bytes: int = PLENTY_BYTES) -> RunState:
+    for name in CLIENTS:
+        state, _ = step(plan, state, Measured(telemetry=telemetry(plan, name, 1, memory_bytes)), 2.0)
+    assert state.phase == "train"
+    return state
+
+
+def receipts(plan: Plan, state: RunState, size: SubnetSpec | None) -> list[Receipt]:
+    event = Profiled(profile=replace(profile("ada"), architecture=size, message_id="p"))
+    return [action.receipt for action in step(plan, state, event, 1.0)[1] if isinstance(action, Reply)]
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem", "words"),
+    [
+        ({"axes": (("width", Prefix(size=4)),)}, "unknown_axis", "names the axis 'width', but the network has"),
+        ({"axes": ((AXIS, Prefix(size=LENGTH + 4)),)}, "too_large", f"keeps {LENGTH + 4} of axis .* only {LENGTH}"),
+        ({"axes": ((AXIS, Explicit(indices=(0, LENGTH))),)}, "too_large", "beyond its size"),
+        ({"axes": ((AXIS, Roll(start=LENGTH, size=4)),)}, "too_large", "beyond its size"),
+        ({"axes": ((AXIS, Prefix(size=2**62)),)}, "too_large", "has only"),
+        ({"blocks": ("no such block",)}, "unknown_block", "keeps the blocks"),
+        ({"choices": (("operator", "conv"),)}, "unknown_block", "has no choices"),
+        ({"axes": ((AXIS, Prefix(size=3)),)}, "not_in_space", "whole aligned groups of 4"),
+        ({"axes": SMALL.axes[:1], "blocks": ()}, "not_in_space", "none of the .* sizes of the run, from 'w1/2 d"),
+    ],
+)
+def test_what_cannot_be_trained_is_refused_with_a_kind_and_a_sentence(
+    changes: dict[str, Any], problem: str, words: str
+) -> None:
+    wrong = SubnetSpec(**{"blocks": PLAN.network.full_spec().blocks, **changes})
+    (receipt,) = receipts(PLAN, measuring(PLAN), wrong)
+    assert (receipt.of, receipt.status, receipt.problem) == ("p", "refused", problem)
+    assert receipt.reason == declaration_of(PLAN, wrong).reason
+    assert re.search(words, receipt.reason)
+    seat = assigned(PLAN, declared(PLAN, wrong, SMALL, SMALL)).seats["ada"]
+    assert (seat.stage, seat.reason, seat.size) == ("skipped", receipt.reason, None)
+
+
+@pytest.mark.parametrize("size", PLAN.space, ids=lambda size: size.name)
+def test_every_size_of_the_space_is_accepted_in_whatever_words(size: SubnetSpec) -> None:
+    whole = tuple((name, Full()) for name in PLAN.network.axes if name not in dict(size.axes))
+    rolled = tuple((name, Roll(start=0, size=kept.size)) for name, kept in size.axes if isinstance(kept, Prefix))
+    said = replace(size, axes=tuple(sorted((*rolled, *whole))), name="mine")
+    assert declaration_of(PLAN, said).size == declaration_of(PLAN, size).size == size
+    (receipt,) = receipts(PLAN, measuring(PLAN), said)
+    assert (receipt.status, receipt.problem, receipt.reason) == ("accepted", None, "")
+
+
+def test_each_profile_is_answered_as_answers_may_be_lost_and_one_without_a_declaration_is_not() -> None:
+    state = measuring(PLAN)
+    for _ in range(2):
+        answers = receipts(PLAN, state, SMALL)
+        assert [(one.of, one.status, one.message_id) for one in answers] == [("p", "accepted", "receipt/p")]
+        state, _ = step(PLAN, state, Profiled(profile=replace(profile("ada"), architecture=SMALL, message_id="p")), 1.0)
+    assert receipts(PLAN, state, None) == []
+
+
+def test_a_method_that_goes_by_no_declarations_says_so_and_gives_what_fits() -> None:
+    plan = plan_of(rounds=3)
+    (receipt,) = receipts(plan, measuring(plan), SMALL)
+    assert (receipt.status, receipt.problem) == ("refused", "not_used")
+    assert receipt.reason == "the run's method 'heterofl' goes by no declarations, and gives what fits"
+    state = assigned(plan, declared(plan, SMALL))
+    assert {seat.size for seat in state.seats.values()} == {plan.space[-1]}
+
+
+@pytest.mark.parametrize("method", METHODS, ids=lambda method: method.TYPE)
+def test_everyone_is_given_what_it_declares_and_who_declares_nothing_is_left_out(method: AnyMethod) -> None:
+    plan = plan_of(rounds=3, method=method)
+    state = assigned(plan, declared(plan, plan.space[1], plan.space[-1]))
+    assert [state.seats[name].size for name in CLIENTS] == [plan.space[1], plan.space[-1], None]
+    assert state.seats["cyd"].reason == (
+        "the method goes by declared architectures, but the device declares none; name it with --architecture, or in "
+        "its profile"
+    )
+
+
+def test_what_does_not_fit_now_is_left_out_and_never_shrunk() -> None:
+    largest = PLAN.candidates[-1]
+    need_bytes = largest.training_memory_bytes["onnx"]
+    state = assigned(PLAN, declared(PLAN, largest.spec, PLAN.space[0], PLAN.space[0]), need_bytes - 1)
+    seat = state.seats["ada"]
+    assert (seat.stage, seat.size) == ("skipped", None)
+    assert seat.reason == (
+        f"its declared architecture, {largest.spec.name!r}, needs {need_bytes} bytes of memory and the budget is "
+        f"{need_bytes - 1}"
+    )
+    assert state.seats["bob"].size == PLAN.space[0]
+
+
+def test_a_program_that_plans_too_much_leaves_the_device_out_with_the_reason() -> None:
+    state = assigned(PLAN, declared(PLAN, PLAN.space[-1], PLAN.space[0], PLAN.space[0]))
+    state, actions = step(PLAN, state, prepared(PLAN, state, "ada", planned_peak_bytes=PLENTY_BYTES + 1), 2.0)
+    assert not any(isinstance(action, Prepare | SendTask) for action in actions)
+    assert state.seats["ada"].reason == (
+        f"its declared architecture, {PLAN.space[-1].name!r}, needs more memory than the budget of {PLENTY_BYTES}, as "
+        "its program says"
+    )
+
+
+@pytest.mark.parametrize("reason", ["memory", "runtime"])
+def test_a_refusal_of_it_is_final_in_its_round(reason: Any) -> None:
+    state = assigned(PLAN, declared(PLAN, PLAN.space[-1], PLAN.space[0], PLAN.space[0]))
+    state, _ = step(PLAN, state, prepared(PLAN, state, "ada"), 2.0)
+    answer = replace(refusal(PLAN, state, "ada", 1000), reason=reason)
+    state, actions = step(PLAN, state, Refused(refusal=answer), 3.0)
+    assert not any(isinstance(action, Prepare) for action in actions)
+    assert (state.seats["ada"].stage, state.seats["ada"].reason) == ("refused", f"{reason}: as told")
+
+
+def test_one_that_is_declared_anew_counts_from_the_next_announcement_on() -> None:
+    state = declared(PLAN, PLAN.space[0], PLAN.space[0], PLAN.space[0])
+    state, _ = step(PLAN, state, measured(PLAN, "ada"), 2.0)
+    anew = replace(profile("ada"), architecture=PLAN.space[-1])
+    state, _ = step(PLAN, state, Profiled(profile=anew), 2.0)
+    for name in CLIENTS[1:]:
+        state, _ = step(PLAN, state, measured(PLAN, name), 2.0)
+    assert state.seats["ada"].size == PLAN.space[0], "what it said before it was measured"
+
+
+def played(folder: Path, faults: FaultPlan | None = None, *, kill: bool = False) -> World:
+    """The third device declares what no run has."""
+    devices = fleet()
+    wrong = SubnetSpec(axes=(("width", Prefix(size=4)),))
+    for name, size in zip(CLIENTS, (SMALL, PLAN.space[-1], wrong), strict=True):
+        devices[name] = replace(devices[name], architecture=size)
+    settings = config(method=METHODS[0], deploy_targets=())
+    world = World(folder, settings, devices, faults=faults)
+    if kill:
+        world.run(lambda: any(seat.stage == "out" for seat in world.server.state.seats.values()))
+        world.kill_server()
+    world.run()
+    return world
+
+
+def test_what_was_declared_is_what_is_trained_whatever_is_lost_and_whoever_dies(tmp_path: Path) -> None:
+    calm = played(tmp_path / "calm")
+    for record in calm.notes.records:
+        ada, bob, cyd = record.clients
+        assert [(row.spec_id, row.status) for row in (ada, bob)] == [
+            (SMALL.spec_id, "folded"),
+            (PLAN.space[-1].spec_id, "folded"),
+        ]
+        assert cyd.status.startswith("skipped: a subnet names the axis 'width', but the network has")
+    assert {task.spec.spec_id for task in calm.devices["ada"].tasks} == {SMALL.spec_id}
+    answers = {name: device.receipts[f"profile.{name}-1"] for name, device in calm.devices.items()}
+    assert {name: (one.status, one.problem) for name, one in answers.items()} == {
+        "ada": ("accepted", None),
+        "bob": ("accepted", None),
+        "cyd": ("refused", "unknown_axis"),
+    }
+    rough = played(tmp_path / "rough", FaultPlan(seed=3, loss=0.2, double=0.2, delay_s=1.5), kill=True)
+    assert rough.model_bytes() == calm.model_bytes()
