@@ -14,18 +14,20 @@ from subfleet.elastic.families import init_state, network_of
 from subfleet.elastic.model_state import ModelState
 from subfleet.elastic.stacked import CoordinateMedian
 from subfleet.protocol.errors import FileError, ProtocolError
+from subfleet.protocol.update_codecs import Uncompressed
 from subfleet.server.checkpoint import checkpoint_path, load_checkpoint, save_checkpoint
 from subfleet.server.folding import FoldedModel, Folding
 from subfleet.server.methods import Method
 from subfleet.server.methods.fedavg import FedAvg
 from subfleet.server.methods.heterofl import HeteroFL
 from subfleet.server.rounds import Seat
-from subfleet.server.updates import check_update, subnet_weights
+from subfleet.server.updates import UpdateForm, check_update, subnet_weights
 from subfleet.transport.blob_store import BlobStore
 
 PLAN = plan_of()
 NETWORK = network_of(PLAN.config.model)
 STATE = init_state(NETWORK, 0)
+WHOLE = UpdateForm.of(NETWORK, NETWORK.full_spec(), Uncompressed())
 
 
 def fold(method: Method, seats: list[Seat], blobs: BlobStore) -> FoldedModel:
@@ -138,13 +140,13 @@ FIRST = next(iter(STATE))
 def test_what_cannot_be_folded_is_refused_when_it_comes(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "update").write_bytes(content)
     with pytest.raises(ProtocolError):
-        check_update(NETWORK, NETWORK.full_spec(), tmp_path / "update")
+        check_update(WHOLE, tmp_path / "update")
 
 
 def test_the_largest_finite_values_are_finite(tmp_path: Path) -> None:
     largest = np.full(STATE[FIRST].shape, np.finfo(np.float32).max, dtype=np.float32)
     (tmp_path / "update").write_bytes(_change(**{FIRST: largest}))
-    check_update(NETWORK, NETWORK.full_spec(), tmp_path / "update")
+    check_update(WHOLE, tmp_path / "update")
 
 
 def test_a_checkpoint_comes_back_bit_by_bit_and_damage_is_seen(tmp_path: Path) -> None:

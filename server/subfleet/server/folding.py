@@ -18,9 +18,10 @@ from subfleet.elastic.stacking import Member
 from subfleet.protocol.blobs import BlobRef
 from subfleet.protocol.errors import FileError, ProtocolError
 from subfleet.protocol.subnet import SubnetSpec
+from subfleet.protocol.update_codecs import AnyUpdateCodec, Uncompressed
 from subfleet.server.methods.policies import AfterRound, Draw, Participant, Policies, Replacement, Trained
 from subfleet.server.rounds import Seat
-from subfleet.server.updates import mapped_change, read_change
+from subfleet.server.updates import UpdateForm, mapped_change, read_change
 from subfleet.transport.blob_store import BlobStore
 
 __all__ = ["FoldedModel", "Folding"]
@@ -188,7 +189,7 @@ class Folding:
         if client.instead is not None:
             return client.instead.change
         try:
-            return stack.enter_context(mapped_change(self.blobs, client.update_ref))
+            return stack.enter_context(mapped_change(self._form_of(client), self.blobs, client.update_ref))
         except (ProtocolError, FileError) as error:
             raise _RefusedError(client.participant.client_id, str(error)) from error
 
@@ -224,9 +225,12 @@ class Folding:
         if client.instead is not None:
             return client.instead.change
         try:
-            return read_change(self.blobs, client.update_ref)
+            return read_change(self._form_of(client), self.blobs, client.update_ref)
         except (ProtocolError, FileError) as error:
             raise _RefusedError(client.participant.client_id, str(error)) from error
+
+    def _form_of(self, client: "_Client") -> UpdateForm:
+        return UpdateForm.of(self.network, client.participant.spec, client.codec)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -234,6 +238,7 @@ class _Client:
     participant: Participant
     weight: float
     update_ref: BlobRef
+    codec: AnyUpdateCodec
     instead: Replacement | None = None
 
     @property
@@ -245,7 +250,9 @@ class _Client:
     def of(cls, seat: Seat, policies: Policies) -> "_Client":
         if seat.participant is None or seat.result is None:
             raise ValueError(f"the seat of client {seat.client_id} has no update")
-        return cls(participant=seat.participant, weight=policies.weigh(seat.result), update_ref=seat.result.blob)
+        codec = Uncompressed() if seat.task is None else seat.task.update_codec
+        weight = policies.weigh(seat.result)
+        return cls(participant=seat.participant, weight=weight, update_ref=seat.result.blob, codec=codec)
 
 
 def _add_each(accumulator: Accumulator, members: Sequence[_Client], batch: Sequence[Contribution]) -> None:

@@ -47,7 +47,7 @@ from subfleet.server.rows import deployed_models, round_record
 from subfleet.server.store import Journal, begin_run, open_database
 from subfleet.server.supply import Exports, Supply
 from subfleet.server.traffic import Traffic
-from subfleet.server.updates import check_update
+from subfleet.server.updates import UpdateForm, check_update
 from subfleet.server.views import Views
 from subfleet.server.workbench import Workbench
 from subfleet.tasks import read_dataset
@@ -296,7 +296,8 @@ class Server:
         seat = self._state.seats.get(update.client_id)
         try:
             if seat is not None and seat.task is not None:
-                check_update(self._network, seat.task.spec, self._blobs.path(ref))
+                form = UpdateForm.of(self._network, seat.task.spec, seat.task.update_codec)
+                check_update(form, self._blobs.path(ref))
         except (ProtocolError, FileError) as error:
             return UpdateRejected(update=update, reason=str(error))
         return UpdateStored(update=update)

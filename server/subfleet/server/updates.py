@@ -6,20 +6,71 @@ import math
 import mmap
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 from torch import Tensor, from_numpy
 
 from subfleet.arrays import Arrays, decode_arrays, encode_arrays
+from subfleet.arrays.codecs import Floats, decode_change, encoded_bytes
 from subfleet.elastic.maps import extract
-from subfleet.elastic.network import Network
+from subfleet.elastic.network import BUFFER_ROLES, Network
 from subfleet.protocol.blobs import BlobRef
 from subfleet.protocol.errors import FileError, ProtocolError
 from subfleet.protocol.subnet import SubnetSpec
+from subfleet.protocol.update_codecs import AnyUpdateCodec
 from subfleet.transport.blob_store import BlobStore
 
-__all__ = ["check_update", "mapped_change", "read_change", "subnet_weights"]
+__all__ = ["UpdateForm", "check_update", "mapped_change", "read_change", "subnet_weights"]
+
+_FLOAT_BYTES = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpdateForm:
+    """What an update must be.
+
+    Attributes:
+        shapes: of the tensors whose change it holds.
+        exact: those of them that are no weights: no codec writes their change.
+        codec: that writes the others.
+    """
+
+    shapes: Mapping[str, tuple[int, ...]]
+    exact: frozenset[str]
+    codec: AnyUpdateCodec
+
+    @classmethod
+    def of(cls, network: Network, spec: SubnetSpec, codec: AnyUpdateCodec) -> "UpdateForm":
+        """The update of a subnet.
+
+        Raises:
+            ConfigError: the spec is no subnet of the network.
+        """
+        shapes = network.shapes(spec)
+        exact = frozenset(name for name in shapes if network.tensors[name].role in BUFFER_ROLES)
+        return cls(shapes=shapes, exact=exact, codec=codec)
+
+    @property
+    def size_bytes(self) -> int:
+        """Of all its tensors, without the container's header; the same for every such update."""
+        sizes = {name: math.prod(shape) for name, shape in self.shapes.items()}
+        return sum(
+            size * _FLOAT_BYTES if name in self.exact else encoded_bytes(self.codec, size)
+            for name, size in sizes.items()
+        )
+
+    def decoded(self, name: str, array: npt.NDArray[np.generic]) -> Floats:
+        """The change of a tensor.
+
+        Raises:
+            ProtocolError: there is no such tensor, or the array is not what the codec writes.
+        """
+        if name not in self.shapes:
+            raise ProtocolError(f"the update names the tensor {name!r:.80}, which its subnet lacks")
+        return decode_change(self.codec, name, array, self.shapes[name], exact=name in self.exact)
 
 
 def subnet_weights(network: Network, spec: SubnetSpec, state: Mapping[str, Tensor]) -> bytes:
@@ -27,42 +78,37 @@ def subnet_weights(network: Network, spec: SubnetSpec, state: Mapping[str, Tenso
     return encode_arrays({name: tensor.numpy() for name, tensor in extract(network, spec, state).items()})
 
 
-def check_update(network: Network, spec: SubnetSpec, path: Path) -> None:
+def check_update(form: UpdateForm, path: Path) -> None:
     """Refuse an update that could not be folded.
 
     Raises:
-        ProtocolError: it is no container, names other tensors, has other shapes or types, or holds what is not finite.
+        ProtocolError: it is no container, names other tensors, has other shapes or types, or holds what is not finite
+            or not written by its codec.
         FileError: it cannot be read.
     """
     arrays = decode_arrays(_read(path))
-    shapes = network.shapes(spec)
-    if set(arrays) != set(shapes):
-        odd = sorted(set(arrays) ^ set(shapes))
+    if set(arrays) != set(form.shapes):
+        odd = sorted(set(arrays) ^ set(form.shapes))
         raise ProtocolError(f"the update names other tensors than its subnet, such as {odd[0]!r:.80}")
     for name, array in arrays.items():
-        if array.shape != shapes[name] or array.dtype != np.float32:
-            raise ProtocolError(
-                f"tensor {name!r} of the update is {array.dtype} of shape {array.shape}, but must be float32 of shape "
-                f"{shapes[name]}"
-            )
         # A float64 sum of finite float32 values cannot overflow, so it is finite exactly when every value is.
-        if not math.isfinite(float(np.sum(array, dtype=np.float64))):
+        if not math.isfinite(float(np.sum(form.decoded(name, array), dtype=np.float64))):
             raise ProtocolError(f"tensor {name!r} of the update holds a value that is not finite")
 
 
-def read_change(blobs: BlobStore, ref: BlobRef) -> dict[str, Tensor]:
-    """The tensors of a stored update, in memory of their own.
+def read_change(form: UpdateForm, blobs: BlobStore, ref: BlobRef) -> dict[str, Tensor]:
+    """The changes of a stored update, in memory of their own.
 
     Raises:
         FileError: it cannot be read, or is not what was stored.
-        ProtocolError: it is no container.
+        ProtocolError: it is no container, or not what the codec writes.
     """
-    return _tensors(_intact(_read(blobs.path(ref)), ref))
+    return dict(_Changes(form, _intact(_read(blobs.path(ref)), ref)))
 
 
 @contextlib.contextmanager
-def mapped_change(blobs: BlobStore, ref: BlobRef) -> Iterator[dict[str, Tensor]]:
-    """The tensors of a stored update where they lie in its file; what is not looked at takes no memory.
+def mapped_change(form: UpdateForm, blobs: BlobStore, ref: BlobRef) -> Iterator[Mapping[str, Tensor]]:
+    """The changes of a stored update from where they lie in its file; what is not looked at takes no memory.
 
     Raises:
         FileError: it cannot be read, or is not what was stored.
@@ -77,17 +123,30 @@ def mapped_change(blobs: BlobStore, ref: BlobRef) -> Iterator[dict[str, Tensor]]
         except (OSError, ValueError) as error:
             raise FileError(f"update {path} cannot be read: {error}; check the state folder") from error
         # Not closed by name: the last tensor that looks into the pages ends them.
-        yield _tensors(_intact(memoryview(pages), ref))
+        yield _Changes(form, _intact(memoryview(pages), ref))
+
+
+class _Changes(Mapping[str, Tensor]):
+    """The changes of an update, each decoded when it is asked for."""
+
+    def __init__(self, form: UpdateForm, arrays: Arrays) -> None:
+        self._form = form
+        self._arrays = arrays
+
+    def __getitem__(self, name: str) -> Tensor:
+        return from_numpy(self._form.decoded(name, self._arrays[name]))
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._arrays)
+
+    def __len__(self) -> int:
+        return len(self._arrays)
 
 
 def _intact(content: memoryview, ref: BlobRef) -> Arrays:
     if hashlib.sha256(content).hexdigest() != ref.sha256:
         raise FileError(f"the stored update {ref.sha256[:16]} is damaged on this disk")
     return decode_arrays(content)
-
-
-def _tensors(arrays: Arrays) -> dict[str, Tensor]:
-    return {name: from_numpy(array) for name, array in arrays.items()}
 
 
 def _read(path: Path) -> memoryview:

@@ -19,7 +19,7 @@ from subfleet.arrays.codecs.coders import Coder, Floats, PlainCoder, QsgdCoder, 
 from subfleet.protocol.errors import ProtocolError
 from subfleet.protocol.update_codecs import AnyUpdateCodec, Qsgd, TopK, TopKQsgd, Uncompressed
 
-__all__ = ["UPDATE_CODECS", "decode_change", "encode_changes", "encoded_bytes", "rounding_numbers"]
+__all__ = ["UPDATE_CODECS", "Floats", "decode_change", "encode_changes", "encoded_bytes", "rounding_numbers"]
 
 _FLOAT_BYTES = 4
 
