@@ -32,6 +32,7 @@ ATTACKS: Mapping[str, Attack | None] = MappingProxyType(
         "honest": None,
         "shuffled": LabelShuffling(strength=20.0),
         "shuffled-5": LabelShuffling(strength=5.0),
+        "shuffled-1": LabelShuffling(strength=1.0),
         # Samples are split evenly, so that an attacker weighs what each other client does.
         "backdoor": Backdoor(target=0, fraction=0.5, weight=1.0, total_weight=CLIENTS / _ATTACKERS),
     }

@@ -5,7 +5,7 @@ FedAdam or FjORD's widths, is what the method's file says.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -26,7 +26,10 @@ from subfleet.server.methods.heterofl import HeteroFL
 from subfleet.server.methods.nefl import NeFL
 from subfleet.server.methods.standalone import Standalone
 
-__all__ = ["ENTRANTS", "Entrant"]
+__all__ = ["ENTRANTS", "RATES", "Entrant"]
+
+RATES = (0.0625, 0.125, 0.25, 0.5, 0.75, 1.0)
+"""Of every method: HeteroFL's five levels, and 3/4, at which a good many of the fleet's budgets end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +55,7 @@ class Entrant:
 
 _NESTED = "each client's largest subnet, so that all can take part"
 _BY_WIDTH = HeteroFL(depth=False)
+_SELECTION = DynamicSelection(rates=RATES, weighting="samples")
 _ANCHORED = DistillationSettings(mode="anchored", learning_rate=1e-4)
 
 ENTRANTS: Mapping[str, Entrant] = MappingProxyType(
@@ -80,7 +84,7 @@ ENTRANTS: Mapping[str, Entrant] = MappingProxyType(
             distillation=DistillationSettings(mode="shared", learning_rate=1e-3),
             note="with in-place distillation as its paper's algorithm 1 says: the teacher moves with its students",
         ),
-        "fjord": Entrant(method=FjORD()),
+        "fjord": Entrant(method=FjORD(rates=RATES)),
         "fedrolex": Entrant(method=FedRolex()),
         "federated_dropout": Entrant(method=FederatedDropout()),
         "anycostfl": Entrant(method=AnycostFL()),
@@ -89,14 +93,16 @@ ENTRANTS: Mapping[str, Entrant] = MappingProxyType(
         "flexifed-clustered": Entrant(method=FlexiFed(sharing="clustered")),
         "flexifed-max": Entrant(method=FlexiFed(sharing="max")),
         "dynamic_selection": Entrant(
-            method=DynamicSelection(), distillation=_ANCHORED, note="our search, a teacher that stays"
+            method=_SELECTION, distillation=_ANCHORED, note="our search, a teacher that stays"
         ),
         "dynamic_selection-undistilled": Entrant(
-            method=DynamicSelection(distillation=None), note="our search, no distillation"
+            method=replace(_SELECTION, distillation=None), note="our search, no distillation"
         ),
         "dynamic_selection-paper": Entrant(
-            method=DynamicSelection(search="paper", distillation=DistillationSettings(learning_rate=1e-3)),
-            note="the paper's search and its distillation as printed",
+            method=replace(
+                _SELECTION, search="paper", weighting="uniform", distillation=DistillationSettings(learning_rate=1e-3)
+            ),
+            note="the paper's search, its weights and its distillation as printed",
         ),
         "fedfa": Entrant(method=FedFA(), note="untrained models stay as they are"),
         "fedfa-paper": Entrant(method=FedFA(fidelity="paper"), note="copies and sizes as printed"),

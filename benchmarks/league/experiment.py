@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from league.entrants import ENTRANTS, Entrant
+from league.entrants import ENTRANTS, RATES, Entrant
 from league.fleet import COMMUNICATION_S, LeagueDevice, devices, without_limits
 from league.samples import read
 from subfleet.elastic.network import ModelConfig
@@ -16,10 +16,10 @@ __all__ = ["MODEL", "TRAINING", "Setting", "game", "play"]
 
 MODEL = ModelConfig(family="mlp", input_shape=(1, 28, 28), class_count=10, widths=(256,), depths=(3,), group_size=16)
 TRAINING = TrainingSettings(
-    epochs=1, batch_size=32, learning_rate=0.05, optimiser=OptimiserSettings(momentum=0.9, weight_decay=5e-4)
+    epochs=3, batch_size=32, learning_rate=0.05, optimiser=OptimiserSettings(momentum=0.9, weight_decay=5e-4)
 )
-RATES = (0.125, 0.25, 0.5, 0.75, 1.0)
-LEARNING_RATE_DECAY = 0.97
+LEARNING_RATE_DECAY = 0.9
+"""A round. Fifteen rounds end at a fifth of the first rate, so that what is compared is not the last round's noise."""
 LOG_STEP_S = 20.0
 """Seconds of the logs from one round to the next."""
 
