@@ -15,8 +15,8 @@ moment, by a bit; nor do running statistics of norms have moments: they take the
 
 import math
 import typing
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, fields
 from types import MappingProxyType
 from typing import ClassVar, Protocol
 
@@ -41,7 +41,7 @@ Moments = Mapping[str, Mapping[str, Tensor]]
 
 
 class ServerOptimiser(Protocol):
-    """Settings of a server optimiser and its pure step.
+    """Settings of a server optimiser, and its rule for one tensor.
 
     Attributes:
         TYPE: its name in a configuration.
@@ -49,25 +49,70 @@ class ServerOptimiser(Protocol):
 
     TYPE: ClassVar[str]
 
-    def step(
-        self,
-        old: Mapping[str, Tensor],
-        folded: Mapping[str, Tensor],
-        held: Mapping[str, Tensor],
-        moments: Moments,
-        *,
-        buffers: Collection[str] = (),
-    ) -> tuple[dict[str, Tensor], dict[str, dict[str, Tensor]]]:
-        """The next model and the next moments.
+    def starts(self) -> Mapping[str, float]:
+        """What the elements of each kind of moment start at."""
+        ...
+
+    def advance(self, moments: Mapping[str, Tensor], change: Tensor) -> tuple[Mapping[str, Tensor], Tensor]:
+        """The next moments of a tensor, by kind, and the step that its weights take; all float64.
 
         Args:
-            old: the model that the round started from.
-            folded: the mean of what clients learned, as `Accumulator.finish` gives it.
-            held: bool, which elements enough clients trained, as `Accumulator.held` gives it.
-            moments: what the last step returned; empty at first. Tensors that it lacks start anew.
-            buffers: names of tensors that take the folded value: running means and variances.
+            moments: as they are, by kind.
+            change: the mean change of the round.
         """
         ...
+
+
+def _step(
+    optimiser: ServerOptimiser,
+    old: Mapping[str, Tensor],
+    folded: Mapping[str, Tensor],
+    held: Mapping[str, Tensor],
+    moments: Moments,
+    *,
+    buffers: Collection[str] = (),
+) -> tuple[dict[str, Tensor], dict[str, dict[str, Tensor]]]:
+    """The next model and the next moments.
+
+    Args:
+        optimiser: whose rule moves each tensor.
+        old: the model that the round started from.
+        folded: the mean of what clients learned, as `Accumulator.finish` gives it.
+        held: bool, which elements enough clients trained, as `Accumulator.held` gives it.
+        moments: what the last step returned; empty at first. Tensors that it lacks start anew.
+        buffers: names of tensors that take the folded value: running means and variances.
+    """
+    new = dict(folded)
+    starts = optimiser.starts()
+    after = {kind: dict(moments.get(kind, {})) for kind in starts}
+    for name in old.keys() - set(buffers):
+        before = {kind: after[kind].get(name, torch.full_like(old[name], start)) for kind, start in starts.items()}
+        doubles = {kind: moment.to(torch.float64) for kind, moment in before.items()}
+        advanced, step = optimiser.advance(doubles, _change(old[name], folded[name]))
+        new[name] = _moved(old[name], folded[name], held[name], step)
+        for kind, moment in before.items():
+            after[kind][name] = torch.where(held[name], advanced[kind].to(moment.dtype), moment)
+    return new, after
+
+
+class _Adaptive(Protocol):
+    @property
+    def learning_rate(self) -> float: ...
+    @property
+    def beta1(self) -> float: ...
+    @property
+    def tau(self) -> float: ...
+
+
+def _adaptive_starts(settings: _Adaptive) -> Mapping[str, float]:
+    """As in `ServerOptimiser`."""
+    return {"mean": 0.0, "square": settings.tau**2}
+
+
+def _adaptive(settings: _Adaptive, mean: Tensor, square: Tensor, change: Tensor) -> tuple[Mapping[str, Tensor], Tensor]:
+    """The mean decays; the step is divided by the root of the next second moment."""
+    mean = settings.beta1 * mean + (1 - settings.beta1) * change
+    return {"mean": mean, "square": square}, settings.learning_rate * mean / (square.sqrt() + settings.tau)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,27 +129,18 @@ class FedAvgM:
     momentum: float = 0.9
 
     def __post_init__(self) -> None:
-        _check_above_0(self, "learning_rate")
-        _check_decay(self, "momentum")
+        _check(self)
 
-    def step(
-        self,
-        old: Mapping[str, Tensor],
-        folded: Mapping[str, Tensor],
-        held: Mapping[str, Tensor],
-        moments: Moments,
-        *,
-        buffers: Collection[str] = (),
-    ) -> tuple[dict[str, Tensor], dict[str, dict[str, Tensor]]]:
-        """As `ServerOptimiser.step`."""
-        new, means = dict(folded), dict(moments.get("mean", {}))
-        for name in old.keys() - set(buffers):
-            change = _change(old[name], folded[name])
-            before = means.get(name, torch.zeros_like(old[name]))
-            mean = self.momentum * before.to(torch.float64) + change
-            new[name] = _moved(old[name], folded[name], held[name], self.learning_rate * mean)
-            means[name] = _kept(before, held[name], mean)
-        return new, {"mean": means}
+    step = _step
+
+    def starts(self) -> Mapping[str, float]:
+        """As in `ServerOptimiser`."""
+        return {"mean": 0.0}
+
+    def advance(self, moments: Mapping[str, Tensor], change: Tensor) -> tuple[Mapping[str, Tensor], Tensor]:
+        """As in `ServerOptimiser`."""
+        mean = self.momentum * moments["mean"] + change
+        return {"mean": mean}, self.learning_rate * mean
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,24 +159,14 @@ class FedAdagrad:
     tau: float = 1e-3
 
     def __post_init__(self) -> None:
-        _check_above_0(self, "learning_rate", "tau")
-        _check_decay(self, "beta1")
+        _check(self)
 
-    def step(
-        self,
-        old: Mapping[str, Tensor],
-        folded: Mapping[str, Tensor],
-        held: Mapping[str, Tensor],
-        moments: Moments,
-        *,
-        buffers: Collection[str] = (),
-    ) -> tuple[dict[str, Tensor], dict[str, dict[str, Tensor]]]:
-        """As `ServerOptimiser.step`."""
-        return _adaptive_step(self, old, folded, held, moments, buffers)
+    starts = _adaptive_starts
+    step = _step
 
-    def square(self, before: Tensor, change: Tensor) -> Tensor:
-        """The next second moment."""
-        return before + change.square()
+    def advance(self, moments: Mapping[str, Tensor], change: Tensor) -> tuple[Mapping[str, Tensor], Tensor]:
+        """As in `ServerOptimiser`."""
+        return _adaptive(self, moments["mean"], moments["square"] + change.square(), change)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,25 +187,15 @@ class FedAdam:
     tau: float = 1e-3
 
     def __post_init__(self) -> None:
-        _check_above_0(self, "learning_rate", "tau")
-        _check_decay(self, "beta1")
-        _check_share(self, "beta2")
+        _check(self)
 
-    def step(
-        self,
-        old: Mapping[str, Tensor],
-        folded: Mapping[str, Tensor],
-        held: Mapping[str, Tensor],
-        moments: Moments,
-        *,
-        buffers: Collection[str] = (),
-    ) -> tuple[dict[str, Tensor], dict[str, dict[str, Tensor]]]:
-        """As `ServerOptimiser.step`."""
-        return _adaptive_step(self, old, folded, held, moments, buffers)
+    starts = _adaptive_starts
+    step = _step
 
-    def square(self, before: Tensor, change: Tensor) -> Tensor:
-        """The next second moment."""
-        return self.beta2 * before + (1 - self.beta2) * change.square()
+    def advance(self, moments: Mapping[str, Tensor], change: Tensor) -> tuple[Mapping[str, Tensor], Tensor]:
+        """As in `ServerOptimiser`."""
+        square = self.beta2 * moments["square"] + (1 - self.beta2) * change.square()
+        return _adaptive(self, moments["mean"], square, change)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -200,26 +216,16 @@ class FedYogi:
     tau: float = 1e-3
 
     def __post_init__(self) -> None:
-        _check_above_0(self, "learning_rate", "tau")
-        _check_decay(self, "beta1")
-        _check_share(self, "beta2")
+        _check(self)
 
-    def step(
-        self,
-        old: Mapping[str, Tensor],
-        folded: Mapping[str, Tensor],
-        held: Mapping[str, Tensor],
-        moments: Moments,
-        *,
-        buffers: Collection[str] = (),
-    ) -> tuple[dict[str, Tensor], dict[str, dict[str, Tensor]]]:
-        """As `ServerOptimiser.step`."""
-        return _adaptive_step(self, old, folded, held, moments, buffers)
+    starts = _adaptive_starts
+    step = _step
 
-    def square(self, before: Tensor, change: Tensor) -> Tensor:
-        """The next second moment."""
-        squared = change.square()
-        return before - (1 - self.beta2) * squared * torch.sign(before - squared)
+    def advance(self, moments: Mapping[str, Tensor], change: Tensor) -> tuple[Mapping[str, Tensor], Tensor]:
+        """As in `ServerOptimiser`."""
+        before, squared = moments["square"], change.square()
+        square = before - (1 - self.beta2) * squared * torch.sign(before - squared)
+        return _adaptive(self, moments["mean"], square, change)
 
 
 AnyServerOptimiser = FedAvgM | FedAdagrad | FedAdam | FedYogi
@@ -228,29 +234,6 @@ AnyServerOptimiser = FedAvgM | FedAdagrad | FedAdam | FedYogi
 SERVER_OPTIMISERS: Mapping[str, type[AnyServerOptimiser]] = MappingProxyType(
     {kind.TYPE: kind for kind in typing.get_args(AnyServerOptimiser)}
 )
-
-
-def _adaptive_step(
-    settings: FedAdagrad | FedAdam | FedYogi,
-    old: Mapping[str, Tensor],
-    folded: Mapping[str, Tensor],
-    held: Mapping[str, Tensor],
-    moments: Moments,
-    buffers: Collection[str],
-) -> tuple[dict[str, Tensor], dict[str, dict[str, Tensor]]]:
-    new = dict(folded)
-    means, squares = dict(moments.get("mean", {})), dict(moments.get("square", {}))
-    for name in old.keys() - set(buffers):
-        change = _change(old[name], folded[name])
-        mean_before = means.get(name, torch.zeros_like(old[name]))
-        square_before = squares.get(name, torch.full_like(old[name], settings.tau**2))
-        mean = settings.beta1 * mean_before.to(torch.float64) + (1 - settings.beta1) * change
-        square = settings.square(square_before.to(torch.float64), change)
-        step = settings.learning_rate * mean / (square.sqrt() + settings.tau)
-        new[name] = _moved(old[name], folded[name], held[name], step)
-        means[name] = _kept(mean_before, held[name], mean)
-        squares[name] = _kept(square_before, held[name], square)
-    return new, {"mean": means, "square": squares}
 
 
 def _change(old: Tensor, folded: Tensor) -> Tensor:
@@ -264,21 +247,19 @@ def _moved(old: Tensor, folded: Tensor, held: Tensor, step: Tensor) -> Tensor:
     return torch.where(held & (step != 0), stepped, old)
 
 
-def _kept(before: Tensor, held: Tensor, after: Tensor) -> Tensor:
-    return torch.where(held, after.to(before.dtype), before)
+_RANGES: Mapping[str, tuple[Callable[[float], bool], str]] = MappingProxyType(
+    {
+        "learning_rate": (lambda value: 0 < value < math.inf, "a number above 0"),
+        "tau": (lambda value: 0 < value < math.inf, "a number above 0"),
+        "momentum": (lambda value: 0 <= value < 1, "at least 0 and below 1"),
+        "beta1": (lambda value: 0 <= value < 1, "at least 0 and below 1"),
+        "beta2": (lambda value: 0 <= value <= 1, "from 0 to 1"),
+    }
+)
 
 
-def _check_above_0(settings: object, *names: str) -> None:
-    for name in names:
-        if not 0 < getattr(settings, name) < math.inf:
-            raise ConfigError(f"{name} is {getattr(settings, name)}, but must be a number above 0")
-
-
-def _check_decay(settings: object, name: str) -> None:
-    if not 0 <= getattr(settings, name) < 1:
-        raise ConfigError(f"{name} is {getattr(settings, name)}, but must be at least 0 and below 1")
-
-
-def _check_share(settings: object, name: str) -> None:
-    if not 0 <= getattr(settings, name) <= 1:
-        raise ConfigError(f"{name} is {getattr(settings, name)}, but must be from 0 to 1")
+def _check(settings: AnyServerOptimiser) -> None:
+    for setting in fields(settings):
+        value, (fits, wanted) = getattr(settings, setting.name), _RANGES[setting.name]
+        if not fits(value):
+            raise ConfigError(f"{setting.name} is {value}, but must be {wanted}")
