@@ -28,7 +28,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from safetensors.numpy import save_file
-from subfleet.elastic.zoo import ZOO, build_seeded
+from step_benchmark.zoo import ZOO, build_seeded
 from subfleet.export.programs import write_training_program
 from subfleet.export.steps import SampleSpec, training_step
 from subfleet.protocol.programs import encode_program
@@ -163,7 +163,7 @@ def measure(case: Case, folder: Path) -> Row:
 
 def _python(program: str, argument: str) -> str:
     # NumPy's threads would add stacks and buffers that no device's trainer has.
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parent)}
     done = subprocess.run(
         [sys.executable, "-c", program, argument], capture_output=True, text=True, env=environment, check=False
     )
@@ -174,7 +174,7 @@ def _python(program: str, argument: str) -> str:
 
 def cases_of(arguments: argparse.Namespace) -> Iterator[Case]:
     """The zoo on every target, and on its own the ways to need less memory."""
-    from subfleet.elastic.zoo import ZOO
+    from step_benchmark.zoo import ZOO
 
     for name in arguments.model or list(ZOO):
         for target in arguments.target or TARGETS:

@@ -27,8 +27,8 @@ from step_benchmark.programs import TARGETS, ProgramStep, cached_lookup_ms, expo
 from step_benchmark.report import Result, print_tables, summary
 from step_benchmark.stepping import Start, Stepper
 from step_benchmark.timing import interleaved_medians_s
+from step_benchmark.zoo import ZOO, ZooModel, build_seeded
 
-from subfleet.elastic.zoo import ZOO, ZooModel, build_seeded
 from subfleet.protocol.errors import SubfleetError
 from subfleet.protocol.programs import Program
 from subfleet.protocol.training import OptimiserSettings

@@ -12,8 +12,8 @@ import numpy.typing as npt
 
 from step_benchmark.data import Samples
 from step_benchmark.stepping import Start, Weights
+from step_benchmark.zoo import ZooModel, build_seeded
 from subfleet.elastic.network import ModelConfig
-from subfleet.elastic.zoo import ZooModel, build_seeded
 from subfleet.export.cache import CacheFolder, ExportCache
 from subfleet.export.programs import write_training_program
 from subfleet.export.requests import TrainRequest

@@ -9,7 +9,7 @@ import numpy.typing as npt
 from torch import Tensor
 
 from step_benchmark.data import Samples
-from subfleet.elastic.zoo import ZooModel
+from step_benchmark.zoo import ZooModel
 from subfleet.protocol.training import OptimiserSettings
 
 Weights = Mapping[str, npt.NDArray[np.float64]]

@@ -18,7 +18,7 @@ class Case:
 
 
 def _build(sizes: Sizes) -> nn.Module:
-    stem, groups, inside = sizes["stem"], sizes["groups"], sizes.times("groups", 2)
+    stem, groups, inside = sizes["stem"], sizes["groups"], sizes["groups"] * 2
     return nn.Sequential(
         OrderedDict(
             start=nn.Conv2d(2, stem, 3, padding=1),

@@ -3,8 +3,9 @@
 import math
 
 import pytest
+import torch
 
-from subfleet.elastic.families import network_of
+from subfleet.elastic.families import build_module, network_of
 from subfleet.elastic.families.presets import PRESETS, preset
 from subfleet.elastic.network import BUFFER_ROLES, Network
 from subfleet.protocol.errors import ConfigError
@@ -102,3 +103,30 @@ def test_a_preset_takes_other_inputs_classes_and_norms(name: str) -> None:
 def test_an_unknown_preset_is_refused() -> None:
     with pytest.raises(ConfigError, match="resnet19"):
         preset("resnet19", input_shape=(3, 32, 32), class_count=10)
+
+
+SMALL_IMAGES = ("resnet18", "vgg13", "mobilenet_v2", "mobilenet_v3_small", "efficientnet_v2_tiny", "vit_tiny")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [*SMALL_IMAGES, "ds_cnn", "char_lstm", "decoder_small"])
+def test_a_preset_gives_logits_and_a_gradient_to_every_parameter(name: str) -> None:
+    config = preset(name, input_shape=(3, 32, 32), class_count=10) if name in SMALL_IMAGES else PRESETS[name]
+    network = network_of(config)
+    module = build_module(network, network.full_spec())
+    generator = torch.Generator().manual_seed(1)
+    shape = (2, *config.input_shape)
+    inputs = (
+        torch.randint(config.vocabulary, shape, generator=generator)
+        if config.vocabulary
+        else torch.randn(shape, generator=generator)
+    )
+    logits = module(inputs)
+    tokens = config.input_shape if config.vocabulary else ()
+    assert logits.shape == (2, *tokens, config.class_count)
+    # A fixed random direction: the plain sum's gradient vanishes before a norm.
+    (logits * torch.randn(logits.shape, generator=generator)).sum().backward()
+    without = [
+        name for name, parameter in module.named_parameters() if parameter.grad is None or not parameter.grad.any()
+    ]
+    assert without == []

@@ -1,12 +1,15 @@
 """A network that cannot be trained is named with its layer, the reason and the remedy, before anything is written."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from export.export_cases import train_request
 from torch import Tensor, nn
 
-from subfleet.elastic.families import FAMILIES, Family
-from subfleet.elastic.network import LocalShapes, ModelConfig
+from subfleet.elastic.families import FAMILIES
+from subfleet.elastic.families.blueprint import Blueprint, Sizes
+from subfleet.elastic.network import ModelConfig
 from subfleet.export.preflight import obstacles, with_layer
 from subfleet.export.programs import export_training_program
 from subfleet.export.steps import SampleSpec
@@ -90,15 +93,19 @@ def test_the_error_is_told_with_its_layer_and_else_as_it_is() -> None:
 
 
 def test_a_request_that_fails_names_the_layer(monkeypatch: pytest.MonkeyPatch) -> None:
-    def with_log_gamma(config: ModelConfig, local: LocalShapes) -> nn.Module:
-        module = mlp.build(config, local)
-        module.add_module("special", LogGamma())
-        module.register_forward_hook(lambda network, _inputs, logits: network.special(logits))
-        return module
+    def with_log_gamma(config: ModelConfig) -> Blueprint:
+        blueprint = mlp(config)
+
+        def build(sizes: Sizes) -> nn.Module:
+            module = blueprint.build(sizes)
+            module.add_module("special", LogGamma())
+            module.register_forward_hook(lambda network, _inputs, logits: network.special(logits))
+            return module
+
+        return replace(blueprint, build=build)
 
     mlp = FAMILIES["mlp"]
-    family = Family(declare=mlp.declare, build=with_log_gamma)
-    monkeypatch.setattr("subfleet.elastic.families.FAMILIES", {"mlp": family})
+    monkeypatch.setattr("subfleet.elastic.families.FAMILIES", {"mlp": with_log_gamma})
     with pytest.raises(ExportError, match=r"^layer 'special' \(LogGamma\) cannot be trained so: .*; use") as raised:
         export_training_program(train_request("onnx"))
     assert isinstance(raised.value.__cause__, ExportError)

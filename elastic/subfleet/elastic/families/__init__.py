@@ -3,7 +3,6 @@
 import hashlib
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
 
 import torch
@@ -13,60 +12,32 @@ from subfleet.elastic.families.blueprint import Blueprint, declare, module_of
 from subfleet.elastic.families.inverted import efficientnet_v2, mobilenet_v2, mobilenet_v3
 from subfleet.elastic.families.plain import ds_cnn, vgg
 from subfleet.elastic.families.preact import mlp, preact_resnet
-from subfleet.elastic.families.recurrent import build_lstm, declare_lstm
-from subfleet.elastic.families.transformer import (
-    build_bert,
-    build_bert_classifier,
-    build_decoder,
-    build_vit,
-    declare_classifier,
-    declare_language_model,
-    declare_vit,
-)
-from subfleet.elastic.network import LocalShapes, ModelConfig, Network, Role, TensorDecl
+from subfleet.elastic.families.recurrent import lstm
+from subfleet.elastic.families.transformer import bert, bert_classifier, decoder, vit
+from subfleet.elastic.network import ModelConfig, Network, Role, TensorDecl
 from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.subnet import SubnetSpec
 
-__all__ = ["FAMILIES", "Family", "build_module", "init_state", "network_of"]
+__all__ = ["FAMILIES", "build_module", "init_state", "network_of"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Family:
-    """A way to make networks.
-
-    Attributes:
-        declare: a configuration to its network.
-        build: a configuration and the sizes of a subnet to a module whose state has exactly its tensors.
-    """
-
-    declare: Callable[[ModelConfig], Network]
-    build: Callable[[ModelConfig, LocalShapes], nn.Module]
-
-
-def _family_of(draw: Callable[[ModelConfig], Blueprint]) -> Family:
-    return Family(
-        declare=lambda config: declare(config, draw(config)),
-        build=lambda config, local: module_of(draw(config), local),
-    )
-
-
-FAMILIES: Mapping[str, Family] = MappingProxyType(
+FAMILIES: Mapping[str, Callable[[ModelConfig], Blueprint]] = MappingProxyType(
     {
-        "ds_cnn": _family_of(ds_cnn),
-        "efficientnet_v2": _family_of(efficientnet_v2),
-        "mlp": _family_of(mlp),
-        "mobilenet_v2": _family_of(mobilenet_v2),
-        "mobilenet_v3": _family_of(mobilenet_v3),
-        "preact_resnet": _family_of(preact_resnet),
-        "vgg": _family_of(vgg),
-        "vit": Family(declare=declare_vit, build=build_vit),
-        "bert": Family(declare=declare_language_model, build=build_bert),
-        "bert_classifier": Family(declare=declare_classifier, build=build_bert_classifier),
-        "decoder": Family(declare=declare_language_model, build=build_decoder),
-        "lstm": Family(declare=declare_lstm, build=build_lstm),
+        "bert": bert,
+        "bert_classifier": bert_classifier,
+        "decoder": decoder,
+        "ds_cnn": ds_cnn,
+        "efficientnet_v2": efficientnet_v2,
+        "lstm": lstm,
+        "mlp": mlp,
+        "mobilenet_v2": mobilenet_v2,
+        "mobilenet_v3": mobilenet_v3,
+        "preact_resnet": preact_resnet,
+        "vgg": vgg,
+        "vit": vit,
     }
 )
-
+"""A configuration to its network's blueprint, by the family's name."""
 
 _MODULE_SEED = 0
 
@@ -77,7 +48,7 @@ def network_of(config: ModelConfig) -> Network:
     Raises:
         ConfigError: the family is unknown, or refuses the configuration.
     """
-    return _family(config).declare(config)
+    return declare(config, _blueprint(config))
 
 
 def init_state(network: Network, seed: int) -> dict[str, Tensor]:
@@ -103,16 +74,16 @@ def build_module(network: Network, spec: SubnetSpec) -> nn.Module:
     """
     local = network.local(spec)
     with torch.device("meta"):
-        module = _family(network.config).build(network.config, local)
+        module = module_of(_blueprint(network.config), local)
     state = {name: _draw_tensor(network.tensors[name], shape, _MODULE_SEED) for name, shape in local.tensors.items()}
     module.load_state_dict(state, assign=True)
     return module
 
 
-def _family(config: ModelConfig) -> Family:
+def _blueprint(config: ModelConfig) -> Blueprint:
     if config.family not in FAMILIES:
         raise ConfigError(f"the model family is {config.family!r}, but must be one of {sorted(FAMILIES)}")
-    return FAMILIES[config.family]
+    return FAMILIES[config.family](config)
 
 
 _CONSTANT_ROLES: Mapping[Role, float] = MappingProxyType(

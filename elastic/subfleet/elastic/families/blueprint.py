@@ -2,29 +2,31 @@
 
 A family says which axes there are and builds a module out of sizes. Each size remembers the axis that it was asked of,
 so building the full network shows which dimensions of which tensor are tied to what, under which name, and running it
-with shapes alone shows at how many places each tensor is applied. No layer is described twice.
+with shapes alone shows at how many places each tensor is applied. No layer is described twice. Only what a layer does
+not show is said beside it: tensors that start otherwise than their layers usually do, and attention's products.
 """
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 
-from subfleet.elastic.axes import Axis, Dim, Product
-from subfleet.elastic.network import Block, LocalShapes, ModelConfig, Network, Role, TensorDecl
+from subfleet.elastic.axes import Axis, Dim, Product, factors_of
+from subfleet.elastic.network import Block, LocalShapes, MatrixProduct, ModelConfig, Network, Role, TensorDecl
 from subfleet.protocol.errors import ConfigError
 
-__all__ = ["Blueprint", "Sizes", "TiedSize", "check_used", "declare", "module_of"]
+__all__ = ["Blueprint", "OwnTensors", "Sizes", "TiedSize", "check_used", "declare", "module_of", "share_of"]
 
 
 class TiedSize(int):
     """A size of a layer that knows what it is tied to. To a layer it is a plain number.
 
-    Arithmetic gives plain numbers, which are tied to nothing.
+    A product is tied to the product of what its factors are tied to, the left one outermost: the rows of fused queries,
+    keys and values are `3 * (heads * head_width)`. All other arithmetic gives plain numbers, which are tied to nothing.
 
     Attributes:
         dim: what it is tied to.
@@ -40,8 +42,30 @@ class TiedSize(int):
         tied.dim, tied.full = dim, full
         return tied
 
+    def __mul__(self, other: object) -> "TiedSize":
+        return _product(self, other) if isinstance(other, int) else NotImplemented
+
+    def __rmul__(self, other: object) -> "TiedSize":
+        return _product(other, self) if isinstance(other, int) else NotImplemented
+
     def __reduce__(self) -> tuple[Any, ...]:
         return TiedSize, (int(self), self.dim, self.full)
+
+
+def share_of(size: int) -> float:
+    """How much of its size in the full network a size is; 1 for a plain number."""
+    return size / size.full if isinstance(size, TiedSize) else 1.0
+
+
+@runtime_checkable
+class OwnTensors(Protocol):
+    """A layer of ours with tensors of more than one value.
+
+    Attributes:
+        own_sizes: of each of them, by its name in the layer; it is made with them.
+    """
+
+    own_sizes: Mapping[str, tuple[int, ...]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,11 +85,6 @@ class Sizes:
     def __getitem__(self, axis: str) -> TiedSize:
         return TiedSize(self.kept[axis], axis, self.axes[axis].size)
 
-    def times(self, axis: str, inside: int) -> TiedSize:
-        """The size of a dimension with `inside` entries for each index of an axis."""
-        dim = Product(factors=(axis, inside))
-        return TiedSize(self.kept[axis] * inside, dim, self.axes[axis].size * inside)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Blueprint:
@@ -75,14 +94,17 @@ class Blueprint:
         axes: all, in any order.
         blocks: the skippable ones, in network order; their names are those of modules.
         build: sizes to a module, with these blocks of them alone.
-        residual: names of the tensors that start at 0, so that their blocks start as the identity.
+        roles: of the tensors whose role does not follow from their layer, such as the "residual" weights that start at
+            0, so that their blocks start as the identity; by name.
+        products: as in `Network`.
         kept_of_norms: as in `Network`.
     """
 
     axes: tuple[Axis, ...]
     blocks: tuple[Block, ...]
     build: Callable[[Sizes], nn.Module]
-    residual: frozenset[str] = frozenset()
+    roles: Mapping[str, Role] = field(default_factory=dict)
+    products: tuple[MatrixProduct, ...] = ()
     kept_of_norms: int = 2
 
 
@@ -111,6 +133,7 @@ def declare(config: ModelConfig, blueprint: Blueprint) -> Network:
         axes=MappingProxyType(axes),
         blocks=blueprint.blocks,
         tensors=MappingProxyType({decl.name: decl for decl in _decls(config, blueprint, module)}),
+        products=blueprint.products,
         kept_of_norms=blueprint.kept_of_norms,
     )
 
@@ -136,11 +159,11 @@ def check_used(config: ModelConfig, used: Iterable[str], norms: Iterable[str]) -
         ConfigError: it sets another field, or has a norm that the family does not know.
     """
     known = {"norm", "group_size", "scaler", *used}
-    for field in fields(config):
-        value = getattr(config, field.name)
-        if field.name not in known and isinstance(field.default, int | str | tuple) and value != field.default:
+    for setting in fields(config):
+        value = getattr(config, setting.name)
+        if setting.name not in known and isinstance(setting.default, int | str | tuple) and value != setting.default:
             raise ConfigError(
-                f"{field.name} is {value!r}, but family {config.family!r} has no use for it; leave it out"
+                f"{setting.name} is {value!r}, but family {config.family!r} has no use for it; leave it out"
             )
     if config.norm not in norms:
         raise ConfigError(f"norm is {config.norm!r}, but family {config.family!r} knows {sorted(norms)}")
@@ -149,8 +172,25 @@ def check_used(config: ModelConfig, used: Iterable[str], norms: Iterable[str]) -
 
 
 _OWN_ROLES: Mapping[str, Role] = MappingProxyType(
-    {"bias": "bias", "running_mean": "mean", "running_var": "variance", "step": "step"}
+    {
+        "bias": "bias",
+        "bias_ih_l0": "bias",
+        "bias_hh_l0": "bias",
+        "running_mean": "mean",
+        "running_var": "variance",
+        "step": "step",
+    }
 )
+_LSTM_GATES = 4
+_PLACED = (nn.Conv2d, nn.Linear, nn.GroupNorm, nn.BatchNorm1d, nn.BatchNorm2d, nn.LayerNorm, nn.LSTM)
+"""Layers that are applied at many places of a sample; each symbol reads one row of an embedding."""
+
+
+def _product(left: int, right: int) -> TiedSize:
+    fulls = [factor.full if isinstance(factor, TiedSize) else factor for factor in (left, right)]
+    dims = [factor.dim if isinstance(factor, TiedSize) else None for factor in (left, right)]
+    factors = (factor for dim, full in zip(dims, fulls, strict=True) for factor in factors_of(dim, full))
+    return TiedSize(int(left) * int(right), Product(factors=tuple(factors)), math.prod(fulls))
 
 
 def _decls(config: ModelConfig, blueprint: Blueprint, module: nn.Module) -> Iterator[TensorDecl]:
@@ -164,14 +204,14 @@ def _decls(config: ModelConfig, blueprint: Blueprint, module: nn.Module) -> Iter
             yield TensorDecl(
                 name=name,
                 shape=tuple(tensor.shape),
-                axes=_dims(layer, tensor.ndim),
+                axes=_dims(layer, own, tensor.ndim),
                 block=owner,
-                role="residual" if name in blueprint.residual else role,
+                role=blueprint.roles.get(name, role),
                 positions=places.get(path, 1),
             )
 
 
-def _dims(layer: nn.Module, rank: int) -> tuple[Dim, ...]:
+def _dims(layer: nn.Module, own: str, rank: int) -> tuple[Dim, ...]:
     """What the dimensions of a layer's tensors are tied to; its one-dimensional ones run over its outputs."""
     sizes: tuple[int, ...]
     match layer:
@@ -185,6 +225,14 @@ def _dims(layer: nn.Module, rank: int) -> tuple[Dim, ...]:
             sizes = (layer.num_channels,)
         case nn.BatchNorm1d() | nn.BatchNorm2d():
             sizes = (layer.num_features,)
+        case nn.LayerNorm():
+            sizes = layer.normalized_shape
+        case nn.Embedding():
+            sizes = (layer.num_embeddings, layer.embedding_dim)
+        case nn.LSTM():
+            sizes = (_LSTM_GATES * layer.hidden_size, layer.hidden_size if "hh" in own else layer.input_size)
+        case OwnTensors() if own in layer.own_sizes:
+            sizes = layer.own_sizes[own]
         case _:
             sizes = (1,) * rank
     return tuple(size.dim if isinstance(size, TiedSize) else None for size in sizes[:rank])
@@ -194,20 +242,22 @@ def _places(config: ModelConfig, module: nn.Module) -> dict[str, int]:
     """At how many places of one sample each layer is applied, found by a run with shapes alone."""
     found: dict[str, int] = {}
 
-    def record(path: str) -> Callable[[nn.Module, Any, Tensor], None]:
-        def hook(_layer: nn.Module, _inputs: Any, outputs: Tensor) -> None:
-            found[path] = math.prod(outputs.shape[2:])
+    def record(path: str) -> Callable[[nn.Module, Any, Any], None]:
+        def hook(layer: nn.Module, inputs: tuple[Tensor, ...], outputs: Any) -> None:
+            channels_last = isinstance(layer, nn.Linear | nn.LayerNorm | nn.LSTM)
+            found[path] = math.prod(inputs[0].shape[1:-1] if channels_last else outputs.shape[2:])
 
         return hook
 
     handles = [
         layer.register_forward_hook(record(path))
         for path, layer in module.named_modules()
-        if isinstance(layer, nn.Conv2d | nn.Linear | nn.GroupNorm | nn.BatchNorm1d | nn.BatchNorm2d)
+        if isinstance(layer, _PLACED)
     ]
     try:
         with torch.no_grad():
-            module.eval()(torch.zeros(1, *config.input_shape, device="meta"))
+            dtype = torch.int64 if config.vocabulary else torch.float32
+            module.eval()(torch.zeros(1, *config.input_shape, dtype=dtype, device="meta"))
     except (RuntimeError, ValueError) as error:
         raise ConfigError(
             f"input_shape is {config.input_shape} and group_size is {config.group_size}, but family "

@@ -1,4 +1,4 @@
-"""Layers and blocks of which the convolutional families consist.
+"""Layers and blocks of which the families consist; those of transformers have a module of their own.
 
 Every width is an argument of its own, also the ones inside a block, so that a subnet of any widths can be built. The
 layers are plain `torch.nn`; the classes here only wire them.
@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from subfleet.elastic.families.blueprint import TiedSize
+from subfleet.elastic.families.blueprint import share_of
 from subfleet.elastic.network import ModelConfig
 
 __all__ = ["InvertedResidual", "Layers", "MakeActivation", "PreactBlock", "Scale", "SpatialMean", "SqueezeExcitation"]
@@ -56,8 +56,7 @@ class Layers:
         norm = self._norm(width)
         if not self.config.scaler:
             return norm
-        full = width.full if isinstance(width, TiedSize) else width
-        return nn.Sequential(OrderedDict(scale=Scale(width / full), norm=norm))
+        return nn.Sequential(OrderedDict(scale=Scale(share_of(width)), norm=norm))
 
     def normed(
         self,

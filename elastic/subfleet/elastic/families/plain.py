@@ -42,7 +42,7 @@ def vgg(config: ModelConfig) -> Blueprint:
     plans = block_plans(config, strides=ones, stem_width=config.input_shape[0], keeping="none")
     return Blueprint(
         # The first section reads the image, which is never cut.
-        axes=(*stream_axes(config, plans[1:]), *kernel_axes(plans), class_axis(config)),
+        axes=(*stream_axes(config, plans, stem=False), *kernel_axes(plans), class_axis(config)),
         blocks=skippable(plans),
         build=partial(_build_vgg, config, plans),
     )

@@ -69,7 +69,7 @@ def _blueprint(config: ModelConfig, strides: tuple[int, ...], layers: Layers) ->
         axes=(*stream_axes(config, plans), *_inner_axes(config, plans), *kernel_axes(plans), class_axis(config)),
         blocks=skippable(plans),
         build=partial(_build, config, plans, layers),
-        residual=frozenset(f"{plan.name}.{last}.weight" for plan in plans),
+        roles={f"{plan.name}.{last}.weight": "residual" for plan in plans},
     )
 
 

@@ -1,10 +1,10 @@
-"""How the blocks of convolutional networks follow each other: sections, streams and strides."""
+"""How the blocks of networks follow each other: sections, streams and strides."""
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Literal
+from typing import Literal, Protocol, TypeVar
 
 from torch import nn
 
@@ -15,9 +15,12 @@ from subfleet.protocol.errors import ConfigError
 
 __all__ = [
     "BlockPlan",
+    "Placed",
+    "block_name",
     "block_plans",
     "channel_axis",
     "check_image",
+    "check_symbols",
     "class_axis",
     "in_sections",
     "kernel_axes",
@@ -27,19 +30,43 @@ __all__ = [
 ]
 
 
+class Placed(Protocol):
+    """Where a block of the full network is, whatever else its plan says."""
+
+    @property
+    def name(self) -> str:
+        """As `block_name` gives it."""
+
+    @property
+    def section(self) -> int:
+        """Its index."""
+
+    @property
+    def position(self) -> int:
+        """Its index in its section; blocks after the first can be left out."""
+
+
+_Plan = TypeVar("_Plan", bound=Placed)
+
+
+def block_name(section: int, position: int) -> str:
+    """The name of a block, which is that of its module in the network."""
+    return f"section{section}.block{position}"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockPlan:
-    """One block of the full network.
+    """One block of the full network, which reads one stream and gives one.
 
     Attributes:
-        name: "section<s>.block<p>".
-        section: its index.
-        position: in its section; blocks after the first can be left out.
+        name: as in `Placed`.
+        section: as in `Placed`.
+        position: as in `Placed`.
         stream_in: axis of what it reads.
         stream: axis of what it gives; the same where a residual connection, or leaving the block out, ties both.
         width_in: size of `stream_in`.
         width: size of `stream`.
-        stride: step of its convolution.
+        stride: step of its convolution, if it has one.
         kernel: side of its kernels; 0 where the configuration names none.
     """
 
@@ -60,7 +87,13 @@ class BlockPlan:
 
 
 def block_plans(
-    config: ModelConfig, *, strides: tuple[int, ...], stem_width: int, keeping: Literal["none", "first", "all"]
+    config: ModelConfig,
+    *,
+    strides: tuple[int, ...],
+    stem_width: int,
+    keeping: Literal["none", "first", "all"],
+    stem: str = "stem",
+    stream: str = "stream",
 ) -> tuple[BlockPlan, ...]:
     """All blocks of a network, in order.
 
@@ -72,6 +105,8 @@ def block_plans(
         strides: of each section where the configuration names none.
         stem_width: channels that the first block reads.
         keeping: which sections may keep the stream before them.
+        stem: the axis of what the first block reads, where it starts a stream.
+        stream: the last part of the name of a section's axis.
     """
     strides = config.strides or strides
     before = (stem_width, *config.widths)
@@ -79,16 +114,16 @@ def block_plans(
         stride == 1 and width_in == width and (keeping == "all" or (keeping == "first" and not section))
         for section, (stride, width_in, width) in enumerate(zip(strides, before, config.widths, strict=False))
     ]
-    stream = "section0.stream" if keeps[0] else "stem"
+    before_section = f"section0.{stream}" if keeps[0] else stem
     plans: list[BlockPlan] = []
     for section, (width, depth) in enumerate(zip(config.widths, config.depths, strict=True)):
-        own = stream if keeps[section] else f"section{section}.stream"
+        own = before_section if keeps[section] else f"section{section}.{stream}"
         plans += [
             BlockPlan(
-                name=f"section{section}.block{position}",
+                name=block_name(section, position),
                 section=section,
                 position=position,
-                stream_in=own if position else stream,
+                stream_in=own if position else before_section,
                 stream=own,
                 width_in=width if position else before[section],
                 width=width,
@@ -97,11 +132,11 @@ def block_plans(
             )
             for position in range(depth)
         ]
-        stream = own
+        before_section = own
     return tuple(plans)
 
 
-def skippable(plans: Iterable[BlockPlan]) -> tuple[Block, ...]:
+def skippable(plans: Iterable[Placed]) -> tuple[Block, ...]:
     """The blocks that a subnet may leave out: all but the first of each section."""
     return tuple(Block(name=plan.name, section=plan.section) for plan in plans if plan.position)
 
@@ -116,11 +151,12 @@ def class_axis(config: ModelConfig) -> Axis:
     return Axis(name="class", size=config.class_count, kind="class", granularity=config.class_count)
 
 
-def stream_axes(config: ModelConfig, plans: Iterable[BlockPlan]) -> Iterator[Axis]:
-    """The axis of each stream, from the stem on."""
+def stream_axes(config: ModelConfig, plans: Iterable[BlockPlan], *, stem: bool = True) -> Iterator[Axis]:
+    """The axis of each stream, in order; `stem` says whether that which the first block reads is one of them."""
     sizes = {}
     for plan in plans:
-        sizes[plan.stream_in] = plan.width_in
+        if stem:
+            sizes[plan.stream_in] = plan.width_in
         sizes[plan.stream] = plan.width
     yield from (channel_axis(config, name, size) for name, size in sizes.items())
 
@@ -155,10 +191,23 @@ def check_image(config: ModelConfig) -> None:
         )
 
 
+def check_symbols(config: ModelConfig) -> None:
+    """Make sure that inputs are sequences of symbols.
+
+    Raises:
+        ConfigError: they are not.
+    """
+    if len(config.input_shape) != 1 or not config.vocabulary:
+        raise ConfigError(
+            f"input_shape is {config.input_shape} and vocabulary is {config.vocabulary}, but family "
+            f"{config.family!r} needs (tokens,) and 1 symbol or more"
+        )
+
+
 def in_sections(
-    plans: Iterable[BlockPlan],
+    plans: Iterable[_Plan],
     sizes: Sizes,
-    make: Callable[[BlockPlan], nn.Module],
+    make: Callable[[_Plan], nn.Module],
     *,
     close: Callable[[], nn.Module] | None = None,
 ) -> Iterator[tuple[str, nn.Sequential]]:

@@ -1,6 +1,7 @@
-"""The networks that programs are measured with: presets of the families, and a plain perceptron."""
+"""The networks that programs are measured with: presets of the families, and the perceptron of federated averaging."""
 
 import dataclasses
+from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -10,10 +11,10 @@ from typing import Literal
 import torch
 from torch import nn
 
-from subfleet.elastic import families
+from subfleet.elastic.families import FAMILIES, network_of
+from subfleet.elastic.families.blueprint import module_of
 from subfleet.elastic.families.presets import PRESETS, preset
 from subfleet.elastic.network import ModelConfig
-from subfleet.elastic.zoo.perceptron import mlp
 
 __all__ = ["ZOO", "ZooModel", "build_seeded"]
 
@@ -54,8 +55,15 @@ def build_seeded(model: ZooModel, seed: int) -> nn.Module:
 
 
 def _full(config: ModelConfig) -> nn.Module:
-    network = families.network_of(config)
-    return families.FAMILIES[config.family].build(config, network.local(network.full_spec()))
+    network = network_of(config)
+    return module_of(FAMILIES[config.family](config), network.local(network.full_spec()))
+
+
+def _perceptron() -> nn.Module:
+    """The "2NN" of McMahan et al. 2017, section 3: 199,210 parameters."""
+    layers = (nn.Flatten(), nn.Linear(784, 200), nn.ReLU(), nn.Linear(200, 200), nn.ReLU(), nn.Linear(200, 10))
+    names = ("flatten", "hidden0", "activation0", "hidden1", "activation1", "head")
+    return nn.Sequential(OrderedDict(zip(names, layers, strict=True)))
 
 
 def _of_preset(name: str, config: ModelConfig, *, batch_size: int = 16, smooth: bool = False) -> ZooModel:
@@ -84,7 +92,7 @@ def _narrow_resnet18(divisor: int) -> ModelConfig:
 
 
 _MODELS = (
-    ZooModel(name="mlp", build=mlp, sample_shape=(1, 28, 28), batch_size=32),
+    ZooModel(name="mlp", build=_perceptron, sample_shape=(1, 28, 28), batch_size=32),
     _of_preset("resnet18", _for_small_images("resnet18")),
     _of_preset("resnet18_half", _narrow_resnet18(2)),
     _of_preset("resnet18_quarter", _narrow_resnet18(4)),
