@@ -1,3 +1,4 @@
+import itertools
 from dataclasses import replace
 from typing import Literal
 
@@ -9,7 +10,15 @@ from torch import Tensor, nn
 from subfleet.elastic.families import build_module, network_of
 from subfleet.elastic.maps import extract
 from subfleet.elastic.network import Network
-from subfleet.elastic.running_statistics import measured_moments, merged_statistics, norm_tensors, recalibrated
+from subfleet.elastic.running_statistics import (
+    NormMoments,
+    measured_moments,
+    merged_statistics,
+    norm_layers,
+    norm_tensors,
+    recalibrated,
+    shared_statistics,
+)
 from subfleet.elastic.spaces import uniform_space
 from subfleet.protocol.errors import DataError
 from subfleet.protocol.subnet import SubnetSpec
@@ -104,6 +113,80 @@ def test_sums_of_clients_are_the_statistics_of_all_their_data() -> None:
     for name, tensor in pooled.items():
         torch.testing.assert_close(merged[name], tensor, atol=1e-7, rtol=1e-6)
         torch.testing.assert_close(turned[name], tensor, atol=1e-7, rtol=1e-6)
+
+
+def with_magnitudes(network: Network, spec: SubnetSpec, seed: int) -> dict[str, NormMoments]:
+    """Moments of some client, from tiny to huge, so that no sum of them is the same in another order."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def drawn(size: int) -> Tensor:
+        return torch.randn(size, generator=generator, dtype=torch.float64) * 10.0 ** (4 * seed % 13 - 8)
+
+    shapes = network.shapes(spec)
+    return {
+        norm.name: NormMoments(
+            total=drawn(size := shapes[f"{norm.name}.running_mean"][0]), squares=drawn(size).abs() * 1e9, count=seed + 3
+        )
+        for norm in norm_layers(network, spec)
+    }
+
+
+def test_merged_sums_have_the_same_bits_for_every_order() -> None:
+    network = network_of(BATCH_RESNET)
+    state, specs = state_of(network), (network.full_spec(), small(network), uniform_space(network, (0.5,))[0])
+    clients = [(specs[seed % 3], with_magnitudes(network, specs[seed % 3], seed)) for seed in range(9)]
+    first = shared_statistics(network, state, clients)
+    same_spec = [found for spec, found in clients if spec == specs[0]]
+    merged = merged_statistics(same_spec)
+    for order in itertools.islice(itertools.permutations(range(9)), 5, 40_000, 2017):
+        assert same_bits(shared_statistics(network, state, [clients[place] for place in order]), first)
+    assert same_bits(merged_statistics(same_spec[::-1]), merged)
+
+
+def test_shared_statistics_are_those_of_all_data_of_whoever_holds_a_channel() -> None:
+    network = network_of(BATCH_RESNET)
+    state, full, part = state_of(network), network.full_spec(), small(network)
+    batches = [samples(6, seed=1), samples(9, seed=2) + 3]
+    measured = [(full, measured_moments(network, full, state, batches[:1]))]
+    measured.append((part, measured_moments(network, part, state, batches[1:])))
+    new = shared_statistics(network, state, measured)
+    layer, held = "section0.block1.norm2", 4
+    given = [inputs_of_norms(network, spec, state, [one]) for spec, one in zip((full, part), batches, strict=True)]
+    assert given[1].shape[0] == held
+    both = torch.cat([given[0][:held], given[1]], dim=1)
+    for name, of_both, of_one in (
+        ("running_mean", both.mean(1), given[0][held:].mean(1)),
+        ("running_var", both.var(1), given[0][held:].var(1)),
+    ):
+        expected = torch.cat([of_both, of_one]).float()
+        torch.testing.assert_close(new[f"{layer}.{name}"], expected, atol=1e-6, rtol=1e-5)
+    assert set(new) == {name for name, decl in network.tensors.items() if decl.role in ("mean", "variance")}
+
+
+def test_a_channel_that_nobody_has_measured_keeps_its_bits() -> None:
+    network = network_of(BATCH_RESNET)
+    state, part = state_of(network), small(network)
+    new = shared_statistics(network, state, [(part, measured_moments(network, part, state, [samples(6)]))])
+    held = held_places(network, part)
+    assert any(not bool(held[name].all()) for name in new)
+    for name, tensor in new.items():
+        assert same_bits({name: tensor[~held[name]]}, {name: state[name][~held[name]]})
+        assert not bool((tensor == state[name])[held[name]].any())
+    alone = {name: replace(found, count=1) for name, found in with_magnitudes(network, part, 1).items()}
+    assert same_bits(shared_statistics(network, state, [(part, alone)]), {name: state[name] for name in new})
+    assert shared_statistics(network, state, []) == {}
+
+
+def test_what_a_device_must_know_of_the_norms_is_told() -> None:
+    network = network_of(BATCH_RESNET)
+    spec = small(network)
+    told = {norm.name: norm for norm in norm_layers(network, spec)}
+    moments = measured_moments(network, spec, state_of(network), [samples(1)])
+    assert {name: norm.positions for name, norm in told.items()} == {name: one.count for name, one in moments.items()}
+    assert {(norm.momentum, norm.scale) for norm in told.values()} == {(0.1, 1.0)}
+    scaled = network_of(replace(BATCH_RESNET, scaler=True))
+    assert {norm.scale for norm in norm_layers(scaled, small(scaled))} == {0.5}
+    assert norm_layers(network_of(RESNET), network_of(RESNET).full_spec()) == ()
 
 
 def test_evaluation_no_longer_depends_on_what_was_measured_before() -> None:

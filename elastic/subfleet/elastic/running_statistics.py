@@ -2,10 +2,12 @@
 
 Training lets the statistics of a batch norm lag behind its weights, and a subnet's differ from the full network's.
 HeteroFL's static batch norm (Diao et al. 2021, section 3.3) keeps none while it trains and measures them before each
-evaluation. Here a device returns sums, which add up over batches and over devices to the statistics of all their data;
-with one batch they are those of PyTorch's cumulative average.
+evaluation. Here sums are measured, by the server or by devices (`subfleet.trainers.calibrating`), which add up
+over batches and over devices to the statistics of all their data; with one batch they are those of PyTorch's cumulative
+average.
 """
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,12 +17,25 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from subfleet.elastic.families import build_module
-from subfleet.elastic.maps import extract, tensor_maps
+from subfleet.elastic.families.layers import Scale
+from subfleet.elastic.maps import TensorMap, extract, tensor_maps
 from subfleet.elastic.network import Network
+from subfleet.protocol.calibration import NormLayer
 from subfleet.protocol.errors import DataError
 from subfleet.protocol.subnet import SubnetSpec
 
-__all__ = ["NormMoments", "measured_moments", "merged_statistics", "norm_tensors", "recalibrated"]
+__all__ = [
+    "NormMoments",
+    "measured_moments",
+    "merged_statistics",
+    "norm_layers",
+    "norm_tensors",
+    "recalibrated",
+    "shared_statistics",
+]
+
+_LEAST_COUNT = 2
+"""Values that a variance needs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -47,6 +62,23 @@ def norm_tensors(network: Network) -> frozenset[str]:
     """Names of all tensors of norms: gain, bias, running mean and variance. Some methods keep them apart by spec."""
     layers = {_layer(name) for name, decl in network.tensors.items() if decl.role in ("gain", "mean", "variance")}
     return frozenset(name for name in network.tensors if _layer(name) in layers)
+
+
+def norm_layers(network: Network, spec: SubnetSpec) -> tuple[NormLayer, ...]:
+    """The norms of a subnet that have running statistics, in the order in which it declares them.
+
+    Raises:
+        ConfigError: the spec is no subnet of this network.
+    """
+    modules = dict(build_module(network, spec).named_modules())
+    found = []
+    for name, layer in modules.items():
+        if isinstance(layer, _BatchNorm) and layer.momentum is not None:
+            scaler = modules.get(f"{_layer(name)}.scale")
+            positions = network.tensors[f"{name}.running_mean"].positions
+            scale = scaler.rate if isinstance(scaler, Scale) else 1.0
+            found.append(NormLayer(name=name, positions=positions, momentum=layer.momentum, scale=scale))
+    return tuple(found)
 
 
 def measured_moments(
@@ -98,14 +130,71 @@ def merged_statistics(moments: Sequence[Mapping[str, NormMoments]]) -> dict[str,
     merged: dict[str, Tensor] = {}
     for layer in moments[0] if moments else ():
         whole = _sum([one[layer] for one in moments])
-        if whole.count < 2:
+        if whole.count < _LEAST_COUNT:
             raise DataError(f"norm {layer!r} was given {whole.count} value of each channel, but a variance needs two")
-        mean = whole.total / whole.count
-        merged[f"{layer}.running_mean"] = mean.float()
-        # Rounding may leave a constant channel a hair below 0.
-        squares = (whole.squares - whole.total * mean).clamp(min=0)
-        merged[f"{layer}.running_var"] = (squares / (whole.count - 1)).float()
+        count = torch.tensor(float(whole.count), dtype=torch.float64, device=whole.total.device)
+        merged |= _statistics(layer, whole.total, whole.squares, count)
     return merged
+
+
+def shared_statistics(
+    network: Network, state: Mapping[str, Tensor], measured: Sequence[tuple[SubnetSpec, Mapping[str, NormMoments]]]
+) -> dict[str, Tensor]:
+    """The running statistics of the full model, channel by channel those of all data of whichever subnets hold it.
+
+    Sums are added up exactly, so that the result has the same bits for every order of clients. A channel that was
+    given fewer than two values keeps its bits.
+
+    Args:
+        network: the declaration.
+        state: the full model's tensors by name; only running statistics are looked at.
+        measured: each client's subnet, and what it has measured by name of the layer.
+
+    Returns:
+        Mean and variance of each norm that anybody has measured, by name of the tensor.
+
+    Raises:
+        ConfigError: a spec is no subnet of this network.
+    """
+    maps = [tensor_maps(network, spec) for spec, _ in measured]
+    new: dict[str, Tensor] = {}
+    for layer in sorted({name for _, found in measured for name in found}):
+        mean, variance = f"{layer}.running_mean", f"{layer}.running_var"
+        spread = []
+        for places, (_, found) in zip(maps, measured, strict=True):
+            if layer in found:
+                one = found[layer]
+                counts = torch.full_like(one.total, float(one.count))
+                rows = [_placed(places[mean], part, state[mean]) for part in (one.total, one.squares, counts)]
+                spread.append(torch.stack(rows))
+        total, squares, count = _exact_sum(spread)
+        enough = count >= _LEAST_COUNT
+        merged = _statistics(layer, total, squares, torch.where(enough, count, _LEAST_COUNT))
+        new |= {name: torch.where(enough, merged[name], state[name]) for name in (mean, variance)}
+    return new
+
+
+def _statistics(layer: str, total: Tensor, squares: Tensor, count: Tensor) -> dict[str, Tensor]:
+    """Mean and unbiased variance, float32, by name of the tensor."""
+    mean = total / count
+    # Rounding may leave a constant channel a hair below 0.
+    spread = (squares - total * mean).clamp(min=0)
+    return {f"{layer}.running_mean": mean.float(), f"{layer}.running_var": (spread / (count - 1)).float()}
+
+
+def _placed(places: TensorMap, local: Tensor, full: Tensor) -> Tensor:
+    """A subnet's channels where they lie among all; the others are 0."""
+    whole = torch.zeros(full.shape, dtype=local.dtype, device=local.device)
+    places.scatter(local, whole)
+    return whole
+
+
+def _exact_sum(parts: Sequence[Tensor]) -> Tensor:
+    """Rounded once, whatever the order."""
+    if len(parts) == 1:
+        return parts[0]
+    columns = torch.stack(tuple(parts)).flatten(1).T.tolist()
+    return torch.tensor([math.fsum(column) for column in columns], dtype=torch.float64).reshape(parts[0].shape)
 
 
 def recalibrated(
@@ -126,10 +215,8 @@ def recalibrated(
     maps = tensor_maps(network, spec)
     new = dict(state)
     for name, local in merged_statistics([measured_moments(network, spec, state, batches)]).items():
-        held, placed = torch.zeros_like(state[name]), torch.zeros_like(state[name])
-        maps[name].scatter(torch.ones_like(local), held)
-        maps[name].scatter(local, placed)
-        new[name] = torch.where(held > 0, placed, state[name])
+        held = _placed(maps[name], torch.ones_like(local), state[name])
+        new[name] = torch.where(held > 0, _placed(maps[name], local, state[name]), state[name])
     return new
 
 
@@ -147,7 +234,8 @@ def _recorder(name: str, found: dict[str, NormMoments]) -> Callable[[nn.Module, 
 
 
 def _sum(moments: Sequence[NormMoments]) -> NormMoments:
-    whole = moments[0]
-    for one in moments[1:]:
-        whole += one
-    return whole
+    return NormMoments(
+        total=_exact_sum([one.total for one in moments]),
+        squares=_exact_sum([one.squares for one in moments]),
+        count=sum(one.count for one in moments),
+    )
