@@ -9,7 +9,7 @@ import torch
 from elastic.elastic_cases import MLP, RESNET, held_places, random_change, random_state, same_bits
 from torch import Tensor
 
-from subfleet.elastic import exact_add
+from subfleet.elastic import compiled_loops, exact_add, exact_mean
 from subfleet.elastic.accumulator import Accumulator, Contribution
 from subfleet.elastic.families import network_of
 from subfleet.elastic.grid import WeightGrid
@@ -75,10 +75,11 @@ def test_every_order_batch_and_grouping_gives_the_same_bits(device: torch.device
 
 @pytest.mark.parametrize("compiled", [True, False])
 @pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("cut", [True, False])
 def test_chunks_kernels_and_threads_change_no_bit(
-    monkeypatch: pytest.MonkeyPatch, compiled: bool, threads: int
+    monkeypatch: pytest.MonkeyPatch, compiled: bool, threads: int, cut: bool
 ) -> None:
-    contributions = spread(NETWORK, [FULL, *cut_specs(), FULL])
+    contributions = spread(NETWORK, [FULL, *(cut_specs() if cut else []), FULL])
     state = random_state(NETWORK, 1)
 
     def new() -> dict[str, Tensor]:
@@ -87,10 +88,12 @@ def test_chunks_kernels_and_threads_change_no_bit(
         return accumulator.finish()
 
     expected = new()
-    monkeypatch.setattr(exact_add, "_CPU_CHUNK", 7)
-    monkeypatch.setattr(exact_add, "_WORTH_COMPILING", 0)
+    for module in (exact_add, exact_mean):
+        monkeypatch.setattr(module, "_CPU_CHUNK", 7)
+        monkeypatch.setattr(module, "_COMPILED_CHUNK", 7)
+    monkeypatch.setattr(compiled_loops, "_WORTH_COMPILING", 0)
     if not compiled:
-        monkeypatch.setattr(exact_add, "_compiled", lambda: None)
+        monkeypatch.setattr(compiled_loops, "_compiled", lambda: None)
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
     assert same_bits(new(), expected)
 
@@ -99,8 +102,9 @@ def test_chunks_kernels_and_threads_change_no_bit(
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -1e30])
 def test_a_refused_batch_adds_nothing(monkeypatch: pytest.MonkeyPatch, compiled: bool, bad: float) -> None:
     monkeypatch.setattr(exact_add, "_CPU_CHUNK", 7)
+    monkeypatch.setattr(exact_add, "_COMPILED_CHUNK", 7)
     if compiled:
-        monkeypatch.setattr(exact_add, "_WORTH_COMPILING", 0)
+        monkeypatch.setattr(compiled_loops, "_WORTH_COMPILING", 0)
         monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
     state, good = random_state(NETWORK, 1), spread(NETWORK, cut_specs())
     accumulator = Accumulator(NETWORK, state, total_weight=100)

@@ -13,7 +13,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from subfleet.elastic.exact_add import Term, add_exactly, chunk_elements
+from subfleet.elastic.blocks import zeros_like
+from subfleet.elastic.exact_add import Term, add_exactly
+from subfleet.elastic.exact_mean import Move, moved
 from subfleet.elastic.grid import WeightGrid, limit_exponent
 from subfleet.elastic.maps import Placement, placements
 from subfleet.elastic.network import Network
@@ -55,6 +57,15 @@ class _Part:
     units: int | Tensor
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Place:
+    """A placement in a tensor of the state."""
+
+    local: str
+    name: str
+    region: Region
+
+
 class Accumulator:
     """Sums one round's changes into the memory of one model (int64), however many clients there are.
 
@@ -84,12 +95,9 @@ class Accumulator:
         self._grid = WeightGrid(total_weight)
         self._limit_exponents = {name: limit_exponent(name, tensor) for name, tensor in self.state.items()}
         self._units = 0
-        self._sums = {
-            name: torch.zeros(tensor.shape, dtype=torch.int64, device=tensor.device)
-            for name, tensor in self.state.items()
-        }
+        self._sums = zeros_like(self.state, torch.int64)
         self._regions = {name: Regions(tuple(tensor.shape), tensor.device) for name, tensor in self.state.items()}
-        self._own_places: dict[str, tuple[Mapping[str, tuple[int, ...]], Sequence[Placement]]] = {}
+        self._own_places: dict[str, tuple[Mapping[str, tuple[int, ...]], Sequence[_Place]]] = {}
 
     @property
     def total_weight(self) -> float:
@@ -150,8 +158,21 @@ class Accumulator:
             self._regions[name].merge(other._regions[name])  # noqa: SLF001
 
     def finish(self) -> dict[str, Tensor]:
-        """The new model. It shares no memory with the old one, and more may still be added afterwards."""
-        return {name: self._finish_one(name) for name in self.state}
+        """The new model. It shares no memory with the old one, and more may still be added afterwards.
+
+        On the CPU its tensors lie in one block of memory.
+        """
+        moves = {
+            name: Move(
+                old=old.contiguous(),
+                total=self._sums[name],
+                regions=self._regions[name],
+                min_clients=self.min_contributors,
+                scale=math.ldexp(1.0, self._limit_exponents[name]),
+            )
+            for name, old in self.state.items()
+        }
+        return moved(moves)
 
     def held(self) -> dict[str, Tensor]:
         """Which elements enough clients with a weight above 0 hold; bool, also where their mean change is 0."""
@@ -159,47 +180,40 @@ class Accumulator:
             name: regions.units_and_clients()[1] >= self.min_contributors for name, regions in self._regions.items()
         }
 
-    def _finish_one(self, name: str) -> Tensor:
-        old = self.state[name].contiguous()
-        new = torch.empty_like(old)
-        scale = math.ldexp(1.0, self._limit_exponents[name])
-        units_and_clients = self._regions[name].units_and_clients()
-        tensors = (old, new, self._sums[name], *units_and_clients)
-        size = chunk_elements(old.device)
-        for old_part, new_part, total, units, clients in zip(
-            *(torch.split(tensor.reshape(-1), size) for tensor in tensors), strict=True
-        ):
-            # A sum of exactly 0 is left out as well: -0.0 + 0.0 would not be -0.0.
-            moved = (clients >= self.min_contributors) & (total != 0)
-            mean = total.to(torch.float64) / units.clamp(min=1).to(torch.float64)
-            changed = (old_part.to(torch.float64) + mean * scale).to(old.dtype)
-            new_part.copy_(torch.where(moved, changed, old_part))
-        return new
-
     def _parts(self, contribution: Contribution) -> list[_Part]:
-        spec, weight = contribution.spec, contribution.weight
-        if spec.spec_id not in self._own_places:
-            self._own_places[spec.spec_id] = self.network.shapes(spec), placements(self.network, spec)
-        shapes, places = self._own_places[spec.spec_id]
-        if contribution.placements is not None:
-            places = contribution.placements
-            _check_placements(self.network, shapes, places)
+        shapes, places = self._shapes_and_places(contribution)
         _check_names(contribution.change, shapes)
         factors = contribution.factors or {}
         parts = []
         for place in places:
-            if place.name not in self.state:
-                continue
-            region = region_of(place.map, tuple(self.state[place.name].shape))
-            values = _checked_values(place, contribution.change[place.local], region.local_shape)
-            units = self._factored_units(place.name, weight, factors.get(place.name, 1.0), region.local_shape)
+            shape = place.region.local_shape
+            values = _checked_values(place, contribution.change[place.local], shape)
+            units = self._factored_units(place.name, contribution.weight, factors.get(place.name, 1.0), shape)
             moved = values.detach().to(self.state[place.name].device)
-            parts.append(_Part(name=place.name, region=region, values=moved, units=units))
+            parts.append(_Part(name=place.name, region=place.region, values=moved, units=units))
         return parts
 
+    def _shapes_and_places(self, contribution: Contribution) -> tuple[Mapping[str, tuple[int, ...]], Sequence[_Place]]:
+        spec = contribution.spec
+        if spec.spec_id not in self._own_places:
+            own = self._places(placements(self.network, spec))
+            self._own_places[spec.spec_id] = self.network.shapes(spec), own
+        shapes, places = self._own_places[spec.spec_id]
+        if contribution.placements is None:
+            return shapes, places
+        _check_placements(self.network, shapes, contribution.placements)
+        return shapes, self._places(contribution.placements)
+
+    def _places(self, found: Sequence[Placement]) -> list[_Place]:
+        return [
+            _Place(local=one.local, name=one.name, region=region_of(one.map, tuple(self.state[one.name].shape)))
+            for one in found
+            if one.name in self.state
+        ]
+
     def _factored_units(self, name: str, weight: float, factor: float | Tensor, shape: tuple[int, ...]) -> int | Tensor:
-        array = torch.as_tensor(factor)
-        if not bool(((array >= 0) & (array <= 1)).all()):
+        inside = ((factor >= 0) & (factor <= 1)).all() if isinstance(factor, Tensor) else 0 <= factor <= 1
+        if not inside:
             raise ProtocolError(f"the weight of tensor {name!r} of an update has a factor that is not from 0 to 1")
         if not isinstance(factor, Tensor):
             return self._grid.units(weight * factor)
@@ -274,7 +288,7 @@ def _check_placements(network: Network, shapes: Mapping[str, tuple[int, ...]], p
         )
 
 
-def _checked_values(place: Placement, tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
+def _checked_values(place: _Place, tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
     if tuple(tensor.shape) != shape or not tensor.dtype.is_floating_point:
         raise ProtocolError(
             f"tensor {place.local!r} of an update is {tensor.dtype} {tuple(tensor.shape)}, but must be float {shape}"

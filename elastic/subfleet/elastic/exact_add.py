@@ -5,32 +5,29 @@ enough for a core's cache, and all updates of a batch pass over a chunk of the s
 checked in the same pass, for sums of integers can be taken back exactly: where one is refused, what was added before
 it is added again with the opposite sign.
 
-On the CPU the two loops over a chunk are compiled by Numba where it is installed; PyTorch would write the converted,
-scaled, rounded and integer numbers to memory in four passes. Either way, and on a GPU, the bits are the same.
+On the CPU whole tensors are added by a compiled loop where there is one (`subfleet.elastic.compiled_loops`). Either
+way, and on a GPU, the bits are the same.
 """
 
-import importlib.util
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cache
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from subfleet.elastic.compiled_loops import ADDED_TOGETHER, Loops, loops_and_threads
+from subfleet.elastic.side_by_side import run_until_one_fails
 from subfleet.protocol.errors import ProtocolError
 
-__all__ = ["Term", "add_exactly", "chunk_elements"]
+__all__ = ["Term", "add_exactly"]
 
 _CPU_CHUNK = 2**15
+_COMPILED_CHUNK = 2**17
 _GPU_CHUNK = 2**26
-_WORTH_COMPILING = 2**20
-"""Elements from which compiling, half a second for each process, and threads pay off."""
 _LARGEST_FLOAT32 = torch.finfo(torch.float32).max
-
-_Kernel = Callable[..., bool]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -56,25 +53,36 @@ class Term:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _Piece:
-    """A chunk of a sum and all that is added to it: rows of the first dimension, or of flat arrays for the kernel."""
+class _Addition:
+    """Some terms of one sum, at a stretch of its elements or of its rows.
+
+    Attributes:
+        terms: what is added.
+        start: the first element or row.
+        stop: behind the last one.
+        add: takes the sign, -1 to take the terms back, and where to stop, and adds them from the start on. It returns
+            the place up to which it has added all of them, and behind which none: before the stop where one is refused.
+    """
 
     terms: Sequence[Term]
     start: int
     stop: int
-    arrays: Sequence[tuple[Any, Any, Any, Any]] | None
-
-    def add(self, place: int, sign: int, kernel: _Kernel | None) -> bool:
-        """Add one of the terms, or with -1 take it back; False where it is refused."""
-        if kernel is not None and self.arrays is not None:
-            total, values, factor, limit = self.arrays[place]
-            return kernel(total, values, sign * factor, limit, self.start, self.stop)
-        return _add_rows(self.terms[place], slice(self.start, self.stop), sign)
+    add: Callable[[int, int], int]
 
 
-def chunk_elements(device: torch.device) -> int:
-    """How many elements of a sum should pass through the device at a time."""
-    return _CPU_CHUNK if device.type == "cpu" else _GPU_CHUNK
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Group:
+    """Flat arrays of terms that the compiled loop adds together."""
+
+    loops: Loops
+    total: Any
+    values: tuple[Any, ...]
+    factors: tuple[float, ...]
+    limit: np.float32
+
+    def add(self, start: int, sign: int, stop: int) -> int:
+        factors = tuple(sign * factor for factor in self.factors)
+        return self.loops.add(self.total, self.values, factors, self.limit, start, stop)
 
 
 def add_exactly(tensors: Sequence[Sequence[Sequence[Term]]]) -> None:
@@ -88,51 +96,72 @@ def add_exactly(tensors: Sequence[Sequence[Sequence[Term]]]) -> None:
     Raises:
         ProtocolError: a value is not finite or above its limit.
     """
-    terms = [term for batches in tensors for batch in batches for term in batch]
-    on_cpu = all(term.total.device.type == "cpu" for term in terms)
-    large = on_cpu and sum(term.values.numel() for term in terms) >= _WORTH_COMPILING
-    kernel = _compiled() if large else None
-    thread_count = torch.get_num_threads() if large else 1
-    shares: list[list[_Piece]] = [[] for _ in range(thread_count)]
-    for number, batches in enumerate(tensors):
-        pieces = [piece for batch in batches for piece in _pieces(batch, compiled=kernel is not None)]
-        for place, piece in enumerate(pieces):
-            # Batches of one tensor overlap, and must not be added to at the same time.
-            shares[(place if len(batches) == 1 else number) % thread_count].append(piece)
-    if thread_count == 1:
-        added = [_add_until_refused(shares[0], kernel)]
-    else:
-        with ThreadPoolExecutor(thread_count) as pool:
-            added = list(pool.map(_add_until_refused, shares, [kernel] * thread_count))
-    refused = [
-        share[len(counts) - 1].terms[counts[-1]]
-        for share, counts in zip(shares, added, strict=True)
-        if counts and counts[-1] < len(share[len(counts) - 1].terms)
-    ]
+    values = [term.values for batches in tensors for batch in batches for term in batch]
+    loops, thread_count = loops_and_threads(values)
+    tried: list[tuple[_Addition, int]] = []
+    jobs = []
+    for batches in tensors:
+        chunks = [chunk for batch in batches for chunk in _chunks(batch, loops)]
+        # Batches of one tensor overlap, and must not be added to at the same time.
+        jobs += chunks if len(batches) == 1 else [[addition for chunk in chunks for addition in chunk]]
+    run_until_one_fails([partial(_add_in_turn, job, tried) for job in jobs], thread_count)
+    refused = [addition for addition, reached in tried if reached < addition.stop]
     if refused:
-        for share, counts in zip(shares, added, strict=True):
-            for piece, count in zip(share, counts, strict=False):
-                for place in range(count):
-                    piece.add(place, -1, kernel)
-        raise ProtocolError(_refusal(refused[0]))
+        for addition, reached in tried:
+            if reached > addition.start:
+                addition.add(-1, reached)
+        raise ProtocolError(_refusal(refused[0].terms))
 
 
-def _pieces(batch: Sequence[Term], *, compiled: bool) -> list[_Piece]:
-    first = batch[0]
-    total = first.total
-    arrays = None
-    if compiled and all(_is_plain(term) for term in batch):
-        # In the type of the values, so that none is converted for the comparison; above all of them is no limit.
-        limit = np.float32(min(first.limit, _LARGEST_FLOAT32))
-        flat = total.numpy().reshape(-1)
-        arrays = [(flat, term.values.numpy().reshape(-1), term.factor, limit) for term in batch]
-    if first.scatter is not None or total.dim() == 0:
-        return [_Piece(terms=batch, start=0, stop=0, arrays=None)]
-    rows, step = total.shape[0], max(1, chunk_elements(total.device) * total.shape[0] // total.numel())
-    if arrays is not None:
-        rows, step = total.numel(), chunk_elements(total.device)
+def _add_in_turn(additions: Sequence[_Addition], tried: list[tuple[_Addition, int]]) -> bool:
+    """Add until one is refused, and note how far each has come; False where one is refused."""
+    for addition in additions:
+        reached = addition.add(1, addition.stop)
+        tried.append((addition, reached))
+        if reached < addition.stop:
+            return False
+    return True
+
+
+def _chunks(batch: Sequence[Term], loops: Loops | None) -> list[list[_Addition]]:
+    """The additions of each chunk of a sum."""
+    if loops is not None and all(_is_plain(term) for term in batch):
+        return _compiled_chunks(batch, loops)
+    total = batch[0].total
+    rows, step = 1, 1
+    if batch[0].scatter is None and total.dim():
+        size = _CPU_CHUNK if total.device.type == "cpu" else _GPU_CHUNK
+        rows, step = total.shape[0], max(1, size * total.shape[0] // total.numel())
     return [
-        _Piece(terms=batch, start=start, stop=min(start + step, rows), arrays=arrays) for start in range(0, rows, step)
+        [
+            _Addition(terms=[term], start=start, stop=min(start + step, rows), add=partial(_add_rows, term, start))
+            for term in batch
+        ]
+        for start in range(0, rows, step)
+    ]
+
+
+def _compiled_chunks(batch: Sequence[Term], loops: Loops) -> list[list[_Addition]]:
+    total = batch[0].total.numpy().reshape(-1)
+    # In the type of the values, so that none is converted for the comparison; above all of them is no limit.
+    limit = np.float32(min(batch[0].limit, _LARGEST_FLOAT32))
+    groups = []
+    for first in range(0, len(batch), ADDED_TOGETHER):
+        terms = batch[first : first + ADDED_TOGETHER]
+        values = [term.values.numpy().reshape(-1) for term in terms]
+        factors = [float(term.factor) for term in terms]
+        # Where the loop has places left, nothing of the first one.
+        spare = ADDED_TOGETHER - len(terms)
+        arrays, numbers = (*values, *values[:1] * spare), (*factors, *[0.0] * spare)
+        groups.append((terms, _Group(loops=loops, total=total, values=arrays, factors=numbers, limit=limit)))
+    return [
+        [
+            _Addition(
+                terms=terms, start=start, stop=min(start + _COMPILED_CHUNK, total.size), add=partial(group.add, start)
+            )
+            for terms, group in groups
+        ]
+        for start in range(0, total.size, _COMPILED_CHUNK)
     ]
 
 
@@ -146,27 +175,13 @@ def _is_plain(term: Term) -> bool:
     )
 
 
-def _add_until_refused(pieces: Sequence[_Piece], kernel: _Kernel | None) -> list[int]:
-    """How many terms of each piece were added, up to the first piece of which one was refused."""
-    counts = []
-    for piece in pieces:
-        count = 0
-        while count < len(piece.terms) and piece.add(count, 1, kernel):
-            count += 1
-        counts.append(count)
-        if count < len(piece.terms):
-            break
-    return counts
-
-
-def _add_rows(term: Term, rows: slice, sign: int) -> bool:
+def _add_rows(term: Term, start: int, sign: int, stop: int) -> int:
     total, values, factor = term.total, term.values, term.factor
     if term.scatter is None and total.dim():
-        total, values = total[rows], values[rows]
-        factor = factor.expand(term.values.shape)[rows] if isinstance(factor, Tensor) else factor
-    # Stated so that NaN, which max() hands on, fails it too.
-    if not values.abs().max().item() <= term.limit:
-        return False
+        total, values = total[start:stop], values[start:stop]
+        factor = factor.expand(term.values.shape)[start:stop] if isinstance(factor, Tensor) else factor
+    if not _is_allowed(values, term.limit):
+        return start
     units = values.to(torch.float64).mul_(factor).round_().to(torch.int64)
     if sign < 0:
         units.neg_()
@@ -174,33 +189,15 @@ def _add_rows(term: Term, rows: slice, sign: int) -> bool:
         total.add_(units)
     else:
         term.scatter(units, total)
-    return True
+    return stop
 
 
-def _refusal(term: Term) -> str:
+def _is_allowed(values: Tensor, limit: float) -> bool:
+    # Stated so that NaN, which max() hands on, is not allowed.
+    return values.abs().max().item() <= limit
+
+
+def _refusal(terms: Sequence[Term]) -> str:
+    term = next(term for term in terms if not _is_allowed(term.values, term.limit))
     largest = term.values.abs().max().item()
     return f"tensor {term.name!r} of an update holds a change of {largest}, but must be finite and {term.limit} at most"
-
-
-@cache
-def _compiled() -> _Kernel | None:
-    """The two loops over a chunk as machine code; None where there is no Numba."""
-    if importlib.util.find_spec("numba") is None:
-        return None
-    import numba
-
-    def add_rounded(total, values, factor, limit, start, stop):  # type: ignore[no-untyped-def]
-        # Sliced first: indices that might be negative would keep the loops from being vectorised.
-        total, values = total[start:stop], values[start:stop]
-        allowed = True
-        for place in range(values.size):
-            # NaN is not allowed, either.
-            allowed &= abs(values[place]) <= limit
-        if allowed:
-            for place in range(values.size):
-                total[place] += np.int64(np.rint(np.float64(values[place]) * factor))
-        return allowed
-
-    # nogil: threads add to different chunks at the same time. No fast mathematics: it may leave out NaN.
-    kernel: _Kernel = numba.njit(nogil=True, error_model="numpy")(add_rounded)
-    return kernel

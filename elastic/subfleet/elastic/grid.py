@@ -86,7 +86,7 @@ def limit_exponent(name: str, tensor: Tensor) -> int:
     Raises:
         ConfigError: the tensor does not hold finite floating-point numbers.
     """
-    largest = tensor.abs().max().item()
+    largest = torch.stack(tensor.aminmax()).abs().max().item()
     if not tensor.dtype.is_floating_point or not largest < math.inf:
         raise ConfigError(f"tensor {name!r} of the model is {tensor.dtype} up to {largest}, but must be finite floats")
     return _HEADROOM_BITS + max(0, math.frexp(largest)[1])

@@ -84,22 +84,32 @@ class Regions:
             for mine, more in zip(self._arrays, other._arrays, strict=True):  # noqa: SLF001
                 mine.add_(more)
 
+    def shared_units_and_clients(self) -> tuple[int, int] | None:
+        """Of all elements alike; None where not everybody held the whole tensor, or weights differed within it."""
+        if self._arrays is not None or not all(region.whole for region, _, _ in self._regions.values()):
+            return None
+        return self._whole_units_and_clients()
+
     def units_and_clients(self) -> tuple[Tensor, Tensor]:
-        """Of every element, int64; without memory of their own where everybody held the whole tensor."""
-        found = list(self._regions.values())
-        whole = [one for one in found if one[0].whole]
-        parts = [one for one in found if not one[0].whole]
-        sums = tuple(torch.tensor(sum(one[place] for one in whole), device=self._device) for place in (1, 2))
-        if not parts and self._arrays is None:
-            return sums[0].expand(self._shape), sums[1].expand(self._shape)
-        units, clients = (one.expand(self._shape).clone() for one in sums)
-        for region, region_units, region_clients in parts:
-            region.map.scatter(units.new_full(region.local_shape, region_units), units)
-            region.map.scatter(units.new_full(region.local_shape, region_clients), clients)
+        """Of every element, int64; without memory of their own where all elements are alike."""
+        units, clients = (
+            torch.tensor(one, device=self._device).expand(self._shape) for one in self._whole_units_and_clients()
+        )
+        if self.shared_units_and_clients() is not None:
+            return units, clients
+        units, clients = units.clone(), clients.clone()
+        for region, region_units, region_clients in self._regions.values():
+            if not region.whole:
+                region.map.scatter(units.new_full(region.local_shape, region_units), units)
+                region.map.scatter(units.new_full(region.local_shape, region_clients), clients)
         if self._arrays is not None:
             units += self._arrays[0]
             clients += self._arrays[1]
         return units, clients
+
+    def _whole_units_and_clients(self) -> tuple[int, int]:
+        whole = [(units, clients) for region, units, clients in self._regions.values() if region.whole]
+        return sum(units for units, _ in whole), sum(clients for _, clients in whole)
 
     def _zeros(self) -> Tensor:
         return torch.zeros(self._shape, dtype=torch.int64, device=self._device)
