@@ -85,6 +85,7 @@ def case_of(name: str) -> Case:
                 parameters=cost.parameters,
                 forward_macs=cost.forward_macs,
                 weight_bytes=cost.weight_bytes,
+                update_bytes=cost.weight_bytes,
                 training_memory_bytes=MappingProxyType({TARGET: cost.training_memory_bytes}),
             )
         return known[spec]

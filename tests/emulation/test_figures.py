@@ -27,7 +27,9 @@ ROW = ClientRow(
     parameters=1000,
     memory_free_bytes=10_000,
     budget_bytes=5000,
-    link_budget_bytes=8000,
+    downlink_budget_bytes=8000,
+    uplink_budget_bytes=3000,
+    update_bytes=1500,
     planned_peak_bytes=4500,
     measured_peak_bytes=0,
     bytes_down=9000,
@@ -45,10 +47,13 @@ ROW = ClientRow(
         ({}, False),
         ({"planned_peak_bytes": 5000}, False),
         ({"planned_peak_bytes": 5001}, True),
-        ({"link_budget_bytes": 4000}, False),
-        ({"link_budget_bytes": 3999}, True),
-        ({"link_budget_bytes": None}, False),
-        ({"planned_peak_bytes": 0, "budget_bytes": 0, "link_budget_bytes": 0}, False),  # it was given no task
+        ({"downlink_budget_bytes": 4000}, False),
+        ({"downlink_budget_bytes": 3999}, True),
+        ({"downlink_budget_bytes": None}, False),
+        ({"uplink_budget_bytes": 1500}, False),
+        ({"uplink_budget_bytes": 1499}, True),
+        ({"uplink_budget_bytes": None}, False),
+        ({"planned_peak_bytes": 0, "budget_bytes": 0, "downlink_budget_bytes": 0}, False),  # it was given no task
     ],
 )
 def test_a_violation_is_a_task_beyond_its_budget(changes: dict[str, Any], expected: bool) -> None:
@@ -59,8 +64,9 @@ def test_a_violation_is_a_task_beyond_its_budget(changes: dict[str, Any], expect
     ("changes", "expected"),
     [
         ({}, 0.9),
-        ({"link_budget_bytes": 4100}, 4000 / 4100),
-        ({"link_budget_bytes": None}, 0.9),
+        ({"downlink_budget_bytes": 4100}, 4000 / 4100),
+        ({"downlink_budget_bytes": None, "uplink_budget_bytes": None}, 0.9),
+        ({"uplink_budget_bytes": 1600}, 1500 / 1600),
         ({"planned_peak_bytes": 0}, None),
     ],
 )

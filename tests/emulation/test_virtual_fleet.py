@@ -94,7 +94,8 @@ def test_subnets_follow_the_log_at_the_rounds_time(calm: VirtualResult) -> None:
     assert second["bob"].spec == second["cyd"].spec == first["cyd"].spec == "w1 d1"
     for row in (*first.values(), *second.values()):
         assert 0 < row.planned_peak_bytes <= row.budget_bytes
-        assert row.link_budget_bytes == 125_000 >= 4 * row.parameters
+        assert (row.downlink_budget_bytes, row.uplink_budget_bytes) == (1_250_000, 125_000)
+        assert row.update_bytes == row.weight_bytes == 4 * row.parameters <= 125_000
         assert row.bytes_up > 4 * row.parameters, "the update was really sent"
 
 

@@ -24,7 +24,9 @@ FOLDED = ClientRow(
     parameters=12_345,
     memory_free_bytes=900_000_000,
     budget_bytes=18_000_000,
-    link_budget_bytes=250_000,
+    downlink_budget_bytes=250_000,
+    uplink_budget_bytes=125_000,
+    update_bytes=49_380,
     planned_peak_bytes=15_000_000,
     measured_peak_bytes=14_000_000,
     bytes_down=60_000,
@@ -85,7 +87,7 @@ def test_a_row_shows_free_and_budget_and_no_figures_where_there_are_none() -> No
     assert (shown["free MB"], shown["budget MB"], shown["link kB"], shown["planned MB"]) == (
         "900.0",
         "18.0",
-        "250",
+        "250/125",
         "15.0",
     )
     shown = dict(zip(CLIENT_COLUMNS, client_cells(SKIPPED), strict=True))

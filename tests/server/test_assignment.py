@@ -53,7 +53,7 @@ def within(candidate: Candidate, budget: Budget) -> bool:
     taken = {
         "memory_bytes": candidate.training_memory_bytes["onnx"],
         "downlink_bytes": candidate.weight_bytes,
-        "uplink_bytes": candidate.weight_bytes,
+        "uplink_bytes": candidate.update_bytes,
         "forward_macs": candidate.forward_macs,
     }
     limits = {name: getattr(budget, name) for name in taken}

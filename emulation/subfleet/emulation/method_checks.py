@@ -112,7 +112,7 @@ def _complaints(plan: Plan, result: VirtualResult) -> Iterator[str]:
     for row in rows:
         if row.status != "folded":
             yield f"client {row.client_id} took no part: {row.status}"
-        elif min(row.bytes_down, row.bytes_up) < 4 * row.parameters:
+        elif row.bytes_down < row.weight_bytes or row.bytes_up < row.update_bytes:
             yield f"client {row.client_id} moved {row.bytes_down} and {row.bytes_up} bytes, less than its weights"
         elif violates(row):
             yield f"client {row.client_id} was given more than its budget"

@@ -30,7 +30,8 @@ class Candidate:
     Attributes:
         training_memory_bytes: estimated growth of the device process while it trains, by program target; the
             exported program's own plan decides in the end.
-        weight_bytes: of its weights; an update is as large.
+        weight_bytes: of its weights, which travel to a device.
+        update_bytes: of an update, which travels back, as its codec writes it at most densely.
         forward_macs: multiply-accumulates of one sample's forward pass.
     """
 
@@ -38,6 +39,7 @@ class Candidate:
     parameters: int
     forward_macs: int
     weight_bytes: int
+    update_bytes: int
     training_memory_bytes: Mapping[str, int]
 
     @property
@@ -78,12 +80,15 @@ def forward_macs_of(macs_per_s: float | None, training_s: float, sample_passes: 
 
 def why_not(candidate: Candidate, target: str, budget: Budget) -> str:
     """What a candidate takes of a budget more than there is; empty where it fits."""
-    need_bytes, moved = candidate.training_memory_bytes[target], candidate.weight_bytes
+    need_bytes = candidate.training_memory_bytes[target]
     if need_bytes > budget.memory_bytes:
         return f"needs {need_bytes} bytes of memory and the budget is {budget.memory_bytes}"
-    if any(link is not None and moved > link for link in (budget.downlink_bytes, budget.uplink_bytes)):
+    moved = ((candidate.weight_bytes, budget.downlink_bytes), (candidate.update_bytes, budget.uplink_bytes))
+    if any(link_bytes is not None and moved_bytes > link_bytes for moved_bytes, link_bytes in moved):
         links = f"{_told(budget.downlink_bytes)} down and {_told(budget.uplink_bytes)} up"
-        return f"moves {moved} bytes each way and the link budget is {links}"
+        return (
+            f"moves {candidate.weight_bytes} bytes down and {candidate.update_bytes} up and the link budget is {links}"
+        )
     if budget.forward_macs is not None and candidate.forward_macs > budget.forward_macs:
         return f"takes {candidate.forward_macs} multiply-accumulates a sample and the budget is {budget.forward_macs}"
     return ""

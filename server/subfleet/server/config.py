@@ -18,6 +18,7 @@ from subfleet.protocol.messages import check_client_id
 from subfleet.protocol.schema import canonical_json, from_plain, to_plain
 from subfleet.protocol.topics import Topics
 from subfleet.protocol.training import TrainingSettings
+from subfleet.protocol.update_codecs import AnyUpdateCodec
 from subfleet.server.methods import AnyMethod
 from subfleet.server.methods.heterofl import HeteroFL
 from subfleet.server.methods.norms import NormPolicy
@@ -97,6 +98,7 @@ class ServerConfig:
         method: which federated method, with its parameters.
         merge: a robust merge in place of the weighted mean of the updates; None takes the mean.
         server_optimiser: takes the mean change of a round for a gradient; None leaves it to the method.
+        update_codec: how devices write their updates; None leaves it to the method.
         distillation: what the full model teaches its subnets after each round, on noise; None leaves it to the method.
         norms: "averaged", "bank" or "recalibrated", see `subfleet.server.methods.norms`; the last measures running
             statistics on the inputs of the evaluation data, without their labels.
@@ -132,6 +134,7 @@ class ServerConfig:
     method: AnyMethod = field(default_factory=HeteroFL)
     merge: AnyStackedMerge | None = None
     server_optimiser: AnyServerOptimiser | None = None
+    update_codec: AnyUpdateCodec | None = None
     distillation: DistillationSettings | None = None
     norms: NormPolicy = "averaged"
     rates: tuple[float, ...] = (0.25, 0.5, 0.75, 1.0)
@@ -197,6 +200,7 @@ class ServerConfig:
             "method",
             "merge",
             "server_optimiser",
+            "update_codec",
             "distillation",
             "norms",
             "rates",

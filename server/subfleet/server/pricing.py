@@ -12,11 +12,13 @@ from subfleet.export.requests import TrainRequest
 from subfleet.protocol.errors import ExportError
 from subfleet.protocol.subnet import SubnetSpec
 from subfleet.protocol.training import TrainingSettings
+from subfleet.protocol.update_codecs import Uncompressed
 from subfleet.server.assignment import Candidate
 from subfleet.server.config import ServerConfig
 from subfleet.server.requests import train_request
 from subfleet.server.search.limits import INFINITE_BYTES
 from subfleet.server.search.query import PriceList
+from subfleet.server.updates import update_bytes
 
 __all__ = ["price_list"]
 
@@ -59,11 +61,13 @@ def _priced(
         memory: Mapping[str, int] = {target: least_bytes + overhead.get(target, 0) for target in config.targets}
     else:
         memory = _PlannedMemory(config, network, spec, models, folder)
+    codec = config.update_codec or config.method.policies().update_codec
     return Candidate(
         spec=spec,
         parameters=cost.parameters,
         forward_macs=cost.forward_macs,
         weight_bytes=cost.weight_bytes,
+        update_bytes=cost.weight_bytes if codec == Uncompressed() else update_bytes(network, spec, codec),
         training_memory_bytes=memory,
     )
 

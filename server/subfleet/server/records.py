@@ -21,7 +21,10 @@ class ClientRow:
         parameters: of its subnet.
         memory_free_bytes: free memory as the device reported it for this round; None is unknown.
         budget_bytes: the share of it that the device gave to training.
-        link_budget_bytes: what its slower direction may move in a round; None where it reported no rate.
+        downlink_budget_bytes: what may travel to it in a round; None where it reported no rate.
+        uplink_budget_bytes: what may travel from it in a round; None where it reported no rate.
+        update_bytes: of its update as its task's codec writes it, without the container's header; 0 where it was given
+            no task.
         planned_peak_bytes: what the program plans to need.
         measured_peak_bytes: what the device measured while it trained.
         bytes_down: payload bytes published to this client during the round.
@@ -42,7 +45,9 @@ class ClientRow:
     parameters: int
     memory_free_bytes: int | None
     budget_bytes: int
-    link_budget_bytes: int | None
+    downlink_budget_bytes: int | None
+    uplink_budget_bytes: int | None
+    update_bytes: int
     planned_peak_bytes: int
     measured_peak_bytes: int
     bytes_down: int
@@ -56,17 +61,22 @@ class ClientRow:
     refusals: str = ""
 
     @property
+    def weight_bytes(self) -> int:
+        """Of the weights that travelled to it, without the container's header."""
+        return _FLOAT_BYTES * self.parameters
+
+    @property
     def utilisation(self) -> float | None:
-        """How much of its tighter budget, memory or the slower link, its task used; None where it had no task."""
+        """How much of its tightest budget, memory or a link, its task used; None where it had no task."""
         if not self.planned_peak_bytes or not self.budget_bytes:
             return None
-        return share_of_budget(self.planned_peak_bytes, _FLOAT_BYTES * self.parameters, self)
+        return share_of_budget(self.planned_peak_bytes, self.weight_bytes, self.update_bytes, self)
 
 
-def share_of_budget(memory_bytes: int, weight_bytes: int, row: ClientRow) -> float:
-    """The larger share of a subnet in what a client could give."""
-    of_link = weight_bytes / row.link_budget_bytes if row.link_budget_bytes else 0.0
-    return max(memory_bytes / row.budget_bytes, of_link)
+def share_of_budget(memory_bytes: int, weight_bytes: int, update_bytes: int, row: ClientRow) -> float:
+    """The largest share of a subnet in what a client could give."""
+    moved = ((weight_bytes, row.downlink_budget_bytes), (update_bytes, row.uplink_budget_bytes))
+    return max(memory_bytes / row.budget_bytes, *(size / link if link else 0.0 for size, link in moved))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -44,7 +44,7 @@ def client_cells(row: ClientRow) -> tuple[str, ...]:
         row.runtime or "-",
         _mega(row.memory_free_bytes),
         _mega(row.budget_bytes),
-        "-" if row.link_budget_bytes is None else f"{row.link_budget_bytes / 1000:.0f}",
+        _links(row),
         row.spec or "-",
         _mega(row.planned_peak_bytes),
         _mega(row.measured_peak_bytes) if trained else "-",
@@ -54,6 +54,13 @@ def client_cells(row: ClientRow) -> tuple[str, ...]:
         f"{row.loss:.3f}" if trained else "-",
         row.status,
     )
+
+
+def _links(row: ClientRow) -> str:
+    """Kilobytes that may travel down and up; once where they are the same."""
+    links = (row.downlink_budget_bytes, row.uplink_budget_bytes)
+    told = ["-" if link_bytes is None else f"{link_bytes / 1000:.0f}" for link_bytes in links]
+    return "/".join(dict.fromkeys(told))
 
 
 def report_html(name: str, result: RunResult, record: dict[str, Any]) -> str:

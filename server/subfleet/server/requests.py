@@ -26,5 +26,6 @@ def train_request(
         optimiser=training.optimiser,
         accumulate=training.micro_batch_size > 0,
         recompute=training.recompute,
+        one_part=training.micro_batch_size == training.batch_size,
         student=student,
     )

@@ -19,6 +19,7 @@ A client's seat in a round:
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from types import MappingProxyType
 from typing import Literal
 
@@ -27,11 +28,13 @@ from subfleet.protocol.messages import Profile, Task, Update
 from subfleet.protocol.readings import Budget
 from subfleet.protocol.subnet import SubnetSpec
 from subfleet.protocol.training import TrainingSettings
+from subfleet.protocol.update_codecs import AnyUpdateCodec
 from subfleet.server.assignment import Candidate
 from subfleet.server.config import ServerConfig
 from subfleet.server.methods.policies import Participant, Policies
 from subfleet.server.search.query import Known, PriceList
 from subfleet.server.search.queue import Wish, plan_key
+from subfleet.server.updates import update_bytes
 
 __all__ = [
     "NO_PROGRAM_BYTES",
@@ -79,6 +82,12 @@ class Plan:
     def training(self, round_number: int) -> TrainingSettings:
         """The local training of a round."""
         return self.policies.training(self.config.training_of(round_number), round_number)
+
+    def update_codec(self, size: SubnetSpec, budget: Budget) -> AnyUpdateCodec:
+        """How a client with this budget writes the update of its size."""
+        if self.config.update_codec is not None:
+            return self.config.update_codec
+        return self.policies.fit_codec(self.policies.update_codec, partial(update_bytes, self.network, size), budget)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

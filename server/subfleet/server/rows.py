@@ -8,6 +8,7 @@ from subfleet.server.actions import Close
 from subfleet.server.records import ClientRow, DeployedModel, RoundRecord, share_of_budget
 from subfleet.server.rounds import Plan, Seat
 from subfleet.server.traffic import Traffic
+from subfleet.server.updates import update_bytes
 
 __all__ = ["deployed_models", "round_record"]
 
@@ -37,7 +38,9 @@ def _client_row(plan: Plan, seat: Seat, traffic: Traffic) -> ClientRow:
         parameters=candidate.parameters if candidate is not None else 0,
         memory_free_bytes=seat.memory_free_bytes,
         budget_bytes=seat.memory_budget_bytes,
-        link_budget_bytes=_link_budget_bytes(seat),
+        downlink_budget_bytes=seat.budget.downlink_bytes if seat.budget is not None else None,
+        uplink_budget_bytes=seat.budget.uplink_bytes if seat.budget is not None else None,
+        update_bytes=_update_bytes(plan, seat),
         planned_peak_bytes=seat.task.planned_peak_bytes if seat.task is not None else 0,
         measured_peak_bytes=seat.result.measured_peak_bytes if seat.result is not None else 0,
         bytes_down=down,
@@ -51,16 +54,16 @@ def _client_row(plan: Plan, seat: Seat, traffic: Traffic) -> ClientRow:
     if seat.wanted is None or row.utilisation is None:
         return row
     wanted = plan.price(seat.wanted.size)
-    better = share_of_budget(wanted.training_memory_bytes[seat.runtime], wanted.weight_bytes, row)
+    memory_bytes = wanted.training_memory_bytes[seat.runtime]
+    better = share_of_budget(memory_bytes, wanted.weight_bytes, wanted.update_bytes, row)
     return replace(row, wanted=wanted.spec.name, utilisation_lost=max(0.0, better - row.utilisation))
 
 
-def _link_budget_bytes(seat: Seat) -> int | None:
-    """Weights go down and their change, as large, comes up: the slower direction decides."""
-    if seat.budget is None:
-        return None
-    known = [rate for rate in (seat.budget.downlink_bytes, seat.budget.uplink_bytes) if rate is not None]
-    return min(known, default=None)
+def _update_bytes(plan: Plan, seat: Seat) -> int:
+    """Of the update that its task asks for; a score task asks for none."""
+    if seat.task is None or seat.task.work != "train":
+        return 0
+    return update_bytes(plan.network, seat.task.spec, seat.task.update_codec)
 
 
 def deployed_models(plan: Plan, seats: Iterable[Seat]) -> tuple[DeployedModel, ...]:

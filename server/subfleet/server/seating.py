@@ -123,6 +123,7 @@ def prepared_seat(
         budget=seat.budget,
         deadline_s=max(0.0, plan.config.deadlines.round_s - (now_s - state.entered_s)),
         message_id=task_name,
+        update_codec=plan.update_codec(seat.spec, seat.budget),
     )
     return replace(seat, stage="out", task=task, reason=""), (SendTask(task=task),)
 

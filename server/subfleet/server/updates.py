@@ -23,7 +23,7 @@ from subfleet.protocol.subnet import SubnetSpec
 from subfleet.protocol.update_codecs import AnyUpdateCodec
 from subfleet.transport.blob_store import BlobStore
 
-__all__ = ["UpdateForm", "check_update", "mapped_change", "read_change", "subnet_weights"]
+__all__ = ["UpdateForm", "check_update", "mapped_change", "read_change", "subnet_weights", "update_bytes"]
 
 _FLOAT_BYTES = 4
 
@@ -71,6 +71,15 @@ class UpdateForm:
         if name not in self.shapes:
             raise ProtocolError(f"the update names the tensor {name!r:.80}, which its subnet lacks")
         return decode_change(self.codec, name, array, self.shapes[name], exact=name in self.exact)
+
+
+def update_bytes(network: Network, spec: SubnetSpec, codec: AnyUpdateCodec) -> int:
+    """What an update of a subnet takes with a codec, without the container's header.
+
+    Raises:
+        ConfigError: the spec is no subnet of the network.
+    """
+    return UpdateForm.of(network, spec, codec).size_bytes
 
 
 def subnet_weights(network: Network, spec: SubnetSpec, state: Mapping[str, Tensor]) -> bytes:

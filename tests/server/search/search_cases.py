@@ -35,6 +35,7 @@ def price(spec: SubnetSpec) -> Candidate:
         parameters=cost.parameters,
         forward_macs=cost.forward_macs,
         weight_bytes=cost.weight_bytes,
+        update_bytes=cost.weight_bytes // 3,
         training_memory_bytes=MappingProxyType(memory),
     )
 
@@ -59,7 +60,7 @@ def query_at(memory: float, link: float, *, target: str = "onnx", macs: float | 
         limits=Budget(
             memory_bytes=between(low.training_memory_bytes[target], high.training_memory_bytes[target], memory),
             downlink_bytes=between(low.weight_bytes, high.weight_bytes, link),
-            uplink_bytes=between(low.weight_bytes, high.weight_bytes, min(link + 0.1, 1)),
+            uplink_bytes=between(low.update_bytes, high.update_bytes, min(link + 0.1, 1)),
             forward_macs=None if macs is None else between(low.forward_macs, high.forward_macs, macs),
         ),
     )
@@ -75,14 +76,15 @@ def any_query(draw: st.DrawFn) -> Query:
     """Budgets in every currency, some of which nothing fits."""
     low, high = ends()
     share = st.floats(0, 1)
-    link = st.none() | share.map(lambda at: between(low.weight_bytes, high.weight_bytes, at))
+    down = st.none() | share.map(lambda at: between(low.weight_bytes, high.weight_bytes, at))
+    up = st.none() | share.map(lambda at: between(low.update_bytes, high.update_bytes, at))
     target = draw(st.sampled_from(TARGETS))
     return Query(
         target=target,
         limits=Budget(
             memory_bytes=between(low.training_memory_bytes[target], high.training_memory_bytes[target], draw(share)),
-            downlink_bytes=draw(link),
-            uplink_bytes=draw(link),
+            downlink_bytes=draw(down),
+            uplink_bytes=draw(up),
             forward_macs=draw(st.none() | share.map(lambda at: between(low.forward_macs, high.forward_macs, at))),
         ),
         below_parameters=draw(st.none() | st.integers(0, high.parameters)),
@@ -95,7 +97,7 @@ def within(candidate: Candidate, query: Query) -> bool:
     return (
         candidate.training_memory_bytes[query.target] <= limits.memory_bytes
         and (limits.downlink_bytes is None or candidate.weight_bytes <= limits.downlink_bytes)
-        and (limits.uplink_bytes is None or candidate.weight_bytes <= limits.uplink_bytes)
+        and (limits.uplink_bytes is None or candidate.update_bytes <= limits.uplink_bytes)
         and (limits.forward_macs is None or candidate.forward_macs <= limits.forward_macs)
         and (query.below_parameters is None or candidate.parameters < query.below_parameters)
     )

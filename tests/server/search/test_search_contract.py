@@ -50,9 +50,12 @@ def test_an_answer_is_never_over_any_budget(name: str, query: Query) -> None:
         return
     assert within(fit.candidate, query)
     limits = query.limits
-    links = [link for link in (limits.downlink_bytes, limits.uplink_bytes) if link is not None]
     shares = [fit.candidate.training_memory_bytes[query.target] / limits.memory_bytes]
-    assert fit.utilisation == max(shares + [fit.candidate.weight_bytes / link for link in links]) <= 1
+    if limits.downlink_bytes is not None:
+        shares.append(fit.candidate.weight_bytes / limits.downlink_bytes)
+    if limits.uplink_bytes is not None:
+        shares.append(fit.candidate.update_bytes / limits.uplink_bytes)
+    assert fit.utilisation == max(shares) <= 1
 
 
 @EVERY

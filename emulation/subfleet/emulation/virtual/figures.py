@@ -28,15 +28,13 @@ __all__ = ["figures", "violates"]
 BACKWARD_FACTOR = 3
 """A training step multiplies about three times as often as its forward pass: once for the outputs, and once each for
 the gradients of inputs and weights."""
-_FLOAT_BYTES = 4
 
 
 def violates(row: ClientRow) -> bool:
-    """Whether a task that was sent was beyond its budget: in planned memory, or in weights on the slower link."""
+    """Whether a task that was sent was beyond its budget: in planned memory, in weights, or in the update's bytes."""
     if not row.planned_peak_bytes:
         return False
-    link_bytes = math.inf if row.link_budget_bytes is None else row.link_budget_bytes
-    return row.planned_peak_bytes > row.budget_bytes or row.parameters * _FLOAT_BYTES > link_bytes
+    return row.planned_peak_bytes > row.budget_bytes or _beyond_links(row, row.weight_bytes, row.update_bytes)
 
 
 def figures(experiment: VirtualExperiment, result: VirtualResult) -> dict[str, Any]:
@@ -51,9 +49,9 @@ def figures(experiment: VirtualExperiment, result: VirtualResult) -> dict[str, A
         own: accuracy by client. own_mean, own_worst. served: share of the clients that were ever folded. bytes_down,
         bytes_up: of all rounds. macs: multiplications of all trainings. violations, utilisation: see above; the mean
         over all tasks, and how much was lost to programs that were not written yet. programs_written: in all.
-        over_link: tasks whose round moved more payload than the link's budget, which counts weights
-        alone: programs, when they are new, and messages come on top. backdoor: where clients teach a trigger, the share
-        of the server's samples of other classes that the whole model takes for theirs once they have it.
+        over_link: tasks whose round moved more payload than a link's budget, which counts weights down and the update
+        up alone: programs, when they are new, and messages come on top. backdoor: where clients teach a trigger, the
+        share of the server's samples of other classes that the whole model takes for theirs once they have it.
 
     Raises:
         RunError: no round folded anything, so that there is no model.
@@ -163,14 +161,17 @@ def _macs(network: Network, experiment: VirtualExperiment, result: VirtualResult
 
 
 def _over_link(row: ClientRow) -> bool:
-    if not row.planned_peak_bytes or row.link_budget_bytes is None:
-        return False
-    return max(row.bytes_down, row.bytes_up) > row.link_budget_bytes
+    return bool(row.planned_peak_bytes) and _beyond_links(row, row.bytes_down, row.bytes_up)
+
+
+def _beyond_links(row: ClientRow, bytes_down: int, bytes_up: int) -> bool:
+    moved = ((bytes_down, row.downlink_budget_bytes), (bytes_up, row.uplink_budget_bytes))
+    return any(link_bytes is not None and moved_bytes > link_bytes for moved_bytes, link_bytes in moved)
 
 
 def _plain(row: ClientRow, macs: int) -> dict[str, Any]:
-    names = ("client_id", "spec", "status", "planned_peak_bytes", "budget_bytes", "link_budget_bytes")
-    more = ("bytes_down", "bytes_up", "sample_count", "loss")
+    names = ("client_id", "spec", "status", "planned_peak_bytes", "budget_bytes", "downlink_budget_bytes")
+    more = ("uplink_budget_bytes", "update_bytes", "bytes_down", "bytes_up", "sample_count", "loss")
     return {**{name: getattr(row, name) for name in (*names, *more)}, "macs": macs, "utilisation": row.utilisation}
 
 

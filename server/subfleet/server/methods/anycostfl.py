@@ -2,14 +2,18 @@
 
 Li et al., "AnycostFL: Efficient On-Demand Federated Learning over Heterogeneous Edge Devices", INFOCOM 2023.
 
-Client half: train the given subnet with the given objective.
+Client half: train the given subnet with the given objective; send the largest of the changes, rounded to a few levels.
 Server half: after each round the channels of every axis are sorted by their L2 norm, with one order for all tensors
 that are tied to the axis, so that the model computes the same as before. A client gets the largest of a fine ladder of
-widths that fits; changes are averaged element by element, weighted by samples.
+widths that fits, with its update compressed as far as it may be; then its update is compressed no further than its link
+asks for. Changes are averaged element by element, weighted by samples.
+
+The paper tunes width and compression together, to the gain that it expects of both; here width comes first.
 """
 
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 from torch import Tensor
@@ -18,8 +22,10 @@ from subfleet.elastic.model_state import ModelState
 from subfleet.elastic.network import Network
 from subfleet.elastic.permuting import importance_order, permuted
 from subfleet.protocol.errors import ConfigError
+from subfleet.protocol.readings import Budget
 from subfleet.protocol.subnet import SubnetSpec
-from subfleet.server.methods.policies import AfterRound, MethodInfo, Policies
+from subfleet.protocol.update_codecs import AnyUpdateCodec, TopK, TopKQsgd, Uncompressed
+from subfleet.server.methods.policies import AfterRound, MethodInfo, Policies, UpdateBytes
 from subfleet.server.methods.sizes import whole_depth
 
 __all__ = ["AnycostFL"]
@@ -31,6 +37,8 @@ class AnycostFL:
 
     Attributes:
         steps: of the ladder of widths: 1/steps, 2/steps and so on up to 1.
+        codec: of updates. Where it sends a fraction of the changes, that is the least; each client sends as large a
+            fraction as its link carries. None sends updates as they are.
     """
 
     TYPE: ClassVar[str] = "anycostfl"
@@ -39,9 +47,11 @@ class AnycostFL:
         paper="Li et al., AnycostFL: Efficient On-Demand Federated Learning over Heterogeneous Edge Devices, INFOCOM "
         "2023",
         varies=("width",),
-        status="without its compression of updates; sample weights in place of its tuned coefficients",
+        status="the largest width first, then the densest update that the link carries, in place of its tuned trade of "
+        "one for the other; sample weights in place of its tuned coefficients",
     )
     steps: int = 16
+    codec: AnyUpdateCodec | None = field(default_factory=TopKQsgd)
 
     def __post_init__(self) -> None:
         if not 1 <= self.steps <= 1000:
@@ -49,10 +59,27 @@ class AnycostFL:
 
     def policies(self) -> Policies:
         """Sorted prefixes."""
-        return Policies(space=self._space, after_round=sorted_model)
+        return Policies(
+            space=self._space,
+            after_round=sorted_model,
+            update_codec=self.codec or Uncompressed(),
+            fit_codec=densest_codec,
+        )
 
     def _space(self, network: Network, rates: Sequence[float]) -> tuple[SubnetSpec, ...]:
         return whole_depth(network, [step / self.steps for step in range(1, self.steps + 1)])
+
+
+def densest_codec(codec: AnyUpdateCodec, update_bytes: UpdateBytes, budget: Budget) -> AnyUpdateCodec:
+    """The codec with the largest fraction, in whole percents above its own, whose update fits the uplink."""
+    if not isinstance(codec, TopK | TopKQsgd):
+        return codec
+    fractions = [codec.fraction, *(percent / 100 for percent in range(1, 101) if percent / 100 > codec.fraction)]
+    codecs = [replace(codec, fraction=fraction) for fraction in fractions]
+    # With all of them there are no positions to tell, so that sending more may take less.
+    if budget.uplink_bytes is None or update_bytes(codecs[-1]) <= budget.uplink_bytes:
+        return codecs[-1]
+    return codecs[max(0, bisect_right(codecs, budget.uplink_bytes, key=update_bytes) - 1)]
 
 
 def sorted_model(context: AfterRound) -> ModelState:

@@ -22,6 +22,7 @@ from subfleet.protocol.messages import Update
 from subfleet.protocol.readings import Budget
 from subfleet.protocol.subnet import SubnetSpec
 from subfleet.protocol.training import TrainingSettings
+from subfleet.protocol.update_codecs import AnyUpdateCodec, Uncompressed
 from subfleet.server.assignment import Candidate, lacking_operators, why_not
 from subfleet.server.search.limits import INFINITE_BYTES
 from subfleet.server.search.query import Known, PriceList
@@ -38,9 +39,11 @@ __all__ = [
     "Policies",
     "Replacement",
     "Trained",
+    "UpdateBytes",
     "Weighting",
     "Written",
     "as_folded",
+    "as_priced",
     "by_samples",
     "in_front",
     "largest_fitting",
@@ -50,6 +53,8 @@ __all__ = [
 
 Weighting = Literal["samples", "uniform"]
 """How much an update counts in the mean: by its samples, or 1 each."""
+UpdateBytes = Callable[[AnyUpdateCodec], int]
+"""What the update of a size takes with a codec."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -247,6 +252,11 @@ def as_folded(context: AfterRound) -> ModelState:
     return context.after
 
 
+def as_priced(codec: AnyUpdateCodec, update_bytes: UpdateBytes, budget: Budget) -> AnyUpdateCodec:
+    """Every client writes by the codec that sizes are priced by."""
+    return codec
+
+
 def by_samples(update: Update) -> float:
     """An update counts by the samples that it was trained on."""
     return float(update.sample_count)
@@ -283,6 +293,10 @@ class Policies:
         server_optimiser: takes the mean change for a gradient, where the run's configuration names none; None adds it.
         distillation: what the full model teaches its subnets after each round, where the run's configuration does not
             say; None is nothing.
+        update_codec: how devices write their updates, where the run's configuration does not say; sizes are priced by
+            it.
+        fit_codec: that codec, what an update of a size takes with any codec, and the client's budget, to the codec of
+            the client's task. What it writes must fit the budget too.
         planned_prices: sizes are priced by a model of the planner: for searches, which look at many and give few.
         personal: there is no model for all: a round's accuracy is the mean of its clients' own.
     """
@@ -302,6 +316,8 @@ class Policies:
     server_optimiser: AnyServerOptimiser | None = None
     distillation: DistillationSettings | None = None
     personal: bool = False
+    update_codec: AnyUpdateCodec = field(default_factory=Uncompressed)
+    fit_codec: Callable[[AnyUpdateCodec, UpdateBytes, Budget], AnyUpdateCodec] = as_priced
     planned_prices: bool = False
 
 

@@ -13,7 +13,7 @@ __all__ = ["PriceIndex"]
 
 Identity = tuple[object, ...]
 
-_PARAMETERS, _WEIGHT_BYTES, _FORWARD_MACS, _FIRST_TARGET = range(4)
+_PARAMETERS, _WEIGHT_BYTES, _UPDATE_BYTES, _FORWARD_MACS, _FIRST_TARGET = range(5)
 
 
 class PriceIndex:
@@ -54,7 +54,8 @@ class PriceIndex:
         memory = [
             min(candidate.training_memory_bytes.get(name, INFINITE_BYTES), INFINITE_BYTES) for name in self._targets
         ]
-        self._table[:, row] = [candidate.parameters, candidate.weight_bytes, candidate.forward_macs, *memory]
+        moved = (candidate.weight_bytes, candidate.update_bytes)
+        self._table[:, row] = [candidate.parameters, *moved, candidate.forward_macs, *memory]
         self._candidates.append(candidate)
         self._known.add(_identity(candidate.spec))
         return True
@@ -99,6 +100,7 @@ class PriceIndex:
         return Columns(
             parameters=held[_PARAMETERS],
             weight_bytes=held[_WEIGHT_BYTES],
+            update_bytes=held[_UPDATE_BYTES],
             forward_macs=held[_FORWARD_MACS],
             memory_bytes=held[_FIRST_TARGET + self._targets.index(target)]
             if known

@@ -21,6 +21,7 @@ class Columns:
 
     parameters: Integers
     weight_bytes: Integers
+    update_bytes: Integers
     forward_macs: Integers
     memory_bytes: Integers
 
@@ -28,9 +29,8 @@ class Columns:
 def fitting(columns: Columns, limits: Budget) -> NDArray[np.bool_]:
     """Which rows are within every limit. The program is not counted: it moves once for many rounds."""
     fits = columns.memory_bytes <= min(limits.memory_bytes, INFINITE_BYTES - 1)
-    for link_bytes in (limits.downlink_bytes, limits.uplink_bytes):
-        if link_bytes is not None:
-            fits &= columns.weight_bytes <= link_bytes
+    for moved_bytes, link_bytes in _moved(columns, limits):
+        fits &= moved_bytes <= link_bytes
     if limits.forward_macs is not None:
         fits &= columns.forward_macs <= limits.forward_macs
     return fits
@@ -39,7 +39,12 @@ def fitting(columns: Columns, limits: Budget) -> NDArray[np.bool_]:
 def utilisation(columns: Columns, limits: Budget) -> NDArray[np.float64]:
     """The larger share of what each row takes of memory and of the links; at most 1 for rows that fit."""
     shares = columns.memory_bytes / max(limits.memory_bytes, 1)
-    links = [link for link in (limits.downlink_bytes, limits.uplink_bytes) if link is not None]
-    if links:
-        np.maximum(shares, columns.weight_bytes / max(min(links), 1), out=shares)
+    for moved_bytes, link_bytes in _moved(columns, limits):
+        np.maximum(shares, moved_bytes / max(link_bytes, 1), out=shares)
     return shares
+
+
+def _moved(columns: Columns, limits: Budget) -> tuple[tuple[Integers, int], ...]:
+    """What each row moves over each link that has a limit, and that limit."""
+    moved = ((columns.weight_bytes, limits.downlink_bytes), (columns.update_bytes, limits.uplink_bytes))
+    return tuple((moved_bytes, link_bytes) for moved_bytes, link_bytes in moved if link_bytes is not None)

@@ -114,6 +114,7 @@ def fit_of(candidate: Candidate, query: Query) -> Fit | None:
     columns = Columns(
         parameters=np.array([candidate.parameters]),
         weight_bytes=np.array([candidate.weight_bytes]),
+        update_bytes=np.array([candidate.update_bytes]),
         forward_macs=np.array([candidate.forward_macs]),
         memory_bytes=np.array([memory_bytes]),
     )
