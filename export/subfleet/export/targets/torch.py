@@ -100,7 +100,7 @@ def read_torch_step(program: Program) -> Step:
     request = from_plain(TrainRequest, parse_json(program.body, max_bytes=_MAX_BODY_BYTES), where="the program")
     _check_shapes(
         TorchModel(model=request.model, spec=request.spec),
-        {value.tensor: value.shape for value in program.manifest.inputs if value.role == "parameter"},
+        {value.tensor: value.shape for value in program.manifest.inputs if value.role in ("parameter", "buffer")},
     )
     step = training_step_of(request)
     if (step.inputs, step.outputs) != (program.manifest.inputs, program.manifest.outputs):
