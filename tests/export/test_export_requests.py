@@ -32,6 +32,7 @@ def test_ids_differ_with_everything_that_changes_the_program() -> None:
         train_request("onnx", batch_size=5).program_id,
         dataclasses.replace(request, optimiser=PLAIN).program_id,
         dataclasses.replace(request, accumulate=True).program_id,
+        dataclasses.replace(request, accumulate=True, one_part=True).program_id,
         dataclasses.replace(request, recompute=True).program_id,
         dataclasses.replace(request, student=smallest(MLP)).program_id,
         dataclasses.replace(request, student=largest(MLP)).program_id,
@@ -39,6 +40,11 @@ def test_ids_differ_with_everything_that_changes_the_program() -> None:
         dataclasses.replace(infer, weights_sha256="1" * 64).program_id,
     ]
     assert len(set(ids)) == len(ids)
+
+
+def test_batches_in_one_part_are_those_whose_gradients_are_summed() -> None:
+    with pytest.raises(ValueError, match="set accumulate, too"):
+        dataclasses.replace(train_request("onnx"), one_part=True)
 
 
 def test_another_tool_makes_another_id(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from export.step_rig import assert_close, carried, example, run, step_of_module
+from export.step_rig import assert_close, carried, example, loaded, run, step_of_module
 from torch import Tensor, nn
 
 from subfleet.export.steps import SampleSpec
@@ -91,6 +91,42 @@ def test_statistics_of_a_batch_cannot_be_accumulated(tracked: bool) -> None:
     module[1].eval()
     if tracked:
         step_of_module(module, (4,), accumulate=True)
+
+
+def normalising() -> nn.Module:
+    return nn.Sequential(nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(36, 3))
+
+
+def test_a_batch_in_one_part_has_the_gradients_of_pytorch_by_its_own_statistics() -> None:
+    """What a score is made of; the last sample is padding."""
+    step = step_of_module(normalising(), (2, 5, 5), batch_size=5, accumulate=True, one_part=True)
+    inputs = first_inputs(step)
+    inputs["input"] = inputs["input"] * 3 + 20
+    inputs |= {name: torch.tensor(value, dtype=torch.float64) for name, value in (("apply", 0.0), ("batch_weight", 4))}
+    module = loaded(normalising(), inputs)
+    loss = nn.functional.cross_entropy(module(inputs["input"][:4]), inputs["label"][:4])
+    names = [name for name, _ in module.named_parameters()]
+    gradients = torch.autograd.grad(loss, list(module.parameters()))
+    results = run(step, inputs)
+    found = {name: results[f"new.gradient.{name}"] for name in names}
+    assert_close(found, dict(zip(names, gradients, strict=True)), 1e-11)
+    assert_close(
+        {name: results[f"new.parameter.{name}"] for name in names},
+        {name: inputs[f"parameter.{name}"] for name in names},
+        0,
+    )
+
+
+def test_batches_in_one_part_train_as_without_summed_gradients() -> None:
+    options: dict[str, Any] = {"batch_size": 5, "optimiser": OPTIMISERS["sgd"]}
+    plain = step_of_module(normalising(), (2, 5, 5), **options)
+    summing = step_of_module(normalising(), (2, 5, 5), accumulate=True, one_part=True, **options)
+    inputs, others = first_inputs(plain), first_inputs(summing)
+    for _ in range(2):
+        results = run(plain, inputs)
+        found = run(summing, others | inputs | {"batch_weight": results["count"]})
+        assert_close({name: found[name] for name in results}, results)
+        inputs |= carried(results)
 
 
 @pytest.mark.parametrize("accumulate", [False, True])

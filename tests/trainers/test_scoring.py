@@ -32,8 +32,19 @@ SETTINGS = TrainingSettings(
 """Of some seeds a layer's sum is mostly one weight, whose gradient is nearly the same in both: its rounding shows."""
 
 
-def score_job(folder: Path, target: str, family: str = "mlp", data: Dataset | None = None) -> ScoreJob:
-    config = CONFIGS[family]
+SCORED = {**CONFIGS, "batch norm": replace(CONFIGS["resnet"], norm="batch")}
+WHOLE = replace(SETTINGS, micro_batch_size=SETTINGS.batch_size, seed=10)
+"""Of another seed, for the same reason."""
+
+
+def score_job(
+    folder: Path,
+    target: str,
+    family: str = "mlp",
+    data: Dataset | None = None,
+    settings: TrainingSettings = SETTINGS,
+) -> ScoreJob:
+    config = SCORED[family]
     network = network_of(config)
     spec = smallest(network)
     program = export_training_program(
@@ -41,10 +52,11 @@ def score_job(folder: Path, target: str, family: str = "mlp", data: Dataset | No
             model=config,
             spec=spec,
             target=target,
-            batch_size=SETTINGS.micro_batch_size,
+            batch_size=settings.micro_batch_size,
             objective=ObjectiveSettings(),
-            optimiser=SETTINGS.optimiser,
+            optimiser=settings.optimiser,
             accumulate=True,
+            one_part=settings.micro_batch_size == settings.batch_size,
         )
     )
     first = extract(network, spec, build_module(network, network.full_spec()).state_dict())
@@ -55,7 +67,7 @@ def score_job(folder: Path, target: str, family: str = "mlp", data: Dataset | No
         program_path=folder / "program",
         weights_path=folder / "weights",
         data=str(folder / "data.npz"),
-        settings=SETTINGS,
+        settings=settings,
         batches=2,
         client_id="laptop",
         memory_limit_bytes=2**30,
@@ -64,7 +76,7 @@ def score_job(folder: Path, target: str, family: str = "mlp", data: Dataset | No
 
 def score_in_pytorch(job: ScoreJob, family: str, batch_size: int = SETTINGS.batch_size) -> float:
     """On the same first batches of the client's epoch 0 in round 0."""
-    network = network_of(CONFIGS[family])
+    network = network_of(SCORED[family])
     dataset = part_of_digits()
     order = iter_batches(
         len(dataset), batch_size, seed=job.settings.seed, round_number=0, client_id=job.client_id, epoch=0
@@ -89,6 +101,17 @@ def test_a_score_is_that_of_pytorch_and_nothing_is_trained(tmp_path: Path, runti
     assert job.weights_path.read_bytes() == before
     more = replace(job, batches=3)
     assert trainer.score(more, never) == pytest.approx(score_in_pytorch(more, family), rel=1e-4)
+
+
+@pytest.mark.parametrize("runtime", RUNTIMES)
+def test_batch_norm_is_scored_by_the_statistics_of_each_batch(tmp_path: Path, runtime: str) -> None:
+    trainer = trainer_of(runtime, tmp_path)
+    job = score_job(tmp_path, trainer.target, "batch norm", settings=WHOLE)
+    before = job.weights_path.read_bytes()
+    for batches in (2, 3, 2):  # none of them sees what another left
+        more = replace(job, batches=batches)
+        assert trainer.score(more, never) == pytest.approx(score_in_pytorch(more, "batch norm"), rel=1e-4)
+    assert job.weights_path.read_bytes() == before
 
 
 def test_batches_are_smaller_where_samples_are_few_and_never_share_one(tmp_path: Path) -> None:

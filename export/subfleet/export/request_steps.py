@@ -36,5 +36,6 @@ def training_step_of(request: TrainRequest) -> Step:
         optimiser=request.optimiser,
         accumulate=request.accumulate,
         recompute=request.recompute,
+        one_part=request.one_part,
         student=student,
     )

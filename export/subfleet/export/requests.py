@@ -2,13 +2,13 @@
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import ClassVar, Literal
 
 from subfleet.elastic.network import ModelConfig
 from subfleet.export.versions import tool_versions
-from subfleet.protocol.schema import canonical_json, to_plain
+from subfleet.protocol.schema import ADDED_LATER, canonical_json, to_plain
 from subfleet.protocol.subnet import SubnetSpec
 from subfleet.protocol.training import ObjectiveSettings, OptimiserSettings
 
@@ -39,6 +39,7 @@ class TrainRequest:
         optimiser: its settings.
         accumulate: whether the program takes micro-batches, whose gradients it sums; `batch_size` is then theirs.
         recompute: whether activations are computed twice instead of kept; see `subfleet.export.steps.recompute`.
+        one_part: with accumulate, whether each batch is a single micro-batch, by whose statistics BatchNorm normalises.
         student: with distillation "self" the nested subnet, of the same network and within `spec`.
     """
 
@@ -52,10 +53,13 @@ class TrainRequest:
     accumulate: bool = False
     recompute: bool = False
     student: SubnetSpec | None = None
+    one_part: bool = field(default=False, metadata=ADDED_LATER)
 
     def __post_init__(self) -> None:
         if self.batch_size < 1:
             raise ValueError(f"batch_size is {self.batch_size}, but must be 1 or more")
+        if self.one_part and not self.accumulate:
+            raise ValueError("one_part is set, but says how many micro-batches a batch has; set accumulate, too")
 
     @property
     def program_id(self) -> str:

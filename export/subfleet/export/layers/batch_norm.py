@@ -111,7 +111,7 @@ def _checked_mask(context: LayerContext, inputs: Tensor) -> Tensor:
             f"layer {context.layer!r} normalises by the statistics of its batch, so an inference model would give "
             "other results in another batch; give it running statistics"
         )
-    if context.accumulates:
+    if context.in_parts:
         raise ExportError(
             f"layer {context.layer!r} normalises by the statistics of its batch, so micro-batches would not give the "
             "result of the whole batch; use GroupNorm, freeze the layer with .eval(), or take the whole batch at once"

@@ -25,7 +25,7 @@ class LayerContext:
         sample_mask_B: 1 for a real sample and 0 for padding, (batch,); None in inference.
         randoms: the step's random inputs, in the order of the calls that take them; None where the run is the first
             one, which only finds out their shapes.
-        accumulates: whether the step is one micro-batch of a larger batch.
+        in_parts: whether the step's batch is one of several micro-batches.
     """
 
     def __init__(
@@ -33,10 +33,10 @@ class LayerContext:
         sample_mask_B: Tensor | None,  # noqa: N803 - shapes in names
         randoms: Sequence[Tensor] | None = None,
         *,
-        accumulates: bool = False,
+        in_parts: bool = False,
     ) -> None:
         self.sample_mask_B = sample_mask_B
-        self.accumulates = accumulates
+        self.in_parts = in_parts
         self.layer = ""
         self._randoms = randoms
         self._random_shapes: list[tuple[int, ...]] = []

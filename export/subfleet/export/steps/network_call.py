@@ -95,14 +95,14 @@ def _check_momentum(layer: _BatchNorm, name: str) -> None:
         )
 
 
-def first_run(module: nn.Module, sample: ValueInfo, *, training: bool, accumulates: bool = False) -> FirstRun:
+def first_run(module: nn.Module, sample: ValueInfo, *, training: bool, in_parts: bool = False) -> FirstRun:
     """Run a module with shapes alone.
 
     Args:
         module: as in `training_step`.
         sample: the step's input.
         training: whether it is to be trained.
-        accumulates: whether the step is to be one of several micro-batches.
+        in_parts: whether its batch is to be one of several micro-batches.
 
     Raises:
         ExportError: its state is of an unsupported type, it refuses the input, or its shapes depend on values.
@@ -118,7 +118,7 @@ def first_run(module: nn.Module, sample: ValueInfo, *, training: bool, accumulat
     try:
         with FakeTensorMode(allow_non_fake_inputs=True) as fake, torch.no_grad():
             values = {name: fake.from_tensor(tensor.detach()) for name, tensor in state.items()}
-            context = LayerContext(torch.zeros(sample.shape[:1]) if training else None, accumulates=accumulates)
+            context = LayerContext(torch.zeros(sample.shape[:1]) if training else None, in_parts=in_parts)
             with prepared(module, context, training=training):
                 outputs = call(module, values, torch.zeros(sample.shape, dtype=dtypes[sample.dtype]), context)
     except ExportError:

@@ -33,6 +33,7 @@ def training_step(  # noqa: PLR0913 - each says one thing of the step
     optimiser: OptimiserSettings,
     accumulate: bool = False,
     recompute: bool = False,
+    one_part: bool = False,
     student: Student | None = None,
 ) -> Step:
     """Make the training step of a module.
@@ -51,6 +52,8 @@ def training_step(  # noqa: PLR0913 - each says one thing of the step
         optimiser: its settings.
         accumulate: sum the gradients of micro-batches, and take the optimiser's step in the last one of a batch.
         recompute: keep the inputs of blocks instead of their activations; see `subfleet.export.steps.recompute`.
+        one_part: with accumulate, whether each batch is a single micro-batch. Layers may then normalise by its
+            statistics, as they do without accumulate; those of several parts are not the batch's, and are refused.
         student: the nested network of distillation "self".
 
     Raises:
@@ -61,8 +64,9 @@ def training_step(  # noqa: PLR0913 - each says one thing of the step
     if recompute:
         blocks_of(module)  # there must be one
     given = sample.value(batch_size)
-    found = first_run(module, given, training=True, accumulates=accumulate)
-    randoms = found.random_shapes + _check_student(found, given, objective, student, accumulate)
+    in_parts = accumulate and not one_part
+    found = first_run(module, given, training=True, in_parts=in_parts)
+    randoms = found.random_shapes + _check_student(found, given, objective, student, in_parts)
     _check_exits(found, batch_size, objective)
     shapes = StepShapes(
         sample=given,
@@ -76,7 +80,9 @@ def training_step(  # noqa: PLR0913 - each says one thing of the step
     )
     inputs = before(shapes)
     return Step(
-        run=_TrainingRun(module=module, student=student, shapes=shapes, recompute=recompute, inputs=inputs),
+        run=_TrainingRun(
+            module=module, student=student, shapes=shapes, recompute=recompute, in_parts=in_parts, inputs=inputs
+        ),
         inputs=inputs,
         outputs=after(shapes),
         class_count=next(value.limit for value in inputs if value.role == "label"),
@@ -93,7 +99,7 @@ def _check_names(objective: ObjectiveSettings, optimiser: OptimiserSettings) -> 
 
 
 def _check_student(
-    found: FirstRun, sample: ValueInfo, objective: ObjectiveSettings, student: Student | None, accumulate: bool
+    found: FirstRun, sample: ValueInfo, objective: ObjectiveSettings, student: Student | None, in_parts: bool
 ) -> tuple[tuple[int, ...], ...]:
     """Make sure that there is a student where one is needed; the shapes of the randomness that it takes."""
     if (objective.distillation == "self") != (student is not None):
@@ -109,7 +115,7 @@ def _check_student(
             f"the student network keeps the buffer {buffers[0]!r}, but a nested network shares parameters alone; use "
             "GroupNorm, or BatchNorm with track_running_stats=False"
         )
-    run = first_run(student.module, sample, training=True, accumulates=accumulate)
+    run = first_run(student.module, sample, training=True, in_parts=in_parts)
     if run.output_shapes != found.output_shapes:
         raise ExportError(
             f"the student's logits are of the shapes {run.output_shapes}, but must be of the network's own, "
@@ -151,6 +157,7 @@ class _TrainingRun:
     student: Student | None
     shapes: StepShapes
     recompute: bool
+    in_parts: bool
     inputs: tuple[ValueInfo, ...]
 
     def __call__(self, *tensors: Tensor) -> tuple[Tensor, ...]:
@@ -162,7 +169,7 @@ class _TrainingRun:
             for name, tensor in given.named("parameter").items()
         }
         buffers = given.named("buffer")
-        context = LayerContext(given.one("sample_mask"), given.all("random"), accumulates=self.shapes.accumulate)
+        context = LayerContext(given.one("sample_mask"), given.all("random"), in_parts=self.in_parts)
         with ExitStack() as stack:
             stack.enter_context(prepared(self.module, context, training=True))
             if self.student is not None:
