@@ -1,0 +1,123 @@
+"""Whole fleets whose devices encode their updates: what travels, and what comes of it."""
+
+import math
+from dataclasses import replace
+
+import pytest
+from emulation.virtual_cases import LARGE_BYTES, MODEL, client, config, experiment, part
+
+from subfleet.emulation.attacks import LabelShuffling
+from subfleet.emulation.virtual.description import VirtualClient, VirtualExperiment
+from subfleet.emulation.virtual.exports import SettledExports
+from subfleet.emulation.virtual.figures import figures
+from subfleet.emulation.virtual.run import VirtualResult, run_in_process
+from subfleet.protocol.update_codecs import AnyUpdateCodec, Qsgd, TopK, TopKQsgd, Uncompressed
+from subfleet.server.methods.anycostfl import AnycostFL
+from subfleet.server.planning import plan_of
+from subfleet.server.records import ClientRow
+from subfleet.server.updates import update_bytes
+
+pytestmark = [pytest.mark.slow, pytest.mark.export]
+
+MOST_BESIDES_BYTES = 8000
+"""Of a round: telemetry, receipts, heartbeats, the container's header."""
+
+
+def rows(result: VirtualResult) -> list[ClientRow]:
+    return [row for record in result.rounds for row in record.clients]
+
+
+@pytest.fixture(scope="module")
+def plain(exports: SettledExports) -> VirtualResult:
+    return run_in_process(experiment(), exports)
+
+
+@pytest.mark.parametrize("codec", [Qsgd(), TopK(), TopKQsgd()], ids=lambda codec: codec.TYPE)
+def test_updates_take_what_the_codec_says_and_the_fleet_learns(
+    exports: SettledExports, plain: VirtualResult, codec: AnyUpdateCodec
+) -> None:
+    described = experiment(update_codec=codec)
+    result = run_in_process(described, exports)
+    network = plan_of(described.config, "run").network
+    specs = {found.spec.spec_id: found.spec for by_round in result.trained.values() for found in by_round.values()}
+    for row, before in zip(rows(result), rows(plain), strict=True):
+        assert row.status == "folded"
+        assert row.spec_id == before.spec_id, "memory limits all of them, so that they have what they had"
+        assert row.update_bytes == update_bytes(network, specs[row.spec_id], codec)
+        assert row.update_bytes < row.weight_bytes * {"qsgd": 0.27, "top_k": 0.14, "top_k_qsgd": 0.07}[codec.TYPE]
+        assert 0 <= row.bytes_up - row.update_bytes < MOST_BESIDES_BYTES
+        saved = before.update_bytes - row.update_bytes
+        assert before.bytes_up - row.bytes_up == pytest.approx(saved, abs=1000), "the same messages, a smaller blob"
+        assert row.bytes_down == pytest.approx(before.bytes_down, abs=1000)
+    assert result.rounds[-1].loss < result.rounds[0].loss
+    assert result.model != plain.model
+    assert figures(described, result)["violations"] == 0
+
+
+def test_the_same_seed_rounds_alike(exports: SettledExports) -> None:
+    first, second = (run_in_process(experiment(update_codec=Qsgd(levels=3)), exports) for _ in range(2))
+    assert first.model == second.model
+
+
+def test_learning_rate_0_changes_no_bit_of_the_model(exports: SettledExports) -> None:
+    training = replace(config().training, learning_rate=0.0)
+    models = {
+        run_in_process(experiment(training=training, rounds=1, update_codec=codec), exports).model
+        for codec in (Uncompressed(), Qsgd(), TopK(), TopKQsgd())
+    }
+    assert len(models) == 1
+
+
+def test_running_statistics_are_the_same_with_any_codec(exports: SettledExports) -> None:
+    """They do not depend on how changes of weights were written in the round in which they were measured."""
+    import torch
+    from safetensors.torch import load
+
+    model = replace(MODEL, norm="batch")
+    exact, rounded = (
+        load(run_in_process(experiment(model=model, rounds=1, update_codec=codec), exports).model)
+        for codec in (None, Qsgd(levels=1))
+    )
+    measured = [name for name in exact if "running" in name]
+    assert measured
+    assert all(torch.equal(exact[name], rounded[name]) for name in measured)
+    assert not all(torch.equal(exact[name], rounded[name]) for name in exact)
+
+
+def test_an_attacker_encodes_what_it_sends(exports: SettledExports) -> None:
+    found = experiment(update_codec=Qsgd())
+    honest = replace(found.clients[-1], attack=LabelShuffling(strength=0.0))
+    fleet = replace(found, clients=(*found.clients[:-1], honest))
+    assert run_in_process(fleet, exports).model == run_in_process(found, exports).model
+
+
+def on_uplinks(method: AnycostFL, *uplink_bytes: int) -> VirtualExperiment:
+    """Clients whose uplinks carry so much in a round."""
+    settings = config(method=method, rounds=1, min_clients=len(uplink_bytes))
+    clients = tuple(
+        _on_uplink(client(f"client{place}", place, LARGE_BYTES), link_bytes)
+        for place, link_bytes in enumerate(uplink_bytes)
+    )
+    return VirtualExperiment(config=settings, clients=clients, evaluation=part(10))
+
+
+def _on_uplink(found: VirtualClient, link_bytes: int) -> VirtualClient:
+    rows = tuple(replace(row, reading=replace(row.reading, uplink_bps=8.0 * link_bytes)) for row in found.log.rows)
+    return replace(found, log=replace(found.log, rows=rows))
+
+
+def test_anycostfl_gives_weak_uplinks_more_than_it_could_without_its_codec(exports: SettledExports) -> None:
+    whole = plan_of(config(), "run").candidates[-1].weight_bytes
+    links = (math.ceil(0.06 * whole), math.ceil(0.2 * whole), whole)
+    plain, coded = (
+        rows(run_in_process(on_uplinks(AnycostFL(steps=2, codec=codec), *links), exports))
+        for codec in (None, TopKQsgd(fraction=0.1))
+    )
+    assert [row.status.partition(":")[0] for row in plain] == ["skipped", "skipped", "folded"]
+    assert [row.spec for row in coded] == ["w1"] * 3, "all of them carry the whole model"
+    weak, middling, strong = coded
+    assert weak.update_bytes < middling.update_bytes < strong.update_bytes < whole
+    for row in coded:
+        assert row.uplink_budget_bytes is not None
+        assert 0.9 * min(row.uplink_budget_bytes, strong.update_bytes) < row.update_bytes <= row.uplink_budget_bytes
+        assert row.bytes_up > row.update_bytes

@@ -1,0 +1,258 @@
+"""The server reads updates by the codec of their task, and holds subnets against the uplink with what it writes."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from server.coordinator_cases import plan_of, training, update
+
+from subfleet.arrays import decode_arrays, encode_arrays
+from subfleet.arrays.codecs import encode_changes, rounding_numbers
+from subfleet.elastic.families import init_state
+from subfleet.elastic.model_state import ModelState
+from subfleet.elastic.network import ModelConfig
+from subfleet.elastic.stacked import CoordinateMedian
+from subfleet.protocol.errors import ConfigError, ProtocolError
+from subfleet.protocol.messages import Task
+from subfleet.protocol.readings import Budget
+from subfleet.protocol.update_codecs import AnyUpdateCodec, Qsgd, TopK, TopKQsgd, Uncompressed
+from subfleet.server.config import ServerConfig, load_config
+from subfleet.server.folding import Folding
+from subfleet.server.methods.anycostfl import AnycostFL
+from subfleet.server.methods.heterofl import HeteroFL
+from subfleet.server.methods.policies import Ask, Draw
+from subfleet.server.planning import plan_of as planned
+from subfleet.server.rounds import Plan, Seat
+from subfleet.server.updates import UpdateForm, check_update, read_change, update_bytes
+from subfleet.transport.blob_store import BlobStore
+
+Changes = dict[str, npt.NDArray[np.float32]]
+MODEL = ModelConfig(
+    family="mlp", input_shape=(6,), class_count=3, widths=(8, 8), depths=(2, 1), group_size=4, norm="batch"
+)
+PLAN = plan_of(model=MODEL)
+NETWORK = PLAN.network
+STATE = init_state(NETWORK, 0)
+BUFFERS = {name for name, decl in NETWORK.tensors.items() if decl.role in ("mean", "variance")}
+CODECS = (Qsgd(levels=7), TopK(fraction=0.3), TopKQsgd(fraction=0.3, levels=7))
+EVERY = pytest.mark.parametrize("codec", [Uncompressed(), *CODECS], ids=lambda codec: codec.TYPE)
+
+
+def drawn(task: Task, scale: float = 0.1) -> Changes:
+    generator = np.random.default_rng(len(task.client_id) + sum(map(ord, task.client_id)))
+    return {
+        name: (scale * generator.normal(size=shape)).astype(np.float32)
+        for name, shape in NETWORK.shapes(task.spec).items()
+    }
+
+
+def written(codec: AnyUpdateCodec, changes: Changes, client_id: str) -> bytes:
+    def uniform(name: str) -> Callable[[int], npt.NDArray[np.float64]]:
+        return rounding_numbers(name, seed=0, round_number=1, client_id=client_id)
+
+    return encode_arrays(encode_changes(codec, changes, exact=BUFFERS, uniform=uniform))
+
+
+def seats(blobs: BlobStore, codec: AnyUpdateCodec, scale: float = 0.1, *, decoded: bool = False) -> list[Seat]:
+    """Clients whose updates are encoded; or who send what becomes of them, as it is."""
+    state, found = training(PLAN), []
+    for name, seat in state.seats.items():
+        assert seat.task is not None
+        task = replace(seat.task, update_codec=Uncompressed() if decoded else codec)
+        ref = blobs.add(written(codec, drawn(task, scale), name))
+        if decoded:
+            change = read_change(UpdateForm.of(NETWORK, task.spec, codec), blobs, ref)
+            ref = blobs.add(encode_arrays({key: tensor.numpy() for key, tensor in change.items()}))
+        found.append(replace(seat, stage="done", task=task, result=replace(update(PLAN, state, name), blob=ref)))
+    return found
+
+
+def folded(found: list[Seat], blobs: BlobStore, **changes: Any) -> dict[str, torch.Tensor]:
+    folding = Folding(network=NETWORK, policies=HeteroFL().policies(), space=PLAN.space, blobs=blobs, **changes)
+    result = folding.fold(ModelState(shared=STATE), 1, found)
+    assert not result.refused
+    return dict(result.state.shared)
+
+
+def same_bits(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> bool:
+    return all(torch.equal(left[name].view(torch.int32), right[name].view(torch.int32)) for name in STATE)
+
+
+@EVERY
+@pytest.mark.parametrize("merge", [None, CoordinateMedian(least_clients=2)], ids=["mean", "median"])
+def test_encoded_updates_are_folded_as_what_they_decode_to(
+    tmp_path: Path, codec: AnyUpdateCodec, merge: CoordinateMedian | None
+) -> None:
+    blobs = BlobStore(tmp_path)
+    found = folded(seats(blobs, codec), blobs, merge=merge)
+    assert same_bits(found, folded(seats(blobs, codec, decoded=True), blobs, merge=merge))
+    assert not same_bits(found, STATE)
+
+
+@EVERY
+def test_no_change_changes_no_bit(tmp_path: Path, codec: AnyUpdateCodec) -> None:
+    blobs = BlobStore(tmp_path)
+    assert same_bits(folded(seats(blobs, codec, scale=0.0), blobs), STATE)
+
+
+@EVERY
+def test_running_statistics_are_folded_as_they_were_measured(tmp_path: Path, codec: AnyUpdateCodec) -> None:
+    blobs = BlobStore(tmp_path)
+    exact, found = (folded(seats(blobs, one), blobs) for one in (Uncompressed(), codec))
+    assert BUFFERS
+    assert all(torch.equal(found[name], exact[name]) for name in BUFFERS)
+
+
+@EVERY
+def test_an_update_takes_what_its_subnet_was_priced_with(tmp_path: Path, codec: AnyUpdateCodec) -> None:
+    plan = plan_of(model=MODEL, update_codec=codec)
+    for candidate in plan.candidates:
+        task = replace(_task(), spec=candidate.spec)
+        content = written(codec, drawn(task), "ada")
+        values = sum(array.nbytes for array in decode_arrays(content).values())
+        assert values == candidate.update_bytes == update_bytes(NETWORK, candidate.spec, codec)
+        assert candidate.update_bytes <= candidate.weight_bytes
+        assert (candidate.update_bytes == candidate.weight_bytes) == (codec == Uncompressed())
+        (tmp_path / "update").write_bytes(content)
+        check_update(UpdateForm.of(NETWORK, candidate.spec, codec), tmp_path / "update")
+
+
+def _task() -> Task:
+    task = training(PLAN).seats["ada"].task
+    assert task is not None
+    return task
+
+
+@pytest.mark.parametrize("codec", CODECS, ids=lambda codec: codec.TYPE)
+def test_what_the_codec_does_not_write_is_refused_when_it_comes(tmp_path: Path, codec: AnyUpdateCodec) -> None:
+    task, path = _task(), tmp_path / "update"
+    form, changes = UpdateForm.of(NETWORK, task.spec, codec), drawn(_task())
+    good = decode_arrays(written(codec, changes, "ada"))
+    coded = next(name for name, array in good.items() if array.dtype == np.uint8)
+    buffer = min(BUFFERS & good.keys())
+    spoilt: list[dict[str, Any]] = [
+        changes,  # as it is
+        {**good, coded: good[coded][:-1]},
+        {**good, coded: np.full_like(good[coded], 255)},
+        {**good, buffer: np.zeros(4, np.uint8)},
+        {**good, buffer: np.full(good[buffer].shape, np.inf, np.float32)},
+        {name: array for name, array in good.items() if name != coded},
+    ]
+    for one in spoilt:
+        path.write_bytes(encode_arrays(one))
+        with pytest.raises(ProtocolError):
+            check_update(form, path)
+    path.write_bytes(encode_arrays(good))
+    check_update(form, path)
+    with pytest.raises(ProtocolError, match="must be float32"):
+        check_update(replace(form, codec=Uncompressed()), path)
+
+
+def test_what_decodes_to_no_number_is_refused(tmp_path: Path) -> None:
+    form = UpdateForm.of(NETWORK, _task().spec, TopK(fraction=0.3))
+    good = decode_arrays(written(form.codec, drawn(_task()), "ada"))
+    coded = next(name for name, array in good.items() if array.dtype == np.uint8)
+    ends = np.array(good[coded])
+    ends[-4:] = np.frombuffer(np.float32(np.nan).tobytes(), np.uint8)
+    (tmp_path / "update").write_bytes(encode_arrays({**good, coded: ends}))
+    with pytest.raises(ProtocolError, match="not finite"):
+        check_update(form, tmp_path / "update")
+
+
+def ask(plan: Plan, **links: int) -> Ask:
+    return Ask(
+        network=plan.network,
+        candidates=plan.candidates,
+        price=plan.price,
+        draw=Draw(seed=0, round=1, client_id="ada"),
+        target="onnx",
+        budget=Budget(memory_bytes=2**40, **links),
+    )
+
+
+def given_parameters(plan: Plan, **links: int) -> int:
+    found = plan.policies.assign(ask(plan, **links)).candidate
+    return 0 if found is None else found.parameters
+
+
+def test_a_weak_uplink_carries_a_larger_subnet_with_a_codec_and_a_weak_downlink_does_not() -> None:
+    plans = [plan_of(model=MODEL, update_codec=codec) for codec in (None, *CODECS)]
+    limit = PLAN.candidates[2].weight_bytes
+    assert len({given_parameters(plan, downlink_bytes=limit) for plan in plans}) == 1
+    raw, *compressed = (given_parameters(plan, uplink_bytes=limit) for plan in plans)
+    assert min(compressed) > raw > 0
+
+
+ANYCOST = planned(
+    ServerConfig(
+        name="test",
+        model=replace(MODEL, widths=(32, 32), depths=(3, 2), norm="group"),
+        evaluation_data="unused",
+        method=AnycostFL(codec=TopKQsgd(fraction=0.05)),
+    ),
+    "run",
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(uplink_bytes=st.integers(0, 25_000))
+def test_anycostfl_gives_the_largest_width_and_then_the_densest_update(uplink_bytes: int) -> None:
+    found = ANYCOST.policies.assign(ask(ANYCOST, uplink_bytes=uplink_bytes)).candidate
+    fitting = [one for one in ANYCOST.candidates if one.update_bytes <= uplink_bytes]
+    assert found == (fitting[-1] if fitting else None)
+    if found is None:
+        return
+    codec = ANYCOST.update_codec(found.spec, Budget(memory_bytes=1, uplink_bytes=uplink_bytes))
+    assert isinstance(codec, TopKQsgd)
+    assert update_bytes(ANYCOST.network, found.spec, codec) <= uplink_bytes
+    denser = replace(codec, fraction=min(1.0, codec.fraction + 0.02))
+    assert codec.fraction == 1.0 or update_bytes(ANYCOST.network, found.spec, denser) > uplink_bytes
+    assert codec.fraction >= 0.05
+
+
+def test_anycostfl_sends_all_where_nothing_limits_it_and_nothing_else_where_it_is_told() -> None:
+    size, free = ANYCOST.candidates[-1].spec, Budget(memory_bytes=1)
+    assert ANYCOST.update_codec(size, free) == TopKQsgd(fraction=1.0)
+    for codec, expected in ((None, Uncompressed()), (Qsgd(), Qsgd()), (TopK(fraction=0.5), TopK(fraction=1.0))):
+        assert plan_of(method=AnycostFL(codec=codec)).update_codec(PLAN.space[0], free) == expected
+    told = plan_of(method=AnycostFL(), update_codec=TopK(fraction=0.5))
+    assert told.update_codec(PLAN.space[0], free) == TopK(fraction=0.5)
+
+
+def test_a_task_names_the_codec() -> None:
+    state = training(plan_of(model=MODEL, update_codec=CODECS[0]))
+    assert {seat.task.update_codec for seat in state.seats.values() if seat.task is not None} == {CODECS[0]}
+    assert {seat.task.update_codec for seat in training(PLAN).seats.values() if seat.task is not None} == {
+        Uncompressed()
+    }
+
+
+def test_a_configuration_names_the_codec_in_a_table(tmp_path: Path) -> None:
+    text = """
+name = "digits"
+evaluation_data = "test.npz"
+model = { family = "mlp", input_shape = [6], class_count = 3, widths = [8], depths = [1] }
+method = { type = "anycostfl", codec = { type = "top_k", fraction = 0.2 } }
+
+[update_codec]
+type = "qsgd"
+levels = 3
+"""
+    path = tmp_path / "fleet.toml"
+    path.write_text(text)
+    found = load_config(path)
+    assert (found.update_codec, found.method) == (Qsgd(levels=3), AnycostFL(codec=TopK(fraction=0.2)))
+    assert found.fingerprint() != replace(found, update_codec=None).fingerprint()
+    path.write_text(text.replace("levels = 3", "levels = 300"))
+    with pytest.raises(ConfigError, match=r"update_codec: levels is 300, but must be from 1 to 127"):
+        load_config(path)
+    path.write_text(text.replace('"qsgd"', '"zip"'))
+    with pytest.raises(ConfigError, match=r"'zip', but must be one of \['none', 'qsgd', 'top_k', 'top_k_qsgd'\]"):
+        load_config(path)
