@@ -1,6 +1,7 @@
 """Whatever goes wrong, a user sees one sentence and a numbered exit code."""
 
 import re
+import sqlite3
 import subprocess
 import sys
 from pathlib import Path
@@ -53,6 +54,25 @@ def test_a_wrong_command_gives_one_sentence(
     done = run_cli(*arguments, folder=tmp_path)
     assert done.returncode == code, done.stderr
     assert words in done.stderr
+    assert "Traceback" not in done.stderr + done.stdout
+
+
+@pytest.mark.slow
+def test_a_state_folder_of_an_older_release_is_one_sentence(tmp_path: Path) -> None:
+    numpy = pytest.importorskip("numpy")
+    numpy.savez(tmp_path / "test.npz", x=numpy.zeros((4, 3), numpy.float32), y=numpy.array([0, 1, 0, 1]))
+    (tmp_path / "fleet.toml").write_text(
+        'name = "old"\nrounds = 1\nevaluation_data = "test.npz"\n'
+        '[model]\nfamily = "mlp"\ninput_shape = [3]\nclass_count = 2\nwidths = [4]\ndepths = [1]\n',
+        encoding="utf-8",
+    )
+    state = tmp_path / "runs" / "old" / "server"
+    state.mkdir(parents=True)
+    with sqlite3.connect(state / "subfleet.sqlite") as connection:
+        connection.execute("CREATE TABLE runs (run_id VARCHAR PRIMARY KEY, name VARCHAR NOT NULL UNIQUE)")
+    done = run_cli("serve", "--config", "fleet.toml", "--broker", "mqtt://127.0.0.1:1", folder=tmp_path)
+    assert done.returncode == ExitCode.FILE, done.stderr
+    assert "was written by another release" in done.stderr
     assert "Traceback" not in done.stderr + done.stdout
 
 

@@ -1,5 +1,6 @@
 """What the journal gives back is what was saved."""
 
+import sqlite3
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
@@ -9,6 +10,7 @@ import pytest
 from server.coordinator_cases import CLIENTS, plan_of, training, update
 
 from subfleet.protocol.errors import ConfigError, FileError
+from subfleet.protocol.exit_codes import ExitCode
 from subfleet.protocol.schema import from_plain
 from subfleet.protocol.topics import Topics
 from subfleet.server import store
@@ -98,6 +100,27 @@ def test_a_file_that_is_no_database_is_one_sentence(tmp_path: Path) -> None:
     (tmp_path / DATABASE_NAME).write_bytes(b"not a database, but long enough to look at" * 40)
     with pytest.raises(FileError, match="cannot be opened"):
         open_database(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        # As the first release had it.
+        *[(f"ALTER TABLE runs DROP COLUMN {name}", name) for name in ("pool", "plans", "queue", "unfit")],
+        ("ALTER TABLE tasks ADD COLUMN energy_j REAL", "energy_j"),
+    ],
+)
+def test_a_journal_of_another_release_is_one_sentence_and_left_as_it_is(tmp_path: Path, change: str, told: str) -> None:
+    journal = _journal(tmp_path)
+    journal.save(RunState(), training(PLAN))
+    with sqlite3.connect(tmp_path / DATABASE_NAME) as connection:
+        connection.execute(change)
+        before = list(connection.iterdump())
+    with pytest.raises(FileError, match=f"another release: .*'{told}'.*choose another state folder") as raised:
+        open_database(tmp_path)
+    assert raised.value.exit_code == ExitCode.FILE
+    with sqlite3.connect(tmp_path / DATABASE_NAME) as connection:
+        assert list(connection.iterdump()) == before
 
 
 def test_a_database_that_cannot_be_written_is_one_sentence(tmp_path: Path) -> None:

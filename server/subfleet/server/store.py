@@ -113,16 +113,33 @@ def open_database(place: Path | str) -> sql.Engine:
         place: a folder in which `subfleet.sqlite` lives, or a URL of SQLAlchemy's for another database.
 
     Raises:
-        FileError: it cannot be opened.
+        FileError: it cannot be opened, or its tables are of another release; nothing in it is changed then.
     """
     url = place if isinstance(place, str) else f"sqlite:///{place / DATABASE_NAME}"
     try:
         engine = sql.create_engine(url)
         sql.event.listen(engine, "connect", _configure)
+        _check_tables(engine, place)
         METADATA.create_all(engine)
     except sql.exc.SQLAlchemyError as error:
         raise FileError(f"the journal cannot be opened: {error.__class__.__name__}; check {place!s:.200}") from error
     return engine
+
+
+def _check_tables(engine: sql.Engine, place: Path | str) -> None:
+    """Make sure that those tables which are there have the columns that this release reads and writes."""
+    inspector = sql.inspect(engine)
+    for table in METADATA.sorted_tables:
+        if not inspector.has_table(table.name):
+            continue
+        found = {column["name"] for column in inspector.get_columns(table.name)}
+        odd = sorted(found ^ set(table.columns.keys()))
+        if odd:
+            raise FileError(
+                f"the journal in {place!s:.200} was written by another release: of its table {table.name!r}, column "
+                f"{odd[0]!r} is known to only one of both; finish its runs with that release, or choose another state "
+                "folder"
+            )
 
 
 def _configure(connection: Any, _: ConnectionPoolEntry) -> None:
