@@ -8,6 +8,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from subfleet.protocol.blobs import BlobRef, ByteRange
+from subfleet.protocol.calibration import Calibration, NormLayer
 from subfleet.protocol.messages import MAX_SAMPLES, MESSAGES, Message
 from subfleet.protocol.schema import MAX_INTEGER
 from subfleet.protocol.scoring import CandidateScore, Scoring
@@ -47,6 +48,21 @@ _BY_TYPE: dict[Any, st.SearchStrategy[Any]] = {
     CandidateScore: st.one_of(
         st.builds(CandidateScore, score=st.floats(allow_nan=False, allow_infinity=False)),
         st.builds(CandidateScore, score=st.none(), reason=_SHOWN),
+    ),
+    Calibration: st.builds(
+        Calibration,
+        norms=st.lists(
+            st.builds(
+                NormLayer,
+                name=_NAMES,
+                positions=st.integers(1, 2**31),
+                momentum=st.floats(0.001, 1),
+                scale=st.floats(0.01, 2),
+            ),
+            min_size=1,
+            max_size=3,
+            unique_by=lambda norm: norm.name,
+        ).map(tuple),
     ),
     Scoring: st.builds(Scoring, specs=st.tuples(SPECS, SPECS), weights=st.tuples(_BLOBS, _BLOBS)),
 }
@@ -97,12 +113,14 @@ def _instances(kind: Any, **fixed: st.SearchStrategy[Any]) -> st.SearchStrategy[
 def _tasks(draw: st.DrawFn) -> Message:
     """Tasks to train name exactly one program, weights and settings; tasks to score a program for each candidate."""
     kind = MESSAGES["task"]
-    draft = draw(_instances(kind, work=st.just("deploy"), scoring=st.none()))
-    work = draw(st.sampled_from(["deploy", "train", "score"]))
+    draft = draw(_instances(kind, work=st.just("deploy"), scoring=st.none(), calibration=st.none()))
+    work = draw(st.sampled_from(["deploy", "train", "score", "calibrate"]))
     if work == "deploy":
         return typing.cast("Message", draft)
     training = draw(_BY_TYPE[TrainingSettings])
     changes: dict[str, Any] = {"programs": draft.programs[:1], "weights": draw(_BLOBS)}
+    if work == "calibrate":
+        changes |= {"calibration": draw(_BY_TYPE[Calibration])}
     if work == "score":
         changes = {"programs": (draft.programs[0],) * 2, "scoring": draw(_BY_TYPE[Scoring])}
     return typing.cast("Message", dataclasses.replace(draft, work=work, training=training, **changes))

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from protocol.message_strategies import EVERY_MESSAGE, MESSAGE_STRATEGIES
 
 from subfleet.protocol.blobs import BlobRef
+from subfleet.protocol.calibration import Calibration, NormLayer
 from subfleet.protocol.errors import ProtocolError, TooLargeError
 from subfleet.protocol.messages import (
     MAX_CONTROL_BYTES,
@@ -193,6 +194,51 @@ def test_a_score_task_names_what_it_needs_and_others_do_not(changes: dict[str, o
 def test_what_is_wrong_with_candidates_is_said(changes: dict[str, object], words: str) -> None:
     plain = json.loads(encode(_score_task()))
     plain["scoring"] |= changes
+    with pytest.raises(ProtocolError, match=words):
+        decode(json.dumps(plain).encode())
+
+
+def _calibrate_task(**changes: object) -> Task:
+    norms = (NormLayer(name="norm", positions=4, momentum=0.1),)
+    return _task(**{"work": "calibrate", "calibration": Calibration(norms=norms), **changes})
+
+
+def test_the_norms_of_a_calibrate_task_stand_in_it() -> None:
+    assert "calibration" not in json.loads(encode(_task()))
+    told = json.loads(encode(_calibrate_task()))
+    assert told["calibration"] == {"norms": [{"momentum": 0.1, "name": "norm", "positions": 4, "scale": 1.0}]}
+    assert decode(encode(_calibrate_task())) == _calibrate_task()
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"work": "train"}, "a calibrate task, and no other, must name norms"),
+        ({"calibration": None}, "a calibrate task, and no other, must name norms"),
+        ({"weights": None}, "a calibrate task must name one program, weights and training settings"),
+        ({"training": None}, "a calibrate task must name one program"),
+    ],
+)
+def test_a_calibrate_task_names_what_it_needs(changes: dict[str, object], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        _calibrate_task(**changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"positions": 0}, "positions is 0, but must be 1 to"),
+        ({"positions": 2**40}, "but must be 1 to 2147483648"),
+        ({"momentum": 0}, "momentum is 0.0 and scale 1.0"),
+        ({"momentum": 1.5}, "momentum at most 1"),
+        ({"scale": 0}, "must be above 0"),
+        (None, "must be one or more, each once"),
+    ],
+)
+def test_what_is_wrong_with_norms_is_said(changes: dict[str, object] | None, words: str) -> None:
+    plain = json.loads(encode(_calibrate_task()))
+    (norm,) = plain["calibration"]["norms"]
+    plain["calibration"]["norms"] = [norm, norm] if changes is None else [norm | changes]
     with pytest.raises(ProtocolError, match=words):
         decode(json.dumps(plain).encode())
 

@@ -185,6 +185,7 @@ class TrainingWorker:
             memory_limit_bytes=memory_limit_bytes,
             threads=self._threads,
             update_codec=task.update_codec,
+            calibration=task.calibration,
         )
 
     def _output_path(self, task: Task) -> Path:

@@ -15,7 +15,7 @@ from subfleet.protocol.errors import FileError, ProtocolError, TrainingError
 from subfleet.protocol.programs import Program, TrainJob, decode_program
 from subfleet.trainers.step_layout import StepLayout
 
-__all__ = ["file_sha256", "read_program", "read_weights", "write_change"]
+__all__ = ["file_sha256", "read_program", "read_weights", "write_arrays", "write_change"]
 
 
 _CHUNK_BYTES = 2**20
@@ -90,10 +90,15 @@ def write_change(job: TrainJob, changed: Arrays, *, exact: Collection[str] = ())
         if not np.isfinite(array).all():
             raise TrainingError(f"tensor {name!r:.80} is not finite after training; lower the learning rate")
     uniform = partial(rounding_numbers, seed=job.settings.seed, round_number=job.round, client_id=job.client_id)
-    _write(job.output_path, encode_changes(job.update_codec, changed, exact=exact, uniform=uniform))
+    write_arrays(job.output_path, encode_changes(job.update_codec, changed, exact=exact, uniform=uniform))
 
 
-def _write(path: Path, arrays: Arrays) -> None:
+def write_arrays(path: Path, arrays: Arrays) -> None:
+    """Write a container, whole or not at all.
+
+    Raises:
+        FileError: the file cannot be written.
+    """
     parts = array_parts(arrays)
     unfinished = path.with_name(f".{path.name}.partial")
     try:

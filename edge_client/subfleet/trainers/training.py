@@ -3,31 +3,21 @@
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 from subfleet.arrays import change, numpy_dtype
 from subfleet.protocol.errors import LoadError, MemoryLimitError, TrainingError
 from subfleet.protocol.programs import ScoreJob, TrainJob, TrainResult
 from subfleet.tasks import Dataset, read_dataset
+from subfleet.trainers.calibrating import calibrate
 from subfleet.trainers.feeding import calls_of, check_data, check_settings, constant_values
 from subfleet.trainers.job_files import file_sha256, read_program, read_weights, write_change
 from subfleet.trainers.kept import Host, LoadedSession, Slot
 from subfleet.trainers.memory import Watch
 from subfleet.trainers.sessions import Array, LoadProgram, OpenSession, RunProgram, hosted
 from subfleet.trainers.step_layout import step_layout
+from subfleet.trainers.tally import Tally
 
 __all__ = ["LoadProgram", "RunProgram", "loaded_session", "run_training", "train_job"]
-
-
-@dataclass(slots=True, kw_only=True)
-class _Tally:
-    """What the steps of one training add up to; loss, correct and count are those of the last epoch."""
-
-    step_count: int = 0
-    loss_sum: float = 0.0
-    correct_sum: float = 0.0
-    count_sum: float = 0.0
-    train_seconds: float = 0.0
 
 
 def run_training(
@@ -41,6 +31,8 @@ def train_job(
     job: TrainJob, stopped: Callable[[], bool], *, target: str, open_session: OpenSession, slot: Host
 ) -> TrainResult:
     """Train one job and write the change of its weights and buffers; the memory that it took is given back.
+
+    A job with a calibration trains nothing, and writes what its norms were given (`subfleet.trainers.calibrating`).
 
     The data set is read before measuring begins, since it is there whatever subnet is trained; the program, the
     weights, the runtime's session, the steps and the writing of the change all count. So does a session that is kept
@@ -65,7 +57,8 @@ def train_job(
     """
     dataset = read_dataset(job.data)
     with loaded_session(job, target=target, open_session=open_session, slot=slot) as (loaded, watch):
-        tally = _train(job, stopped, dataset, loaded, slot, watch)
+        work = _train if job.calibration is None else calibrate
+        tally = work(job, stopped, dataset, loaded, slot, watch)
     return TrainResult(
         sample_count=len(dataset),
         step_count=tally.step_count,
@@ -124,7 +117,7 @@ def _check_least(job: TrainJob | ScoreJob, least_bytes: int) -> None:
 
 def _train(
     job: TrainJob, stopped: Callable[[], bool], dataset: Dataset, loaded: LoadedSession, slot: Host, watch: Watch
-) -> _Tally:
+) -> Tally:
     layout = loaded.layout
     check_settings(job.settings, layout)
     check_data(dataset, layout, job.data)
@@ -150,28 +143,13 @@ def _train(
 
 def _run_steps(
     job: TrainJob, stopped: Callable[[], bool], dataset: Dataset, loaded: LoadedSession, slot: Host, watch: Watch
-) -> _Tally:
+) -> Tally:
     layout = loaded.layout
-    tally = _Tally()
-    epoch = 0
-    started_s = slot.now_s()
+    tally, started_s = Tally(), slot.now_s()
     for call in calls_of(job, layout, dataset):
         if stopped():
             raise TrainingError(f"training was stopped after {tally.step_count} steps; its task must be taken up anew")
-        if call.epoch != epoch:
-            epoch = call.epoch
-            tally.loss_sum = tally.correct_sum = tally.count_sum = 0.0
-        read = loaded.session.step(call.fed, last=call.last)
-        loss = float(read[layout.loss])
-        if not math.isfinite(loss):
-            raise TrainingError(f"the loss was {loss} in step {tally.step_count + 1}; lower the learning rate")
-        tally.step_count += call.ends_batch
-        count = float(read[layout.count]) if layout.count else call.count
-        tally.loss_sum += loss * (call.batch_count if layout.accumulates else count)
-        tally.correct_sum += float(read[layout.correct])
-        tally.count_sum += count
+        tally.take(call, loaded.session.step(call.fed, last=call.last), layout)
         watch.check()
-    tally.train_seconds = slot.now_s() - started_s
-    if not tally.count_sum > 0:
-        raise TrainingError(f"the program counted {tally.count_sum:g} labels in an epoch; it must be exported again")
+    tally.end(slot.now_s() - started_s)
     return tally

@@ -4,8 +4,6 @@ All metadata is in the payload, so that MQTT 3.1.1 and 5 carry them alike. `deco
 else, whatever the bytes.
 """
 
-import re
-import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -13,13 +11,12 @@ from typing import Any, ClassVar, Literal, get_args
 
 from subfleet.protocol.blobs import BlobRef, ByteRange
 from subfleet.protocol.errors import ProtocolError
-from subfleet.protocol.programs import ProgramRef
-from subfleet.protocol.readings import Budget, Reading
+from subfleet.protocol.identifiers import check_client_id, new_message_id
+from subfleet.protocol.readings import Reading
 from subfleet.protocol.schema import ADDED_LATER, canonical_json, from_plain, parse_json, to_plain
-from subfleet.protocol.scoring import MAX_CANDIDATES, CandidateScore, Scoring
+from subfleet.protocol.scoring import MAX_CANDIDATES, CandidateScore
 from subfleet.protocol.subnet import SubnetSpec
-from subfleet.protocol.training import TrainingSettings
-from subfleet.protocol.update_codecs import AnyUpdateCodec, Uncompressed
+from subfleet.protocol.task import Task
 
 __all__ = [
     "MESSAGES",
@@ -46,23 +43,8 @@ __all__ = [
 
 SCHEMA_VERSION = 1
 MAX_CONTROL_BYTES = 256 * 1024
-_CLIENT_ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}")  # it stands in topics and paths: neither ".." nor "-x"
 MAX_SAMPLES = 2**40
 """Of one client; the sum of a fleet's samples must stay a number that weights can be."""
-
-
-def check_client_id(client_id: str) -> str:
-    """Return the id, or raise ProtocolError: 1 to 64 letters, digits, '_', '.' and '-', not '.' or '-' first."""
-    if _CLIENT_ID.fullmatch(client_id) is None:
-        raise ProtocolError(
-            f"client id {client_id!r:.80} must be 1 to 64 letters, digits, '_', '.' or '-', not '.' or '-' first"
-        )
-    return client_id
-
-
-def new_message_id() -> str:
-    """A fresh id for a message."""
-    return uuid.uuid4().hex
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -182,60 +164,6 @@ class RoundInfo:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Task:
-    """Work for one device (retained on its own topic). A device works on the newest task of the current run.
-
-    Attributes:
-        task_id: names the task; an update, scores, a refusal or a report answer it.
-        work: "train" trains; "score" scores candidates on the device's own data; "deploy" fetches inference models.
-        spec: the subnet; of a score task the largest candidate.
-        programs: to fetch: one to train, one for each candidate, or one inference model per target to keep.
-        weights: the subnet's weights (train only).
-        training: how to train; for a score task, which batches and what is minimised.
-        planned_peak_bytes: planned memory of the program that needs most.
-        budget: what the device had promised when the task was made.
-        deadline_s: seconds within which an answer is worth something.
-        scoring: the candidates (score only).
-        update_codec: how the device is to write its update (train only).
-    """
-
-    KIND: ClassVar[str] = "task"
-    task_id: str
-    work: Literal["train", "deploy", "score"]
-    run_id: str
-    round: int
-    client_id: str
-    spec: SubnetSpec
-    programs: tuple[ProgramRef, ...]
-    weights: BlobRef | None
-    training: TrainingSettings | None
-    planned_peak_bytes: int
-    budget: Budget
-    deadline_s: float
-    message_id: str = field(default_factory=new_message_id)
-    scoring: Scoring | None = field(default=None, metadata=ADDED_LATER)
-    update_codec: AnyUpdateCodec = field(default=Uncompressed(), metadata=ADDED_LATER)
-
-    def __post_init__(self) -> None:
-        check_client_id(self.client_id)
-        if not self.programs:
-            raise ValueError("a task must name 1 or more programs")
-        if self.work == "train" and (len(self.programs) != 1 or self.weights is None or self.training is None):
-            raise ValueError("a train task must name one program, weights and training settings")
-        if (self.work == "score") != (self.scoring is not None):
-            raise ValueError("a score task, and no other, must name candidates")
-        if self.scoring is not None and (len(self.programs) != len(self.scoring.specs) or self.training is None):
-            raise ValueError("a score task must name training settings, and a program for each candidate")
-
-    @property
-    def blobs(self) -> tuple[BlobRef, ...]:
-        """Everything to fetch, each once."""
-        weights = (self.weights, *(() if self.scoring is None else self.scoring.weights))
-        wanted = (*(program.blob for program in self.programs), *(blob for blob in weights if blob is not None))
-        return tuple({blob.sha256: blob for blob in wanted}.values())
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Refusal:
     """A device does not do a task, and why; "memory" asks for a smaller one.
 
@@ -263,7 +191,7 @@ class Update:
 
     Attributes:
         blob: container of the change of every tensor of the subnet (new minus old), float32 or as the task's codec
-            writes it.
+            writes it; for a calibrate task of what `subfleet.protocol.calibration.sum_names` names.
         sample_count: samples that it was trained on: its weight in the mean.
         measured_peak_bytes: growth of the process's high-water mark while it trained.
         train_seconds: wall time of the steps.

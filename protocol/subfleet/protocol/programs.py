@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal, Protocol
 
 from subfleet.protocol.blobs import BlobRef
+from subfleet.protocol.calibration import Calibration
 from subfleet.protocol.errors import ProtocolError
 from subfleet.protocol.memory import MemoryPlan
 from subfleet.protocol.schema import ADDED_LATER, canonical_json, from_plain, parse_json
@@ -207,6 +208,8 @@ class TrainJob:
         memory_limit_bytes: the most by which the process may grow.
         threads: of the runtime.
         update_codec: how the change is to be written.
+        calibration: in place of training, the norms whose inputs are summed up in one pass over the data, and nothing
+            is changed; None trains.
     """
 
     program_path: Path
@@ -219,6 +222,7 @@ class TrainJob:
     memory_limit_bytes: int
     threads: int = 1
     update_codec: AnyUpdateCodec = field(default_factory=Uncompressed)
+    calibration: Calibration | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -46,7 +46,9 @@ class AttackingTrainer:
         return self._inner.describe(data)
 
     def train(self, job: TrainJob, stopped: Callable[[], bool]) -> TrainResult:
-        """See `Trainer.train`; what is told is the honest training's."""
+        """See `Trainer.train`; what is told is the honest training's. What norms were given is honest, too."""
+        if job.calibration is not None:
+            return self._inner.train(job, stopped)
         plain = replace(job, update_codec=Uncompressed())
         result = self._inner.train(plain, stopped)
         data = job.output_path.with_name(f"{job.output_path.name}.poisoned.npz")

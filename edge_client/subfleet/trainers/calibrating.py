@@ -1,0 +1,114 @@
+"""Measures what norms with running statistics are given on a device's own data, by the program that trains.
+
+A training step at learning rate 0 moves no weight, and leaves in the running statistics the momentum's share of what
+its batch has, padding left out. From statistics of zero this is the batch's own mean and unbiased variance, which with
+the number of its values are its sum and its sum of squares. These add up over batches, in float64.
+"""
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+import numpy.typing as npt
+
+from subfleet.arrays import numpy_dtype
+from subfleet.protocol.calibration import Calibration, NormLayer, sum_names
+from subfleet.protocol.errors import ProtocolError, TrainingError
+from subfleet.protocol.programs import TrainJob
+from subfleet.tasks import Dataset
+from subfleet.trainers.feeding import Call, calls_of, check_data, check_settings, constant_values
+from subfleet.trainers.job_files import read_weights, write_arrays
+from subfleet.trainers.kept import Host, LoadedSession
+from subfleet.trainers.memory import Watch
+from subfleet.trainers.sessions import Array
+from subfleet.trainers.step_layout import StepLayout
+from subfleet.trainers.tally import Tally
+
+__all__ = ["calibrate"]
+
+_MEAN, _VARIANCE = "running_mean", "running_var"
+_Doubles = npt.NDArray[np.float64]
+
+
+def calibrate(
+    job: TrainJob, stopped: Callable[[], bool], dataset: Dataset, loaded: LoadedSession, slot: Host, watch: Watch
+) -> Tally:
+    """Write the sums of one pass over the data; see `train_job` for what it raises."""
+    layout, session = loaded.layout, loaded.session
+    if job.calibration is None:
+        raise ProtocolError("the job names no norms, but must to be calibrated")
+    check_settings(job.settings, layout)
+    check_data(dataset, layout, job.data)
+    _check_norms(job.calibration, layout, job)
+    weights = read_weights(job.weights_path, layout)
+    constants = constant_values(job.settings, layout, dataset, weights)
+    stored = {value.name: weights[value.tensor] for value in layout.stored}
+    del weights
+    sums = {norm.name: _Sums(norm) for norm in job.calibration.norms}
+    slot.release()
+    tally, started_s = Tally(), slot.now_s()
+    for call in calls_of(job, layout, dataset):
+        if stopped():
+            raise TrainingError(f"measuring was stopped after {tally.step_(count - 1)} steps; its task must be taken up anew")
+        session.begin(stored | _zero_statistics(layout, sums), constants)
+        stored.clear()
+        tally.take(call, session.step(call.fed, last=call.last), layout)
+        # The weights are those that were given: they need not be held twice.
+        stored |= session.finish()
+        _add(sums, call, stored, layout)
+        watch.check()
+    tally.end(slot.now_s() - started_s)
+    write_arrays(job.output_path, {name: array for one in sums.values() for name, array in one.arrays().items()})
+    return tally
+
+
+class _Sums:
+    """What one norm was given so far."""
+
+    def __init__(self, norm: NormLayer) -> None:
+        self._norm = norm
+        self._count = 0
+        self._total: _Doubles = np.zeros((), np.float64)
+        self._squares: _Doubles = np.zeros((), np.float64)
+
+    def add(self, samples: int, mean: Array, variance: Array) -> None:
+        """Add a batch's share of the running statistics."""
+        norm, count = self._norm, samples * self._norm.positions
+        share = float(np.float32(norm.momentum))
+        of_batch = mean.astype(np.float64) * (norm.scale / share)
+        # One value alone teaches nothing of the variance: the program has left it at 0, as it counts here.
+        spread = variance.astype(np.float64) * (norm.scale**2 / share) * count
+        self._count += count
+        self._total = self._total + count * of_batch
+        self._squares = self._squares + spread + count * np.square(of_batch)
+
+    def arrays(self) -> dict[str, Array]:
+        """By the names that the server expects."""
+        values: tuple[Array, ...] = (np.array(self._count, np.int64), self._total, self._squares)
+        return dict(zip(sum_names(self._norm.name), values, strict=True))
+
+
+def _check_norms(calibration: Calibration, layout: StepLayout, job: TrainJob) -> None:
+    if job.settings.learning_rate or job.settings.epochs != 1 or layout.accumulates:
+        raise ProtocolError(
+            f"the task asks for learning rate {job.settings.learning_rate:g}, {job.settings.epochs} epochs and "
+            f"{'parts of batches' if layout.accumulates else 'whole batches'}, but norms are measured in one pass over "
+            "whole batches at learning rate 0"
+        )
+    lacking = {f"{norm.name}.{kind}" for norm in calibration.norms for kind in (_MEAN, _VARIANCE)} - layout.buffers
+    if lacking:
+        raise ProtocolError(f"the task names the norm tensor {min(lacking)!r:.120}, but its program has none of it")
+
+
+def _zero_statistics(layout: StepLayout, norms: Mapping[str, object]) -> dict[str, Array]:
+    return {
+        value.name: np.zeros(value.shape, numpy_dtype(value.dtype))
+        for value in layout.stored
+        if value.tensor.rpartition(".")[0] in norms and value.role == "buffer"
+    }
+
+
+def _add(sums: Mapping[str, _Sums], call: Call, stored: Mapping[str, Array], layout: StepLayout) -> None:
+    by_tensor = {value.tensor: stored[value.name] for value in layout.stored if value.role == "buffer"}
+    samples = int(np.count_nonzero(call.fed[layout.sample_mask.name]))
+    for name, one in sums.items():
+        one.add(samples, by_tensor[f"{name}.{_MEAN}"], by_tensor[f"{name}.{_VARIANCE}"])

@@ -1,0 +1,52 @@
+"""What the steps of one job add up to."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from subfleet.protocol.errors import TrainingError
+from subfleet.trainers.feeding import Call
+from subfleet.trainers.sessions import Array
+from subfleet.trainers.step_layout import StepLayout
+
+__all__ = ["Tally"]
+
+
+@dataclass(slots=True, kw_only=True)
+class Tally:
+    """What the steps of one job add up to; loss, correct and count are those of the last epoch."""
+
+    step_count: int = 0
+    loss_sum: float = 0.0
+    correct_sum: float = 0.0
+    count_sum: float = 0.0
+    train_seconds: float = 0.0
+    epoch: int = 0
+
+    def take(self, call: Call, read: Mapping[str, Array], layout: StepLayout) -> None:
+        """Add what the program has given for a call.
+
+        Raises:
+            TrainingError: its loss is not finite.
+        """
+        if call.epoch != self.epoch:
+            self.epoch = call.epoch
+            self.loss_sum = self.correct_sum = self.count_sum = 0.0
+        loss = float(read[layout.loss])
+        if not math.isfinite(loss):
+            raise TrainingError(f"the loss was {loss} in step {self.step_count + 1}; lower the learning rate")
+        self.step_count += call.ends_batch
+        count = float(read[layout.count]) if layout.count else call.count
+        self.loss_sum += loss * (call.batch_count if layout.accumulates else count)
+        self.correct_sum += float(read[layout.correct])
+        self.count_sum += count
+
+    def end(self, train_seconds: float) -> None:
+        """Take the time of the steps.
+
+        Raises:
+            TrainingError: the program counted no label in the last epoch.
+        """
+        self.train_seconds = train_seconds
+        if not self.count_sum > 0:
+            raise TrainingError(f"the program counted {self.count_sum:g} labels in an epoch; it must be exported again")
