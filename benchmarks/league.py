@@ -21,9 +21,9 @@ from typing import Any
 # Bits are promised for one thread; it must be said before NumPy and PyTorch are loaded, here and in every worker.
 os.environ["OMP_NUM_THREADS"] = "1"
 
-from league.attacks import ATTACKED, ATTACKS, attack_game
+from league.attacks import ATTACKED, ATTACKS, RIVALS, attack_game
 from league.attacks import CLIENTS as ATTACK_CLIENTS
-from league.entrants import ENTRANTS, Entrant
+from league.entrants import ENTRANTS
 from league.experiment import game
 from league.fleet import CLIENTS
 from league.samples import SampleCounts, cut
@@ -76,18 +76,18 @@ def _league(arguments: argparse.Namespace, data: Path, console: Console) -> dict
     return found
 
 
-def _attacks(arguments: argparse.Namespace, data: Path, console: Console) -> dict[str, Any]:
+def _attacks(arguments: argparse.Namespace, console: Console) -> dict[str, Any]:
     seeds = range(1, arguments.seeds + 1)
     names = _known(arguments.methods, ATTACKED)
     # What an attack costs is told from a game without it.
     attacks = list(dict.fromkeys(("honest", *arguments.attacks)))
-    rounds = arguments.rounds or 4
-    counts = SampleCounts(train=arguments.samples or 4_000)
+    rounds = arguments.rounds or 20
+    counts = SampleCounts(train=arguments.samples or 10_000)
     folder = arguments.results / "samples"
     samples = {seed: cut(folder, seed, ATTACK_CLIENTS, counts, split="iid") for seed in seeds}
     builds: dict[str, Build] = {
         f"attack-{name}-{attack}-r{rounds}-n{counts.train}-s{seed}": partial(
-            attack_game, name, attack, seed, rounds, samples[seed], data
+            attack_game, name, attack, seed, rounds, samples[seed]
         )
         for name in names
         for attack in attacks
@@ -95,12 +95,12 @@ def _attacks(arguments: argparse.Namespace, data: Path, console: Console) -> dic
     }
     ordered = iter(_played(builds, arguments, console))
     games = {name: {attack: [next(ordered) for _ in seeds] for attack in attacks} for name in names}
-    found = attack_summary(games, baseline=BASELINE if BASELINE in games else next(iter(games)))
+    found = attack_summary(games, rivals=RIVALS)
     print_attacks(found, console)
     return found
 
 
-def _known(names: list[str], entrants: Mapping[str, Entrant]) -> list[str]:
+def _known(names: list[str], entrants: Mapping[str, object]) -> list[str]:
     """The entrants that play; all where none is named."""
     unknown = sorted(set(names) - set(entrants))
     if unknown:
@@ -125,8 +125,8 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--methods", nargs="+", default=[], metavar="METHOD", help="all by default")
     parser.add_argument("--attacks", nargs="+", choices=list(ATTACKS), default=[], help="play with and without these")
     parser.add_argument("--seeds", type=int, default=3, help="how many")
-    parser.add_argument("--rounds", type=int, help="15, or 4 under attack")
-    parser.add_argument("--samples", type=int, help="of training, over all clients: 10,000, or 4,000 under attack")
+    parser.add_argument("--rounds", type=int, help="15, or 20 under attack")
+    parser.add_argument("--samples", type=int, help="of training, over all clients: 10,000")
     parser.add_argument("--processes", type=int, default=2, help="games that are played at once")
     parser.add_argument("--results", type=Path, default=Path("runs/league"), help="folder of the games' results")
     parser.add_argument("--cache", type=Path, default=Path("runs/league/programs"), help="folder of exported programs")

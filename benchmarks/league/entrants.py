@@ -43,6 +43,7 @@ class Entrant:
         model: fields of the network's `ModelConfig`, where the method's paper adds something to it.
         one_subnet: everybody trains the same subnet and nothing else, so that its accuracy is the method's.
         unlimited: its clients have all the memory and link that they could want, as no real fleet has.
+        rates: shares of the widths that its subnets may have.
     """
 
     method: AnyMethod
@@ -51,6 +52,7 @@ class Entrant:
     model: Mapping[str, Any] = field(default_factory=dict)
     one_subnet: bool = False
     unlimited: bool = False
+    rates: tuple[float, ...] = RATES
 
 
 _NESTED = "each client's largest subnet, so that all can take part"

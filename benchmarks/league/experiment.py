@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from league.entrants import ENTRANTS, RATES, Entrant
+from league.entrants import ENTRANTS, Entrant
 from league.fleet import COMMUNICATION_S, LeagueDevice, devices, without_limits
 from league.samples import read
 from subfleet.elastic.network import ModelConfig
@@ -30,11 +30,13 @@ class Setting:
 
     Attributes:
         seed: of the samples, the initial weights, the order of data and the method's own draws.
+        clients_per_round: how many are drawn for each round; 0 takes all.
     """
 
     name: str
     seed: int
     rounds: int
+    clients_per_round: int = 0
 
 
 def game(entrant: str, seed: int, rounds: int, samples: Path, data: Path) -> VirtualExperiment:
@@ -70,7 +72,8 @@ def play(entrant: Entrant, setting: Setting, fleet: Sequence[LeagueDevice], samp
         learning_rate_decay=LEARNING_RATE_DECAY,
         method=entrant.method,
         distillation=entrant.distillation,
-        rates=RATES,
+        rates=entrant.rates,
+        clients_per_round=setting.clients_per_round,
         seed=setting.seed,
         communication_s=COMMUNICATION_S,
         clock=LogClock(start_s=0.0, step_s=LOG_STEP_S),
@@ -85,7 +88,7 @@ def play(entrant: Entrant, setting: Setting, fleet: Sequence[LeagueDevice], samp
             data=found.train[device.client_id],
             log=without_limits(device.log) if entrant.unlimited else device.log,
             test=found.test[device.client_id],
-            tier=device.kind.name,
+            tier=device.tier,
         )
         for device in fleet
     )

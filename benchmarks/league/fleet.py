@@ -96,10 +96,14 @@ KINDS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeagueDevice:
-    """One client's device and its log."""
+    """One client's device and its log.
+
+    Attributes:
+        tier: what it counts to in the tables; here the name of its kind.
+    """
 
     client_id: str
-    kind: Kind
+    tier: str
     profile: DeviceProfile
     log: ResourceLog
 
@@ -143,7 +147,7 @@ def _device(name: str, kind: Kind, samples: Sequence[BandwidthSample], series: S
         licence="for benchmarks alone",
         rows=join_rows(samples, series[:count], step_s=STEP_S),
     )
-    return LeagueDevice(client_id=name, kind=kind, profile=profile, log=log)
+    return LeagueDevice(client_id=name, tier=kind.name, profile=profile, log=log)
 
 
 def _from(series: Sequence[int], place: int, places: int) -> list[int]:

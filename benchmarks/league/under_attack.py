@@ -16,49 +16,58 @@ Games = Mapping[str, Mapping[str, Sequence[Mapping[str, Any]]]]
 """By entrant and attack, one result for each seed, in the same order."""
 
 
-def attack_summary(games: Games, *, baseline: str) -> dict[str, Any]:
+LAST_ROUNDS = 5
+"""Accuracies are means over so many: attackers are drawn for some rounds and not for others."""
+
+
+def attack_summary(games: Games, *, rivals: Mapping[str, str]) -> dict[str, Any]:
     """Everything as one plain object.
 
     Args:
         games: the results; every entrant has those without an attack.
-        baseline: the entrant whose losses the others' are compared with.
+        rivals: whose losses are compared with whose.
 
     Returns:
         `entrants`: by name and attack, the mean over the seeds of `accuracy` (the whole model's, or for methods that
-        have none the mean of all clients' own), `honest` (the mean of the honest clients' subnets, on the server's
-        samples) and `backdoor` where there is one; and of `drop`, the share of the accuracy without an attack that it
-        costs. `versus`: by name and attack, the paired difference of the drop from the baseline's.
+        have none the mean of all clients' own; over the last rounds), `honest` (the mean of the honest clients'
+        subnets, on the server's samples) and `backdoor` where there is one; and of `drop`, the share of the accuracy
+        without an attack that it costs. `versus`: by name and attack, the paired difference of the drop from the
+        rival's.
     """
     drops = {name: _drops(by_attack) for name, by_attack in games.items()}
     return {
-        "baseline": baseline,
+        "rivals": dict(rivals),
         "entrants": {
             name: {attack: {**_means(results), "drop": _mean(drops[name][attack])} for attack, results in one.items()}
             for name, one in games.items()
         },
         "versus": {
             name: {
-                attack: _plain(paired_difference(found, drops[baseline][attack]))
+                attack: _plain(paired_difference(found, drops[rivals[name]][attack]))
                 for attack, found in by_attack.items()
-                if attack != "honest" and len(found) > 1 and len(drops[baseline].get(attack, ())) == len(found)
+                if attack != "honest" and len(found) > 1
             }
             for name, by_attack in drops.items()
-            if name != baseline
+            if rivals.get(name) in drops
         },
     }
 
 
 def _drops(by_attack: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, list[float]]:
-    before = [float(result["accuracy"]) for result in by_attack["honest"]]
+    before = [_accuracy(result) for result in by_attack["honest"]]
     return {
-        attack: [1 - float(result["accuracy"]) / clean for result, clean in zip(results, before, strict=True)]
+        attack: [1 - _accuracy(result) / clean for result, clean in zip(results, before, strict=True)]
         for attack, results in by_attack.items()
     }
 
 
+def _accuracy(result: Mapping[str, Any]) -> float:
+    return _mean([float(one["accuracy"]) for one in result["rounds"][-LAST_ROUNDS:]])
+
+
 def _means(results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     honest = [_mean([value for tier, value in one["tiers"].items() if tier != ATTACKERS]) for one in results]
-    accuracies = [float(one["accuracy"]) for one in results]
+    accuracies = [_accuracy(one) for one in results]
     found = {"seeds": len(results), "accuracy": _mean(accuracies), "honest": _mean(honest)}
     if "backdoor" in results[0]:
         found["backdoor"] = _mean([float(one["backdoor"]) for one in results])
@@ -83,7 +92,7 @@ def print_attacks(found: Mapping[str, Any], console: Console) -> None:
         "spread",
         "honest subnets %",
         "lost %",
-        "drop against baseline",
+        "drop less FedFA's",
         "backdoor %",
     )
     for head in heads:

@@ -77,8 +77,9 @@ def test_rows_of_classes_that_nobody_holds_keep_their_bits(tmp_path: Path) -> No
     assert plan.training(1).objective.class_mask
 
 
-def test_the_uniform_space_is_nested_and_heterofl_cuts_widths_alone_where_asked() -> None:
-    plan = plan_with(HeteroFL(depth=False))
+@pytest.mark.parametrize("method", [HeteroFL(depth=False), FedFA(depth=False)], ids=lambda one: one.TYPE)
+def test_the_uniform_space_is_nested_and_methods_cut_widths_alone_where_asked(method: AnyMethod) -> None:
+    plan = plan_with(method)
     assert all(len(size.blocks) == len(plan.network.blocks) for size in plan.space)
     assert len(plan.space) == 3
     shapes = [plan.network.shapes(size) for size in plan.space]

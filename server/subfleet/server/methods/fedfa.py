@@ -23,12 +23,13 @@ from subfleet.elastic.grafting import Graft, graft, grafted_change
 from subfleet.elastic.maps import extract
 from subfleet.elastic.network import Network
 from subfleet.elastic.scaling import NORMS, Central, WeightNorm, scale_factors, scaled_change
+from subfleet.elastic.spaces import uniform_space
 from subfleet.protocol.schema import ADDED_LATER
 from subfleet.protocol.scoring import MAX_CANDIDATES
 from subfleet.server.assignment import Candidate, ordered
 from subfleet.server.methods.masking import held_classes, with_class_mask
 from subfleet.server.methods.policies import Ask, MethodInfo, Policies, Replacement, Trained
-from subfleet.server.methods.sizes import with_fixed_sizes
+from subfleet.server.methods.sizes import whole_depth, with_fixed_sizes
 
 __all__ = ["FedFA"]
 
@@ -47,6 +48,7 @@ class FedFA:
         choice: "largest" gives each client the largest size that fits first; "score" has it score some that fit on its
             own data; "declared" goes by what it declares.
         proposals: how many sizes a client scores at most, 2 to 16.
+        depth: architectures may also leave out blocks; False varies widths alone, the paper's "FedFA (Width)".
     """
 
     TYPE: ClassVar[str] = "fedfa"
@@ -65,6 +67,7 @@ class FedFA:
     class_mask: bool = True
     choice: Literal["largest", "score", "declared"] = field(default="largest", metadata=ADDED_LATER)
     proposals: int = field(default=4, metadata=ADDED_LATER)
+    depth: bool = field(default=True, metadata=ADDED_LATER)
 
     def __post_init__(self) -> None:
         if not 2 <= self.proposals <= MAX_CANDIDATES:
@@ -73,7 +76,8 @@ class FedFA:
     def policies(self) -> Policies:
         """Grafted and scaled updates."""
         propose = self._proposed if self.choice == "score" else None
-        base = Policies(propose=propose, transform=self._transform)
+        space = uniform_space if self.depth else whole_depth
+        base = Policies(space=space, propose=propose, transform=self._transform)
         base = with_fixed_sizes(base, "declared" if self.choice == "declared" else "largest")
         return replace(base, training=with_class_mask, factors=held_classes) if self.class_mask else base
 
