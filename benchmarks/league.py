@@ -47,7 +47,7 @@ def main() -> int:
         console.print("SUBFLEET_DATA is not set, but must name the folder of data and logs; see benchmarks/README.md")
         return 1
     try:
-        found = (_attacks if arguments.attacks else _league)(arguments, Path(data), console)
+        found = _attacks(arguments, console) if arguments.attacks else _league(arguments, Path(data), console)
     except SubfleetError as error:
         console.print(str(error))
         return int(error.exit_code)
