@@ -12,13 +12,13 @@ from subfleet.protocol.messages import (
     Refusal,
     RoundInfo,
     Scores,
-    Task,
     Telemetry,
     Update,
 )
 from subfleet.protocol.programs import TrainResult
 from subfleet.protocol.readings import Reading
 from subfleet.protocol.scoring import CandidateScore
+from subfleet.protocol.task import Task
 
 __all__ = [
     "Action",
@@ -208,9 +208,6 @@ class AgentState:
         )
 
 
-# --- events -----------------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkUp:
     """The link to the broker is up, for the first time or again."""
@@ -302,9 +299,6 @@ class Tick:
 Event = (
     LinkUp | LinkDown | Received | BlobArrived | BlobFailed | Measured | Trained | Scored | Placed | WorkFailed | Tick
 )
-
-
-# --- actions ----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

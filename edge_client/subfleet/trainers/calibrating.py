@@ -48,7 +48,7 @@ def calibrate(
     tally, started_s = Tally(), slot.now_s()
     for call in calls_of(job, layout, dataset):
         if stopped():
-            raise TrainingError(f"measuring was stopped after {tally.step_(count - 1)} steps; its task must be taken up anew")
+            raise TrainingError(f"measuring was stopped after {tally.step_count} steps; its task must be taken up anew")
         session.begin(stored | _zero_statistics(layout, sums), constants)
         stored.clear()
         tally.take(call, session.step(call.fed, last=call.last), layout)
@@ -76,7 +76,7 @@ class _Sums:
         share = float(np.float32(norm.momentum))
         of_batch = mean.astype(np.float64) * (norm.scale / share)
         # One value alone teaches nothing of the variance: the program has left it at 0, as it counts here.
-        spread = variance.astype(np.float64) * (norm.scale**2 / share) * count
+        spread = variance.astype(np.float64) * (norm.scale**2 / share) * (count - 1)
         self._count += count
         self._total = self._total + count * of_batch
         self._squares = self._squares + spread + count * np.square(of_batch)
