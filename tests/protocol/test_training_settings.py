@@ -1,9 +1,11 @@
 import math
+import re
 from typing import Any
 
 import pytest
 
-from subfleet.protocol.training import ObjectiveSettings, OptimiserSettings, TrainingSettings
+from subfleet.protocol.schema import canonical_json, from_plain
+from subfleet.protocol.training import AugmentationSettings, ObjectiveSettings, OptimiserSettings, TrainingSettings
 
 
 @pytest.mark.parametrize(
@@ -20,6 +22,10 @@ from subfleet.protocol.training import ObjectiveSettings, OptimiserSettings, Tra
         (OptimiserSettings, {"nesterov": True, "dampening": 0.1}, "nesterov needs momentum and no dampening"),
         (ObjectiveSettings, {"temperature": math.inf}, "temperature is inf, but must be a number above 0"),
         (ObjectiveSettings, {"name": "mean_squared_error", "class_mask": True}, "knows no classes"),
+        (AugmentationSettings, {"name": "crop"}, "padding is 0, but must be 1 or more with augmentation 'crop'"),
+        (AugmentationSettings, {"name": "crop_and_flip", "padding": -1}, "padding is -1, but must be 1 or more"),
+        (AugmentationSettings, {"name": "flip", "padding": 2}, "augmentation 'flip' has no border; leave it out"),
+        (AugmentationSettings, {"padding": 2}, "augmentation 'none' has no border; leave it out"),
         (
             TrainingSettings,
             {"objective": ObjectiveSettings(distillation="self"), "distillation_weight": 1.5},
@@ -37,3 +43,28 @@ def test_a_program_takes_micro_batches_where_there_are_some() -> None:
     assert TrainingSettings(batch_size=8, micro_batch_size=3).program_batch_size == 3
     mutual = ObjectiveSettings(distillation="mutual")
     assert TrainingSettings(objective=mutual, distillation_weight=1.5).distillation_weight == 1.5
+
+
+@pytest.mark.parametrize(
+    ("name", "padding", "shape", "problem"),
+    [
+        ("none", 0, (80,), None),
+        ("flip", 0, (3, 4, 5), None),
+        ("crop", 3, (3, 4, 5), None),
+        ("flip", 0, (80,), r"'flip' and samples are of the shape \(80,\), but it is for images"),
+        ("crop", 4, (3, 4, 5), "pads images of 4 x 5 by 4, but must do so by less than their sides"),
+        ("crop_and_flip", 4, (3, 5, 4), "pads images of 5 x 4 by 4"),
+    ],
+)
+def test_only_images_that_are_larger_than_the_border_can_be_augmented(
+    name: Any, padding: int, shape: tuple[int, ...], problem: str | None
+) -> None:
+    told = AugmentationSettings(name=name, padding=padding).problem_with(shape)
+    assert told is None if problem is None else re.search(problem, told or "")
+
+
+def test_a_task_without_augmentation_is_what_older_devices_know() -> None:
+    assert b"augmentation" not in canonical_json(TrainingSettings())
+    augmented = TrainingSettings(augmentation=AugmentationSettings(name="crop", padding=4))
+    assert b'"augmentation":{"name":"crop","padding":4}' in canonical_json(augmented)
+    assert from_plain(TrainingSettings, {"augmentation": {"name": "crop", "padding": 4}}) == augmented

@@ -4,9 +4,11 @@ import pytest
 from server.server_rig import config
 
 from subfleet.protocol.errors import ConfigError, FileError
+from subfleet.protocol.training import AugmentationSettings
 from subfleet.server.config import LogClock, load_config
 from subfleet.server.methods import METHODS
 from subfleet.server.methods.fedavg import FedAvg
+from subfleet.server.planning import plan_of
 
 WHOLE = """
 name = "digits"
@@ -101,6 +103,19 @@ def test_the_learning_rate_follows_the_rounds_and_the_seed_the_run(tmp_path: Pat
     assert [one.learning_rate for one in found] == [0.05, 0.025, 0.0125]
     assert {one.seed for one in found} == {5}
     assert {one.epochs for one in found} == {2}
+
+
+AUGMENTED = WHOLE.replace("epochs = 2\n", 'epochs = 2\naugmentation = { name = "crop", padding = 2 }\n')
+
+
+def test_images_are_augmented_by_one_line_and_other_inputs_are_refused_before_a_run(tmp_path: Path) -> None:
+    found = load_config(_file(tmp_path, AUGMENTED.replace("[64]", "[1, 8, 8]")))
+    assert found.training.augmentation == AugmentationSettings(name="crop", padding=2)
+    assert plan_of(found, "digits-1").training(1).augmentation.padding == 2
+    with pytest.raises(ConfigError, match=r"samples are of the shape \(64,\), but it is for images"):
+        plan_of(load_config(_file(tmp_path, AUGMENTED)), "digits-1")
+    with pytest.raises(ConfigError, match="augmentation 'flip' has no border"):
+        load_config(_file(tmp_path, AUGMENTED.replace('"crop"', '"flip"')))
 
 
 def test_a_preset_names_a_published_network_and_may_be_changed(tmp_path: Path) -> None:

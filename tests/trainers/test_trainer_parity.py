@@ -12,8 +12,9 @@ from subfleet.arrays import decode_arrays, encode_arrays
 from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.programs import Trainer, TrainJob, encode_program
 from subfleet.protocol.subnet import SubnetSpec
-from subfleet.protocol.training import ObjectiveSettings, OptimiserSettings, TrainingSettings
+from subfleet.protocol.training import AugmentationSettings, ObjectiveSettings, OptimiserSettings, TrainingSettings
 from subfleet.tasks import Dataset, digits, iter_batches, write_npz
+from subfleet.tasks.transforms.images import augmentation_draws, augmented
 from subfleet.trainers.executorch import ExecutorchTrainer
 from subfleet.trainers.onnx import OnnxTrainer
 from subfleet.trainers.torch import TorchTrainer
@@ -167,6 +168,25 @@ def test_an_epoch_equals_pytorch(tmp_path: Path, runtime: str) -> None:
     still = replace(job, settings=replace(SETTINGS, learning_rate=0.0), output_path=tmp_path / "still")
     trainer.train(still, never)
     assert not any(array.any() for array in decode_arrays(still.output_path.read_bytes()).values())
+
+
+def test_augmented_training_is_training_on_the_augmented_images(tmp_path: Path) -> None:
+    augmentation = AugmentationSettings(name="crop_and_flip", padding=2)
+    trainer = TorchTrainer()
+    job = write_real_job(tmp_path, CONFIGS["resnet"], trainer.target, replace(SETTINGS, augmentation=augmentation))
+    result = trainer.train(job, never)
+    dataset = part_of_digits()
+    draws = augmentation_draws(
+        len(dataset), seed=SETTINGS.seed, round_number=job.round, client_id=job.client_id, epoch=0
+    )
+    images = augmented(np.asarray(dataset.inputs, np.float32), draws, augmentation)
+    write_npz(tmp_path / "changed.npz", replace(dataset, inputs=images))
+    plain = replace(
+        job, data=str(tmp_path / "changed.npz"), settings=SETTINGS, output_path=tmp_path / "on changed images"
+    )
+    again = trainer.train(plain, never)
+    assert plain.output_path.read_bytes() == job.output_path.read_bytes()
+    assert (again.loss, again.accuracy) == (result.loss, result.accuracy)
 
 
 def assert_close(job: TrainJob, expected: Changes) -> None:

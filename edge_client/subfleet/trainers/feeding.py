@@ -1,7 +1,7 @@
 """What a training program is fed: everything that follows from the data and the settings, not from earlier steps."""
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
@@ -13,8 +13,14 @@ from subfleet.protocol.programs import ScoreJob, TrainJob, ValueInfo
 from subfleet.protocol.training import TrainingSettings
 from subfleet.tasks import Dataset, StepOrigin, iter_batches, split_batch, step_random
 from subfleet.tasks.dataset import Labels
+from subfleet.tasks.transforms.images import augmentation_draws, augmented
 from subfleet.trainers.sessions import Array
 from subfleet.trainers.step_layout import COEFFICIENTS, StepLayout
+
+_Indices = npt.NDArray[np.int64]
+_Mask = npt.NDArray[np.float32]
+_Look = Callable[[_Indices, _Mask], Array]
+"""Indices of a part's samples and its mask to their inputs, as they are fed."""
 
 __all__ = ["Call", "batches_to_score", "calls_of", "check_data", "check_settings", "constant_values"]
 
@@ -54,6 +60,9 @@ def check_settings(settings: TrainingSettings, layout: StepLayout) -> None:
             f"the task's batches of {settings.batch_size} come in parts of {part_size}, but its program cannot sum "
             "gradients"
         )
+    problem = settings.augmentation.problem_with(layout.input.shape[1:])
+    if problem is not None:
+        raise ProtocolError(f"the task does not fit its program: {problem}")
     taken = {value.name for value in layout.coefficients}
     for name in COEFFICIENTS:
         if getattr(settings, name) and name not in taken:
@@ -108,6 +117,7 @@ def calls_of(job: TrainJob, layout: StepLayout, dataset: Dataset) -> Iterator[Ca
     settings = job.settings
     batch_count = math.ceil(len(dataset) / settings.batch_size)
     for epoch in range(settings.epochs):
+        look = _look_in(job, dataset, epoch)
         batches = iter_batches(
             len(dataset),
             settings.batch_size,
@@ -121,14 +131,15 @@ def calls_of(job: TrainJob, layout: StepLayout, dataset: Dataset) -> Iterator[Ca
                 seed=settings.seed, round_number=job.round, client_id=job.client_id, epoch=epoch, step=step
             )
             last = (epoch, step) == (settings.epochs - 1, batch_count - 1)
-            yield from _calls_of_batch(layout, dataset, split_batch(indices, mask, layout.batch_size), origin, last)
+            parts = split_batch(indices, mask, layout.batch_size)
+            yield from _calls_of_batch(layout, dataset.labels, look, parts, origin, last=last)
 
 
 def batches_to_score(job: ScoreJob, layout: StepLayout, dataset: Dataset) -> Iterator[Sequence[Mapping[str, Array]]]:
     """What is fed for the gradient of each batch of a score: its parts, none of which lets the optimiser take a step.
 
     The batches are the first ones of the client's epoch 0 in round 0. All are whole and no two share a sample: where
-    there are too few samples for that, they are smaller.
+    there are too few samples for that, they are smaller. Images are as they are.
 
     Raises:
         DataError: there are fewer samples than batches.
@@ -144,26 +155,54 @@ def batches_to_score(job: ScoreJob, layout: StepLayout, dataset: Dataset) -> Ite
     stay = {layout.apply.name: np.array(0, np.float32)}
     for step, (indices, mask) in enumerate(islice(batches, job.batches)):
         origin = StepOrigin(seed=seed, round_number=0, client_id=job.client_id, epoch=0, step=step)
-        calls = _calls_of_batch(layout, dataset, split_batch(indices, mask, layout.batch_size), origin, last=False)
+        parts = split_batch(indices, mask, layout.batch_size)
+        calls = _calls_of_batch(layout, dataset.labels, _plain_look(dataset), parts, origin, last=False)
         yield [{**call.fed, **stay} for call in calls]
+
+
+def _look_in(job: TrainJob, dataset: Dataset, epoch: int) -> _Look:
+    """What samples look like in an epoch: changed at random where the task says so, and padding as it is.
+
+    Where norms are measured instead of training, all are as they are: so are the samples that are predicted later.
+    """
+    settings = job.settings
+    if settings.augmentation.name == "none" or job.calibration is not None:
+        return _plain_look(dataset)
+    draws = augmentation_draws(
+        len(dataset), seed=settings.seed, round_number=job.round, client_id=job.client_id, epoch=epoch
+    )
+
+    def look(part: _Indices, mask: _Mask) -> Array:
+        images = np.asarray(dataset.inputs[part], np.float32)
+        real = mask > 0
+        images[real] = augmented(images[real], draws[part[real]], settings.augmentation)
+        return images
+
+    return look
+
+
+def _plain_look(dataset: Dataset) -> _Look:
+    return lambda part, _: dataset.inputs[part]
 
 
 def _calls_of_batch(
     layout: StepLayout,
-    dataset: Dataset,
-    batch: Iterable[tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]],
+    labels: Labels,
+    look: _Look,
+    batch: Iterable[tuple[_Indices, _Mask]],
     origin: StepOrigin,
+    *,
     last: bool,
 ) -> Iterator[Call]:
     """The calls of a batch's parts; `last` says that no batch comes after it."""
     parts = list(batch)
-    counts = [_count(dataset.labels[part], part_mask) for part, part_mask in parts]
+    counts = [_count(labels[part], part_mask) for part, part_mask in parts]
     for place, (part, part_mask) in enumerate(parts):
         ends_batch = place == len(parts) - 1
         scalars = {layout.batch_weight: sum(counts), layout.apply: float(ends_batch)}
         fed = {
-            layout.input.name: dataset.inputs[part],
-            layout.label.name: dataset.labels[part],
+            layout.input.name: look(part, part_mask),
+            layout.label.name: labels[part],
             layout.sample_mask.name: part_mask,
             **_randoms(layout, origin, place),
             **{value.name: np.array(number, np.float32) for value, number in scalars.items() if value},

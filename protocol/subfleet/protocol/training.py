@@ -4,7 +4,9 @@ import math
 from dataclasses import dataclass, field
 from typing import Literal
 
-__all__ = ["ObjectiveSettings", "OptimiserSettings", "TrainingSettings"]
+from subfleet.protocol.schema import ADDED_LATER
+
+__all__ = ["AugmentationSettings", "ObjectiveSettings", "OptimiserSettings", "TrainingSettings"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,6 +87,53 @@ class OptimiserSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AugmentationSettings:
+    """How training images are changed at random, anew in each epoch; what is evaluated never is.
+
+    Attributes:
+        name: "none"; "crop" cuts each image out of itself with a border of zeros; "flip" mirrors half of them, left to
+            right; or "crop_and_flip".
+        padding: width of that border in pixels, 1 or more and less than the image's sides; 0 where nothing is cut.
+    """
+
+    name: Literal["none", "crop", "flip", "crop_and_flip"] = "none"
+    padding: int = 0
+
+    def __post_init__(self) -> None:
+        if self.crops and self.padding < 1:
+            raise ValueError(f"padding is {self.padding}, but must be 1 or more with augmentation {self.name!r}")
+        if not self.crops and self.padding:
+            raise ValueError(f"padding is {self.padding}, but augmentation {self.name!r} has no border; leave it out")
+
+    @property
+    def crops(self) -> bool:
+        """Whether images are cut."""
+        return self.name in ("crop", "crop_and_flip")
+
+    @property
+    def flips(self) -> bool:
+        """Whether images are mirrored."""
+        return self.name in ("flip", "crop_and_flip")
+
+    def problem_with(self, sample_shape: tuple[int, ...]) -> str | None:
+        """Why samples of that shape cannot be changed so; None where they can."""
+        if self.name == "none":
+            return None
+        if len(sample_shape) != 3:
+            return (
+                f"augmentation is {self.name!r} and samples are of the shape {sample_shape}, but it is for images of "
+                "(channels, height, width); leave it out"
+            )
+        if self.padding >= min(sample_shape[1:]):
+            height, width = sample_shape[1:]
+            return (
+                f"augmentation pads images of {height} x {width} by {self.padding}, but must do so by less than their "
+                "sides; choose a smaller padding"
+            )
+        return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingSettings:
     """How a client trains in one round.
 
@@ -99,6 +148,7 @@ class TrainingSettings:
         proximal_mu: coefficient of the proximal term, 0 or more.
         distillation_weight: coefficient of the distillation term, 0 or more; with "self" at most 1, and the nested
             subnet's own loss has the rest (FjORD, section 3.3).
+        augmentation: how images are changed at random.
         recompute: compute the activations of blocks once more in the backward pass instead of keeping them: less
             memory, more time, the same result.
         seed: the run's seed; the data order is a function of (seed, round, client).
@@ -112,6 +162,7 @@ class TrainingSettings:
     optimiser: OptimiserSettings = field(default_factory=OptimiserSettings)
     proximal_mu: float = 0.0
     distillation_weight: float = 0.0
+    augmentation: AugmentationSettings = field(default=AugmentationSettings(), metadata=ADDED_LATER)
     recompute: bool = False
     seed: int = 0
 

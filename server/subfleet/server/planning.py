@@ -78,9 +78,13 @@ def plan_of(config: ServerConfig, run_id: str, *, prices: Path | None = None) ->
         prices: where a model of the planner keeps what it has learned; None keeps it for this run alone.
 
     Raises:
-        ConfigError: the model's description is wrong, or there is nothing to choose from.
+        ConfigError: the model's description is wrong, there is nothing to choose from, or the model's inputs are no
+            images, which alone can be augmented.
     """
     network = network_of(config.model)
+    problem = config.training.augmentation.problem_with(config.model.input_shape)
+    if problem is not None:
+        raise ConfigError(problem)
     policies = with_norms(config.method.policies(), config.norms)
     price = price_list(config, network, planned=policies.planned_prices, folder=prices)
     candidates = [price(spec) for spec in policies.space(network, config.rates)]

@@ -4,14 +4,20 @@ What is random is drawn once for an epoch, a row for each sample of the data set
 alone. So a sample is changed alike in whatever batch, or part of one, it comes, and also when a training is replayed.
 """
 
-from dataclasses import dataclass
-
 import numpy as np
 import numpy.typing as npt
 
+from subfleet.protocol.training import AugmentationSettings
 from subfleet.tasks.batches import sample_random
 
-__all__ = ["ImageAugmentation", "channel_statistics", "horizontal_flip", "normalise", "random_crop"]
+__all__ = [
+    "augmentation_draws",
+    "augmented",
+    "channel_statistics",
+    "horizontal_flip",
+    "normalise",
+    "random_crop",
+]
 
 Floats = npt.NDArray[np.float32]
 
@@ -41,15 +47,19 @@ def random_crop(images: Floats, draws: Floats, *, padding: int) -> Floats:
         draws: (samples, 2), in [0, 1): where the cut begins, down and across.
         padding: width of the border; every offset from 0 to twice of it is equally likely.
     """
-    border = ((0, 0), (0, 0), (padding, padding), (padding, padding))
-    padded = np.pad(images, border)
     starts = (draws * (2 * padding + 1)).astype(np.int64)
-    rows = starts[:, 0, None] + np.arange(images.shape[2])
-    columns = starts[:, 1, None] + np.arange(images.shape[3])
-    samples = np.arange(len(images))
-    # (samples, height, width, channels): the slice between index arrays comes last.
-    cut = padded[samples[:, None, None], :, rows[:, :, None], columns[:, None, :]]
-    return np.ascontiguousarray(np.moveaxis(cut, 3, 1))
+    result = np.zeros_like(images)
+    # One at a time: bordered copies of all would be larger than the batch.
+    for image, cut, (down, across) in zip(images, result, (starts - padding).tolist(), strict=True):
+        (to_rows, rows), (to_columns, columns) = _overlap(down, image.shape[1]), _overlap(across, image.shape[2])
+        cut[:, to_rows, to_columns] = image[:, rows, columns]
+    return result
+
+
+def _overlap(offset: int, size: int) -> tuple[slice, slice]:
+    """Where a window that begins at an offset shows what it was cut from, and which part of that it shows."""
+    shown = max(size - abs(offset), 0)
+    return slice(max(-offset, 0), max(-offset, 0) + shown), slice(max(offset, 0), max(offset, 0) + shown)
 
 
 def horizontal_flip(images: Floats, draws: Floats) -> Floats:
@@ -58,24 +68,19 @@ def horizontal_flip(images: Floats, draws: Floats) -> Floats:
     return result
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ImageAugmentation:
-    """How training images are changed at random.
+def augmentation_draws(count: int, *, seed: int, round_number: int, client_id: str, epoch: int) -> Floats:
+    """What an epoch draws: a row for each of a client's `count` samples, whatever it is used for."""
+    return sample_random(count, 3, seed=seed, round_number=round_number, client_id=client_id, epoch=epoch)
 
-    Attributes:
-        padding: width of the border of random crops; 0 crops nothing.
-        flip: whether images are mirrored, each with probability 1/2.
+
+def augmented(images: Floats, draws: Floats, settings: AugmentationSettings) -> Floats:
+    """Change a batch of images, which stay as they are.
+
+    Args:
+        images: (samples, channels, height, width).
+        draws: the rows of these samples.
+        settings: whether they are cut, mirrored, or both.
     """
-
-    padding: int = 0
-    flip: bool = False
-
-    def draws(self, count: int, *, seed: int, round_number: int, client_id: str, epoch: int) -> Floats:
-        """What an epoch draws: a row for each of a client's `count` samples."""
-        return sample_random(count, 3, seed=seed, round_number=round_number, client_id=client_id, epoch=epoch)
-
-    def apply(self, images: Floats, draws: Floats) -> Floats:
-        """Change a batch; `draws` are the rows of its samples."""
-        if self.padding:
-            images = random_crop(images, draws[:, (_ROW, _COLUMN)], padding=self.padding)
-        return horizontal_flip(images, draws[:, _FLIP]) if self.flip else images
+    if settings.crops:
+        images = random_crop(images, draws[:, (_ROW, _COLUMN)], padding=settings.padding)
+    return horizontal_flip(images, draws[:, _FLIP]) if settings.flips else images

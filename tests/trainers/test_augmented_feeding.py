@@ -1,0 +1,134 @@
+"""While a client trains, images are changed at random by the task alone; padding, scores and measured norms are not."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from trainers.recording_program import manifest
+
+from subfleet.protocol.calibration import Calibration, NormLayer
+from subfleet.protocol.errors import ProtocolError
+from subfleet.protocol.programs import ScoreJob, TrainJob, ValueInfo
+from subfleet.protocol.training import AugmentationSettings, TrainingSettings
+from subfleet.tasks import Dataset
+from subfleet.tasks.transforms.images import augmentation_draws, augmented
+from subfleet.trainers.feeding import batches_to_score, calls_of, check_settings
+from subfleet.trainers.step_layout import StepLayout, step_layout
+
+COUNT, SHAPE = 11, (2, 5, 6)
+BOTH = AugmentationSettings(name="crop_and_flip", padding=2)
+NORM = NormLayer(name="norm", positions=30, momentum=0.1)
+Images = npt.NDArray[np.float32]
+
+
+def photos() -> Dataset:
+    images = np.random.default_rng(0).random((COUNT, *SHAPE), np.float32) + 1
+    return Dataset(inputs=images, labels=np.arange(COUNT) % 3)
+
+
+def image_layout(batch_size: int, shape: tuple[int, ...] = SHAPE) -> StepLayout:
+    plain = manifest(batch_size, accumulate=True)
+    fed = {
+        "tokens": ValueInfo(name="tokens", role="input", shape=(batch_size, *shape), dtype="F32"),
+        "labels": ValueInfo(name="labels", role="label", shape=(batch_size,), dtype="I64"),
+    }
+    return step_layout(replace(plain, inputs=tuple(fed.get(value.name, value) for value in plain.inputs)))
+
+
+def job(augmentation: AugmentationSettings = BOTH, **changed: Any) -> TrainJob:
+    settings = TrainingSettings(epochs=2, batch_size=4, augmentation=augmentation, seed=7)
+    return TrainJob(
+        program_path=Path("program"),
+        weights_path=Path("weights"),
+        output_path=Path("update"),
+        data="data",
+        settings=replace(settings, **changed),
+        round=3,
+        client_id="device-1",
+        memory_limit_bytes=2**30,
+    )
+
+
+def fed_images(task: TrainJob, part_size: int = 4, data: Dataset | None = None) -> Iterator[tuple[int, Images, Images]]:
+    """Of each run: its epoch, its images, and which of them are real."""
+    for call in calls_of(task, image_layout(part_size), data or photos()):
+        yield call.epoch, np.asarray(call.fed["tokens"], np.float32), np.asarray(call.fed["mask"], np.float32)
+
+
+def of_each_sample(task: TrainJob, part_size: int = 4) -> dict[tuple[int, int], bytes]:
+    """What each sample looked like in each epoch. Labels tell which it is."""
+    data = replace(photos(), labels=np.arange(COUNT))
+    return {
+        (call.epoch, int(label)): image.tobytes()
+        for call in calls_of(task, image_layout(part_size), data)
+        for image, label, real in zip(call.fed["tokens"], call.fed["labels"], call.fed["mask"], strict=True)
+        if real
+    }
+
+
+def test_samples_look_as_their_own_draws_say_in_each_epoch() -> None:
+    images = np.asarray(photos().inputs, np.float32)
+    seen = of_each_sample(job())
+    for epoch in range(2):
+        draws = augmentation_draws(COUNT, seed=7, round_number=3, client_id="device-1", epoch=epoch)
+        expected = augmented(images, draws, BOTH)
+        assert [seen[epoch, sample] for sample in range(COUNT)] == [image.tobytes() for image in expected]
+
+
+def test_the_same_task_is_fed_the_same_bits_in_parts_of_any_size() -> None:
+    whole = of_each_sample(job())
+    assert of_each_sample(job()) == whole
+    assert of_each_sample(job(), part_size=3) == whole
+    assert of_each_sample(job(batch_size=5)) == whole
+
+
+@pytest.mark.parametrize("changed", [{"round": 4}, {"client_id": "device-2"}])
+def test_another_round_or_client_sees_other_images(changed: dict[str, Any]) -> None:
+    assert of_each_sample(replace(job(), **changed)) != of_each_sample(job())
+    assert of_each_sample(job(seed=8)) != of_each_sample(job())
+
+
+def test_padding_is_fed_as_it_is_and_the_data_stay_as_they_are() -> None:
+    data = photos()
+    before = np.asarray(data.inputs, np.float32).copy()
+    plain = list(fed_images(job(AugmentationSettings()), data=data))
+    found = list(fed_images(job(), data=data))
+    padded = 0
+    for (_, images, mask), (_, others, same_mask) in zip(found, plain, strict=True):
+        assert np.array_equal(mask, same_mask)
+        assert np.array_equal(images[mask == 0], others[mask == 0])
+        assert not np.array_equal(images[mask > 0], others[mask > 0])
+        padded += int((mask == 0).sum())
+    assert padded == 2
+    assert np.array_equal(data.inputs, before)
+
+
+def test_what_is_measured_or_scored_is_as_it_is() -> None:
+    measuring = replace(job(), calibration=Calibration(norms=(NORM,)))
+    assert of_each_sample(measuring) == of_each_sample(job(AugmentationSettings()))
+    task = job()
+    score = ScoreJob(
+        program_path=task.program_path,
+        weights_path=task.weights_path,
+        data="data",
+        settings=task.settings,
+        batches=2,
+        client_id=task.client_id,
+        memory_limit_bytes=2**30,
+    )
+    images = {image.tobytes() for image in np.asarray(photos().inputs, np.float32)}
+    parts = [fed for parts in batches_to_score(score, image_layout(4), photos()) for fed in parts]
+    assert {np.asarray(image).tobytes() for fed in parts for image in fed["tokens"]} <= images
+
+
+def test_what_cannot_be_augmented_is_refused_before_a_step() -> None:
+    with pytest.raises(ProtocolError, match=r"does not fit its program: augmentation is .* it is for images"):
+        check_settings(job().settings, image_layout(4, shape=(6,)))
+    with pytest.raises(ProtocolError, match="choose a smaller padding"):
+        check_settings(job().settings, image_layout(4, shape=(1, 2, 9)))
+    check_settings(job().settings, image_layout(4))
+    check_settings(job(AugmentationSettings()).settings, image_layout(4, shape=(6,)))
