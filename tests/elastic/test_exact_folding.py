@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from subfleet.elastic import compiled_loops, exact_add, exact_mean
-from subfleet.elastic.blocks import zeros_like
 from subfleet.elastic.exact_add import Term, add_exactly
 from subfleet.elastic.exact_mean import Move, moved
 from subfleet.elastic.maps import Gather
@@ -160,24 +159,32 @@ def test_every_way_of_moving_gives_the_bits_of_float64_arithmetic(
             np.testing.assert_array_equal(found.view(torch.int32).numpy(), expected.view(np.int32))
 
 
-@pytest.mark.parametrize("dtype", [None, torch.int64])
-def test_a_block_holds_tensors_apart(dtype: torch.dtype | None) -> None:
-    like = {
-        "scalar": torch.zeros(()),
-        "matrix": torch.ones(3, 5, dtype=torch.float64).t(),
-        "odd": torch.ones(7, dtype=torch.bfloat16),
+def test_moved_tensors_keep_their_types_and_share_no_memory() -> None:
+    old = {
+        "scalar": torch.tensor(2.0),
+        "wide": torch.ones(3, 5, dtype=torch.float64),
+        "short": torch.ones(7, dtype=torch.bfloat16),
         "cube": torch.ones(2, 2, 2),
     }
-    found = zeros_like(like, dtype)
-    assert list(found) == list(like)
-    for number, (name, tensor) in enumerate(found.items()):
-        assert tensor.shape == like[name].shape
-        assert tensor.dtype == (dtype or like[name].dtype)
-        assert tensor.is_contiguous()
-        assert not tensor.any()
-        tensor.fill_(number + 1)
-    assert [int(tensor.max()) for tensor in found.values()] == [1, 2, 3, 4]
-    assert [int(tensor.min()) for tensor in found.values()] == [1, 2, 3, 4]
+    moves = {
+        name: Move(
+            old=tensor,
+            total=torch.full(tensor.shape, 8),
+            regions=Regions(tuple(tensor.shape), torch.device("cpu")),
+            min_clients=1,
+            scale=1.0,
+        )
+        for name, tensor in old.items()
+    }
+    for move in moves.values():
+        move.regions.add(region_of(Gather(index=()), tuple(move.old.shape)), 4, 1)
+    new = moved(moves)
+    for tensor in old.values():
+        tensor.zero_()
+    assert [(name, tensor.dtype, tensor.shape) for name, tensor in new.items()] == [
+        (name, tensor.dtype, tensor.shape) for name, tensor in old.items()
+    ]
+    assert [set(tensor.flatten().tolist()) for tensor in new.values()] == [{4.0}, {3.0}, {3.0}, {3.0}]
 
 
 def numbered(done: list[int], number: int, *, good: bool) -> Callable[[], bool]:

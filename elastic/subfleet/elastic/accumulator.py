@@ -10,10 +10,10 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from subfleet.elastic.blocks import zeros_like
 from subfleet.elastic.exact_add import Term, add_exactly
 from subfleet.elastic.exact_mean import Move, moved
 from subfleet.elastic.grid import WeightGrid, limit_exponent
@@ -95,7 +95,7 @@ class Accumulator:
         self._grid = WeightGrid(total_weight)
         self._limit_exponents = {name: limit_exponent(name, tensor) for name, tensor in self.state.items()}
         self._units = 0
-        self._sums = zeros_like(self.state, torch.int64)
+        self._sums = _zero_sums(self.state)
         self._regions = {name: Regions(tuple(tensor.shape), tensor.device) for name, tensor in self.state.items()}
         self._own_places: dict[str, tuple[Mapping[str, tuple[int, ...]], Sequence[_Place]]] = {}
 
@@ -158,10 +158,7 @@ class Accumulator:
             self._regions[name].merge(other._regions[name])  # noqa: SLF001
 
     def finish(self) -> dict[str, Tensor]:
-        """The new model. It shares no memory with the old one, and more may still be added afterwards.
-
-        On the CPU its tensors lie in one block of memory.
-        """
+        """The new model. It shares no memory with the old one, and more may still be added afterwards."""
         moves = {
             name: Move(
                 old=old.contiguous(),
@@ -265,6 +262,21 @@ def _check_state(network: Network, state: Mapping[str, Tensor]) -> None:
     wrong = sorted(name for name, tensor in state.items() if declared.get(name) != tuple(tensor.shape))
     if wrong or not state:
         raise ConfigError(f"the model differs from its network in the names or shapes of the tensors {wrong}")
+
+
+def _zero_sums(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    on_cpu = sum(tensor.numel() for tensor in state.values() if tensor.device.type == "cpu")
+    # One block of NumPy's, which asks the system for large pages where tensors are not small: the first touch of small
+    # pages takes longer than adding several updates.
+    block = torch.from_numpy(np.zeros(on_cpu, dtype=np.int64))
+    sums, end = {}, 0
+    for name, tensor in state.items():
+        if tensor.device.type == "cpu":
+            start, end = end, end + tensor.numel()
+            sums[name] = block[start:end].view(tensor.shape)
+        else:
+            sums[name] = torch.zeros(tensor.shape, dtype=torch.int64, device=tensor.device)
+    return sums
 
 
 def _check_names(change: Mapping[str, Tensor], shapes: Mapping[str, tuple[int, ...]]) -> None:

@@ -4,10 +4,10 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from subfleet.elastic.blocks import zeros_like
 from subfleet.elastic.compiled_loops import Loops, loops_and_threads
 from subfleet.elastic.regions import Regions
 from subfleet.elastic.side_by_side import run_until_one_fails
@@ -44,10 +44,18 @@ def moved(moves: Mapping[str, Move]) -> dict[str, Tensor]:
     They are moved side by side on the CPU, with as many threads as `torch.get_num_threads` says.
     """
     loops, thread_count = loops_and_threads([move.old for move in moves.values()])
-    new = zeros_like({name: move.old for name, move in moves.items()})
+    new = {name: _memory_like(move.old) for name, move in moves.items()}
     jobs = [job for name, move in moves.items() for job in _jobs(move, new[name], loops)]
     run_until_one_fails(jobs, thread_count)
     return new
+
+
+def _memory_like(tensor: Tensor) -> Tensor:
+    if tensor.device.type != "cpu":
+        return torch.empty_like(tensor)
+    # Of NumPy, which asks the system for large pages: the first touch of small ones takes longer than the move.
+    memory = np.empty(tensor.numel() * tensor.itemsize, dtype=np.uint8)
+    return torch.from_numpy(memory).view(tensor.dtype).reshape(tensor.shape)
 
 
 def _jobs(move: Move, new: Tensor, loops: Loops | None) -> Iterator[Callable[[], bool]]:
