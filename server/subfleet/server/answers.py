@@ -91,9 +91,19 @@ def _judge_stage(state: RunState, seat: Seat, answer: _Answer) -> tuple[Verdict,
 
 
 _ANSWERS: Mapping[str, tuple[type, ...]] = MappingProxyType(
-    {"train": (Update, Refusal), "score": (Scores, Refusal), "deploy": (Deployed, Refusal)}
+    {
+        "train": (Update, Refusal),
+        "calibrate": (Update, Refusal),
+        "score": (Scores, Refusal),
+        "deploy": (Deployed, Refusal),
+    }
 )
 _AWAITED: Mapping[str, tuple[str, str]] = MappingProxyType(
-    {"train": ("train", "out"), "score": ("train", "scoring"), "deploy": ("deploy", "out")}
+    {
+        "train": ("train", "out"),
+        "calibrate": ("train", "out"),
+        "score": ("train", "scoring"),
+        "deploy": ("deploy", "out"),
+    }
 )
 """By a task's work, the phase of the run and the stage of the seat in which it is answered."""

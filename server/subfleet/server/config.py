@@ -1,6 +1,7 @@
 """The configuration of a run: one frozen description, read from TOML, checked before anything starts."""
 
 import hashlib
+import math
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
@@ -100,8 +101,10 @@ class ServerConfig:
         server_optimiser: takes the mean change of a round for a gradient; None leaves it to the method.
         update_codec: how devices write their updates; None leaves it to the method.
         distillation: what the full model teaches its subnets after each round, on noise; None leaves it to the method.
-        norms: "averaged", "bank" or "recalibrated", see `subfleet.server.methods.norms`; the last measures running
-            statistics on the inputs of the evaluation data, without their labels.
+        norms: "averaged", "bank", "recalibrated" or "calibrated", see `subfleet.server.methods.norms`; "recalibrated"
+            measures running statistics on the inputs of the evaluation data, without their labels.
+        calibrate_every: with norms "calibrated", after how many rounds devices measure running statistics in a round of
+            its own; after the last one they always do, and with 0 only then.
         rates: width rates of the search space, each above 0 and at most 1.
         seed: of initial weights and data order.
         quorum: share of the given tasks that must be answered to close a round; below 1 a round does not wait for the
@@ -137,6 +140,7 @@ class ServerConfig:
     update_codec: AnyUpdateCodec | None = None
     distillation: DistillationSettings | None = None
     norms: NormPolicy = "averaged"
+    calibrate_every: int = 0
     rates: tuple[float, ...] = (0.25, 0.5, 0.75, 1.0)
     seed: int = 0
     quorum: float = 1.0
@@ -170,17 +174,45 @@ class ServerConfig:
             raise ValueError(f"communication_s is {self.communication_s}, but must be above 0")
         if self.training_s < 0:
             raise ValueError(f"training_s is {self.training_s}, but must be 0 for no limit, or above 0")
+        self._check_norms()
         if not self.targets:
             raise ValueError("targets are empty, but must name one or more program targets such as 'onnx'")
+
+    def _check_norms(self) -> None:
+        if self.calibrate_every < 0 or (self.calibrate_every and self.norms != "calibrated"):
+            raise ValueError(
+                f"calibrate_every is {self.calibrate_every} and norms are {self.norms!r}, but it must be 0, or above 0 "
+                "with norms = 'calibrated'"
+            )
+        if self.norms == "calibrated" and (self.model.norm != "batch" or self.training.micro_batch_size):
+            raise ValueError(
+                f"norms are 'calibrated' with model.norm {self.model.norm!r} and micro_batch_size "
+                f"{self.training.micro_batch_size}, but devices measure norms of kind 'batch' on whole batches"
+            )
 
     @property
     def strict(self) -> bool:
         """Whether a round waits for every client that it knows, so that timing takes no part in the outcome."""
         return self.quorum >= 1
 
+    @property
+    def total_rounds(self) -> int:
+        """The rounds of training, and those in which norms are measured."""
+        if self.norms != "calibrated":
+            return self.rounds
+        return self.rounds + (math.ceil(self.rounds / self.calibrate_every) if self.calibrate_every else 1)
+
+    def calibrates(self, round_number: int) -> bool:
+        """Whether norms are measured in a round, and nothing is trained."""
+        if self.norms != "calibrated":
+            return False
+        in_turn = self.calibrate_every and round_number % (self.calibrate_every + 1) == 0
+        return bool(in_turn) or round_number == self.total_rounds
+
     def training_of(self, round_number: int) -> TrainingSettings:
         """The local training of a round: the schedule follows the rounds, as in every reference implementation."""
-        rate = self.training.learning_rate * self.learning_rate_decay ** (round_number - 1)
+        measured = sum(self.calibrates(before) for before in range(1, round_number)) if self.calibrate_every else 0
+        rate = self.training.learning_rate * self.learning_rate_decay ** (round_number - 1 - measured)
         return replace(self.training, learning_rate=rate, seed=self.seed)
 
     def log_time_s(self, round_number: int) -> float | None:
@@ -203,6 +235,7 @@ class ServerConfig:
             "update_codec",
             "distillation",
             "norms",
+            "calibrate_every",
             "rates",
             "seed",
             "quorum",

@@ -77,7 +77,7 @@ def round_info(plan: Plan, state: RunState, now_s: float) -> RoundInfo | None:
     return RoundInfo(
         run_id=plan.run_id,
         round=state.round,
-        round_count=plan.config.rounds,
+        round_count=plan.config.total_rounds,
         phase=phase,
         log_time_s=plan.config.log_time_s(max(state.round, 1)),
         deadline_s=max(0.0, limit_s - (now_s - state.entered_s)),

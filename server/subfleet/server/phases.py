@@ -47,7 +47,7 @@ def _enter(state: RunState, phase: Phase, now_s: float) -> RunState:
 
 
 def _waiting(plan: Plan, state: RunState, now_s: float) -> Outcome:
-    if state.folded_round >= plan.config.rounds:
+    if state.folded_round >= plan.config.total_rounds:
         return _open_deploy(plan, state, now_s)
     there = len(expected_clients(plan, state, now_s))
     if there >= plan.config.min_clients:
@@ -119,6 +119,8 @@ def _assign(plan: Plan, state: RunState, now_s: float) -> Outcome:
 
 def _queue(plan: Plan, state: RunState, seats: Mapping[str, Seat]) -> tuple[Queued, ...]:
     """The programs to write for later rounds: those under way, and what clients would rather have had."""
+    if plan.config.calibrates(state.round):
+        return state.queue
     wishes = [seat.wanted for seat in seats.values() if seat.wanted is not None]
     known = {*state.plans, *(queued.key for queued in state.queue)}
     new = most_wanted(wishes, known, plan.config.exports_per_round)
@@ -128,7 +130,9 @@ def _queue(plan: Plan, state: RunState, seats: Mapping[str, Seat]) -> tuple[Queu
 def _drawn(plan: Plan, state: RunState) -> tuple[str, ...]:
     able = [name for name, seat in state.seats.items() if seat.stage == "answered"]
     config = plan.config
-    return selected(able, config.clients_per_round, seed=config.seed, round_number=state.round)
+    # Statistics are those of everybody's data.
+    count = 0 if config.calibrates(state.round) else config.clients_per_round
+    return selected(able, count, seed=config.seed, round_number=state.round)
 
 
 def _train(plan: Plan, state: RunState, now_s: float) -> Outcome:

@@ -85,6 +85,7 @@ class RoundRecord:
 
     Attributes:
         programs_written: training programs that the round added to those that later rounds may count on.
+        calibrated: devices measured the running statistics of norms, and trained nothing.
     """
 
     round: int
@@ -94,6 +95,7 @@ class RoundRecord:
     log_time_s: float | None
     clients: tuple[ClientRow, ...]
     programs_written: int = 0
+    calibrated: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,6 +7,8 @@
     waiting --> deploy     no round is left
     deploy  --> finished   all have their models, or deadline
 
+A round in which norms are measured (`config.calibrates`) goes the same way, with tasks that train nothing.
+
 A client's seat in a round:
 
     answered  --> preparing  a subnet was chosen              (skipped: none fits, not available, ...)
@@ -31,6 +33,7 @@ from subfleet.protocol.training import TrainingSettings
 from subfleet.protocol.update_codecs import AnyUpdateCodec
 from subfleet.server.assignment import Candidate
 from subfleet.server.config import ServerConfig
+from subfleet.server.methods.norms import calibration_training
 from subfleet.server.methods.policies import Participant, Policies
 from subfleet.server.search.query import Known, PriceList
 from subfleet.server.search.queue import Wish, plan_key
@@ -80,8 +83,9 @@ class Plan:
         return tuple(candidate.spec for candidate in self.candidates)
 
     def training(self, round_number: int) -> TrainingSettings:
-        """The local training of a round."""
-        return self.policies.training(self.config.training_of(round_number), round_number)
+        """The local training of a round, or how norms are measured in it."""
+        settings = self.policies.training(self.config.training_of(round_number), round_number)
+        return calibration_training(settings) if self.config.calibrates(round_number) else settings
 
     def update_codec(self, size: SubnetSpec, budget: Budget) -> AnyUpdateCodec:
         """How a client with this budget writes the update of its size."""

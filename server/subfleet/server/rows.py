@@ -23,6 +23,7 @@ def round_record(plan: Plan, close: Close, traffic: Traffic) -> RoundRecord:
         log_time_s=plan.config.log_time_s(close.round),
         clients=tuple(_client_row(plan, seat, traffic) for seat in close.seats),
         programs_written=close.exported,
+        calibrated=plan.config.calibrates(close.round),
     )
 
 

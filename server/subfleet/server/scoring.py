@@ -42,7 +42,7 @@ _LEAST = 2
 def proposed_seat(plan: Plan, state: RunState, seat: Seat) -> tuple[Seat, tuple[Action, ...], tuple[Known, ...]]:
     """Propose candidates to a client that has answered, where the method has some; else choose a size at once."""
     propose = plan.policies.propose
-    if propose is None or seat.budget is None:
+    if propose is None or seat.budget is None or plan.config.calibrates(state.round):
         return assigned_seat(plan, state, seat)
     unscorable = unscorable_sizes(state, seat.client_id, seat.runtime)
     proposals = [one for one in propose(ask_of(plan, state, seat, below=None)) if one.spec.spec_id not in unscorable]

@@ -8,11 +8,13 @@ from subfleet.protocol.messages import Profile, Refusal, Task, Telemetry
 from subfleet.protocol.programs import ProgramRef
 from subfleet.protocol.readings import Budget
 from subfleet.protocol.subnet import SubnetSpec
+from subfleet.protocol.update_codecs import Uncompressed
 from subfleet.server.actions import Action, Prepare, SendTask
 from subfleet.server.answers import task_id
 from subfleet.server.assignment import budget_of, forward_macs_of, lacking_operators
 from subfleet.server.declarations import declaration_of
 from subfleet.server.events import Prepared
+from subfleet.server.methods.norms import calibration_of
 from subfleet.server.methods.policies import Ask, Assigned, Draw, Written
 from subfleet.server.rounds import Plan, RunState, Seat
 from subfleet.server.search.query import Known
@@ -109,9 +111,10 @@ def prepared_seat(
     if seat.budget is None or seat.spec is None or event.planned_peak_bytes > seat.budget.memory_bytes:
         return _choose_below(plan, state, seat)
     task_name = task_id(plan, state.round, seat.client_id, seat.attempt)
+    calibrates = plan.config.calibrates(state.round)
     task = Task(
         task_id=task_name,
-        work="train",
+        work="calibrate" if calibrates else "train",
         run_id=plan.run_id,
         round=state.round,
         client_id=seat.client_id,
@@ -123,7 +126,8 @@ def prepared_seat(
         budget=seat.budget,
         deadline_s=max(0.0, plan.config.deadlines.round_s - (now_s - state.entered_s)),
         message_id=task_name,
-        update_codec=plan.update_codec(seat.spec, seat.budget),
+        update_codec=Uncompressed() if calibrates else plan.update_codec(seat.spec, seat.budget),
+        calibration=calibration_of(plan.network, seat.spec) if calibrates else None,
     )
     return replace(seat, stage="out", task=task, reason=""), (SendTask(task=task),)
 
@@ -244,7 +248,7 @@ def given_seat(
         stage="preparing",
         size=size,
         spec=plan.policies.place(plan.network, size, draw),
-        student=plan.policies.student(plan.network, size, draw),
+        student=None if plan.config.calibrates(state.round) else plan.policies.student(plan.network, size, draw),
         wanted=assigned.wanted,
         task=None,
     )

@@ -34,6 +34,7 @@ from subfleet.server.actions import (
     Withdraw,
 )
 from subfleet.server.announcing import Announcer
+from subfleet.server.calibration import check_sums
 from subfleet.server.checkpoint import checkpoint_path, load_checkpoint, prune_checkpoints
 from subfleet.server.config import ServerConfig
 from subfleet.server.coordinator import resume_actions, round_info, step
@@ -100,7 +101,7 @@ class Server:
         self._places = Places(state_folder)
         self._places.make()
         engine = open_database(state_folder)
-        run_id = begin_run(engine, name=config.name, fingerprint=config.fingerprint(), round_count=config.rounds)
+        run_id = begin_run(engine, name=config.name, fingerprint=config.fingerprint(), round_count=config.total_rounds)
         self._engine = engine
         self._journal = Journal(engine, run_id)
         self._plan = plan_of(config, run_id, prices=exports.recordings)
@@ -295,7 +296,10 @@ class Server:
     def _checked(self, update: Update, ref: BlobRef) -> Event:
         seat = self._state.seats.get(update.client_id)
         try:
-            if seat is not None and seat.task is not None:
+            if seat is not None and seat.task is not None and seat.task.calibration is not None:
+                asked, spec = seat.task.calibration, seat.task.spec
+                check_sums(self._network, spec, asked, self._blobs.path(ref), update.sample_count)
+            elif seat is not None and seat.task is not None:
                 form = UpdateForm.of(self._network, seat.task.spec, seat.task.update_codec)
                 check_update(form, self._blobs.path(ref))
         except (ProtocolError, FileError) as error:

@@ -11,6 +11,7 @@ from subfleet.elastic.evaluate import Evaluation, evaluate
 from subfleet.elastic.model_state import ModelState, packed
 from subfleet.protocol.errors import DataError, RunError
 from subfleet.server.actions import Fold
+from subfleet.server.calibration import calibrated_model
 from subfleet.server.checkpoint import save_checkpoint
 from subfleet.server.events import Folded
 from subfleet.server.folding import FoldedModel, Folding
@@ -79,7 +80,10 @@ class Workbench:
         self._pool.shutdown(wait=True, cancel_futures=True)
 
     def _fold(self, action: Fold, model: ModelState) -> FoldOutcome:
-        folded = self._folding.fold(model, action.round, action.seats)
+        if self._views.plan.config.calibrates(action.round):
+            folded = calibrated_model(self._folding, model, action.seats)
+        else:
+            folded = self._folding.fold(model, action.round, action.seats)
         evaluation = self._evaluated(folded)
         if not math.isfinite(evaluation.loss):
             raise RunError(

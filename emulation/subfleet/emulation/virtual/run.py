@@ -124,7 +124,7 @@ def run_in_process(
         stage = _Stage(server=server, devices=devices, exports=exports, link=link, notes=notes, clock=clock)
         server.open()
         try:
-            turns = stage.play(experiment.turns_per_round * (experiment.config.rounds + 1))
+            turns = stage.play(experiment.turns_per_round * (experiment.config.total_rounds + 1))
             return _result(stage, turns)
         finally:
             server.close()

@@ -5,16 +5,19 @@ from dataclasses import replace
 from typing import Literal
 
 from subfleet.elastic.network import Network
-from subfleet.elastic.running_statistics import norm_tensors
+from subfleet.elastic.running_statistics import norm_layers, norm_tensors
+from subfleet.protocol.calibration import Calibration
 from subfleet.protocol.subnet import SubnetSpec
+from subfleet.protocol.training import TrainingSettings
 from subfleet.server.methods.policies import Participant, Policies
 
-__all__ = ["NormPolicy", "with_norms"]
+__all__ = ["NormPolicy", "calibration_of", "calibration_training", "with_norms"]
 
-NormPolicy = Literal["averaged", "bank", "recalibrated"]
+NormPolicy = Literal["averaged", "bank", "recalibrated", "calibrated"]
 """How norms are shared. "averaged": gains, biases and running statistics are averaged like weights. "bank": each size
 has its own, averaged among its clients alone. "recalibrated": averaged, and the running statistics are measured anew
-for every subnet that is evaluated or deployed (HeteroFL's static batch norm, section 3.3)."""
+for every subnet that is evaluated or deployed (HeteroFL's static batch norm, section 3.3). "calibrated": averaged, and
+in rounds of their own devices measure the running statistics, each of its subnet on its own data."""
 
 
 def with_norms(policies: Policies, norms: NormPolicy) -> Policies:
@@ -27,3 +30,23 @@ def with_norms(policies: Policies, norms: NormPolicy) -> Policies:
         return {**bank, **policies.cohorts(network, client, space)}
 
     return replace(policies, cohorts=cohorts)
+
+
+def calibration_training(training: TrainingSettings) -> TrainingSettings:
+    """The settings with which the program of a round's local training measures norms: one pass that moves nothing."""
+    return replace(
+        training,
+        epochs=1,
+        learning_rate=0.0,
+        distillation_weight=0.0,
+        objective=replace(training.objective, distillation="none"),
+    )
+
+
+def calibration_of(network: Network, size: SubnetSpec) -> Calibration:
+    """What a device is asked to measure of a size.
+
+    Raises:
+        ValueError: the network has no norm with running statistics; a configuration that asks for this is refused.
+    """
+    return Calibration(norms=norm_layers(network, size))

@@ -1,0 +1,77 @@
+"""A virtual fleet whose devices measure running statistics with the programs that train, on their own data."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from elastic.elastic_cases import same_bits
+from emulation.virtual_cases import LARGE_BYTES, MODEL, client, experiment
+
+from subfleet.arrays import decode_arrays
+from subfleet.elastic.families import network_of
+from subfleet.elastic.running_statistics import measured_moments, shared_statistics
+from subfleet.emulation.virtual.description import VirtualExperiment
+from subfleet.emulation.virtual.exports import SettledExports
+from subfleet.emulation.virtual.run import VirtualResult, run_in_process
+from subfleet.server.methods import AnyMethod
+from subfleet.server.methods.fjord import FjORD
+from subfleet.server.methods.heterofl import HeteroFL
+from subfleet.tasks import Dataset, iter_batches
+
+pytestmark = [pytest.mark.slow, pytest.mark.export]
+
+NETWORK = network_of(replace(MODEL, norm="batch"))
+HALF_BYTES = 2_200_000
+"""Half of the model fits."""
+
+
+def fleet(norms: str, method: AnyMethod | None = None) -> VirtualExperiment:
+    base = experiment(model=NETWORK.config, norms=norms, rounds=1, method=method or HeteroFL())
+    budgets = zip(("ada", "bob", "cyd"), (HALF_BYTES, LARGE_BYTES, LARGE_BYTES), strict=True)
+    return replace(base, clients=tuple(client(name, place, free) for place, (name, free) in enumerate(budgets)))
+
+
+def model_of(result: VirtualResult) -> dict[str, torch.Tensor]:
+    return {name: torch.from_numpy(array.copy()) for name, array in decode_arrays(result.model).items()}
+
+
+def batches(described: VirtualExperiment, name: str, data: Dataset) -> list[torch.Tensor]:
+    """The order in which the client's trainer takes them in round 2."""
+    settings = described.config.training
+    seed = described.config.seed
+    order = iter_batches(len(data), settings.batch_size, seed=seed, round_number=2, client_id=name, epoch=0)
+    return [torch.from_numpy(data.inputs[indices[mask > 0]]) for indices, mask in order]
+
+
+def test_the_models_statistics_are_those_of_all_devices_data_and_its_weights_stay(exports: SettledExports) -> None:
+    described = fleet("calibrated")
+    before = model_of(run_in_process(fleet("averaged"), exports))
+    result = run_in_process(described, exports)
+    assert [record.calibrated for record in result.rounds] == [False, True]
+    last = {row.client_id: row for row in result.rounds[-1].clients}
+    assert {name: (row.spec, row.status) for name, row in last.items()} == {
+        "ada": ("w1/2 d1", "folded"),
+        "bob": ("w1 d1", "folded"),
+        "cyd": ("w1 d1", "folded"),
+    }
+    assert last["bob"].bytes_down < result.rounds[0].clients[1].bytes_down, "the program was there"
+    assert last["bob"].bytes_up < result.rounds[0].clients[1].bytes_up / 2, "sums are small"
+    after = model_of(result)
+    trained = {name: result.trained[name][2].spec for name in last}
+    measured = [
+        (spec, measured_moments(NETWORK, spec, before, batches(described, one.client_id, one.data)))
+        for one in described.clients
+        for spec in [trained[one.client_id]]
+    ]
+    expected = shared_statistics(NETWORK, before, measured)
+    assert set(expected) == {name for name, decl in NETWORK.tensors.items() if decl.role in ("mean", "variance")}
+    for name, tensor in expected.items():
+        torch.testing.assert_close(after[name], tensor, rtol=1e-4, atol=1e-5)
+        assert not torch.equal(before[name], tensor)
+    assert same_bits(*({name: one[name] for name in one if name not in expected} for one in (before, after)))
+
+
+def test_a_nested_student_is_not_measured(exports: SettledExports) -> None:
+    """The program of the size alone does it, at the same budget."""
+    result = run_in_process(fleet("calibrated", FjORD(rates=(0.5, 1.0))), exports)
+    assert {row.status for row in result.rounds[-1].clients if row.client_id != "ada"} == {"folded"}

@@ -1,0 +1,308 @@
+"""Rounds in which devices measure the running statistics of norms: when they are, what is asked, what is folded."""
+
+import hashlib
+import itertools
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from elastic.elastic_cases import same_bits
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from server.coordinator_cases import CLIENTS, measured, measuring, plan_of, prepared, refusal, replies, update
+from server.fake_device import small_change
+from server.server_rig import MODEL, World, config, fleet
+
+from subfleet.arrays import encode_arrays
+from subfleet.elastic.model_state import ModelState
+from subfleet.elastic.running_statistics import NormMoments, shared_statistics
+from subfleet.protocol.calibration import Calibration, NormLayer, sum_names
+from subfleet.protocol.errors import FileError, ProtocolError
+from subfleet.protocol.messages import Task
+from subfleet.protocol.training import TrainingSettings
+from subfleet.server.actions import Action, Prepare, SendTask
+from subfleet.server.calibration import calibrated_model, check_sums
+from subfleet.server.config import ServerConfig
+from subfleet.server.coordinator import step
+from subfleet.server.events import Folded, Refused, UpdateStored
+from subfleet.server.folding import Folding
+from subfleet.server.methods import AnyMethod
+from subfleet.server.methods.fedfa import FedFA
+from subfleet.server.methods.fjord import FjORD
+from subfleet.server.methods.heterofl import HeteroFL
+from subfleet.server.methods.norms import calibration_of
+from subfleet.server.methods.standalone import Standalone
+from subfleet.server.rounds import Plan, RunState
+from subfleet.transport.blob_store import BlobStore
+from subfleet.transport.memory import FaultPlan
+
+BATCH_NORM = replace(MODEL, norm="batch")
+
+
+def calibrating(**changes: Any) -> dict[str, Any]:
+    return {"model": BATCH_NORM, "norms": "calibrated", **changes}
+
+
+@settings(max_examples=60, deadline=None)
+@given(rounds=st.integers(1, 40), every=st.integers(0, 12))
+def test_every_few_rounds_and_after_the_last_norms_are_measured(rounds: int, every: int) -> None:
+    run = config(**calibrating(rounds=rounds, calibrate_every=every, learning_rate_decay=0.9))
+    plain = config(rounds=rounds, learning_rate_decay=0.9)
+    numbers = range(1, run.total_rounds + 1)
+    trained = [number for number in numbers if not run.calibrates(number)]
+    assert len(trained) == rounds == plain.total_rounds
+    assert not any(plain.calibrates(number) for number in numbers)
+    assert run.calibrates(run.total_rounds)
+    lengths = [len(list(group)) for is_one, group in itertools.groupby(numbers, run.calibrates) if not is_one]
+    assert lengths[:-1] == [every] * (len(lengths) - 1)
+    assert not every or lengths[-1] <= every
+    assert [run.training_of(number) for number in trained] == [plain.training_of(one + 1) for one in range(rounds)]
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"norms": "calibrated"}, "norms are 'calibrated' with model.norm 'group' and micro_batch_size 0, but devices"),
+        (calibrating(training=TrainingSettings(batch_size=4, micro_batch_size=2)), "micro_batch_size 2, but devices"),
+        ({"calibrate_every": 2}, "calibrate_every is 2 and norms are 'averaged', but it must be 0"),
+        (calibrating(calibrate_every=-1), "calibrate_every is -1"),
+    ],
+)
+def test_what_cannot_be_calibrated_is_refused(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        config(**changes)
+
+
+def measured_round(plan: Plan, number: int = 1) -> tuple[RunState, tuple[Action, ...]]:
+    """Everybody has answered the announcement of a round."""
+    state = replace(measuring(plan), round=number, folded_round=number - 1)
+    actions: tuple[Action, ...] = ()
+    for name in CLIENTS:
+        state, more = step(plan, state, measured(plan, name, number), 2.0)
+        actions += more
+    return state, actions
+
+
+@pytest.mark.parametrize("method", [HeteroFL(), FedFA(choice="score"), FjORD()], ids=lambda method: method.TYPE)
+def test_everybody_is_asked_for_the_norms_of_its_size_by_the_program_that_trains(method: AnyMethod) -> None:
+    plan = plan_of(**calibrating(rounds=1, method=method, clients_per_round=1))
+    state, asked = measured_round(plan, 2)
+    assert [action.student for action in asked if isinstance(action, Prepare)] == [None] * 3, (
+        "no candidates, no student"
+    )
+    for name in CLIENTS:
+        state, (sent,) = step(plan, state, prepared(plan, state, name), 2.0)
+        assert isinstance(sent, SendTask)
+        task, training = sent.task, plan.training(2)
+        assert (task.work, task.training) == ("calibrate", training)
+        assert (training.learning_rate, training.epochs, training.objective.distillation) == (0.0, 1, "none")
+        assert training.optimiser == plan.training(1).optimiser
+        assert task.calibration == calibration_of(plan.network, task.spec)
+    refused = replace(refusal(plan, state, "ada"), reason="data")
+    state, actions = step(plan, state, Refused(refusal=refused), 3.0)
+    assert replies(actions) == ["accepted"]
+    for name in CLIENTS[1:]:
+        state, actions = step(plan, state, UpdateStored(update=update(plan, state, name)), 3.0)
+        assert replies(actions) == ["accepted"]
+    state, _ = step(plan, state, Folded(round=2, accuracy=0.5, loss=1.0, sha256="0" * 64, refused={}), 4.0)
+    assert state.phase == "deploy"
+
+
+def sums(calibration: Calibration, shapes: Mapping[str, tuple[int, ...]], samples: int, seed: str) -> dict[str, Any]:
+    """What some data could have: a function of a name."""
+    generator = np.random.default_rng(int.from_bytes(hashlib.sha256(seed.encode()).digest()[:8], "little"))
+    found: dict[str, Any] = {}
+    for norm in calibration.norms:
+        count = samples * norm.positions
+        values = generator.normal(1.0, 2.0, (count, *shapes[f"{norm.name}.running_mean"]))
+        whole = (np.array(count, np.int64), values.sum(0), np.square(values).sum(0))
+        found |= dict(zip(sum_names(norm.name), whole, strict=True))
+    return found
+
+
+PLAN = plan_of(**calibrating(rounds=1))
+SIZE = PLAN.space[0]
+ASKED = calibration_of(PLAN.network, SIZE)
+LAYER = ASKED.norms[0].name
+COUNT, SUM, SQUARES = sum_names(LAYER)
+
+
+def honest() -> dict[str, Any]:
+    return sums(ASKED, PLAN.network.shapes(SIZE), 7, "honest")
+
+
+def test_honest_sums_pass_even_of_a_channel_that_never_changes(tmp_path: Path) -> None:
+    constant = {**honest(), SUM: np.full(4, 0.7) * 7, SQUARES: np.full(4, 0.7**2) * 7 * (1 - 1e-6)}
+    for place, found in enumerate((honest(), constant)):
+        (tmp_path / str(place)).write_bytes(encode_arrays(found))
+        check_sums(PLAN.network, SIZE, ASKED, tmp_path / str(place), 7)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({COUNT: None}, "name other tensors than was asked for"),
+        ({"head.weight": np.zeros(3)}, "such as 'head.weight'"),
+        ({COUNT: np.array(8, np.int64)}, "was given 8 values of each channel, but 7 samples have 7"),
+        ({COUNT: np.array(7.0)}, "a count, int64 of no dimension"),
+        ({COUNT: np.array([7], np.int64)}, "a count, int64 of no dimension"),
+        ({SUM: np.zeros(5)}, r"two of float64 and shape \(4,\)"),
+        ({SQUARES: np.zeros(4, np.float32)}, "two of float64"),
+        ({SUM: np.full(4, np.nan)}, "are not finite"),
+        ({SQUARES: np.full(4, np.inf)}, "are not finite"),
+        ({SQUARES: np.full(4, 1e39)}, "beyond single precision"),
+        ({SUM: np.zeros(4), SQUARES: np.full(4, -1.0)}, "those of no numbers"),
+        ({SQUARES: np.zeros(4)}, "those of no numbers"),
+        ({SUM: np.full(4, 1e300)}, "those of no numbers"),
+    ],
+)
+def test_sums_that_no_data_have_are_refused(tmp_path: Path, changes: dict[str, Any], words: str) -> None:
+    found = {name: array for name, array in {**honest(), **changes}.items() if array is not None}
+    (tmp_path / "sums").write_bytes(encode_arrays(found))
+    with pytest.raises(ProtocolError, match=words):
+        check_sums(PLAN.network, SIZE, ASKED, tmp_path / "sums", 7)
+
+
+def test_what_is_no_container_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "sums").write_bytes(b"no container" * 10)
+    with pytest.raises(ProtocolError):
+        check_sums(PLAN.network, SIZE, ASKED, tmp_path / "sums", 7)
+    with pytest.raises(FileError):
+        check_sums(PLAN.network, SIZE, ASKED, tmp_path / "absent", 7)
+
+
+def answered(plan: Plan, folder: Path) -> tuple[Folding, RunState, dict[str, dict[str, Any]]]:
+    """Every client has sent its sums; the first has a smaller size."""
+    blobs = BlobStore(folder)
+    state, _ = measured_round(plan, 2)
+    small = replace(state.seats["ada"], size=plan.space[0], spec=plan.space[0])
+    state = replace(state, seats={**state.seats, "ada": small})
+    said = {}
+    for place, name in enumerate(CLIENTS):
+        state, _ = step(plan, state, prepared(plan, state, name), 2.0)
+        task = state.seats[name].task
+        assert task is not None
+        assert task.calibration is not None
+        said[name] = sums(task.calibration, plan.network.shapes(task.spec), 5 + place, name)
+        answer = replace(update(plan, state, name), blob=blobs.add(encode_arrays(said[name])))
+        state = replace(state, seats={**state.seats, name: replace(state.seats[name], stage="done", result=answer)})
+    folding = Folding(network=plan.network, policies=plan.policies, space=plan.space, blobs=blobs)
+    return folding, state, said
+
+
+def drawn_state(plan: Plan) -> ModelState:
+    generator = torch.Generator().manual_seed(1)
+    tensors = plan.network.tensors.values()
+    return ModelState(shared={decl.name: torch.rand(decl.shape, generator=generator) + 0.5 for decl in tensors})
+
+
+def moments(found: Mapping[str, Any]) -> dict[str, NormMoments]:
+    layers = {name.rpartition(".")[0] for name in found}
+    three = {layer: [found[name] for name in sum_names(layer)] for layer in layers}
+    return {
+        layer: NormMoments(total=torch.from_numpy(total), squares=torch.from_numpy(squares), count=int(count))
+        for layer, (count, total, squares) in three.items()
+    }
+
+
+def test_sums_become_statistics_whatever_their_order_and_weights_keep_their_bits(tmp_path: Path) -> None:
+    folding, state, said = answered(PLAN, tmp_path)
+    model = drawn_state(PLAN)
+    seats = list(state.seats.values())
+    folded = calibrated_model(folding, model, seats)
+    assert [client.client_id for client in folded.clients] == list(CLIENTS)
+    measured = [(client.spec, moments(said[client.client_id])) for client in folded.clients]
+    assert measured[0][0] != measured[1][0]
+    expected = {**model.shared, **shared_statistics(PLAN.network, model.shared, measured)}
+    assert same_bits(dict(folded.state.shared), expected)
+    for order in itertools.permutations(seats):
+        assert same_bits(dict(calibrated_model(folding, model, order).state.shared), expected)
+    moved = {name for name, tensor in model.shared.items() if not torch.equal(folded.state.shared[name], tensor)}
+    assert moved == {name for name, decl in PLAN.network.tensors.items() if decl.role in ("mean", "variance")}
+
+
+def test_without_any_answer_the_model_stays_as_it_is(tmp_path: Path) -> None:
+    folding, _, _ = answered(PLAN, tmp_path)
+    model = drawn_state(PLAN)
+    assert same_bits(dict(calibrated_model(folding, model, ()).state.shared), dict(model.shared))
+
+
+def test_a_copy_has_the_statistics_of_its_own_clients(tmp_path: Path) -> None:
+    plan = plan_of(**calibrating(rounds=1, method=Standalone()))
+    folding, state, said = answered(plan, tmp_path)
+    model = drawn_state(plan)
+    folded = calibrated_model(folding, model, list(state.seats.values()))
+    assert same_bits(dict(folded.state.shared), dict(model.shared))
+    for client in folded.clients:
+        own = shared_statistics(plan.network, model.shared, [(client.spec, moments(said[client.client_id]))])
+        assert same_bits(dict(folded.state.copies[client.client_id]), own)
+
+
+def test_an_answer_that_is_gone_from_the_disk_is_left_out(tmp_path: Path) -> None:
+    folding, state, said = answered(PLAN, tmp_path)
+    result = state.seats["bob"].result
+    assert result is not None
+    folding.blobs.path(result.blob).unlink()
+    model = drawn_state(PLAN)
+    folded = calibrated_model(folding, model, list(state.seats.values()))
+    assert list(folded.refused) == ["bob"]
+    measured = [(client.spec, moments(said[client.client_id])) for client in folded.clients]
+    assert same_bits(
+        dict(folded.state.shared), {**model.shared, **shared_statistics(PLAN.network, model.shared, measured)}
+    )
+
+
+def learned(weights: Mapping[str, Any], task: Task) -> dict[str, Any]:
+    """What a device without a trainer sends."""
+    if task.calibration is None:
+        return small_change(weights, task.client_id, task.round, 0.1)
+    shapes = {name: array.shape for name, array in weights.items()}
+    return sums(
+        task.calibration, shapes, {"ada": 7, "bob": 20, "cyd": 33}[task.client_id], task.task_id.partition("/")[2]
+    )
+
+
+def played(folder: Path, faults: FaultPlan | None = None, *, kill: bool = False) -> World:
+    run: ServerConfig = config(**calibrating(calibrate_every=1, deploy_targets=()))
+    world = World(folder, run, fleet(change=learned), faults=faults)
+    if kill:
+        for number in (2, 4):
+            world.run(lambda number=number: world.server.state.round == number)  # type: ignore[misc]  # the loop's own
+            world.run(lambda: any(seat.stage == "done" for seat in world.server.state.seats.values()))
+            world.kill_server()
+    world.run()
+    return world
+
+
+def test_a_run_has_the_same_bits_whatever_is_lost_and_whoever_dies(tmp_path: Path) -> None:
+    calm = played(tmp_path / "calm")
+    assert [record.calibrated for record in calm.notes.records] == [False, True, False, True]
+    assert {row.status for record in calm.notes.records for row in record.clients} == {"folded"}
+    assert [task.work for task in calm.devices["ada"].tasks] == ["train", "calibrate", "train", "calibrate"]
+    rough = played(tmp_path / "rough", FaultPlan(seed=3, loss=0.2, double=0.2, delay_s=1.5), kill=True)
+    assert rough.model_bytes() == calm.model_bytes()
+
+
+def test_sums_of_other_norms_are_refused_by_a_run(tmp_path: Path) -> None:
+    def lying(weights: Mapping[str, Any], task: Task) -> dict[str, Any]:
+        if task.calibration is None or task.client_id != "bob":
+            return learned(weights, task)
+        norm = replace(task.calibration.norms[0], name="other")
+        return sums(Calibration(norms=(norm,)), {"other.running_mean": (8,)}, 20, "bob")
+
+    world = World(tmp_path, config(**calibrating(rounds=1, deploy_targets=())), fleet(change=lying))
+    world.run()
+    statuses = {row.client_id: row.status for row in world.notes.records[-1].clients}
+    assert statuses["ada"] == statuses["cyd"] == "folded"
+    assert statuses["bob"].startswith("refused: the sums name other tensors than was asked for")
+
+
+def test_a_norm_that_is_asked_for_must_make_sense() -> None:
+    with pytest.raises(ValueError, match="one or more"):
+        calibration_of(plan_of().network, plan_of().space[0])
+    with pytest.raises(ValueError, match="positions is 0"):
+        NormLayer(name="norm", positions=0, momentum=0.1)
