@@ -1,6 +1,7 @@
-"""Numbers and positions in few bytes: they come back, and they take what was said."""
+"""Numbers and marks in few bytes: they come back, and they take what was said."""
 
 import math
+from collections.abc import Iterable
 
 import numpy as np
 import pytest
@@ -8,12 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from subfleet.arrays.codecs.packing import (
+    Marks,
+    marks_bytes,
     pack,
-    pack_positions,
+    pack_marks,
     packed_bytes,
-    positions_bytes,
     unpack,
-    unpack_positions,
+    unpack_marks,
 )
 from subfleet.protocol.errors import ProtocolError
 
@@ -37,47 +39,53 @@ def test_numbers_stand_one_after_the_other_with_the_highest_bit_first() -> None:
     assert pack(np.array([0b101, 0b011, 0b110]), 3).tobytes() == bytes([0b10101111, 0b00000000])
 
 
+def marked(places: Iterable[int], size: int) -> Marks:
+    marks = np.zeros(size, np.bool_)
+    marks[list(places)] = True
+    return marks
+
+
 @settings(max_examples=150, deadline=None)
 @given(size=st.integers(1, 3000), share=st.floats(0, 1), seed=st.integers(0, 2**32 - 1))
-def test_positions_come_back(size: int, share: float, seed: int) -> None:
+def test_marks_come_back(size: int, share: float, seed: int) -> None:
     count = max(1, round(share * size))
-    positions = np.sort(np.random.default_rng(seed).choice(size, count, replace=False))
-    packed = pack_positions(positions, size)
-    assert len(packed) == positions_bytes(count, size)
-    # A bit for each place at most, and less than 3 bits and the logarithm of the gaps a position.
+    marks = marked(np.random.default_rng(seed).choice(size, count, replace=False), size)
+    packed = pack_marks(marks)
+    assert len(packed) == marks_bytes(count, size)
+    # A bit for each place at most, and less than 3 bits and the logarithm of the gaps a mark.
     assert 8 * len(packed) < min(size, count * (3 + math.log2(size / count))) + 16
-    np.testing.assert_array_equal(unpack_positions(packed, count, size), positions)
+    np.testing.assert_array_equal(unpack_marks(packed, count, size), marks)
 
 
-def test_positions_at_either_end_come_back() -> None:
-    for positions in ([0], [999_999], [0, 999_999]):
-        packed = pack_positions(np.array(positions), 10**6)
-        assert unpack_positions(packed, len(positions), 10**6).tolist() == positions
+def test_marks_at_either_end_come_back() -> None:
+    for places in ([0], [999_999], [0, 999_999]):
+        packed = pack_marks(marked(places, 10**6))
+        assert np.flatnonzero(unpack_marks(packed, len(places), 10**6)).tolist() == places
 
 
-def test_all_positions_take_no_bytes() -> None:
-    assert positions_bytes(7, 7) == len(pack_positions(np.arange(7), 7)) == 0
-    assert unpack_positions(np.empty(0, np.uint8), 7, 7).tolist() == list(range(7))
+def test_marks_everywhere_take_no_bytes() -> None:
+    assert marks_bytes(7, 7) == len(pack_marks(np.ones(7, np.bool_))) == 0
+    assert unpack_marks(np.empty(0, np.uint8), 7, 7).tolist() == [True] * 7
 
 
-def test_few_positions_are_low_bits_after_a_bitmap_of_the_high_ones() -> None:
-    # 100 / 2 leaves 5 low bits; positions 3 and 70 have the high parts 0 and 2, and set bits 0 and 2 + 1.
-    assert pack_positions(np.array([3, 70]), 100).tobytes() == bytes([0b10010000, 0b00011001, 0b10000000])
+def test_few_marks_are_low_bits_after_a_bitmap_of_the_high_ones() -> None:
+    # 100 / 2 leaves 5 low bits; places 3 and 70 have the high parts 0 and 2, and set bits 0 and 2 + 1.
+    assert pack_marks(marked([3, 70], 100)).tobytes() == bytes([0b10010000, 0b00011001, 0b10000000])
 
 
-def test_many_positions_are_a_bitmap() -> None:
-    assert pack_positions(np.array([0, 2, 3, 6]), 8).tobytes() == bytes([0b10110010])
+def test_many_marks_are_a_bitmap() -> None:
+    assert pack_marks(marked([0, 2, 3, 6], 8)).tobytes() == bytes([0b10110010])
 
 
 @pytest.mark.parametrize(
     ("packed", "count", "size", "said"),
     [
-        ([0b10110010], 3, 8, "name 4 places, but must name 3"),
-        ([0b10000000, 0b00011001, 0b10000000], 2, 100, "name 1 places, but must name 2"),
+        ([0b10110010], 3, 8, "packed marks are 4, but must be 3"),
+        ([0b10000000, 0b00011001, 0b10000000], 2, 100, "packed marks are 1, but must be 2"),
         ([0b00110000, 0b11111111, 0b11000000], 2, 100, "must rise and stay below 100"),  # 95 and 95
         ([0b10001000, 0b00000111, 0b11000000], 2, 100, "must rise and stay below 100"),  # 0 and 127
     ],
 )
-def test_positions_that_nobody_packs_are_refused(packed: list[int], count: int, size: int, said: str) -> None:
+def test_marks_that_nobody_packs_are_refused(packed: list[int], count: int, size: int, said: str) -> None:
     with pytest.raises(ProtocolError, match=said):
-        unpack_positions(np.array(packed, np.uint8), count, size)
+        unpack_marks(np.array(packed, np.uint8), count, size)

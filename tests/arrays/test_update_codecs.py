@@ -236,7 +236,7 @@ QSGD = Qsgd(levels=5, bucket_size=8)
         (QSGD, encoded(QSGD, GOLDEN).view(np.int8), "is int8 of shape"),
         (QSGD, GOLDEN, r"is float32 of shape \(2, 8\), but must be uint8"),
         (Uncompressed(), encoded(QSGD, GOLDEN), r"is uint8 of shape \(16,\), but must be float32 of shape \(2, 8\)"),
-        (TopK(fraction=0.15), _with(_put(0, b"\xff"), TopK(fraction=0.15)), "name 9 places, but must name 3"),
+        (TopK(fraction=0.15), _with(_put(0, b"\xff"), TopK(fraction=0.15)), "packed marks are 9, but must be 3"),
     ],
 )
 def test_what_a_codec_never_writes_is_refused(

@@ -13,12 +13,13 @@ import numpy.typing as npt
 
 from subfleet.arrays.codecs.packing import (
     Bytes,
+    Marks,
+    marks_bytes,
     pack,
-    pack_positions,
+    pack_marks,
     packed_bytes,
-    positions_bytes,
     unpack,
-    unpack_positions,
+    unpack_marks,
 )
 from subfleet.protocol.errors import ProtocolError, TrainingError
 
@@ -106,14 +107,13 @@ class QsgdCoder:
     def encode(self, values: Floats, uniform: Uniform) -> Bytes:
         """See `Coder.encode`."""
         scales = np.empty(self._buckets(len(values)), _FLOAT)
-        codes = np.empty(len(values), np.int64 if self._bits < 8 else np.uint8)
+        codes = np.empty(len(values), np.uint8)
         for here, buckets in self._blocks(len(values)):
             block = values[here].astype(np.float64)
             starts = np.arange(0, len(block), self._bucket_size)
             scales[buckets] = self._norms(block, starts)
             codes[here] = self._rounded(block, self._spread(scales[buckets], len(block)), uniform) + self._levels
-        packed = codes if codes.dtype == np.uint8 else pack(codes, self._bits)
-        return np.concatenate([scales.view(np.uint8), packed])
+        return np.concatenate([scales.view(np.uint8), codes if self._bits == 8 else pack(codes, self._bits)])
 
     def decode(self, encoded: Bytes, size: int) -> Floats:
         """See `Coder.decode`."""
@@ -164,7 +164,7 @@ class QsgdCoder:
 
 
 class TopKCoder:
-    """The values of largest magnitude, of equal ones the first; the others are read as 0. Positions come first.
+    """The values of largest magnitude, of equal ones the first; the others are read as 0. Their places come first.
 
     Args:
         fraction: share of the values that is kept, above 0 and at most 1; one at least.
@@ -178,29 +178,31 @@ class TopKCoder:
     def encoded_bytes(self, size: int) -> int:
         """See `Coder.encoded_bytes`."""
         count = self._count(size)
-        return positions_bytes(count, size) + self._values.encoded_bytes(count)
+        return marks_bytes(count, size) + self._values.encoded_bytes(count)
 
     def encode(self, values: Floats, uniform: Uniform) -> Bytes:
         """See `Coder.encode`."""
-        positions = self._largest(values)
-        return np.concatenate([pack_positions(positions, len(values)), self._values.encode(values[positions], uniform)])
+        kept = self._largest(values)
+        return np.concatenate([pack_marks(kept), self._values.encode(values[kept], uniform)])
 
     def decode(self, encoded: Bytes, size: int) -> Floats:
         """See `Coder.decode`."""
         count = self._count(size)
-        split = positions_bytes(count, size)
-        positions = unpack_positions(encoded[:split], count, size)
+        split = marks_bytes(count, size)
+        kept = unpack_marks(encoded[:split], count, size)
         values = np.zeros(size, np.float32)
-        values[positions] = self._values.decode(encoded[split:], count)
+        values[kept] = self._values.decode(encoded[split:], count)
         return values
 
-    def _largest(self, values: Floats) -> npt.NDArray[np.int64]:
-        count = self._count(len(values))
-        magnitudes = np.abs(values)
-        least = np.partition(magnitudes, len(values) - count)[len(values) - count]
-        above = np.flatnonzero(magnitudes > least)
-        equal = np.flatnonzero(magnitudes == least)[: count - len(above)]
-        return np.sort(np.concatenate([above, equal]))
+    def _largest(self, values: Floats) -> Marks:
+        count, magnitudes = self._count(len(values)), np.abs(values)
+        # In place and then anew, as a device has next to no room for one more copy.
+        magnitudes.partition(len(values) - count)
+        least = magnitudes[len(values) - count]
+        np.abs(values, out=magnitudes)
+        kept: Marks = magnitudes > least
+        kept[np.flatnonzero(magnitudes == least)[: count - np.count_nonzero(kept)]] = True
+        return kept
 
     def _count(self, size: int) -> int:
         return min(size, max(1, math.ceil(self._fraction * size)))

@@ -1,14 +1,15 @@
-"""Small numbers and rising positions in as few bytes as a size that is known beforehand allows."""
+"""Small numbers, and marks among many places, in as few bytes as a size that is known beforehand allows."""
 
 import numpy as np
 import numpy.typing as npt
 
 from subfleet.protocol.errors import ProtocolError
 
-__all__ = ["Bytes", "pack", "pack_positions", "packed_bytes", "positions_bytes", "unpack", "unpack_positions"]
+__all__ = ["Bytes", "Integers", "Marks", "marks_bytes", "pack", "pack_marks", "packed_bytes", "unpack", "unpack_marks"]
 
 Bytes = npt.NDArray[np.uint8]
 Integers = npt.NDArray[np.int64]
+Marks = npt.NDArray[np.bool_]
 
 _BLOCK_VALUES = 8192
 """Packed at once. A multiple of 8, so that every block but the last ends with a whole byte."""
@@ -19,7 +20,7 @@ def packed_bytes(count: int, bits: int) -> int:
     return -(-count * bits // 8)
 
 
-def pack(numbers: Integers, bits: int) -> Bytes:
+def pack(numbers: Bytes | Integers, bits: int) -> Bytes:
     """Numbers from 0 up to, not including, 2**bits, one after the other, each with its highest bit first."""
     packed = np.empty(packed_bytes(len(numbers), bits), np.uint8)
     shifts = np.arange(bits - 1, -1, -1)
@@ -30,9 +31,9 @@ def pack(numbers: Integers, bits: int) -> Bytes:
     return packed
 
 
-def unpack(packed: Bytes, bits: int, count: int) -> Integers:
+def unpack(packed: Bytes, bits: int, count: int) -> Bytes | Integers:
     """What was packed; `packed` has the size that `packed_bytes` tells."""
-    numbers = np.empty(count, np.int64)
+    numbers = np.empty(count, np.uint8 if bits <= 8 else np.int64)
     shifts = np.arange(bits - 1, -1, -1)
     for start in range(0, count, _BLOCK_VALUES):
         size, place = min(_BLOCK_VALUES, count - start), start * bits // 8
@@ -41,56 +42,58 @@ def unpack(packed: Bytes, bits: int, count: int) -> Integers:
     return numbers
 
 
-def positions_bytes(count: int, size: int) -> int:
-    """The size of so many different positions among so many places."""
+def marks_bytes(count: int, size: int) -> int:
+    """The size of so many marks among so many places."""
     if count == size:
         return 0
     return packed_bytes(size, 1) if _is_dense(count, size) else _sparse_bytes(count, size)
 
 
-def pack_positions(positions: Integers, size: int) -> Bytes:
-    """Rising positions from 0 up to, not including, `size`: a bit for each place where they are many, else Elias-Fano.
+def pack_marks(marks: Marks) -> Bytes:
+    """Which places are marked: a bit for each place where marks are many, else Elias-Fano; nothing where all are.
 
     Elias, "Efficient storage and retrieval by content and address of static files", J. ACM 1974: the lowest bits of
-    each position as they are, the others as a bitmap in which the i-th position sets bit (its high part + i). That
-    takes less than 3 bits and log2(size / count) a position, whatever the positions are.
+    each marked place as they are, the others as a bitmap in which the i-th place sets bit (its high part + i). That
+    takes less than 3 bits and log2(places / marks) a mark, wherever the marks are.
     """
-    count = len(positions)
+    count, size = int(np.count_nonzero(marks)), len(marks)
     if count == size:
         return np.empty(0, np.uint8)
     if _is_dense(count, size):
-        return np.packbits(_marked(positions, size))
+        return np.packbits(marks)
+    places = np.flatnonzero(marks)
     low = _low_bits(count, size)
-    high = _marked((positions >> low) + np.arange(count), _high_bits(count, size))
-    return np.concatenate([np.packbits(high), pack(positions & ((1 << low) - 1), low)])
+    high = _marked((places >> low) + np.arange(count), _high_bits(count, size))
+    return np.concatenate([np.packbits(high), pack(places & ((1 << low) - 1), low)])
 
 
-def unpack_positions(packed: Bytes, count: int, size: int) -> Integers:
-    """What was packed; `packed` has the size that `positions_bytes` tells.
+def unpack_marks(packed: Bytes, count: int, size: int) -> Marks:
+    """What was packed; `packed` has the size that `marks_bytes` tells.
 
     Raises:
-        ProtocolError: the bytes name another number of positions, or one twice, or one that is not there.
+        ProtocolError: the bytes hold another number of marks, or one twice, or one at no place.
     """
     if count == size:
-        return np.arange(size)
+        return np.ones(size, np.bool_)
     if _is_dense(count, size):
-        return _counted(np.flatnonzero(np.unpackbits(packed, count=size)), count)
+        return _counted(np.unpackbits(packed, count=size).view(np.bool_), count)
     low, high = _low_bits(count, size), _high_bits(count, size)
     split = packed_bytes(high, 1)
-    marked = _counted(np.flatnonzero(np.unpackbits(packed[:split], count=high)), count)
-    positions = (marked - np.arange(count) << low) + unpack(packed[split:], low, count)
-    if positions[-1] >= size or (positions[1:] <= positions[:-1]).any():
-        raise ProtocolError(f"packed positions must rise and stay below {size}, but these do not")
-    return positions
+    marked = np.flatnonzero(_counted(np.unpackbits(packed[:split], count=high).view(np.bool_), count))
+    places = (marked - np.arange(count) << low) + unpack(packed[split:], low, count)
+    if places[-1] >= size or (places[1:] <= places[:-1]).any():
+        raise ProtocolError(f"packed places must rise and stay below {size}, but these do not")
+    return _marked(places, size)
 
 
-def _counted(marked: Integers, count: int) -> Integers:
-    if len(marked) != count:
-        raise ProtocolError(f"packed positions name {len(marked)} places, but must name {count}")
-    return marked
+def _counted(marks: Marks, count: int) -> Marks:
+    found = int(np.count_nonzero(marks))
+    if found != count:
+        raise ProtocolError(f"packed marks are {found}, but must be {count}")
+    return marks
 
 
-def _marked(places: Integers, size: int) -> npt.NDArray[np.bool_]:
+def _marked(places: Integers, size: int) -> Marks:
     marks = np.zeros(size, np.bool_)
     marks[places] = True
     return marks
