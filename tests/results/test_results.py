@@ -87,7 +87,7 @@ def test_a_row_shows_free_and_budget_and_no_figures_where_there_are_none() -> No
     assert (shown["free MB"], shown["budget MB"], shown["link kB"], shown["planned MB"]) == (
         "900.0",
         "18.0",
-        "250/125",
+        "125",
         "15.0",
     )
     shown = dict(zip(CLIENT_COLUMNS, client_cells(SKIPPED), strict=True))

@@ -44,7 +44,7 @@ def client_cells(row: ClientRow) -> tuple[str, ...]:
         row.runtime or "-",
         _mega(row.memory_free_bytes),
         _mega(row.budget_bytes),
-        _links(row),
+        _slower_link(row),
         row.spec or "-",
         _mega(row.planned_peak_bytes),
         _mega(row.measured_peak_bytes) if trained else "-",
@@ -56,11 +56,10 @@ def client_cells(row: ClientRow) -> tuple[str, ...]:
     )
 
 
-def _links(row: ClientRow) -> str:
-    """Kilobytes that may travel down and up; once where they are the same."""
-    links = (row.downlink_budget_bytes, row.uplink_budget_bytes)
-    told = ["-" if link_bytes is None else f"{link_bytes / 1000:.0f}" for link_bytes in links]
-    return "/".join(dict.fromkeys(told))
+def _slower_link(row: ClientRow) -> str:
+    """Kilobytes that its slower direction may move."""
+    known = [one for one in (row.downlink_budget_bytes, row.uplink_budget_bytes) if one is not None]
+    return f"{min(known) / 1000:.0f}" if known else "-"
 
 
 def report_html(name: str, result: RunResult, record: dict[str, Any]) -> str:
