@@ -1,0 +1,26 @@
+"""What the exporter is asked for follows from how a round trains."""
+
+from dataclasses import replace
+
+import pytest
+from server.coordinator_cases import plan_of
+
+from subfleet.protocol.training import TrainingSettings
+from subfleet.server.requests import train_request
+from subfleet.server.scoring import score_training
+
+
+@pytest.mark.parametrize(("micro_batch_size", "part_size", "one_part"), [(0, 8, True), (8, 8, True), (3, 3, False)])
+def test_a_batch_that_is_trained_at_once_is_scored_at_once(
+    micro_batch_size: int, part_size: int, one_part: bool
+) -> None:
+    network = plan_of().network
+    training = TrainingSettings(batch_size=8, micro_batch_size=micro_batch_size)
+    trained = train_request(network, network.full_spec(), "onnx", training)
+    assert (trained.batch_size, trained.accumulate) == (part_size, micro_batch_size > 0)
+    scored = train_request(network, network.full_spec(), "onnx", score_training(training))
+    assert (scored.batch_size, scored.accumulate, scored.one_part) == (part_size, True, one_part)
+    assert (
+        replace(trained, accumulate=True, one_part=one_part).program_id
+        == replace(scored, optimiser=trained.optimiser).program_id
+    )
