@@ -198,7 +198,7 @@ def test_a_dropped_block_does_not_fit_together() -> None:
 
 
 def recorded(*pairs: tuple[tuple[int, ...], int]) -> dict[tuple[int, ...], Segment]:
-    return {dims: Segment(events=((TAKE, 0),), sizes=(size,), node_count=1) for dims, size in pairs}
+    return {dims: Segment(events=((TAKE, 0),), sizes=(size,), weight=1) for dims, size in pairs}
 
 
 def test_a_block_is_told_where_its_axes_are_known() -> None:
@@ -230,7 +230,7 @@ def test_nothing_is_told_where_axes_cannot_be_told_apart() -> None:
 
 
 def test_nothing_is_told_between_two_forms() -> None:
-    other = Segment(events=((TAKE, 0), (TAKE, 1)), sizes=(4, 4), node_count=2)
+    other = Segment(events=((TAKE, 0), (TAKE, 1)), sizes=(4, 4), weight=2)
     known = {**recorded(((2,), 8)), (9,): other}
     assert segment_at(known, (5,)) is None
     assert segment_at(known, (9,)) == other

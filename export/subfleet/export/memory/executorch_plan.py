@@ -11,7 +11,7 @@ from subfleet.export.memory.values import counted_bytes, fed_bytes, optimiser_by
 from subfleet.export.steps.values import Step
 from subfleet.protocol.memory import MemoryPlan
 
-__all__ = ["plan_executorch"]
+__all__ = ["grown", "plan_executorch", "plan_grown"]
 
 _PROGRAM_COPIES = 3
 """As it was read, moved to where the runtime may read it, and about as much that loading leaves between its blocks."""
@@ -32,10 +32,20 @@ def plan_executorch(step: Step, *, body: bytes, arena_bytes: int) -> MemoryPlan:
         body: of the written program.
         arena_bytes: of the program's planned buffers.
     """
+    return plan_grown(grown(body, step), step, body_bytes=len(body), arena_bytes=arena_bytes)
+
+
+def grown(body: bytes, step: Step) -> HeapGrowth:
+    """What a program was found to hold of the heap, or about that where the C library does not count."""
     growth = heap_growth(body, step.inputs, step.outputs)
     if growth is None:
         structures = _STRUCTURE_BYTES_PER_PROGRAM_BYTE * len(body)
         growth = HeapGrowth(load_bytes=structures, step_bytes=0, scratch_bytes=0)
+    return growth
+
+
+def plan_grown(growth: HeapGrowth, step: Step, *, body_bytes: int, arena_bytes: int) -> MemoryPlan:
+    """Plan a program that has been run."""
     return MemoryPlan(
         weights_bytes=weights_bytes(step),
         optimiser_bytes=optimiser_bytes(step),
@@ -43,7 +53,7 @@ def plan_executorch(step: Step, *, body: bytes, arena_bytes: int) -> MemoryPlan:
         activation_bytes=arena_bytes + counted_bytes(growth.step_bytes),
         workspace_bytes=growth.scratch_bytes,
         runtime_bytes=counted_bytes(growth.load_bytes)
-        + _PROGRAM_COPIES * len(body)
+        + _PROGRAM_COPIES * body_bytes
         + _KERNEL_PAGES_BYTES
         + _TRAINING_BYTES,
     )

@@ -47,8 +47,8 @@ def segment_at(recorded: Mapping[Sizes, Segment], sizes: Sizes) -> Segment | Non
     blocks = _blocks_at(alike, sizes)
     if blocks is None:
         return None
-    counts = (segment.node_count for segment in alike.values())
-    return Segment(events=form, sizes=blocks, node_count=max(counts))
+    weights = (segment.weight for segment in alike.values())
+    return Segment(events=form, sizes=blocks, weight=max(weights))
 
 
 def _within(smaller: Sizes, larger: Sizes) -> bool:

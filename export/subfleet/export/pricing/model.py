@@ -7,10 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 
 from subfleet.elastic.network import BUFFER_ROLES, Network
 from subfleet.export.cache import ExportCache
 from subfleet.export.jobs import write_atomically
+from subfleet.export.memory.values import counted_bytes
 from subfleet.export.pricing.library import Library, layers_of, requests_of
 from subfleet.export.pricing.recording import Recording, Segment, segments_of
 from subfleet.export.pricing.running import run_step
@@ -27,8 +29,8 @@ __all__ = ["PriceModel"]
 logger = logging.getLogger(__name__)
 
 _FLOAT_BYTES = 4
-_COUNT_BYTES = 2**16
-"""A plan counts a runtime's objects in such steps, and counts them one step up or down from one time to the next."""
+_UNSTEADY_BYTES = 2**14
+"""By so much may a runtime's objects take more from one load to the next."""
 _MARGIN = 0.004
 _ALIKE = 1.5
 """Activations are of about one size, where they differ by no more than this factor."""
@@ -37,6 +39,7 @@ _WHOLE = frozenset({"class", "kernel"})
 _MAX_BYTES = 2**26
 
 Shapes = Mapping[str, tuple[int, ...]]
+_Floats = npt.NDArray[np.float64]
 
 
 class PriceModel:
@@ -136,13 +139,13 @@ class PriceModel:
     def _passing_bytes(self, told: int) -> float:
         """What is planned where so much is simulated, by what was planned for recordings of about that size."""
         factors = [factor for known, factor in self._factors if told <= _ALIKE * known <= _ALIKE**2 * told]
-        return max([self._simulation.least_factor, *factors]) * told + self._simulation.slack_bytes
+        return max([self._simulation.least_factor, *factors]) * told
 
     def _own(self, shapes: Shapes) -> int:
         """The price of a subnet that was recorded, but whose segments are not to be put together."""
         own = next(found for found in self._library.recordings if dict(found.shapes) == dict(shapes))
         logger.warning("a program's segments do not fit together; its subnet is priced by its own plan")
-        return self._held_bytes(shapes) + own.passing_bytes + own.runtime_bytes + _COUNT_BYTES
+        return self._held_bytes(shapes) + own.passing_bytes + own.runtime_bytes + _counted(own.objects_bytes)
 
     def _held_bytes(self, shapes: Shapes) -> int:
         recordings = self._library.recordings
@@ -153,23 +156,15 @@ class PriceModel:
         fed_bytes = max(recording.fed_bytes for recording in recordings)
         return math.ceil(copies * parameter_bytes) + recordings[0].buffer_copies * buffer_bytes + fed_bytes
 
-    def _runtime_bytes(self, segments: Sequence[Segment], tensor_count: int) -> float | None:
-        """A line through the recordings, by the number of nodes and of tensors."""
-        wanted = np.array([1.0, sum(segment.node_count for segment in segments), tensor_count])
-        rows = [
-            (1.0, sum(segment.node_count for segment in recording.segments), len(recording.shapes))
-            for recording in self._library.recordings
-        ]
-        found = np.array([recording.runtime_bytes for recording in self._library.recordings], dtype=np.float64)
+    def _runtime_bytes(self, segments: Sequence[Segment], tensor_count: int) -> int | None:
+        """The program and the runtime's objects, by the weight of nodes and the number of tensors."""
+        recordings = self._library.recordings
+        wanted = np.array([1.0, sum(segment.weight for segment in segments), tensor_count])
+        rows = [(1.0, sum(segment.weight for segment in one.segments), len(one.shapes)) for one in recordings]
         known = np.array(rows, dtype=np.float64)
-        same = (known == wanted).all(axis=1)
-        if same.any():
-            return float(np.median(found[same])) + _COUNT_BYTES
-        if len({row[1] for row in rows}) < 2:
-            return None
-        weights = np.linalg.lstsq(known, found, rcond=None)[0]
-        residual = float((found - known @ weights).max())
-        return float(wanted @ weights) + max(residual, 0.0) + _COUNT_BYTES
+        written = _at_most(known, np.array([one.runtime_bytes for one in recordings]), wanted)
+        objects = _at_most(known, np.array([one.objects_bytes for one in recordings]), wanted)
+        return None if written is None or objects is None else written + _counted(objects)
 
     def _is_recorded(self, spec: SubnetSpec) -> bool:
         shapes = tuple(self._network.shapes(spec).items())
@@ -194,7 +189,8 @@ class PriceModel:
             buffer_copies=buffer_copies,
             fed_bytes=plan.fed_bytes,
             passing_bytes=plan.activation_bytes + plan.workspace_bytes,
-            runtime_bytes=plan.runtime_bytes,
+            runtime_bytes=plan.runtime_bytes - counted_bytes(planned.objects_bytes),
+            objects_bytes=planned.objects_bytes,
         )
         self._learn(recording)
         if self._folder is not None:
@@ -207,7 +203,7 @@ class PriceModel:
         requests = requests_of(recording.segments)
         if requests:
             told = max(self._simulation.peak_bytes(requests), 1)
-            self._factors.append((told, (recording.passing_bytes - self._simulation.slack_bytes) / told))
+            self._factors.append((told, recording.passing_bytes / told))
 
     def _load(self) -> None:
         for path in sorted(self._folder.glob("*.json")) if self._folder else ():
@@ -216,6 +212,28 @@ class PriceModel:
                 self._learn(from_plain(Recording, plain, where=str(path)))
             except (OSError, ProtocolError) as error:
                 logger.warning("the recording %s is left out: %s", path, error)
+
+
+def _counted(objects_bytes: int) -> int:
+    """What a plan counts where so much was found another time; 0 where a runtime's objects are not counted."""
+    return counted_bytes(objects_bytes + _UNSTEADY_BYTES) if objects_bytes > 0 else 0
+
+
+def _at_most(known: _Floats, found: npt.NDArray[np.int64], wanted: _Floats) -> int | None:
+    """The most that was found where all features are the same, else on a line through all that was found.
+
+    Args:
+        known: (recordings, features).
+        found: (recordings,).
+        wanted: (features,).
+    """
+    same = (known == wanted).all(axis=1)
+    if same.any():
+        return int(found[same].max())
+    if len({*known[:, 1]}) < 2:
+        return None
+    weights = np.linalg.lstsq(known, found, rcond=None)[0]
+    return math.ceil(float(wanted @ weights) + max(float((found - known @ weights).max()), 0.0))
 
 
 def _bytes_of(shapes: Iterable[tuple[int, ...]]) -> int:

@@ -49,11 +49,13 @@ class Node:
         inputs: names of values.
         outputs: names of values.
         requests: blocks that are taken, with their size, and given back (-1), in order, by name.
+        weight: its share of the runtime's objects, in a unit of the target's: 1, or bytes where kinds of nodes differ.
     """
 
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     requests: tuple[tuple[str, int], ...]
+    weight: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +68,7 @@ class PlannedStep:
         given: the trained tensor that a result belongs to, by the result's name.
         batch: name of the input with the samples.
         loss: name of the result with the loss.
+        objects_bytes: counted for the runtime's objects, before the plan rounded it up; 0 where they were not counted.
     """
 
     nodes: tuple[Node, ...]
@@ -73,6 +76,7 @@ class PlannedStep:
     given: Mapping[str, str]
     batch: str
     loss: str
+    objects_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,12 +86,12 @@ class Segment:
     Attributes:
         events: in order.
         sizes: bytes of the blocks that it takes, in the order of their first mention.
-        node_count: nodes that belong to the layer in this phase.
+        weight: of the nodes that belong to the layer in this phase.
     """
 
     events: tuple[Event, ...]
     sizes: tuple[int, ...]
-    node_count: int
+    weight: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,7 +105,8 @@ class Recording:
         buffer_copies: the same of buffers.
         fed_bytes: of all other values that a step takes and gives.
         passing_bytes: planned for activations and workspace.
-        runtime_bytes: planned for the program and the runtime.
+        runtime_bytes: planned for the program and the runtime, without what was counted.
+        objects_bytes: counted for the runtime's objects, before the plan rounded it up.
     """
 
     shapes: tuple[tuple[str, tuple[int, ...]], ...]
@@ -111,6 +116,7 @@ class Recording:
     fed_bytes: int
     passing_bytes: int
     runtime_bytes: int
+    objects_bytes: int
 
 
 def place_of(phase: int, layer: int, layer_count: int) -> int:
@@ -176,13 +182,13 @@ def segments_of(step: PlannedStep, layers: Sequence[Sequence[str]]) -> tuple[Seg
     layer_of = {tensor: place for place, tensors in enumerate(layers) for tensor in tensors}
     flow = _Flow(step, layer_of)
     requests: list[list[tuple[str, int]]] = [[] for _ in range(1 + 3 * len(layers))]
-    counts = [0] * len(requests)
+    weights = [0] * len(requests)
     for node, (phase, layer) in zip(step.nodes, _places(step.nodes, flow), strict=True):
         requests[place_of(phase, layer, len(layers))].extend(node.requests)
         forward = flow.is_forward(node)
         owner = flow.held(node) if forward else flow.given(node)[1]
-        counts[place_of(FORWARD if forward else BACKWARD, max(owner, 0), len(layers))] += 1
-    return _encoded(requests, counts)
+        weights[place_of(FORWARD if forward else BACKWARD, max(owner, 0), len(layers))] += node.weight
+    return _encoded(requests, weights)
 
 
 def _places(nodes: Sequence[Node], flow: _Flow) -> Iterator[tuple[int, int]]:
@@ -206,7 +212,7 @@ def _serves_several(given: tuple[int, int]) -> bool:
     return last > first
 
 
-def _encoded(requests: Sequence[Sequence[tuple[str, int]]], counts: Sequence[int]) -> tuple[Segment, ...]:
+def _encoded(requests: Sequence[Sequence[tuple[str, int]]], weights: Sequence[int]) -> tuple[Segment, ...]:
     layer_count = len(requests) // 3
     ends = {name: at for at, some in enumerate(requests) for name, size in some if size < 0}
     kept: dict[str, tuple[int, int]] = {}
@@ -228,7 +234,7 @@ def _encoded(requests: Sequence[Sequence[tuple[str, int]]], counts: Sequence[int
             else:
                 events.append((GIVE_KEPT, *_reference(at, kept[name][0], layer_count), kept[name][1]))
         sizes = tuple(size for _, size in some if size >= 0)
-        segments.append(Segment(events=tuple(events), sizes=sizes, node_count=counts[at]))
+        segments.append(Segment(events=tuple(events), sizes=sizes, weight=weights[at]))
     return tuple(segments)
 
 
