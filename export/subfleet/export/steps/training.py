@@ -39,8 +39,7 @@ def training_step(  # noqa: PLR0913 - each says one thing of the step
     """Make the training step of a module.
 
     The loss that it gives is the mean over the labels that count, distillation terms included; the proximal term, which
-    is no mean, enters the gradients alone. A parameter that nothing depends on, or that needs no gradient, stays as it
-    is.
+    is no mean, enters the gradients alone. A parameter that has no gradient, or needs none, stays as it is.
 
     Args:
         module: maps a batch (batch, *sample.shape) to logits (batch, classes), with "next_token" (batch, tokens,
@@ -52,17 +51,14 @@ def training_step(  # noqa: PLR0913 - each says one thing of the step
         optimiser: its settings.
         accumulate: sum the gradients of micro-batches, and take the optimiser's step in the last one of a batch.
         recompute: keep the inputs of blocks instead of their activations; see `subfleet.export.steps.recompute`.
-        one_part: with accumulate, whether each batch is a single micro-batch. Layers may then normalise by its
-            statistics, as they do without accumulate; those of several parts are not the batch's, and are refused.
+        one_part: with accumulate, whether each batch is a single micro-batch, by whose statistics layers may normalise.
         student: the nested network of distillation "self".
 
     Raises:
         ExportError: the objective or optimiser is unknown, the module cannot be run on such inputs, its logits do not
             fit the objective, or a layer cannot be trained so.
     """
-    _check_names(objective, optimiser)
-    if recompute:
-        blocks_of(module)  # there must be one
+    _check_asked(module, objective, optimiser, recompute=recompute)
     given = sample.value(batch_size)
     in_parts = accumulate and not one_part
     found = first_run(module, given, training=True, in_parts=in_parts)
@@ -90,12 +86,16 @@ def training_step(  # noqa: PLR0913 - each says one thing of the step
     )
 
 
-def _check_names(objective: ObjectiveSettings, optimiser: OptimiserSettings) -> None:
+def _check_asked(
+    module: nn.Module, objective: ObjectiveSettings, optimiser: OptimiserSettings, *, recompute: bool
+) -> None:
     if objective.name not in OBJECTIVES or optimiser.name not in OPTIMISERS:
         raise ExportError(
             f"objective is {objective.name!r} and optimiser {optimiser.name!r}, but they must be one of "
             f"{sorted(OBJECTIVES)} and {sorted(OPTIMISERS)}"
         )
+    if recompute:
+        blocks_of(module)  # there must be one
 
 
 def _check_student(
