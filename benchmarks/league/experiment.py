@@ -19,7 +19,9 @@ TRAINING = TrainingSettings(
     epochs=3, batch_size=32, learning_rate=0.05, optimiser=OptimiserSettings(momentum=0.9, weight_decay=5e-4)
 )
 LEARNING_RATE_DECAY = 0.9
-"""A round. Fifteen rounds end at a fifth of the first rate, so that what is compared is not the last round's noise."""
+"""A round, in games of `DECAY_ROUNDS`; longer ones end at the same rate, a fifth of the first. So what is compared is
+not the last round's noise."""
+DECAY_ROUNDS = 15
 LOG_STEP_S = 20.0
 """Seconds of the logs from one round to the next."""
 
@@ -69,7 +71,7 @@ def play(entrant: Entrant, setting: Setting, fleet: Sequence[LeagueDevice], samp
         rounds=setting.rounds,
         min_clients=len(fleet),
         training=TRAINING,
-        learning_rate_decay=LEARNING_RATE_DECAY,
+        learning_rate_decay=LEARNING_RATE_DECAY ** (DECAY_ROUNDS / setting.rounds),
         method=entrant.method,
         distillation=entrant.distillation,
         rates=entrant.rates,
