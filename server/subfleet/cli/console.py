@@ -86,8 +86,9 @@ def display_for(*, json: bool) -> Display:
 
 def _title(record: RoundRecord) -> str:
     logs = "" if record.log_time_s is None else f", logs read at {record.log_time_s:g} s"
+    what = ", norms measured" if record.calibrated else ""
     subnets = len({row.spec_id for row in record.clients if row.status == "folded"})
     return (
         f"round {record.round}: accuracy {record.accuracy:.4f}, {subnets} different subnets, "
-        f"{record.seconds:.1f} s{logs}"
+        f"{record.seconds:.1f} s{logs}{what}"
     )
