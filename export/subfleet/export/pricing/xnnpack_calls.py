@@ -7,8 +7,9 @@ programs have the same blocks with the same lifetimes.
 
 import math
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from subfleet.export.memory.liveness import GIVEN_BACK
 from subfleet.export.pricing.recording import Node
@@ -18,7 +19,7 @@ __all__ = ["Call", "nodes_of", "region_calls"]
 
 _FLOAT_BYTES = 4
 _BLOCK_BYTES = 64
-_PACKED_COLUMNS = {"BatchMatrixMultiply": 32, "FullyConnected": 16}
+_PACKED_COLUMNS: Mapping[str, int] = MappingProxyType({"BatchMatrixMultiply": 32, "FullyConnected": 16})
 """A product's second factor is laid out anew, in stripes of so many columns (with AVX-512; others have fewer)."""
 _IN_PLACE = frozenset(
     {
@@ -45,15 +46,17 @@ _IN_PLACE = frozenset(
     }
 )
 """Nodes that write over an input of the same size, where both it and the result are read by a single node."""
-_OBJECT_BYTES = {
-    "BatchMatrixMultiply": 2620,
-    "FullyConnected": 2620,
-    **{f"Concatenate{parts}": 760 + 745 * parts for parts in range(2, 6)},
-    "GlobalAvgPooling2d": 1700,
-    "StaticReshape": 1530,
-    "StaticSlice": 1620,
-}
-"""For a node of a kind. Measured in programs with one node more or less; a node's place in the program counts with all
+_OBJECT_BYTES: Mapping[str, int] = MappingProxyType(
+    {
+        "BatchMatrixMultiply": 2620,
+        "FullyConnected": 2620,
+        **{f"Concatenate{parts}": 760 + 745 * parts for parts in range(2, 6)},
+        "GlobalAvgPooling2d": 1700,
+        "StaticReshape": 1530,
+        "StaticSlice": 1620,
+    }
+)
+"""For a node of a kind. Measured in programs with 20 and with 120 of them; its part of the program counts with all
 copies of the program."""
 _ANY_OBJECT_BYTES = 1480
 _PROGRAM_COPIES = 3
