@@ -146,13 +146,14 @@ def test_merged_sums_have_the_same_bits_for_every_order() -> None:
     assert same_bits(merged_statistics(same_spec[::-1]), merged)
 
 
-def test_shared_statistics_are_those_of_all_data_of_whoever_holds_a_channel() -> None:
+def test_shared_statistics_are_those_of_all_data_of_whoever_holds_a_channel(device: torch.device) -> None:
     network = network_of(BATCH_RESNET)
     state, full, part = state_of(network), network.full_spec(), small(network)
     batches = [samples(6, seed=1), samples(9, seed=2) + 3]
     measured = [(full, measured_moments(network, full, state, batches[:1]))]
     measured.append((part, measured_moments(network, part, state, batches[1:])))
-    new = shared_statistics(network, state, measured)
+    there = {name: tensor.to(device) for name, tensor in state.items()}
+    new = {name: tensor.cpu() for name, tensor in shared_statistics(network, there, measured).items()}
     layer, held = "section0.block1.norm2", 4
     given = [inputs_of_norms(network, spec, state, [one]) for spec, one in zip((full, part), batches, strict=True)]
     assert given[1].shape[0] == held

@@ -167,7 +167,7 @@ def shared_statistics(
                 counts = torch.full_like(one.total, float(one.count))
                 rows = [_placed(places[mean], part, state[mean]) for part in (one.total, one.squares, counts)]
                 spread.append(torch.stack(rows))
-        total, squares, count = _exact_sum(spread)
+        total, squares, count = _exact_sum(spread).to(state[mean].device)
         enough = count >= _LEAST_COUNT
         merged = _statistics(layer, total, squares, torch.where(enough, count, _LEAST_COUNT))
         new |= {name: torch.where(enough, merged[name], state[name]) for name in (mean, variance)}
@@ -194,7 +194,8 @@ def _exact_sum(parts: Sequence[Tensor]) -> Tensor:
     if len(parts) == 1:
         return parts[0]
     columns = torch.stack(tuple(parts)).flatten(1).T.tolist()
-    return torch.tensor([math.fsum(column) for column in columns], dtype=torch.float64).reshape(parts[0].shape)
+    whole = torch.tensor([math.fsum(column) for column in columns], dtype=torch.float64, device=parts[0].device)
+    return whole.reshape(parts[0].shape)
 
 
 def recalibrated(
