@@ -81,7 +81,7 @@ def _attacks(arguments: argparse.Namespace, console: Console) -> dict[str, Any]:
     names = _known(arguments.methods, ATTACKED)
     # What an attack costs is told from a game without it.
     attacks = list(dict.fromkeys(("honest", *arguments.attacks)))
-    rounds = arguments.rounds or 20
+    rounds = arguments.rounds or 10
     counts = SampleCounts(train=arguments.samples or 10_000)
     folder = arguments.results / "samples"
     samples = {seed: cut(folder, seed, ATTACK_CLIENTS, counts, split="iid") for seed in seeds}
@@ -125,7 +125,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--methods", nargs="+", default=[], metavar="METHOD", help="all by default")
     parser.add_argument("--attacks", nargs="+", choices=list(ATTACKS), default=[], help="play with and without these")
     parser.add_argument("--seeds", type=int, default=3, help="how many")
-    parser.add_argument("--rounds", type=int, help="15, or 20 under attack")
+    parser.add_argument("--rounds", type=int, help="15, or 10 under attack")
     parser.add_argument("--samples", type=int, help="of training, over all clients: 10,000")
     parser.add_argument("--processes", type=int, default=2, help="games that are played at once")
     parser.add_argument("--results", type=Path, default=Path("runs/league"), help="folder of the games' results")

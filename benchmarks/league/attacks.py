@@ -40,6 +40,7 @@ ATTACKS: Mapping[str, Attack | None] = MappingProxyType(
     {
         "honest": None,
         "shuffled": LabelShuffling(strength=20.0),
+        "shuffled-5": LabelShuffling(strength=5.0),
         "shuffled-1": LabelShuffling(strength=1.0),
         # Samples are split evenly, so that an attacker weighs what each other client does.
         "backdoor": Backdoor(target=0, fraction=0.5, weight=1.0, total_weight=CLIENTS_PER_ROUND * 0.5),
@@ -61,23 +62,28 @@ class Attacked:
     varies: str
 
 
+_FEDFA = FedFA(norm="l2")
+"""With the paper's size of a layer: that of the weights that all have in common says nothing about the others, which an
+attacker may boost."""
 _DEPTHS = (1.0,)
 """The whole width alone, with any number of blocks."""
 
 ATTACKED: Mapping[str, Attacked] = MappingProxyType(
     {
-        "fedfa-depth": Attacked(entrant=Entrant(method=FedFA(), rates=_DEPTHS), varies="depth"),
+        "fedfa-depth": Attacked(entrant=Entrant(method=_FEDFA, rates=_DEPTHS), varies="depth"),
         "flexifed-depth": Attacked(entrant=Entrant(method=FlexiFed(sharing="max"), rates=_DEPTHS), varies="depth"),
-        "fedfa-width": Attacked(entrant=Entrant(method=FedFA(depth=False)), varies="width"),
+        "fedfa-width": Attacked(entrant=Entrant(method=replace(_FEDFA, depth=False)), varies="width"),
         "heterofl-width": Attacked(entrant=Entrant(method=HeteroFL(depth=False)), varies="width"),
-        "fedfa-both": Attacked(entrant=Entrant(method=FedFA()), varies="both"),
+        "fedfa-both": Attacked(entrant=Entrant(method=_FEDFA), varies="both"),
         "nefl-both": Attacked(
             entrant=Entrant(method=NeFL(neighbours=0), model={"learnable_steps": True}), varies="both"
         ),
-        "fedfa-paper": Attacked(entrant=Entrant(method=FedFA(fidelity="paper")), varies="both"),
-        "fedfa-grafting": Attacked(entrant=Entrant(method=FedFA(scaling=False)), varies="both"),
-        "fedfa-scaling": Attacked(entrant=Entrant(method=FedFA(grafting=False)), varies="both"),
-        "fedfa-neither": Attacked(entrant=Entrant(method=FedFA(grafting=False, scaling=False)), varies="both"),
+        "fedfa-grafting": Attacked(entrant=Entrant(method=replace(_FEDFA, scaling=False)), varies="both"),
+        "fedfa-scaling": Attacked(entrant=Entrant(method=replace(_FEDFA, grafting=False)), varies="both"),
+        "fedfa-neither": Attacked(
+            entrant=Entrant(method=replace(_FEDFA, grafting=False, scaling=False)), varies="both"
+        ),
+        "fedfa-common": Attacked(entrant=Entrant(method=FedFA()), varies="both"),
     }
 )
 """Who plays under attack."""
@@ -87,7 +93,7 @@ RIVALS: Mapping[str, str] = MappingProxyType(
         "flexifed-depth": "fedfa-depth",
         "heterofl-width": "fedfa-width",
         "nefl-both": "fedfa-both",
-        "fedfa-paper": "fedfa-both",
+        "fedfa-common": "fedfa-both",
         "fedfa-grafting": "fedfa-both",
         "fedfa-scaling": "fedfa-both",
         "fedfa-neither": "fedfa-both",
