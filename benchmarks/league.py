@@ -13,7 +13,7 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,9 +26,10 @@ from league.attacks import CLIENTS as ATTACK_CLIENTS
 from league.entrants import ENTRANTS
 from league.experiment import game
 from league.fleet import CLIENTS
+from league.rendering import TextTable, as_markdown, print_tables
 from league.samples import SampleCounts, cut
-from league.table import league_markdown, print_league, summary
-from league.under_attack import attack_summary, print_attacks
+from league.table import league_tables, summary
+from league.under_attack import attack_summary, attack_tables
 from rich.console import Console
 
 from subfleet.emulation.virtual.compare import Build, compare
@@ -70,9 +71,7 @@ def _league(arguments: argparse.Namespace, data: Path, console: Console) -> dict
     ordered = iter(_played(builds, arguments, console))
     games = {name: [next(ordered) for _ in seeds] for name in names}
     found = summary(games, baseline=BASELINE if BASELINE in games else next(iter(games)))
-    print_league(found, console)
-    if arguments.markdown:
-        arguments.markdown.write_text(league_markdown(found), encoding="utf-8")
+    _show(list(league_tables(found)), arguments, console)
     return found
 
 
@@ -96,8 +95,14 @@ def _attacks(arguments: argparse.Namespace, console: Console) -> dict[str, Any]:
     ordered = iter(_played(builds, arguments, console))
     games = {name: {attack: [next(ordered) for _ in seeds] for attack in attacks} for name in names}
     found = attack_summary(games, rivals=RIVALS)
-    print_attacks(found, console)
+    _show(list(attack_tables(found)), arguments, console)
     return found
+
+
+def _show(tables: Sequence[TextTable], arguments: argparse.Namespace, console: Console) -> None:
+    print_tables(tables, console)
+    if arguments.markdown:
+        arguments.markdown.write_text(as_markdown(tables), encoding="utf-8")
 
 
 def _known(names: list[str], entrants: Mapping[str, object]) -> list[str]:
@@ -130,7 +135,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--processes", type=int, default=2, help="games that are played at once")
     parser.add_argument("--results", type=Path, default=Path("runs/league"), help="folder of the games' results")
     parser.add_argument("--cache", type=Path, default=Path("runs/league/programs"), help="folder of exported programs")
-    parser.add_argument("--markdown", type=Path, help="file that gets the league's tables as Markdown")
+    parser.add_argument("--markdown", type=Path, help="file that gets the tables as Markdown")
     parser.add_argument("--json", action="store_true", help="end with one JSON object")
     return parser.parse_args()
 

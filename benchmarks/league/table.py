@@ -4,14 +4,12 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-
 from league.entrants import ENTRANTS
 from league.fleet import CLIENTS, KINDS
+from league.rendering import TextTable, difference_text, plain_difference
 from subfleet.emulation.paired import PairedDifference, paired_difference
 
-__all__ = ["league_markdown", "print_league", "summary"]
+__all__ = ["league_tables", "summary"]
 
 FIGURES = ("accuracy", "subnets", "worst_tier", "own_mean", "own_worst")
 """What entrants are compared in: the more, the better."""
@@ -42,7 +40,7 @@ def summary(games: Games, *, baseline: str) -> dict[str, Any]:
         "baseline": baseline,
         "entrants": {name: _means(results) for name, results in games.items()},
         "versus": {
-            name: {figure: _plain(found) for figure, found in _versus(games, name, baseline).items()}
+            name: {figure: plain_difference(found) for figure, found in _versus(games, name, baseline).items()}
             for name in games
             if name != baseline
         },
@@ -84,42 +82,18 @@ def _versus(games: Games, name: str, baseline: str) -> Mapping[str, PairedDiffer
     }
 
 
-def _plain(found: PairedDifference) -> dict[str, Any]:
-    return {"mean": found.mean, "low": found.low, "high": found.high, "pairs": found.pairs, "tie": found.tie}
-
-
-def print_league(found: Mapping[str, Any], console: Console) -> None:
-    """Print the tables."""
-    for title, heads, rows in _tables(found):
-        table = Table(title=title)
-        for head in heads:
-            table.add_column(head, justify="left" if head == "entrant" else "right")
-        for row in rows:
-            table.add_row(*row)
-        console.print(table)
-
-
-def league_markdown(found: Mapping[str, Any]) -> str:
-    """The same tables as Markdown."""
-    return "\n".join(
-        "\n".join((f"{title}:", "", _line(heads), _line(["---", *["---:"] * (len(heads) - 1)]), *map(_line, rows), ""))
-        for title, heads, rows in _tables(found)
-    )
-
-
-def _line(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(cells)} |"
-
-
-def _tables(found: Mapping[str, Any]) -> Iterator[tuple[str, Sequence[str], list[list[str]]]]:
+def league_tables(found: Mapping[str, Any]) -> Iterator[TextTable]:
+    """Of a `summary`."""
     entrants = sorted(found["entrants"].items(), key=lambda item: -float(item[1]["accuracy"]))
-    yield "Accuracy, means over the seeds", _HEADS, [_accuracies(name, one) for name, one in entrants]
-    yield "Cost, means over the seeds", ("entrant", *_COST_HEADS), [_costs(name, one) for name, one in entrants]
+    accuracies = [_accuracies(name, one) for name, one in entrants]
+    yield TextTable(title="Accuracy, means over the seeds", heads=_HEADS, rows=accuracies)
+    costs = [_costs(name, one) for name, one in entrants]
+    yield TextTable(title="Cost, means over the seeds", heads=("entrant", *_COST_HEADS), rows=costs)
     versus = [(name, found["versus"][name]) for name, _ in entrants if found["versus"].get(name)]
     if versus:
         title = f"Paired differences from {found['baseline']}, in points, with 95 % intervals"
-        rows = [[name, *(_cell(figures[figure]) for figure in FIGURES)] for name, figures in versus]
-        yield title, _DIFFERENCE_HEADS, rows
+        rows = [[name, *(difference_text(figures[figure]) for figure in FIGURES)] for name, figures in versus]
+        yield TextTable(title=title, heads=_DIFFERENCE_HEADS, rows=rows)
 
 
 def _accuracies(name: str, one: Mapping[str, Any]) -> list[str]:
@@ -137,8 +111,3 @@ def _costs(name: str, one: Mapping[str, Any]) -> list[str]:
         f"{one['programs_written']:.0f}",
         str(one["violations"]),
     ]
-
-
-def _cell(one: Mapping[str, Any]) -> str:
-    span = f"{100 * one['mean']:+.1f} ({100 * one['low']:+.1f} to {100 * one['high']:+.1f})"
-    return f"{span} tie" if one["tie"] else span

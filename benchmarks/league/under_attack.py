@@ -1,16 +1,26 @@
 """What attacks cost: each entrant's accuracy with and without them, paired over seeds."""
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-
 from league.attacks import ATTACKERS
-from subfleet.emulation.paired import PairedDifference, paired_difference
+from league.rendering import TextTable, difference_text, plain_difference
+from subfleet.emulation.paired import paired_difference
 
-__all__ = ["attack_summary", "print_attacks"]
+__all__ = ["attack_summary", "attack_tables"]
+
+_HEADS = (
+    "entrant",
+    "attack",
+    "seeds",
+    "global %",
+    "spread",
+    "honest subnets %",
+    "lost %",
+    "lost, less FedFA's (points)",
+    "backdoor %",
+)
 
 Games = Mapping[str, Mapping[str, Sequence[Mapping[str, Any]]]]
 """By entrant and attack, one result for each seed, in the same order."""
@@ -43,7 +53,7 @@ def attack_summary(games: Games, *, rivals: Mapping[str, str]) -> dict[str, Any]
         },
         "versus": {
             name: {
-                attack: _plain(paired_difference(found, drops[rivals[name]][attack]))
+                attack: plain_difference(paired_difference(found, drops[rivals[name]][attack]))
                 for attack, found in by_attack.items()
                 if attack != "honest" and len(found) > 1
             }
@@ -78,38 +88,22 @@ def _mean(values: Sequence[float]) -> float:
     return statistics.fmean(values)
 
 
-def _plain(found: PairedDifference) -> dict[str, Any]:
-    return {"mean": found.mean, "low": found.low, "high": found.high, "pairs": found.pairs, "tie": found.tie}
+def attack_tables(found: Mapping[str, Any]) -> Iterator[TextTable]:
+    """Of an `attack_summary`."""
+    rows = [
+        _row(name, attack, one, found["versus"].get(name, {}).get(attack))
+        for name, by_attack in found["entrants"].items()
+        for attack, one in by_attack.items()
+    ]
+    yield TextTable(title="Under attack, means over the seeds", heads=_HEADS, rows=rows)
 
 
-def print_attacks(found: Mapping[str, Any], console: Console) -> None:
-    """Print the table."""
-    table = Table(title="Under attack: means over the seeds")
-    heads = (
-        "entrant",
-        "attack",
-        "global %",
-        "spread",
-        "honest subnets %",
-        "lost %",
-        "drop less FedFA's",
-        "backdoor %",
-    )
-    for head in heads:
-        table.add_column(head, justify="left" if head in ("entrant", "attack") else "right")
-    for name, by_attack in found["entrants"].items():
-        for attack, one in by_attack.items():
-            versus = found["versus"].get(name, {}).get(attack)
-            table.add_row(
-                name,
-                attack,
-                *(f"{100 * one[figure]:.1f}" for figure in ("accuracy", "spread", "honest", "drop")),
-                "" if versus is None else _cell(versus),
-                f"{100 * one['backdoor']:.1f}" if "backdoor" in one else "",
-            )
-    console.print(table)
-
-
-def _cell(one: Mapping[str, Any]) -> str:
-    span = f"{100 * one['mean']:+.1f} ({100 * one['low']:+.1f} to {100 * one['high']:+.1f})"
-    return f"{span} tie" if one["tie"] else span
+def _row(name: str, attack: str, one: Mapping[str, Any], versus: Mapping[str, Any] | None) -> list[str]:
+    return [
+        name,
+        attack,
+        str(one["seeds"]),
+        *(f"{100 * one[figure]:.1f}" for figure in ("accuracy", "spread", "honest", "drop")),
+        "" if versus is None else difference_text(versus),
+        f"{100 * one['backdoor']:.1f}" if "backdoor" in one else "",
+    ]
