@@ -62,9 +62,10 @@ class Attacked:
     varies: str
 
 
-_FEDFA = FedFA(norm="l2")
-"""With the paper's size of a layer: that of the weights that all have in common says nothing about the others, which an
-attacker may boost."""
+_FEDFA = FedFA(norm="l2", scaled="changes")
+"""As the paper's text says: updates are brought to the mean of their L2 norms."""
+_WEIGHTS = FedFA(norm="l2")
+"""As its formula says: weights are."""
 _DEPTHS = (1.0,)
 """The whole width alone, with any number of blocks."""
 
@@ -78,12 +79,14 @@ ATTACKED: Mapping[str, Attacked] = MappingProxyType(
         "nefl-both": Attacked(
             entrant=Entrant(method=NeFL(neighbours=0), model={"learnable_steps": True}), varies="both"
         ),
+        "fedfa-depth-weights": Attacked(entrant=Entrant(method=_WEIGHTS, rates=_DEPTHS), varies="depth"),
+        "fedfa-width-weights": Attacked(entrant=Entrant(method=replace(_WEIGHTS, depth=False)), varies="width"),
+        "fedfa-both-weights": Attacked(entrant=Entrant(method=_WEIGHTS), varies="both"),
         "fedfa-grafting": Attacked(entrant=Entrant(method=replace(_FEDFA, scaling=False)), varies="both"),
         "fedfa-scaling": Attacked(entrant=Entrant(method=replace(_FEDFA, grafting=False)), varies="both"),
         "fedfa-neither": Attacked(
             entrant=Entrant(method=replace(_FEDFA, grafting=False, scaling=False)), varies="both"
         ),
-        "fedfa-common": Attacked(entrant=Entrant(method=FedFA()), varies="both"),
     }
 )
 """Who plays under attack."""
@@ -93,7 +96,9 @@ RIVALS: Mapping[str, str] = MappingProxyType(
         "flexifed-depth": "fedfa-depth",
         "heterofl-width": "fedfa-width",
         "nefl-both": "fedfa-both",
-        "fedfa-common": "fedfa-both",
+        "fedfa-depth-weights": "fedfa-depth",
+        "fedfa-width-weights": "fedfa-width",
+        "fedfa-both-weights": "fedfa-both",
         "fedfa-grafting": "fedfa-both",
         "fedfa-scaling": "fedfa-both",
         "fedfa-neither": "fedfa-both",

@@ -8,6 +8,9 @@ the one of several whose gradients on its own data have the highest ZiCo score (
 Server half: the last block of a shallow section also stands for the blocks that the section lacks (grafting), and every
 client's weights are brought to the mean size of all, layer by layer, before the mean (scaling). Each is a switch.
 
+What is brought to the mean size is a client's weights, by the paper's formula and algorithm. Its text speaks of updates;
+a boosted change shows in its own size long before it shows in that of the weights: `scaled` = "changes" goes by that.
+
 With fidelity "paper", copies are of weights and sizes are L2 norms: both move a model that nobody has trained. With
 "fixed", copies are of what the block learned, and sizes are those of the elements that all clients hold.
 """
@@ -17,6 +20,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal
 
+import torch
 from torch import Tensor
 
 from subfleet.elastic.grafting import Graft, graft, grafted_change
@@ -42,6 +46,7 @@ class FedFA:
         grafting: whether a shallow client's last blocks stand for those that it lacks.
         scaling: whether weights are brought to the mean size.
         fidelity: "paper" or "fixed", see above.
+        scaled: what scaling brings to the mean size: "weights" or "changes", see above.
         norm: in place of the fidelity's.
         central: which weights count as the inner 95 %.
         class_mask: whether logits of absent classes count as 0.
@@ -68,6 +73,7 @@ class FedFA:
     choice: Literal["largest", "score", "declared"] = field(default="largest", metadata=ADDED_LATER)
     proposals: int = field(default=4, metadata=ADDED_LATER)
     depth: bool = field(default=True, metadata=ADDED_LATER)
+    scaled: Literal["weights", "changes"] = field(default="weights", metadata=ADDED_LATER)
 
     def __post_init__(self) -> None:
         if not 2 <= self.proposals <= MAX_CANDIDATES:
@@ -109,6 +115,8 @@ class FedFA:
         if not self.scaling:
             return grafted
         received = [extract(network, one.spec, state) for one in grafted]
+        if self.scaled == "changes":
+            received = [{name: torch.zeros_like(old) for name, old in one.items()} for one in received]
         weights = [
             (one.spec, {name: old[name] + change for name, change in one.change.items()})
             for one, old in zip(grafted, received, strict=True)
