@@ -328,3 +328,30 @@ def test_fedfa_keeps_the_direction_of_the_many_when_one_update_is_boosted(tmp_pa
         likeness[scaling] = float(torch.cosine_similarity(mean, attacked, dim=0))
     assert likeness[True] > 0.9
     assert likeness[False] < 0.6
+
+
+def test_fedfa_by_changes_moves_the_way_it_would_without_the_boost(tmp_path: Path) -> None:
+    """Boosting one client's change alters the mean size, and no direction."""
+    likeness = {}
+    weights = FedFA(norm="l2", class_mask=False)
+    for method in (weights, replace(weights, scaled="changes")):
+        plan = plan_with(method)
+        state, size = first_state(plan.network), len(plan.space) - 1
+        others = [Client(name=f"other{place}", size=size, scale=0.01) for place in range(3)]
+        # The name decides the draw, so that both are the same change times a number.
+        plain, boosted = (
+            play(plan, state, [*others, Client(name="boosted", size=size, scale=scale)], tmp_path).state.shared
+            for scale in (0.01, 2.0)
+        )
+        name = "stem.weight"
+        moved, further = ((one[name] - state.shared[name]).flatten().double() for one in (plain, boosted))
+        likeness[method.scaled] = float(torch.cosine_similarity(moved, further, dim=0))
+    assert likeness["changes"] == pytest.approx(1, abs=1e-5)
+    assert likeness["weights"] < 0.9
+
+
+def test_fedfa_by_changes_leaves_a_model_that_nobody_trained_as_it_is(tmp_path: Path) -> None:
+    plan = plan_with(FedFA(scaled="changes", norm="l2"))
+    state = first_state(plan.network)
+    clients = [replace(client, scale=0.0) for client in every_size(plan)]
+    assert same_bits(play(plan, state, clients, tmp_path).state.shared, state.shared)

@@ -8,8 +8,9 @@ the one of several whose gradients on its own data have the highest ZiCo score (
 Server half: the last block of a shallow section also stands for the blocks that the section lacks (grafting), and every
 client's weights are brought to the mean size of all, layer by layer, before the mean (scaling). Each is a switch.
 
-What is brought to the mean size is a client's weights, by the paper's formula and algorithm. Its text speaks of updates;
-a boosted change shows in its own size long before it shows in that of the weights: `scaled` = "changes" goes by that.
+What is brought to the mean size is a client's weights, by the paper's formula and algorithm. Its text speaks of
+updates: a boosted change shows in its own size long before it shows in that of the weights, and `scaled` = "changes"
+goes by that.
 
 With fidelity "paper", copies are of weights and sizes are L2 norms: both move a model that nobody has trained. With
 "fixed", copies are of what the block learned, and sizes are those of the elements that all clients hold.
