@@ -163,7 +163,6 @@ class Row:
         above: subnets with a price more than 5 % above it.
         warm_ms: of a price that needed no recording, from the spec on; the median, None where every price needed one.
         recorded: programs that were recorded.
-        recording_s: seconds for each of them.
     """
 
     family: str
@@ -175,7 +174,6 @@ class Row:
     above: int
     warm_ms: float | None
     recorded: int
-    recording_s: float
 
 
 def random_spec(network: Network, chance: random.Random) -> SubnetSpec:
@@ -218,15 +216,13 @@ def measure(config: ModelConfig, target: str, count: int) -> Row:
     """Price subnets, and plan them exactly."""
     network = network_of(config)
     model = PriceModel(network, lambda spec: request_for(config, target, spec))
-    ratios, warm_ms, recording_s = [], [], 0.0
+    ratios, warm_ms = [], []
     for spec in different_specs(network, count, random.Random(config.family)):  # noqa: S311 - no secret
         recorded, started_s = model.recorded_count, time.perf_counter()
         price = model.memory_bytes(spec)
         took_s = time.perf_counter() - started_s
         if model.recorded_count == recorded:
             warm_ms.append(1000 * took_s)
-        else:
-            recording_s += took_s
         _, plan = run_step(training_step_of(request_for(config, target, spec)), target)
         ratios.append(price / plan.peak_bytes)
         if not 1 <= ratios[-1] <= _MOST:
@@ -241,7 +237,6 @@ def measure(config: ModelConfig, target: str, count: int) -> Row:
         above=sum(ratio > _MOST for ratio in ratios),
         warm_ms=statistics.median(warm_ms) if warm_ms else None,
         recorded=model.recorded_count,
-        recording_s=recording_s / max(model.recorded_count, 1),
     )
 
 
@@ -254,13 +249,13 @@ def rows_in(path: Path) -> dict[tuple[str, str], Row]:
 
 def table(rows: Iterable[Row]) -> Iterator[str]:
     """In Markdown."""
-    yield "| family | target | specs | least | most | below 1 | above 1.05 | ms a price | recorded | s a recording |"
-    yield "|---|---|---:|---:|---:|---:|---:|---:|---:|---:|"
+    yield "| family | target | specs | least | most | below 1 | above 1.05 | ms a price | recorded |"
+    yield "|---|---|---:|---:|---:|---:|---:|---:|---:|"
     for row in rows:
         warm = "-" if row.warm_ms is None else f"{row.warm_ms:.1f}"
         yield (
             f"| {row.family} | {row.target} | {row.specs} | {row.least:.4f} | {row.most:.4f} "
-            f"| {row.below} | {row.above} | {warm} | {row.recorded} | {row.recording_s:.2f} |"
+            f"| {row.below} | {row.above} | {warm} | {row.recorded} |"
         )
 
 
