@@ -145,6 +145,11 @@ def random_change(network: Network, spec: SubnetSpec, seed: int, scale: float = 
     return {name: torch.randn(shape, generator=generator) * scale for name, shape in network.shapes(spec).items()}
 
 
+def moved_to(device: torch.device, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The same tensors on a device."""
+    return {name: tensor.to(device) for name, tensor in tensors.items()}
+
+
 def same_bits(left: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> bool:
     """Whether two float32 states are the same, sign of zero included."""
     return left.keys() == right.keys() and all(

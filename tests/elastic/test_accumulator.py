@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 import torch
-from elastic.elastic_cases import MLP, RESNET, held_places, random_change, random_state, same_bits
+from elastic.elastic_cases import MLP, RESNET, held_places, moved_to, random_change, random_state, same_bits
 from torch import Tensor
 
 from subfleet.elastic import compiled_loops, exact_add, exact_mean
@@ -21,10 +21,6 @@ from subfleet.protocol.subnet import Explicit, Roll, SubnetSpec
 
 NETWORK = network_of(MLP)
 FULL = NETWORK.full_spec()
-
-
-def moved_to(device: torch.device, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {name: tensor.to(device) for name, tensor in tensors.items()}
 
 
 def spread(network: Network, specs: Sequence[SubnetSpec]) -> list[Contribution]:

@@ -1,0 +1,59 @@
+"""Maps, permutations and sizes on every device: the bits of the CPU, and results that stay where the model is."""
+
+import pytest
+import torch
+from elastic.elastic_cases import CONFIGS, held_places, moved_to, random_state, same_bits
+
+from subfleet.elastic.families import network_of
+from subfleet.elastic.maps import extract, tensor_maps
+from subfleet.elastic.network import ModelConfig, Network
+from subfleet.elastic.permuting import importance_order, sorted_by_importance
+from subfleet.elastic.scaling import scale_factors
+from subfleet.elastic.spaces import uniform_space
+from subfleet.protocol.subnet import SubnetSpec
+
+CPU = torch.device("cpu")
+NETWORKS = pytest.mark.parametrize("config", CONFIGS, ids=lambda config: f"{config.family} {config.norm}")
+
+
+def _smallest_and_whole(network: Network) -> tuple[SubnetSpec, SubnetSpec]:
+    return (uniform_space(network, (0.5, 1.0))[0], network.full_spec())
+
+
+@NETWORKS
+def test_subnets_are_cut_out_and_put_back_where_the_model_is(config: ModelConfig, device: torch.device) -> None:
+    network = network_of(config)
+    state = random_state(network, 1)
+    there = moved_to(device, state)
+    for spec in _smallest_and_whole(network):
+        local = extract(network, spec, there)
+        assert {tensor.device.type for tensor in local.values()} == {device.type}
+        assert same_bits(moved_to(CPU, local), extract(network, spec, state))
+        held = held_places(network, spec)
+        for name, tensor_map in tensor_maps(network, spec).items():
+            full = torch.zeros_like(there[name])
+            tensor_map.scatter(local[name], full)
+            assert torch.equal(full.cpu(), state[name] * held[name]), name
+
+
+@NETWORKS
+def test_channels_are_sorted_where_the_model_is(config: ModelConfig, device: torch.device) -> None:
+    network = network_of(config)
+    state = random_state(network, 2)
+    moved = sorted_by_importance(network, moved_to(device, state))
+    assert {tensor.device.type for tensor in moved.values()} == {device.type}
+    back = moved_to(CPU, moved)
+    assert same_bits(back, sorted_by_importance(network, state))
+    assert all(order == tuple(range(len(order))) for order in importance_order(network, back).values())
+
+
+@NETWORKS
+def test_sizes_of_clients_are_the_same_on_every_device(config: ModelConfig, device: torch.device) -> None:
+    network = network_of(config)
+    clients = [
+        (spec, extract(network, spec, random_state(network, seed)))
+        for seed, spec in enumerate(_smallest_and_whole(network))
+    ]
+    there = scale_factors(network, [(spec, moved_to(device, state)) for spec, state in clients])
+    for found, expected in zip(there, scale_factors(network, clients), strict=True):
+        assert found == pytest.approx(expected, rel=1e-12)
