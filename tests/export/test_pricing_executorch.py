@@ -57,6 +57,8 @@ def square_of_a_shape() -> Graph:
     return graph
 
 
+@pytest.mark.slow
+@pytest.mark.export
 def test_xnnpack_rewrites_what_it_is_given() -> None:
     calls = list(region_calls(square_of_a_shape(), ("x", "y"), 1))
     assert [call.kind for call in calls] == ["Exp", "StaticReshape", "Square", "Negate"]
@@ -64,6 +66,8 @@ def test_xnnpack_rewrites_what_it_is_given() -> None:
     assert calls[-1].output == "y"
 
 
+@pytest.mark.slow
+@pytest.mark.export
 def test_elementwise_nodes_write_over_what_nobody_else_reads() -> None:
     nodes = nodes_of(list(region_calls(square_of_a_shape(), ("x", "y"), 1)), {"x", "y"})
     sizes = [size for node in nodes for _, size in node.requests if size > 0]
@@ -75,6 +79,8 @@ def test_elementwise_nodes_write_over_what_nobody_else_reads() -> None:
     assert [size for node in nodes for _, size in node.requests if size > 0] == [64, 64]
 
 
+@pytest.mark.slow
+@pytest.mark.export
 def test_a_layer_reads_its_transposed_weight_as_it_is_held() -> None:
     graph = Graph()
     x, weight = graph.input((5, 8)), graph.input((12, 8))
@@ -84,6 +90,8 @@ def test_a_layer_reads_its_transposed_weight_as_it_is_held() -> None:
     assert call.scratch_bytes == 4 * 16 * (8 + 1)
 
 
+@pytest.mark.slow
+@pytest.mark.export
 def test_a_constant_factor_is_packed_with_the_objects() -> None:
     graph = Graph()
     x = graph.input((4, 600))
