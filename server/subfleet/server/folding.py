@@ -1,9 +1,10 @@
 """From stored updates to the next model: folded in the order of client ids."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 
 from torch import Tensor, int32, ones, zeros
 
@@ -123,11 +124,17 @@ class Folding:
             for client in clients
         }
         clients = self._transformed(state, clients, cohorts)
+        own = {client.spec.spec_id: placements(self.network, client.spec) for client in clients}
         copies = dict(state.copies)
         shared: Tensors = state.shared
         moments: Moments = state.moments
         for key in sorted({_SHARED, *(key for keys in cohorts.values() for key in keys.values())}):
-            places = {client.participant.client_id: self._places_of(client, cohorts, key) for client in clients}
+            places = {
+                client.participant.client_id: _in_cohort(
+                    own[client.spec.spec_id], cohorts[client.participant.client_id], key
+                )
+                for client in clients
+            }
             names = {place.name for found in places.values() for place in found}
             start = {
                 name: copies.get(key, {}).get(name, tensor) for name, tensor in state.shared.items() if name in names
@@ -135,7 +142,13 @@ class Folding:
             members = [client for client in clients if places[client.participant.client_id]]
             if math.fsum(client.weight for client in members) <= 0:
                 continue
-            new, held = (self._averaged if self.merge is None else self._merged)(start, members, places)
+            # An accumulator finds the places of a subnet once a round, where nothing else is said.
+            elsewhere = {
+                client.participant.client_id: places[client.participant.client_id]
+                for client in members
+                if cohorts[client.participant.client_id]
+            }
+            new, held = (self._averaged if self.merge is None else self._merged)(start, members, elsewhere)
             if key == _SHARED:
                 new, moments = self._stepped(start, new, held, state.moments)
                 shared = {**shared, **new}
@@ -143,17 +156,10 @@ class Folding:
                 copies[key] = {**copies.get(key, {}), **new}
         return ModelState(shared=shared, copies=copies, moments=moments)
 
-    def _places_of(
-        self, client: "_Client", cohorts: Mapping[str, Mapping[str, str]], key: str
-    ) -> tuple[Placement, ...]:
-        """Where an update of this client is added in a cohort."""
-        keys = cohorts[client.participant.client_id]
-        return tuple(place for place in placements(self.network, client.spec) if keys.get(place.name, _SHARED) == key)
-
     def _averaged(
         self, start: Tensors, members: Sequence["_Client"], places: Mapping[str, Sequence[Placement]]
-    ) -> tuple[Tensors, Tensors]:
-        """The mean of the members' changes, and which elements any of them held."""
+    ) -> tuple[Tensors, Callable[[], Tensors]]:
+        """The mean of the members' changes, and what tells which elements any of them held."""
         accumulator = Accumulator(self.network, start, total_weight=math.fsum(client.weight for client in members))
         for first in range(0, len(members), _TOGETHER):
             batch = [self._contribution(client, places) for client in members[first : first + _TOGETHER]]
@@ -162,20 +168,20 @@ class Folding:
             except ProtocolError:
                 # Nothing of them was added; one by one they show which of them it is.
                 _add_each(accumulator, members[first:], batch)
-        return accumulator.finish(), accumulator.held()
+        return accumulator.finish(), accumulator.held
 
     def _contribution(self, client: "_Client", places: Mapping[str, Sequence[Placement]]) -> Contribution:
         return Contribution(
             spec=client.spec,
             change=self._change_of(client),
             weight=client.weight,
-            placements=places[client.participant.client_id],
+            placements=places.get(client.participant.client_id),
             factors=self.policies.factors(self.network, client.participant),
         )
 
     def _merged(
         self, start: Tensors, members: Sequence["_Client"], places: Mapping[str, Sequence[Placement]]
-    ) -> tuple[Tensors, Tensors]:
+    ) -> tuple[Tensors, Callable[[], Tensors]]:
         """What a robust merge makes of the members' changes; it looks at them all, tensor by tensor."""
         if self.merge is None:
             return self._averaged(start, members, places)
@@ -183,7 +189,7 @@ class Folding:
             changes = [self._open(client, stack) for client in members]
             who = [Member(spec=client.spec, weight=client.weight) for client in members]
             new = self.merge.merge(self.network, start, who, lambda name: [change.get(name) for change in changes])
-        return new, _held(self.network, start, members)
+        return new, partial(_held, self.network, start, members)
 
     def _open(self, client: "_Client", stack: ExitStack) -> Mapping[str, Tensor]:
         if client.instead is not None:
@@ -193,13 +199,15 @@ class Folding:
         except (ProtocolError, FileError) as error:
             raise _RefusedError(client.participant.client_id, str(error)) from error
 
-    def _stepped(self, old: Tensors, folded: Tensors, held: Tensors, moments: Moments) -> tuple[Tensors, Moments]:
+    def _stepped(
+        self, old: Tensors, folded: Tensors, held: Callable[[], Tensors], moments: Moments
+    ) -> tuple[Tensors, Moments]:
         """The shared model after the server optimiser's step, where there is one."""
         optimiser = self.server_optimiser or self.policies.server_optimiser
         if optimiser is None:
             return folded, moments
         buffers = [name for name in old if self.network.tensors[name].role in BUFFER_ROLES]
-        return optimiser.step(old, folded, held, moments, buffers=buffers)
+        return optimiser.step(old, folded, held(), moments, buffers=buffers)
 
     def _transformed(
         self, state: ModelState, clients: Sequence["_Client"], cohorts: Mapping[str, Mapping[str, str]]
@@ -253,6 +261,11 @@ class _Client:
         codec = Uncompressed() if seat.task is None else seat.task.update_codec
         weight = policies.weigh(seat.result)
         return cls(participant=seat.participant, weight=weight, update_ref=seat.result.blob, codec=codec)
+
+
+def _in_cohort(places: Sequence[Placement], keys: Mapping[str, str], key: str) -> tuple[Placement, ...]:
+    """Of the places of a client's update, those in a cohort."""
+    return tuple(place for place in places if keys.get(place.name, _SHARED) == key)
 
 
 def _add_each(accumulator: Accumulator, members: Sequence[_Client], batch: Sequence[Contribution]) -> None:

@@ -66,9 +66,7 @@ def _run_executorch(step: Step) -> tuple[PlannedStep, MemoryPlan]:
 
     graph = settled(trace(step, ExecutorchTarget.lowerings))
     prepare(graph)
-    values = dict(zip((value.name for value in step.inputs), (node.name for node in inputs_of(graph)), strict=True))
-    results = (node.name for node in results_of(graph))
-    values |= dict(zip((value.name for value in step.outputs), results, strict=True))
+    values = _node_names(step, graph)
     nodes = tuple(nodes_of(list(_calls(graph)), set(values.values())))
     program = lower(delegated(graph), {})
     arena_bytes = sum(program.executorch_program.execution_plan[0].non_const_buffer_sizes)
@@ -82,9 +80,7 @@ def _run_torch(step: Step) -> tuple[PlannedStep, MemoryPlan]:
     from subfleet.export.targets.torch import plan_torch
 
     graph = trace(step, {})
-    values = dict(zip((value.name for value in step.inputs), (node.name for node in inputs_of(graph)), strict=True))
-    results = (node.name for node in results_of(graph))
-    values |= dict(zip((value.name for value in step.outputs), results, strict=True))
+    values = _node_names(step, graph)
     nodes = tuple(
         Node(inputs=tuple(given.name for given in node.all_input_nodes), outputs=(node.name,), requests=requests)
         for node, requests in graph_requests(graph)
@@ -96,6 +92,12 @@ def _run_torch(step: Step) -> tuple[PlannedStep, MemoryPlan]:
     return _planned(step, nodes, values), replace(
         plan, weights_bytes=plan.weights_bytes + beside_bytes, workspace_bytes=plan.workspace_bytes - beside_bytes
     )
+
+
+def _node_names(step: Step, graph: fx.GraphModule) -> dict[str, str]:
+    """The nodes of a graph by the step's values."""
+    nodes = (*inputs_of(graph), *results_of(graph))
+    return {value.name: node.name for value, node in zip((*step.inputs, *step.outputs), nodes, strict=True)}
 
 
 def _planned(step: Step, nodes: tuple[Node, ...], names: Mapping[str, str], objects_bytes: int = 0) -> PlannedStep:

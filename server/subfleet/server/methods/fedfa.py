@@ -115,9 +115,7 @@ class FedFA:
         grafted = [self._grafted(network, state, one) for one in trained]
         if not self.scaling:
             return grafted
-        received = [extract(network, one.spec, state) for one in grafted]
-        if self.scaled == "changes":
-            received = [{name: torch.zeros_like(old) for name, old in one.items()} for one in received]
+        received = [self._scaled_with(network, state, one) for one in grafted]
         weights = [
             (one.spec, {name: old[name] + change for name, change in one.change.items()})
             for one, old in zip(grafted, received, strict=True)
@@ -128,6 +126,12 @@ class FedFA:
             Replacement(spec=one.spec, change=scaled_change(old, one.change, found))
             for one, old, found in zip(grafted, received, factors, strict=True)
         ]
+
+    def _scaled_with(self, network: Network, state: Mapping[str, Tensor], one: Replacement) -> Mapping[str, Tensor]:
+        """What is scaled together with a change: the weights that it moves, or nothing."""
+        if self.scaled == "weights":
+            return extract(network, one.spec, state)
+        return {name: torch.zeros_like(change) for name, change in one.change.items()}
 
     def _grafted(self, network: Network, state: Mapping[str, Tensor], one: Trained) -> Replacement:
         if not self.grafting:
