@@ -21,6 +21,7 @@ from subfleet.protocol.subnet import SubnetSpec
 from subfleet.server.folding import FoldedModel, Folding
 from subfleet.server.methods.policies import Participant
 from subfleet.server.rounds import Seat
+from subfleet.server.updates import stored_bytes
 
 __all__ = ["calibrated_model", "check_sums"]
 
@@ -46,7 +47,7 @@ def check_sums(network: Network, spec: SubnetSpec, calibration: Calibration, pat
         ProtocolError: it is no container of what was asked, or what it says cannot be.
         FileError: it cannot be read.
     """
-    arrays = _read(path)
+    arrays = decode_arrays(stored_bytes(path))
     wanted = {name for norm in calibration.norms for name in sum_names(norm.name)}
     if set(arrays) != wanted:
         raise ProtocolError(
@@ -124,17 +125,9 @@ def _with_statistics(network: Network, state: ModelState, of_copies: Mapping[str
 
 
 def _moments(calibration: Calibration, path: Path) -> dict[str, NormMoments]:
-    arrays = _read(path)
+    arrays = decode_arrays(stored_bytes(path))
     found = {}
     for norm in calibration.norms:
         count, total, squares = (arrays[name] for name in sum_names(norm.name))
         found[norm.name] = NormMoments(total=from_numpy(total), squares=from_numpy(squares), count=int(count))
     return found
-
-
-def _read(path: Path) -> Arrays:
-    """In memory that may be written, as torch wants it to be."""
-    try:
-        return decode_arrays(memoryview(bytearray(path.read_bytes())))
-    except OSError as error:
-        raise FileError(f"sums {path} cannot be read: {error.strerror}; check the state folder") from error

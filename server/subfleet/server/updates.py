@@ -23,7 +23,15 @@ from subfleet.protocol.subnet import SubnetSpec
 from subfleet.protocol.update_codecs import AnyUpdateCodec
 from subfleet.transport.blob_store import BlobStore
 
-__all__ = ["UpdateForm", "check_update", "mapped_change", "read_change", "subnet_weights", "update_bytes"]
+__all__ = [
+    "UpdateForm",
+    "check_update",
+    "mapped_change",
+    "read_change",
+    "stored_bytes",
+    "subnet_weights",
+    "update_bytes",
+]
 
 _FLOAT_BYTES = 4
 
@@ -95,7 +103,7 @@ def check_update(form: UpdateForm, path: Path) -> None:
             or not written by its codec.
         FileError: it cannot be read.
     """
-    arrays = decode_arrays(_read(path))
+    arrays = decode_arrays(stored_bytes(path))
     if set(arrays) != set(form.shapes):
         odd = sorted(set(arrays) ^ set(form.shapes))
         raise ProtocolError(f"the update names other tensors than its subnet, such as {odd[0]!r:.80}")
@@ -112,7 +120,7 @@ def read_change(form: UpdateForm, blobs: BlobStore, ref: BlobRef) -> dict[str, T
         FileError: it cannot be read, or is not what was stored.
         ProtocolError: it is no container, or not what the codec writes.
     """
-    return dict(_Changes(form, _intact(_read(blobs.path(ref)), ref)))
+    return dict(_Changes(form, _intact(stored_bytes(blobs.path(ref)), ref)))
 
 
 @contextlib.contextmanager
@@ -158,9 +166,13 @@ def _intact(content: memoryview, ref: BlobRef) -> Arrays:
     return decode_arrays(content)
 
 
-def _read(path: Path) -> memoryview:
-    """The file's content in memory that may be written, as torch wants it to be."""
+def stored_bytes(path: Path) -> memoryview:
+    """The content of a stored answer, in memory that may be written, as torch wants it to be.
+
+    Raises:
+        FileError: it cannot be read.
+    """
     try:
-        return memoryview(bytearray(path.read_bytes()))
+        return np.fromfile(path, np.uint8).data
     except OSError as error:
-        raise FileError(f"update {path} cannot be read: {error.strerror}; check the state folder") from error
+        raise FileError(f"the answer {path} cannot be read: {error.strerror}; check the state folder") from error
