@@ -17,7 +17,7 @@ from subfleet.export.memory.heap import heap_bytes
 from subfleet.export.memory.onnx_arena import PAGE_BYTES, Arena
 from subfleet.export.memory.onnx_blocks import Give, Take, filled_arena, live_bytes, requests_of
 from subfleet.export.memory.onnx_run import run_onnx, session_options
-from subfleet.export.memory.onnx_scratch import Scratch, scratch_of
+from subfleet.export.memory.onnx_scratch import Choice, Scratch, scratch_of
 from subfleet.protocol.programs import ValueInfo
 from subfleet.trainers import onnx as trainer
 
@@ -116,11 +116,23 @@ def test_a_value_lives_until_its_last_reader() -> None:
     assert live_bytes(graph) == 3 * BLOCK
 
 
+def patches(*, wanted: int, limit: int, above_bytes: int) -> Scratch:
+    return Scratch(choice=Choice(wanted=wanted, limit=limit, above_bytes=above_bytes, else_bytes=65_536))
+
+
 @pytest.mark.parametrize(
     ("node", "shapes", "scratch"),
     [
-        (("Conv", {"pads": [1] * 4}), [(2, 3, 8, 8), (4, 3, 3, 3)], Scratch(after_bytes=(65_536,))),
-        (("Conv", {"pads": [1] * 4}), [(2, 8, 2, 2), (16, 8, 3, 3)], Scratch(after_bytes=(4 * 4 * 8 * 9,))),
+        (
+            ("Conv", {"pads": [1] * 4}),
+            [(2, 3, 8, 8), (4, 3, 3, 3)],
+            patches(wanted=4, limit=64, above_bytes=4 * 64 * 27),
+        ),
+        (
+            ("Conv", {"pads": [1] * 4}),
+            [(2, 8, 2, 2), (16, 8, 3, 3)],
+            patches(wanted=16, limit=4, above_bytes=4 * 4 * 8 * 9),
+        ),
         (("Conv", {}), [(2, 3, 8, 8), (4, 3, 1, 1)], Scratch()),
         (("ConvTranspose", {}), [(2, 3, 8, 8), (3, 5, 3, 3)], Scratch(after_bytes=(4 * 5 * 9 * 64,))),
         (("Softmax", {"axis": 1}), [(2, 3, 4)], Scratch(after_bytes=(96, 96))),

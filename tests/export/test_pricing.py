@@ -16,7 +16,8 @@ from subfleet.export.cache import CacheFolder, ExportCache
 from subfleet.export.memory.liveness import GIVEN_BACK
 from subfleet.export.memory.onnx_arena import Arena
 from subfleet.export.pricing.fitting import segment_at
-from subfleet.export.pricing.library import layers_of, requests_of
+from subfleet.export.pricing.layers import layers_of
+from subfleet.export.pricing.library import requests_of
 from subfleet.export.pricing.model import PriceModel
 from subfleet.export.pricing.recording import TAKE, Node, PlannedStep, Segment, segments_of
 from subfleet.export.pricing.running import run_step
@@ -98,14 +99,43 @@ def test_what_onnx_runtime_holds_is_told_exactly() -> None:
     for seed in range(4):
         model.memory_bytes(random_spec(network, seed))
     others = [spec for seed in range(4, 40) if (spec := random_spec(network, seed)).blocks]
-    told = [spec for spec in others if model.library.segments(network.shapes(spec)) is not None]
+    told = [spec for spec in others if model.library.segments(layers_of(network, spec)) is not None]
     assert told
     for spec in told[:3]:
-        segments = model.library.segments(network.shapes(spec))
+        segments = model.library.segments(layers_of(network, spec))
         requests = requests_of(segments or ())
         plan = run_step(training_step_of(request_for(MLP, "onnx", spec)), "onnx")[1]
         assert requests is not None
         assert _resident_bytes(requests) == plan.activation_bytes + plan.workspace_bytes
+
+
+@pytest.mark.slow
+@pytest.mark.export
+def test_few_recordings_price_all_subnets_with_layers_of_the_same_kinds() -> None:
+    network = network_of(MLP)
+    model = model_of(MLP, "onnx")
+    specs = [wide_spec(network, seed) for seed in range(60)]
+    for spec in specs[:8]:
+        model.memory_bytes(spec)
+    known = model.recorded_count
+    assert known <= 6
+    for spec in specs[8:]:
+        model.memory_bytes(spec)
+    assert model.recorded_count == known
+    for spec in specs[-2:]:
+        exact = exact_bytes(MLP, "onnx", spec)
+        assert exact <= model.memory_bytes(spec) <= 1.05 * exact + 2**16
+
+
+def wide_spec(network: Network, seed: int) -> SubnetSpec:
+    """All blocks, and two groups or more of every axis that has two."""
+    chance = random.Random(seed)
+    axes = [
+        (name, Prefix(size=chance.randrange(2 * axis.granularity, axis.size + 1, axis.granularity)))
+        for name, axis in sorted(network.axes.items())
+        if axis.kind != "class" and axis.size > axis.granularity
+    ]
+    return SubnetSpec(axes=tuple(axes), blocks=tuple(block.name for block in network.blocks))
 
 
 def _resident_bytes(requests: list[tuple[int, int]]) -> int:
@@ -234,8 +264,3 @@ def test_nothing_is_told_between_two_forms() -> None:
     known = {**recorded(((2,), 8)), (9,): other}
     assert segment_at(known, (5,)) is None
     assert segment_at(known, (9,)) == other
-
-
-def test_layers_are_told_by_their_tensors_names() -> None:
-    shapes = {"a.weight": (1,), "a.bias": (1,), "position": (1,), "b.c.weight": (1,)}
-    assert layers_of(shapes) == {"a": ["a.weight", "a.bias"], "position": ["position"], "b.c": ["b.c.weight"]}

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from subfleet.export.memory.onnx_arena import Arena
 from subfleet.export.memory.onnx_run import RanGraph, RanNode
-from subfleet.export.memory.onnx_scratch import scratch_of
+from subfleet.export.memory.onnx_scratch import Choice, scratch_of
 
 __all__ = ["Give", "Take", "filled_arena", "live_bytes", "node_requests", "requests_of"]
 
@@ -46,10 +46,17 @@ _IN_PLACE = frozenset(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Take:
-    """A block is taken."""
+    """A block is taken.
+
+    Attributes:
+        name: unique in the run.
+        size_bytes: of the block.
+        choice: where its size is that of one of two algorithms, how it was chosen.
+    """
 
     name: str
     size_bytes: int
+    choice: Choice | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,16 +80,20 @@ def node_requests(graph: RanGraph) -> Iterator[tuple[Take | Give, ...]]:
             ends[place].append(owner)
     for place, node in enumerate(graph.nodes):
         scratch = scratch_of(node, graph.types)
-        sizes = (*scratch.before_bytes, *scratch.after_bytes)
-        names = [f"{place}/{index}" for index in range(len(sizes))]
-        takes = [Take(name=name, size_bytes=size) for name, size in zip(names, sizes, strict=True)]
+        takes = [
+            Take(name=f"{place}/{index}", size_bytes=size)
+            for index, size in enumerate((*scratch.before_bytes, *scratch.after_bytes))
+        ]
+        if scratch.choice is not None:
+            size = scratch.choice.size_bytes
+            takes.append(Take(name=f"{place}/{len(takes)}", size_bytes=size, choice=scratch.choice))
         before, after = takes[: len(scratch.before_bytes)], takes[len(scratch.before_bytes) :]
         results = [
             Take(name=name, size_bytes=graph.types[name].size_bytes)
             for name in node.outputs
             if name and owners[name] == name and name not in graph.results and graph.types[name].size_bytes
         ]
-        gives = [Give(name=name) for name in (*names, *ends[place])]
+        gives = [Give(name=name) for name in (*(take.name for take in takes), *ends[place])]
         yield (*before, *results, *after, *gives)
 
 

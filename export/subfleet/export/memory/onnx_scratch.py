@@ -13,7 +13,7 @@ from typing import Any
 
 from subfleet.export.memory.onnx_run import RanNode, TensorType
 
-__all__ = ["Scratch", "scratch_of"]
+__all__ = ["Choice", "Scratch", "scratch_of"]
 
 _FLOAT_BYTES = 4
 _CONVOLUTION_BYTES = 65536
@@ -21,11 +21,40 @@ _CONVOLUTION_BYTES = 65536
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """Between two algorithms by the sizes of tensors.
+
+    Attributes:
+        wanted: a number that follows from the sizes.
+        limit: a second one.
+        above_bytes: taken where `wanted` is above `limit`.
+        else_bytes: taken elsewhere.
+    """
+
+    wanted: int
+    limit: int
+    above_bytes: int
+    else_bytes: int
+
+    @property
+    def size_bytes(self) -> int:
+        """What is taken."""
+        return self.above_bytes if self.wanted > self.limit else self.else_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Scratch:
-    """Sizes of what a kernel takes before its outputs and after them; it gives all of it back when it ends."""
+    """Sizes of what a kernel takes before its outputs and after them; it gives all of it back when it ends.
+
+    Attributes:
+        before_bytes: before its outputs.
+        after_bytes: after them.
+        choice: of a size after the outputs that is that of one of two algorithms.
+    """
 
     before_bytes: tuple[int, ...] = ()
     after_bytes: tuple[int, ...] = ()
+    choice: Choice | None = None
 
 
 def scratch_of(node: RanNode, types: Mapping[str, TensorType]) -> Scratch:
@@ -50,9 +79,10 @@ def _convolution(attributes: Mapping[str, Any], inputs: Sequence[TensorType], ou
         whole_rows, whole_columns = w_shape[3] == x_shape[3], w_shape[2] == x_shape[2] and w_shape[3] == 1
         if whole_rows or whole_columns:
             return Scratch()
-    if filters > positions:
-        return Scratch(after_bytes=(_FLOAT_BYTES * positions * channels * math.prod(w_shape[2:]),))
-    return Scratch(after_bytes=(_CONVOLUTION_BYTES,))
+    patches_bytes = _FLOAT_BYTES * positions * channels * math.prod(w_shape[2:])
+    return Scratch(
+        choice=Choice(wanted=filters, limit=positions, above_bytes=patches_bytes, else_bytes=_CONVOLUTION_BYTES)
+    )
 
 
 def _transposed(attributes: Mapping[str, Any], inputs: Sequence[TensorType], output: TensorType) -> Scratch:

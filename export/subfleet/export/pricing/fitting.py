@@ -1,9 +1,10 @@
 """What a segment takes at sizes that were not recorded, from recordings of it at other sizes.
 
 The size of a block is a product of a constant and some of the local axes' sizes, now and then plus a constant: that of
-a tensor's dimensions. So the blocks of a few recordings tell which axes. Which form a lowering chooses depends on
-thresholds; a form is taken as known between two recordings of the same form, one smaller and one larger in every axis.
-Where either is open, there is no answer, and the program itself must be recorded.
+a tensor's dimensions. So the blocks of a few recordings tell which axes. Which form a lowering or a kernel chooses
+depends on thresholds for such products: of all products by which the recorded forms lie apart, each must tell the same
+form. Where either is open, or what is asked for lies beyond all recordings, there is no answer, and the program itself
+must be recorded.
 """
 
 import itertools
@@ -13,14 +14,17 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from subfleet.export.pricing.recording import Segment
+from subfleet.export.memory.onnx_scratch import Choice
+from subfleet.export.pricing.recording import Event, Segment
 
 __all__ = ["Sizes", "segment_at"]
 
 Sizes = tuple[int, ...]
+Form = tuple[Event, ...]
 _Floats = npt.NDArray[np.float64]
 
 _MOST_FACTORS = 3
+_CHOICE_NUMBERS = 4
 _NEARLY = 1e-9
 _OPEN_BYTES = 2**14
 """As little is at stake in a segment that it does not matter which axes its blocks follow."""
@@ -35,37 +39,69 @@ def segment_at(recorded: Mapping[Sizes, Segment], sizes: Sizes) -> Segment | Non
     """
     if sizes in recorded:
         return recorded[sizes]
-    below = {segment.events for known, segment in recorded.items() if _within(known, sizes)}
-    above = {segment.events for known, segment in recorded.items() if _within(sizes, known)}
-    forms = below & above
-    if len(forms) != 1:
+    if not any(_within(known, sizes) for known in recorded) or not any(_within(sizes, known) for known in recorded):
         return None
-    form = forms.pop()
+    form = _form_at(recorded, sizes)
+    if form is None:
+        return None
     alike = {known: segment for known, segment in recorded.items() if segment.events == form}
     if not form:
         return next(iter(alike.values()))
-    blocks = _blocks_at(alike, sizes)
-    if blocks is None:
+    told = _numbers_at(alike, sizes)
+    if told is None:
         return None
-    weights = (segment.weight for segment in alike.values())
-    return Segment(events=form, sizes=blocks, weight=max(weights))
+    count = len(next(iter(alike.values())).sizes)
+    choices = [told[place : place + _CHOICE_NUMBERS] for place in range(count, len(told), _CHOICE_NUMBERS)]
+    return Segment(
+        events=form,
+        sizes=told[:count],
+        weight=max(segment.weight for segment in alike.values()),
+        choices=tuple(Choice(wanted=a, limit=b, above_bytes=c, else_bytes=d) for a, b, c, d in choices),
+    )
+
+
+def _form_at(recorded: Mapping[Sizes, Segment], sizes: Sizes) -> Form | None:
+    """The one form that every product tells by which the recorded forms lie apart."""
+    forms = [segment.events for segment in recorded.values()]
+    different = list(dict.fromkeys(forms))
+    if len(different) == 1:
+        return different[0]
+    terms = _terms(np.array([*recorded, sizes], dtype=np.float64))
+    known, wanted = terms[:-1], terms[-1]
+    of_form = [np.array([form == other for other in forms]) for form in different]
+    least = np.stack([known[rows].min(axis=0) for rows in of_form])
+    most = np.stack([known[rows].max(axis=0) for rows in of_form])
+    order = least.argsort(axis=0)
+    in_order = np.take_along_axis(least, order, axis=0)[1:] > np.take_along_axis(most, order, axis=0)[:-1]
+    apart = in_order.all(axis=0)
+    tells = (least <= wanted) & (wanted <= most)
+    told = {different[place] for place in range(len(different)) if tells[place, apart].all()} if apart.any() else set()
+    return told.pop() if told else None
 
 
 def _within(smaller: Sizes, larger: Sizes) -> bool:
     return all(a <= b for a, b in zip(smaller, larger, strict=True))
 
 
-def _blocks_at(recorded: Mapping[Sizes, Segment], sizes: Sizes) -> tuple[int, ...] | None:
-    dims = np.array([*recorded, sizes], dtype=np.float64)
-    terms = _terms(dims)
+def _numbers_at(recorded: Mapping[Sizes, Segment], sizes: Sizes) -> tuple[int, ...] | None:
+    """The blocks' sizes, and after them the numbers of their choices; None where they are open."""
+    terms = _terms(np.array([*recorded, sizes], dtype=np.float64))
     known, wanted = terms[:-1], terms[-1]
-    found = np.array([segment.sizes for segment in recorded.values()], dtype=np.float64)
+    found = np.array([_numbers_of(segment) for segment in recorded.values()], dtype=np.float64)
     lowest, highest = _by_products(found, known, wanted)
     for place in np.flatnonzero(np.isinf(highest)):
         lowest[place], highest[place] = _by_sums(found[:, place], known, wanted)
-    if not np.isfinite(highest).all() or float((highest - lowest).sum()) > _OPEN_BYTES:
+    count = len(next(iter(recorded.values())).sizes)
+    if not np.isfinite(highest).all() or float((highest - lowest)[:count].sum()) > _OPEN_BYTES:
+        return None
+    if (highest - lowest > _NEARLY * highest)[count:].any():  # on which side of its limit it is must not be open
         return None
     return tuple(math.ceil(size - _NEARLY * size) for size in highest)
+
+
+def _numbers_of(segment: Segment) -> tuple[int, ...]:
+    choices = ((one.wanted, one.limit, one.above_bytes, one.else_bytes) for one in segment.choices)
+    return (*segment.sizes, *itertools.chain.from_iterable(choices))
 
 
 def _terms(dims: _Floats) -> _Floats:

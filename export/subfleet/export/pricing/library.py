@@ -1,29 +1,30 @@
 """Segments of recorded programs, put together to the programs of other subnets."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 from subfleet.export.memory.liveness import GIVEN_BACK
 from subfleet.export.pricing.fitting import Sizes, segment_at
-from subfleet.export.pricing.recording import GIVE, GIVE_KEPT, TAKE, Recording, Segment, phase_of, resolved
+from subfleet.export.pricing.layers import Layer
+from subfleet.export.pricing.recording import (
+    GIVE,
+    GIVE_KEPT,
+    START,
+    TAKE_EITHER,
+    TAKE_KEPT,
+    Recording,
+    Segment,
+    phase_of,
+    resolved,
+)
 
-__all__ = ["Layer", "Library", "Request", "layers_of", "requests_of"]
+__all__ = ["Library", "Request", "requests_of"]
 
 _REACH = 2
 """A segment follows from so many layers on either side; where recordings show it, from as many more."""
 
-Layer = tuple[str, tuple[tuple[int, ...], ...]]
-"""A name, and the shapes of its tensors."""
 Request = tuple[int, int]
 """A block, and its size; or `GIVEN_BACK`."""
-_Key = tuple[int, tuple[str, ...]]
-
-
-def layers_of(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, list[str]]:
-    """Names of the tensors of each layer, by the layer's name, in order."""
-    layers: dict[str, list[str]] = {}
-    for name in shapes:
-        layers.setdefault(name.rpartition(".")[0] or name, []).append(name)
-    return layers
+_Key = tuple[int, tuple[str, ...], tuple[tuple[int, ...], ...]]
 
 
 class Library:
@@ -50,10 +51,10 @@ class Library:
             self._known.clear()
             clashes = set().union(*(self._learn(known) for known in self._recordings))
 
-    def segments(self, shapes: Mapping[str, tuple[int, ...]]) -> list[Segment] | None:
+    def segments(self, layers: Sequence[Layer]) -> list[Segment] | None:
         """The segments of a subnet; None where one is not known."""
         found = []
-        for key, sizes in self._places(_layers(shapes)):
+        for key, sizes in self._places(layers):
             segment = self._told.get((key, sizes))
             if segment is None:
                 segment = segment_at(self._known.get(key, {}), sizes)
@@ -65,30 +66,29 @@ class Library:
 
     def _learn(self, recording: Recording) -> set[tuple[int, str]]:
         """Add a recording's segments; the phases and layers whose segments do not follow from their neighbours."""
-        layers = _layers(dict(recording.shapes))
+        layers = recording.layers
         clashes = set()
         for at, (key, sizes) in enumerate(self._places(layers)):
             known = self._known.setdefault(key, {})
             segment = recording.segments[at]
             phase, layer = phase_of(at, len(layers))
-            where = phase, layers[layer][0]
+            where = phase, layers[layer].name
             if known.setdefault(sizes, segment) != segment and self._reach.get(where, _REACH) < len(layers):
                 clashes.add(where)
         return clashes
 
     def _places(self, layers: Sequence[Layer]) -> Iterator[tuple[_Key, Sizes]]:
         """What each segment of a subnet is looked up by."""
-        names = tuple(name for name, _ in layers)
-        dims = [tuple(size for shape in shapes for size in shape) for _, shapes in layers]
+        names = tuple(layer.name for layer in layers)
         for at in range(1 + 3 * len(layers)):
             phase, layer = phase_of(at, len(layers))
             reach = self._reach.get((phase, names[layer]), _REACH)
-            first, last = max(layer - reach, 0), layer + reach + 1
-            yield (phase, (names[layer], *names[first:last])), sum(dims[first:last], ())
-
-
-def _layers(shapes: Mapping[str, tuple[int, ...]]) -> list[Layer]:
-    return [(name, tuple(shapes[tensor] for tensor in tensors)) for name, tensors in layers_of(shapes).items()]
+            near = {*range(max(layer - reach, 0), min(layer + reach + 1, len(layers)))}
+            if phase == START:  # of the loss as well
+                near |= {*range(max(len(layers) - 1 - reach, 0), len(layers))}
+            at_hand = [layers[place] for place in sorted(near)]
+            key = phase, (names[layer], *(one.name for one in at_hand)), tuple(one.kind for one in at_hand)
+            yield key, tuple(size for one in at_hand for size in one.sizes)
 
 
 def requests_of(segments: Sequence[Segment]) -> list[Request] | None:
@@ -99,7 +99,7 @@ def requests_of(segments: Sequence[Segment]) -> list[Request] | None:
     block = 0
     for at, segment in enumerate(segments):
         own: dict[int, int] = {}
-        sizes = iter(segment.sizes)
+        sizes, choices = iter(segment.sizes), iter(segment.choices)
         for event in segment.events:
             if event[0] == GIVE:
                 requests.append((own.pop(event[1]), GIVEN_BACK))
@@ -109,10 +109,10 @@ def requests_of(segments: Sequence[Segment]) -> list[Request] | None:
                     return None
                 requests.append((given, GIVEN_BACK))
             else:
-                if event[0] == TAKE:
-                    own[event[1]] = block
-                else:
+                if event[0] == TAKE_KEPT:
                     kept[at, event[1]] = block
-                requests.append((block, next(sizes)))
+                else:
+                    own[event[1]] = block
+                requests.append((block, next(choices).size_bytes if event[0] == TAKE_EITHER else next(sizes)))
                 block += 1
     return None if kept else requests

@@ -9,7 +9,10 @@ program of another subnet.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from subfleet.export.memory.onnx_scratch import Choice
+from subfleet.export.pricing.layers import Layer
 
 __all__ = [
     "BACKWARD",
@@ -30,11 +33,11 @@ left to do serves more than one layer."""
 
 _NONE = 2**31
 _NEAR = 3
-TAKE, TAKE_KEPT, GIVE, GIVE_KEPT = 0, 1, 2, 3
+TAKE, TAKE_KEPT, GIVE, GIVE_KEPT, TAKE_EITHER = 0, 1, 2, 3, 4
 
 Event = tuple[int, ...]
-"""(TAKE, place), (TAKE_KEPT, place), (GIVE, place), (GIVE_KEPT, phase, layers away, 0, place) with layers counted from
-here, or (GIVE_KEPT, phase, layers away, 1, place) from the network's end.
+"""(TAKE, place), (TAKE_EITHER, place), (TAKE_KEPT, place), (GIVE, place), (GIVE_KEPT, phase, layers away, 0, place)
+with layers counted from here, or (GIVE_KEPT, phase, layers away, 1, place) from the network's end.
 
 A block that is kept beyond its segment is counted apart from those that are not, so that its place does not change
 with what a segment takes for itself.
@@ -50,12 +53,14 @@ class Node:
         outputs: names of values.
         requests: blocks that are taken, with their size, and given back (-1), in order, by name.
         weight: its share of the runtime's objects, in a unit of the target's: 1, or bytes where kinds of nodes differ.
+        choices: of the blocks for the node alone whose size is that of one of two algorithms, by name.
     """
 
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     requests: tuple[tuple[str, int], ...]
     weight: int = 1
+    choices: Mapping[str, Choice] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,13 +90,15 @@ class Segment:
 
     Attributes:
         events: in order.
-        sizes: bytes of the blocks that it takes, in the order of their first mention.
+        sizes: bytes of the blocks that it takes, but for those below, in the order of their first mention.
+        choices: of the blocks whose size is that of one of two algorithms, in that order.
         weight: of the nodes that belong to the layer in this phase.
     """
 
     events: tuple[Event, ...]
     sizes: tuple[int, ...]
     weight: int
+    choices: tuple[Choice, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,7 +106,8 @@ class Recording:
     """The segments of one subnet's program, and what was planned for it as a whole.
 
     Attributes:
-        shapes: of the subnet's tensors, in network order.
+        layers: of the subnet.
+        tensor_count: of the subnet.
         segments: the start, then every layer forwards, backwards, and in the update.
         parameter_copies: how many times the parameters are held, with optimiser states and whatever grows with them.
         buffer_copies: the same of buffers.
@@ -109,7 +117,8 @@ class Recording:
         objects_bytes: counted for the runtime's objects, before the plan rounded it up.
     """
 
-    shapes: tuple[tuple[str, tuple[int, ...]], ...]
+    layers: tuple[Layer, ...]
+    tensor_count: int
     segments: tuple[Segment, ...]
     parameter_copies: float
     buffer_copies: int
@@ -188,7 +197,8 @@ def segments_of(step: PlannedStep, layers: Sequence[Sequence[str]]) -> tuple[Seg
         forward = flow.is_forward(node)
         owner = flow.held(node) if forward else flow.given(node)[1]
         weights[place_of(FORWARD if forward else BACKWARD, max(owner, 0), len(layers))] += node.weight
-    return _encoded(requests, weights)
+    choices = {name: choice for node in step.nodes for name, choice in node.choices.items()}
+    return _encoded(requests, weights, choices)
 
 
 def _places(nodes: Sequence[Node], flow: _Flow) -> Iterator[tuple[int, int]]:
@@ -212,7 +222,9 @@ def _serves_several(given: tuple[int, int]) -> bool:
     return last > first
 
 
-def _encoded(requests: Sequence[Sequence[tuple[str, int]]], weights: Sequence[int]) -> tuple[Segment, ...]:
+def _encoded(
+    requests: Sequence[Sequence[tuple[str, int]]], weights: Sequence[int], choices: Mapping[str, Choice]
+) -> tuple[Segment, ...]:
     layer_count = len(requests) // 3
     ends = {name: at for at, some in enumerate(requests) for name, size in some if size < 0}
     kept: dict[str, tuple[int, int]] = {}
@@ -224,7 +236,7 @@ def _encoded(requests: Sequence[Sequence[tuple[str, int]]], weights: Sequence[in
         for name, size in some:
             if size >= 0 and ends.get(name) == at:
                 own[name] = len(own)
-                events.append((TAKE, own[name]))
+                events.append((TAKE_EITHER if name in choices else TAKE, own[name]))
             elif size >= 0:
                 kept[name] = at, kept_count
                 events.append((TAKE_KEPT, kept_count))
@@ -233,8 +245,14 @@ def _encoded(requests: Sequence[Sequence[tuple[str, int]]], weights: Sequence[in
                 events.append((GIVE, own[name]))
             else:
                 events.append((GIVE_KEPT, *_reference(at, kept[name][0], layer_count), kept[name][1]))
-        sizes = tuple(size for _, size in some if size >= 0)
-        segments.append(Segment(events=tuple(events), sizes=sizes, weight=weights[at]))
+        taken = [(name, size) for name, size in some if size >= 0]
+        segment = Segment(
+            events=tuple(events),
+            sizes=tuple(size for name, size in taken if name not in choices),
+            weight=weights[at],
+            choices=tuple(choices[name] for name, _ in taken if name in choices),
+        )
+        segments.append(segment)
     return tuple(segments)
 
 

@@ -50,6 +50,7 @@ def _run_onnx(step: Step) -> tuple[PlannedStep, MemoryPlan]:
             inputs=tuple(filter(None, node.inputs)),
             outputs=tuple(filter(None, node.outputs)),
             requests=tuple((r.name, r.size_bytes if isinstance(r, Take) else GIVEN_BACK) for r in requests),
+            choices={r.name: r.choice for r in requests if isinstance(r, Take) and r.choice is not None},
         )
         for node, requests in zip(ran.nodes, node_requests(ran), strict=True)
     )

@@ -1,0 +1,186 @@
+"""What prices go by: layers with their kinds, thresholds between forms, and a runtime's objects."""
+
+from dataclasses import replace
+
+import pytest
+from elastic.token_cases import TOKEN_CONFIGS
+from export.export_cases import MLP
+
+from subfleet.elastic.families import network_of
+from subfleet.export.memory.liveness import GIVEN_BACK
+from subfleet.export.memory.onnx_scratch import Choice
+from subfleet.export.pricing.fitting import segment_at
+from subfleet.export.pricing.layers import Layer, by_layer, layers_of
+from subfleet.export.pricing.library import requests_of
+from subfleet.export.pricing.recording import GIVE, TAKE, Node, PlannedStep, Recording, Segment, segments_of
+from subfleet.export.pricing.runtime_sizes import Between, RuntimeSizes
+from subfleet.protocol.subnet import Prefix, SubnetSpec
+
+Known = dict[tuple[int, ...], Segment]
+
+HEADED = next(config for config in TOKEN_CONFIGS if config.heads and network_of(config).axes)
+
+
+def test_layers_are_told_by_their_tensors_names() -> None:
+    assert by_layer(["a.weight", "a.bias", "position", "b.c.weight"]) == {
+        "a": ["a.weight", "a.bias"],
+        "position": ["position"],
+        "b.c": ["b.c.weight"],
+    }
+
+
+def test_two_heads_of_one_are_not_one_head_of_two() -> None:
+    """Their tensors have the same shapes, but what attention keeps does not."""
+    network = network_of(HEADED)
+    heads, dims = (next(name for name in network.axes if name.endswith(end)) for end in ("heads", "head_dim"))
+    wide, many = (
+        SubnetSpec(axes=tuple(sorted([(heads, Prefix(size=a)), (dims, Prefix(size=b))])))
+        for a, b in ((2 * network.axes[heads].granularity, 1), (network.axes[heads].granularity, 2))
+    )
+    assert network.shapes(wide) == network.shapes(many)
+    assert layers_of(network, wide) != layers_of(network, many)
+
+
+def test_a_single_group_is_a_kind_of_its_own() -> None:
+    network = network_of(MLP)
+    name = next(name for name, axis in network.axes.items() if axis.kind != "class" and axis.size > axis.granularity)
+    step = network.axes[name].granularity
+    kinds = [
+        [layer.kind for layer in layers_of(network, SubnetSpec(axes=((name, Prefix(size=size)),)))]
+        for size in (step, 2 * step, network.axes[name].size)
+    ]
+    assert kinds[0] != kinds[1]
+    assert kinds[1] == kinds[2]
+
+
+SMALL_FORM = Segment(events=(), sizes=(), weight=1)
+
+
+def wide_form(size: int) -> Segment:
+    return Segment(events=((TAKE, 0), (GIVE, 0)), sizes=(size,), weight=1)
+
+
+def test_a_form_is_told_beyond_a_threshold_that_all_products_agree_on() -> None:
+    """Other axes are where they are; that the point lies between no two recordings of its form does not matter."""
+    known: Known = {
+        (2, 2): SMALL_FORM,
+        (3, 8): SMALL_FORM,
+        (4, 3): SMALL_FORM,
+        (6, 2): wide_form(6 * 4),
+        (8, 8): wide_form(8 * 4),
+        (7, 5): wide_form(7 * 4),
+    }
+    assert segment_at(known, (2, 7)) == SMALL_FORM
+    found = segment_at(known, (7, 2))
+    assert found is not None
+    assert found.sizes == (28,)
+
+
+def test_nothing_is_told_on_a_threshold() -> None:
+    known: Known = {
+        (2, 2): SMALL_FORM,
+        (3, 8): SMALL_FORM,
+        (6, 2): wide_form(24),
+        (8, 8): wide_form(32),
+        (7, 5): wide_form(28),
+    }
+    assert segment_at(known, (5, 5)) is None
+
+
+def test_nothing_is_told_where_products_disagree() -> None:
+    known: Known = {(2, 2): SMALL_FORM, (8, 8): wide_form(32), (7, 7): wide_form(28), (3, 3): SMALL_FORM}
+    assert segment_at(known, (2, 8)) is None
+    assert segment_at(known, (3, 2)) == SMALL_FORM
+
+
+def test_nothing_is_told_where_no_product_parts_the_forms() -> None:
+    known: Known = {(2,): SMALL_FORM, (4,): wide_form(16), (6,): SMALL_FORM, (8,): wide_form(32)}
+    assert segment_at(known, (7,)) is None
+
+
+def convolution(filters: int) -> Segment:
+    """Layers of some width, whose kernel takes the whole image's patches where filters are more than places."""
+    choice = Choice(wanted=filters, limit=9, above_bytes=36 * filters, else_bytes=65_536)
+    node = Node(
+        inputs=("x", "a"),
+        outputs=("loss",),
+        requests=(("s", choice.size_bytes), ("s", GIVEN_BACK)),
+        choices={"s": choice},
+    )
+    step = PlannedStep(nodes=(node,), held={"a": "a.weight"}, given={}, batch="x", loss="loss")
+    return segments_of(step, [["a.weight"]])[1]
+
+
+@pytest.mark.parametrize(("filters", "taken"), [(5, 65_536), (9, 65_536), (10, 360), (12, 432)])
+def test_a_block_of_either_size_is_told_on_both_sides_of_its_limit(filters: int, taken: int) -> None:
+    known: Known = {(size,): convolution(size) for size in (2, 16)}
+    found = segment_at(known, (filters,))
+    assert found is not None
+    empty = Segment(events=(), sizes=(), weight=0)
+    assert requests_of((empty, found, empty, empty)) == [(0, taken), (0, GIVEN_BACK)]
+
+
+def test_nothing_is_told_where_the_side_of_the_limit_is_open() -> None:
+    """Both axes may be the number of filters."""
+    known: Known = {(size, size): convolution(size) for size in (2, 16)}
+    assert segment_at(known, (8, 8)) is not None
+    assert segment_at(known, (8, 12)) is None
+
+
+def recording(size: int, *, kind: int = 0, weight: int = 10, objects_bytes: int = 10**6) -> Recording:
+    return Recording(
+        layers=(Layer(name="a", kind=(kind,), sizes=(size,)),),
+        tensor_count=2,
+        segments=(Segment(events=(), sizes=(), weight=weight),),
+        parameter_copies=3.0,
+        buffer_copies=0,
+        fed_bytes=0,
+        passing_bytes=0,
+        runtime_bytes=1000 * weight,
+        objects_bytes=objects_bytes,
+    )
+
+
+def test_objects_are_told_by_programs_with_layers_of_the_same_kinds() -> None:
+    sizes = RuntimeSizes()
+    sizes.add(recording(2, objects_bytes=10**6))
+    sizes.add(recording(8, objects_bytes=1_010_000))
+    sizes.add(recording(1, kind=1, objects_bytes=2 * 10**6))
+    told = sizes.objects_bytes((Layer(name="a", kind=(0,), sizes=(5,)),), 10, 2)
+    assert told.least < 10**6 < 1_010_000 < told.most < 1.05 * 10**6
+
+
+def test_objects_of_a_recorded_program_are_its_own() -> None:
+    sizes = RuntimeSizes()
+    sizes.add(recording(2, objects_bytes=10**6))
+    told = sizes.objects_bytes((Layer(name="a", kind=(0,), sizes=(2,)),), 10, 2)
+    assert 10**6 <= told.least == told.most <= 10**6 + 2**15
+
+
+def test_objects_of_other_kinds_are_as_open_as_the_line_is_off() -> None:
+    even, uneven = RuntimeSizes(), RuntimeSizes()
+    for weight in (10, 20, 30, 40):
+        even.add(recording(weight, kind=weight, weight=weight, objects_bytes=10**5 * weight))
+        bent = 10**5 * weight + (200_000 if weight == 20 else 0)
+        uneven.add(recording(weight, kind=weight, weight=weight, objects_bytes=bent))
+    asked = (Layer(name="a", kind=(25,), sizes=(25,)),)
+    tight, loose = even.objects_bytes(asked, 25, 2), uneven.objects_bytes(asked, 25, 2)
+    assert tight.least <= 2_500_000 <= tight.most
+    assert loose.most - loose.least > 200_000 > tight.most - tight.least
+
+
+def test_a_runtime_that_does_not_count_has_none() -> None:
+    sizes = RuntimeSizes()
+    sizes.add(recording(2, objects_bytes=0))
+    assert sizes.objects_bytes((Layer(name="a", kind=(0,), sizes=(2,)),), 10, 2) == Between(least=0, most=0)
+
+
+@pytest.mark.parametrize(("weight", "told"), [(10, 10_000), (30, 30_000), (20, 20_000)])
+def test_what_is_written_lies_on_a_line(weight: int, told: int) -> None:
+    sizes = RuntimeSizes()
+    sizes.add(recording(2, weight=10))
+    assert sizes.written_bytes(30, 2) is None
+    sizes.add(replace(recording(8, weight=30)))
+    found = sizes.written_bytes(weight, 2)
+    assert found is not None
+    assert told <= found <= told + 1
