@@ -4,6 +4,7 @@
     python benchmarks/plan_price.py                      # 20 subnets of each family, as a table
     python benchmarks/plan_price.py --specs 200 --target onnx --rows rows.jsonl
     python benchmarks/plan_price.py --specs 0 --rows rows.jsonl --write
+    python benchmarks/plan_price.py --space 200 --target onnx      # how many programs a search has to record
 
 Each family's row is added to the file of rows as soon as it is found, and not measured again where the file has it with
 as many subnets, so that a long run can be cut short and split. The page is written of all rows in the file.
@@ -28,6 +29,7 @@ from pathlib import Path
 
 from subfleet.elastic.families import FAMILIES, network_of
 from subfleet.elastic.network import ModelConfig, Network
+from subfleet.elastic.spaces import search_space
 from subfleet.export.pricing.model import PriceModel
 from subfleet.export.pricing.running import run_step
 from subfleet.export.request_steps import training_step_of
@@ -149,6 +151,16 @@ NETWORKS = {
     )
 }
 """A small network of each family."""
+RESNET = ModelConfig(
+    family="preact_resnet",
+    input_shape=(3, 32, 32),
+    class_count=10,
+    widths=(64, 128, 256, 512),
+    depths=(2, 2, 2, 2),
+    group_size=16,
+)
+RATIOS = (0.25, 0.5, 0.75, 1.0)
+_STEP = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -240,6 +252,25 @@ def measure(config: ModelConfig, target: str, count: int) -> Row:
     )
 
 
+def count_recordings(target: str, count: int) -> Iterator[str]:
+    """How many programs are recorded until so many random subnets of ResNet-18 have a price, as lines of a table."""
+    network = network_of(RESNET)
+    space = search_space(network, RATIOS)
+    model = PriceModel(network, lambda spec: request_for(RESNET, target, spec))
+    chance = random.Random(RESNET.family)  # noqa: S311 - no secret
+    told_ms: list[float] = []
+    yield f"ResNet-18, ratios {RATIOS}: {space.count():.1e} subnets"
+    for priced in range(1, count + 1):
+        spec = space.spec(tuple(chance.randrange(len(gene.options)) for gene in space.genes))
+        recorded, started_s = model.recorded_count, time.perf_counter()
+        model.memory_bytes(spec)
+        if model.recorded_count == recorded:
+            told_ms.append(1000 * (time.perf_counter() - started_s))
+        if priced % _STEP == 0 or priced == count:
+            warm = f", each in {statistics.median(told_ms):.0f} ms" if told_ms else ""
+            yield f"{priced} priced: {model.recorded_count} recorded, {len(told_ms)} told without{warm}"
+
+
 def rows_in(path: Path) -> dict[tuple[str, str], Row]:
     """The rows of a file, by family and target; of several, the last."""
     lines = path.read_text().splitlines() if path.exists() else []
@@ -291,10 +322,17 @@ def main() -> None:
     parser.add_argument("--specs", type=int, default=20, help="subnets of each family; 0 measures nothing")
     parser.add_argument("--family", action="append", choices=sorted(FAMILIES), help="only this one; may be repeated")
     parser.add_argument("--target", action="append", choices=TARGETS, help="only this one; may be repeated")
+    parser.add_argument("--space", type=int, metavar="N", help="price N subnets of ResNet-18 instead of the families'")
     parser.add_argument("--rows", type=Path, help="a file of rows: those that it has are not measured again")
     parser.add_argument("--write", action="store_true", help=f"write the table to {RESULTS.name}")
     parser.add_argument("--json", action="store_true", help="end with one JSON object")
     arguments = parser.parse_args()
+    if arguments.space is not None:
+        for line in itertools.chain.from_iterable(
+            count_recordings(target, arguments.space) for target in arguments.target or TARGETS
+        ):
+            print(line, flush=True)
+        return
     found = rows_in(arguments.rows) if arguments.rows else {}
     for family, target in itertools.product(arguments.family or sorted(FAMILIES), arguments.target or TARGETS):
         known = found.get((family, target))

@@ -8,11 +8,11 @@ from export.export_cases import MLP
 
 from subfleet.elastic.families import network_of
 from subfleet.export.memory.liveness import GIVEN_BACK
-from subfleet.export.memory.onnx_scratch import Choice
 from subfleet.export.pricing.fitting import segment_at
+from subfleet.export.pricing.formulas import EITHER, STRIPES, Formula
 from subfleet.export.pricing.layers import Layer, by_layer, layers_of
 from subfleet.export.pricing.library import requests_of
-from subfleet.export.pricing.recording import GIVE, TAKE, Node, PlannedStep, Recording, Segment, segments_of
+from subfleet.export.pricing.recording import GIVE, TAKE, TAKE_TOLD, Node, PlannedStep, Recording, Segment, segments_of
 from subfleet.export.pricing.runtime_sizes import Between, RuntimeSizes
 from subfleet.protocol.subnet import Prefix, SubnetSpec
 
@@ -100,12 +100,12 @@ def test_nothing_is_told_where_no_product_parts_the_forms() -> None:
 
 def convolution(filters: int) -> Segment:
     """Layers of some width, whose kernel takes the whole image's patches where filters are more than places."""
-    choice = Choice(wanted=filters, limit=9, above_bytes=36 * filters, else_bytes=65_536)
+    taken = Formula(kind=EITHER, numbers=(filters, 9, 36 * filters, 65_536))
     node = Node(
         inputs=("x", "a"),
         outputs=("loss",),
-        requests=(("s", choice.size_bytes), ("s", GIVEN_BACK)),
-        choices={"s": choice},
+        requests=(("s", taken.size_bytes), ("s", GIVEN_BACK)),
+        formulas={"s": taken},
     )
     step = PlannedStep(nodes=(node,), held={"a": "a.weight"}, given={}, batch="x", loss="loss")
     return segments_of(step, [["a.weight"]])[1]
@@ -125,6 +125,28 @@ def test_nothing_is_told_where_the_side_of_the_limit_is_open() -> None:
     known: Known = {(size, size): convolution(size) for size in (2, 16)}
     assert segment_at(known, (8, 8)) is not None
     assert segment_at(known, (8, 12)) is None
+
+
+@pytest.mark.parametrize(
+    ("numbers", "size_bytes"),
+    [((1, 5, 16, 16), 4 * 16 * 6), ((1, 5, 17, 16), 4 * 32 * 6), ((3, 2, 1, 32), 4 * 3 * 32 * 3)],
+)
+def test_a_matrix_in_stripes_is_filled_up(numbers: tuple[int, ...], size_bytes: int) -> None:
+    assert Formula(kind=STRIPES, numbers=numbers).size_bytes == size_bytes
+
+
+def test_stripes_are_told_between_recordings() -> None:
+    known: Known = {
+        (size,): Segment(
+            events=(), sizes=(), weight=1, formulas=(Formula(kind=STRIPES, numbers=(1, 3 * size, size, 16)),)
+        )
+        for size in (2, 40)
+    }
+    known = {key: replace(segment, events=((TAKE_TOLD, 0, STRIPES),)) for key, segment in known.items()}
+    found = segment_at(known, (17,))
+    assert found is not None
+    assert found.formulas == (Formula(kind=STRIPES, numbers=(1, 51, 17, 16)),)
+    assert found.formulas[0].size_bytes == 4 * 32 * 52
 
 
 def recording(size: int, *, kind: int = 0, weight: int = 10, objects_bytes: int = 10**6) -> Recording:

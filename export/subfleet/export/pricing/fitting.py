@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from subfleet.export.memory.onnx_scratch import Choice
+from subfleet.export.pricing.formulas import Formula
 from subfleet.export.pricing.recording import Event, Segment
 
 __all__ = ["Sizes", "segment_at"]
@@ -24,7 +24,6 @@ Form = tuple[Event, ...]
 _Floats = npt.NDArray[np.float64]
 
 _MOST_FACTORS = 3
-_CHOICE_NUMBERS = 4
 _NEARLY = 1e-9
 _OPEN_BYTES = 2**14
 """As little is at stake in a segment that it does not matter which axes its blocks follow."""
@@ -50,13 +49,16 @@ def segment_at(recorded: Mapping[Sizes, Segment], sizes: Sizes) -> Segment | Non
     told = _numbers_at(alike, sizes)
     if told is None:
         return None
-    count = len(next(iter(alike.values())).sizes)
-    choices = [told[place : place + _CHOICE_NUMBERS] for place in range(count, len(told), _CHOICE_NUMBERS)]
+    first = next(iter(alike.values()))
+    numbers = iter(told)
     return Segment(
         events=form,
-        sizes=told[:count],
+        sizes=tuple(itertools.islice(numbers, len(first.sizes))),
         weight=max(segment.weight for segment in alike.values()),
-        choices=tuple(Choice(wanted=a, limit=b, above_bytes=c, else_bytes=d) for a, b, c, d in choices),
+        formulas=tuple(
+            Formula(kind=formula.kind, numbers=tuple(itertools.islice(numbers, len(formula.numbers))))
+            for formula in first.formulas
+        ),
     )
 
 
@@ -84,7 +86,7 @@ def _within(smaller: Sizes, larger: Sizes) -> bool:
 
 
 def _numbers_at(recorded: Mapping[Sizes, Segment], sizes: Sizes) -> tuple[int, ...] | None:
-    """The blocks' sizes, and after them the numbers of their choices; None where they are open."""
+    """The blocks' sizes, and after them the numbers of formulas; None where they are open."""
     terms = _terms(np.array([*recorded, sizes], dtype=np.float64))
     known, wanted = terms[:-1], terms[-1]
     found = np.array([_numbers_of(segment) for segment in recorded.values()], dtype=np.float64)
@@ -94,14 +96,13 @@ def _numbers_at(recorded: Mapping[Sizes, Segment], sizes: Sizes) -> tuple[int, .
     count = len(next(iter(recorded.values())).sizes)
     if not np.isfinite(highest).all() or float((highest - lowest)[:count].sum()) > _OPEN_BYTES:
         return None
-    if (highest - lowest > _NEARLY * highest)[count:].any():  # on which side of its limit it is must not be open
+    if (highest - lowest > _NEARLY * highest)[count:].any():  # a little may decide
         return None
     return tuple(math.ceil(size - _NEARLY * size) for size in highest)
 
 
 def _numbers_of(segment: Segment) -> tuple[int, ...]:
-    choices = ((one.wanted, one.limit, one.above_bytes, one.else_bytes) for one in segment.choices)
-    return (*segment.sizes, *itertools.chain.from_iterable(choices))
+    return (*segment.sizes, *itertools.chain.from_iterable(formula.numbers for formula in segment.formulas))
 
 
 def _terms(dims: _Floats) -> _Floats:

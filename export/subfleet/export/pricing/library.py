@@ -9,8 +9,8 @@ from subfleet.export.pricing.recording import (
     GIVE,
     GIVE_KEPT,
     START,
-    TAKE_EITHER,
     TAKE_KEPT,
+    TAKE_TOLD,
     Recording,
     Segment,
     phase_of,
@@ -99,7 +99,7 @@ def requests_of(segments: Sequence[Segment]) -> list[Request] | None:
     block = 0
     for at, segment in enumerate(segments):
         own: dict[int, int] = {}
-        sizes, choices = iter(segment.sizes), iter(segment.choices)
+        sizes, formulas = iter(segment.sizes), iter(segment.formulas)
         for event in segment.events:
             if event[0] == GIVE:
                 requests.append((own.pop(event[1]), GIVEN_BACK))
@@ -113,6 +113,6 @@ def requests_of(segments: Sequence[Segment]) -> list[Request] | None:
                     kept[at, event[1]] = block
                 else:
                     own[event[1]] = block
-                requests.append((block, next(choices).size_bytes if event[0] == TAKE_EITHER else next(sizes)))
+                requests.append((block, next(formulas).size_bytes if event[0] == TAKE_TOLD else next(sizes)))
                 block += 1
     return None if kept else requests

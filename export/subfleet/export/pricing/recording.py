@@ -11,7 +11,7 @@ program of another subnet.
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from subfleet.export.memory.onnx_scratch import Choice
+from subfleet.export.pricing.formulas import Formula
 from subfleet.export.pricing.layers import Layer
 
 __all__ = [
@@ -33,11 +33,11 @@ left to do serves more than one layer."""
 
 _NONE = 2**31
 _NEAR = 3
-TAKE, TAKE_KEPT, GIVE, GIVE_KEPT, TAKE_EITHER = 0, 1, 2, 3, 4
+TAKE, TAKE_KEPT, GIVE, GIVE_KEPT, TAKE_TOLD = 0, 1, 2, 3, 4
 
 Event = tuple[int, ...]
-"""(TAKE, place), (TAKE_EITHER, place), (TAKE_KEPT, place), (GIVE, place), (GIVE_KEPT, phase, layers away, 0, place)
-with layers counted from here, or (GIVE_KEPT, phase, layers away, 1, place) from the network's end.
+"""(TAKE, place), (TAKE_TOLD, place, kind of formula), (TAKE_KEPT, place), (GIVE, place), (GIVE_KEPT, phase, layers
+away, 0, place) with layers counted from here, or (GIVE_KEPT, phase, layers away, 1, place) from the network's end.
 
 A block that is kept beyond its segment is counted apart from those that are not, so that its place does not change
 with what a segment takes for itself.
@@ -53,14 +53,14 @@ class Node:
         outputs: names of values.
         requests: blocks that are taken, with their size, and given back (-1), in order, by name.
         weight: its share of the runtime's objects, in a unit of the target's: 1, or bytes where kinds of nodes differ.
-        choices: of the blocks for the node alone whose size is that of one of two algorithms, by name.
+        formulas: of the blocks for the node alone whose size is no product of axes, by name.
     """
 
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     requests: tuple[tuple[str, int], ...]
     weight: int = 1
-    choices: Mapping[str, Choice] = field(default_factory=dict)
+    formulas: Mapping[str, Formula] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,14 +91,14 @@ class Segment:
     Attributes:
         events: in order.
         sizes: bytes of the blocks that it takes, but for those below, in the order of their first mention.
-        choices: of the blocks whose size is that of one of two algorithms, in that order.
+        formulas: of the blocks whose size is no product of axes, in that order.
         weight: of the nodes that belong to the layer in this phase.
     """
 
     events: tuple[Event, ...]
     sizes: tuple[int, ...]
     weight: int
-    choices: tuple[Choice, ...] = ()
+    formulas: tuple[Formula, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -197,8 +197,8 @@ def segments_of(step: PlannedStep, layers: Sequence[Sequence[str]]) -> tuple[Seg
         forward = flow.is_forward(node)
         owner = flow.held(node) if forward else flow.given(node)[1]
         weights[place_of(FORWARD if forward else BACKWARD, max(owner, 0), len(layers))] += node.weight
-    choices = {name: choice for node in step.nodes for name, choice in node.choices.items()}
-    return _encoded(requests, weights, choices)
+    formulas = {name: formula for node in step.nodes for name, formula in node.formulas.items()}
+    return _encoded(requests, weights, formulas)
 
 
 def _places(nodes: Sequence[Node], flow: _Flow) -> Iterator[tuple[int, int]]:
@@ -223,7 +223,7 @@ def _serves_several(given: tuple[int, int]) -> bool:
 
 
 def _encoded(
-    requests: Sequence[Sequence[tuple[str, int]]], weights: Sequence[int], choices: Mapping[str, Choice]
+    requests: Sequence[Sequence[tuple[str, int]]], weights: Sequence[int], formulas: Mapping[str, Formula]
 ) -> tuple[Segment, ...]:
     layer_count = len(requests) // 3
     ends = {name: at for at, some in enumerate(requests) for name, size in some if size < 0}
@@ -236,7 +236,8 @@ def _encoded(
         for name, size in some:
             if size >= 0 and ends.get(name) == at:
                 own[name] = len(own)
-                events.append((TAKE_EITHER if name in choices else TAKE, own[name]))
+                formula = formulas.get(name)
+                events.append((TAKE_TOLD, own[name], formula.kind) if formula else (TAKE, own[name]))
             elif size >= 0:
                 kept[name] = at, kept_count
                 events.append((TAKE_KEPT, kept_count))
@@ -248,9 +249,9 @@ def _encoded(
         taken = [(name, size) for name, size in some if size >= 0]
         segment = Segment(
             events=tuple(events),
-            sizes=tuple(size for name, size in taken if name not in choices),
+            sizes=tuple(size for name, size in taken if name not in formulas),
             weight=weights[at],
-            choices=tuple(choices[name] for name, _ in taken if name in choices),
+            formulas=tuple(formulas[name] for name, _ in taken if name in formulas),
         )
         segments.append(segment)
     return tuple(segments)

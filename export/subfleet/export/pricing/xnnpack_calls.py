@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from subfleet.export.memory.liveness import GIVEN_BACK
+from subfleet.export.pricing.formulas import STRIPES, Formula
 from subfleet.export.pricing.recording import Node
 from subfleet.export.targets.xnnpack.graph import Graph
 
 __all__ = ["Call", "nodes_of", "region_calls"]
 
 _FLOAT_BYTES = 4
-_BLOCK_BYTES = 64
 _PACKED_COLUMNS: Mapping[str, int] = MappingProxyType({"BatchMatrixMultiply": 32, "FullyConnected": 16})
 """A product's second factor is laid out anew, in stripes of so many columns (with AVX-512; others have fewer)."""
 _IN_PLACE = frozenset(
@@ -72,7 +72,7 @@ class Call:
         inputs: names of values that are not known beforehand.
         output: name of a value.
         size_bytes: of the output; one of size 0 takes no block.
-        scratch_bytes: taken for itself while it runs.
+        scratch: taken for itself while it runs.
         inside: whether the output lies in XNNPACK's workspace.
         part: number of the instruction of the runtime's that it belongs to.
         object_bytes: of structures that the runtime makes for it, and of its part of the program.
@@ -84,7 +84,7 @@ class Call:
     size_bytes: int
     part: int
     object_bytes: int
-    scratch_bytes: int = 0
+    scratch: Formula | None = None
     inside: bool = False
 
 
@@ -101,18 +101,18 @@ def region_calls(graph: Graph, names: Sequence[str], part: int) -> Iterator[Call
     for kind, inputs, output in _rewritten(graph):
         constants = {value for value in inputs if graph.is_constant(value)} - stored
         stored |= constants
-        packed_bytes = _packed_bytes(graph, kind, inputs, output)
+        packed = _packed(graph, kind, inputs, output)
         packed_early = kind in _PACKED_COLUMNS and graph.is_constant(inputs[1])
         yield Call(
             kind=kind,
             inputs=tuple(outside.get(value, f"{part}/{value}") for value in inputs if not graph.is_constant(value)),
             output=outside.get(output, f"{part}/{output}"),
             size_bytes=_bytes_of(graph, output),
-            scratch_bytes=0 if packed_early else packed_bytes,
+            scratch=None if packed_early else packed,
             inside=output not in outside,
             part=part,
             object_bytes=_OBJECT_BYTES.get(kind, _ANY_OBJECT_BYTES)
-            + (packed_bytes if packed_early else 0)
+            + (packed.size_bytes if packed and packed_early else 0)
             + _PROGRAM_COPIES * sum(_bytes_of(graph, value) for value in constants),
         )
 
@@ -167,13 +167,13 @@ def _readers(calls: Sequence[_Written]) -> Counter[int]:
     return Counter(value for _, inputs, _ in calls for value in set(inputs))
 
 
-def _packed_bytes(graph: Graph, kind: str, inputs: Sequence[int], output: int) -> int:
-    """A product's second factor in stripes, each with a row for the bias."""
+def _packed(graph: Graph, kind: str, inputs: Sequence[int], output: int) -> Formula | None:
+    """A product's second factor in stripes."""
     if kind not in _PACKED_COLUMNS:
-        return 0
+        return None
     factor, stripe, columns = graph.shape(inputs[1]), _PACKED_COLUMNS[kind], graph.shape(output)[-1]
     rows = factor[-1] * factor[-2] // columns
-    return _FLOAT_BYTES * math.prod(factor[:-2]) * -(-columns // stripe) * stripe * (rows + 1)
+    return Formula(kind=STRIPES, numbers=(math.prod(factor[:-2]), rows, columns, stripe))
 
 
 def _bytes_of(graph: Graph, value: int) -> int:
@@ -188,7 +188,6 @@ def nodes_of(calls: Sequence[Call], held: Collection[str]) -> Iterator[Node]:
         held: names of the caller's values.
     """
     owners = _owners(calls, held)
-    sizes = {call.output: _rounded(call.size_bytes) if call.inside else call.size_bytes for call in calls}
     ends = {
         owners[name]: place
         for place, call in enumerate(calls)
@@ -199,13 +198,16 @@ def nodes_of(calls: Sequence[Call], held: Collection[str]) -> Iterator[Node]:
         name = call.output
         begins = place == 0 or calls[place - 1].part != call.part
         begin = [(f"{name}|", 0), (f"{name}|", GIVEN_BACK)] if begins else []
-        takes = [(name, sizes[name])] if owners.get(name) == name else []
-        scratch_bytes = _rounded(call.scratch_bytes)
-        scratch = [(f"{name}/", scratch_bytes), (f"{name}/", GIVEN_BACK)] if scratch_bytes else []
+        takes = [(name, call.size_bytes)] if owners.get(name) == name else []
+        scratch = [(f"{name}/", call.scratch.size_bytes), (f"{name}/", GIVEN_BACK)] if call.scratch else []
         used = dict.fromkeys(owners[given] for given in (*call.inputs, name) if given in owners)
         gives = [(owner, GIVEN_BACK) for owner in used if ends[owner] == place]
         yield Node(
-            inputs=call.inputs, outputs=(name,), requests=(*begin, *takes, *scratch, *gives), weight=call.object_bytes
+            inputs=call.inputs,
+            outputs=(name,),
+            requests=(*begin, *takes, *scratch, *gives),
+            weight=call.object_bytes,
+            formulas={f"{name}/": call.scratch} if call.scratch else {},
         )
 
 
@@ -221,7 +223,3 @@ def _owners(calls: Sequence[Call], held: Collection[str]) -> dict[str, str]:
             overwritten = next(fitting, None)
             owners[call.output] = call.output if overwritten is None else owners[overwritten]
     return owners
-
-
-def _rounded(size_bytes: int) -> int:
-    return -(-size_bytes // _BLOCK_BYTES) * _BLOCK_BYTES
