@@ -117,10 +117,16 @@ def test_blocks_that_outlast_a_part_lie_in_the_programs_own_buffer() -> None:
     for node in nodes_of(calls, {"x", "y"}):
         for name, size in node.requests:
             requests.append((numbers.setdefault(name, len(numbers)), size))
-    assert [size for _, size in requests if size != GIVEN_BACK] == [0, 128, 100, 0, 40, 0]
+    assert [size for _, size in requests if size != GIVEN_BACK] == [0, 100, 100, 0, 40, 0]
     told = SIMULATIONS["executorch"].peak_bytes(requests)
     # b and c are there together; a is alone in the workspace.
     assert told == counted_bytes(128 + 2**14) + 112 + 48 + 2**10
+
+
+def test_blocks_of_the_workspace_are_filled_up() -> None:
+    taken = [(place, 1) for place in range(1000)]
+    requests = [(1000, 0), (1000, GIVEN_BACK), *taken, *((place, GIVEN_BACK) for place, _ in taken)]
+    assert SIMULATIONS["executorch"].peak_bytes(requests) == counted_bytes(1000 * 64 + 2**14) + 2**10
 
 
 @pytest.mark.slow
