@@ -149,6 +149,9 @@ def test_stripes_are_told_between_recordings() -> None:
     assert found.formulas[0].size_bytes == 4 * 32 * 52
 
 
+UNSEEN = (Layer(name="a", kind=(7,), sizes=(2,)),)
+
+
 def recording(size: int, *, kind: int = 0, weight: int = 10, objects_bytes: int = 10**6) -> Recording:
     return Recording(
         layers=(Layer(name="a", kind=(kind,), sizes=(size,)),),
@@ -164,45 +167,83 @@ def recording(size: int, *, kind: int = 0, weight: int = 10, objects_bytes: int 
 
 
 def test_objects_are_told_by_programs_with_layers_of_the_same_kinds() -> None:
-    sizes = RuntimeSizes()
+    sizes = RuntimeSizes(counts_nodes=True)
     sizes.add(recording(2, objects_bytes=10**6))
     sizes.add(recording(8, objects_bytes=1_010_000))
     sizes.add(recording(1, kind=1, objects_bytes=2 * 10**6))
     told = sizes.objects_bytes((Layer(name="a", kind=(0,), sizes=(5,)),), 10, 2)
+    assert told is not None
     assert told.least < 10**6 < 1_010_000 < told.most < 1.05 * 10**6
 
 
 def test_objects_of_a_recorded_program_are_its_own() -> None:
-    sizes = RuntimeSizes()
+    sizes = RuntimeSizes(counts_nodes=True)
     sizes.add(recording(2, objects_bytes=10**6))
     told = sizes.objects_bytes((Layer(name="a", kind=(0,), sizes=(2,)),), 10, 2)
+    assert told is not None
     assert 10**6 <= told.least == told.most <= 10**6 + 2**15
 
 
 def test_objects_of_other_kinds_are_as_open_as_the_line_is_off() -> None:
-    even, uneven = RuntimeSizes(), RuntimeSizes()
+    even, uneven = RuntimeSizes(counts_nodes=True), RuntimeSizes(counts_nodes=True)
     for weight in (10, 20, 30, 40):
         even.add(recording(weight, kind=weight, weight=weight, objects_bytes=10**5 * weight))
         bent = 10**5 * weight + (200_000 if weight == 20 else 0)
         uneven.add(recording(weight, kind=weight, weight=weight, objects_bytes=bent))
     asked = (Layer(name="a", kind=(25,), sizes=(25,)),)
     tight, loose = even.objects_bytes(asked, 25, 2), uneven.objects_bytes(asked, 25, 2)
+    assert tight is not None
+    assert loose is not None
     assert tight.least <= 2_500_000 <= tight.most
     assert loose.most - loose.least > 200_000 > tight.most - tight.least
 
 
 def test_a_runtime_that_does_not_count_has_none() -> None:
-    sizes = RuntimeSizes()
+    sizes = RuntimeSizes(counts_nodes=True)
     sizes.add(recording(2, objects_bytes=0))
     assert sizes.objects_bytes((Layer(name="a", kind=(0,), sizes=(2,)),), 10, 2) == Between(least=0, most=0)
 
 
 @pytest.mark.parametrize(("weight", "told"), [(10, 10_000), (30, 30_000), (20, 20_000)])
 def test_what_is_written_lies_on_a_line(weight: int, told: int) -> None:
-    sizes = RuntimeSizes()
-    sizes.add(recording(2, weight=10))
-    assert sizes.written_bytes(30, 2) is None
-    sizes.add(replace(recording(8, weight=30)))
-    found = sizes.written_bytes(weight, 2)
+    sizes = RuntimeSizes(counts_nodes=True)
+    for known in (10, 25, 30):
+        sizes.add(recording(known, weight=known))
+    found = sizes.written_bytes(UNSEEN, weight, 2)
     assert found is not None
     assert told <= found <= told + 1
+
+
+def test_a_line_is_not_told_by_what_always_fits() -> None:
+    """Two programs fit any line; and of another number of tensors these say nothing."""
+    sizes = RuntimeSizes(counts_nodes=True)
+    for known in (10, 30):
+        sizes.add(recording(known, weight=known))
+    assert sizes.written_bytes(UNSEEN, 20, 2) is None
+    assert sizes.objects_bytes(UNSEEN, 20, 2) is None
+    for known in (25, 40):
+        sizes.add(recording(known, weight=known))
+    assert sizes.written_bytes(UNSEEN, 20, 2) is not None
+    assert sizes.objects_bytes(UNSEEN, 20, 2) is not None
+    assert sizes.written_bytes(UNSEEN, 20, 3) is None
+    assert sizes.objects_bytes(UNSEEN, 20, 3) is None
+
+
+def test_nothing_is_told_where_programs_of_the_same_kinds_differ() -> None:
+    """As where constants grow with the widths: the largest and the smallest say little of what lies between."""
+    asked = (Layer(name="a", kind=(0,), sizes=(5,)),)
+    for counts_nodes in (True, False):
+        sizes = RuntimeSizes(counts_nodes=counts_nodes)
+        sizes.add(recording(2, objects_bytes=10**6))
+        assert sizes.objects_bytes(asked, 10, 2) is None
+        sizes.add(recording(8, objects_bytes=1_200_000))
+        assert sizes.objects_bytes(asked, 10, 2) is None
+
+
+def test_weights_in_bytes_tell_no_line() -> None:
+    sizes = RuntimeSizes(counts_nodes=False)
+    for known in (10, 25, 30, 40):
+        sizes.add(recording(known, weight=known))
+    assert sizes.written_bytes(UNSEEN, 20, 2) is None
+    assert sizes.objects_bytes(UNSEEN, 20, 2) is None
+    assert sizes.written_bytes(UNSEEN, 25, 2) == 25_000

@@ -1,5 +1,6 @@
 """Segments of recorded programs, put together to the programs of other subnets."""
 
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
 from subfleet.export.memory.liveness import GIVEN_BACK
@@ -8,7 +9,6 @@ from subfleet.export.pricing.layers import Layer
 from subfleet.export.pricing.recording import (
     GIVE,
     GIVE_KEPT,
-    START,
     TAKE_KEPT,
     TAKE_TOLD,
     Recording,
@@ -20,10 +20,13 @@ from subfleet.export.pricing.recording import (
 __all__ = ["Library", "Request", "requests_of"]
 
 _REACH = 2
-"""A segment follows from so many layers on either side; where recordings show it, from as many more."""
+"""A segment follows from so many layers on either side, from more where recordings show it, and from those whose nodes
+run in it."""
 
 Request = tuple[int, int]
 """A block, and its size; or `GIVEN_BACK`."""
+_Where = tuple[int, str]
+"""A phase and a layer."""
 _Key = tuple[int, tuple[str, ...], tuple[tuple[int, ...], ...]]
 
 
@@ -34,7 +37,8 @@ class Library:
         self._recordings: list[Recording] = []
         self._known: dict[_Key, dict[Sizes, Segment]] = {}
         self._told: dict[tuple[_Key, Sizes], Segment] = {}
-        self._reach: dict[tuple[int, str], int] = {}
+        self._reach: dict[_Where, int] = {}
+        self._owners: defaultdict[_Where, set[str]] = defaultdict(set)
 
     @property
     def recordings(self) -> Sequence[Recording]:
@@ -46,6 +50,9 @@ class Library:
         self._recordings.append(recording)
         self._told.clear()
         clashes = self._learn(recording)
+        if self._see_owners(recording):
+            self._known.clear()
+            clashes = set().union(*(self._learn(known) for known in self._recordings))
         while clashes:
             self._reach.update((where, self._reach.get(where, _REACH) + _REACH) for where in clashes)
             self._known.clear()
@@ -64,7 +71,16 @@ class Library:
             found.append(segment)
         return found
 
-    def _learn(self, recording: Recording) -> set[tuple[int, str]]:
+    def _see_owners(self, recording: Recording) -> bool:
+        """Note whose nodes run in which segment; whether any is new."""
+        before = sum(map(len, self._owners.values()))
+        names = [layer.name for layer in recording.layers]
+        for at, segment in enumerate(recording.segments):
+            phase, layer = phase_of(at, len(names))
+            self._owners[phase, names[layer]].update(names[owner] for owner in segment.layers)
+        return sum(map(len, self._owners.values())) > before
+
+    def _learn(self, recording: Recording) -> set[_Where]:
         """Add a recording's segments; the phases and layers whose segments do not follow from their neighbours."""
         layers = recording.layers
         clashes = set()
@@ -82,11 +98,9 @@ class Library:
         names = tuple(layer.name for layer in layers)
         for at in range(1 + 3 * len(layers)):
             phase, layer = phase_of(at, len(layers))
-            reach = self._reach.get((phase, names[layer]), _REACH)
-            near = {*range(max(layer - reach, 0), min(layer + reach + 1, len(layers)))}
-            if phase == START:  # of the loss as well
-                near |= {*range(max(len(layers) - 1 - reach, 0), len(layers))}
-            at_hand = [layers[place] for place in sorted(near)]
+            where = phase, names[layer]
+            reach, owners = self._reach.get(where, _REACH), self._owners.get(where, ())
+            at_hand = [one for place, one in enumerate(layers) if abs(place - layer) <= reach or one.name in owners]
             key = phase, (names[layer], *(one.name for one in at_hand)), tuple(one.kind for one in at_hand)
             yield key, tuple(size for one in at_hand for size in one.sizes)
 

@@ -67,9 +67,9 @@ class PriceModel:
         self._folder = None if folder is None else folder / plain.program_id
         self._programs = programs
         self._library = Library()
-        self._sizes = RuntimeSizes()
         self._prices: dict[tuple[Layer, ...], int] = {}
         self._simulation = SIMULATIONS[plain.target]
+        self._sizes = RuntimeSizes(counts_nodes=self._simulation.counts_nodes)
         self._factors: list[tuple[int, float]] = []
         self._load()
 
@@ -128,10 +128,10 @@ class PriceModel:
         shapes = self._network.shapes(spec)
         requests = requests_of(segments)
         weight = sum(segment.weight for segment in segments)
-        written = self._sizes.written_bytes(weight, len(shapes))
-        if requests is None or written is None:
-            return None
+        written = self._sizes.written_bytes(layers, weight, len(shapes))
         objects = self._sizes.objects_bytes(layers, weight, len(shapes))
+        if requests is None or written is None or objects is None:
+            return None
         most_bytes = counted_bytes(objects.most)
         passing = self._passing_bytes(self._simulation.peak_bytes(requests))
         price = math.ceil((1 + _MARGIN) * (self._held_bytes(shapes) + passing + written + most_bytes))
@@ -147,8 +147,8 @@ class PriceModel:
         own = next(found for found in self._library.recordings if found.layers == layers)
         logger.warning("a program's segments do not fit together; its subnet is priced by its own plan")
         objects = self._sizes.objects_bytes(layers, 0, own.tensor_count)
-        held_bytes = self._held_bytes(self._network.shapes(spec))
-        return held_bytes + own.passing_bytes + own.runtime_bytes + counted_bytes(objects.most)
+        held_bytes = self._held_bytes(self._network.shapes(spec)) + own.passing_bytes + own.runtime_bytes
+        return held_bytes + (counted_bytes(objects.most) if objects else 0)
 
     def _held_bytes(self, shapes: Mapping[str, tuple[int, ...]]) -> int:
         recordings = self._library.recordings

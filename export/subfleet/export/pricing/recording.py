@@ -9,7 +9,7 @@ program of another subnet.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from subfleet.export.pricing.formulas import Formula
 from subfleet.export.pricing.layers import Layer
@@ -93,12 +93,14 @@ class Segment:
         sizes: bytes of the blocks that it takes, but for those below, in the order of their first mention.
         formulas: of the blocks whose size is no product of axes, in that order.
         weight: of the nodes that belong to the layer in this phase.
+        layers: numbers of the layers that the nodes belong to that run in it.
     """
 
     events: tuple[Event, ...]
     sizes: tuple[int, ...]
     weight: int
     formulas: tuple[Formula, ...] = ()
+    layers: tuple[int, ...] = field(default=(), compare=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -192,13 +194,17 @@ def segments_of(step: PlannedStep, layers: Sequence[Sequence[str]]) -> tuple[Seg
     flow = _Flow(step, layer_of)
     requests: list[list[tuple[str, int]]] = [[] for _ in range(1 + 3 * len(layers))]
     weights = [0] * len(requests)
+    owners: list[set[int]] = [set() for _ in requests]
     for node, (phase, layer) in zip(step.nodes, _places(step.nodes, flow), strict=True):
-        requests[place_of(phase, layer, len(layers))].extend(node.requests)
+        at = place_of(phase, layer, len(layers))
+        requests[at].extend(node.requests)
         forward = flow.is_forward(node)
-        owner = flow.held(node) if forward else flow.given(node)[1]
-        weights[place_of(FORWARD if forward else BACKWARD, max(owner, 0), len(layers))] += node.weight
+        owner = max(flow.held(node) if forward else flow.given(node)[1], 0)
+        owners[at].add(owner)
+        weights[place_of(FORWARD if forward else BACKWARD, owner, len(layers))] += node.weight
     formulas = {name: formula for node in step.nodes for name, formula in node.formulas.items()}
-    return _encoded(requests, weights, formulas)
+    segments = _encoded(requests, weights, formulas)
+    return tuple(replace(one, layers=tuple(sorted(own))) for one, own in zip(segments, owners, strict=True))
 
 
 def _places(nodes: Sequence[Node], flow: _Flow) -> Iterator[tuple[int, int]]:

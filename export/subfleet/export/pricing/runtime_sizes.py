@@ -6,7 +6,6 @@ of one shape are held once. So they are told as the least and the most that a pl
 """
 
 import math
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -20,9 +19,14 @@ __all__ = ["Between", "RuntimeSizes"]
 _AGAIN_BYTES = 3 * 2**13
 """By so much two counts of one program differ at most. Measured: 10 kB, once 20."""
 _LESS, _MORE = 0.012, 0.02
-"""By such parts counts differ for programs with layers of the same kinds. Measured: 0.9 % less to 1.9 % more."""
+"""By such parts counts differ for programs with layers of the same kinds. Measured: 1.1 % less to 1.5 % more."""
+_SPREAD = 0.03
+"""By such a part the counts of recordings differ that are alike at most."""
+_NEAR = 0.01
+"""And by such a part the weights of their nodes."""
 
-Features = tuple[float, int, int]
+Features = tuple[float, float, float]
+_Kinds = tuple[tuple[str, tuple[int, ...]], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,58 +37,99 @@ class Between:
     most: int
 
 
-class RuntimeSizes:
-    """What is known of them."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Known:
+    features: Features
+    layers: tuple[Layer, ...]
+    kinds: _Kinds
+    written_bytes: int
+    objects_bytes: int
 
-    def __init__(self) -> None:
-        self._features: list[Features] = []
-        self._written: list[int] = []
-        self._objects: list[int] = []
-        self._of_layers: dict[tuple[Layer, ...], int] = {}
-        self._of_kinds: defaultdict[tuple[tuple[str, tuple[int, ...]], ...], list[int]] = defaultdict(list)
+
+class RuntimeSizes:
+    """What is known of them.
+
+    Args:
+        counts_nodes: whether a node's weight is 1. Weights in bytes hold constants, which layers may share, so they
+            tell no line.
+    """
+
+    def __init__(self, *, counts_nodes: bool) -> None:
+        self._counts_nodes = counts_nodes
+        self._known: list[_Known] = []
 
     def add(self, recording: Recording) -> None:
         """Learn from one more recording."""
         weight = sum(segment.weight for segment in recording.segments)
-        self._features.append((1.0, weight, recording.tensor_count))
-        self._written.append(recording.runtime_bytes)
-        self._objects.append(recording.objects_bytes)
-        self._of_layers[recording.layers] = recording.objects_bytes
-        self._of_kinds[_kinds(recording.layers)].append(recording.objects_bytes)
+        self._known.append(
+            _Known(
+                features=(1.0, weight, recording.tensor_count),
+                layers=recording.layers,
+                kinds=_kinds(recording.layers),
+                written_bytes=recording.runtime_bytes,
+                objects_bytes=recording.objects_bytes,
+            )
+        )
 
-    def written_bytes(self, weight: int, tensor_count: int) -> int | None:
+    def written_bytes(self, layers: tuple[Layer, ...], weight: int, tensor_count: int) -> int | None:
         """The program and what follows from its size; None where the recordings do not tell it.
 
         Args:
+            layers: of the subnet.
             weight: of all nodes.
             tensor_count: of the subnet.
         """
-        wanted = (1.0, weight, tensor_count)
-        same = [found for features, found in zip(self._features, self._written, strict=True) if features == wanted]
+        wanted: Features = (1.0, weight, tensor_count)
+        own = [known.written_bytes for known in self._known if known.layers == layers]
+        same = own or [known.written_bytes for known in self._known if known.features == wanted]
         if same:
             return int(np.median(same))
-        if len({known for _, known, _ in self._features}) < 2:
-            return None
-        told, off = self._on_a_line(self._written, wanted)
-        return math.ceil(told + off)
+        if not self._counts_nodes:
+            return max((known.written_bytes for known in self._alike(layers, weight)), default=None)
+        line = self._on_a_line([known.written_bytes for known in self._known], wanted)
+        return math.ceil(sum(line)) if line else None
 
-    def objects_bytes(self, layers: tuple[Layer, ...], weight: int, tensor_count: int) -> Between:
-        """What may be counted for the runtime's objects; 0 where it does not count them."""
-        if not any(self._objects):
+    def objects_bytes(self, layers: tuple[Layer, ...], weight: int, tensor_count: int) -> Between | None:
+        """What may be counted for the runtime's objects; 0 where it does not count them, None where it is not told."""
+        if not any(known.objects_bytes for known in self._known):
             return Between(least=0, most=0)
-        if layers in self._of_layers:
-            most = self._of_layers[layers] + _AGAIN_BYTES
-            return Between(least=most, most=most)
-        alike = self._of_kinds.get(_kinds(layers))
-        told, off = (np.median(alike), 0.0) if alike else self._on_a_line(self._objects, (1.0, weight, tensor_count))
+        own = [known.objects_bytes for known in self._known if known.layers == layers]
+        if own:
+            return Between(least=own[0] + _AGAIN_BYTES, most=own[0] + _AGAIN_BYTES)
+        alike = [known.objects_bytes for known in self._alike(layers, weight)]
+        if len(alike) > 1 and max(alike) - min(alike) <= _SPREAD * min(alike):
+            told, off = float(np.median(alike)), 0.0
+        else:
+            wanted: Features = (1.0, weight, tensor_count)
+            counted = [known.objects_bytes for known in self._known]
+            line = self._on_a_line(counted, wanted) if self._counts_nodes else None
+            if line is None:
+                return None
+            told, off = line
         return Between(least=int((1 - _LESS) * told - off), most=math.ceil((1 + _MORE) * told + off))
 
-    def _on_a_line(self, found: Sequence[int], wanted: Features) -> tuple[float, float]:
-        """What a line through all that was found tells, and how far it lies from what was found."""
-        known, values = np.array(self._features), np.array(found, dtype=np.float64)
-        slopes = np.linalg.lstsq(known, values, rcond=None)[0]
-        return float(np.array(wanted) @ slopes), float(np.abs(values - known @ slopes).max())
+    def _alike(self, layers: Sequence[Layer], weight: int) -> list[_Known]:
+        """Recordings with layers of the same kinds, and nodes of about that weight."""
+        kinds = _kinds(layers)
+        return [
+            known
+            for known in self._known
+            if known.kinds == kinds and abs(known.features[1] - weight) <= _NEAR * known.features[1]
+        ]
+
+    def _on_a_line(self, found: Sequence[int], wanted: Features) -> tuple[float, float] | None:
+        """What a line through all that was found tells, and how far it lies from what was found at most.
+
+        None where the recordings do not tell a line there, or no more than one: it would fit whatever was found.
+        """
+        features = [known.features for known in self._known]
+        rows, values = np.array(features, dtype=np.float64), np.array(found, dtype=np.float64)
+        slopes, _, rank, _ = np.linalg.lstsq(rows, values, rcond=None)
+        mixed = np.linalg.lstsq(rows.T, np.array(wanted), rcond=None)[0]
+        if len({*features}) <= rank or not np.allclose(rows.T @ mixed, wanted):
+            return None
+        return float(np.array(wanted) @ slopes), float(np.abs(values - rows @ slopes).max())
 
 
-def _kinds(layers: Sequence[Layer]) -> tuple[tuple[str, tuple[int, ...]], ...]:
+def _kinds(layers: Sequence[Layer]) -> _Kinds:
     return tuple((layer.name, layer.kind) for layer in layers)

@@ -29,10 +29,12 @@ class Simulation:
     Attributes:
         peak_bytes: of activations and workspace, where all goes well.
         least_factor: of the plan over that, as far as is known beforehand.
+        counts_nodes: whether nodes weigh 1 each, or the bytes of their objects.
     """
 
     peak_bytes: Callable[[Sequence[Request]], int]
     least_factor: float = 1.0
+    counts_nodes: bool = True
 
 
 def _live(requests: Sequence[Request]) -> int:
@@ -87,7 +89,7 @@ def _lives(requests: Sequence[Request]) -> Blocks:
 SIMULATIONS: Mapping[str, Simulation] = MappingProxyType(
     {
         "onnx": Simulation(peak_bytes=_arena),
-        "executorch": Simulation(peak_bytes=_executorch),
+        "executorch": Simulation(peak_bytes=_executorch, counts_nodes=False),
         # Eager PyTorch's plan is a bound: its share of activations once more, and this.
         "torch": Simulation(peak_bytes=_live, least_factor=1.75),
     }
