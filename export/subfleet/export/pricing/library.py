@@ -9,6 +9,7 @@ from subfleet.export.pricing.layers import Layer
 from subfleet.export.pricing.recording import (
     GIVE,
     GIVE_KEPT,
+    START,
     TAKE_KEPT,
     TAKE_TOLD,
     Recording,
@@ -21,7 +22,7 @@ __all__ = ["Library", "Request", "requests_of"]
 
 _REACH = 2
 """A segment follows from so many layers on either side, from more where recordings show it, and from those whose nodes
-run in it."""
+run in it; the start from the first and the last layers, as the loss is among them."""
 
 Request = tuple[int, int]
 """A block, and its size; or `GIVEN_BACK`."""
@@ -77,6 +78,8 @@ class Library:
         names = [layer.name for layer in recording.layers]
         for at, segment in enumerate(recording.segments):
             phase, layer = phase_of(at, len(names))
+            if phase == START:  # its nodes are constants, of all layers
+                continue
             self._owners[phase, names[layer]].update(names[owner] for owner in segment.layers)
         return sum(map(len, self._owners.values())) > before
 
@@ -100,7 +103,12 @@ class Library:
             phase, layer = phase_of(at, len(layers))
             where = phase, names[layer]
             reach, owners = self._reach.get(where, _REACH), self._owners.get(where, ())
-            at_hand = [one for place, one in enumerate(layers) if abs(place - layer) <= reach or one.name in owners]
+            last = len(layers) - 1 - reach if phase == START else len(layers)
+            at_hand = [
+                one
+                for place, one in enumerate(layers)
+                if abs(place - layer) <= reach or place >= last or one.name in owners
+            ]
             key = phase, (names[layer], *(one.name for one in at_hand)), tuple(one.kind for one in at_hand)
             yield key, tuple(size for one in at_hand for size in one.sizes)
 
