@@ -11,7 +11,7 @@ from subfleet.export.memory.liveness import GIVEN_BACK
 from subfleet.export.pricing.fitting import segment_at
 from subfleet.export.pricing.formulas import EITHER, STRIPES, Formula
 from subfleet.export.pricing.layers import Layer, by_layer, layers_of
-from subfleet.export.pricing.library import requests_of
+from subfleet.export.pricing.library import Library, requests_of
 from subfleet.export.pricing.recording import GIVE, TAKE, TAKE_TOLD, Node, PlannedStep, Recording, Segment, segments_of
 from subfleet.export.pricing.runtime_sizes import Between, RuntimeSizes
 from subfleet.protocol.subnet import Prefix, SubnetSpec
@@ -247,3 +247,26 @@ def test_weights_in_bytes_tell_no_line() -> None:
     assert sizes.written_bytes(UNSEEN, 20, 2) is None
     assert sizes.objects_bytes(UNSEEN, 20, 2) is None
     assert sizes.written_bytes(UNSEEN, 25, 2) == 25_000
+
+
+def chain_of(*widths: int) -> Recording:
+    """Layers a, b, ... of some widths; the first one's backward segment also takes a block for the last layer."""
+    count = len(widths)
+    segments = [Segment(events=(), sizes=(), weight=1) for _ in range(1 + 3 * count)]
+    taken = ((TAKE, 0), (GIVE, 0))
+    segments[2 * count] = Segment(events=taken, sizes=(2**16 * widths[-1],), weight=1, layers=(0, count - 1))
+    layers = tuple(Layer(name=name, kind=(0,), sizes=(width,)) for name, width in zip("abcdef", widths, strict=True))
+    return replace(recording(2), layers=layers, segments=tuple(segments))
+
+
+def test_a_segment_follows_from_every_layer_whose_nodes_run_in_it() -> None:
+    """The last layer is no neighbour of the first, but where all widths are alike it seems to be any of them."""
+    library = Library()
+    for width in (2, 8, 16):
+        library.add(chain_of(*[width] * 6))
+    asked = chain_of(8, 8, 8, 8, 8, 4)
+    assert library.segments(asked.layers) is None
+    library.add(chain_of(8, 4, 8, 4, 2, 2))
+    told = library.segments(asked.layers)
+    assert told is not None
+    assert told[12].sizes == asked.segments[12].sizes == (2**16 * 4,)
