@@ -3,10 +3,10 @@
 from dataclasses import replace
 
 import pytest
-from elastic.token_cases import TOKEN_CONFIGS
 from export.export_cases import MLP
 
 from subfleet.elastic.families import network_of
+from subfleet.elastic.network import ModelConfig
 from subfleet.export.memory.liveness import GIVEN_BACK
 from subfleet.export.pricing.fitting import segment_at
 from subfleet.export.pricing.formulas import EITHER, STRIPES, Formula
@@ -18,7 +18,16 @@ from subfleet.protocol.subnet import Prefix, SubnetSpec
 
 Known = dict[tuple[int, ...], Segment]
 
-HEADED = next(config for config in TOKEN_CONFIGS if config.heads and network_of(config).axes)
+HEADED = ModelConfig(
+    family="decoder",
+    input_shape=(4,),
+    vocabulary=5,
+    class_count=5,
+    widths=(16,),
+    depths=(1,),
+    heads=(4,),
+    norm="layer",
+)
 
 
 def test_layers_are_told_by_their_tensors_names() -> None:
@@ -29,13 +38,14 @@ def test_layers_are_told_by_their_tensors_names() -> None:
     }
 
 
-def test_two_heads_of_one_are_not_one_head_of_two() -> None:
+@pytest.mark.parametrize(("one", "other"), [((2, 1), (1, 2)), ((4, 2), (2, 4))])
+def test_two_heads_of_one_are_not_one_head_of_two(one: tuple[int, int], other: tuple[int, int]) -> None:
     """Their tensors have the same shapes, but what attention keeps does not."""
     network = network_of(HEADED)
-    heads, dims = (next(name for name in network.axes if name.endswith(end)) for end in ("heads", "head_dim"))
+    axes = [next(name for name in sorted(network.axes) if name.endswith(end)) for end in ("head_dim", "heads")]
     wide, many = (
-        SubnetSpec(axes=tuple(sorted([(heads, Prefix(size=a)), (dims, Prefix(size=b))])))
-        for a, b in ((2 * network.axes[heads].granularity, 1), (network.axes[heads].granularity, 2))
+        SubnetSpec(axes=tuple((name, Prefix(size=size)) for name, size in zip(axes, sizes, strict=True)))
+        for sizes in (one, other)
     )
     assert network.shapes(wide) == network.shapes(many)
     assert layers_of(network, wide) != layers_of(network, many)
