@@ -188,6 +188,27 @@ class Row:
     recorded: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpaceRow:
+    """How far a search's space is known after so many prices.
+
+    Attributes:
+        target: that was priced.
+        subnets: in the space.
+        priced: random ones, so far.
+        recorded: programs for them.
+        told: of those priced, without a recording.
+        told_ms: for each of these, the median; None where there are none.
+    """
+
+    target: str
+    subnets: int
+    priced: int
+    recorded: int
+    told: int
+    told_ms: float | None
+
+
 def random_spec(network: Network, chance: random.Random) -> SubnetSpec:
     """Every axis at any of its sizes, and any of the blocks."""
     axes: list[tuple[str, IndexSet]] = []
@@ -252,14 +273,12 @@ def measure(config: ModelConfig, target: str, count: int) -> Row:
     )
 
 
-def count_recordings(target: str, count: int) -> Iterator[str]:
-    """How many programs are recorded until so many random subnets of ResNet-18 have a price, as lines of a table."""
-    network = network_of(RESNET)
-    space = search_space(network, RATIOS)
-    model = PriceModel(network, lambda spec: request_for(RESNET, target, spec))
+def count_recordings(target: str, count: int) -> Iterator[SpaceRow]:
+    """How many programs are recorded until so many random subnets of ResNet-18 have a price."""
+    space = search_space(network_of(RESNET), RATIOS)
+    model = PriceModel(space.network, lambda spec: request_for(RESNET, target, spec))
     chance = random.Random(RESNET.family)  # noqa: S311 - no secret
     told_ms: list[float] = []
-    yield f"ResNet-18, ratios {RATIOS}: {space.count():.1e} subnets"
     for priced in range(1, count + 1):
         spec = space.spec(tuple(chance.randrange(len(gene.options)) for gene in space.genes))
         recorded, started_s = model.recorded_count, time.perf_counter()
@@ -267,8 +286,26 @@ def count_recordings(target: str, count: int) -> Iterator[str]:
         if model.recorded_count == recorded:
             told_ms.append(1000 * (time.perf_counter() - started_s))
         if priced % _STEP == 0 or priced == count:
-            warm = f", each in {statistics.median(told_ms):.0f} ms" if told_ms else ""
-            yield f"{priced} priced: {model.recorded_count} recorded, {len(told_ms)} told without{warm}"
+            yield SpaceRow(
+                target=target,
+                subnets=space.count(),
+                priced=priced,
+                recorded=model.recorded_count,
+                told=len(told_ms),
+                told_ms=statistics.median(told_ms) if told_ms else None,
+            )
+
+
+def price_space(arguments: argparse.Namespace) -> None:
+    """Print each row as soon as it is found."""
+    rows = []
+    for target in arguments.target or TARGETS:
+        for row in count_recordings(target, arguments.space):
+            warm = "" if row.told_ms is None else f", each in {row.told_ms:.0f} ms"
+            print(f"{target}: {row.priced} priced, {row.recorded} recorded, {row.told} told without{warm}", flush=True)
+            rows.append(asdict(row))
+    if arguments.json:
+        print(json.dumps(rows))
 
 
 def rows_in(path: Path) -> dict[tuple[str, str], Row]:
@@ -328,10 +365,9 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="end with one JSON object")
     arguments = parser.parse_args()
     if arguments.space is not None:
-        for line in itertools.chain.from_iterable(
-            count_recordings(target, arguments.space) for target in arguments.target or TARGETS
-        ):
-            print(line, flush=True)
+        if arguments.space < 1 or arguments.family or arguments.rows or arguments.write:
+            parser.error("--space takes a number of 1 or more, and neither --family nor --rows nor --write")
+        price_space(arguments)
         return
     found = rows_in(arguments.rows) if arguments.rows else {}
     for family, target in itertools.product(arguments.family or sorted(FAMILIES), arguments.target or TARGETS):

@@ -13,11 +13,12 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper
 
+from subfleet.export.memory.formulas import EITHER, Formula
 from subfleet.export.memory.heap import heap_bytes
 from subfleet.export.memory.onnx_arena import PAGE_BYTES, Arena
 from subfleet.export.memory.onnx_blocks import Give, Take, filled_arena, live_bytes, requests_of
 from subfleet.export.memory.onnx_run import run_onnx, session_options
-from subfleet.export.memory.onnx_scratch import Choice, Scratch, scratch_of
+from subfleet.export.memory.onnx_scratch import Scratch, scratch_of
 from subfleet.protocol.programs import ValueInfo
 from subfleet.trainers import onnx as trainer
 
@@ -117,7 +118,7 @@ def test_a_value_lives_until_its_last_reader() -> None:
 
 
 def patches(*, wanted: int, limit: int, above_bytes: int) -> Scratch:
-    return Scratch(choice=Choice(wanted=wanted, limit=limit, above_bytes=above_bytes, else_bytes=65_536))
+    return Scratch(choice=Formula(kind=EITHER, numbers=(wanted, limit, above_bytes, 65_536)))
 
 
 @pytest.mark.parametrize(

@@ -11,9 +11,10 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from subfleet.export.memory.formulas import Formula
 from subfleet.export.memory.onnx_arena import Arena
 from subfleet.export.memory.onnx_run import RanGraph, RanNode
-from subfleet.export.memory.onnx_scratch import Choice, scratch_of
+from subfleet.export.memory.onnx_scratch import scratch_of
 
 __all__ = ["Give", "Take", "filled_arena", "live_bytes", "node_requests", "requests_of"]
 
@@ -51,12 +52,12 @@ class Take:
     Attributes:
         name: unique in the run.
         size_bytes: of the block.
-        choice: where its size is that of one of two algorithms, how it was chosen.
+        formula: where its size is that of one of two algorithms, how it was chosen.
     """
 
     name: str
     size_bytes: int
-    choice: Choice | None = None
+    formula: Formula | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +87,7 @@ def node_requests(graph: RanGraph) -> Iterator[tuple[Take | Give, ...]]:
         ]
         if scratch.choice is not None:
             size = scratch.choice.size_bytes
-            takes.append(Take(name=f"{place}/{len(takes)}", size_bytes=size, choice=scratch.choice))
+            takes.append(Take(name=f"{place}/{len(takes)}", size_bytes=size, formula=scratch.choice))
         before, after = takes[: len(scratch.before_bytes)], takes[len(scratch.before_bytes) :]
         results = [
             Take(name=name, size_bytes=graph.types[name].size_bytes)

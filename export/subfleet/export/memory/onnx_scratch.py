@@ -11,35 +11,14 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
+from subfleet.export.memory.formulas import EITHER, Formula
 from subfleet.export.memory.onnx_run import RanNode, TensorType
 
-__all__ = ["Choice", "Scratch", "scratch_of"]
+__all__ = ["Scratch", "scratch_of"]
 
 _FLOAT_BYTES = 4
 _CONVOLUTION_BYTES = 65536
 """What one thread lays out of a convolution's patches at a time."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Choice:
-    """Between two algorithms by the sizes of tensors.
-
-    Attributes:
-        wanted: a number that follows from the sizes.
-        limit: a second one.
-        above_bytes: taken where `wanted` is above `limit`.
-        else_bytes: taken elsewhere.
-    """
-
-    wanted: int
-    limit: int
-    above_bytes: int
-    else_bytes: int
-
-    @property
-    def size_bytes(self) -> int:
-        """What is taken."""
-        return self.above_bytes if self.wanted > self.limit else self.else_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +33,7 @@ class Scratch:
 
     before_bytes: tuple[int, ...] = ()
     after_bytes: tuple[int, ...] = ()
-    choice: Choice | None = None
+    choice: Formula | None = None
 
 
 def scratch_of(node: RanNode, types: Mapping[str, TensorType]) -> Scratch:
@@ -80,9 +59,7 @@ def _convolution(attributes: Mapping[str, Any], inputs: Sequence[TensorType], ou
         if whole_rows or whole_columns:
             return Scratch()
     patches_bytes = _FLOAT_BYTES * positions * channels * math.prod(w_shape[2:])
-    return Scratch(
-        choice=Choice(wanted=filters, limit=positions, above_bytes=patches_bytes, else_bytes=_CONVOLUTION_BYTES)
-    )
+    return Scratch(choice=Formula(kind=EITHER, numbers=(filters, positions, patches_bytes, _CONVOLUTION_BYTES)))
 
 
 def _transposed(attributes: Mapping[str, Any], inputs: Sequence[TensorType], output: TensorType) -> Scratch:

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from subfleet.export.pricing.formulas import Formula
+from subfleet.export.memory.formulas import Formula
 from subfleet.export.pricing.recording import Event, Segment
 
 __all__ = ["Sizes", "segment_at"]

@@ -50,14 +50,10 @@ class Library:
         """Learn from one more recording."""
         self._recordings.append(recording)
         self._told.clear()
-        clashes = self._learn(recording)
-        if self._see_owners(recording):
-            self._known.clear()
-            clashes = set().union(*(self._learn(known) for known in self._recordings))
+        clashes = self._learn_again() if self._see_owners(recording) else self._learn(recording)
         while clashes:
             self._reach.update((where, self._reach.get(where, _REACH) + _REACH) for where in clashes)
-            self._known.clear()
-            clashes = set().union(*(self._learn(known) for known in self._recordings))
+            clashes = self._learn_again()
 
     def segments(self, layers: Sequence[Layer]) -> list[Segment] | None:
         """The segments of a subnet; None where one is not known."""
@@ -82,6 +78,11 @@ class Library:
                 continue
             self._owners[phase, names[layer]].update(names[owner] for owner in segment.layers)
         return sum(map(len, self._owners.values())) > before
+
+    def _learn_again(self) -> set[_Where]:
+        """Learn from all recordings, as segments are looked up by other layers now."""
+        self._known.clear()
+        return set().union(*(self._learn(known) for known in self._recordings))
 
     def _learn(self, recording: Recording) -> set[_Where]:
         """Add a recording's segments; the phases and layers whose segments do not follow from their neighbours."""

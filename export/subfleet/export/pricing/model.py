@@ -14,7 +14,7 @@ from subfleet.export.pricing.layers import Layer, by_layer, layers_of
 from subfleet.export.pricing.library import Library, requests_of
 from subfleet.export.pricing.recording import Recording, segments_of
 from subfleet.export.pricing.running import run_step
-from subfleet.export.pricing.runtime_sizes import RuntimeSizes
+from subfleet.export.pricing.runtime_sizes import RuntimeSizes, again_bytes
 from subfleet.export.pricing.simulating import SIMULATIONS
 from subfleet.export.request_steps import training_step_of
 from subfleet.export.requests import TrainRequest
@@ -34,7 +34,7 @@ _OPEN = 0.04
 _ALIKE = 1.5
 """Activations are of about one size, where they differ by no more than this factor."""
 _WHOLE = frozenset({"class", "kernel"})
-"""Axes that the smallest subnet of given blocks keeps as they are."""
+"""Axes that stay as they are in the largest and the smallest subnet like another."""
 _MAX_BYTES = 2**26
 
 
@@ -146,9 +146,8 @@ class PriceModel:
         """The price of a subnet that was recorded, but whose segments are not to be put together."""
         own = next(found for found in self._library.recordings if found.layers == layers)
         logger.warning("a program's segments do not fit together; its subnet is priced by its own plan")
-        objects = self._sizes.objects_bytes(layers, 0, own.tensor_count)
-        held_bytes = self._held_bytes(self._network.shapes(spec)) + own.passing_bytes + own.runtime_bytes
-        return held_bytes + (counted_bytes(objects.most) if objects else 0)
+        held_bytes = self._held_bytes(self._network.shapes(spec))
+        return held_bytes + own.passing_bytes + own.runtime_bytes + counted_bytes(again_bytes(own.objects_bytes))
 
     def _held_bytes(self, shapes: Mapping[str, tuple[int, ...]]) -> int:
         recordings = self._library.recordings

@@ -11,7 +11,7 @@ program of another subnet.
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from subfleet.export.pricing.formulas import Formula
+from subfleet.export.memory.formulas import Formula
 from subfleet.export.pricing.layers import Layer
 
 __all__ = [
@@ -91,8 +91,8 @@ class Segment:
     Attributes:
         events: in order.
         sizes: bytes of the blocks that it takes, but for those below, in the order of their first mention.
-        formulas: of the blocks whose size is no product of axes, in that order.
         weight: of the nodes that belong to the layer in this phase.
+        formulas: of the blocks whose size is no product of axes, in that order.
         layers: numbers of the layers that the nodes belong to that run in it.
     """
 

@@ -14,8 +14,6 @@ from subfleet.export.memory.liveness import GIVEN_BACK, activation_peak_bytes, g
 from subfleet.export.memory.onnx_blocks import Take, node_requests
 from subfleet.export.memory.onnx_plan import plan_ran
 from subfleet.export.memory.onnx_run import run_onnx
-from subfleet.export.memory.onnx_scratch import Choice
-from subfleet.export.pricing.formulas import EITHER, Formula
 from subfleet.export.pricing.recording import Node, PlannedStep
 from subfleet.export.pricing.xnnpack_calls import Call, nodes_of, region_calls
 from subfleet.export.steps.values import Step
@@ -52,16 +50,12 @@ def _run_onnx(step: Step) -> tuple[PlannedStep, MemoryPlan]:
             inputs=tuple(filter(None, node.inputs)),
             outputs=tuple(filter(None, node.outputs)),
             requests=tuple((r.name, r.size_bytes if isinstance(r, Take) else GIVEN_BACK) for r in requests),
-            formulas={r.name: _either(r.choice) for r in requests if isinstance(r, Take) and r.choice is not None},
+            formulas={r.name: r.formula for r in requests if isinstance(r, Take) and r.formula is not None},
         )
         for node, requests in zip(ran.nodes, node_requests(ran), strict=True)
     )
     names = {value.name: value.name for value in (*step.inputs, *step.outputs)}
     return _planned(step, nodes, names, ran.session_bytes), plan_ran(ran, step, body_bytes=len(body))
-
-
-def _either(choice: Choice) -> Formula:
-    return Formula(kind=EITHER, numbers=(choice.wanted, choice.limit, choice.above_bytes, choice.else_bytes))
 
 
 def _run_executorch(step: Step) -> tuple[PlannedStep, MemoryPlan]:

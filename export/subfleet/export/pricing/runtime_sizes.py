@@ -14,7 +14,7 @@ import numpy as np
 from subfleet.export.pricing.layers import Layer
 from subfleet.export.pricing.recording import Recording
 
-__all__ = ["Between", "RuntimeSizes"]
+__all__ = ["Between", "RuntimeSizes", "again_bytes"]
 
 _AGAIN_BYTES = 3 * 2**13
 """By so much two counts of one program differ at most. Measured: 10 kB, once 20."""
@@ -39,11 +39,9 @@ class Between:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Known:
+    recording: Recording
     features: Features
-    layers: tuple[Layer, ...]
     kinds: _Kinds
-    written_bytes: int
-    objects_bytes: int
 
 
 class RuntimeSizes:
@@ -61,15 +59,8 @@ class RuntimeSizes:
     def add(self, recording: Recording) -> None:
         """Learn from one more recording."""
         weight = sum(segment.weight for segment in recording.segments)
-        self._known.append(
-            _Known(
-                features=(1.0, weight, recording.tensor_count),
-                layers=recording.layers,
-                kinds=_kinds(recording.layers),
-                written_bytes=recording.runtime_bytes,
-                objects_bytes=recording.objects_bytes,
-            )
-        )
+        features = (1.0, weight, recording.tensor_count)
+        self._known.append(_Known(recording=recording, features=features, kinds=_kinds(recording.layers)))
 
     def written_bytes(self, layers: tuple[Layer, ...], weight: int, tensor_count: int) -> int | None:
         """The program and what follows from its size; None where the recordings do not tell it.
@@ -80,28 +71,28 @@ class RuntimeSizes:
             tensor_count: of the subnet.
         """
         wanted: Features = (1.0, weight, tensor_count)
-        own = [known.written_bytes for known in self._known if known.layers == layers]
-        same = own or [known.written_bytes for known in self._known if known.features == wanted]
+        own = [known.recording.runtime_bytes for known in self._known if known.recording.layers == layers]
+        same = own or [known.recording.runtime_bytes for known in self._known if known.features == wanted]
         if same:
             return int(np.median(same))
         if not self._counts_nodes:
-            return max((known.written_bytes for known in self._alike(layers, weight)), default=None)
-        line = self._on_a_line([known.written_bytes for known in self._known], wanted)
+            return max((known.recording.runtime_bytes for known in self._alike(layers, weight)), default=None)
+        line = self._on_a_line([known.recording.runtime_bytes for known in self._known], wanted)
         return math.ceil(sum(line)) if line else None
 
     def objects_bytes(self, layers: tuple[Layer, ...], weight: int, tensor_count: int) -> Between | None:
         """What may be counted for the runtime's objects; 0 where it does not count them, None where it is not told."""
-        if not any(known.objects_bytes for known in self._known):
+        if not any(known.recording.objects_bytes for known in self._known):
             return Between(least=0, most=0)
-        own = [known.objects_bytes for known in self._known if known.layers == layers]
+        own = [known.recording.objects_bytes for known in self._known if known.recording.layers == layers]
         if own:
-            return Between(least=own[0] + _AGAIN_BYTES, most=own[0] + _AGAIN_BYTES)
-        alike = [known.objects_bytes for known in self._alike(layers, weight)]
+            return Between(least=again_bytes(own[0]), most=again_bytes(own[0]))
+        alike = [known.recording.objects_bytes for known in self._alike(layers, weight)]
         if len(alike) > 1 and max(alike) - min(alike) <= _SPREAD * min(alike):
             told, off = float(np.median(alike)), 0.0
         else:
             wanted: Features = (1.0, weight, tensor_count)
-            counted = [known.objects_bytes for known in self._known]
+            counted = [known.recording.objects_bytes for known in self._known]
             line = self._on_a_line(counted, wanted) if self._counts_nodes else None
             if line is None:
                 return None
@@ -129,6 +120,11 @@ class RuntimeSizes:
         if len({*features}) <= rank or not np.allclose(rows.T @ mixed, wanted):
             return None
         return float(np.array(wanted) @ slopes), float(np.abs(values - rows @ slopes).max())
+
+
+def again_bytes(objects_bytes: int) -> int:
+    """The most that another count of a recorded program's objects may come to; 0 where they are not counted."""
+    return objects_bytes + _AGAIN_BYTES if objects_bytes else 0
 
 
 def _kinds(layers: Sequence[Layer]) -> _Kinds:

@@ -11,8 +11,8 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
+from subfleet.export.memory.formulas import STRIPES, Formula
 from subfleet.export.memory.liveness import GIVEN_BACK
-from subfleet.export.pricing.formulas import STRIPES, Formula
 from subfleet.export.pricing.recording import Node
 from subfleet.export.targets.xnnpack.graph import Graph
 
