@@ -4,6 +4,7 @@ import re
 import sqlite3
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -74,6 +75,37 @@ def test_a_state_folder_of_an_older_release_is_one_sentence(tmp_path: Path) -> N
     assert done.returncode == ExitCode.FILE, done.stderr
     assert "was written by another release" in done.stderr
     assert "Traceback" not in done.stderr + done.stdout
+
+
+@pytest.mark.slow
+def test_the_version_is_that_of_the_distribution(tmp_path: Path) -> None:
+    done = run_cli("--version", folder=tmp_path)
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"subfleet {version('subfleet')}\n", "")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["subfleet.protocol.errors", "subfleet.cli.commands", "torch"])
+def test_ctrl_c_while_packages_are_loaded_is_one_sentence(name: str, tmp_path: Path) -> None:
+    code = (
+        "import os, signal, sys\n"
+        "class Interrupting:\n"
+        "    @staticmethod\n"
+        "    def find_spec(name, path=None, target=None):\n"
+        "        if name == interrupted:\n"
+        "            sys.meta_path.remove(Interrupting)\n"
+        "            os.kill(os.getpid(), signal.SIGINT)\n"
+        "            signal.pause()\n"
+        "sys.meta_path.insert(0, Interrupting)\n"
+        "interrupted = sys.argv.pop()\n"
+        "from subfleet.cli.main import main\n"
+        "main()\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, "run", "quickstart", name],
+        capture_output=True, text=True, cwd=tmp_path, timeout=120, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (ExitCode.INTERRUPTED, "")
+    assert done.stderr == "subfleet: stopped; start the same command again to go on\n"
 
 
 @pytest.mark.slow

@@ -3,10 +3,10 @@
 import itertools
 import json
 import logging
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
@@ -100,6 +100,17 @@ def test_what_is_wrong_is_one_sentence_and_a_number(
     assert words in err
     assert len(err.splitlines()) == 1
     assert "Traceback" not in err
+
+
+def test_a_shortened_option_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    for shortened in (("--memory", "0.5"), ("--thread", "2"), ("--verb",)):
+        code, _, err = run(capsys, "join", NOBODY, "--data", "x", *shortened)
+        assert code == ExitCode.USAGE
+        assert f"unrecognized arguments: {' '.join(shortened)}" in err
+
+
+def test_the_version_is_that_of_the_distribution(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(capsys, "--version") == (0, f"subfleet-edge {version('subfleet')}\n", "")
 
 
 def test_a_broker_that_is_not_there_is_a_sentence(
@@ -298,49 +309,6 @@ def test_an_interrupted_capture_has_every_row_and_an_existing_file_is_left_alone
     assert len(read_log(path).rows) == 2
     with pytest.raises(FileError, match="exists already"):
         capture(CaptureOptions(path=path), SteadyMeter())
-
-
-@pytest.mark.slow
-@pytest.mark.broker
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_stops_a_joined_device_cleanly(tmp_path: Path, data: str, number: signal.Signals) -> None:
-    broker = pytest.importorskip("subfleet.server.broker")
-    with broker.EmbeddedBroker() as running:
-        command = [sys.executable, "-m", "subfleet.edge_client.cli", "join", running.url, "--data", data, "--id", "pi"]
-        command += ["--state", str(tmp_path / "state"), "--replay", "raspberry_pi_4"]
-        with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as device:
-            assert device.stderr is not None
-            for line in device.stderr:
-                if "connected as pi" in line:
-                    break
-            device.send_signal(number)
-            try:
-                _, rest = device.communicate(timeout=30)
-            finally:
-                device.kill()
-            assert device.returncode == 0
-    assert "start the same command again" in rest
-    assert "Traceback" not in rest
-
-
-@pytest.mark.slow
-@pytest.mark.broker
-def test_a_child_stops_cleanly_when_its_parent_is_gone(tmp_path: Path, data: str) -> None:
-    broker = pytest.importorskip("subfleet.server.broker")
-    with broker.EmbeddedBroker() as running:
-        command = [sys.executable, "-m", "subfleet.edge_client.cli", "join", running.url, "--data", data, "--id", "pi"]
-        command += ["--state", str(tmp_path / "state"), "--replay", "raspberry_pi_4", "--leave-with-stdin"]
-        with subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as device:
-            assert device.stdin is not None
-            assert device.stderr is not None
-            for line in device.stderr:
-                if "connected as pi" in line:
-                    break
-            device.stdin.close()  # as the system does for a parent that was killed
-            try:
-                assert device.wait(timeout=30) == 0
-            finally:
-                device.kill()
 
 
 @pytest.mark.slow

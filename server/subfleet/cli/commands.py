@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 __all__ = ["app"]
 
 app = typer.Typer(
-    help="Trains one elastic model across a fleet of unequal devices.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -32,6 +31,24 @@ app = typer.Typer(
 )
 
 app.add_typer(data, name="data")
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        typer.echo(f"subfleet {version('subfleet')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the release and end.")
+    ] = False,
+) -> None:
+    """Trains one elastic model across a fleet of unequal devices."""
+
 
 Verbose = Annotated[bool, typer.Option("--verbose", help="Log what happens inside to standard error.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object at the end, and nothing else.")]

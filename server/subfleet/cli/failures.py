@@ -7,6 +7,7 @@ from contextlib import contextmanager
 
 from subfleet.protocol.errors import MissingExtraError, SubfleetError
 from subfleet.protocol.exit_codes import ExitCode
+from subfleet.protocol.interruption import interruptible
 
 __all__ = ["exit_code_of", "reporting"]
 
@@ -32,11 +33,13 @@ def reporting(*, verbose: bool, leave: Callable[[int], None] = sys.exit) -> Iter
     """Run a command's body; an error becomes one sentence on standard error and an exit code."""
     level = logging.DEBUG if verbose else logging.WARNING
     logging.basicConfig(level=level, format="%(asctime)s %(name)s %(levelname)s %(message)s", stream=sys.stderr)
-    try:
-        yield
-    except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001  # the rim: nothing may reach the user as a traceback
-        code, sentence = exit_code_of(error)
-        if verbose:
-            _LOG.exception("the command failed")
-        sys.stderr.write(f"subfleet: {sentence}\n")
-        leave(int(code))
+    with interruptible() as interrupted:
+        try:
+            yield
+        # The rim: nothing may reach the user as a traceback.
+        except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001
+            code, sentence = exit_code_of(KeyboardInterrupt() if interrupted() else error)
+            if verbose:
+                _LOG.exception("the command failed")
+            sys.stderr.write(f"subfleet: {sentence}\n")
+            leave(int(code))

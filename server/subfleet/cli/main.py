@@ -1,17 +1,24 @@
-"""Entry point of the `subfleet` command: loads the commands, or says which package is missing."""
+"""Entry point of `subfleet`: nothing is imported before Ctrl-C ends the command in one sentence."""
 
 import sys
 
-from subfleet.cli.failures import reporting
-
 __all__ = ["main"]
+
+_INTERRUPTED = 130
+"""`ExitCode.INTERRUPTED`; its own module may be what is being imported."""
 
 
 def main() -> None:
-    """Run the command that the arguments name."""
-    with reporting(verbose="--verbose" in sys.argv):
-        from subfleet.cli.commands import app
-    app(prog_name="subfleet")
+    """Run the command that the arguments name, or say which package is missing."""
+    try:
+        from subfleet.cli.failures import reporting
+
+        with reporting(verbose="--verbose" in sys.argv):
+            from subfleet.cli.commands import app
+        app(prog_name="subfleet")
+    except KeyboardInterrupt:
+        sys.stderr.write("subfleet: stopped; start the same command again to go on\n")
+        sys.exit(_INTERRUPTED)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,136 @@
+"""The commands of `subfleet-edge`: join a fleet, record a log, find out what is missing, run a model."""
+
+import argparse
+import dataclasses
+import json
+import logging
+import sys
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+
+from subfleet.edge_client.options import Command, parser_of
+from subfleet.protocol.errors import MissingExtraError, SubfleetError
+from subfleet.protocol.exit_codes import ExitCode
+from subfleet.protocol.interruption import interruptible
+
+__all__ = ["run"]
+
+_LOG = logging.getLogger(__name__)
+_STOPPED = "stopped; start the same command again to go on"
+
+
+def run(arguments: Sequence[str] | None = None) -> int:
+    """Run a command; returns its exit code. Whatever goes wrong ends as one sentence on standard error."""
+    with interruptible() as interrupted:
+        try:
+            options = parser_of(_COMMANDS).parse_args(arguments)
+            level = logging.DEBUG if options.verbose else options.log_level
+            logging.basicConfig(level=level, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
+            code: int = options.run(options)
+        except KeyboardInterrupt:
+            return _complain(ExitCode.INTERRUPTED, _STOPPED)
+        except Exception as error:  # noqa: BLE001 - the rim: nothing may reach the user as a traceback
+            _LOG.debug("the command failed", exc_info=True)
+            return _complain(ExitCode.INTERRUPTED, _STOPPED) if interrupted() else _complain(*_said_of(error))
+    return code
+
+
+def _said_of(error: Exception) -> tuple[ExitCode, str]:
+    if isinstance(error, SubfleetError):
+        return error.exit_code, str(error)
+    if isinstance(error, ModuleNotFoundError):
+        missing = MissingExtraError((error.name or "").partition(".")[0], "edge")
+        return missing.exit_code, str(missing)
+    text = f"this is a defect of Subfleet ({type(error).__name__}: {error}); --verbose shows where"
+    return ExitCode.INTERNAL, text
+
+
+def _complain(code: ExitCode, sentence: str) -> int:
+    sys.stderr.write(f"subfleet-edge: {' '.join(sentence.split())}\n")
+    return int(code)
+
+
+# --- the commands; each loads only what it needs ---
+
+
+def _join(options: argparse.Namespace) -> int:
+    from subfleet.edge_client.joining import JoinOptions, join
+
+    join(
+        JoinOptions(
+            url=options.url,
+            data=options.data,
+            client_id=options.id,
+            profile=options.profile,
+            state=options.state,
+            replay=options.replay,
+            fleet=options.fleet,
+            memory_share=options.memory_share,
+            runtime=options.runtime,
+            threads=options.threads,
+            provider=options.provider,
+            architecture=options.architecture,
+            leave_when_finished=options.leave_when_finished,
+            leave_with_stdin=options.leave_with_stdin,
+        )
+    )
+    return int(ExitCode.OK)
+
+
+def _capture(options: argparse.Namespace) -> int:
+    from subfleet.edge_client.capture import CaptureOptions, capture
+    from subfleet.edge_client.monitor import LiveMeter
+
+    settings = CaptureOptions(path=options.out, duration_s=options.seconds, step_s=options.every)
+    sys.stderr.write(f"recording to {options.out}; Ctrl-C ends it\n")
+    try:
+        capture(settings, LiveMeter())
+    except KeyboardInterrupt:
+        # Every row is on the disk: for a recording without an end this is the normal one.
+        sys.stderr.write("stopped\n")
+    return int(ExitCode.OK)
+
+
+def _doctor(options: argparse.Namespace) -> int:
+    from subfleet.edge_client.doctor import DoctorOptions, examine
+
+    examination = examine(
+        DoctorOptions(
+            url=options.url,
+            data=options.data,
+            profile=options.profile,
+            fleet=options.fleet,
+            client_id=options.id,
+            state=options.state,
+            memory_share=options.memory_share,
+        )
+    )
+    if options.json:
+        sys.stdout.write(json.dumps(dataclasses.asdict(examination), indent=2) + "\n")
+    else:
+        for finding in examination.findings:
+            mark = "ok  " if finding.code is ExitCode.OK else "FAIL"
+            sys.stdout.write(f"{mark} {finding.check}: {finding.text}\n")
+            if finding.remedy:
+                sys.stdout.write(f"     {finding.remedy}\n")
+    bad = (finding.code for finding in examination.findings if finding.code is not ExitCode.OK)
+    return int(next(bad, ExitCode.OK))
+
+
+def _predict(options: argparse.Namespace) -> int:
+    from subfleet.edge_client.runtimes import trainer_of_file
+
+    prediction = trainer_of_file(options.model).predict(options.model, options.data, options.threads)
+    if options.json:
+        plain = {"model": str(options.model), "accuracy": prediction.accuracy, "labels": list(prediction.labels)}
+        sys.stdout.write(json.dumps(plain) + "\n")
+    else:
+        count = len(prediction.labels)
+        sys.stdout.write(f"{options.model}: accuracy {prediction.accuracy:.4f} on {count} samples\n")
+    return int(ExitCode.OK)
+
+
+_COMMANDS: Mapping[str, Command] = MappingProxyType(
+    {"join": _join, "capture": _capture, "doctor": _doctor, "predict": _predict}
+)
+"""What runs each command, by the name that `options` gives it."""

@@ -1,0 +1,174 @@
+"""What the command line of `subfleet-edge` takes: commands, options, and how the text of each is read."""
+
+import argparse
+import logging
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import NoReturn
+
+from subfleet.protocol.exit_codes import ExitCode
+
+__all__ = ["Command", "parser_of"]
+
+Command = Callable[[argparse.Namespace], int]
+"""Runs a command from its parsed options; returns the exit code."""
+_LONGEST_S = 1e9
+"""Three decades; clocks of 32 bits end at the double of it."""
+_EXAMPLES: Mapping[str, str] = MappingProxyType(
+    {
+        "join": "subfleet-edge join mqtt://192.168.1.10:1883 --data ./data --profile raspberry_pi_4",
+        "capture": "subfleet-edge capture --out monday.csv --seconds 3600 --every 5",
+        "doctor": "subfleet-edge doctor mqtt://192.168.1.10:1883 --data ./data",
+        "predict": "subfleet-edge predict state/models/run-1/model.onnx --data ./data --json",
+    }
+)
+
+
+class _Parser(argparse.ArgumentParser):
+    """Says in one sentence what is wrong with an option, without the usage in front of it."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(int(ExitCode.USAGE), f"{self.prog}: {message}; see {self.prog} --help for an example\n")
+
+
+class _ShowVersion(argparse.Action):
+    """Prints the release and ends; it is looked up only where it is asked for."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
+        from importlib.metadata import version
+
+        sys.stdout.write(f"{parser.prog} {version('subfleet')}\n")
+        parser.exit()
+
+
+def parser_of(commands: Mapping[str, Command]) -> argparse.ArgumentParser:
+    """The parser of the whole command line; `commands` says what runs each command, by its name."""
+    parser = _Parser(
+        prog="subfleet-edge",
+        description="The device side of Subfleet.",
+        epilog=f"example: {_EXAMPLES['join']}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,  # an example is copied: it must stand on one line
+        allow_abbrev=False,  # a new option must not change what a shortened one means
+    )
+    parser.add_argument("--version", action=_ShowVersion, nargs=0, help="print the release and end")
+    known = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+    for name, (help_text, add_options, log_level) in _COMMANDS.items():
+        command = known.add_parser(
+            name,
+            help=help_text,
+            description=help_text,
+            epilog=f"example: {_EXAMPLES[name]}",
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=False,
+        )
+        command.add_argument(
+            "--verbose", action="store_true", help="log everything, and show where an error comes from"
+        )
+        command.set_defaults(run=commands[name], log_level=log_level)
+        add_options(command)
+    return parser
+
+
+def _add_device_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--id", metavar="NAME", help="the device's id (default: the address's user, or the host's name)"
+    )
+    parser.add_argument(
+        "--profile", metavar="NAME|FILE", default="generic", help="device profile, by name or .toml file (%(default)s)"
+    )
+    parser.add_argument("--fleet", metavar="NAME", default="main", help="name of the fleet (%(default)s)")
+    parser.add_argument("--state", metavar="DIR", type=Path, help="folder for what outlives the process")
+    parser.add_argument(
+        "--memory-share", metavar="F", type=_share, help="share of free memory for training, above 0, at most 1"
+    )
+
+
+def _add_join(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("url", metavar="URL", help="the broker, mqtt://[user:password@]host[:port]")
+    parser.add_argument(
+        "--data",
+        metavar="D",
+        required=True,
+        help="folder of images by class, .npz, part of a known data set such as digits:train, or module:function",
+    )
+    _add_device_options(parser)
+    parser.add_argument("--replay", metavar="LOG", help="read resources and link from this log, not from the device")
+    parser.add_argument("--runtime", metavar="NAME", help="what trains, such as onnx or executorch (the profile's)")
+    parser.add_argument("--threads", metavar="N", type=_count, help="threads of the runtime (the profile's)")
+    parser.add_argument(
+        "--provider", metavar="NAME", help="what computes: cpu, or cuda with a build of the runtime that has it"
+    )
+    parser.add_argument(
+        "--architecture",
+        metavar="FILE|JSON",
+        help="declare the subnet that this device has, for methods that go by declarations (the profile's)",
+    )
+    parser.add_argument("--leave-when-finished", action="store_true", help="end with 0 when the run is over")
+    parser.add_argument(
+        "--leave-with-stdin", action="store_true", help="stop when standard input ends, as a child of another program"
+    )
+
+
+def _add_capture(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--out", metavar="FILE", type=Path, default=Path("resources.csv"), help="(%(default)s)")
+    parser.add_argument("--seconds", metavar="N", type=_positive, help="how long (until Ctrl-C, which ends with 0)")
+    parser.add_argument("--every", metavar="S", type=_positive, default=5.0, help="seconds between rows (%(default)s)")
+
+
+def _add_doctor(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("url", metavar="URL", nargs="?", help="a broker to try")
+    parser.add_argument("--data", metavar="D", help="data to try")
+    _add_device_options(parser)
+    parser.add_argument("--json", action="store_true", help="for scripts")
+
+
+def _add_predict(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", metavar="FILE", type=Path, help="a .onnx or .pte model")
+    parser.add_argument(
+        "--data",
+        metavar="D",
+        required=True,
+        help="folder of images by class, .npz, part of a known data set such as digits:train, or module:function",
+    )
+    parser.add_argument("--threads", metavar="N", type=_count, default=1, help="threads of the runtime (%(default)s)")
+    parser.add_argument("--json", action="store_true", help="for scripts")
+
+
+def _share(text: str) -> float:
+    share = _number(text)
+    if not 0 < share <= 1:
+        raise argparse.ArgumentTypeError(f"is {text}, but must be above 0 and at most 1")
+    return share
+
+
+def _positive(text: str) -> float:
+    number = _number(text)
+    if not 0 < number <= _LONGEST_S:
+        raise argparse.ArgumentTypeError(f"is {text}, but must be above 0 and at most {_LONGEST_S:g}")
+    return number
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"is {text!r}, but must be a whole number of 1 or more")
+    return int(text)
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"is {text!r}, but must be a number") from None
+
+
+_COMMANDS: Mapping[str, tuple[str, Callable[[argparse.ArgumentParser], None], int]] = MappingProxyType(
+    {
+        "join": ("take part in a fleet: train what fits, until stopped", _add_join, logging.INFO),
+        "capture": ("record what this device has to give, as a resource log", _add_capture, logging.WARNING),
+        "doctor": ("say what is missing, how to mend it, and what fits", _add_doctor, logging.WARNING),
+        "predict": ("run a fetched model over a data set", _add_predict, logging.WARNING),
+    }
+)
+"""By name: what it does, its options, and what it logs from."""

@@ -1,0 +1,104 @@
+"""Ctrl-C, other signals and the end of standard input stop the command in one sentence, whatever it is at."""
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from subfleet.protocol.exit_codes import ExitCode
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> str:
+    path = tmp_path / "data.npz"
+    np.savez(path, x=np.zeros((6, 1, 2, 2), np.float32), y=np.arange(6) % 3)
+    return str(path)
+
+
+INTERRUPTING = """
+import os, signal, sys
+class Interrupting:
+    @staticmethod
+    def find_spec(name, path=None, target=None):
+        if name == sys.argv[1]:
+            sys.meta_path.remove(Interrupting)
+            try:
+                os.kill(os.getpid(), signal.SIGINT)
+                signal.pause()
+            except KeyboardInterrupt:
+                if sys.argv[2] == "as it is":
+                    raise
+                raise ImportError("Here are some reasons:\\n  * \\nOriginal error was: ") from None
+sys.meta_path.insert(0, Interrupting)
+from subfleet.edge_client.cli import main
+sys.exit(main(["predict", sys.argv[3], "--data", "x.npz"]))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "form"),
+    [
+        ("subfleet.edge_client.commands", "as it is"),
+        ("subfleet.protocol.exit_codes", "as it is"),
+        ("importlib.metadata", "as it is"),
+        ("numpy", "as it is"),
+        ("numpy", "as an error"),  # as compiled packages do
+        ("onnxruntime", "as an error"),
+    ],
+)
+def test_an_interrupted_prediction_is_one_sentence_whatever_was_being_loaded(
+    tmp_path: Path, name: str, form: str
+) -> None:
+    model = tmp_path / "m.onnx"
+    model.write_bytes(b"x")
+    command = [sys.executable, "-c", INTERRUPTING, name, form, str(model)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (ExitCode.INTERRUPTED, "")
+    assert done.stderr == "subfleet-edge: stopped; start the same command again to go on\n"
+
+
+@pytest.mark.slow
+@pytest.mark.broker
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_stops_a_joined_device_cleanly(tmp_path: Path, data: str, number: signal.Signals) -> None:
+    broker = pytest.importorskip("subfleet.server.broker")
+    with broker.EmbeddedBroker() as running:
+        command = [sys.executable, "-m", "subfleet.edge_client.cli", "join", running.url, "--data", data, "--id", "pi"]
+        command += ["--state", str(tmp_path / "state"), "--replay", "raspberry_pi_4"]
+        with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as device:
+            assert device.stderr is not None
+            for line in device.stderr:
+                if "connected as pi" in line:
+                    break
+            device.send_signal(number)
+            try:
+                _, rest = device.communicate(timeout=30)
+            finally:
+                device.kill()
+            assert device.returncode == 0
+    assert "start the same command again" in rest
+    assert "Traceback" not in rest
+
+
+@pytest.mark.slow
+@pytest.mark.broker
+def test_a_child_stops_cleanly_when_its_parent_is_gone(tmp_path: Path, data: str) -> None:
+    broker = pytest.importorskip("subfleet.server.broker")
+    with broker.EmbeddedBroker() as running:
+        command = [sys.executable, "-m", "subfleet.edge_client.cli", "join", running.url, "--data", data, "--id", "pi"]
+        command += ["--state", str(tmp_path / "state"), "--replay", "raspberry_pi_4", "--leave-with-stdin"]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as device:
+            assert device.stdin is not None
+            assert device.stderr is not None
+            for line in device.stderr:
+                if "connected as pi" in line:
+                    break
+            device.stdin.close()  # as the system does for a parent that was killed
+            try:
+                assert device.wait(timeout=30) == 0
+            finally:
+                device.kill()
