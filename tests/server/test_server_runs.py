@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 import torch
 from server.fake_device import Behaviour
-from server.server_rig import World, config, fleet
+from server.server_rig import World, config, evaluation, fleet
 
 from subfleet.elastic.families import init_state
 from subfleet.export.quantisation.report import calibration_of
 from subfleet.export.requests import InferRequest, TrainRequest
-from subfleet.protocol.errors import ExportError, FileError
+from subfleet.protocol.errors import DataError, ExportError, FileError
 from subfleet.protocol.messages import Task
 from subfleet.protocol.readings import Reading
 from subfleet.protocol.training import TrainingSettings
@@ -276,7 +276,7 @@ def test_a_device_that_nothing_fits_is_skipped_with_the_reason(tmp_path: Path) -
     ("behaviour", "reason"),
     [
         (Behaviour(runtimes=("tflite",)), "skipped: it runs tflite"),
-        (Behaviour(input_shape=(7,)), "skipped: its samples have shape (7,)"),
+        (Behaviour(input_shape=(7,)), "skipped: its samples have shape (7,), but the model takes (6,)"),
         (Behaviour(reading=lambda _: Reading(available=False)), "skipped: the device is not available now"),
     ],
 )
@@ -285,6 +285,25 @@ def test_a_device_that_cannot_take_part_is_skipped(tmp_path: Path, behaviour: Be
     rows = {row.client_id: row.status for row in world.server.result().rounds[0].clients}
     assert rows["dot"].startswith(reason)
     assert rows["ada"] == "folded"
+
+
+@pytest.mark.parametrize("shape", [(2, 3), (1, 2, 3), (6, 1)])
+def test_samples_of_another_shape_with_the_models_values_take_part(tmp_path: Path, shape: tuple[int, ...]) -> None:
+    """Series in a file (samples, time, features), on a device as for the evaluation."""
+    inputs, labels = evaluation()
+    np.savez(tmp_path / "series.npz", x=inputs.reshape(-1, *shape), y=labels)
+    settings = config(rounds=1, evaluation_data=str(tmp_path / "series.npz"))
+    world = finished(World(tmp_path / "series", settings, fleet(input_shape=shape)))
+    plain = finished(World(tmp_path / "plain", config(rounds=1), fleet()))
+    assert {row.status for row in world.server.result().rounds[0].clients} == {"folded"}
+    assert world.server.result().accuracy == plain.server.result().accuracy
+    assert world.model_bytes() == plain.model_bytes()
+
+
+def test_evaluation_data_of_another_size_are_refused(tmp_path: Path) -> None:
+    np.savez(tmp_path / "wide.npz", x=np.zeros((4, 7), np.float32), y=np.zeros(4, np.int64))
+    with pytest.raises(DataError, match=r"evaluation_data .* have shape \(7,\), but the model takes \(6,\): another"):
+        World(tmp_path, config(evaluation_data=str(tmp_path / "wide.npz")), fleet())
 
 
 def test_an_export_that_fails_costs_its_devices_alone(tmp_path: Path) -> None:

@@ -50,6 +50,8 @@ def test_predictions_equal_a_reference(tmp_path: Path, batch: int | str, count: 
     expected = (dataset.inputs.reshape(count, FEATURES) @ weight).argmax(1)
     assert prediction.labels == tuple(expected)
     assert prediction.accuracy == pytest.approx(np.mean(expected == dataset.labels))
+    np.savez(tmp_path / "data.npz", x=dataset.inputs, y=dataset.labels)  # read as images of one channel
+    assert OnnxTrainer().predict(tmp_path / "model.onnx", str(tmp_path / "data.npz")) == prediction
 
 
 def test_a_model_cannot_take_its_weights_from_another_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -112,6 +112,19 @@ def test_another_round_client_or_seed_gives_another_order(
     assert job.output_path.read_bytes() != first
 
 
+@pytest.mark.parametrize("shape", [SHAPE, (1, *SHAPE), (FEATURES,)])
+def test_samples_are_fed_in_the_programs_shape(tmp_path: Path, shape: tuple[int, ...]) -> None:
+    """An array (samples, time, features) is read as images of one channel, and what is one long vector as that."""
+    dataset, changes = samples(BATCH + 3), []
+    job = write_job(tmp_path, dataset, settings=SETTINGS)
+    for inputs in (dataset.inputs, dataset.inputs.reshape(-1, *shape)):
+        OnnxTrainer().train(job, never)
+        changes.append(job.output_path.read_bytes())
+        np.savez(tmp_path / "data.npz", x=inputs, y=dataset.labels)
+    OnnxTrainer().train(job, never)
+    assert {*changes, job.output_path.read_bytes()} == {changes[0]}
+
+
 def test_stopping_ends_between_steps_and_writes_nothing(tmp_path: Path) -> None:
     job = write_job(tmp_path, samples(40), settings=SETTINGS)
     answers = iter([False, False, True])
@@ -191,7 +204,8 @@ def _with_samples(*shape: int) -> Callable[[TrainJob], None]:
         (_with_weights(head_extra=np.zeros(1, np.float32)), ProtocolError, "first 'head.extra'"),
         (_with_weights(head_bias=np.zeros(CLASSES + 1, np.float32)), ProtocolError, "of shape"),
         (_with_weights(head_bias=np.zeros(CLASSES, np.float64)), ProtocolError, "float64"),
-        (_with_samples(3, 2), DataError, "but the program takes"),
+        (_with_samples(3, 2), DataError, "but the model takes"),
+        (_with_samples(2, 4), DataError, "but the model takes"),
         (lambda job: job.weights_path.write_bytes(b"x" * 30), ProtocolError, "header"),
         (lambda job: job.weights_path.unlink(), FileError, "cannot be read"),
         (lambda job: job.program_path.unlink(), FileError, "cannot be read"),

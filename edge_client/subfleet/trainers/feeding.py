@@ -11,7 +11,7 @@ import numpy.typing as npt
 from subfleet.protocol.errors import DataError, ProtocolError
 from subfleet.protocol.programs import ScoreJob, TrainJob, ValueInfo
 from subfleet.protocol.training import TrainingSettings
-from subfleet.tasks import Dataset, StepOrigin, iter_batches, split_batch, step_random
+from subfleet.tasks import Dataset, StepOrigin, iter_batches, shaped, split_batch, step_random
 from subfleet.tasks.dataset import Labels
 from subfleet.tasks.transforms.images import augmentation_draws, augmented
 from subfleet.trainers.sessions import Array
@@ -22,7 +22,7 @@ _Mask = npt.NDArray[np.float32]
 _Look = Callable[[_Indices, _Mask], Array]
 """Indices of a part's samples and its mask to their inputs, as they are fed."""
 
-__all__ = ["Call", "batches_to_score", "calls_of", "check_data", "check_settings", "constant_values"]
+__all__ = ["Call", "batches_to_score", "calls_of", "check_settings", "constant_values", "fed_data"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,12 +69,13 @@ def check_settings(settings: TrainingSettings, layout: StepLayout) -> None:
             raise ProtocolError(f"the task's {name} is {getattr(settings, name)}, but its program has no such term")
 
 
-def check_data(dataset: Dataset, layout: StepLayout, source: str) -> None:
-    """Compare a data set with a program.
+def fed_data(dataset: Dataset, layout: StepLayout, source: str) -> Dataset:
+    """A data set as a program takes it.
 
     Raises:
         DataError: they do not fit each other.
     """
+    dataset = shaped(dataset, layout.input.shape[1:], f"samples of {source!r}")
     for kind, array, value in (("samples", dataset.inputs, layout.input), ("labels", dataset.labels, layout.label)):
         dtype = "F32" if array.dtype == np.float32 else "I64"
         if array.shape[1:] != value.shape[1:] or dtype != value.dtype:
@@ -88,6 +89,7 @@ def check_data(dataset: Dataset, layout: StepLayout, source: str) -> None:
                 f"{kind} of {source!r} go up to {int(array.max())}, but the program takes indices below {limit}; use "
                 "data of the model's classes"
             )
+    return dataset
 
 
 def constant_values(

@@ -1,6 +1,6 @@
 """Trains and predicts with stock ONNX Runtime, on the CPU or with its CUDA provider. Needs no PyTorch and no `onnx`."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType, ModuleType
@@ -103,8 +103,11 @@ class OnnxTrainer:
         """
         session = _session(self._prepared(), read_model(model_path), threads, self._provider)
         inputs = session.get_inputs()
-        if len(inputs) != 1 or inputs[0].type not in _INPUT_TYPES.values() or len(inputs[0].shape) < 2:
-            raise TrainingError(f"model {str(model_path)!r} must have one input of shape (batch, *sample shape)")
+        if len(inputs) != 1 or inputs[0].type not in _INPUT_TYPES.values() or not _takes_samples(inputs[0].shape):
+            raise TrainingError(
+                f"model {str(model_path)!r} must have one input of shape (batch, *sample shape), and only the batch "
+                "may be open"
+            )
         name = inputs[0].name
         batch, *sample_shape = inputs[0].shape
         output = session.get_outputs()[0].name
@@ -162,6 +165,11 @@ def _prepare(provider: str) -> ModuleType:
     map_library(Path(onnxruntime.__file__).parent)
     module: ModuleType = onnxruntime
     return module
+
+
+def _takes_samples(shape: Sequence[object]) -> bool:
+    """Whether an input's shape is (batch, *sample shape); its batch may be a name instead of a number."""
+    return len(shape) >= 2 and all(isinstance(size, int) for size in shape[1:])
 
 
 def _session(

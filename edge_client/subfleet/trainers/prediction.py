@@ -8,7 +8,7 @@ import numpy.typing as npt
 
 from subfleet.protocol.errors import DataError, FileError, TrainingError
 from subfleet.protocol.programs import Prediction
-from subfleet.tasks import Dataset
+from subfleet.tasks import Dataset, shaped
 from subfleet.trainers.sessions import Array
 
 __all__ = ["FREE_BATCH_SIZE", "predict_dataset", "read_model"]
@@ -46,15 +46,12 @@ def predict_dataset(
         batch_size: of every call; the last batch is filled up with zeros, whose outputs are dropped.
 
     Raises:
-        DataError: the samples have another shape, or the labels are other numbers than 0 and 1.
+        DataError: the samples cannot be fed in that shape, or the labels are other numbers than 0 and 1.
         TrainingError: the model takes no samples, or its output does not fit the labels.
     """
     if batch_size < 1:
         raise TrainingError(f"the model takes batches of {batch_size}, but must take 1 sample or more at once")
-    if dataset.sample_shape != sample_shape:
-        raise DataError(
-            f"samples are of shape {dataset.sample_shape}, but the model takes {sample_shape}; use data of that shape"
-        )
+    dataset = shaped(dataset, sample_shape, "samples")
     if dataset.labels.dtype != np.int64 and not np.isin(dataset.labels, (0, 1)).all():
         raise DataError("labels are numbers, but a prediction is of classes; use class indices, or targets of 0 and 1")
     classes = np.concatenate([_classes(infer, dataset, start, batch_size) for start in _starts(dataset, batch_size)])

@@ -6,7 +6,7 @@ from subfleet.arrays.scoring import zico
 from subfleet.protocol.errors import TrainingError
 from subfleet.protocol.programs import ScoreJob
 from subfleet.tasks import read_dataset
-from subfleet.trainers.feeding import batches_to_score, check_data, check_settings, constant_values
+from subfleet.trainers.feeding import batches_to_score, check_settings, constant_values, fed_data
 from subfleet.trainers.job_files import read_weights
 from subfleet.trainers.kept import Host
 from subfleet.trainers.sessions import Array, OpenSession
@@ -47,7 +47,7 @@ def score_job(
     with loaded_session(job, target=target, open_session=open_session, slot=slot) as (loaded, watch):
         layout, session = loaded.layout, loaded.session
         check_settings(job.settings, layout)
-        check_data(dataset, layout, job.data)
+        dataset = fed_data(dataset, layout, job.data)
         for parts in batches_to_score(job, layout, dataset):
             weights = read_weights(job.weights_path, layout)
             constants = constant_values(job.settings, layout, dataset, weights)

@@ -9,7 +9,7 @@ from subfleet.protocol.errors import LoadError, MemoryLimitError, TrainingError
 from subfleet.protocol.programs import ScoreJob, TrainJob, TrainResult
 from subfleet.tasks import Dataset, read_dataset
 from subfleet.trainers.calibrating import calibrate
-from subfleet.trainers.feeding import calls_of, check_data, check_settings, constant_values
+from subfleet.trainers.feeding import calls_of, check_settings, constant_values, fed_data
 from subfleet.trainers.job_files import file_sha256, read_program, read_weights, write_change
 from subfleet.trainers.kept import Host, LoadedSession, Slot
 from subfleet.trainers.memory import Watch
@@ -120,7 +120,7 @@ def _train(
 ) -> Tally:
     layout = loaded.layout
     check_settings(job.settings, layout)
-    check_data(dataset, layout, job.data)
+    dataset = fed_data(dataset, layout, job.data)
     weights = read_weights(job.weights_path, layout)
     constants = constant_values(job.settings, layout, dataset, weights)
     loaded.session.begin({value.name: weights[value.tensor] for value in layout.stored}, constants)

@@ -19,6 +19,7 @@ from subfleet.server.methods.policies import Ask, Assigned, Draw, Written
 from subfleet.server.rounds import Plan, RunState, Seat
 from subfleet.server.search.query import Known
 from subfleet.server.unfit import unfit_sizes
+from subfleet.tasks import shape_problem
 
 __all__ = [
     "ask_of",
@@ -71,8 +72,9 @@ def _why_not(plan: Plan, profile: Profile, telemetry: Telemetry, runtime: str) -
     model = plan.config.model
     if not telemetry.reading.available:
         return "the device is not available now"
-    if profile.input_shape != model.input_shape:
-        return f"its samples have shape {profile.input_shape}, but the model takes {model.input_shape}"
+    odd_shape = shape_problem(profile.input_shape, model.input_shape)
+    if odd_shape:
+        return f"its samples {odd_shape}"
     if len(profile.class_counts) > model.class_count:
         return f"its data have {len(profile.class_counts)} classes, but the model has {model.class_count}"
     if not runtime:

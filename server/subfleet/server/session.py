@@ -51,7 +51,7 @@ from subfleet.server.traffic import Traffic
 from subfleet.server.updates import UpdateForm, check_update
 from subfleet.server.views import Views
 from subfleet.server.workbench import Workbench
-from subfleet.tasks import read_dataset
+from subfleet.tasks import read_dataset, shaped
 from subfleet.transport.base import Connected, Delivery, Disconnected, Transport
 from subfleet.transport.blob_store import BlobStore
 from subfleet.transport.counting import CountingTransport
@@ -118,6 +118,9 @@ class Server:
         self._outbox = Outbox()
         self._announcer = Announcer()
         evaluation = read_dataset(config.evaluation_data)
+        evaluation = shaped(
+            evaluation, config.model.input_shape, f"samples of evaluation_data {config.evaluation_data!r}"
+        )
         views = Views(plan=self._plan, samples=torch.from_numpy(evaluation.inputs.copy()))
         self._supply = Supply(
             self._plan,

@@ -9,7 +9,7 @@ import torch
 
 from subfleet.elastic.evaluate import Evaluation, evaluate
 from subfleet.elastic.model_state import ModelState, packed
-from subfleet.protocol.errors import DataError, RunError
+from subfleet.protocol.errors import RunError
 from subfleet.server.actions import Fold
 from subfleet.server.calibration import calibrated_model
 from subfleet.server.checkpoint import save_checkpoint
@@ -36,17 +36,11 @@ class Workbench:
     Args:
         folding: how updates become the next model.
         views: what clients see of it.
-        evaluation: held-out samples.
+        evaluation: held-out samples, in the shape that the model takes.
         checkpoints: folder of the models.
     """
 
     def __init__(self, folding: Folding, views: Views, evaluation: Dataset, *, checkpoints: Path) -> None:
-        network = folding.network
-        if evaluation.inputs.shape[1:] != network.config.input_shape:
-            raise DataError(
-                f"the evaluation samples have shape {evaluation.inputs.shape[1:]}, but the model takes "
-                f"{network.config.input_shape}; correct evaluation_data or model.input_shape"
-            )
         self._folding = folding
         self._views = views
         self._inputs = torch.from_numpy(evaluation.inputs.copy())

@@ -7,6 +7,7 @@ from subfleet.tasks.batches import StepOrigin, batch_order, iter_batches, sample
 from subfleet.tasks.dataset import Dataset
 from subfleet.tasks.hold_out import hold_out
 from subfleet.tasks.samples import digits
+from subfleet.tasks.shaping import shape_problem, shaped
 from subfleet.tasks.sources import read_dataset, write_npz
 
 __all__ = [
@@ -18,6 +19,8 @@ __all__ = [
     "iter_batches",
     "read_dataset",
     "sample_random",
+    "shape_problem",
+    "shaped",
     "split_batch",
     "step_random",
     "write_npz",

@@ -28,7 +28,8 @@ def read_dataset(source: str) -> Dataset:
             `x` and `y` (or `inputs` and `labels`); the part of a known data set, such as `fashion_mnist:test`; or
             `module:function`, where the function takes nothing and returns the pair (inputs, labels). In files and
             pairs, uint8 inputs are scaled by 1/255, channels-last images become channels first, and (samples, height,
-            width) becomes one channel; inputs of wider integers are indices, such as tokens, and stay as they are.
+            width) becomes one channel; inputs of wider integers are indices, such as tokens, and stay as they are. What
+            a model takes may be shaped otherwise, see `subfleet.tasks.shaping`.
             Integer labels are class indices, -1 where there is none; floating point labels are targets.
 
     Raises:

@@ -1,0 +1,57 @@
+"""A model's shape decides how samples are fed; no value changes its place."""
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from subfleet.protocol.errors import DataError
+from subfleet.tasks import Dataset, read_dataset, shape_problem, shaped
+
+SHAPES = st.lists(st.integers(1, 4), min_size=1, max_size=4).map(tuple)
+
+
+@pytest.mark.parametrize(
+    ("given", "taken", "problem"),
+    [
+        ((1, 49, 10), (49, 10), ""),
+        ((1, 49, 10), (490,), ""),
+        ((490,), (1, 49, 10), ""),
+        ((49, 10), (49, 1, 10), ""),
+        ((1, 1), (1,), ""),
+        ((1, 49, 10), (10, 49), "as many values, in other dimensions"),
+        ((3, 32, 32), (32, 32, 3), "as many values, in other dimensions"),
+        ((1, 49, 10), (1, 49, 40), "another number of values"),
+        ((5,), (6,), "another number of values"),
+    ],
+)
+def test_samples_are_fed_where_their_values_keep_their_order(
+    given: tuple[int, ...], taken: tuple[int, ...], problem: str
+) -> None:
+    expected = f"have shape {given}, but the model takes {taken}: {problem}" if problem else ""
+    assert shape_problem(given, taken) == expected
+
+
+@given(given=SHAPES, taken=SHAPES)
+def test_shaping_keeps_every_value_in_its_place_or_is_refused(given: tuple[int, ...], taken: tuple[int, ...]) -> None:
+    values = np.arange(2 * math.prod(given), dtype=np.float32)
+    dataset = Dataset(inputs=values.reshape(2, *given), labels=np.zeros(2, np.int64))
+    if shape_problem(given, taken):
+        with pytest.raises(DataError, match="samples have shape"):
+            shaped(dataset, taken, "samples")
+        return
+    fed = shaped(dataset, taken, "samples")
+    assert fed.sample_shape == taken
+    assert fed.inputs.ravel().tolist() == values.tolist()
+    assert shape_problem(taken, given) == ""
+
+
+def test_a_series_in_an_npz_file_is_fed_in_each_shape_that_holds_it(tmp_path: Path) -> None:
+    series = np.arange(2 * 5 * 3, dtype=np.float32).reshape(2, 5, 3)
+    np.savez(tmp_path / "series.npz", x=series, y=np.array([0, 1]))
+    dataset = read_dataset(str(tmp_path / "series.npz"))
+    for taken in ((5, 3), (1, 5, 3), (15,)):
+        assert np.array_equal(shaped(dataset, taken, "samples").inputs, series.reshape(2, *taken))
