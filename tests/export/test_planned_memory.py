@@ -26,6 +26,7 @@ from subfleet.protocol.training import ObjectiveSettings, OptimiserSettings
 pytestmark = [pytest.mark.slow, pytest.mark.export]
 BATCH, SIDE = 16, 28
 LOWEST, HIGHEST = 0.95, 1.10
+WORKSPACE_BYTES = {"convolutional": 24_000_000, "wide": 19_000_000}
 TRAIN = """
 import json, sys
 from pathlib import Path
@@ -120,6 +121,14 @@ def test_a_fresh_process_takes_what_was_planned(name: str, target: str, tmp_path
     program = written(step_of(name), target)
     measured = measured_bytes(program, tmp_path)
     assert LOWEST <= program.manifest.planned_peak_bytes / measured <= HIGHEST, program.manifest.memory
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_executorch_is_planned_without_the_native_binding(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "subfleet_executorch", None)
+    memory = written(step_of(name), "executorch").manifest.memory
+    # XNNPACK's workspace is most of them, whichever runtime counted it.
+    assert memory.activation_bytes > WORKSPACE_BYTES[name]
 
 
 def test_recomputed_activations_take_less(tmp_path: Path) -> None:

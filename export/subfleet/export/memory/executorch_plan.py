@@ -32,12 +32,12 @@ def plan_executorch(step: Step, *, body: bytes, arena_bytes: int) -> MemoryPlan:
         body: of the written program.
         arena_bytes: of the program's planned buffers.
     """
-    return plan_grown(grown(body, step), step, body_bytes=len(body), arena_bytes=arena_bytes)
+    return plan_grown(grown(body, step, arena_bytes=arena_bytes), step, body_bytes=len(body), arena_bytes=arena_bytes)
 
 
-def grown(body: bytes, step: Step) -> HeapGrowth:
+def grown(body: bytes, step: Step, *, arena_bytes: int) -> HeapGrowth:
     """What a program was found to hold of the heap, or about that where the C library does not count."""
-    growth = heap_growth(body, step.inputs, step.outputs)
+    growth = heap_growth(body, step.inputs, step.outputs, arena_bytes=arena_bytes)
     if growth is None:
         structures = _STRUCTURE_BYTES_PER_PROGRAM_BYTE * len(body)
         growth = HeapGrowth(load_bytes=structures, step_bytes=0, scratch_bytes=0)

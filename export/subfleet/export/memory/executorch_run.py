@@ -38,8 +38,16 @@ class HeapGrowth:
     scratch_bytes: int
 
 
-def heap_growth(body: bytes, inputs: Sequence[ValueInfo], outputs: Sequence[ValueInfo]) -> HeapGrowth | None:
+def heap_growth(
+    body: bytes, inputs: Sequence[ValueInfo], outputs: Sequence[ValueInfo], *, arena_bytes: int
+) -> HeapGrowth | None:
     """Load a program, run it once on zeros, and count.
+
+    Args:
+        body: of the program.
+        inputs: that it takes.
+        outputs: that it gives.
+        arena_bytes: of its planned buffers, as the program itself says.
 
     Returns:
         What it holds; None where the C library does not count its heap.
@@ -47,7 +55,7 @@ def heap_growth(body: bytes, inputs: Sequence[ValueInfo], outputs: Sequence[Valu
     given = [np.zeros(value.shape, _NUMPY[value.dtype]) for value in inputs]
     taken = [np.zeros(value.shape, _NUMPY[value.dtype]) for value in outputs]
     native = _native()
-    return _native_growth(native, body, given, taken) if native else _python_growth(body, given, taken)
+    return _native_growth(native, body, given, taken) if native else _python_growth(body, given, taken, arena_bytes)
 
 
 def _native_growth(
@@ -76,7 +84,9 @@ def _native() -> ModuleType | None:
         return None
 
 
-def _python_growth(body: bytes, given: Sequence[_Array], taken: Sequence[_Array]) -> HeapGrowth | None:
+def _python_growth(
+    body: bytes, given: Sequence[_Array], taken: Sequence[_Array], arena_bytes: int
+) -> HeapGrowth | None:
     """The same with ExecuTorch's own bindings, which take planned buffers and outputs from the heap as well."""
     import torch
     from executorch.runtime import Runtime
@@ -90,13 +100,9 @@ def _python_growth(body: bytes, given: Sequence[_Array], taken: Sequence[_Array]
     del results
     if before is None or loaded is None or after is None:
         return None
-    planned_bytes = sum(
-        method.metadata.memory_planned_buffer_size(index)
-        for index in range(method.metadata.num_memory_planned_buffers())
-    )
     held_bytes = sum(array.nbytes for array in taken)
     return HeapGrowth(
-        load_bytes=max(loaded - before - planned_bytes, 0),
+        load_bytes=max(loaded - before - arena_bytes, 0),
         step_bytes=max(after - loaded - held_bytes, 0),
         scratch_bytes=0,
     )

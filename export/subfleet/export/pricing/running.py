@@ -72,7 +72,7 @@ def _run_executorch(step: Step) -> tuple[PlannedStep, MemoryPlan]:
     program = lower(delegated(graph), {})
     arena_bytes = sum(program.executorch_program.execution_plan[0].non_const_buffer_sizes)
     body = bytes(program.buffer)
-    growth = grown(body, step)
+    growth = grown(body, step, arena_bytes=arena_bytes)
     plan = plan_grown(growth, step, body_bytes=len(body), arena_bytes=arena_bytes)
     return _planned(step, nodes, values, growth.load_bytes), plan
 
