@@ -4,27 +4,58 @@ import dataclasses
 import re
 import subprocess
 import sys
+import typing
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import NoneType
 
 from subfleet.elastic.families import FAMILIES
-from subfleet.elastic.network import ModelConfig
-from subfleet.protocol.training import TrainingSettings
-from subfleet.server.config import Deadlines, ServerConfig, load_config
+from subfleet.server.config import ServerConfig
+from subfleet.server.config_file import load_config
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def test_every_configuration_key_is_documented() -> None:
+def _tables(kind: type, table: str = "") -> Iterator[tuple[str, type]]:
+    """The records of a run's file by the name of their table, "" for the file itself."""
+    yield table, kind
+    hints = typing.get_type_hints(kind)
+    for field in dataclasses.fields(kind):
+        members = [
+            member for member in typing.get_args(hints[field.name]) or (hints[field.name],) if member is not NoneType
+        ]
+        if len(members) == 1 and isinstance(members[0], type) and dataclasses.is_dataclass(members[0]):
+            yield from _tables(members[0], f"{table}.{field.name}".lstrip("."))
+
+
+def _rows(page: str) -> Mapping[str, list[tuple[str, str]]]:
+    """Keys and rows of the page's tables of keys, by the table whose heading stands above them."""
+    sections = re.split(r"^#+ `\[([\w.]+)\]`$", page, flags=re.MULTILINE)
+    found: dict[str, list[tuple[str, str]]] = {}
+    for name, text in zip(["", *sections[1::2]], sections[::2], strict=True):
+        _, *tables = re.split(r"^\| key \| default \| meaning \|$", text, flags=re.MULTILINE)
+        rows = [line for table in tables for line in table.split("\n\n")[0].splitlines() if line.startswith("| `")]
+        found[name] = [(key, row) for row in rows for key in re.findall(r"`(\w+)`", row.split("|")[1])]
+    return found
+
+
+def test_every_configuration_key_is_documented_exactly_once() -> None:
+    rows = _rows((ROOT / "docs/reference/configuration.md").read_text(encoding="utf-8"))
+    elsewhere = {key for key, row in rows[""] if re.search(r"\]\((methods|tasks)\.md", row)}
+    known = {table: kind for table, kind in _tables(ServerConfig) if table not in elsewhere}
+    assert set(rows) == set(known)
+    for table, kind in known.items():
+        nested = {name.removeprefix(f"{table}.") for name in known if table and name.startswith(f"{table}.")}
+        # Whatever training.seed says, the run's own takes its place.
+        own = [field.name for field in dataclasses.fields(kind) if field.name not in nested | {"seed" if table else ""}]
+        assert sorted(key for key, _ in rows[table] if key not in nested) == sorted(own), table
+
+
+def test_every_family_is_documented_exactly_once() -> None:
     page = (ROOT / "docs/reference/configuration.md").read_text(encoding="utf-8")
-    documented = set(re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE))
-    run, model = (
-        {field.name for kind in kinds for field in dataclasses.fields(kind)}
-        for kinds in ((ServerConfig, TrainingSettings), (ModelConfig,))
-    )
-    assert run - documented <= {"objective", "optimiser", "seed"}
-    assert documented <= run | model | FAMILIES.keys()
-    assert all(f"`{name}`" in page for name in model)
-    assert all(f"`{field.name}`" in page for field in dataclasses.fields(Deadlines))
+    table = page.split("| family | network |")[1].split("\n\n")[0]
+    found = [name for row in table.splitlines()[2:] for name in re.findall(r"`(\w+)`", row.split("|")[1])]
+    assert sorted(found) == sorted(FAMILIES)
 
 
 def test_the_example_configuration_loads() -> None:

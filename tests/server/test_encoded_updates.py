@@ -23,7 +23,8 @@ from subfleet.protocol.errors import ConfigError, ProtocolError
 from subfleet.protocol.messages import Task
 from subfleet.protocol.readings import Budget
 from subfleet.protocol.update_codecs import AnyUpdateCodec, Qsgd, TopK, TopKQsgd, Uncompressed
-from subfleet.server.config import ServerConfig, load_config
+from subfleet.server.config import ServerConfig
+from subfleet.server.config_file import load_config
 from subfleet.server.folding import Folding
 from subfleet.server.methods.anycostfl import AnycostFL
 from subfleet.server.methods.heterofl import HeteroFL

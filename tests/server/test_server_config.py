@@ -5,7 +5,8 @@ from server.server_rig import config
 
 from subfleet.protocol.errors import ConfigError, FileError
 from subfleet.protocol.training import AugmentationSettings
-from subfleet.server.config import LogClock, load_config
+from subfleet.server.config import LogClock
+from subfleet.server.config_file import load_config
 from subfleet.server.methods import METHODS
 from subfleet.server.methods.fedavg import FedAvg
 from subfleet.server.planning import plan_of
@@ -58,12 +59,15 @@ def test_a_file_gives_a_complete_configuration(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [
-        ("rounds = 3", "runds = 3", "unknown field 'runds'; known are"),
-        ("rounds = 3", 'rounds = "3"', "rounds"),
+        ("rounds = 3", "runds = 3", "runds is an unknown key; did you mean 'rounds'?"),
+        ("step_s = 30.0", "pace = 30.0", "clock.pace is an unknown key; known are ['start_s', 'step_s']"),
+        ("rounds = 3", 'rounds = "3"', "rounds is '3', but must be int"),
+        ('evaluation_data = "test.npz"', "", "evaluation_data is missing"),
+        ('family = "mlp"', 'family = "mpl"', "model.family is 'mpl', but must be one of"),
         ("rounds = 3", "rounds = 0", "must be 1 or more"),
         ('name = "digits"', 'name = "a/b"', "letters, digits"),
         ('type = "fedavg"', 'type = "fedsomething"', "must be one of ['heterofl', 'fedavg', 'fedprox'"),
-        ("step_s = 30.0", "step = 30.0", "unknown field 'step'; known are ['start_s', 'step_s']"),
+        ("step_s = 30.0", "step = 30.0", "clock.step is an unknown key; did you mean 'step_s'?"),
         ("momentum = 0.5", "momentum = 1.5", "below 1"),
         ("round_s = 60.0", "round_s = 0.0", "must be above 0"),
         ("rates = [0.5, 1.0]", "rates = [0.5, 2.0]", "at most 1"),
@@ -77,6 +81,49 @@ def test_a_mistake_is_one_sentence_that_names_it(tmp_path: Path, old: str, new: 
         load_config(_file(tmp_path, WHOLE.replace(old, new)))
     assert said in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_everything_that_is_wrong_is_said_at_once(tmp_path: Path) -> None:
+    wrong = WHOLE
+    for old, new in (
+        ('name = "digits"', 'name = "a/b"'),
+        ("rounds = 3", "runds = 3\nmin_clients = 0\nquorum = 2.0\ncommunication_s = 0.0"),
+        ('evaluation_data = "test.npz"', ""),
+        ("class_count = 10", "class_count = 1\ndepth = 3"),
+        ("epochs = 2", 'epochs = "2"'),
+        ("momentum = 0.5", "momentum = 1.5, weight_decay = -1.0"),
+        ('type = "fedavg"', 'type = "fedavgg"'),
+        ("step_s = 30.0", "step = 30.0"),
+        ("round_s = 60.0", "round_s = 0.0\nlease_s = -1.0"),
+    ):
+        assert old in wrong
+        wrong = wrong.replace(old, new)
+    path = _file(tmp_path, wrong)
+    with pytest.raises(ConfigError) as caught:
+        load_config(path)
+    head, *problems = str(caught.value).split("\n  - ")
+    assert head == f"configuration {path} has 15 problems:"
+    expected = [
+        "evaluation_data is missing, but must be there",
+        "runds is an unknown key; did you mean 'rounds'?",
+        "client id 'a/b' must be 1 to 64 letters",
+        "min_clients is 0, but must be 1 or more",
+        "quorum is 2.0, but must be above 0",
+        "communication_s is 0.0, but must be above 0",
+        "model.depth is an unknown key; did you mean 'depths'?",
+        "model: class_count is 1, but must be 2 or more",
+        "training.epochs is '2', but must be int",
+        "training.optimiser: momentum is 1.5",
+        "training.optimiser: weight_decay is -1.0",
+        "method has the type 'fedavgg', but must be one of",
+        "clock.step is an unknown key; did you mean 'step_s'?",
+        "deadlines: round_s is 0.0, but must be above 0",
+        "deadlines: lease_s is -1.0, but must be above 0",
+    ]
+    assert [[text for text in problems if text.startswith(words)] for words in expected] == [
+        [text] for text in sorted(problems, key=lambda text: [text.startswith(words) for words in expected].index(True))
+    ]
+    assert next(text for text in problems if "fedavgg" in text).endswith("; did you mean 'fedavg'?")
 
 
 def test_a_missing_file_is_said(tmp_path: Path) -> None:
@@ -132,6 +179,15 @@ def test_a_preset_names_a_published_network_and_may_be_changed(tmp_path: Path) -
         "group",
         8,
     )
-    wrong = model.replace("resnet50", "resnet51")
-    with pytest.raises(ConfigError, match="'resnet51', but must be one of"):
+    wrong = model.replace("resnet50", "resnet51").replace("group_size", "groups")
+    with pytest.raises(ConfigError, match=r"'resnet51', but must be one of .* did you mean 'resnet5"):
         load_config(_file(tmp_path, WHOLE[:start] + wrong + WHOLE[end:]))
+    wrong = model.replace("input_shape = [3, 32, 32]\nclass_count = 10", 'class_count = "ten"\ngroups = 1')
+    with pytest.raises(ConfigError) as caught:
+        load_config(_file(tmp_path, (WHOLE[:start] + wrong + WHOLE[end:]).replace("rounds = 3", "rounds = 0")))
+    assert sorted(str(caught.value).split("\n  - ")[1:]) == [
+        "model.class_count is 'ten', but must be int",
+        "model.groups is an unknown key; did you mean 'group_size'?",
+        "model.input_shape is missing, but must be there",
+        "rounds is 0, but must be 1 or more",
+    ]

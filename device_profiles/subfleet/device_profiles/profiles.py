@@ -7,10 +7,12 @@ from importlib import resources
 from pathlib import Path
 from types import MappingProxyType
 
-from subfleet.protocol.errors import ConfigError, FileError, ProtocolError
+from subfleet.protocol.diagnosis import from_written
+from subfleet.protocol.errors import ConfigError, FileError
 from subfleet.protocol.readings import Reading
-from subfleet.protocol.schema import ADDED_LATER, from_plain
+from subfleet.protocol.schema import ADDED_LATER
 from subfleet.protocol.subnet import SubnetSpec
+from subfleet.protocol.suggestion import did_you_mean
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -101,14 +103,13 @@ def parse_profile(text: str, where: str) -> DeviceProfile:
     """Read a profile from TOML text; `where` names it in errors.
 
     Raises:
-        ConfigError: the text is not TOML, or a field is missing, unknown or out of its range.
+        ConfigError: the text is not TOML, or fields are missing, unknown or out of their range; all of them are named.
     """
     try:
-        return from_plain(DeviceProfile, tomllib.loads(text), where=where)
+        plain = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"the device profile {where} is not valid TOML: {error}") from error
-    except ProtocolError as error:
-        raise ConfigError(f"the device profile cannot be used: {error}") from error
+    return from_written(DeviceProfile, plain, f"the device profile {where}")
 
 
 def load_profile(name_or_path: str) -> DeviceProfile:
@@ -125,6 +126,7 @@ def load_profile(name_or_path: str) -> DeviceProfile:
     if path.suffix != ".toml":
         raise ConfigError(
             f"the device profile is {name_or_path!r}, but must be one of {sorted(PROFILES)} or the path of a .toml file"
+            f"{did_you_mean(name_or_path, PROFILES)}"
         )
     try:
         text = path.read_text(encoding="utf-8")

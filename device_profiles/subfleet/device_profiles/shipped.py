@@ -7,6 +7,7 @@ from types import MappingProxyType
 
 from subfleet.device_profiles.logs import ResourceLog, read_log
 from subfleet.protocol.errors import FileError
+from subfleet.protocol.suggestion import did_you_mean
 
 __all__ = ["LOGS", "demo_log_path", "load_log"]
 
@@ -44,5 +45,8 @@ def load_log(name_or_path: str) -> ResourceLog:
     except OSError as error:
         raise FileError(f"the resource log {name_or_path!r:.200} cannot be read: {error.strerror}") from error
     if missing:
-        raise FileError(f"the resource log {name_or_path!r} is missing; name a file, or one of {sorted(LOGS)}")
+        raise FileError(
+            f"the resource log {name_or_path!r} is missing; name a file, or one of {sorted(LOGS)}"
+            f"{did_you_mean(name_or_path, LOGS)}"
+        )
     return read_log(path)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from subfleet.protocol.errors import ConfigError, MissingExtraError
 from subfleet.protocol.programs import DataSummary, Trainer
+from subfleet.protocol.suggestion import did_you_mean
 
 __all__ = ["CPU", "GROUP", "choose_trainer", "installed", "load_trainer", "trainer_of_file"]
 
@@ -32,7 +33,7 @@ def load_trainer(name: str, provider: str = CPU) -> Trainer:
     """
     known = installed()
     if name not in known:
-        raise ConfigError(f"there is no runtime {name!r:.80}; choose one of {sorted(known)}")
+        raise ConfigError(f"there is no runtime {name!r:.80}; choose one of {sorted(known)}{did_you_mean(name, known)}")
     try:
         make: Callable[..., Trainer] = known[name].load()
         trainer = make()

@@ -7,6 +7,7 @@ from types import MappingProxyType
 from subfleet.elastic.network import ModelConfig
 from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.subnet import SubnetSpec
+from subfleet.protocol.suggestion import did_you_mean
 from subfleet.protocol.training import OptimiserSettings, TrainingSettings
 
 __all__ = ["EXPERIMENTS", "EmulatedDevice", "Experiment", "experiment_named"]
@@ -101,5 +102,8 @@ def experiment_named(name: str) -> Experiment:
         ConfigError: there is none; the text lists those there are.
     """
     if name not in EXPERIMENTS:
-        raise ConfigError(f"there is no experiment {name!r}; choose one of: {', '.join(sorted(EXPERIMENTS))}")
+        raise ConfigError(
+            f"there is no experiment {name!r}; choose one of: {', '.join(sorted(EXPERIMENTS))}"
+            f"{did_you_mean(name, EXPERIMENTS)}"
+        )
     return EXPERIMENTS[name]()

@@ -168,7 +168,7 @@ def preflight(
         from subfleet.cli.preflight import preflight as verdicts_of
         from subfleet.cli.preflight import table
         from subfleet.protocol.schema import to_plain
-        from subfleet.server.config import load_config
+        from subfleet.server.config_file import load_config
 
         console = Console(stderr=json)
         verdicts = []

@@ -12,7 +12,8 @@ from subfleet.export.pool import ExportPool
 from subfleet.protocol.errors import ConfigError, FileError
 from subfleet.server.api import serve_http
 from subfleet.server.broker import EmbeddedBroker
-from subfleet.server.config import HttpAddress, load_config
+from subfleet.server.config import HttpAddress
+from subfleet.server.config_file import load_config
 from subfleet.server.records import RunResult
 from subfleet.server.results import write_results
 from subfleet.server.session import Server

@@ -2,21 +2,17 @@
 
 import hashlib
 import math
-import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
-from pathlib import Path
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Literal
 
 from subfleet.elastic.distillation import DistillationSettings
-from subfleet.elastic.families.presets import preset
 from subfleet.elastic.network import ModelConfig
 from subfleet.elastic.server_optimisers import AnyServerOptimiser
 from subfleet.elastic.stacked import AnyStackedMerge
-from subfleet.protocol.errors import ConfigError, FileError, ProtocolError
 from subfleet.protocol.messages import check_client_id
-from subfleet.protocol.schema import canonical_json, from_plain, to_plain
+from subfleet.protocol.schema import canonical_json
 from subfleet.protocol.topics import Topics
 from subfleet.protocol.training import TrainingSettings
 from subfleet.protocol.update_codecs import AnyUpdateCodec
@@ -24,12 +20,7 @@ from subfleet.server.methods import AnyMethod
 from subfleet.server.methods.heterofl import HeteroFL
 from subfleet.server.methods.norms import NormPolicy
 
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
-
-__all__ = ["Deadlines", "HttpAddress", "LogClock", "ServerConfig", "load_config"]
+__all__ = ["Deadlines", "HttpAddress", "LogClock", "ServerConfig"]
 
 RUNTIME_OVERHEAD_BYTES: Mapping[str, int] = MappingProxyType(
     {"onnx": 1_900_000, "executorch": 3_600_000, "torch": 11_900_000}
@@ -253,46 +244,3 @@ class ServerConfig:
         return hashlib.sha256(
             canonical_json([getattr(self, name) for name in (*names, *more, "deploy_quantisation")])
         ).hexdigest()
-
-
-def load_config(path: Path) -> ServerConfig:
-    """Read a TOML file; tables and keys are the fields of `ServerConfig`.
-
-    Raises:
-        FileError: the file cannot be read.
-        ConfigError: it is no TOML, or a key is unknown, missing or wrong; the text names the known ones.
-    """
-    try:
-        plain: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise FileError(f"configuration {path} cannot be read: {error.strerror}; name a file that exists") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"configuration {path} is not TOML: {error}; correct that line") from error
-    try:
-        return from_plain(ServerConfig, _with_preset(plain), str(path))
-    except ProtocolError as error:
-        raise ConfigError(f"configuration {error}") from error
-
-
-def _with_preset(plain: dict[str, Any]) -> dict[str, Any]:
-    """The configuration with the published network that `model.preset` names, and what is said of it besides."""
-    model = plain.get("model")
-    if not isinstance(model, dict) or "preset" not in model:
-        return plain
-    said = {key: value for key, value in model.items() if key != "preset"}
-    wanted = from_plain(_Preset, {key: model[key] for key in model.keys() & _PRESET_KEYS}, "model")
-    network = preset(wanted.preset, input_shape=wanted.input_shape, class_count=wanted.class_count, norm=wanted.norm)
-    return {**plain, "model": {**to_plain(network), **said}}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Preset:
-    """What names a published network."""
-
-    preset: str
-    input_shape: tuple[int, ...]
-    class_count: int
-    norm: Literal["group", "batch", "none"] = "batch"
-
-
-_PRESET_KEYS = frozenset(field.name for field in fields(_Preset))

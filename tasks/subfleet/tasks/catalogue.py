@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from subfleet.protocol.errors import ConfigError
+from subfleet.protocol.suggestion import did_you_mean
 from subfleet.tasks.readers.images import read_cifar10, read_cifar100, read_image_arrays, read_mnist
 from subfleet.tasks.readers.installed import read_digits
 from subfleet.tasks.readers.leaf import read_femnist, read_leaf_text
@@ -291,5 +292,7 @@ def task_named(name: str) -> Task:
         ConfigError: there is none; the text lists those there are.
     """
     if name not in TASKS:
-        raise ConfigError(f"there is no data set {name!r:.200}; choose one of: {', '.join(sorted(TASKS))}")
+        raise ConfigError(
+            f"there is no data set {name!r:.200}; choose one of: {', '.join(sorted(TASKS))}{did_you_mean(name, TASKS)}"
+        )
     return TASKS[name]

@@ -14,6 +14,7 @@ from typing import Literal
 
 from subfleet.elastic.network import ModelConfig
 from subfleet.protocol.errors import ConfigError
+from subfleet.protocol.suggestion import did_you_mean
 
 __all__ = ["PRESETS", "preset"]
 
@@ -36,7 +37,7 @@ def preset(
         ConfigError: there is no such network, or the numbers are out of range.
     """
     if name not in PRESETS:
-        raise ConfigError(f"the network is {name!r}, but must be one of {sorted(PRESETS)}")
+        raise ConfigError(f"the network is {name!r}, but must be one of {sorted(PRESETS)}{did_you_mean(name, PRESETS)}")
     config = PRESETS[name]
     strides = (config.stem_stride, *config.strides)
     patch = config.patch
