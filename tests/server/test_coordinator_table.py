@@ -13,6 +13,7 @@ from server.coordinator_cases import (
     measuring,
     plan_of,
     prepared,
+    profile,
     refusal,
     replies,
     size_of,
@@ -39,7 +40,8 @@ from subfleet.server.events import (
     UpdateRejected,
     UpdateStored,
 )
-from subfleet.server.rounds import RunState
+from subfleet.server.phases import expected_clients
+from subfleet.server.rounds import Member, RunState
 
 PLAN = plan_of()
 
@@ -80,6 +82,22 @@ def test_too_few_clients_fail_at_the_deadline() -> None:
     state, _ = step(plan, state, Tick(), 10.0)
     assert state.phase == "failed"
     assert "1 of 3 clients" in state.failure
+
+
+def test_clients_of_before_count_for_nothing_until_they_speak() -> None:
+    """A journal names them, and a strict run waits for them in its rounds; but a round needs clients that are there."""
+    gone = MappingProxyType({name: Member(profile=profile(name)) for name in ("bob", "cyd")})
+    plan = plan_of(min_clients=2)
+    state, _ = step(plan, RunState(members=gone), Tick(), 1.0)
+    state = joined(plan, state, "ada", 1.0)
+    assert state.phase == "waiting"
+    state = joined(plan, state, "bob", 2.0)
+    assert (state.phase, expected_clients(plan, state, 2.0)) == ("measure", ("ada", "bob", "cyd"))
+
+
+def test_the_end_of_a_client_that_nobody_knows_is_no_news() -> None:
+    gone = Heard(presence=Presence(client_id="eve", session_id="", online=False))
+    assert step(PLAN, RunState(), gone, 1.0)[0].members == {}
 
 
 def test_telemetry_is_accepted_once_and_only_for_the_open_round() -> None:

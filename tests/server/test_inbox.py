@@ -1,4 +1,5 @@
 import logging
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -54,6 +55,14 @@ def test_what_is_not_valid_is_dropped_with_a_line(delivery: Delivery, caplog: py
 
 def test_a_cleared_topic_says_nothing(caplog: pytest.LogCaptureFixture) -> None:
     assert read_delivery(TOPICS, _up("presence", b"")) is None
+    assert not caplog.text
+
+
+def test_what_the_broker_had_kept_says_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    presence = Presence(client_id="ada", session_id="s", online=True)
+    for kind, payload in (("presence", encode(presence)), ("profile", encode(profile("ada"))), ("presence", b"?")):
+        kept = replace(_up(kind, payload), retained=True)
+        assert read_delivery(TOPICS, kept) is None
     assert not caplog.text
 
 

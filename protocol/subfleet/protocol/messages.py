@@ -51,6 +51,7 @@ MAX_SAMPLES = 2**40
 class Presence:
     """A device is there (retained), or is gone (its will). A lease renewed by heartbeats; the will is only a hint.
 
+    The server goes by those that come while it listens; what the broker has kept is for people who look at the broker.
     `session_id` changes whenever the agent starts anew.
     """
 

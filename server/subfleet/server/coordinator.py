@@ -118,7 +118,7 @@ def _heard(plan: Plan, state: RunState, event: Heard, now_s: float) -> Outcome:
     member = state.members.get(presence.client_id, Member())
     if not presence.online:
         # A will is only a hint, and one of an earlier session says nothing of this one.
-        if presence.session_id not in ("", member.session_id):
+        if presence.client_id not in state.members or presence.session_id not in ("", member.session_id):
             return state, ()
         return _with_member(state, presence.client_id, replace(member, heard_s=None)), ()
     started_anew = presence.session_id != member.session_id

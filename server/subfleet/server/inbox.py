@@ -36,10 +36,11 @@ def read_delivery(topics: Topics, delivery: Delivery) -> tuple[str, Incoming] | 
     """The sender and what it says; None, with a line in the log, for anything that is not valid.
 
     A device can only speak for itself: the id in a message must be the one in its topic, which a broker's access list
-    guards.
+    guards. And it must speak now: what a broker has kept for us tells of a time before, maybe of a device that is gone
+    for ever. Who is there says so again with its next heartbeat.
     """
-    if not delivery.payload:
-        return None  # a cleared retained message
+    if delivery.retained or not delivery.payload:  # an empty one clears what was kept
+        return None
     try:
         return _read(topics, delivery)
     except ProtocolError as error:

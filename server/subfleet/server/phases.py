@@ -30,16 +30,22 @@ def advance(plan: Plan, state: RunState, now_s: float) -> Outcome:
 def expected_clients(plan: Plan, state: RunState, now_s: float) -> tuple[str, ...]:
     """The clients that a round waits for at its start.
 
-    Whoever holds its lease; in a strict run everyone who was ever here: a client that was killed and comes back takes
-    part as if nothing had happened. Who let a deadline pass without a word is not waited for until it is heard again.
+    Whoever holds its lease; in a strict run everyone who ever spoke in this run: a client that was killed and comes
+    back takes part as if nothing had happened. Who let a deadline pass without a word is not waited for until it is
+    heard again.
     """
-    lease_s, strict = plan.config.deadlines.lease_s, plan.config.strict
+    strict = plan.config.strict
+    return tuple(
+        sorted(
+            name
+            for name, member in state.members.items()
+            if member.profile is not None and not member.absent and (strict or _holds_lease(plan, member, now_s))
+        )
+    )
 
-    def expected(member: Member) -> bool:
-        alive = member.heard_s is not None and now_s - member.heard_s <= lease_s
-        return member.profile is not None and not member.absent and (alive or strict)
 
-    return tuple(sorted(name for name, member in state.members.items() if expected(member)))
+def _holds_lease(plan: Plan, member: Member, now_s: float) -> bool:
+    return member.heard_s is not None and now_s - member.heard_s <= plan.config.deadlines.lease_s
 
 
 def _enter(state: RunState, phase: Phase, now_s: float) -> RunState:
@@ -49,7 +55,9 @@ def _enter(state: RunState, phase: Phase, now_s: float) -> RunState:
 def _waiting(plan: Plan, state: RunState, now_s: float) -> Outcome:
     if state.folded_round >= plan.config.total_rounds:
         return _open_deploy(plan, state, now_s)
-    there = len(expected_clients(plan, state, now_s))
+    # A strict run waits for those who went away, but begins no round on the strength of them.
+    expected = expected_clients(plan, state, now_s)
+    there = sum(_holds_lease(plan, state.members[name], now_s) for name in expected)
     if there >= plan.config.min_clients:
         # A round that nobody answered is opened again, but it began when it was announced first.
         again = state.round > state.folded_round

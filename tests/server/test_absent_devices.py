@@ -1,0 +1,104 @@
+"""Devices of an earlier time, of which only the broker knows: they open no round, and no round waits for them."""
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from server.fake_device import Behaviour, Device
+from server.server_rig import FakeExports, Notes, World, config
+
+from subfleet.protocol.messages import Presence, encode
+from subfleet.protocol.topics import Topics
+from subfleet.server.broker import EmbeddedBroker, MosquittoBroker, mosquitto_binary
+from subfleet.server.config import Deadlines, ServerConfig
+from subfleet.server.session import Server
+from subfleet.transport.base import Connected, Delivery, Transport
+from subfleet.transport.mqtt import MqttTransport
+
+pytestmark = pytest.mark.slow
+
+LONG_S = 1e4
+LIMIT_S = 60.0
+TOPICS = Topics("main")
+GONE = {"dead": True, "left": False}
+"""What the broker keeps of them: nobody told it of the end of the one, the other has said goodbye."""
+
+
+def settings() -> ServerConfig:
+    """Two clients make a round, and who is waited for is waited for longer than any test takes."""
+    deadlines = Deadlines(join_s=LONG_S, measure_s=LONG_S, round_s=LONG_S, lease_s=LONG_S, linger_s=0.0)
+    return config(rounds=1, min_clients=2, deploy_targets=(), deadlines=deadlines)
+
+
+def leave_traces(name: str, link: Transport, folder: Path, *, online: bool) -> None:
+    """Publish what a device does, and go without a will; it returns when the broker has it."""
+    ghost = Device(name, link, folder, time.monotonic, Behaviour())
+    traces = (Presence(client_id=name, session_id=ghost.session_id, online=online), ghost.profile())
+    link.open((TOPICS.up(name, "+"),))
+    while not isinstance(link.poll(LIMIT_S), Connected):
+        pass
+    for message in traces:
+        ghost.send(message, retain=True)
+    awaited = {encode(message) for message in traces}
+    while awaited:
+        event = link.poll(LIMIT_S)
+        assert isinstance(event, Delivery), "the broker has not taken what was published"
+        awaited.discard(event.payload)
+    link.close()
+
+
+def rows(server: Server) -> list[dict[str, str]]:
+    return [{row.client_id: row.status for row in record.clients} for record in server.result().rounds]
+
+
+def test_devices_that_are_gone_open_no_round_and_delay_none(tmp_path: Path) -> None:
+    world = World(tmp_path, settings(), {})
+    world.server.close()
+    for name, online in GONE.items():
+        leave_traces(name, world.broker.client(name), tmp_path, online=online)
+    world.server = world.new_server()
+    world.server.open()
+    for name in ("ada", "bob"):
+        for _ in range(40):
+            world.turn()
+        assert world.server.state.phase == "waiting"
+        world.devices[name] = Device(name, world.broker.client(name), tmp_path / "new", world.clock, Behaviour())
+        world.devices[name].open()
+    world.run(turns=100)
+    assert rows(world.server) == [{"ada": "folded", "bob": "folded"}]
+    assert not [said for said in world.notes.said if any(name in said for name in GONE)]
+
+
+@pytest.fixture(params=["embedded", "mosquitto"])
+def url(request: pytest.FixtureRequest) -> Iterator[str]:
+    if request.param == "mosquitto" and mosquitto_binary() is None:
+        pytest.skip("mosquitto is not installed")
+    with EmbeddedBroker() if request.param == "embedded" else MosquittoBroker() as broker:
+        yield broker.url
+
+
+@pytest.mark.broker
+def test_what_a_real_broker_keeps_of_them_counts_for_nothing(tmp_path: Path, url: str) -> None:
+    for name, online in GONE.items():
+        leave_traces(name, MqttTransport(url, name), tmp_path, online=online)
+    exports = FakeExports(tmp_path / "exports")
+    server = Server(settings(), MqttTransport(url, "server"), Notes(), state_folder=tmp_path / "state", exports=exports)
+    devices = [
+        Device(name, MqttTransport(url, name), tmp_path / "new", time.monotonic, Behaviour()) for name in ("ada", "bob")
+    ]
+    server.open()
+    until_s = time.monotonic() + LIMIT_S
+    try:
+        for device in devices:
+            device.open()
+        while not server.finished and time.monotonic() < until_s:
+            for device in devices:
+                device.step()
+            server.step(0.01)
+    finally:
+        for device in devices:
+            device.transport.close()
+        server.close()
+    assert server.state.phase == "finished"
+    assert set(server.state.members) == {"ada", "bob"}
