@@ -316,14 +316,14 @@ def test_a_server_that_starts_again_goes_on_writing(phase: str) -> None:
 def test_the_journal_gives_back_pool_plans_and_queue_and_the_search_goes_on_alike(tmp_path: Path) -> None:
     plan = plan_of(method=SEARCH, exports_per_round=2, quorum=0.9)
     engine = open_database(tmp_path)
-    journal = Journal(engine, begin_run(engine, name="test", fingerprint="f", round_count=2))
+    journal = Journal(engine, begin_run(engine, name="test", settings="{}", round_count=2))
     state = _searched_once(plan)
     state, _ = step(plan, state, Exported(queued=state.queue[0], planned_peak_bytes=5000), 3.0)
     assert state.pool
     assert state.queue
     journal.save(RunState(), state)
     engine = open_database(tmp_path)
-    journal = Journal(engine, begin_run(engine, name="test", fingerprint="f", round_count=2))
+    journal = Journal(engine, begin_run(engine, name="test", settings="{}", round_count=2))
     loaded = journal.load(9.0)
     assert (loaded.pool, loaded.queue, dict(loaded.plans)) == (state.pool, state.queue, dict(state.plans))
     there, back = (

@@ -26,7 +26,7 @@ PLAN = plan_of()
 
 def _journal(folder: Path) -> Journal:
     engine = open_database(folder)
-    return Journal(engine, begin_run(engine, name="test", fingerprint="f", round_count=2))
+    return Journal(engine, begin_run(engine, name="test", settings="{}", round_count=2))
 
 
 def _known(state: RunState, now_s: float) -> RunState:
@@ -89,11 +89,13 @@ def test_every_commit_is_on_disk(tmp_path: Path) -> None:
 
 def test_names_find_their_run_again(tmp_path: Path) -> None:
     engine = open_database(tmp_path)
-    first = begin_run(engine, name="one", fingerprint="f", round_count=2)
-    assert begin_run(engine, name="one", fingerprint="f", round_count=2) == first
-    assert begin_run(engine, name="two", fingerprint="f", round_count=2) != first
-    with pytest.raises(ConfigError, match="another configuration"):
-        begin_run(engine, name="one", fingerprint="g", round_count=2)
+    first = begin_run(engine, name="one", settings="{}", round_count=2)
+    assert begin_run(engine, name="one", settings="{}", round_count=2) == first
+    assert begin_run(engine, name="two", settings="{}", round_count=2) != first
+    with pytest.raises(
+        ConfigError, match="another configuration, which was changed in seed from unset to 1; restore it"
+    ):
+        begin_run(engine, name="one", settings='{"seed":1}', round_count=2)
 
 
 def test_a_file_that_is_no_database_is_one_sentence(tmp_path: Path) -> None:
@@ -125,7 +127,7 @@ def test_a_journal_of_another_release_is_one_sentence_and_left_as_it_is(tmp_path
 
 def test_a_database_that_cannot_be_written_is_one_sentence(tmp_path: Path) -> None:
     engine = open_database(tmp_path)
-    journal = Journal(engine, begin_run(engine, name="one", fingerprint="f", round_count=2))
+    journal = Journal(engine, begin_run(engine, name="one", settings="{}", round_count=2))
     with engine.begin() as connection:
         connection.exec_driver_sql("DROP TABLE runs")
     with pytest.raises(FileError, match=r"the journal cannot be written: .*; make room for it"):

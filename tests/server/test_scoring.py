@@ -229,7 +229,7 @@ def test_a_device_that_starts_anew_gets_its_candidates_again() -> None:
 def stored(state: RunState, folder: Path) -> RunState:
     """What a server that was killed finds."""
     engine = open_database(folder)
-    run_id = begin_run(engine, name="test", fingerprint="f", round_count=2)
+    run_id = begin_run(engine, name="test", settings="{}", round_count=2)
     journal = Journal(engine, run_id)
     journal.save(RunState(), state)
     found = journal.load(2.0)

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 import torch
 from server.fake_device import Behaviour
-from server.server_rig import World, config, evaluation, fleet
+from server.server_rig import World, config, fleet
 
 from subfleet.elastic.families import init_state
 from subfleet.export.quantisation.report import calibration_of
 from subfleet.export.requests import InferRequest, TrainRequest
-from subfleet.protocol.errors import DataError, ExportError, FileError
+from subfleet.protocol.errors import ConfigError, ExportError, FileError
 from subfleet.protocol.messages import Task
 from subfleet.protocol.readings import Reading
 from subfleet.protocol.training import TrainingSettings
@@ -163,8 +163,10 @@ def test_a_finished_run_is_not_run_again(tmp_path: Path) -> None:
 
 def test_a_changed_configuration_does_not_take_a_run_up(tmp_path: Path) -> None:
     world = World(tmp_path, config(), fleet())
-    world.settings = replace(world.settings, seed=1)
-    with pytest.raises(Exception, match="was begun with another configuration"):
+    training = replace(world.settings.training, learning_rate=0.05)
+    world.settings = replace(world.settings, seed=1, training=training, keep_rounds=9)
+    changed = r"changed in seed from 0 to 1, training.learning_rate from 0.1 to 0.05; restore it"
+    with pytest.raises(ConfigError, match=changed):
         world.new_server()
 
 
@@ -285,25 +287,6 @@ def test_a_device_that_cannot_take_part_is_skipped(tmp_path: Path, behaviour: Be
     rows = {row.client_id: row.status for row in world.server.result().rounds[0].clients}
     assert rows["dot"].startswith(reason)
     assert rows["ada"] == "folded"
-
-
-@pytest.mark.parametrize("shape", [(2, 3), (1, 2, 3), (6, 1)])
-def test_samples_of_another_shape_with_the_models_values_take_part(tmp_path: Path, shape: tuple[int, ...]) -> None:
-    """Series in a file (samples, time, features), on a device as for the evaluation."""
-    inputs, labels = evaluation()
-    np.savez(tmp_path / "series.npz", x=inputs.reshape(-1, *shape), y=labels)
-    settings = config(rounds=1, evaluation_data=str(tmp_path / "series.npz"))
-    world = finished(World(tmp_path / "series", settings, fleet(input_shape=shape)))
-    plain = finished(World(tmp_path / "plain", config(rounds=1), fleet()))
-    assert {row.status for row in world.server.result().rounds[0].clients} == {"folded"}
-    assert world.server.result().accuracy == plain.server.result().accuracy
-    assert world.model_bytes() == plain.model_bytes()
-
-
-def test_evaluation_data_of_another_size_are_refused(tmp_path: Path) -> None:
-    np.savez(tmp_path / "wide.npz", x=np.zeros((4, 7), np.float32), y=np.zeros(4, np.int64))
-    with pytest.raises(DataError, match=r"evaluation_data .* have shape \(7,\), but the model takes \(6,\): another"):
-        World(tmp_path, config(evaluation_data=str(tmp_path / "wide.npz")), fleet())
 
 
 def test_an_export_that_fails_costs_its_devices_alone(tmp_path: Path) -> None:

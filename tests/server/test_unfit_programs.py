@@ -205,9 +205,9 @@ def test_the_oldest_refusals_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> N
 def test_the_journal_remembers_operators_and_refusals(tmp_path: Path) -> None:
     state = refused(assigned(PLAN, measuring(PLAN))[0], "runtime")
     engine = open_database(tmp_path)
-    Journal(engine, begin_run(engine, name="test", fingerprint="f", round_count=2)).save(RunState(), state)
+    Journal(engine, begin_run(engine, name="test", settings="{}", round_count=2)).save(RunState(), state)
     engine = open_database(tmp_path)
-    loaded = Journal(engine, begin_run(engine, name="test", fingerprint="f", round_count=2)).load(9.0)
+    loaded = Journal(engine, begin_run(engine, name="test", settings="{}", round_count=2)).load(9.0)
     assert (loaded.unfit, loaded.plans) == (state.unfit, state.plans)
     assert {known.operators for known in loaded.plans.values()} == {CALLED}
 

@@ -1,6 +1,5 @@
 """The configuration of a run: one frozen description, read from TOML, checked before anything starts."""
 
-import hashlib
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -211,7 +210,7 @@ class ServerConfig:
         return None if self.clock is None else self.clock.start_s + (round_number - 1) * self.clock.step_s
 
     def fingerprint(self) -> str:
-        """SHA-256 of everything that takes part in the outcome: a run is only taken up with the same."""
+        """Everything that takes part in the outcome, as canonical JSON: a run is only taken up with the same."""
         names = (
             "name",
             "model",
@@ -241,6 +240,5 @@ class ServerConfig:
             "deploy_targets",
             "memory_overhead_bytes",
         )
-        return hashlib.sha256(
-            canonical_json([getattr(self, name) for name in (*names, *more, "deploy_quantisation")])
-        ).hexdigest()
+        settings = {name: getattr(self, name) for name in (*names, *more, "deploy_quantisation")}
+        return canonical_json(settings).decode()

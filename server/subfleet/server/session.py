@@ -101,7 +101,7 @@ class Server:
         self._places = Places(state_folder)
         self._places.make()
         engine = open_database(state_folder)
-        run_id = begin_run(engine, name=config.name, fingerprint=config.fingerprint(), round_count=config.total_rounds)
+        run_id = begin_run(engine, name=config.name, settings=config.fingerprint(), round_count=config.total_rounds)
         self._engine = engine
         self._journal = Journal(engine, run_id)
         self._plan = plan_of(config, run_id, prices=exports.recordings)

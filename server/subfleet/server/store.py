@@ -21,6 +21,7 @@ from subfleet.protocol.errors import ConfigError, FileError
 from subfleet.protocol.messages import Profile
 from subfleet.protocol.schema import canonical_json, from_plain
 from subfleet.server.actions import Close
+from subfleet.server.changed_settings import changed_settings
 from subfleet.server.records import RoundRecord
 from subfleet.server.rounds import KnownPlan, Member, Queued, RunState, Seat
 from subfleet.server.search.query import Known
@@ -46,7 +47,7 @@ runs = sql.Table(
     METADATA,
     sql.Column("run_id", sql.String, primary_key=True),
     sql.Column("name", sql.String, nullable=False, unique=True),
-    sql.Column("fingerprint", sql.String, nullable=False),
+    sql.Column("settings", sql.Text, nullable=False),
     sql.Column("round_count", sql.Integer, nullable=False),
     sql.Column("phase", sql.String, nullable=False),
     sql.Column("round", sql.Integer, nullable=False),
@@ -155,8 +156,14 @@ Bytes = tuple[int, int]
 """Bytes down and up."""
 
 
-def begin_run(engine: sql.Engine, *, name: str, fingerprint: str, round_count: int) -> str:
+def begin_run(engine: sql.Engine, *, name: str, settings: str, round_count: int) -> str:
     """Find the run of that name, or make it; returns its id.
+
+    Args:
+        engine: of the database.
+        name: of the run.
+        settings: everything that takes part in its outcome, as canonical JSON; see `ServerConfig.fingerprint`.
+        round_count: how many rounds it has.
 
     Raises:
         ConfigError: the run was begun with another configuration.
@@ -165,14 +172,16 @@ def begin_run(engine: sql.Engine, *, name: str, fingerprint: str, round_count: i
         known = connection.execute(sql.select(runs).where(runs.c.name == name)).one_or_none()
         if known is None:
             run_id = f"{name}-{uuid.uuid4().hex[:8]}"
-            row = {"run_id": run_id, "name": name, "fingerprint": fingerprint, "round_count": round_count}
+            row = {"run_id": run_id, "name": name, "settings": settings, "round_count": round_count}
             start = {"phase": "waiting", "round": 0, "folded_round": 0, "failure": "", "started_at": _now()}
             start |= {"pool": "[]", "plans": "{}", "queue": "[]", "unfit": "{}"}
             connection.execute(runs.insert().values(**row, **start))
             return run_id
-    if known.fingerprint != fingerprint:
+    if known.settings != settings:
+        changed = changed_settings(json.loads(known.settings), json.loads(settings))
         raise ConfigError(
-            f"run {name!r} was begun with another configuration; restore it, or choose another name or state folder"
+            f"run {name!r} was begun with another configuration, which was changed in {changed}; restore it, or choose "
+            "another name or state folder"
         )
     return str(known.run_id)
 

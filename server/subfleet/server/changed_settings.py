@@ -1,0 +1,45 @@
+"""Which settings differ between the configuration that a run was begun with and the one it is to go on with. Pure."""
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+__all__ = ["changed_settings"]
+
+_MOST_KEYS = 8
+_MOST_CHARACTERS = 40
+_UNSET = "unset"
+_TAG = "type"
+"""Names the kind of a table: where it differs, all other keys of the table do, and they are of no interest."""
+
+
+def changed_settings(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
+    """The keys that differ, dotted as in TOML, from what to what where that is short; such as "seed from 0 to 1".
+
+    Args:
+        before: plain settings, tables as mappings.
+        after: the same of another time.
+    """
+    told = [_told(key, old, new) for key, old, new in _changes(before, after, "")]
+    more = len(told) - _MOST_KEYS
+    return ", ".join(told[:_MOST_KEYS]) + (f", and {more} more" if more > 0 else "")
+
+
+def _changes(before: Mapping[str, Any], after: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, str, str]]:
+    keys = sorted({*before, *after}) if before.get(_TAG) == after.get(_TAG) else [_TAG]
+    for key in keys:
+        old, new = before.get(key), after.get(key)
+        if isinstance(old, Mapping) and isinstance(new, Mapping):
+            yield from _changes(old, new, f"{prefix}{key}.")
+        elif _text(before, key) != _text(after, key):
+            yield f"{prefix}{key}", _text(before, key), _text(after, key)
+
+
+def _text(settings: Mapping[str, Any], key: str) -> str:
+    if key not in settings:
+        return _UNSET
+    return "none" if settings[key] is None else json.dumps(settings[key])
+
+
+def _told(key: str, old: str, new: str) -> str:
+    return key if max(len(old), len(new)) > _MOST_CHARACTERS else f"{key} from {old} to {new}"

@@ -1,0 +1,72 @@
+"""A changed configuration is told by its keys."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from server.server_rig import config
+
+from subfleet.elastic.server_optimisers import FedAdam
+from subfleet.protocol.schema import canonical_json
+from subfleet.server.changed_settings import changed_settings
+from subfleet.server.config import LogClock
+from subfleet.server.config_file import load_config
+from subfleet.server.methods.fedavg import FedAvg
+
+VALUES = st.none() | st.booleans() | st.integers() | st.text(max_size=3) | st.lists(st.integers(), max_size=3)
+TABLES = st.recursive(
+    st.dictionaries(st.sampled_from("abc"), VALUES),
+    lambda inner: st.dictionaries(st.sampled_from("xyz"), inner | VALUES),
+)
+
+
+def _told(**changes: Any) -> str:
+    return changed_settings(json.loads(config().fingerprint()), json.loads(config(**changes).fingerprint()))
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({}, ""),
+        ({"rates": (1.0,)}, "rates from [0.5, 1.0] to [1.0]"),
+        ({"clock": None}, 'clock from {"start_s": 0.0, "step_s": 10.0} to none'),
+        ({"clock": LogClock(start_s=1.0, step_s=10.0)}, "clock.start_s from 0.0 to 1.0"),
+        ({"method": FedAvg()}, 'method.type from "heterofl" to "fedavg"'),
+        ({"memory_overhead_bytes": {"onnx": 7}}, "memory_overhead_bytes.onnx from unset to 7"),
+        ({"evaluation_data": "d" * 50}, "evaluation_data"),
+        ({"min_clients": 1, "keep_rounds": 9}, ""),
+    ],
+)
+def test_keys_are_named_from_what_to_what_where_that_is_short(changes: dict[str, Any], told: str) -> None:
+    assert _told(**changes) == told
+
+
+def test_a_table_that_was_not_there_is_named_as_a_whole() -> None:
+    assert _told(server_optimiser=FedAdam()) == "server_optimiser"
+
+
+def test_many_changes_are_counted() -> None:
+    before, after = ({f"key_{place}": value for place in range(10)} for value in (0, 1))
+    assert changed_settings(before, after).endswith("key_7 from 0 to 1, and 2 more")
+
+
+@settings(max_examples=50)
+@given(before=TABLES, after=TABLES)
+def test_something_is_told_exactly_where_something_differs(before: dict[str, Any], after: dict[str, Any]) -> None:
+    texts = [canonical_json(one) for one in (before, after)]
+    assert bool(changed_settings(before, after)) == (texts[0] != texts[1])
+
+
+def test_a_preset_is_told_by_the_keys_that_it_stands_for(tmp_path: Path) -> None:
+    def of_preset(name: str) -> dict[str, Any]:
+        path = tmp_path / "run.toml"
+        model = f'{{ preset = "{name}", input_shape = [3, 32, 32], class_count = 10 }}'
+        path.write_text(f'name = "a"\nevaluation_data = "d"\nmodel = {model}')
+        plain: dict[str, Any] = json.loads(load_config(path).fingerprint())
+        return plain
+
+    told = changed_settings(of_preset("resnet18"), of_preset("resnet34"))
+    assert told == "model.depths from [2, 2, 2, 2] to [3, 4, 6, 3]"

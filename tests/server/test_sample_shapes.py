@@ -1,0 +1,32 @@
+"""Samples of another shape than the model's: fed where their values keep their places, else refused in one sentence."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from server.server_rig import World, config, evaluation, fleet
+
+from subfleet.protocol.errors import DataError
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.mark.parametrize("shape", [(2, 3), (1, 2, 3), (6, 1)])
+def test_samples_of_another_shape_with_the_models_values_take_part(tmp_path: Path, shape: tuple[int, ...]) -> None:
+    """Series in a file (samples, time, features), on a device as for the evaluation."""
+    inputs, labels = evaluation()
+    np.savez(tmp_path / "series.npz", x=inputs.reshape(-1, *shape), y=labels)
+    settings = config(rounds=1, evaluation_data=str(tmp_path / "series.npz"))
+    world = World(tmp_path / "series", settings, fleet(input_shape=shape))
+    plain = World(tmp_path / "plain", config(rounds=1), fleet())
+    for one in (world, plain):
+        one.run()
+    assert {row.status for row in world.server.result().rounds[0].clients} == {"folded"}
+    assert world.server.result().accuracy == plain.server.result().accuracy
+    assert world.model_bytes() == plain.model_bytes()
+
+
+def test_evaluation_data_of_another_size_are_refused(tmp_path: Path) -> None:
+    np.savez(tmp_path / "wide.npz", x=np.zeros((4, 7), np.float32), y=np.zeros(4, np.int64))
+    with pytest.raises(DataError, match=r"evaluation_data .* have shape \(7,\), but the model takes \(6,\): another"):
+        World(tmp_path, config(evaluation_data=str(tmp_path / "wide.npz")), fleet())
