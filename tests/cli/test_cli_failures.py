@@ -135,3 +135,16 @@ def test_a_finished_run_is_not_written_over(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="over already"):
         run_folder(tmp_path, "quickstart", "quickstart")
     assert run_folder(tmp_path, "quickstart", None).name == "quickstart-2"
+
+
+def test_what_a_device_wrote_does_not_act_on_the_operators_terminal(tmp_path: Path) -> None:
+    code = (
+        "import logging; from subfleet.cli.failures import reporting; from subfleet.protocol.errors import RunError\n"
+        "with reporting(verbose=False):\n"
+        "    logging.getLogger('x').warning('device %s', 'a\\x1b]8;;http://evil\\x07\\nb')\n"
+        "    raise RunError('device a\\x1b]8;;http://evil\\x07 failed')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, check=False)
+    logged, sentence = done.stderr.splitlines()
+    assert logged.endswith("x WARNING device a ]8;;http://evil  b")
+    assert sentence == "subfleet: device a ]8;;http://evil  failed"

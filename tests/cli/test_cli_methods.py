@@ -75,3 +75,10 @@ def test_methods_that_fail_give_an_exit_code_and_one_sentence(options: list[str]
     assert "Traceback" not in done.output
     if "--json" in options:
         assert json.loads(done.stdout) == checks
+
+
+def test_a_verdict_is_no_markup(checks: dict[str, str]) -> None:
+    checks |= {"fjord": "[/]"}
+    done = CliRunner().invoke(app, ["methods", "--check"], env={"COLUMNS": "200"})
+    assert done.exit_code == ExitCode.RUN
+    assert "[/]" in done.stdout

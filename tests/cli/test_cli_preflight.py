@@ -1,5 +1,6 @@
 """`subfleet preflight` exports a run's programs before any device is there."""
 
+import io
 import json
 import os
 import subprocess
@@ -7,8 +8,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
+from subfleet.cli.preflight import Verdict, table
 from subfleet.protocol.exit_codes import ExitCode
+from subfleet.protocol.subnet import SubnetSpec
 
 pytestmark = [pytest.mark.slow, pytest.mark.export]
 
@@ -52,3 +56,15 @@ def test_what_cannot_be_written_is_one_sentence_and_an_exit_code(tmp_path: Path)
     assert done.returncode == ExitCode.EXPORT
     assert "'abacus'" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_name_is_no_markup_in_the_table() -> None:
+    evil = "[link=http://evil.example]w1[/link]"
+    spec = SubnetSpec(name=evil, axes=(), blocks=())
+    verdict = Verdict(subnet=evil, target="[/]", parameters=1, problem=f"layer {evil}", architecture=spec)
+    screen = Console(file=io.StringIO(), width=200, force_terminal=True, color_system=None)
+    table([verdict], screen)
+    assert isinstance(screen.file, io.StringIO)
+    shown = screen.file.getvalue()
+    assert shown.count(evil) == 3
+    assert "\x1b]8" not in shown

@@ -9,8 +9,9 @@ from xml.etree import ElementTree
 import pytest
 
 from subfleet.protocol.errors import FileError
+from subfleet.server import plots
+from subfleet.server.columns import CLIENT_COLUMNS
 from subfleet.server.records import ClientRow, RoundRecord, RunResult
-from subfleet.server.report import CLIENT_COLUMNS, client_cells
 from subfleet.server.results import write_results
 
 pytestmark = pytest.mark.slow  # drawing takes more than a second
@@ -83,14 +84,14 @@ def test_the_report_needs_nothing_else_and_escapes_what_it_shows(tmp_path: Path)
 
 
 def test_a_row_shows_free_and_budget_and_no_figures_where_there_are_none() -> None:
-    shown = dict(zip(CLIENT_COLUMNS, client_cells(FOLDED), strict=True))
+    shown = {column.title: column.cell(FOLDED) for column in CLIENT_COLUMNS}
     assert (shown["free MB"], shown["budget MB"], shown["link kB"], shown["planned MB"]) == (
         "900.0",
         "18.0",
         "125",
         "15.0",
     )
-    shown = dict(zip(CLIENT_COLUMNS, client_cells(SKIPPED), strict=True))
+    shown = {column.title: column.cell(SKIPPED) for column in CLIENT_COLUMNS}
     assert (shown["measured MB"], shown["loss"], shown["state"]) == ("-", "-", "skipped: no subnet fits")
 
 
@@ -99,3 +100,15 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     taken.write_text("", encoding="utf-8")
     with pytest.raises(FileError, match="taken"):
         write_results(taken, name="test", result=RESULT)
+
+
+def test_a_report_that_cannot_be_drawn_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(rounds: object) -> str:
+        raise ZeroDivisionError("<no font>")
+
+    monkeypatch.setattr(plots, "memory_plot", broken)
+    page = write_results(tmp_path, name="a<b", result=RESULT).read_text(encoding="utf-8")
+    assert "The report cannot be made (ZeroDivisionError: &lt;no font&gt;)" in page
+    assert "a&lt;b" in page
+    assert json.loads((tmp_path / "summary.json").read_text(encoding="utf-8"))["accuracy"] == 0.5
+    assert len((tmp_path / "clients.csv").read_text(encoding="utf-8").splitlines()) == 5

@@ -15,9 +15,10 @@ from subfleet.emulation.predictions import accuracies
 from subfleet.emulation.slices import Slices, cut
 from subfleet.export.cache import CacheFolder
 from subfleet.export.pool import ExportPool
-from subfleet.protocol.errors import RunError
+from subfleet.protocol.errors import RunError, SubfleetError
 from subfleet.server.broker import EmbeddedBroker
 from subfleet.server.config import LogClock, ServerConfig
+from subfleet.server.observing import GuardedObserver
 from subfleet.server.records import DeployedModel, RunObserver, RunResult
 from subfleet.server.results import write_results
 from subfleet.server.session import Server
@@ -61,15 +62,17 @@ def run_experiment(
     Args:
         experiment: what to run.
         folder: for the results; a run that was interrupted there is taken up.
-        observer: is told what happens.
+        observer: is told what happens; it may fail, and the run goes on.
         stop: set it to end the run early.
         cache: where exported programs are kept between runs.
         broker_url: of a broker that is there already; by default an embedded one is started.
 
     Raises:
-        RunError: a client failed, or the run was stopped before its end.
+        RunError: a client failed, the run was stopped before its end, or a device's own model cannot be had; in the
+            last case the run's results are in the folder all the same.
         TransportError: the broker is not there.
     """
+    observer = GuardedObserver(observer)
     with ExitStack() as stack:
         # The pool comes first: its workers import PyTorch while the data are cut and the broker starts.
         exports = stack.enter_context(ExportPool(cache))
@@ -148,9 +151,21 @@ def _collect(folder: Path, result: RunResult, slices: Slices, observer: RunObser
         )
     shutil.copyfile(result.model_path, folder / "model.safetensors")
     observer.say("Loading each device's own model in a fresh process")
+    try:
+        models = _own_models(folder, result, slices)
+    except SubfleetError:
+        write_results(
+            folder, name=folder.name, result=result
+        )  # a model that cannot be shown is no reason to lose a run
+        raise
+    report = write_results(folder, name=folder.name, result=result, extra={"models": list(models)})
+    return Outcome(accuracy=result.accuracy, folder=folder, report=report, models=models)
+
+
+def _own_models(folder: Path, result: RunResult, slices: Slices) -> tuple[dict[str, Any], ...]:
     files = [_fetched(folder, result.run_id, model) for model in result.deployed]
     own = accuracies(files, slices.test)
-    models = tuple(
+    return tuple(
         {
             "client_id": model.client_id,
             "file": str(path.relative_to(folder)),
@@ -164,8 +179,6 @@ def _collect(folder: Path, result: RunResult, slices: Slices, observer: RunObser
         }
         for model, path, accuracy in zip(result.deployed, files, own, strict=True)
     )
-    report = write_results(folder, name=folder.name, result=result, extra={"models": list(models)})
-    return Outcome(accuracy=result.accuracy, folder=folder, report=report, models=models)
 
 
 def _fetched(folder: Path, run_id: str, model: DeployedModel) -> Path:

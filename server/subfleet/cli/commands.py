@@ -165,6 +165,7 @@ def preflight(
     with reporting(verbose=verbose):
         from rich.console import Console
 
+        from subfleet.cli.literal import literal
         from subfleet.cli.preflight import preflight as verdicts_of
         from subfleet.cli.preflight import table
         from subfleet.protocol.schema import to_plain
@@ -175,7 +176,7 @@ def preflight(
         with console.status("Exporting") as status:
             for verdict in verdicts_of(load_config(config), default_cache()):
                 verdicts.append(verdict)
-                status.update(f"Exporting: {len(verdicts)} done, last {verdict.subnet} for {verdict.target}")
+                status.update(literal(f"Exporting: {len(verdicts)} done, last {verdict.subnet} for {verdict.target}"))
         if json:
             typer.echo(json_module.dumps([to_plain(verdict) for verdict in verdicts]))
         else:
@@ -212,6 +213,7 @@ def methods(
 
 
 def _checked_methods(console: "Console") -> dict[str, str]:
+    from subfleet.cli.literal import literal
     from subfleet.emulation.method_checks import check_methods
     from subfleet.emulation.virtual.exports import SettledExports
 
@@ -219,7 +221,7 @@ def _checked_methods(console: "Console") -> dict[str, str]:
     with console.status("Checking") as status, SettledExports(default_cache()) as exports:
         for name, verdict in check_methods(exports):
             verdicts[name] = verdict
-            status.update(f"Checking: {len(verdicts)} done, last {name}: {verdict}")
+            status.update(literal(f"Checking: {len(verdicts)} done, last {name}: {verdict}"))
     return verdicts
 
 

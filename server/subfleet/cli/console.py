@@ -1,15 +1,26 @@
 """Shows a run while it goes on: tables on a terminal, plain lines anywhere else."""
 
 import sys
+from collections.abc import Sequence
 from typing import Protocol
 
-from rich.console import Console
+from rich.box import SIMPLE_HEAD
+from rich.cells import cell_len
+from rich.console import Console, JustifyMethod
 from rich.table import Table
+from rich.text import Text
 
-from subfleet.server.records import RoundRecord
-from subfleet.server.report import CLIENT_COLUMNS, client_cells
+from subfleet.cli.literal import literal
+from subfleet.protocol.text import printable
+from subfleet.server.columns import CLIENT_COLUMNS, Column
+from subfleet.server.records import ClientRow, RoundRecord
 
 __all__ = ["Display", "PlainLines", "SilentDisplay", "Tables", "display_for"]
+
+LEAST_WIDTH = 80
+"""Characters of the narrowest terminal that a table fits on."""
+_MOST_CHARACTERS = 24  # of words before they go over several lines, while numbers want room
+_GAP = 2
 
 
 class Display(Protocol):
@@ -25,24 +36,48 @@ class Display(Protocol):
 
 
 class Tables:
-    """Rich tables, for a terminal."""
+    """Rich tables, for a terminal. Columns that find no room are left out, the least important first."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
 
     def say(self, text: str) -> None:
         """Show one sentence."""
-        self._console.print(text, highlight=False, markup=False)
+        self._console.print(literal(text))
 
     def round_finished(self, record: RoundRecord) -> None:
         """Show a table with one row per device."""
-        table = Table(title=_title(record), title_justify="left", title_style="bold")
-        for place, column in enumerate(CLIENT_COLUMNS):
-            words = column in ("device", "runtime", "subnet", "state")
-            table.add_column(column, justify="left" if words else "right", no_wrap=place > 0)
+        columns = _that_fit(record.clients, self._console.width)
+        # A title of the table's own would be broken at the table's width, which may be less than the screen's.
+        self._console.print(literal(_title(record), "bold"))
+        table = Table(box=SIMPLE_HEAD, padding=(0, _GAP - 1, 0, 0), show_edge=False, pad_edge=False)
+        for column in columns:
+            head = Text("\n").join(literal(word) for word in column.title.split())
+            justify: JustifyMethod = "left" if column.words else "right"
+            table.add_column(head, justify=justify, no_wrap=not column.words, overflow="fold", vertical="top")
         for row in record.clients:
-            table.add_row(*client_cells(row), style=None if row.status == "folded" else "yellow")
+            table.add_row(
+                *(literal(column.cell(row)) for column in columns), style=None if row.status == "folded" else "yellow"
+            )
         self._console.print(table)
+
+
+def _that_fit(rows: Sequence[ClientRow], width: int) -> tuple[Column, ...]:
+    """The columns for a screen of this width, in their own order: whatever is shown is shown on a wider one too."""
+    shown: list[Column] = []
+    left = width + _GAP
+    for column in sorted(CLIENT_COLUMNS, key=lambda column: column.rank):
+        left -= _natural_width(column, rows) + _GAP
+        if left < 0 < column.rank:
+            break
+        shown.append(column)
+    return tuple(column for column in CLIENT_COLUMNS if column in shown)
+
+
+def _natural_width(column: Column, rows: Sequence[ClientRow]) -> int:
+    cells = max((cell_len(printable(column.cell(row))) for row in rows), default=0)
+    head = max(map(cell_len, column.title.split()))  # a line for each word
+    return max(head, min(cells, _MOST_CHARACTERS) if column.words else cells)
 
 
 class PlainLines:
@@ -59,11 +94,10 @@ class PlainLines:
         """Show a line for the round and one for each device."""
         self._line(_title(record))
         for row in record.clients:
-            pairs = zip(CLIENT_COLUMNS, client_cells(row), strict=True)
-            self._line("  " + "  ".join(f"{column}={cell}" for column, cell in pairs))
+            self._line("  " + "  ".join(f"{column.title}={column.cell(row)}" for column in CLIENT_COLUMNS))
 
     def _line(self, text: str) -> None:
-        self._console.print(text, highlight=False, markup=False, soft_wrap=True)
+        self._console.print(literal(text), soft_wrap=True)
 
 
 class SilentDisplay:
@@ -77,11 +111,11 @@ class SilentDisplay:
 
 
 def display_for(*, json: bool) -> Display:
-    """The display for this output: nothing for JSON, tables for a wide terminal, else plain lines."""
+    """The display for this output: nothing for JSON, tables for a terminal of 80 characters or more, else lines."""
     if json:
         return SilentDisplay()
     console = Console(file=sys.stdout)
-    return Tables(console) if console.is_terminal and console.width >= 100 else PlainLines(console)
+    return Tables(console) if console.is_terminal and console.width >= LEAST_WIDTH else PlainLines(console)
 
 
 def _title(record: RoundRecord) -> str:
@@ -89,6 +123,6 @@ def _title(record: RoundRecord) -> str:
     what = ", norms measured" if record.calibrated else ""
     subnets = len({row.spec_id for row in record.clients if row.status == "folded"})
     return (
-        f"round {record.round}: accuracy {record.accuracy:.4f}, {subnets} different subnets, "
+        f"round {record.round}: accuracy {record.accuracy:.4f}, {subnets} different subnet{'s' * (subnets != 1)}, "
         f"{record.seconds:.1f} s{logs}{what}"
     )

@@ -40,6 +40,7 @@ def list_all(json: Json = False, verbose: Verbose = False) -> None:
         from rich.console import Console
         from rich.table import Table
 
+        from subfleet.cli.literal import literal
         from subfleet.tasks.catalogue import TASKS
 
         described = {name: _described(name) for name in TASKS}
@@ -54,7 +55,8 @@ def list_all(json: Json = False, verbose: Verbose = False) -> None:
             shape = "x".join(map(str, task["input_shape"]))
             stands_in = f" (stands in for {task['stand_in_for']})" if task["stand_in_for"] else ""
             place = _PLACES[task["files"]]
-            table.add_row(name, shape, str(task["classes"]), task["owner"], place, task["summary"] + stands_in)
+            cells = (name, shape, str(task["classes"]), task["owner"], place, task["summary"] + stands_in)
+            table.add_row(*map(literal, cells))
         Console().print(table)
 
 

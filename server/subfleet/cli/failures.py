@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from subfleet.protocol.errors import MissingExtraError, SubfleetError
 from subfleet.protocol.exit_codes import ExitCode
 from subfleet.protocol.interruption import interruptible
+from subfleet.protocol.text import printable
 
 __all__ = ["exit_code_of", "reporting"]
 
@@ -32,7 +33,9 @@ def exit_code_of(error: BaseException) -> tuple[ExitCode, str]:
 def reporting(*, verbose: bool, leave: Callable[[int], None] = sys.exit) -> Iterator[None]:
     """Run a command's body; an error becomes one sentence on standard error and an exit code."""
     level = logging.DEBUG if verbose else logging.WARNING
-    logging.basicConfig(level=level, format="%(asctime)s %(name)s %(levelname)s %(message)s", stream=sys.stderr)
+    handler = logging.StreamHandler(sys.stderr)
+    handler.addFilter(_made_printable)
+    logging.basicConfig(level=level, format="%(asctime)s %(name)s %(levelname)s %(message)s", handlers=[handler])
     with interruptible() as interrupted:
         try:
             yield
@@ -41,5 +44,12 @@ def reporting(*, verbose: bool, leave: Callable[[int], None] = sys.exit) -> Iter
             code, sentence = exit_code_of(KeyboardInterrupt() if interrupted() else error)
             if verbose:
                 _LOG.exception("the command failed")
-            sys.stderr.write(f"subfleet: {sentence}\n")
+            told = "\n".join(map(printable, sentence.splitlines()))
+            sys.stderr.write(f"subfleet: {told}\n")
             leave(int(code))
+
+
+def _made_printable(record: logging.LogRecord) -> bool:
+    """A filter of logs: what devices wrote stands in them too, and every message is one line."""
+    record.msg, record.args = printable(record.getMessage()), None
+    return True

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from rich.console import Console
 from rich.table import Table
 
+from subfleet.cli.literal import literal
 from subfleet.server.methods import METHODS
 
 __all__ = ["listing", "show"]
@@ -34,5 +35,5 @@ def show(console: Console, verdicts: Mapping[str, str] | None = None) -> None:
     for name, kind in METHODS.items():
         info = kind.INFO
         cells = [name, ", ".join(info.varies) or "nothing", ", ".join(info.runtimes), info.status, info.paper]
-        table.add_row(*cells, *((verdicts[name],) if verdicts is not None else ()))
+        table.add_row(*map(literal, (*cells, *((verdicts[name],) if verdicts is not None else ()))))
     console.print(table)

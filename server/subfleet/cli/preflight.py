@@ -9,6 +9,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from subfleet.cli.literal import literal
 from subfleet.export.cache import CacheFolder
 from subfleet.export.pool import ExportPool
 from subfleet.protocol.errors import ExportError
@@ -100,7 +101,7 @@ def table(verdicts: list[Verdict], console: Console) -> None:
         words = title in ("subnet", "runtime", "state")
         shown.add_column(title, justify="left" if words else "right", no_wrap=True)
     for verdict in verdicts:
-        shown.add_row(
+        cells = (
             verdict.subnet,
             verdict.target,
             f"{verdict.parameters:,}",
@@ -108,9 +109,9 @@ def table(verdicts: list[Verdict], console: Console) -> None:
             f"{verdict.planned_peak_bytes / _MEGABYTE:.1f}",
             f"{verdict.max_abs_diff:.0e}",
             "cannot be trained" if verdict.problem else "ready",
-            style="red" if verdict.problem else None,
         )
+        shown.add_row(*map(literal, cells), style="red" if verdict.problem else None)
     console.print(shown)
     for verdict in verdicts:
         if verdict.problem:
-            console.print(f"{verdict.subnet} on {verdict.target}: {verdict.problem}", highlight=False, markup=False)
+            console.print(literal(f"{verdict.subnet} on {verdict.target}: {verdict.problem}"))

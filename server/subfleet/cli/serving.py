@@ -14,6 +14,7 @@ from subfleet.server.api import serve_http
 from subfleet.server.broker import EmbeddedBroker
 from subfleet.server.config import HttpAddress
 from subfleet.server.config_file import load_config
+from subfleet.server.observing import GuardedObserver
 from subfleet.server.records import RunResult
 from subfleet.server.results import write_results
 from subfleet.server.session import Server
@@ -61,6 +62,7 @@ def serve_fleet(options: ServeOptions, *, display: Display, stop: threading.Even
         TransportError: the broker is not there.
         PortError: an address is taken.
     """
+    display = GuardedObserver(display)
     config = load_config(options.config_path)
     folder = options.runs / config.name
     if (folder / "summary.json").exists():

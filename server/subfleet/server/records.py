@@ -143,7 +143,10 @@ class RunResult:
 
 
 class RunObserver(Protocol):
-    """Who wants to hear of a run while it goes on. Called from the server's one thread."""
+    """Who wants to hear of a run while it goes on. Called from the server's one thread.
+
+    What it raises is logged and ends nothing.
+    """
 
     def say(self, text: str) -> None:
         """One sentence for people."""

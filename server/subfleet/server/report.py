@@ -4,25 +4,10 @@ from collections.abc import Sequence
 from html import escape
 from typing import Any
 
-from subfleet.server.records import ClientRow, RoundRecord, RunResult
+from subfleet.server.columns import CLIENT_COLUMNS
+from subfleet.server.records import RoundRecord, RunResult
 
-__all__ = ["CLIENT_COLUMNS", "client_cells", "report_html", "status_html"]
-
-CLIENT_COLUMNS = (
-    "device",
-    "runtime",
-    "free MB",
-    "budget MB",
-    "link kB",
-    "subnet",
-    "planned MB",
-    "measured MB",
-    "kB down",
-    "kB up",
-    "seconds",
-    "loss",
-    "state",
-)
+__all__ = ["failed_html", "report_html", "status_html"]
 
 _STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 88rem; padding: 0 1rem; color: #1b1b1b }
@@ -34,32 +19,6 @@ th:first-child, td:first-child { text-align: left }
 figure { margin: 0 } figure svg { width: 100%; height: auto } figcaption { color: #555; font-size: .9rem }
 .scroll { overflow-x: auto }
 """
-
-
-def client_cells(row: ClientRow) -> tuple[str, ...]:
-    """One client's row as text, in the order of CLIENT_COLUMNS. Megabytes are 10^6 bytes."""
-    trained = row.status == "folded"
-    return (
-        f"{row.client_id} ({row.device})",
-        row.runtime or "-",
-        _mega(row.memory_free_bytes),
-        _mega(row.budget_bytes),
-        _slower_link(row),
-        row.spec or "-",
-        _mega(row.planned_peak_bytes),
-        _mega(row.measured_peak_bytes) if trained else "-",
-        f"{row.bytes_down / 1000:.1f}",
-        f"{row.bytes_up / 1000:.1f}",
-        f"{row.seconds:.2f}" if trained else "-",
-        f"{row.loss:.3f}" if trained else "-",
-        row.status,
-    )
-
-
-def _slower_link(row: ClientRow) -> str:
-    """Kilobytes that its slower direction may move."""
-    known = [one for one in (row.downlink_budget_bytes, row.uplink_budget_bytes) if one is not None]
-    return f"{min(known) / 1000:.0f}" if known else "-"
 
 
 def report_html(name: str, result: RunResult, record: dict[str, Any]) -> str:
@@ -81,6 +40,21 @@ def report_html(name: str, result: RunResult, record: dict[str, Any]) -> str:
         _plots(rounds),
         _models(record.get("models", [])),
         *(_round(one) for one in rounds),
+    ]
+    return _page(name, parts)
+
+
+def failed_html(name: str, why: str) -> str:
+    """The page in place of a report that cannot be made.
+
+    Args:
+        name: of the run.
+        why: in a few words.
+    """
+    told = "Nothing of the run is lost: summary.json, rounds.csv and clients.csv hold what it would show."
+    parts = [
+        f"<h1>Subfleet run “{escape(name)}”</h1>",
+        f"<p>The report cannot be made ({escape(why)}). {told}</p>",
     ]
     return _page(name, parts)
 
@@ -139,7 +113,9 @@ def _round(record: RoundRecord) -> str:
     title = f"Round {record.round}: accuracy {record.accuracy:.4f}, {record.seconds:.1f} s"
     if record.log_time_s is not None:
         title += f", logs read at {record.log_time_s:g} s"
-    return f"<h2>{escape(title)}</h2>{_table(CLIENT_COLUMNS, [client_cells(row) for row in record.clients])}"
+    titles = [column.title for column in CLIENT_COLUMNS]
+    rows = [[column.cell(row) for column in CLIENT_COLUMNS] for row in record.clients]
+    return f"<h2>{escape(title)}</h2>{_table(titles, rows)}"
 
 
 def _table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -152,7 +128,3 @@ def _cell(value: object) -> str:
     if isinstance(value, float):
         return f"{value:.2e}" if 0 < abs(value) < 1e-3 else f"{value:.4f}"
     return "-" if value is None else str(value)
-
-
-def _mega(size_bytes: int | None) -> str:
-    return "-" if size_bytes is None else f"{size_bytes / 1e6:.1f}"

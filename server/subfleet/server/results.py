@@ -3,18 +3,23 @@
 import csv
 import dataclasses
 import json
+import logging
 from pathlib import Path
 from typing import Any
 
 from subfleet.protocol.errors import FileError
 from subfleet.server.records import ClientRow, RoundRecord, RunResult
-from subfleet.server.report import report_html
+from subfleet.server.report import failed_html, report_html
 
 __all__ = ["round_row", "summary", "write_results"]
+
+_LOG = logging.getLogger(__name__)
 
 
 def write_results(folder: Path, *, name: str, result: RunResult, extra: dict[str, Any] | None = None) -> Path:
     """Write summary.json, rounds.csv, clients.csv and report.html into a folder; returns the report's path.
+
+    A report that cannot be drawn is a page that says so; the rest is written all the same.
 
     Args:
         folder: made if missing.
@@ -33,12 +38,22 @@ def write_results(folder: Path, *, name: str, result: RunResult, extra: dict[str
         (folder / "summary.json").write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
         _write_csv(folder / "rounds.csv", [round_row(record) for record in rounds])
         _write_csv(folder / "clients.csv", [client_row(record, row) for record in rounds for row in record.clients])
-        report.write_text(report_html(name, result, record), encoding="utf-8")
+        report.write_text(_report(name, result, record), encoding="utf-8")
     except OSError as error:
         raise FileError(
             f"the results cannot be written to {folder}: {error.strerror}; choose another folder"
         ) from error
     return report
+
+
+def _report(name: str, result: RunResult, record: dict[str, Any]) -> str:
+    """The page, or one that says why there is none: what draws it is no reason to lose a run."""
+    try:
+        return report_html(name, result, record)
+    except Exception as error:  # noqa: BLE001  # matplotlib's, or whatever else draws
+        why = f"{type(error).__name__}: {error}"
+        _LOG.error("the report of run %s cannot be made (%s)", name, why, exc_info=_LOG.isEnabledFor(logging.DEBUG))
+        return failed_html(name, why)
 
 
 def summary(name: str, result: RunResult) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from subfleet.protocol.messages import Profile, Refusal, Task, Telemetry
 from subfleet.protocol.programs import ProgramRef
 from subfleet.protocol.readings import Budget
 from subfleet.protocol.subnet import SubnetSpec
+from subfleet.protocol.text import printable
 from subfleet.protocol.update_codecs import Uncompressed
 from subfleet.server.actions import Action, Prepare, SendTask
 from subfleet.server.answers import task_id
@@ -153,8 +154,7 @@ def _operators(state: RunState, seat: Seat) -> tuple[str, ...]:
 
 def reason_of(refusal: Refusal) -> str:
     """A refusal in words that may be shown in terminals, where control characters act."""
-    detail = "".join(character if character.isprintable() else " " for character in refusal.detail)
-    return f"{refusal.reason}: {detail}"[:_MOST_CHARACTERS]
+    return f"{refusal.reason}: {printable(refusal.detail)}"[:_MOST_CHARACTERS]
 
 
 def refused_seat(plan: Plan, state: RunState, seat: Seat, refusal: Refusal) -> tuple[Seat, tuple[Action, ...]]:

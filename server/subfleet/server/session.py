@@ -41,6 +41,7 @@ from subfleet.server.coordinator import resume_actions, round_info, step
 from subfleet.server.events import Event, Tick, UpdateRejected, UpdateStored
 from subfleet.server.folding import Folding
 from subfleet.server.inbox import read_delivery
+from subfleet.server.observing import GuardedObserver
 from subfleet.server.planning import Places, plan_of
 from subfleet.server.records import RunObserver, RunResult
 from subfleet.server.rounds import RunState
@@ -73,7 +74,7 @@ class Server:
     Args:
         config: of the run.
         transport: the link to the broker, not opened yet.
-        observer: told of every finished round.
+        observer: told of every finished round; it may fail, and the run goes on.
         state_folder: where the run lives; one server at a time.
         exports: the exporter. The caller closes it.
         clock: seconds, monotonic.
@@ -95,7 +96,7 @@ class Server:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._config = config
-        self._observer = observer
+        self._observer = GuardedObserver(observer)
         self._clock = clock
         self._topics = Topics(config.fleet)
         self._places = Places(state_folder)

@@ -1,0 +1,12 @@
+"""Text on a terminal, letter by letter: what devices call themselves is no markup."""
+
+from rich.text import Text
+
+from subfleet.protocol.text import printable
+
+__all__ = ["literal"]
+
+
+def literal(text: str, style: str = "") -> Text:
+    """What rich shows as it stands: no markup, no links, no emoji codes."""
+    return Text(printable(text), style=style)

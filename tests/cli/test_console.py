@@ -1,0 +1,142 @@
+"""Tables and lines of a running round: every cell is text, and the columns that matter find room."""
+
+import io
+import itertools
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from rich.cells import cell_len
+from rich.console import Console
+
+from subfleet.cli.console import PlainLines, Tables, display_for
+from subfleet.server.columns import CLIENT_COLUMNS
+from subfleet.server.records import ClientRow, RoundRecord
+
+SNAPSHOTS = Path(__file__).parent / "tables"
+EVIL = "cam[/][link=http://evil.example]log in[/link]:skull:\x1b]8;;http://evil.example\x07\nround 9"
+SHOWN = "cam[/][link=http://evil.example]log in[/link]:skull: ]8;;http://evil.example  round 9"
+
+JETSON = ClientRow(
+    client_id="jetson",
+    device="jetson_orin_nano",
+    runtime="onnx",
+    spec="w1 d4",
+    spec_id="whole",
+    parameters=1_200_000,
+    memory_free_bytes=4_260_200_000,
+    budget_bytes=2_130_100_000,
+    downlink_budget_bytes=18_000_000,
+    uplink_budget_bytes=4_800_000,
+    update_bytes=4_800_000,
+    planned_peak_bytes=39_100_000,
+    measured_peak_bytes=37_500_000,
+    bytes_down=4_800_400,
+    bytes_up=4_800_900,
+    seconds=11.25,
+    loss=0.131,
+    sample_count=300,
+    status="folded",
+)
+PHONE = replace(
+    JETSON,
+    client_id="phone",
+    device="android_phone",
+    runtime="executorch",
+    spec="w3/4 d3",
+    spec_id="smaller",
+    memory_free_bytes=442_000_000,
+    budget_bytes=110_500_000,
+    uplink_budget_bytes=2_100_000,
+    planned_peak_bytes=12_000_000,
+    measured_peak_bytes=11_800_000,
+)
+CAM = replace(
+    PHONE,
+    client_id="pi-zero-2w",
+    device="raspberry_pi_zero_2_w",
+    spec="",
+    spec_id="",
+    planned_peak_bytes=0,
+    status="skipped: no subnet fits: the smallest needs 5123456 bytes of memory and the budget is 1234",
+)
+ROUND = RoundRecord(round=4, accuracy=0.96384, loss=0.1, seconds=13.7, log_time_s=180.0, clients=(JETSON, PHONE, CAM))
+
+
+def shown(record: RoundRecord, width: int) -> str:
+    screen = Console(file=io.StringIO(), width=width, force_terminal=True, color_system=None)
+    Tables(screen).round_finished(record)
+    assert isinstance(screen.file, io.StringIO)
+    return screen.file.getvalue()
+
+
+def columns_of(table: str) -> set[str]:
+    heads = [line for line in table.splitlines() if "device" in line or "planned" in line]
+    return {column.title for column in CLIENT_COLUMNS if any(column.title.split()[0] in line for line in heads)}
+
+
+@pytest.mark.parametrize("width", [80, 100, 120, 160])
+def test_a_round_looks_as_it_did(width: int) -> None:
+    table = "\n".join(line.rstrip() for line in shown(ROUND, width).splitlines()) + "\n"
+    assert table == (SNAPSHOTS / f"{width}.txt").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("width", range(80, 200, 3))
+def test_no_line_is_wider_than_the_screen_and_what_matters_is_there(width: int) -> None:
+    table = shown(ROUND, width)
+    assert max(cell_len(line) for line in table.splitlines()) <= width
+    for cell in ("jetson", "pi-zero-2w", "w3/4 d3", "w1 d4", "39.1", "folded"):
+        assert cell in table
+
+
+def test_what_a_narrow_screen_shows_a_wider_one_shows_too() -> None:
+    shown_at = [columns_of(shown(ROUND, width)) for width in (80, 100, 120, 160, 200)]
+    assert all(narrow <= wide for narrow, wide in itertools.pairwise(shown_at))
+    assert shown_at[0] < shown_at[1] < shown_at[2] < shown_at[3]
+    assert shown_at[-1] == {column.title for column in CLIENT_COLUMNS}
+
+
+def test_a_name_is_no_markup_in_a_table() -> None:
+    table = shown(replace(ROUND, clients=(replace(JETSON, device=EVIL, spec="[red]w1", status="[bold]"),)), 250)
+    assert "\x1b]8" not in table
+    assert "".join(SHOWN.split()) in "".join(table.split())
+    assert "[red]w1" in table
+    assert "[bold]" in table
+
+
+@pytest.mark.parametrize("display", [Tables, PlainLines])
+def test_a_name_is_no_markup_in_a_sentence(display: type[Tables] | type[PlainLines]) -> None:
+    screen = Console(file=io.StringIO(), width=300, force_terminal=True, color_system="truecolor")
+    display(screen).say(f"client cam joined: {EVIL}")
+    assert isinstance(screen.file, io.StringIO)
+    assert screen.file.getvalue() == f"client cam joined: {SHOWN}\n"
+
+
+def test_a_name_is_no_markup_in_a_line() -> None:
+    screen = Console(file=io.StringIO(), width=80)
+    PlainLines(screen).round_finished(replace(ROUND, clients=(replace(JETSON, device=EVIL),)))
+    assert isinstance(screen.file, io.StringIO)
+    title, row = screen.file.getvalue().splitlines()
+    assert title == "round 4: accuracy 0.9638, 1 different subnet, 13.7 s, logs read at 180 s"
+    assert f"profile={SHOWN}  runtime=onnx" in row
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(
+    ("file", "width", "kind"),
+    [(Terminal, 80, Tables), (Terminal, 79, PlainLines), (io.StringIO, 200, PlainLines)],
+)
+def test_tables_need_a_terminal_of_80_characters(
+    file: type[io.StringIO], width: int, kind: type, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    monkeypatch.setenv("TERM", "xterm")
+    for name in ("FORCE_COLOR", "TTY_COMPATIBLE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(sys, "stdout", file())
+    assert isinstance(display_for(json=False), kind)

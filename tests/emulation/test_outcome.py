@@ -1,0 +1,46 @@
+"""What an experiment leaves behind, whatever becomes of the devices' own models."""
+
+import json
+from pathlib import Path
+from types import MappingProxyType
+
+import pytest
+
+from subfleet.emulation import run
+from subfleet.emulation.slices import Slices
+from subfleet.protocol.errors import RunError
+from subfleet.server.observing import GuardedObserver
+from subfleet.server.records import DeployedModel, RoundRecord, RunResult
+
+
+class Silent:
+    def say(self, text: str) -> None:
+        pass
+
+    def round_finished(self, record: RoundRecord) -> None:
+        pass
+
+
+@pytest.mark.slow
+def test_a_device_without_its_model_does_not_lose_the_run(tmp_path: Path) -> None:
+    checkpoint = tmp_path / "checkpoint"
+    checkpoint.write_bytes(b"weights")
+    missing = DeployedModel(
+        client_id="phone",
+        target="onnx",
+        path=tmp_path / "phone.onnx",
+        spec="w1",
+        spec_id="w1",
+        max_abs_diff=None,
+        status="missing: gone",
+    )
+    finished = RoundRecord(round=1, accuracy=0.5, loss=1.0, seconds=1.0, log_time_s=None, clients=())
+    result = RunResult(
+        run_id="r", finished=True, accuracy=0.5, rounds=(finished,), deployed=(missing,), model_path=checkpoint
+    )
+    (tmp_path / "run").mkdir()
+    slices = Slices(test=tmp_path / "test.npz", clients=MappingProxyType({}))
+    with pytest.raises(RunError, match=r"phone has not fetched its onnx model: missing: gone"):
+        run._collect(tmp_path / "run", result, slices, GuardedObserver(Silent()))
+    assert json.loads((tmp_path / "run" / "summary.json").read_text(encoding="utf-8"))["accuracy"] == 0.5
+    assert (tmp_path / "run" / "model.safetensors").read_bytes() == b"weights"
