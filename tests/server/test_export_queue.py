@@ -19,6 +19,7 @@ from subfleet.protocol.topics import Topics
 from subfleet.server.actions import Action, Close, Export, Fold
 from subfleet.server.config import Deadlines
 from subfleet.server.coordinator import resume_actions, step
+from subfleet.server.database import open_database
 from subfleet.server.events import Exported, Folded, Measured, Refused, Tick, UpdateStored
 from subfleet.server.methods import METHODS, AnyMethod
 from subfleet.server.methods.dynamic_selection import DynamicSelection
@@ -27,7 +28,7 @@ from subfleet.server.planning import plan_of as planned
 from subfleet.server.rounds import NO_PROGRAM_BYTES, Plan, Queued, RunState
 from subfleet.server.rows import round_record
 from subfleet.server.search.queue import Wish
-from subfleet.server.store import Journal, begin_run, open_database
+from subfleet.server.store import Journal, begin_run
 from subfleet.server.traffic import Traffic
 
 SEARCH = DynamicSelection(distillation=None, prices="estimated")
@@ -316,15 +317,14 @@ def test_a_server_that_starts_again_goes_on_writing(phase: str) -> None:
 def test_the_journal_gives_back_pool_plans_and_queue_and_the_search_goes_on_alike(tmp_path: Path) -> None:
     plan = plan_of(method=SEARCH, exports_per_round=2, quorum=0.9)
     engine = open_database(tmp_path)
-    journal = Journal(engine, begin_run(engine, name="test", settings="{}", round_count=2))
+    run_id = begin_run(engine, name="test", settings="{}", round_count=2)
+    journal = Journal(engine, run_id)
     state = _searched_once(plan)
     state, _ = step(plan, state, Exported(queued=state.queue[0], planned_peak_bytes=5000), 3.0)
     assert state.pool
     assert state.queue
     journal.save(RunState(), state)
-    engine = open_database(tmp_path)
-    journal = Journal(engine, begin_run(engine, name="test", settings="{}", round_count=2))
-    loaded = journal.load(9.0)
+    loaded = Journal(open_database(tmp_path), run_id).load(9.0)
     assert (loaded.pool, loaded.queue, dict(loaded.plans)) == (state.pool, state.queue, dict(state.plans))
     there, back = (
         _told(fresh, folded(fresh, replace(one, members=state.members))[0], BUDGETS)

@@ -15,10 +15,11 @@ from subfleet.protocol.schema import from_plain
 from subfleet.protocol.topics import Topics
 from subfleet.server import store
 from subfleet.server.coordinator import step
+from subfleet.server.database import DATABASE_NAME, open_database
 from subfleet.server.events import Folded, UpdateStored
 from subfleet.server.rounds import Member, RunState, Seat
 from subfleet.server.rows import round_record
-from subfleet.server.store import DATABASE_NAME, Journal, begin_run, open_database
+from subfleet.server.store import Journal, begin_run
 from subfleet.server.traffic import Traffic
 
 PLAN = plan_of()

@@ -27,6 +27,7 @@ from subfleet.protocol.readings import Budget
 from subfleet.protocol.scoring import CandidateScore
 from subfleet.server.actions import Action, Prepare, PrepareScoring, Reply, SendTask, Withdraw
 from subfleet.server.coordinator import resume_actions, step
+from subfleet.server.database import open_database
 from subfleet.server.events import (
     Folded,
     Heard,
@@ -40,7 +41,7 @@ from subfleet.server.events import (
 )
 from subfleet.server.methods.fedfa import FedFA
 from subfleet.server.rounds import RunState
-from subfleet.server.store import Journal, begin_run, open_database
+from subfleet.server.store import Journal, begin_run
 from subfleet.transport.memory import FaultPlan
 
 METHOD = FedFA(choice="score")

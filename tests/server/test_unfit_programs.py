@@ -25,6 +25,7 @@ from server.server_rig import World, config, fleet
 from subfleet.protocol.programs import ProgramRef
 from subfleet.server.actions import Action, Export, Prepare, PrepareScoring, SendTask
 from subfleet.server.coordinator import step
+from subfleet.server.database import open_database
 from subfleet.server.events import (
     Event,
     Exported,
@@ -41,7 +42,7 @@ from subfleet.server.methods.dynamic_selection import DynamicSelection
 from subfleet.server.methods.fedfa import FedFA
 from subfleet.server.rounds import NO_PROGRAM_BYTES, KnownPlan, Plan, Queued, RunState
 from subfleet.server.scoring import proposed_seat
-from subfleet.server.store import Journal, begin_run, open_database
+from subfleet.server.store import Journal, begin_run
 from subfleet.server.unfit import with_unfit
 
 PLAN = plan_of(rounds=4)

@@ -21,11 +21,12 @@ from starlette.middleware.trustedhost import TrustedHostMiddleware
 from subfleet.protocol.errors import PortError
 from subfleet.protocol.messages import Profile
 from subfleet.protocol.schema import from_plain
-from subfleet.server import store
+from subfleet.server import database
 from subfleet.server.config import HttpAddress
 from subfleet.server.planning import Places
 from subfleet.server.records import RoundRecord
 from subfleet.server.report import status_html
+from subfleet.server.store import Journal
 
 __all__ = ["create_app", "serve_http"]
 
@@ -72,12 +73,13 @@ class _Reader:
     """The questions that the API asks of the journal."""
 
     def __init__(self, state_folder: Path) -> None:
-        self._engine = store.open_database(state_folder)
+        self._engine = database.open_database(state_folder)
 
     def runs(self, run_id: str | None = None) -> list[Run]:
-        query = sql.select(*(store.runs.c[name] for name in Run.model_fields)).order_by(store.runs.c.started_at.desc())
+        table = database.runs
+        query = sql.select(*(table.c[name] for name in Run.model_fields)).order_by(table.c.started_at.desc())
         if run_id is not None:
-            query = query.where(store.runs.c.run_id == run_id)
+            query = query.where(table.c.run_id == run_id)
         with self._engine.connect() as connection:
             return [Run.model_validate(dict(row)) for row in connection.execute(query).mappings()]
 
@@ -88,10 +90,10 @@ class _Reader:
         return found[0]
 
     def rounds(self, run_id: str, *, newest: int | None = None) -> tuple[RoundRecord, ...]:
-        return store.Journal(self._engine, self.run(run_id).run_id).records(newest=newest)
+        return Journal(self._engine, self.run(run_id).run_id).records(newest=newest)
 
     def clients(self, run_id: str) -> list[Client]:
-        table = store.clients
+        table = database.clients
         query = sql.select(table.c.profile).where(table.c.run_id == self.run(run_id).run_id).order_by(table.c.client_id)
         with self._engine.connect() as connection:
             profiles = [from_plain(Profile, json.loads(text)) for text in connection.scalars(query)]

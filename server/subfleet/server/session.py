@@ -38,6 +38,7 @@ from subfleet.server.calibration import check_sums
 from subfleet.server.checkpoint import checkpoint_path, load_checkpoint, prune_checkpoints
 from subfleet.server.config import ServerConfig
 from subfleet.server.coordinator import resume_actions, round_info, step
+from subfleet.server.database import open_database
 from subfleet.server.events import Event, Tick, UpdateRejected, UpdateStored
 from subfleet.server.folding import Folding
 from subfleet.server.inbox import read_delivery
@@ -46,7 +47,7 @@ from subfleet.server.planning import Places, plan_of
 from subfleet.server.records import RunObserver, RunResult
 from subfleet.server.rounds import RunState
 from subfleet.server.rows import deployed_models, round_record
-from subfleet.server.store import Journal, begin_run, open_database
+from subfleet.server.store import Journal, begin_run
 from subfleet.server.supply import Exports, Supply
 from subfleet.server.traffic import Traffic
 from subfleet.server.updates import UpdateForm, check_update
