@@ -8,7 +8,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 MAX_MODULE_LINES = 400
 MAX_FUNCTION_LINES = 60
-FOLDERS = (*(path.parent.name for path in ROOT.glob("*/subfleet")), "tests", "benchmarks", "examples", "scripts")
+FOLDERS = (*(path.parent.name for path in ROOT.glob("*/subfleet")), "tests", "benchmarks", "scripts")
 MODULES = sorted(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py"))
 
 

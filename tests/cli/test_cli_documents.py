@@ -9,9 +9,16 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import NoneType
 
+import pytest
+from typer.testing import CliRunner
+
+from subfleet.cli.commands import app
 from subfleet.elastic.families import FAMILIES
+from subfleet.protocol.errors import FileError
 from subfleet.server.config import ServerConfig
 from subfleet.server.config_file import load_config
+from subfleet.server.planning import plan_of
+from subfleet.tasks import read_dataset
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -58,10 +65,24 @@ def test_every_family_is_documented_exactly_once() -> None:
     assert sorted(found) == sorted(FAMILIES)
 
 
-def test_the_example_configuration_loads() -> None:
-    config = load_config(ROOT / "examples/fleet.toml")
-    assert config.name == "my-fleet"
-    assert config.model.widths == (32, 64)
+def test_the_example_configuration_runs_without_any_file_of_ours_or_a_demo(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("SUBFLEET_DATA", raising=False)
+    config = load_config("fleet")
+    samples = read_dataset(config.evaluation_data)
+    assert samples.sample_shape == config.model.input_shape == read_dataset("digits:train").sample_shape
+    assert int(samples.labels.max()) == config.model.class_count - 1
+    assert len(plan_of(config, "run").candidates) > 4
+    done = CliRunner().invoke(app, ["example"])
+    Path("mine.toml").write_text(done.stdout, encoding="utf-8")
+    assert load_config(Path("mine.toml")) == config
+
+
+def test_a_configuration_that_is_not_there_may_be_one_that_we_ship() -> None:
+    with pytest.raises(FileError, match=r"name a file that exists, or one of \['fleet'\]; did you mean 'fleet'\?"):
+        load_config("fleat")
 
 
 def test_links_lead_somewhere() -> None:

@@ -125,6 +125,26 @@ def test_without_the_server_packages_the_command_says_what_to_install(tmp_path: 
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("command", [("run", "quickstart"), ("serve", "--config", "none.toml")])
+@pytest.mark.parametrize("address", ["nonsense", "mqtt://here:0"])
+def test_a_wrong_address_is_refused_before_anything_is_loaded_or_cut(
+    command: tuple[str, ...], address: str, tmp_path: Path
+) -> None:
+    code = (
+        "import atexit, sys\n"
+        "atexit.register(lambda: print('loaded', sorted({'torch', 'numpy', 'rich.table'} & set(sys.modules))))\n"
+        "from subfleet.cli.main import main\n"
+        "main()\n"
+    )
+    call = [sys.executable, "-c", code, *command, "--broker", address]
+    done = subprocess.run(call, capture_output=True, text=True, cwd=tmp_path, timeout=120, check=False)
+    assert (done.returncode, done.stdout) == (ExitCode.CONFIG, "loaded []\n")
+    assert done.stderr.count("\n") == 1
+    assert "the broker's address" in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_finished_run_is_not_written_over(tmp_path: Path) -> None:
     from subfleet.cli.experiment import run_folder
 

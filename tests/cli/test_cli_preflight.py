@@ -44,6 +44,10 @@ def test_every_subnet_is_exported_and_told(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     verdicts = json.loads(done.stdout)
     assert [verdict["subnet"] for verdict in verdicts] == ["w1 d1", "w1 d2"]
+    assert done.stderr.splitlines() == [
+        "Exporting: 1 done, last w1 d1 for onnx",
+        "Exporting: 2 done, last w1 d2 for onnx",
+    ]
     for verdict in verdicts:
         assert verdict["planned_peak_bytes"] == sum(verdict["memory"].values()) > 0
         assert verdict["program_bytes"] > 0

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from subfleet.protocol.errors import DataError, FileError, MissingExtraError
+from subfleet.protocol.errors import DataError, FileError
 from subfleet.protocol.messages import Profile, decode, encode
 from subfleet.tasks import Dataset, digits, read_dataset, write_npz
 from subfleet.tasks.catalogue import task_named
@@ -240,18 +240,18 @@ def test_an_entry_point_that_cannot_be_used_says_why(own_module: str, source: st
 
 
 @pytest.mark.slow
-def test_digits_are_real_and_scaled() -> None:
-    pytest.importorskip("sklearn")
+def test_digits_are_those_of_scikit_learn_scaled() -> None:
     dataset = digits()
+    theirs = pytest.importorskip("sklearn.datasets").load_digits()
+    assert dataset.inputs.tobytes() == (theirs.images / 16).astype(np.float32).tobytes()
+    assert dataset.labels.tolist() == theirs.target.tolist()
     assert dataset.inputs.shape == (1797, 1, 8, 8)
     assert (dataset.inputs.min(), dataset.inputs.max()) == (0, 1)
     assert sum(dataset.summary().class_counts) == 1797
     assert len(dataset.summary().class_counts) == 10
 
 
-@pytest.mark.slow
 def test_the_parts_of_a_known_data_set_are_sources() -> None:
-    pytest.importorskip("sklearn")
     train, test = read_dataset("digits:train"), read_dataset("digits:test")
     assert (len(train), len(test)) == (1438, 359)
     rows = np.concatenate([train.inputs, test.inputs]).reshape(-1, 64)
@@ -263,9 +263,3 @@ def test_the_parts_of_a_known_data_set_are_sources() -> None:
 def test_another_part_of_a_known_data_set_is_refused() -> None:
     with pytest.raises(DataError, match="must name a part of digits: digits:train or digits:test"):
         read_dataset("digits:validation")
-
-
-def test_digits_without_their_package_name_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
-    with pytest.raises(MissingExtraError, match=r"subfleet\[emulation\]"):
-        digits()

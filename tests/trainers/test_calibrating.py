@@ -20,7 +20,6 @@ from subfleet.trainers.onnx import OnnxTrainer
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("executorch")
-pytest.importorskip("sklearn")
 from subfleet.elastic.families import network_of  # noqa: E402
 from subfleet.elastic.maps import extract  # noqa: E402
 from subfleet.elastic.network import ModelConfig, Network  # noqa: E402

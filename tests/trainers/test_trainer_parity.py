@@ -21,7 +21,6 @@ from subfleet.trainers.torch import TorchTrainer
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("executorch")
-pytest.importorskip("sklearn")
 from subfleet.elastic.families import build_module, init_state, network_of  # noqa: E402
 from subfleet.elastic.maps import extract  # noqa: E402
 from subfleet.elastic.network import ModelConfig, Network  # noqa: E402

@@ -16,8 +16,6 @@ from subfleet.cli.failures import reporting
 from subfleet.protocol.errors import ConfigError, ExportError, RunError
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from subfleet.export.cache import CacheFolder
 
 __all__ = ["app"]
@@ -52,6 +50,9 @@ def _options(
 
 Verbose = Annotated[bool, typer.Option("--verbose", help="Log what happens inside to standard error.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object at the end, and nothing else.")]
+Config = Annotated[
+    str, typer.Option(metavar="NAME|FILE", help="Description of the run: a TOML file, or `fleet`, our example.")
+]
 Broker = Annotated[
     str | None,
     typer.Option(help="Use this broker (mqtt://[user:password@]host[:port]) instead of the embedded one."),
@@ -74,6 +75,18 @@ def default_cache() -> "CacheFolder":
     if not limit.isascii() or not limit.isdigit() or int(limit) < 1:
         raise ConfigError(f"SUBFLEET_CACHE_BYTES is {limit!r}, but must be a whole number of bytes, 1 or more")
     return CacheFolder(path=Path(chosen) if chosen else Path(base) / "subfleet" / "programs", limit_bytes=int(limit))
+
+
+def _check_address(broker: str | None) -> None:
+    """Refuse a wrong address before anything is loaded, cut or started.
+
+    Raises:
+        ConfigError: it is none.
+    """
+    from subfleet.transport.address import parse_url
+
+    if broker is not None:
+        parse_url(broker)
 
 
 @contextmanager
@@ -109,6 +122,7 @@ def run(
 ) -> None:
     """Run an experiment on this machine: a broker, a server and one process per emulated device."""
     with reporting(verbose=verbose):
+        _check_address(broker)
         from subfleet.cli.console import display_for
         from subfleet.cli.experiment import next_steps, run_folder, with_overrides
         from subfleet.emulation.run import run_experiment
@@ -126,9 +140,9 @@ def run(
             display.say(line)
 
 
-@app.command(epilog="Example: subfleet serve --config examples/fleet.toml --broker mqtt://localhost:1883")
+@app.command(epilog="Example: subfleet serve --config fleet --broker mqtt://localhost:1883")
 def serve(
-    config: Annotated[Path, typer.Option(help="Description of the run, a TOML file such as examples/fleet.toml.")],
+    config: Config,
     broker: Broker = None,
     runs: Annotated[Path, typer.Option(help="Folder in which the run's own folder is made.")] = Path("runs"),
     host: Annotated[str, typer.Option(help="Address of the HTTP API.")] = "127.0.0.1",
@@ -138,12 +152,13 @@ def serve(
 ) -> None:
     """Serve a fleet of real devices: the coordinator, its HTTP API, and an embedded broker unless --broker is given."""
     with reporting(verbose=verbose):
+        _check_address(broker)
         from subfleet.cli.console import display_for
         from subfleet.cli.serving import ServeOptions, serve_fleet
         from subfleet.server.config import HttpAddress
 
         options = ServeOptions(
-            config_path=config,
+            config=config,
             broker_url=broker,
             runs=runs,
             http=HttpAddress(host=host, port=port),
@@ -155,9 +170,9 @@ def serve(
             typer.echo((folder / "summary.json").read_text(encoding="utf-8"))
 
 
-@app.command(epilog="Example: subfleet preflight --config examples/fleet.toml --json")
+@app.command(epilog="Example: subfleet preflight --config fleet --json")
 def preflight(
-    config: Annotated[Path, typer.Option(help="Description of the run, a TOML file such as examples/fleet.toml.")],
+    config: Config,
     json: Json = False,
     verbose: Verbose = False,
 ) -> None:
@@ -165,7 +180,7 @@ def preflight(
     with reporting(verbose=verbose):
         from rich.console import Console
 
-        from subfleet.cli.literal import literal
+        from subfleet.cli.console import progress
         from subfleet.cli.preflight import preflight as verdicts_of
         from subfleet.cli.preflight import table
         from subfleet.protocol.schema import to_plain
@@ -173,10 +188,10 @@ def preflight(
 
         console = Console(stderr=json)
         verdicts = []
-        with console.status("Exporting") as status:
+        with progress("Exporting") as tell:
             for verdict in verdicts_of(load_config(config), default_cache()):
                 verdicts.append(verdict)
-                status.update(literal(f"Exporting: {len(verdicts)} done, last {verdict.subnet} for {verdict.target}"))
+                tell(f"{len(verdicts)} done, last {verdict.subnet} for {verdict.target}")
         if json:
             typer.echo(json_module.dumps([to_plain(verdict) for verdict in verdicts]))
         else:
@@ -187,6 +202,15 @@ def preflight(
                 f"{len(failed)} of {len(verdicts)} programs cannot be written, first {failed[0].subnet} for "
                 f"{failed[0].target}: {failed[0].problem}"
             )
+
+
+@app.command(epilog="Example: subfleet example > fleet.toml")
+def example(verbose: Verbose = False) -> None:
+    """Print the configuration that `--config fleet` names, to start one of your own from."""
+    with reporting(verbose=verbose):
+        from subfleet.server.shipped import shipped_text
+
+        typer.echo(shipped_text("fleet"), nl=False)
 
 
 @app.command(epilog="Example: subfleet methods --check --json")
@@ -202,7 +226,7 @@ def methods(
         from subfleet.cli.methods import listing, show
 
         console = Console(stderr=json)
-        verdicts = _checked_methods(console) if check else None
+        verdicts = _checked_methods() if check else None
         if json:
             typer.echo(json_module.dumps(listing() if verdicts is None else verdicts))
         else:
@@ -212,16 +236,16 @@ def methods(
             raise RunError(f"{len(failed)} of {len(verdicts or {})} methods fail their check, first {name}: {verdict}")
 
 
-def _checked_methods(console: "Console") -> dict[str, str]:
-    from subfleet.cli.literal import literal
+def _checked_methods() -> dict[str, str]:
+    from subfleet.cli.console import progress
     from subfleet.emulation.method_checks import check_methods
     from subfleet.emulation.virtual.exports import SettledExports
 
     verdicts: dict[str, str] = {}
-    with console.status("Checking") as status, SettledExports(default_cache()) as exports:
+    with progress("Checking") as tell, SettledExports(default_cache()) as exports:
         for name, verdict in check_methods(exports):
             verdicts[name] = verdict
-            status.update(literal(f"Checking: {len(verdicts)} done, last {name}: {verdict}"))
+            tell(f"{len(verdicts)} done, last {name}: {verdict}")
     return verdicts
 
 

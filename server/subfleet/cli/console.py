@@ -1,7 +1,8 @@
 """Shows a run while it goes on: tables on a terminal, plain lines anywhere else."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Protocol
 
 from rich.box import SIMPLE_HEAD
@@ -15,7 +16,7 @@ from subfleet.protocol.text import printable
 from subfleet.server.columns import CLIENT_COLUMNS, Column
 from subfleet.server.records import ClientRow, RoundRecord
 
-__all__ = ["Display", "PlainLines", "SilentDisplay", "Tables", "display_for"]
+__all__ = ["Display", "PlainLines", "SilentDisplay", "Tables", "display_for", "progress"]
 
 LEAST_WIDTH = 80
 """Characters of the narrowest terminal that a table fits on."""
@@ -116,6 +117,17 @@ def display_for(*, json: bool) -> Display:
         return SilentDisplay()
     console = Console(file=sys.stdout)
     return Tables(console) if console.is_terminal and console.width >= LEAST_WIDTH else PlainLines(console)
+
+
+@contextmanager
+def progress(title: str) -> Iterator[Callable[[str], None]]:
+    """Shows on standard error how a long command goes on: one changing line on a terminal, else a line each time."""
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield lambda text: console.print(literal(f"{title}: {text}"), soft_wrap=True)
+        return
+    with console.status(title) as status:
+        yield lambda text: status.update(literal(f"{title}: {text}"))
 
 
 def _title(record: RoundRecord) -> str:

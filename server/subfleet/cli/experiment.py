@@ -60,5 +60,5 @@ def next_steps(outcome: Outcome) -> Iterator[str]:
     yield f"Everything is in {outcome.folder}; look at {outcome.report}"
     yield ""
     yield "Add a real device. Start a server here, on a broker that the device can reach, then join from the device:"
-    yield "  subfleet serve --config examples/fleet.toml --broker mqtt://BROKER:1883"
+    yield "  subfleet serve --config fleet --broker mqtt://BROKER:1883"
     yield "  pip install 'subfleet[edge]' && subfleet-edge join mqtt://BROKER:1883 --data ./data"

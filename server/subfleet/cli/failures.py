@@ -13,7 +13,7 @@ from subfleet.protocol.text import printable
 __all__ = ["exit_code_of", "reporting"]
 
 _LOG = logging.getLogger(__name__)
-_EXTRA_OF_PACKAGE = {"flwr_datasets": "emulation", "sklearn": "emulation", "amqtt": "server", "torch": "export"}
+_EXTRA_OF_PACKAGE = {"flwr_datasets": "emulation", "amqtt": "server", "torch": "export"}
 
 
 def exit_code_of(error: BaseException) -> tuple[ExitCode, str]:

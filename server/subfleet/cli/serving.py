@@ -32,14 +32,14 @@ class ServeOptions:
     """What the command line says.
 
     Attributes:
-        config_path: the run's description, TOML.
+        config: the run's description: a TOML file, or the name of one that we ship.
         broker_url: of a broker that is there already; None starts an embedded one on loopback.
         runs: folder in which `<name of the run>` is made, or found: an interrupted run is taken up.
         http: where the HTTP API listens.
         cache: where exported programs are kept between runs.
     """
 
-    config_path: Path
+    config: str
     broker_url: str | None
     runs: Path
     http: HttpAddress
@@ -63,12 +63,10 @@ def serve_fleet(options: ServeOptions, *, display: Display, stop: threading.Even
         PortError: an address is taken.
     """
     display = GuardedObserver(display)
-    config = load_config(options.config_path)
+    config = load_config(options.config)
     folder = options.runs / config.name
     if (folder / "summary.json").exists():
-        raise ConfigError(
-            f"the run {folder} is over already; choose another name in {options.config_path}, or remove it"
-        )
+        raise ConfigError(f"the run {folder} is over already; choose another name in {options.config}, or remove it")
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:

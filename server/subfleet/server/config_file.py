@@ -12,6 +12,7 @@ from subfleet.protocol.errors import ConfigError, FileError, ProtocolError
 from subfleet.protocol.schema import from_plain, to_plain
 from subfleet.protocol.suggestion import did_you_mean
 from subfleet.server.config import ServerConfig
+from subfleet.server.shipped import CONFIGURATIONS, shipped_text
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -21,18 +22,23 @@ else:
 __all__ = ["load_config"]
 
 
-def load_config(path: Path) -> ServerConfig:
-    """Read a TOML file; tables and keys are the fields of `ServerConfig`.
+def load_config(name_or_path: str | Path) -> ServerConfig:
+    """Read a TOML file, or a shipped configuration by its name; tables and keys are the fields of `ServerConfig`.
 
     Raises:
         FileError: the file cannot be read.
         ConfigError: it is no TOML, or keys are unknown, missing or wrong; the text names all of them.
     """
-    what = f"configuration {path}"
+    what = f"configuration {name_or_path}"
     try:
-        plain: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
+        named = str(name_or_path) in CONFIGURATIONS
+        text = shipped_text(str(name_or_path)) if named else Path(name_or_path).read_text(encoding="utf-8")
+        plain: dict[str, Any] = tomllib.loads(text)
     except OSError as error:
-        raise FileError(f"{what} cannot be read: {error.strerror}; name a file that exists") from error
+        raise FileError(
+            f"{what} cannot be read: {error.strerror}; name a file that exists, or one of {sorted(CONFIGURATIONS)}"
+            f"{did_you_mean(str(name_or_path), CONFIGURATIONS)}"
+        ) from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{what} is not TOML: {error}; correct that line") from error
     plain, problems = _with_preset(plain)

@@ -116,7 +116,7 @@ _ALL = (
         objective="cross_entropy",
         metric="accuracy",
         licence="CC BY 4.0",
-        source="UCI's optical recognition of handwritten digits, its test part, as scikit-learn brings it.",
+        source="UCI's optical recognition of handwritten digits, its test part, as scikit-learn has it.",
     ),
     Task(
         name="mnist",

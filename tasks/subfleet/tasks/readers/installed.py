@@ -1,4 +1,4 @@
-"""Data sets that come with an installed package."""
+"""Data sets that come with the package."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,7 +14,7 @@ _SPLIT_SEED = 3
 
 
 def read_digits(paths: Sequence[Path]) -> TrainTest:
-    """scikit-learn's digits; a fifth of each class, always the same one, is the test part. There are no files."""
+    """The digits; a fifth of each class, always the same one, is the test part. There are no files."""
     dataset = digits()
     train, test = hold_out(dataset.classes(), fraction=_TEST_FRACTION, seed=_SPLIT_SEED)
     return TrainTest(train=dataset.take(train), test=dataset.take(test))

@@ -1,0 +1,71 @@
+"""What a user installs has everything that the commands name, and says whose it is."""
+
+import subprocess
+import sys
+import zipfile
+from email.message import Message
+from email.parser import Parser
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SHIPPED = (
+    "subfleet/server/data/fleet.toml",
+    "subfleet/tasks/data/digits.npz",
+    "subfleet/tasks/data/NOTICE.digits",
+    "subfleet/device_profiles/data/raspberry_pi_4.toml",
+    "subfleet/device_profiles/data/logs/raspberry_pi_4.csv",
+)
+PROGRAM = """
+import sys
+sys.path.insert(0, sys.argv[1])
+from subfleet.server.shipped import shipped_text
+from subfleet.tasks import read_dataset
+print(shipped_text("fleet").count("digits:test"), len(read_dataset("digits:test")))
+loaded = [module.__file__ for name, module in sys.modules.items() if name.startswith("subfleet.")]
+assert all(path.startswith(sys.argv[1]) for path in loaded if path), loaded
+"""
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    pytest.importorskip("hatchling")
+    folder = tmp_path_factory.mktemp("wheel")
+    command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    (built,) = folder.glob("*.whl")
+    return built
+
+
+def _metadata(wheel: Path) -> Message:
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
+        return Parser().parsestr(archive.read(name).decode("utf-8"))
+
+
+@pytest.mark.slow
+def test_the_wheel_says_whose_it_is_and_where_to_look(wheel: Path) -> None:
+    metadata = _metadata(wheel)
+    assert metadata["Author"] == "The Subfleet authors"
+    urls = dict(line.split(", ", 1) for line in metadata.get_all("Project-URL", []))
+    assert set(urls) == {"Homepage", "Documentation", "Changelog", "Issues"}
+    assert all(url.startswith("https://github.com/subfleet/subfleet") for url in urls.values())
+
+
+@pytest.mark.slow
+def test_the_wheel_has_every_file_that_a_name_stands_for(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        assert set(SHIPPED) <= set(archive.namelist())
+
+
+@pytest.mark.slow
+def test_the_example_is_read_from_the_wheel_alone(wheel: Path, tmp_path: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(tmp_path / "site")
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, str(tmp_path / "site")],
+        capture_output=True, text=True, cwd=tmp_path, timeout=120, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (0, "1 359\n"), done.stderr
