@@ -13,12 +13,13 @@ from server.server_rig import World, config, fleet
 
 from subfleet.protocol.blobs import BlobRef
 from subfleet.protocol.errors import RunError
-from subfleet.protocol.messages import Message, Profile, Receipt, Task, Telemetry, encode
+from subfleet.protocol.messages import Message, Profile, Receipt, Refusal, Task, Telemetry, encode
 from subfleet.protocol.readings import Reading
 from subfleet.server.config import Deadlines
 from subfleet.transport.base import Transport
 
 SAMPLES = 2**40
+NEVER_SENT = BlobRef.of(b"never sent")
 
 
 def _statuses(world: World) -> dict[str, str]:
@@ -102,11 +103,71 @@ def test_a_client_that_offers_ever_new_updates_has_one_transfer(tmp_path: Path) 
     world.run(until=lambda: all(device.tasks for device in world.devices.values()))
     ada = world.devices.pop("ada")
     world.run(until=lambda: world.server.state.seats["ada"].stage == "out" and not world.server._exchange.active)
+    weights = ada.tasks[0].weights
+    assert weights is not None
     for number in range(20):
-        update = ada.update_for(ada.tasks[0], BlobRef.of(b"%d" % number))
-        ada.send(update)
+        blob = replace(BlobRef.of(b"%d" % number), size_bytes=weights.size_bytes)
+        ada.send(ada.update_for(ada.tasks[0], blob))
         world.turn()
     assert world.server._exchange.active == 1
+    (partial,) = _partials(world)
+    assert partial.stat().st_size <= weights.size_bytes + 1  # and a mark for its one chunk
+
+
+def _partials(world: World) -> list[Path]:
+    return list((world.folder / "state" / "blobs" / "partial").iterdir())
+
+
+def _world_with_an_upload(folder: Path) -> World:
+    """Ada offers an update and sends nothing of it; the others have not answered yet."""
+    deadlines = Deadlines(join_s=1e4, measure_s=1e4, round_s=60, deploy_s=1e4, lease_s=1e4, linger_s=0)
+    world = World(folder, config(rounds=1, deploy_targets=(), deadlines=deadlines), fleet())
+    world.run(until=lambda: all(device.tasks for device in world.devices.values()))
+    ada = world.devices.pop("ada")
+    world.run(until=lambda: world.server.state.seats["ada"].stage == "out" and not world.server._exchange.active)
+    ada.send(ada.update_for(ada.tasks[0], NEVER_SENT))
+    world.turn()
+    assert _began(world)
+    return world
+
+
+def _began(world: World) -> bool:
+    return f"{NEVER_SENT.sha256}.part" in {path.name for path in _partials(world)}
+
+
+def test_an_upload_that_is_not_there_when_its_round_closes_is_deleted(tmp_path: Path) -> None:
+    world = _world_with_an_upload(tmp_path)
+    world.run(until=lambda: world.server.state.phase == "fold")
+    assert (_partials(world), world.server._exchange.active) == ([], 0)
+
+
+def test_a_refused_task_takes_its_upload_with_it(tmp_path: Path) -> None:
+    world = _world_with_an_upload(tmp_path)
+    ada = world.broker.client("ada")
+    ada.open(())
+    task = next(seat.task for seat in world.server.state.seats.values() if seat.stage == "out")
+    assert task is not None
+    refusal = Refusal(
+        task_id=task.task_id, run_id=task.run_id, round=1, client_id="ada", reason="data", detail="no data"
+    )
+    ada.publish("subfleet/1/main/up/ada/refusal", encode(refusal))
+    world.turn()
+    assert not _began(world)
+    world.run(until=lambda: world.server.finished)
+    assert (_partials(world), world.server._exchange.active) == ([], 0)
+
+
+def test_what_a_killed_server_left_of_uploads_goes_when_no_task_is_open(tmp_path: Path) -> None:
+    world = _world_with_an_upload(tmp_path)
+    world.kill_server()
+    assert _began(world), "devices go on with uploads to open tasks"
+    world.run(until=lambda: world.server.finished)
+    left = tmp_path / "state" / "blobs" / "partial" / f"{'a' * 64}.part"
+    left.write_bytes(b"of an upload that nobody ended")
+    (tmp_path / "state" / "blobs" / ("b" * 64)).write_bytes(b"of no round")
+    world.kill_server()
+    assert _partials(world) == []
+    assert not (tmp_path / "state" / "blobs" / ("b" * 64)).exists()
 
 
 def _enormous(weights: Mapping[str, Any], task: Task) -> dict[str, Any]:

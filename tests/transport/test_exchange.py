@@ -11,8 +11,9 @@ from transport.rigs import Rig
 from transport.sides import HandClock, Side, chunk_offsets, make_exchange, run_by_hand, run_until
 
 from subfleet.protocol.blobs import CHUNK_BYTES, WINDOW_CHUNKS, BlobRef, ByteRange, Chunk
+from subfleet.protocol.errors import FileError
 from subfleet.protocol.messages import BlobMissing, ChunkRequest, decode
-from subfleet.transport.blob_store import BlobStore
+from subfleet.transport.blob_store import BlobStore, PartialBlob
 from subfleet.transport.exchange import Fetched, FetchFailed
 from subfleet.transport.memory import FaultPlan, MemoryBroker
 
@@ -215,14 +216,47 @@ def test_after_a_reconnect_what_is_outstanding_is_asked_for_at_once(tmp_path: Pa
     assert second.topic == first.topic == "r/a/from/request"
 
 
-def test_a_cancelled_blob_has_no_result_and_asks_for_nothing(tmp_path: Path) -> None:
+def _files(folder: Path) -> list[Path]:
+    return [path for path in folder.rglob("*") if path.is_file()]
+
+
+def test_a_cancelled_blob_has_no_result_asks_for_nothing_and_leaves_nothing(tmp_path: Path) -> None:
     exchange, ref = make_exchange(BlobStore(tmp_path), "r"), BlobRef.of(b"x")
     exchange.fetch("a", ref)
+    assert _files(tmp_path)
     exchange.cancel(ref)
+    assert _files(tmp_path) == []
     exchange.cancel(ref)
     exchange.handle_chunk("a", Chunk(sha256=ref.sha256, offset=0, data=b"x"))
     assert exchange.tick(0.0) == ()
     assert exchange.finished() == ()
+    assert _files(tmp_path) == []
+
+
+@pytest.mark.parametrize("end", ["missing", "stalled", "storage"])
+def test_a_transfer_that_failed_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str) -> None:
+    content = os.urandom(2 * CHUNK_BYTES)
+    exchange, ref = make_exchange(BlobStore(tmp_path), "r", give_up_s=10.0), BlobRef.of(content)
+    exchange.fetch("a", ref)
+    exchange.tick(0.0)
+    exchange.handle_chunk("a", Chunk(sha256=ref.sha256, offset=0, data=content[:CHUNK_BYTES]))
+    assert _files(tmp_path)
+    if end == "missing":
+        exchange.handle_missing("a", BlobMissing(sha256=ref.sha256))
+    elif end == "storage":
+        monkeypatch.setattr(PartialBlob, "write", _full_disk)
+        exchange.handle_chunk("a", Chunk(sha256=ref.sha256, offset=CHUNK_BYTES, data=content[CHUNK_BYTES:]))
+    else:
+        exchange.tick(1.0)
+        exchange.tick(20.0)
+    (failed,) = exchange.finished()
+    assert isinstance(failed, FetchFailed)
+    assert failed.reason == end
+    assert _files(tmp_path) == []
+
+
+def _full_disk(partial: PartialBlob, offset: int, data: bytes) -> None:
+    raise FileError("the disk is full")
 
 
 def test_a_request_beyond_the_blob_is_not_served(tmp_path: Path) -> None:

@@ -157,6 +157,11 @@ class BlobStore:
         self._check_size(ref.size_bytes)
         return PartialBlob(self._partials / f"{ref.sha256}.part", self._path(ref), ref, on_commit=self._evict)
 
+    @property
+    def partials(self) -> frozenset[str]:
+        """Digests of the blobs of which only a part is here."""
+        return frozenset(path.stem for path in self._partials.glob("*.part"))
+
     def prune(self, keep: Set[str]) -> None:
         """Remove every blob, whole or partial, whose digest is not in `keep`."""
         for path in [*self._whole(), *self._partials.glob("*.part")]:

@@ -126,7 +126,7 @@ class BlobExchange:
             self._complete(transfer)
 
     def cancel(self, ref: BlobRef, *, peer: str | None = None) -> None:
-        """Want a blob no longer: nothing more is asked for, and no result comes. What is here stays for later.
+        """Want a blob no longer: nothing more is asked for, no result comes, and what has come of it is deleted.
 
         Args:
             ref: of the blob.
@@ -136,7 +136,7 @@ class BlobExchange:
         if transfer is None or peer not in (None, *transfer.peers):
             return
         if peer is None or transfer.peers == [peer]:
-            del self._transfers[ref.sha256]
+            self._abandon(transfer)
         else:
             transfer.peers.remove(peer)
             transfer.fetch.ask_again()
@@ -259,9 +259,17 @@ class BlobExchange:
         if transfer.peers:
             transfer.fetch.ask_again()
         else:
-            del self._transfers[transfer.fetch.blob.sha256]
+            self._abandon(transfer)
+
+    def _abandon(self, transfer: _Transfer) -> None:
+        """End a transfer that nobody waits for; who offers one blob after the other must not fill the disk."""
+        del self._transfers[transfer.fetch.blob.sha256]
+        try:
+            transfer.partial.remove()
+        except FileError as error:
+            _LOG.warning("what came of a transfer stays: %s", error)
 
     def _fail(self, transfer: _Transfer, reason: Literal["storage"], detail: str) -> None:
         ref = transfer.fetch.blob
-        del self._transfers[ref.sha256]
+        self._abandon(transfer)
         self._results.extend(FetchFailed(peer=peer, ref=ref, reason=reason, detail=detail) for peer in transfer.peers)

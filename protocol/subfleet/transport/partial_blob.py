@@ -87,6 +87,17 @@ class PartialBlob:
         self._on_commit(self._ref)
         return True
 
+    def remove(self) -> None:
+        """Delete what has come so far; nothing may be written any more.
+
+        Raises:
+            FileError: it cannot be deleted.
+        """
+        try:
+            self._path.unlink(missing_ok=True)
+        except OSError as error:
+            raise self._unwritable(error) from error
+
     def _read_marks(self) -> bytearray:
         length = self._ref.size_bytes + self._chunk_count
         # Another length is the trace of a crash between truncating and moving, or of nothing at all.

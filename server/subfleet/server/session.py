@@ -7,7 +7,7 @@ the promise leaves, and a server that dies between the two makes the same promis
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from dataclasses import replace
 from pathlib import Path
 
@@ -51,6 +51,7 @@ from subfleet.server.store import Journal, begin_run
 from subfleet.server.supply import Exports, Supply
 from subfleet.server.traffic import Traffic
 from subfleet.server.updates import UpdateForm, check_update
+from subfleet.server.uploads import Uploads
 from subfleet.server.views import Views
 from subfleet.server.workbench import Workbench
 from subfleet.tasks import read_dataset, shaped
@@ -117,6 +118,7 @@ class Server:
             chunk_topic=lambda peer: self._topics.down(peer, "chunk"),
             missing_topic=lambda peer: self._topics.down(peer, "missing"),
         )
+        self._uploads = Uploads(self._exchange)
         self._outbox = Outbox()
         self._announcer = Announcer()
         evaluation = read_dataset(config.evaluation_data)
@@ -145,7 +147,6 @@ class Server:
         self._workbench = Workbench(folding, views, evaluation, checkpoints=self._places.checkpoints)
         self._state = RunState()
         self._model = ModelState(shared={})
-        self._offers: dict[str, Update] = {}
 
     @property
     def run_id(self) -> str:
@@ -192,6 +193,7 @@ class Server:
         self._traffic.restart(self._journal.load_bytes(state))
         self._model = self._load_model(state.folded_round)
         self._supply.renew(self._model)
+        self._sweep()
         self._transport.open((self._topics.up("+", "+"),))
         if state.round > 0:
             self._observer.say(f"run {self.run_id} is taken up in round {state.round}, phase {state.phase}")
@@ -290,12 +292,7 @@ class Server:
             self._outbox.settle(receipt.of)
 
     def _take_transfer(self, result: Fetched | FetchFailed) -> None:
-        for update in [one for one in self._offers.values() if one.client_id == result.peer and one.blob == result.ref]:
-            del self._offers[update.task_id]
-            if isinstance(result, FetchFailed):
-                # The client offers its update again until it has a receipt; the round's deadline bounds that.
-                _LOG.warning("the update of client %s cannot be fetched: %s", update.client_id, result.detail)
-                continue
+        for update in self._uploads.ended(result):
             self._apply(self._checked(update, result.ref))
 
     def _checked(self, update: Update, ref: BlobRef) -> Event:
@@ -337,15 +334,12 @@ class Server:
             self._outbox.put(action.task.message_id, topic, encode(action.task), retain=True)
         elif isinstance(action, Withdraw):
             self._outbox.settle(action.task_id)
+            self._uploads.drop(action.task_id)
         elif isinstance(action, Reply):
             topic = self._topics.down(action.client_id, "receipt")
             self._transport.publish(topic, encode(action.receipt))
         elif isinstance(action, Fetch):
-            older = self._offers.get(action.update.task_id)
-            if older is not None and older.blob != action.update.blob:  # else each offer would be one more transfer
-                self._exchange.cancel(older.blob, peer=older.client_id)
-            self._offers[action.update.task_id] = action.update
-            self._exchange.fetch(action.update.client_id, action.update.blob)
+            self._uploads.pull(action.update)
         elif isinstance(action, Fold):
             self._workbench.begin(action, self._model)
 
@@ -357,12 +351,18 @@ class Server:
         if info is not None and self._announcer.due(info, now_s):
             self._transport.publish(self._topics.all("round"), encode(info), retain=True)
 
-    def _tidy(self) -> None:
-        """Remove what no round needs any more."""
+    def _sweep(self) -> None:
+        """Remove what a server that died has left; in a round with open tasks, devices go on with their uploads."""
+        tasks = [seat.task for seat in self._state.seats.values() if seat.open and seat.task is not None]
+        served = {blob.sha256 for task in tasks for blob in task.blobs}
+        self._tidy(served | (self._blobs.partials if self._state.phase == "train" else set()))
+
+    def _tidy(self, needed: Set[str] = frozenset()) -> None:
+        """Remove what no round needs any more, but for the blobs of some digests."""
         keep_from = self._state.folded_round - self._config.keep_rounds + 1
         prune_checkpoints(self._places.checkpoints, keep_from=keep_from)
-        open_updates = {update.blob.sha256 for update in self._offers.values()}
-        self._blobs.prune(self._supply.digests | open_updates | self._journal.update_digests(since_round=keep_from))
+        stored = self._journal.update_digests(since_round=keep_from)
+        self._blobs.prune(self._supply.digests | self._uploads.digests | stored | needed)
 
     def _narrate(self, before: RunState, after: RunState) -> None:
         for name, member in after.members.items():
