@@ -75,6 +75,10 @@ def test_every_help_shows_an_example(capsys: pytest.CaptureFixture[str], command
         (("join", NOBODY, "--data", "x", "--profile", "toaster"), 10, "toaster"),
         (("join", NOBODY, "--data", "x", "--fleet", "a/b"), 10, "a/b"),
         (("join", "mqtt://me:pw@h", "--data", "x", "--id", "you"), 10, "leave --id out"),
+        (("join", NOBODY, "--data", "x", "--ca", "absent.pem"), 10, "--ca is for TLS"),
+        (("join", "mqtts://h", "--data", "x", "--ca", "absent.pem"), 11, "absent.pem"),
+        (("join", "mqtts://h", "--data", "x", "--key", "absent.pem"), 10, "--cert names no certificate"),
+        (("join", "mqtt://me@h", "--data", "x", "--password-file", "absent"), 11, "absent"),
         (("join", NOBODY, "--data", "x", "--id", "a/b"), 21, "a/b"),
         (("join", NOBODY, "--data", "x", "--replay", "absent.csv"), 11, "absent.csv"),
         (("join", NOBODY, "--data", "/no/such/data"), 11, "/no/such/data"),
@@ -221,12 +225,12 @@ def test_bad_data_is_not_taken_for_a_missing_runtime(monkeypatch: pytest.MonkeyP
 
 
 def test_the_id_is_what_is_said_or_the_user_or_the_host() -> None:
-    assert default_client_id("me", NOBODY) == "me"
-    assert default_client_id(None, "mqtt://me:secret@h") == "me"
-    assert default_client_id("me", "mqtt://me:secret@h") == "me"
-    assert default_client_id(None, NOBODY)
+    assert default_client_id("me", None) == "me"
+    assert default_client_id(None, "me") == "me"
+    assert default_client_id("me", "me") == "me"
+    assert default_client_id(None, None)
     with pytest.raises(ProtocolError):
-        default_client_id("a b", NOBODY)
+        default_client_id("a b", None)
 
 
 def test_the_state_folder_names_fleet_and_device(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,6 @@
 """`subfleet-edge doctor`: what this device has, what it lacks, how to mend it, and what fits."""
 
+import os
 import platform
 import sys
 from collections.abc import Callable, Mapping
@@ -16,6 +17,7 @@ from subfleet.edge_client.store import read_saved
 from subfleet.protocol.errors import FileError, MissingExtraError, SubfleetError
 from subfleet.protocol.exit_codes import ExitCode
 from subfleet.protocol.programs import decode_program
+from subfleet.transport.address import BrokerOptions, mqtt_client_id, parse_url
 
 __all__ = ["DoctorOptions", "Examination", "Finding", "examine"]
 
@@ -60,11 +62,12 @@ class Examination:
 class DoctorOptions:
     """What the command line says; None leaves a check out."""
 
-    url: str | None = None
+    broker: BrokerOptions | None = None
     data: str | None = None
     profile: str = "generic"
     fleet: str = "main"
     client_id: str | None = None
+    shared_user: bool = False
     state: Path | None = None
     memory_share: float | None = None
 
@@ -80,9 +83,9 @@ def examine(options: DoctorOptions) -> Examination:
     memory, budget_bytes = _memory(profile.memory_share, sum(taken_bytes for _, taken_bytes in data))
     findings = [_python(), *(_package(name) for name in _NEEDED), _runtimes(profile.runtimes), memory]
     findings += [finding for finding, _ in data]
-    url = options.url
-    if url is not None:
-        findings.append(_attempt("broker", lambda: _reach(url, options.client_id)))
+    broker = options.broker
+    if broker is not None:
+        findings.append(_attempt("broker", lambda: _reach(broker, options)))
     findings.append(_attempt("fits", lambda: _fits(options, budget_bytes)))
     return Examination(budget_bytes=budget_bytes, findings=tuple(findings))
 
@@ -159,10 +162,11 @@ def _data(profile: DeviceProfile, data: str) -> tuple[Finding, int]:
     return Finding(check="data", text=text), summary.data_bytes
 
 
-def _reach(url: str, client_id: str | None) -> str:
+def _reach(broker: BrokerOptions, options: DoctorOptions) -> str:
     from subfleet.transport.mqtt import MqttTransport
 
-    transport = MqttTransport(url, f"{default_client_id(client_id, url)[:57]}-doctor", open_timeout_s=_OPEN_TIMEOUT_S)
+    name = mqtt_client_id(options.fleet, "doctor", _client_id(options))  # not the id of an agent that may be at work
+    transport = MqttTransport(broker.address(os.environ), name, open_timeout_s=_OPEN_TIMEOUT_S)
     try:
         transport.open(())
     finally:
@@ -170,9 +174,13 @@ def _reach(url: str, client_id: str | None) -> str:
     return "reached, and it let us in"
 
 
+def _client_id(options: DoctorOptions) -> str:
+    user = None if options.broker is None else parse_url(options.broker.url).username
+    return default_client_id(options.client_id, None if options.shared_user else user)
+
+
 def _fits(options: DoctorOptions, budget_bytes: int) -> str:
-    client_id = default_client_id(options.client_id, options.url or "mqtt://localhost")
-    folder = options.state or default_state_folder(options.fleet, client_id)
+    folder = options.state or default_state_folder(options.fleet, _client_id(options))
     verdicts = []
     # An agent may be at work in the folder: it is only read.
     for digest in read_saved(folder).programs:

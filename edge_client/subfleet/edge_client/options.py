@@ -71,6 +71,18 @@ def parser_of(commands: Mapping[str, Command]) -> argparse.ArgumentParser:
     return parser
 
 
+def _add_broker_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--ca", metavar="FILE", type=Path, help="authorities to trust, PEM (the system's)")
+    parser.add_argument("--cert", metavar="FILE", type=Path, help="this device's certificate, PEM")
+    parser.add_argument("--key", metavar="FILE", type=Path, help="the certificate's key, PEM")
+    parser.add_argument(
+        "--password-file", metavar="FILE", type=Path, help="the password of the address's user ($SUBFLEET_PASSWORD)"
+    )
+    parser.add_argument(
+        "--shared-user", action="store_true", help="the address's user is not the device's id, as many sign in with it"
+    )
+
+
 def _add_device_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--id", metavar="NAME", help="the device's id (default: the address's user, or the host's name)"
@@ -86,7 +98,8 @@ def _add_device_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_join(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("url", metavar="URL", help="the broker, mqtt://[user:password@]host[:port]")
+    parser.add_argument("url", metavar="URL", help="the broker, mqtt://[user@]host[:port], or mqtts:// for TLS")
+    _add_broker_options(parser)
     parser.add_argument(
         "--data",
         metavar="D",
@@ -105,6 +118,7 @@ def _add_join(parser: argparse.ArgumentParser) -> None:
         metavar="FILE|JSON",
         help="declare the subnet that this device has, for methods that go by declarations (the profile's)",
     )
+    parser.add_argument("--wait", action="store_true", help="wait for a broker that is not there yet")
     parser.add_argument("--leave-when-finished", action="store_true", help="end with 0 when the run is over")
     parser.add_argument(
         "--leave-with-stdin", action="store_true", help="stop when standard input ends, as a child of another program"
@@ -119,6 +133,7 @@ def _add_capture(parser: argparse.ArgumentParser) -> None:
 
 def _add_doctor(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("url", metavar="URL", nargs="?", help="a broker to try")
+    _add_broker_options(parser)
     parser.add_argument("--data", metavar="D", help="data to try")
     _add_device_options(parser)
     parser.add_argument("--json", action="store_true", help="for scripts")
