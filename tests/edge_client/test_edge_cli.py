@@ -68,6 +68,7 @@ def test_every_help_shows_an_example(capsys: pytest.CaptureFixture[str], command
         (("join",), 2, "--data"),
         (("join", NOBODY, "--data", "x", "--memory-share", "2"), 2, "is 2, but must be above 0 and at most 1"),
         (("join", NOBODY, "--data", "x", "--memory-share", "much"), 2, "must be a number"),
+        (("join", NOBODY, "--data", "x", "--memory-limit", "300m"), 2, "is '300m', but must be a size such as 300M"),
         (("join", NOBODY, "--data", "x", "--threads", "0"), 2, "1 or more"),
         (("capture", "--every", "nan"), 2, "must be above 0"),
         (("capture", "--every", "1e10"), 2, "at most 1e+09"),
@@ -243,7 +244,8 @@ def test_the_state_folder_names_fleet_and_device(monkeypatch: pytest.MonkeyPatch
 def test_the_command_line_overrides_the_profile() -> None:
     profile = profile_with("laptop", memory_share=0.75, threads=3)
     assert (profile.memory_share, profile.threads) == (0.75, 3)
-    assert profile_with("laptop", memory_share=None, threads=None).threads == 1
+    assert profile_with("laptop").threads == 1
+    assert profile_with("laptop", memory_limit="300M").memory_limit_bytes == 300_000_000
 
 
 def test_an_architecture_is_named_in_place_or_by_a_file(tmp_path: Path) -> None:
@@ -262,6 +264,10 @@ def test_doctor_names_what_is_there_what_is_not_and_the_remedy(
     assert code == 0
     assert {finding["check"] for finding in report["findings"]} >= {"python", "psutil", "runtimes", "memory", "data"}
     assert report["budget_bytes"] > 0
+    code, out, _ = run(capsys, "doctor", "--state", state, "--memory-share", "0.5", "--memory-limit", "1K")
+    assert "share 0.5 and at most 0.0 MB, budget 0.0 MB" in out
+    _, out, _ = run(capsys, "doctor", "--state", state, "--memory-limit", "1K", "--json")
+    assert json.loads(out)["budget_bytes"] == 1000
     code, out, _ = run(capsys, "doctor", NOBODY, "--data", "/no/such", "--state", state)
     assert code == ExitCode.FILE
     assert "FAIL data" in out

@@ -71,6 +71,7 @@ def _join(options: argparse.Namespace) -> int:
             replay=options.replay,
             fleet=options.fleet,
             memory_share=options.memory_share,
+            memory_limit=options.memory_limit,
             runtime=options.runtime,
             threads=options.threads,
             provider=options.provider,
@@ -118,6 +119,7 @@ def _doctor(options: argparse.Namespace) -> int:
             shared_user=options.shared_user,
             state=options.state,
             memory_share=options.memory_share,
+            memory_limit=options.memory_limit,
         )
     )
     if options.json:

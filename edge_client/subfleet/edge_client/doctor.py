@@ -70,6 +70,7 @@ class DoctorOptions:
     shared_user: bool = False
     state: Path | None = None
     memory_share: float | None = None
+    memory_limit: str | None = None
 
 
 def examine(options: DoctorOptions) -> Examination:
@@ -78,9 +79,9 @@ def examine(options: DoctorOptions) -> Examination:
     Raises:
         ConfigError: the profile or the share cannot be used.
     """
-    profile = profile_with(options.profile, memory_share=options.memory_share, threads=None)
+    profile = profile_with(options.profile, memory_share=options.memory_share, memory_limit=options.memory_limit)
     data = [] if options.data is None else [_data(profile, options.data)]
-    memory, budget_bytes = _memory(profile.memory_share, sum(taken_bytes for _, taken_bytes in data))
+    memory, budget_bytes = _memory(profile, sum(taken_bytes for _, taken_bytes in data))
     findings = [_python(), *(_package(name) for name in _NEEDED), _runtimes(profile.runtimes), memory]
     findings += [finding for finding, _ in data]
     broker = options.broker
@@ -90,15 +91,17 @@ def examine(options: DoctorOptions) -> Examination:
     return Examination(budget_bytes=budget_bytes, findings=tuple(findings))
 
 
-def _memory(share: float, taken_bytes: int) -> tuple[Finding, int]:
+def _memory(profile: DeviceProfile, taken_bytes: int) -> tuple[Finding, int]:
     try:
         _, reading = LiveMeter().read(None)
     except MissingExtraError as error:
         return Finding(check="memory", code=error.exit_code, text="cannot be measured", remedy=str(error)), 0
-    budget_bytes = memory_budget_bytes(reading, share, data_bytes=taken_bytes)
+    share, limit_bytes = profile.memory_share, profile.memory_limit_bytes
+    budget_bytes = memory_budget_bytes(reading, share, limit_bytes=limit_bytes, data_bytes=taken_bytes)
     limit = "none" if reading.memory_limit_bytes is None else _megabytes(reading.memory_limit_bytes)
     free = _megabytes(reading.memory_free_bytes or 0)
-    text = f"{free} free (control group limit: {limit}), share {share:g}, budget {_megabytes(budget_bytes)}"
+    most = "" if limit_bytes is None else f" and at most {_megabytes(limit_bytes)}"
+    text = f"{free} free (control group limit: {limit}), share {share:g}{most}, budget {_megabytes(budget_bytes)}"
     return Finding(check="memory", text=text), budget_bytes
 
 

@@ -53,6 +53,7 @@ class JoinOptions:
         replay: name or file of a resource log that takes the place of live readings.
         fleet: name of the fleet.
         memory_share: in place of the profile's.
+        memory_limit: in place of the profile's, a size such as "300M".
         runtime: in place of the profile's runtimes.
         threads: in place of the profile's.
         provider: in place of the profile's.
@@ -71,6 +72,7 @@ class JoinOptions:
     replay: str | None = None
     fleet: str = "main"
     memory_share: float | None = None
+    memory_limit: str | None = None
     runtime: str | None = None
     threads: int | None = None
     provider: str | None = None
@@ -92,7 +94,12 @@ def join(options: JoinOptions) -> None:
     address = options.broker.address(os.environ)
     client_id = default_client_id(options.client_id, None if options.shared_user else address.username)
     topics = Topics(options.fleet)
-    profile = profile_with(options.profile, memory_share=options.memory_share, threads=options.threads)
+    profile = profile_with(
+        options.profile,
+        memory_share=options.memory_share,
+        memory_limit=options.memory_limit,
+        threads=options.threads,
+    )
     if options.architecture is not None:
         profile = replace(profile, architecture=architecture_of(options.architecture))
     trainers: list[Trainer] = []  # chosen when the link is known to be one: reading the data may take long
@@ -154,7 +161,13 @@ def default_state_folder(fleet: str, client_id: str) -> Path:
     return root / "subfleet" / fleet / client_id
 
 
-def profile_with(name_or_path: str, *, memory_share: float | None, threads: int | None) -> DeviceProfile:
+def profile_with(
+    name_or_path: str,
+    *,
+    memory_share: float | None = None,
+    memory_limit: str | None = None,
+    threads: int | None = None,
+) -> DeviceProfile:
     """A device profile with what the command line says in place of its own.
 
     Raises:
@@ -165,6 +178,7 @@ def profile_with(name_or_path: str, *, memory_share: float | None, threads: int 
         return replace(
             profile,
             memory_share=profile.memory_share if memory_share is None else memory_share,
+            memory_limit=profile.memory_limit if memory_limit is None else memory_limit,
             threads=profile.threads if threads is None else threads,
         )
     except ValueError as error:
@@ -219,6 +233,7 @@ def _announcement(
         input_shape=summary.input_shape,
         memory_total_bytes=total_bytes,
         memory_share=profile.memory_share,
+        memory_limit_bytes=profile.memory_limit_bytes,
         software={"python": platform.python_version(), **_versions()},
         message_id=f"profile.{session_id}",
         operators=profile.operators,

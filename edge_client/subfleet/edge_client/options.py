@@ -9,6 +9,7 @@ from types import MappingProxyType
 from typing import NoReturn
 
 from subfleet.protocol.exit_codes import ExitCode
+from subfleet.protocol.memory_size import bytes_of
 
 __all__ = ["Command", "parser_of"]
 
@@ -95,6 +96,9 @@ def _add_device_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--memory-share", metavar="F", type=_share, help="share of free memory for training, above 0, at most 1"
     )
+    parser.add_argument(
+        "--memory-limit", metavar="SIZE", type=_size, help="most memory for training, such as 300M or 1.5Gi"
+    )
 
 
 def _add_join(parser: argparse.ArgumentParser) -> None:
@@ -156,6 +160,14 @@ def _share(text: str) -> float:
     if not 0 < share <= 1:
         raise argparse.ArgumentTypeError(f"is {text}, but must be above 0 and at most 1")
     return share
+
+
+def _size(text: str) -> str:
+    try:
+        bytes_of(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    return text
 
 
 def _positive(text: str) -> float:
