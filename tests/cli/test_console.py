@@ -38,6 +38,7 @@ JETSON = ClientRow(
     loss=0.131,
     sample_count=300,
     status="folded",
+    share=0.625,
 )
 PHONE = replace(
     JETSON,
@@ -51,6 +52,7 @@ PHONE = replace(
     uplink_budget_bytes=2_100_000,
     planned_peak_bytes=12_000_000,
     measured_peak_bytes=11_800_000,
+    share=0.375,
 )
 CAM = replace(
     PHONE,
@@ -80,6 +82,12 @@ def columns_of(table: str) -> set[str]:
 def test_a_round_looks_as_it_did(width: int) -> None:
     table = "\n".join(line.rstrip() for line in shown(ROUND, width).splitlines()) + "\n"
     assert table == (SNAPSHOTS / f"{width}.txt").read_text(encoding="utf-8")
+
+
+def test_why_an_update_counts_less_than_it_claims_finds_room_on_the_narrowest_screen() -> None:
+    capped = replace(JETSON, lowered="its share is capped at 0.5 of the round")
+    words = shown(replace(ROUND, clients=(capped, PHONE)), 80).split()
+    assert " folded; its share is capped at 0.5 of the round phone " in " ".join(words)
 
 
 @pytest.mark.parametrize("width", range(80, 200, 3))

@@ -139,7 +139,7 @@ def test_honest_sums_pass_even_of_a_channel_that_never_changes(tmp_path: Path) -
     constant = {**honest(), SUM: np.full(4, 0.7) * 7, SQUARES: np.full(4, 0.7**2) * 7 * (1 - 1e-6)}
     for place, found in enumerate((honest(), constant)):
         (tmp_path / str(place)).write_bytes(encode_arrays(found))
-        check_sums(PLAN.network, SIZE, ASKED, tmp_path / str(place), 7)
+        check_sums(PLAN.network, SIZE, ASKED, tmp_path / str(place), 7, 7)
 
 
 @pytest.mark.parametrize(
@@ -164,15 +164,21 @@ def test_sums_that_no_data_have_are_refused(tmp_path: Path, changes: dict[str, A
     found = {name: array for name, array in {**honest(), **changes}.items() if array is not None}
     (tmp_path / "sums").write_bytes(encode_arrays(found))
     with pytest.raises(ProtocolError, match=words):
-        check_sums(PLAN.network, SIZE, ASKED, tmp_path / "sums", 7)
+        check_sums(PLAN.network, SIZE, ASKED, tmp_path / "sums", 7, 7)
+
+
+def test_sums_of_more_samples_than_the_profile_has_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "sums").write_bytes(encode_arrays(honest()))
+    with pytest.raises(ProtocolError, match="the sums are of 7 samples, but the client's profile has 6"):
+        check_sums(PLAN.network, SIZE, ASKED, tmp_path / "sums", 7, 6)
 
 
 def test_what_is_no_container_is_refused(tmp_path: Path) -> None:
     (tmp_path / "sums").write_bytes(b"no container" * 10)
     with pytest.raises(ProtocolError):
-        check_sums(PLAN.network, SIZE, ASKED, tmp_path / "sums", 7)
+        check_sums(PLAN.network, SIZE, ASKED, tmp_path / "sums", 7, 7)
     with pytest.raises(FileError):
-        check_sums(PLAN.network, SIZE, ASKED, tmp_path / "absent", 7)
+        check_sums(PLAN.network, SIZE, ASKED, tmp_path / "absent", 7, 7)
 
 
 def answered(plan: Plan, folder: Path) -> tuple[Folding, RunState, dict[str, dict[str, Any]]]:

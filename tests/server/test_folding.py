@@ -30,9 +30,9 @@ STATE = init_state(NETWORK, 0)
 WHOLE = UpdateForm.of(NETWORK, NETWORK.full_spec(), Uncompressed())
 
 
-def fold(method: Method, seats: list[Seat], blobs: BlobStore) -> FoldedModel:
-    """A round's updates folded into the first model."""
-    folding = Folding(network=NETWORK, policies=method.policies(), space=PLAN.space, blobs=blobs)
+def fold(method: Method, seats: list[Seat], blobs: BlobStore, **settings: Any) -> FoldedModel:
+    """A round's updates folded into the first model, by default with the weights that the method gives them."""
+    folding = Folding(network=NETWORK, policies=method.policies(), space=PLAN.space, blobs=blobs, **settings)
     return folding.fold(ModelState(shared=STATE), 1, seats)
 
 
@@ -45,7 +45,12 @@ def _seats(blobs: BlobStore, samples: dict[str, int]) -> list[Seat]:
         weights = decode_arrays(subnet_weights(NETWORK, seat.task.spec, STATE))
         ref = blobs.add(encode_arrays(small_change(weights, name, 1, 0.1)))
         seats.append(
-            replace(seat, stage="done", result=replace(update(PLAN, state, name), blob=ref, sample_count=count))
+            replace(
+                seat,
+                stage="done",
+                sample_count=count,
+                result=replace(update(PLAN, state, name), blob=ref, sample_count=count),
+            )
         )
     return seats
 
@@ -58,6 +63,31 @@ def test_all_full_clients_equal_fedavg(tmp_path: Path) -> None:
     for name, old in full.items():
         mean = sum(count * changes[client][name].astype(np.float64) for client, count in samples.items()) / 20
         np.testing.assert_allclose(folded[name].numpy(), old + mean, rtol=0, atol=1e-7)
+
+
+def test_a_client_that_claims_ever_more_moves_the_mean_no_further_than_its_share(tmp_path: Path) -> None:
+    blobs = BlobStore(tmp_path)
+    three = {"ada": 3, "bob": 10, "cyd": 7}
+    half, most = (
+        fold(FedAvg(), _seats(blobs, {**three, "cyd": samples}), blobs, max_client_share=0.5).state.shared
+        for samples in (13, 2**40)
+    )
+    plain = fold(FedAvg(), _seats(blobs, {**three, "cyd": 2**40}), blobs, max_client_share=1.0).state.shared
+    assert all(torch.equal(most[name], half[name]) for name in STATE)
+    cyd = small_change({name: tensor.numpy() for name, tensor in STATE.items()}, "cyd", 1, 0.1)
+    for name, old in STATE.items():
+        np.testing.assert_allclose(plain[name].numpy(), old.numpy() + cyd[name], rtol=0, atol=1e-6)
+
+
+def test_a_median_of_two_has_capped_weights_where_it_takes_the_mean(tmp_path: Path) -> None:
+    """A robust merge weighs where too few share an element."""
+    blobs = BlobStore(tmp_path)
+    seats, even = _seats(blobs, {"ada": 3, "bob": 2**40}), _seats(blobs, {"ada": 3, "bob": 3})
+    capped, equal = (
+        fold(FedAvg(), one, blobs, max_client_share=share, merge=CoordinateMedian(least_clients=3)).state.shared
+        for one, share in ((seats, 0.5), (even, 1.0))
+    )
+    assert all(torch.equal(capped[name], equal[name]) for name in STATE)
 
 
 def test_uniform_weighting_counts_clients(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from server.fake_device import Behaviour
+from server.fake_device import Behaviour, Device
 from server.server_rig import World, config, fleet
 
 from subfleet.protocol.blobs import BlobRef
@@ -84,6 +84,33 @@ def test_the_most_samples_that_clients_may_claim_can_be_weighed(tmp_path: Path) 
     world = World(tmp_path, config(rounds=1, deploy_targets=()), devices)
     world.run()
     assert set(_statuses(world).values()) == {"folded"}
+
+
+def test_what_a_client_claims_of_its_samples_is_bounded_and_the_table_says_so(tmp_path: Path) -> None:
+    devices = {**fleet(), "eve": Behaviour(sample_count=10)}
+    world = World(tmp_path / "lying", config(rounds=1, deploy_targets=()), devices)
+    world.devices["eve"].update_for = lambda task, blob: replace(  # type: ignore[method-assign]  # it claims more
+        Device.update_for(world.devices["eve"], task, blob), sample_count=SAMPLES
+    )
+    world.run()
+    rows = {row.client_id: row for row in world.server.result().rounds[0].clients}
+    assert rows["eve"].status == "folded"
+    assert (rows["eve"].sample_count, rows["eve"].weight, rows["eve"].share) == (SAMPLES, 10, 1 / 7)
+    assert rows["eve"].lowered == f"it claims {SAMPLES} samples, but its profile has 10"
+    assert rows["ada"].lowered == ""
+    honest = World(tmp_path / "honest", config(rounds=1, deploy_targets=()), devices)
+    honest.run()
+    assert world.model_bytes() == honest.model_bytes()
+
+
+def test_a_profile_of_all_the_samples_there_may_be_has_half_a_round(tmp_path: Path) -> None:
+    devices = {**fleet(), "eve": Behaviour(sample_count=SAMPLES)}
+    world = World(tmp_path, config(rounds=1, deploy_targets=()), devices)
+    world.run()
+    rows = {row.client_id: row for row in world.server.result().rounds[0].clients}
+    assert (rows["eve"].weight, rows["eve"].share) == (60, 0.5)
+    assert rows["eve"].lowered == "its share is capped at 0.5 of the round"
+    assert (rows["cyd"].weight, rows["cyd"].lowered) == (33, "")
 
 
 def test_a_receipt_settles_only_its_senders_task(tmp_path: Path) -> None:

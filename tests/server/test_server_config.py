@@ -70,6 +70,11 @@ def test_a_file_gives_a_complete_configuration(tmp_path: Path) -> None:
         ("step_s = 30.0", "step = 30.0", "clock.step is an unknown key; did you mean 'step_s'?"),
         ("momentum = 0.5", "momentum = 1.5", "below 1"),
         ("round_s = 60.0", "round_s = 0.0", "must be above 0"),
+        (
+            "rounds = 3",
+            "rounds = 3\nmax_client_share = 0.0",
+            "max_client_share is 0.0, but must be above 0 and at most",
+        ),
         ("rates = [0.5, 1.0]", "rates = [0.5, 2.0]", "at most 1"),
         ("widths = [8, 8]", "widths = [7, 8]", "group_size"),
         ("[model]", "[model", "is not TOML"),
@@ -135,7 +140,8 @@ def test_the_fingerprint_follows_the_outcome_and_nothing_else() -> None:
     base = config()
     assert config(min_clients=1, fleet="another", keep_rounds=9).fingerprint() == (base.fingerprint())
     others = [config(seed=1), config(clock=LogClock(step_s=1.0)), config(method=FedAvg()), config(rates=(1.0,))]
-    assert len({base.fingerprint(), *(other.fingerprint() for other in others)}) == 5
+    others.append(config(max_client_share=1.0))
+    assert len({base.fingerprint(), *(other.fingerprint() for other in others)}) == 6
 
 
 def test_the_table_of_methods_names_each_by_its_type() -> None:

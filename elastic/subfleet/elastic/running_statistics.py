@@ -45,17 +45,21 @@ class NormMoments:
     Attributes:
         total: sum of each channel, float64 (channels,).
         squares: sum of squares of each channel, float64 (channels,).
-        count: values of a channel: samples times places.
+        count: values of a channel: samples times places, and whatever they were scaled with.
     """
 
     total: Tensor
     squares: Tensor
-    count: int
+    count: float
 
     def __add__(self, other: "NormMoments") -> "NormMoments":
         return NormMoments(
             total=self.total + other.total, squares=self.squares + other.squares, count=self.count + other.count
         )
+
+    def scaled(self, factor: float) -> "NormMoments":
+        """The same of data that count so many times, above 0; with 1 to the bit."""
+        return NormMoments(total=self.total * factor, squares=self.squares * factor, count=self.count * factor)
 
 
 def norm_tensors(network: Network) -> frozenset[str]:
@@ -132,7 +136,7 @@ def merged_statistics(moments: Sequence[Mapping[str, NormMoments]]) -> dict[str,
         whole = _sum([one[layer] for one in moments])
         if whole.count < _LEAST_COUNT:
             raise DataError(f"norm {layer!r} was given {whole.count} value of each channel, but a variance needs two")
-        count = torch.tensor(float(whole.count), dtype=torch.float64, device=whole.total.device)
+        count = torch.tensor(whole.count, dtype=torch.float64, device=whole.total.device)
         merged |= _statistics(layer, whole.total, whole.squares, count)
     return merged
 
@@ -164,7 +168,7 @@ def shared_statistics(
         for places, (_, found) in zip(maps, measured, strict=True):
             if layer in found:
                 one = found[layer]
-                counts = torch.full_like(one.total, float(one.count))
+                counts = torch.full_like(one.total, one.count)
                 rows = [_placed(places[mean], part, state[mean]) for part in (one.total, one.squares, counts)]
                 spread.append(torch.stack(rows))
         total, squares, count = _exact_sum(spread).to(state[mean].device)

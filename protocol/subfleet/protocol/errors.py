@@ -4,8 +4,7 @@ SubfleetError                 every error that we raise on purpose; carries the 
 ├── ConfigError               the configuration is wrong: correct it
 ├── FileError                 a file or folder is missing, unreadable or unwritable
 ├── DataError                 training data cannot be used
-├── TransportError            the broker refuses us, or cannot be trusted: correct what the text names
-│   └── UnreachableError      the broker is not there: wait for it, or check the address
+├── TransportError            the broker is not there or refuses us: try again later
 ├── PortError                 an address is taken: choose another
 ├── ProtocolError             bytes that are not a valid message: drop them
 │   └── TooLargeError         bytes refused by their announced size, before anything was allocated
@@ -36,7 +35,6 @@ __all__ = [
     "TooLargeError",
     "TrainingError",
     "TransportError",
-    "UnreachableError",
 ]
 
 
@@ -68,10 +66,6 @@ class TransportError(SubfleetError):
     """The broker cannot be reached, or refuses us."""
 
     exit_code = ExitCode.TRANSPORT
-
-
-class UnreachableError(TransportError):
-    """The broker is not there, or not yet: another attempt may find it."""
 
 
 class PortError(SubfleetError):

@@ -19,9 +19,10 @@ from subfleet.protocol.calibration import Calibration, NormLayer, sum_names
 from subfleet.protocol.errors import FileError, ProtocolError
 from subfleet.protocol.subnet import SubnetSpec
 from subfleet.server.folding import FoldedModel, Folding
-from subfleet.server.methods.policies import Participant
+from subfleet.server.methods.policies import Participant, by_samples
 from subfleet.server.rounds import Seat
 from subfleet.server.updates import stored_bytes
+from subfleet.server.weights import round_weights
 
 __all__ = ["calibrated_model", "check_sums"]
 
@@ -33,7 +34,9 @@ _LARGEST = 1e18
 _Measured = list[tuple[SubnetSpec, Mapping[str, NormMoments]]]
 
 
-def check_sums(network: Network, spec: SubnetSpec, calibration: Calibration, path: Path, sample_count: int) -> None:
+def check_sums(
+    network: Network, spec: SubnetSpec, calibration: Calibration, path: Path, sample_count: int, known_count: int
+) -> None:
     """Refuse sums that no data have.
 
     Args:
@@ -42,11 +45,14 @@ def check_sums(network: Network, spec: SubnetSpec, calibration: Calibration, pat
         calibration: what was asked.
         path: of the answer's container.
         sample_count: that the device says to have.
+        known_count: that its profile told.
 
     Raises:
         ProtocolError: it is no container of what was asked, or what it says cannot be.
         FileError: it cannot be read.
     """
+    if sample_count > known_count:
+        raise ProtocolError(f"the sums are of {sample_count} samples, but the client's profile has {known_count}")
     arrays = decode_arrays(stored_bytes(path))
     wanted = {name for norm in calibration.norms for name in sum_names(norm.name)}
     if set(arrays) != wanted:
@@ -91,6 +97,7 @@ def calibrated_model(folding: Folding, state: ModelState, seats: Sequence[Seat])
     """
     refused = dict[str, str]()
     of_copies = dict[str, _Measured]()
+    weights = round_weights(by_samples, seats, folding.max_client_share)
     clients = list[Participant]()
     for seat in sorted(seats, key=lambda one: one.client_id):
         client, task = seat.participant, seat.task
@@ -98,6 +105,7 @@ def calibrated_model(folding: Folding, state: ModelState, seats: Sequence[Seat])
             raise ValueError(f"the seat of client {seat.client_id} has no sums")
         try:
             moments = _moments(task.calibration, folding.blobs.path(seat.result.blob))
+            share = weights[seat.client_id].counted / seat.result.sample_count
         except (ProtocolError, FileError) as error:
             refused[seat.client_id] = str(error)
             continue
@@ -105,7 +113,7 @@ def calibrated_model(folding: Folding, state: ModelState, seats: Sequence[Seat])
         keys = folding.policies.cohorts(folding.network, client, folding.space)
         for layer, one in moments.items():
             key = keys.get(f"{layer}.running_mean", _SHARED)
-            of_copies.setdefault(key, []).append((client.spec, {layer: one}))
+            of_copies.setdefault(key, []).append((client.spec, {layer: one.scaled(share)}))
     return FoldedModel(
         state=_with_statistics(folding.network, state, of_copies), clients=tuple(clients), refused=refused
     )

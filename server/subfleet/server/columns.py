@@ -40,6 +40,11 @@ def _trained(text: Callable[[ClientRow], str]) -> Callable[[ClientRow], str]:
     return lambda row: text(row) if row.status == "folded" else "-"
 
 
+def _state(row: ClientRow) -> str:
+    """What became of it, and why its update counts less than it claims."""
+    return f"{row.status}; {row.lowered}" if row.lowered else row.status
+
+
 CLIENT_COLUMNS: tuple[Column, ...] = (
     Column(title="device", cell=lambda row: row.client_id, rank=0, words=True),
     Column(title="profile", cell=lambda row: row.device, rank=11, words=True),
@@ -54,5 +59,6 @@ CLIENT_COLUMNS: tuple[Column, ...] = (
     Column(title="kB up", cell=lambda row: f"{row.bytes_up / 1000:.1f}", rank=10),
     Column(title="seconds", cell=_trained(lambda row: f"{row.seconds:.2f}"), rank=6),
     Column(title="loss", cell=_trained(lambda row: f"{row.loss:.3f}"), rank=5),
-    Column(title="state", cell=lambda row: row.status, rank=0, words=True),
+    Column(title="share", cell=_trained(lambda row: f"{row.share:.0%}"), rank=12),
+    Column(title="state", cell=_state, rank=0, words=True),
 )

@@ -15,7 +15,6 @@ from subfleet.protocol.schema import canonical_json
 from subfleet.protocol.topics import Topics
 from subfleet.protocol.training import TrainingSettings
 from subfleet.protocol.update_codecs import AnyUpdateCodec
-from subfleet.server.memory_limits import MemoryLimits
 from subfleet.server.methods import AnyMethod
 from subfleet.server.methods.heterofl import HeteroFL
 from subfleet.server.methods.norms import NormPolicy
@@ -98,6 +97,8 @@ class ServerConfig:
             its own; after the last one they always do, and with 0 only then.
         rates: width rates of the search space, each above 0 and at most 1.
         seed: of initial weights and data order.
+        max_client_share: of the weights of a round's updates, that one client's may have at most, above 0 and at most
+            1; see `subfleet.server.weights.share_limit`. With 1 every update counts what the method gives it.
         quorum: share of the given tasks that must be answered to close a round; below 1 a round does not wait for the
             slowest, and its outcome depends on timing.
         communication_s: seconds of its link that a device gives to a round, each way.
@@ -113,7 +114,6 @@ class ServerConfig:
             evaluation samples, and tells their accuracy beside that of float32.
         memory_overhead_bytes: by target, what its runtime needs beyond the estimate of a subnet's training memory. It
             only saves exports: the exported program's own plan decides whether a subnet fits.
-        memory_limits: memory that devices may give to training at most, beside their own share and limit.
         keep_rounds: rounds whose checkpoints and updates stay on disk.
     """
 
@@ -135,6 +135,7 @@ class ServerConfig:
     calibrate_every: int = 0
     rates: tuple[float, ...] = (0.25, 0.5, 0.75, 1.0)
     seed: int = 0
+    max_client_share: float = 0.5
     quorum: float = 1.0
     communication_s: float = 10.0
     training_s: float = 0.0
@@ -146,7 +147,6 @@ class ServerConfig:
     deploy_targets: tuple[str, ...] = ("onnx", "executorch")
     deploy_quantisation: Literal["none", "dynamic", "static"] = "none"
     memory_overhead_bytes: dict[str, int] = field(default_factory=lambda: dict(RUNTIME_OVERHEAD_BYTES))
-    memory_limits: MemoryLimits = field(default_factory=MemoryLimits)
     keep_rounds: int = 2
 
     def __post_init__(self) -> None:
@@ -157,10 +157,9 @@ class ServerConfig:
                 raise ValueError(f"{name} is {getattr(self, name)}, but must be 1 or more")
         if self.clients_per_round < 0:
             raise ValueError(f"clients_per_round is {self.clients_per_round}, but must be 0 for all, or above 0")
-        if not 0 < self.quorum <= 1:
-            raise ValueError(f"quorum is {self.quorum}, but must be above 0 and at most 1")
-        if not 0 < self.learning_rate_decay <= 1:
-            raise ValueError(f"learning_rate_decay is {self.learning_rate_decay}, but must be above 0 and at most 1")
+        for name in ("max_client_share", "quorum", "learning_rate_decay"):
+            if not 0 < getattr(self, name) <= 1:
+                raise ValueError(f"{name} is {getattr(self, name)}, but must be above 0 and at most 1")
         if not self.rates or not all(0 < rate <= 1 for rate in self.rates):
             raise ValueError(f"rates are {list(self.rates)}, but must be one or more numbers above 0 and at most 1")
         if self.communication_s <= 0:
@@ -231,6 +230,7 @@ class ServerConfig:
             "calibrate_every",
             "rates",
             "seed",
+            "max_client_share",
             "quorum",
         )
         more = (
@@ -242,7 +242,6 @@ class ServerConfig:
             "targets",
             "deploy_targets",
             "memory_overhead_bytes",
-            "memory_limits",
         )
         settings = {name: getattr(self, name) for name in (*names, *more, "deploy_quantisation")}
         return canonical_json(settings).decode()

@@ -21,8 +21,9 @@ from subfleet.protocol.errors import FileError, ProtocolError
 from subfleet.protocol.subnet import SubnetSpec
 from subfleet.protocol.update_codecs import AnyUpdateCodec, Uncompressed
 from subfleet.server.methods.policies import AfterRound, Draw, Participant, Policies, Replacement, Trained
-from subfleet.server.rounds import Seat
+from subfleet.server.rounds import Plan, Seat
 from subfleet.server.updates import UpdateForm, mapped_change, read_change
+from subfleet.server.weights import round_weights
 from subfleet.transport.blob_store import BlobStore
 
 __all__ = ["FoldedModel", "Folding"]
@@ -68,6 +69,7 @@ class Folding:
         merge: in place of the weighted mean; None takes the mean.
         server_optimiser: in place of the method's own; None leaves it to the method.
         distillation: after every round, in place of what the method does; None leaves it to the method.
+        max_client_share: of the weights of a round, that one client's may have; 1 lowers none.
     """
 
     network: Network
@@ -78,6 +80,23 @@ class Folding:
     merge: AnyStackedMerge | None = None
     server_optimiser: AnyServerOptimiser | None = None
     distillation: DistillationSettings | None = None
+    max_client_share: float = 1.0
+
+    @classmethod
+    def of(cls, plan: Plan, blobs: BlobStore) -> "Folding":
+        """As a run's configuration has it."""
+        config = plan.config
+        return cls(
+            network=plan.network,
+            policies=plan.policies,
+            space=plan.space,
+            blobs=blobs,
+            seed=config.seed,
+            merge=config.merge,
+            server_optimiser=config.server_optimiser,
+            distillation=config.distillation,
+            max_client_share=config.max_client_share,
+        )
 
     def fold(self, state: ModelState, round_number: int, seats: Sequence[Seat]) -> FoldedModel:
         """Fold the updates of a round's seats into a model; without any, the model stays as it is.
@@ -90,7 +109,8 @@ class Folding:
         refused = dict[str, str]()
         while True:
             kept = [seat for seat in sorted(seats, key=lambda one: one.client_id) if seat.client_id not in refused]
-            clients = [_Client.of(seat, self.policies) for seat in kept]
+            weights = round_weights(self.policies.weigh, kept, self.max_client_share)
+            clients = [_Client.of(seat, weights[seat.client_id].counted) for seat in kept]
             try:
                 folded = self._folded(state, clients)
             except _RefusedError as error:
@@ -255,11 +275,10 @@ class _Client:
         return self.participant.spec if self.instead is None else self.instead.spec
 
     @classmethod
-    def of(cls, seat: Seat, policies: Policies) -> "_Client":
+    def of(cls, seat: Seat, weight: float) -> "_Client":
         if seat.participant is None or seat.result is None:
             raise ValueError(f"the seat of client {seat.client_id} has no update")
         codec = Uncompressed() if seat.task is None else seat.task.update_codec
-        weight = policies.weigh(seat.result)
         return cls(participant=seat.participant, weight=weight, update_ref=seat.result.blob, codec=codec)
 
 

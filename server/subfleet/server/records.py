@@ -31,6 +31,10 @@ class ClientRow:
         bytes_up: payload bytes received from it during the round.
         seconds: from the task's arrival on the device to its update.
         loss: mean loss of its last local epoch.
+        sample_count: that it says its update was trained on.
+        weight: of its update in the round's mean; 0 where it was not folded.
+        share: of the weights of the round, 0 to 1.
+        lowered: why its update counts less than it claims; empty where it counts in full.
         status: "folded", "refused: <reason>", "missing: <reason>" or "skipped: <reason>".
         refusals: why it refused tasks of this round, in order, with "; " between; it may have done a smaller one then.
         wanted: display name of the subnet that its search would rather have given, had its program been written.
@@ -59,6 +63,9 @@ class ClientRow:
     wanted: str = ""
     utilisation_lost: float = 0.0
     refusals: str = ""
+    weight: float = 0.0
+    share: float = 0.0
+    lowered: str = ""
 
     @property
     def weight_bytes(self) -> int:

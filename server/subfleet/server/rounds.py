@@ -19,14 +19,14 @@ A client's seat in a round:
     out       --> preparing  refused for memory, or by the runtime: a smaller task
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from types import MappingProxyType
 from typing import Literal
 
 from subfleet.elastic.network import Network
-from subfleet.protocol.messages import Profile, Task, Update
+from subfleet.protocol.messages import MAX_SAMPLES, Profile, Task, Update
 from subfleet.protocol.readings import Budget
 from subfleet.protocol.subnet import SubnetSpec
 from subfleet.protocol.training import TrainingSettings
@@ -34,7 +34,7 @@ from subfleet.protocol.update_codecs import AnyUpdateCodec
 from subfleet.server.assignment import Candidate
 from subfleet.server.config import ServerConfig
 from subfleet.server.methods.norms import calibration_training
-from subfleet.server.methods.policies import Participant, Policies
+from subfleet.server.methods.policies import Participant, Policies, by_samples
 from subfleet.server.search.query import Known, PriceList
 from subfleet.server.search.queue import Wish, plan_key
 from subfleet.server.updates import update_bytes
@@ -87,6 +87,10 @@ class Plan:
         settings = self.policies.training(self.config.training_of(round_number), round_number)
         return calibration_training(settings) if self.config.calibrates(round_number) else settings
 
+    def weigh(self, round_number: int) -> Callable[[Update], float]:
+        """How much an update of a round counts by itself: measured norms are those of all samples."""
+        return by_samples if self.config.calibrates(round_number) else self.policies.weigh
+
     def update_codec(self, size: SubnetSpec, budget: Budget) -> AnyUpdateCodec:
         """How a client with this budget writes the update of its size."""
         if self.config.update_codec is not None:
@@ -133,6 +137,7 @@ class Seat:
 
     Attributes:
         attempt: how many tasks it was given before in this round.
+        sample_count: of the client's data, as its profile told before the round: its update counts no more.
         class_counts: samples of each class in the client's data.
         architecture: the size that it has declared, where the method goes by that; else None.
         proposals: sizes that it was to score in this round; empty where there was nothing to score.
@@ -155,6 +160,7 @@ class Seat:
     memory_free_bytes: int | None = None
     memory_budget_bytes: int = 0
     attempt: int = 0
+    sample_count: int = MAX_SAMPLES
     class_counts: tuple[int, ...] = ()
     architecture: SubnetSpec | None = None
     proposals: tuple[SubnetSpec, ...] = ()

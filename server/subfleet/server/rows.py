@@ -9,25 +9,28 @@ from subfleet.server.records import ClientRow, DeployedModel, RoundRecord, share
 from subfleet.server.rounds import Plan, Seat
 from subfleet.server.traffic import Traffic
 from subfleet.server.updates import update_bytes
+from subfleet.server.weights import Weight, round_weights
 
 __all__ = ["deployed_models", "round_record"]
 
 
 def round_record(plan: Plan, close: Close, traffic: Traffic) -> RoundRecord:
     """The record of a closed round."""
+    folded = [seat for seat in close.seats if seat.stage == "done"]
+    weights = round_weights(plan.weigh(close.round), folded, plan.config.max_client_share)
     return RoundRecord(
         round=close.round,
         accuracy=close.accuracy,
         loss=close.loss,
         seconds=close.seconds,
         log_time_s=plan.config.log_time_s(close.round),
-        clients=tuple(_client_row(plan, seat, traffic) for seat in close.seats),
+        clients=tuple(_client_row(plan, seat, traffic, weights.get(seat.client_id)) for seat in close.seats),
         programs_written=close.exported,
         calibrated=plan.config.calibrates(close.round),
     )
 
 
-def _client_row(plan: Plan, seat: Seat, traffic: Traffic) -> ClientRow:
+def _client_row(plan: Plan, seat: Seat, traffic: Traffic, weight: Weight | None) -> ClientRow:
     candidate = plan.price(seat.size) if seat.size is not None else None
     down, up = traffic.of(seat.client_id)
     row = ClientRow(
@@ -51,6 +54,9 @@ def _client_row(plan: Plan, seat: Seat, traffic: Traffic) -> ClientRow:
         sample_count=seat.result.sample_count if seat.result is not None else 0,
         status="folded" if seat.stage == "done" else f"{seat.stage}: {seat.reason}",
         refusals="; ".join(seat.refusals),
+        weight=weight.counted if weight is not None else 0.0,
+        share=weight.share if weight is not None else 0.0,
+        lowered=weight.lowered if weight is not None else "",
     )
     if seat.wanted is None or row.utilisation is None:
         return row

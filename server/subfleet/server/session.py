@@ -134,16 +134,7 @@ class Server:
             models_folder=self._places.models / run_id,
             calibration_sha256=calibration_of(evaluation).sha256 if config.deploy_quantisation != "none" else "",
         )
-        folding = Folding(
-            network=self._network,
-            policies=self._plan.policies,
-            space=self._plan.space,
-            blobs=self._blobs,
-            seed=config.seed,
-            merge=config.merge,
-            server_optimiser=config.server_optimiser,
-            distillation=config.distillation,
-        )
+        folding = Folding.of(self._plan, self._blobs)
         self._workbench = Workbench(folding, views, evaluation, checkpoints=self._places.checkpoints)
         self._state = RunState()
         self._model = ModelState(shared={})
@@ -300,7 +291,8 @@ class Server:
         try:
             if seat is not None and seat.task is not None and seat.task.calibration is not None:
                 asked, spec = seat.task.calibration, seat.task.spec
-                check_sums(self._network, spec, asked, self._blobs.path(ref), update.sample_count)
+                path, counts = self._blobs.path(ref), (update.sample_count, seat.sample_count)
+                check_sums(self._network, spec, asked, path, *counts)
             elif seat is not None and seat.task is not None:
                 form = UpdateForm.of(self._network, seat.task.spec, seat.task.update_codec)
                 check_update(form, self._blobs.path(ref))

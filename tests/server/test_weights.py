@@ -1,0 +1,125 @@
+"""How much an update counts: no more than its client's profile tells, and no more than a share of the round."""
+
+from dataclasses import replace
+from fractions import Fraction
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from server.coordinator_cases import CLIENTS, plan_of, training, update
+
+from subfleet.server.methods.policies import by_samples
+from subfleet.server.rounds import Seat
+from subfleet.server.weights import round_weights, share_limit
+
+PLAN = plan_of()
+WEIGHTS = st.lists(st.floats(min_value=2.0**-20, max_value=2.0**40), min_size=1, max_size=12)
+SHARES = st.integers(min_value=1, max_value=100).map(lambda percent: percent / 100)
+
+
+def _seats(known: dict[str, int], claimed: dict[str, int]) -> list[Seat]:
+    state = training(PLAN)
+    return [
+        replace(
+            state.seats[name],
+            stage="done",
+            sample_count=count,
+            result=replace(update(PLAN, state, name), sample_count=claimed[name]),
+        )
+        for name, count in known.items()
+    ]
+
+
+def _capped(weights: list[float], max_share: float) -> list[Fraction]:
+    limit = share_limit(weights, max_share)
+    return [Fraction(weight) if limit is None else min(Fraction(weight), limit) for weight in weights]
+
+
+@given(WEIGHTS, SHARES)
+def test_none_has_more_than_its_share_of_what_then_counts(weights: list[float], max_share: float) -> None:
+    capped = _capped(weights, max_share)
+    share = Fraction(str(max_share))
+    if len(weights) * share <= 1:
+        assert set(capped) == {Fraction(min(weights))}
+    else:
+        assert max(capped) <= share * sum(capped)
+
+
+@given(WEIGHTS, SHARES)
+def test_no_more_is_taken_away_than_the_share_asks_for(weights: list[float], max_share: float) -> None:
+    share, limit = Fraction(str(max_share)), share_limit(weights, max_share)
+    if limit is None:
+        assert max(weights) <= share * sum(map(Fraction, weights)) or len(set(weights)) == 1
+        return
+    capped = _capped(weights, max_share)
+    assert any(weight > limit for weight in weights)
+    assert all(after == min(weight, limit) for weight, after in zip(weights, capped, strict=True))
+    if len(weights) * share > 1:
+        # The heaviest have their share to the last digit.
+        assert limit == share * sum(capped)
+
+
+@given(WEIGHTS, SHARES, st.randoms())
+def test_the_limit_does_not_depend_on_the_order(weights: list[float], max_share: float, random: object) -> None:
+    shuffled = list(weights)
+    random.shuffle(shuffled)  # type: ignore[attr-defined]  # hypothesis gives a random.Random
+    assert share_limit(shuffled, max_share) == share_limit(weights, max_share)
+
+
+@given(WEIGHTS)
+def test_a_share_of_one_lowers_nothing(weights: list[float]) -> None:
+    assert share_limit(weights, 1.0) is None
+
+
+@given(WEIGHTS, SHARES)
+def test_what_was_lowered_is_not_lowered_again(weights: list[float], max_share: float) -> None:
+    capped = [float(one) for one in _capped(weights, max_share)]
+    limit = share_limit(capped, max_share)
+    # Only rounding to floats may be left to take away.
+    assert limit is None or float(limit) == pytest.approx(max(capped), rel=1e-15)
+
+
+@pytest.mark.parametrize(
+    ("weights", "max_share", "limit"),
+    [
+        ([1, 1, 2**40], 0.5, 2),
+        ([3, 4, 100, 200], 0.4, 14),
+        ([60, 10, 10, 10, 10], 0.5, 40),
+        ([50, 20, 20, 10], 0.5, None),
+        ([7, 5], 0.5, 5),
+        ([7], 0.5, None),
+        ([9, 1, 1, 1, 1, 1, 1, 1, 1, 1], 0.1, 1),
+        ([0, 0, 8, 2], 0.5, 2),
+        ([0], 0.5, None),
+        ([], 0.5, None),
+    ],
+)
+def test_limits_worked_out_by_hand(weights: list[float], max_share: float, limit: int | None) -> None:
+    assert share_limit(weights, max_share) == limit
+
+
+def test_an_update_counts_no_more_samples_than_its_profile_told() -> None:
+    seats = _seats({"ada": 30, "bob": 30, "cyd": 40}, {"ada": 30, "bob": 2**40, "cyd": 20})
+    found = round_weights(by_samples, seats, 0.5)
+    assert {name: one.counted for name, one in found.items()} == {"ada": 30, "bob": 30, "cyd": 20}
+    assert found["bob"].lowered == "it claims 1099511627776 samples, but its profile has 30"
+    assert (found["ada"].lowered, found["cyd"].lowered) == ("", "")
+    assert found["ada"].share == 0.375
+
+
+def test_what_a_profile_claims_is_capped_too() -> None:
+    most = 2**40
+    found = round_weights(by_samples, _seats({"ada": 10, "bob": 10, "cyd": most}, dict.fromkeys(CLIENTS, 10)), 0.5)
+    assert {one.counted for one in found.values()} == {10}
+    seats = _seats({"ada": 10, "bob": 10, "cyd": most}, {"ada": 10, "bob": 10, "cyd": most})
+    found = round_weights(by_samples, seats, 0.5)
+    assert {name: one.share for name, one in found.items()} == {"ada": 0.25, "bob": 0.25, "cyd": 0.5}
+    assert found["cyd"].lowered == "its share is capped at 0.5 of the round"
+    off = round_weights(by_samples, seats, 1.0)
+    assert off["cyd"].counted == most
+
+
+def test_uniform_weights_are_capped_by_nothing_but_the_count_of_clients() -> None:
+    seats = _seats({"ada": 3, "bob": 30, "cyd": 300}, {"ada": 3, "bob": 30, "cyd": 300})
+    found = round_weights(lambda _: 1.0, seats, 0.1)
+    assert {one.share for one in found.values()} == {1 / 3}
