@@ -3,7 +3,7 @@
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import ClassVar
 
@@ -227,6 +227,7 @@ class Rig:
         self.trainer = FakeTrainer()
         self.meter = FixedMeter()
         self.starts = 0
+        self.memory_limit_bytes: int | None = None
         self.start()
 
     def start(self, *, leave_when_finished: bool = False) -> None:
@@ -236,9 +237,8 @@ class Rig:
         self.worker = TrainingWorker(
             {"fake": self.trainer}, blobs=self.store.blobs, work_folder=self.store.work_folder, data="d"
         )
-        settings = AgentSettings(
-            profile=profile(f"s{self.starts}"), data_bytes=DATA_BYTES, leave_when_finished=leave_when_finished
-        )
+        told = replace(profile(f"s{self.starts}"), memory_limit_bytes=self.memory_limit_bytes)
+        settings = AgentSettings(profile=told, data_bytes=DATA_BYTES, leave_when_finished=leave_when_finished)
         self.link: MemoryTransport = self.broker.client("pi")
         device = Device(store=self.store, worker=self.worker, meter=self.meter)
         self.session = Session(settings, self.link, Topics(), device, clock=self.clock)

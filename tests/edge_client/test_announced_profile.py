@@ -12,6 +12,9 @@ from subfleet.protocol.subnet import Prefix, SubnetSpec
 SUMMARY = DataSummary(sample_count=3, input_shape=(4,), class_counts=(1, 2))
 
 
+METER = cast("Meter", None)
+
+
 class _Trainer:
     target = "onnx"
 
@@ -22,7 +25,10 @@ def test_a_device_announces_what_its_profile_says_of_its_runtime(
 ) -> None:
     spec = SubnetSpec(axes=(("stream", Prefix(size=4)),)) if operators else None
     profile = replace(load_profile("raspberry_pi_4"), operators=operators, macs_per_s=macs_per_s, architecture=spec)
-    told = _announcement("pi", profile, cast("Trainer", _Trainer()), SUMMARY, cast("Meter", None))
+    told = _announcement("pi", profile, cast("Trainer", _Trainer()), SUMMARY, METER)
     assert told.architecture == spec
     assert (told.operators, told.macs_per_s) == (operators, macs_per_s)
+    assert told.memory_limit_bytes is None
+    limited = _announcement("pi", replace(profile, memory_limit="300M"), cast("Trainer", _Trainer()), SUMMARY, METER)
+    assert limited.memory_limit_bytes == 300_000_000
     assert (told.device, told.runtimes, told.sample_count) == ("raspberry_pi_4", ("onnx",), 3)

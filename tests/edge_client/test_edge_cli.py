@@ -68,6 +68,7 @@ def test_every_help_shows_an_example(capsys: pytest.CaptureFixture[str], command
         (("join",), 2, "--data"),
         (("join", NOBODY, "--data", "x", "--memory-share", "2"), 2, "is 2, but must be above 0 and at most 1"),
         (("join", NOBODY, "--data", "x", "--memory-share", "much"), 2, "must be a number"),
+        (("join", NOBODY, "--data", "x", "--memory-limit", "300m"), 2, "is '300m', but must be a size such as 300M"),
         (("join", NOBODY, "--data", "x", "--threads", "0"), 2, "1 or more"),
         (("capture", "--every", "nan"), 2, "must be above 0"),
         (("capture", "--every", "1e10"), 2, "at most 1e+09"),
@@ -75,6 +76,10 @@ def test_every_help_shows_an_example(capsys: pytest.CaptureFixture[str], command
         (("join", NOBODY, "--data", "x", "--profile", "toaster"), 10, "toaster"),
         (("join", NOBODY, "--data", "x", "--fleet", "a/b"), 10, "a/b"),
         (("join", "mqtt://me:pw@h", "--data", "x", "--id", "you"), 10, "leave --id out"),
+        (("join", NOBODY, "--data", "x", "--ca", "absent.pem"), 10, "--ca is for TLS"),
+        (("join", "mqtts://h", "--data", "x", "--ca", "absent.pem"), 11, "absent.pem"),
+        (("join", "mqtts://h", "--data", "x", "--key", "absent.pem"), 10, "--cert names no certificate"),
+        (("join", "mqtt://me@h", "--data", "x", "--password-file", "absent"), 11, "absent"),
         (("join", NOBODY, "--data", "x", "--id", "a/b"), 21, "a/b"),
         (("join", NOBODY, "--data", "x", "--replay", "absent.csv"), 11, "absent.csv"),
         (("join", NOBODY, "--data", "/no/such/data"), 11, "/no/such/data"),
@@ -221,12 +226,12 @@ def test_bad_data_is_not_taken_for_a_missing_runtime(monkeypatch: pytest.MonkeyP
 
 
 def test_the_id_is_what_is_said_or_the_user_or_the_host() -> None:
-    assert default_client_id("me", NOBODY) == "me"
-    assert default_client_id(None, "mqtt://me:secret@h") == "me"
-    assert default_client_id("me", "mqtt://me:secret@h") == "me"
-    assert default_client_id(None, NOBODY)
+    assert default_client_id("me", None) == "me"
+    assert default_client_id(None, "me") == "me"
+    assert default_client_id("me", "me") == "me"
+    assert default_client_id(None, None)
     with pytest.raises(ProtocolError):
-        default_client_id("a b", NOBODY)
+        default_client_id("a b", None)
 
 
 def test_the_state_folder_names_fleet_and_device(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -239,7 +244,8 @@ def test_the_state_folder_names_fleet_and_device(monkeypatch: pytest.MonkeyPatch
 def test_the_command_line_overrides_the_profile() -> None:
     profile = profile_with("laptop", memory_share=0.75, threads=3)
     assert (profile.memory_share, profile.threads) == (0.75, 3)
-    assert profile_with("laptop", memory_share=None, threads=None).threads == 1
+    assert profile_with("laptop").threads == 1
+    assert profile_with("laptop", memory_limit="300M").memory_limit_bytes == 300_000_000
 
 
 def test_an_architecture_is_named_in_place_or_by_a_file(tmp_path: Path) -> None:
@@ -258,6 +264,10 @@ def test_doctor_names_what_is_there_what_is_not_and_the_remedy(
     assert code == 0
     assert {finding["check"] for finding in report["findings"]} >= {"python", "psutil", "runtimes", "memory", "data"}
     assert report["budget_bytes"] > 0
+    code, out, _ = run(capsys, "doctor", "--state", state, "--memory-share", "0.5", "--memory-limit", "1K")
+    assert "share 0.5 and at most 0.0 MB, budget 0.0 MB" in out
+    _, out, _ = run(capsys, "doctor", "--state", state, "--memory-limit", "1K", "--json")
+    assert json.loads(out)["budget_bytes"] == 1000
     code, out, _ = run(capsys, "doctor", NOBODY, "--data", "/no/such", "--state", state)
     assert code == ExitCode.FILE
     assert "FAIL data" in out

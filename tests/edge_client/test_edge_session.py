@@ -90,6 +90,20 @@ def test_samples_take_their_room_before_training_has_its_share(rig: Rig) -> None
     assert {telemetry.memory_budget_bytes for telemetry in rig.server.of(Telemetry)} == {0}  # type: ignore[union-attr]  # of() filtered them
 
 
+def test_a_device_gives_no_more_than_its_limit_however_much_is_free(rig: Rig) -> None:
+    rig.kill()
+    rig.memory_limit_bytes = 450
+    rig.start()
+    rig.server.announce(announce())
+    rig.until(lambda: bool(rig.server.of(Telemetry)))
+    assert {telemetry.memory_budget_bytes for telemetry in rig.server.of(Telemetry)} == {450}  # type: ignore[union-attr]  # of() filtered them
+    rig.server.announce(announce(1, "train"))
+    rig.server.assign(rig.server.train_task())
+    rig.until(lambda: bool(rig.server.of(Refusal)))
+    (refusal,) = {message for message in rig.server.of(Refusal) if isinstance(message, Refusal)}
+    assert (refusal.reason, refusal.available_bytes) == ("memory", 450)
+
+
 @pytest.mark.parametrize(
     ("error", "reason", "available_bytes"),
     [

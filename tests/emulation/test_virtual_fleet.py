@@ -35,6 +35,7 @@ from subfleet.server.methods.flexifed import FlexiFed
 from subfleet.server.records import ClientRow, RoundRecord
 from subfleet.server.session import Server
 from subfleet.trainers.onnx import OnnxTrainer
+from subfleet.transport.address import parse_url
 from subfleet.transport.memory import FaultPlan, MemoryBroker
 
 pytestmark = [pytest.mark.slow, pytest.mark.export]
@@ -149,7 +150,7 @@ def test_a_client_process_is_told_what_it_declares(tmp_path: Path) -> None:
     spec = SubnetSpec(axes=(("section0.stream", Prefix(size=32)),), name="w1/2 d1")
     plain = ClientCommand(
         client_id="pi",
-        broker_url="mqtt://h",
+        broker=parse_url("mqtt://h"),
         data=tmp_path,
         profile="laptop",
         log=tmp_path,

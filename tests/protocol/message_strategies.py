@@ -75,6 +75,7 @@ _BY_FIELD: dict[str, st.SearchStrategy[Any]] = {
     "runtimes": st.lists(_SHOWN, min_size=1, max_size=3).map(tuple),
     "sample_count": st.integers(1, MAX_SAMPLES),
     "memory_share": st.floats(0.001, 1),
+    "memory_limit_bytes": st.one_of(st.none(), st.integers(1, 2**60)),
     "battery_fraction": st.one_of(st.none(), st.floats(0, 1)),
     "cpu_load": st.one_of(st.none(), st.floats(0, 1)),
     "fraction": st.floats(0.001, 1),

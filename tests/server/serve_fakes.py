@@ -7,6 +7,7 @@ from pathlib import Path
 from server.server_rig import FakeExports, Notes, config
 
 from subfleet.server.session import Server
+from subfleet.transport.address import parse_url
 from subfleet.transport.mqtt import MqttTransport
 
 
@@ -14,7 +15,7 @@ def main() -> None:
     folder = Path(sys.argv[2])
     server = Server(
         config(rounds=4),
-        MqttTransport(sys.argv[1], "server"),
+        MqttTransport(parse_url(sys.argv[1]), "server"),
         Notes(),
         state_folder=folder / "state",
         exports=FakeExports(folder / "exports"),

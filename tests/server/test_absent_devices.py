@@ -13,6 +13,7 @@ from subfleet.protocol.topics import Topics
 from subfleet.server.broker import EmbeddedBroker, MosquittoBroker, mosquitto_binary
 from subfleet.server.config import Deadlines, ServerConfig
 from subfleet.server.session import Server
+from subfleet.transport.address import parse_url
 from subfleet.transport.base import Connected, Delivery, Transport
 from subfleet.transport.mqtt import MqttTransport
 
@@ -81,11 +82,14 @@ def url(request: pytest.FixtureRequest) -> Iterator[str]:
 @pytest.mark.broker
 def test_what_a_real_broker_keeps_of_them_counts_for_nothing(tmp_path: Path, url: str) -> None:
     for name, online in GONE.items():
-        leave_traces(name, MqttTransport(url, name), tmp_path, online=online)
+        leave_traces(name, MqttTransport(parse_url(url), name), tmp_path, online=online)
     exports = FakeExports(tmp_path / "exports")
-    server = Server(settings(), MqttTransport(url, "server"), Notes(), state_folder=tmp_path / "state", exports=exports)
+    server = Server(
+        settings(), MqttTransport(parse_url(url), "server"), Notes(), state_folder=tmp_path / "state", exports=exports
+    )
     devices = [
-        Device(name, MqttTransport(url, name), tmp_path / "new", time.monotonic, Behaviour()) for name in ("ada", "bob")
+        Device(name, MqttTransport(parse_url(url), name), tmp_path / "new", time.monotonic, Behaviour())
+        for name in ("ada", "bob")
     ]
     server.open()
     until_s = time.monotonic() + LIMIT_S

@@ -24,6 +24,7 @@ from subfleet.server.broker import EmbeddedBroker
 from subfleet.server.config import LogClock, ServerConfig
 from subfleet.server.session import Server
 from subfleet.tasks import Dataset, write_npz
+from subfleet.transport.address import parse_url
 from subfleet.transport.mqtt import MqttTransport
 
 pytestmark = [pytest.mark.slow, pytest.mark.broker]
@@ -52,7 +53,7 @@ def test_a_killed_server_process_ends_with_the_same_bits(tmp_path: Path, url: st
     calm = World(tmp_path / "calm", config(rounds=4), fleet())
     calm.run()
     devices = [
-        Device(name, MqttTransport(url, name), tmp_path / "devices", time.monotonic, behaviour)
+        Device(name, MqttTransport(parse_url(url), name), tmp_path / "devices", time.monotonic, behaviour)
         for name, behaviour in fleet().items()
     ]
     for device in devices:
@@ -115,7 +116,8 @@ def test_real_agents_train_real_programs(tmp_path: Path, url: str) -> None:
             stack.enter_context(_join(url, tmp_path, name, profile))
             for name, profile in (("jetson", "jetson_orin_nano"), ("laptop", "laptop"))
         ]
-        server = Server(settings, MqttTransport(url, "server"), notes, state_folder=tmp_path / "state", exports=exports)
+        transport = MqttTransport(parse_url(url), "server")
+        server = Server(settings, transport, notes, state_folder=tmp_path / "state", exports=exports)
         result = server.run(threading.Event())
         for client in clients:
             client.wait(timeout=30)

@@ -8,6 +8,7 @@ from urllib.parse import urlsplit
 
 from transport.cuttable_proxy import CuttableProxy
 
+from subfleet.transport.address import parse_url
 from subfleet.transport.base import Connected, Delivery, Disconnected, Event, Transport
 from subfleet.transport.memory import FaultPlan, MemoryBroker
 from subfleet.transport.mqtt import MqttTransport
@@ -106,7 +107,7 @@ def mqtt_rig(url: str) -> Rig:
 
     def make(client_id: str) -> Transport:
         proxies[client_id] = CuttableProxy(urlsplit(url).port or 1883)
-        return MqttTransport(proxies[client_id].url, client_id)
+        return MqttTransport(parse_url(proxies[client_id].url), client_id)
 
     return Rig(lossless=True, make=make, cut=lambda client_id: proxies[client_id].cut())
 

@@ -3,16 +3,18 @@
 import socket
 import threading
 import time
+from pathlib import Path
 
 import pytest
 from paho.mqtt.client import MQTTMessage
 from transport.rigs import await_event, deliver
 
-from subfleet.protocol.errors import ConfigError, TransportError
+from subfleet.protocol.errors import ConfigError, FileError, TransportError, UnreachableError
 from subfleet.server.broker import EmbeddedBroker
-from subfleet.transport.address import parse_url
-from subfleet.transport.base import MAX_PAYLOAD_BYTES, Connected, Delivery, Disconnected
+from subfleet.transport.address import BrokerAddress, BrokerOptions, TlsFiles, parse_url
+from subfleet.transport.base import MAX_PAYLOAD_BYTES, Connected, Delivery, Disconnected, Will
 from subfleet.transport.mqtt import MqttTransport
+from subfleet.transport.waiting import WaitingTransport
 
 
 def _fake_broker(answer: bytes) -> int:
@@ -36,7 +38,91 @@ def test_an_address_is_read() -> None:
     address = parse_url("mqtt://us%20er:p%40ss@host:2000")
     assert (address.host, address.port, address.username, address.password) == ("host", 2000, "us er", "p@ss")
     assert parse_url("mqtt://host").port == 1883
-    assert "p@ss" not in repr(address)
+    assert parse_url("mqtts://host") == BrokerAddress(host="host", port=8883, tls=TlsFiles())
+    assert parse_url("mqtt://[::1]").url == "mqtt://[::1]:1883"
+    assert address.url == "mqtt://us%20er@host:2000"
+    assert "p@ss" not in repr(address) + address.url
+
+
+def _options(url: str, **more: Path) -> BrokerOptions:
+    return BrokerOptions(url=url, **more)
+
+
+def test_a_password_comes_from_a_file_or_the_environment_or_the_address(tmp_path: Path) -> None:
+    file = tmp_path / "password"
+    file.write_text("from file\n", encoding="utf-8")
+    environment = {"SUBFLEET_PASSWORD": "from environment"}
+    wanted = {
+        "from file": _options("mqtt://me@h", password_file=file),
+        "from environment": _options("mqtt://me@h"),
+        "mine": _options("mqtt://me:mine@h"),
+    }
+    assert [options.address(environment).password for options in wanted.values()] == list(wanted)
+    assert _options("mqtt://me@h").address({}).password is None
+    assert "mine" not in repr(_options("mqtt://me:mine@h"))
+
+
+def test_what_is_said_of_a_broker_for_nothing_is_refused(tmp_path: Path) -> None:
+    file, empty = tmp_path / "password", tmp_path / "empty"
+    file.write_text("secret", encoding="utf-8")
+    empty.write_text("\n", encoding="utf-8")
+    wrong: list[tuple[BrokerOptions, type[Exception], str]] = [
+        (_options("mqtt://me:secret@h", password_file=file), ConfigError, "give it once"),
+        (_options("mqtt://h", password_file=file), ConfigError, "names no user; write mqtts://USER@host"),
+        (_options("mqtt://me@h", password_file=empty), ConfigError, "must hold one password"),
+        (_options("mqtt://me@h", password_file=tmp_path / "no"), FileError, "cannot be read"),
+        (_options("mqtt://h", ca=file), ConfigError, "--ca is for TLS, but the broker's address says mqtt://"),
+        (_options("mqtts://h", key=file), ConfigError, "--cert names no certificate"),
+    ]
+    for options, kind, words in wrong:
+        with pytest.raises(kind) as caught:
+            options.address({})
+        assert words in str(caught.value)
+        assert "secret" not in str(caught.value)
+
+
+class NotThere:
+    """A transport whose broker comes after some attempts, or refuses at last."""
+
+    def __init__(self, *answers: TransportError | None) -> None:
+        self.answers = list(answers)
+
+    def open(self, subscriptions: tuple[str, ...], will: Will | None = None) -> None:
+        answer = self.answers.pop(0)
+        if answer is not None:
+            raise answer
+
+    def publish(self, topic: str, payload: bytes, *, retain: bool = False) -> None:
+        raise NotImplementedError
+
+    def poll(self, timeout_s: float) -> None:
+        raise NotImplementedError
+
+    def close(self) -> None:
+        raise NotImplementedError
+
+
+def test_a_broker_is_waited_for_with_growing_pauses_and_one_sentence(caplog: pytest.LogCaptureFixture) -> None:
+    slept: list[float] = []
+    inner = NotThere(*(UnreachableError("no broker listens") for _ in range(8)), None)
+    WaitingTransport(inner, lambda: False, slept.append).open(())
+    assert not inner.answers
+    assert sum(slept) == pytest.approx(1 + 2 + 4 + 8 + 16 + 30 + 30 + 30)
+    assert caplog.messages == ["no broker listens; waiting for it until Ctrl-C"]
+
+
+def test_a_broker_that_refuses_is_not_waited_for() -> None:
+    inner = NotThere(UnreachableError("no broker listens"), TransportError("the broker refuses us"), None)
+    with pytest.raises(TransportError, match="refuses us"):
+        WaitingTransport(inner, lambda: False, lambda _: None).open(())
+
+
+def test_waiting_ends_when_it_is_asked_to() -> None:
+    slept: list[float] = []
+    inner = NotThere(UnreachableError("no broker listens"), None)
+    WaitingTransport(inner, lambda: len(slept) == 3, slept.append).open(())
+    assert len(slept) == 3
+    assert inner.answers == [None], "no attempt after that"
 
 
 @pytest.mark.parametrize(
@@ -44,12 +130,12 @@ def test_an_address_is_read() -> None:
 )
 def test_what_is_no_address_is_refused(url: str) -> None:
     with pytest.raises(ConfigError, match=r"mqtt://host:"):
-        MqttTransport(url, "a")
+        parse_url(url)
 
 
 def test_an_error_never_holds_the_password() -> None:
     with pytest.raises(ConfigError) as caught:
-        MqttTransport("mqtt://user:secret@host:port", "a")
+        parse_url("mqtt://user:secret@host:port")
     assert "secret" not in str(caught.value)
 
 
@@ -62,7 +148,7 @@ def test_an_error_never_holds_the_password() -> None:
 )
 def test_a_broker_that_is_not_there_is_one_sentence(url: str, words: str) -> None:
     with pytest.raises(TransportError, match=words) as caught:
-        MqttTransport(url, "a").open(())
+        MqttTransport(parse_url(url), "a").open(())
     assert "secret" not in str(caught.value)
 
 
@@ -72,12 +158,14 @@ def test_a_broker_that_is_not_there_is_one_sentence(url: str, words: str) -> Non
     [
         (bytes([0x20, 2, 0, 4]), "refuses us .*; check the user name and password"),
         (bytes([0x20, 2, 0, 5]), "refuses us .*; check the user name and password"),
+        (bytes([0x20, 2, 0, 2]), "does not take the client id 'a'; choose a shorter name"),
         (b"", "does not answer as an MQTT broker within 0.5 seconds"),
         (bytes([0x20, 2, 0, 0, 0x90, 3, 0, 1, 0x80]), "lets us not subscribe to 'n'"),
     ],
 )
 def test_a_broker_that_refuses_is_one_sentence(answer: bytes, words: str) -> None:
-    transport = MqttTransport(f"mqtt://user:secret@127.0.0.1:{_fake_broker(answer)}", "a", open_timeout_s=0.5)
+    address = parse_url(f"mqtt://user:secret@127.0.0.1:{_fake_broker(answer)}")
+    transport = MqttTransport(address, "a", open_timeout_s=0.5)
     with pytest.raises(TransportError, match=words) as caught:
         transport.open(("n",))
     assert "secret" not in str(caught.value)
@@ -89,8 +177,9 @@ def test_a_server_may_start_before_its_broker_and_outlive_it() -> None:
     broker = EmbeddedBroker()
     with broker:
         pass  # only to have an address
-    transport = MqttTransport(broker.url, "early", require_at_open=False)
-    transport.open(("n",))
+    transport = WaitingTransport(MqttTransport(parse_url(broker.url), "early"), lambda: False)
+    opening = threading.Thread(target=transport.open, args=(("n",),))
+    opening.start()
     try:
         transport.publish("n", b"to nobody")
         with broker:
@@ -102,14 +191,16 @@ def test_a_server_may_start_before_its_broker_and_outlive_it() -> None:
             await_event(transport, Connected)
             deliver(transport, transport, "n", b"2")
     finally:
+        opening.join()
         transport.close()
 
 
 @pytest.mark.slow
 @pytest.mark.broker
 def test_what_a_broker_shows_unasked_is_not_delivered(embedded_url: str) -> None:
-    sender, stranger = MqttTransport(embedded_url, "sender"), MqttTransport(embedded_url, "stranger")
-    watcher = MqttTransport(embedded_url, "watcher")
+    sender, stranger, watcher = (
+        MqttTransport(parse_url(embedded_url), name) for name in ("sender", "stranger", "watcher")
+    )
     try:
         watcher.open(("private",))
         sender.open(())
@@ -125,7 +216,7 @@ def test_what_a_broker_shows_unasked_is_not_delivered(embedded_url: str) -> None
 
 
 def test_a_flood_takes_no_more_memory_than_its_limit() -> None:
-    transport = MqttTransport("mqtt://127.0.0.1:1", "flooded", require_at_open=False)
+    transport = MqttTransport(parse_url("mqtt://127.0.0.1:1"), "flooded")
     transport._subscriptions = ("n",)
     message = MQTTMessage(topic=b"n")
     message.payload = bytes(MAX_PAYLOAD_BYTES)

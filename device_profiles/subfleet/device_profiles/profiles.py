@@ -9,6 +9,7 @@ from types import MappingProxyType
 
 from subfleet.protocol.diagnosis import from_written
 from subfleet.protocol.errors import ConfigError, FileError
+from subfleet.protocol.memory_size import bytes_of
 from subfleet.protocol.readings import Reading
 from subfleet.protocol.schema import ADDED_LATER
 from subfleet.protocol.subnet import SubnetSpec
@@ -46,6 +47,8 @@ class DeviceProfile:
         title: the device in words.
         memory_share: share of free memory that it gives to training, above 0, at most 1. The one dial that turns free
             memory into a budget; it is a choice of whoever runs the device, not a fact about it.
+        memory_limit: the most that it gives to training, a size such as "300M", whatever its share comes to; None is no
+            limit.
         runtimes: program targets to try, the preferred one first.
         threads: of the runtime while it trains.
         provider: what the runtime computes with: "cpu", or "cuda" with a build of it that has that.
@@ -67,6 +70,7 @@ class DeviceProfile:
     memory_total_bytes: int | None = None
     cores: int | None = None
     macs_per_s: float | None = None
+    memory_limit: str | None = None
     operators: tuple[str, ...] = ()
     architecture: SubnetSpec | None = field(default=None, metadata=ADDED_LATER)
     sources: tuple[str, ...] = ()
@@ -76,6 +80,10 @@ class DeviceProfile:
             raise ValueError("name is empty, but must name the device")
         if not 0 < self.memory_share <= 1:
             raise ValueError(f"memory_share is {self.memory_share}, but must be above 0 and at most 1")
+        try:
+            _ = self.memory_limit_bytes
+        except ValueError as error:
+            raise ValueError(f"memory_limit {error}") from None
         if not self.runtimes or len(set(self.runtimes)) != len(self.runtimes):
             raise ValueError(f"runtimes is {list(self.runtimes)}, but must name 1 or more, each once")
         if self.macs_per_s is not None and self.macs_per_s <= 0:
@@ -87,16 +95,25 @@ class DeviceProfile:
             if value is not None and value < 1:
                 raise ValueError(f"{name} is {value}, but must be 1 or more")
 
+    @property
+    def memory_limit_bytes(self) -> int | None:
+        """The most that it gives to training; None is no limit."""
+        return None if self.memory_limit is None else bytes_of(self.memory_limit)
 
-def memory_budget_bytes(reading: Reading, memory_share: float, *, data_bytes: int = 0) -> int:
-    """The growth that training may cause now, 0 where free memory is unknown.
+
+def memory_budget_bytes(
+    reading: Reading, memory_share: float, *, limit_bytes: int | None = None, data_bytes: int = 0
+) -> int:
+    """The growth that training may cause now: a share of free memory, at most the limit; 0 where it is unknown.
 
     Args:
         reading: of the device, while nothing is trained.
         memory_share: of the profile.
+        limit_bytes: of the profile; None is no limit.
         data_bytes: what the samples will take; training has its share of what they leave free.
     """
-    return int(max((reading.memory_free_bytes or 0) - data_bytes, 0) * memory_share)
+    share_bytes = int(max((reading.memory_free_bytes or 0) - data_bytes, 0) * memory_share)
+    return share_bytes if limit_bytes is None else min(share_bytes, limit_bytes)
 
 
 def parse_profile(text: str, where: str) -> DeviceProfile:

@@ -7,11 +7,15 @@ import logging
 import sys
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 from subfleet.edge_client.options import Command, parser_of
 from subfleet.protocol.errors import MissingExtraError, SubfleetError
 from subfleet.protocol.exit_codes import ExitCode
 from subfleet.protocol.interruption import interruptible
+
+if TYPE_CHECKING:
+    from subfleet.transport.address import BrokerOptions
 
 __all__ = ["run"]
 
@@ -58,23 +62,34 @@ def _join(options: argparse.Namespace) -> int:
 
     join(
         JoinOptions(
-            url=options.url,
+            broker=_broker_of(options),
             data=options.data,
             client_id=options.id,
+            shared_user=options.shared_user,
             profile=options.profile,
             state=options.state,
             replay=options.replay,
             fleet=options.fleet,
             memory_share=options.memory_share,
+            memory_limit=options.memory_limit,
             runtime=options.runtime,
             threads=options.threads,
             provider=options.provider,
             architecture=options.architecture,
             leave_when_finished=options.leave_when_finished,
             leave_with_stdin=options.leave_with_stdin,
+            wait=options.wait,
         )
     )
     return int(ExitCode.OK)
+
+
+def _broker_of(options: argparse.Namespace) -> "BrokerOptions":
+    from subfleet.transport.address import BrokerOptions
+
+    return BrokerOptions(
+        url=options.url, ca=options.ca, cert=options.cert, key=options.key, password_file=options.password_file
+    )
 
 
 def _capture(options: argparse.Namespace) -> int:
@@ -96,13 +111,15 @@ def _doctor(options: argparse.Namespace) -> int:
 
     examination = examine(
         DoctorOptions(
-            url=options.url,
+            broker=None if options.url is None else _broker_of(options),
             data=options.data,
             profile=options.profile,
             fleet=options.fleet,
             client_id=options.id,
+            shared_user=options.shared_user,
             state=options.state,
             memory_share=options.memory_share,
+            memory_limit=options.memory_limit,
         )
     )
     if options.json:

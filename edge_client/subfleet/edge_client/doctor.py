@@ -1,5 +1,6 @@
 """`subfleet-edge doctor`: what this device has, what it lacks, how to mend it, and what fits."""
 
+import os
 import platform
 import sys
 from collections.abc import Callable, Mapping
@@ -16,6 +17,7 @@ from subfleet.edge_client.store import read_saved
 from subfleet.protocol.errors import FileError, MissingExtraError, SubfleetError
 from subfleet.protocol.exit_codes import ExitCode
 from subfleet.protocol.programs import decode_program
+from subfleet.transport.address import BrokerOptions, mqtt_client_id, parse_url
 
 __all__ = ["DoctorOptions", "Examination", "Finding", "examine"]
 
@@ -60,13 +62,15 @@ class Examination:
 class DoctorOptions:
     """What the command line says; None leaves a check out."""
 
-    url: str | None = None
+    broker: BrokerOptions | None = None
     data: str | None = None
     profile: str = "generic"
     fleet: str = "main"
     client_id: str | None = None
+    shared_user: bool = False
     state: Path | None = None
     memory_share: float | None = None
+    memory_limit: str | None = None
 
 
 def examine(options: DoctorOptions) -> Examination:
@@ -75,27 +79,29 @@ def examine(options: DoctorOptions) -> Examination:
     Raises:
         ConfigError: the profile or the share cannot be used.
     """
-    profile = profile_with(options.profile, memory_share=options.memory_share, threads=None)
+    profile = profile_with(options.profile, memory_share=options.memory_share, memory_limit=options.memory_limit)
     data = [] if options.data is None else [_data(profile, options.data)]
-    memory, budget_bytes = _memory(profile.memory_share, sum(taken_bytes for _, taken_bytes in data))
+    memory, budget_bytes = _memory(profile, sum(taken_bytes for _, taken_bytes in data))
     findings = [_python(), *(_package(name) for name in _NEEDED), _runtimes(profile.runtimes), memory]
     findings += [finding for finding, _ in data]
-    url = options.url
-    if url is not None:
-        findings.append(_attempt("broker", lambda: _reach(url, options.client_id)))
+    broker = options.broker
+    if broker is not None:
+        findings.append(_attempt("broker", lambda: _reach(broker, options)))
     findings.append(_attempt("fits", lambda: _fits(options, budget_bytes)))
     return Examination(budget_bytes=budget_bytes, findings=tuple(findings))
 
 
-def _memory(share: float, taken_bytes: int) -> tuple[Finding, int]:
+def _memory(profile: DeviceProfile, taken_bytes: int) -> tuple[Finding, int]:
     try:
         _, reading = LiveMeter().read(None)
     except MissingExtraError as error:
         return Finding(check="memory", code=error.exit_code, text="cannot be measured", remedy=str(error)), 0
-    budget_bytes = memory_budget_bytes(reading, share, data_bytes=taken_bytes)
+    share, limit_bytes = profile.memory_share, profile.memory_limit_bytes
+    budget_bytes = memory_budget_bytes(reading, share, limit_bytes=limit_bytes, data_bytes=taken_bytes)
     limit = "none" if reading.memory_limit_bytes is None else _megabytes(reading.memory_limit_bytes)
     free = _megabytes(reading.memory_free_bytes or 0)
-    text = f"{free} free (control group limit: {limit}), share {share:g}, budget {_megabytes(budget_bytes)}"
+    most = "" if limit_bytes is None else f" and at most {_megabytes(limit_bytes)}"
+    text = f"{free} free (control group limit: {limit}), share {share:g}{most}, budget {_megabytes(budget_bytes)}"
     return Finding(check="memory", text=text), budget_bytes
 
 
@@ -159,10 +165,11 @@ def _data(profile: DeviceProfile, data: str) -> tuple[Finding, int]:
     return Finding(check="data", text=text), summary.data_bytes
 
 
-def _reach(url: str, client_id: str | None) -> str:
+def _reach(broker: BrokerOptions, options: DoctorOptions) -> str:
     from subfleet.transport.mqtt import MqttTransport
 
-    transport = MqttTransport(url, f"{default_client_id(client_id, url)[:57]}-doctor", open_timeout_s=_OPEN_TIMEOUT_S)
+    name = mqtt_client_id(options.fleet, "doctor", _client_id(options))  # not the id of an agent that may be at work
+    transport = MqttTransport(broker.address(os.environ), name, open_timeout_s=_OPEN_TIMEOUT_S)
     try:
         transport.open(())
     finally:
@@ -170,9 +177,13 @@ def _reach(url: str, client_id: str | None) -> str:
     return "reached, and it let us in"
 
 
+def _client_id(options: DoctorOptions) -> str:
+    user = None if options.broker is None else parse_url(options.broker.url).username
+    return default_client_id(options.client_id, None if options.shared_user else user)
+
+
 def _fits(options: DoctorOptions, budget_bytes: int) -> str:
-    client_id = default_client_id(options.client_id, options.url or "mqtt://localhost")
-    folder = options.state or default_state_folder(options.fleet, client_id)
+    folder = options.state or default_state_folder(options.fleet, _client_id(options))
     verdicts = []
     # An agent may be at work in the folder: it is only read.
     for digest in read_saved(folder).programs:

@@ -26,10 +26,11 @@ from subfleet.protocol.messages import Profile, check_client_id, new_message_id
 from subfleet.protocol.programs import DataSummary, Trainer
 from subfleet.protocol.subnet import SubnetSpec, parse_spec
 from subfleet.protocol.topics import Topics
-from subfleet.transport.address import parse_url
+from subfleet.transport.address import BrokerOptions, mqtt_client_id
 from subfleet.transport.base import Transport
 from subfleet.transport.mqtt import MqttTransport
 from subfleet.transport.pacing import PacedTransport
+from subfleet.transport.waiting import WaitingTransport
 
 __all__ = ["JoinOptions", "architecture_of", "default_client_id", "default_state_folder", "join", "profile_with"]
 
@@ -43,36 +44,42 @@ class JoinOptions:
     """What the command line says; None is "not said".
 
     Attributes:
-        url: of the broker.
+        broker: where it is, and how it is spoken to.
         data: what to train on.
         client_id: of the device; else the user name in the address, else the host's name.
+        shared_user: the address's user is not the device's own, as many sign in with it.
         profile: name or file of the device profile.
         state: the agent's folder.
         replay: name or file of a resource log that takes the place of live readings.
         fleet: name of the fleet.
         memory_share: in place of the profile's.
+        memory_limit: in place of the profile's, a size such as "300M".
         runtime: in place of the profile's runtimes.
         threads: in place of the profile's.
         provider: in place of the profile's.
         architecture: in place of the profile's: a subnet as JSON, or the path of a file with one.
         leave_when_finished: end when the run is over.
         leave_with_stdin: stop when standard input ends, as it does when whoever started the agent is gone.
+        wait: for a broker that is not there at the start.
     """
 
-    url: str
+    broker: BrokerOptions
     data: str
     client_id: str | None = None
+    shared_user: bool = False
     profile: str = "generic"
     state: Path | None = None
     replay: str | None = None
     fleet: str = "main"
     memory_share: float | None = None
+    memory_limit: str | None = None
     runtime: str | None = None
     threads: int | None = None
     provider: str | None = None
     architecture: str | None = None
     leave_when_finished: bool = False
     leave_with_stdin: bool = False
+    wait: bool = False
 
 
 def join(options: JoinOptions) -> None:
@@ -84,13 +91,23 @@ def join(options: JoinOptions) -> None:
     Raises:
         SubfleetError: a setting, a file, the data or the broker cannot be used.
     """
-    client_id = default_client_id(options.client_id, options.url)
+    address = options.broker.address(os.environ)
+    client_id = default_client_id(options.client_id, None if options.shared_user else address.username)
     topics = Topics(options.fleet)
-    profile = profile_with(options.profile, memory_share=options.memory_share, threads=options.threads)
+    profile = profile_with(
+        options.profile,
+        memory_share=options.memory_share,
+        memory_limit=options.memory_limit,
+        threads=options.threads,
+    )
     if options.architecture is not None:
         profile = replace(profile, architecture=architecture_of(options.architecture))
     trainers: list[Trainer] = []  # chosen when the link is known to be one: reading the data may take long
-    transport, meter = _link(options, client_id, lambda: sum(trainer.held_bytes for trainer in trainers))
+    stop = _StopRequest()
+    broker: Transport = MqttTransport(address, mqtt_client_id(options.fleet, "device", client_id))
+    if options.wait:
+        broker = WaitingTransport(broker, lambda: stop.made)
+    transport, meter = _link(options.replay, broker, lambda: sum(trainer.held_bytes for trainer in trainers))
     with AgentStore.held(options.state or default_state_folder(options.fleet, client_id)) as store:
         runtimes = [options.runtime] if options.runtime else profile.runtimes
         trainer, summary = choose_trainer(runtimes, options.data, options.provider or profile.provider)
@@ -113,25 +130,25 @@ def join(options: JoinOptions) -> None:
             "%s (%s) joins fleet %s with %s, %d samples, state in %s",
             client_id, profile.name, options.fleet, trainer.target, summary.sample_count, store.folder,
         )  # fmt: skip
-        stopped = _stop_on_signal()
+        _stop_on_signal(stop)
         if options.leave_with_stdin:
             threading.Thread(target=_stop_at_end_of_input, name="subfleet-stdin", daemon=True).start()
-        session.run(stopped)
+        session.run(lambda: stop.made)
         _LOG.info("the run is over" if session.left else "stopped; start the same command again to go on")
 
 
-def default_client_id(client_id: str | None, url: str) -> str:
-    """The device's id: as given, else the user of the broker's address, else the host's name.
+def default_client_id(client_id: str | None, user: str | None) -> str:
+    """The device's id: as given, else the user that it signs in as, else the host's name.
 
     Raises:
-        ConfigError: the address is none, or names another user than the id.
+        ConfigError: the device signs in as a user of another name.
         ProtocolError: the id cannot stand in a topic.
     """
-    user = parse_url(url).username
     if client_id and user and client_id != user:
         raise ConfigError(
             f"the id is {client_id!r:.80}, but the broker's address names the user {user!r:.80}; the broker's access "
-            "list goes by the user, so they must be the same: leave --id out"
+            "list goes by the user, so they must be the same: leave --id out, or say --shared-user where many devices "
+            "sign in as one user"
         )
     host = re.sub(r"[^A-Za-z0-9_.-]", "-", platform.node())[:64]
     return check_client_id(client_id or user or host or "device")
@@ -144,7 +161,13 @@ def default_state_folder(fleet: str, client_id: str) -> Path:
     return root / "subfleet" / fleet / client_id
 
 
-def profile_with(name_or_path: str, *, memory_share: float | None, threads: int | None) -> DeviceProfile:
+def profile_with(
+    name_or_path: str,
+    *,
+    memory_share: float | None = None,
+    memory_limit: str | None = None,
+    threads: int | None = None,
+) -> DeviceProfile:
     """A device profile with what the command line says in place of its own.
 
     Raises:
@@ -155,6 +178,7 @@ def profile_with(name_or_path: str, *, memory_share: float | None, threads: int 
         return replace(
             profile,
             memory_share=profile.memory_share if memory_share is None else memory_share,
+            memory_limit=profile.memory_limit if memory_limit is None else memory_limit,
             threads=profile.threads if threads is None else threads,
         )
     except ValueError as error:
@@ -185,12 +209,11 @@ def architecture_of(text_or_path: str) -> SubnetSpec:
         ) from error
 
 
-def _link(options: JoinOptions, client_id: str, held_bytes: Callable[[], int]) -> tuple[Transport, Meter]:
-    broker = MqttTransport(options.url, client_id)
-    if options.replay is None:
+def _link(replay: str | None, broker: Transport, held_bytes: Callable[[], int]) -> tuple[Transport, Meter]:
+    if replay is None:
         return broker, LiveMeter(held_bytes=held_bytes)
     paced = PacedTransport(broker)
-    return paced, ReplayMeter(ReplayedLog(load_log(options.replay)), paced.set_rates)
+    return paced, ReplayMeter(ReplayedLog(load_log(replay)), paced.set_rates)
 
 
 def _announcement(
@@ -210,6 +233,7 @@ def _announcement(
         input_shape=summary.input_shape,
         memory_total_bytes=total_bytes,
         memory_share=profile.memory_share,
+        memory_limit_bytes=profile.memory_limit_bytes,
         software={"python": platform.python_version(), **_versions()},
         message_id=f"profile.{session_id}",
         operators=profile.operators,
@@ -240,13 +264,11 @@ class _StopRequest:
         self.made = True
 
 
-def _stop_on_signal() -> Callable[[], bool]:
-    request = _StopRequest()
+def _stop_on_signal(request: _StopRequest) -> None:
     # Only the main thread may set handlers; elsewhere (an embedding program) the caller stops the session.
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGINT, request.handle)
         signal.signal(signal.SIGTERM, request.handle)
-    return lambda: request.made
 
 
 def _stop_at_end_of_input() -> None:

@@ -9,6 +9,7 @@ from types import MappingProxyType, ModuleType
 from typing import TypeVar
 
 from subfleet.edge_client.meters import Direction, TransferRate
+from subfleet.edge_client.process_limits import process_room_bytes
 from subfleet.protocol.errors import MissingExtraError
 from subfleet.protocol.readings import Reading
 
@@ -150,7 +151,11 @@ class LiveMeter:
         """See `Meter.read`; the log's time means nothing to a live device."""
         del log_time_s
         headroom = self._groups.headroom()
-        rooms_bytes = [_known(self._available_bytes), None if headroom is None else headroom.free_bytes]
+        rooms_bytes = [
+            _known(self._available_bytes),
+            None if headroom is None else headroom.free_bytes,
+            _known(lambda: process_room_bytes(self._psutil)),
+        ]
         battery_fraction, charging = _known(self._battery) or (None, None)
         return None, Reading(
             memory_free_bytes=min(

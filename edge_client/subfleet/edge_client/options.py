@@ -9,6 +9,7 @@ from types import MappingProxyType
 from typing import NoReturn
 
 from subfleet.protocol.exit_codes import ExitCode
+from subfleet.protocol.memory_size import bytes_of
 
 __all__ = ["Command", "parser_of"]
 
@@ -71,6 +72,18 @@ def parser_of(commands: Mapping[str, Command]) -> argparse.ArgumentParser:
     return parser
 
 
+def _add_broker_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--ca", metavar="FILE", type=Path, help="authorities to trust, PEM (the system's)")
+    parser.add_argument("--cert", metavar="FILE", type=Path, help="this device's certificate, PEM")
+    parser.add_argument("--key", metavar="FILE", type=Path, help="the certificate's key, PEM")
+    parser.add_argument(
+        "--password-file", metavar="FILE", type=Path, help="the password of the address's user ($SUBFLEET_PASSWORD)"
+    )
+    parser.add_argument(
+        "--shared-user", action="store_true", help="the address's user is not the device's id, as many sign in with it"
+    )
+
+
 def _add_device_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--id", metavar="NAME", help="the device's id (default: the address's user, or the host's name)"
@@ -83,10 +96,14 @@ def _add_device_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--memory-share", metavar="F", type=_share, help="share of free memory for training, above 0, at most 1"
     )
+    parser.add_argument(
+        "--memory-limit", metavar="SIZE", type=_size, help="most memory for training, such as 300M or 1.5Gi"
+    )
 
 
 def _add_join(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("url", metavar="URL", help="the broker, mqtt://[user:password@]host[:port]")
+    parser.add_argument("url", metavar="URL", help="the broker, mqtt://[user@]host[:port], or mqtts:// for TLS")
+    _add_broker_options(parser)
     parser.add_argument(
         "--data",
         metavar="D",
@@ -105,6 +122,7 @@ def _add_join(parser: argparse.ArgumentParser) -> None:
         metavar="FILE|JSON",
         help="declare the subnet that this device has, for methods that go by declarations (the profile's)",
     )
+    parser.add_argument("--wait", action="store_true", help="wait for a broker that is not there yet")
     parser.add_argument("--leave-when-finished", action="store_true", help="end with 0 when the run is over")
     parser.add_argument(
         "--leave-with-stdin", action="store_true", help="stop when standard input ends, as a child of another program"
@@ -119,6 +137,7 @@ def _add_capture(parser: argparse.ArgumentParser) -> None:
 
 def _add_doctor(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("url", metavar="URL", nargs="?", help="a broker to try")
+    _add_broker_options(parser)
     parser.add_argument("--data", metavar="D", help="data to try")
     _add_device_options(parser)
     parser.add_argument("--json", action="store_true", help="for scripts")
@@ -141,6 +160,14 @@ def _share(text: str) -> float:
     if not 0 < share <= 1:
         raise argparse.ArgumentTypeError(f"is {text}, but must be above 0 and at most 1")
     return share
+
+
+def _size(text: str) -> str:
+    try:
+        bytes_of(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    return text
 
 
 def _positive(text: str) -> float:

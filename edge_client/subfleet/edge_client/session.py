@@ -312,8 +312,13 @@ class Session:
 
     def _measure(self, action: Measure) -> None:
         log_time_s, reading = self._meter.read(action.log_time_s)
-        settings = self._settings
-        budget_bytes = memory_budget_bytes(reading, settings.profile.memory_share, data_bytes=settings.data_bytes)
+        profile = self._settings.profile
+        budget_bytes = memory_budget_bytes(
+            reading,
+            profile.memory_share,
+            limit_bytes=profile.memory_limit_bytes,
+            data_bytes=self._settings.data_bytes,
+        )
         self._events.append(
             Measured(measure=action, log_time_s=log_time_s, reading=reading, memory_budget_bytes=budget_bytes)
         )

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -12,6 +13,7 @@ from types import TracebackType
 from subfleet.protocol.errors import RunError
 from subfleet.protocol.schema import canonical_json
 from subfleet.protocol.subnet import SubnetSpec
+from subfleet.transport.address import PASSWORD_VARIABLE, BrokerAddress
 
 __all__ = ["ClientCommand", "Fleet"]
 
@@ -24,10 +26,10 @@ STOP_S = 10.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientCommand:
-    """How one client process is started: the arguments of `subfleet-edge join`."""
+    """How one client process is started: the arguments of `subfleet-edge join`, and what others may not read there."""
 
     client_id: str
-    broker_url: str
+    broker: BrokerAddress
     data: Path
     profile: str
     log: Path
@@ -39,13 +41,30 @@ class ClientCommand:
         """The command line, for this Python."""
         declared = () if self.architecture is None else ("--architecture", canonical_json(self.architecture).decode())
         return [
-            *(sys.executable, "-m", "subfleet.edge_client.cli", "join", self.broker_url),
+            *(sys.executable, "-m", "subfleet.edge_client.cli", "join", self.broker.url, *_tls_options(self.broker)),
+            *(() if self.broker.username is None else ("--shared-user",)),
             *("--id", self.client_id, "--data", str(self.data), "--profile", self.profile),
             *("--replay", str(self.log), "--state", str(self.state), "--runtime", self.runtime),
             *declared,
             "--leave-when-finished",
             "--leave-with-stdin",
         ]
+
+    def environment(self, inherited: Mapping[str, str]) -> dict[str, str]:
+        """What the process is given: everybody can read a command line, but only its user a process's variables."""
+        # One thread per client: five of them share this machine, and bits are promised for one thread.
+        environment = {**inherited, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+        environment.pop(PASSWORD_VARIABLE, None)
+        if self.broker.password is not None:
+            environment[PASSWORD_VARIABLE] = self.broker.password
+        return environment
+
+
+def _tls_options(broker: BrokerAddress) -> list[str]:
+    if broker.tls is None:
+        return []
+    named = {"--ca": broker.tls.ca, "--cert": broker.tls.certificate, "--key": broker.tls.key}
+    return [part for option, path in named.items() if path is not None for part in (option, str(path))]
 
 
 class Fleet:
@@ -91,8 +110,6 @@ class Fleet:
             self._start(command)
 
     def _start(self, command: ClientCommand) -> None:
-        # One thread per client: five of them share this machine, and bits are promised for one thread.
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
         with (self._folder / f"{command.client_id}.txt").open("ab") as output:
             self._processes[command.client_id] = subprocess.Popen(
                 # The pipe ends with this process, however it ends: no client outlives it.
@@ -100,7 +117,7 @@ class Fleet:
                 stdin=subprocess.PIPE,
                 stdout=output,
                 stderr=output,
-                env=environment,
+                env=command.environment(os.environ),
             )
 
     def wait(self, timeout_s: float) -> None:

@@ -23,7 +23,7 @@ from subfleet.server.records import DeployedModel, RunObserver, RunResult
 from subfleet.server.results import write_results
 from subfleet.server.session import Server
 from subfleet.server.watch import Watch
-from subfleet.transport.address import parse_url
+from subfleet.transport.address import BrokerAddress, mqtt_client_id, parse_url
 from subfleet.transport.mqtt import MqttTransport
 
 __all__ = ["Outcome", "run_experiment", "server_config"]
@@ -55,7 +55,7 @@ def run_experiment(
     observer: RunObserver,
     stop: threading.Event,
     cache: CacheFolder,
-    broker_url: str | None = None,
+    broker: BrokerAddress | None = None,
 ) -> Outcome:
     """Run an experiment to its end, with one process per client.
 
@@ -65,7 +65,7 @@ def run_experiment(
         observer: is told what happens; it may fail, and the run goes on.
         stop: set it to end the run early.
         cache: where exported programs are kept between runs.
-        broker_url: of a broker that is there already; by default an embedded one is started.
+        broker: where one is that is there already; by default an embedded one is started.
 
     Raises:
         RunError: a client failed, the run was stopped before its end, or a device's own model cannot be had; in the
@@ -80,16 +80,18 @@ def run_experiment(
         observer.say(f"Cutting {experiment.dataset} into {devices} slices (Dirichlet {experiment.alpha:g})")
         slices = cut(experiment, folder / "data")
         logs = _copy_logs(experiment, folder / "logs")
-        broker = None if broker_url else stack.enter_context(EmbeddedBroker())
-        url = broker_url or (broker.url if broker else "")
-        address = parse_url(url)
-        observer.say(f"Broker at {address.host}:{address.port}; starting {devices} client processes")
-        commands = tuple(_command(device, url, slices, logs, folder) for device in experiment.devices)
+        embedded, address = None, broker
+        if address is None:
+            embedded = stack.enter_context(EmbeddedBroker())
+            address = parse_url(embedded.url)
+        observer.say(f"Broker at {address.where}; starting {devices} client processes")
+        commands = tuple(_command(device, address, slices, logs, folder) for device in experiment.devices)
         fleet = stack.enter_context(Fleet(commands, output_folder=folder / "output"))
-        watch = stack.enter_context(Watch([fleet.check, *([broker.start] if broker else [])], stop))
+        watch = stack.enter_context(Watch([fleet.check, *([embedded.start] if embedded else [])], stop))
+        config = server_config(experiment, slices.test)
         server = Server(
-            server_config(experiment, slices.test),
-            MqttTransport(url, "server"),
+            config,
+            MqttTransport(address, mqtt_client_id(config.fleet, "server", config.name)),
             observer,
             state_folder=folder / "server",
             exports=exports,
@@ -127,10 +129,12 @@ def _copy_logs(experiment: Experiment, folder: Path) -> dict[str, Path]:
     return logs
 
 
-def _command(device: EmulatedDevice, url: str, slices: Slices, logs: Mapping[str, Path], folder: Path) -> ClientCommand:
+def _command(
+    device: EmulatedDevice, broker: BrokerAddress, slices: Slices, logs: Mapping[str, Path], folder: Path
+) -> ClientCommand:
     return ClientCommand(
         client_id=device.client_id,
-        broker_url=url,
+        broker=broker,
         data=slices.clients[device.client_id],
         profile=device.profile,
         log=logs[device.client_id],

@@ -4,7 +4,8 @@ SubfleetError                 every error that we raise on purpose; carries the 
 ├── ConfigError               the configuration is wrong: correct it
 ├── FileError                 a file or folder is missing, unreadable or unwritable
 ├── DataError                 training data cannot be used
-├── TransportError            the broker is not there or refuses us: try again later
+├── TransportError            the broker refuses us, or cannot be trusted: correct what the text names
+│   └── UnreachableError      the broker is not there: wait for it, or check the address
 ├── PortError                 an address is taken: choose another
 ├── ProtocolError             bytes that are not a valid message: drop them
 │   └── TooLargeError         bytes refused by their announced size, before anything was allocated
@@ -35,6 +36,7 @@ __all__ = [
     "TooLargeError",
     "TrainingError",
     "TransportError",
+    "UnreachableError",
 ]
 
 
@@ -66,6 +68,10 @@ class TransportError(SubfleetError):
     """The broker cannot be reached, or refuses us."""
 
     exit_code = ExitCode.TRANSPORT
+
+
+class UnreachableError(TransportError):
+    """The broker is not there, or not yet: another attempt may find it."""
 
 
 class PortError(SubfleetError):

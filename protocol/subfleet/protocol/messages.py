@@ -77,6 +77,7 @@ class Profile:
         input_shape: of one sample.
         memory_total_bytes: of the device.
         memory_share: share of free memory that it gives to training, above 0, at most 1.
+        memory_limit_bytes: the most that it gives to training, 1 or more; None is no limit.
         software: versions by name.
         operators: that its runtime has; empty lists nothing, and every program is tried.
         macs_per_s: multiply-accumulates that it trains with in a second, above 0; None is unknown.
@@ -99,6 +100,7 @@ class Profile:
     operators: tuple[str, ...] = field(default=(), metadata=ADDED_LATER)
     macs_per_s: float | None = field(default=None, metadata=ADDED_LATER)
     architecture: SubnetSpec | None = field(default=None, metadata=ADDED_LATER)
+    memory_limit_bytes: int | None = field(default=None, metadata=ADDED_LATER)
 
     def __post_init__(self) -> None:
         check_client_id(self.client_id)
@@ -112,6 +114,8 @@ class Profile:
             )
         if not 0 < self.memory_share <= 1:
             raise ValueError(f"memory_share is {self.memory_share}, but must be above 0 and at most 1")
+        if self.memory_limit_bytes is not None and self.memory_limit_bytes < 1:
+            raise ValueError(f"memory_limit_bytes is {self.memory_limit_bytes}, but must be 1 or more")
         if self.macs_per_s is not None and self.macs_per_s <= 0:
             raise ValueError(f"macs_per_s is {self.macs_per_s}, but must be above 0")
 
@@ -125,7 +129,7 @@ class Telemetry:
         round: the round that it answers; None outside rounds.
         log_time_s: the time in the replayed log at which it was read; None for a live reading.
         reading: what was measured or replayed.
-        memory_budget_bytes: the share of free memory that this device gives to training.
+        memory_budget_bytes: what this device gives to training: its share of free memory, at most its limit.
     """
 
     KIND: ClassVar[str] = "telemetry"

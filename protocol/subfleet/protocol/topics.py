@@ -4,7 +4,8 @@
     subfleet/1/<fleet>/down/<client>/<kind>      server to one device; "task" is retained
     subfleet/1/<fleet>/up/<client>/<kind>        one device to the server; "presence" and "profile" are retained
 
-A broker's access list needs three rules: a device reads `all/#` and `down/<its id>/#`, and writes `up/<its id>/#`.
+A broker's access list needs three rules: a device reads `all/#` and `down/<its id>/#`, and reads and writes
+`up/<its id>/#`.
 The payload of kind "chunk" is binary; every other payload is a JSON message.
 """
 

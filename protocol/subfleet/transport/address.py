@@ -1,43 +1,158 @@
 """Where a broker is, and who we are to it."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from urllib.parse import unquote, urlsplit
+from pathlib import Path
+from typing import Literal
+from urllib.parse import quote, unquote, urlsplit
 
-from subfleet.protocol.errors import ConfigError
+from subfleet.protocol.errors import ConfigError, FileError
 
-__all__ = ["BrokerAddress", "parse_url"]
+__all__ = ["PASSWORD_VARIABLE", "BrokerAddress", "BrokerOptions", "TlsFiles", "mqtt_client_id", "parse_url"]
 
-_DEFAULT_PORT = 1883
+PASSWORD_VARIABLE = "SUBFLEET_PASSWORD"  # noqa: S105 (the name of a variable, not a password)
+_DEFAULT_PORTS = {"mqtt": 1883, "mqtts": 8883}
+_MAX_PASSWORD_BYTES = 65535  # what MQTT can carry
+
+Role = Literal["server", "device", "doctor"]
+
+
+def mqtt_client_id(fleet: str, role: Role, name: str) -> str:
+    """What a broker knows a process by: no two processes of one broker share it unless they claim the same place.
+
+    The parts are told apart by ':', which no fleet and no name holds. It is longer than the 23 characters that an MQTT
+    3.1.1 broker must take, as all brokers for fleets allow.
+    """
+    return f"{fleet}:{role}:{name}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TlsFiles:
+    """What TLS is set up with, each a PEM file.
+
+    Attributes:
+        ca: the authorities that may have signed the broker's certificate; None stands for the system's.
+        certificate: ours, for brokers that ask for one.
+        key: of that certificate; None where it is in the same file.
+    """
+
+    ca: Path | None = None
+    certificate: Path | None = None
+    key: Path | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerAddress:
-    """Where a broker is and who we are to it. The password is in no text made of this."""
+    """Where a broker is and who we are to it. The password is in no text made of this.
+
+    Attributes:
+        tls: None for a plain connection.
+    """
 
     host: str
     port: int
     username: str | None = None
     password: str | None = field(default=None, repr=False)
+    tls: TlsFiles | None = None
+
+    @property
+    def where(self) -> str:
+        """Host and port, for sentences."""
+        return f"{self.host}:{self.port}"
+
+    @property
+    def url(self) -> str:
+        """The address without its password."""
+        user = "" if self.username is None else f"{quote(self.username, safe='')}@"
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{'mqtt' if self.tls is None else 'mqtts'}://{user}{host}:{self.port}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BrokerOptions:
+    """What a command line says of a broker; None is "not said".
+
+    Attributes:
+        url: `mqtt://` or `mqtts://`, `[user[:password]@]host[:port]`.
+        ca: see `TlsFiles`.
+        cert: see `TlsFiles.certificate`.
+        key: see `TlsFiles`.
+        password_file: a file that holds the user's password and nothing else.
+    """
+
+    url: str = field(repr=False)
+    ca: Path | None = None
+    cert: Path | None = None
+    key: Path | None = None
+    password_file: Path | None = None
+
+    def address(self, environment: Mapping[str, str]) -> BrokerAddress:
+        """Where the broker is, with the password from the file, the address, or else $SUBFLEET_PASSWORD.
+
+        Raises:
+            ConfigError: the address is none, or something is said twice or for nothing.
+            FileError: the password's file cannot be read.
+        """
+        plain = parse_url(self.url)
+        password = self._password(plain.password, environment)
+        if password is not None and plain.username is None:
+            raise ConfigError("there is a password, but the broker's address names no user; write mqtts://USER@host")
+        if self.key is not None and self.cert is None:
+            raise ConfigError(f"--key names {self.key}, but --cert names no certificate; give both")
+        named = [name for name in ("ca", "cert", "key") if getattr(self, name) is not None]
+        if named and plain.tls is None:
+            raise ConfigError(f"--{named[0]} is for TLS, but the broker's address says mqtt://; write mqtts://")
+        tls = None if plain.tls is None else TlsFiles(ca=self.ca, certificate=self.cert, key=self.key)
+        return BrokerAddress(
+            host=plain.host, port=plain.port, username=plain.username, password=password, tls=tls
+        )  # fmt: skip
+
+    def _password(self, in_url: str | None, environment: Mapping[str, str]) -> str | None:
+        if self.password_file is None:
+            return in_url or environment.get(PASSWORD_VARIABLE) or None
+        if in_url is not None:
+            raise ConfigError("there is a password in the broker's address and in --password-file; give it once")
+        return _read_password(self.password_file)
 
 
 def parse_url(url: str) -> BrokerAddress:
-    """Read `mqtt://[user:password@]host[:port]`; user and password may be percent-encoded.
+    """Read `mqtt[s]://[user[:password]@]host[:port]`; user and password may be percent-encoded.
 
     Raises:
         ConfigError: it is not such an address. The text never repeats the address, which may hold a password.
     """
     try:
         parts = urlsplit(url)
-        port = _DEFAULT_PORT if parts.port is None else parts.port
+        port = _DEFAULT_PORTS.get(parts.scheme, 0) if parts.port is None else parts.port
     except ValueError as error:
         raise ConfigError(
             "the broker's address has a port that is not a number from 1 to 65535; write mqtt://host:1883"
         ) from error
-    if parts.scheme != "mqtt" or not parts.hostname or port == 0 or parts.path.strip("/") or parts.query:
-        raise ConfigError("the broker's address must be mqtt://host:port or mqtt://user:password@host:port")
+    unused = parts.path.strip("/") or parts.query or parts.fragment
+    if parts.scheme not in _DEFAULT_PORTS or not parts.hostname or port == 0 or unused:
+        raise ConfigError(
+            "the broker's address must be mqtt://host:port, or mqtts://host:port for TLS, with user@ before the host "
+            "where the broker knows users"
+        )
     return BrokerAddress(
         host=parts.hostname,
         port=port,
         username=unquote(parts.username) if parts.username else None,
         password=unquote(parts.password) if parts.password else None,
+        tls=TlsFiles() if parts.scheme == "mqtts" else None,
     )
+
+
+def _read_password(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            content = file.read(_MAX_PASSWORD_BYTES + 2)
+    except OSError as error:
+        raise FileError(f"the password file {path} cannot be read ({error.strerror}); check the path") from error
+    try:
+        password = content.decode("utf-8").removesuffix("\n").removesuffix("\r")
+    except UnicodeDecodeError:
+        password = ""
+    if not password or len(content) > _MAX_PASSWORD_BYTES:
+        raise ConfigError(f"the password file {path} must hold one password, as UTF-8 text of 1 to 65535 bytes")
+    return password

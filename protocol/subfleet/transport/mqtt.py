@@ -3,7 +3,7 @@
 import logging
 import queue
 import random
-import socket
+import sys
 import threading
 from typing import Any
 
@@ -13,8 +13,10 @@ from paho.mqtt.properties import Properties
 from paho.mqtt.reasoncodes import ReasonCode
 
 from subfleet.protocol.errors import TooLargeError, TransportError
-from subfleet.transport.address import BrokerAddress, parse_url
+from subfleet.transport.address import BrokerAddress
 from subfleet.transport.base import MAX_PAYLOAD_BYTES, Connected, Delivery, Disconnected, Event, Will
+from subfleet.transport.reaching import shake_hands, unanswered, unreachable
+from subfleet.transport.tls import context_of
 from subfleet.transport.topic_filter import matches
 
 __all__ = ["MqttTransport"]
@@ -27,34 +29,32 @@ _MAX_WAITING_EVENTS = 8192
 _MAX_WAITING_BYTES = 64 * MAX_PAYLOAD_BYTES  # a peer that floods us must not take our memory
 _LONGEST_RECONNECT_DELAY_S = 30
 _CLOSE_TIMEOUT_S = 2.0
+_INVALID_CLIENT_ID = 133  # paho's number for return code 2 of MQTT 3.1.1
 
 
 class MqttTransport:
     """One MQTT client, with paho's own thread behind a queue of events.
 
     Args:
-        url: `mqtt://[user:password@]host[:port]`.
-        client_id: used where the address names no user; a user name is always the client id too, so that a broker's
-            access list can bind topics to it.
-        require_at_open: False lets `open` return while the broker is still away; `Connected` comes when it is there.
+        address: of the broker.
+        client_id: see `mqtt_client_id`. A broker lets one client of an id in; a second one takes the first one's place.
         open_timeout_s: how long `open` waits for the first connection.
         keepalive_s: silence after which broker and client give each other up.
 
     Raises:
-        ConfigError: the address cannot be read.
+        FileError: a file for TLS cannot be read.
+        ConfigError: a file for TLS does not hold what it should.
     """
 
     def __init__(
         self,
-        url: str,
+        address: BrokerAddress,
         client_id: str,
         *,
-        require_at_open: bool = True,
         open_timeout_s: float = 10.0,
         keepalive_s: int = 30,
     ) -> None:
-        self._address = parse_url(url)
-        self._require_at_open = require_at_open
+        self._address = address
         self._open_timeout_s = open_timeout_s
         self._keepalive_s = keepalive_s
         # Not SimpleQueue: CPython 3.11's waits for ever where a signal handler outlasts the time-out of its get().
@@ -63,35 +63,38 @@ class MqttTransport:
         self._waiting_lock = threading.Lock()
         self._subscriptions: tuple[str, ...] = ()
         self._up = False
-        self._settled = threading.Event()  # the first attempt has ended, well or not
+        self._settled = threading.Event()  # an attempt has ended, well or not
+        self._answered = False
         self._refusal = ""
+        self._complaint = ""
         self._closing = threading.Event()
-        name = self._address.username or client_id
+        self._client_id = client_id
         # Seeded with the client's name: the members of a fleet differ, and one client is the same every time.
-        self._jitter = random.Random(name)  # noqa: S311 (it spreads reconnects, it keeps no secret)
-        self._client = self._make_client(name)
+        self._jitter = random.Random(client_id)  # noqa: S311 (it spreads reconnects, it keeps no secret)
+        self._client = self._make_client()
 
     def open(self, subscriptions: tuple[str, ...], will: Will | None = None) -> None:
         """See `Transport.open`."""
         self._subscriptions = subscriptions
         if will is not None:
             self._client.will_set(will.topic, will.payload, qos=1, retain=True)
-        host, port = self._address.host, self._address.port
-        if not self._require_at_open:
-            self._client.connect_async(host, port, keepalive=self._keepalive_s)
-            self._client.loop_start()
-            return
-        self._client.connect_timeout = self._open_timeout_s
+        self._settled.clear()
+        self._answered, self._refusal = False, ""
         try:
-            self._client.connect(host, port, keepalive=self._keepalive_s)
-        except OSError as error:
-            raise TransportError(_unreachable(self._address, error)) from error
+            shake_hands(self._address, self._open_timeout_s)  # paho leaves the socket open where that fails
+            self._client.connect(self._address.host, self._address.port, keepalive=self._keepalive_s)
+        except (OSError, UnicodeError) as error:
+            raise unreachable(self._address, error) from error
         self._client.loop_start()
-        settled = self._settled.wait(self._open_timeout_s)
-        if not settled or self._refusal:
-            self.close()
-            silence = f"does not answer as an MQTT broker within {self._open_timeout_s:g} seconds; check the address"
-            raise TransportError(f"the broker at {host}:{port} {self._refusal or silence}")
+        self._settled.wait(self._open_timeout_s)
+        if self._answered:
+            return
+        refusal = self._refusal
+        self.close()
+        self._closing.clear()  # another attempt may be made
+        if refusal:
+            raise TransportError(f"the broker at {self._address.where} {refusal}")
+        raise unanswered(self._address, self._open_timeout_s)
 
     def publish(self, topic: str, payload: bytes, *, retain: bool = False) -> None:
         """See `Transport.publish`. Without a link the message is dropped: after `Connected` the caller sends anew."""
@@ -128,12 +131,18 @@ class MqttTransport:
             return
         self._client.loop_stop()
 
-    def _make_client(self, name: str) -> Client:
+    def _make_client(self) -> Client:
         client = Client(
-            CallbackAPIVersion.VERSION2, client_id=name, clean_session=True, protocol=MQTTProtocolVersion.MQTTv311
+            CallbackAPIVersion.VERSION2,
+            client_id=self._client_id,
+            clean_session=True,
+            protocol=MQTTProtocolVersion.MQTTv311,
         )
         if self._address.username is not None:
             client.username_pw_set(self._address.username, self._address.password)
+        if self._address.tls is not None:
+            client.tls_set_context(context_of(self._address.tls))
+        client.connect_timeout = self._open_timeout_s
         client.max_inflight_messages_set(_MAX_INFLIGHT)
         client.max_queued_messages_set(_MAX_QUEUED)
         client.reconnect_delay_set(min_delay=1, max_delay=_LONGEST_RECONNECT_DELAY_S)
@@ -147,8 +156,10 @@ class MqttTransport:
     # What follows runs in paho's thread.
 
     def _on_connect(self, client: Client, _: Any, __: ConnectFlags, reason: ReasonCode, ___: Properties | None) -> None:
-        if reason.is_failure:
-            self._refuse(f"refuses us ({reason}); check the user name and password in its address")
+        if reason.value == _INVALID_CLIENT_ID:
+            self._refuse(f"does not take the client id {self._client_id!r}; choose a shorter name, or another broker")
+        elif reason.is_failure:
+            self._refuse(f"refuses us ({reason}); check the user name and password")
         elif self._subscriptions:
             client.subscribe([(topic, 1) for topic in self._subscriptions])
         else:
@@ -162,7 +173,9 @@ class MqttTransport:
             self._link_is_up()
 
     def _on_connect_fail(self, _: Client, __: Any) -> None:
-        _LOG.warning("the broker at %s:%d cannot be reached", self._address.host, self._address.port)
+        error = sys.exc_info()[1]
+        if isinstance(error, (OSError, UnicodeError)):  # paho calls this while it handles it
+            self._complain(str(unreachable(self._address, error)))
         self._closing.wait(self._jitter.random())
 
     def _on_disconnect(
@@ -171,6 +184,10 @@ class MqttTransport:
         if self._up:
             self._up = False
             self._events.put(Disconnected(reason=str(reason)))
+        elif (
+            not self._answered
+        ):  # the first connection ended before the broker had said anything: `open` waits for that
+            self._settled.set()
         # paho doubles its delay, but equally for everyone; a fleet must not come back in one moment.
         if self._closing.wait(self._jitter.random()):
             self._settled.set()
@@ -194,23 +211,19 @@ class MqttTransport:
             self._events.put(Delivery(topic=topic, payload=bytes(message.payload), retained=message.retain))
 
     def _refuse(self, refusal: str) -> None:
-        _LOG.warning("the broker at %s:%d %s", self._address.host, self._address.port, refusal)
         self._refusal = refusal
+        if self._answered:
+            self._complain(f"the broker at {self._address.where} {refusal}")
         self._settled.set()
+
+    def _complain(self, sentence: str) -> None:
+        """Attempts are made again and again; what keeps them from succeeding is said once."""
+        if sentence != self._complaint:
+            _LOG.warning("%s", sentence)
+        self._complaint = sentence
 
     def _link_is_up(self) -> None:
-        self._refusal = ""
-        self._up = True
+        self._refusal = self._complaint = ""
+        self._up = self._answered = True
         self._events.put(Connected())
         self._settled.set()
-
-
-def _unreachable(address: BrokerAddress, error: OSError) -> str:
-    where = f"{address.host}:{address.port}"
-    if isinstance(error, socket.gaierror):
-        return f"the host name {address.host!r} is unknown; check the broker's address"
-    if isinstance(error, ConnectionRefusedError):
-        return f"no broker listens at {where}; start it, or check the address"
-    if isinstance(error, TimeoutError):
-        return f"the broker at {where} does not answer; check the address and the network"
-    return f"the broker at {where} cannot be reached ({error.strerror or error}); check the network"

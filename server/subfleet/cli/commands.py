@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from subfleet.cli.brokers import Broker, Ca, Cert, Key, PasswordFile, broker_address
 from subfleet.cli.data import data
 from subfleet.cli.failures import reporting
 from subfleet.protocol.errors import ConfigError, ExportError, RunError
@@ -52,10 +53,6 @@ Verbose = Annotated[bool, typer.Option("--verbose", help="Log what happens insid
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object at the end, and nothing else.")]
 Config = Annotated[
     str, typer.Option(metavar="NAME|FILE", help="Description of the run: a TOML file, or `fleet`, our example.")
-]
-Broker = Annotated[
-    str | None,
-    typer.Option(help="Use this broker (mqtt://[user:password@]host[:port]) instead of the embedded one."),
 ]
 
 
@@ -115,6 +112,10 @@ def run(
     ] = None,
     runs: Annotated[Path, typer.Option(help="Folder in which the run's own folder is made.")] = Path("runs"),
     broker: Broker = None,
+    ca: Ca = None,
+    cert: Cert = None,
+    key: Key = None,
+    password_file: PasswordFile = None,
     rounds: Annotated[int | None, typer.Option(min=1, help="Rounds, instead of the experiment's own number.")] = None,
     seed: Annotated[int | None, typer.Option(min=0, help="Seed, instead of the experiment's own.")] = None,
     json: Json = False,
@@ -127,13 +128,12 @@ def run(
         from subfleet.cli.experiment import next_steps, run_folder, with_overrides
         from subfleet.emulation.run import run_experiment
 
+        address = broker_address(broker, ca=ca, cert=cert, key=key, password_file=password_file)
         chosen = with_overrides(experiment, rounds=rounds, seed=seed)
         folder = run_folder(runs, chosen.name, name)
         display = display_for(json=json)
         with stopped_by_signals() as stop:
-            outcome = run_experiment(
-                chosen, folder, observer=display, stop=stop, cache=default_cache(), broker_url=broker
-            )
+            outcome = run_experiment(chosen, folder, observer=display, stop=stop, cache=default_cache(), broker=address)
         if json:
             typer.echo((outcome.folder / "summary.json").read_text(encoding="utf-8"))
         for line in next_steps(outcome):
@@ -144,6 +144,11 @@ def run(
 def serve(
     config: Config,
     broker: Broker = None,
+    ca: Ca = None,
+    cert: Cert = None,
+    key: Key = None,
+    password_file: PasswordFile = None,
+    wait: Annotated[bool, typer.Option("--wait", help="Wait for a broker that is not there yet.")] = False,
     runs: Annotated[Path, typer.Option(help="Folder in which the run's own folder is made.")] = Path("runs"),
     host: Annotated[str, typer.Option(help="Address of the HTTP API.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port of the HTTP API.")] = 8000,
@@ -159,10 +164,11 @@ def serve(
 
         options = ServeOptions(
             config=config,
-            broker_url=broker,
+            broker=broker_address(broker, ca=ca, cert=cert, key=key, password_file=password_file),
             runs=runs,
             http=HttpAddress(host=host, port=port),
             cache=default_cache(),
+            wait=wait,
         )
         with stopped_by_signals() as stop:
             folder = serve_fleet(options, display=display_for(json=json), stop=stop)

@@ -19,7 +19,10 @@ from subfleet.server.records import RunResult
 from subfleet.server.results import write_results
 from subfleet.server.session import Server
 from subfleet.server.watch import Watch
+from subfleet.transport.address import BrokerAddress, mqtt_client_id, parse_url
+from subfleet.transport.base import Transport
 from subfleet.transport.mqtt import MqttTransport
+from subfleet.transport.waiting import WaitingTransport
 
 __all__ = ["EMBEDDED_PORT", "ServeOptions", "serve_fleet"]
 
@@ -33,17 +36,19 @@ class ServeOptions:
 
     Attributes:
         config: the run's description: a TOML file, or the name of one that we ship.
-        broker_url: of a broker that is there already; None starts an embedded one on loopback.
+        broker: where one is that is there already; None starts an embedded one on loopback.
         runs: folder in which `<name of the run>` is made, or found: an interrupted run is taken up.
         http: where the HTTP API listens.
+        wait: for that broker, where it is not there at the start.
         cache: where exported programs are kept between runs.
     """
 
     config: str
-    broker_url: str | None
+    broker: BrokerAddress | None
     runs: Path
     http: HttpAddress
     cache: CacheFolder
+    wait: bool = False
 
 
 def serve_fleet(options: ServeOptions, *, display: Display, stop: threading.Event) -> Path | None:
@@ -73,16 +78,23 @@ def serve_fleet(options: ServeOptions, *, display: Display, stop: threading.Even
         raise FileError(f"the folder {folder} cannot be made: {error.strerror}; choose another with --runs") from error
     with ExitStack() as stack:
         exports = stack.enter_context(ExportPool(options.cache))
-        broker = None if options.broker_url else stack.enter_context(EmbeddedBroker(port=EMBEDDED_PORT))
-        url = options.broker_url or (broker.url if broker else "")
+        embedded, address = None, options.broker
+        if address is None:
+            embedded = stack.enter_context(EmbeddedBroker(port=EMBEDDED_PORT))
+            address = parse_url(embedded.url)
+        transport: Transport = MqttTransport(address, mqtt_client_id(config.fleet, "server", config.name))
+        if options.wait:
+            transport = WaitingTransport(transport, stop.is_set)
         state = folder / "server"
-        server = Server(config, MqttTransport(url, "server"), display, state_folder=state, exports=exports)
-        address = stack.enter_context(serve_http(state, options.http))
-        display.say(f"Run {config.name!r} waits for {config.min_clients} devices; watch it at {address}")
-        if broker is not None:
-            display.say(f"Embedded broker at {url}, for this machine only; --broker takes one that devices can reach")
-            display.say(f"Join from another terminal: subfleet-edge join {url} --data ./data")
-        watch = stack.enter_context(Watch([broker.start] if broker else [], stop))
+        server = Server(config, transport, display, state_folder=state, exports=exports)
+        page = stack.enter_context(serve_http(state, options.http))
+        display.say(f"Run {config.name!r} waits for {config.min_clients} devices; watch it at {page}")
+        if embedded is not None:
+            display.say(
+                f"Embedded broker at {embedded.url}, for this machine only; --broker takes one that devices can reach"
+            )
+            display.say(f"Join from another terminal: subfleet-edge join {embedded.url} --data ./data")
+        watch = stack.enter_context(Watch([embedded.start] if embedded else [], stop))
         result = server.run(stop)
         watch.raise_failure()
     if not result.finished:

@@ -15,6 +15,7 @@ from subfleet.protocol.schema import canonical_json
 from subfleet.protocol.topics import Topics
 from subfleet.protocol.training import TrainingSettings
 from subfleet.protocol.update_codecs import AnyUpdateCodec
+from subfleet.server.memory_limits import MemoryLimits
 from subfleet.server.methods import AnyMethod
 from subfleet.server.methods.heterofl import HeteroFL
 from subfleet.server.methods.norms import NormPolicy
@@ -114,6 +115,7 @@ class ServerConfig:
             evaluation samples, and tells their accuracy beside that of float32.
         memory_overhead_bytes: by target, what its runtime needs beyond the estimate of a subnet's training memory. It
             only saves exports: the exported program's own plan decides whether a subnet fits.
+        memory_limits: memory that devices may give to training at most, beside their own share and limit.
         keep_rounds: rounds whose checkpoints and updates stay on disk.
     """
 
@@ -147,6 +149,7 @@ class ServerConfig:
     deploy_targets: tuple[str, ...] = ("onnx", "executorch")
     deploy_quantisation: Literal["none", "dynamic", "static"] = "none"
     memory_overhead_bytes: dict[str, int] = field(default_factory=lambda: dict(RUNTIME_OVERHEAD_BYTES))
+    memory_limits: MemoryLimits = field(default_factory=MemoryLimits)
     keep_rounds: int = 2
 
     def __post_init__(self) -> None:
@@ -242,6 +245,7 @@ class ServerConfig:
             "targets",
             "deploy_targets",
             "memory_overhead_bytes",
+            "memory_limits",
         )
         settings = {name: getattr(self, name) for name in (*names, *more, "deploy_quantisation")}
         return canonical_json(settings).decode()

@@ -49,7 +49,7 @@ def measured_seat(plan: Plan, profile: Profile, telemetry: Telemetry) -> Seat:
         runtime=next((name for name in profile.runtimes if name in plan.config.targets), ""),
         budget=_budget(plan, profile, telemetry),
         memory_free_bytes=telemetry.reading.memory_free_bytes,
-        memory_budget_bytes=telemetry.memory_budget_bytes,
+        memory_budget_bytes=_memory_bytes(plan, profile, telemetry),
         sample_count=profile.sample_count,
         class_counts=profile.class_counts,
     )
@@ -64,10 +64,15 @@ def _budget(plan: Plan, profile: Profile, telemetry: Telemetry) -> Budget:
     passes = plan.training(telemetry.round or 1).epochs * profile.sample_count
     return budget_of(
         telemetry.reading,
-        telemetry.memory_budget_bytes,
+        _memory_bytes(plan, profile, telemetry),
         communication_s=plan.config.communication_s,
         forward_macs=forward_macs_of(profile.macs_per_s, plan.config.training_s, passes),
     )
+
+
+def _memory_bytes(plan: Plan, profile: Profile, telemetry: Telemetry) -> int:
+    limits = plan.config.memory_limits
+    return limits.bounded(telemetry.memory_budget_bytes, device=profile.device, client_id=profile.client_id)
 
 
 def _why_not(plan: Plan, profile: Profile, telemetry: Telemetry, runtime: str) -> str:

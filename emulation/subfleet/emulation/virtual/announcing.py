@@ -19,6 +19,7 @@ def announcement(client: VirtualClient) -> Profile:
         input_shape=summary.input_shape,
         memory_total_bytes=client.profile.memory_total_bytes or 0,
         memory_share=client.profile.memory_share,
+        memory_limit_bytes=client.profile.memory_limit_bytes,
         message_id=f"profile.{client.client_id}-1",
         operators=client.profile.operators,
         macs_per_s=client.profile.macs_per_s,

@@ -1,0 +1,30 @@
+"""Sizes of memory as people write them: 300M, 1.5Gi."""
+
+import re
+from collections.abc import Mapping
+from fractions import Fraction
+from types import MappingProxyType
+
+__all__ = ["bytes_of"]
+
+_UNITS: Mapping[str, int] = MappingProxyType(
+    {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30}
+)
+_SIZE = re.compile(r"([0-9]{1,18}(?:\.[0-9]{1,9})?)(|[KMG]i?)")
+_LARGEST_BYTES = 2**60
+
+
+def bytes_of(text: str) -> int:
+    """The bytes of a size: a number, and K, M or G for powers of 1000, Ki, Mi or Gi for powers of 1024.
+
+    Raises:
+        ValueError: it is no such size, no whole number of bytes, 0, or above 2**60.
+    """
+    found = _SIZE.fullmatch(text)
+    size = Fraction(found[1]) * _UNITS[found[2]] if found else Fraction(0)
+    if not 1 <= size <= _LARGEST_BYTES or size.denominator != 1:
+        raise ValueError(
+            f"is {text!r:.40}, but must be a size such as 300M: a number of bytes, or of K, M, G (powers of 1000), Ki, "
+            "Mi or Gi (powers of 1024)"
+        )
+    return int(size)

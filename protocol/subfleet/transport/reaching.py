@@ -1,0 +1,127 @@
+"""Why a broker cannot be reached, in one sentence that says what to do."""
+
+import socket
+import ssl
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from subfleet.protocol.errors import TransportError, UnreachableError
+from subfleet.transport.address import BrokerAddress, TlsFiles
+from subfleet.transport.tls import context_of
+
+__all__ = ["shake_hands", "unanswered", "unreachable"]
+
+_PROBE_S = 3.0
+
+# OpenSSL's numbers of what is wrong with a certificate (X509_V_ERR_...).
+_DISTRUST: Mapping[int, str] = MappingProxyType(
+    {
+        9: "is not valid yet; correct the clock of this machine, or the certificate",
+        10: "has expired; renew it, or correct the clock of this machine",
+        18: "is signed by itself, which nobody here trusts; name its authority with --ca",
+        19: "is signed by an authority that nobody here trusts; name that authority with --ca",
+        20: "is signed by an authority that nobody here knows; name that authority with --ca",
+        21: "is signed by an authority that nobody here knows; name that authority with --ca",
+        62: "is made out to another name than {host!r}; use a name that it holds, or have it made anew",
+        64: "is made out to another address than {host}; use a name that it holds, or have it made anew",
+    }
+)
+_REFUSED_CERTIFICATE = ("UNKNOWN_CA", "BAD_CERTIFICATE", "CERTIFICATE_EXPIRED", "CERTIFICATE_UNKNOWN", "REVOKED")
+
+
+def unreachable(address: BrokerAddress, error: OSError | UnicodeError) -> TransportError:
+    """What an attempt to connect ended with. An `UnreachableError` may pass by itself, any other one stays."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        what = _DISTRUST.get(error.verify_code, f"cannot be trusted ({error.verify_message}); have it made anew")
+        return TransportError(f"the certificate of the broker at {address.where} {what.format(host=address.host)}")
+    if isinstance(error, ssl.SSLError) and not isinstance(error, ssl.SSLEOFError):
+        return _handshake_failed(address, error)
+    return UnreachableError(_not_there(address, error))
+
+
+def _not_there(address: BrokerAddress, error: OSError | UnicodeError) -> str:
+    where = address.where
+    if isinstance(error, (socket.gaierror, UnicodeError)):
+        return f"the host name {address.host!r} is unknown; check the broker's address"
+    if isinstance(error, ConnectionRefusedError):
+        return f"no broker listens at {where}; start it, or check the address"
+    if isinstance(error, TimeoutError):
+        return f"the broker at {where} does not answer; check the address and the network"
+    if address.tls is not None and isinstance(error, (ssl.SSLEOFError, ConnectionResetError, BrokenPipeError)):
+        return (
+            f"the broker at {where} ends the connection where TLS begins; if it speaks no TLS there, write mqtt:// or "
+            "name the port where it does"
+        )
+    return f"the broker at {where} cannot be reached ({error.strerror or error}); check the network"
+
+
+def shake_hands(address: BrokerAddress, timeout_s: float) -> None:
+    """Make a TLS connection, where there is to be one, and let it go.
+
+    Raises:
+        OSError: it cannot be made; `unreachable` says what that means.
+    """
+    if address.tls is None:
+        return
+    with socket.create_connection((address.host, address.port), timeout=timeout_s) as plain:
+        context_of(address.tls).wrap_socket(plain, server_hostname=address.host).close()
+
+
+def unanswered(address: BrokerAddress, timeout_s: float) -> TransportError:
+    """Why a connection that was made brought no MQTT answer: finds out by one of its own, without a word of MQTT."""
+    try:
+        with socket.create_connection((address.host, address.port), timeout=_PROBE_S) as plain:
+            found = (
+                _speaks_tls(plain, address) if address.tls is None else _after_handshake(plain, address, address.tls)
+            )
+    except (OSError, UnicodeError) as error:
+        return unreachable(address, error)
+    silence = f"does not answer as an MQTT broker within {timeout_s:g} seconds; check the address"
+    return found or UnreachableError(f"the broker at {address.where} {silence}")
+
+
+def _speaks_tls(plain: socket.socket, address: BrokerAddress) -> TransportError | None:
+    spoken = TransportError(f"the broker at {address.where} speaks TLS; write mqtts:// in its address")
+    try:
+        ssl.create_default_context().wrap_socket(plain, server_hostname=address.host).close()
+    except ssl.SSLCertVerificationError:
+        return spoken
+    except ssl.SSLError as error:
+        return spoken if "ALERT" in (error.reason or "") else None
+    except OSError:
+        return None
+    return spoken
+
+
+def _after_handshake(plain: socket.socket, address: BrokerAddress, files: TlsFiles) -> TransportError | None:
+    """In TLS 1.3 a broker says only after the handshake that it wants a certificate, or another one."""
+    try:
+        with context_of(files).wrap_socket(plain, server_hostname=address.host) as link:
+            link.recv(1)
+    except ssl.SSLError as error:
+        return _handshake_failed(address, error) if error.reason else None
+    except OSError:
+        return None
+    return None
+
+
+def _handshake_failed(address: BrokerAddress, error: ssl.SSLError) -> TransportError:
+    where, reason = address.where, error.reason or ""
+    shown = address.tls is not None and address.tls.certificate is not None
+    if "CERTIFICATE_REQUIRED" in reason or (reason.endswith("ALERT_HANDSHAKE_FAILURE") and not shown):
+        return TransportError(f"the broker at {where} asks for a certificate of ours; give it with --cert and --key")
+    if shown and any(name in reason for name in _REFUSED_CERTIFICATE):
+        return TransportError(
+            f"the broker at {where} does not accept our certificate ({_plain(reason)}); have it signed by an authority "
+            "that the broker trusts, and correct --cert"
+        )
+    if reason == "WRONG_VERSION_NUMBER":
+        return TransportError(
+            f"the broker at {where} speaks no TLS; write mqtt:// in its address, or name the port where it does"
+        )
+    what = _plain(reason) or str(error)
+    return TransportError(f"TLS with the broker at {where} fails ({what}); it must speak TLS 1.2 or newer")
+
+
+def _plain(reason: str) -> str:
+    return reason.partition("ALERT_")[2].lower().replace("_", " ") or reason.lower().replace("_", " ")

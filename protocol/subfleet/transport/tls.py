@@ -1,0 +1,55 @@
+"""TLS towards a broker: always verified, never older than TLS 1.2."""
+
+import ssl
+from pathlib import Path
+
+from subfleet.protocol.errors import ConfigError, FileError
+from subfleet.transport.address import TlsFiles
+
+__all__ = ["context_of"]
+
+
+def context_of(files: TlsFiles) -> ssl.SSLContext:
+    """What connections are made with. There is no way to turn the verification of the broker off.
+
+    Raises:
+        FileError: a file cannot be read.
+        ConfigError: a file does not hold what it should, or the key is not the certificate's, or asks for a passphrase.
+    """
+    for path in (files.ca, files.certificate, files.key):
+        _check_readable(path)
+    try:
+        context = ssl.create_default_context(cafile=files.ca)
+    except ssl.SSLError as error:
+        raise ConfigError(f"{files.ca} holds no certificate of an authority in PEM form; correct --ca") from error
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    if files.certificate is not None:
+        _present(context, files.certificate, files.key)
+    return context
+
+
+def _present(context: ssl.SSLContext, certificate: Path, key: Path | None) -> None:
+    key_file = key or certificate
+
+    def passphrase() -> str:  # without it OpenSSL would ask on the terminal, and wait
+        raise ConfigError(f"the key in {key_file} is locked with a passphrase; give --key one without")
+
+    try:
+        context.load_cert_chain(certificate, key, password=passphrase)
+    except ssl.SSLError as error:
+        if error.reason == "KEY_VALUES_MISMATCH":
+            raise ConfigError(f"{key_file} is not the key of the certificate {certificate}; correct --key") from error
+        raise ConfigError(
+            f"{certificate} and {key_file} hold no certificate with its key in PEM form; correct --cert and --key"
+        ) from error
+
+
+def _check_readable(path: Path | None) -> None:
+    if path is None:
+        return
+    try:
+        path.open("rb").close()
+    except OSError as error:
+        raise FileError(
+            f"the file {path} cannot be read ({error.strerror}); check its path and who may read it"
+        ) from error

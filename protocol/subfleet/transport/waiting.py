@@ -1,0 +1,67 @@
+"""A transport that waits for a broker which is not there yet."""
+
+import logging
+import time
+from collections.abc import Callable
+
+from subfleet.protocol.errors import UnreachableError
+from subfleet.transport.base import Event, Transport, Will
+
+__all__ = ["WaitingTransport"]
+
+_LOG = logging.getLogger(__name__)
+_FIRST_PAUSE_S = 1.0
+_LONGEST_PAUSE_S = 30.0
+_SLICE_S = 0.2  # how late a request to stop may be heard
+
+
+class WaitingTransport:
+    """Tries to open another transport again and again, with growing pauses, while its broker cannot be reached.
+
+    A broker that refuses us, or cannot be trusted, is not waited for: nothing but a correction mends that.
+
+    Args:
+        inner: what carries the messages.
+        stopped: asked during the pauses; `open` returns without a link when it says so.
+        sleep: takes seconds.
+    """
+
+    def __init__(
+        self, inner: Transport, stopped: Callable[[], bool], sleep: Callable[[float], None] = time.sleep
+    ) -> None:
+        self._inner = inner
+        self._stopped = stopped
+        self._sleep = sleep
+
+    def open(self, subscriptions: tuple[str, ...], will: Will | None = None) -> None:
+        """See `Transport.open`."""
+        pause_s, said = _FIRST_PAUSE_S, ""
+        while not self._stopped():
+            try:
+                self._inner.open(subscriptions, will)
+            except UnreachableError as error:
+                if str(error) != said:
+                    _LOG.warning("%s; waiting for it until Ctrl-C", error)
+                said = str(error)
+            else:
+                return
+            self._pause(pause_s)
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+
+    def publish(self, topic: str, payload: bytes, *, retain: bool = False) -> None:
+        """See `Transport.publish`."""
+        self._inner.publish(topic, payload, retain=retain)
+
+    def poll(self, timeout_s: float) -> Event | None:
+        """See `Transport.poll`."""
+        return self._inner.poll(timeout_s)
+
+    def close(self) -> None:
+        """See `Transport.close`."""
+        self._inner.close()
+
+    def _pause(self, pause_s: float) -> None:
+        left_s = pause_s
+        while left_s > 0 and not self._stopped():
+            self._sleep(min(left_s, _SLICE_S))
+            left_s -= _SLICE_S

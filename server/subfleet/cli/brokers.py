@@ -1,0 +1,42 @@
+"""Options of commands that speak with a broker."""
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from subfleet.protocol.errors import ConfigError
+from subfleet.transport.address import BrokerAddress, BrokerOptions
+
+__all__ = ["Broker", "Ca", "Cert", "Key", "PasswordFile", "broker_address"]
+
+Broker = Annotated[
+    str | None,
+    typer.Option(help="Use this broker (mqtt://[user@]host[:port], or mqtts:// for TLS) instead of the embedded one."),
+]
+Ca = Annotated[Path | None, typer.Option(help="Authorities that the broker's certificate is held against, PEM.")]
+Cert = Annotated[Path | None, typer.Option(help="Certificate of ours, for a broker that asks for one, PEM.")]
+Key = Annotated[Path | None, typer.Option(help="Key of that certificate, PEM.")]
+PasswordFile = Annotated[
+    Path | None, typer.Option(help="File with the password of the address's user; else $SUBFLEET_PASSWORD.")
+]
+
+
+def broker_address(
+    broker: str | None, *, ca: Path | None, cert: Path | None, key: Path | None, password_file: Path | None
+) -> BrokerAddress | None:
+    """Where the broker is that the options name; None for the embedded one.
+
+    Raises:
+        ConfigError: the address is none, or an option is said without it.
+        FileError: the password's file cannot be read.
+    """
+    if broker is not None:
+        options = BrokerOptions(url=broker, ca=ca, cert=cert, key=key, password_file=password_file)
+        return options.address(os.environ)
+    given = {"--ca": ca, "--cert": cert, "--key": key, "--password-file": password_file}
+    for name, path in given.items():
+        if path is not None:
+            raise ConfigError(f"{name} is for a broker of your own; name it with --broker mqtts://HOST")
+    return None

@@ -1,0 +1,47 @@
+"""What `ulimit` leaves of the memory that is free, in processes that were really started under it."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+PROGRAM = """
+import json, resource, sys
+from subfleet.edge_client.monitor import LiveMeter, load_psutil
+kind = getattr(resource, sys.argv[1])
+meter, process = LiveMeter(), load_psutil().Process()
+def look():
+    used = process.memory_info()
+    room = resource.getrlimit(kind)[0] - (used.vms if sys.argv[1] == "RLIMIT_AS" else used.data)
+    return meter.read(None)[1].memory_free_bytes, room
+before = look()
+taken = bytearray(60_000_000)
+print(json.dumps([before, look()]))
+"""
+NEAR_BYTES = 4_000_000
+"""What the interpreter itself takes or gives back between two looks."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("option", "kind"), [("-v", "RLIMIT_AS"), ("-d", "RLIMIT_DATA")])
+def test_a_limit_of_the_process_counts_less_what_it_has_taken(option: str, kind: str) -> None:
+    script = f'ulimit {option} 400000 && exec "$0" -c "$1" {kind}'
+    command = ["bash", "-c", script, sys.executable, PROGRAM]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    (free_before, room_before), (free_after, room_after) = json.loads(done.stdout)
+    assert 0 < free_before < 400_000 * 1024
+    assert abs(free_before - room_before) < NEAR_BYTES
+    assert abs(free_after - room_after) < NEAR_BYTES
+    assert abs(free_before - free_after - 60_000_000) < NEAR_BYTES
+
+
+@pytest.mark.slow
+def test_doctor_tells_a_budget_within_the_limit() -> None:
+    command = [sys.executable, "-m", "subfleet.edge_client.cli", "doctor", "--json", "--memory-share", "1"]
+    done = subprocess.run(
+        ["bash", "-c", 'ulimit -v 400000 && exec "$@"', "bash", *command],
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert 0 < json.loads(done.stdout)["budget_bytes"] < 400_000 * 1024

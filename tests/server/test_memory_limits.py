@@ -1,0 +1,67 @@
+"""What a run lets its devices give to training at most."""
+
+from pathlib import Path
+
+import pytest
+from server.coordinator_cases import plan_of, profile, telemetry
+
+from subfleet.protocol.errors import ConfigError
+from subfleet.server.config_file import load_config
+from subfleet.server.memory_limits import MemoryLimits
+from subfleet.server.seating import measured_seat
+
+OFFERED_BYTES = 1_000_000_000
+
+
+@pytest.mark.parametrize(
+    ("limits", "budget_bytes"),
+    [
+        (MemoryLimits(), OFFERED_BYTES),
+        (MemoryLimits(every_device="300M"), 300_000_000),
+        (MemoryLimits(every_device="2G"), OFFERED_BYTES),
+        (MemoryLimits(every_device="300M", devices={"fake": "500M"}), 500_000_000),
+        (MemoryLimits(every_device="300M", devices={"other": "500M"}, clients={"bob": "1M"}), 300_000_000),
+        (MemoryLimits(every_device="300M", devices={"fake": "500M"}, clients={"ada": "200Mi"}), 200 * 2**20),
+    ],
+)
+def test_the_closest_limit_bounds_what_a_device_offers(limits: MemoryLimits, budget_bytes: int) -> None:
+    plan = plan_of(memory_limits=limits)
+    seat = measured_seat(plan, profile("ada"), telemetry(plan, "ada", memory_bytes=OFFERED_BYTES))
+    assert seat.budget is not None
+    assert (seat.budget.memory_bytes, seat.memory_budget_bytes) == (budget_bytes, budget_bytes)
+    assert seat.memory_free_bytes == OFFERED_BYTES
+
+
+def test_a_run_is_only_taken_up_with_the_same_limits() -> None:
+    plain, limited = plan_of().config, plan_of(memory_limits=MemoryLimits(every_device="1G")).config
+    assert plain.fingerprint() != limited.fingerprint()
+
+
+FILE = """
+name = "digits"
+evaluation_data = "digits:test"
+
+[model]
+family = "mlp"
+input_shape = [1, 8, 8]
+class_count = 10
+widths = [8]
+depths = [1]
+
+[memory_limits]
+every_device = "1G"
+devices = { raspberry_pi_4 = "300M" }
+clients = { "pi-7" = "150Mi" }
+"""
+
+
+def test_a_file_says_the_limits(tmp_path: Path) -> None:
+    path = tmp_path / "fleet.toml"
+    path.write_text(FILE, encoding="utf-8")
+    limits = load_config(path).memory_limits
+    assert limits == MemoryLimits(every_device="1G", devices={"raspberry_pi_4": "300M"}, clients={"pi-7": "150Mi"})
+    path.write_text(FILE.replace("300M", "300MB").replace("1G", "all"), encoding="utf-8")
+    with pytest.raises(ConfigError) as caught:
+        load_config(path)
+    assert "memory_limits: every_device is 'all', but must be a size such as 300M" in str(caught.value)
+    assert "memory_limits: devices.raspberry_pi_4 is '300MB', but must be" in str(caught.value)

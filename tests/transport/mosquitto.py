@@ -1,0 +1,98 @@
+"""A Mosquitto as the operator of a real fleet sets it up: an authority of its own, users, access lists."""
+
+import base64
+import contextlib
+import datetime
+import hashlib
+import os
+import socket
+import subprocess
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from subfleet.server.broker import mosquitto_binary
+
+_START_S = 20.0
+_LONG_AGO = datetime.datetime(2001, 1, 1, tzinfo=datetime.timezone.utc)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Papers:
+    """Files of an authority, and what it and a stranger have signed."""
+
+    ca: Path
+    broker: tuple[Path, Path]
+    expired: tuple[Path, Path]
+    elsewhere: tuple[Path, Path]
+    device: tuple[Path, Path]
+    stranger: tuple[Path, Path]
+
+
+def make_papers(folder: Path) -> Papers:
+    trustme = pytest.importorskip("trustme", reason="trustme is not installed; run: pip install 'subfleet[dev]'")
+    authority, strange = trustme.CA(), trustme.CA()
+    ca = folder / "ca.pem"
+    authority.cert_pem.write_to_path(ca)
+
+    def issue(name: str, *names: str, by: object = authority, **times: datetime.datetime) -> tuple[Path, Path]:
+        issued = by.issue_cert(*names, **times)  # type: ignore[attr-defined]
+        certificate, key = folder / f"{name}.pem", folder / f"{name}.key"
+        certificate.write_bytes(b"".join(blob.bytes() for blob in issued.cert_chain_pems))
+        issued.private_key_pem.write_to_path(key)
+        return certificate, key
+
+    return Papers(
+        ca=ca,
+        broker=issue("broker", "localhost", "127.0.0.1"),
+        expired=issue("expired", "localhost", not_before=_LONG_AGO, not_after=_LONG_AGO + datetime.timedelta(days=1)),
+        elsewhere=issue("elsewhere", "broker.example"),
+        device=issue("device", "cam"),
+        stranger=issue("stranger", "cam", by=strange),
+    )
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def tls_listener(port: int, certificate: tuple[Path, Path], *more: str) -> tuple[str, ...]:
+    return (f"listener {port} 127.0.0.1", f"certfile {certificate[0]}", f"keyfile {certificate[1]}", *more)
+
+
+def password_line(user: str, password: str) -> str:
+    """As mosquitto_passwd writes it."""
+    salt, rounds = os.urandom(12), 101
+    digest = hashlib.pbkdf2_hmac("sha512", password.encode(), salt, rounds)
+    return f"{user}:$7${rounds}${base64.b64encode(salt).decode()}${base64.b64encode(digest).decode()}"
+
+
+@contextmanager
+def mosquitto(folder: Path, settings: Sequence[str], port: int) -> Iterator[None]:
+    """Runs while the context does; `port` is one that it is to listen on."""
+    binary = mosquitto_binary()
+    if binary is None:
+        pytest.skip("Mosquitto is not installed; run: sudo apt-get install mosquitto")
+    described = folder / "mosquitto.conf"
+    # It would give up root, and then may not read the test's files.
+    described.write_text("\n".join(["user root", "per_listener_settings true", *settings, ""]), encoding="utf-8")
+    process = subprocess.Popen([binary, "-c", str(described)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        deadline_s = time.monotonic() + _START_S
+        while True:
+            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
+                break
+            assert process.poll() is None, "Mosquitto does not take the configuration"
+            assert time.monotonic() < deadline_s
+            time.sleep(0.02)
+        yield
+    finally:
+        process.terminate()
+        process.wait()

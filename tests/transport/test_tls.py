@@ -1,0 +1,210 @@
+"""TLS towards a real broker: what works, and one sentence for each thing that does not."""
+
+import contextlib
+import socket
+import ssl
+import subprocess
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from transport.mosquitto import Papers, free_port, make_papers, mosquitto, tls_listener
+from transport.rigs import await_event, deliver
+
+from subfleet.protocol.errors import ConfigError, FileError, TransportError, UnreachableError
+from subfleet.transport.address import BrokerAddress, TlsFiles
+from subfleet.transport.base import Connected
+from subfleet.transport.mqtt import MqttTransport
+from subfleet.transport.tls import context_of
+
+
+@dataclass(frozen=True, kw_only=True)
+class Brokers:
+    papers: Papers
+    ports: dict[str, int]
+
+    def address(self, listener: str, *, host: str = "localhost", **files: Path | None) -> BrokerAddress:
+        return BrokerAddress(host=host, port=self.ports[listener], tls=TlsFiles(**files))
+
+
+@pytest.fixture(scope="module")
+def papers(tmp_path_factory: pytest.TempPathFactory) -> Papers:
+    return make_papers(tmp_path_factory.mktemp("papers"))
+
+
+@pytest.fixture(scope="module")
+def brokers(papers: Papers, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Brokers]:
+    ports = {name: free_port() for name in ("plain", "tls", "expired", "elsewhere", "asking")}
+    anyone = "allow_anonymous true"
+    asking = (f"cafile {papers.ca}", "require_certificate true", anyone)
+    settings = (
+        *(f"listener {ports['plain']} 127.0.0.1", anyone),
+        *tls_listener(ports["tls"], papers.broker, anyone),
+        *tls_listener(ports["expired"], papers.expired, anyone),
+        *tls_listener(ports["elsewhere"], papers.elsewhere, anyone),
+        *tls_listener(ports["asking"], papers.broker, *asking),
+    )
+    with mosquitto(tmp_path_factory.mktemp("broker"), settings, ports["asking"]), _old_asking(papers) as old:
+        yield Brokers(papers=papers, ports={**ports, "asking12": old})
+
+
+@contextmanager
+def _old_asking(papers: Papers) -> Iterator[int]:
+    """A listener of TLS 1.2 that wants a certificate; it says so in the handshake, as later versions do not."""
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=papers.ca)
+    context.maximum_version = ssl.TLSVersion.TLSv1_2
+    context.verify_mode = ssl.CERT_REQUIRED
+    context.load_cert_chain(*papers.broker)
+    listener = socket.create_server(("127.0.0.1", 0))
+
+    def serve() -> None:
+        while True:
+            with contextlib.suppress(ssl.SSLError):
+                try:
+                    link, _ = listener.accept()
+                except OSError:
+                    return
+                with link:
+                    context.wrap_socket(link, server_side=True).close()
+
+    threading.Thread(target=serve, daemon=True).start()
+    with listener:
+        yield listener.getsockname()[1]
+        listener.shutdown(socket.SHUT_RDWR)
+
+
+@pytest.mark.slow
+@pytest.mark.broker
+@pytest.mark.parametrize("listener", ["tls", "asking"])
+@pytest.mark.parametrize("host", ["localhost", "127.0.0.1"])
+def test_messages_pass_over_tls(brokers: Brokers, listener: str, host: str) -> None:
+    certificate, key = brokers.papers.device
+    address = brokers.address(listener, host=host, ca=brokers.papers.ca, certificate=certificate, key=key)
+    sender, receiver = MqttTransport(address, "sender"), MqttTransport(address, "receiver")
+    try:
+        receiver.open(("n",))
+        sender.open(())
+        await_event(sender, Connected)
+        assert deliver(sender, receiver, "n", b"1").payload == b"1"
+    finally:
+        sender.close()
+        receiver.close()
+
+
+def _wrong(brokers: Brokers) -> dict[str, tuple[BrokerAddress, str]]:
+    papers, ports = brokers.papers, brokers.ports
+    tls, asking, asking12, plain = (f"localhost:{ports[name]}" for name in ("tls", "asking", "asking12", "plain"))
+    certificate, key = papers.stranger
+    stranger = TlsFiles(ca=papers.ca, certificate=certificate, key=key)
+    return {
+        "unknown authority": (
+            brokers.address("tls"),
+            f"the certificate of the broker at {tls} is signed by an authority that nobody here knows; name that auth",
+        ),
+        "expired": (brokers.address("expired", ca=papers.ca), "has expired; renew it, or correct the clock"),
+        "wrong name": (
+            brokers.address("elsewhere", ca=papers.ca),
+            "is made out to another name than 'localhost'; use a name that it holds",
+        ),
+        "wrong address": (
+            brokers.address("elsewhere", host="127.0.0.1", ca=papers.ca),
+            "is made out to another address than 127.0.0.1; use a name that it holds",
+        ),
+        "no certificate": (
+            brokers.address("asking", ca=papers.ca),
+            f"the broker at {asking} asks for a certificate of ours; give it with --cert and --key",
+        ),
+        "no certificate, TLS 1.2": (
+            brokers.address("asking12", ca=papers.ca),
+            f"the broker at {asking12} asks for a certificate of ours; give it with --cert and --key",
+        ),
+        "a stranger's certificate": (
+            BrokerAddress(host="localhost", port=ports["asking"], tls=stranger),
+            f"the broker at {asking} does not accept our certificate (unknown ca); have it signed",
+        ),
+        "a stranger's certificate, TLS 1.2": (
+            BrokerAddress(host="localhost", port=ports["asking12"], tls=stranger),
+            f"the broker at {asking12} does not accept our certificate (unknown ca); have it signed",
+        ),
+        "plain to TLS": (
+            BrokerAddress(host="localhost", port=ports["tls"]),
+            f"the broker at {tls} speaks TLS; write mqtts:// in its address",
+        ),
+        "plain to TLS that asks": (
+            BrokerAddress(host="localhost", port=ports["asking"]),
+            f"the broker at {asking} speaks TLS; write mqtts:// in its address",
+        ),
+        "TLS to plain": (
+            brokers.address("plain", ca=papers.ca),
+            f"the broker at {plain} ends the connection where TLS begins; if it speaks no TLS there, write mqtt://",
+        ),
+    }
+
+
+_WRONG = (
+    *("unknown authority", "expired", "wrong name", "wrong address", "no certificate", "no certificate, TLS 1.2"),
+    *("a stranger's certificate", "a stranger's certificate, TLS 1.2"),
+    *("plain to TLS", "plain to TLS that asks", "TLS to plain"),
+)
+
+
+@pytest.mark.slow
+@pytest.mark.broker
+@pytest.mark.parametrize("what", _WRONG)
+def test_what_is_wrong_is_one_sentence(brokers: Brokers, what: str) -> None:
+    address, words = _wrong(brokers)[what]
+    # Nobody waits for this time-out: whatever is found is found at once.
+    transport = MqttTransport(address, "a", open_timeout_s=3600)
+    with pytest.raises(TransportError) as caught:
+        transport.open(())
+    assert words in str(caught.value)
+    # What another attempt could mend is waited for with --wait; a certificate is not.
+    assert isinstance(caught.value, UnreachableError) == (what == "TLS to plain")
+
+
+def test_the_broker_is_always_verified_and_old_tls_refused(papers: Papers) -> None:
+    for files in (TlsFiles(), TlsFiles(ca=papers.ca)):
+        context = context_of(files)
+        assert context.verify_mode is ssl.CERT_REQUIRED
+        assert context.check_hostname
+        assert context.minimum_version is ssl.TLSVersion.TLSv1_2
+
+
+def _files(papers: Papers, folder: Path) -> dict[str, tuple[TlsFiles, type[Exception], str]]:
+    nothing = folder / "nothing.pem"
+    text = folder / "text.pem"
+    text.write_text("certificate", encoding="utf-8")
+    certificate, key = papers.device
+    locked = folder / "locked.key"
+    command = ["openssl", "pkey", "-in", str(key), "-aes128", "-passout", "pass:secret", "-out", str(locked)]
+    subprocess.run(command, check=True)
+    return {
+        "no such ca": (TlsFiles(ca=nothing), FileError, f"{nothing} cannot be read (No such file or directory)"),
+        "no such key": (TlsFiles(certificate=certificate, key=nothing), FileError, f"{nothing} cannot be read"),
+        "no ca": (TlsFiles(ca=text), ConfigError, f"{text} holds no certificate of an authority"),
+        "no certificate": (TlsFiles(certificate=text, key=key), ConfigError, "correct --cert and --key"),
+        "no key": (TlsFiles(certificate=certificate), ConfigError, "correct --cert and --key"),
+        "another key": (
+            TlsFiles(certificate=certificate, key=papers.stranger[1]),
+            ConfigError,
+            f"{papers.stranger[1]} is not the key of the certificate {certificate}",
+        ),
+        "locked": (
+            TlsFiles(certificate=certificate, key=locked),
+            ConfigError,
+            f"the key in {locked} is locked with a passphrase; give --key one without",
+        ),
+    }
+
+
+@pytest.mark.parametrize(
+    "what", ["no such ca", "no such key", "no ca", "no certificate", "no key", "another key", "locked"]
+)
+def test_a_file_that_cannot_be_used_is_one_sentence(papers: Papers, tmp_path: Path, what: str) -> None:
+    files, kind, words = _files(papers, tmp_path)[what]
+    with pytest.raises(kind) as caught:
+        MqttTransport(BrokerAddress(host="localhost", port=8883, tls=files), "a")
+    assert words in str(caught.value)
