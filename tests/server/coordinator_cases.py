@@ -48,7 +48,9 @@ def joined(plan: Plan, state: RunState, name: str, now_s: float) -> RunState:
     return step(plan, state, Profiled(profile=profile(name)), now_s)[0]
 
 
-def telemetry(plan: Plan, name: str, round_number: int = 1, memory_bytes: int = PLENTY_BYTES) -> Telemetry:
+def telemetry(
+    plan: Plan, name: str, round_number: int = 1, memory_bytes: int = PLENTY_BYTES, *, retry: int = 0
+) -> Telemetry:
     return Telemetry(
         client_id=name,
         session_id=f"{name}-1",
@@ -57,11 +59,12 @@ def telemetry(plan: Plan, name: str, round_number: int = 1, memory_bytes: int = 
         log_time_s=0.0,
         reading=Reading(memory_free_bytes=memory_bytes),
         memory_budget_bytes=memory_bytes,
+        retry=retry,
     )
 
 
-def measured(plan: Plan, name: str, round_number: int = 1) -> Measured:
-    return Measured(telemetry=telemetry(plan, name, round_number))
+def measured(plan: Plan, name: str, round_number: int = 1, *, retry: int = 0) -> Measured:
+    return Measured(telemetry=telemetry(plan, name, round_number, retry=retry))
 
 
 def measuring(plan: Plan) -> RunState:

@@ -56,6 +56,7 @@ class Behaviour:
     """How a fake device answers."""
 
     memory_budget_bytes: Callable[[int], int] = lambda _: PLENTY_BYTES
+    log_memory_bytes: Callable[[float], int] | None = None
     reading: Callable[[int], Reading] = lambda _: Reading(memory_free_bytes=PLENTY_BYTES)
     refuse: Callable[[Task], tuple[str, int | None] | None] = lambda _: None
     score: Callable[[Task], tuple[float, ...]] = lambda task: tuple(float(place) for place in range(len(task.programs)))
@@ -66,6 +67,12 @@ class Behaviour:
     architecture: SubnetSpec | None = None
     input_shape: tuple[int, ...] = SHAPE
     scale: float = 0.1
+
+    def memory_at(self, info: RoundInfo) -> int:
+        """By the replayed log's time where there is a log, else by the round."""
+        if self.log_memory_bytes is None or info.log_time_s is None:
+            return self.memory_budget_bytes(info.round)
+        return self.log_memory_bytes(info.log_time_s)
 
 
 class Device:
@@ -169,8 +176,9 @@ class Device:
                 round=info.round,
                 log_time_s=info.log_time_s,
                 reading=self.behaviour.reading(info.round),
-                memory_budget_bytes=self.behaviour.memory_budget_bytes(info.round),
-                message_id=f"telemetry/{info.run_id}/{info.round}/{self.client_id}",
+                memory_budget_bytes=self.behaviour.memory_at(info),
+                message_id=f"telemetry/{info.run_id}/{info.round}.{info.retry}/{self.client_id}",
+                retry=info.retry,
             )
         )
 

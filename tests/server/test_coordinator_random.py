@@ -105,14 +105,15 @@ class Fleet(RuleBasedStateMachine):
 
     @rule(name=names, memory=st.sampled_from([10, 3000, 14_000, 10**9]), back=st.integers(0, 1))
     def telemetry(self, name: str, memory: int, back: int) -> None:
-        self.apply(Measured(telemetry=telemetry(self.plan, name, max(self.state.round - back, 1), memory)))
+        number = max(self.state.round - back, 1)
+        self.apply(Measured(telemetry=telemetry(self.plan, name, number, memory, retry=self.state.retry)))
 
     @rule()
     def everyone_is_there(self) -> None:
         for name in CLIENTS:
             self.presence(name, 1, online=True)
             self.profile(name)
-            self.apply(measured(self.plan, name, max(self.state.round, 1)))
+            self.apply(measured(self.plan, name, max(self.state.round, 1), retry=self.state.retry))
 
     @rule(
         data=st.data(),

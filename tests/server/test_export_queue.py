@@ -160,7 +160,7 @@ def test_a_program_counts_from_the_next_round_on() -> None:
     plan = wishing(wishes)
     state, (queued,) = asked(plan, measuring(plan))
     state, _ = step(plan, state, Exported(queued=queued, planned_peak_bytes=777), 3.0)
-    assert (state.queue, state.plans[queued.key].planned_peak_bytes, state.plans[queued.key].round) == ((), 777, 1)
+    assert (state.queue, state.plans[queued.key].planned_peak_bytes, state.plans[queued.key].turn) == ((), 777, 1)
     state, _ = step(plan, state, prepared(plan, state, "ada"), 3.0)
     step(plan, state, Refused(refusal=refusal(plan, state, "ada", available_bytes=10**6)), 3.0)
     assert wishes.seen[-1].below is not None, "it asked again within the round"

@@ -239,7 +239,7 @@ def test_a_device_that_has_every_operator_or_lists_none_is_given_its_task(listed
 def known(plan: Plan, operators: Mapping[int, tuple[str, ...]]) -> Mapping[str, KnownPlan]:
     """Programs of places of the space, written before the first round."""
     plans = [
-        KnownPlan(size=plan.space[place], target="onnx", planned_peak_bytes=1000, round=0, operators=names)
+        KnownPlan(size=plan.space[place], target="onnx", planned_peak_bytes=1000, turn=0, operators=names)
         for place, names in operators.items()
     ]
     return MappingProxyType({one.key: one for one in plans})

@@ -17,7 +17,7 @@ from types import MappingProxyType
 from typing import Any
 
 from subfleet.edge_client.composing import deployed, presence, receipt, refusal, scores, telemetry, update
-from subfleet.edge_client.rounds import is_open, is_over, is_past, is_stale
+from subfleet.edge_client.rounds import is_before, is_open, is_over, is_past, is_stale
 from subfleet.edge_client.states import (
     Action,
     AgentSettings,
@@ -172,7 +172,10 @@ def _on_round(state: AgentState, info: RoundInfo, now_s: float) -> Step:
         state, more = _drop_job(state)
         actions += more
     if info.phase == "measure":
-        actions += (Measure(purpose="round", run_id=info.run_id, round=info.round, log_time_s=info.log_time_s),)
+        measure = Measure(
+            purpose="round", run_id=info.run_id, round=info.round, retry=info.retry, log_time_s=info.log_time_s
+        )
+        actions += (measure,)
     over_at_s = (state.finished_at_s or now_s) if info.phase == "finished" else None
     return replace(state, finished_at_s=over_at_s), actions
 
@@ -183,7 +186,7 @@ def _on_task(settings: AgentSettings, state: AgentState, task: Task, now_s: floa
     known = state.job.task if state.job is not None else None
     if task.task_id in state.done or (known is not None and known.task_id == task.task_id):
         return state, (Publish(message=receipt(settings, task, "duplicate")),)
-    overtaken = known is not None and known.run_id == task.run_id and task.round < known.round
+    overtaken = known is not None and known.run_id == task.run_id and is_before(task, known)
     if overtaken or (state.round is not None and state.round_at_s is not None and is_past(task, state.round)):
         return state, (Publish(message=receipt(settings, task, "refused", "a newer round is under way")),)
     state, actions = _drop_job(state)

@@ -30,9 +30,10 @@ def receipt(
 
 
 def telemetry(settings: AgentSettings, event: Measured, now_s: float) -> Telemetry:
-    """What was measured; one id per round, and one per moment outside rounds."""
+    """What was measured; one id per try of a round, and one per moment outside rounds."""
     measure = event.measure
     moment = f"{now_s:.3f}" if measure.run_id is None else f"{measure.run_id}.{measure.round}"
+    again = f".{measure.retry}" if measure.retry else ""
     return Telemetry(
         client_id=settings.client_id,
         session_id=settings.session_id,
@@ -41,7 +42,8 @@ def telemetry(settings: AgentSettings, event: Measured, now_s: float) -> Telemet
         log_time_s=event.log_time_s,
         reading=event.reading,
         memory_budget_bytes=event.memory_budget_bytes,
-        message_id=f"telemetry.{settings.session_id}.{moment}",
+        message_id=f"telemetry.{settings.session_id}.{moment}{again}",
+        retry=measure.retry,
     )
 
 

@@ -344,6 +344,7 @@ class Measure:
     Attributes:
         purpose: "round" answers an announcement, "task" is the check before training, "live" is the regular one.
         log_time_s: where a replayed log is to be read; None: where it was read last.
+        run_id: for "round", of the announcement, as are round and retry.
         task_id: for "task", whose check it is.
     """
 
@@ -351,6 +352,7 @@ class Measure:
     log_time_s: float | None = None
     run_id: str | None = None
     round: int | None = None
+    retry: int = 0
     task_id: str = ""
 
 

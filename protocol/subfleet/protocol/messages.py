@@ -130,6 +130,7 @@ class Telemetry:
         log_time_s: the time in the replayed log at which it was read; None for a live reading.
         reading: what was measured or replayed.
         memory_budget_bytes: what this device gives to training: its share of free memory, at most its limit.
+        retry: of the announcement that it answers.
     """
 
     KIND: ClassVar[str] = "telemetry"
@@ -141,6 +142,7 @@ class Telemetry:
     reading: Reading
     memory_budget_bytes: int
     message_id: str = field(default_factory=new_message_id)
+    retry: int = field(default=0, metadata=ADDED_LATER)
 
     def __post_init__(self) -> None:
         check_client_id(self.client_id)
@@ -156,6 +158,7 @@ class RoundInfo:
         phase: "measure" asks for telemetry, "train" says that tasks are out, "finished" that the run is over.
         log_time_s: where replayed logs are to be read in this round; None for a live run.
         deadline_s: seconds after which the phase closes without those who are missing.
+        retry: how often this round was tried before without anything to fold.
     """
 
     KIND: ClassVar[str] = "round"
@@ -166,6 +169,7 @@ class RoundInfo:
     log_time_s: float | None
     deadline_s: float
     message_id: str = field(default_factory=new_message_id)
+    retry: int = field(default=0, metadata=ADDED_LATER)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -36,6 +36,7 @@ class Task:
         scoring: the candidates (score only).
         update_codec: how the device is to write its update (train only).
         calibration: the norms (calibrate only).
+        retry: of the announcement of the round that it belongs to.
     """
 
     KIND: ClassVar[str] = "task"
@@ -55,6 +56,7 @@ class Task:
     scoring: Scoring | None = field(default=None, metadata=ADDED_LATER)
     update_codec: AnyUpdateCodec = field(default=Uncompressed(), metadata=ADDED_LATER)
     calibration: Calibration | None = field(default=None, metadata=ADDED_LATER)
+    retry: int = field(default=0, metadata=ADDED_LATER)
 
     def __post_init__(self) -> None:
         check_client_id(self.client_id)

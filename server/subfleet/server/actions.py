@@ -108,7 +108,7 @@ class Fold:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Close:
-    """A round is over: record it. `exported` programs were written in it."""
+    """A round is over: record it. `exported` programs were written in it, and `retries` tries of it came to nothing."""
 
     round: int
     accuracy: float
@@ -117,6 +117,8 @@ class Close:
     seconds: float
     seats: tuple[Seat, ...]
     exported: int = 0
+    turn: int = 0
+    retries: int = 0
 
 
 Action = Prepare | PrepareScoring | PrepareModels | Export | SendTask | Withdraw | Reply | Fetch | Fold | Close

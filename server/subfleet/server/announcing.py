@@ -12,19 +12,18 @@ class Announcer:
     """Decides whether an announcement is due; it sends nothing itself."""
 
     def __init__(self) -> None:
-        self._last: tuple[int, str] | None = None
+        self._last = ""
         self._next_s = 0.0
 
     def due(self, info: RoundInfo | None, now_s: float) -> bool:
         """Whether this is to be published now; if so it counts as published."""
         if info is None:
             return False
-        said = (info.round, info.phase)
-        if said == self._last and now_s < self._next_s:
+        if info.message_id == self._last and now_s < self._next_s:
             return False
-        self._last, self._next_s = said, now_s + REPEAT_S
+        self._last, self._next_s = info.message_id, now_s + REPEAT_S
         return True
 
     def again(self) -> None:
         """Whatever was said may be lost: say it at once."""
-        self._last = None
+        self._last = ""

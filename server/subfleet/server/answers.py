@@ -8,7 +8,7 @@ from subfleet.protocol.messages import ArchitectureProblem, Deployed, Receipt, R
 from subfleet.server.actions import Reply
 from subfleet.server.rounds import Plan, RunState, Seat
 
-__all__ = ["Verdict", "judge", "reply", "score_task_id", "task_id"]
+__all__ = ["Verdict", "deploy_task_id", "judge", "reply", "score_task_id", "task_id"]
 
 Verdict = Literal["accepted", "duplicate", "refused"]
 _Answer = Update | Refusal | Deployed | Scores
@@ -16,15 +16,23 @@ MAX_HEADER_BYTES = 1024 * 1024
 """By how much an update's container may be larger than the weights that it changes."""
 
 
-def task_id(plan: Plan, round_number: int, client_id: str, attempt: int) -> str:
-    """Names a task: the same again after a crash. Round 0 stands for the deploy phase."""
-    kind = f"r{round_number}" if round_number else "deploy"
-    return f"{plan.run_id}/{kind}/{client_id}/{attempt}"
+def task_id(plan: Plan, state: RunState, client_id: str, attempt: int) -> str:
+    """Names a task of the open round, the same again after a crash."""
+    return f"{_try_id(plan, state)}/{client_id}/{attempt}"
 
 
-def score_task_id(plan: Plan, round_number: int, client_id: str) -> str:
-    """Names a client's one score task of a round."""
-    return f"{plan.run_id}/r{round_number}/{client_id}/score"
+def score_task_id(plan: Plan, state: RunState, client_id: str) -> str:
+    """Names a client's one score task in this try of the open round."""
+    return f"{_try_id(plan, state)}/{client_id}/score"
+
+
+def deploy_task_id(plan: Plan, client_id: str) -> str:
+    """Names a client's one deploy task."""
+    return f"{plan.run_id}/deploy/{client_id}/0"
+
+
+def _try_id(plan: Plan, state: RunState) -> str:
+    return f"{plan.run_id}/r{state.round}.{state.retry}" if state.retry else f"{plan.run_id}/r{state.round}"
 
 
 def reply(
@@ -51,7 +59,7 @@ def judge(plan: Plan, state: RunState, answer: _Answer) -> tuple[Verdict, str]:
     if seat is None or (not isinstance(answer, Deployed) and answer.round != state.round):
         return "refused", f"task {answer.task_id!r:.120} is closed; the run is in round {state.round}"
     if not _is_for(seat, answer):
-        return _judge_other_task(plan, seat, answer)
+        return _judge_other_task(plan, state, seat, answer)
     return _judge_stage(state, seat, answer)
 
 
@@ -59,12 +67,12 @@ def _is_for(seat: Seat, answer: _Answer) -> bool:
     return seat.task is not None and seat.task.task_id == answer.task_id
 
 
-def _judge_other_task(plan: Plan, seat: Seat, answer: _Answer) -> tuple[Verdict, str]:
+def _judge_other_task(plan: Plan, state: RunState, seat: Seat, answer: _Answer) -> tuple[Verdict, str]:
     """An answer to an earlier task of this round: its refusal, or its scores, are why there is a newer one."""
     if isinstance(answer, Refusal) and seat.attempt > 0:
         return "duplicate", ""
     if isinstance(answer, (Refusal, Scores)) and seat.stage != "scoring" and seat.proposals:
-        was_scored = answer.task_id == score_task_id(plan, answer.round, answer.client_id)
+        was_scored = answer.task_id == score_task_id(plan, state, answer.client_id)
         return ("duplicate", "") if was_scored else _not_the_last(answer)
     return _not_the_last(answer)
 

@@ -41,7 +41,11 @@ class Health(BaseModel):
 
 
 class Run(BaseModel):
-    """Where a run stands."""
+    """Where a run stands.
+
+    `waits_for` says who did not take part in the last try of the round and why, where that left nothing to fold, and
+    `retry` how often the round was tried so; `lost` counts such tries over the whole run.
+    """
 
     run_id: str
     name: str
@@ -49,6 +53,9 @@ class Run(BaseModel):
     round: int
     folded_round: int
     round_count: int
+    retry: int
+    lost: int
+    waits_for: str
     failure: str
     started_at: str
 
@@ -104,7 +111,8 @@ class _Reader:
         newest = next(iter(self.runs()), None)
         if newest is None:
             return status_html("none yet", "There is no run yet.", ())
-        state = f"{newest.phase}, round {newest.round} of {newest.round_count}. {newest.failure}"
+        lacking = f" It was tried {newest.retry} times and waits for {newest.waits_for}." if newest.waits_for else ""
+        state = f"{newest.phase}, round {newest.round} of {newest.round_count}.{lacking} {newest.failure}"
         return status_html(newest.name, state, self.rounds(newest.run_id, newest=SHOWN_ROUNDS))
 
     def close(self) -> None:

@@ -31,7 +31,11 @@ the plan, so that no subnet that fits is passed over."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogClock:
-    """A logical clock: round r reads replayed resource logs at `start_s + (r - 1) * step_s`."""
+    """A logical clock: round r reads replayed resource logs at `start_s + (r - 1) * step_s`.
+
+    A try that folds nothing takes a step as well: so much later its round is tried again, and so are all rounds after
+    it. A step of 0 reads the same moment for ever.
+    """
 
     start_s: float = 0.0
     step_s: float = 60.0
@@ -48,6 +52,10 @@ class Deadlines:
         deploy_s: for clients to fetch their models after the last round.
         lease_s: a client whose last sign of life is older than this is taken for gone.
         linger_s: after the end, for clients to hear of it.
+        retry_s: for a round in which nothing was folded, from the end of its first try: so long it is tried again, or,
+            under a logical clock, so many seconds of the logs.
+        pause_s: before it is tried again for the first time; each further pause is twice as long as the one before.
+        longest_pause_s: at most.
     """
 
     join_s: float = 600.0
@@ -56,9 +64,13 @@ class Deadlines:
     deploy_s: float = 300.0
     lease_s: float = 30.0
     linger_s: float = 5.0
+    retry_s: float = 3600.0
+    pause_s: float = 1.0
+    longest_pause_s: float = 60.0
 
     def __post_init__(self) -> None:
-        for name in ("join_s", "measure_s", "round_s", "deploy_s", "lease_s"):
+        above_zero = ("join_s", "measure_s", "round_s", "deploy_s", "lease_s", "retry_s", "pause_s", "longest_pause_s")
+        for name in above_zero:
             if getattr(self, name) <= 0:
                 raise ValueError(f"{name} is {getattr(self, name)}, but must be above 0")
         if self.linger_s < 0:
@@ -210,9 +222,9 @@ class ServerConfig:
         rate = self.training.learning_rate * self.learning_rate_decay ** (round_number - 1 - measured)
         return replace(self.training, learning_rate=rate, seed=self.seed)
 
-    def log_time_s(self, round_number: int) -> float | None:
-        """Where replayed logs are read in a round; None for a live run."""
-        return None if self.clock is None else self.clock.start_s + (round_number - 1) * self.clock.step_s
+    def log_time_s(self, turn: int) -> float | None:
+        """Where replayed logs are read in a turn, which is a try of a round, counted from 1; None for a live run."""
+        return None if self.clock is None else self.clock.start_s + (turn - 1) * self.clock.step_s
 
     def fingerprint(self) -> str:
         """Everything that takes part in the outcome, as canonical JSON: a run is only taken up with the same."""

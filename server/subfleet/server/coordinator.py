@@ -33,6 +33,7 @@ from subfleet.server.events import (
     UpdateStored,
 )
 from subfleet.server.phases import advance
+from subfleet.server.retrying import fruitless
 from subfleet.server.rounds import NO_PROGRAM_BYTES, KnownPlan, Member, Plan, RunState, Seat
 from subfleet.server.scoring import prepare_scoring_action, scored_seat, scoring_seat, unscored_seat
 from subfleet.server.search.queue import plan_key
@@ -74,14 +75,16 @@ def round_info(plan: Plan, state: RunState, now_s: float) -> RoundInfo | None:
     if state.phase not in phases:
         return None
     phase, limit_s = phases[state.phase]
+    again = f".{state.retry}" if state.retry else ""
     return RoundInfo(
         run_id=plan.run_id,
         round=state.round,
         round_count=plan.config.total_rounds,
         phase=phase,
-        log_time_s=plan.config.log_time_s(max(state.round, 1)),
+        log_time_s=plan.config.log_time_s(max(state.turn, 1)),
         deadline_s=max(0.0, limit_s - (now_s - state.entered_s)),
-        message_id=f"{plan.run_id}/{state.round}/{phase}",
+        message_id=f"{plan.run_id}/{state.round}{again}/{phase}",
+        retry=state.retry,
     )
 
 
@@ -157,7 +160,7 @@ def _measured(plan: Plan, state: RunState, event: Measured, now_s: float) -> Out
     state = _with_member(state, client_id, member)
     if telemetry.round is None:
         return state, ()
-    if telemetry.run_id != plan.run_id or telemetry.round != state.round:
+    if (telemetry.run_id, telemetry.round, telemetry.retry) != (plan.run_id, state.round, state.retry):
         return state, (reply(client_id, message_id, "refused", f"round {telemetry.round} of that run is not open"),)
     if client_id in state.seats and state.seats[client_id].stage != "missing":
         return state, (reply(client_id, message_id, "duplicate"),)
@@ -191,7 +194,7 @@ def _with_known(state: RunState, seat: Seat, planned_peak_bytes: int, operators:
         size=seat.size,
         target=seat.runtime,
         planned_peak_bytes=planned_peak_bytes,
-        round=state.round,
+        turn=state.turn,
         operators=operators,
         student=seat.student,
     )
@@ -226,7 +229,7 @@ def _exported(plan: Plan, state: RunState, event: Exported, now_s: float) -> Out
         size=queued.size,
         target=queued.target,
         planned_peak_bytes=event.planned_peak_bytes,
-        round=state.round,
+        turn=state.turn,
         operators=event.operators,
     )
     return replace(
@@ -305,6 +308,8 @@ def _folded(plan: Plan, state: RunState, event: Folded, now_s: float) -> Outcome
         for name, seat in state.seats.items()
     }
     done = {name: seat for name, seat in seats.items() if seat.stage == "done"}
+    if not done:
+        return fruitless(plan, replace(state, seats=MappingProxyType(seats)), now_s), ()
     close = Close(
         round=state.round,
         accuracy=event.accuracy,
@@ -312,7 +317,9 @@ def _folded(plan: Plan, state: RunState, event: Folded, now_s: float) -> Outcome
         sha256=event.sha256,
         seconds=now_s - state.opened_s,
         seats=tuple(seat for _, seat in sorted(seats.items())),
-        exported=sum(known.round == state.round for known in state.plans.values()),
+        exported=sum(known.turn >= state.turn - state.retry for known in state.plans.values()),
+        turn=state.turn,
+        retries=state.retry,
     )
     state = replace(
         state,
@@ -322,6 +329,7 @@ def _folded(plan: Plan, state: RunState, event: Folded, now_s: float) -> Outcome
         seats=MappingProxyType({}),
         last=MappingProxyType({**state.last, **done}),
         settled=frozenset(seat.task.task_id for seat in done.values() if seat.task is not None),
+        tries=replace(state.tries, waits_for=""),
     )
     return state, (close,)
 

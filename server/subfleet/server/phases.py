@@ -6,6 +6,7 @@ from dataclasses import replace
 from types import MappingProxyType
 
 from subfleet.server.actions import Action, Export, Fold, PrepareModels, Withdraw
+from subfleet.server.retrying import fruitless, opened
 from subfleet.server.rounds import Member, Phase, Plan, Queued, RunState, Seat
 from subfleet.server.scoring import proposed_seat, without_late_scores
 from subfleet.server.search.queue import most_wanted
@@ -59,11 +60,8 @@ def _waiting(plan: Plan, state: RunState, now_s: float) -> Outcome:
     expected = expected_clients(plan, state, now_s)
     there = sum(_holds_lease(plan, state.members[name], now_s) for name in expected)
     if there >= plan.config.min_clients:
-        # A round that nobody answered is opened again, but it began when it was announced first.
-        again = state.round > state.folded_round
-        opened_s = state.opened_s if again else now_s
-        opened = replace(state, round=state.folded_round + 1, seats=MappingProxyType({}), opened_s=opened_s)
-        return _enter(opened, "measure", now_s), ()
+        paused = state.round > state.folded_round and now_s - state.entered_s < state.tries.pause_s
+        return (state if paused else opened(state, now_s)), ()
     if now_s - state.entered_s < plan.config.deadlines.join_s:
         return state, ()
     failure = (
@@ -140,7 +138,7 @@ def _drawn(plan: Plan, state: RunState) -> tuple[str, ...]:
     config = plan.config
     # Statistics are those of everybody's data.
     count = 0 if config.calibrates(state.round) else config.clients_per_round
-    return selected(able, count, seed=config.seed, round_number=state.round)
+    return selected(able, count, seed=config.seed, round_number=state.round, retry=state.retry)
 
 
 def _train(plan: Plan, state: RunState, now_s: float) -> Outcome:
@@ -157,6 +155,8 @@ def _train(plan: Plan, state: RunState, now_s: float) -> Outcome:
     reason = "no answer came in time" if late else "the round closed at its quorum"
     state, actions = _close_open_seats(state, still_open, reason)
     done_seats = tuple(seat for _, seat in sorted(state.seats.items()) if seat.stage == "done")
+    if not done_seats:
+        return fruitless(plan, state, now_s), (*first, *actions)
     return _enter(state, "fold", now_s), (*first, *actions, Fold(round=state.round, seats=done_seats))
 
 

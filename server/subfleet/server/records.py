@@ -93,6 +93,7 @@ class RoundRecord:
     Attributes:
         programs_written: training programs that the round added to those that later rounds may count on.
         calibrated: devices measured the running statistics of norms, and trained nothing.
+        retries: how often the round was tried before without anything to fold; `seconds` are those of the last try.
     """
 
     round: int
@@ -103,6 +104,7 @@ class RoundRecord:
     clients: tuple[ClientRow, ...]
     programs_written: int = 0
     calibrated: bool = False
+    retries: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

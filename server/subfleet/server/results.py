@@ -84,6 +84,7 @@ def round_row(record: RoundRecord) -> dict[str, Any]:
         "utilisation": sum(row.utilisation or 0.0 for row in folded) / len(folded) if folded else 0.0,
         "utilisation_lost": sum(row.utilisation_lost for row in folded) / len(folded) if folded else 0.0,
         "programs_written": record.programs_written,
+        "retries": record.retries,
     }
 
 

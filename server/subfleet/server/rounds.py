@@ -3,6 +3,7 @@
     waiting --> measure    enough clients are there        (failed: not within the join deadline)
     measure --> train      all have answered, or deadline  (waiting: nobody has; failed: for the join deadline)
     train   --> fold       all have answered, quorum, or deadline
+    train   --> waiting    nobody has an update to fold: the same round again, after a pause (failed: retry deadline)
     fold    --> waiting    the new model is on disk        (rounds are left)
     waiting --> deploy     no round is left
     deploy  --> finished   all have their models, or deadline
@@ -49,6 +50,7 @@ __all__ = [
     "Queued",
     "RunState",
     "Seat",
+    "Tries",
 ]
 
 NO_PROGRAM_BYTES = 2**62
@@ -195,7 +197,7 @@ class KnownPlan:
         size: that it trains.
         target: that it is for.
         planned_peak_bytes: from its manifest; `NO_PROGRAM_BYTES` where the target cannot train the size.
-        round: in which it was learned; later rounds may count on it, whatever came first within the round.
+        turn: in which it was learned; later turns may count on it, whatever came first within the turn.
         operators: that its runtime must have; empty where it is not told.
         student: nested in the size and trained with it, so that the plan is of both; None where there is none.
     """
@@ -203,7 +205,7 @@ class KnownPlan:
     size: SubnetSpec
     target: str
     planned_peak_bytes: int
-    round: int
+    turn: int
     operators: tuple[str, ...] = ()
     student: SubnetSpec | None = None
 
@@ -226,6 +228,27 @@ class Queued:
         return plan_key(self.target, self.size)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tries:
+    """The tries that left nothing to fold. The first three survive a crash.
+
+    Attributes:
+        retry: of the open round, or of the last one.
+        lost: of the whole run.
+        waits_for: who did not take part in the last one and why; empty where the round was folded.
+        since_s: monotonic time at which this server saw the first of the open round; None where it has seen none.
+        since_turn: the turn of that one.
+        pause_s: after the last one.
+    """
+
+    retry: int = 0
+    lost: int = 0
+    waits_for: str = ""
+    since_s: float | None = None
+    since_turn: int = 0
+    pause_s: float = 0.0
+
+
 def _nothing() -> Mapping[str, "Seat"]:
     return MappingProxyType({})
 
@@ -236,14 +259,15 @@ def _nobody() -> Mapping[str, Member]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunState:
-    """Where a run stands. Everything but `members`, `entered_s` and `opened_s` survives a crash.
+    """Where a run stands. All but `members`, `entered_s`, `opened_s` and what `Tries` leaves out survives a crash.
 
     Attributes:
         round: the open or last round; 0 before the first.
         folded_round: the round whose model is the current one; 0 is the initial model.
         entered_s: monotonic time at which the phase began.
-        opened_s: monotonic time at which the round was first announced.
-        seats: of the open round, or of the deploy phase, by client.
+        opened_s: monotonic time at which this try of the round was first announced.
+        seats: of the open round, or of the deploy phase, by client; while the round waits, of its last try.
+        tries: those that left nothing to fold.
         last: each client's seat in the last round that folded it: from it follows the model it is given.
         pool: sizes that the method's search has found so far, in the order in which they were found.
         plans: the programs written so far, by their keys.
@@ -267,4 +291,15 @@ class RunState:
     plans: Mapping[str, KnownPlan] = field(default_factory=lambda: MappingProxyType({}))
     unfit: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     settled: frozenset[str] = frozenset()
+    tries: Tries = field(default_factory=Tries)
     failure: str = ""
+
+    @property
+    def turn(self) -> int:
+        """Number of the try of a round, counted over the whole run: at its time logs are read that are replayed."""
+        return self.round + self.tries.lost
+
+    @property
+    def retry(self) -> int:
+        """How often the open round was tried before without anything to fold."""
+        return self.tries.retry

@@ -23,10 +23,11 @@ def round_record(plan: Plan, close: Close, traffic: Traffic) -> RoundRecord:
         accuracy=close.accuracy,
         loss=close.loss,
         seconds=close.seconds,
-        log_time_s=plan.config.log_time_s(close.round),
+        log_time_s=plan.config.log_time_s(close.turn),
         clients=tuple(_client_row(plan, seat, traffic, weights.get(seat.client_id)) for seat in close.seats),
         programs_written=close.exported,
         calibrated=plan.config.calibrates(close.round),
+        retries=close.retries,
     )
 
 

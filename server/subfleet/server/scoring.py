@@ -82,7 +82,7 @@ def scoring_seat(
     fitting = [one for one in event.candidates if budget is not None and one.planned_peak_bytes <= budget.memory_bytes]
     if budget is None or len(fitting) < _LEAST:
         return unscored_seat(plan, state, seat)
-    name = score_task_id(plan, state.round, seat.client_id)
+    name = score_task_id(plan, state, seat.client_id)
     task = Task(
         task_id=name,
         work="score",
@@ -97,6 +97,7 @@ def scoring_seat(
         budget=budget,
         deadline_s=max(0.0, _limit_s(plan) - (now_s - state.entered_s)),
         message_id=name,
+        retry=state.retry,
         scoring=Scoring(
             specs=tuple(one.size for one in fitting), weights=tuple(one.weights for one in fitting), batches=BATCHES
         ),

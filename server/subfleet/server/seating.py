@@ -11,7 +11,7 @@ from subfleet.protocol.subnet import SubnetSpec
 from subfleet.protocol.text import printable
 from subfleet.protocol.update_codecs import Uncompressed
 from subfleet.server.actions import Action, Prepare, SendTask
-from subfleet.server.answers import task_id
+from subfleet.server.answers import deploy_task_id, task_id
 from subfleet.server.assignment import budget_of, forward_macs_of, lacking_operators
 from subfleet.server.declarations import declaration_of
 from subfleet.server.events import Prepared
@@ -119,7 +119,7 @@ def prepared_seat(
         return _without_operators(plan, state, seat, lacking)
     if seat.budget is None or seat.spec is None or event.planned_peak_bytes > seat.budget.memory_bytes:
         return _choose_below(plan, state, seat)
-    task_name = task_id(plan, state.round, seat.client_id, seat.attempt)
+    task_name = task_id(plan, state, seat.client_id, seat.attempt)
     calibrates = plan.config.calibrates(state.round)
     task = Task(
         task_id=task_name,
@@ -137,6 +137,7 @@ def prepared_seat(
         message_id=task_name,
         update_codec=Uncompressed() if calibrates else plan.update_codec(seat.spec, seat.budget),
         calibration=calibration_of(plan.network, seat.spec) if calibrates else None,
+        retry=state.retry,
     )
     return replace(seat, stage="out", task=task, reason=""), (SendTask(task=task),)
 
@@ -188,7 +189,7 @@ def with_less_memory(seat: Seat, refusal: Refusal) -> Seat:
 
 def task_for_models(plan: Plan, state: RunState, seat: Seat, programs: Sequence[ProgramRef], now_s: float) -> Task:
     """The task that brings a client its own models."""
-    task_name = task_id(plan, 0, seat.client_id, 0)
+    task_name = deploy_task_id(plan, seat.client_id)
     return Task(
         task_id=task_name,
         work="deploy",
@@ -203,6 +204,7 @@ def task_for_models(plan: Plan, state: RunState, seat: Seat, programs: Sequence[
         budget=seat.budget or Budget(memory_bytes=0),
         deadline_s=max(0.0, plan.config.deadlines.deploy_s - (now_s - state.entered_s)),
         message_id=task_name,
+        retry=state.retry,
     )
 
 
@@ -214,7 +216,7 @@ def ask_of(plan: Plan, state: RunState, seat: Seat, *, below: SubnetSpec | None)
             size=found.size, planned_peak_bytes=found.planned_peak_bytes, operators=found.operators
         )
         for found in state.plans.values()
-        if found.target == seat.runtime and found.student is None and found.round < state.round
+        if found.target == seat.runtime and found.student is None and found.turn < state.turn
     }
     return Ask(
         network=plan.network,

@@ -177,9 +177,10 @@ class Server:
     def open(self) -> None:
         """Take up the stored state and connect."""
         now_s = self._clock()
-        state = self._journal.load(now_s)
+        stored = state = self._journal.load(now_s)
         if state.phase == "failed":  # whoever starts the server again wants it tried again
             state = replace(state, phase="waiting", failure="")
+            self._journal.save(stored, state)
         self._state = state
         self._traffic.restart(self._journal.load_bytes(state))
         self._model = self._load_model(state.folded_round)
@@ -309,7 +310,7 @@ class Server:
         record = None if close is None else round_record(self._plan, close, self._traffic)
         self._journal.save(before, after, counted=counted, close=close, record=record)
         self._state = after
-        if after.round != before.round or (after.phase == "deploy") != (before.phase == "deploy"):
+        if after.turn != before.turn or (after.phase == "deploy") != (before.phase == "deploy"):
             self._traffic.restart()
         for action in actions:
             self._perform(action)
@@ -364,5 +365,9 @@ class Server:
                 self._observer.say(
                     f"client {name} joined: {member.profile.device}, {runtimes}, {member.profile.sample_count} samples"
                 )
+        if after.tries.lost != before.tries.lost:
+            tries, pause = after.tries, f"in {after.tries.pause_s:g} s" if after.tries.pause_s else "at once"
+            again = "" if after.phase == "failed" else f"; it is tried again {pause}"
+            self._observer.say(f"round {before.round} left nothing to fold ({tries.waits_for}){again}")
         if after.phase == "deploy" != before.phase:
             self._observer.say("the last round is done; each device's own model is exported and sent")

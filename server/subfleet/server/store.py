@@ -21,7 +21,7 @@ from subfleet.server.actions import Close
 from subfleet.server.changed_settings import changed_settings
 from subfleet.server.database import clients, rounds, runs, tasks, updates
 from subfleet.server.records import RoundRecord
-from subfleet.server.rounds import KnownPlan, Member, Queued, RunState, Seat
+from subfleet.server.rounds import KnownPlan, Member, Queued, RunState, Seat, Tries
 from subfleet.server.search.query import Known
 
 __all__ = ["Journal", "begin_run"]
@@ -48,7 +48,7 @@ def begin_run(engine: sql.Engine, *, name: str, settings: str, round_count: int)
             run_id = f"{name}-{uuid.uuid4().hex[:8]}"
             row = {"run_id": run_id, "name": name, "settings": settings, "round_count": round_count}
             start = {"phase": "waiting", "round": 0, "folded_round": 0, "failure": "", "started_at": _now()}
-            start |= {"pool": "[]", "plans": "{}", "queue": "[]", "unfit": "{}"}
+            start |= {"retry": 0, "lost": 0, "waits_for": "", "pool": "[]", "plans": "{}", "queue": "[]", "unfit": "{}"}
             connection.execute(runs.insert().values(**row, **start))
             return run_id
     if known.settings != settings:
@@ -92,13 +92,14 @@ class Journal:
             round=run.round,
             folded_round=run.folded_round,
             phase=run.phase,
+            tries=Tries(retry=run.retry, lost=run.lost, waits_for=run.waits_for),
             failure=run.failure,
             entered_s=now_s,
             opened_s=now_s,
             members=MappingProxyType(members),
             seats=MappingProxyType(
                 {seat.client_id: seat for number, of, seat in seats if (number, of) == (run.round, work)}
-                if run.phase != "waiting"
+                if run.phase != "waiting" or run.round > run.folded_round
                 else {}
             ),
             last=MappingProxyType(last),
@@ -142,11 +143,15 @@ class Journal:
         profiles = _new_profiles(before, after)
         names = ("phase", "round", "folded_round", "failure")
         values = {name: getattr(after, name) for name in names if getattr(after, name) != getattr(before, name)}
+        tries = ("retry", "lost", "waits_for")
+        values |= {name: getattr(after.tries, name) for name in tries if after.tries != before.tries}
         values |= {
             name: canonical_json(getattr(after, name)).decode()
             for name in ("pool", "plans", "queue", "unfit")
             if getattr(after, name) is not getattr(before, name)
         }
+        same = after.round == before.round > after.folded_round
+        emptied = same and not before.seats.keys() <= after.seats.keys()
         if not (changed or profiles or values or record):
             return
         with _writing(self._engine) as connection:
@@ -155,6 +160,10 @@ class Journal:
             for profile in profiles:
                 row = {"run_id": self._run_id, "client_id": profile.client_id, "device": profile.device}
                 _put(connection, clients, {**row, "profile": canonical_json(profile).decode()})
+            if emptied:  # the round is tried again, and who answered before is not waiting in it
+                for table in (tasks, updates):
+                    of_round = sql.and_(table.c.run_id == self._run_id, table.c.round == after.round)
+                    connection.execute(table.delete().where(of_round))
             if record is not None and close is not None:
                 self._save_record(connection, record, close.sha256)
                 for seat in close.seats:

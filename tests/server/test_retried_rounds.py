@@ -1,0 +1,377 @@
+"""A round in which nothing was folded uses up no number: it is tried again, and the run says what it waits for."""
+
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import httpx
+import pytest
+from server.coordinator_cases import (
+    CLIENTS,
+    measured,
+    measuring,
+    plan_of,
+    prepared,
+    refusal,
+    replies,
+    size_of,
+    telemetry,
+    training,
+    update,
+)
+from server.fake_device import PLENTY_BYTES, Behaviour
+from server.server_rig import World, config, fleet
+from server.test_calibration import calibrating
+
+from subfleet.protocol.messages import Task
+from subfleet.server.actions import Close, SendTask
+from subfleet.server.api import serve_http
+from subfleet.server.config import Deadlines, HttpAddress, LogClock
+from subfleet.server.coordinator import round_info, step
+from subfleet.server.database import open_database
+from subfleet.server.events import Folded, Measured, PrepareFailed, Refused, Tick, UpdateOffered, UpdateStored
+from subfleet.server.retrying import what_is_lacking
+from subfleet.server.rounds import Plan, RunState, Seat
+from subfleet.server.selection import selected
+from subfleet.server.store import Journal, begin_run
+
+LIVE = plan_of(clock=None, deadlines=Deadlines(lease_s=1e4))
+LOGS = plan_of(clock=LogClock(start_s=5.0, step_s=10.0), deadlines=Deadlines(retry_s=35.0))
+LITTLE = 10
+
+
+def measuring_again(plan: Plan, state: RunState, now_s: float) -> RunState:
+    """Everybody says again what it can give."""
+    for name in CLIENTS:
+        state, _ = step(plan, state, measured(plan, name, state.round, retry=state.retry), now_s)
+    return state
+
+
+def starved(plan: Plan, state: RunState, now_s: float) -> RunState:
+    """Nobody has memory for anything."""
+    for name in CLIENTS:
+        told = telemetry(plan, name, state.round, LITTLE, retry=state.retry)
+        state, _ = step(plan, state, Measured(telemetry=told), now_s)
+    return state
+
+
+def refused(plan: Plan, state: RunState, now_s: float) -> RunState:
+    """Everybody is given a task, and nobody does it."""
+    for name in CLIENTS:
+        state, _ = step(plan, state, prepared(plan, state, name), now_s)
+    for name in CLIENTS:
+        told = replace(refusal(plan, state, name), reason="data")
+        state, _ = step(plan, state, Refused(refusal=told), now_s)
+    return state
+
+
+def silent(plan: Plan, state: RunState, now_s: float) -> RunState:
+    """Everybody is given a task, and nobody answers."""
+    for name in CLIENTS:
+        state, _ = step(plan, state, prepared(plan, state, name), now_s)
+    return step(plan, state, Tick(), state.entered_s + plan.config.deadlines.round_s)[0]
+
+
+def unusable(plan: Plan, state: RunState, now_s: float) -> RunState:
+    """Everybody answers with what cannot be folded after all."""
+    for name in CLIENTS:
+        state, _ = step(plan, state, prepared(plan, state, name), now_s)
+    for name in CLIENTS:
+        state, _ = step(plan, state, UpdateStored(update=update(plan, state, name)), now_s)
+    event = Folded(
+        round=state.round, accuracy=0.5, loss=1.0, sha256="0" * 64, refused=dict.fromkeys(CLIENTS, "too large")
+    )
+    state, actions = step(plan, state, event, now_s)
+    assert not [action for action in actions if isinstance(action, Close)]
+    return state
+
+
+@pytest.mark.parametrize(
+    ("end", "why"),
+    [
+        (refused, "refused: data: as told"),
+        (silent, "missing: no answer came in time"),
+        (unusable, "refused: too large"),
+    ],
+)
+def test_a_round_without_anything_to_fold_is_tried_again_under_its_number(
+    end: Callable[[Plan, RunState, float], RunState], why: str
+) -> None:
+    state = end(LIVE, measuring_again(LIVE, measuring(LIVE), 2.0), 3.0)
+    assert (state.phase, state.round, state.folded_round, state.retry) == ("waiting", 1, 0, 1)
+    assert state.tries.waits_for == f"ada, bob, cyd {why}"
+    early, _ = step(LIVE, state, Tick(), state.entered_s + 0.9)
+    assert early.phase == "waiting"
+    assert round_info(LIVE, early, state.entered_s) is None
+    state, _ = step(LIVE, early, Tick(), state.entered_s + 1.0)
+    assert (state.phase, state.round, dict(state.seats)) == ("measure", 1, {})
+    info = round_info(LIVE, state, state.entered_s)
+    assert info is not None
+    assert (info.round, info.retry, info.phase, info.message_id) == (1, 1, "measure", "run/1.1/measure")
+
+
+def test_nobody_with_room_for_anything_is_no_round_either() -> None:
+    state = starved(LIVE, measuring(LIVE), 2.0)
+    assert (state.phase, state.round, state.folded_round, state.retry) == ("waiting", 1, 0, 1)
+    assert state.tries.waits_for.startswith("ada, bob, cyd skipped: no subnet fits: the smallest needs")
+
+
+def test_pauses_double_up_to_the_longest_and_the_run_fails_at_its_deadline_with_a_sentence() -> None:
+    plan = plan_of(clock=None, deadlines=Deadlines(retry_s=40.0, pause_s=2.0, longest_pause_s=9.0))
+    state, pauses = measuring(plan), []
+    while state.phase != "failed":
+        state = starved(plan, state, state.entered_s)
+        paused_s = state.tries.pause_s
+        if state.phase == "waiting":
+            pauses.append(paused_s)
+            state, _ = step(plan, state, Tick(), state.entered_s + paused_s)
+    assert pauses == [2.0, 4.0, 8.0, 9.0, 9.0, 9.0]
+    assert state.failure.startswith(
+        "round 1 left nothing to fold for 40 s, in 7 tries (ada, bob, cyd skipped: no subnet"
+    )
+    assert "start the server again" in state.failure
+    info = round_info(plan, state, state.entered_s)
+    assert info is not None
+    assert info.phase == "finished"
+
+
+def test_the_deadline_of_the_next_round_begins_anew() -> None:
+    plan = plan_of(clock=None, deadlines=Deadlines(retry_s=40.0, lease_s=1e4))
+    state = starved(plan, measuring(plan), 2.0)
+    state, _ = step(plan, state, Tick(), 3.0)
+    state = folded(plan, measuring_again(plan, state, 20.0), 20.0)
+    assert (state.phase, state.round, state.retry, state.tries.waits_for) == ("measure", 2, 0, "")
+    state = starved(plan, state, 44.0)
+    assert (state.phase, state.retry, state.tries.pause_s) == ("waiting", 1, 1.0)
+
+
+def folded(plan: Plan, state: RunState, now_s: float) -> RunState:
+    """Everybody trains, and the round is closed."""
+    for name in CLIENTS:
+        state, _ = step(plan, state, prepared(plan, state, name), now_s)
+    for name in CLIENTS:
+        state, _ = step(plan, state, UpdateStored(update=update(plan, state, name)), now_s)
+    event = Folded(round=state.round, accuracy=0.5, loss=1.0, sha256="0" * 64, refused={})
+    return step(plan, state, event, now_s)[0]
+
+
+def test_each_try_reads_replayed_logs_one_step_later_at_once_and_rounds_after_it_too() -> None:
+    state = starved(LOGS, starved(LOGS, measuring(LOGS), 2.0), 2.0)
+    info = round_info(LOGS, state, 2.0)
+    assert info is not None
+    assert (info.round, info.retry, info.phase, info.log_time_s) == (1, 2, "measure", 25.0)
+    state = folded(LOGS, measuring_again(LOGS, state, 2.0), 2.0)
+    info = round_info(LOGS, state, 2.0)
+    assert info is not None
+    assert (info.round, info.retry, info.phase, info.log_time_s) == (2, 0, "measure", 35.0)
+
+
+def test_the_deadline_counts_the_seconds_of_replayed_logs() -> None:
+    state = measuring(LOGS)
+    for tries in range(1, 5):
+        assert state.phase == "measure"
+        state = starved(LOGS, state, 2.0)
+        assert state.tries.lost == tries
+    assert state.phase == "failed"
+    assert "for 35 s, in 4 tries" in state.failure
+
+
+def test_what_logs_did_not_decide_takes_time_under_a_logical_clock_as_well() -> None:
+    state = refused(LOGS, measuring_again(LOGS, measuring(LOGS), 2.0), 3.0)
+    assert (state.phase, state.tries.pause_s) == ("waiting", 1.0)
+
+
+def test_a_clock_that_stands_still_is_no_reason_to_try_at_once() -> None:
+    plan = plan_of(clock=LogClock(step_s=0.0))
+    state = starved(plan, measuring(plan), 2.0)
+    assert (state.phase, state.tries.pause_s) == ("waiting", 1.0)
+
+
+def test_answers_to_an_earlier_try_do_not_count() -> None:
+    state = training(LIVE)
+    late, old = update(LIVE, state, "ada"), refusal(LIVE, state, "bob")
+    state, _ = step(LIVE, state, Tick(), 2.0 + LIVE.config.deadlines.round_s)
+    assert replies(step(LIVE, state, UpdateOffered(update=late), 700.0)[1]) == ["refused"]
+    state, _ = step(LIVE, state, Tick(), 700.0)
+    for name in CLIENTS:
+        before = Measured(telemetry=replace(telemetry(LIVE, name), message_id="old"))
+        assert replies(step(LIVE, state, before, 700.0)[1]) == ["refused"]
+        state, actions = step(LIVE, state, measured(LIVE, name, retry=1), 700.0)
+        assert replies(actions) == ["accepted"]
+    sent: list[Task] = []
+    for name in CLIENTS:
+        state, actions = step(LIVE, state, prepared(LIVE, state, name), 700.0)
+        sent += [action.task for action in actions if isinstance(action, SendTask)]
+    assert [(one.task_id, one.round, one.retry) for one in sent] == [(f"run/r1.1/{name}/0", 1, 1) for name in CLIENTS]
+    assert replies(step(LIVE, state, UpdateStored(update=late), 701.0)[1]) == ["refused"]
+    assert replies(step(LIVE, state, Refused(refusal=old), 701.0)[1]) == ["refused"]
+    assert {seat.stage for seat in state.seats.values()} == {"out"}
+
+
+def test_a_program_that_could_not_be_written_is_not_asked_for_again_in_the_next_try() -> None:
+    state = measuring_again(LIVE, measuring(LIVE), 2.0)
+    first = size_of(state.seats["ada"])
+    for name in CLIENTS:
+        failed = PrepareFailed(client_id=name, round=1, attempt=0, reason="export failed: no")
+        state, _ = step(LIVE, state, failed, 2.0)
+    assert state.tries.waits_for == "ada, bob, cyd skipped: export failed: no"
+    state = measuring_again(LIVE, step(LIVE, state, Tick(), 3.0)[0], 3.0)
+    assert {size_of(seat) for seat in state.seats.values()} == {LIVE.space[-2].spec_id} != {first}
+
+
+def test_another_try_draws_other_clients() -> None:
+    names = [f"c{place}" for place in range(40)]
+    draws = {selected(names, 3, seed=1, round_number=2, retry=retry) for retry in range(4)}
+    assert len(draws) == 4
+    assert selected(names, 3, seed=1, round_number=2) == selected(names, 3, seed=1, round_number=2, retry=0)
+
+
+def test_what_is_lacking_is_told_shortly_and_the_most_frequent_first() -> None:
+    seats = {
+        f"c{place}": Seat(client_id=f"c{place}", device="d", stage="skipped", reason=f"reason {place % 7} " + "x" * 500)
+        for place in range(9)
+    }
+    seats["done"] = Seat(client_id="done", device="d", stage="done")
+    told = what_is_lacking(seats)
+    assert told.startswith("c0, c7 skipped: reason 0 xxx")
+    assert told.endswith("; 3 more for other reasons")
+    assert "done" not in told
+    assert len(told) < 1000
+    many = {name: Seat(client_id=name, device="d", stage="missing", reason="late") for name in "abcdef"}
+    assert what_is_lacking(many) == "a, b, c and 3 more missing: late"
+
+
+def test_the_journal_knows_the_tries_and_forgets_who_answered_in_them(tmp_path: Path) -> None:
+    engine = open_database(tmp_path)
+    journal = Journal(engine, begin_run(engine, name="test", settings="{}", round_count=2))
+
+    def moved(before: RunState, after: RunState) -> RunState:
+        journal.save(before, after)
+        loaded = journal.load(9.0)
+        assert (loaded.phase, loaded.round, dict(loaded.seats)) == (after.phase, after.round, dict(after.seats))
+        assert (loaded.retry, loaded.turn) == (after.retry, after.turn)
+        assert loaded.tries.waits_for == after.tries.waits_for
+        assert loaded.tries.since_s is None  # a server that starts again has its deadlines anew
+        return after
+
+    state = moved(RunState(), training(LIVE))
+    state = moved(state, step(LIVE, state, UpdateStored(update=update(LIVE, state, "ada")), 3.0)[0])
+    state = moved(state, step(LIVE, state, Tick(), 2.0 + LIVE.config.deadlines.round_s)[0])
+    assert state.phase == "fold"
+    event = Folded(round=1, accuracy=0.5, loss=1.0, sha256="0" * 64, refused={"ada": "too large"})
+    state = moved(state, step(LIVE, state, event, 700.0)[0])
+    state = moved(state, step(LIVE, state, Tick(), 701.0)[0])
+    assert journal.update_digests(since_round=1) == set()
+    state = moved(state, step(LIVE, state, measured(LIVE, "ada", retry=1), 702.0)[0])
+    assert set(journal.load(9.0).seats) == {"ada"}
+
+
+# --- whole runs
+
+
+def short_until(log_time_s: float) -> dict[str, Behaviour]:
+    """A fleet whose logs have no memory for anything before that time."""
+
+    def memory_bytes(at_s: float) -> int:
+        return LITTLE if at_s < log_time_s else 14_000 if at_s < log_time_s + 10.0 else PLENTY_BYTES
+
+    return fleet(log_memory_bytes=memory_bytes)
+
+
+def finished(world: World) -> World:
+    world.run()
+    return world
+
+
+@pytest.mark.slow
+def test_no_round_is_burnt_while_memory_is_short_and_the_logs_go_on(tmp_path: Path) -> None:
+    world = finished(World(tmp_path, config(rounds=2, deploy_targets=()), short_until(120.0)))
+    result = world.server.result()
+    assert result.finished
+    assert [(record.round, record.log_time_s, record.retries) for record in result.rounds] == [
+        (1, 120.0, 12),
+        (2, 130.0, 0),
+    ]
+    assert {row.status for record in result.rounds for row in record.clients} == {"folded"}
+    first, second = ({row.spec_id for row in record.clients} for record in result.rounds)
+    assert first != second
+    lines = [
+        said for said in world.notes.said if said.startswith("round 1 left nothing to fold (ada, bob, cyd skipped:")
+    ]
+    assert len(lines) == 12
+    assert all(said.endswith("; it is tried again at once") for said in lines)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [1])
+def test_killed_and_taken_up_in_its_tries_a_run_ends_with_the_same_bits(tmp_path: Path, seed: int) -> None:
+    calm = finished(World(tmp_path / "calm", config(deploy_targets=()), short_until(60.0)))
+    world = World(tmp_path / "hurt", config(deploy_targets=()), short_until(60.0), order=seed)
+    generator, kills = random.Random(seed), 0
+    for _ in range(4000):
+        if world.server.finished:
+            break
+        if kills < 10 and generator.random() < 0.5:
+            world.broker.cut("server", mend_after_s=None)
+            world.kill_server()
+            kills += 1
+        world.turn()
+    assert kills == 10
+    assert world.model_bytes() == calm.model_bytes()
+    times = [(record.log_time_s, record.retries) for record in world.server.result().rounds]
+    assert (
+        times
+        == [(record.log_time_s, record.retries) for record in calm.server.result().rounds]
+        == [(60.0, 6), (70.0, 0)]
+    )
+
+
+@pytest.mark.slow
+def test_a_live_run_waits_and_says_for_what_until_memory_is_there_again(tmp_path: Path) -> None:
+    world = World(tmp_path, config(clock=None, rounds=1, deploy_targets=()), fleet())
+    begun_s = world.clock.now_s
+    for device in world.devices.values():
+        device.behaviour.memory_budget_bytes = lambda _: LITTLE if world.clock.now_s - begun_s < 60.0 else PLENTY_BYTES
+    world.run(until=lambda: world.server.state.retry == 4)
+    with serve_http(tmp_path / "state", HttpAddress(port=0)) as url:
+        (run,) = httpx.get(f"{url}/api/runs").json()
+        page = httpx.get(url).text
+    assert (run["phase"], run["round"], run["retry"], run["lost"]) == ("waiting", 1, 4, 4)
+    assert run["waits_for"].startswith("ada, bob, cyd skipped: no subnet fits")
+    assert "tried 4 times and waits for ada, bob, cyd skipped" in page
+    (record,) = finished(world).server.result().rounds
+    assert world.clock.now_s - begun_s > 60.0
+    assert record.retries == 6  # after 1, 2, 4, 8, 16 and 32 seconds
+    assert {row.status for row in record.clients} == {"folded"}
+
+
+@pytest.mark.slow
+def test_a_run_that_gave_up_is_tried_again_by_the_next_server(tmp_path: Path) -> None:
+    settings = config(rounds=1, deploy_targets=(), deadlines=Deadlines(retry_s=50.0, linger_s=0.0, lease_s=1e4))
+    world = finished(World(tmp_path, settings, short_until(80.0)))
+    assert world.server.state.phase == "failed"
+    assert world.server.state.failure.startswith(
+        "round 1 left nothing to fold for 50 s, in 5 tries (ada, bob, cyd skipped"
+    )
+    world.kill_server()
+    (record,) = finished(world).server.result().rounds
+    assert (world.server.state.phase, record.log_time_s, record.retries) == ("finished", 80.0, 8)
+
+
+@pytest.mark.slow
+def test_a_round_that_measures_norms_is_tried_again_likewise(tmp_path: Path) -> None:
+    refusals = dict.fromkeys(CLIENTS, 2)
+
+    def refuse(given: Task) -> tuple[str, int | None] | None:
+        if given.work != "calibrate" or not refusals[given.client_id]:
+            return None
+        refusals[given.client_id] -= 1
+        return ("failed", None)
+
+    world = World(tmp_path, config(**calibrating(rounds=1, deploy_targets=())), fleet(refuse=refuse))
+    world.run(until=lambda: world.server.state.retry == 2 and world.server.state.phase == "measure")
+    assert (world.server.state.round, world.server.state.folded_round) == (2, 1)
+    info = round_info(world.server._plan, world.server.state, world.clock.now_s)
+    assert info is not None
+    assert (info.round, info.log_time_s) == (2, 30.0)
