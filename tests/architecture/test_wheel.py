@@ -1,5 +1,6 @@
 """What a user installs has everything that the commands name, and says whose it is."""
 
+import re
 import subprocess
 import sys
 import zipfile
@@ -52,6 +53,17 @@ def test_the_wheel_says_whose_it_is_and_where_to_look(wheel: Path) -> None:
     urls = dict(line.split(", ", 1) for line in metadata.get_all("Project-URL", []))
     assert set(urls) == {"Homepage", "Documentation", "Changelog", "Issues"}
     assert all(url.startswith("https://github.com/subfleet/subfleet") for url in urls.values())
+
+
+@pytest.mark.slow
+def test_a_board_with_a_build_of_its_own_is_brought_no_runtime(wheel: Path) -> None:
+    needed = _metadata(wheel).get_all("Requires-Dist", [])
+    bare, edge = (
+        {re.split(r"[<>=\[; ]", line)[0] for line in needed if f"extra == '{extra}'" in line}
+        for extra in ("edge-bare", "edge")
+    )
+    assert bare == {"paho-mqtt", "psutil", "numpy", "pillow"}
+    assert edge == bare | {"onnxruntime"}
 
 
 @pytest.mark.slow

@@ -66,6 +66,9 @@ class FakeTrainer:
     def __post_init__(self) -> None:
         self.gate.set()
 
+    def describe_runtime(self) -> str:
+        return "a test's"
+
     def describe(self, data: str) -> DataSummary:
         raise NotImplementedError
 

@@ -159,6 +159,9 @@ class FakeTrainer:
         self.error = error
         self.provider = provider
 
+    def describe_runtime(self) -> str:
+        return "a test's"
+
     def describe(self, data: str) -> DataSummary:
         if self.error is not None:
             raise self.error
@@ -332,5 +335,8 @@ def test_the_agent_loads_without_any_tensor_package() -> None:
         "sys.exit(main(['doctor', '--json']))\n"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["budget_bytes"] > 0
+    assert done.returncode == ExitCode.MISSING_EXTRA, done.stderr
+    report = json.loads(done.stdout)
+    assert report["budget_bytes"] > 0
+    failed = {finding["check"] for finding in report["findings"] if finding["code"] != ExitCode.OK}
+    assert failed == {"numpy", "Pillow", "runtimes"}

@@ -27,6 +27,9 @@ class Scorer:
     def __init__(self, *found: float | Exception) -> None:
         self._found: Iterator[float | Exception] = iter(found)
 
+    def describe_runtime(self) -> str:
+        return "a test's"
+
     def describe(self, data: str) -> DataSummary:
         raise NotImplementedError
 

@@ -62,6 +62,9 @@ class Refuser:
     def __init__(self) -> None:
         self.jobs: list[TrainJob] = []
 
+    def describe_runtime(self) -> str:
+        return "a test's"
+
     def describe(self, data: str) -> DataSummary:
         raise NotImplementedError
 

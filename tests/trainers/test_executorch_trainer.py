@@ -103,10 +103,10 @@ def test_predictions_equal_a_reference_with_a_padded_last_batch(tmp_path: Path) 
         ExecutorchTrainer().predict(tmp_path / "missing.pte", str(tmp_path / "data.npz"))
 
 
-def test_without_the_package_the_extra_is_named(job: TrainJob, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_package_the_binding_for_devices_is_named(job: TrainJob, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "subfleet_executorch", None)
     monkeypatch.setitem(sys.modules, "executorch.extension.pybindings", None)
     monkeypatch.delitem(sys.modules, "subfleet.trainers.executorch_bindings", raising=False)
     monkeypatch.delitem(sys.modules, "executorch.extension.pybindings.portable_lib", raising=False)
-    with pytest.raises(MissingExtraError, match=r"subfleet\[export\]"):
+    with pytest.raises(MissingExtraError, match="install the wheel of subfleet-executorch"):
         ExecutorchTrainer().describe(job.data)

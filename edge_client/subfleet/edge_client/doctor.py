@@ -6,15 +6,16 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from pathlib import Path
 from types import MappingProxyType
 
 from subfleet.device_profiles import DeviceProfile, memory_budget_bytes
 from subfleet.edge_client.joining import default_client_id, default_state_folder, profile_with
 from subfleet.edge_client.monitor import LiveMeter
-from subfleet.edge_client.runtimes import choose_trainer
+from subfleet.edge_client.runtimes import choose_trainer, load_trainer
 from subfleet.edge_client.store import read_saved
-from subfleet.protocol.errors import FileError, MissingExtraError, SubfleetError
+from subfleet.protocol.errors import FileError, MissingExtraError, SubfleetError, install_command
 from subfleet.protocol.exit_codes import ExitCode
 from subfleet.protocol.programs import decode_program
 from subfleet.transport.address import BrokerOptions, mqtt_client_id, parse_url
@@ -22,14 +23,10 @@ from subfleet.transport.address import BrokerOptions, mqtt_client_id, parse_url
 __all__ = ["DoctorOptions", "Examination", "Finding", "examine"]
 
 _OLDEST_PYTHON = (3, 10)
-_NEEDED = ("paho-mqtt", "psutil", "numpy", "Pillow")
-# What runs programs of a target, best first.
-_RUNTIMES: Mapping[str, tuple[tuple[str, str], ...]] = MappingProxyType(
-    {
-        "onnx": (("onnxruntime", ""),),
-        "executorch": (("subfleet-executorch", ", without PyTorch"), ("executorch", ", with PyTorch")),
-    }
+_NEEDED: Mapping[str, str] = MappingProxyType(
+    {"paho-mqtt": "paho.mqtt", "psutil": "psutil", "numpy": "numpy", "Pillow": "PIL"}
 )
+"""Packages by the name that they are installed by, and the one that they are imported by."""
 _OPEN_TIMEOUT_S = 5.0
 
 
@@ -82,7 +79,7 @@ def examine(options: DoctorOptions) -> Examination:
     profile = profile_with(options.profile, memory_share=options.memory_share, memory_limit=options.memory_limit)
     data = [] if options.data is None else [_data(profile, options.data)]
     memory, budget_bytes = _memory(profile, sum(taken_bytes for _, taken_bytes in data))
-    findings = [_python(), *(_package(name) for name in _NEEDED), _runtimes(profile.runtimes), memory]
+    findings = [_python(), *(_package(*names) for names in _NEEDED.items()), _runtimes(profile), memory]
     findings += [finding for finding, _ in data]
     broker = options.broker
     if broker is not None:
@@ -124,34 +121,35 @@ def _python() -> Finding:
     return Finding(check="python", code=ExitCode.CONFIG, text=text, remedy="install Python 3.10 or newer")
 
 
-def _package(name: str) -> Finding:
+def _package(name: str, module: str) -> Finding:
+    if not _can_be_found(module):
+        remedy = install_command("edge")
+        return Finding(check=name, code=ExitCode.MISSING_EXTRA, text="not installed", remedy=remedy)
     try:
         return Finding(check=name, text=version(name))
-    except PackageNotFoundError:
-        remedy = "run: pip install 'subfleet[edge]'"
-        return Finding(check=name, code=ExitCode.MISSING_EXTRA, text="not installed", remedy=remedy)
+    except PackageNotFoundError:  # a system's own build may be registered by another name, or by none
+        return Finding(check=name, text="installed")
 
 
-def _runtimes(wanted: tuple[str, ...]) -> Finding:
-    found = [f"{name} ({package})" for name, package in ((name, _runtime_package(name)) for name in wanted) if package]
+def _can_be_found(module: str) -> bool:
+    try:
+        return find_spec(module) is not None
+    except ModuleNotFoundError:  # the package that holds it
+        return False
+
+
+def _runtimes(profile: DeviceProfile) -> Finding:
+    """Each runtime is really loaded: what it was installed by says neither that it works nor what it computes with."""
+    found, failed = [], []
+    for name in profile.runtimes:
+        try:
+            found.append(f"{name} ({load_trainer(name, profile.provider).describe_runtime()})")
+        except SubfleetError as error:
+            failed.append(error)
     if found:
         return Finding(check="runtimes", text=", ".join(found))
-    return Finding(
-        check="runtimes",
-        code=ExitCode.MISSING_EXTRA,
-        text=f"none of {list(wanted)} is installed",
-        remedy="run: pip install 'subfleet[edge]' for ONNX Runtime",
-    )
-
-
-def _runtime_package(name: str) -> str:
-    """The package that runs programs of a target, with its version; empty where none is installed."""
-    for package, remark in _RUNTIMES.get(name, ((name, ""),)):
-        try:
-            return f"{package} {version(package)}{remark}"
-        except PackageNotFoundError:
-            continue
-    return ""
+    text = f"none of {list(profile.runtimes)} can be used with the provider {profile.provider!r}"
+    return Finding(check="runtimes", code=failed[0].exit_code, text=text, remedy=str(failed[0]))
 
 
 def _data(profile: DeviceProfile, data: str) -> tuple[Finding, int]:

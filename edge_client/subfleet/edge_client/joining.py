@@ -36,7 +36,7 @@ __all__ = ["JoinOptions", "architecture_of", "default_client_id", "default_state
 
 _LOG = logging.getLogger(__name__)
 
-_SOFTWARE = ("subfleet", "onnxruntime", "executorch", "numpy", "paho-mqtt")
+_SOFTWARE = ("subfleet", "onnxruntime", "onnxruntime-gpu", "subfleet-executorch", "executorch", "numpy", "paho-mqtt")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,6 +16,12 @@ from subfleet.trainers.training import train_job
 
 __all__ = ["ExecutorchTrainer", "find_runtime"]
 
+# Devices get no PyTorch, which ExecuTorch's own bindings need.
+_REMEDY = (
+    "install the wheel of subfleet-executorch that was built for this device, or use ONNX Runtime: --runtime onnx for "
+    "training, and .onnx models"
+)
+
 
 class ExecutorchTrainer:
     """The trainer of programs and models in the ExecuTorch format."""
@@ -31,6 +37,10 @@ class ExecutorchTrainer:
     def held_bytes(self) -> int:
         """Memory that the session kept for the next job holds."""
         return self._slot.held_bytes
+
+    def describe_runtime(self) -> str:
+        """See `Trainer.describe_runtime`."""
+        return find_runtime().name
 
     def describe(self, data: str) -> DataSummary:
         """Summarise a data set; see `read_dataset` for what it raises.
@@ -99,5 +109,5 @@ def find_runtime() -> ExecutorchRuntime:
     try:
         from subfleet.trainers.executorch_bindings import BindingsRuntime
     except ImportError as error:
-        raise MissingExtraError("executorch", "export") from error
+        raise MissingExtraError("subfleet_executorch", "edge", remedy=_REMEDY) from error
     return BindingsRuntime()

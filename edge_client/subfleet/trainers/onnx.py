@@ -56,6 +56,11 @@ class OnnxTrainer:
         """Memory that the session kept for the next job holds."""
         return self._host.held_bytes
 
+    def describe_runtime(self) -> str:
+        """See `Trainer.describe_runtime`."""
+        runtime = self._prepared()
+        return f"ONNX Runtime {runtime.__version__} with {', '.join(runtime.get_available_providers())}"
+
     def describe(self, data: str) -> DataSummary:
         """Summarise a data set; see `read_dataset` for what it raises.
 
@@ -144,8 +149,15 @@ def _prepare(provider: str) -> ModuleType:
     """Import ONNX Runtime and make it load what it loads only once, so that no single training is charged with it."""
     try:
         import onnxruntime
-    except ImportError as error:
+    except ModuleNotFoundError as error:
         raise MissingExtraError("onnxruntime", "edge") from error
+    except ImportError as error:
+        raise MissingExtraError(
+            "onnxruntime",
+            "edge",
+            problem=f"is there, but cannot be loaded ({error})",
+            remedy="install the libraries that this build of it needs",
+        ) from error
     needed = _PROVIDERS[provider]
     available = onnxruntime.get_available_providers()
     if needed in available:

@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
 __all__ = ["TorchTrainer"]
 
+# This trainer is for machines that have PyTorch anyway; a device is sent to what it can run without.
+_REMEDY = "use ONNX Runtime, which devices have: --runtime onnx for training, and .onnx models"
 # What PyTorch's CPU allocator says where the system gave no memory; it raises no MemoryError.
 _NO_MEMORY = ("can't allocate memory", "out of memory")
 
@@ -59,6 +61,13 @@ class TorchTrainer:
     def held_bytes(self) -> int:
         """Memory that the session kept for the next job holds."""
         return self._host.held_bytes
+
+    def describe_runtime(self) -> str:
+        """See `Trainer.describe_runtime`."""
+        self._prepare()
+        import torch
+
+        return f"PyTorch {torch.__version__} on {self._provider}"
 
     def describe(self, data: str) -> DataSummary:
         """Summarise a data set; see `read_dataset` for what it raises.
@@ -199,7 +208,7 @@ def _prepare(provider: str) -> None:
 
         from subfleet.export.targets.torch import run_smallest_step
     except ImportError as error:
-        raise MissingExtraError("torch", "export") from error
+        raise MissingExtraError(error.name or "torch", "export", remedy=_REMEDY) from error
     if provider == "cuda" and not torch.cuda.is_available():
         raise ConfigError(
             f"the provider 'cuda' needs a CUDA device, but PyTorch {torch.__version__} finds none; install a build "

@@ -37,6 +37,7 @@ __all__ = [
     "TrainingError",
     "TransportError",
     "UnreachableError",
+    "install_command",
 ]
 
 
@@ -122,15 +123,27 @@ class MemoryLimitError(TrainingError):
         self.limit_bytes = limit_bytes
 
 
+def install_command(extra: str) -> str:
+    """What installs the packages of an extra, to be said where one is missing."""
+    # A board such as a Jetson brings a build of ONNX Runtime for its own GPU, which the extra "edge" would write over.
+    own = ", or 'subfleet[edge-bare]' beside a board's own build of ONNX Runtime" if extra == "edge" else ""
+    return f"run: pip install 'subfleet[{extra}]'{own}"
+
+
 class MissingExtraError(SubfleetError):
-    """A package that this command needs is not installed."""
+    """A package that this command needs is not installed, or cannot be loaded.
+
+    Args:
+        package: its name.
+        extra: of this distribution, which brings it.
+        problem: what is wrong with it.
+        remedy: what to do instead of installing the extra.
+    """
 
     exit_code = ExitCode.MISSING_EXTRA
 
-    def __init__(self, package: str, extra: str) -> None:
-        super().__init__(f"the package {package!r} is not installed; run: pip install 'subfleet[{extra}]'")
-        self.package = package
-        self.extra = extra
+    def __init__(self, package: str, extra: str, *, problem: str = "is not installed", remedy: str = "") -> None:
+        super().__init__(f"the package {package!r} {problem}; {remedy or install_command(extra)}")
 
 
 class RunError(SubfleetError):

@@ -303,6 +303,15 @@ class Trainer(Protocol):
         """Memory that is kept between two trainings. The next one uses it, or gives it back before it takes more."""
         ...
 
+    def describe_runtime(self) -> str:
+        """Name and version of the runtime, and what it computes with, once it is loaded.
+
+        Raises:
+            MissingExtraError: it is not installed, or cannot be loaded.
+            ConfigError: it lacks the provider.
+        """
+        ...
+
     def describe(self, data: str) -> DataSummary:
         """Summarise a data set. Raises DataError where it cannot be used."""
         ...

@@ -74,18 +74,6 @@ def default_cache() -> "CacheFolder":
     return CacheFolder(path=Path(chosen) if chosen else Path(base) / "subfleet" / "programs", limit_bytes=int(limit))
 
 
-def _check_address(broker: str | None) -> None:
-    """Refuse a wrong address before anything is loaded, cut or started.
-
-    Raises:
-        ConfigError: it is none.
-    """
-    from subfleet.transport.address import parse_url
-
-    if broker is not None:
-        parse_url(broker)
-
-
 @contextmanager
 def stopped_by_signals() -> Iterator[threading.Event]:
     """An event that Ctrl-C and SIGTERM set; a second Ctrl-C interrupts at once."""
@@ -123,12 +111,12 @@ def run(
 ) -> None:
     """Run an experiment on this machine: a broker, a server and one process per emulated device."""
     with reporting(verbose=verbose):
-        _check_address(broker)
+        # First of all, before anything is loaded, cut or started.
+        address = broker_address(broker, ca=ca, cert=cert, key=key, password_file=password_file)
         from subfleet.cli.console import display_for
         from subfleet.cli.experiment import next_steps, run_folder, with_overrides
         from subfleet.emulation.run import run_experiment
 
-        address = broker_address(broker, ca=ca, cert=cert, key=key, password_file=password_file)
         chosen = with_overrides(experiment, rounds=rounds, seed=seed)
         folder = run_folder(runs, chosen.name, name)
         display = display_for(json=json)
@@ -157,14 +145,15 @@ def serve(
 ) -> None:
     """Serve a fleet of real devices: the coordinator, its HTTP API, and an embedded broker unless --broker is given."""
     with reporting(verbose=verbose):
-        _check_address(broker)
+        # First of all, before anything is loaded, cut or started.
+        address = broker_address(broker, ca=ca, cert=cert, key=key, password_file=password_file)
         from subfleet.cli.console import display_for
         from subfleet.cli.serving import ServeOptions, serve_fleet
         from subfleet.server.config import HttpAddress
 
         options = ServeOptions(
             config=config,
-            broker=broker_address(broker, ca=ca, cert=cert, key=key, password_file=password_file),
+            broker=address,
             runs=runs,
             http=HttpAddress(host=host, port=port),
             cache=default_cache(),

@@ -41,6 +41,10 @@ class AttackingTrainer:
         """See `Trainer.held_bytes`."""
         return self._inner.held_bytes
 
+    def describe_runtime(self) -> str:
+        """See `Trainer.describe_runtime`."""
+        return self._inner.describe_runtime()
+
     def describe(self, data: str) -> DataSummary:
         """See `Trainer.describe`: an attacker claims the data that it has."""
         return self._inner.describe(data)
