@@ -155,10 +155,8 @@ def _on_received(settings: AgentSettings, state: AgentState, event: Received, no
         return _on_round(state, message, now_s)
     if isinstance(message, Task):
         return _on_task(settings, state, message, now_s)
-    if isinstance(message, Receipt) and message.of == settings.profile.message_id:
-        # The profile goes on being sent: a server that starts anew must know the device, and answers it again.
-        return replace(state, declaration=message), ()
     if isinstance(message, Receipt):
+        # That of the profile settles nothing: a server that starts anew must know the device, and answers it again.
         return _settle(state, lambda pending: pending.message_id == message.of)
     return state, ()
 

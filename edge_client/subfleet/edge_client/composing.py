@@ -6,7 +6,7 @@ from typing import Literal
 from subfleet.edge_client.states import AgentSettings, Job, Measured, Placed, Reason, Scored, Trained
 from subfleet.protocol.messages import Deployed, Presence, Receipt, Refusal, Scores, Task, Telemetry, Update
 
-__all__ = ["deployed", "presence", "receipt", "refusal", "scores", "telemetry", "update"]
+__all__ = ["deployed", "presence", "receipt", "refusal", "scores", "telemetry", "telemetry_id", "update"]
 
 MAX_DETAIL_CHARACTERS = 500
 
@@ -32,8 +32,9 @@ def receipt(
 def telemetry(settings: AgentSettings, event: Measured, now_s: float) -> Telemetry:
     """What was measured; one id per try of a round, and one per moment outside rounds."""
     measure = event.measure
-    moment = f"{now_s:.3f}" if measure.run_id is None else f"{measure.run_id}.{measure.round}"
-    again = f".{measure.retry}" if measure.retry else ""
+    message_id = f"telemetry.{settings.session_id}.{now_s:.3f}"
+    if measure.run_id is not None and measure.round is not None:
+        message_id = telemetry_id(settings, measure.run_id, measure.round, measure.retry)
     return Telemetry(
         client_id=settings.client_id,
         session_id=settings.session_id,
@@ -42,9 +43,14 @@ def telemetry(settings: AgentSettings, event: Measured, now_s: float) -> Telemet
         log_time_s=event.log_time_s,
         reading=event.reading,
         memory_budget_bytes=event.memory_budget_bytes,
-        message_id=f"telemetry.{settings.session_id}.{moment}{again}",
+        message_id=message_id,
         retry=measure.retry,
     )
+
+
+def telemetry_id(settings: AgentSettings, run_id: str, round_number: int, retry: int) -> str:
+    """Names the telemetry for a try of a round."""
+    return f"telemetry.{settings.session_id}.{run_id}.{round_number}" + (f".{retry}" if retry else "")
 
 
 def update(settings: AgentSettings, job: Job, event: Trained, now_s: float) -> Update:

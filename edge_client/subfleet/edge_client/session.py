@@ -12,6 +12,7 @@ from subfleet.device_profiles.profiles import memory_budget_bytes
 from subfleet.edge_client.agent import start, step
 from subfleet.edge_client.composing import presence
 from subfleet.edge_client.meters import Meter
+from subfleet.edge_client.received_log import ReceivedLog
 from subfleet.edge_client.states import (
     Action,
     AgentSettings,
@@ -46,12 +47,8 @@ from subfleet.protocol.errors import FileError, ProtocolError
 from subfleet.protocol.messages import (
     BlobMissing,
     ChunkRequest,
-    Message,
-    Receipt,
     Refusal,
-    RoundInfo,
     Scores,
-    Task,
     Update,
     decode,
     encode,
@@ -125,6 +122,7 @@ class Session:
             missing_topic=lambda _peer: up(client_id, BlobMissing.KIND),
             retry_s=retry_s,
         )
+        self._received = ReceivedLog(settings)
         self._events: deque[Event] = deque()
         self._doers: Mapping[type[Action], Callable[[Any], None]] = MappingProxyType(
             {
@@ -230,25 +228,8 @@ class Session:
         elif isinstance(message, BlobMissing):
             self._exchange.handle_missing(SERVER, message)
         else:
-            self._log_received(message)
+            self._received.note(message)
             self._handle(Received(message=message))
-
-    def _log_received(self, message: Message) -> None:
-        if isinstance(message, RoundInfo):
-            _LOG.info("run %s round %d of %d: %s", message.run_id, message.round, message.round_count, message.phase)
-        elif isinstance(message, Task):
-            _LOG.info("task %s: %s %s", message.task_id, message.work, message.spec.name or message.spec.spec_id)
-        elif isinstance(message, Receipt) and message.of == self._settings.profile.message_id:
-            self._log_declaration(message)
-
-    def _log_declaration(self, answer: Receipt) -> None:
-        """It comes with every heartbeat, and is told where it is new."""
-        if answer == self._state.declaration:
-            return
-        if answer.status == "refused":
-            _LOG.warning("the declared architecture is refused (%s): %s", answer.problem, answer.reason)
-        else:
-            _LOG.info("the declared architecture is %s", answer.status)
 
     def _stored(self, outcome: Outcome) -> Event:
         """Put a training's output among the blobs, before the agent is told of it."""

@@ -8,7 +8,6 @@ from subfleet.protocol.messages import (
     Deployed,
     Message,
     Profile,
-    Receipt,
     Refusal,
     RoundInfo,
     Scores,
@@ -173,7 +172,6 @@ class AgentState:
         pending: messages without a receipt.
         done: ids of the last tasks that were answered or replaced.
         programs: digests of the last training programs.
-        declaration: the server's last answer to the architecture that the profile declares.
         heartbeat_due_s: when the next presence is due, as is telemetry_due_s.
         finished_at_s: when the run was over.
         busy_at_s: when there was last something to do.
@@ -187,7 +185,6 @@ class AgentState:
     pending: tuple[Pending, ...] = ()
     done: tuple[str, ...] = ()
     programs: tuple[str, ...] = ()
-    declaration: Receipt | None = None
     heartbeat_due_s: float = 0.0
     telemetry_due_s: float = 0.0
     finished_at_s: float | None = None

@@ -279,7 +279,7 @@ class Receipt:
 
     Attributes:
         status: "accepted" (and stored), "duplicate" (was accepted before) or "refused" (do not send it again).
-        reason: for "refused", why.
+        reason: for "refused", why; else, of telemetry, why the device is given no task in that round.
         problem: for a profile whose declared architecture is refused, why; else None.
     """
 

@@ -32,6 +32,7 @@ from subfleet.server.events import (
     UpdateRejected,
     UpdateStored,
 )
+from subfleet.server.notices import skip_notice, skip_notices
 from subfleet.server.phases import advance
 from subfleet.server.retrying import fruitless
 from subfleet.server.rounds import NO_PROGRAM_BYTES, KnownPlan, Member, Plan, RunState, Seat
@@ -55,9 +56,9 @@ Outcome = tuple[RunState, tuple[Action, ...]]
 
 def step(plan: Plan, state: RunState, event: Event, now_s: float) -> Outcome:
     """Take in an event, then move on as far as the state allows."""
-    state, actions = _HANDLERS[type(event)](plan, state, event, now_s)
-    state, more = advance(plan, state, now_s)
-    return state, (*actions, *more)
+    handled, actions = _HANDLERS[type(event)](plan, state, event, now_s)
+    after, more = advance(plan, handled, now_s)
+    return after, (*actions, *more, *skip_notices(state, after))
 
 
 def round_info(plan: Plan, state: RunState, now_s: float) -> RoundInfo | None:
@@ -131,7 +132,7 @@ def _heard(plan: Plan, state: RunState, event: Heard, now_s: float) -> Outcome:
     if started_anew and seat is not None and seat.stage in ("scoring", "out") and seat.task is not None:
         # The receipt of this task may have come from the life before, which took the task with it.
         return state, (SendTask(task=seat.task),)
-    return state, ()
+    return state, skip_notice(seat)
 
 
 def _profiled(plan: Plan, state: RunState, event: Profiled, now_s: float) -> Outcome:

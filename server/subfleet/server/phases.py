@@ -6,6 +6,7 @@ from dataclasses import replace
 from types import MappingProxyType
 
 from subfleet.server.actions import Action, Export, Fold, PrepareModels, Withdraw
+from subfleet.server.notices import skip_notice
 from subfleet.server.retrying import fruitless, opened
 from subfleet.server.rounds import Member, Phase, Plan, Queued, RunState, Seat
 from subfleet.server.scoring import proposed_seat, without_late_scores
@@ -156,7 +157,9 @@ def _train(plan: Plan, state: RunState, now_s: float) -> Outcome:
     state, actions = _close_open_seats(state, still_open, reason)
     done_seats = tuple(seat for _, seat in sorted(state.seats.items()) if seat.stage == "done")
     if not done_seats:
-        return fruitless(plan, state, now_s), (*first, *actions)
+        # Where the next try begins at once, nobody would be told after this step.
+        notices = [notice for seat in state.seats.values() for notice in skip_notice(seat)]
+        return fruitless(plan, state, now_s), (*first, *actions, *notices)
     return _enter(state, "fold", now_s), (*first, *actions, Fold(round=state.round, seats=done_seats))
 
 

@@ -52,6 +52,7 @@ def measured_seat(plan: Plan, profile: Profile, telemetry: Telemetry) -> Seat:
         memory_budget_bytes=_memory_bytes(plan, profile, telemetry),
         sample_count=profile.sample_count,
         class_counts=profile.class_counts,
+        telemetry_id=telemetry.message_id,
     )
     declared = declaration_of(plan, profile.architecture)
     reason = _why_not(plan, profile, telemetry, seat.runtime)

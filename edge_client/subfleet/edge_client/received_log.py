@@ -1,0 +1,62 @@
+"""What the server says, as lines for people: each thing once, however often it comes."""
+
+import logging
+
+from subfleet.edge_client.composing import telemetry_id
+from subfleet.edge_client.states import AgentSettings
+from subfleet.protocol.messages import Message, Receipt, RoundInfo, Task
+from subfleet.protocol.text import printable
+
+__all__ = ["ReceivedLog"]
+
+_LOG = logging.getLogger(__name__)
+
+
+class ReceivedLog:
+    """Writes the log of what is received.
+
+    Args:
+        settings: of the agent.
+    """
+
+    def __init__(self, settings: AgentSettings) -> None:
+        self._settings = settings
+        self._round: RoundInfo | None = None
+        self._declared: Receipt | None = None
+        self._skipped = ""
+
+    def note(self, message: Message) -> None:
+        """Tell of a message that came, if it is news."""
+        if isinstance(message, RoundInfo):
+            self._announced(message)
+        elif isinstance(message, Task):
+            self._skipped = ""
+            _LOG.info("task %s: %s %s", message.task_id, message.work, message.spec.name or message.spec.spec_id)
+        elif isinstance(message, Receipt) and message.of == self._settings.profile.message_id:
+            self._answered(message)
+        elif isinstance(message, Receipt) and message.reason and message.status != "refused":
+            self._told(message)
+
+    def _announced(self, info: RoundInfo) -> None:
+        known, self._round = self._round, info
+        if known is None or info.message_id != known.message_id:
+            again = f", tried again ({info.retry})" if info.retry else ""
+            _LOG.info("run %s round %d of %d: %s%s", info.run_id, info.round, info.round_count, info.phase, again)
+
+    def _answered(self, answer: Receipt) -> None:
+        known, self._declared = self._declared, answer
+        if answer == known:
+            return
+        if answer.status == "refused":
+            _LOG.warning("the declared architecture is refused (%s): %s", answer.problem, printable(answer.reason))
+        else:
+            _LOG.info("the declared architecture is %s", answer.status)
+
+    def _told(self, answer: Receipt) -> None:
+        """Why the device has no task in the round; a reason of an earlier round says nothing of this one."""
+        info = self._round
+        if info is None or answer.of != telemetry_id(self._settings, info.run_id, info.round, info.retry):
+            return
+        if answer.reason != self._skipped:
+            self._skipped = answer.reason
+            _LOG.warning("round %d: this device has no task: %s", info.round, printable(answer.reason))

@@ -1,0 +1,71 @@
+"""What a device's log says of the server's messages: each thing once."""
+
+import logging
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from edge_client.agent_cases import announce, profile, train_task
+from edge_client.fleet_rig import Rig
+
+from subfleet.edge_client.received_log import ReceivedLog
+from subfleet.edge_client.states import AgentSettings
+from subfleet.protocol.messages import Message, Receipt, encode
+
+WHY = "no subnet fits: the smallest needs 4000 bytes"
+
+
+def told(caplog: pytest.LogCaptureFixture, *messages: Message) -> list[str]:
+    """The log after these messages."""
+    log = ReceivedLog(AgentSettings(profile=profile()))
+    with caplog.at_level(logging.INFO):
+        for message in messages:
+            log.note(message)
+    return [record.getMessage() for record in caplog.records]
+
+
+def skip(number: int = 1, why: str = WHY, retry: str = "") -> Receipt:
+    of = f"telemetry.s1.run.{number}{retry}"
+    return Receipt(of=of, status="accepted", reason=why, message_id=f"skipped/{of}")
+
+
+def test_an_announcement_is_told_when_it_changes(caplog: pytest.LogCaptureFixture) -> None:
+    again = replace(announce(1), retry=2, message_id="run/1.2/measure")
+    beacons = [announce(1, deadline) for deadline in ("measure", "train") for _ in range(27)]
+    assert told(caplog, *beacons, again, again, announce(2)) == [
+        "run run round 1 of 3: measure",
+        "run run round 1 of 3: train",
+        "run run round 1 of 3: measure, tried again (2)",
+        "run run round 2 of 3: measure",
+    ]
+
+
+def test_why_a_device_has_no_task_is_told_once_until_it_changes_or_there_was_one(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    messages = (
+        *(announce(1), Receipt(of="telemetry.s1.run.1", status="accepted"), skip(1), skip(1)),
+        *(announce(2), skip(1, "late"), skip(2), skip(2, "its link is \x1b[2J slow")),
+        *(announce(3), train_task("t", 3), skip(3, "its link is \x1b[2J slow"), skip(3, "x", retry=".1")),
+    )
+    lines = [line for line in told(caplog, *messages) if "no task" in line]
+    assert lines == [
+        f"round 1: this device has no task: {WHY}",
+        "round 2: this device has no task: its link is  [2J slow",
+        "round 3: this device has no task: its link is  [2J slow",
+    ]
+
+
+def test_a_session_shows_it(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    rig = Rig(tmp_path)
+    other = rig.broker.client("other")
+    other.open(())
+    rig.server.announce(announce(1))
+    rig.until(lambda: "telemetry" in {message.KIND for message in rig.server.heard})
+    other.publish("subfleet/1/main/down/pi/receipt", encode(skip()))
+    with caplog.at_level(logging.INFO):
+        for _ in range(200):
+            rig.turn()
+    lines = [record.getMessage() for record in caplog.records]
+    assert [line for line in lines if "no task" in line] == [f"round 1: this device has no task: {WHY}"]
+    assert not [line for line in lines if "measure" in line]  # it was told before

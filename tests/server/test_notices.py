@@ -1,0 +1,81 @@
+"""A device that gets no task is told why, however often that is lost."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from server.coordinator_cases import CLIENTS, measured, measuring, plan_of, prepared, profile, telemetry, training
+from server.fake_device import Behaviour
+from server.server_rig import World, config, fleet
+
+from subfleet.protocol.messages import Presence, Receipt
+from subfleet.protocol.readings import Reading
+from subfleet.server.actions import Action, Reply
+from subfleet.server.coordinator import step
+from subfleet.server.events import Heard, Measured, PrepareFailed
+from subfleet.transport.memory import FaultPlan
+
+PLAN = plan_of()
+LITTLE = 10
+
+
+def notices(actions: tuple[Action, ...]) -> dict[str, Receipt]:
+    """What clients are told of tasks that they do not get."""
+    replies = [action for action in actions if isinstance(action, Reply)]
+    return {one.client_id: one.receipt for one in replies if one.receipt.reason and one.receipt.status == "accepted"}
+
+
+def test_who_is_skipped_is_told_in_the_very_step_and_with_every_heartbeat_of_the_round() -> None:
+    state = measuring(PLAN)
+    poor = replace(telemetry(PLAN, "ada", memory_bytes=LITTLE), message_id="its telemetry")
+    state, actions = step(PLAN, state, Measured(telemetry=poor), 2.0)
+    assert notices(actions) == {}
+    for name in CLIENTS[1:]:
+        state, actions = step(PLAN, state, measured(PLAN, name), 2.0)
+    told = notices(actions)
+    assert told.keys() == {"ada"}
+    assert told["ada"].of == "its telemetry"
+    assert told["ada"].reason.startswith("no subnet fits: the smallest needs")
+    for name in CLIENTS:
+        alive = Heard(presence=Presence(client_id=name, session_id=f"{name}-1", online=True))
+        assert notices(step(PLAN, state, alive, 3.0)[1]) == ({"ada": told["ada"]} if name == "ada" else {})
+
+
+def test_a_device_that_can_take_no_part_at_all_is_told_with_its_receipt() -> None:
+    state = measuring(PLAN)
+    away = replace(telemetry(PLAN, "ada"), reading=Reading(available=False))
+    _, actions = step(PLAN, state, Measured(telemetry=away), 2.0)
+    assert notices(actions)["ada"].reason == "the device is not available now"
+
+
+def test_a_program_that_cannot_be_written_is_told_too_and_who_has_a_task_is_told_nothing() -> None:
+    state = measuring(PLAN)
+    for name in CLIENTS:
+        state, _ = step(PLAN, state, measured(PLAN, name), 2.0)
+    state, actions = step(PLAN, state, prepared(PLAN, state, "bob"), 2.0)
+    assert notices(actions) == {}
+    failed = PrepareFailed(client_id="ada", round=1, attempt=0, reason="export failed: no")
+    assert notices(step(PLAN, state, failed, 2.0)[1])["ada"].reason == "export failed: no"
+    assert profile("bob").client_id in training(PLAN).seats
+
+
+def test_in_a_try_that_leaves_nothing_to_fold_everybody_is_told() -> None:
+    state, told = measuring(PLAN), {}
+    for name in CLIENTS:
+        state, actions = step(PLAN, state, Measured(telemetry=telemetry(PLAN, name, memory_bytes=LITTLE)), 2.0)
+        told |= notices(actions)
+    assert (state.phase, state.retry) == ("measure", 1)
+    assert told.keys() == set(CLIENTS)
+
+
+@pytest.mark.slow
+def test_on_a_link_that_loses_half_of_all_messages_a_skipped_device_hears_why(tmp_path: Path) -> None:
+    devices = {**fleet(), "dot": Behaviour(memory_budget_bytes=lambda _: LITTLE)}
+    for seed in range(3):
+        faults = FaultPlan(seed=seed, loss=0.5)
+        world = World(tmp_path / str(seed), config(min_clients=4), devices, faults=faults)
+        heard = world.devices["dot"].receipts
+        world.run(until=lambda heard=heard: any(receipt.reason for receipt in heard.values()))  # type: ignore[misc]  # bound now
+        assert world.server.state.round == 1
+        (told,) = [receipt for receipt in heard.values() if receipt.reason]
+        assert told.reason.startswith("no subnet fits: the smallest needs")
