@@ -1,6 +1,7 @@
 """Loads each device's own model in a fresh process, as its user would, and measures its accuracy."""
 
 import json
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -8,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from subfleet.protocol.errors import RunError
+from subfleet.protocol.exit_codes import ExitCode
 
 __all__ = ["accuracies"]
 
@@ -24,6 +26,7 @@ def accuracies(models: Sequence[Path], data: Path, *, at_once: int = 2) -> tuple
 
     Raises:
         RunError: a process failed; the text carries its own sentence.
+        KeyboardInterrupt: Ctrl-C, which reaches every process of a terminal, has ended one.
     """
     with ThreadPoolExecutor(max_workers=at_once) as pool:
         return tuple(pool.map(lambda model: _accuracy(model, data), models))
@@ -37,6 +40,16 @@ def _accuracy(model: Path, data: Path) -> float:
         )
     except subprocess.TimeoutExpired as error:
         raise RunError(f"predicting with {model} took more than {TIMEOUT_S:g} s; look at the file") from error
+    if done.returncode in (ExitCode.INTERRUPTED, -signal.SIGINT):
+        raise KeyboardInterrupt
     if done.returncode != 0:
-        raise RunError(f"predicting with {model} failed: {done.stderr.strip().splitlines()[-1:]}")
+        raise RunError(f"predicting with {model} failed: {_reason(done.returncode, done.stderr)}")
     return float(json.loads(done.stdout)["accuracy"])
+
+
+def _reason(code: int, stderr: str) -> str:
+    """The last thing that a process said, or how it ended without a word."""
+    said = stderr.strip().splitlines()
+    if said:
+        return said[-1]
+    return f"it was killed by signal {-code}" if code < 0 else f"it ended with exit code {code} and said nothing"
