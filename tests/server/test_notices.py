@@ -60,7 +60,8 @@ def test_a_program_that_cannot_be_written_is_told_too_and_who_has_a_task_is_told
 
 
 def test_in_a_try_that_leaves_nothing_to_fold_everybody_is_told() -> None:
-    state, told = measuring(PLAN), {}
+    state = measuring(PLAN)
+    told: dict[str, Receipt] = {}
     for name in CLIENTS:
         state, actions = step(PLAN, state, Measured(telemetry=telemetry(PLAN, name, memory_bytes=LITTLE)), 2.0)
         told |= notices(actions)
