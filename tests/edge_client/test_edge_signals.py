@@ -3,6 +3,7 @@
 import signal
 import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
@@ -82,6 +83,37 @@ def test_a_signal_stops_a_joined_device_cleanly(tmp_path: Path, data: str, numbe
             assert device.returncode == 0
     assert "start the same command again" in rest
     assert "Traceback" not in rest
+
+
+@pytest.mark.slow
+@pytest.mark.broker
+@pytest.mark.parametrize("comes", [True, False])
+def test_a_broker_is_waited_for_until_it_comes_or_ctrl_c_does(tmp_path: Path, data: str, comes: bool) -> None:
+    broker = pytest.importorskip("subfleet.server.broker").EmbeddedBroker()
+    with broker:
+        pass  # only to have an address
+    command = [sys.executable, "-m", "subfleet.edge_client.cli", "join", broker.url, "--data", data, "--id", "pi"]
+    command += ["--state", str(tmp_path / "state"), "--wait"]
+    with ExitStack() as stack:
+        device = stack.enter_context(subprocess.Popen(command, stderr=subprocess.PIPE, text=True))
+        stack.callback(device.kill)
+        assert device.stderr is not None
+        waiting = []
+        for line in device.stderr:
+            if "waiting for it until Ctrl-C" in line:
+                waiting.append(line)
+                break
+        if comes:
+            stack.enter_context(broker)
+            for line in device.stderr:
+                waiting += [line] if "waiting for it" in line else []
+                if "connected as pi" in line:
+                    break
+        device.send_signal(signal.SIGINT)
+        _, rest = device.communicate(timeout=30)
+    assert device.returncode == 0, rest
+    assert len(waiting) == 1
+    assert "stopped; start the same command again" in rest
 
 
 @pytest.mark.slow

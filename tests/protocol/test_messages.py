@@ -15,6 +15,7 @@ from subfleet.protocol.messages import (
     MAX_CONTROL_BYTES,
     MESSAGES,
     SCHEMA_VERSION,
+    Claim,
     Message,
     Presence,
     Profile,
@@ -113,6 +114,10 @@ def test_the_bytes_of_a_message_are_fixed() -> None:
     message = Presence(client_id="pi-4", session_id="s", online=True, message_id="m")
     assert encode(message) == (
         b'{"client_id":"pi-4","kind":"presence","message_id":"m","online":true,"schema":1,"session_id":"s"}'
+    )
+    claim = Claim(session_id="s", holder="pi-4", since_s=1.5, message_id="m")
+    assert encode(claim) == (
+        b'{"holder":"pi-4","kind":"claim","message_id":"m","schema":1,"session_id":"s","since_s":1.5}'
     )
 
 

@@ -28,6 +28,7 @@ from subfleet.protocol.subnet import SubnetSpec, parse_spec
 from subfleet.protocol.topics import Topics
 from subfleet.transport.address import BrokerOptions, mqtt_client_id
 from subfleet.transport.base import Transport
+from subfleet.transport.claiming import ClaimingTransport, device_place
 from subfleet.transport.mqtt import MqttTransport
 from subfleet.transport.pacing import PacedTransport
 from subfleet.transport.waiting import WaitingTransport
@@ -107,6 +108,7 @@ def join(options: JoinOptions) -> None:
     broker: Transport = MqttTransport(address, mqtt_client_id(options.fleet, "device", client_id))
     if options.wait:
         broker = WaitingTransport(broker, lambda: stop.made)
+    broker = ClaimingTransport(broker, device_place(topics, client_id))
     transport, meter = _link(options.replay, broker, lambda: sum(trainer.held_bytes for trainer in trainers))
     with AgentStore.held(options.state or default_state_folder(options.fleet, client_id)) as store:
         runtimes = [options.runtime] if options.runtime else profile.runtimes

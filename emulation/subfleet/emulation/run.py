@@ -16,6 +16,7 @@ from subfleet.emulation.slices import Slices, cut
 from subfleet.export.cache import CacheFolder
 from subfleet.export.pool import ExportPool
 from subfleet.protocol.errors import RunError, SubfleetError
+from subfleet.protocol.topics import Topics
 from subfleet.server.broker import EmbeddedBroker
 from subfleet.server.config import LogClock, ServerConfig
 from subfleet.server.observing import GuardedObserver
@@ -24,6 +25,7 @@ from subfleet.server.results import write_results
 from subfleet.server.session import Server
 from subfleet.server.watch import Watch
 from subfleet.transport.address import BrokerAddress, mqtt_client_id, parse_url
+from subfleet.transport.claiming import ClaimingTransport, server_place
 from subfleet.transport.mqtt import MqttTransport
 
 __all__ = ["Outcome", "run_experiment", "server_config"]
@@ -89,9 +91,11 @@ def run_experiment(
         fleet = stack.enter_context(Fleet(commands, output_folder=folder / "output"))
         watch = stack.enter_context(Watch([fleet.check, *([embedded.start] if embedded else [])], stop))
         config = server_config(experiment, slices.test)
+        transport = MqttTransport(address, mqtt_client_id(config.fleet, "server", config.name))
+        place = server_place(Topics(config.fleet), config.name)
         server = Server(
             config,
-            MqttTransport(address, mqtt_client_id(config.fleet, "server", config.name)),
+            ClaimingTransport(transport, place, tell=observer.say),
             observer,
             state_folder=folder / "server",
             exports=exports,

@@ -6,6 +6,7 @@ SubfleetError                 every error that we raise on purpose; carries the 
 ├── DataError                 training data cannot be used
 ├── TransportError            the broker refuses us, or cannot be trusted: correct what the text names
 │   └── UnreachableError      the broker is not there: wait for it, or check the address
+├── TakenError                another process has the place of this one: choose another, or stop it
 ├── PortError                 an address is taken: choose another
 ├── ProtocolError             bytes that are not a valid message: drop them
 │   └── TooLargeError         bytes refused by their announced size, before anything was allocated
@@ -33,6 +34,7 @@ __all__ = [
     "ProtocolError",
     "RunError",
     "SubfleetError",
+    "TakenError",
     "TooLargeError",
     "TrainingError",
     "TransportError",
@@ -79,6 +81,12 @@ class PortError(SubfleetError):
     """A network address is already taken or may not be used."""
 
     exit_code = ExitCode.PORT
+
+
+class TakenError(SubfleetError):
+    """Another server serves the fleet, or another device has the id, and was first."""
+
+    exit_code = ExitCode.TAKEN
 
 
 class ProtocolError(SubfleetError):

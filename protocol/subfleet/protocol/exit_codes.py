@@ -18,6 +18,7 @@ class ExitCode(IntEnum):
     TRANSPORT = 20  # the broker cannot be reached or refuses us
     PROTOCOL = 21  # what was received is not a valid message
     PORT = 22  # an address that is already taken
+    TAKEN = 23  # another process serves this fleet, or has this device's id
     EXPORT = 30  # a program that cannot be written or does not match PyTorch
     TRAINING = 31  # a training step that failed on the device
     MISSING_EXTRA = 40  # a package that this command needs is not installed

@@ -4,6 +4,7 @@ All metadata is in the payload, so that MQTT 3.1.1 and 5 carry them alike. `deco
 else, whatever the bytes.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -24,6 +25,7 @@ __all__ = [
     "ArchitectureProblem",
     "BlobMissing",
     "ChunkRequest",
+    "Claim",
     "Deployed",
     "Message",
     "Presence",
@@ -314,8 +316,30 @@ class BlobMissing:
     message_id: str = field(default_factory=new_message_id)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Claim:
+    """Says who has a place that only one may have (retained, on the place's topic): a fleet's server, a device's id.
+
+    Attributes:
+        session_id: of this start of the process.
+        holder: what it says of itself: the run that it serves, the device's id.
+        since_s: Unix time at which the session began, in seconds; of two the earlier one stays.
+    """
+
+    KIND: ClassVar[str] = "claim"
+    session_id: str
+    holder: str
+    since_s: float
+    message_id: str = field(default_factory=new_message_id)
+
+    def __post_init__(self) -> None:
+        check_client_id(self.holder)
+        if not 0 <= self.since_s < math.inf:
+            raise ValueError(f"since_s is {self.since_s}, but must be 0 or more")
+
+
 _Answer = Refusal | Update | Scores | Deployed
-Message = Presence | Profile | Telemetry | RoundInfo | Task | _Answer | Receipt | ChunkRequest | BlobMissing
+Message = Presence | Profile | Telemetry | RoundInfo | Task | _Answer | Receipt | ChunkRequest | BlobMissing | Claim
 
 MESSAGES: Mapping[str, type[Message]] = MappingProxyType({kind.KIND: kind for kind in get_args(Message)})
 

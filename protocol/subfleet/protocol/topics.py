@@ -1,8 +1,9 @@
 """Topics: the only place where a topic string is made or read.
 
-    subfleet/1/<fleet>/all/round                 server to everyone, retained
+    subfleet/1/<fleet>/all/<kind>                server to everyone, retained; "claim" is for other servers
     subfleet/1/<fleet>/down/<client>/<kind>      server to one device; "task" is retained
-    subfleet/1/<fleet>/up/<client>/<kind>        one device to the server; "presence" and "profile" are retained
+    subfleet/1/<fleet>/up/<client>/<kind>        one device to the server; "presence" and "profile" are
+                                                 retained, and "claim", which is for other devices of that id
 
 A broker's access list needs three rules: a device reads `all/#` and `down/<its id>/#`, and reads and writes
 `up/<its id>/#`.

@@ -8,6 +8,7 @@ import typer
 
 from subfleet.protocol.errors import ConfigError
 from subfleet.transport.address import BrokerAddress, BrokerOptions
+from subfleet.transport.tls import context_of
 
 __all__ = ["Broker", "Ca", "Cert", "Key", "PasswordFile", "broker_address"]
 
@@ -30,11 +31,14 @@ def broker_address(
 
     Raises:
         ConfigError: the address is none, or an option is said without it.
-        FileError: the password's file cannot be read.
+        FileError: a file for TLS, or the password's, cannot be read.
     """
     if broker is not None:
         options = BrokerOptions(url=broker, ca=ca, cert=cert, key=key, password_file=password_file)
-        return options.address(os.environ)
+        address = options.address(os.environ)
+        if address.tls is not None:
+            context_of(address.tls)  # a file that cannot be used is refused before anything is loaded, cut or started
+        return address
     given = {"--ca": ca, "--cert": cert, "--key": key, "--password-file": password_file}
     for name, path in given.items():
         if path is not None:

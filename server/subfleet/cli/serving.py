@@ -10,6 +10,7 @@ from subfleet.cli.console import Display
 from subfleet.export.cache import CacheFolder
 from subfleet.export.pool import ExportPool
 from subfleet.protocol.errors import ConfigError, FileError
+from subfleet.protocol.topics import Topics
 from subfleet.server.api import serve_http
 from subfleet.server.broker import EmbeddedBroker
 from subfleet.server.config import HttpAddress
@@ -21,6 +22,7 @@ from subfleet.server.session import Server
 from subfleet.server.watch import Watch
 from subfleet.transport.address import BrokerAddress, mqtt_client_id, parse_url
 from subfleet.transport.base import Transport
+from subfleet.transport.claiming import ClaimingTransport, server_place
 from subfleet.transport.mqtt import MqttTransport
 from subfleet.transport.waiting import WaitingTransport
 
@@ -85,6 +87,7 @@ def serve_fleet(options: ServeOptions, *, display: Display, stop: threading.Even
         transport: Transport = MqttTransport(address, mqtt_client_id(config.fleet, "server", config.name))
         if options.wait:
             transport = WaitingTransport(transport, stop.is_set)
+        transport = ClaimingTransport(transport, server_place(Topics(config.fleet), config.name), tell=display.say)
         state = folder / "server"
         server = Server(config, transport, display, state_folder=state, exports=exports)
         page = stack.enter_context(serve_http(state, options.http))

@@ -7,7 +7,7 @@ from typing import Any
 
 from subfleet.protocol.blobs import Chunk, decode_chunk
 from subfleet.protocol.errors import ProtocolError
-from subfleet.protocol.messages import BlobMissing, ChunkRequest, Receipt, decode
+from subfleet.protocol.messages import BlobMissing, ChunkRequest, Claim, Receipt, decode
 from subfleet.protocol.topics import CHUNK, Topics
 from subfleet.server.events import Event, Heard, Measured, Profiled, Refused, Reported, Scored, UpdateOffered
 from subfleet.transport.base import Delivery
@@ -48,10 +48,12 @@ def read_delivery(topics: Topics, delivery: Delivery) -> tuple[str, Incoming] | 
         return None
 
 
-def _read(topics: Topics, delivery: Delivery) -> tuple[str, Incoming]:
+def _read(topics: Topics, delivery: Delivery) -> tuple[str, Incoming] | None:
     address = topics.parse(delivery.topic)
     if address.direction != "up":
         raise ProtocolError(f"topic {delivery.topic!r:.120} is not one of the devices'")
+    if address.kind == Claim.KIND:
+        return None  # devices of one id settle that among themselves
     if address.kind == CHUNK:
         return address.client_id, decode_chunk(delivery.payload)
     if address.kind not in _EVENTS and address.kind not in _TRANSFERS:

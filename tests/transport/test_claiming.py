@@ -1,0 +1,304 @@
+"""Two processes in one place: whoever was first stays, the other one ends, and both are told in a sentence."""
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import pytest
+from transport.rigs import FAULTS
+
+from subfleet.protocol.errors import TakenError
+from subfleet.protocol.messages import Claim, encode
+from subfleet.protocol.topics import Topics
+from subfleet.transport.address import mqtt_client_id, parse_url
+from subfleet.transport.base import Delivery, Transport
+from subfleet.transport.claiming import ClaimingTransport, Place, device_place, server_place
+from subfleet.transport.memory import FaultPlan, MemoryBroker
+from subfleet.transport.mqtt import MqttTransport
+
+TOPICS = Topics("main")
+CAM = device_place(TOPICS, "cam")
+
+
+@dataclass
+class Time:
+    now_s: float = 100.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+@dataclass
+class Holder:
+    """A process that wants a place."""
+
+    transport: ClaimingTransport
+    told: list[str]
+    heard: list[Delivery] = field(default_factory=list)
+    ended: str = ""
+
+    def step(self) -> None:
+        if self.ended:
+            return
+        try:
+            while (event := self.transport.poll(0)) is not None:
+                if isinstance(event, Delivery):
+                    self.heard.append(event)
+        except TakenError as error:
+            self.ended = str(error)
+            self.transport.close()
+
+
+class Street:
+    """A broker and those who claim places at it, moved by hand."""
+
+    def __init__(self, faults: FaultPlan | None = None) -> None:
+        self.clock = Time()
+        self.broker = MemoryBroker(faults, clock=self.clock)
+        self.holders: list[Holder] = []
+
+    def join(self, client_id: str, place: Place = CAM, *, since_s: float, also: tuple[str, ...] = ()) -> Holder:
+        told: list[str] = []
+        inner = self.broker.client(client_id)
+        transport = ClaimingTransport(
+            inner, place, tell=told.append, clock=self.clock, unix_time=lambda: since_s
+        )  # fmt: skip
+        transport.open(also)
+        self.holders.append(Holder(transport, told))
+        return self.holders[-1]
+
+    def run(self, seconds: float = 10.0) -> None:
+        for _ in range(int(seconds / 0.25)):
+            self.clock.now_s += 0.25
+            for holder in self.holders:
+                holder.step()
+
+
+@pytest.mark.parametrize("faults", [None, FAULTS], ids=["calm", "faulty"])
+def test_the_one_that_came_later_leaves_and_both_are_told(faults: FaultPlan | None) -> None:
+    street = Street(faults)
+    first = street.join("a", since_s=10.0)
+    street.run(40.0)
+    later = street.join("b", since_s=20.0)
+    street.run(120.0)
+    assert later.ended == (
+        "another device of the id 'cam' was in this fleet first; give this one another with --id, or stop it"
+    )
+    assert not first.ended
+    assert first.told == ["another device of the id 'cam' came to this fleet; it is to leave, as this one was first"]
+    assert not later.told
+
+
+def test_who_was_first_does_not_hang_on_who_connected_first() -> None:
+    street = Street()
+    later = street.join("b", since_s=20.0)
+    street.run()
+    first = street.join("a", since_s=10.0)
+    street.run()
+    assert later.ended
+    assert (first.ended, len(first.told)) == ("", 1)
+
+
+def test_of_two_that_came_at_once_one_stays() -> None:
+    street = Street()
+    both = [street.join("a", since_s=10.0), street.join("b", since_s=10.0)]
+    street.run()
+    assert sorted(bool(holder.ended) for holder in both) == [False, True]
+
+
+def test_two_that_put_each_other_out_at_the_broker_are_told() -> None:
+    street = Street()
+    first = street.join("cam", since_s=10.0)
+    street.run()
+    later = street.join("cam", since_s=20.0)
+    for _ in range(6):  # the broker lets in whoever connects, and puts the other out
+        street.run(2.0)
+        if first.ended or later.ended:
+            break
+        for holder in (first, later):
+            holder.transport.open(())
+            street.run(2.0)
+    assert later.ended
+    assert not first.ended
+    assert len(first.told) == 1
+
+
+def test_one_that_takes_up_its_own_work_is_no_other() -> None:
+    street = Street()
+    before = street.join("cam", since_s=10.0)
+    street.run()
+    street.holders.remove(before)  # killed: what it said is kept by the broker
+    again = street.join("cam", since_s=20.0)
+    street.run(90.0)
+    assert (again.ended, again.told) == ("", [])
+
+
+def test_a_broker_that_shows_what_was_long_ago_ends_nobody() -> None:
+    street = Street()
+    holder = street.join("cam", since_s=20.0)
+    street.run()
+    restored = street.broker.client("restored")
+    restored.open(())
+    old = encode(Claim(session_id="old", holder="cam", since_s=1.0))
+    for _ in range(3):  # after every connect
+        restored.publish(CAM.topic, old, retain=True)
+        street.run()
+    assert (holder.ended, holder.told) == ("", [])
+
+
+def test_one_that_cannot_hear_itself_says_so_once() -> None:
+    clock, told = Time(), [""]
+    broker = MemoryBroker(clock=clock)
+    # Another topic stands for a broker that hands nothing on.
+    inner = broker.client("cam")
+    transport = ClaimingTransport(inner, CAM, tell=told.append, clock=clock)
+    inner.open(())
+    for _ in range(200):
+        clock.now_s += 0.25
+        transport.poll(0)
+    assert len(told) == 2
+    assert told[1].startswith(f"what is said on {CAM.topic} does not come back")
+
+
+def test_damaged_words_end_nobody() -> None:
+    street = Street()
+    holder = street.join("cam", since_s=20.0)
+    street.run()
+    stranger = street.broker.client("stranger")
+    stranger.open(())
+    good = encode(Claim(session_id="s", holder="cam", since_s=1.0))
+    for payload in (b"{", good.replace(b"1.0", b"-1"), good.replace(b'"cam"', b'"[/]"'), b"", b"\xff" * 1000):
+        stranger.publish(CAM.topic, payload)
+    street.run()
+    assert (holder.ended, holder.told) == ("", [])
+
+
+def test_a_place_is_given_back() -> None:
+    street = Street()
+    holder = street.join("cam", since_s=10.0)
+    street.run()
+    holder.transport.close()
+    watcher = street.broker.client("watcher")
+    watcher.open((CAM.topic,))
+    assert not [event for event in iter(lambda: watcher.poll(0), None) if isinstance(event, Delivery)]
+
+
+def test_a_second_server_says_nothing_before_the_first_one_could_answer() -> None:
+    street = Street()
+    device = street.broker.client("device")
+    device.open((TOPICS.all("round"),))
+    first = street.join("main:server:long", server_place(TOPICS, "long"), since_s=10.0)
+    street.run()
+    later = street.join("main:server:short", server_place(TOPICS, "short"), since_s=20.0)
+    for _ in range(40):
+        street.run(0.25)
+        later.transport.publish(TOPICS.all("round"), b"mine")
+    assert later.ended == "run 'long' serves this fleet on this broker already; choose another fleet, or stop that run"
+    assert first.told == [
+        "another server, of run 'short', came to this fleet; it is to leave, as this one was first"
+    ]  # fmt: skip
+    assert not [event for event in iter(lambda: device.poll(0), None) if isinstance(event, Delivery)]
+
+
+def test_a_server_that_was_killed_speaks_again_after_a_while() -> None:
+    street = Street()
+    street.join("main:server:run", server_place(TOPICS, "run"), since_s=10.0)
+    street.run()
+    street.holders.clear()
+    device = street.broker.client("device")
+    device.open((TOPICS.all("round"),))
+    again = street.join("main:server:run", server_place(TOPICS, "run"), since_s=20.0)
+    for _ in range(20):
+        street.run(0.25)
+        again.transport.publish(TOPICS.all("round"), b"mine")
+    assert [event for event in iter(lambda: device.poll(0), None) if isinstance(event, Delivery)]
+
+
+def test_fleets_and_roles_and_names_share_no_client_id() -> None:
+    ids = {
+        mqtt_client_id(fleet, role, name)
+        for fleet in ("main", "other", "main:device", "main-device")
+        for role in ("server", "device", "doctor")
+        for name in ("server", "cam", "device-cam")
+        if ":" not in fleet
+    }
+    assert len(ids) == 3 * 3 * 3
+
+
+def _end_of(transports: dict[str, tuple[Transport, list[str]]], limit: int = 1200) -> dict[str, str]:
+    """Who ended with which sentence, when somebody has and the others were told."""
+    ended: dict[str, str] = {}
+    for _ in range(limit):
+        for name, (transport, _) in transports.items():
+            if name in ended:
+                continue
+            try:
+                transport.poll(0.05)
+            except TakenError as error:
+                ended[name] = str(error)
+                transport.close()
+        if ended and all(told for name, (_, told) in transports.items() if name not in ended):
+            return ended
+    raise AssertionError("nobody found out")
+
+
+def _claiming(url: str, client_id: str, place: Place, since_s: float) -> tuple[Transport, list[str]]:
+    told: list[str] = []
+    inner = MqttTransport(parse_url(url), client_id)
+    transport = ClaimingTransport(inner, place, repeat_s=0.5, tell=told.append, unix_time=lambda: since_s)
+    transport.open(())
+    return transport, told
+
+
+@pytest.fixture(scope="module")
+def urls(request: pytest.FixtureRequest) -> Callable[[str], str]:
+    return lambda kind: str(request.getfixturevalue(f"{kind}_url"))
+
+
+@pytest.mark.slow
+@pytest.mark.broker
+@pytest.mark.parametrize("kind", ["embedded", "mosquitto"])
+def test_two_devices_of_one_id_stop_putting_each_other_out(
+    urls: Callable[[str], str], kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    url, client_id = urls(kind), mqtt_client_id("main", "device", f"cam-{kind}")
+    place = device_place(TOPICS, f"cam-{kind}")
+    transports = {"first": _claiming(url, client_id, place, 10.0)}
+    transports["first"][0].poll(0.5)
+    transports["later"] = _claiming(url, client_id, place, 20.0)
+    caplog.set_level(logging.CRITICAL)
+    try:
+        ended = _end_of(transports)
+    finally:
+        for transport, _ in transports.values():
+            transport.close()
+    assert list(ended) == ["later"]
+    assert len(transports["first"][1]) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.broker
+@pytest.mark.parametrize("kind", ["embedded", "mosquitto"])
+def test_two_servers_of_one_fleet_are_told_and_two_of_two_fleets_live_together(
+    urls: Callable[[str], str], kind: str
+) -> None:
+    url, fleet = urls(kind), f"fleet-{kind}"
+
+    def serve(fleet: str, run: str, since_s: float) -> tuple[Transport, list[str]]:
+        place = server_place(Topics(fleet), run)
+        return _claiming(url, mqtt_client_id(fleet, "server", run), place, since_s)
+
+    transports = {"first": serve(fleet, "long", 10.0)}
+    other = serve(f"{fleet}-2", "long", 20.0)
+    transports["first"][0].poll(0.5)
+    transports["later"] = serve(fleet, "short", 30.0)
+    try:
+        ended = _end_of(transports)
+        assert list(ended) == ["later"]
+        assert len(transports["first"][1]) == 1
+        for _ in range(20):
+            other[0].poll(0.05)
+        assert not other[1]
+    finally:
+        for transport, _ in (*transports.values(), other):
+            transport.close()
