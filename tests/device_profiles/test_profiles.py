@@ -47,6 +47,7 @@ def test_a_profile_is_read_from_a_file(tmp_path: Path) -> None:
         (MINIMAL + "macs_per_s = 0.0\n", "macs_per_s is 0.0"),
         (MINIMAL + 'operators = ["Conv", ""]\n', "operators is ['Conv', '']"),
         (MINIMAL + 'memory_limit = "300MB"\n', "memory_limit is '300MB', but must be a size such as 300M"),
+        (MINIMAL + 'disk_limit = "much"\n', "disk_limit is 'much', but must be a size such as 300M"),
         (MINIMAL + "memory = 7\n", "memory is an unknown key"),
         (MINIMAL.replace('name = "board"\n', ""), "name is missing"),
         (MINIMAL + "threads = true\n", "threads is True, but must be int"),
@@ -82,6 +83,8 @@ def test_the_budget_is_the_least_of_share_and_limit() -> None:
     assert memory_budget_bytes(Reading(memory_free_bytes=1000), 0.25, limit_bytes=300) == 250
     assert memory_budget_bytes(Reading(), 0.25, limit_bytes=300) == 0
     assert parse_profile(MINIMAL, "board.toml").memory_limit_bytes is None
+    assert parse_profile(MINIMAL, "board.toml").disk_limit_bytes == 2_000_000_000
+    assert parse_profile(MINIMAL + 'disk_limit = "500M"\n', "board.toml").disk_limit_bytes == 500_000_000
     assert parse_profile(MINIMAL + 'memory_limit = "1.5Gi"\n', "board.toml").memory_limit_bytes == 3 * 2**29
 
 

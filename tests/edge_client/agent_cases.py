@@ -18,6 +18,7 @@ from subfleet.edge_client.states import (
     Scored,
     Trained,
 )
+from subfleet.edge_client.weighing import Weigh, Weighed
 from subfleet.protocol.blobs import BlobRef
 from subfleet.protocol.messages import Profile, Receipt, RoundInfo, Task
 from subfleet.protocol.programs import ProgramRef, TrainResult
@@ -101,12 +102,17 @@ def score_task(name: str = "s1", number: int = 1, **changes: Any) -> Task:
 
 @dataclass
 class Agent:
-    """The pure agent with its state held, so that a test reads like a story. `free` is what every reading finds."""
+    """The pure agent with its state held, so that a test reads like a story.
+
+    `free_bytes` and `downlink_bps` are what every reading finds, `room_bytes` what every look at the disk.
+    """
 
     settings: AgentSettings = field(default_factory=lambda: AgentSettings(profile=profile()))
     saved: Saved = field(default_factory=Saved)
     now_s: float = 0.0
     free_bytes: int = 2000
+    room_bytes: int = 10**9
+    downlink_bps: float | None = None
     state: AgentState = field(init=False)
     first: tuple[Action, ...] = field(init=False)
 
@@ -124,13 +130,19 @@ class Agent:
         for action in done:
             if isinstance(action, Measure):
                 done += self.step(self.measured(action))
+            elif isinstance(action, Weigh):
+                done += self.step(self.weighed(action))
         return tuple(done)
+
+    def weighed(self, weigh: Weigh) -> Weighed:
+        lacking = frozenset(blob.sha256 for blob in weigh.task.blobs)
+        return Weighed(task_id=weigh.task.task_id, lacking=lacking, room_bytes=self.room_bytes)
 
     def measured(self, measure: Measure) -> Measured:
         return Measured(
             measure=measure,
             log_time_s=measure.log_time_s,
-            reading=Reading(memory_free_bytes=self.free_bytes),
+            reading=Reading(memory_free_bytes=self.free_bytes, downlink_bps=self.downlink_bps),
             memory_budget_bytes=self.free_bytes // 2,
         )
 

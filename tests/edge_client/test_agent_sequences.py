@@ -12,6 +12,7 @@ from subfleet.edge_client.states import (
     BlobArrived,
     BlobFailed,
     Event,
+    Fetch,
     Keep,
     Leave,
     LinkDown,
@@ -29,6 +30,7 @@ from subfleet.edge_client.states import (
     Trained,
     WorkFailed,
 )
+from subfleet.edge_client.weighing import Weigh, needed_bytes
 from subfleet.protocol.messages import Message, Receipt, Refusal, RoundInfo, Scores, Task, Update
 
 pytestmark = pytest.mark.slow
@@ -50,6 +52,7 @@ class AgentMachine(RuleBasedStateMachine):
         self.trained: set[str] = set()  # tasks that this process handed to its worker
         self.outbox: dict[str, Message] = {}
         self.over: set[str] = set()  # runs whose updates nobody waits for
+        self.weighed: Task | None = None
         self.do(LinkUp())
 
     def do(self, event: Event) -> None:
@@ -57,6 +60,8 @@ class AgentMachine(RuleBasedStateMachine):
             self.check(action)
             if isinstance(action, Measure):
                 self.do(self.agent.measured(action))
+            elif isinstance(action, Weigh):
+                self.do(self.agent.weighed(action))
 
     def check(self, action: Action) -> None:
         if isinstance(action, Save):
@@ -67,6 +72,8 @@ class AgentMachine(RuleBasedStateMachine):
             assert action.task.planned_peak_bytes <= action.memory_limit_bytes
             self.worker = action.task.task_id
             self.trained.add(action.task.task_id)
+        elif isinstance(action, (Weigh, Fetch)):
+            self.check_room(action)
         elif isinstance(action, Keep):
             self.outbox[action.message.message_id] = action.message
             if not hasattr(action.message, "reading"):
@@ -79,6 +86,16 @@ class AgentMachine(RuleBasedStateMachine):
             self.do(Placed(task_id=action.task.task_id, files=("model.onnx",)))
         elif isinstance(action, Leave):
             assert self.agent.state.job is None
+
+    def check_room(self, action: Weigh | Fetch) -> None:
+        if isinstance(action, Weigh):
+            updates = {update.blob.sha256 for update in self.on_disk.updates}
+            assert action.pinned == {blob.sha256 for blob in action.task.blobs} | updates
+            self.weighed = action.task
+            return
+        assert self.weighed is not None, "nothing is fetched that was not weighed"
+        assert action.blob in self.weighed.blobs
+        assert self.agent.room_bytes >= needed_bytes(self.weighed, {blob.sha256 for blob in self.weighed.blobs})
 
     receipts: frozenset[str] = frozenset()
 
@@ -100,7 +117,9 @@ class AgentMachine(RuleBasedStateMachine):
     @rule(arrives=st.booleans())
     def transfer(self, arrives: bool) -> None:
         for sha256 in sorted(self.agent.state.job.lacking) if self.agent.state.job else []:
-            self.do(BlobArrived(sha256=sha256) if arrives else BlobFailed(sha256=sha256, reason="missing"))
+            self.do(
+                BlobArrived(sha256=sha256) if arrives else BlobFailed(sha256=sha256, reason="program", detail="missing")
+            )
 
     @rule(well=st.booleans())
     def worker_ends(self, well: bool) -> None:
@@ -117,6 +136,10 @@ class AgentMachine(RuleBasedStateMachine):
     @rule(free_bytes=st.sampled_from([500, 2000]))
     def memory_changes(self, free_bytes: int) -> None:
         self.agent.free_bytes = free_bytes
+
+    @rule(room_bytes=st.sampled_from([20, 10**9]))
+    def disk_changes(self, room_bytes: int) -> None:
+        self.agent.room_bytes = room_bytes
 
     @rule(seconds=st.sampled_from([0.1, 3.0, 20.0, 100.0]))
     def time_passes(self, seconds: float) -> None:

@@ -197,7 +197,7 @@ def test_a_blob_that_cannot_be_had_is_a_refusal_and_ends_the_other_transfers() -
     agent = connected()
     agent.hear(announce(1, "train"))
     agent.hear(train_task())
-    actions = agent.step(BlobFailed(sha256=blob("program").sha256, reason="missing: gone"))
+    actions = agent.step(BlobFailed(sha256=blob("program").sha256, reason="program", detail="gone"))
     assert one(actions, Keep).message.reason == "program"
     assert blob("weights t1") in {action.blob for action in actions if isinstance(action, CancelFetch)}
 

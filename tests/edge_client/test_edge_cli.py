@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
+from typing import NoReturn
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from subfleet.device_profiles.logs import read_log
 from subfleet.edge_client import cli, runtimes
 from subfleet.edge_client.capture import CaptureOptions, capture
 from subfleet.edge_client.joining import architecture_of, default_client_id, default_state_folder, profile_with
+from subfleet.edge_client.store import AgentStore
 from subfleet.protocol.errors import ConfigError, DataError, FileError, MissingExtraError, ProtocolError
 from subfleet.protocol.exit_codes import ExitCode
 from subfleet.protocol.programs import DataSummary, Prediction
@@ -69,6 +71,7 @@ def test_every_help_shows_an_example(capsys: pytest.CaptureFixture[str], command
         (("join", NOBODY, "--data", "x", "--memory-share", "2"), 2, "is 2, but must be above 0 and at most 1"),
         (("join", NOBODY, "--data", "x", "--memory-share", "much"), 2, "must be a number"),
         (("join", NOBODY, "--data", "x", "--memory-limit", "300m"), 2, "is '300m', but must be a size such as 300M"),
+        (("join", NOBODY, "--data", "x", "--disk-limit", "0"), 2, "is '0', but must be a size such as 300M"),
         (("join", NOBODY, "--data", "x", "--threads", "0"), 2, "1 or more"),
         (("capture", "--every", "nan"), 2, "must be above 0"),
         (("capture", "--every", "1e10"), 2, "at most 1e+09"),
@@ -249,6 +252,20 @@ def test_the_command_line_overrides_the_profile() -> None:
     assert (profile.memory_share, profile.threads) == (0.75, 3)
     assert profile_with("laptop").threads == 1
     assert profile_with("laptop", memory_limit="300M").memory_limit_bytes == 300_000_000
+    assert profile_with("laptop", disk_limit="1Gi").disk_limit_bytes == 2**30
+
+
+def test_join_holds_its_folder_to_the_limit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, data: str) -> None:
+    held: list[tuple[object, ...]] = []
+
+    def hold(*arguments: object) -> NoReturn:
+        held.append(arguments)
+        raise FileError("this test ends here")
+
+    monkeypatch.setattr(AgentStore, "held", hold)
+    command = ("join", NOBODY, "--data", data, "--state", str(tmp_path))
+    assert cli.main([*command, "--disk-limit", "50M"]) == cli.main(command) == ExitCode.FILE
+    assert held == [(tmp_path, 50_000_000), (tmp_path, 2_000_000_000)]
 
 
 def test_an_architecture_is_named_in_place_or_by_a_file(tmp_path: Path) -> None:

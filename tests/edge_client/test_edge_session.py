@@ -80,7 +80,7 @@ def test_a_blob_folder_that_vanishes_costs_tasks_and_not_the_agent(rig: Rig) -> 
     rig.until(lambda: bool(rig.server.of(Refusal)))
     rig.until(lambda: settled(rig))
     (refusal,) = {message for message in rig.server.of(Refusal) if isinstance(message, Refusal)}
-    assert (refusal.task_id, refusal.reason) == ("t2", "program")
+    assert (refusal.task_id, refusal.reason) == ("t2", "disk")
 
 
 def test_samples_take_their_room_before_training_has_its_share(rig: Rig) -> None:

@@ -22,6 +22,7 @@ from server.coordinator_cases import (
 )
 from server.server_rig import World, config, fleet
 
+from subfleet.protocol.messages import RefusalReason
 from subfleet.protocol.programs import ProgramRef
 from subfleet.server.actions import Action, Export, Prepare, PrepareScoring, SendTask
 from subfleet.server.coordinator import step
@@ -83,10 +84,11 @@ def closed(plan: Plan, state: RunState) -> RunState:
     return step(plan, state, Folded(round=state.round, accuracy=0.5, loss=1.0, sha256="0" * 64, refused={}), 4.0)[0]
 
 
-def refused(state: RunState, reason: Literal["memory", "runtime", "program", "data", "failed"]) -> RunState:
+def refused(state: RunState, reason: RefusalReason) -> RunState:
     """The first client has refused its task of the first round."""
     state, _ = step(PLAN, state, written(PLAN, state, "ada"), 2.0)
-    answer = replace(refusal(PLAN, state, "ada"), reason=reason, detail="no kernel")
+    answer = replace(refusal(PLAN, state, "ada", available_bytes=None if reason == "memory" else 10), reason=reason)
+    answer = replace(answer, detail="no kernel")
     return step(PLAN, state, Refused(refusal=answer), 3.0)[0]
 
 
@@ -108,9 +110,23 @@ def test_a_size_whose_program_a_device_cannot_run_is_not_given_to_it_again(
     assert {size_of(state.seats[name]) for name in CLIENTS[1:]} == {first}, "others may have it"
 
 
-@pytest.mark.parametrize("reason", ["memory", "data", "failed"])
-def test_what_says_nothing_of_the_program_is_not_remembered(reason: Literal["memory", "data", "failed"]) -> None:
+@pytest.mark.parametrize("reason", ["memory", "data", "failed", "disk", "link"])
+def test_what_says_nothing_of_the_program_is_not_remembered(reason: RefusalReason) -> None:
     assert refused(assigned(PLAN, measuring(PLAN))[0], reason).unfit == {}
+
+
+@pytest.mark.parametrize("reason", ["disk", "link"])
+def test_a_task_that_disk_or_link_cannot_bear_is_followed_by_a_smaller_one(reason: RefusalReason) -> None:
+    """As often as a round has attempts; what is left of the disk says nothing of the memory."""
+    state, _ = assigned(PLAN, measuring(PLAN))
+    budget, tried = state.seats["ada"].budget, []
+    while state.seats["ada"].stage == "preparing":
+        tried.append(size_of(state.seats["ada"]))
+        state = refused(state, reason)
+        assert state.seats["ada"].budget == budget
+    assert tried == [size.spec_id for size in reversed(PLAN.space[-PLAN.config.max_attempts :])]
+    assert (state.seats["ada"].stage, state.seats["ada"].reason) == ("refused", f"{reason}: no kernel")
+    assert {seat.stage for name, seat in state.seats.items() if name != "ada"} == {"preparing"}
 
 
 def test_a_runtime_that_refuses_every_program_ends_its_round_refused_and_its_run_skipped() -> None:

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from subfleet.protocol.blobs import CHUNK_BYTES, BlobRef, ByteRange
-from subfleet.protocol.errors import FileError, TooLargeError
+from subfleet.protocol.errors import FileError, NoRoomError, TooLargeError
 from subfleet.transport.blob_store import BlobStore
 
 
@@ -136,19 +136,104 @@ def test_prune_keeps_what_it_is_told(tmp_path: Path) -> None:
 
 def test_the_least_recently_used_blobs_go_first(tmp_path: Path) -> None:
     ticks = itertools.count(1)
-    store = BlobStore(tmp_path, limit_bytes=10, clock_ns=lambda: next(ticks))
+    store = BlobStore(tmp_path, limit_bytes=lambda: 10, clock_ns=lambda: next(ticks))
     first, second = store.add(b"1111"), store.add(b"2222")
     store.path(first)
     third = store.add(b"3333")
     assert [store.has(ref) for ref in (first, second, third)] == [True, False, True]
-    large = store.add(b"4" * 20)  # above the limit all by itself, but about to be used
-    assert [store.has(ref) for ref in (first, third, large)] == [False, False, True]
+    with pytest.raises(NoRoomError, match=r"20 bytes cannot be written .* may hold 10 bytes, and 0 of them are in use"):
+        store.add(b"4" * 20)
+    assert [store.has(ref) for ref in (first, third)] == [True, True], "what cannot be stored makes nothing go"
     fetched = BlobRef.of(b"5555")
     partial = store.partial(fetched)
+    assert [store.has(ref) for ref in (first, third)] == [False, True]
     partial.write(0, b"5555")
     assert partial.commit()
-    assert not store.has(large)
     assert store.has(fetched)
+
+
+def test_pinned_blobs_stay_and_what_does_not_fit_beside_them_is_refused(tmp_path: Path) -> None:
+    ticks = itertools.count(1)
+    store = BlobStore(tmp_path, limit_bytes=lambda: 10, clock_ns=lambda: next(ticks))
+    first, second = store.add(b"1111"), store.add(b"2222")
+    store.pin({first.sha256})
+    assert store.room_bytes == 6
+    third = store.add(b"333333")
+    assert [store.has(ref) for ref in (first, second, third)] == [True, False, True]
+    source = tmp_path / "source"
+    source.write_bytes(b"4" * 7)
+    for refused in (lambda: store.add_file(source), lambda: store.partial(BlobRef.of(b"5" * 7))):
+        with pytest.raises(NoRoomError, match="and 4 of them are in use"):
+            refused()
+    store.pin(set())
+    store.add_file(source)
+    assert not store.has(first)
+
+
+Step = tuple[str, int, int]
+
+
+class _Limited:
+    """A store with a limit, and what a user of it was told."""
+
+    def __init__(self, folder: Path, limit_bytes: int) -> None:
+        self.store = BlobStore(folder, limit_bytes=lambda: limit_bytes)
+        self.folder = folder
+        self.pinned: dict[str, BlobRef] = {}
+        self.known: dict[int, BlobRef] = {}
+
+    def take(self, kind: str, name: int, size_bytes: int) -> None:
+        content = bytes([name]) * size_bytes
+        ref = BlobRef.of(content)
+        if kind == "add":
+            self.store.add(content)
+        elif kind == "file":
+            (self.folder.parent / "source").write_bytes(content)
+            self.store.add_file(self.folder.parent / "source")
+        elif kind == "begin":
+            self.store.partial(ref)
+        elif kind == "fetch":
+            partial = self.store.partial(ref)
+            partial.write(0, content)
+            assert partial.commit()
+        elif kind == "use" and name in self.known and self.store.has(self.known[name]):
+            self.store.path(self.known[name])
+        elif kind == "pin":
+            held = [one for one in self.known.values() if self.store.has(one)]
+            self.pinned = {one.sha256: one for one in held[-2:]}
+            self.store.pin(self.pinned.keys())
+        if kind in ("add", "file", "fetch"):
+            self.known[name] = ref
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    limit_bytes=st.integers(0, 100),
+    steps=st.lists(
+        st.tuples(
+            st.sampled_from(["add", "file", "begin", "fetch", "use", "pin", "again"]),
+            st.integers(0, 9),
+            st.integers(1, 60),
+        ),
+        max_size=25,
+    ),
+)
+def test_whatever_is_stored_the_limit_holds_and_nothing_pinned_goes(
+    tmp_path_factory: pytest.TempPathFactory, limit_bytes: int, steps: list[Step]
+) -> None:
+    folder = tmp_path_factory.mktemp("limited") / "store"
+    limited = _Limited(folder, limit_bytes)
+    for kind, name, size_bytes in steps:
+        before = _files(folder)
+        if kind == "again":
+            limited.store = BlobStore(folder, limit_bytes=lambda: limit_bytes)
+            limited.store.pin(limited.pinned.keys())
+        try:
+            limited.take(kind, name, size_bytes)
+        except NoRoomError:
+            assert _files(folder) == before, "what is refused costs nothing"
+        assert sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()) <= limit_bytes
+        assert all(limited.store.has(ref) for ref in limited.pinned.values())
 
 
 def test_left_over_temporary_files_are_removed(tmp_path: Path) -> None:

@@ -49,6 +49,8 @@ class DeviceProfile:
             memory into a budget; it is a choice of whoever runs the device, not a fact about it.
         memory_limit: the most that it gives to training, a size such as "300M", whatever its share comes to; None is no
             limit.
+        disk_limit: the most that the device's folder may hold, a size such as "500M": programs, weights, updates and
+            models. It never takes more than half of the free disk, either.
         runtimes: program targets to try, the preferred one first.
         threads: of the runtime while it trains.
         provider: what the runtime computes with: "cpu", or "cuda" with a build of it that has that.
@@ -71,6 +73,7 @@ class DeviceProfile:
     cores: int | None = None
     macs_per_s: float | None = None
     memory_limit: str | None = None
+    disk_limit: str = field(default="2G", metadata=ADDED_LATER)
     operators: tuple[str, ...] = ()
     architecture: SubnetSpec | None = field(default=None, metadata=ADDED_LATER)
     sources: tuple[str, ...] = ()
@@ -80,10 +83,11 @@ class DeviceProfile:
             raise ValueError("name is empty, but must name the device")
         if not 0 < self.memory_share <= 1:
             raise ValueError(f"memory_share is {self.memory_share}, but must be above 0 and at most 1")
-        try:
-            _ = self.memory_limit_bytes
-        except ValueError as error:
-            raise ValueError(f"memory_limit {error}") from None
+        for name in ("memory_limit", "disk_limit"):
+            try:
+                getattr(self, f"{name}_bytes")
+            except ValueError as error:
+                raise ValueError(f"{name} {error}") from None
         if not self.runtimes or len(set(self.runtimes)) != len(self.runtimes):
             raise ValueError(f"runtimes is {list(self.runtimes)}, but must name 1 or more, each once")
         if self.macs_per_s is not None and self.macs_per_s <= 0:
@@ -99,6 +103,11 @@ class DeviceProfile:
     def memory_limit_bytes(self) -> int | None:
         """The most that it gives to training; None is no limit."""
         return None if self.memory_limit is None else bytes_of(self.memory_limit)
+
+    @property
+    def disk_limit_bytes(self) -> int:
+        """The most that the device's folder may hold."""
+        return bytes_of(self.disk_limit)
 
 
 def memory_budget_bytes(

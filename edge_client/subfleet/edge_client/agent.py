@@ -40,7 +40,6 @@ from subfleet.edge_client.states import (
     Placed,
     Prune,
     Publish,
-    Reason,
     Received,
     Save,
     Saved,
@@ -52,7 +51,8 @@ from subfleet.edge_client.states import (
     Trained,
     WorkFailed,
 )
-from subfleet.protocol.messages import Receipt, RoundInfo, Task, Telemetry
+from subfleet.edge_client.weighing import Weigh, Weighed, objection
+from subfleet.protocol.messages import Receipt, RefusalReason, RoundInfo, Task, Telemetry
 
 __all__ = ["start", "step"]
 
@@ -213,9 +213,8 @@ def _advance(state: AgentState) -> Step:
     actions: tuple[Action, ...] = ()
     job = state.job
     if job is not None and job.stage == "waiting" and is_open(state.round, job.task):
-        blobs = job.task.blobs
-        job = replace(job, stage="fetching", lacking=frozenset(blob.sha256 for blob in blobs))
-        actions += tuple(Fetch(blob=blob) for blob in blobs)
+        job = replace(job, stage="weighing")
+        actions += (Weigh(task=job.task, pinned=state.saved().pinned()),)
     if job is not None and job.stage == "fetching" and not job.lacking and state.running is None:
         if job.task.work == "deploy":
             job = replace(job, stage="working")
@@ -225,6 +224,19 @@ def _advance(state: AgentState) -> Step:
             log_time_s = state.round.log_time_s if state.round is not None else None
             actions += (Measure(purpose="task", task_id=job.task.task_id, log_time_s=log_time_s),)
     return replace(state, job=job), actions
+
+
+def _on_weighed(settings: AgentSettings, state: AgentState, event: Weighed, now_s: float) -> Step:
+    job = state.job
+    if job is None or job.stage != "weighing" or job.task.task_id != event.task_id:
+        return state, ()
+    against = objection(job.task, event, state.reading, job.deadline_at_s - now_s)
+    if against is not None:
+        return _refuse(settings, state, against.reason, against.detail, now_s, against.available_bytes)
+    # What is here is fetched, too: its digest is checked, and a damaged one comes anew.
+    blobs = job.task.blobs
+    job = replace(job, stage="fetching", lacking=frozenset(blob.sha256 for blob in blobs))
+    return replace(state, job=job), tuple(Fetch(blob=blob) for blob in blobs)
 
 
 def _on_blob_arrived(_settings: AgentSettings, state: AgentState, event: BlobArrived, _now_s: float) -> Step:
@@ -237,10 +249,11 @@ def _on_blob_arrived(_settings: AgentSettings, state: AgentState, event: BlobArr
 def _on_blob_failed(settings: AgentSettings, state: AgentState, event: BlobFailed, now_s: float) -> Step:
     if state.job is None or event.sha256 not in state.job.lacking:
         return state, ()
-    return _refuse(settings, state, "program", event.reason, now_s)
+    return _refuse(settings, state, event.reason, event.detail, now_s)
 
 
 def _on_measured(settings: AgentSettings, state: AgentState, event: Measured, now_s: float) -> Step:
+    state = replace(state, reading=event.reading)
     if event.measure.purpose == "task":
         return _on_task_measured(settings, state, event, now_s)
     message = telemetry(settings, event, now_s)
@@ -309,7 +322,7 @@ def _worker_free(state: AgentState, task_id: str) -> AgentState:
 def _refuse(
     settings: AgentSettings,
     state: AgentState,
-    reason: Reason,
+    reason: RefusalReason,
     detail: str,
     now_s: float,
     available_bytes: int | None = None,
@@ -356,6 +369,7 @@ _HANDLERS: Mapping[type[Event], Callable[[AgentSettings, AgentState, Any, float]
         LinkDown: _on_link_down,
         Tick: _on_tick,
         Received: _on_received,
+        Weighed: _on_weighed,
         BlobArrived: _on_blob_arrived,
         BlobFailed: _on_blob_failed,
         Measured: _on_measured,

@@ -72,6 +72,7 @@ def _join(options: argparse.Namespace) -> int:
             fleet=options.fleet,
             memory_share=options.memory_share,
             memory_limit=options.memory_limit,
+            disk_limit=options.disk_limit,
             runtime=options.runtime,
             threads=options.threads,
             provider=options.provider,

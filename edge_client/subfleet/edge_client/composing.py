@@ -3,8 +3,18 @@
 from dataclasses import replace
 from typing import Literal
 
-from subfleet.edge_client.states import AgentSettings, Job, Measured, Placed, Reason, Scored, Trained
-from subfleet.protocol.messages import Deployed, Presence, Receipt, Refusal, Scores, Task, Telemetry, Update
+from subfleet.edge_client.states import AgentSettings, Job, Measured, Placed, Scored, Trained
+from subfleet.protocol.messages import (
+    Deployed,
+    Presence,
+    Receipt,
+    Refusal,
+    RefusalReason,
+    Scores,
+    Task,
+    Telemetry,
+    Update,
+)
 
 __all__ = ["deployed", "presence", "receipt", "refusal", "scores", "telemetry", "telemetry_id", "update"]
 
@@ -97,7 +107,9 @@ def deployed(settings: AgentSettings, job: Job, event: Placed) -> Deployed:
     )
 
 
-def refusal(settings: AgentSettings, job: Job, reason: Reason, detail: str, available_bytes: int | None) -> Refusal:
+def refusal(
+    settings: AgentSettings, job: Job, reason: RefusalReason, detail: str, available_bytes: int | None
+) -> Refusal:
     """The answer to a task that is not done, and why."""
     return Refusal(
         task_id=job.task.task_id,

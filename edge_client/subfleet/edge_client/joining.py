@@ -54,7 +54,7 @@ class JoinOptions:
         replay: name or file of a resource log that takes the place of live readings.
         fleet: name of the fleet.
         memory_share: in place of the profile's.
-        memory_limit: in place of the profile's, a size such as "300M".
+        memory_limit: in place of the profile's, a size such as "300M", as is disk_limit.
         runtime: in place of the profile's runtimes.
         threads: in place of the profile's.
         provider: in place of the profile's.
@@ -74,6 +74,7 @@ class JoinOptions:
     fleet: str = "main"
     memory_share: float | None = None
     memory_limit: str | None = None
+    disk_limit: str | None = None
     runtime: str | None = None
     threads: int | None = None
     provider: str | None = None
@@ -99,6 +100,7 @@ def join(options: JoinOptions) -> None:
         options.profile,
         memory_share=options.memory_share,
         memory_limit=options.memory_limit,
+        disk_limit=options.disk_limit,
         threads=options.threads,
     )
     if options.architecture is not None:
@@ -110,7 +112,8 @@ def join(options: JoinOptions) -> None:
         broker = WaitingTransport(broker, lambda: stop.made)
     broker = ClaimingTransport(broker, device_place(topics, client_id))
     transport, meter = _link(options.replay, broker, lambda: sum(trainer.held_bytes for trainer in trainers))
-    with AgentStore.held(options.state or default_state_folder(options.fleet, client_id)) as store:
+    folder = options.state or default_state_folder(options.fleet, client_id)
+    with AgentStore.held(folder, profile.disk_limit_bytes) as store:
         runtimes = [options.runtime] if options.runtime else profile.runtimes
         trainer, summary = choose_trainer(runtimes, options.data, options.provider or profile.provider)
         trainers.append(trainer)
@@ -168,6 +171,7 @@ def profile_with(
     *,
     memory_share: float | None = None,
     memory_limit: str | None = None,
+    disk_limit: str | None = None,
     threads: int | None = None,
 ) -> DeviceProfile:
     """A device profile with what the command line says in place of its own.
@@ -181,6 +185,7 @@ def profile_with(
             profile,
             memory_share=profile.memory_share if memory_share is None else memory_share,
             memory_limit=profile.memory_limit if memory_limit is None else memory_limit,
+            disk_limit=profile.disk_limit if disk_limit is None else disk_limit,
             threads=profile.threads if threads is None else threads,
         )
     except ValueError as error:

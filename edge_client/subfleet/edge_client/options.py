@@ -111,6 +111,12 @@ def _add_join(parser: argparse.ArgumentParser) -> None:
         help="folder of images by class, .npz, part of a known data set such as digits:train, or module:function",
     )
     _add_device_options(parser)
+    parser.add_argument(
+        "--disk-limit",
+        metavar="SIZE",
+        type=_size,
+        help="most disk for programs, updates and models, such as 500M (the profile's)",
+    )
     parser.add_argument("--replay", metavar="LOG", help="read resources and link from this log, not from the device")
     parser.add_argument("--runtime", metavar="NAME", help="what trains, such as onnx or executorch (the profile's)")
     parser.add_argument("--threads", metavar="N", type=_count, help="threads of the runtime (the profile's)")

@@ -41,6 +41,7 @@ from subfleet.edge_client.states import (
     WorkFailed,
 )
 from subfleet.edge_client.store import AgentStore
+from subfleet.edge_client.weighing import Weigh
 from subfleet.edge_client.worker import Finished, Outcome, TrainingWorker
 from subfleet.protocol.blobs import decode_chunk
 from subfleet.protocol.errors import FileError, ProtocolError
@@ -48,6 +49,7 @@ from subfleet.protocol.messages import (
     BlobMissing,
     ChunkRequest,
     Refusal,
+    RefusalReason,
     Scores,
     Update,
     decode,
@@ -64,6 +66,10 @@ _LOG = logging.getLogger(__name__)
 
 SERVER = "server"
 _MAX_DELIVERIES_A_TURN = 64
+_FETCH_REASONS: Mapping[str, RefusalReason] = MappingProxyType(
+    {"missing": "program", "digest": "program", "stalled": "failed", "too_large": "disk", "storage": "disk"}
+)
+"""What a fetch that failed says of its task: a program is to blame only where it cannot be had."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,6 +135,7 @@ class Session:
                 Publish: self._send,
                 Keep: self._keep,
                 Settle: self._settle,
+                Weigh: self._weigh,
                 Fetch: self._fetch,
                 CancelFetch: self._cancel_fetch,
                 Measure: self._measure,
@@ -237,7 +244,9 @@ class Session:
             return outcome
         try:
             blob = self._store.blobs.add_file(outcome.output_path)
-        except (FileError, ProtocolError) as error:
+        except FileError as error:
+            return WorkFailed(task_id=outcome.task_id, reason="disk", detail=str(error))
+        except ProtocolError as error:
             return WorkFailed(task_id=outcome.task_id, reason="failed", detail=str(error))
         finally:
             outcome.output_path.unlink(missing_ok=True)
@@ -248,7 +257,8 @@ class Session:
             if isinstance(result, Fetched):
                 self._handle(BlobArrived(sha256=result.ref.sha256))
             else:
-                self._handle(BlobFailed(sha256=result.ref.sha256, reason=f"{result.reason}: {result.detail}"))
+                reason = _FETCH_REASONS[result.reason]
+                self._handle(BlobFailed(sha256=result.ref.sha256, reason=reason, detail=result.detail))
 
     def _handle(self, event: Event) -> None:
         self._events.append(event)
@@ -280,11 +290,17 @@ class Session:
     def _settle(self, action: Settle) -> None:
         self._outbox.settle(action.message_id)
 
+    def _weigh(self, action: Weigh) -> None:
+        try:
+            self._events.append(self._store.weigh(action))
+        except FileError as error:
+            self._events.append(WorkFailed(task_id=action.task.task_id, reason="disk", detail=str(error)))
+
     def _fetch(self, action: Fetch) -> None:
         try:
             self._store.drop_damaged(action.blob)
         except FileError as error:
-            self._events.append(BlobFailed(sha256=action.blob.sha256, reason=f"storage: {error}"))
+            self._events.append(BlobFailed(sha256=action.blob.sha256, reason="disk", detail=str(error)))
             return
         self._exchange.fetch(SERVER, action.blob)
 

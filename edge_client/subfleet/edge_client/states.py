@@ -3,12 +3,14 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from subfleet.edge_client.weighing import Weigh, Weighed
 from subfleet.protocol.blobs import BlobRef
 from subfleet.protocol.messages import (
     Deployed,
     Message,
     Profile,
     Refusal,
+    RefusalReason,
     RoundInfo,
     Scores,
     Telemetry,
@@ -41,7 +43,6 @@ __all__ = [
     "Placed",
     "Prune",
     "Publish",
-    "Reason",
     "Received",
     "Save",
     "Saved",
@@ -54,9 +55,6 @@ __all__ = [
     "WorkFailed",
 ]
 
-Reason = Literal["memory", "runtime", "program", "data", "failed"]
-"""Why a task is refused; "memory" asks for a smaller one."""
-
 Answer = Update | Refusal | Deployed | Scores
 """What ends a task; kept, also over a restart, until the server's receipt."""
 
@@ -68,8 +66,7 @@ class AgentSettings:
     Attributes:
         profile: what the device is; its client and session id are the agent's.
         data_bytes: what the samples take while the device trains; they are not in memory when the budget is measured.
-        heartbeat_s: seconds between two presences.
-        telemetry_s: seconds between two telemetries outside rounds.
+        heartbeat_s: seconds between two presences, as is telemetry_s between two telemetries outside rounds.
         leave_when_finished: leave when the run that the device took part in is over.
         linger_s: how long nothing may have happened after the end of the run before the agent leaves.
         leave_limit_s: seconds after the end of the run after which it leaves although a receipt is missing.
@@ -101,14 +98,14 @@ class Job:
     """The task that the device works on.
 
     Attributes:
-        stage: "waiting" for its round's announcement; "fetching" what is lacking; "measuring" whether it still fits;
-            "working" (training, scoring, or placing models).
+        stage: "waiting" for its round's announcement; "weighing" whether disk and link can bear it; "fetching" what is
+            lacking; "measuring" whether it still fits; "working" (training, scoring, or placing models).
         lacking: digests of the blobs that have not come yet.
         arrived_at_s: when it came.
     """
 
     task: Task
-    stage: Literal["waiting", "fetching", "measuring", "working"]
+    stage: Literal["waiting", "weighing", "fetching", "measuring", "working"]
     lacking: frozenset[str]
     arrived_at_s: float
 
@@ -132,8 +129,7 @@ class Saved:
 
     Attributes:
         round: the last announcement of the run that the device takes part in.
-        task: the task that has no answer yet.
-        updates: answers without a receipt, as are refusals, deployed and scores.
+        task: the task that has no answer yet; updates without a receipt, as are refusals, deployed and scores.
         done: ids of the last tasks that were answered or replaced.
         programs: digests of the last training programs, the newest last.
     """
@@ -152,11 +148,13 @@ class Saved:
         return (*self.updates, *self.refusals, *self.deployed, *self.scores)
 
     def blobs(self) -> frozenset[str]:
-        """Digests of what is still needed: programs, what the task names, and what the server may still ask for."""
-        needed = set(self.programs) | {update.blob.sha256 for update in self.updates}
-        if self.task is not None:
-            needed |= {blob.sha256 for blob in self.task.blobs}
-        return frozenset(needed)
+        """Digests of what is worth its room: programs for later tasks, and what is pinned."""
+        return frozenset(self.programs) | self.pinned()
+
+    def pinned(self) -> frozenset[str]:
+        """Digests of what must stay, however short room is: what the task names, and updates without a receipt."""
+        of_task = () if self.task is None else self.task.blobs
+        return frozenset(blob.sha256 for blob in (*of_task, *(update.blob for update in self.updates)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,9 +170,9 @@ class AgentState:
         pending: messages without a receipt.
         done: ids of the last tasks that were answered or replaced.
         programs: digests of the last training programs.
+        reading: the last one.
         heartbeat_due_s: when the next presence is due, as is telemetry_due_s.
-        finished_at_s: when the run was over.
-        busy_at_s: when there was last something to do.
+        finished_at_s: when the run was over; busy_at_s when there was last something to do.
     """
 
     connected: bool = False
@@ -185,6 +183,7 @@ class AgentState:
     pending: tuple[Pending, ...] = ()
     done: tuple[str, ...] = ()
     programs: tuple[str, ...] = ()
+    reading: Reading | None = None
     heartbeat_due_s: float = 0.0
     telemetry_due_s: float = 0.0
     finished_at_s: float | None = None
@@ -231,10 +230,11 @@ class BlobArrived:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlobFailed:
-    """A blob cannot be had."""
+    """A blob cannot be had; `detail` says why in one sentence."""
 
     sha256: str
-    reason: str
+    reason: RefusalReason
+    detail: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -283,7 +283,7 @@ class WorkFailed:
     """The worker ended without a result."""
 
     task_id: str
-    reason: Reason
+    reason: RefusalReason
     detail: str
     available_bytes: int | None = None
 
@@ -293,9 +293,8 @@ class Tick:
     """Time has passed."""
 
 
-Event = (
-    LinkUp | LinkDown | Received | BlobArrived | BlobFailed | Measured | Trained | Scored | Placed | WorkFailed | Tick
-)
+_Ended = Trained | Scored | Placed | WorkFailed
+Event = LinkUp | LinkDown | Received | Weighed | BlobArrived | BlobFailed | Measured | _Ended | Tick
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -394,4 +393,5 @@ class Leave:
     """The run is over and nothing is left to do."""
 
 
-Action = Publish | Keep | Settle | Fetch | CancelFetch | Measure | Train | StopTraining | Place | Save | Prune | Leave
+_Send = Publish | Keep | Settle
+Action = _Send | Weigh | Fetch | CancelFetch | Measure | Train | StopTraining | Place | Save | Prune | Leave

@@ -5,6 +5,9 @@
 <state>/work/               what is being trained; emptied at every start
 <state>/models/<run>/       the inference models of each run
 <state>/lock                held by the one agent that uses the folder
+
+All of it together has a limit. Programs that were not used for long go first; what the task in hand needs, updates
+without a receipt and placed models stay, and a task that would not fit beside them is not begun.
 """
 
 import fcntl
@@ -13,6 +16,7 @@ import logging
 import os
 import re
 import shutil
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -21,6 +25,7 @@ from types import MappingProxyType
 from typing import TextIO
 
 from subfleet.edge_client.states import Saved
+from subfleet.edge_client.weighing import Weigh, Weighed, needed_bytes
 from subfleet.protocol.blobs import BlobRef
 from subfleet.protocol.errors import FileError, ProtocolError
 from subfleet.protocol.messages import Task
@@ -35,6 +40,8 @@ SCHEMA_VERSION = 1
 MAX_STATE_BYTES = 64 * 2**20
 _STATE_FILE = "agent.json"
 _BLOCK_BYTES = 2**20
+FREE_SHARE = 0.5
+"""Of the free disk, that blobs may take at most."""
 _SUFFIXES: Mapping[str, str] = MappingProxyType({"onnx": ".onnx", "executorch": ".pte"})
 _RUN_FOLDER = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,127}")
 
@@ -44,20 +51,23 @@ class AgentStore:
 
     Args:
         folder: made where it is missing; nobody else works in it.
+        disk_limit_bytes: of everything in it; None is no limit. It never takes more than half of the free disk, either.
 
     Raises:
         FileError: the folder cannot be made or written.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, disk_limit_bytes: int | None = None) -> None:
         self.folder = folder
+        self._disk_limit_bytes = disk_limit_bytes
         self.work_folder = folder / "work"
         self._path = folder / _STATE_FILE
-        self.blobs = BlobStore(folder / "blobs")
+        self._blob_folder = folder / "blobs"
+        self.blobs = BlobStore(self._blob_folder, limit_bytes=self._blob_limit_bytes)
 
     @classmethod
     @contextmanager
-    def held(cls, folder: Path) -> Iterator["AgentStore"]:
+    def held(cls, folder: Path, disk_limit_bytes: int | None = None) -> Iterator["AgentStore"]:
         """Hold a folder for this process; the lock ends with the process, however it ends.
 
         Nothing in the folder is touched before it is held: another agent may be at work there.
@@ -66,7 +76,7 @@ class AgentStore:
             FileError: another agent holds it, or it cannot be made or written.
         """
         with _locked(folder):
-            store = cls(folder)
+            store = cls(folder, disk_limit_bytes)
             # What a killed training left half written: its task is trained anew.
             shutil.rmtree(store.work_folder, ignore_errors=True)
             try:
@@ -100,6 +110,32 @@ class AgentStore:
             updates=tuple(update for update in saved.updates if update.task_id not in lost),
             done=tuple(task_id for task_id in saved.done if task_id not in lost),
         )
+
+    def weigh(self, action: Weigh) -> Weighed:
+        """What a task would take of the disk; room is made for it where it fits.
+
+        Raises:
+            FileError: the disk cannot be read.
+        """
+        task = action.task
+        self.blobs.pin(action.pinned)
+        lacking = frozenset(blob.sha256 for blob in task.blobs if not self.blobs.has(blob))
+        room_bytes = self.blobs.room_bytes
+        wanted_bytes = needed_bytes(task, lacking)
+        if wanted_bytes <= room_bytes:
+            self.blobs.make_room(wanted_bytes - self.blobs.begun_bytes(lacking))
+        return Weighed(task_id=task.task_id, lacking=lacking, room_bytes=room_bytes)
+
+    def _blob_limit_bytes(self) -> int:
+        try:
+            free_bytes = shutil.disk_usage(self.folder).free
+            inside = (path for path in self.folder.rglob("*") if self._blob_folder not in path.parents)
+            others_bytes = sum(path.stat().st_size for path in inside if path.is_file())
+        except OSError as error:
+            raise _unusable(self.folder, error) from error
+        ours_bytes = self.blobs.allocated_bytes + int(FREE_SHARE * free_bytes)
+        limit_bytes = sys.maxsize if self._disk_limit_bytes is None else self._disk_limit_bytes
+        return max(0, min(limit_bytes - others_bytes, ours_bytes))
 
     def drop_damaged(self, blob: BlobRef) -> None:
         """Remove a blob that is not what it was when it came, so that it is fetched anew: flash memory wears out.
@@ -153,6 +189,7 @@ class AgentStore:
             source = self.blobs.path(program.blob)
             try:
                 folder.mkdir(parents=True, exist_ok=True)
+                self.blobs.make_room(program.blob.size_bytes)
                 _write_atomically(path, source.read_bytes())
             except OSError as error:
                 raise FileError(

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
-from subfleet.edge_client.states import Reason, Scored, WorkFailed
+from subfleet.edge_client.states import Scored, WorkFailed
 from subfleet.protocol.blobs import BlobRef
 from subfleet.protocol.errors import (
     DataError,
@@ -22,7 +22,7 @@ from subfleet.protocol.errors import (
     SubfleetError,
     TrainingError,
 )
-from subfleet.protocol.messages import Task
+from subfleet.protocol.messages import RefusalReason, Task
 from subfleet.protocol.programs import ProgramRef, ScoreJob, Trainer, TrainJob, TrainResult
 from subfleet.protocol.scoring import CandidateScore
 from subfleet.protocol.training import TrainingSettings
@@ -32,10 +32,10 @@ __all__ = ["Finished", "Outcome", "TrainingWorker"]
 
 _LOG = logging.getLogger(__name__)
 
-_REASONS: Mapping[type[SubfleetError], Reason] = MappingProxyType(
+_REASONS: Mapping[type[SubfleetError], RefusalReason] = MappingProxyType(
     {DataError: "data", FileError: "program", LoadError: "runtime", ProtocolError: "program"}
 )
-_OTHER_REASON: Reason = "failed"
+_OTHER_REASON: RefusalReason = "failed"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

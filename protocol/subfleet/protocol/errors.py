@@ -3,6 +3,7 @@
 SubfleetError                 every error that we raise on purpose; carries the exit code of its process
 ├── ConfigError               the configuration is wrong: correct it
 ├── FileError                 a file or folder is missing, unreadable or unwritable
+│   └── NoRoomError           a folder may hold no more: ask for less
 ├── DataError                 training data cannot be used
 ├── TransportError            the broker refuses us, or cannot be trusted: correct what the text names
 │   └── UnreachableError      the broker is not there: wait for it, or check the address
@@ -30,6 +31,7 @@ __all__ = [
     "LoadError",
     "MemoryLimitError",
     "MissingExtraError",
+    "NoRoomError",
     "PortError",
     "ProtocolError",
     "RunError",
@@ -59,6 +61,10 @@ class FileError(SubfleetError):
     """A file or folder is missing, unreadable or unwritable."""
 
     exit_code = ExitCode.FILE
+
+
+class NoRoomError(FileError):
+    """A folder would hold more than it may; nothing was written."""
 
 
 class DataError(SubfleetError):

@@ -32,6 +32,7 @@ __all__ = [
     "Profile",
     "Receipt",
     "Refusal",
+    "RefusalReason",
     "RoundInfo",
     "Scores",
     "Task",
@@ -174,12 +175,17 @@ class RoundInfo:
     retry: int = field(default=0, metadata=ADDED_LATER)
 
 
+RefusalReason = Literal["memory", "runtime", "program", "data", "failed", "disk", "link"]
+"""Why a task is not done; "memory", "disk" and "link" ask for a smaller one. A server of before "disk" and "link" drops
+such a refusal with a line in its log, and its round goes on without the device at its deadline."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refusal:
-    """A device does not do a task, and why; "memory" asks for a smaller one.
+    """A device does not do a task, and why.
 
     Attributes:
-        available_bytes: for "memory", the growth that it could bear now.
+        available_bytes: for "memory", the growth that it could bear now; for "disk", what may be written.
     """
 
     KIND: ClassVar[str] = "refusal"
@@ -187,7 +193,7 @@ class Refusal:
     run_id: str
     round: int
     client_id: str
-    reason: Literal["memory", "runtime", "program", "data", "failed"]
+    reason: RefusalReason
     detail: str
     available_bytes: int | None = None
     message_id: str = field(default_factory=new_message_id)

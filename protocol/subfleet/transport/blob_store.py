@@ -7,14 +7,15 @@ whole, whenever the process or the machine died. One process writes a folder; wi
 import hashlib
 import logging
 import os
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Set
 from pathlib import Path
 
 from subfleet.protocol.blobs import BlobRef, ByteRange
-from subfleet.protocol.errors import FileError, TooLargeError
-from subfleet.transport.partial_blob import PartialBlob, sync_folder
+from subfleet.protocol.errors import FileError, NoRoomError, TooLargeError
+from subfleet.transport.partial_blob import PartialBlob, partial_bytes, sync_folder
 
 __all__ = ["BlobStore", "PartialBlob"]
 
@@ -30,7 +31,8 @@ class BlobStore:
     Args:
         folder: made where it does not exist.
         max_blob_bytes: a larger blob is refused before anything is written.
-        limit_bytes: of all blobs together; above it the least recently used go. None: nothing goes by itself.
+        limit_bytes: of all blobs together, whole or in part, asked before every one; the least recently used go to make
+            room for it, but for those that are pinned. None: there is no limit, and nothing goes by itself.
         clock_ns: time of use, nanoseconds; only its order matters.
 
     Raises:
@@ -42,7 +44,7 @@ class BlobStore:
         folder: Path,
         max_blob_bytes: int = 2**31,
         *,
-        limit_bytes: int | None = None,
+        limit_bytes: Callable[[], int] | None = None,
         clock_ns: Callable[[], int] = time.time_ns,
     ) -> None:
         self._folder = folder
@@ -50,6 +52,7 @@ class BlobStore:
         self._max_blob_bytes = max_blob_bytes
         self._limit_bytes = limit_bytes
         self._clock_ns = clock_ns
+        self._pinned: frozenset[str] = frozenset()
         try:
             self._partials.mkdir(parents=True, exist_ok=True)
             for left_over in folder.glob("*.tmp"):  # of a process that died while it wrote
@@ -62,11 +65,13 @@ class BlobStore:
 
         Raises:
             TooLargeError: there are more than max_blob_bytes of them.
+            NoRoomError: they would exceed the limit.
             FileError: the disk is full or cannot be written.
         """
         self._check_size(len(content))
         ref = BlobRef.of(content)
         if not self.has(ref):
+            self.make_room(len(content))
             temporary = self._temporary()
             try:
                 with temporary.open("wb") as file:
@@ -86,6 +91,7 @@ class BlobStore:
 
         Raises:
             TooLargeError: it is larger than max_blob_bytes.
+            NoRoomError: it would exceed the limit.
             FileError: it cannot be read, is empty, or the store cannot be written.
         """
         try:
@@ -95,6 +101,7 @@ class BlobStore:
         if size_bytes == 0:
             raise FileError(f"the file {str(path)!r} is empty, but a blob must have 1 byte or more")
         self._check_size(size_bytes)
+        self.make_room(size_bytes)
         temporary = self._temporary()
         try:
             ref = _copy(path, temporary)
@@ -152,10 +159,68 @@ class BlobStore:
 
         Raises:
             TooLargeError: the blob is larger than max_blob_bytes.
+            NoRoomError: it would exceed the limit.
             FileError: the disk is full or cannot be written.
         """
         self._check_size(ref.size_bytes)
-        return PartialBlob(self._partials / f"{ref.sha256}.part", self._path(ref), ref, on_commit=self._evict)
+        path = self._partials / f"{ref.sha256}.part"
+        begun = _stat(path)
+        self.make_room(partial_bytes(ref) - (0 if begun is None else begun.st_size), using=ref)
+        return PartialBlob(path, self._path(ref), ref, on_commit=self._touch)
+
+    def pin(self, digests: Set[str]) -> None:
+        """From now on keep these blobs, and no others, however short room is."""
+        self._pinned = frozenset(digests)
+
+    @property
+    def allocated_bytes(self) -> int:
+        """What all blobs take of the disk; those of which a part is here take no more than that part."""
+        return sum(512 * stat.st_blocks for path in self._files() if (stat := _stat(path)) is not None)
+
+    @property
+    def room_bytes(self) -> int:
+        """What may be written at most, once everything that is not pinned has gone.
+
+        A part of a pinned blob counts as not written yet.
+        """
+        if self._limit_bytes is None:
+            return sys.maxsize
+        pinned = [stat.st_size for path in self._whole() if path.name in self._pinned and (stat := _stat(path))]
+        return max(0, self._limit_bytes() - sum(pinned))
+
+    def begun_bytes(self, digests: Set[str]) -> int:
+        """What the parts of some blobs take already."""
+        paths = [self._partials / f"{sha256}.part" for sha256 in digests]
+        return sum(stat.st_size for path in paths if (stat := _stat(path)) is not None)
+
+    def make_room(self, more_bytes: int, *, using: BlobRef | None = None) -> None:
+        """Remove the least recently used blobs until so many bytes may be written.
+
+        Args:
+            more_bytes: to be written.
+            using: a blob that stays, pinned or not.
+
+        Raises:
+            NoRoomError: what is pinned leaves less room; nothing is removed then.
+        """
+        if self._limit_bytes is None or more_bytes <= 0:
+            return
+        limit_bytes = self._limit_bytes()
+        kept = self._pinned if using is None else self._pinned | {using.sha256}
+        files = sorted((stat.st_mtime_ns, stat.st_size, path) for path in self._files() if (stat := _stat(path)))
+        kept_bytes = sum(size_bytes for _, size_bytes, path in files if path.stem in kept)
+        if kept_bytes + more_bytes > limit_bytes:
+            raise NoRoomError(
+                f"{more_bytes} bytes cannot be written to {str(self._folder)!r}: it may hold {limit_bytes} bytes, and "
+                f"{kept_bytes} of them are in use; free some space, or raise the limit"
+            )
+        total_bytes = sum(size_bytes for _, size_bytes, _ in files)
+        for _, size_bytes, path in files:
+            if total_bytes + more_bytes <= limit_bytes:
+                break
+            if path.stem not in kept:
+                path.unlink(missing_ok=True)
+                total_bytes -= size_bytes
 
     @property
     def partials(self) -> frozenset[str]:
@@ -164,7 +229,7 @@ class BlobStore:
 
     def prune(self, keep: Set[str]) -> None:
         """Remove every blob, whole or partial, whose digest is not in `keep`."""
-        for path in [*self._whole(), *self._partials.glob("*.part")]:
+        for path in self._files():
             if path.stem not in keep:
                 path.unlink(missing_ok=True)
 
@@ -172,7 +237,10 @@ class BlobStore:
         return self._folder / ref.sha256
 
     def _whole(self) -> list[Path]:
-        return [path for path in self._folder.iterdir() if len(path.name) == _DIGEST_LENGTH]
+        return [path for path in self._folder.glob("*") if len(path.name) == _DIGEST_LENGTH]
+
+    def _files(self) -> list[Path]:
+        return [*self._whole(), *self._partials.glob("*.part")]
 
     def _temporary(self) -> Path:
         try:
@@ -185,7 +253,6 @@ class BlobStore:
     def _install(self, temporary: Path, ref: BlobRef) -> None:
         temporary.replace(self._path(ref))
         sync_folder(self._folder)
-        self._evict(ref)
 
     def _touch(self, ref: BlobRef) -> None:
         now_ns = self._clock_ns()
@@ -193,21 +260,6 @@ class BlobStore:
             os.utime(self._path(ref), ns=(now_ns, now_ns))
         except OSError as error:  # another thread pruned it: whoever needs it will find that out
             _LOG.debug("blob %s cannot be marked as used: %s", ref.sha256[:12], error)
-
-    def _evict(self, newest: BlobRef) -> None:
-        if self._limit_bytes is None:
-            return
-        self._touch(newest)
-        blobs = sorted(
-            (stat.st_mtime_ns, stat.st_size, path) for path in self._whole() if (stat := _stat(path)) is not None
-        )
-        total_bytes = sum(size_bytes for _, size_bytes, _ in blobs)
-        for _, size_bytes, path in blobs:
-            if total_bytes <= self._limit_bytes:
-                break
-            if path.name != newest.sha256:  # what was just fetched is about to be used
-                path.unlink(missing_ok=True)
-                total_bytes -= size_bytes
 
     def _check_size(self, size_bytes: int) -> None:
         if size_bytes > self._max_blob_bytes:

@@ -13,7 +13,7 @@ from pathlib import Path
 from subfleet.protocol.blobs import CHUNK_BYTES, BlobRef
 from subfleet.protocol.errors import FileError
 
-__all__ = ["PartialBlob", "sync_folder"]
+__all__ = ["PartialBlob", "partial_bytes", "sync_folder"]
 
 _BLOCK_BYTES = 1024 * 1024
 _WRITTEN = b"\x01"
@@ -99,7 +99,7 @@ class PartialBlob:
             raise self._unwritable(error) from error
 
     def _read_marks(self) -> bytearray:
-        length = self._ref.size_bytes + self._chunk_count
+        length = partial_bytes(self._ref)
         # Another length is the trace of a crash between truncating and moving, or of nothing at all.
         if self._path.exists() and self._path.stat().st_size == length:
             with self._path.open("rb") as file:
@@ -123,6 +123,11 @@ class PartialBlob:
 
     def _unwritable(self, error: OSError) -> FileError:
         return FileError(f"blob file {str(self._path)!r} cannot be written ({error.strerror}); free some space")
+
+
+def partial_bytes(ref: BlobRef) -> int:
+    """What the part of a blob is long: the blob, and a mark for each of its chunks."""
+    return ref.size_bytes + -(-ref.size_bytes // CHUNK_BYTES)
 
 
 def sync_folder(folder: Path) -> None:

@@ -36,7 +36,7 @@ __all__ = [
 ]
 
 _MOST_CHARACTERS = 400  # of a reason, as it stands in tables
-_MENDABLE = ("memory", "runtime")
+_MENDABLE = ("memory", "runtime", "disk", "link")
 """Reasons of refusals that a smaller task may not meet: it needs less, and may do without an operator."""
 
 
@@ -182,7 +182,7 @@ def refused_seat(plan: Plan, state: RunState, seat: Seat, refusal: Refusal) -> t
 
 def with_less_memory(seat: Seat, refusal: Refusal) -> Seat:
     """The seat with no more memory in its budget than a refusal says is free."""
-    if seat.budget is None or refusal.available_bytes is None:
+    if seat.budget is None or refusal.reason != "memory" or refusal.available_bytes is None:
         return seat
     memory_bytes = max(0, min(seat.budget.memory_bytes, refusal.available_bytes))
     return replace(seat, budget=replace(seat.budget, memory_bytes=memory_bytes))

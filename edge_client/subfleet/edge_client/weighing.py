@@ -1,0 +1,125 @@
+"""Whether a task fits the device's disk and link, by the sizes that it announces: before it is fetched. Pure.
+
+A server may be mistaken or hostile: what it announces is held against what the device has, not against its own word
+alone.
+"""
+
+from collections.abc import Set
+from dataclasses import dataclass
+
+from subfleet.edge_client.meters import LEAST_LINK_BPS
+from subfleet.protocol.blobs import BlobRef
+from subfleet.protocol.messages import RefusalReason
+from subfleet.protocol.readings import Reading
+from subfleet.protocol.task import Task
+from subfleet.protocol.update_codecs import Uncompressed
+
+__all__ = ["HEADER_BYTES", "Objection", "Weigh", "Weighed", "needed_bytes", "objection"]
+
+HEADER_BYTES = 1024 * 1024
+"""By how much a container may be larger than the weights that a budget was held against."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Weigh:
+    """Find out what a task would take of the disk; `Weighed` answers.
+
+    Attributes:
+        pinned: digests of what must stay whatever needs room: blobs of the task, and updates without a receipt.
+    """
+
+    task: Task
+    pinned: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Weighed:
+    """What a `Weigh` found.
+
+    Attributes:
+        lacking: digests of the task's blobs that are not here as a whole.
+        room_bytes: what may be written, once all that is not pinned has gone.
+    """
+
+    task_id: str
+    lacking: frozenset[str]
+    room_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Objection:
+    """Why a task is not even fetched.
+
+    Attributes:
+        available_bytes: for "disk", what may be written.
+    """
+
+    reason: RefusalReason
+    detail: str
+    available_bytes: int | None = None
+
+
+def needed_bytes(task: Task, lacking: Set[str]) -> int:
+    """What a task still takes of the disk: blobs that are not here, and what doing it writes.
+
+    That is an update and the copy of it that is sent, or the placed models.
+    """
+    if task.work == "deploy":
+        return _fetched_bytes(task, lacking) + sum(program.blob.size_bytes for program in task.programs)
+    return _fetched_bytes(task, lacking) + (0 if task.weights is None else 2 * task.weights.size_bytes)
+
+
+def objection(task: Task, weighed: Weighed, reading: Reading | None, left_s: float) -> Objection | None:
+    """Why a task is not fetched; None where it fits.
+
+    Args:
+        task: as it was announced.
+        weighed: what was found on the disk.
+        reading: the last one of the device; None before the first.
+        left_s: seconds until an answer is worth nothing.
+    """
+    fetched_bytes, wanted_bytes = _fetched_bytes(task, weighed.lacking), needed_bytes(task, weighed.lacking)
+    if wanted_bytes > weighed.room_bytes:
+        detail = (
+            f"the task takes {wanted_bytes} bytes of disk, of which {fetched_bytes} are to be fetched, but "
+            f"{weighed.room_bytes} bytes may be written"
+        )
+        return Objection(reason="disk", detail=detail, available_bytes=weighed.room_bytes)
+    detail = _beyond_budget(task) or _too_slow(fetched_bytes, reading, left_s)
+    return Objection(reason="link", detail=detail) if detail else None
+
+
+def _fetched_bytes(task: Task, lacking: Set[str]) -> int:
+    return sum(blob.size_bytes for blob in task.blobs if blob.sha256 in lacking)
+
+
+def _beyond_budget(task: Task) -> str:
+    """Weights alone: programs are fetched once, and no round's budget is held against them."""
+    down, up = task.budget.downlink_bytes, task.budget.uplink_bytes
+    largest_bytes = max((blob.size_bytes for blob in _weights(task)), default=0)
+    if down is not None and largest_bytes > down + HEADER_BYTES:
+        return f"the weights are {largest_bytes} bytes, but the device promised to take {down} bytes"
+    if task.work != "train" or not isinstance(task.update_codec, Uncompressed):
+        return ""
+    if up is not None and largest_bytes > up + HEADER_BYTES:
+        return f"the update takes {largest_bytes} bytes, but the device promised to send {up} bytes"
+    return ""
+
+
+def _weights(task: Task) -> tuple[BlobRef, ...]:
+    if task.scoring is not None:
+        return task.scoring.weights
+    return () if task.weights is None else (task.weights,)
+
+
+def _too_slow(fetched_bytes: int, reading: Reading | None, left_s: float) -> str:
+    if reading is None or reading.downlink_bps is None:
+        return ""
+    rate_bps = max(reading.downlink_bps, LEAST_LINK_BPS)
+    takes_s = 8 * fetched_bytes / rate_bps
+    if takes_s <= left_s:
+        return ""
+    return (
+        f"{fetched_bytes} bytes are to be fetched, which takes {takes_s:.0f} s at {rate_bps:.0f} bit/s, but the task "
+        f"ends in {left_s:.0f} s"
+    )

@@ -1,0 +1,213 @@
+"""A task that is larger than a device's disk or link is refused by its sizes, before anything of it is fetched."""
+
+import shutil
+from collections import namedtuple
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from edge_client.agent_cases import announce, blob, connected, deploy_task, kinds, one, score_task, train_task
+from edge_client.fleet_rig import PROGRAM, WEIGHTS, Rig
+
+from subfleet.edge_client.states import Keep, Prune
+from subfleet.edge_client.store import AgentStore
+from subfleet.edge_client.weighing import HEADER_BYTES, Weigh, Weighed, needed_bytes, objection
+from subfleet.protocol.blobs import BlobRef
+from subfleet.protocol.messages import ChunkRequest, Refusal, Task
+from subfleet.protocol.programs import ProgramRef
+from subfleet.protocol.readings import Budget, Reading
+from subfleet.protocol.update_codecs import Qsgd
+
+KIB = 1024
+_Usage = namedtuple("_Usage", "total used free")
+
+
+def sized(text: str, size_bytes: int) -> BlobRef:
+    return replace(blob(text), size_bytes=size_bytes)
+
+
+def program(size_bytes: int) -> tuple[ProgramRef, ...]:
+    return (ProgramRef(program_id="p", target="fake", blob=sized("program", size_bytes)),)
+
+
+def large_task(program_bytes: int = 300, weight_bytes: int = 100, **changes: Any) -> Task:
+    return train_task(programs=program(program_bytes), weights=sized("weights", weight_bytes), **changes)
+
+
+def weighed(task: Task, room_bytes: int, *here: str) -> Weighed:
+    lacking = frozenset(one.sha256 for one in task.blobs) - {blob(text).sha256 for text in here}
+    return Weighed(task_id=task.task_id, lacking=lacking, room_bytes=room_bytes)
+
+
+def test_a_task_takes_what_is_not_here_and_twice_its_update() -> None:
+    task = large_task()
+    assert needed_bytes(task, weighed(task, 0).lacking) == 300 + 3 * 100
+    assert needed_bytes(task, weighed(task, 0, "program").lacking) == 3 * 100
+    models = deploy_task()
+    assert needed_bytes(models, weighed(models, 0).lacking) == 2 * sum(one.blob.size_bytes for one in models.programs)
+    assert needed_bytes(score_task(), frozenset()) == 0
+
+
+@pytest.mark.parametrize(
+    ("room_bytes", "here", "fits"),
+    [(600, (), True), (599, (), False), (300, ("program",), True), (299, ("program",), False)],
+)
+def test_a_task_fits_the_disk_or_is_refused_for_it(room_bytes: int, here: tuple[str, ...], fits: bool) -> None:
+    task = large_task()
+    found = objection(task, weighed(task, room_bytes, *here), None, 60.0)
+    if fits:
+        assert found is None
+        return
+    assert found is not None
+    assert (found.reason, found.available_bytes) == ("disk", room_bytes)
+    assert found.detail.startswith(f"the task takes {300 if here else 600} bytes of disk")
+
+
+@pytest.mark.parametrize(
+    ("budget", "changes", "words"),
+    [
+        (Budget(memory_bytes=1), {}, ""),
+        (Budget(memory_bytes=1, downlink_bytes=HEADER_BYTES), {}, ""),
+        (Budget(memory_bytes=1, downlink_bytes=HEADER_BYTES - 1), {}, "but the device promised to take 1048575 bytes"),
+        (Budget(memory_bytes=1, uplink_bytes=HEADER_BYTES - 1), {}, "but the device promised to send 1048575 bytes"),
+        (Budget(memory_bytes=1, uplink_bytes=HEADER_BYTES - 1), {"update_codec": Qsgd()}, ""),
+    ],
+)
+def test_weights_and_update_are_held_against_what_was_promised(
+    budget: Budget, changes: dict[str, Any], words: str
+) -> None:
+    task = large_task(weight_bytes=2 * HEADER_BYTES, budget=budget, **changes)
+    found = objection(task, weighed(task, 10**9), None, 60.0)
+    assert (found.detail if found is not None else "").endswith(words)
+    assert (found is None) == (not words)
+    assert found is None or found.reason == "link"
+
+
+@pytest.mark.parametrize(
+    ("downlink_bps", "here", "slow"),
+    [(None, (), False), (40_000.0, (), False), (39_000.0, (), True), (20_000.0, ("program",), False), (0.0, (), True)],
+)
+def test_what_cannot_come_in_time_is_not_begun(downlink_bps: float | None, here: tuple[str, ...], slow: bool) -> None:
+    """300,000 bytes in a minute are 40 kbit/s; a link without any signal counts as the slowest there is."""
+    task = large_task(program_bytes=250_000, weight_bytes=50_000)
+    found = objection(task, weighed(task, 10**9, *here), Reading(downlink_bps=downlink_bps), 60.0)
+    assert (found is not None) == slow
+    assert found is None or (found.reason == "link" and "300000 bytes are to be fetched" in found.detail)
+
+
+def test_a_refused_task_is_not_fetched_and_the_next_one_is() -> None:
+    agent = connected(room_bytes=100)
+    agent.hear(announce(1, "train"))
+    actions = agent.hear(large_task())
+    refusal = one(actions, Keep).message
+    assert (refusal.reason, refusal.available_bytes) == ("disk", 100)
+    assert "Fetch" not in kinds(actions)
+    assert kinds(agent.hear(train_task("t2"))).count("Fetch") == 2
+
+
+def test_the_link_is_the_one_of_the_last_reading() -> None:
+    agent = connected(downlink_bps=16_000.0)
+    agent.hear(announce(1))
+    agent.hear(announce(1, "train"))
+    actions = agent.hear(large_task(program_bytes=10**6))
+    assert one(actions, Keep).message.reason == "link"
+
+
+# --- with a disk ---
+
+
+def _files(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+
+
+def _weigh(store: AgentStore, task: Task) -> Weighed:
+    return store.weigh(Weigh(task=task, pinned=frozenset(one.sha256 for one in task.blobs)))
+
+
+def test_room_is_made_of_programs_that_were_not_used_for_long(tmp_path: Path) -> None:
+    store = AgentStore(tmp_path, disk_limit_bytes=1000)
+    old, newer = store.blobs.add(b"o" * 300), store.blobs.add(b"n" * 300)
+    store.blobs.path(old)
+    task = train_task(programs=(ProgramRef(program_id="p", target="fake", blob=BlobRef.of(b"p" * 100)),))
+    task = replace(task, weights=BlobRef.of(b"w" * 150))
+    assert _weigh(store, task).room_bytes == 1000
+    assert [store.blobs.has(ref) for ref in (old, newer)] == [True, False]
+    assert _weigh(store, large_task(program_bytes=2000)).room_bytes == 1000
+    assert store.blobs.has(old), "what is refused makes nothing go"
+
+
+def test_models_and_the_rest_of_the_folder_count(tmp_path: Path) -> None:
+    store = AgentStore(tmp_path, disk_limit_bytes=1000)
+    (tmp_path / "models" / "run").mkdir(parents=True)
+    (tmp_path / "models" / "run" / "model.onnx").write_bytes(bytes(400))
+    assert _weigh(store, train_task()).room_bytes == 600
+
+
+def test_no_more_than_half_of_the_free_disk_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = AgentStore(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: _Usage(10**9, 0, 5000))
+    assert _weigh(store, train_task()).room_bytes == 2500
+
+
+def test_an_update_that_finds_no_room_is_a_refusal_for_the_disk(tmp_path: Path) -> None:
+    rig = Rig(tmp_path)
+    rig.trainer.gate.clear()
+    rig.server.announce(announce(1, "train"))
+    rig.server.assign(rig.server.train_task())
+    rig.until(lambda: bool(rig.trainer.jobs))
+    (tmp_path / "device" / "other").write_bytes(b"what somebody else put there")
+    rig.store._disk_limit_bytes = _files(tmp_path / "device") + KIB
+    rig.trainer.gate.set()
+    rig.until(lambda: bool(rig.server.of(Refusal)))
+    refusal = rig.server.of(Refusal)[0]
+    assert isinstance(refusal, Refusal)
+    assert refusal.reason == "disk"
+
+
+def test_100_gb_are_refused_before_a_byte_is_asked_for(tmp_path: Path) -> None:
+    rig = Rig(tmp_path)
+    rig.server.announce(announce(1, "train"))
+    honest = rig.server.train_task()
+    huge = replace(honest.programs[0], blob=sized("huge", 100 * 10**9))
+    rig.server.assign(replace(honest, programs=(huge,)))
+    rig.until(lambda: bool(rig.server.of(Refusal)))
+    (refusal,) = {message for message in rig.server.of(Refusal) if isinstance(message, Refusal)}
+    assert refusal.reason == "disk"
+    assert refusal.detail.startswith("the task takes 100000")
+    assert rig.server.of(ChunkRequest) == []
+    assert _files(tmp_path / "device" / "blobs") == 0
+    rig.server.assign(rig.server.train_task("t2"))
+    rig.until(lambda: "t2" in rig.server.updates)
+
+
+def test_the_folder_keeps_within_its_limit_whatever_comes(tmp_path: Path) -> None:
+    """Each round another program; the server gives no receipt for updates, so that these must stay."""
+    rig = Rig(tmp_path)
+    limit_bytes = len(PROGRAM) + 5 * len(WEIGHTS) + 64 * KIB  # two updates wait while the fourth task is done
+    rig.store._disk_limit_bytes = limit_bytes
+    programs = []
+    for number in (1, 2, 3, 4):
+        rig.server.hold = {"update"} if number > 1 else set()
+        rig.server.announce(announce(number, "train"))
+        task = rig.server.train_task(f"t{number}", number)
+        content = PROGRAM + str(number).encode()
+        programs.append(rig.server.blobs.add(content))
+        rig.server.assign(replace(task, programs=(replace(task.programs[0], blob=programs[-1]),)))
+        rig.until(lambda name=f"t{number}": name in rig.server.updates)  # type: ignore[misc]  # a default binds the name
+        assert _files(tmp_path / "device") <= limit_bytes
+        held = {update.blob for update in rig.store.load().updates}
+        assert len(held) >= number - 1
+        assert all(rig.store.blobs.has(ref) for ref in held)
+    assert not rig.store.blobs.has(programs[0])
+    assert rig.store.blobs.has(programs[-1])
+
+
+def test_what_is_pruned_is_no_update_without_a_receipt() -> None:
+    agent = connected()
+    task = train_task()
+    agent.train(task)
+    agent.finish(task)
+    actions = agent.hear(announce(2, "train")) + agent.hear(train_task("t2", 2))
+    assert blob("update t1").sha256 in one(actions, Weigh).pinned
+    assert not any(isinstance(action, Prune) and blob("update t1").sha256 not in action.keep for action in actions)
