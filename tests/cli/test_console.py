@@ -45,6 +45,7 @@ PHONE = replace(
     client_id="phone",
     device="android_phone",
     runtime="executorch",
+    limit="memory+link",
     spec="w3/4 d3",
     spec_id="smaller",
     memory_free_bytes=442_000_000,
@@ -60,6 +61,7 @@ CAM = replace(
     device="raspberry_pi_zero_2_w",
     spec="",
     spec_id="",
+    limit="memory",
     planned_peak_bytes=0,
     status="skipped: no subnet fits: the smallest needs 5123456 bytes of memory and the budget is 1234",
 )

@@ -36,6 +36,7 @@ FOLDED = ClientRow(
     loss=0.75,
     sample_count=300,
     status="folded",
+    limit="memory",
 )
 SKIPPED = dataclasses.replace(
     FOLDED, client_id="<tiny>", spec="", spec_id="", status="skipped: no subnet fits", measured_peak_bytes=0
@@ -60,6 +61,8 @@ def test_summary_and_tables_hold_every_round_and_client(tmp_path: Path) -> None:
     assert used == {**dataclasses.asdict(FOLDED), "utilisation": 15 / 18}
     assert unused == {**dataclasses.asdict(SKIPPED), "utilisation": SKIPPED.utilisation}
     assert summary["rounds"][0]["folded"] == 1
+    assert summary["rounds"][0]["limits"] == "1 memory"
+    assert used["limit"] == "memory"
     with (tmp_path / "clients.csv").open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
     assert [(row["round"], row["client_id"]) for row in rows] == [
@@ -69,6 +72,9 @@ def test_summary_and_tables_hold_every_round_and_client(tmp_path: Path) -> None:
         ("2", "<tiny>"),
     ]
     assert rows[0]["measured_peak_bytes"] == "14000000"
+    assert [row["limit"] for row in rows] == ["memory"] * 4
+    with (tmp_path / "rounds.csv").open(encoding="utf-8", newline="") as file:
+        assert [row["limits"] for row in csv.DictReader(file)] == ["1 memory"] * 2
 
 
 def test_the_report_needs_nothing_else_and_escapes_what_it_shows(tmp_path: Path) -> None:
@@ -76,6 +82,8 @@ def test_the_report_needs_nothing_else_and_escapes_what_it_shows(tmp_path: Path)
     assert report.count("<svg") == 4
     assert "a&lt;b" in report
     assert "&lt;tiny&gt;" in report
+    assert "<th>limit</th>" in report
+    assert report.count("<td>memory</td>") == 4
     assert "<script" not in report
     assert 'src="http' not in report
     for svg in report.split("<svg")[1:]:
@@ -85,12 +93,8 @@ def test_the_report_needs_nothing_else_and_escapes_what_it_shows(tmp_path: Path)
 
 def test_a_row_shows_free_and_budget_and_no_figures_where_there_are_none() -> None:
     shown = {column.title: column.cell(FOLDED) for column in CLIENT_COLUMNS}
-    assert (shown["free MB"], shown["budget MB"], shown["link kB"], shown["planned MB"]) == (
-        "900.0",
-        "18.0",
-        "125",
-        "15.0",
-    )
+    titles = ("free MB", "budget MB", "link kB", "subnet", "limit", "planned MB")
+    assert tuple(shown[title] for title in titles) == ("900.0", "18.0", "125", "w1/2 d2-1", "memory", "15.0")
     shown = {column.title: column.cell(SKIPPED) for column in CLIENT_COLUMNS}
     assert (shown["measured MB"], shown["loss"], shown["state"]) == ("-", "-", "skipped: no subnet fits")
 

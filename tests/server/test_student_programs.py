@@ -40,4 +40,4 @@ def test_each_pair_of_size_and_student_is_one_program_of_the_round_that_wrote_it
         known |= pairs
     assert len(known) > len({size for size, _ in known}), "or nothing is shown of students"
     seat = next(iter(state.last.values()))
-    assert not ask_of(plan, state, seat, below=None).written, "what two networks need says nothing of one"
+    assert not ask_of(plan, state, seat).written, "what two networks need says nothing of one"

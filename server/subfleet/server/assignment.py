@@ -2,14 +2,18 @@
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal, get_args
 
 from subfleet.protocol.readings import Budget, Reading
 from subfleet.protocol.subnet import SubnetSpec
 
 __all__ = [
+    "LIMITS",
     "TRAINING_MACS_PER_FORWARD",
     "Candidate",
+    "Limit",
     "budget_of",
+    "exceeded_limits",
     "forward_macs_of",
     "lacking_operators",
     "ordered",
@@ -18,6 +22,10 @@ __all__ = [
 
 TRAINING_MACS_PER_FORWARD = 3
 """A training step is a forward pass and a backward pass of twice its multiply-accumulates."""
+
+Limit = Literal["memory", "link", "compute", "runtime"]
+"""What keeps a size from a client: a part of its budget, or a runtime that cannot run the size's program."""
+LIMITS: tuple[Limit, ...] = get_args(Limit)
 
 _MOST = 2**60
 """Of any part of a budget."""
@@ -78,18 +86,29 @@ def forward_macs_of(macs_per_s: float | None, training_s: float, sample_passes: 
     return int(min(macs_per_s * training_s / (TRAINING_MACS_PER_FORWARD * sample_passes), _MOST))
 
 
+def exceeded_limits(candidate: Candidate, target: str, budget: Budget) -> frozenset[Limit]:
+    """The parts of a budget of which a candidate takes more than there is; none where it fits."""
+    moved = ((candidate.weight_bytes, budget.downlink_bytes), (candidate.update_bytes, budget.uplink_bytes))
+    exceeded: dict[Limit, bool] = {
+        "memory": candidate.training_memory_bytes[target] > budget.memory_bytes,
+        "link": any(link_bytes is not None and moved_bytes > link_bytes for moved_bytes, link_bytes in moved),
+        "compute": budget.forward_macs is not None and candidate.forward_macs > budget.forward_macs,
+    }
+    return frozenset(limit for limit, is_exceeded in exceeded.items() if is_exceeded)
+
+
 def why_not(candidate: Candidate, target: str, budget: Budget) -> str:
     """What a candidate takes of a budget more than there is; empty where it fits."""
-    need_bytes = candidate.training_memory_bytes[target]
-    if need_bytes > budget.memory_bytes:
+    exceeded = exceeded_limits(candidate, target, budget)
+    if "memory" in exceeded:
+        need_bytes = candidate.training_memory_bytes[target]
         return f"needs {need_bytes} bytes of memory and the budget is {budget.memory_bytes}"
-    moved = ((candidate.weight_bytes, budget.downlink_bytes), (candidate.update_bytes, budget.uplink_bytes))
-    if any(link_bytes is not None and moved_bytes > link_bytes for moved_bytes, link_bytes in moved):
+    if "link" in exceeded:
         links = f"{_told(budget.downlink_bytes)} down and {_told(budget.uplink_bytes)} up"
         return (
             f"moves {candidate.weight_bytes} bytes down and {candidate.update_bytes} up and the link budget is {links}"
         )
-    if budget.forward_macs is not None and candidate.forward_macs > budget.forward_macs:
+    if "compute" in exceeded:
         return f"takes {candidate.forward_macs} multiply-accumulates a sample and the budget is {budget.forward_macs}"
     return ""
 

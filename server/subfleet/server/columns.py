@@ -53,6 +53,7 @@ CLIENT_COLUMNS: tuple[Column, ...] = (
     Column(title="budget MB", cell=lambda row: _mega(row.budget_bytes), rank=2),
     Column(title="link kB", cell=_slower_link, rank=3),
     Column(title="subnet", cell=lambda row: row.spec or "-", rank=0, words=True),
+    Column(title="limit", cell=lambda row: row.limit or "-", rank=0, words=True),
     Column(title="planned MB", cell=lambda row: _mega(row.planned_peak_bytes), rank=1),
     Column(title="measured MB", cell=_trained(lambda row: _mega(row.measured_peak_bytes)), rank=4),
     Column(title="kB down", cell=lambda row: f"{row.bytes_down / 1000:.1f}", rank=9),

@@ -38,6 +38,9 @@ class ClientRow:
         status: "folded", "refused: <reason>", "missing: <reason>" or "skipped: <reason>".
         refusals: why it refused tasks of this round, in order, with "; " between; it may have done a smaller one then.
         wanted: display name of the subnet that its search would rather have given, had its program been written.
+        limit: what kept it from a larger subnet: "memory", "link", "compute" or "runtime" where a larger one is
+            excluded by that alone; several with "+" between them where every larger one exceeds more than one; "method"
+            where a larger one would have fitted; empty where it was given the largest.
         utilisation_lost: how much more of a budget that one would have used, as far as its price tells.
     """
 
@@ -66,6 +69,7 @@ class ClientRow:
     weight: float = 0.0
     share: float = 0.0
     lowered: str = ""
+    limit: str = ""
 
     @property
     def weight_bytes(self) -> int:

@@ -4,6 +4,8 @@ import csv
 import dataclasses
 import json
 import logging
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +81,7 @@ def round_row(record: RoundRecord) -> dict[str, Any]:
         "log_time_s": record.log_time_s,
         "folded": len(folded),
         "subnets": len({row.spec_id for row in folded}),
+        "limits": _limits(folded),
         "bytes_down": sum(row.bytes_down for row in record.clients),
         "bytes_up": sum(row.bytes_up for row in record.clients),
         "utilisation": sum(row.utilisation or 0.0 for row in folded) / len(folded) if folded else 0.0,
@@ -86,6 +89,12 @@ def round_row(record: RoundRecord) -> dict[str, Any]:
         "programs_written": record.programs_written,
         "retries": record.retries,
     }
+
+
+def _limits(rows: Sequence[ClientRow]) -> str:
+    """How many subnets each limit decided, such as "2 link, 1 memory"."""
+    counted = Counter(row.limit for row in rows if row.limit)
+    return ", ".join(f"{count} {limit}" for limit, count in sorted(counted.items()))
 
 
 def client_row(record: RoundRecord, row: ClientRow) -> dict[str, Any]:

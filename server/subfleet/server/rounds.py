@@ -148,6 +148,7 @@ class Seat:
         spec: the same, as placed in the model.
         student: the nested subnet of self-distillation; None where there is none.
         wanted: what the method would rather have given, had its program been written; None where it was given that.
+        limit: what kept it from a larger size, see `deciding.deciding_limit`.
         refusals: why it refused tasks of this round, in order.
         reason: why it was refused, skipped or is missing.
         task: what was sent to it, kept so that it is sent again unchanged.
@@ -172,6 +173,7 @@ class Seat:
     spec: SubnetSpec | None = None
     student: SubnetSpec | None = None
     wanted: Wish | None = None
+    limit: str = ""
     refusals: tuple[str, ...] = ()
     reason: str = ""
     task: Task | None = None

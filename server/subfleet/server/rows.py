@@ -58,6 +58,7 @@ def _client_row(plan: Plan, seat: Seat, traffic: Traffic, weight: Weight | None)
         weight=weight.counted if weight is not None else 0.0,
         share=weight.share if weight is not None else 0.0,
         lowered=weight.lowered if weight is not None else "",
+        limit=seat.limit,
     )
     if seat.wanted is None or row.utilisation is None:
         return row

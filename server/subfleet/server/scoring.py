@@ -45,7 +45,7 @@ def proposed_seat(plan: Plan, state: RunState, seat: Seat) -> tuple[Seat, tuple[
     if propose is None or seat.budget is None or plan.config.calibrates(state.round):
         return assigned_seat(plan, state, seat)
     unscorable = unscorable_sizes(state, seat.client_id, seat.runtime)
-    proposals = [one for one in propose(ask_of(plan, state, seat, below=None)) if one.spec.spec_id not in unscorable]
+    proposals = [one for one in propose(ask_of(plan, state, seat)) if one.spec.spec_id not in unscorable]
     if len(proposals) < _LEAST:
         return assigned_seat(plan, state, seat)
     waiting = replace(seat, stage="scoring", proposals=tuple(one.spec for one in proposals))
@@ -110,7 +110,7 @@ def scored_seat(plan: Plan, state: RunState, seat: Seat, scores: Scores) -> tupl
     best = _best(seat, scores)
     if best is None:
         return unscored_seat(plan, state, seat)
-    return given_seat(plan, state, seat, Assigned(candidate=plan.price(best)), below=None)
+    return given_seat(plan, state, seat, ask_of(plan, state, seat), Assigned(candidate=plan.price(best)))
 
 
 def _best(seat: Seat, scores: Scores) -> SubnetSpec | None:

@@ -12,7 +12,8 @@ from subfleet.protocol.text import printable
 from subfleet.protocol.update_codecs import Uncompressed
 from subfleet.server.actions import Action, Prepare, SendTask
 from subfleet.server.answers import deploy_task_id, task_id
-from subfleet.server.assignment import budget_of, forward_macs_of, lacking_operators
+from subfleet.server.assignment import Limit, budget_of, forward_macs_of, lacking_operators
+from subfleet.server.deciding import deciding_limit
 from subfleet.server.declarations import declaration_of
 from subfleet.server.events import Prepared
 from subfleet.server.methods.norms import calibration_of
@@ -94,8 +95,9 @@ def assigned_seat(plan: Plan, state: RunState, seat: Seat) -> tuple[Seat, tuple[
     """Choose a subnet for a client that has answered; and what the search has found on its way."""
     if seat.budget is None:
         return replace(seat, stage="skipped", reason="it told no budget"), (), ()
-    assigned = plan.policies.assign(ask_of(plan, state, seat, below=None))
-    return (*given_seat(plan, state, seat, assigned, below=None), assigned.found)
+    ask = ask_of(plan, state, seat)
+    assigned = plan.policies.assign(ask)
+    return (*given_seat(plan, state, seat, ask, assigned), assigned.found)
 
 
 def prepare_action(state: RunState, seat: Seat) -> Prepare | None:
@@ -119,7 +121,7 @@ def prepared_seat(
     if lacking:
         return _without_operators(plan, state, seat, lacking)
     if seat.budget is None or seat.spec is None or event.planned_peak_bytes > seat.budget.memory_bytes:
-        return _choose_below(plan, state, seat)
+        return _choose_below(plan, state, seat, "memory")
     task_name = task_id(plan, state, seat.client_id, seat.attempt)
     calibrates = plan.config.calibrates(state.round)
     task = Task(
@@ -151,7 +153,7 @@ def _without_operators(
     skipped = replace(seat, stage="skipped", size=None, spec=None, reason=reason)
     if seat.attempt + 1 >= plan.config.max_attempts:
         return skipped, ()
-    chosen, actions = _choose_below(plan, state, replace(seat, attempt=seat.attempt + 1))
+    chosen, actions = _choose_below(plan, state, replace(seat, attempt=seat.attempt + 1), "runtime")
     return (chosen, actions) if chosen.open else (skipped, ())
 
 
@@ -176,7 +178,7 @@ def refused_seat(plan: Plan, state: RunState, seat: Seat, refusal: Refusal) -> t
     if seat.budget is None or seat.size is None:
         return final, ()
     smaller = with_less_memory(replace(seat, attempt=seat.attempt + 1), refusal)
-    chosen, actions = _choose_below(plan, state, smaller)
+    chosen, actions = _choose_below(plan, state, smaller, "memory" if refusal.reason == "memory" else "runtime")
     return (chosen, actions) if chosen.open else (final, ())
 
 
@@ -209,7 +211,9 @@ def task_for_models(plan: Plan, state: RunState, seat: Seat, programs: Sequence[
     )
 
 
-def ask_of(plan: Plan, state: RunState, seat: Seat, *, below: SubnetSpec | None) -> Ask:
+def ask_of(
+    plan: Plan, state: RunState, seat: Seat, *, below: SubnetSpec | None = None, below_limit: Limit = "memory"
+) -> Ask:
     """What a method is asked for a client."""
     known = state.last.get(seat.client_id)
     written = {
@@ -228,6 +232,7 @@ def ask_of(plan: Plan, state: RunState, seat: Seat, *, below: SubnetSpec | None)
         budget=seat.budget or Budget(memory_bytes=0),
         previous=known.size if known is not None else None,
         below=plan.price(below) if below is not None else None,
+        below_limit=below_limit,
         pool=state.pool,
         written=MappingProxyType(written),
         operators=_operators(state, seat),
@@ -240,18 +245,19 @@ def _draw(plan: Plan, state: RunState, seat: Seat) -> Draw:
     return Draw(seed=plan.config.seed, round=state.round, client_id=seat.client_id)
 
 
-def _choose_below(plan: Plan, state: RunState, seat: Seat) -> tuple[Seat, tuple[Action, ...]]:
+def _choose_below(plan: Plan, state: RunState, seat: Seat, limit: Limit) -> tuple[Seat, tuple[Action, ...]]:
     """A smaller subnet. What a search finds now is not remembered: it would depend on who was answered first."""
-    assigned = plan.policies.assign(ask_of(plan, state, seat, below=seat.size))
-    return given_seat(plan, state, seat, assigned, below=seat.size)
+    ask = ask_of(plan, state, seat, below=seat.size, below_limit=limit)
+    return given_seat(plan, state, seat, ask, plan.policies.assign(ask))
 
 
 def given_seat(
-    plan: Plan, state: RunState, seat: Seat, assigned: Assigned, *, below: SubnetSpec | None
+    plan: Plan, state: RunState, seat: Seat, ask: Ask, assigned: Assigned
 ) -> tuple[Seat, tuple[Action, ...]]:
     """Give a client what was chosen for it; skipped where that is nothing."""
+    seat = replace(seat, limit=deciding_limit(ask, assigned.candidate))
     if assigned.candidate is None:
-        reason = assigned.reason or _why_none(plan, state, seat, below)
+        reason = assigned.reason or _why_none(seat, ask)
         return replace(seat, stage="skipped", size=None, spec=None, reason=reason[:_MOST_CHARACTERS]), ()
     size, draw = assigned.candidate.spec, _draw(plan, state, seat)
     given = replace(
@@ -267,12 +273,12 @@ def given_seat(
     return given, (action,) if action is not None else ()
 
 
-def _why_none(plan: Plan, state: RunState, seat: Seat, below: SubnetSpec | None) -> str:
+def _why_none(seat: Seat, ask: Ask) -> str:
     if seat.budget is None:
         return "it told no budget"
-    if below is not None:
+    if ask.below is not None:
         return (
-            f"no subnet below {below.name!r} fits: the program needs more than the budget of {seat.budget.memory_bytes}"
+            f"no subnet below {ask.below.spec.name!r} fits: the program needs more than the budget of "
+            f"{seat.budget.memory_bytes}"
         )
-    why = ask_of(plan, state, seat, below=None).why_not(plan.candidates[0])
-    return f"no subnet fits: the smallest {why or 'is not what the method gives'}"
+    return f"no subnet fits: the smallest {ask.why_not(ask.candidates[0]) or 'is not what the method gives'}"

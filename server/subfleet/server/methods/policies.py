@@ -23,7 +23,7 @@ from subfleet.protocol.readings import Budget
 from subfleet.protocol.subnet import SubnetSpec
 from subfleet.protocol.training import TrainingSettings
 from subfleet.protocol.update_codecs import AnyUpdateCodec, Uncompressed
-from subfleet.server.assignment import Candidate, lacking_operators, why_not
+from subfleet.server.assignment import Candidate, Limit, exceeded_limits, lacking_operators, why_not
 from subfleet.server.search.limits import INFINITE_BYTES
 from subfleet.server.search.query import Known, PriceList
 from subfleet.server.search.queue import Wish
@@ -125,7 +125,8 @@ class Ask:
         target: the program target that the device runs.
         budget: what the device can give now.
         previous: the size that it trained last; None before its first round.
-        below: a candidate whose program turned out too large; only smaller ones may be given.
+        below: a candidate whose program could not be run in this round; only smaller ones may be given.
+        below_limit: what kept it from the client.
         pool: sizes that a search has found so far.
         written: by size's id, the programs for this target that were written before this round.
         operators: that the device's runtime has; empty lists nothing, and every program is tried.
@@ -141,6 +142,7 @@ class Ask:
     budget: Budget
     previous: SubnetSpec | None = None
     below: Candidate | None = None
+    below_limit: Limit = "memory"
     pool: tuple[Known, ...] = ()
     written: Mapping[str, Written] = field(default_factory=lambda: MappingProxyType({}))
     operators: tuple[str, ...] = ()
@@ -166,6 +168,23 @@ class Ask:
         if known is not None and known.planned_peak_bytes > self.budget.memory_bytes:
             return f"needs {known.planned_peak_bytes} bytes of memory and the budget is {self.budget.memory_bytes}"
         return why_not(candidate, self.target, self.budget)
+
+    def exceeded(self, candidate: Candidate) -> frozenset[Limit]:
+        """Every limit that keeps a candidate from the client, as far as is known; none where it can be given."""
+        found = set(exceeded_limits(candidate, self.target, self.budget))
+        known = self.written.get(candidate.spec.spec_id)
+        peaks_bytes = [candidate.training_memory_bytes[self.target], known.planned_peak_bytes if known else 0]
+        if max(peaks_bytes) > self.budget.memory_bytes:
+            found.add("memory")
+        if max(peaks_bytes) >= INFINITE_BYTES:  # no memory would be enough
+            found = found - {"memory"} | {"runtime"}
+        if known is not None and lacking_operators(known.operators, self.operators):
+            found.add("runtime")
+        if candidate.spec.spec_id in self.refused:
+            found.add("runtime")
+        if self.below is not None and candidate.order >= self.below.order:
+            found.add(self.below_limit)
+        return frozenset(found)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
