@@ -47,7 +47,7 @@ def _state(row: ClientRow) -> str:
 
 CLIENT_COLUMNS: tuple[Column, ...] = (
     Column(title="device", cell=lambda row: row.client_id, rank=0, words=True),
-    Column(title="profile", cell=lambda row: row.device, rank=11, words=True),
+    Column(title="profile", cell=lambda row: row.device, rank=12, words=True),
     Column(title="runtime", cell=lambda row: row.runtime or "-", rank=7, words=True),
     Column(title="free MB", cell=lambda row: _mega(row.memory_free_bytes), rank=8),
     Column(title="budget MB", cell=lambda row: _mega(row.budget_bytes), rank=2),
@@ -60,6 +60,6 @@ CLIENT_COLUMNS: tuple[Column, ...] = (
     Column(title="kB up", cell=lambda row: f"{row.bytes_up / 1000:.1f}", rank=10),
     Column(title="seconds", cell=_trained(lambda row: f"{row.seconds:.2f}"), rank=6),
     Column(title="loss", cell=_trained(lambda row: f"{row.loss:.3f}"), rank=5),
-    Column(title="share", cell=_trained(lambda row: f"{row.share:.0%}"), rank=12),
+    Column(title="share", cell=_trained(lambda row: f"{row.share:.0%}"), rank=11),
     Column(title="state", cell=_state, rank=0, words=True),
 )
