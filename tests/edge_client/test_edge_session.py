@@ -9,7 +9,15 @@ import pytest
 from edge_client.agent_cases import announce
 from edge_client.fleet_rig import PROGRAM, WEIGHTS, Rig, trained
 
-from subfleet.protocol.errors import DataError, LoadError, MemoryLimitError, ProtocolError, TrainingError
+from subfleet.protocol.errors import (
+    DataError,
+    FileError,
+    LoadError,
+    MemoryLimitError,
+    NoRoomError,
+    ProtocolError,
+    TrainingError,
+)
 from subfleet.protocol.messages import Deployed, Presence, Profile, Receipt, Refusal, Telemetry, Update, encode
 from subfleet.transport.memory import FaultPlan
 
@@ -111,6 +119,8 @@ def test_a_device_gives_no_more_than_its_limit_however_much_is_free(rig: Rig) ->
         (MemoryError(), "memory", 250),
         (DataError("the data are gone"), "data", None),
         (ProtocolError("no program"), "program", None),
+        (NoRoomError("the disk is full"), "disk", None),
+        (FileError("the program cannot be read"), "program", None),
         (LoadError("the runtime lacks an operator"), "runtime", None),
         (TrainingError("the runtime gave up"), "failed", None),
         (ZeroDivisionError("a defect"), "failed", None),

@@ -1,4 +1,6 @@
+import errno
 import hashlib
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +17,7 @@ from subfleet.protocol.errors import (
     FileError,
     LoadError,
     MemoryLimitError,
+    NoRoomError,
     ProtocolError,
     SubfleetError,
     TrainingError,
@@ -221,6 +224,21 @@ def test_what_does_not_fit_is_one_sentence(
     with pytest.raises(error, match=text) as caught:
         OnnxTrainer().train(job, never)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(("number", "kind"), [(errno.ENOSPC, NoRoomError), (errno.EIO, FileError)])
+def test_a_full_disk_is_told_as_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, kind: type[FileError]
+) -> None:
+    def sync(_: int) -> None:
+        raise OSError(number, os.strerror(number))
+
+    job = write_job(tmp_path, samples(BATCH), settings=SETTINGS)
+    monkeypatch.setattr(os, "fsync", sync)
+    with pytest.raises(FileError, match=f"cannot be written .{os.strerror(number)}") as raised:
+        OnnxTrainer().train(job, never)
+    assert raised.type is kind
+    assert not [path for path in tmp_path.iterdir() if "update" in path.name]
 
 
 def test_a_task_of_another_batch_size_is_refused(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from subfleet.protocol.errors import (
     FileError,
     LoadError,
     MemoryLimitError,
+    NoRoomError,
     ProtocolError,
     SubfleetError,
     TrainingError,
@@ -33,8 +34,9 @@ __all__ = ["Finished", "Outcome", "TrainingWorker"]
 _LOG = logging.getLogger(__name__)
 
 _REASONS: Mapping[type[SubfleetError], RefusalReason] = MappingProxyType(
-    {DataError: "data", FileError: "program", LoadError: "runtime", ProtocolError: "program"}
+    {DataError: "data", NoRoomError: "disk", FileError: "program", LoadError: "runtime", ProtocolError: "program"}
 )
+"""By the first kind that an error is one of."""
 _OTHER_REASON: RefusalReason = "failed"
 
 

@@ -1,5 +1,6 @@
 """The files of a training job: the packed program and the weights that it reads, the change that it writes."""
 
+import errno
 import hashlib
 import os
 from collections.abc import Collection
@@ -11,7 +12,7 @@ import numpy as np
 
 from subfleet.arrays import Arrays, array_parts, decode_arrays, numpy_dtype
 from subfleet.arrays.codecs import encode_changes, rounding_numbers
-from subfleet.protocol.errors import FileError, ProtocolError, TrainingError
+from subfleet.protocol.errors import FileError, NoRoomError, ProtocolError, TrainingError
 from subfleet.protocol.programs import Program, TrainJob, decode_program
 from subfleet.trainers.step_layout import StepLayout
 
@@ -19,6 +20,7 @@ __all__ = ["file_sha256", "read_program", "read_weights", "write_arrays", "write
 
 
 _CHUNK_BYTES = 2**20
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 def file_sha256(path: Path) -> str:
@@ -97,6 +99,7 @@ def write_arrays(path: Path, arrays: Arrays) -> None:
     """Write a container, whole or not at all.
 
     Raises:
+        NoRoomError: the disk is full.
         FileError: the file cannot be written.
     """
     parts = array_parts(arrays)
@@ -111,7 +114,8 @@ def write_arrays(path: Path, arrays: Arrays) -> None:
         # On a full disk what was written so far would keep it full.
         with suppress(OSError):
             unfinished.unlink(missing_ok=True)
-        raise FileError(
+        kind = NoRoomError if error.errno in _FULL else FileError
+        raise kind(
             f"the update {str(path)!r} cannot be written ({error.strerror}); check the folder and its free space"
         ) from error
 

@@ -1,0 +1,23 @@
+"""What a device says of a task that it does not do."""
+
+from typing import get_args
+
+import pytest
+
+from subfleet.protocol.messages import Refusal, RefusalReason, decode, encode
+
+
+@pytest.mark.parametrize("reason", get_args(RefusalReason))
+def test_the_bytes_of_a_refusal_are_fixed(reason: RefusalReason) -> None:
+    refusal = Refusal(
+        task_id="t", run_id="r", round=1, client_id="pi", reason=reason, detail="no", available_bytes=7, message_id="m"
+    )
+    assert encode(refusal) == (
+        b'{"available_bytes":7,"client_id":"pi","detail":"no","kind":"refusal","message_id":"m","reason":"%s","round":1,'
+        b'"run_id":"r","schema":1,"task_id":"t"}' % reason.encode()
+    )
+    assert decode(encode(refusal)) == refusal
+
+
+def test_the_reasons_are_those_that_servers_know() -> None:
+    assert set(get_args(RefusalReason)) == {"memory", "runtime", "program", "data", "failed", "disk", "link"}
