@@ -61,4 +61,4 @@ def next_steps(outcome: Outcome) -> Iterator[str]:
     yield ""
     yield "Add a real device. Start a server here, on a broker that the device can reach, then join from the device:"
     yield "  subfleet serve --config fleet --broker mqtt://BROKER:1883"
-    yield "  pip install 'subfleet[edge]' && subfleet-edge join mqtt://BROKER:1883 --data ./data"
+    yield "  pip install 'subfleet[edge]' && subfleet-edge join mqtt://BROKER:1883 --data digits:train"
