@@ -48,7 +48,9 @@ def _options(url: str, **more: Path) -> BrokerOptions:
     return BrokerOptions(url=url, **more)
 
 
-def test_a_password_comes_from_a_file_or_the_environment_or_the_address(tmp_path: Path) -> None:
+def test_a_password_comes_from_a_file_or_the_environment_or_the_address(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     file = tmp_path / "password"
     file.write_text("from file\n", encoding="utf-8")
     environment = {"SUBFLEET_PASSWORD": "from environment"}
@@ -59,6 +61,9 @@ def test_a_password_comes_from_a_file_or_the_environment_or_the_address(tmp_path
     }
     assert [options.address(environment).password for options in wanted.values()] == list(wanted)
     assert _options("mqtt://me@h").address({}).password is None
+    [warning] = caplog.messages
+    assert "stands in this machine's list of processes; use --password-file or $SUBFLEET_PASSWORD" in warning
+    assert "mine" not in warning
     assert "mine" not in repr(_options("mqtt://me:mine@h"))
 
 

@@ -1,5 +1,6 @@
 """Where a broker is, and who we are to it."""
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,6 +10,8 @@ from urllib.parse import quote, unquote, urlsplit
 from subfleet.protocol.errors import ConfigError, FileError
 
 __all__ = ["PASSWORD_VARIABLE", "BrokerAddress", "BrokerOptions", "TlsFiles", "mqtt_client_id", "parse_url"]
+
+_LOG = logging.getLogger(__name__)
 
 PASSWORD_VARIABLE = "SUBFLEET_PASSWORD"  # noqa: S105 (the name of a variable, not a password)
 _DEFAULT_PORTS = {"mqtt": 1883, "mqtts": 8883}
@@ -108,6 +111,12 @@ class BrokerOptions:
         )  # fmt: skip
 
     def _password(self, in_url: str | None, environment: Mapping[str, str]) -> str | None:
+        if self.password_file is None and in_url is not None:
+            _LOG.warning(
+                "the password in the broker's address stands in this machine's list of processes; use --password-file "
+                "or $%s instead",
+                PASSWORD_VARIABLE,
+            )
         if self.password_file is None:
             return in_url or environment.get(PASSWORD_VARIABLE) or None
         if in_url is not None:

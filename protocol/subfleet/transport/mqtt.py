@@ -184,9 +184,8 @@ class MqttTransport:
         if self._up:
             self._up = False
             self._events.put(Disconnected(reason=str(reason)))
-        elif (
-            not self._answered
-        ):  # the first connection ended before the broker had said anything: `open` waits for that
+        elif not self._answered:
+            # The first connection ended before the broker had said anything: `open` waits for one or the other.
             self._settled.set()
         # paho doubles its delay, but equally for everyone; a fleet must not come back in one moment.
         if self._closing.wait(self._jitter.random()):

@@ -71,9 +71,8 @@ def unanswered(address: BrokerAddress, timeout_s: float) -> TransportError:
     """Why a connection that was made brought no MQTT answer: finds out by one of its own, without a word of MQTT."""
     try:
         with socket.create_connection((address.host, address.port), timeout=_PROBE_S) as plain:
-            found = (
-                _speaks_tls(plain, address) if address.tls is None else _after_handshake(plain, address, address.tls)
-            )
+            files = address.tls
+            found = _speaks_tls(plain, address) if files is None else _after_handshake(plain, address, files)
     except (OSError, UnicodeError) as error:
         return unreachable(address, error)
     silence = f"does not answer as an MQTT broker within {timeout_s:g} seconds; check the address"
