@@ -6,6 +6,7 @@ import pytest
 from subfleet.device_profiles import load_profile
 from subfleet.edge_client.joining import _announcement
 from subfleet.edge_client.meters import Meter
+from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.programs import DataSummary, Trainer
 from subfleet.protocol.subnet import Prefix, SubnetSpec
 
@@ -32,3 +33,9 @@ def test_a_device_announces_what_its_profile_says_of_its_runtime(
     limited = _announcement("pi", replace(profile, memory_limit="300M"), cast("Trainer", _Trainer()), SUMMARY, METER)
     assert limited.memory_limit_bytes == 300_000_000
     assert (told.device, told.runtimes, told.sample_count) == ("raspberry_pi_4", ("onnx",), 3)
+
+
+def test_what_no_server_would_keep_is_one_sentence() -> None:
+    profile = replace(load_profile("raspberry_pi_4"), operators=("Conv",) * 1025)
+    with pytest.raises(ConfigError, match="cannot be announced: operators has 1025 items, but may have 1024 at most"):
+        _announcement("pi", profile, cast("Trainer", _Trainer()), SUMMARY, METER)

@@ -1,4 +1,3 @@
-import logging
 from dataclasses import replace
 
 import pytest
@@ -22,17 +21,23 @@ def _up(kind: str, payload: bytes, client_id: str = "ada") -> Delivery:
     return Delivery(topic=TOPICS.up(client_id, kind), payload=payload)
 
 
+def _no_complaint(sender: str, text: str) -> None:
+    raise AssertionError(f"{sender}: {text}")
+
+
 def test_messages_become_events() -> None:
     presence = Presence(client_id="ada", session_id="s", online=True)
-    assert read_delivery(TOPICS, _up("presence", encode(presence))) == ("ada", Heard(presence=presence))
+    assert read_delivery(TOPICS, _up("presence", encode(presence)), _no_complaint) == ("ada", Heard(presence=presence))
     known = profile("ada")
-    assert read_delivery(TOPICS, _up("profile", encode(known))) == ("ada", Profiled(profile=known))
-    read = read_delivery(TOPICS, _up("telemetry", encode(telemetry(PLAN, "ada"))))
+    assert read_delivery(TOPICS, _up("profile", encode(known)), _no_complaint) == ("ada", Profiled(profile=known))
+    read = read_delivery(TOPICS, _up("telemetry", encode(telemetry(PLAN, "ada"))), _no_complaint)
     assert read is not None
     assert isinstance(read[1], Measured)
     receipt = Receipt(of="x", status="accepted")
-    assert read_delivery(TOPICS, _up("receipt", encode(receipt))) == ("ada", receipt)
-    chunk = read_delivery(TOPICS, _up("chunk", encode_chunk(Chunk(sha256="0" * 64, offset=0, data=b"x"))))
+    assert read_delivery(TOPICS, _up("receipt", encode(receipt)), _no_complaint) == ("ada", receipt)
+    chunk = read_delivery(
+        TOPICS, _up("chunk", encode_chunk(Chunk(sha256="0" * 64, offset=0, data=b"x"))), _no_complaint
+    )
     assert chunk is not None
 
 
@@ -47,30 +52,30 @@ def test_messages_become_events() -> None:
         _up("chunk", b"short"),
     ],
 )
-def test_what_is_not_valid_is_dropped_with_a_line(delivery: Delivery, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.WARNING):
-        assert read_delivery(TOPICS, delivery) is None
-    assert "dropped a message" in caplog.text
+def test_what_is_not_valid_is_dropped_with_a_complaint_of_its_sender(delivery: Delivery) -> None:
+    said: list[tuple[str, str]] = []
+    assert read_delivery(TOPICS, delivery, lambda *one: said.append(one)) is None
+    ((sender, text),) = said
+    assert sender == ("ada" if "/ada/" in delivery.topic else "a sender without an id")
+    assert text.startswith(f"dropped a message on {delivery.topic}: ")
 
 
-def test_a_cleared_topic_says_nothing(caplog: pytest.LogCaptureFixture) -> None:
-    assert read_delivery(TOPICS, _up("presence", b"")) is None
-    assert not caplog.text
+def test_a_cleared_topic_says_nothing() -> None:
+    assert read_delivery(TOPICS, _up("presence", b""), _no_complaint) is None
 
 
-def test_what_the_broker_had_kept_says_nothing(caplog: pytest.LogCaptureFixture) -> None:
+def test_what_the_broker_had_kept_says_nothing() -> None:
     presence = Presence(client_id="ada", session_id="s", online=True)
     for kind, payload in (("presence", encode(presence)), ("profile", encode(profile("ada"))), ("presence", b"?")):
         kept = replace(_up(kind, payload), retained=True)
-        assert read_delivery(TOPICS, kept) is None
-    assert not caplog.text
+        assert read_delivery(TOPICS, kept, _no_complaint) is None
 
 
 @given(
     st.sampled_from(["presence", "profile", "telemetry", "update", "refusal", "deployed", "chunk", "x"]), st.binary()
 )
 def test_no_bytes_raise(kind: str, payload: bytes) -> None:
-    read_delivery(TOPICS, _up(kind, payload))
+    read_delivery(TOPICS, _up(kind, payload), lambda _sender, _text: None)
 
 
 def test_traffic_is_counted_by_client_and_direction() -> None:

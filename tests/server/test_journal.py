@@ -32,7 +32,7 @@ def _journal(folder: Path) -> Journal:
 
 def _known(state: RunState, now_s: float) -> RunState:
     """The part of a state that outlives a server."""
-    members = {name: Member(profile=member.profile) for name, member in state.members.items()}
+    members = {name: Member(profile=member.profile, noted_s=now_s) for name, member in state.members.items()}
     return replace(state, members=MappingProxyType(members), entered_s=now_s, opened_s=now_s)
 
 

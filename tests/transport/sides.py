@@ -80,13 +80,14 @@ class Side:
         self.most_outstanding = max(self.most_outstanding, len(self.outstanding))
 
 
-def make_exchange(store: BlobStore, root: str, **options: float) -> BlobExchange:
+def make_exchange(store: BlobStore, root: str, *, retry_s: float = 2.0, give_up_s: float = 600.0) -> BlobExchange:
     return BlobExchange(
         store,
         request_topic=lambda peer: f"{root}/{peer}/from/request",
         chunk_topic=lambda peer: f"{root}/{peer}/from/chunk",
         missing_topic=lambda peer: f"{root}/{peer}/from/missing",
-        **options,
+        retry_s=retry_s,
+        give_up_s=give_up_s,
     )
 
 

@@ -230,23 +230,26 @@ def _announcement(
     if total_bytes is None:
         total_bytes = (meter if isinstance(meter, LiveMeter) else LiveMeter()).memory_total_bytes()
     session_id = new_message_id()
-    return Profile(
-        client_id=client_id,
-        session_id=session_id,
-        device=profile.name,
-        runtimes=(trainer.target,),
-        sample_count=summary.sample_count,
-        class_counts=summary.class_counts,
-        input_shape=summary.input_shape,
-        memory_total_bytes=total_bytes,
-        memory_share=profile.memory_share,
-        memory_limit_bytes=profile.memory_limit_bytes,
-        software={"python": platform.python_version(), **_versions()},
-        message_id=f"profile.{session_id}",
-        operators=profile.operators,
-        macs_per_s=profile.macs_per_s,
-        architecture=profile.architecture,
-    )
+    try:
+        return Profile(
+            client_id=client_id,
+            session_id=session_id,
+            device=profile.name,
+            runtimes=(trainer.target,),
+            sample_count=summary.sample_count,
+            class_counts=summary.class_counts,
+            input_shape=summary.input_shape,
+            memory_total_bytes=total_bytes,
+            memory_share=profile.memory_share,
+            memory_limit_bytes=profile.memory_limit_bytes,
+            software={"python": platform.python_version(), **_versions()},
+            message_id=f"profile.{session_id}",
+            operators=profile.operators,
+            macs_per_s=profile.macs_per_s,
+            architecture=profile.architecture,
+        )
+    except ValueError as error:
+        raise ConfigError(f"this device cannot be announced: {error}; correct its device profile") from error
 
 
 def _versions() -> dict[str, str]:

@@ -57,6 +57,7 @@ from subfleet.protocol.messages import (
 )
 from subfleet.protocol.topics import CHUNK, Topics
 from subfleet.transport.base import Connected, Delivery, Disconnected, Transport, Will
+from subfleet.transport.complaints import Complaints
 from subfleet.transport.exchange import BlobExchange, Fetched
 from subfleet.transport.outbox import Outbox, Outgoing
 
@@ -121,8 +122,10 @@ class Session:
         self._outbox = Outbox(retry_s)
         up = topics.up
         client_id = settings.client_id
+        self._complaints = Complaints(_LOG, clock)
         self._exchange = BlobExchange(
             device.store.blobs,
+            complain=self._complaints.note,
             request_topic=lambda _peer: up(client_id, ChunkRequest.KIND),
             chunk_topic=lambda _peer: up(client_id, CHUNK),
             missing_topic=lambda _peer: up(client_id, BlobMissing.KIND),
@@ -194,6 +197,7 @@ class Session:
         self._collect_blobs()
         self._handle(Tick())
         self._send_due()
+        self._complaints.tick()
 
     def close(self) -> None:
         """Say goodbye and stop the worker; a task in hand is taken up by the next start."""
@@ -220,7 +224,7 @@ class Session:
             try:
                 self._on_delivery(event)
             except ProtocolError as error:
-                _LOG.warning("dropped a message on %s: %s", event.topic, error)
+                self._complaints.note(SERVER, f"dropped a message on {event.topic}: {error}")
 
     def _on_delivery(self, delivery: Delivery) -> None:
         kind = self._topics.parse(delivery.topic).kind

@@ -13,10 +13,11 @@ from typing import Any, ClassVar, Literal, get_args
 from subfleet.protocol.blobs import BlobRef, ByteRange
 from subfleet.protocol.errors import ProtocolError
 from subfleet.protocol.identifiers import check_client_id, new_message_id
+from subfleet.protocol.limits import PRESENCE_LIMITS, PROFILE_LIMITS, TELEMETRY_LIMITS, check_lengths
 from subfleet.protocol.readings import Reading
 from subfleet.protocol.schema import ADDED_LATER, canonical_json, from_plain, parse_json, to_plain
 from subfleet.protocol.scoring import MAX_CANDIDATES, CandidateScore
-from subfleet.protocol.subnet import SubnetSpec
+from subfleet.protocol.subnet import MAX_SPEC_BYTES, SubnetSpec
 from subfleet.protocol.task import Task
 
 __all__ = [
@@ -66,6 +67,7 @@ class Presence:
 
     def __post_init__(self) -> None:
         check_client_id(self.client_id)
+        check_lengths(self, PRESENCE_LIMITS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,6 +109,10 @@ class Profile:
 
     def __post_init__(self) -> None:
         check_client_id(self.client_id)
+        check_lengths(self, PROFILE_LIMITS)
+        spec_bytes = 0 if self.architecture is None else len(canonical_json(self.architecture))
+        if spec_bytes > MAX_SPEC_BYTES:
+            raise ValueError(f"architecture has {spec_bytes} bytes, but may have {MAX_SPEC_BYTES} at most")
         if not 1 <= self.sample_count <= MAX_SAMPLES or not self.runtimes:
             raise ValueError(f"a profile must name 1 to {MAX_SAMPLES} samples and 1 or more runtimes")
         # They are shown in terminals, where control characters act.
@@ -149,6 +155,7 @@ class Telemetry:
 
     def __post_init__(self) -> None:
         check_client_id(self.client_id)
+        check_lengths(self, TELEMETRY_LIMITS)
         if self.memory_budget_bytes < 0:
             raise ValueError(f"memory_budget_bytes is {self.memory_budget_bytes}, but must be 0 or more")
 

@@ -6,6 +6,8 @@ from subfleet.protocol.schema import ADDED_LATER
 
 __all__ = ["Budget", "Reading"]
 
+MAX_NETWORK_CHARACTERS = 64
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
@@ -42,6 +44,10 @@ class Reading:
             value = getattr(self, name)
             if value is not None and value < 0:
                 raise ValueError(f"{name} is {value}, but must be 0 or more")
+        if self.network is not None and len(self.network) > MAX_NETWORK_CHARACTERS:
+            raise ValueError(
+                f"network has {len(self.network)} characters, but may have {MAX_NETWORK_CHARACTERS} at most"
+            )
         if self.battery_fraction is not None and not 0 <= self.battery_fraction <= 1:
             raise ValueError(f"battery_fraction is {self.battery_fraction}, but must be between 0 and 1")
 

@@ -109,7 +109,7 @@ class SubnetSpec:
         return dict(self.axes).get(axis, Full())
 
 
-_MAX_SPEC_BYTES = 64 * 1024
+MAX_SPEC_BYTES = 64 * 1024
 
 
 def parse_spec(text: str | bytes) -> SubnetSpec:
@@ -119,4 +119,4 @@ def parse_spec(text: str | bytes) -> SubnetSpec:
         ProtocolError: the text is no subnet; it says what is wrong.
     """
     payload = text.encode(errors="replace") if isinstance(text, str) else text
-    return from_plain(SubnetSpec, parse_json(payload, max_bytes=_MAX_SPEC_BYTES))
+    return from_plain(SubnetSpec, parse_json(payload, max_bytes=MAX_SPEC_BYTES))

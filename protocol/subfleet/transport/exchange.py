@@ -59,6 +59,10 @@ class _Transfer:
     progress_at_s: float | None = None  # None: not seen by `tick` since something came
 
 
+def _complain(peer: str, text: str) -> None:
+    _LOG.warning("%s: %s", peer, text)
+
+
 class BlobExchange:
     """Both halves of every transfer of one side. Not thread-safe: it belongs to the thread that polls.
 
@@ -67,17 +71,19 @@ class BlobExchange:
         request_topic: of a peer, where we ask it for chunks.
         chunk_topic: of a peer, where we send it chunks.
         missing_topic: of a peer, where we tell it that we lack a blob.
+        complain: is told of a peer what it does wrongly.
         retry_s: a chunk that has not come after this long is asked for again, later on slow links.
         give_up_s: a transfer from which nothing came for this long has failed.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - each says one thing of the other side
         self,
         store: BlobStore,
         *,
         request_topic: Callable[[str], str],
         chunk_topic: Callable[[str], str],
         missing_topic: Callable[[str], str],
+        complain: Callable[[str, str], None] = _complain,
         retry_s: float = 2.0,
         give_up_s: float = 600.0,
     ) -> None:
@@ -85,6 +91,7 @@ class BlobExchange:
         self._request_topic = request_topic
         self._chunk_topic = chunk_topic
         self._missing_topic = missing_topic
+        self._complain = complain
         self._retry_s = retry_s
         self._give_up_s = give_up_s
         self._transfers: dict[str, _Transfer] = {}
@@ -148,11 +155,11 @@ class BlobExchange:
             return
         for wanted in request.ranges:
             if wanted.length > CHUNK_BYTES or wanted.offset + wanted.length > request.blob.size_bytes:
-                _LOG.warning("%s asks for %s of blob %s, which has none", peer, wanted, request.blob.sha256[:12])
+                self._complain(peer, f"asks for {wanted} of blob {request.blob.sha256[:12]}, which has none")
             elif (peer, request.blob, wanted) in self._wanted:
                 continue
             elif self._waiting[peer] >= _MAX_WAITING_CHUNKS:
-                _LOG.warning("%s must ask again: %d chunks wait to be sent to it", peer, _MAX_WAITING_CHUNKS)
+                self._complain(peer, f"must ask again: {_MAX_WAITING_CHUNKS} chunks wait to be sent to it")
                 return
             else:
                 self._wanted[peer, request.blob, wanted] = None
@@ -224,7 +231,7 @@ class BlobExchange:
         try:
             data = self._store.read_range(ref, wanted)
         except FileError as error:
-            _LOG.warning("%s cannot be served: %s", peer, error)
+            self._complain(peer, f"it cannot be served: {error}")
             return self._missing(peer, ref.sha256)
         payload = encode_chunk(Chunk(sha256=ref.sha256, offset=wanted.offset, data=data))
         return Outgoing(topic=self._chunk_topic(peer), payload=payload)
@@ -244,7 +251,7 @@ class BlobExchange:
             self._results.extend(Fetched(peer=peer, ref=ref) for peer in transfer.peers)
             return
         transfer.digest_failures += 1
-        _LOG.warning("blob %s from %s has a wrong digest", ref.sha256[:12], transfer.peers[0])
+        self._complain(transfer.peers[0], f"its blob {ref.sha256[:12]} has a wrong digest")
         transfer.fetch.restart()
         if transfer.digest_failures >= _MAX_DIGEST_FAILURES:
             transfer.digest_failures = 0

@@ -15,6 +15,7 @@ from paho.mqtt.reasoncodes import ReasonCode
 from subfleet.protocol.errors import TooLargeError, TransportError
 from subfleet.transport.address import BrokerAddress
 from subfleet.transport.base import MAX_PAYLOAD_BYTES, Connected, Delivery, Disconnected, Event, Will
+from subfleet.transport.complaints import Complaints
 from subfleet.transport.reaching import shake_hands, unanswered, unreachable
 from subfleet.transport.tls import context_of
 from subfleet.transport.topic_filter import matches
@@ -61,6 +62,7 @@ class MqttTransport:
         self._events: queue.Queue[Event] = queue.Queue()
         self._waiting_bytes = 0
         self._waiting_lock = threading.Lock()
+        self._complaints = Complaints(_LOG)  # used in paho's thread alone
         self._subscriptions: tuple[str, ...] = ()
         self._up = False
         self._settled = threading.Event()  # an attempt has ended, well or not
@@ -195,15 +197,15 @@ class MqttTransport:
         try:
             topic = message.topic
         except UnicodeDecodeError:  # an exception that left this callback would end paho's thread
-            _LOG.warning("dropped a message: its topic is not UTF-8")
+            self._complaints.note("the broker", "dropped a message: its topic is not UTF-8")
             return
         if len(message.payload) > MAX_PAYLOAD_BYTES:
-            _LOG.warning("dropped %d bytes on %s: too large", len(message.payload), topic)
+            self._complaints.note(_sender(topic), f"dropped {len(message.payload)} bytes on {topic}: too large")
         elif not any(matches(wanted, topic) for wanted in self._subscriptions):
             # Some brokers send retained messages to clients that subscribed to nothing.
             _LOG.debug("dropped a message on %s: not subscribed", topic)
         elif self._events.qsize() >= _MAX_WAITING_EVENTS or self._waiting_bytes >= _MAX_WAITING_BYTES:
-            _LOG.warning("dropped a message on %s: %d events wait", topic, self._events.qsize())
+            self._complaints.note(_sender(topic), f"dropped a message on {topic}: {self._events.qsize()} events wait")
         else:
             with self._waiting_lock:
                 self._waiting_bytes += len(message.payload)
@@ -226,3 +228,8 @@ class MqttTransport:
         self._up = self._answered = True
         self._events.put(Connected())
         self._settled.set()
+
+
+def _sender(topic: str) -> str:
+    """Whose message it is: a client writes all its kinds below one topic."""
+    return topic.rpartition("/")[0][:128]

@@ -51,6 +51,7 @@ class Deadlines:
         round_s: from the assignment of tasks to the close of the round.
         deploy_s: for clients to fetch their models after the last round.
         lease_s: a client whose last sign of life is older than this is taken for gone.
+        forget_s: a client that never took part and was silent for so long is forgotten.
         linger_s: after the end, for clients to hear of it.
         retry_s: for a round in which nothing was folded, from the end of its first try: so long it is tried again, or,
             under a logical clock, so many seconds of the logs.
@@ -63,13 +64,24 @@ class Deadlines:
     round_s: float = 600.0
     deploy_s: float = 300.0
     lease_s: float = 30.0
+    forget_s: float = 3600.0
     linger_s: float = 5.0
     retry_s: float = 3600.0
     pause_s: float = 1.0
     longest_pause_s: float = 60.0
 
     def __post_init__(self) -> None:
-        above_zero = ("join_s", "measure_s", "round_s", "deploy_s", "lease_s", "retry_s", "pause_s", "longest_pause_s")
+        above_zero = (
+            "join_s",
+            "measure_s",
+            "round_s",
+            "deploy_s",
+            "lease_s",
+            "forget_s",
+            "retry_s",
+            "pause_s",
+            "longest_pause_s",
+        )
         for name in above_zero:
             if getattr(self, name) <= 0:
                 raise ValueError(f"{name} is {getattr(self, name)}, but must be above 0")

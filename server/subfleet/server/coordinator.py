@@ -32,6 +32,7 @@ from subfleet.server.events import (
     UpdateRejected,
     UpdateStored,
 )
+from subfleet.server.members import without_strangers
 from subfleet.server.notices import skip_notice, skip_notices
 from subfleet.server.phases import advance
 from subfleet.server.retrying import fruitless
@@ -114,7 +115,7 @@ def _done(state: RunState) -> tuple[Seat, ...]:
 
 
 def _tick(plan: Plan, state: RunState, event: Tick, now_s: float) -> Outcome:
-    return state, ()
+    return without_strangers(plan, state, now_s), ()
 
 
 def _heard(plan: Plan, state: RunState, event: Heard, now_s: float) -> Outcome:
@@ -124,9 +125,9 @@ def _heard(plan: Plan, state: RunState, event: Heard, now_s: float) -> Outcome:
         # A will is only a hint, and one of an earlier session says nothing of this one.
         if presence.client_id not in state.members or presence.session_id not in ("", member.session_id):
             return state, ()
-        return _with_member(state, presence.client_id, replace(member, heard_s=None)), ()
+        return _with_member(state, presence.client_id, replace(member, heard_s=None, noted_s=now_s)), ()
     started_anew = presence.session_id != member.session_id
-    member = replace(member, session_id=presence.session_id, heard_s=now_s, absent=False)
+    member = replace(member, session_id=presence.session_id, heard_s=now_s, absent=False, noted_s=now_s)
     state = _with_member(state, presence.client_id, member)
     seat = state.seats.get(presence.client_id)
     if started_anew and seat is not None and seat.stage in ("scoring", "out") and seat.task is not None:
@@ -142,7 +143,7 @@ def _profiled(plan: Plan, state: RunState, event: Profiled, now_s: float) -> Out
     if member.profile == event.profile:
         return state, answer
     state = forgiven(state, event.profile.client_id)
-    return _with_member(state, event.profile.client_id, replace(member, profile=event.profile)), answer
+    return _with_member(state, event.profile.client_id, replace(member, profile=event.profile, noted_s=now_s)), answer
 
 
 def _with_member(state: RunState, client_id: str, member: Member) -> RunState:
@@ -157,7 +158,7 @@ def _measured(plan: Plan, state: RunState, event: Measured, now_s: float) -> Out
     telemetry = event.telemetry
     client_id, message_id = telemetry.client_id, telemetry.message_id
     member = state.members.get(client_id, Member())
-    member = replace(member, heard_s=now_s, absent=False, session_id=telemetry.session_id)
+    member = replace(member, heard_s=now_s, absent=False, session_id=telemetry.session_id, noted_s=now_s)
     state = _with_member(state, client_id, member)
     if telemetry.round is None:
         return state, ()

@@ -1,6 +1,5 @@
 """From a delivery to what it means: the only place of the server that reads what devices send."""
 
-import logging
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
@@ -13,8 +12,6 @@ from subfleet.server.events import Event, Heard, Measured, Profiled, Refused, Re
 from subfleet.transport.base import Delivery
 
 __all__ = ["Incoming", "read_delivery"]
-
-_LOG = logging.getLogger(__name__)
 
 Incoming = Event | Receipt | ChunkRequest | BlobMissing | Chunk
 
@@ -29,11 +26,14 @@ _EVENTS: Mapping[str, Callable[[Any], Event]] = MappingProxyType(
         "deployed": lambda message: Reported(deployed=message),
     }
 )
+_NOBODY = "a sender without an id"
 _TRANSFERS = ("receipt", "request", "missing")
 
 
-def read_delivery(topics: Topics, delivery: Delivery) -> tuple[str, Incoming] | None:
-    """The sender and what it says; None, with a line in the log, for anything that is not valid.
+def read_delivery(
+    topics: Topics, delivery: Delivery, complain: Callable[[str, str], None]
+) -> tuple[str, Incoming] | None:
+    """The sender and what it says; None, with a complaint of that sender, for anything that is not valid.
 
     A device can only speak for itself: the id in a message must be the one in its topic, which a broker's access list
     guards. And it must speak now: what a broker has kept for us tells of a time before, maybe of a device that is gone
@@ -44,8 +44,16 @@ def read_delivery(topics: Topics, delivery: Delivery) -> tuple[str, Incoming] | 
     try:
         return _read(topics, delivery)
     except ProtocolError as error:
-        _LOG.warning("dropped a message on %s: %s", delivery.topic[:120], error)
+        complain(_sender(topics, delivery), f"dropped a message on {delivery.topic[:120]}: {error}")
         return None
+
+
+def _sender(topics: Topics, delivery: Delivery) -> str:
+    try:
+        address = topics.parse(delivery.topic)
+    except ProtocolError:
+        return _NOBODY
+    return address.client_id or _NOBODY
 
 
 def _read(topics: Topics, delivery: Delivery) -> tuple[str, Incoming] | None:

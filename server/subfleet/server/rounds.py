@@ -107,12 +107,14 @@ class Member:
     Attributes:
         heard_s: monotonic time of its last sign of life; None where it said that it is gone or was never heard.
         absent: it was missing when telemetry was due and has not been heard since.
+        noted_s: monotonic time of its last message, or of the start of the server that knew it from before.
     """
 
     profile: Profile | None = None
     session_id: str = ""
     heard_s: float | None = None
     absent: bool = False
+    noted_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -57,6 +57,7 @@ from subfleet.server.workbench import Workbench
 from subfleet.tasks import read_dataset, shaped
 from subfleet.transport.base import Connected, Delivery, Disconnected, Transport
 from subfleet.transport.blob_store import BlobStore
+from subfleet.transport.complaints import Complaints
 from subfleet.transport.counting import CountingTransport
 from subfleet.transport.exchange import BlobExchange, Fetched, FetchFailed
 from subfleet.transport.outbox import Outbox
@@ -112,13 +113,15 @@ class Server:
         self._traffic = Traffic(self._topics)
         self._transport = CountingTransport(transport, on_payload=self._traffic.count)
         self._blobs = BlobStore(self._places.blobs)
+        self._complaints = Complaints(_LOG, clock)
         self._exchange = BlobExchange(
             self._blobs,
+            complain=self._complaints.note,
             request_topic=lambda peer: self._topics.down(peer, "request"),
             chunk_topic=lambda peer: self._topics.down(peer, "chunk"),
             missing_topic=lambda peer: self._topics.down(peer, "missing"),
         )
-        self._uploads = Uploads(self._exchange)
+        self._uploads = Uploads(self._exchange, self._complaints.note)
         self._outbox = Outbox()
         self._announcer = Announcer()
         evaluation = read_dataset(config.evaluation_data)
@@ -213,6 +216,7 @@ class Server:
             self._apply(outcome.event)
         self._apply(Tick())
         self._send()
+        self._complaints.tick()
 
     def settle(self) -> None:
         """Wait until the folding that goes on beside this loop has ended: under a logical clock it takes no time."""
@@ -261,7 +265,7 @@ class Server:
         elif isinstance(event, Disconnected):
             _LOG.warning("the link to the broker is down: %s", event.reason)
         else:
-            read = read_delivery(self._topics, event)
+            read = read_delivery(self._topics, event, self._complaints.note)
             if read is not None:
                 self._take_message(*read)
 

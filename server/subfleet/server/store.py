@@ -76,7 +76,7 @@ class Journal:
         with self._engine.connect() as connection:
             run = connection.execute(sql.select(runs).where(runs.c.run_id == self._run_id)).one()
             members = {
-                row.client_id: Member(profile=from_plain(Profile, json.loads(row.profile)))
+                row.client_id: Member(profile=from_plain(Profile, json.loads(row.profile)), noted_s=now_s)
                 for row in connection.execute(sql.select(clients).where(clients.c.run_id == self._run_id))
             }
             seats = [
@@ -152,11 +152,15 @@ class Journal:
         }
         same = after.round == before.round > after.folded_round
         emptied = same and not before.seats.keys() <= after.seats.keys()
-        if not (changed or profiles or values or record):
+        forgotten = before.members.keys() - after.members.keys() if after.members is not before.members else set()
+        if not (changed or profiles or values or record or forgotten):
             return
         with _writing(self._engine) as connection:
             if values:
                 connection.execute(runs.update().where(runs.c.run_id == self._run_id).values(**values))
+            for name in forgotten:
+                mine = sql.and_(clients.c.run_id == self._run_id, clients.c.client_id == name)
+                connection.execute(clients.delete().where(mine))
             for profile in profiles:
                 row = {"run_id": self._run_id, "client_id": profile.client_id, "device": profile.device}
                 _put(connection, clients, {**row, "profile": canonical_json(profile).decode()})

@@ -9,6 +9,9 @@ from subfleet.transport.counting import Direction
 
 __all__ = ["Traffic"]
 
+MOST_CLIENTS = 2**16
+"""That are counted in one round; whoever writes under ever new names gets no further account."""
+
 
 class Traffic:
     """Counts what goes down to and comes up from each client.
@@ -28,8 +31,8 @@ class Traffic:
             address = self._topics.parse(topic)
         except ProtocolError:
             return
-        if address.client_id:
-            account = self._down if direction == "sent" else self._up
+        account = self._down if direction == "sent" else self._up
+        if address.client_id and (address.client_id in account or len(account) < MOST_CLIENTS):
             account[address.client_id] += size_bytes
 
     def of(self, client_id: str) -> tuple[int, int]:

@@ -1,13 +1,11 @@
 """The updates that devices have offered and that are on their way: one for each task, none once it is over."""
 
-import logging
+from collections.abc import Callable
 
 from subfleet.protocol.messages import Update
 from subfleet.transport.exchange import BlobExchange, Fetched, FetchFailed
 
 __all__ = ["Uploads"]
-
-_LOG = logging.getLogger(__name__)
 
 
 class Uploads:
@@ -18,10 +16,12 @@ class Uploads:
 
     Args:
         exchange: pulls the blobs.
+        complain: is told of a client what went wrong with its update.
     """
 
-    def __init__(self, exchange: BlobExchange) -> None:
+    def __init__(self, exchange: BlobExchange, complain: Callable[[str, str], None]) -> None:
         self._exchange = exchange
+        self._complain = complain
         self._offers: dict[str, Update] = {}
 
     @property
@@ -49,5 +49,5 @@ class Uploads:
         for update in offers:
             del self._offers[update.task_id]
             if isinstance(result, FetchFailed):
-                _LOG.warning("the update of client %s cannot be fetched: %s", update.client_id, result.detail)
+                self._complain(update.client_id, f"its update cannot be fetched: {result.detail}")
         return tuple(offers) if isinstance(result, Fetched) else ()

@@ -1,0 +1,50 @@
+"""How long what a device says may be: a server keeps it for as long as it knows the device."""
+
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
+from typing import Any
+
+__all__ = ["PRESENCE_LIMITS", "PROFILE_LIMITS", "TELEMETRY_LIMITS", "check_lengths"]
+
+MAX_NAME_CHARACTERS = 256
+"""Of each text in a list or a mapping."""
+
+PRESENCE_LIMITS: Mapping[str, int] = MappingProxyType({"session_id": 128, "message_id": 512})
+PROFILE_LIMITS: Mapping[str, int] = MappingProxyType(
+    {
+        "session_id": 128,
+        "message_id": 512,
+        "device": 128,
+        "runtimes": 16,
+        "class_counts": 65_536,
+        "input_shape": 16,
+        "software": 64,
+        "operators": 1024,
+    }
+)
+TELEMETRY_LIMITS: Mapping[str, int] = MappingProxyType({"session_id": 128, "message_id": 512, "run_id": 128})
+"""By field, the most characters of a text, or items of a list or a mapping."""
+
+
+def check_lengths(message: Any, limits: Mapping[str, int]) -> None:
+    """Refuse a message with a field that is too long.
+
+    Raises:
+        ValueError: a field is; the text names it.
+    """
+    for name, most in limits.items():
+        value = getattr(message, name)
+        if value is None:
+            continue
+        if len(value) > most:
+            kind = "characters" if isinstance(value, str) else "items"
+            raise ValueError(f"{name} has {len(value)} {kind}, but may have {most} at most")
+        if not isinstance(value, str):
+            _check_names(name, value)
+
+
+def _check_names(field: str, value: Iterable[Any]) -> None:
+    texts = (*value, *value.values()) if isinstance(value, Mapping) else value
+    longest = max((len(text) for text in texts if isinstance(text, str)), default=0)
+    if longest > MAX_NAME_CHARACTERS:
+        raise ValueError(f"{field} has a text of {longest} characters, but may have {MAX_NAME_CHARACTERS} at most")

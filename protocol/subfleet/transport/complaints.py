@@ -1,0 +1,72 @@
+"""Lines about what others send wrongly: of one sender one line a minute, whatever it sends."""
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from subfleet.protocol.text import printable
+
+__all__ = ["Complaints"]
+
+_OTHERS = "other senders"
+_MOST_CHARACTERS = 400  # of one line's text
+
+
+@dataclass(slots=True)
+class _Account:
+    said_at_s: float
+    left_out: int = 0
+    last: str = ""
+
+
+class Complaints:
+    """Writes the first complaint about a sender at once, and counts the others until the period is over.
+
+    Args:
+        log: where the lines go.
+        clock: seconds, monotonic.
+        period_s: in which a sender has one line.
+        most_senders: that are told apart; beyond them there is one account for all.
+    """
+
+    def __init__(
+        self,
+        log: logging.Logger,
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        period_s: float = 60.0,
+        most_senders: int = 256,
+    ) -> None:
+        self._log = log
+        self._clock = clock
+        self._period_s = period_s
+        self._most_senders = most_senders
+        self._accounts: dict[str, _Account] = {}  # in the order of their last lines
+
+    def note(self, sender: str, text: str) -> None:
+        """Complain of a sender."""
+        self.tick()
+        text = printable(text)[:_MOST_CHARACTERS]
+        if sender not in self._accounts and len(self._accounts) >= self._most_senders:
+            sender = _OTHERS
+        account = self._accounts.get(sender)
+        if account is not None:
+            account.left_out += 1
+            account.last = text
+            return
+        self._accounts[sender] = _Account(self._clock())
+        self._log.warning("%s: %s", sender, text)
+
+    def tick(self) -> None:
+        """Say how many lines were left out, where a period is over."""
+        now_s = self._clock()
+        while self._accounts:
+            sender, account = next(iter(self._accounts.items()))
+            if now_s - account.said_at_s < self._period_s:
+                return
+            del self._accounts[sender]
+            if account.left_out:
+                self._accounts[sender] = _Account(now_s)
+                text = "%s: %d more in the last %.0f s, the last one: %s"
+                self._log.warning(text, sender, account.left_out, now_s - account.said_at_s, account.last)

@@ -1,0 +1,98 @@
+"""No field of what a device says of itself is longer than a server may keep for every device that it hears of."""
+
+import dataclasses
+import json
+import typing
+from typing import Any
+
+import pytest
+
+from subfleet.protocol.errors import ProtocolError
+from subfleet.protocol.limits import MAX_NAME_CHARACTERS, PRESENCE_LIMITS, PROFILE_LIMITS, TELEMETRY_LIMITS
+from subfleet.protocol.messages import Message, Presence, Profile, Telemetry, decode, encode
+from subfleet.protocol.readings import Reading
+from subfleet.protocol.subnet import SubnetSpec
+
+NUMBERS = (int, float, bool, int | None, float | None)
+PRESENCE = Presence(client_id="pi", session_id="s", online=True)
+PROFILE = Profile(
+    client_id="pi",
+    session_id="s",
+    device="d",
+    runtimes=("onnx",),
+    sample_count=1,
+    class_counts=(1,),
+    input_shape=(1,),
+    memory_total_bytes=1,
+    memory_share=0.5,
+)
+TELEMETRY = Telemetry(
+    client_id="pi",
+    session_id="s",
+    run_id="r",
+    round=1,
+    log_time_s=None,
+    reading=Reading(),
+    memory_budget_bytes=1,
+)
+CASES = [
+    (message, name, most)
+    for message, limits in ((PRESENCE, PRESENCE_LIMITS), (PROFILE, PROFILE_LIMITS), (TELEMETRY, TELEMETRY_LIMITS))
+    for name, most in limits.items()
+]
+
+
+def _of_length(kind: Any, length: int) -> object:
+    if kind is str or type(None) in typing.get_args(kind):
+        return "x" * length
+    if typing.get_origin(kind) is dict:
+        return {f"k{place}": "v" for place in range(length)}
+    return ["x" if typing.get_args(kind)[0] is str else 1] * length
+
+
+def _said(message: Message, name: str, value: object) -> bytes:
+    return json.dumps({**json.loads(encode(message)), name: value}).encode()
+
+
+@pytest.mark.parametrize(("message", "name", "most"), CASES, ids=lambda one: getattr(one, "KIND", one))
+def test_a_field_may_be_so_long_and_no_longer(message: Message, name: str, most: int) -> None:
+    kind = typing.get_type_hints(type(message))[name]
+    assert len(getattr(decode(_said(message, name, _of_length(kind, most))), name)) == most
+    with pytest.raises(ProtocolError, match=f"{name} has {most + 1} .*, but may have {most} at most"):
+        decode(_said(message, name, _of_length(kind, most + 1)))
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("runtimes", ["x" * (MAX_NAME_CHARACTERS + 1)]),
+        ("operators", ["x" * (MAX_NAME_CHARACTERS + 1)]),
+        ("software", {"x" * (MAX_NAME_CHARACTERS + 1): "1"}),
+        ("software", {"numpy": "x" * (MAX_NAME_CHARACTERS + 1)}),
+    ],
+)
+def test_a_text_in_a_list_or_a_mapping_is_limited_too(name: str, value: object) -> None:
+    with pytest.raises(ProtocolError, match=f"{name} has a text of 257 characters, but may have 256 at most"):
+        decode(_said(PROFILE, name, value))
+
+
+def test_the_kind_of_network_is_short() -> None:
+    assert Reading(network="x" * 64).network == "x" * 64
+    with pytest.raises(ValueError, match="network has 65 characters, but may have 64 at most"):
+        Reading(network="x" * 65)
+
+
+def test_a_declared_architecture_is_limited_as_a_whole() -> None:
+    blocks = tuple(f"block {place} " + "x" * 100 for place in range(600))
+    with pytest.raises(ValueError, match=r"architecture has 6[0-9]{4} bytes, but may have 65536 at most"):
+        dataclasses.replace(PROFILE, architecture=SubnetSpec(blocks=blocks))
+
+
+def test_every_text_list_and_mapping_of_these_messages_has_a_limit() -> None:
+    # Each by its own rules.
+    bounded = {"client_id", "architecture", "reading", "class_names", "other_input_shapes"}
+    for message, limits in ((PRESENCE, PRESENCE_LIMITS), (PROFILE, PROFILE_LIMITS), (TELEMETRY, TELEMETRY_LIMITS)):
+        hints = typing.get_type_hints(type(message))
+        kinds = {field.name: hints[field.name] for field in dataclasses.fields(message)}
+        free = {name for name, kind in kinds.items() if kind not in NUMBERS}
+        assert free - bounded == set(limits), message.KIND

@@ -1,0 +1,104 @@
+"""Whom the server remembers, and for how long."""
+
+import json
+import logging
+from dataclasses import replace
+from pathlib import Path
+from types import MappingProxyType
+
+import pytest
+from server.coordinator_cases import CLIENTS, joined, plan_of, profile, training
+from server.server_rig import World, config, fleet
+
+from subfleet.protocol.messages import Presence, encode
+from subfleet.server import members
+from subfleet.server.config import Deadlines
+from subfleet.server.coordinator import step
+from subfleet.server.database import open_database
+from subfleet.server.events import Heard, Tick
+from subfleet.server.rounds import Member, RunState
+from subfleet.server.store import Journal, begin_run
+
+PLAN = plan_of(deadlines=Deadlines(lease_s=30.0, forget_s=100.0))
+
+
+def test_who_never_took_part_and_is_silent_is_forgotten() -> None:
+    state = joined(PLAN, RunState(), "eve", 1.0)
+    ghost = Heard(presence=Presence(client_id="ghost", session_id="s", online=True))
+    state, _ = step(PLAN, state, ghost, 1.0)
+    state, _ = step(PLAN, state, Tick(), 31.0)
+    assert set(state.members) == {"eve", "ghost"}
+    state, _ = step(PLAN, state, Tick(), 31.1)  # it never said what it is
+    assert set(state.members) == {"eve"}
+    gone = Heard(presence=Presence(client_id="eve", session_id="eve-1", online=False))
+    state, _ = step(PLAN, state, gone, 50.0)
+    assert set(step(PLAN, state, Tick(), 150.0)[0].members) == {"eve"}
+    assert step(PLAN, state, Tick(), 150.1)[0].members == {}
+
+
+def test_who_is_heard_who_has_a_seat_and_who_took_part_stay() -> None:
+    state = training(PLAN)
+    seated, _ = step(PLAN, state, Tick(), 500.0)
+    assert set(seated.members) == set(CLIENTS)
+    later = replace(state, seats=MappingProxyType({}), last=MappingProxyType({"ada": state.seats["ada"]}))
+    later = replace(later, phase="waiting", round=0)
+    later, _ = step(PLAN, later, Heard(presence=Presence(client_id="bob", session_id="bob-1", online=True)), 490.0)
+    later, _ = step(PLAN, later, Tick(), 500.0)
+    assert set(later.members) == {"ada", "bob"}
+
+
+def test_beyond_a_number_those_go_first_that_were_silent_for_the_longest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(members, "MOST_STRANGERS", 3)
+    plan = plan_of(min_clients=100, deadlines=Deadlines(forget_s=1e6))
+    state = RunState()
+    for number in range(50):
+        state = joined(plan, state, f"eve-{number}", float(number))
+        state, _ = step(plan, state, Tick(), float(number))
+        assert len(state.members) <= 3
+    assert set(state.members) == {"eve-47", "eve-48", "eve-49"}
+
+
+def test_large_profiles_are_fewer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(members, "MOST_VALUES", 1000)
+    large = {
+        f"eve-{number}": Member(profile=replace(profile(f"eve-{number}"), class_counts=(1,) * 300), noted_s=number)
+        for number in range(9)
+    }
+    state, _ = step(plan_of(), RunState(members=MappingProxyType(large)), Tick(), 9.0)
+    assert set(state.members) == {"eve-6", "eve-7", "eve-8"}
+
+
+def test_the_journal_forgets_them_too(tmp_path: Path) -> None:
+    engine = open_database(tmp_path)
+    journal = Journal(engine, begin_run(engine, name="test", settings="{}", round_count=2))
+    known = joined(PLAN, joined(PLAN, RunState(), "eve", 1.0), "bob", 90.0)
+    journal.save(RunState(), known)
+    assert {name: member.noted_s for name, member in journal.load(7.0).members.items()} == {"bob": 7.0, "eve": 7.0}
+    after, _ = step(PLAN, known, Tick(), 102.0)
+    journal.save(known, after)
+    assert set(journal.load(7.0).members) == {"bob"} == set(after.members)
+
+
+@pytest.mark.slow
+def test_one_bad_sender_costs_one_line_a_minute_and_no_memory(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(members, "MOST_STRANGERS", 50)
+    world = World(tmp_path, config(rounds=1, deploy_targets=()), fleet())
+    eve = world.broker.client("eve")
+    eve.open(())
+    long_name = {**json.loads(encode(profile("eve"))), "device": "x" * 4000}
+    with caplog.at_level(logging.WARNING):
+        for number in range(100):
+            for _ in range(20):
+                eve.publish("subfleet/1/main/up/eve/profile", json.dumps(long_name).encode())
+                eve.publish("subfleet/1/main/up/eve/none", b"nonsense")
+            stranger = Presence(client_id=f"e{number}", session_id="s", online=True)
+            eve.publish(f"subfleet/1/main/up/e{number}/presence", encode(stranger))
+            world.server.step(0.0)
+            assert len(world.server.state.members) <= 51
+    lines = [record.getMessage() for record in caplog.records if "eve" in record.getMessage()]
+    assert len(lines) == 1
+    assert "device has 4000 characters, but may have 128 at most" in lines[0]
+    world.run()
+    assert {row.status for row in world.server.result().rounds[0].clients} == {"folded"}
