@@ -35,6 +35,24 @@ def write(module: torch.nn.Module, arguments: tuple[torch.Tensor, ...], *, plann
     return bytes(edge.to_executorch(ExecutorchBackendConfig(memory_planning_pass=memory)).buffer)
 
 
+class Scale(torch.nn.Module):
+    """(2, 3) times a parameter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.factor = torch.nn.Parameter(torch.ones(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.factor
+
+
+def scattered() -> bytes:
+    """A program whose constants lie in a file of their own (.ptd), which it names by no path."""
+    module = torch.export.export(Scale(), (torch.ones(2, 3),))
+    edge = to_edge(module, compile_config=EdgeCompileConfig(_check_ir_validity=False))
+    return bytes(edge.to_executorch(ExecutorchBackendConfig(external_constants=True)).buffer)
+
+
 def types(*, planned: bool) -> bytes:
     arguments = (torch.ones(2, 3), torch.ones(3, dtype=torch.int64), torch.ones(3, dtype=torch.bool))
     return write(Types(), arguments, planned=planned)

@@ -23,7 +23,7 @@ from subfleet.trainers.memory import release_free_memory
 from subfleet.trainers.step_layout import step_layout
 
 pytest.importorskip("executorch")
-from trainers.pte_cases import Types, big, write
+from trainers.pte_cases import Types, big, scattered, write
 from trainers.softmax_program import BATCH, CLASSES, SHAPE, manifest, samples, weights, write_job
 from trainers.softmax_pte import pte_program
 
@@ -83,6 +83,16 @@ def reference(steps: int) -> tuple[Array, float]:
         bias_momentum = 0.9 * bias_momentum + errors.sum(0)
         weight, bias = weight - 0.1 * weight_momentum, bias - 0.1 * bias_momentum
     return weight, loss
+
+
+def test_a_program_gets_no_tensor_from_outside_its_own_bytes(runtime: ExecutorchRuntime) -> None:
+    """No path stands in such programs; a host hands them a second file, and ours hands them none."""
+
+    def one_prediction() -> Array:
+        return runtime.open_model(scattered(), 1).infer(np.ones((2, 3), np.float32))
+
+    with pytest.raises(TrainingError, match="refused"):
+        one_prediction()
 
 
 @pytest.mark.parametrize("threads", [1, 2])

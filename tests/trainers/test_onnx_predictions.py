@@ -16,15 +16,9 @@ from subfleet.tasks import Dataset, write_npz
 from subfleet.trainers.onnx import OnnxTrainer
 
 
-def write_model(path: Path, batch: int | str, *, external: str = "") -> npt.NDArray[np.float32]:
+def write_model(path: Path, batch: int | str) -> npt.NDArray[np.float32]:
     weight = np.asarray(weights()["head.weight"], np.float32)
     tensor = helper.make_tensor("weight", TensorProto.FLOAT, weight.shape, weight.tobytes(), raw=True)
-    if external:
-        tensor.ClearField("raw_data")
-        tensor.data_location = TensorProto.EXTERNAL
-        for key, value in (("location", external), ("offset", "0"), ("length", str(weight.nbytes))):
-            entry = tensor.external_data.add()
-            entry.key, entry.value = key, value
     graph = helper.make_graph(
         [
             helper.make_node("Flatten", ["samples"], ["flat"]),
@@ -52,15 +46,6 @@ def test_predictions_equal_a_reference(tmp_path: Path, batch: int | str, count: 
     assert prediction.accuracy == pytest.approx(np.mean(expected == dataset.labels))
     np.savez(tmp_path / "data.npz", x=dataset.inputs, y=dataset.labels)  # read as images of one channel
     assert OnnxTrainer().predict(tmp_path / "model.onnx", str(tmp_path / "data.npz")) == prediction
-
-
-def test_a_model_cannot_take_its_weights_from_another_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_npz(tmp_path / "data.npz", samples(4))
-    (tmp_path / "secret").write_bytes(np.asarray(weights()["head.weight"]).tobytes())
-    write_model(tmp_path / "model.onnx", 4, external="secret")
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(TrainingError, match="refused"):
-        OnnxTrainer().predict(tmp_path / "model.onnx", str(tmp_path / "data.npz"))
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from subfleet.protocol.programs import DataSummary, Prediction, Program, ScoreJo
 from subfleet.tasks import read_dataset
 from subfleet.trainers.kept import Host, Slot
 from subfleet.trainers.library_pages import map_library
+from subfleet.trainers.onnx_references import check_self_contained
 from subfleet.trainers.onnx_session import OnnxSession, guarded
 from subfleet.trainers.prediction import FREE_BATCH_SIZE, predict_dataset, read_model
 from subfleet.trainers.scoring import score_job
@@ -28,7 +29,7 @@ _IDENTITY = (
     b'\x08\x08:7\n\x10\n\x01x\x12\x01y"\x08Identity\x12\x01wZ\x0f\n\x01x\x12\n\n\x08\x08\x01\x12\x04\n\x02\x08\x01'
     b"b\x0f\n\x01y\x12\n\n\x08\x08\x01\x12\x04\n\x02\x08\x01B\x04\n\x00\x10\r"
 )
-# Weights in files beside a model are read from this folder: there is none, so that no model can name a local file.
+# Weights in files beside a model would be read from this folder, and there is none; no such model gets so far.
 _NO_FOLDER = "/nonexistent"
 _PROVIDERS: Mapping[str, str] = MappingProxyType({"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"})
 _INPUT_TYPES: Mapping[str, str] = MappingProxyType({"float32": "tensor(float)", "int64": "tensor(int64)"})
@@ -188,6 +189,7 @@ def _session(
     runtime: ModuleType, model: bytes | memoryview, threads: int, provider: str = "cpu", writers: str = ""
 ) -> Any:
     """One session for one program alone, so that its memory can be measured and is given back with it."""
+    check_self_contained(model)
     options = runtime.SessionOptions()
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
@@ -204,6 +206,7 @@ def _session(
     # third of the step. So they spin inside a step alone.
     options.add_session_config_entry("session.intra_op.allow_spinning", "1" if threads > 1 else "0")
     options.add_session_config_entry("session.force_spinning_stop", "1")
+    options.add_session_config_entry("session.load_model_format", "ONNX")  # what was checked is what is read
     options.add_session_config_entry("session.model_external_initializers_file_folder_path", _NO_FOLDER)
     providers = [_PROVIDERS[provider]]
     what = f"ONNX Runtime {runtime.__version__} refused the program{f' that {writers} wrote' if writers else ''}"

@@ -1,0 +1,127 @@
+"""Refuses ONNX programs that refer out of their own bytes, before a runtime reads them.
+
+ONNX lets a tensor name a file ("external data"), and a node one with what a provider has compiled (`EPContext`). ONNX
+Runtime opens such files itself; up to 1.23 any absolute path, whatever folder it was told. A device has no package
+`onnx`, so that the messages are walked here by the wire format of protocol buffers, without a copy of any tensor.
+"""
+
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
+
+from subfleet.protocol.errors import TrainingError
+
+__all__ = ["check_self_contained"]
+
+_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
+_FIXED_BYTES: Mapping[int, int] = MappingProxyType({_FIXED64: 8, _FIXED32: 4})
+_MOST_VARINT_BYTES = 10
+_END_OF_TAGS = 2**32
+"""A reader that keeps 32 bits of a longer tag would take another field for it."""
+_MOST_DEPTH = 100
+"""As deep as readers of protocol buffers go."""
+_MOST_FIELDS = 4_000_000
+"""Of one program: the largest that is exported here has thousands."""
+
+# Of onnx.proto: by kind of message, the fields that hold messages in which a tensor or a node may stand.
+_INNER: Mapping[str, Mapping[int, str]] = MappingProxyType(
+    {
+        "ModelProto": {7: "GraphProto", 20: "TrainingInfoProto", 25: "FunctionProto"},
+        "GraphProto": {1: "NodeProto", 5: "TensorProto", 15: "SparseTensorProto"},
+        "TrainingInfoProto": {1: "GraphProto", 2: "GraphProto"},
+        "FunctionProto": {7: "NodeProto", 11: "AttributeProto"},
+        "NodeProto": {5: "AttributeProto"},
+        "AttributeProto": {
+            5: "TensorProto",
+            6: "GraphProto",
+            10: "TensorProto",
+            11: "GraphProto",
+            22: "SparseTensorProto",
+            23: "SparseTensorProto",
+        },
+        "SparseTensorProto": {1: "TensorProto", 2: "TensorProto"},
+        "TensorProto": {},
+    }
+)
+_EXTERNAL_DATA, _DATA_LOCATION = 13, 14  # of a TensorProto
+_OPERATOR = 4  # of a NodeProto
+_COMPILED = b"EPContext"
+_ORT_FORMAT = b"ORTM"
+"""From the fifth byte on, of ONNX Runtime's own format, which is no ONNX and is not walked."""
+
+
+def check_self_contained(program: bytes | memoryview) -> None:
+    """Refuse a program that names anything outside of itself, or whose bytes are no ONNX model.
+
+    Raises:
+        TrainingError: it does, or they are not.
+    """
+    content = memoryview(program)
+    if bytes(content[4:8]) == _ORT_FORMAT:
+        raise TrainingError("the program is in ONNX Runtime's own format, but must be an ONNX model; export it again")
+    left = [("ModelProto", content, 0)]
+    budget = _MOST_FIELDS
+    while left:
+        kind, message, depth = left.pop()
+        if depth > _MOST_DEPTH:
+            raise _malformed(f"messages stand in one another more than {_MOST_DEPTH} deep")
+        inner = _INNER[kind]
+        for number, value in _fields(message):
+            budget -= 1
+            if budget < 0:
+                raise _malformed(f"it has more than {_MOST_FIELDS} fields")
+            _check_field(kind, number, value)
+            if number in inner and isinstance(value, memoryview):
+                left.append((inner[number], value, depth + 1))
+
+
+def _check_field(kind: str, number: int, value: int | memoryview) -> None:
+    # Whatever the wire type: what one reader skips another may take.
+    if kind == "TensorProto" and (number == _EXTERNAL_DATA or (number == _DATA_LOCATION and value != 0)):
+        raise TrainingError(
+            "a tensor of the program lies in another file (external data), but a program must hold all of its tensors; "
+            "nothing was read, export it again as one file"
+        )
+    if kind == "NodeProto" and number == _OPERATOR and isinstance(value, memoryview) and bytes(value) == _COMPILED:
+        raise TrainingError(
+            "a node of the program is an EPContext, which names a compiled file, but a program must hold all that it "
+            "needs; nothing was read, export it again as an ONNX model"
+        )
+
+
+def _fields(message: memoryview) -> Iterator[tuple[int, int | memoryview]]:
+    """The fields of a message: numbers with a value, or with the bytes of what has no number for its value."""
+    place = 0
+    while place < len(message):
+        tag, place = _varint(message, place)
+        number, wire_type = tag >> 3, tag & 7
+        if not 0 < tag < _END_OF_TAGS or number == 0:
+            raise _malformed(f"a field has the tag {tag}")
+        if wire_type == _VARINT:
+            value, place = _varint(message, place)
+            yield number, value
+            continue
+        if wire_type == _BYTES:
+            size, place = _varint(message, place)
+        elif wire_type in _FIXED_BYTES:
+            size = _FIXED_BYTES[wire_type]
+        else:
+            raise _malformed(f"a field has the wire type {wire_type}")
+        if size > len(message) - place:
+            raise _malformed(f"a field of {size} bytes stands where {len(message) - place} are left")
+        yield number, message[place : place + size]
+        place += size
+
+
+def _varint(message: memoryview, place: int) -> tuple[int, int]:
+    """A number of variable length, and the place behind it."""
+    number = 0
+    for index in range(min(_MOST_VARINT_BYTES, len(message) - place)):
+        byte = message[place + index]
+        number |= (byte & 0x7F) << (7 * index)
+        if byte < 0x80:
+            return number, place + index + 1
+    raise _malformed("a number has no end")
+
+
+def _malformed(what: str) -> TrainingError:
+    return TrainingError(f"the program is no ONNX model ({what}); it must be fetched or exported again")

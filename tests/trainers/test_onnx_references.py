@@ -1,0 +1,269 @@
+"""No ONNX program reaches out of its own bytes: neither the newest nor the oldest runtime is shown one that would."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+import pytest
+from export.oldest import OLDEST, needs_oldest
+from google.protobuf.message import DecodeError
+from hypothesis import example, given
+from hypothesis import strategies as st
+from onnx import AttributeProto, GraphProto, ModelProto, TensorProto, helper
+from trainers.softmax_program import CLASSES, FEATURES, SHAPE, samples, weights
+
+from subfleet.protocol.errors import TrainingError
+from subfleet.tasks import write_npz
+from subfleet.trainers.onnx_references import check_self_contained
+
+WEIGHT = np.asarray(weights()["head.weight"], np.float32)
+PREDICT = """
+import sys
+from pathlib import Path
+import onnxruntime
+from subfleet.protocol.errors import TrainingError
+from subfleet.trainers.onnx import OnnxTrainer
+print(onnxruntime.__version__)
+try:
+    print(OnnxTrainer().predict(Path(sys.argv[1]), sys.argv[2]).accuracy)
+except TrainingError as error:
+    print(error)
+"""
+
+
+def elsewhere(tensor: TensorProto, location: str) -> TensorProto:
+    """The same tensor, in a file."""
+    size = len(tensor.raw_data)
+    tensor.ClearField("raw_data")
+    tensor.data_location = TensorProto.EXTERNAL
+    for key, value in (("location", location), ("offset", "0"), ("length", str(size))):
+        entry = tensor.external_data.add()
+        entry.key, entry.value = key, value
+    return tensor
+
+
+def weight_at(location: str, name: str = "weight") -> TensorProto:
+    tensor = helper.make_tensor(name, TensorProto.FLOAT, WEIGHT.shape, WEIGHT.tobytes(), raw=True)
+    return elsewhere(tensor, location) if location else tensor
+
+
+def linear(location: str = "") -> ModelProto:
+    graph = helper.make_graph(
+        [
+            helper.make_node("Flatten", ["samples"], ["flat"]),
+            helper.make_node("MatMul", ["flat", "weight"], ["logits"]),
+        ],
+        "linear",
+        [helper.make_tensor_value_info("samples", TensorProto.FLOAT, [4, *SHAPE])],
+        [helper.make_tensor_value_info("logits", TensorProto.FLOAT, [4, CLASSES])],
+        [weight_at(location)],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
+
+
+def with_constant(graph: GraphProto, location: str) -> None:
+    graph.ClearField("initializer")
+    graph.node.insert(0, helper.make_node("Constant", [], ["weight"], value=weight_at(location, "")))
+
+
+def in_a_constant(location: str) -> ModelProto:
+    model = linear()
+    with_constant(model.graph, location)
+    return model
+
+
+def in_a_branch(location: str) -> ModelProto:
+    model = linear()
+    branch = helper.make_graph(
+        [helper.make_node("Identity", ["weight"], ["chosen"])],
+        "branch",
+        [],
+        [helper.make_tensor_value_info("chosen", TensorProto.FLOAT, WEIGHT.shape)],
+    )
+    with_constant(branch, location)
+    model.graph.initializer[0].CopyFrom(helper.make_tensor("yes", TensorProto.BOOL, [], [True]))
+    choice = helper.make_node("If", ["yes"], ["weight"], then_branch=branch, else_branch=branch)
+    model.graph.node.insert(0, choice)
+    return model
+
+
+def in_a_function(location: str) -> ModelProto:
+    model = linear()
+    constant = helper.make_node("Constant", [], ["held"], value=weight_at(location, ""))
+    model.functions.append(
+        helper.make_function("local", "held", [], ["held"], [constant], [helper.make_opsetid("", 20)])
+    )
+    model.opset_import.append(helper.make_opsetid("local", 1))
+    model.graph.ClearField("initializer")
+    model.graph.node.insert(0, helper.make_node("held", [], ["weight"], domain="local"))
+    return model
+
+
+def in_a_function_default(location: str) -> ModelProto:
+    model = linear()
+    default = AttributeProto(name="value", type=AttributeProto.TENSOR, t=weight_at(location, ""))
+    model.functions.append(helper.make_function("local", "f", [], [], [], [helper.make_opsetid("", 20)]))
+    model.functions[0].attribute_proto.append(default)
+    return model
+
+
+def in_a_sparse_tensor(location: str) -> ModelProto:
+    model = linear()
+    indices = helper.make_tensor("i", TensorProto.INT64, [1], [0])
+    sparse = helper.make_sparse_tensor(elsewhere(TensorProto(name="s"), location), indices, [4])
+    model.graph.sparse_initializer.append(sparse)
+    return model
+
+
+def in_training_information(location: str) -> ModelProto:
+    model = linear()
+    model.training_info.add().algorithm.initializer.append(weight_at(location))
+    return model
+
+
+def in_a_list_of_tensors(location: str) -> ModelProto:
+    model = linear()
+    model.graph.node[0].attribute.append(AttributeProto(name="all", tensors=[weight_at(location)]))
+    return model
+
+
+def in_a_second_graph(location: str) -> ModelProto:
+    """Two fields of one graph are read as one: what stands in the second one belongs to the first."""
+    model = ModelProto()
+    model.ParseFromString(linear().SerializeToString())
+    more = ModelProto()
+    more.graph.initializer.append(weight_at(location))
+    model.MergeFromString(more.SerializeToString())
+    return model
+
+
+PLACES: MappingProxyType[str, Callable[[str], ModelProto]] = MappingProxyType(
+    {
+        place.__name__: place
+        for place in (
+            *(linear, in_a_constant, in_a_branch, in_a_function, in_a_function_default),
+            *(in_a_sparse_tensor, in_training_information, in_a_list_of_tensors, in_a_second_graph),
+        )
+    }
+)
+TRUE_PLACES = ("linear", "in_a_constant", "in_a_branch", "in_a_function")
+"""In which the runtime would take the weight from where it is said to be."""
+
+
+@pytest.mark.parametrize("location", ["/etc/hostname", "weights.bin", "../secret", "*/_ORT_MEM_ADDR_/*"])
+@pytest.mark.parametrize("place", PLACES)
+def test_a_tensor_in_another_file_is_refused(place: str, location: str) -> None:
+    with pytest.raises(TrainingError, match="external data"):
+        check_self_contained(PLACES[place](location).SerializeToString())
+
+
+def test_a_file_that_a_provider_compiled_is_refused() -> None:
+    model = linear()
+    attributes = {"embed_mode": 0, "ep_cache_context": "/etc/hostname"}
+    model.graph.node.append(helper.make_node("EPContext", [], ["x"], domain="com.microsoft", **attributes))
+    with pytest.raises(TrainingError, match="EPContext"):
+        check_self_contained(model.SerializeToString())
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        (b"\x30\x00\x00\x00ORTM", "own format"),
+        (b"\x3a", "a number has no end"),
+        (b"\x3a\x05\x00", "5 bytes stands where 1 are left"),
+        (b"\x3b\x3c", "wire type 3"),
+        (b"\x00\x01", "the tag 0"),
+        # A tag that others cut to 32 bits, and read as the graph.
+        (b"\xba\x80\x80\x80\x80\x01\x00", "has the tag"),
+        (b"\xff" * 11, "no end"),
+    ],
+)
+def test_what_is_no_model_is_refused_in_a_sentence(content: bytes, told: str) -> None:
+    with pytest.raises(TrainingError, match=told):
+        check_self_contained(content)
+
+
+def test_depth_is_bounded() -> None:
+    content = b""
+    for _ in range(60):  # a graph in an attribute of a node of the next graph
+        content = _field(1, _field(5, _field(6, content)))
+    with pytest.raises(TrainingError, match="deep"):
+        check_self_contained(_field(7, content))
+
+
+def _field(number: int, content: bytes) -> bytes:
+    return bytes([number << 3 | 2]) + _varint(len(content)) + content
+
+
+def _varint(number: int) -> bytes:
+    low, high = number & 0x7F, number >> 7
+    return bytes([low | 0x80]) + _varint(high) if high else bytes([low])
+
+
+@given(st.binary(max_size=200))
+@example(linear().SerializeToString())
+@example(linear().SerializeToString()[:-3])
+def test_any_bytes_are_taken_or_refused(content: bytes) -> None:
+    with suppress(TrainingError):
+        check_self_contained(content)
+
+
+@given(place=st.sampled_from(sorted(PLACES)), at=st.integers(0, 10_000), byte=st.integers(0, 255))
+def test_nothing_that_names_a_file_is_taken_after_damage(place: str, at: int, byte: int) -> None:
+    """Compared with the reader of `onnx` itself: what it finds external is never taken."""
+    content = bytearray(PLACES[place]("/etc/hostname").SerializeToString())
+    content[at % len(content)] = byte
+    model = ModelProto()
+    try:
+        check_self_contained(bytes(content))
+        model.ParseFromString(bytes(content))
+    except (TrainingError, DecodeError):
+        return
+    assert "/etc/hostname" not in {entry.value for entry in _external(model)}
+
+
+def _external(message: Any) -> list[Any]:
+    """Every external reference, found by the reader's own description of the messages."""
+    found = list(getattr(message, "external_data", ()))
+    for field, value in message.ListFields():
+        if field.message_type is not None:
+            for inner in value if hasattr(value, "__len__") else (value,):
+                found += _external(inner)
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("runtime", ["newest", pytest.param("oldest", marks=needs_oldest)])
+@pytest.mark.parametrize("place", TRUE_PLACES)
+def test_no_runtime_reads_a_file_of_the_device(runtime: str, place: str, tmp_path: Path) -> None:
+    dataset = samples(4)
+    write_npz(tmp_path / "data.npz", dataset)
+    secret, model = tmp_path / "secret", tmp_path / "model.onnx"
+    secret.write_bytes(WEIGHT.tobytes())
+    model.write_bytes(PLACES[place](str(secret)).SerializeToString())
+    told = predicted(runtime, model, tmp_path / "data.npz")
+    assert "lies in another file (external data)" in told
+    model.write_bytes(PLACES[place]("").SerializeToString())
+    right = (dataset.inputs.reshape(4, FEATURES) @ WEIGHT).argmax(1) == dataset.labels
+    assert float(predicted(runtime, model, tmp_path / "data.npz")) == pytest.approx(np.mean(right))
+
+
+def predicted(runtime: str, model: Path, data: Path) -> str:
+    older = {"PYTHONPATH": os.pathsep.join([str(OLDEST), *sys.path])} if runtime == "oldest" else {}
+    done = subprocess.run(
+        [sys.executable, "-c", PREDICT, str(model), str(data)],
+        env={**os.environ, **older},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    version, told = done.stdout.splitlines()
+    assert (version == "1.23.2") == (runtime == "oldest")
+    return told
