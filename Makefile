@@ -3,7 +3,7 @@
 #   make test     all tests (under 12 minutes on two cores)
 #   make native   ExecuTorch without PyTorch: builds edge_client/native and installs it (30 seconds, needs a C++ compiler)
 #   make gpu      what runs on an accelerator: its tests, and benchmarks/results/gpu.md; without one it says so
-#   make check    format, lint, types, import rules, nothing newer than Python 3.10, dead links
+#   make check    format, lint, types, import rules, nothing newer than Python 3.10, dead links, the README's demo
 PYTHON ?= python3
 # Installed first, so that no version range drags in gigabytes of CUDA packages where they are not wanted.
 TORCH ?= torch==2.13.0
@@ -48,6 +48,7 @@ check: $(VENV)/.dev
 	$(BIN)/lint-imports
 	$(BIN)/vermin --quiet --no-tips --violations -t=3.10- $(SOURCES)
 	$(BIN)/python scripts/check_links.py
+	$(BIN)/python scripts/readme_demo.py --check
 
 format: $(VENV)/.dev
 	$(BIN)/ruff format .

@@ -18,6 +18,7 @@ def test_every_shipped_profile_loads_under_its_own_name_and_cites_its_figures(na
     assert profile.name == name
     assert profile.sources or profile.memory_total_bytes is None
     assert set(profile.runtimes) <= {"onnx", "executorch"}
+    assert profile.memory_share >= 0.25, "a profile describes a board; how much a demo has to give is told by its logs"
 
 
 def test_the_data_folder_holds_exactly_the_listed_profiles() -> None:

@@ -57,7 +57,7 @@ def test_memory_holds_what_autograd_keeps(case: tuple[Network, SubnetSpec]) -> N
     kept = (saved_bytes(network, spec, 66) - saved_bytes(network, spec, 2)) / 64
     # The estimate adds a workspace and leaves out the head's input.
     assert growth >= 0.95 * kept
-    assert small.training_memory_bytes >= 5 * small.weight_bytes
+    assert small.training_memory_bytes >= 4.5 * small.weight_bytes
 
 
 def test_memory_grows_with_batch_width_and_depth() -> None:

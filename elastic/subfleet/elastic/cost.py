@@ -11,8 +11,9 @@ from subfleet.protocol.subnet import SubnetSpec
 __all__ = ["SubnetCost", "estimate_cost"]
 
 _FLOAT_BYTES = 4
-_WEIGHT_COPIES = 5
-"""A step is a pure function: weights and momentum, each before and after it, and the gradients."""
+_WEIGHT_HALVES = 9
+"""A step is a pure function: weights and momentum, each before and after it. Half of the gradients are there at once,
+as the optimiser takes each as soon as the backward pass has told it: deep networks have fewer, shallow ones more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +74,7 @@ def estimate_cost(network: Network, spec: SubnetSpec, *, batch_size: int) -> Sub
         parameters=parameters,
         weight_bytes=weight_bytes,
         forward_macs=macs,
-        training_memory_bytes=_WEIGHT_COPIES * weight_bytes + batch_size * (saved + workspace) * _FLOAT_BYTES,
+        training_memory_bytes=_WEIGHT_HALVES * weight_bytes // 2 + batch_size * (saved + workspace) * _FLOAT_BYTES,
     )
 
 

@@ -1,0 +1,137 @@
+"""Runs the quickstart as a new user does, with an empty program cache, and keeps what it showed.
+
+python benchmarks/quickstart.py                    # the default seed and two others: a table
+python benchmarks/quickstart.py --seeds 3          # the default seed alone
+python benchmarks/quickstart.py --write            # writes benchmarks/results/quickstart.md and quickstart.json
+python scripts/readme_demo.py --write              # then the README's block, from quickstart.json
+
+Seconds are those of the whole command after the install. Links are paced: a part of them passes while nothing computes.
+Run it on a machine that does nothing else; its load at the start is noted.
+"""
+
+import argparse
+import json
+import os
+import platform
+import resource
+import subprocess
+import sys
+import tempfile
+import textwrap
+import time
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+RESULTS = Path(__file__).parent / "results"
+SEEDS = (3, 1, 2)
+PACKAGES = ("torch", "onnxruntime", "executorch", "amqtt")
+PAGE = """# Quickstart
+
+`python benchmarks/quickstart.py --write`, {machine}.
+
+Each run began with an empty program cache. Links are paced to their logs, so that their seconds are real ones. {load}
+
+| seed | full model | worst own | own models | subnets each round | by memory | by link | by both | s | CPU s |
+|--:|--:|--:|--:|---|--:|--:|--:|--:|--:|
+{rows}
+
+`own models`: how many different ones the five devices have in the end. `by memory`, `by link`: subnets that this
+decided alone, of 25; a limit decides where a larger subnet is excluded by it alone. Seed {first} is the default. A seed
+changes the held-out samples, the slices, the first weights and the data order, but no choice of a subnet: these follow
+from the logs.
+"""
+
+
+def machine() -> str:
+    """Cores, processor and versions."""
+    model = platform.processor() or platform.machine()
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        names = [line.partition(":")[2].strip() for line in cpuinfo.read_text().splitlines() if "model name" in line]
+        model = names[0] if names else model
+    packages = ", ".join(f"{name} {version(name)}" for name in PACKAGES)
+    return f"{os.cpu_count()} cores ({model}, {platform.machine()}), Python {platform.python_version()}, {packages}"
+
+
+def measured(seed: int) -> dict[str, Any]:
+    """One run: what it took, what it printed beside its tables, and its summary."""
+    with tempfile.TemporaryDirectory(prefix="subfleet-quickstart-") as scratch:
+        folder = Path(scratch)
+        command = [sys.executable, "-m", "subfleet.cli.main", "run", "quickstart", "--runs", str(folder / "runs")]
+        environment = {**os.environ, "SUBFLEET_CACHE": str(folder / "cache")}
+        load, before, started_s = os.getloadavg()[0], _cpu_s(), time.monotonic()
+        done = subprocess.run(
+            [*command, "--seed", str(seed)], env=environment, stdout=subprocess.PIPE, text=True, check=True
+        )
+        seconds = time.monotonic() - started_s
+        summary = json.loads((folder / "runs" / "quickstart" / "summary.json").read_text(encoding="utf-8"))
+    return {
+        "seed": seed,
+        "machine": machine(),
+        "seconds": round(seconds),
+        "cpu_seconds": round(_cpu_s() - before),
+        "load": round(load, 1),
+        "printed": done.stdout.splitlines(),
+        "summary": summary,
+    }
+
+
+def _cpu_s() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def row(run: dict[str, Any]) -> str:
+    """One run as a row of the page's table."""
+    summary = run["summary"]
+    limits = [client["limit"] for record in summary["rounds"] for client in record["clients"]]
+    cells = (
+        run["seed"],
+        f"{summary['accuracy']:.3f}",
+        f"{min(model['accuracy'] for model in summary['models']):.3f}",
+        len({model["spec"] for model in summary["models"]}),
+        ", ".join(str(record["subnets"]) for record in summary["rounds"]),
+        limits.count("memory"),
+        limits.count("link"),
+        limits.count("memory+link"),
+        run["seconds"],
+        run["cpu_seconds"],
+    )
+    return f"| {' | '.join(map(str, cells))} |"
+
+
+def page(runs: list[dict[str, Any]]) -> str:
+    """The results as Markdown."""
+    loads = ", ".join(f"{run['load']:g}" for run in runs)
+    quiet = max(run["load"] for run in runs) < 1
+    load = f"The machine's load when they began was {loads}" + (
+        "." if quiet else ", so that other work had its cores too."
+    )
+    text = PAGE.format(machine=runs[0]["machine"], load=load, rows="\n".join(map(row, runs)), first=runs[0]["seed"])
+    return "\n".join(line if line.startswith("|") else textwrap.fill(line, 120) for line in text.split("\n"))
+
+
+def main() -> int:
+    """Run, print, and write where that is asked for."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--seeds", type=int, nargs="+", default=list(SEEDS))
+    parser.add_argument("--json", action="store_true", help="end with one JSON object")
+    parser.add_argument(
+        "--write", action="store_true", help="write benchmarks/results/quickstart.md and quickstart.json"
+    )
+    chosen = parser.parse_args()
+    runs = []
+    for seed in chosen.seeds:
+        runs.append(measured(seed))
+        print(row(runs[-1]), flush=True)
+    if chosen.write:
+        (RESULTS / "quickstart.md").write_text(page(runs), encoding="utf-8")
+        (RESULTS / "quickstart.json").write_text(json.dumps(runs[0], indent=1) + "\n", encoding="utf-8")
+    if chosen.json:
+        print(json.dumps(runs))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,63 @@
+"""What the README shows of the demo is a recorded run, as today's program shows it, and that run keeps its promises."""
+
+import importlib.util
+import json
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from integration.demo_story import CLIENTS, check_story
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def script() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("readme_demo", ROOT / "scripts" / "readme_demo.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def recorded(script: ModuleType) -> dict[str, Any]:
+    loaded: dict[str, Any] = json.loads(script.RECORDED.read_text(encoding="utf-8"))
+    return loaded
+
+
+def test_the_readme_agrees_with_the_recorded_run(script: ModuleType) -> None:
+    assert script.main(["--check"]) == 0
+
+
+def test_the_recorded_run_keeps_the_demos_promises(recorded: dict[str, Any]) -> None:
+    check_story(recorded["summary"])
+
+
+def test_every_round_and_device_is_in_the_block(script: ModuleType, recorded: dict[str, Any]) -> None:
+    lines = script.block(recorded).splitlines()
+    for record in recorded["summary"]["rounds"]:
+        (title,) = [line for line in lines if line.startswith(f"    round {record['round']}: ")]
+        rows = lines[lines.index(title) + 4 :][: len(CLIENTS)]
+        assert [row.split()[0] for row in rows] == list(CLIENTS)
+        for row, client in zip(rows, record["clients"], strict=True):
+            assert f" {client['spec']} " in row
+            assert f" {client['limit'] or '-'} " in row
+    assert f"    Test accuracy of the full model: {recorded['summary']['accuracy']:.4f}" in lines
+    assert any(f"it took {recorded['seconds']} s" in line for line in lines)
+
+
+def test_a_block_that_says_something_else_is_found_and_mended(
+    script: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    copy = tmp_path / "README.md"
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    copy.write_text(text.replace("    round 1: ", "    round 7: "), encoding="utf-8")
+    assert script.main(["--check"], readme=copy) == 1
+    assert "run: python scripts/readme_demo.py --write" in capsys.readouterr().err
+    assert script.main(["--write"], readme=copy) == 0
+    assert copy.read_text(encoding="utf-8") == text
+    copy.write_text("no block", encoding="utf-8")
+    assert script.main(["--write"], readme=copy) == 1

@@ -1,0 +1,56 @@
+"""What the demo promises of a run, checked on what the run has left behind."""
+
+from typing import Any
+
+__all__ = ["CLIENTS", "check_story"]
+
+CLIENTS = ("jetson", "laptop", "phone", "pi-4", "pi-zero-2w")
+Row = dict[str, Any]
+
+
+def check_story(summary: dict[str, Any]) -> None:
+    """A fleet that is unequal in every round, by memory and by link, and a model that learns all the same."""
+    rounds = summary["rounds"]
+    assert len(rounds) == 5
+    rows: list[Row] = [row for record in rounds for row in record["clients"]]
+    assert [row["client_id"] for row in rows] == [*CLIENTS] * 5
+    assert {row["status"] for row in rows} == {"folded"}
+    for record in rounds:
+        sizes = {row["spec"] for row in record["clients"]}
+        assert len(sizes) >= 3, f"round {record['round']}: {sorted(sizes)}"
+        assert record["subnets"] == len(sizes)
+    changing = {client for client in CLIENTS if len({row["spec"] for row in rows if row["client_id"] == client}) > 1}
+    assert changing, "a device's subnet changes"
+    _check_limits(rows)
+    own = {(model["spec"], model["accuracy"]) for model in summary["models"]}
+    assert len({spec for spec, _ in own}) >= 3, own
+    assert min(accuracy for _, accuracy in own) >= 0.80, own
+    assert summary["accuracy"] >= 0.95
+
+
+def _check_limits(rows: list[Row]) -> None:
+    """Memory alone decides a subnet and the link alone another, by the plans of programs that ran elsewhere."""
+    assert all(row["planned_peak_bytes"] <= row["budget_bytes"] for row in rows)
+    assert all(4 * row["parameters"] <= _link_bytes(row) for row in rows)
+    for limit in ("memory", "link"):
+        decided = [row for row in rows if row["limit"] == limit]
+        assert any(_excluded_alone(row, limit, rows) for row in decided), f"{limit} decides none of {decided}"
+    largest = max(row["parameters"] for row in rows)
+    assert {row["parameters"] for row in rows if not row["limit"]} == {largest}
+
+
+def _excluded_alone(row: Row, limit: str, rows: list[Row]) -> bool:
+    """Whether a larger subnet, which another device of the same runtime ran, exceeds this limit and no other."""
+    for other in rows:
+        if other["runtime"] == row["runtime"] and other["parameters"] > row["parameters"]:
+            exceeded = {
+                "memory": other["planned_peak_bytes"] > row["budget_bytes"],
+                "link": 4 * other["parameters"] > _link_bytes(row),
+            }
+            if [name for name, is_exceeded in exceeded.items() if is_exceeded] == [limit]:
+                return True
+    return False
+
+
+def _link_bytes(row: Row) -> int:
+    return min(int(row["downlink_budget_bytes"]), int(row["uplink_budget_bytes"]))
