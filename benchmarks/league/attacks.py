@@ -25,6 +25,7 @@ from subfleet.server.methods.flexifed import FlexiFed
 from subfleet.server.methods.heterofl import HeteroFL
 from subfleet.server.methods.nefl import NeFL
 from subfleet.server.methods.sizes import whole_depth
+from subfleet.server.suspicion import SuspicionSettings
 
 __all__ = ["ATTACKED", "ATTACKERS", "ATTACKS", "CLIENTS", "RIVALS", "attack_game"]
 
@@ -121,7 +122,9 @@ def attack_game(name: str, attack: str, seed: int, rounds: int, samples: Path) -
     setting = Setting(name=f"{name}-{attack}-{seed}", seed=seed, rounds=rounds, clients_per_round=CLIENTS_PER_ROUND)
     found = play(one.entrant, setting, _fleet(_sizes_bytes(one)), samples)
     turned = (replace(client, attack=ATTACKS[attack]) for client in found.clients[-_ATTACKERS:])
-    return replace(found, clients=(*found.clients[:-_ATTACKERS], *turned))
+    # What the methods withstand by themselves is compared; the server leaves out nobody.
+    config = replace(found.config, suspicion=SuspicionSettings(change_factor=0, loss_factor=0))
+    return replace(found, config=config, clients=(*found.clients[:-_ATTACKERS], *turned))
 
 
 def _sizes_bytes(one: Attacked) -> list[int]:

@@ -3,7 +3,7 @@
 import json
 import random
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future, wait
+from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -167,6 +167,7 @@ class World:
 
     def kill_server(self) -> None:
         """Drop the server as a kill does, without a word to anyone; its thread ends, as a process's would."""
+        self.server._checks.close()
         self.server._workbench.close()
         self.server = self.new_server()
         self.server.open()
@@ -179,9 +180,7 @@ class World:
         for name in names:
             self.devices[name].step()
         self.server.step(0.0)
-        work = self.server._workbench._work
-        if work is not None:  # real time, of which these tests have none: the next step finds it done, or a kill does
-            wait([work])
+        self.server.settle()  # real time, of which these tests have none: the next step finds it done, or a kill does
 
     def run(self, until: Callable[[], bool] | None = None, *, turns: int = 4000, seconds: float = 0.25) -> None:
         for _ in range(turns):

@@ -11,6 +11,7 @@ from server.fake_device import small_change
 
 from subfleet.arrays import decode_arrays, encode_arrays
 from subfleet.elastic.families import init_state, network_of
+from subfleet.elastic.grid import largest_change
 from subfleet.elastic.model_state import ModelState
 from subfleet.elastic.stacked import CoordinateMedian
 from subfleet.protocol.errors import FileError, ProtocolError
@@ -21,6 +22,7 @@ from subfleet.server.methods import Method
 from subfleet.server.methods.fedavg import FedAvg
 from subfleet.server.methods.heterofl import HeteroFL
 from subfleet.server.rounds import Seat
+from subfleet.server.suspicion import ChangeSize
 from subfleet.server.updates import UpdateForm, check_update, subnet_weights
 from subfleet.transport.blob_store import BlobStore
 
@@ -28,6 +30,7 @@ PLAN = plan_of()
 NETWORK = network_of(PLAN.config.model)
 STATE = init_state(NETWORK, 0)
 WHOLE = UpdateForm.of(NETWORK, NETWORK.full_spec(), Uncompressed())
+LIMITS = {name: largest_change(name, tensor) for name, tensor in STATE.items()}
 
 
 def fold(method: Method, seats: list[Seat], blobs: BlobStore, **settings: Any) -> FoldedModel:
@@ -165,18 +168,44 @@ FIRST = next(iter(STATE))
         _change(**{FIRST: np.zeros(STATE[FIRST].shape, dtype=np.float64)}),
         _change(**{FIRST: np.full(STATE[FIRST].shape, np.inf, dtype=np.float32)}),
         _change(**{FIRST: np.full(STATE[FIRST].shape, np.nan, dtype=np.float32)}),
+        _change(**{FIRST: np.full(STATE[FIRST].shape, -1.01 * LIMITS[FIRST], dtype=np.float32)}),
     ],
 )
 def test_what_cannot_be_folded_is_refused_when_it_comes(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "update").write_bytes(content)
     with pytest.raises(ProtocolError):
-        check_update(WHOLE, tmp_path / "update")
+        check_update(WHOLE, tmp_path / "update", limits=LIMITS)
 
 
-def test_the_largest_finite_values_are_finite(tmp_path: Path) -> None:
-    largest = np.full(STATE[FIRST].shape, np.finfo(np.float32).max, dtype=np.float32)
-    (tmp_path / "update").write_bytes(_change(**{FIRST: largest}))
-    check_update(WHOLE, tmp_path / "update")
+def test_what_may_just_be_folded_is_accepted_and_folded(tmp_path: Path) -> None:
+    """What is accepted when it comes is refused by no fold."""
+    blobs = BlobStore(tmp_path)
+    seats = _seats(blobs, {"ada": 3, "bob": 10})
+    largest = _change(**{FIRST: np.full(STATE[FIRST].shape, -LIMITS[FIRST], dtype=np.float32)})
+    assert seats[1].result is not None
+    ref = blobs.add(largest)
+    check_update(WHOLE, blobs.path(ref), limits=LIMITS)
+    seats[1] = replace(seats[1], result=replace(seats[1].result, blob=ref))
+    assert not fold(HeteroFL(), seats, blobs).refused
+
+
+def test_an_update_is_measured_by_the_kind_of_its_tensors(tmp_path: Path) -> None:
+    network = network_of(replace(PLAN.config.model, norm="batch"))
+    state = init_state(network, 0)
+    form = UpdateForm.of(network, network.full_spec(), Uncompressed())
+    head = [name for name in state if name.startswith("head")]
+    values = {name: 4.0 if name in head else 3.0 if name in form.exact else 2.0 for name in state}
+    arrays = {name: np.full(tensor.shape, -values[name], np.float32) for name, tensor in state.items()}
+    (tmp_path / "update").write_bytes(encode_arrays(arrays))
+    limits = dict.fromkeys(state, 4.0)
+    found = check_update(form, tmp_path / "update", limits=limits, own=frozenset(head))
+    assert found == ChangeSize(weights=2.0, statistics=3.0, own=4.0)
+    arrays[FIRST][:] = 0
+    (tmp_path / "update").write_bytes(encode_arrays(arrays))
+    weights = [arrays[name] for name in state if values[name] == 2.0]
+    rms = np.sqrt(np.mean(np.square(np.concatenate([array.ravel() for array in weights]).astype(np.float64))))
+    found = check_update(form, tmp_path / "update", limits=limits, own=frozenset(head))
+    assert found.weights == pytest.approx(rms, rel=1e-12)
 
 
 def test_a_checkpoint_comes_back_bit_by_bit_and_damage_is_seen(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from subfleet.protocol.errors import ConfigError, ProtocolError
 
-__all__ = ["WeightGrid", "limit_exponent"]
+__all__ = ["WeightGrid", "largest_change", "limit_exponent"]
 
 _GRID_BITS = 62
 _HEADROOM_BITS = 20
@@ -90,3 +90,12 @@ def limit_exponent(name: str, tensor: Tensor) -> int:
     if not tensor.dtype.is_floating_point or not largest < math.inf:
         raise ConfigError(f"tensor {name!r} of the model is {tensor.dtype} up to {largest}, but must be finite floats")
     return _HEADROOM_BITS + max(0, math.frexp(largest)[1])
+
+
+def largest_change(name: str, tensor: Tensor) -> float:
+    """The largest change of an element of a tensor of the starting model that can be summed, 2^L.
+
+    Raises:
+        ConfigError: the tensor does not hold finite floating-point numbers.
+    """
+    return math.ldexp(1.0, limit_exponent(name, tensor))

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 from torch import Tensor, from_numpy
 
 from subfleet.arrays import Arrays, decode_arrays
@@ -21,6 +22,7 @@ from subfleet.protocol.subnet import SubnetSpec
 from subfleet.server.folding import FoldedModel, Folding
 from subfleet.server.methods.policies import Participant, by_samples
 from subfleet.server.rounds import Seat
+from subfleet.server.suspicion import ChangeSize
 from subfleet.server.updates import stored_bytes
 from subfleet.server.weights import round_weights
 
@@ -36,8 +38,8 @@ _Measured = list[tuple[SubnetSpec, Mapping[str, NormMoments]]]
 
 def check_sums(
     network: Network, spec: SubnetSpec, calibration: Calibration, path: Path, sample_count: int, known_count: int
-) -> None:
-    """Refuse sums that no data have.
+) -> ChangeSize:
+    """Refuse sums that no data have; else tell the magnitude of what was measured.
 
     Args:
         network: the declaration of the whole model.
@@ -60,11 +62,12 @@ def check_sums(
             f"the sums name other tensors than was asked for, such as {min(set(arrays) ^ wanted)!r:.80}"
         )
     shapes = network.shapes(spec)
-    for norm in calibration.norms:
-        _check_norm(norm, shapes[f"{norm.name}.running_mean"], arrays, sample_count)
+    rms = [_checked_rms(one, shapes[f"{one.name}.running_mean"], arrays, sample_count) for one in calibration.norms]
+    return ChangeSize(measured=float(np.sqrt(np.mean(np.square(np.concatenate(rms))))))
 
 
-def _check_norm(norm: NormLayer, shape: tuple[int, ...], arrays: Arrays, sample_count: int) -> None:
+def _checked_rms(norm: NormLayer, shape: tuple[int, ...], arrays: Arrays, sample_count: int) -> npt.NDArray[np.float64]:
+    """The root of the mean square of each channel of a norm."""
     found = [arrays[name] for name in sum_names(norm.name)]
     if [(str(one.dtype), one.shape) for one in found] != [("int64", ()), ("float64", shape), ("float64", shape)]:
         raise ProtocolError(
@@ -83,6 +86,7 @@ def _check_norm(norm: NormLayer, shape: tuple[int, ...], arrays: Arrays, sample_
         raise ProtocolError(
             f"the sums of norm {norm.name!r:.80} are not finite, or beyond single precision, or those of no numbers"
         )
+    return rms
 
 
 def calibrated_model(folding: Folding, state: ModelState, seats: Sequence[Seat]) -> FoldedModel:

@@ -19,6 +19,7 @@ from subfleet.server.memory_limits import MemoryLimits
 from subfleet.server.methods import AnyMethod
 from subfleet.server.methods.heterofl import HeteroFL
 from subfleet.server.methods.norms import NormPolicy
+from subfleet.server.suspicion import SuspicionSettings
 
 __all__ = ["Deadlines", "HttpAddress", "LogClock", "ServerConfig"]
 
@@ -124,6 +125,7 @@ class ServerConfig:
         seed: of initial weights and data order.
         max_client_share: of the weights of a round's updates, that one client's may have at most, above 0 and at most
             1; see `subfleet.server.weights.share_limit`. With 1 every update counts what the method gives it.
+        suspicion: when an update or a folded round is suspect, and what follows; see there.
         quorum: share of the given tasks that must be answered to close a round; below 1 a round does not wait for the
             slowest, and its outcome depends on timing.
         communication_s: seconds of its link that a device gives to a round, each way.
@@ -162,6 +164,7 @@ class ServerConfig:
     rates: tuple[float, ...] = (0.25, 0.5, 0.75, 1.0)
     seed: int = 0
     max_client_share: float = 0.5
+    suspicion: SuspicionSettings = field(default_factory=SuspicionSettings)
     quorum: float = 1.0
     communication_s: float = 10.0
     training_s: float = 0.0
@@ -258,6 +261,7 @@ class ServerConfig:
             "rates",
             "seed",
             "max_client_share",
+            "suspicion",
             "quorum",
         )
         more = (

@@ -10,8 +10,9 @@ from types import MappingProxyType
 from typing import Any
 
 from subfleet.protocol.messages import RoundInfo
-from subfleet.server.actions import Action, Close, Export, Fetch, Fold, PrepareModels, SendTask, Withdraw
+from subfleet.server.actions import Action, Export, Fetch, PrepareModels, SendTask, Withdraw
 from subfleet.server.answers import judge, reply
+from subfleet.server.closing import fold_action, folded, with_exclusion
 from subfleet.server.declarations import declaration_reply
 from subfleet.server.events import (
     DeployPrepared,
@@ -35,7 +36,6 @@ from subfleet.server.events import (
 from subfleet.server.members import without_strangers
 from subfleet.server.notices import skip_notice, skip_notices
 from subfleet.server.phases import advance
-from subfleet.server.retrying import fruitless
 from subfleet.server.rounds import NO_PROGRAM_BYTES, KnownPlan, Member, Plan, RunState, Seat
 from subfleet.server.scoring import prepare_scoring_action, scored_seat, scoring_seat, unscored_seat
 from subfleet.server.search.queue import plan_key
@@ -94,7 +94,7 @@ def resume_actions(plan: Plan, state: RunState) -> tuple[Action, ...]:
     """What is to be done again when a stored state is taken up: everything that was under way."""
     actions: list[Action] = [Export(queued=one, round=state.round) for one in state.queue]
     if state.phase == "fold":
-        return (Fold(round=state.round, seats=_done(state)), *actions)
+        return (fold_action(state), *actions)
     for seat in state.seats.values():
         if seat.stage in ("scoring", "out") and seat.task is not None:
             actions.append(SendTask(task=seat.task))
@@ -108,10 +108,6 @@ def resume_actions(plan: Plan, state: RunState) -> tuple[Action, ...]:
         elif prepare is not None:
             actions.append(prepare)
     return tuple(actions)
-
-
-def _done(state: RunState) -> tuple[Seat, ...]:
-    return tuple(seat for _, seat in sorted(state.seats.items()) if seat.stage == "done")
 
 
 def _tick(plan: Plan, state: RunState, event: Tick, now_s: float) -> Outcome:
@@ -171,7 +167,7 @@ def _measured(plan: Plan, state: RunState, event: Measured, now_s: float) -> Out
     if member.profile is None:
         # Its profile is still on its way; the client sends the telemetry again until it has a receipt.
         return state, ()
-    seat = measured_seat(plan, member.profile, telemetry)
+    seat = with_exclusion(state, measured_seat(plan, member.profile, telemetry))
     return _with_seat(state, seat), (reply(client_id, message_id, "accepted"),)
 
 
@@ -288,7 +284,7 @@ def _update_stored(plan: Plan, state: RunState, event: UpdateStored, now_s: floa
     answer = reply(update.client_id, update.message_id, verdict, reason)
     if verdict != "accepted":
         return state, (answer,)
-    seat = replace(state.seats[update.client_id], stage="done", result=update)
+    seat = replace(state.seats[update.client_id], stage="done", result=update, change=event.change)
     return _with_seat(state, seat), (answer, Withdraw(task_id=update.task_id))
 
 
@@ -300,40 +296,6 @@ def _update_rejected(plan: Plan, state: RunState, event: UpdateRejected, now_s: 
     seat = replace(state.seats[update.client_id], stage="refused", reason=event.reason)
     answer = reply(update.client_id, update.message_id, "refused", event.reason)
     return _with_seat(state, seat), (answer, Withdraw(task_id=update.task_id))
-
-
-def _folded(plan: Plan, state: RunState, event: Folded, now_s: float) -> Outcome:
-    if state.phase != "fold" or event.round != state.round:
-        return state, ()
-    seats = {
-        name: replace(seat, stage="refused", reason=event.refused[name]) if name in event.refused else seat
-        for name, seat in state.seats.items()
-    }
-    done = {name: seat for name, seat in seats.items() if seat.stage == "done"}
-    if not done:
-        return fruitless(plan, replace(state, seats=MappingProxyType(seats)), now_s), ()
-    close = Close(
-        round=state.round,
-        accuracy=event.accuracy,
-        loss=event.loss,
-        sha256=event.sha256,
-        seconds=now_s - state.opened_s,
-        seats=tuple(seat for _, seat in sorted(seats.items())),
-        exported=sum(known.turn >= state.turn - state.retry for known in state.plans.values()),
-        turn=state.turn,
-        retries=state.retry,
-    )
-    state = replace(
-        state,
-        phase="waiting",
-        entered_s=now_s,
-        folded_round=state.round,
-        seats=MappingProxyType({}),
-        last=MappingProxyType({**state.last, **done}),
-        settled=frozenset(seat.task.task_id for seat in done.values() if seat.task is not None),
-        tries=replace(state.tries, waits_for=""),
-    )
-    return state, (close,)
 
 
 def _reported(plan: Plan, state: RunState, event: Reported, now_s: float) -> Outcome:
@@ -362,7 +324,7 @@ _HANDLERS: Mapping[type, Callable[[Plan, RunState, Any, float], Outcome]] = Mapp
         UpdateOffered: _update_offered,
         UpdateStored: _update_stored,
         UpdateRejected: _update_rejected,
-        Folded: _folded,
+        Folded: folded,
         Reported: _reported,
     }
 )

@@ -41,6 +41,7 @@ runs = sql.Table(
     sql.Column("plans", sql.Text, nullable=False),
     sql.Column("queue", sql.Text, nullable=False),
     sql.Column("unfit", sql.Text, nullable=False),
+    sql.Column("suspicion", sql.Text, nullable=False),
     sql.Column("started_at", sql.String, nullable=False),
 )
 rounds = sql.Table(

@@ -1,13 +1,14 @@
 """What can happen to a run: plain data for `coordinator`."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from subfleet.protocol.blobs import BlobRef
 from subfleet.protocol.messages import Deployed, Presence, Profile, Refusal, Scores, Telemetry, Update
 from subfleet.protocol.programs import ProgramRef
 from subfleet.protocol.subnet import SubnetSpec
 from subfleet.server.rounds import ModelFile, Queued
+from subfleet.server.suspicion import ChangeSize
 
 __all__ = [
     "DeployPrepared",
@@ -145,9 +146,10 @@ class UpdateOffered:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpdateStored:
-    """The update's blob is on disk, synced and checked."""
+    """The update's blob is on disk, synced and checked; and how far it moves what it trained."""
 
     update: Update
+    change: ChangeSize = field(default_factory=ChangeSize)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,7 +162,7 @@ class UpdateRejected:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Folded:
-    """The round's updates are folded, the new model is on disk.
+    """The round's updates are folded, the new model is on disk; it counts once the round is closed.
 
     Attributes:
         refused: clients whose update could not be folded after all, and why.

@@ -5,7 +5,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from types import MappingProxyType
 
-from subfleet.server.actions import Action, Export, Fold, PrepareModels, Withdraw
+from subfleet.server.actions import Action, Export, PrepareModels, Withdraw
+from subfleet.server.closing import begin_fold
 from subfleet.server.notices import skip_notice
 from subfleet.server.retrying import fruitless, opened
 from subfleet.server.rounds import Member, Phase, Plan, Queued, RunState, Seat
@@ -155,12 +156,12 @@ def _train(plan: Plan, state: RunState, now_s: float) -> Outcome:
         return state, first
     reason = "no answer came in time" if late else "the round closed at its quorum"
     state, actions = _close_open_seats(state, still_open, reason)
-    done_seats = tuple(seat for _, seat in sorted(state.seats.items()) if seat.stage == "done")
-    if not done_seats:
+    if not any(seat.stage == "done" for seat in state.seats.values()):
         # Where the next try begins at once, nobody would be told after this step.
         notices = [notice for seat in state.seats.values() for notice in skip_notice(seat)]
         return fruitless(plan, state, now_s), (*first, *actions, *notices)
-    return _enter(state, "fold", now_s), (*first, *actions, Fold(round=state.round, seats=done_seats))
+    state, last = begin_fold(plan, state, now_s)
+    return state, (*first, *actions, *last)
 
 
 def _close_open_seats(state: RunState, still_open: list[Seat], reason: str) -> Outcome:

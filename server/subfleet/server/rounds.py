@@ -4,7 +4,7 @@
     measure --> train      all have answered, or deadline  (waiting: nobody has; failed: for the join deadline)
     train   --> fold       all have answered, quorum, or deadline
     train   --> waiting    nobody has an update to fold: the same round again, after a pause (failed: retry deadline)
-    fold    --> waiting    the new model is on disk        (rounds are left)
+    fold    --> waiting    the new model is on disk        (fold: it has diverged, see `closing`)
     waiting --> deploy     no round is left
     deploy  --> finished   all have their models, or deadline
 
@@ -17,6 +17,7 @@ A client's seat in a round:
     scoring   --> preparing  the best one, or without scores what fits
     preparing --> out        its program fits and is sent     (preparing: a smaller one; skipped: none is left)
     out       --> done       its update is stored             (refused; missing at the deadline)
+    done      --> refused    its update is far from what is usual (suspect: the model has diverged, see `closing`)
     out       --> preparing  refused for memory, or by the runtime: a smaller task
 """
 
@@ -38,10 +39,12 @@ from subfleet.server.methods.norms import calibration_training
 from subfleet.server.methods.policies import Participant, Policies, by_samples
 from subfleet.server.search.query import Known, PriceList
 from subfleet.server.search.queue import Wish, plan_key
+from subfleet.server.suspicion import ChangeSize
 from subfleet.server.updates import update_bytes
 
 __all__ = [
     "NO_PROGRAM_BYTES",
+    "Exclusion",
     "KnownPlan",
     "Member",
     "ModelFile",
@@ -50,6 +53,7 @@ __all__ = [
     "Queued",
     "RunState",
     "Seat",
+    "Suspicion",
     "Tries",
 ]
 
@@ -57,7 +61,7 @@ NO_PROGRAM_BYTES = 2**62
 """The planned peak of a size that a target cannot train: more than any budget."""
 
 Phase = Literal["waiting", "measure", "train", "fold", "deploy", "finished", "failed"]
-Stage = Literal["answered", "scoring", "preparing", "out", "done", "refused", "skipped", "missing"]
+Stage = Literal["answered", "scoring", "preparing", "out", "done", "suspect", "refused", "skipped", "missing"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,6 +159,7 @@ class Seat:
         reason: why it was refused, skipped or is missing.
         task: what was sent to it, kept so that it is sent again unchanged.
         result: its accepted update.
+        change: how far that moves what it trained.
         models: its inference models, in the deploy phase.
     """
 
@@ -180,6 +185,7 @@ class Seat:
     reason: str = ""
     task: Task | None = None
     result: Update | None = None
+    change: ChangeSize = field(default_factory=ChangeSize)
     models: tuple[ModelFile, ...] = ()
 
     @property
@@ -255,6 +261,31 @@ class Tries:
     pause_s: float = 0.0
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exclusion:
+    """A client takes no part up to and with a round, and why."""
+
+    until_round: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Suspicion:
+    """What rounds tell about the updates of the next ones.
+
+    Attributes:
+        loss: of the last closed round's evaluation; None before there is one.
+        changes: the usual change of each of the last closed rounds.
+        spoiled: tries of the open round that could not be folded, whoever was left out.
+        excluded: the clients that take no part for now.
+    """
+
+    loss: float | None = None
+    changes: tuple[ChangeSize, ...] = ()
+    spoiled: int = 0
+    excluded: Mapping[str, Exclusion] = field(default_factory=lambda: MappingProxyType({}))
+
+
 def _nothing() -> Mapping[str, "Seat"]:
     return MappingProxyType({})
 
@@ -280,6 +311,7 @@ class RunState:
         queue: programs that are being written for later rounds.
         unfit: by "client/target/size's id", why a device said that its runtime cannot run the program that trains it;
             by "client/score/target/size's id", the one that scores it. It is not given it again until it starts anew.
+        suspicion: what rounds tell about the updates of the next ones.
         settled: tasks of the last closed round whose updates were accepted, to answer their repetitions.
         failure: why the run failed.
     """
@@ -296,6 +328,7 @@ class RunState:
     queue: tuple[Queued, ...] = ()
     plans: Mapping[str, KnownPlan] = field(default_factory=lambda: MappingProxyType({}))
     unfit: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    suspicion: Suspicion = field(default_factory=Suspicion)
     settled: frozenset[str] = frozenset()
     tries: Tries = field(default_factory=Tries)
     failure: str = ""

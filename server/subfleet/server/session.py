@@ -16,9 +16,9 @@ import torch
 from subfleet.elastic.families import init_state
 from subfleet.elastic.model_state import ModelState, unpacked
 from subfleet.export.quantisation.report import calibration_of
-from subfleet.protocol.blobs import BlobRef, Chunk
-from subfleet.protocol.errors import FileError, ProtocolError, RunError
-from subfleet.protocol.messages import BlobMissing, ChunkRequest, Receipt, Update, encode
+from subfleet.protocol.blobs import Chunk
+from subfleet.protocol.errors import FileError, RunError
+from subfleet.protocol.messages import BlobMissing, ChunkRequest, Receipt, encode
 from subfleet.protocol.topics import Topics
 from subfleet.server.actions import (
     Action,
@@ -34,12 +34,12 @@ from subfleet.server.actions import (
     Withdraw,
 )
 from subfleet.server.announcing import Announcer
-from subfleet.server.calibration import check_sums
+from subfleet.server.checking import Checks
 from subfleet.server.checkpoint import checkpoint_path, load_checkpoint, prune_checkpoints
 from subfleet.server.config import ServerConfig
 from subfleet.server.coordinator import resume_actions, round_info, step
 from subfleet.server.database import open_database
-from subfleet.server.events import Event, Tick, UpdateRejected, UpdateStored
+from subfleet.server.events import Event, Tick
 from subfleet.server.folding import Folding
 from subfleet.server.inbox import read_delivery
 from subfleet.server.observing import GuardedObserver
@@ -50,7 +50,6 @@ from subfleet.server.rows import deployed_models, round_record
 from subfleet.server.store import Journal, begin_run
 from subfleet.server.supply import Exports, Supply
 from subfleet.server.traffic import Traffic
-from subfleet.server.updates import UpdateForm, check_update
 from subfleet.server.uploads import Uploads
 from subfleet.server.views import Views
 from subfleet.server.workbench import Workbench
@@ -137,10 +136,11 @@ class Server:
             models_folder=self._places.models / run_id,
             calibration_sha256=calibration_of(evaluation).sha256 if config.deploy_quantisation != "none" else "",
         )
-        folding = Folding.of(self._plan, self._blobs)
-        self._workbench = Workbench(folding, views, evaluation, checkpoints=self._places.checkpoints)
+        folding, checkpoints = Folding.of(self._plan, self._blobs), self._places.checkpoints
+        self._checks = Checks(self._plan, self._blobs)
+        self._workbench = Workbench(folding, views, evaluation, checkpoints=checkpoints)
         self._state = RunState()
-        self._model = ModelState(shared={})
+        self._model = self._folded = ModelState(shared={})
 
     @property
     def run_id(self) -> str:
@@ -207,24 +207,27 @@ class Server:
             self._take(event)
         for result in self._exchange.finished():
             self._take_transfer(result)
+        for checked in self._checks.events():
+            self._apply(checked)
         for prepared in self._supply.events():
             self._apply(prepared)
         outcome = self._workbench.outcome()
         if outcome is not None:
-            self._model = outcome.model
-            self._supply.renew(outcome.model)
+            self._folded = outcome.model
             self._apply(outcome.event)
         self._apply(Tick())
         self._send()
         self._complaints.tick()
 
     def settle(self) -> None:
-        """Wait until the folding that goes on beside this loop has ended: under a logical clock it takes no time."""
+        """Wait until what goes on beside this loop has ended: under a logical clock it takes no time."""
+        self._checks.settle()
         self._workbench.settle()
 
     def close(self) -> None:
         """Disconnect and let the threads end. The run can be taken up again."""
         self._transport.close()
+        self._checks.close()
         self._workbench.close()
         self._engine.dispose()
 
@@ -289,21 +292,7 @@ class Server:
 
     def _take_transfer(self, result: Fetched | FetchFailed) -> None:
         for update in self._uploads.ended(result):
-            self._apply(self._checked(update, result.ref))
-
-    def _checked(self, update: Update, ref: BlobRef) -> Event:
-        seat = self._state.seats.get(update.client_id)
-        try:
-            if seat is not None and seat.task is not None and seat.task.calibration is not None:
-                asked, spec = seat.task.calibration, seat.task.spec
-                path, counts = self._blobs.path(ref), (update.sample_count, seat.sample_count)
-                check_sums(self._network, spec, asked, path, *counts)
-            elif seat is not None and seat.task is not None:
-                form = UpdateForm.of(self._network, seat.task.spec, seat.task.update_codec)
-                check_update(form, self._blobs.path(ref))
-        except (ProtocolError, FileError) as error:
-            return UpdateRejected(update=update, reason=str(error))
-        return UpdateStored(update=update)
+            self._checks.begin(update, self._state.seats.get(update.client_id), self._model)
 
     def _apply(self, event: Event) -> None:
         """Decide, write down, act."""
@@ -314,6 +303,9 @@ class Server:
         record = None if close is None else round_record(self._plan, close, self._traffic)
         self._journal.save(before, after, counted=counted, close=close, record=record)
         self._state = after
+        if after.folded_round != before.folded_round:
+            self._model = self._folded
+            self._supply.renew(self._model)
         if after.turn != before.turn or (after.phase == "deploy") != (before.phase == "deploy"):
             self._traffic.restart()
         for action in actions:
@@ -359,7 +351,7 @@ class Server:
         keep_from = self._state.folded_round - self._config.keep_rounds + 1
         prune_checkpoints(self._places.checkpoints, keep_from=keep_from)
         stored = self._journal.update_digests(since_round=keep_from)
-        self._blobs.prune(self._supply.digests | self._uploads.digests | stored | needed)
+        self._blobs.prune(self._supply.digests | self._uploads.digests | self._checks.digests | stored | needed)
 
     def _narrate(self, before: RunState, after: RunState) -> None:
         for name, member in after.members.items():
@@ -373,5 +365,8 @@ class Server:
             tries, pause = after.tries, f"in {after.tries.pause_s:g} s" if after.tries.pause_s else "at once"
             again = "" if after.phase == "failed" else f"; it is tried again {pause}"
             self._observer.say(f"round {before.round} left nothing to fold ({tries.waits_for}){again}")
+        for name, excluded in after.suspicion.excluded.items():
+            if before.suspicion.excluded.get(name) != excluded:
+                self._observer.say(f"client {name} is {excluded.reason}")
         if after.phase == "deploy" != before.phase:
             self._observer.say("the last round is done; each device's own model is exported and sent")

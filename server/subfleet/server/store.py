@@ -21,7 +21,7 @@ from subfleet.server.actions import Close
 from subfleet.server.changed_settings import changed_settings
 from subfleet.server.database import clients, rounds, runs, tasks, updates
 from subfleet.server.records import RoundRecord
-from subfleet.server.rounds import KnownPlan, Member, Queued, RunState, Seat, Tries
+from subfleet.server.rounds import KnownPlan, Member, Queued, RunState, Seat, Suspicion, Tries
 from subfleet.server.search.query import Known
 
 __all__ = ["Journal", "begin_run"]
@@ -49,6 +49,7 @@ def begin_run(engine: sql.Engine, *, name: str, settings: str, round_count: int)
             row = {"run_id": run_id, "name": name, "settings": settings, "round_count": round_count}
             start = {"phase": "waiting", "round": 0, "folded_round": 0, "failure": "", "started_at": _now()}
             start |= {"retry": 0, "lost": 0, "waits_for": "", "pool": "[]", "plans": "{}", "queue": "[]", "unfit": "{}"}
+            start |= {"suspicion": "{}"}
             connection.execute(runs.insert().values(**row, **start))
             return run_id
     if known.settings != settings:
@@ -108,6 +109,7 @@ class Journal:
             queue=tuple(from_plain(Queued, plain) for plain in json.loads(run.queue)),
             plans=MappingProxyType({key: from_plain(KnownPlan, plain) for key, plain in json.loads(run.plans).items()}),
             unfit=MappingProxyType(from_plain(dict[str, str], json.loads(run.unfit))),
+            suspicion=from_plain(Suspicion, json.loads(run.suspicion)),
         )
 
     def load_bytes(self, state: RunState) -> dict[str, Bytes]:
@@ -147,7 +149,7 @@ class Journal:
         values |= {name: getattr(after.tries, name) for name in tries if after.tries != before.tries}
         values |= {
             name: canonical_json(getattr(after, name)).decode()
-            for name in ("pool", "plans", "queue", "unfit")
+            for name in ("pool", "plans", "queue", "unfit", "suspicion")
             if getattr(after, name) is not getattr(before, name)
         }
         same = after.round == before.round > after.folded_round

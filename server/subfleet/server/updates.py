@@ -4,7 +4,7 @@ import contextlib
 import hashlib
 import math
 import mmap
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +21,7 @@ from subfleet.protocol.blobs import BlobRef
 from subfleet.protocol.errors import FileError, ProtocolError
 from subfleet.protocol.subnet import SubnetSpec
 from subfleet.protocol.update_codecs import AnyUpdateCodec
+from subfleet.server.suspicion import ChangeSize
 from subfleet.transport.blob_store import BlobStore
 
 __all__ = [
@@ -95,22 +96,48 @@ def subnet_weights(network: Network, spec: SubnetSpec, state: Mapping[str, Tenso
     return encode_arrays({name: tensor.numpy() for name, tensor in extract(network, spec, state).items()})
 
 
-def check_update(form: UpdateForm, path: Path) -> None:
-    """Refuse an update that could not be folded.
+def check_update(
+    form: UpdateForm, path: Path, *, limits: Mapping[str, float], own: Set[str] = frozenset()
+) -> ChangeSize:
+    """Refuse an update that could not be folded; else tell how far it moves what it trained.
+
+    Args:
+        form: what it must be.
+        path: of its container.
+        limits: by name of the subnet's tensors, the largest change of an element.
+        own: names of the tensors that the client has to itself.
 
     Raises:
-        ProtocolError: it is no container, names other tensors, has other shapes or types, or holds what is not finite
-            or not written by its codec.
+        ProtocolError: it is no container, names other tensors, has other shapes or types, or holds what is not finite,
+            above its limit or not written by its codec.
         FileError: it cannot be read.
     """
     arrays = decode_arrays(stored_bytes(path))
     if set(arrays) != set(form.shapes):
         odd = sorted(set(arrays) ^ set(form.shapes))
         raise ProtocolError(f"the update names other tensors than its subnet, such as {odd[0]!r:.80}")
+    squares: dict[str, list[tuple[float, int]]] = {kind: [] for kind in ("weights", "statistics", "own")}
     for name, array in arrays.items():
-        # A float64 sum of finite float32 values cannot overflow, so it is finite exactly when every value is.
-        if not math.isfinite(float(np.sum(form.decoded(name, array), dtype=np.float64))):
-            raise ProtocolError(f"tensor {name!r} of the update holds a value that is not finite")
+        change = form.decoded(name, array)
+        _check_limit(name, change, limits[name])
+        kind = "own" if name in own else "statistics" if name in form.exact else "weights"
+        flat = change.reshape(-1)
+        squares[kind].append((float(np.einsum("i,i->", flat, flat, dtype=np.float64)), flat.size))
+    return ChangeSize(**{kind: _root_mean(parts) for kind, parts in squares.items()})
+
+
+def _check_limit(name: str, change: Floats, limit: float) -> None:
+    largest = max(-float(change.min()), float(change.max()))
+    # Stated so that NaN, which both hand on, does not pass.
+    if not largest <= limit:
+        raise ProtocolError(
+            f"tensor {name!r} of the update holds a change of {largest}, but each must be finite and {limit:g} at most"
+        )
+
+
+def _root_mean(parts: Sequence[tuple[float, int]]) -> float:
+    count = sum(size for _, size in parts)
+    return math.sqrt(math.fsum(square for square, _ in parts) / count) if count else 0.0
 
 
 def read_change(form: UpdateForm, blobs: BlobStore, ref: BlobRef) -> dict[str, Tensor]:

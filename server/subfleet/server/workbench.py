@@ -9,7 +9,6 @@ import torch
 
 from subfleet.elastic.evaluate import Evaluation, evaluate
 from subfleet.elastic.model_state import ModelState, packed
-from subfleet.protocol.errors import RunError
 from subfleet.server.actions import Fold
 from subfleet.server.calibration import calibrated_model
 from subfleet.server.checkpoint import save_checkpoint
@@ -57,7 +56,6 @@ class Workbench:
         """The folded round, once; None while there is none.
 
         Raises:
-            RunError: the new model is not finite, or gives no finite loss.
             FileError: the checkpoint cannot be written.
         """
         if self._work is None or not self._work.done():
@@ -79,11 +77,6 @@ class Workbench:
         else:
             folded = self._folding.fold(model, action.round, action.seats)
         evaluation = self._evaluated(folded)
-        if not math.isfinite(evaluation.loss):
-            raise RunError(
-                f"the model has diverged: its loss after round {action.round} is {evaluation.loss}; lower the learning "
-                "rate or leave out a client whose updates are wrong, and begin a new run"
-            )
         sha256 = save_checkpoint(self._checkpoints, action.round, packed(folded.state))
         event = Folded(
             round=action.round,

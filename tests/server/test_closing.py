@@ -1,0 +1,210 @@
+"""The end of a round, step by step: what is folded, what is folded again, and who is left out of the next rounds."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from server.coordinator_cases import joined, measured, plan_of, prepared, update
+
+from subfleet.server.actions import Action, Close, Fold
+from subfleet.server.coordinator import resume_actions, step
+from subfleet.server.database import open_database
+from subfleet.server.events import Folded, UpdateStored
+from subfleet.server.rounds import Plan, RunState
+from subfleet.server.store import Journal, begin_run
+from subfleet.server.suspicion import ChangeSize, SuspicionSettings
+
+FOUR = ("ada", "bob", "cyd", "eve")
+HONEST = {"ada": 1.0, "bob": 1.1, "cyd": 0.9}
+
+
+def plan(names: Sequence[str] = FOUR, **suspicion: Any) -> Plan:
+    return plan_of(min_clients=len(names), rounds=9, suspicion=SuspicionSettings(**suspicion))
+
+
+def answered(plan: Plan, state: RunState, names: Sequence[str], now_s: float) -> RunState:
+    """The open round is announced, and all have told what they can give."""
+    for name in names:
+        state = joined(plan, state, name, now_s)
+    assert state.phase == "measure"
+    for name in names:
+        state, _ = step(plan, state, measured(plan, name, state.round, retry=state.retry), now_s)
+    return state
+
+
+def trained(
+    plan: Plan, state: RunState, changes: Mapping[str, float], *, now_s: float = 2.0
+) -> tuple[RunState, tuple[Action, ...]]:
+    """Everybody has answered a round, and sent a change of a size where it was given a task."""
+    state = answered(plan, state, tuple(changes), now_s)
+    given = [name for name, seat in state.seats.items() if seat.open]
+    for name in given:
+        state, _ = step(plan, state, prepared(plan, state, name), now_s)
+    actions: tuple[Action, ...] = ()
+    for name in given:
+        stored = UpdateStored(update=update(plan, state, name), change=ChangeSize(weights=changes[name]))
+        state, actions = step(plan, state, stored, now_s)
+    return state, actions
+
+
+def after(plan: Plan, state: RunState, loss: float, now_s: float = 3.0) -> tuple[RunState, tuple[Action, ...]]:
+    """The round is folded and evaluated."""
+    event = Folded(round=state.round, accuracy=0.5, loss=loss, sha256="a" * 64, refused={})
+    return step(plan, state, event, now_s)
+
+
+def folding(actions: tuple[Action, ...]) -> list[str]:
+    """Whose updates are folded."""
+    (fold,) = [action for action in actions if isinstance(action, Fold)]
+    return [seat.client_id for seat in fold.seats]
+
+
+def closed(actions: tuple[Action, ...]) -> dict[str, str]:
+    """The clients of a closed round, each with what became of it."""
+    (close,) = [action for action in actions if isinstance(action, Close)]
+    return {seat.client_id: f"{seat.stage}: {seat.reason}" if seat.reason else seat.stage for seat in close.seats}
+
+
+def test_a_change_far_outside_is_not_folded_and_costs_three_rounds() -> None:
+    four = plan()
+    state, actions = trained(four, RunState(), {**HONEST, "eve": 1e6})
+    assert folding(actions) == ["ada", "bob", "cyd"]
+    why = "its change of weights is 1e+06 times the median of the round, but may be 10 times at most"
+    state, actions = after(four, state, 1.0)
+    assert closed(actions) == {"ada": "done", "bob": "done", "cyd": "done", "eve": f"refused: {why}"}
+    for number in (2, 3, 4):
+        state, actions = trained(four, state, {**HONEST, "eve": 1.0})
+        assert state.round == number
+        assert folding(actions) == ["ada", "bob", "cyd"]
+        state, actions = after(four, state, 1.0)
+        assert closed(actions)["eve"] == f"skipped: left out until round 4: in round 1 {why}"
+    state, actions = trained(four, state, {**HONEST, "eve": 1.0})
+    assert state.suspicion.excluded == {}
+    assert folding(actions) == ["ada", "bob", "cyd", "eve"]
+
+
+def test_with_no_rounds_of_exclusion_the_next_round_is_open_to_it() -> None:
+    four = plan(exclusion_rounds=0)
+    state, _ = trained(four, RunState(), {**HONEST, "eve": 1e6})
+    state, _ = after(four, state, 1.0)
+    _, actions = trained(four, state, {**HONEST, "eve": 1.0})
+    assert folding(actions) == list(FOUR)
+
+
+def test_fewer_than_four_are_held_against_the_last_rounds() -> None:
+    three = plan(FOUR[1:], remembered_rounds=2)
+    state = RunState()
+    for size in (1e6, 1.0, 2.0):
+        state, actions = trained(three, state, dict.fromkeys(FOUR[1:], size))
+        assert len(folding(actions)) == 3
+        state, _ = after(three, state, 1.0)
+    assert [size.weights for size in state.suspicion.changes] == [1.0, 2.0]
+    _, actions = trained(three, state, {"bob": 1.0, "cyd": 1.0, "eve": 10.1})
+    assert folding(actions) == ["bob", "cyd"]
+
+
+def test_where_all_are_far_outside_nobody_is_to_blame() -> None:
+    three = plan(FOUR[1:])
+    state, _ = trained(three, RunState(), dict.fromkeys(FOUR[1:], 1.0))
+    state, _ = after(three, state, 1.0)
+    state, actions = trained(three, state, dict.fromkeys(FOUR[1:], 1e6))
+    assert not [action for action in actions if isinstance(action, (Fold, Close))]
+    assert (state.phase, state.round, state.folded_round, state.retry) == ("waiting", 2, 1, 1)
+    assert state.suspicion.excluded == {}
+    assert (
+        "bob, cyd, eve refused: its change of weights is 1e+06 times that of the last rounds" in state.tries.waits_for
+    )
+
+
+@pytest.mark.parametrize("loss", [math.nan, math.inf, 12.0])
+def test_a_fold_that_diverged_is_done_again_without_the_most_suspect(loss: float) -> None:
+    three = plan(FOUR[1:])
+    state, actions = trained(three, RunState(), {"bob": 1.0, "cyd": 1.1, "eve": 9.0})
+    assert folding(actions) == ["bob", "cyd", "eve"]
+    state, actions = after(three, state, loss)
+    assert folding(actions) == ["bob", "cyd"]
+    assert (state.phase, state.folded_round) == ("fold", 0)
+    state, actions = after(three, state, 1.0)
+    said = closed(actions)
+    assert (said["bob"], said["cyd"]) == ("done", "done")
+    assert said["eve"].startswith(f"refused: the model diverged to a loss of {loss:.3g}")
+    assert said["eve"].endswith(", but not without it")
+    assert set(state.last) == {"bob", "cyd"}
+    assert set(state.suspicion.excluded) == {"eve"}
+    _, actions = trained(three, state, dict.fromkeys(FOUR[1:], 1.0))
+    assert folding(actions) == ["bob", "cyd"]
+
+
+def test_suspects_are_twice_as_many_each_time_and_in_the_order_of_their_change() -> None:
+    names = tuple("abcdefgh")
+    eight = plan(names, change_factor=0)
+    state, actions = trained(eight, RunState(), {name: float(place) for place, name in enumerate(names, 1)})
+    assert folding(actions) == list(names)
+    for left in ("abcdefg", "abcdef", "abcd"):
+        state, actions = after(eight, state, math.nan)
+        assert folding(actions) == list(left)
+    state, actions = after(eight, state, 1.0)
+    assert [name for name, said in closed(actions).items() if said == "done"] == list("abcd")
+    assert closed(actions)["h"].endswith("but not without 4 suspects")
+    assert set(state.suspicion.excluded) == set("efgh")
+
+
+def test_a_model_that_diverges_whoever_is_left_out_ends_a_run_after_a_few_tries() -> None:
+    three = plan(FOUR[1:])
+    state = RunState()
+    for number in (1, 2, 3):
+        state, actions = trained(three, state, dict.fromkeys(FOUR[1:], 1.0), now_s=100.0 * number)
+        while state.phase == "fold":
+            state, actions = after(three, state, math.nan, 100.0 * number)
+        assert not [action for action in actions if isinstance(action, Close)]
+        assert state.suspicion.excluded == {}
+        assert (state.folded_round, state.round) == (0, 1)
+    assert state.phase == "failed"
+    assert state.failure == (
+        "round 1 could not be folded in 3 tries (bob, cyd, eve refused: the model diverged to a loss of nan, whoever "
+        "was left out); lower the learning rate and begin a new run, or mend the devices and start the server again"
+    )
+    assert state.suspicion.spoiled == 0
+
+
+def test_a_round_that_can_be_folded_forgets_the_tries_before() -> None:
+    three = plan(FOUR[1:])
+    state, _ = trained(three, RunState(), dict.fromkeys(FOUR[1:], 1.0), now_s=100.0)
+    while state.phase == "fold":
+        state, _ = after(three, state, math.nan, 100.0)
+    assert state.suspicion.spoiled == 1
+    state, _ = trained(three, state, dict.fromkeys(FOUR[1:], 1.0), now_s=200.0)
+    state, _ = after(three, state, 1.0, 200.0)
+    assert (state.folded_round, state.suspicion.spoiled) == (1, 0)
+
+
+def test_a_loss_is_held_against_the_last_one() -> None:
+    four = plan()
+    state, _ = trained(four, RunState(), {**HONEST, "eve": 1.0})
+    state, _ = after(four, state, 8.0)
+    assert state.suspicion.loss == 8.0
+    state, _ = trained(four, state, {**HONEST, "eve": 1.0})
+    state, actions = after(four, state, 79.0)
+    assert set(closed(actions).values()) == {"done"}
+
+
+def test_a_server_that_dies_between_two_folds_folds_again_what_is_left(tmp_path: Path) -> None:
+    three = plan(FOUR[1:])
+    engine = open_database(tmp_path)
+    journal = Journal(engine, begin_run(engine, name="test", settings="{}", round_count=9))
+    state, _ = trained(three, RunState(), {"bob": 1.0, "cyd": 1.1, "eve": 9.0})
+    journal.save(RunState(), state)
+    diverged, _ = after(three, state, math.nan)
+    journal.save(state, diverged)
+    loaded = journal.load(9.0)
+    assert loaded.seats == diverged.seats
+    assert folding(resume_actions(three, loaded)) == ["bob", "cyd"]
+    ended, actions = after(three, replace(loaded, members=diverged.members), 1.0)
+    journal.save(loaded, ended)
+    assert journal.load(9.0).suspicion == ended.suspicion
+    assert set(ended.suspicion.excluded) == {"eve"}
+    assert ended.suspicion.loss == 1.0
+    assert closed(actions)["eve"].startswith("refused: the model diverged")

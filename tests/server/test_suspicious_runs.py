@@ -1,0 +1,167 @@
+"""Whole runs with a client whose updates are enormous: they go on with the others, to the bit."""
+
+import threading
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from server.coordinator_cases import plan_of, training, update
+from server.fake_device import Behaviour, small_change
+from server.server_rig import World, config, fleet
+
+from subfleet.elastic.families import init_state
+from subfleet.elastic.model_state import ModelState
+from subfleet.protocol.messages import Task
+from subfleet.server import checking
+from subfleet.server.checking import Checks
+from subfleet.server.config import ServerConfig
+from subfleet.server.events import UpdateRejected
+from subfleet.server.folding import Folding
+from subfleet.server.suspicion import SuspicionSettings
+from subfleet.server.updates import check_update
+from subfleet.transport.blob_store import BlobStore
+
+ROUNDS = 3
+
+
+def enormous(weights: Mapping[str, Any], task: Task) -> dict[str, Any]:
+    """Finite, and 10^6 times the weights."""
+    return {name: (1e6 * array + 1e5).astype(np.float32) for name, array in weights.items()}
+
+
+def unfoldable(weights: Mapping[str, Any], task: Task) -> dict[str, Any]:
+    return {name: np.full(array.shape, 1e30, np.float32) for name, array in weights.items()}
+
+
+def once(weights: Mapping[str, Any], task: Task) -> dict[str, Any]:
+    return enormous(weights, task) if task.round == 1 else small_change(weights, task.client_id, task.round, 0.1)
+
+
+def settings(**suspicion: Any) -> ServerConfig:
+    return config(rounds=ROUNDS, deploy_targets=(), suspicion=SuspicionSettings(**suspicion))
+
+
+def statuses(world: World, client_id: str) -> list[str]:
+    rounds = world.server.result().rounds
+    return [row.status for record in rounds for row in record.clients if row.client_id == client_id]
+
+
+def ended(world: World) -> World:
+    world.run()
+    return world
+
+
+def three() -> dict[str, Behaviour]:
+    """Two devices, and room for one that is not honest: fewer than have a median of their own."""
+    return {name: behaviour for name, behaviour in fleet().items() if name != "cyd"}
+
+
+@pytest.mark.parametrize("others", [fleet, three], ids=["four", "three"])
+def test_a_run_goes_on_with_the_bits_that_the_honest_ones_have_alone(others: Any, tmp_path: Path) -> None:
+    honest = ended(World(tmp_path / "honest", config(rounds=ROUNDS, deploy_targets=(), min_clients=2), others()))
+    attacked = ended(World(tmp_path / "attacked", settings(), {**others(), "eve": Behaviour(change=enormous)}))
+    assert attacked.model_bytes() == honest.model_bytes()
+    assert attacked.server.result().accuracy == honest.server.result().accuracy
+    first, *later = statuses(attacked, "eve")
+    words = "its change of weights is" if others is fleet else "the model diverged to a loss of"
+    assert first.startswith(f"refused: {words}")
+    assert all(status.startswith(f"skipped: left out until round 4: in round 1 {words}") for status in later)
+    assert set(statuses(attacked, "ada")) == {"folded"}
+    assert [text for text in attacked.notes.said if text.startswith("client eve is left out until round 4")]
+
+
+def test_a_client_comes_back_after_its_rounds_and_is_watched_again(tmp_path: Path) -> None:
+    world = ended(World(tmp_path, settings(exclusion_rounds=1), {**fleet(), "eve": Behaviour(change=enormous)}))
+    assert [status.split(":")[0] for status in statuses(world, "eve")] == ["refused", "skipped", "refused"]
+    world = ended(World(tmp_path / "better", settings(exclusion_rounds=1), {**fleet(), "eve": Behaviour(change=once)}))
+    assert [status.split(":")[0] for status in statuses(world, "eve")] == ["refused", "skipped", "folded"]
+
+
+@pytest.mark.parametrize("acts", [True, False], ids=["after", "before"])
+def test_a_server_that_dies_between_detection_and_the_next_fold_ends_with_the_same_bits(
+    acts: bool, tmp_path: Path
+) -> None:
+    devices = {**three(), "eve": Behaviour(change=enormous)}
+    calm = ended(World(tmp_path / "calm", settings(), devices))
+    world = World(tmp_path / "killed", settings(), devices)
+    world.run(until=lambda: world.server.state.phase == "fold")
+    if not acts:
+        world.server._perform = lambda action: None  # type: ignore[method-assign]  # what is decided is lost
+    world.turn()
+    assert [seat.client_id for seat in world.server.state.seats.values() if seat.stage == "suspect"] == ["eve"]
+    world.kill_server()
+    assert [seat.client_id for seat in world.server.state.seats.values() if seat.stage == "suspect"] == ["eve"]
+    world.run(until=lambda: world.server.state.folded_round == 1)
+    world.kill_server()
+    assert set(world.server.state.suspicion.excluded) == {"eve"}
+    world.run()
+    assert world.model_bytes() == calm.model_bytes()
+    assert statuses(world, "eve") == statuses(calm, "eve")
+
+
+def test_a_run_that_diverges_whoever_is_left_out_ends_with_a_sentence(tmp_path: Path) -> None:
+    world = World(tmp_path, settings(), fleet(change=enormous))
+    world.run()
+    assert world.server.state.phase == "failed"
+    assert world.server.state.failure.startswith(
+        "round 1 could not be folded in 3 tries (ada, bob, cyd refused: the model diverged to a loss of "
+    )
+    assert world.server.result().rounds == ()
+
+
+def test_what_cannot_be_folded_is_refused_when_it_comes_and_each_round_is_folded_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folds: list[ModelState] = []
+    fold = Folding._folded
+
+    def counted(self: Folding, *given: Any) -> Any:
+        folds.append(fold(self, *given))
+        return folds[-1]
+
+    monkeypatch.setattr(Folding, "_folded", counted)
+    world = ended(World(tmp_path, settings(), {**fleet(), "eve": Behaviour(change=unfoldable)}))
+    refused = statuses(world, "eve")
+    assert len(refused) == len(folds) == ROUNDS
+    assert all("holds a change of 1.0000000150474662e+30, but each must be finite and" in why for why in refused)
+    (receipt,) = {one.status for name, one in world.devices["eve"].receipts.items() if name.startswith("update/")}
+    assert receipt == "refused"
+
+
+def test_the_loop_goes_on_while_an_update_is_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, told = threading.Event(), threading.Event()
+
+    def slow(*given: Any, **named: Any) -> Any:
+        asked.set()
+        assert told.wait(60)
+        return check_update(*given, **named)
+
+    monkeypatch.setattr(checking, "check_update", slow)
+    world = World(tmp_path, settings(), fleet())
+    settle, world.server.settle = world.server.settle, lambda: None  # type: ignore[method-assign]  # time does not stand
+    world.run(until=asked.is_set)
+    for _ in range(20):
+        world.turn()
+    assert {seat.stage for seat in world.server.state.seats.values()} == {"out"}
+    told.set()
+    world.server.settle = settle  # type: ignore[method-assign]
+    world.run()
+    assert {status for name in world.devices for status in statuses(world, name)} == {"folded"}
+
+
+def test_an_update_that_is_offered_twice_is_looked_at_once(tmp_path: Path) -> None:
+    plan, blobs = plan_of(), BlobStore(tmp_path)
+    state = training(plan)
+    offered = replace(update(plan, state, "ada"), blob=blobs.add(b"no container"))
+    checks = Checks(plan, blobs)
+    for _ in range(2):
+        checks.begin(offered, state.seats["ada"], ModelState(shared=init_state(plan.network, 0)))
+    assert checks.digests == {offered.blob.sha256}
+    checks.settle()
+    (found,) = checks.events()
+    assert isinstance(found, UpdateRejected)
+    assert checks.digests == frozenset()
+    checks.close()
