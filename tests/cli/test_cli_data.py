@@ -59,6 +59,7 @@ def test_show_counts_samples_classes_owners_and_clients(given: Path) -> None:
     assert given.is_dir()
     shown = told("show", "femnist", "--json", "--partition", "natural", "--clients", "2")
     assert (shown["input_shape"], shown["classes"], shown["owner"]) == ([1, 28, 28], 62, "writer")
+    assert shown["class_names"][9:12] == ["9", "A", "B"]
     assert (shown["train"]["samples"], shown["train"]["owners"]) == (6, 2)
     assert (shown["test"]["samples"], shown["test"]["owners"]) == (3, 1)
     clients = shown["partition"]["clients"]
@@ -76,6 +77,7 @@ def test_show_prints_the_same_for_people(given: Path) -> None:
     for words in (
         "train: 6 samples of 2 writers",
         "sample: 1 x 28 x 28, 62 classes",
+        "class names: 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, A, B,",
         "iid over 3 clients",
         "licence: ",
     ):

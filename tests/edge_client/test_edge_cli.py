@@ -177,7 +177,7 @@ class FakeTrainer:
         raise NotImplementedError
 
     def predict(self, model_path: Path, data: str, threads: int = 1) -> Prediction:
-        return Prediction(labels=(2, 0), accuracy=0.5)
+        return Prediction(labels=(2, 0), accuracy=0.5, classes=("ant", "bee", "cat"))
 
 
 class FakeEntry:
@@ -200,8 +200,17 @@ def test_predict_chooses_the_trainer_by_suffix_and_speaks_json(
 ) -> None:
     use_trainers(monkeypatch, fake=FakeTrainer())
     code, out, _ = run(capsys, "predict", "m.fake", "--data", "d", "--json")
-    assert (code, json.loads(out)) == (0, {"model": "m.fake", "accuracy": 0.5, "labels": [2, 0]})
-    assert "accuracy 0.5000 on 2 samples" in run(capsys, "predict", "m.fake", "--data", "d")[1]
+    assert (code, json.loads(out)) == (
+        0,
+        {
+            "model": "m.fake",
+            "accuracy": 0.5,
+            "labels": [2, 0],
+            "names": ["cat", "ant"],
+        },
+    )
+    said = run(capsys, "predict", "m.fake", "--data", "d")[1]
+    assert "accuracy 0.5000 on 2 samples\npredicted: cat (1), ant (1)\n" in said
 
 
 def test_the_first_runtime_that_is_installed_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:

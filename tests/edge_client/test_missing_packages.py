@@ -118,7 +118,7 @@ def test_a_device_without_pytorch_is_told_what_runs_instead(models: list[str], t
         "digits and ONNX Runtime need nothing of a server, so that the broker is tried"
     )
     assert doctor[0] == ExitCode.OK
-    assert "1438 samples of 1x8x8 in 10 classes, for onnx" in doctor[1]
+    assert "1438 samples of 1x8x8 in 10 classes (0, 1, 2, 3, 4, 5, 6, 7, 8, 9), for onnx" in doctor[1]
 
 
 VENDORS = """

@@ -19,6 +19,7 @@ _CLIENT_IDS = st.from_regex(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}", fullmatch=True)
 _SIZES = st.integers(1, MAX_INTEGER)
 _NAMES = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=12)
 _SHOWN = st.from_regex(r"[ -~]{1,12}", fullmatch=True)
+_CLASS_NAMES = st.from_regex(r"[!-~]{1,12}", fullmatch=True)
 _INDEX_SETS = st.one_of(
     st.builds(Prefix, size=_SIZES),
     st.builds(Roll, start=st.integers(0, MAX_INTEGER), size=_SIZES),
@@ -82,6 +83,8 @@ _BY_FIELD: dict[str, st.SearchStrategy[Any]] = {
     "fraction": st.floats(0.001, 1),
     "levels": st.integers(1, 127),
     "bucket_size": st.integers(1, 2**20),
+    "class_names": st.just(()),
+    "classes": st.lists(_CLASS_NAMES, max_size=3, unique=True).map(tuple),
 }
 
 
@@ -128,7 +131,18 @@ def _tasks(draw: st.DrawFn) -> Message:
     return typing.cast("Message", dataclasses.replace(draft, work=work, training=training, **changes))
 
 
+@st.composite
+def _profiles(draw: st.DrawFn) -> Message:
+    """Profiles name all of their classes or none."""
+    draft = draw(_instances(MESSAGES["profile"]))
+    count = draw(st.sampled_from([0, len(draft.class_counts)]))
+    names = draw(st.lists(_CLASS_NAMES, min_size=count, max_size=count, unique=True))
+    return typing.cast("Message", dataclasses.replace(draft, class_names=tuple(names)))
+
+
 MESSAGE_STRATEGIES: dict[str, st.SearchStrategy[Message]] = {
-    name: _tasks() if name == "task" else _instances(kind) for name, kind in MESSAGES.items()
+    **{name: _instances(kind) for name, kind in MESSAGES.items()},
+    "task": _tasks(),
+    "profile": _profiles(),
 }
 EVERY_MESSAGE = st.one_of(*MESSAGE_STRATEGIES.values())

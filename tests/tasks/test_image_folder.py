@@ -1,4 +1,5 @@
 import sys
+import unicodedata
 from pathlib import Path
 
 import numpy as np
@@ -6,7 +7,7 @@ import pytest
 from PIL import Image
 
 from subfleet.protocol.errors import DataError, MissingExtraError
-from subfleet.tasks import image_folder, read_dataset
+from subfleet.tasks import DataForm, describe_source, image_folder, read_dataset
 
 
 def write_image(
@@ -16,7 +17,7 @@ def write_image(
     Image.new(mode, size, colour).save(path)
 
 
-def test_classes_are_numbered_by_name_and_gray_stays_gray(tmp_path: Path) -> None:
+def test_classes_are_known_by_name_and_gray_stays_gray(tmp_path: Path) -> None:
     write_image(tmp_path / "b" / "2.png", colour=51)
     write_image(tmp_path / "b" / "1.PNG", colour=102)
     write_image(tmp_path / "a" / "9.bmp", colour=255)
@@ -26,6 +27,8 @@ def test_classes_are_numbered_by_name_and_gray_stays_gray(tmp_path: Path) -> Non
     dataset = read_dataset(str(tmp_path))
     assert dataset.inputs.shape == (3, 1, 3, 4)
     assert dataset.labels.tolist() == [0, 1, 1]
+    assert dataset.class_names == ("a", "b", "c")
+    assert dataset.summary().class_counts == (1, 2, 0)
     np.testing.assert_allclose(dataset.inputs[:, 0, 0, 0], [1.0, 0.4, 0.2], rtol=1e-6)
 
 
@@ -35,7 +38,87 @@ def test_an_empty_class_folder_keeps_its_number(tmp_path: Path) -> None:
     assert read_dataset(str(tmp_path)).labels.tolist() == [1]
 
 
-def test_one_colour_image_makes_all_of_them_rgb(tmp_path: Path) -> None:
+def test_the_folder_2_comes_before_the_folder_10(tmp_path: Path) -> None:
+    for name in ("10", "2", "1"):
+        write_image(tmp_path / name / "1.png")
+    dataset = read_dataset(str(tmp_path))
+    assert (dataset.class_names, dataset.labels.tolist()) == (("1", "2", "10"), [0, 1, 2])
+    write_image(tmp_path / "02" / "1.png")
+    with pytest.raises(DataError, match="the classes '02' and '2' are the same number"):
+        read_dataset(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("classes", "class_count", "expected"),
+    [((), 10, [7, 8]), (("x", "8", "7"), 3, [2, 1]), (None, 2, [0, 1])],
+)
+def test_folders_are_mapped_to_a_models_classes_by_their_names(
+    tmp_path: Path, classes: tuple[str, ...] | None, class_count: int, expected: list[int]
+) -> None:
+    for name in ("7", "8"):
+        write_image(tmp_path / name / "1.png")
+    form = DataForm(input_shape=(1, 3, 4), class_count=class_count, classes=classes)
+    dataset = read_dataset(str(tmp_path), form)
+    assert dataset.labels.tolist() == expected
+    assert dataset.class_names == (("7", "8") if classes is None else classes)
+
+
+@pytest.mark.parametrize(
+    ("classes", "class_count", "words"),
+    [
+        ((), 8, "the run knows no class '8': its classes are the numbers 0 to 7; rename or remove"),
+        (("seven", "8"), 2, "the run knows no class '7': its classes are 'seven', '8'; rename or remove"),
+        (None, 3, "names 2 classes, but the model has 3; name all of them in `classes` of the run's file"),
+    ],
+)
+def test_folders_of_no_class_of_the_model_are_refused(
+    tmp_path: Path, classes: tuple[str, ...] | None, class_count: int, words: str
+) -> None:
+    for name in ("7", "8"):
+        write_image(tmp_path / name / "1.png")
+    with pytest.raises(DataError, match=words):
+        read_dataset(str(tmp_path), DataForm(input_shape=(1, 3, 4), class_count=class_count, classes=classes))
+
+
+def test_an_accent_is_one_name_however_a_file_system_writes_it(tmp_path: Path) -> None:
+    write_image(tmp_path / unicodedata.normalize("NFD", "caf\u00e9") / "1.png")
+    assert read_dataset(str(tmp_path)).class_names == ("caf\u00e9",)
+    write_image(tmp_path / "caf\u00e9" / "1.png")
+    with pytest.raises(DataError, match="named twice"):
+        read_dataset(str(tmp_path))
+
+
+def test_one_colour_image_changes_nothing_for_the_others(tmp_path: Path) -> None:
+    for name in ("1", "2", "3"):
+        write_image(tmp_path / "a" / f"{name}.png", colour=51)
+    write_image(tmp_path / "b" / "1.png", mode="RGB", colour=(51, 51, 51))
+    dataset = read_dataset(str(tmp_path))
+    assert dataset.inputs.shape == (4, 1, 3, 4)
+    np.testing.assert_allclose(dataset.inputs, 0.2, rtol=1e-6)
+    summary = describe_source(str(tmp_path))
+    assert (summary.input_shape, summary.other_input_shapes) == ((1, 3, 4), ((3, 3, 4),))
+    assert summary.data_bytes == 4 * 3 * 3 * 4 * 4 + 4 * 8  # as large as a model may want them
+
+
+@pytest.mark.parametrize("taken", [(1, 3, 4), (3, 3, 4), (3, 4), (36,)])
+def test_the_model_decides_between_gray_and_colour(tmp_path: Path, taken: tuple[int, ...]) -> None:
+    write_image(tmp_path / "a" / "1.png", colour=51)
+    write_image(tmp_path / "b" / "1.png", mode="RGB", colour=(51, 51, 51))
+    dataset = read_dataset(str(tmp_path), DataForm(input_shape=taken, classes=None))
+    assert dataset.sample_shape == taken
+    np.testing.assert_allclose(dataset.inputs, 0.2, rtol=1e-6)
+
+
+def test_images_of_another_size_than_the_models_are_refused_before_they_are_decoded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_image(tmp_path / "a" / "1.png")
+    monkeypatch.setattr(image_folder, "_read_pixels", None)
+    with pytest.raises(DataError, match=r"have shape \(1, 3, 4\), but the model takes \(1, 8, 8\).*; scale them"):
+        read_dataset(str(tmp_path), DataForm(input_shape=(1, 8, 8)))
+
+
+def test_colours_stay_where_most_images_have_some(tmp_path: Path) -> None:
     write_image(tmp_path / "a" / "1.png", colour=51)
     write_image(tmp_path / "b" / "1.png", mode="RGB", colour=(255, 0, 102))
     write_image(tmp_path / "b" / "2.png", mode="RGBA", colour=(255, 0, 102, 7))
@@ -53,10 +136,11 @@ def test_rows_are_height_and_columns_are_width(tmp_path: Path) -> None:
     assert (dataset.inputs[0, 0] * 255).round().astype(int).tolist() == pixels.tolist()
 
 
-def test_two_sizes_are_refused_with_both_names(tmp_path: Path) -> None:
-    write_image(tmp_path / "a" / "1.png")
-    write_image(tmp_path / "a" / "2.png", size=(5, 3))
-    with pytest.raises(DataError, match=r"2\.png' is 5 x 3, but must be 4 x 3 like .*1\.png"):
+def test_the_image_of_another_size_is_named_and_not_the_others(tmp_path: Path) -> None:
+    write_image(tmp_path / "a" / "1.png", size=(5, 3))
+    write_image(tmp_path / "a" / "2.png")
+    write_image(tmp_path / "a" / "3.png")
+    with pytest.raises(DataError, match=r"1\.png' is 5 x 3, but must be 4 x 3 like 2 of 3 images; scale"):
         read_dataset(str(tmp_path))
 
 

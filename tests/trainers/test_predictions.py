@@ -20,7 +20,7 @@ def predicted(dataset: Dataset, logits: npt.NDArray[np.float32], batch_size: int
         numbers = np.asarray(samples).reshape(batch_size, -1)[:, 0].astype(np.int64)
         return np.concatenate([logits, np.full((1, *logits.shape[1:]), 9, np.float32)])[numbers - 1]
 
-    return predict_dataset(infer, dataset, sample_shape=dataset.sample_shape, batch_size=batch_size)
+    return predict_dataset(infer, dataset, batch_size=batch_size)
 
 
 def numbered(count: int) -> npt.NDArray[np.float32]:

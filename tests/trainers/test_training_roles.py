@@ -167,10 +167,14 @@ def _settings(**changes: object) -> Callable[[TrainJob], TrainJob]:
 @pytest.mark.parametrize(
     ("spoil", "error", "text"),
     [
-        (_data([[0] * TOKENS], [[CLASSES] * TOKENS]), DataError, "labels .* go up to 5, .* indices below 5"),
+        (_data([[0] * TOKENS], [[CLASSES] * TOKENS]), DataError, "a label .* is 5, but must be below 5"),
         (_data([[VOCABULARY] * TOKENS], [[0] * TOKENS]), DataError, "samples .* go up to 7, .* indices below 7"),
         (_data([[0] * TOKENS], [0]), DataError, r"labels .* are I64 of shape \(\), .* I64 of shape \(3,\)"),
-        (_data(np.zeros((1, TOKENS), np.int64), np.zeros((1, TOKENS), np.float32)), DataError, "labels .* are F32"),
+        (
+            _data(np.zeros((1, TOKENS), np.int64), np.zeros((1, TOKENS), np.float32)),
+            DataError,
+            "are floating point numbers, but the model takes",
+        ),
         (_data(np.zeros((1, TOKENS), np.float32), np.zeros((1, TOKENS), np.int64)), DataError, "samples .* are F32"),
         (_weights(w=[1, 2]), ProtocolError, "first 'mean'"),
         (_weights(w=[1, 2], mean=[1, 2]), ProtocolError, "'mean' of the weights"),

@@ -5,6 +5,7 @@ import dataclasses
 import json
 import logging
 import sys
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["run"]
 
 _LOG = logging.getLogger(__name__)
+_SHOWN_CLASSES = 10
 _STOPPED = "stopped; start the same command again to go on"
 
 
@@ -140,11 +142,20 @@ def _predict(options: argparse.Namespace) -> int:
 
     prediction = trainer_of_file(options.model).predict(options.model, options.data, options.threads)
     if options.json:
-        plain = {"model": str(options.model), "accuracy": prediction.accuracy, "labels": list(prediction.labels)}
+        plain = {
+            "model": str(options.model),
+            "accuracy": prediction.accuracy,
+            "labels": prediction.labels,
+            "names": prediction.names,
+        }
         sys.stdout.write(json.dumps(plain) + "\n")
     else:
         count = len(prediction.labels)
         sys.stdout.write(f"{options.model}: accuracy {prediction.accuracy:.4f} on {count} samples\n")
+        found = Counter(prediction.names).most_common()
+        shown = ", ".join(f"{name} ({times})" for name, times in found[:_SHOWN_CLASSES])
+        more = f" and {len(found) - _SHOWN_CLASSES} more classes" if len(found) > _SHOWN_CLASSES else ""
+        sys.stdout.write(f"predicted: {shown}{more}\n")
     return int(ExitCode.OK)
 
 

@@ -28,6 +28,7 @@ _NEEDED: Mapping[str, str] = MappingProxyType(
 )
 """Packages by the name that they are installed by, and the one that they are imported by."""
 _OPEN_TIMEOUT_S = 5.0
+_SHOWN_CLASSES = 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,7 +160,11 @@ def _data(profile: DeviceProfile, data: str) -> tuple[Finding, int]:
     except SubfleetError as error:
         return _failed("data", error), 0
     shape = "x".join(map(str, summary.input_shape))
-    text = f"{summary.sample_count} samples of {shape} in {len(summary.class_counts)} classes, for {trainer.target}"
+    classes = f"{len(summary.class_counts)} classes"
+    if summary.class_names:
+        more = ", ..." if len(summary.class_names) > _SHOWN_CLASSES else ""
+        classes += f" ({', '.join(summary.class_names[:_SHOWN_CLASSES])}{more})"
+    text = f"{summary.sample_count} samples of {shape} in {classes}, for {trainer.target}"
     return Finding(check="data", text=text), summary.data_bytes
 
 

@@ -247,6 +247,8 @@ def _announcement(
             operators=profile.operators,
             macs_per_s=profile.macs_per_s,
             architecture=profile.architecture,
+            class_names=summary.class_names,
+            other_input_shapes=summary.other_input_shapes,
         )
     except ValueError as error:
         raise ConfigError(f"this device cannot be announced: {error}; correct its device profile") from error

@@ -149,6 +149,7 @@ class TrainingWorker:
                 client_id=task.client_id,
                 memory_limit_bytes=memory_limit_bytes,
                 threads=self._threads,
+                classes=task.classes,
             )
             try:
                 found.append(self._score_of(program, job))
@@ -188,6 +189,7 @@ class TrainingWorker:
             threads=self._threads,
             update_codec=task.update_codec,
             calibration=task.calibration,
+            classes=task.classes,
         )
 
     def _output_path(self, task: Task) -> Path:

@@ -15,7 +15,7 @@ from subfleet.protocol.calibration import Calibration, NormLayer, sum_names
 from subfleet.protocol.errors import ProtocolError, TrainingError
 from subfleet.protocol.programs import TrainJob
 from subfleet.tasks import Dataset
-from subfleet.trainers.feeding import Call, calls_of, check_settings, constant_values, fed_data
+from subfleet.trainers.feeding import Call, calls_of, check_settings, constant_values
 from subfleet.trainers.job_files import read_weights, write_arrays
 from subfleet.trainers.kept import Host, LoadedSession
 from subfleet.trainers.memory import Watch
@@ -37,7 +37,6 @@ def calibrate(
     if job.calibration is None:
         raise ProtocolError("the job names no norms, but must to be calibrated")
     check_settings(job.settings, layout)
-    dataset = fed_data(dataset, layout, job.data)
     _check_norms(job.calibration, layout, job)
     weights = read_weights(job.weights_path, layout)
     constants = constant_values(job.settings, layout, dataset, weights)

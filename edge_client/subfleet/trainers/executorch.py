@@ -5,12 +5,12 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import ClassVar
 
-from subfleet.protocol.errors import DataError, MissingExtraError, TrainingError
+from subfleet.protocol.errors import MissingExtraError, TrainingError
 from subfleet.protocol.programs import DataSummary, Prediction, ScoreJob, TrainJob, TrainResult
-from subfleet.tasks import read_dataset
+from subfleet.tasks import describe_source
 from subfleet.trainers.executorch_runtime import ExecutorchRuntime
 from subfleet.trainers.kept import Slot
-from subfleet.trainers.prediction import predict_dataset, read_model
+from subfleet.trainers.prediction import model_classes, model_data, predict_dataset, read_model
 from subfleet.trainers.scoring import score_job
 from subfleet.trainers.training import train_job
 
@@ -43,7 +43,7 @@ class ExecutorchTrainer:
         return find_runtime().name
 
     def describe(self, data: str) -> DataSummary:
-        """Summarise a data set; see `read_dataset` for what it raises.
+        """Summarise a data set; see `describe_source` for what it raises.
 
         The runtime is loaded here too, so that the memory that is free from now on is what training can really have.
 
@@ -51,7 +51,7 @@ class ExecutorchTrainer:
             MissingExtraError: ExecuTorch is not installed.
         """
         find_runtime()
-        return read_dataset(data).summary()
+        return describe_source(data)
 
     def train(self, job: TrainJob, stopped: Callable[[], bool]) -> TrainResult:
         """Train; see `train_job` for what it does and raises.
@@ -88,12 +88,9 @@ class ExecutorchTrainer:
         if len(inputs) != 1 or len(inputs[0][1]) < 2 or not model.shapes.outputs:
             raise TrainingError(f"model {str(model_path)!r} must have one input of shape (batch, *sample shape)")
         dtype, (batch_size, *sample_shape) = inputs[0]
-        dataset = read_dataset(data)
-        if dataset.inputs.dtype.name != dtype:
-            raise DataError(
-                f"samples of {data!r} are {dataset.inputs.dtype}, but the model takes {dtype}; use data of that type"
-            )
-        return predict_dataset(model.infer, dataset, sample_shape=tuple(sample_shape), batch_size=batch_size)
+        classes = model_classes(model.class_names(), model_path)
+        dataset = model_data(data, sample_shape=tuple(sample_shape), classes=classes, dtype=dtype)
+        return predict_dataset(model.infer, dataset, batch_size=batch_size, classes=classes)
 
 
 def find_runtime() -> ExecutorchRuntime:

@@ -8,9 +8,10 @@ import torch
 from executorch.extension.pybindings import portable_lib
 from executorch.runtime import Runtime
 
+from subfleet.protocol.class_names import CLASS_NAMES
 from subfleet.protocol.errors import TrainingError
 from subfleet.protocol.programs import Program
-from subfleet.trainers.executorch_runtime import METHOD, MethodShapes, misfit
+from subfleet.trainers.executorch_runtime import METHOD, MethodShapes, check_class_names, misfit
 from subfleet.trainers.sessions import Array, RunProgram, StepSession, hosted
 from subfleet.trainers.step_layout import StepLayout
 
@@ -19,7 +20,7 @@ __all__ = ["BindingsRuntime"]
 # What PyTorch's allocator, which holds the outputs, says where the system gave no memory.
 _NO_MEMORY = "can't allocate memory"
 # PyTorch's numbers for types, which the bindings give.
-_DTYPES: Mapping[int, str] = {4: "int64", 6: "float32", 7: "float64", 11: "bool"}
+_DTYPES: Mapping[int, str] = {0: "uint8", 4: "int64", 6: "float32", 7: "float64", 11: "bool"}
 
 
 class BindingsRuntime:
@@ -49,16 +50,24 @@ class BindingsModel:
     @property
     def shapes(self) -> MethodShapes:
         """See `Model.shapes`."""
-        return _shapes(self._program)
+        return _shapes(self._program, METHOD)
 
     def infer(self, samples: Array) -> Array:
         """See `Model.infer`."""
         output: torch.Tensor = _guarded(lambda: self._program.load_method(METHOD).execute([_tensor(samples)]))[0]
         return output.numpy()
 
+    def class_names(self) -> str:
+        """See `Model.class_names`."""
+        if CLASS_NAMES not in self._program.method_names:
+            return ""
+        check_class_names(_guarded(lambda: _shapes(self._program, CLASS_NAMES)))
+        text: torch.Tensor = _guarded(lambda: self._program.load_method(CLASS_NAMES).execute([]))[0]
+        return text.numpy().tobytes().decode(errors="replace")
 
-def _shapes(program: Any) -> MethodShapes:
-    meta = program.metadata(METHOD)
+
+def _shapes(program: Any, method: str) -> MethodShapes:
+    meta = program.metadata(method)
 
     def of(info: Any) -> tuple[str, tuple[int, ...]]:
         return _DTYPES.get(info.dtype(), str(info.dtype())), tuple(info.sizes())
@@ -72,7 +81,7 @@ def _shapes(program: Any) -> MethodShapes:
 def _load(program: Program, threads: int) -> RunProgram:
     _set_threads(threads)
     loaded = _load_program(bytes(program.body))
-    wrong = misfit(program.manifest, _guarded(lambda: _shapes(loaded)))
+    wrong = misfit(program.manifest, _guarded(lambda: _shapes(loaded, METHOD)))
     if wrong:
         raise TrainingError(f"{wrong}; it must be exported again")
     inputs = [value.name for value in program.manifest.inputs]

@@ -12,9 +12,10 @@ import numpy as np
 
 import subfleet_executorch
 from subfleet.arrays import numpy_dtype
+from subfleet.protocol.class_names import CLASS_NAMES, MAX_NAMES_BYTES
 from subfleet.protocol.errors import TrainingError
 from subfleet.protocol.programs import Program, ValueInfo
-from subfleet.trainers.executorch_runtime import METHOD, MethodShapes, misfit
+from subfleet.trainers.executorch_runtime import METHOD, MethodShapes, check_class_names, misfit
 from subfleet.trainers.library_pages import map_library
 from subfleet.trainers.sessions import Array
 from subfleet.trainers.step_layout import StepLayout
@@ -45,7 +46,7 @@ class NativeRuntime:
         writers = ", ".join(f"{tool} {version}" for tool, version in sorted(program.manifest.versions.items()))
         what = f"{self.name} refused the program{f' that {writers} wrote' if writers else ''}"
         # The agent compared the manifest's plan with what is free; the program may take no more than it says.
-        method = _load(program.body, threads, program.manifest.planned_peak_bytes, what)
+        _, method = _load(program.body, threads, program.manifest.planned_peak_bytes, what)
         wrong = misfit(program.manifest, _shapes(method))
         if wrong:
             raise TrainingError(f"{wrong}; it must be exported again")
@@ -53,13 +54,14 @@ class NativeRuntime:
 
     def open_model(self, body: bytes, threads: int) -> "NativeModel":
         """See `ExecutorchRuntime.open_model`."""
-        return NativeModel(_load(body, threads, None, f"{self.name} refused the model"))
+        return NativeModel(*_load(body, threads, None, f"{self.name} refused the model"))
 
 
 class NativeModel:
     """See `Model`."""
 
-    def __init__(self, method: Method) -> None:
+    def __init__(self, program: subfleet_executorch.Program, method: Method) -> None:
+        self._program = program
         self._method = method
         self._outputs: list[Array] = [np.empty(info.shape, info.dtype) for info in method.outputs]
 
@@ -72,6 +74,16 @@ class NativeModel:
         """See `Model.infer`."""
         _guarded(lambda: self._method.execute([np.require(samples, requirements="C")], self._outputs))
         return np.array(self._outputs[0])
+
+    def class_names(self) -> str:
+        """See `Model.class_names`."""
+        if CLASS_NAMES not in self._program.method_names:
+            return ""
+        method = _guarded(lambda: self._program.load_method(CLASS_NAMES, memory_limit_bytes=MAX_NAMES_BYTES))
+        check_class_names(_shapes(method))
+        text = np.empty(method.outputs[0].shape, np.uint8)
+        _guarded(lambda: method.execute([], [text]))
+        return text.tobytes().decode(errors="replace")
 
 
 class NativeSession:
@@ -132,12 +144,14 @@ def _shapes(method: Method) -> MethodShapes:
     )
 
 
-def _load(body: bytes | memoryview, threads: int, memory_limit_bytes: int | None, what: str) -> Method:
-    def load() -> Method:
+def _load(
+    body: bytes | memoryview, threads: int, memory_limit_bytes: int | None, what: str
+) -> tuple[subfleet_executorch.Program, Method]:
+    def load() -> tuple[subfleet_executorch.Program, Method]:
         # It fails while another session is loaded that runs on another number of threads: they share one pool.
         subfleet_executorch.set_thread_count(threads)
         program = subfleet_executorch.Program(body)
-        return program.load_method(METHOD, memory_limit_bytes=memory_limit_bytes)
+        return program, program.load_method(METHOD, memory_limit_bytes=memory_limit_bytes)
 
     return _guarded(load, what)
 

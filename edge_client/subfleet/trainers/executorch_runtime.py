@@ -4,18 +4,21 @@ Both run the same programs with the same kernels. The native one (`edge_client/n
 `subfleet-executorch`) needs no PyTorch, so a client's process takes a fraction of the memory.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
+from subfleet.protocol.class_names import CLASS_NAMES, MAX_NAMES_BYTES
+from subfleet.protocol.errors import TrainingError
 from subfleet.protocol.programs import Program, ProgramManifest
 from subfleet.trainers.sessions import Array, StepSession
 from subfleet.trainers.step_layout import StepLayout
 
-__all__ = ["METHOD", "ExecutorchRuntime", "MethodShapes", "Model", "misfit"]
+__all__ = ["METHOD", "ExecutorchRuntime", "MethodShapes", "Model", "check_class_names", "misfit"]
 
 METHOD = "forward"
-"""The one method of every program and model."""
+"""The method of every program and model; a model with names of classes has a second one."""
 
 _DTYPES: Mapping[str, str] = {"F32": "float32", "I64": "int64", "F64": "float64"}
 
@@ -44,6 +47,14 @@ class Model(Protocol):
         """
         ...
 
+    def class_names(self) -> str:
+        """The text that its method `CLASS_NAMES` gives, a tensor of bytes; empty where there is no such method.
+
+        Raises:
+            TrainingError: the runtime failed, or the method gives something else.
+        """
+        ...
+
 
 class ExecutorchRuntime(Protocol):
     """One way to run ExecuTorch programs. The pool of threads belongs to the process: what was opened last sets it."""
@@ -65,6 +76,20 @@ class ExecutorchRuntime(Protocol):
     def open_model(self, body: bytes, threads: int) -> Model:
         """Load an inference model; raises as `open_session`."""
         ...
+
+
+def check_class_names(shapes: MethodShapes) -> None:
+    """Look at what the method `CLASS_NAMES` takes and gives, before anything is held for it.
+
+    Raises:
+        TrainingError: it takes something, or gives something else than a text of limited length.
+    """
+    gives = [(dtype, math.prod(shape) <= MAX_NAMES_BYTES) for dtype, shape in shapes.outputs]
+    if shapes.inputs or gives != [("uint8", True)]:
+        raise TrainingError(
+            f"the model's method {CLASS_NAMES!r} must take nothing and give at most {MAX_NAMES_BYTES} bytes; deploy it "
+            "again"
+        )
 
 
 def misfit(manifest: ProgramManifest, shapes: MethodShapes) -> str:

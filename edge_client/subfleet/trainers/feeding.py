@@ -9,9 +9,9 @@ import numpy as np
 import numpy.typing as npt
 
 from subfleet.protocol.errors import DataError, ProtocolError
-from subfleet.protocol.programs import ScoreJob, TrainJob, ValueInfo
+from subfleet.protocol.programs import ScoreJob, TrainJob
 from subfleet.protocol.training import TrainingSettings
-from subfleet.tasks import Dataset, StepOrigin, iter_batches, shaped, split_batch, step_random
+from subfleet.tasks import Dataset, StepOrigin, iter_batches, split_batch, step_random
 from subfleet.tasks.dataset import Labels
 from subfleet.tasks.transforms.images import augmentation_draws, augmented
 from subfleet.trainers.sessions import Array
@@ -22,7 +22,7 @@ _Mask = npt.NDArray[np.float32]
 _Look = Callable[[_Indices, _Mask], Array]
 """Indices of a part's samples and its mask to their inputs, as they are fed."""
 
-__all__ = ["Call", "batches_to_score", "calls_of", "check_settings", "constant_values", "fed_data"]
+__all__ = ["Call", "batches_to_score", "calls_of", "check_settings", "constant_values"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,29 +67,6 @@ def check_settings(settings: TrainingSettings, layout: StepLayout) -> None:
     for name in COEFFICIENTS:
         if getattr(settings, name) and name not in taken:
             raise ProtocolError(f"the task's {name} is {getattr(settings, name)}, but its program has no such term")
-
-
-def fed_data(dataset: Dataset, layout: StepLayout, source: str) -> Dataset:
-    """A data set as a program takes it.
-
-    Raises:
-        DataError: they do not fit each other.
-    """
-    dataset = shaped(dataset, layout.input.shape[1:], f"samples of {source!r}")
-    for kind, array, value in (("samples", dataset.inputs, layout.input), ("labels", dataset.labels, layout.label)):
-        dtype = "F32" if array.dtype == np.float32 else "I64"
-        if array.shape[1:] != value.shape[1:] or dtype != value.dtype:
-            raise DataError(
-                f"{kind} of {source!r} are {dtype} of shape {array.shape[1:]}, but the program takes {value.dtype} of "
-                f"shape {value.shape[1:]}; use data of that kind"
-            )
-        limit = _limit(value, layout)
-        if dtype == "I64" and limit and int(array.max()) >= limit:
-            raise DataError(
-                f"{kind} of {source!r} go up to {int(array.max())}, but the program takes indices below {limit}; use "
-                "data of the model's classes"
-            )
-    return dataset
 
 
 def constant_values(
@@ -217,12 +194,6 @@ def _calls_of_batch(
             ends_batch=ends_batch,
             last=ends_batch and last,
         )
-
-
-def _limit(value: ValueInfo, layout: StepLayout) -> int:
-    if value.role == "label" and layout.class_mask is not None:
-        return layout.class_mask.shape[0]
-    return value.limit
 
 
 def _count(labels: Labels, mask: npt.NDArray[np.float32]) -> float:

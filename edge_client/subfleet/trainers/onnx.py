@@ -8,14 +8,15 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from subfleet.protocol.errors import ConfigError, DataError, MissingExtraError, TrainingError
+from subfleet.protocol.class_names import CLASS_NAMES
+from subfleet.protocol.errors import ConfigError, MissingExtraError, TrainingError
 from subfleet.protocol.programs import DataSummary, Prediction, Program, ScoreJob, TrainJob, TrainResult
-from subfleet.tasks import read_dataset
+from subfleet.tasks import describe_source
 from subfleet.trainers.kept import Host, Slot
 from subfleet.trainers.library_pages import map_library
 from subfleet.trainers.onnx_references import check_self_contained
 from subfleet.trainers.onnx_session import OnnxSession, guarded
-from subfleet.trainers.prediction import FREE_BATCH_SIZE, predict_dataset, read_model
+from subfleet.trainers.prediction import FREE_BATCH_SIZE, model_classes, model_data, predict_dataset, read_model
 from subfleet.trainers.scoring import score_job
 from subfleet.trainers.sessions import Array, StepSession
 from subfleet.trainers.step_layout import StepLayout
@@ -63,7 +64,7 @@ class OnnxTrainer:
         return f"ONNX Runtime {runtime.__version__} with {', '.join(runtime.get_available_providers())}"
 
     def describe(self, data: str) -> DataSummary:
-        """Summarise a data set; see `read_dataset` for what it raises.
+        """Summarise a data set; see `describe_source` for what it raises.
 
         The runtime is loaded here too, so that the memory that is free from now on is what training can really have.
 
@@ -72,7 +73,7 @@ class OnnxTrainer:
             ConfigError: it has no such provider, or the provider does not work.
         """
         self._prepared()
-        return read_dataset(data).summary()
+        return describe_source(data)
 
     def train(self, job: TrainJob, stopped: Callable[[], bool]) -> TrainResult:
         """Train; see `train_job` for what it does and raises.
@@ -117,21 +118,15 @@ class OnnxTrainer:
         name = inputs[0].name
         batch, *sample_shape = inputs[0].shape
         output = session.get_outputs()[0].name
-        dataset = read_dataset(data)
-        if _INPUT_TYPES[dataset.inputs.dtype.name] != inputs[0].type:
-            raise DataError(
-                f"samples of {data!r} are {dataset.inputs.dtype}, but the model takes {inputs[0].type}; use data of "
-                "that type"
-            )
+        classes = model_classes(session.get_modelmeta().custom_metadata_map.get(CLASS_NAMES, ""), model_path)
+        dtype = next(dtype for dtype, kind in _INPUT_TYPES.items() if kind == inputs[0].type)
+        dataset = model_data(data, sample_shape=tuple(sample_shape), classes=classes, dtype=dtype)
 
         def infer(samples: Array) -> Array:
             return np.asarray(guarded(lambda: session.run([output], {name: samples}))[0])
 
         return predict_dataset(
-            infer,
-            dataset,
-            sample_shape=tuple(sample_shape),
-            batch_size=batch if isinstance(batch, int) else FREE_BATCH_SIZE,
+            infer, dataset, batch_size=batch if isinstance(batch, int) else FREE_BATCH_SIZE, classes=classes
         )
 
     def _prepared(self) -> ModuleType:

@@ -5,8 +5,8 @@ from collections.abc import Callable, Mapping
 from subfleet.arrays.scoring import zico
 from subfleet.protocol.errors import TrainingError
 from subfleet.protocol.programs import ScoreJob
-from subfleet.tasks import read_dataset
-from subfleet.trainers.feeding import batches_to_score, check_settings, constant_values, fed_data
+from subfleet.trainers.feeding import batches_to_score, check_settings, constant_values
+from subfleet.trainers.job_data import read_data
 from subfleet.trainers.job_files import read_weights
 from subfleet.trainers.kept import Host
 from subfleet.trainers.sessions import Array, OpenSession
@@ -42,12 +42,11 @@ def score_job(
         ProtocolError: program, weights and settings do not fit each other.
         FileError: a file of the job cannot be read.
     """
-    dataset = read_dataset(job.data)
+    dataset = read_data(job, target)
     gradients: list[Mapping[str, Array]] = []
     with loaded_session(job, target=target, open_session=open_session, slot=slot) as (loaded, watch):
         layout, session = loaded.layout, loaded.session
         check_settings(job.settings, layout)
-        dataset = fed_data(dataset, layout, job.data)
         for parts in batches_to_score(job, layout, dataset):
             weights = read_weights(job.weights_path, layout)
             constants = constant_values(job.settings, layout, dataset, weights)

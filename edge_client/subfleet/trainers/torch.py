@@ -19,9 +19,9 @@ from subfleet.protocol.errors import (
     TrainingError,
 )
 from subfleet.protocol.programs import DataSummary, Prediction, Program, ScoreJob, TrainJob, TrainResult
-from subfleet.tasks import read_dataset
+from subfleet.tasks import describe_source
 from subfleet.trainers.kept import Host, Slot
-from subfleet.trainers.prediction import FREE_BATCH_SIZE, predict_dataset, read_model
+from subfleet.trainers.prediction import FREE_BATCH_SIZE, model_data, predict_dataset, read_model
 from subfleet.trainers.scoring import score_job
 from subfleet.trainers.sessions import Array, StepSession, zeros
 from subfleet.trainers.step_layout import StepLayout
@@ -70,7 +70,7 @@ class TorchTrainer:
         return f"PyTorch {torch.__version__} on {self._provider}"
 
     def describe(self, data: str) -> DataSummary:
-        """Summarise a data set; see `read_dataset` for what it raises.
+        """Summarise a data set; see `describe_source` for what it raises.
 
         PyTorch is loaded here too, so that the memory that is free from now on is what training can really have.
 
@@ -79,7 +79,7 @@ class TorchTrainer:
             ConfigError: it has no such device.
         """
         self._prepare()
-        return read_dataset(data).summary()
+        return describe_source(data)
 
     def train(self, job: TrainJob, stopped: Callable[[], bool]) -> TrainResult:
         """Train; see `train_job` for what it does and raises.
@@ -131,9 +131,8 @@ class TorchTrainer:
                 logits: torch.Tensor = _guarded(lambda: module(_tensor(samples, self._provider)))
             return logits.cpu().numpy()
 
-        return predict_dataset(
-            infer, read_dataset(data), sample_shape=described.model.input_shape, batch_size=FREE_BATCH_SIZE
-        )
+        dataset = model_data(data, sample_shape=described.model.input_shape, classes=described.classes)
+        return predict_dataset(infer, dataset, batch_size=FREE_BATCH_SIZE, classes=described.classes)
 
     def _prepare(self) -> None:
         if not self._is_prepared:

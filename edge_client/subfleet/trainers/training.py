@@ -7,9 +7,10 @@ from contextlib import contextmanager
 from subfleet.arrays import change, numpy_dtype
 from subfleet.protocol.errors import LoadError, MemoryLimitError, TrainingError
 from subfleet.protocol.programs import ScoreJob, TrainJob, TrainResult
-from subfleet.tasks import Dataset, read_dataset
+from subfleet.tasks import Dataset
 from subfleet.trainers.calibrating import calibrate
-from subfleet.trainers.feeding import calls_of, check_settings, constant_values, fed_data
+from subfleet.trainers.feeding import calls_of, check_settings, constant_values
+from subfleet.trainers.job_data import read_data
 from subfleet.trainers.job_files import file_sha256, read_program, read_weights, write_change
 from subfleet.trainers.kept import Host, LoadedSession, Slot
 from subfleet.trainers.memory import Watch
@@ -55,7 +56,7 @@ def train_job(
         ProtocolError: program, weights and settings do not fit each other.
         FileError: a file of the job cannot be read or written.
     """
-    dataset = read_dataset(job.data)
+    dataset = read_data(job, target)
     with loaded_session(job, target=target, open_session=open_session, slot=slot) as (loaded, watch):
         work = _train if job.calibration is None else calibrate
         tally = work(job, stopped, dataset, loaded, slot, watch)
@@ -120,7 +121,6 @@ def _train(
 ) -> Tally:
     layout = loaded.layout
     check_settings(job.settings, layout)
-    dataset = fed_data(dataset, layout, job.data)
     weights = read_weights(job.weights_path, layout)
     constants = constant_values(job.settings, layout, dataset, weights)
     loaded.session.begin({value.name: weights[value.tensor] for value in layout.stored}, constants)

@@ -101,13 +101,15 @@ def export_inference_model(request: InferRequest, state: Mapping[str, Tensor]) -
     module = build_module(network_of(request.model), request.spec)
     if request.target == TORCH:
         _check_weights({name: tuple(tensor.shape) for name, tensor in module.state_dict().items()}, state)
-        return write_torch_model(request.model, request.spec, state), 0.0
+        return write_torch_model(request.model, request.spec, state, request.classes), 0.0
     batch_size = target_named(request.target).inference_batch_size
     step = inference_step(module, sample_of(request.model), batch_size=batch_size)
-    return write_inference_model(step, state, target=request.target)
+    return write_inference_model(step, state, target=request.target, classes=request.classes)
 
 
-def write_inference_model(step: Step, weights: Mapping[str, Tensor], *, target: str) -> tuple[bytes, float]:
+def write_inference_model(
+    step: Step, weights: Mapping[str, Tensor], *, target: str, classes: tuple[str, ...] = ()
+) -> tuple[bytes, float]:
     """Trace, lower and write an inference step with its weights inside, and verify it.
 
     Args:
@@ -115,6 +117,7 @@ def write_inference_model(step: Step, weights: Mapping[str, Tensor], *, target: 
             and network allow it, else the step's, or one sample.
         weights: its parameters and buffers, by tensor name; nothing else.
         target: a name in `subfleet.export.targets.TARGETS`.
+        classes: names of the classes, which the model carries; empty where they are numbered.
 
     Returns:
         The model file's bytes, and its largest absolute difference from PyTorch.
@@ -128,12 +131,12 @@ def write_inference_model(step: Step, weights: Mapping[str, Tensor], *, target: 
     ordered = [weights[name].detach() for name in shapes]
     graph = trace(step, writer.inference_lowerings)
     if writer.any_inference_batch:
-        body = writer.write_inference(graph, step, ordered, any_batch=True)
+        body = writer.write_inference(graph, step, ordered, any_batch=True, classes=classes)
         if _takes_any_batch(writer, body, step):
             return body, _verify_inference(writer, body, step, ordered)
         step = _of_one_sample(step)
         graph = trace(step, writer.inference_lowerings)
-    body = writer.write_inference(graph, step, ordered, any_batch=False)
+    body = writer.write_inference(graph, step, ordered, any_batch=False, classes=classes)
     return body, _verify_inference(writer, body, step, ordered)
 
 

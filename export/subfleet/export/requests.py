@@ -8,6 +8,7 @@ from typing import ClassVar, Literal
 
 from subfleet.elastic.network import ModelConfig
 from subfleet.export.versions import tool_versions
+from subfleet.protocol.class_names import check_class_names
 from subfleet.protocol.schema import ADDED_LATER, canonical_json, to_plain
 from subfleet.protocol.subnet import SubnetSpec
 from subfleet.protocol.training import ObjectiveSettings, OptimiserSettings
@@ -85,6 +86,7 @@ class InferRequest:
             by ranges that samples have shown.
         calibration_sha256: with quantisation, the content id of the samples; see
             `subfleet.export.quantisation.report.calibration_of`.
+        classes: names of the classes in the network's order, which the model carries; empty where they are numbered.
     """
 
     TYPE: ClassVar[str] = "infer"
@@ -94,6 +96,7 @@ class InferRequest:
     weights_sha256: str
     quantisation: Literal["none", "dynamic", "static"] = "none"
     calibration_sha256: str = ""
+    classes: tuple[str, ...] = field(default=(), metadata=ADDED_LATER)
 
     def __post_init__(self) -> None:
         if (self.quantisation == "none") != (not self.calibration_sha256):
@@ -101,6 +104,9 @@ class InferRequest:
                 f"quantisation is {self.quantisation!r} and calibration_sha256 {self.calibration_sha256!r}, but "
                 "8-bit models need calibration samples and others take none"
             )
+        if self.classes and len(self.classes) != self.model.class_count:
+            raise ValueError(f"there are {len(self.classes)} class names, but the network has {self.model.class_count}")
+        check_class_names(self.classes)
 
     @property
     def program_id(self) -> str:

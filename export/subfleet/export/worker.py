@@ -57,7 +57,7 @@ def _model(job: Job, request: InferRequest) -> tuple[bytes, dict[str, object]]:
     from subfleet.export.programs import export_inference_model
     from subfleet.export.quantisation.models import export_quantised_model
     from subfleet.export.quantisation.report import calibration_of
-    from subfleet.tasks import read_dataset, shaped
+    from subfleet.tasks import DataForm, read_dataset
 
     try:
         weights = Path(job.weights_path).read_bytes()
@@ -68,8 +68,9 @@ def _model(job: Job, request: InferRequest) -> tuple[bytes, dict[str, object]]:
     if request.quantisation == "none":
         body, max_abs_diff = export_inference_model(request, load(weights))
         return body, {"max_abs_diff": max_abs_diff}
-    samples = shaped(read_dataset(job.calibration_data), request.model.input_shape, "the calibration samples")
-    calibration = calibration_of(samples)
+    model = request.model
+    form = DataForm(input_shape=model.input_shape, class_count=model.class_count, classes=request.classes)
+    calibration = calibration_of(read_dataset(job.calibration_data, form))
     body, report = export_quantised_model(request, load(weights), calibration)
     return body, {"quantisation": report}
 

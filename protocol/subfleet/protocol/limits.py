@@ -4,10 +4,13 @@ from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Any
 
-__all__ = ["PRESENCE_LIMITS", "PROFILE_LIMITS", "TELEMETRY_LIMITS", "check_lengths"]
+__all__ = ["PRESENCE_LIMITS", "PROFILE_LIMITS", "TELEMETRY_LIMITS", "check_lengths", "check_shapes"]
 
 MAX_NAME_CHARACTERS = 256
 """Of each text in a list or a mapping."""
+MAX_DIMENSIONS = 16
+"""Of the shape of a sample."""
+MAX_SHAPES = 8
 
 PRESENCE_LIMITS: Mapping[str, int] = MappingProxyType({"session_id": 128, "message_id": 512})
 PROFILE_LIMITS: Mapping[str, int] = MappingProxyType(
@@ -17,7 +20,7 @@ PROFILE_LIMITS: Mapping[str, int] = MappingProxyType(
         "device": 128,
         "runtimes": 16,
         "class_counts": 65_536,
-        "input_shape": 16,
+        "input_shape": MAX_DIMENSIONS,
         "software": 64,
         "operators": 1024,
     }
@@ -41,6 +44,16 @@ def check_lengths(message: Any, limits: Mapping[str, int]) -> None:
             raise ValueError(f"{name} has {len(value)} {kind}, but may have {most} at most")
         if not isinstance(value, str):
             _check_names(name, value)
+
+
+def check_shapes(name: str, shapes: tuple[tuple[int, ...], ...]) -> None:
+    """Refuse a field with too many shapes, or one of too many sizes.
+
+    Raises:
+        ValueError: it is; the text names the field.
+    """
+    if len(shapes) > MAX_SHAPES or max(map(len, shapes), default=0) > MAX_DIMENSIONS:
+        raise ValueError(f"{name} may have {MAX_SHAPES} shapes of {MAX_DIMENSIONS} sizes at most, but has more")
 
 
 def _check_names(field: str, value: Iterable[Any]) -> None:

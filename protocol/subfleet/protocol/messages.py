@@ -11,9 +11,10 @@ from types import MappingProxyType
 from typing import Any, ClassVar, Literal, get_args
 
 from subfleet.protocol.blobs import BlobRef, ByteRange
+from subfleet.protocol.class_names import check_class_counts
 from subfleet.protocol.errors import ProtocolError
 from subfleet.protocol.identifiers import check_client_id, new_message_id
-from subfleet.protocol.limits import PRESENCE_LIMITS, PROFILE_LIMITS, TELEMETRY_LIMITS, check_lengths
+from subfleet.protocol.limits import PRESENCE_LIMITS, PROFILE_LIMITS, TELEMETRY_LIMITS, check_lengths, check_shapes
 from subfleet.protocol.readings import Reading
 from subfleet.protocol.schema import ADDED_LATER, canonical_json, from_plain, parse_json, to_plain
 from subfleet.protocol.scoring import MAX_CANDIDATES, CandidateScore
@@ -78,7 +79,7 @@ class Profile:
         device: name of its device profile, such as "raspberry_pi_4".
         runtimes: program targets that it can run, the preferred one first.
         sample_count: of its data.
-        class_counts: samples of each class.
+        class_counts: samples of each class; empty where labels are numbers.
         input_shape: of one sample.
         memory_total_bytes: of the device.
         memory_share: share of free memory that it gives to training, above 0, at most 1.
@@ -88,6 +89,9 @@ class Profile:
         macs_per_s: multiply-accumulates that it trains with in a second, above 0; None is unknown.
         architecture: the subnet that it has and wants to train, for methods that go by what devices declare; a receipt
             of this message answers it. None declares nothing, and no receipt comes.
+        class_names: of the classes that are counted, in their order: the device maps its data to a run's classes by
+            these names; empty where its data number classes as the run does.
+        other_input_shapes: of one sample, as the device can give it, too; pictures as gray and as coloured ones.
     """
 
     KIND: ClassVar[str] = "profile"
@@ -106,6 +110,8 @@ class Profile:
     macs_per_s: float | None = field(default=None, metadata=ADDED_LATER)
     architecture: SubnetSpec | None = field(default=None, metadata=ADDED_LATER)
     memory_limit_bytes: int | None = field(default=None, metadata=ADDED_LATER)
+    class_names: tuple[str, ...] = field(default=(), metadata=ADDED_LATER)
+    other_input_shapes: tuple[tuple[int, ...], ...] = field(default=(), metadata=ADDED_LATER)
 
     def __post_init__(self) -> None:
         check_client_id(self.client_id)
@@ -127,6 +133,8 @@ class Profile:
             raise ValueError(f"memory_limit_bytes is {self.memory_limit_bytes}, but must be 1 or more")
         if self.macs_per_s is not None and self.macs_per_s <= 0:
             raise ValueError(f"macs_per_s is {self.macs_per_s}, but must be above 0")
+        check_class_counts(self.class_counts, self.class_names)
+        check_shapes("other_input_shapes", self.other_input_shapes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

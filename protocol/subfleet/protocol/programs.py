@@ -183,14 +183,19 @@ class DataSummary:
     Attributes:
         sample_count: 1 or more.
         input_shape: of one sample.
-        class_counts: labels of each class, up to the last one that occurs; empty where labels are numbers.
+        class_counts: labels of each class, where classes have names in their order, else up to the last one that
+            occurs; empty where labels are numbers.
         data_bytes: what the samples and their labels take in memory while the device trains, whatever subnet.
+        class_names: of the classes that are counted; empty where the data number them.
+        other_input_shapes: of one sample, as it can be given, too: pictures are gray or coloured as a model takes them.
     """
 
     sample_count: int
     input_shape: tuple[int, ...]
     class_counts: tuple[int, ...]
     data_bytes: int = 0
+    class_names: tuple[str, ...] = ()
+    other_input_shapes: tuple[tuple[int, ...], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -210,6 +215,7 @@ class TrainJob:
         update_codec: how the change is to be written.
         calibration: in place of training, the norms whose inputs are summed up in one pass over the data, and nothing
             is changed; None trains.
+        classes: the run's names of classes, in the order of its model's; empty where it numbers them.
     """
 
     program_path: Path
@@ -223,6 +229,7 @@ class TrainJob:
     threads: int = 1
     update_codec: AnyUpdateCodec = field(default_factory=Uncompressed)
     calibration: Calibration | None = None
+    classes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -238,6 +245,7 @@ class ScoreJob:
         client_id: of this client, for the data order.
         memory_limit_bytes: the most by which the process may grow.
         threads: of the runtime.
+        classes: as in `TrainJob`.
     """
 
     program_path: Path
@@ -248,6 +256,7 @@ class ScoreJob:
     client_id: str
     memory_limit_bytes: int
     threads: int = 1
+    classes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -278,10 +287,17 @@ class Prediction:
     Attributes:
         labels: predicted classes, one for each label of the data set, in its order; for targets of 0 and 1, which one.
         accuracy: share of the labels, other than those of nothing, that were predicted.
+        classes: the model's names of classes, in its order; empty where it numbers them.
     """
 
     labels: tuple[int, ...]
     accuracy: float
+    classes: tuple[str, ...] = ()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The name of each predicted class: its number, where the model has none."""
+        return tuple(self.classes[label] if self.classes else str(label) for label in self.labels)
 
 
 class Trainer(Protocol):

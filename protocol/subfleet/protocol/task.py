@@ -5,6 +5,7 @@ from typing import ClassVar, Literal
 
 from subfleet.protocol.blobs import BlobRef
 from subfleet.protocol.calibration import Calibration
+from subfleet.protocol.class_names import check_class_names
 from subfleet.protocol.identifiers import check_client_id, new_message_id
 from subfleet.protocol.programs import ProgramRef
 from subfleet.protocol.readings import Budget
@@ -37,6 +38,8 @@ class Task:
         update_codec: how the device is to write its update (train only).
         calibration: the norms (calibrate only).
         retry: of the announcement of the round that it belongs to.
+        classes: the run's names of classes, in the order of its model's: the device maps data that name theirs by them.
+            Empty where the run numbers its classes.
     """
 
     KIND: ClassVar[str] = "task"
@@ -57,9 +60,11 @@ class Task:
     update_codec: AnyUpdateCodec = field(default=Uncompressed(), metadata=ADDED_LATER)
     calibration: Calibration | None = field(default=None, metadata=ADDED_LATER)
     retry: int = field(default=0, metadata=ADDED_LATER)
+    classes: tuple[str, ...] = field(default=(), metadata=ADDED_LATER)
 
     def __post_init__(self) -> None:
         check_client_id(self.client_id)
+        check_class_names(self.classes)
         if not self.programs:
             raise ValueError("a task must name 1 or more programs")
         trains = self.work in ("train", "calibrate")

@@ -36,11 +36,15 @@ class ObjectiveSettings:
             raise ValueError(f"label_smoothing is {self.label_smoothing}, but must be at least 0 and below 1")
         if not 0 < self.temperature < math.inf:
             raise ValueError(f"temperature is {self.temperature}, but must be a number above 0")
-        over_classes = self.name in ("cross_entropy", "next_token")
-        if not over_classes and (self.label_smoothing or self.class_mask or self.distillation != "none"):
+        if not self.over_classes and (self.label_smoothing or self.class_mask or self.distillation != "none"):
             raise ValueError(
                 f"objective {self.name!r} knows no classes, but label_smoothing, class_mask and distillation need some"
             )
+
+    @property
+    def over_classes(self) -> bool:
+        """Whether labels are indices of classes."""
+        return self.name in ("cross_entropy", "next_token")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -100,6 +100,7 @@ def _described(name: str) -> dict[str, Any]:
         "summary": task.summary,
         "input_shape": list(task.input_shape),
         "classes": task.class_count,
+        "class_names": list(task.class_names),
         "objective": task.objective,
         "metric": task.metric,
         "owner": task.owner,
@@ -123,6 +124,8 @@ def _print(shown: Mapping[str, Any]) -> None:
         if shown[key]:
             typer.echo(f"{key.replace('_', ' ')}: {shown[key]}")
     typer.echo(f"sample: {' x '.join(map(str, shown['input_shape']))}, {shown['classes']} classes")
+    if shown["class_names"]:
+        typer.echo(f"class names: {', '.join(shown['class_names'])}")
     for part in ("train", "test"):
         owners = f" of {shown[part]['owners']} {shown['owner']}s" if "owners" in shown[part] else ""
         typer.echo(f"{part}: {shown[part]['samples']} samples{owners}; by class {_counts(shown[part])}")

@@ -68,6 +68,7 @@ class Client(BaseModel):
     runtimes: tuple[str, ...]
     sample_count: int
     class_counts: tuple[int, ...]
+    class_names: tuple[str, ...]
     memory_total_bytes: int
     memory_share: float
     software: dict[str, str]

@@ -10,6 +10,7 @@ from subfleet.elastic.distillation import DistillationSettings
 from subfleet.elastic.network import ModelConfig
 from subfleet.elastic.server_optimisers import AnyServerOptimiser
 from subfleet.elastic.stacked import AnyStackedMerge
+from subfleet.protocol.class_names import check_class_names
 from subfleet.protocol.messages import check_client_id
 from subfleet.protocol.schema import canonical_json
 from subfleet.protocol.topics import Topics
@@ -110,6 +111,8 @@ class ServerConfig:
         clients_per_round: how many of those that can take part are drawn for each round; 0 takes all of them.
         model: the elastic network that is trained.
         evaluation_data: data set on which the whole model is evaluated after every round.
+        classes: names of the model's classes in the order of their numbers; devices map their data by them. Empty takes
+            those of the evaluation data where these have names; else a class's name is its number.
         training: local training in round 1; its seed is replaced by `seed`.
         learning_rate_decay: factor on the learning rate from each round to the next, above 0 and at most 1.
         method: which federated method, with its parameters.
@@ -148,6 +151,7 @@ class ServerConfig:
     name: str
     model: ModelConfig
     evaluation_data: str
+    classes: tuple[str, ...] = ()
     rounds: int = 5
     min_clients: int = 2
     clients_per_round: int = 0
@@ -197,8 +201,22 @@ class ServerConfig:
         if self.training_s < 0:
             raise ValueError(f"training_s is {self.training_s}, but must be 0 for no limit, or above 0")
         self._check_norms()
+        self._check_classes()
         if not self.targets:
             raise ValueError("targets are empty, but must name one or more program targets such as 'onnx'")
+
+    def _check_classes(self) -> None:
+        check_class_names(self.classes)
+        if not self.classes:
+            return
+        if not self.training.objective.over_classes:
+            raise ValueError(
+                f"classes are named, but objective {self.training.objective.name!r} knows none; leave them out"
+            )
+        if len(self.classes) != self.model.class_count:
+            raise ValueError(
+                f"classes names {len(self.classes)}, but must name all {self.model.class_count} of the model"
+            )
 
     def _check_norms(self) -> None:
         if self.calibrate_every < 0 or (self.calibrate_every and self.norms != "calibrated"):
@@ -247,6 +265,7 @@ class ServerConfig:
             "name",
             "model",
             "evaluation_data",
+            "classes",
             "rounds",
             "clients_per_round",
             "training",

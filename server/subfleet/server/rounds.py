@@ -146,8 +146,8 @@ class Seat:
     Attributes:
         attempt: how many tasks it was given before in this round.
         sample_count: of the client's data, as its profile told before the round: its update counts no more.
-        class_counts: samples of each class in the client's data.
         telemetry_id: of the message in which it told what it can give.
+        class_counts: samples of each of the run's classes in the client's data.
         architecture: the size that it has declared, where the method goes by that; else None.
         proposals: sizes that it was to score in this round; empty where there was nothing to score.
         size: what it was given, kept at the front of every axis; None before one is chosen.

@@ -16,6 +16,7 @@ from subfleet.server.assignment import Limit, budget_of, forward_macs_of, lackin
 from subfleet.server.deciding import deciding_limit
 from subfleet.server.declarations import declaration_of
 from subfleet.server.events import Prepared
+from subfleet.server.labels import class_counts_of
 from subfleet.server.methods.norms import calibration_of
 from subfleet.server.methods.policies import Ask, Assigned, Draw, Written
 from subfleet.server.rounds import Plan, RunState, Seat
@@ -43,6 +44,7 @@ _MENDABLE = ("memory", "runtime", "disk", "link")
 
 def measured_seat(plan: Plan, profile: Profile, telemetry: Telemetry) -> Seat:
     """The seat of a client that has told what it can give; skipped where it can take no part at all."""
+    class_counts, odd_classes = class_counts_of(plan.config, profile)
     seat = Seat(
         client_id=profile.client_id,
         device=profile.device,
@@ -52,11 +54,11 @@ def measured_seat(plan: Plan, profile: Profile, telemetry: Telemetry) -> Seat:
         memory_free_bytes=telemetry.reading.memory_free_bytes,
         memory_budget_bytes=_memory_bytes(plan, profile, telemetry),
         sample_count=profile.sample_count,
-        class_counts=profile.class_counts,
         telemetry_id=telemetry.message_id,
+        class_counts=class_counts,
     )
     declared = declaration_of(plan, profile.architecture)
-    reason = _why_not(plan, profile, telemetry, seat.runtime)
+    reason = _why_not(plan, profile, telemetry, seat.runtime) or odd_classes
     if plan.policies.declarations:
         seat, reason = replace(seat, architecture=declared.size), reason or declared.reason
     return replace(seat, stage="skipped", reason=reason[:_MOST_CHARACTERS]) if reason else seat
@@ -81,11 +83,9 @@ def _why_not(plan: Plan, profile: Profile, telemetry: Telemetry, runtime: str) -
     model = plan.config.model
     if not telemetry.reading.available:
         return "the device is not available now"
-    odd_shape = shape_problem(profile.input_shape, model.input_shape)
-    if odd_shape:
-        return f"its samples {odd_shape}"
-    if len(profile.class_counts) > model.class_count:
-        return f"its data have {len(profile.class_counts)} classes, but the model has {model.class_count}"
+    shapes = (profile.input_shape, *profile.other_input_shapes)
+    if all(shape_problem(shape, model.input_shape) for shape in shapes):
+        return f"its samples {shape_problem(profile.input_shape, model.input_shape)}"
     if not runtime:
         return f"it runs {', '.join(profile.runtimes)}, but programs are made for {', '.join(plan.config.targets)}"
     return ""
@@ -141,6 +141,7 @@ def prepared_seat(
         update_codec=Uncompressed() if calibrates else plan.update_codec(seat.spec, seat.budget),
         calibration=calibration_of(plan.network, seat.spec) if calibrates else None,
         retry=state.retry,
+        classes=plan.config.classes,
     )
     return replace(seat, stage="out", task=task, reason=""), (SendTask(task=task),)
 

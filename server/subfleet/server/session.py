@@ -39,6 +39,7 @@ from subfleet.server.checkpoint import checkpoint_path, load_checkpoint, prune_c
 from subfleet.server.config import ServerConfig
 from subfleet.server.coordinator import resume_actions, round_info, step
 from subfleet.server.database import open_database
+from subfleet.server.evaluation_data import with_evaluation
 from subfleet.server.events import Event, Tick
 from subfleet.server.folding import Folding
 from subfleet.server.inbox import read_delivery
@@ -53,7 +54,6 @@ from subfleet.server.traffic import Traffic
 from subfleet.server.uploads import Uploads
 from subfleet.server.views import Views
 from subfleet.server.workbench import Workbench
-from subfleet.tasks import read_dataset, shaped
 from subfleet.transport.base import Connected, Delivery, Disconnected, Transport
 from subfleet.transport.blob_store import BlobStore
 from subfleet.transport.complaints import Complaints
@@ -97,6 +97,7 @@ class Server:
         exports: Exports,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        config, evaluation = with_evaluation(config)
         self._config = config
         self._observer = GuardedObserver(observer)
         self._clock = clock
@@ -123,10 +124,6 @@ class Server:
         self._uploads = Uploads(self._exchange, self._complaints.note)
         self._outbox = Outbox()
         self._announcer = Announcer()
-        evaluation = read_dataset(config.evaluation_data)
-        evaluation = shaped(
-            evaluation, config.model.input_shape, f"samples of evaluation_data {config.evaluation_data!r}"
-        )
         views = Views(plan=self._plan, samples=torch.from_numpy(evaluation.inputs.copy()))
         self._supply = Supply(
             self._plan,

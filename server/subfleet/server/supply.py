@@ -166,6 +166,7 @@ class Supply:
                         weights_sha256=weights.sha256,
                         quantisation=config.deploy_quantisation,
                         calibration_sha256=self._calibration_sha256,
+                        classes=config.classes,
                     ),
                     self._blobs.path(weights),
                     calibration_data=config.evaluation_data if self._calibration_sha256 else "",

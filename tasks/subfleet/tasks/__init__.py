@@ -4,16 +4,19 @@ Data sets by name are in `subfleet.tasks.catalogue`: a device that has its own d
 """
 
 from subfleet.tasks.batches import StepOrigin, batch_order, iter_batches, sample_random, split_batch, step_random
+from subfleet.tasks.data_form import DataForm
 from subfleet.tasks.dataset import Dataset
 from subfleet.tasks.hold_out import hold_out
 from subfleet.tasks.samples import digits
 from subfleet.tasks.shaping import shape_problem, shaped
-from subfleet.tasks.sources import read_dataset, write_npz
+from subfleet.tasks.sources import describe_source, read_dataset, write_npz
 
 __all__ = [
+    "DataForm",
     "Dataset",
     "StepOrigin",
     "batch_order",
+    "describe_source",
     "digits",
     "hold_out",
     "iter_batches",

@@ -8,12 +8,13 @@ import numpy as np
 import numpy.typing as npt
 
 from subfleet.protocol.errors import DataError, FileError
-from subfleet.tasks.dataset import Dataset, Labels
+from subfleet.tasks.dataset import Dataset, Inputs, Labels
 
 __all__ = ["dataset_of", "read_npz", "write_npz"]
 
 _NAMES = (("x", "y"), ("inputs", "labels"))
 _OWNERS = "owners"
+_CLASS_NAMES = "class_names"
 _LAYOUT = "layout"
 _EXACT = "exact"
 _CHANNEL_COUNTS = (1, 3, 4)
@@ -26,6 +27,7 @@ def dataset_of(
     source: str,
     *,
     owners: npt.ArrayLike | None = None,
+    class_names: npt.ArrayLike | None = None,
     exact: bool = False,
 ) -> Dataset:
     """Make a data set of two arrays.
@@ -37,6 +39,7 @@ def dataset_of(
             sample may also come as (samples, 1).
         source: for error texts.
         owners: integers, (samples,): whose each sample is, -1 where it is nobody's.
+        class_names: texts, (classes,): of the class indices, in their order.
         exact: keep the shape; otherwise numbers of shape (samples, height, width[, channels]) become images with
             channels first.
 
@@ -46,11 +49,13 @@ def dataset_of(
     try:
         x, y = np.asarray(inputs), np.asarray(labels)
         whose = None if owners is None else _owners(np.asarray(owners))
+        names = () if class_names is None else _class_names(np.asarray(class_names))
         if x.dtype != np.uint8 and np.issubdtype(x.dtype, np.integer):
-            return Dataset(inputs=_indices(x, "inputs"), labels=_labels(y, exact=exact), owners=whose)
-        values = _scaled(x)
-        inputs = np.ascontiguousarray(values if exact else _channels_first(values))
-        return Dataset(inputs=inputs, labels=_labels(y, exact=exact), owners=whose)
+            samples: Inputs = _indices(x, "inputs")
+        else:
+            values = _scaled(x)
+            samples = np.ascontiguousarray(values if exact else _channels_first(values))
+        return Dataset(inputs=samples, labels=_labels(y, exact=exact), owners=whose, class_names=names)
     except DataError as error:
         raise DataError(f"data source {source!r}: {error}") from error
     except (ValueError, MemoryError) as error:
@@ -73,13 +78,13 @@ def read_npz(path: Path) -> Dataset:
             names = _names_in(archive, path)
             exact = _LAYOUT in archive.files and str(archive[_LAYOUT]) == _EXACT
             inputs, labels = archive[names[0]], archive[names[1]]
-            owners = archive[_OWNERS] if _OWNERS in archive.files else None
+            owners, class_names = (archive[name] if name in archive.files else None for name in (_OWNERS, _CLASS_NAMES))
     except DataError:
         raise
     # Damage may trip any part of the archive and array parsers: a flag of encryption alone gives RuntimeError.
     except Exception as error:
         raise DataError(f"data file {str(path)!r} is not a readable .npz file ({error}); write it anew") from error
-    return dataset_of(inputs, labels, str(path), owners=owners, exact=exact)
+    return dataset_of(inputs, labels, str(path), owners=owners, class_names=class_names, exact=exact)
 
 
 def write_npz(path: Path, dataset: Dataset) -> None:
@@ -96,6 +101,8 @@ def write_npz(path: Path, dataset: Dataset) -> None:
             arrays: dict[str, Any] = {"inputs": dataset.inputs, "labels": dataset.labels, _LAYOUT: np.array(_EXACT)}
             if dataset.owners is not None:
                 arrays[_OWNERS] = dataset.owners
+            if dataset.class_names:
+                arrays[_CLASS_NAMES] = np.array(dataset.class_names)
             np.savez(file, **arrays)
             file.flush()
             os.fsync(file.fileno())
@@ -145,6 +152,12 @@ def _owners(owners: npt.NDArray[np.generic]) -> npt.NDArray[np.int64]:
     if not np.issubdtype(owners.dtype, np.integer):
         raise DataError(f"owners are {owners.dtype}, but must be integers from 0, or -1 where there is none")
     return _indices(owners, "owners")
+
+
+def _class_names(names: npt.NDArray[np.generic]) -> tuple[str, ...]:
+    if names.ndim != 1 or names.dtype.kind != "U":
+        raise DataError(f"class_names are {names.dtype} of shape {names.shape}, but must be one text for each class")
+    return tuple(str(name) for name in names)
 
 
 def _indices(array: npt.NDArray[np.generic], name: str) -> npt.NDArray[np.int64]:

@@ -5,6 +5,7 @@ from types import MappingProxyType
 
 from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.suggestion import did_you_mean
+from subfleet.tasks.known_classes import CIFAR10, CIFAR100, CLOTHES, DIGITS, LETTERS_AND_DIGITS
 from subfleet.tasks.readers.images import read_cifar10, read_cifar100, read_image_arrays, read_mnist
 from subfleet.tasks.readers.installed import read_digits
 from subfleet.tasks.readers.leaf import read_femnist, read_leaf_text
@@ -113,6 +114,7 @@ _ALL = (
         read=read_digits,
         input_shape=(1, 8, 8),
         class_count=10,
+        class_names=DIGITS,
         objective="cross_entropy",
         metric="accuracy",
         licence="CC BY 4.0",
@@ -125,6 +127,7 @@ _ALL = (
         read=read_mnist,
         input_shape=_GRAY,
         class_count=10,
+        class_names=DIGITS,
         objective="cross_entropy",
         metric="accuracy",
         licence="CC BY-SA 3.0",
@@ -137,6 +140,7 @@ _ALL = (
         read=read_mnist,
         input_shape=_GRAY,
         class_count=10,
+        class_names=CLOTHES,
         objective="cross_entropy",
         metric="accuracy",
         licence="MIT",
@@ -149,6 +153,7 @@ _ALL = (
         read=read_cifar10,
         input_shape=_COLOUR,
         class_count=10,
+        class_names=CIFAR10,
         objective="cross_entropy",
         metric="accuracy",
         licence=_CIFAR_LICENCE,
@@ -161,6 +166,7 @@ _ALL = (
         read=read_image_arrays,
         input_shape=_COLOUR,
         class_count=10,
+        class_names=CIFAR10,
         objective="cross_entropy",
         metric="accuracy",
         licence=_CIFAR_LICENCE,
@@ -174,6 +180,7 @@ _ALL = (
         read=read_cifar100,
         input_shape=_COLOUR,
         class_count=100,
+        class_names=CIFAR100,
         objective="cross_entropy",
         metric="accuracy",
         licence=_CIFAR_LICENCE,
@@ -186,6 +193,7 @@ _ALL = (
         read=read_femnist,
         input_shape=_GRAY,
         class_count=62,
+        class_names=LETTERS_AND_DIGITS,
         objective="cross_entropy",
         metric="accuracy",
         owner="writer",
@@ -261,6 +269,7 @@ _ALL = (
         read=read_speech_commands,
         input_shape=_SOUND,
         class_count=len(WORDS),
+        class_names=WORDS,
         objective="cross_entropy",
         metric="accuracy",
         owner="speaker",
@@ -274,6 +283,7 @@ _ALL = (
         read=read_speech_subset,
         input_shape=_SOUND,
         class_count=len(KEYWORDS),
+        class_names=KEYWORDS,
         objective="cross_entropy",
         metric="accuracy",
         owner="speaker",

@@ -1,10 +1,11 @@
 """A data set in memory, checked once where it is made."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
+from subfleet.protocol.class_names import check_class_names
 from subfleet.protocol.errors import DataError
 from subfleet.protocol.programs import DataSummary
 
@@ -29,18 +30,21 @@ class Dataset:
     Attributes:
         inputs: (samples, *sample shape): float32, all finite, where images are channels first; or int64 of 0 or more,
             such as tokens.
-        labels: (samples, *label shape): int64 class indices, or a number of `NO_LABEL` where there is none; or float32
-            targets, all finite.
+        labels: (samples, *label shape): int64 class indices; or float32 targets, all finite. Of several labels of a
+            sample, such as one for each place of a text, some may be a number of `NO_LABEL`: there is none.
         owners: (samples,): int64 number of whoever each sample is from (a writer, role or speaker), or `NO_OWNER`;
             None where samples are nobody's.
+        class_names: of the class indices, in their order; empty where classes have none but their numbers.
 
     Raises:
-        DataError: the arrays are of another type or shape, differ in length, are empty, or hold impossible values.
+        DataError: the arrays are of another type or shape, differ in length, are empty, or hold impossible values; or
+            names cannot be those of the classes.
     """
 
     inputs: Inputs
     labels: Labels
     owners: npt.NDArray[np.int64] | None = None
+    class_names: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.inputs.dtype not in (np.float32, np.int64) or self.inputs.ndim < 2:
@@ -62,6 +66,8 @@ class Dataset:
             raise DataError(f"inputs are {self.inputs.min()} at least, but indices must be 0 or more")
         if self.labels.dtype == np.int64:
             _check_classes(self.labels)
+        if self.class_names:
+            _check_names(self.class_names, self.labels)
         if self.owners is not None:
             _check_owners(self.owners, len(self.labels))
 
@@ -91,15 +97,18 @@ class Dataset:
         return self.labels.astype(np.int64, copy=False)
 
     def class_counts(self) -> npt.NDArray[np.int64]:
-        """How many labels name each class, up to the last one that occurs; empty for float targets."""
+        """How many labels each class has: of those with names each, else up to the last one that occurs.
+
+        Empty for float targets.
+        """
         if self.labels.dtype != np.int64:
             return np.zeros(0, np.int64)
-        return np.bincount(self.labels[self.labels >= 0]).astype(np.int64)
+        return np.bincount(self.labels[self.labels >= 0], minlength=len(self.class_names)).astype(np.int64)
 
     def take(self, indices: npt.NDArray[np.int64]) -> "Dataset":
         """The data set of some of the samples, in the order of their indices."""
         owners = None if self.owners is None else self.owners[indices]
-        return Dataset(inputs=self.inputs[indices], labels=self.labels[indices], owners=owners)
+        return replace(self, inputs=self.inputs[indices], labels=self.labels[indices], owners=owners)
 
     def summary(self) -> DataSummary:
         """What a device may tell of its data: counts and shapes, never samples."""
@@ -108,6 +117,7 @@ class Dataset:
             input_shape=self.sample_shape,
             class_counts=tuple(int(count) for count in self.class_counts()),
             data_bytes=self.inputs.nbytes + self.labels.nbytes,
+            class_names=self.class_names,
         )
 
 
@@ -121,6 +131,10 @@ def _check_finite(name: str, array: npt.NDArray[np.generic]) -> None:
 
 def _check_classes(labels: Labels) -> None:
     least, most = int(np.min(labels)), int(np.max(labels))
+    if least < 0 and labels.ndim == 1:
+        raise DataError(
+            f"a label is {least}, but must be a class index of 0 or more; leave samples without a class out"
+        )
     if most >= MAX_CLASSES or (least < 0 and not np.isin(labels[labels < 0], NO_LABEL).all()):
         raise DataError(
             f"labels are {least} to {most}, but must be class indices of 0 or more and below {MAX_CLASSES}, or one of "
@@ -128,6 +142,17 @@ def _check_classes(labels: Labels) -> None:
         )
     if most < 0:
         raise DataError(f"labels are {most} at most, so that no sample has one; label at least one sample")
+
+
+def _check_names(names: tuple[str, ...], labels: Labels) -> None:
+    try:
+        check_class_names(names)
+    except ValueError as error:
+        raise DataError(str(error)) from error
+    if labels.dtype != np.int64 or int(np.max(labels)) >= len(names):
+        raise DataError(
+            f"labels are {labels.dtype} up to {np.max(labels)}, but must be indices of the {len(names)} classes named"
+        )
 
 
 def _check_owners(owners: npt.NDArray[np.int64], count: int) -> None:

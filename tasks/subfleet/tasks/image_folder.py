@@ -1,8 +1,11 @@
-"""A folder of images by class: each class is a folder, and the classes are numbered in the order of their names.
+"""A folder of images by class: each class is a folder, and its name is that of the class.
 
-A class folder may be empty: a device that lacks a class keeps its folder, so that all devices number classes alike.
+A model maps classes by these names. By themselves they are numbered in their natural order, "2" before "10".
 """
 
+import unicodedata
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,10 +13,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from subfleet.protocol.class_names import check_class_names, in_natural_order
 from subfleet.protocol.errors import DataError, FileError, MissingExtraError
 from subfleet.tasks.dataset import Dataset
+from subfleet.tasks.shaping import shape_problem
 
-__all__ = ["MAX_IMAGE_PIXELS", "read_image_folder"]
+__all__ = ["CHANNEL_COUNTS", "MAX_IMAGE_PIXELS", "read_image_folder"]
+
+CHANNEL_COUNTS = (1, 3)
+"""Every picture can be given in gray and in colour."""
 
 MAX_IMAGE_PIXELS = 2**24
 """Pixels of one image, checked from its header before anything is decoded."""
@@ -32,54 +40,89 @@ class _Header:
     gray: bool
 
 
-def read_image_folder(folder: Path) -> Dataset:
+def read_image_folder(folder: Path, taken: tuple[int, ...] | None = None) -> Dataset:
     """Read every image below the class folders, scaled to 0 to 1, channels first.
 
-    One colour image makes all of them RGB; otherwise there is one gray channel. Transparency is dropped. Files with
-    other endings than an image's are passed over.
+    Transparency is dropped. Files with other endings than an image's are passed over. Class folders may be empty.
+
+    Args:
+        folder: with a folder for each class.
+        taken: shape of one sample as a model takes it, which decides whether pictures become gray or coloured. Without
+            one they become what most of them are, and gray where as many are coloured.
 
     Raises:
         FileError: a folder cannot be read.
-        DataError: there is no image, or one is unreadable, too large, of more than 8 bits, or of another size.
+        DataError: there is no image, or one is unreadable, too large, of more than 8 bits, or of another size; or a
+            folder's name cannot be that of a class.
         MissingExtraError: Pillow is not installed.
     """
-    headers = [_read_header(path, label) for path, label in _list_images(folder)]
-    first = headers[0]
-    for header in headers:
-        if (header.width, header.height) != (first.width, first.height):
-            raise DataError(
-                f"image {str(header.path)!r} is {header.width} x {header.height}, but must be {first.width} x "
-                f"{first.height} like {str(first.path)!r}; scale all images to one size"
-            )
-    mode, channels = ("L", 1) if all(header.gray for header in headers) else ("RGB", 3)
+    names, images = _list_images(folder)
+    headers = [_read_header(path, label) for path, label in images]
+    width, height = _size_of(headers)
+    channels = _channels(headers, (height, width), taken, folder)
     try:
-        inputs = np.empty((len(headers), channels, first.height, first.width), np.float32)
+        inputs = np.empty((len(headers), channels, height, width), np.float32)
     except MemoryError as error:
         raise DataError(f"data folder {str(folder)!r} is too large for memory; use fewer or smaller images") from error
     for row, header in enumerate(headers):
-        pixels = _read_pixels(header.path, mode)
-        inputs[row] = np.moveaxis(pixels.reshape(first.height, first.width, channels), 2, 0)
+        pixels = _read_pixels(header.path, "L" if channels == 1 else "RGB")
+        inputs[row] = np.moveaxis(pixels.reshape(height, width, channels), 2, 0)
     inputs /= np.float32(_MAX_BYTE)
-    return Dataset(inputs=inputs, labels=np.array([header.label for header in headers], np.int64))
+    labels = np.array([header.label for header in headers], np.int64)
+    return Dataset(inputs=inputs, labels=labels, class_names=names)
 
 
-def _list_images(folder: Path) -> list[tuple[Path, int]]:
+def _size_of(headers: Sequence[_Header]) -> tuple[int, int]:
+    """The size that all images have."""
+    sizes = Counter((header.width, header.height) for header in headers)
+    (width, height), _ = max(sizes.items(), key=lambda item: (item[1], item[0]))
+    odd = next((header for header in headers if (header.width, header.height) != (width, height)), None)
+    if odd is not None:
+        raise DataError(
+            f"image {str(odd.path)!r} is {odd.width} x {odd.height}, but must be {width} x {height} like "
+            f"{sizes[width, height]} of {len(headers)} images; scale all images to one size"
+        )
+    return width, height
+
+
+def _channels(headers: Sequence[_Header], size: tuple[int, int], taken: tuple[int, ...] | None, folder: Path) -> int:
+    """As many as a model takes; without one, as most pictures have."""
+    usual = 1 if 2 * sum(header.gray for header in headers) >= len(headers) else 3
+    if taken is None:
+        return usual
+    fitting = [channels for channels in CHANNEL_COUNTS if not shape_problem((channels, *size), taken)]
+    if not fitting:
+        raise DataError(
+            f"images of {str(folder)!r} {shape_problem((usual, *size), taken)}; scale them to the model's size"
+        )
+    return fitting[0]
+
+
+def _list_images(folder: Path) -> tuple[tuple[str, ...], list[tuple[Path, int]]]:
+    """Names of the classes in their order, and each image with its class."""
     try:
-        classes = sorted(entry for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith("."))
+        entries = [entry for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith(".")]
+        # Some file systems write an accent as a character of its own.
+        normal = {entry: unicodedata.normalize("NFC", entry.name) for entry in entries}
+        names = in_natural_order(normal.values())
+        check_class_names(names)
+        folders = {name: entry for entry, name in normal.items()}
         images = [
             (path, label)
-            for label, name in enumerate(classes)
-            for path in sorted(name.iterdir())
+            for label, name in enumerate(names)
+            for path in sorted(folders[name].iterdir())
             if path.suffix.lower() in _SUFFIXES and not path.name.startswith(".")
         ]
     except OSError as error:
         raise FileError(f"data folder {str(folder)!r} cannot be read ({error}); check its permissions") from error
+    except ValueError as error:
+        raise DataError(f"the class folders of {str(folder)!r} cannot be told by their names: {error}") from error
     if not images:
         raise DataError(
-            f"data folder {str(folder)!r} has {len(classes)} class folders and no image; "
+            f"data folder {str(folder)!r} has {len(names)} class folders and no image; "
             "put the images of each class into a folder with the class's name"
         )
-    return images
+    return names, images
 
 
 def _read_header(path: Path, label: int) -> _Header:

@@ -6,45 +6,68 @@ A source is named by the person who runs the device, never by a message.
 import importlib
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from subfleet.protocol.errors import DataError, FileError
+from subfleet.protocol.programs import DataSummary
 from subfleet.tasks.arrays_file import dataset_of, read_npz, write_npz
+from subfleet.tasks.data_form import DataForm, in_form
 from subfleet.tasks.dataset import Dataset
-from subfleet.tasks.image_folder import read_image_folder
+from subfleet.tasks.image_folder import CHANNEL_COUNTS, read_image_folder
 
-__all__ = ["read_dataset", "write_npz"]
+__all__ = ["describe_source", "read_dataset", "write_npz"]
 
 _OTHERS = "a known data set's part such as digits:test, or module:function"
 _ENTRY_POINT = re.compile(r"([A-Za-z_]\w*(?:\.\w+)*):([A-Za-z_]\w*)")
 
 
-def read_dataset(source: str) -> Dataset:
+def read_dataset(source: str, form: DataForm | None = None) -> Dataset:
     """Read the data set that a source names.
 
     Args:
-        source: path of a folder that holds one folder of images for each class; path of an `.npz` file with arrays
-            `x` and `y` (or `inputs` and `labels`); the part of a known data set, such as `fashion_mnist:test`; or
-            `module:function`, where the function takes nothing and returns the pair (inputs, labels). In files and
-            pairs, uint8 inputs are scaled by 1/255, channels-last images become channels first, and (samples, height,
-            width) becomes one channel; inputs of wider integers are indices, such as tokens, and stay as they are. What
-            a model takes may be shaped otherwise, see `subfleet.tasks.shaping`.
-            Integer labels are class indices, -1 where there is none; floating point labels are targets.
+        source: path of a folder that holds one folder of images for each class, with its name; path of an `.npz` file
+            with arrays `x` and `y` (or `inputs` and `labels`), and `class_names` where they have some; the part of a
+            known data set, such as `fashion_mnist:test`; or `module:function`, where the function takes nothing and
+            returns the pair (inputs, labels). In files and pairs, uint8 inputs are scaled by 1/255, channels-last
+            images become channels first, and (samples, height, width) becomes one channel; inputs of wider integers are
+            indices, such as tokens, and stay as they are. Integer labels are class indices, or in texts -1 where there
+            is none; floating point labels are targets.
+        form: what a model takes, which decides the samples' shape and which class is which index, see
+            `subfleet.tasks.shaping` and `subfleet.tasks.data_form`; None leaves data as they are.
 
     Raises:
         FileError: the path is missing or cannot be read.
-        DataError: the source is nothing of the kind, or what it holds cannot be used.
+        DataError: the source is nothing of the kind, what it holds cannot be used, or does not fit the form.
         TransportError: a known data set has to be downloaded, and its address cannot be reached.
         MissingExtraError: images need Pillow, or a known data set another package, which is not installed.
     """
+    if form is None:
+        return _read(source, None)
+    return in_form(_read(source, form.input_shape), form, source)
+
+
+def describe_source(source: str) -> DataSummary:
+    """What a device may tell of a data set before it knows a model; raises as `read_dataset`."""
+    dataset = read_dataset(source)
+    summary = dataset.summary()
+    if not Path(source).is_dir():
+        return summary
+    given, *size = dataset.sample_shape
+    others = tuple((channels, *size) for channels in CHANNEL_COUNTS if channels != given)
+    most_bytes = dataset.inputs.nbytes // given * max(CHANNEL_COUNTS) + dataset.labels.nbytes
+    return replace(summary, other_input_shapes=others, data_bytes=most_bytes)
+
+
+def _read(source: str, taken: tuple[int, ...] | None) -> Dataset:
     path = Path(source)
     try:
         is_folder, exists = path.is_dir(), path.exists()
     except OSError as error:
         raise FileError(f"data source {source!r:.200} cannot be read ({error.strerror}); check the path") from error
     if is_folder:
-        return read_image_folder(path)
+        return read_image_folder(path, taken)
     if path.suffix == ".npz":
         return read_npz(path)
     match = _ENTRY_POINT.fullmatch(source)

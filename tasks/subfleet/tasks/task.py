@@ -1,7 +1,7 @@
 """What is learned: a data set by name, with what its samples are and how to read it."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -45,6 +45,7 @@ class Task:
         objective: of its training; "next_token" has one label for each place of the context.
         metric: a function of `subfleet.tasks.metrics`.
         owner: whose the samples are: the natural partition; "" where they are nobody's.
+        class_names: of the classes, in the order of their numbers; empty where they have none.
         stand_in_for: the data set that this smaller one stands in for; results must name it.
         licence: of the data.
         source: where they are from, in one sentence.
@@ -62,6 +63,7 @@ class Task:
     source: str
     owner: str = ""
     stand_in_for: str = ""
+    class_names: tuple[str, ...] = ()
 
     def load(self, folders: DataFolders | None = None, *, announce: Callable[[str], None] = silent) -> TrainTest:
         """Read the data set, from SUBFLEET_DATA, the cache or its official address, in that order.
@@ -83,6 +85,8 @@ class Task:
             parts = self.read(paths)
             for part in (parts.train, parts.test):
                 self._check(part)
+            if self.class_names:
+                parts = TrainTest(train=self._named(parts.train), test=self._named(parts.test))
         except DataError as error:
             raise DataError(f"data set {self.name!r} cannot be read from {places}: {error}") from error
         except SubfleetError:
@@ -97,6 +101,9 @@ class Task:
                 f"({type(error).__name__}: {words:.200}); put the right file there"
             ) from error
         return parts
+
+    def _named(self, part: Dataset) -> Dataset:
+        return replace(part, class_names=self.class_names)
 
     def _check(self, part: Dataset) -> None:
         if part.sample_shape != self.input_shape:

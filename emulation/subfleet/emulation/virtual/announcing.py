@@ -24,4 +24,6 @@ def announcement(client: VirtualClient) -> Profile:
         operators=client.profile.operators,
         macs_per_s=client.profile.macs_per_s,
         architecture=client.profile.architecture,
+        class_names=summary.class_names,
+        other_input_shapes=summary.other_input_shapes,
     )

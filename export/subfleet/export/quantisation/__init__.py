@@ -12,12 +12,13 @@ from subfleet.export.quantisation.onnx import quantise_onnx
 
 __all__ = ["QUANTISERS", "Quantiser"]
 
-Quantiser = Callable[[nn.Module, bytes, str, npt.NDArray[np.generic]], bytes]
-"""A module with its weights, its float32 model file, "dynamic" or "static", and samples, to the 8-bit model file."""
+Quantiser = Callable[[nn.Module, bytes, str, npt.NDArray[np.generic], tuple[str, ...]], bytes]
+"""A module with its weights, its float32 model file, "dynamic" or "static", samples, and names of the classes, to the
+8-bit model file."""
 
 QUANTISERS: Mapping[str, Quantiser] = MappingProxyType(
     {
-        "onnx": lambda _module, body, mode, samples: quantise_onnx(body, mode, samples),
-        "executorch": lambda module, _body, mode, samples: quantise_executorch(module, mode, samples),
+        "onnx": lambda _module, body, mode, samples, classes: quantise_onnx(body, mode, samples, classes),
+        "executorch": lambda module, _body, mode, samples, classes: quantise_executorch(module, mode, samples, classes),
     }
 )

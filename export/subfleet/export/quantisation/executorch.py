@@ -8,11 +8,14 @@ import torch
 from torch import Tensor, nn
 
 from subfleet.export.quiet import quiet
+from subfleet.export.targets.executorch_program import constant_methods
 
 __all__ = ["quantise_executorch"]
 
 
-def quantise_executorch(module: nn.Module, mode: str, samples: npt.NDArray[np.generic]) -> bytes:
+def quantise_executorch(
+    module: nn.Module, mode: str, samples: npt.NDArray[np.generic], classes: tuple[str, ...] = ()
+) -> bytes:
     """Write a module as a .pte model with 8-bit weights, for one sample at a time.
 
     Args:
@@ -20,6 +23,7 @@ def quantise_executorch(module: nn.Module, mode: str, samples: npt.NDArray[np.ge
         mode: "dynamic" quantises the inputs of linear layers in every run; "static" also those of convolutions, with
             ranges from the samples.
         samples: inputs (count, *sample shape) such as the model will meet.
+        classes: names of the classes, which the model carries.
 
     Returns:
         The program, delegated to XNNPACK.
@@ -40,7 +44,10 @@ def quantise_executorch(module: nn.Module, mode: str, samples: npt.NDArray[np.ge
         prepared = prepare_pt2e(graph, XNNPACKQuantizer().set_global(settings))
         _observe(prepared, inputs)
         exported = torch.export.export(convert_pt2e(prepared), example)
-        program = to_edge_transform_and_lower(exported, partitioner=[XnnpackPartitioner()]).to_executorch()
+        edge = to_edge_transform_and_lower(
+            exported, partitioner=[XnnpackPartitioner()], constant_methods=dict(constant_methods(classes)) or None
+        )
+        program = edge.to_executorch()
     return bytes(program.buffer)
 
 

@@ -46,7 +46,8 @@ def export_quantised_model(
     module = build_module(network_of(request.model), request.spec)
     module.load_state_dict(dict(state))
     try:
-        body = QUANTISERS[request.target](module.eval(), float_body, request.quantisation, calibration.ranges)
+        quantise = QUANTISERS[request.target]
+        body = quantise(module.eval(), float_body, request.quantisation, calibration.ranges, request.classes)
     except Exception as error:
         reason = str(error).strip().partition("\n")[0]
         raise ExportError(

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from subfleet.export.quiet import quiet
+from subfleet.export.targets.onnx import with_class_names
 
 __all__ = ["quantise_onnx"]
 
@@ -16,13 +17,14 @@ _PRODUCTS = ["Conv", "Gemm", "MatMul"]
 _BATCH_SIZE = 16
 
 
-def quantise_onnx(body: bytes, mode: str, samples: npt.NDArray[np.generic]) -> bytes:
+def quantise_onnx(body: bytes, mode: str, samples: npt.NDArray[np.generic], classes: tuple[str, ...] = ()) -> bytes:
     """Quantise an .onnx model.
 
     Args:
         body: the float32 model, with one input.
         mode: "dynamic" finds the range of activations anew in every run; "static" fixes it from the samples.
         samples: inputs (count, *sample shape) such as the model will meet; only "static" reads them.
+        classes: names of the classes, which the model carries.
 
     Returns:
         The model with 8-bit weights, in the same operator set.
@@ -45,7 +47,7 @@ def quantise_onnx(body: bytes, mode: str, samples: npt.NDArray[np.generic]) -> b
                 activation_type=QuantType.QInt8,
                 weight_type=QuantType.QInt8,
             )
-        return quantised.read_bytes()
+        return with_class_names(quantised.read_bytes(), classes)
 
 
 def _fold_constants(body: bytes, path: Path) -> None:

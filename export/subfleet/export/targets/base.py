@@ -53,11 +53,18 @@ class Target(Protocol):
         ...
 
     def write_inference(
-        self, graph: fx.GraphModule, step: Step, weights: Sequence[Tensor], *, any_batch: bool
+        self,
+        graph: fx.GraphModule,
+        step: Step,
+        weights: Sequence[Tensor],
+        *,
+        any_batch: bool,
+        classes: tuple[str, ...] = (),
     ) -> bytes:
         """Write an inference step with its weights, in the order of the step's inputs after the first, inside.
 
-        The model takes batches of the step's size; with `any_batch`, where the target has that, of any size.
+        The model takes batches of the step's size; with `any_batch`, where the target has that, of any size. It carries
+        the names of its classes, where there are some, as `subfleet.protocol.class_names.CLASS_NAMES`.
         """
         ...
 

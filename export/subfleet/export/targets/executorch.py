@@ -14,7 +14,7 @@ from subfleet.export.lowerings.tables import COMMON
 from subfleet.export.memory.executorch_plan import plan_executorch
 from subfleet.export.steps.values import Step
 from subfleet.export.targets.base import WrittenProgram
-from subfleet.export.targets.executorch_program import lower
+from subfleet.export.targets.executorch_program import constant_methods, lower
 from subfleet.export.targets.xnnpack.delegating import delegated
 from subfleet.export.tracing import inputs_of
 from subfleet.protocol.errors import ExportError
@@ -51,14 +51,20 @@ class ExecutorchTarget:
         return WrittenProgram(body=body, memory=memory, operators=operators)
 
     def write_inference(
-        self, graph: fx.GraphModule, step: Step, weights: Sequence[Tensor], *, any_batch: bool
+        self,
+        graph: fx.GraphModule,
+        step: Step,
+        weights: Sequence[Tensor],
+        *,
+        any_batch: bool,
+        classes: tuple[str, ...] = (),
     ) -> bytes:
         """Write an inference step; see `Target`."""
         if any_batch:
             raise ExportError("a .pte has one batch size; write it for batches of that size")
         places = inputs_of(graph)
         held = {node.name: weight for node, weight in zip(places[1:], weights, strict=True)}
-        return bytes(lower(self._shared(graph), held).buffer)
+        return bytes(lower(self._shared(graph), held, constant_methods(classes)).buffer)
 
     def _shared(self, graph: fx.GraphModule) -> fx.GraphModule:
         """The graph with XNNPACK's share of it in calls of its own."""

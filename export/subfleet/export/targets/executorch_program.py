@@ -6,8 +6,10 @@ The graph is put into ExecuTorch's edge dialect here, node by node. ExecuTorch's
 
 import operator
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
+import torch
 from torch import Tensor, fx
 from torch.export import ExportedProgram, ModuleCallEntry, ModuleCallSignature
 from torch.export.graph_signature import (
@@ -23,8 +25,9 @@ from torch.utils import _pytree as pytree
 from subfleet.export.quiet import quiet
 from subfleet.export.targets.executorch_operators import edge_target
 from subfleet.export.tracing import inputs_of, results_of
+from subfleet.protocol.class_names import CLASS_NAMES, text_of_class_names
 
-__all__ = ["exported", "hold_constants", "lower"]
+__all__ = ["constant_methods", "exported", "hold_constants", "lower"]
 
 
 def hold_constants(graph: fx.GraphModule) -> dict[str, Tensor]:
@@ -94,8 +97,22 @@ def _verifier() -> Any:
     return EXIREdgeDialectVerifier(edge_compile_config=_compile_config(), class_only=True)
 
 
-def lower(graph: fx.GraphModule, weights: Mapping[str, Tensor]) -> Any:
-    """Lower a flat graph, which may call delegates, to ExecuTorch's final program."""
+def constant_methods(classes: tuple[str, ...]) -> dict[str, Tensor]:
+    """The methods of a model besides the one that runs it: one gives the names of its classes, where there are some."""
+    text = text_of_class_names(classes).encode()
+    return {CLASS_NAMES: torch.frombuffer(bytearray(text), dtype=torch.uint8)} if classes else {}
+
+
+def lower(
+    graph: fx.GraphModule, weights: Mapping[str, Tensor], constants: Mapping[str, Tensor] = MappingProxyType({})
+) -> Any:
+    """Lower a flat graph, which may call delegates, to ExecuTorch's final program.
+
+    Args:
+        graph: of the method "forward".
+        weights: what it holds inside, by input.
+        constants: what further methods give, by name.
+    """
     from executorch.exir import EdgeProgramManager
     from executorch.exir.delegate import executorch_call_delegate
 
@@ -105,5 +122,5 @@ def lower(graph: fx.GraphModule, weights: Mapping[str, Tensor]) -> Any:
             node.target = edge_target(node)
     graph.recompile()
     with quiet():
-        manager = EdgeProgramManager({"forward": exported(graph, held)}, None, _compile_config())
+        manager = EdgeProgramManager({"forward": exported(graph, held)}, dict(constants) or None, _compile_config())
         return manager.to_executorch(_backend_config())

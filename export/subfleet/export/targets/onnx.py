@@ -18,10 +18,11 @@ from subfleet.export.targets.base import WrittenProgram
 from subfleet.export.targets.onnx_fusions import FUSIONS
 from subfleet.export.targets.onnx_operators import OPERATORS, Emitter
 from subfleet.export.tracing import inputs_of, results_of
+from subfleet.protocol.class_names import CLASS_NAMES, text_of_class_names
 from subfleet.protocol.errors import ExportError
 from subfleet.protocol.programs import ValueInfo
 
-__all__ = ["IR_VERSION", "OPSET", "OnnxTarget", "training_model"]
+__all__ = ["IR_VERSION", "OPSET", "OnnxTarget", "training_model", "with_class_names"]
 
 OPSET = 20
 IR_VERSION = 10
@@ -167,6 +168,15 @@ def training_model(graph: fx.GraphModule, step: Step) -> bytes:
     )
 
 
+def with_class_names(body: bytes, classes: tuple[str, ...]) -> bytes:
+    """A model that carries the names of its classes as metadata."""
+    if not classes:
+        return body
+    model = onnx.load_model_from_string(body)
+    helper.set_model_props(model, {CLASS_NAMES: text_of_class_names(classes)})
+    return bytes(model.SerializeToString(deterministic=True))
+
+
 def _called(body: bytes) -> tuple[str, ...]:
     """The operators of a model, with the name of their domain where it is not ONNX's own."""
     nodes = onnx.load_model_from_string(body).graph.node
@@ -195,7 +205,13 @@ class OnnxTarget:
         return WrittenProgram(body=body, memory=plan_onnx(body, step), operators=_called(body))
 
     def write_inference(
-        self, graph: fx.GraphModule, step: Step, weights: Sequence[Tensor], *, any_batch: bool
+        self,
+        graph: fx.GraphModule,
+        step: Step,
+        weights: Sequence[Tensor],
+        *,
+        any_batch: bool,
+        classes: tuple[str, ...] = (),
     ) -> bytes:
         """Write an inference step; see `Target`."""
         written = _Graph()
@@ -209,7 +225,7 @@ class OnnxTarget:
         written.nodes.append(helper.make_node("Identity", names, [step.outputs[0].name]))
         free = [(value, ["batch" if any_batch else value.shape[0], *value.shape[1:]]) for value in _ends(step)]
         inputs, outputs = ([_value_info(value, shape)] for value, shape in free)
-        return _finish(written, inputs, outputs)
+        return with_class_names(_finish(written, inputs, outputs), classes)
 
     def run(self, body: bytes, inputs: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
         """Run a program once; see `Target`."""

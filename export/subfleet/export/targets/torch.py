@@ -5,7 +5,7 @@ and runs the very step that the other targets' programs are traced from. So they
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 
 import numpy as np
 import torch
@@ -21,10 +21,11 @@ from subfleet.export.requests import TrainRequest
 from subfleet.export.steps import Step
 from subfleet.export.tracing import trace
 from subfleet.export.versions import tool_versions
+from subfleet.protocol.class_names import check_class_names
 from subfleet.protocol.errors import ProtocolError
 from subfleet.protocol.memory import MemoryPlan
 from subfleet.protocol.programs import Program, ProgramManifest, ValueInfo
-from subfleet.protocol.schema import canonical_json, from_plain, parse_json
+from subfleet.protocol.schema import ADDED_LATER, canonical_json, from_plain, parse_json
 from subfleet.protocol.subnet import SubnetSpec
 from subfleet.protocol.tensors import decode_container
 from subfleet.protocol.training import ObjectiveSettings, OptimiserSettings
@@ -63,6 +64,10 @@ class TorchModel:
 
     model: ModelConfig
     spec: SubnetSpec
+    classes: tuple[str, ...] = field(default=(), metadata=ADDED_LATER)
+
+    def __post_init__(self) -> None:
+        check_class_names(self.classes)
 
 
 def write_torch_program(request: TrainRequest) -> Program:
@@ -109,9 +114,11 @@ def read_torch_step(program: Program) -> Step:
     return step
 
 
-def write_torch_model(model: ModelConfig, spec: SubnetSpec, state: Mapping[str, Tensor]) -> bytes:
-    """Write an inference model: a tensor container of the weights, whose metadata names the network."""
-    network = TorchModel(model=model, spec=replace(spec, name=""))
+def write_torch_model(
+    model: ModelConfig, spec: SubnetSpec, state: Mapping[str, Tensor], classes: tuple[str, ...] = ()
+) -> bytes:
+    """Write an inference model: a tensor container of the weights, whose metadata name the network and its classes."""
+    network = TorchModel(model=model, spec=replace(spec, name=""), classes=classes)
     arrays = {name: tensor.detach().cpu().numpy() for name, tensor in state.items()}
     return encode_arrays(arrays, {_MODEL: canonical_json(network).decode()})
 
@@ -172,8 +179,8 @@ def _check_shapes(described: TorchModel, given: Mapping[str, tuple[int, ...]]) -
 
 def _sizes_of(model: ModelConfig) -> Iterator[int]:
     """Every number that describes a network."""
-    for field in fields(model):
-        value = getattr(model, field.name)
+    for one in fields(model):
+        value = getattr(model, one.name)
         yield from value if isinstance(value, tuple) else (value,) if isinstance(value, int) else ()
 
 

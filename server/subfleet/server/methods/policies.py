@@ -97,7 +97,7 @@ class Participant:
     Attributes:
         spec: its subnet, as placed in the model.
         size: the same kept at the front of every axis: all that its programs and costs depend on.
-        class_counts: samples of each class in its data.
+        class_counts: samples of each of the run's classes in its data.
     """
 
     client_id: str

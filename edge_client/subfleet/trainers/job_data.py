@@ -1,0 +1,54 @@
+"""The data of a job, as its program takes them."""
+
+import numpy as np
+
+from subfleet.protocol.errors import DataError
+from subfleet.protocol.programs import ScoreJob, TrainJob, ValueInfo
+from subfleet.tasks import DataForm, Dataset, read_dataset
+from subfleet.trainers.job_files import read_program
+from subfleet.trainers.step_layout import StepLayout, step_layout
+
+__all__ = ["read_data"]
+
+
+def read_data(job: TrainJob | ScoreJob, target: str) -> Dataset:
+    """Read the data set of a job in the form that its program takes, with the run's classes.
+
+    Args:
+        job: what to train or to score.
+        target: what the program must be written for.
+
+    Raises:
+        DataError: the data cannot be used, or do not fit the program or the run's classes.
+        ProtocolError: the program is none that trains.
+        FileError: the program or the data cannot be read.
+    """
+    layout = step_layout(read_program(job.program_path, target).manifest)
+    form = DataForm(
+        input_shape=layout.input.shape[1:],
+        class_count=_class_count(layout) if layout.label.dtype == "I64" else 0,
+        classes=job.classes,
+    )
+    dataset = read_dataset(job.data, form)
+    _check(dataset, layout, job.data)
+    return dataset
+
+
+def _check(dataset: Dataset, layout: StepLayout, source: str) -> None:
+    for kind, array, value in (("samples", dataset.inputs, layout.input), ("labels", dataset.labels, layout.label)):
+        dtype = "F32" if array.dtype == np.float32 else "I64"
+        if array.shape[1:] != value.shape[1:] or dtype != value.dtype:
+            raise DataError(
+                f"{kind} of {source!r} are {dtype} of shape {array.shape[1:]}, but the program takes {value.dtype} of "
+                f"shape {value.shape[1:]}; use data of that kind"
+            )
+    if layout.input.limit and int(dataset.inputs.max()) >= layout.input.limit:
+        raise DataError(
+            f"samples of {source!r} go up to {int(dataset.inputs.max())}, but the program takes indices below "
+            f"{layout.input.limit}; use data of the model's vocabulary"
+        )
+
+
+def _class_count(layout: StepLayout) -> int:
+    named: ValueInfo | None = layout.class_mask
+    return layout.label.limit if named is None else named.shape[0]

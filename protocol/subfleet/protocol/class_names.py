@@ -1,0 +1,135 @@
+"""Names of classes: what they may be, the order that they have by themselves, and their places among a run's.
+
+A run names its classes in an order of its own, or none: then they are numbered from 0, and the number of a class is its
+name. Data that name their classes are mapped by these names, never by the order that they happen to have on a device.
+"""
+
+import re
+from collections.abc import Iterable, Sequence
+
+from subfleet.protocol.errors import ProtocolError
+from subfleet.protocol.schema import canonical_json, from_plain, parse_json
+
+__all__ = [
+    "CLASS_NAMES",
+    "MAX_NAMES_BYTES",
+    "check_class_counts",
+    "check_class_names",
+    "class_names_of_text",
+    "class_places",
+    "in_natural_order",
+    "text_of_class_names",
+]
+
+CLASS_NAMES = "class_names"
+"""Under which a model file carries the names: as metadata, or as a method that gives their text in bytes."""
+MAX_NAME_CHARACTERS = 64
+MAX_NAMES_BYTES = 2**16
+"""Of all names of a run as JSON: they travel in control messages, whose size is limited."""
+_NUMBER = re.compile(r"[0-9]{1,18}")
+_SHOWN = 10
+
+
+def check_class_names(names: Sequence[str]) -> None:
+    """Refuse names that cannot be shown, told apart or sent.
+
+    Raises:
+        ValueError: a name is empty, too long, not printable or there twice; or all together are too long.
+    """
+    seen: set[str] = set()
+    for name in names:
+        if not 1 <= len(name) <= MAX_NAME_CHARACTERS or not name.isprintable() or name != name.strip():
+            raise ValueError(
+                f"a class is named {name!r:.80}, but a name must be 1 to {MAX_NAME_CHARACTERS} printable characters, "
+                "with no space at its ends"
+            )
+        if name in seen:
+            raise ValueError(f"the class {name!r} is named twice, but each must have a name of its own")
+        seen.add(name)
+    size_bytes = len(canonical_json(names))
+    if size_bytes > MAX_NAMES_BYTES:
+        raise ValueError(f"the names of classes take {size_bytes} bytes, but may take {MAX_NAMES_BYTES}; shorten them")
+
+
+def check_class_counts(counts: Sequence[int], names: Sequence[str]) -> None:
+    """Refuse counts below 0, and names that are none, or not those of the classes that are counted.
+
+    Raises:
+        ValueError: says what is wrong.
+    """
+    if min(counts, default=0) < 0:
+        raise ValueError(f"a class count is {min(counts)}, but must be 0 or more")
+    if names and len(names) != len(counts):
+        raise ValueError(f"there are {len(names)} class names for {len(counts)} class counts")
+    check_class_names(names)
+
+
+def in_natural_order(names: Iterable[str]) -> tuple[str, ...]:
+    """Names in the order that they have by themselves: by number where all are whole numbers, else by character.
+
+    Raises:
+        ValueError: two names are the same number, such as "2" and "02".
+    """
+    given = sorted(names)
+    if not all(_NUMBER.fullmatch(name) for name in given):
+        return tuple(given)
+    by_number: dict[int, str] = {}
+    for name in given:
+        other = by_number.setdefault(int(name), name)
+        if other != name:
+            raise ValueError(f"the classes {other!r} and {name!r} are the same number; keep one of the names")
+    return tuple(by_number[number] for number in sorted(by_number))
+
+
+def class_places(names: Sequence[str], classes: Sequence[str], class_count: int) -> tuple[int, ...]:
+    """The place of each name among a run's classes.
+
+    Args:
+        names: of some data's classes.
+        classes: the run's, in its order; empty where it numbers them.
+        class_count: how many classes the run has; 0 where that is not known.
+
+    Raises:
+        ValueError: the run knows no class of such a name.
+    """
+    known = {name: place for place, name in enumerate(classes)}
+    places = [known.get(name, -1) if classes else _number(name, class_count) for name in names]
+    unknown = [name for name, place in zip(names, places, strict=True) if place < 0]
+    if unknown:
+        numbers = f"the numbers 0 to {class_count - 1}" if class_count else "numbers"
+        raise ValueError(
+            f"the run knows no class {_listed(unknown)}: its classes are {_listed(classes) if classes else numbers}"
+        )
+    return tuple(places)
+
+
+def text_of_class_names(names: Sequence[str]) -> str:
+    """Names of classes as a model file carries them."""
+    return canonical_json(list(names)).decode()
+
+
+def class_names_of_text(text: str) -> tuple[str, ...]:
+    """Read what `text_of_class_names` wrote.
+
+    Raises:
+        ProtocolError: the text is no such list, or holds names that cannot be.
+    """
+    plain = parse_json(text.encode(errors="replace"), max_bytes=MAX_NAMES_BYTES)
+    names = from_plain(tuple[str, ...], plain, "class names")
+    try:
+        check_class_names(names)
+    except ValueError as error:
+        raise ProtocolError(str(error)) from error
+    return names
+
+
+def _number(name: str, class_count: int) -> int:
+    """The class that a number names; -1 where it is none, or written otherwise than numbers are."""
+    if not _NUMBER.fullmatch(name) or str(int(name)) != name:
+        return -1
+    return int(name) if not class_count or int(name) < class_count else -1
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return ", ".join(repr(name) for name in names[:_SHOWN]) + more

@@ -1,0 +1,79 @@
+"""What a model takes decides how data are read: their shape, and which class is which number."""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from subfleet.protocol.class_names import class_places
+from subfleet.protocol.errors import DataError
+from subfleet.tasks.dataset import Dataset
+from subfleet.tasks.shaping import shaped
+
+__all__ = ["DataForm", "in_form"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataForm:
+    """The form in which a model takes data.
+
+    Attributes:
+        input_shape: of one sample.
+        class_count: labels are indices of so many classes; 0 where they are numbers, or nobody knows how many there
+            are.
+        classes: names of the classes in the model's order; () where the number of a class is its name; None takes the
+            names and the order that the data have themselves.
+    """
+
+    input_shape: tuple[int, ...]
+    class_count: int = 0
+    classes: tuple[str, ...] | None = ()
+
+
+def in_form(dataset: Dataset, form: DataForm, source: str) -> Dataset:
+    """A data set as a model takes it.
+
+    Args:
+        dataset: as it was read.
+        form: what the model takes.
+        source: of the data, for the error's text.
+
+    Raises:
+        DataError: the samples have another shape, labels are no classes, or a class is none of the model's.
+    """
+    dataset = shaped(dataset, form.input_shape, f"samples of {source!r}")
+    if form.class_count and dataset.labels.dtype != np.int64:
+        raise DataError(
+            f"labels of {source!r} are floating point numbers, but the model takes classes: write them as integers "
+            f"from 0 to {form.class_count - 1}"
+        )
+    return _counted(_named(dataset, form, source), form, source)
+
+
+def _named(dataset: Dataset, form: DataForm, source: str) -> Dataset:
+    """With its labels as indices into the model's classes, where they have names."""
+    if not dataset.class_names or form.classes is None or dataset.class_names == form.classes:
+        return dataset
+    try:
+        places = class_places(dataset.class_names, form.classes, form.class_count)
+    except ValueError as error:
+        raise DataError(f"the classes of {source!r} do not fit: {error}; rename or remove the others") from error
+    labels = dataset.labels
+    known = labels >= 0  # behind the end of a text there is no class
+    moved = np.where(known, np.array(places, np.int64)[np.where(known, labels, 0)], labels)
+    return replace(dataset, labels=moved, class_names=form.classes)
+
+
+def _counted(dataset: Dataset, form: DataForm, source: str) -> Dataset:
+    if not form.class_count:
+        return dataset
+    if dataset.class_names and len(dataset.class_names) != form.class_count:
+        raise DataError(
+            f"{source!r} names {len(dataset.class_names)} classes, but the model has {form.class_count}; name all of "
+            "them in `classes` of the run's file"
+        )
+    highest = int(np.max(dataset.labels))
+    if highest >= form.class_count:
+        raise DataError(
+            f"a label of {source!r} is {highest}, but must be below {form.class_count}, the model's classes; correct it"
+        )
+    return dataset

@@ -1,0 +1,114 @@
+"""A device that holds only some of the classes: real agents, real folders of real pictures, one fleet."""
+
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from subfleet.elastic.network import ModelConfig
+from subfleet.export.cache import CacheFolder
+from subfleet.export.pool import ExportPool
+from subfleet.protocol.training import TrainingSettings
+from subfleet.server.broker import EmbeddedBroker
+from subfleet.server.config import LogClock, ServerConfig
+from subfleet.server.records import RoundRecord
+from subfleet.server.session import Server
+from subfleet.tasks import Dataset, read_dataset
+from subfleet.trainers.onnx import OnnxTrainer
+from subfleet.transport.address import parse_url
+from subfleet.transport.mqtt import MqttTransport
+
+pytest.importorskip("sklearn")
+pytestmark = [pytest.mark.slow, pytest.mark.broker, pytest.mark.export]
+
+ROUNDS = 3
+FEW = ("7", "8", "9")
+
+
+class Notes:
+    """An observer that remembers the rounds."""
+
+    def __init__(self) -> None:
+        self.records: list[RoundRecord] = []
+
+    def say(self, text: str) -> None:
+        """Not of interest here."""
+
+    def round_finished(self, record: RoundRecord) -> None:
+        self.records.append(record)
+
+
+def write_folders(folder: Path, dataset: Dataset, places: Iterable[int], *, name: str = "{}") -> str:
+    for place in places:
+        pixels = (dataset.inputs[place, 0] * 255).round().astype(np.uint8)
+        home = folder / name.format(dataset.class_names[dataset.labels[place]])
+        home.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(pixels).save(home / f"{place}.png")
+    return str(folder)
+
+
+@contextmanager
+def joined(url: str, folder: Path, name: str, data: str) -> Iterator[None]:
+    options = ("--id", name, "--data", data, "--runtime", "onnx", "--state", str(folder / "states" / name))
+    command = [sys.executable, "-m", "subfleet.edge_client.cli", "join", url, *options, "--leave-when-finished"]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    with subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL) as process:
+        try:
+            yield
+        finally:
+            process.kill()
+
+
+@pytest.fixture
+def url() -> Iterator[str]:
+    with EmbeddedBroker() as broker:
+        yield broker.url
+
+
+def test_a_device_with_three_of_ten_classes_trains_them_as_what_they_are(tmp_path: Path, url: str) -> None:
+    """Its folders' ranks are 0, 1, 2: trained as such, the digits 7, 8, 9 would be unlearned by everyone."""
+    train, test = read_dataset("digits:train"), read_dataset("digits:test")
+    few = np.flatnonzero(np.isin(train.labels, [int(name) for name in FEW]))[::3]
+    data = {
+        "few": write_folders(tmp_path / "data" / "few", train, few),
+        "all": write_folders(tmp_path / "data" / "all", train, np.setdiff1d(np.arange(len(train)), few)),
+        "odd": write_folders(tmp_path / "data" / "odd", train, range(20), name="digit {}"),
+    }
+    settings = ServerConfig(
+        name="classes",
+        model=ModelConfig(family="mlp", input_shape=(1, 8, 8), class_count=10, widths=(64,), depths=(1,)),
+        evaluation_data=write_folders(tmp_path / "test", test, range(len(test))),
+        rounds=ROUNDS,
+        min_clients=3,
+        training=TrainingSettings(epochs=4, batch_size=16, learning_rate=0.1),
+        rates=(1.0,),
+        clock=LogClock(),
+        deploy_targets=("onnx",),
+    )
+    notes = Notes()
+    with ExitStack() as stack:
+        exports = stack.enter_context(ExportPool(CacheFolder(path=tmp_path / "exports"), workers=1))
+        for name, folder in data.items():
+            stack.enter_context(joined(url, tmp_path, name, folder))
+        server = Server(
+            settings, MqttTransport(parse_url(url), "server"), notes, state_folder=tmp_path / "state", exports=exports
+        )
+        result = server.run(threading.Event())
+    assert len(notes.records) == ROUNDS
+    for record in notes.records:
+        status = {row.client_id: row.status for row in record.clients}
+        assert status.pop("odd").startswith("skipped: the run knows no class 'digit 0'")
+        assert status == {"few": "folded", "all": "folded"}
+    assert result.rounds[-1].accuracy >= 0.9
+    (own,) = (model.path for model in result.deployed if model.client_id == "few")
+    prediction = OnnxTrainer().predict(own, data["few"])
+    assert prediction.accuracy >= 0.85
+    assert prediction.classes == tuple("0123456789")
+    assert np.mean(np.isin(prediction.names, FEW)) >= 0.85

@@ -1,0 +1,94 @@
+"""Names of classes: their own order, their places in a run, and what cannot be one."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from subfleet.protocol.class_names import (
+    MAX_NAMES_BYTES,
+    check_class_names,
+    class_names_of_text,
+    class_places,
+    in_natural_order,
+    text_of_class_names,
+)
+from subfleet.protocol.errors import ProtocolError
+
+NUMBERS = st.lists(st.integers(0, 10**6), min_size=1, max_size=20, unique=True)
+WORDS = st.lists(st.from_regex(r"[a-z0-9]{1,6}", fullmatch=True), min_size=1, max_size=20, unique=True)
+
+
+@given(numbers=NUMBERS, data=st.data())
+def test_numbers_are_in_the_order_of_numbers_however_they_are_listed(numbers: list[int], data: st.DataObject) -> None:
+    expected = tuple(str(number) for number in sorted(numbers))
+    assert in_natural_order(data.draw(st.permutations([str(number) for number in numbers]))) == expected
+
+
+@given(names=WORDS, data=st.data())
+def test_other_names_are_in_the_order_of_their_characters(names: list[str], data: st.DataObject) -> None:
+    mixed = [*names, "x-ray"]
+    assert in_natural_order(data.draw(st.permutations(mixed))) == tuple(sorted(mixed))
+
+
+def test_the_folder_2_comes_before_the_folder_10() -> None:
+    assert in_natural_order(["10", "2", "1"]) == ("1", "2", "10")
+    assert in_natural_order(["10", "02", "1"]) == ("1", "02", "10")
+
+
+@pytest.mark.parametrize("names", [["2", "02"], ["0", "00", "1"], ["10", "010", "9"]])
+def test_two_names_of_one_number_are_refused(names: list[str]) -> None:
+    with pytest.raises(ValueError, match="are the same number; keep one of the names"):
+        in_natural_order(names)
+
+
+@given(classes=WORDS, data=st.data())
+def test_a_name_has_its_place_in_the_run_whatever_else_a_device_holds(classes: list[str], data: st.DataObject) -> None:
+    held = data.draw(st.lists(st.sampled_from(classes), unique=True))
+    places = class_places(held, classes, len(classes))
+    assert [classes[place] for place in places] == held
+    with pytest.raises(ValueError, match="the run knows no class 'Unknown': its classes are "):
+        class_places([*held, "Unknown"], classes, len(classes))
+
+
+def test_where_a_run_names_none_the_number_of_a_class_is_its_name() -> None:
+    assert class_places(("7", "8", "9"), (), 10) == (7, 8, 9)
+    assert class_places(("12",), (), 0) == (12,)
+    for odd in ("10", "07", "-1", "1.0", "seven", "²"):
+        with pytest.raises(ValueError, match=f"knows no class '{odd}': its classes are the numbers 0 to 9"):
+            class_places(("7", odd), (), 10)
+
+
+def test_a_list_of_unknown_names_is_cut_short() -> None:
+    with pytest.raises(ValueError, match=r"'n9' and 10 more: its classes are 'a'$"):
+        class_places([f"n{number}" for number in range(20)], ("a",), 1)
+
+
+@pytest.mark.parametrize(
+    ("names", "words"),
+    [
+        (["a", ""], "is named '', but a name must be 1 to 64 printable characters"),
+        (["a" * 65], "1 to 64 printable"),
+        (["a\n"], "printable"),
+        (["\ud800"], "printable"),
+        ([" a"], "no space at its ends"),
+        (["a", "b", "a"], "'a' is named twice"),
+        ([f"{number:064}" for number in range(1000)], f"may take {MAX_NAMES_BYTES}; shorten them"),
+    ],
+)
+def test_names_that_cannot_be_shown_told_apart_or_sent_are_refused(names: list[str], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        check_class_names(names)
+
+
+@given(names=st.lists(st.text(st.characters(categories=["L", "N"]), min_size=1, max_size=8), unique=True))
+def test_the_text_in_a_model_says_the_names(names: list[str]) -> None:
+    assert class_names_of_text(text_of_class_names(names)) == tuple(names)
+
+
+@given(text=st.one_of(st.text(max_size=40), st.sampled_from(["[1]", '["a","a"]', '{"a":1}', "[" * 9999])))
+def test_any_other_text_is_a_protocol_error(text: str) -> None:
+    try:
+        names = class_names_of_text(text)
+    except ProtocolError:
+        return
+    check_class_names(names)

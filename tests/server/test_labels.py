@@ -1,0 +1,191 @@
+"""Classes belong to the run: devices tell theirs by name, and whose names are unknown is never trained."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+from server.coordinator_cases import CLIENTS, measured, measuring, plan_of, prepared, profile, task
+from server.fake_device import CLASSES, SHAPE
+from server.server_rig import World, config, fleet
+
+from subfleet.elastic.families import network_of
+from subfleet.export.requests import InferRequest
+from subfleet.protocol.errors import ConfigError, DataError
+from subfleet.protocol.messages import Profile
+from subfleet.protocol.training import ObjectiveSettings, TrainingSettings
+from subfleet.server.config_file import load_config
+from subfleet.server.coordinator import step
+from subfleet.server.evaluation_data import with_evaluation
+from subfleet.server.events import Profiled
+from subfleet.server.labels import class_counts_of
+from subfleet.server.methods.heterofl import HeteroFL
+from subfleet.server.methods.masking import held_classes
+from subfleet.server.rounds import Plan, RunState, Seat
+from subfleet.tasks import Dataset, write_npz
+
+NAMES = ("ant", "bee", "dog")
+RUN = config(classes=NAMES)
+
+
+def seat_of(plan: Plan, told: Profile) -> tuple[RunState, Seat]:
+    """The seat of a client with such a profile, once it has been measured."""
+    state = measuring(plan)
+    state, _ = step(plan, state, Profiled(profile=told), 1.5)
+    for name in CLIENTS:
+        state, _ = step(plan, state, measured(plan, name), 2.0)
+    return state, state.seats[told.client_id]
+
+
+def with_classes(*names: str, counts: tuple[int, ...] | None = None) -> Profile:
+    return replace(profile("ada"), class_names=names, class_counts=counts or (5,) * len(names))
+
+
+def test_the_test_run_has_as_many_classes_as_names() -> None:
+    assert len(NAMES) == CLASSES == RUN.model.class_count
+
+
+def test_counts_by_name_are_put_into_the_runs_order() -> None:
+    assert class_counts_of(RUN, with_classes("dog", "bee", counts=(7, 2))) == ((0, 2, 7), "")
+    assert class_counts_of(config(), with_classes("2", "0", counts=(7, 2))) == ((2, 0, 7), "")
+    assert class_counts_of(RUN, profile("ada")) == ((1,) * CLASSES, "")
+
+
+@pytest.mark.parametrize(
+    ("classes", "told", "words"),
+    [
+        (NAMES, with_classes("ant", "cow"), "the run knows no class 'cow': its classes are 'ant', 'bee', 'dog'"),
+        ((), with_classes("cat", "dog"), "the run knows no class 'cat', 'dog': its classes are the numbers 0 to 2"),
+        ((), with_classes("2", "3"), "the run knows no class '3'"),
+        ((), replace(profile("ada"), class_counts=(1,) * 4), "its data have 4 classes, but the model has 3"),
+        (
+            (),
+            replace(profile("ada"), class_counts=()),
+            "its labels are floating point numbers, but the run's are classes",
+        ),
+    ],
+)
+def test_a_device_with_other_classes_is_skipped_with_the_reason(
+    classes: tuple[str, ...], told: Profile, words: str
+) -> None:
+    _, seat = seat_of(plan_of(classes=classes), told)
+    assert (seat.stage, seat.task) == ("skipped", None)
+    assert words in seat.reason
+
+
+def test_a_device_with_some_of_the_classes_is_told_all_names_in_its_task() -> None:
+    plan = plan_of(classes=NAMES)
+    state, seat = seat_of(plan, with_classes("dog"))
+    assert (seat.stage, seat.class_counts) == ("preparing", (0, 0, 5))
+    state, _ = step(plan, state, prepared(plan, state, "ada"), 2.0)
+    assert task(state, "ada").classes == NAMES
+
+
+def test_masks_are_made_of_the_classes_that_a_device_names() -> None:
+    plan = plan_of(classes=NAMES, method=HeteroFL())
+    _, seat = seat_of(plan, with_classes("dog", "bee", counts=(7, 2)))
+    assert seat.participant is not None
+    (bias,) = (
+        mask for name, mask in held_classes(plan.network, seat.participant).items()
+        if network_of(plan.config.model).tensors[name].shape == (CLASSES,)
+    )  # fmt: skip
+    assert np.asarray(bias).tolist() == [0, 1, 1]
+
+
+def test_gray_and_coloured_pictures_are_the_same_samples() -> None:
+    plan = plan_of()
+    refused = replace(profile("ada"), input_shape=(3, *SHAPE))
+    assert "its samples have shape" in seat_of(plan, refused)[1].reason
+    assert seat_of(plan, replace(refused, other_input_shapes=(SHAPE,)))[1].stage == "preparing"
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"classes": ("ant",)}, "classes names 1, but must name all 3 of the model"),
+        ({"classes": ("ant", "ant", "b")}, "'ant' is named twice"),
+        (
+            {"classes": NAMES, "training": TrainingSettings(objective=ObjectiveSettings(name="mean_squared_error"))},
+            "classes are named, but objective 'mean_squared_error' knows none",
+        ),
+    ],
+)
+def test_classes_that_a_run_cannot_have_are_refused(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        config(**changes)
+
+
+def test_a_runs_file_names_its_classes(tmp_path: Path) -> None:
+    text = (
+        'name = "r"\nevaluation_data = "d"\nclasses = ["no", "yes"]\n'
+        '[model]\nfamily = "mlp"\ninput_shape = [4]\nclass_count = 2\nwidths = [4]\ndepths = [1]\n'
+    )
+    (tmp_path / "run.toml").write_text(text)
+    assert load_config(tmp_path / "run.toml").classes == ("no", "yes")
+    (tmp_path / "run.toml").write_text(text.replace('"no", ', ""))
+    with pytest.raises(ConfigError, match="classes names 1"):
+        load_config(tmp_path / "run.toml")
+
+
+def images(folder: Path, *names: str) -> str:
+    """One picture of 3 x 2 for each class: as many values as the run's network takes."""
+    for place, name in enumerate(names):
+        (folder / name).mkdir(parents=True)
+        Image.new("L", (3, 2), place).save(folder / name / "1.png")
+    return str(folder)
+
+
+def evaluated_on(folder: Path, *names: str, **changes: Any) -> Any:
+    return with_evaluation(config(evaluation_data=images(folder, *names), **changes))
+
+
+def test_a_run_without_names_has_those_of_its_evaluation_folder(tmp_path: Path) -> None:
+    settings, dataset = evaluated_on(tmp_path / "a", "9", "10", "2")
+    assert settings.classes == dataset.class_names == ("2", "9", "10")
+    assert dataset.labels.tolist() == [0, 1, 2]
+    renamed, _ = evaluated_on(tmp_path / "b", "9", "11", "2")
+    assert settings.fingerprint() != replace(renamed, evaluation_data=settings.evaluation_data).fingerprint()
+
+
+def test_an_evaluation_folder_is_mapped_to_the_names_of_the_run(tmp_path: Path) -> None:
+    settings, dataset = evaluated_on(tmp_path / "a", "bee", "ant", classes=("dog", "bee", "ant"))
+    assert settings.classes == ("dog", "bee", "ant")
+    assert sorted(zip(dataset.labels.tolist(), dataset.inputs[:, 0] > 0, strict=True)) == [(1, False), (2, True)]
+
+
+@pytest.mark.parametrize(
+    ("labels", "words"),
+    [
+        (np.array([0, 3]), r"evaluation_data: a label of .* is 3, but must be below 3"),
+        (np.array([0.0, 1.0], np.float32), "evaluation_data: labels of .* are floating point numbers"),
+    ],
+)
+def test_evaluation_labels_that_are_no_classes_are_refused_before_the_run(
+    tmp_path: Path, labels: Any, words: str
+) -> None:
+    write_npz(tmp_path / "test.npz", Dataset(inputs=np.zeros((2, *SHAPE), np.float32), labels=labels))
+    with pytest.raises(DataError, match=words):
+        World(tmp_path, config(evaluation_data=str(tmp_path / "test.npz")), fleet())
+
+
+def test_evaluation_folders_that_do_not_fit_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"evaluation_data: .* names 2 classes, but the model has 3; name all of them"):
+        evaluated_on(tmp_path / "a", "ant", "bee")
+    with pytest.raises(DataError, match=r"evaluation_data: the classes of .* do not fit: the run knows no class 'cow'"):
+        evaluated_on(tmp_path / "b", "ant", "cow", classes=NAMES)
+
+
+@pytest.mark.slow
+def test_a_run_keeps_its_names_and_gives_them_to_tasks_and_models(tmp_path: Path) -> None:
+    data = images(tmp_path / "data", *NAMES)
+    world = World(tmp_path, config(evaluation_data=data, rounds=1), fleet())
+    world.run()
+    assert {task.classes for device in world.devices.values() for task in device.tasks if task.work == "train"} == {
+        NAMES
+    }
+    assert {one.classes for one in world.exports.requests if isinstance(one, InferRequest)} == {NAMES}
+    (tmp_path / "data" / "dog").rename(tmp_path / "data" / "elk")
+    with pytest.raises(ConfigError, match="another configuration, which was changed in classes"):
+        World(tmp_path, config(evaluation_data=data, rounds=1), fleet())
