@@ -14,7 +14,6 @@ from subfleet.emulation.virtual.description import VirtualExperiment
 from subfleet.emulation.virtual.exports import SettledExports
 from subfleet.emulation.virtual.run import VirtualResult, run_in_process
 from subfleet.server.methods import AnyMethod
-from subfleet.server.methods.fjord import FjORD
 from subfleet.server.methods.heterofl import HeteroFL
 from subfleet.tasks import Dataset, iter_batches
 
@@ -69,9 +68,3 @@ def test_the_models_statistics_are_those_of_all_devices_data_and_its_weights_sta
         torch.testing.assert_close(after[name], tensor, rtol=1e-4, atol=1e-5)
         assert not torch.equal(before[name], tensor)
     assert same_bits(*({name: one[name] for name in one if name not in expected} for one in (before, after)))
-
-
-def test_a_nested_student_is_not_measured(exports: SettledExports) -> None:
-    """The program of the size alone does it, at the same budget."""
-    result = run_in_process(fleet("calibrated", FjORD(rates=(0.5, 1.0))), exports)
-    assert {row.status for row in result.rounds[-1].clients if row.client_id != "ada"} == {"folded"}
