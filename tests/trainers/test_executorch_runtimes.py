@@ -23,13 +23,13 @@ from subfleet.trainers.memory import release_free_memory
 from subfleet.trainers.step_layout import step_layout
 
 pytest.importorskip("executorch")
+from trainers.hidden_binding import NO_BINDING
 from trainers.pte_cases import Types, big, scattered, write
 from trainers.softmax_program import BATCH, CLASSES, SHAPE, manifest, samples, weights, write_job
 from trainers.softmax_pte import pte_program
 
 pytestmark = [pytest.mark.export, pytest.mark.slow]
 Array = npt.NDArray[Any]
-NO_BINDING = "subfleet-executorch is not built; run: make native (needs a C++ compiler)"
 
 
 @pytest.fixture(params=["native", "bindings"])

@@ -15,11 +15,20 @@ from subfleet.trainers.onnx import OnnxTrainer
 
 pytest.importorskip("executorch")
 torch = pytest.importorskip("torch")
+from trainers.hidden_binding import NO_BINDING, hide_binding  # noqa: E402
 from trainers.softmax_program import BATCH, CLASSES, FEATURES, SHAPE, manifest, samples, weights, write_job  # noqa: E402
 from trainers.softmax_pte import pte_program, write_pte_model  # noqa: E402
 
 pytestmark = [pytest.mark.export, pytest.mark.slow]
 SETTINGS = TrainingSettings(epochs=3, batch_size=BATCH, learning_rate=0.1, seed=5)
+
+
+@pytest.fixture(params=["native", "bindings"], autouse=True)
+def runtime(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if request.param == "bindings":
+        hide_binding(tmp_path, monkeypatch)
+    else:
+        pytest.importorskip("subfleet_executorch", reason=NO_BINDING)
 
 
 def never() -> bool:

@@ -143,6 +143,21 @@ def test_what_a_kept_session_holds_is_known_and_counts_as_growth(tmp_path: Path)
     assert made[0]() is None
 
 
+def test_what_a_session_holds_is_counted_in_the_job_that_loaded_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = write_recording_job(tmp_path, texts(10), SETTINGS)
+    slot, made = Slot(), []  # type: ignore[var-annotated] # as `hoard` has it
+    counted = iter((1000, 1500, 2000, 3000))
+    monkeypatch.setattr(MemoryWatch, "held_bytes", lambda _: next(counted))
+    held = []
+    for one in (job, job, job, replace(job, threads=1)):
+        hoard(one, slot, made, MEBIBYTE)
+        held.append(slot.held_bytes)
+    # What is left after a job beside the session may go with the job; counted each time, it would add up.
+    assert held == [1000, 1000, 1000, 1500]
+
+
 def test_a_session_that_holds_much_of_its_limit_is_not_kept(tmp_path: Path) -> None:
     job = write_recording_job(tmp_path, texts(10), SETTINGS)
     slot, made = Slot(), []  # type: ignore[var-annotated] # as `hoard` has it

@@ -57,3 +57,14 @@ def test_a_mark_that_can_be_reset_is_what_is_read(tmp_path: Path) -> None:
 
 def test_without_a_proc_file_system_growth_is_never_negative(tmp_path: Path) -> None:
     assert MemoryWatch(2**40, tmp_path / "missing").growth_bytes() >= 0
+
+
+def test_pages_of_libraries_grow_the_process_and_are_not_held(tmp_path: Path) -> None:
+    status = tmp_path / "status"
+    status.write_text("VmHWM:\t  500 kB\nVmRSS:\t  500 kB\nRssAnon:\t  200 kB\n")
+    watch = MemoryWatch(2**20, tmp_path, held_bytes=100 * 1024)
+    status.write_text("VmHWM:\t  900 kB\nVmRSS:\t  620 kB\nRssAnon:\t  230 kB\n")
+    assert watch.growth_bytes() == 500 * 1024
+    assert watch.held_bytes() == 130 * 1024
+    status.write_text("VmHWM:\t  900 kB\nVmRSS:\t  620 kB\n")  # a kernel that does not tell them apart
+    assert MemoryWatch(2**20, tmp_path, held_bytes=0).held_bytes() == 0

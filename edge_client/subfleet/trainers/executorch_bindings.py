@@ -1,9 +1,11 @@
 """ExecuTorch through its own Python bindings, which need PyTorch; programs run in its plain runtime."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from executorch.extension.pybindings import portable_lib
 from executorch.runtime import Runtime
@@ -11,7 +13,8 @@ from executorch.runtime import Runtime
 from subfleet.protocol.class_names import CLASS_NAMES
 from subfleet.protocol.errors import TrainingError
 from subfleet.protocol.programs import Program
-from subfleet.trainers.executorch_runtime import METHOD, MethodShapes, check_class_names, misfit
+from subfleet.trainers.executorch_runtime import KERNELS, METHOD, MethodShapes, check_class_names, misfit
+from subfleet.trainers.library_pages import map_library
 from subfleet.trainers.sessions import Array, RunProgram, StepSession, hosted
 from subfleet.trainers.step_layout import StepLayout
 
@@ -25,6 +28,9 @@ _DTYPES: Mapping[int, str] = {0: "uint8", 4: "int64", 6: "float32", 7: "float64"
 
 class BindingsRuntime:
     """See `ExecutorchRuntime`."""
+
+    def __init__(self) -> None:
+        map_library(Path(portable_lib.__file__).parents[2], without=KERNELS)
 
     @property
     def name(self) -> str:
@@ -54,8 +60,7 @@ class BindingsModel:
 
     def infer(self, samples: Array) -> Array:
         """See `Model.infer`."""
-        output: torch.Tensor = _guarded(lambda: self._program.load_method(METHOD).execute([_tensor(samples)]))[0]
-        return output.numpy()
+        return np.array(_executed(self._program, [_tensor(samples)])[0].numpy())
 
     def class_names(self) -> str:
         """See `Model.class_names`."""
@@ -88,18 +93,27 @@ def _load(program: Program, threads: int) -> RunProgram:
     outputs = [value.name for value in program.manifest.outputs]
 
     def run(values: Mapping[str, Array]) -> Mapping[str, Array]:
-        tensors = [_tensor(values[name]) for name in inputs]
-        results = _guarded(lambda: loaded.load_method(METHOD).execute(tensors))
+        results = _executed(loaded, [_tensor(values[name]) for name in inputs])
         return {name: result.numpy() for name, result in zip(outputs, results, strict=True)}
 
     return run
+
+
+def _executed(program: Any, given: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+    """Run once; the results are the runtime's own memory, where the next run writes, or copies of what was given."""
+    # `execute` would hold every result twice: where the kernels wrote it, and as a copy of that.
+    method = program.load_method(METHOD)._method  # noqa: SLF001 - the wrapper passes nothing else on
+    results: Sequence[torch.Tensor] = _guarded(lambda: method(given, clone_outputs=False))
+    handed = {tensor.data_ptr() for tensor in given}
+    return [result.clone() if result.data_ptr() in handed else result for result in results]
 
 
 def _set_threads(threads: int) -> None:
     """Set the threads of the whole process: PyTorch's pool and XNNPACK's."""
     torch.set_num_threads(threads)
     # Unsafe only while a program runs. XNNPACK otherwise takes every core; there is no public way to say so.
-    portable_lib._unsafe_reset_threadpool(threads)  # noqa: SLF001 - as the line above says
+    if portable_lib._threadpool_get_thread_count() != threads:  # noqa: SLF001 - as the line above says
+        portable_lib._unsafe_reset_threadpool(threads)  # noqa: SLF001 - as the line above says
 
 
 def _tensor(array: Array) -> torch.Tensor:

@@ -15,7 +15,7 @@ from subfleet.arrays import numpy_dtype
 from subfleet.protocol.class_names import CLASS_NAMES, MAX_NAMES_BYTES
 from subfleet.protocol.errors import TrainingError
 from subfleet.protocol.programs import Program, ValueInfo
-from subfleet.trainers.executorch_runtime import METHOD, MethodShapes, check_class_names, misfit
+from subfleet.trainers.executorch_runtime import KERNELS, METHOD, MethodShapes, check_class_names, misfit
 from subfleet.trainers.library_pages import map_library
 from subfleet.trainers.sessions import Array
 from subfleet.trainers.step_layout import StepLayout
@@ -24,8 +24,6 @@ from subfleet_executorch import ExecutorchError, Method
 __all__ = ["NativeRuntime"]
 
 _Result = TypeVar("_Result")
-# Most programs run in XNNPACK. Measured on the small CNN: 72 MB resident with all kernels mapped, 65 MB without.
-_KERNELS = "kernels"
 _READABLE_BEYOND = 128
 """Bytes that the runtime's kernels may read behind a tensor; an array without them may have to be copied first."""
 
@@ -34,7 +32,7 @@ class NativeRuntime:
     """See `ExecutorchRuntime`."""
 
     def __init__(self) -> None:
-        map_library(Path(subfleet_executorch.__file__).parent, without=_KERNELS)
+        map_library(Path(subfleet_executorch.__file__).parent, without=KERNELS)
 
     @property
     def name(self) -> str:

@@ -15,8 +15,11 @@ from subfleet.protocol.programs import Program, ProgramManifest
 from subfleet.trainers.sessions import Array, StepSession
 from subfleet.trainers.step_layout import StepLayout
 
-__all__ = ["METHOD", "ExecutorchRuntime", "MethodShapes", "Model", "check_class_names", "misfit"]
+__all__ = ["KERNELS", "METHOD", "ExecutorchRuntime", "MethodShapes", "Model", "check_class_names", "misfit"]
 
+# Most programs run in XNNPACK. Measured on the small CNN: 72 MB resident with all kernels mapped, 65 MB without.
+KERNELS = "kernels"
+"""Part of the name of the libraries of which a program needs little."""
 METHOD = "forward"
 """The method of every program and model; a model with names of classes has a second one."""
 

@@ -12,6 +12,7 @@ import ctypes
 import resource
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
@@ -35,7 +36,7 @@ class Watch(Protocol):
     """Measures the memory of one training."""
 
     def held_bytes(self) -> int:
-        """What is left of the growth now."""
+        """What is left of the growth now, and goes with what is held: not the pages of libraries."""
         ...
 
     def growth_bytes(self) -> int:
@@ -63,18 +64,24 @@ class MemoryWatch:
         self._peak_bytes = _peak_reader(proc)
         self._growth_bytes = 0
         self._base_bytes = self._peak_bytes() - held_bytes
+        self._base_own_bytes = (self._own_bytes() or 0) - held_bytes
 
     def held_bytes(self) -> int:
-        """What is left of the growth now; the largest growth where the present size cannot be read."""
-        try:
-            return max(_status_bytes(self._proc / "status", "VmRSS") - self._base_bytes, 0)
-        except (OSError, KeyError):
-            return self.growth_bytes()
+        """What is left of the growth now, without pages of libraries; the largest growth where that cannot be read."""
+        own_bytes = self._own_bytes()
+        return self.growth_bytes() if own_bytes is None else max(own_bytes - self._base_own_bytes, 0)
 
     def growth_bytes(self) -> int:
         """The largest growth so far."""
         self._growth_bytes = max(self._growth_bytes, self._peak_bytes() - self._base_bytes)
         return self._growth_bytes
+
+    def _own_bytes(self) -> int | None:
+        """What is in memory and in no file; with files, on kernels before 4.5; None: neither told."""
+        for field in ("RssAnon", "VmRSS"):
+            with suppress(OSError, KeyError):
+                return _status_bytes(self._proc / "status", field)
+        return None
 
     def check(self) -> None:
         """Compare with the limit.

@@ -18,7 +18,7 @@ __all__ = ["Array", "LoadProgram", "OpenSession", "RunProgram", "StepSession", "
 Array = npt.NDArray[np.generic]
 
 RunProgram = Callable[[Mapping[str, Array]], Mapping[str, Array]]
-"""Runs a loaded program once: inputs by name to outputs by name, which stay valid when it runs again.
+"""Runs a loaded program once: inputs by name to outputs by name, which may be the runtime's until it runs again.
 
 Raises TrainingError where the runtime fails.
 """
@@ -82,7 +82,7 @@ def hosted(load: LoadProgram) -> OpenSession:
 
 
 class _HostedSession:
-    """Carries values from the outputs of one run to the inputs of the next."""
+    """Copies what is carried from the outputs of one run to the inputs of the next, which stay where they are."""
 
     def __init__(self, run: RunProgram, layout: StepLayout) -> None:
         self._run = run
@@ -97,16 +97,16 @@ class _HostedSession:
     def step(self, fed: Mapping[str, Array], *, last: bool = False) -> Mapping[str, Array]:
         del last
         outputs = self._run({**self._constants, **self._carried, **fed})
-        self._carried = {old: outputs[new] for old, new in self._layout.carried.items()}
-        return {name: outputs[name] for name in self._layout.read}
+        for old, new in self._layout.carried.items():
+            self._carried[old][...] = outputs[new]
+        return {name: np.array(outputs[name]) for name in self._layout.read}
 
     def gradients(self) -> Mapping[str, Array]:
         return {value.tensor: np.array(self._carried[value.name]) for value in self._layout.gradients}
 
     def finish(self) -> Mapping[str, Array]:
-        stored = {value.name: np.require(self._carried[value.name], requirements="W") for value in self._layout.stored}
-        self._carried, self._constants = {}, {}
-        return stored
+        carried, self._carried, self._constants = self._carried, {}, {}
+        return {value.name: carried[value.name] for value in self._layout.stored}
 
 
 def zeros(layout: StepLayout) -> dict[str, Array]:

@@ -87,13 +87,15 @@ def loaded_session(
     watch = slot.watch(job.memory_limit_bytes, held_bytes=0 if kept is None else kept.held_bytes)
     try:
         loaded = _load(job, sha256, target, open_session) if kept is None else kept.loaded
-        del kept
         _check_least(job, loaded.least_bytes)
         watch.check()
         yield loaded, watch
         watch.check()
         slot.release()
-        slot.keep(loaded, held_bytes=watch.held_bytes(), limit_bytes=job.memory_limit_bytes)
+        # What a session holds is counted once, in the job that loaded it. Counted anew in each, all that a job adds to
+        # the process and gives back after it (its thread's stack) would be added to it again and again.
+        held_bytes = watch.held_bytes() if kept is None else kept.held_bytes
+        slot.keep(loaded, held_bytes=held_bytes, limit_bytes=job.memory_limit_bytes)
     finally:
         slot.release()
 
