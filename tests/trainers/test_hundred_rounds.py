@@ -135,7 +135,7 @@ def test_no_round_takes_more_than_its_plan(tmp_path: Path, runtime: str, monkeyp
     for peaks, sizes in ends:
         over = {number: peak / plans[place] for number, (place, peak) in enumerate(peaks)}
         assert max(over.values()) <= LARGEST_EXCESS, over
-        # Nor does it hide as growth of the process, from which each round is counted anew. Holes in the C library's heap
-        # grow by up to 1.7 MB in these rounds and by no more in later ones; sessions that nobody frees would take more.
+        # Nor does it hide as growth of the process, from which each round is counted anew. Holes in the heap grow by up
+        # to 1.7 MB in these rounds and by no more in later ones; sessions that nobody frees would take more.
         early, late = min(sizes[SETTLED : SETTLED + FEW]), min(sizes[-FEW:])
         assert late - early < min(plans), sizes
