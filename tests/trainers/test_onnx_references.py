@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import tracemalloc
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -195,6 +196,17 @@ def test_depth_is_bounded() -> None:
         content = _field(1, _field(5, _field(6, content)))
     with pytest.raises(TrainingError, match="deep"):
         check_self_contained(_field(7, content))
+
+
+def test_a_program_of_empty_messages_takes_no_memory() -> None:
+    content = _field(7, _field(1, b"") * 200_000)
+    tracemalloc.start()
+    try:
+        check_self_contained(content)
+        _, peak_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak_bytes < 100_000 < len(content)
 
 
 def _field(number: int, content: bytes) -> bytes:

@@ -19,7 +19,7 @@ _END_OF_TAGS = 2**32
 """A reader that keeps 32 bits of a longer tag would take another field for it."""
 _MOST_DEPTH = 100
 """As deep as readers of protocol buffers go."""
-_MOST_FIELDS = 4_000_000
+_MOST_FIELDS = 1_000_000
 """Of one program: the largest that is exported here has thousands."""
 
 # Of onnx.proto: by kind of message, the fields that hold messages in which a tensor or a node may stand.
@@ -58,20 +58,23 @@ def check_self_contained(program: bytes | memoryview) -> None:
     content = memoryview(program)
     if bytes(content[4:8]) == _ORT_FORMAT:
         raise TrainingError("the program is in ONNX Runtime's own format, but must be an ONNX model; export it again")
-    left = [("ModelProto", content, 0)]
+    # A stack of half-read messages, never a list of those to come: millions of empty ones fit into a few megabytes.
+    reading = [("ModelProto", _fields(content))]
     budget = _MOST_FIELDS
-    while left:
-        kind, message, depth = left.pop()
-        if depth > _MOST_DEPTH:
-            raise _malformed(f"messages stand in one another more than {_MOST_DEPTH} deep")
-        inner = _INNER[kind]
-        for number, value in _fields(message):
-            budget -= 1
-            if budget < 0:
-                raise _malformed(f"it has more than {_MOST_FIELDS} fields")
-            _check_field(kind, number, value)
-            if number in inner and isinstance(value, memoryview):
-                left.append((inner[number], value, depth + 1))
+    while reading:
+        kind, fields = reading[-1]
+        number, value = next(fields, (0, 0))
+        if number == 0:  # which no field has
+            reading.pop()
+            continue
+        budget -= 1
+        if budget < 0:
+            raise _malformed(f"it has more than {_MOST_FIELDS} fields")
+        _check_field(kind, number, value)
+        if number in _INNER[kind] and isinstance(value, memoryview):
+            reading.append((_INNER[kind][number], _fields(value)))
+            if len(reading) > _MOST_DEPTH:
+                raise _malformed(f"messages stand in one another more than {_MOST_DEPTH} deep")
 
 
 def _check_field(kind: str, number: int, value: int | memoryview) -> None:
