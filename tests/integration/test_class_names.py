@@ -17,7 +17,7 @@ from subfleet.export.cache import CacheFolder
 from subfleet.export.pool import ExportPool
 from subfleet.protocol.training import TrainingSettings
 from subfleet.server.broker import EmbeddedBroker
-from subfleet.server.config import LogClock, ServerConfig
+from subfleet.server.config import Deadlines, LogClock, ServerConfig
 from subfleet.server.records import RoundRecord
 from subfleet.server.session import Server
 from subfleet.tasks import Dataset, read_dataset
@@ -90,6 +90,7 @@ def test_a_device_with_three_of_ten_classes_trains_them_as_what_they_are(tmp_pat
         training=TrainingSettings(epochs=4, batch_size=16, learning_rate=0.1),
         rates=(1.0,),
         clock=LogClock(),
+        deadlines=Deadlines(linger_s=0.0),
         deploy_targets=("onnx",),
     )
     notes = Notes()
