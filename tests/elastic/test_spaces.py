@@ -53,6 +53,14 @@ def test_genes_make_a_subnet_of_the_network_and_come_back_from_it(
     assert all(blocks is None or blocks & set(spec.blocks) for blocks in users.values())
 
 
+def test_a_gene_of_a_kept_and_a_dropped_block_counts_by_the_kept_one() -> None:
+    config = next(config for config in CONFIGS if config.family == "mobilenet_v3")
+    space = search_space(network_of(config), RATES, width="section", depth="section")
+    place = next(place for place, gene in enumerate(space.genes) if gene.name == "section2 squeeze")
+    alike = {space.spec((*space.smallest[:place], option, *space.smallest[place + 1 :])).spec_id for option in (2, 3)}
+    assert len(alike) == 1, "the options differ in a dropped block alone"
+
+
 @relaxed
 @given(spaces_and_genes(2))
 def test_larger_genes_hold_what_smaller_ones_hold(case: tuple[SearchSpace, list[tuple[int, ...]]]) -> None:

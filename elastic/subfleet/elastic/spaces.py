@@ -165,10 +165,15 @@ class SearchSpace:
     def canonical(self, genes: Genes) -> Genes:
         """The smallest genes that make the same subnet."""
         kept = self._kept_blocks(genes)
-        return tuple(
-            0 if not gene.blocks and all(self._unused(axis, kept) for axis in gene.axes) else place
-            for gene, place in zip(self.genes, genes, strict=True)
-        )
+        return tuple(self._lowest(gene, place, kept) for gene, place in zip(self.genes, genes, strict=True))
+
+    def _lowest(self, gene: Gene, place: int, kept: frozenset[str]) -> int:
+        """The first option that keeps the same of what kept blocks use: a gene may size axes of dropped ones too."""
+        unused = {axis for axis in gene.axes if self._unused(axis, kept)}
+        if gene.blocks or not unused:
+            return place
+        used = [tuple(pair for pair in option.axes if pair[0] not in unused) for option in gene.options[: place + 1]]
+        return used.index(used[place])
 
     def spec(self, genes: Genes) -> SubnetSpec:
         """The subnet of these genes. The same subnet is the same spec, name included, whatever genes made it."""
