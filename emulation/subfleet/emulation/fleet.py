@@ -46,6 +46,7 @@ class ClientCommand:
             *("--id", self.client_id, "--data", str(self.data), "--profile", self.profile),
             *("--replay", str(self.log), "--state", str(self.state), "--runtime", self.runtime),
             *declared,
+            "--wait",  # a broker on a busy machine may answer late
             "--leave-when-finished",
             "--leave-with-stdin",
         ]
