@@ -1,6 +1,7 @@
 """Each device's own model is tried in a fresh process, which may end in any way."""
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -18,13 +19,25 @@ def process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return script
 
 
-def predicted(script: Path, does: str) -> tuple[float, ...]:
+def predicted(script: Path, does: str, contents: Sequence[str] = ("model", "model")) -> tuple[float, ...]:
     script.write_text(f"#!/bin/sh\n{does}\n", encoding="utf-8")
-    return predictions.accuracies([Path("model.onnx"), Path("model.pte")], Path("test.npz"))
+    models = [script.parent / name for name in ("model.onnx", "model.pte", "same.onnx", "other.onnx")[: len(contents)]]
+    for model, content in zip(models, contents, strict=True):
+        model.write_text(content, encoding="utf-8")
+    return predictions.accuracies(models, Path("test.npz"))
 
 
 def test_the_accuracy_is_what_the_process_tells(process: Path) -> None:
     assert predicted(process, """echo '{"accuracy": 0.5}'""") == (0.5, 0.5)
+
+
+def test_of_models_with_the_same_bytes_one_is_tried(process: Path) -> None:
+    """Equal bytes of another format are another model."""
+    tried = process.parent / "tried.txt"
+    size = f"""echo "$4" >> {tried}; printf '{{"accuracy": 0.%d}}' $(wc -c < "$4")"""
+    assert predicted(process, size, ["model", "model", "model", "another"]) == (0.5, 0.5, 0.5, 0.7)
+    names = sorted(Path(line).name for line in tried.read_text(encoding="utf-8").splitlines())
+    assert names == ["model.onnx", "model.pte", "other.onnx"]
 
 
 @pytest.mark.parametrize("does", ["kill -INT $$", "echo 'subfleet-edge: stopped' >&2; exit 130"])
@@ -47,4 +60,4 @@ def test_a_process_that_ctrl_c_has_ended_ends_the_run_as_interrupted(process: Pa
 def test_a_process_that_fails_gives_its_reason(process: Path, does: str, reason: str) -> None:
     with pytest.raises(RunError) as caught:
         predicted(process, does)
-    assert str(caught.value) == f"predicting with model.onnx failed: {reason}"
+    assert str(caught.value) == f"predicting with {process.parent / 'model.onnx'} failed: {reason}"

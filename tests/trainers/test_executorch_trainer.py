@@ -116,6 +116,7 @@ def test_without_the_package_the_binding_for_devices_is_named(job: TrainJob, mon
     monkeypatch.setitem(sys.modules, "subfleet_executorch", None)
     monkeypatch.setitem(sys.modules, "executorch.extension.pybindings", None)
     monkeypatch.delitem(sys.modules, "subfleet.trainers.executorch_bindings", raising=False)
-    monkeypatch.delitem(sys.modules, "executorch.extension.pybindings.portable_lib", raising=False)
+    for library in ("_C", "portable_lib"):
+        monkeypatch.delitem(sys.modules, f"executorch.extension.pybindings.{library}", raising=False)
     with pytest.raises(MissingExtraError, match="install the wheel of subfleet-executorch"):
         ExecutorchTrainer().describe(job.data)

@@ -6,9 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
-from executorch.extension.pybindings import portable_lib
-from executorch.runtime import Runtime
+import torch  # before the bindings, which are linked against its libraries
+
+try:  # `portable_lib`, which passes the same on, loads the whole exporter: seconds and memory that devices do not have
+    from executorch.extension.pybindings import _C as bindings  # noqa: N811 - it is no constant
+except ImportError:  # ExecuTorch before 1.5
+    from executorch.extension.pybindings import portable_lib as bindings
 
 from subfleet.protocol.class_names import CLASS_NAMES
 from subfleet.protocol.errors import TrainingError
@@ -30,7 +33,7 @@ class BindingsRuntime:
     """See `ExecutorchRuntime`."""
 
     def __init__(self) -> None:
-        map_library(Path(portable_lib.__file__).parents[2], without=KERNELS)
+        map_library(Path(bindings.__file__).parents[2], without=KERNELS)
 
     @property
     def name(self) -> str:
@@ -44,92 +47,105 @@ class BindingsRuntime:
     def open_model(self, body: bytes, threads: int) -> "BindingsModel":
         """See `ExecutorchRuntime.open_model`."""
         _set_threads(threads)
-        return BindingsModel(_load_program(body))
+        return BindingsModel(_LoadedProgram(body))
 
 
 class BindingsModel:
     """See `Model`."""
 
-    def __init__(self, program: Any) -> None:
+    def __init__(self, program: "_LoadedProgram") -> None:
         self._program = program
 
     @property
     def shapes(self) -> MethodShapes:
         """See `Model.shapes`."""
-        return _shapes(self._program, METHOD)
+        return self._program.shapes(METHOD)
 
     def infer(self, samples: Array) -> Array:
         """See `Model.infer`."""
-        return np.array(_executed(self._program, [_tensor(samples)])[0].numpy())
+        return np.array(self._program.execute([_tensor(samples)])[0].numpy())
 
     def class_names(self) -> str:
         """See `Model.class_names`."""
         if CLASS_NAMES not in self._program.method_names:
             return ""
-        check_class_names(_guarded(lambda: _shapes(self._program, CLASS_NAMES)))
-        text: torch.Tensor = _guarded(lambda: self._program.load_method(CLASS_NAMES).execute([]))[0]
+        check_class_names(self._program.shapes(CLASS_NAMES))
+        text: torch.Tensor = self._program.execute([], CLASS_NAMES)[0]
         return text.numpy().tobytes().decode(errors="replace")
 
 
-def _shapes(program: Any, method: str) -> MethodShapes:
-    meta = program.metadata(method)
+class _LoadedProgram:
+    """A program and those of its methods that were asked for.
 
-    def of(info: Any) -> tuple[str, tuple[int, ...]]:
-        return _DTYPES.get(info.dtype(), str(info.dtype())), tuple(info.sizes())
+    Only the whole may be held on to: methods read the program's memory, and the program that of its file, but neither
+    keeps the other alive.
+    """
 
-    return MethodShapes(
-        inputs=tuple(of(meta.input_tensor_meta(i)) for i in range(meta.num_inputs())),
-        outputs=tuple(of(meta.output_tensor_meta(i)) for i in range(meta.num_outputs())),
-    )
+    def __init__(self, body: bytes) -> None:
+        self._body = body
+        self._program = _guarded(
+            lambda: bindings._load_program_from_buffer(  # noqa: SLF001 - as with every name that the bindings give
+                body, program_verification=bindings.Verification.InternalConsistency
+            )
+        )
+        self.method_names = {self._program.get_method_name(index) for index in range(self._program.num_methods())}
+        if METHOD not in self.method_names:
+            raise TrainingError(f"the ExecuTorch program has no method {METHOD!r}; it must be exported again")
+        self._methods: dict[str, Any] = {}
+        self._method(METHOD)
+
+    def shapes(self, method: str) -> MethodShapes:
+        """What a method takes and gives."""
+        meta = _guarded(lambda: self._program.method_meta(method))
+
+        def of(info: Any) -> tuple[str, tuple[int, ...]]:
+            return _DTYPES.get(info.dtype(), str(info.dtype())), tuple(info.sizes())
+
+        return MethodShapes(
+            inputs=tuple(of(meta.input_tensor_meta(i)) for i in range(meta.num_inputs())),
+            outputs=tuple(of(meta.output_tensor_meta(i)) for i in range(meta.num_outputs())),
+        )
+
+    def execute(self, given: Sequence[torch.Tensor], name: str = METHOD) -> Sequence[torch.Tensor]:
+        """Run once; results are the runtime's own memory, where the next run writes, or copies of what was given."""
+        method = self._method(name)
+        # By default it would hold every result twice: where the kernels wrote it, and as a copy of that.
+        results: Sequence[torch.Tensor] = _guarded(lambda: method(given, clone_outputs=False))
+        handed = {tensor.data_ptr() for tensor in given}
+        return [result.clone() if result.data_ptr() in handed else result for result in results]
+
+    def _method(self, name: str) -> Any:
+        if name not in self._methods:
+            self._methods[name] = _guarded(lambda: self._program.load_method(name))
+        return self._methods[name]
 
 
 def _load(program: Program, threads: int) -> RunProgram:
     _set_threads(threads)
-    loaded = _load_program(bytes(program.body))
-    wrong = misfit(program.manifest, _guarded(lambda: _shapes(loaded, METHOD)))
+    loaded = _LoadedProgram(bytes(program.body))
+    wrong = misfit(program.manifest, loaded.shapes(METHOD))
     if wrong:
         raise TrainingError(f"{wrong}; it must be exported again")
     inputs = [value.name for value in program.manifest.inputs]
     outputs = [value.name for value in program.manifest.outputs]
 
     def run(values: Mapping[str, Array]) -> Mapping[str, Array]:
-        results = _executed(loaded, [_tensor(values[name]) for name in inputs])
+        results = loaded.execute([_tensor(values[name]) for name in inputs])
         return {name: result.numpy() for name, result in zip(outputs, results, strict=True)}
 
     return run
-
-
-def _executed(program: Any, given: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-    """Run once; the results are the runtime's own memory, where the next run writes, or copies of what was given."""
-    # `execute` would hold every result twice: where the kernels wrote it, and as a copy of that.
-    method = program.load_method(METHOD)._method  # noqa: SLF001 - the wrapper passes nothing else on
-    results: Sequence[torch.Tensor] = _guarded(lambda: method(given, clone_outputs=False))
-    handed = {tensor.data_ptr() for tensor in given}
-    return [result.clone() if result.data_ptr() in handed else result for result in results]
 
 
 def _set_threads(threads: int) -> None:
     """Set the threads of the whole process: PyTorch's pool and XNNPACK's."""
     torch.set_num_threads(threads)
     # Unsafe only while a program runs. XNNPACK otherwise takes every core; there is no public way to say so.
-    if portable_lib._threadpool_get_thread_count() != threads:  # noqa: SLF001 - as the line above says
-        portable_lib._unsafe_reset_threadpool(threads)  # noqa: SLF001 - as the line above says
+    if bindings._threadpool_get_thread_count() != threads:  # noqa: SLF001 - as the line above says
+        bindings._unsafe_reset_threadpool(threads)  # noqa: SLF001 - as the line above says
 
 
 def _tensor(array: Array) -> torch.Tensor:
     return torch.from_numpy(array if array.flags.writeable else array.copy())
-
-
-def _load_program(body: bytes) -> Any:
-    """Load a program and its method, which the program keeps.
-
-    Only the program may be held on to: its method reads the program's memory but does not keep it alive.
-    """
-    program = _guarded(lambda: Runtime.get().load_program(body))
-    if METHOD not in program.method_names:
-        raise TrainingError(f"the ExecuTorch program has no method {METHOD!r}; it must be exported again")
-    _guarded(lambda: program.load_method(METHOD))
-    return program
 
 
 def _guarded(call: Callable[[], Any]) -> Any:

@@ -1,5 +1,6 @@
 """Loads each device's own model in a fresh process, as its user would, and measures its accuracy."""
 
+import hashlib
 import json
 import signal
 import subprocess
@@ -20,7 +21,7 @@ def accuracies(models: Sequence[Path], data: Path, *, at_once: int = 2) -> tuple
     """Accuracy of each model file on a data set, each by `subfleet-edge predict` in a process of its own.
 
     Args:
-        models: .onnx and .pte files.
+        models: .onnx and .pte files; of several with the same bytes one is tried.
         data: the samples and labels, .npz.
         at_once: processes that run side by side.
 
@@ -28,8 +29,13 @@ def accuracies(models: Sequence[Path], data: Path, *, at_once: int = 2) -> tuple
         RunError: a process failed; the text carries its own sentence.
         KeyboardInterrupt: Ctrl-C, which reaches every process of a terminal, has ended one.
     """
+    contents = [(hashlib.sha256(model.read_bytes()).digest(), model.suffix) for model in models]
+    distinct: dict[tuple[bytes, str], Path] = {}
+    for content, model in zip(contents, models, strict=True):
+        distinct.setdefault(content, model)
     with ThreadPoolExecutor(max_workers=at_once) as pool:
-        return tuple(pool.map(lambda model: _accuracy(model, data), models))
+        found = dict(zip(distinct, pool.map(lambda model: _accuracy(model, data), distinct.values()), strict=True))
+    return tuple(found[content] for content in contents)
 
 
 def _accuracy(model: Path, data: Path) -> float:
