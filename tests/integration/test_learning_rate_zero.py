@@ -13,6 +13,7 @@ from subfleet.elastic.network import ModelConfig
 from subfleet.emulation.experiments import experiment_named
 from subfleet.emulation.run import run_experiment
 from subfleet.export.cache import CacheFolder
+from subfleet.export.pool import ExportPool
 from subfleet.server.records import RoundRecord
 
 pytestmark = [pytest.mark.slow, pytest.mark.broker, pytest.mark.export]
@@ -49,13 +50,10 @@ def test_a_round_with_learning_rate_0_changes_nothing(family: str, tmp_path: Pat
         rounds=1,
     )
     observer = Rounds()
-    outcome = run_experiment(
-        experiment,
-        tmp_path / "run",
-        observer=observer,
-        stop=threading.Event(),
-        cache=CacheFolder(path=tmp_path / "cache"),
-    )
+    with ExportPool(CacheFolder(path=tmp_path / "cache")) as exports:
+        outcome = run_experiment(
+            experiment, tmp_path / "run", observer=observer, stop=threading.Event(), exports=exports
+        )
     rows = observer.records[0].clients
     assert {(row.runtime, row.status) for row in rows} == {("onnx", "folded"), ("executorch", "folded")}
     before = init_state(network_of(experiment.model), experiment.seed)

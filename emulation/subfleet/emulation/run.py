@@ -13,7 +13,6 @@ from subfleet.emulation.experiments import EmulatedDevice, Experiment
 from subfleet.emulation.fleet import ClientCommand, Fleet
 from subfleet.emulation.predictions import accuracies
 from subfleet.emulation.slices import Slices, cut
-from subfleet.export.cache import CacheFolder
 from subfleet.export.pool import ExportPool
 from subfleet.protocol.errors import RunError, SubfleetError
 from subfleet.protocol.topics import Topics
@@ -56,7 +55,7 @@ def run_experiment(
     *,
     observer: RunObserver,
     stop: threading.Event,
-    cache: CacheFolder,
+    exports: ExportPool,
     broker: BrokerAddress | None = None,
 ) -> Outcome:
     """Run an experiment to its end, with one process per client.
@@ -66,7 +65,7 @@ def run_experiment(
         folder: for the results; a run that was interrupted there is taken up.
         observer: is told what happens; it may fail, and the run goes on.
         stop: set it to end the run early.
-        cache: where exported programs are kept between runs.
+        exports: where programs and models are written; the caller closes it.
         broker: where one is that is there already; by default an embedded one is started.
 
     Raises:
@@ -76,8 +75,6 @@ def run_experiment(
     """
     observer = GuardedObserver(observer)
     with ExitStack() as stack:
-        # The pool comes first: its workers import PyTorch while the data are cut and the broker starts.
-        exports = stack.enter_context(ExportPool(cache))
         devices = len(experiment.devices)
         observer.say(f"Cutting {experiment.dataset} into {devices} slices (Dirichlet {experiment.alpha:g})")
         slices = cut(experiment, folder / "data")
@@ -104,8 +101,9 @@ def run_experiment(
         watch.raise_failure()
         if not result.finished:
             raise RunError(f"the run was stopped before its end; start it again with --name {folder.name} to go on")
+        outcome = _collect(folder, result, slices, observer)  # while the clients hear of the end and leave
         fleet.wait(LEAVE_S)
-    return _collect(folder, result, slices, observer)
+    return outcome
 
 
 def server_config(experiment: Experiment, evaluation_data: Path) -> ServerConfig:
@@ -162,9 +160,8 @@ def _collect(folder: Path, result: RunResult, slices: Slices, observer: RunObser
     try:
         models = _own_models(folder, result, slices)
     except SubfleetError:
-        write_results(
-            folder, name=folder.name, result=result
-        )  # a model that cannot be shown is no reason to lose a run
+        # A model that cannot be shown is no reason to lose a run.
+        write_results(folder, name=folder.name, result=result)
         raise
     report = write_results(folder, name=folder.name, result=result, extra={"models": list(models)})
     return Outcome(accuracy=result.accuracy, folder=folder, report=report, models=models)

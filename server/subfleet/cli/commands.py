@@ -113,15 +113,19 @@ def run(
     with reporting(verbose=verbose):
         # First of all, before anything is loaded, cut or started.
         address = broker_address(broker, ca=ca, cert=cert, key=key, password_file=password_file)
-        from subfleet.cli.console import display_for
-        from subfleet.cli.experiment import next_steps, run_folder, with_overrides
-        from subfleet.emulation.run import run_experiment
+        from subfleet.export.pool import ExportPool
 
-        chosen = with_overrides(experiment, rounds=rounds, seed=seed)
-        folder = run_folder(runs, chosen.name, name)
-        display = display_for(json=json)
-        with stopped_by_signals() as stop:
-            outcome = run_experiment(chosen, folder, observer=display, stop=stop, cache=default_cache(), broker=address)
+        # The pool comes first: its workers load PyTorch while this process does.
+        with ExportPool(default_cache()) as exports:
+            from subfleet.cli.console import display_for
+            from subfleet.cli.experiment import next_steps, run_folder, with_overrides
+            from subfleet.emulation.run import run_experiment
+
+            chosen = with_overrides(experiment, rounds=rounds, seed=seed)
+            folder = run_folder(runs, chosen.name, name)
+            display = display_for(json=json)
+            with stopped_by_signals() as stop:
+                outcome = run_experiment(chosen, folder, observer=display, stop=stop, exports=exports, broker=address)
         if json:
             typer.echo((outcome.folder / "summary.json").read_text(encoding="utf-8"))
         for line in next_steps(outcome):
