@@ -81,8 +81,8 @@ def quickstart() -> Experiment:
         ),
         training=TrainingSettings(
             epochs=8,
-            batch_size=16,
-            learning_rate=0.05,
+            batch_size=32,
+            learning_rate=0.08,
             optimiser=OptimiserSettings(momentum=0.9, weight_decay=1e-3),
         ),
         learning_rate_decay=0.8,
