@@ -15,7 +15,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
-from subfleet.elastic.axes import Axis, Dim, Product, factors_of
+from subfleet.elastic.axes import Axis, AxisKind, Dim, Product, factors_of
 from subfleet.elastic.network import Block, LocalShapes, MatrixProduct, ModelConfig, Network, Role, TensorDecl
 from subfleet.protocol.errors import ConfigError
 
@@ -120,19 +120,11 @@ def declare(config: ModelConfig, blueprint: Blueprint) -> Network:
                 f"axis {axis.name!r} of family {config.family!r} has size {axis.size}, but must be a multiple of "
                 f"group_size {axis.granularity}; change the widths"
             )
-    axes = {axis.name: axis for axis in blueprint.axes}
-    sizes = Sizes(
-        axes=axes,
-        kept={axis.name: axis.size for axis in blueprint.axes},
-        blocks=frozenset(block.name for block in blueprint.blocks),
-    )
-    with torch.device("meta"):
-        module = blueprint.build(sizes)
     return Network(
         config=config,
-        axes=MappingProxyType(axes),
+        axes=MappingProxyType({axis.name: axis for axis in blueprint.axes}),
         blocks=blueprint.blocks,
-        tensors=MappingProxyType({decl.name: decl for decl in _decls(config, blueprint, module)}),
+        tensors=MappingProxyType({decl.name: decl for decl in _decls(config, blueprint)}),
         products=blueprint.products,
         kept_of_norms=blueprint.kept_of_norms,
     )
@@ -184,6 +176,8 @@ _OWN_ROLES: Mapping[str, Role] = MappingProxyType(
 _LSTM_GATES = 4
 _PLACED = (nn.Conv2d, nn.Linear, nn.GroupNorm, nn.BatchNorm1d, nn.BatchNorm2d, nn.LayerNorm, nn.LSTM)
 """Layers that are applied at many places of a sample; each symbol reads one row of an embedding."""
+_WHOLE: tuple[AxisKind, ...] = ("kernel", "class")
+"""Axes that are not cut as channels are."""
 
 
 def _product(left: int, right: int) -> TiedSize:
@@ -193,9 +187,21 @@ def _product(left: int, right: int) -> TiedSize:
     return TiedSize(int(left) * int(right), Product(factors=tuple(factors)), math.prod(fulls))
 
 
-def _decls(config: ModelConfig, blueprint: Blueprint, module: nn.Module) -> Iterator[TensorDecl]:
+def _built(blueprint: Blueprint, kept: Mapping[str, int]) -> nn.Module:
+    """A module with all blocks; axes that are not named are whole."""
+    sizes = Sizes(
+        axes={axis.name: axis for axis in blueprint.axes},
+        kept={axis.name: axis.size for axis in blueprint.axes} | dict(kept),
+        blocks=frozenset(block.name for block in blueprint.blocks),
+    )
+    return blueprint.build(sizes)
+
+
+def _decls(config: ModelConfig, blueprint: Blueprint) -> Iterator[TensorDecl]:
     """Every tensor of the full module, in the order of its state."""
-    places = _places(config, module)
+    with torch.device("meta"):
+        module = _built(blueprint, {})
+    places = _places(config, blueprint)
     for path, layer in module.named_modules():
         owner = next((block.name for block in blueprint.blocks if f"{path}.".startswith(f"{block.name}.")), None)
         for own, tensor in (*layer.named_parameters(recurse=False), *layer.named_buffers(recurse=False)):
@@ -238,8 +244,13 @@ def _dims(layer: nn.Module, own: str, rank: int) -> tuple[Dim, ...]:
     return tuple(size.dim if isinstance(size, TiedSize) else None for size in sizes[:rank])
 
 
-def _places(config: ModelConfig, module: nn.Module) -> dict[str, int]:
-    """At how many places of one sample each layer is applied, found by a run with shapes alone."""
+def _places(config: ModelConfig, blueprint: Blueprint) -> dict[str, int]:
+    """At how many places of one sample each layer is applied, found by running the narrowest network of that depth.
+
+    It has as many as any other. A run of the full one with shapes alone loads PyTorch's compiler, which takes seconds.
+    """
+    with torch.random.fork_rng(devices=[]):  # its weights mean nothing, and leave the random state alone
+        module = _built(blueprint, {axis.name: axis.granularity for axis in blueprint.axes if axis.kind not in _WHOLE})
     found: dict[str, int] = {}
 
     def record(path: str) -> Callable[[nn.Module, Any, Any], None]:
@@ -257,7 +268,7 @@ def _places(config: ModelConfig, module: nn.Module) -> dict[str, int]:
     try:
         with torch.no_grad():
             dtype = torch.int64 if config.vocabulary else torch.float32
-            module.eval()(torch.zeros(1, *config.input_shape, dtype=dtype, device="meta"))
+            module.eval()(torch.zeros(1, *config.input_shape, dtype=dtype))
     except (RuntimeError, ValueError) as error:
         raise ConfigError(
             f"input_shape is {config.input_shape} and group_size is {config.group_size}, but family "
