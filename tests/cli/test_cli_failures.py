@@ -168,3 +168,20 @@ def test_what_a_device_wrote_does_not_act_on_the_operators_terminal(tmp_path: Pa
     logged, sentence = done.stderr.splitlines()
     assert logged.endswith("x WARNING device a ]8;;http://evil  b")
     assert sentence == "subfleet: device a ]8;;http://evil  failed"
+
+
+@pytest.mark.parametrize(
+    ("verbose", "told"), [(True, ["subfleet.x DEBUG ours", "y WARNING theirs"]), (False, ["y WARNING theirs"])]
+)
+def test_verbose_tells_what_happens_in_subfleet_and_not_in_libraries(
+    verbose: bool, told: list[str], tmp_path: Path
+) -> None:
+    code = (
+        "import logging; from subfleet.cli.failures import reporting\n"
+        f"with reporting(verbose={verbose}):\n"
+        "    logging.getLogger('subfleet.x').debug('ours')\n"
+        "    logging.getLogger('y').debug('theirs in detail')\n"
+        "    logging.getLogger('y').warning('theirs')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, check=False)
+    assert [line.split(maxsplit=2)[2] for line in done.stderr.splitlines()] == told

@@ -31,7 +31,8 @@ def run(arguments: Sequence[str] | None = None) -> int:
         try:
             options = parser_of(_COMMANDS).parse_args(arguments)
             level = logging.DEBUG if options.verbose else options.log_level
-            logging.basicConfig(level=level, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
+            logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
+            logging.getLogger("subfleet").setLevel(level)  # of Subfleet alone: libraries tell of all that they look at
             code: int = options.run(options)
         except KeyboardInterrupt:
             return _complain(ExitCode.INTERRUPTED, _STOPPED)

@@ -32,10 +32,11 @@ def exit_code_of(error: BaseException) -> tuple[ExitCode, str]:
 @contextmanager
 def reporting(*, verbose: bool, leave: Callable[[int], None] = sys.exit) -> Iterator[None]:
     """Run a command's body; an error becomes one sentence on standard error and an exit code."""
-    level = logging.DEBUG if verbose else logging.WARNING
     handler = logging.StreamHandler(sys.stderr)
     handler.addFilter(_made_printable)
-    logging.basicConfig(level=level, format="%(asctime)s %(name)s %(levelname)s %(message)s", handlers=[handler])
+    logging.basicConfig(format="%(asctime)s %(name)s %(levelname)s %(message)s", handlers=[handler])
+    # Of Subfleet alone: libraries tell of every font and every instruction that they look at.
+    logging.getLogger("subfleet").setLevel(logging.DEBUG if verbose else logging.WARNING)
     with interruptible() as interrupted:
         try:
             yield
