@@ -14,6 +14,7 @@ from export.export_cases import MLP, RESNET, largest, smallest, train_request
 from safetensors.torch import save
 
 from subfleet.elastic.families import init_state, network_of
+from subfleet.export import pool as pool_module
 from subfleet.export.cache import CacheFolder
 from subfleet.export.jobs import write_atomically
 from subfleet.export.pool import ExportPool
@@ -128,6 +129,27 @@ def test_time_limit_and_closing(tmp_path: Path) -> None:
     with pytest.raises(ExportError, match="closed"):
         hurried.submit_training(train_request("onnx"))
     assert [path.name for path in tmp_path.iterdir()] == ["worker-0.log"]
+
+
+def test_another_worker_starts_where_a_job_waits_and_not_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with ExportPool(CacheFolder(path=tmp_path)) as opened:
+        first, second = opened._workers
+        opened.submit_training(train_request("onnx")).result(PATIENCE_S)
+        assert first.process_id
+        assert not second.process_id
+    monkeypatch.setattr(pool_module, "_START_S", 0.1)
+    with ExportPool(CacheFolder(path=tmp_path)) as opened:
+        first, second = opened._workers
+        while not first.process_id:
+            time.sleep(0.01)
+        os.kill(first.process_id, signal.SIGSTOP)
+        hanging = opened.submit_training(train_request("onnx", batch_size=11))
+        assert opened.submit_training(train_request("onnx", batch_size=12)).result(PATIENCE_S).exists()
+        assert second.process_id
+        os.kill(first.process_id, signal.SIGCONT)
+        assert hanging.result(PATIENCE_S).exists()
 
 
 def test_workers_end_with_the_process_that_started_them(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -39,8 +40,14 @@ class Rounds:
         self.records.append(record)
 
 
+@pytest.fixture(scope="module")
+def exports(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ExportPool]:
+    with ExportPool(CacheFolder(path=tmp_path_factory.mktemp("cache"))) as pool:
+        yield pool
+
+
 @pytest.mark.parametrize("family", MODELS)
-def test_a_round_with_learning_rate_0_changes_nothing(family: str, tmp_path: Path) -> None:
+def test_a_round_with_learning_rate_0_changes_nothing(family: str, exports: ExportPool, tmp_path: Path) -> None:
     full = experiment_named("quickstart")
     experiment = dataclasses.replace(
         full,
@@ -50,10 +57,7 @@ def test_a_round_with_learning_rate_0_changes_nothing(family: str, tmp_path: Pat
         rounds=1,
     )
     observer = Rounds()
-    with ExportPool(CacheFolder(path=tmp_path / "cache")) as exports:
-        outcome = run_experiment(
-            experiment, tmp_path / "run", observer=observer, stop=threading.Event(), exports=exports
-        )
+    outcome = run_experiment(experiment, tmp_path / "run", observer=observer, stop=threading.Event(), exports=exports)
     rows = observer.records[0].clients
     assert {(row.runtime, row.status) for row in rows} == {("onnx", "folded"), ("executorch", "folded")}
     before = init_state(network_of(experiment.model), experiment.seed)

@@ -27,7 +27,7 @@ BATCH, SAMPLES = 16, 56
 ROUNDS = 100
 LARGEST_EXCESS = 1.05
 MODEL = ModelConfig(family="mlp", input_shape=(1, 8, 8), class_count=10, widths=(256,), depths=(2,), group_size=16)
-PATTERNS = ((0,), (0, 1, 1, 0, 1))
+PATTERNS = ((0,), (0, 1, 0, 0, 1, 1, 1, 0))
 """Which subnet is trained in each round, again and again: the same one, and one or the other."""
 SETTLED, FEW = 30, 20
 """Rounds after which a process has all that it ever loads, and in which each subnet was trained some times."""

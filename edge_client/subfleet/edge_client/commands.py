@@ -14,6 +14,7 @@ from subfleet.edge_client.options import Command, parser_of
 from subfleet.protocol.errors import MissingExtraError, SubfleetError
 from subfleet.protocol.exit_codes import ExitCode
 from subfleet.protocol.interruption import interruptible
+from subfleet.protocol.logs import of_subfleet_or_warning
 
 if TYPE_CHECKING:
     from subfleet.transport.address import BrokerOptions
@@ -31,8 +32,9 @@ def run(arguments: Sequence[str] | None = None) -> int:
         try:
             options = parser_of(_COMMANDS).parse_args(arguments)
             level = logging.DEBUG if options.verbose else options.log_level
-            logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
-            logging.getLogger("subfleet").setLevel(level)  # of Subfleet alone: libraries tell of all that they look at
+            handler = logging.StreamHandler(sys.stderr)
+            handler.addFilter(of_subfleet_or_warning)
+            logging.basicConfig(level=level, format="%(asctime)s %(levelname)s %(message)s", handlers=[handler])
             code: int = options.run(options)
         except KeyboardInterrupt:
             return _complain(ExitCode.INTERRUPTED, _STOPPED)

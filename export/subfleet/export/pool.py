@@ -2,7 +2,6 @@
 
 import contextlib
 import logging
-import queue
 import subprocess
 import sys
 import threading
@@ -14,6 +13,7 @@ from types import TracebackType
 from subfleet.export.cache import CacheFolder, ExportCache
 from subfleet.export.jobs import MAX_LINE_BYTES, TAKEN_LINE, Answer, Job
 from subfleet.export.requests import InferRequest, TrainRequest
+from subfleet.export.waiting_jobs import WaitingJobs
 from subfleet.protocol.errors import ExportError, ProtocolError
 from subfleet.protocol.schema import canonical_json, from_plain, parse_json
 
@@ -21,7 +21,8 @@ __all__ = ["ExportPool"]
 
 logger = logging.getLogger(__name__)
 
-_Queue = queue.SimpleQueue["tuple[Job, Future[Path]] | None"]
+_START_S = 10.0
+"""Processor time that a worker takes to start, about; no other is started where jobs wait for less."""
 
 
 class _Process:
@@ -151,17 +152,18 @@ class _Worker:
 class ExportPool:
     """Worker processes that export, and the folder of what they wrote.
 
-    Workers start, and import their tools, at once. Results stay in the folder under their content id, so that a request
-    is exported once ever; identical requests at the same time share one future. Close it, or use it as a context
-    manager.
+    The first worker starts, and imports its tools, at once; the others when jobs wait for longer than a start takes,
+    because there are many, or because one of them is slow or hangs. Results stay in the folder under their content id,
+    so that a request is exported once ever; identical requests at the same time share one future. Close it, or use it
+    as a context manager.
     """
 
     def __init__(self, cache: CacheFolder, *, workers: int = 2, timeout_s: float = 120.0) -> None:
-        """Start the workers.
+        """Start the first worker.
 
         Args:
             cache: where results are kept; those that were not used for the longest go where they are too many.
-            workers: processes, 1 or more.
+            workers: processes at most, 1 or more.
             timeout_s: the longest that one export may take, above 0.
 
         Raises:
@@ -174,10 +176,10 @@ class ExportPool:
         self._lock = threading.Lock()
         self._closed = False
         self._pending: dict[str, Future[Path]] = {}
-        self._jobs: _Queue = queue.SimpleQueue()
+        self._jobs = WaitingJobs()
         self._workers = tuple(_Worker(cache.path / f"worker-{number}.log") for number in range(workers))
         self._threads = tuple(
-            threading.Thread(target=self._serve, args=(worker,), daemon=True, name=f"export-{number}")
+            threading.Thread(target=self._serve, args=(worker, number), daemon=True, name=f"export-{number}")
             for number, worker in enumerate(self._workers)
         )
         for thread in self._threads:
@@ -223,8 +225,7 @@ class ExportPool:
             self._closed = True
         for worker in self._workers:
             worker.close()
-        for _ in self._threads:
-            self._jobs.put(None)
+        self._jobs.close()
         for thread in self._threads:
             thread.join()
 
@@ -250,13 +251,14 @@ class ExportPool:
                 weights_path=weights_path,
                 calibration_data=calibration_data,
             )
-            self._jobs.put((job, future))
+            self._jobs.put(job, future)
             return future
 
-    def _serve(self, worker: _Worker) -> None:
-        with contextlib.suppress(ExportError, OSError):  # the first job meets the same and reports it
-            worker.start()
-        while (item := self._jobs.get()) is not None:
+    def _serve(self, worker: _Worker, number: int) -> None:
+        if number == 0:
+            with contextlib.suppress(ExportError, OSError):  # the first job meets the same and reports it
+                worker.start()
+        while (item := self._jobs.take(after_s=0.0 if worker.process_id else number * _START_S)) is not None:
             job, future = item
             error: Exception | None = None
             try:

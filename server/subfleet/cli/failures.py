@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from subfleet.protocol.errors import MissingExtraError, SubfleetError
 from subfleet.protocol.exit_codes import ExitCode
 from subfleet.protocol.interruption import interruptible
+from subfleet.protocol.logs import of_subfleet_or_warning
 from subfleet.protocol.text import printable
 
 __all__ = ["exit_code_of", "reporting"]
@@ -32,11 +33,11 @@ def exit_code_of(error: BaseException) -> tuple[ExitCode, str]:
 @contextmanager
 def reporting(*, verbose: bool, leave: Callable[[int], None] = sys.exit) -> Iterator[None]:
     """Run a command's body; an error becomes one sentence on standard error and an exit code."""
+    level = logging.DEBUG if verbose else logging.WARNING
     handler = logging.StreamHandler(sys.stderr)
+    handler.addFilter(of_subfleet_or_warning)
     handler.addFilter(_made_printable)
-    logging.basicConfig(format="%(asctime)s %(name)s %(levelname)s %(message)s", handlers=[handler])
-    # Of Subfleet alone: libraries tell of every font and every instruction that they look at.
-    logging.getLogger("subfleet").setLevel(logging.DEBUG if verbose else logging.WARNING)
+    logging.basicConfig(level=level, format="%(asctime)s %(name)s %(levelname)s %(message)s", handlers=[handler])
     with interruptible() as interrupted:
         try:
             yield

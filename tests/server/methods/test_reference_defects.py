@@ -59,7 +59,7 @@ RESNET = ModelConfig(
 @functools.cache
 def small_plan(method: str) -> Plan:
     """Of a network whose subnets a search soon knows all."""
-    return plan_with(VARIANTS[method], replace(MODEL, widths=(8, 8), depths=(2, 1), group_size=4))
+    return plan_with(VARIANTS[method], replace(MODEL, widths=(8,), depths=(2,), group_size=4))
 
 
 def total_bytes(plan: Plan) -> tuple[int, int]:
