@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -53,9 +54,11 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Iterator[tuple[Path, str]]:
-    """One whole run, with nothing in the cache; its folder and what it printed."""
+    """One whole run, with nothing in the cache, and on Mosquitto where it is; its folder and what it printed."""
     runs = tmp_path_factory.mktemp("runs")
-    done = quickstart(runs, cache)
+    with ExitStack() as stack:
+        broker = stack.enter_context(MosquittoBroker()) if mosquitto_binary() else None
+        done = quickstart(runs, cache, *(("--broker", broker.url) if broker else ()))
     assert done.returncode == 0, done.stderr
     yield runs / "quickstart", done.stdout
     shutil.rmtree(runs)
@@ -118,18 +121,6 @@ def test_other_seeds_tell_the_same_story(seed: int, cache: Path, tmp_path: Path)
     check_story(json.loads((tmp_path / "quickstart" / "summary.json").read_text(encoding="utf-8")))
 
 
-@pytest.mark.skipif(
-    mosquitto_binary() is None,
-    reason="mosquitto is not installed; run: apt-get install mosquitto",
-)
-def test_mosquitto_gives_the_same_bits(finished: tuple[Path, str], cache: Path, tmp_path: Path) -> None:
-    with MosquittoBroker() as broker:
-        done = quickstart(tmp_path, cache, "--broker", broker.url)
-    assert done.returncode == 0, done.stderr
-    ours = (finished[0] / "model.safetensors").read_bytes()
-    assert (tmp_path / "quickstart" / "model.safetensors").read_bytes() == ours
-
-
 def kill_descendant(process_id: int, word: str) -> int:
     """Kill the one process below this one that has the word on its command line."""
     (found,) = [process for process in psutil.Process(process_id).children(recursive=True) if word in process.cmdline()]
@@ -137,9 +128,10 @@ def kill_descendant(process_id: int, word: str) -> int:
     return int(found.pid)
 
 
-def test_kills_of_client_broker_and_server_cost_time_and_change_no_bit(
+def test_kills_of_client_broker_and_server_and_another_broker_cost_time_and_change_no_bit(
     finished: tuple[Path, str], cache: Path, tmp_path: Path
 ) -> None:
+    """This one runs on the embedded broker."""
     command, environment = command_and_environment(tmp_path, cache)
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment) as run:
         assert run.stdout is not None
@@ -159,4 +151,6 @@ def test_kills_of_client_broker_and_server_cost_time_and_change_no_bit(
     assert "round 3:" not in done.stdout, "what was folded before is not done again"
     ours = (finished[0] / "model.safetensors").read_bytes()
     assert (tmp_path / "quickstart" / "model.safetensors").read_bytes() == ours
-    assert len(json.loads((tmp_path / "quickstart" / "summary.json").read_text(encoding="utf-8"))["rounds"]) == 5
+    told = json.loads((tmp_path / "quickstart" / "summary.json").read_text(encoding="utf-8"))
+    assert len(told["rounds"]) == 5
+    check_story(told)

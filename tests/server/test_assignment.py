@@ -3,13 +3,13 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from server.methods.method_cases import QUICK
 from server.server_rig import config
 
 from subfleet.elastic.maps import nested_maps
 from subfleet.protocol.readings import Budget, Reading
 from subfleet.server.assignment import Candidate, budget_of, forward_macs_of, lacking_operators, ordered, why_not
 from subfleet.server.methods import METHODS, Method
-from subfleet.server.methods.dynamic_selection import DynamicSelection
 from subfleet.server.methods.policies import Ask, Draw, largest_fitting
 from subfleet.server.planning import plan_of
 from subfleet.server.rounds import Plan
@@ -118,7 +118,6 @@ def test_the_reason_names_the_limit_that_is_broken(limit: dict[str, int], words:
     assert why_not(CANDIDATES[0], "onnx", plenty) == ""
 
 
-QUICK = {**{name: kind() for name, kind in METHODS.items()}, "dynamic_selection": DynamicSelection(prices="estimated")}
 PLANS = {name: plan_of(config(method=method), "run") for name, method in QUICK.items()}
 
 

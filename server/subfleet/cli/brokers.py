@@ -7,10 +7,11 @@ from typing import Annotated
 import typer
 
 from subfleet.protocol.errors import ConfigError
-from subfleet.transport.address import BrokerAddress, BrokerOptions
+from subfleet.transport.address import BrokerAddress, BrokerOptions, mqtt_client_id
+from subfleet.transport.mqtt import MqttTransport
 from subfleet.transport.tls import context_of
 
-__all__ = ["Broker", "Ca", "Cert", "Key", "PasswordFile", "broker_address"]
+__all__ = ["Broker", "Ca", "Cert", "Key", "PasswordFile", "broker_address", "check_broker"]
 
 Broker = Annotated[
     str | None,
@@ -44,3 +45,15 @@ def broker_address(
         if path is not None:
             raise ConfigError(f"{name} is for a broker of your own; name it with --broker mqtts://HOST")
     return None
+
+
+def check_broker(address: BrokerAddress | None) -> None:
+    """Connect once and leave: a broker that will not have us is named before anything is loaded, cut or started.
+
+    Raises:
+        TransportError: it is not there, refuses us, or cannot be trusted.
+    """
+    if address is not None:
+        look = MqttTransport(address, mqtt_client_id("subfleet", "server", f"look-{os.getpid()}"))
+        look.open(())
+        look.close()

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from subfleet.cli.brokers import Broker, Ca, Cert, Key, PasswordFile, broker_address
+from subfleet.cli.brokers import Broker, Ca, Cert, Key, PasswordFile, broker_address, check_broker
 from subfleet.cli.data import data
 from subfleet.cli.failures import reporting
 from subfleet.protocol.errors import ConfigError, ExportError, RunError
@@ -113,16 +113,16 @@ def run(
     with reporting(verbose=verbose):
         # First of all, before anything is loaded, cut or started.
         address = broker_address(broker, ca=ca, cert=cert, key=key, password_file=password_file)
+        from subfleet.cli.experiment import next_steps, run_folder, with_overrides
         from subfleet.export.pool import ExportPool
 
-        # The pool comes first: its workers load PyTorch while this process does.
-        with ExportPool(default_cache()) as exports:
+        chosen = with_overrides(experiment, rounds=rounds, seed=seed)
+        check_broker(address)
+        folder = run_folder(runs, chosen.name, name)
+        with ExportPool(default_cache()) as exports:  # it loads PyTorch while this process does
             from subfleet.cli.console import display_for
-            from subfleet.cli.experiment import next_steps, run_folder, with_overrides
             from subfleet.emulation.run import run_experiment
 
-            chosen = with_overrides(experiment, rounds=rounds, seed=seed)
-            folder = run_folder(runs, chosen.name, name)
             display = display_for(json=json)
             with stopped_by_signals() as stop:
                 outcome = run_experiment(chosen, folder, observer=display, stop=stop, exports=exports, broker=address)
@@ -151,6 +151,8 @@ def serve(
     with reporting(verbose=verbose):
         # First of all, before anything is loaded, cut or started.
         address = broker_address(broker, ca=ca, cert=cert, key=key, password_file=password_file)
+        if not wait:
+            check_broker(address)
         from subfleet.cli.console import display_for
         from subfleet.cli.serving import ServeOptions, serve_fleet
         from subfleet.server.config import HttpAddress

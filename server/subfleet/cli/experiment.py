@@ -3,10 +3,13 @@
 import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from subfleet.emulation.experiments import Experiment, experiment_named
-from subfleet.emulation.run import Outcome
 from subfleet.protocol.errors import ConfigError, FileError
+
+if TYPE_CHECKING:
+    from subfleet.emulation.run import Outcome
 
 __all__ = ["next_steps", "run_folder", "with_overrides"]
 
@@ -46,7 +49,7 @@ def run_folder(runs: Path, experiment: str, name: str | None) -> Path:
     return folder.resolve()
 
 
-def next_steps(outcome: Outcome) -> Iterator[str]:
+def next_steps(outcome: "Outcome") -> Iterator[str]:
     """What the run reached, where to look, and the two lines that add a real device."""
     yield ""
     yield f"Test accuracy of the full model: {outcome.accuracy:.4f}"

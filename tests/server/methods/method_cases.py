@@ -4,6 +4,7 @@ import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 import torch
 from elastic.elastic_cases import held_places
@@ -18,13 +19,18 @@ from subfleet.protocol.readings import Budget
 from subfleet.protocol.subnet import SubnetSpec
 from subfleet.server.config import ServerConfig
 from subfleet.server.folding import FoldedModel, Folding
-from subfleet.server.methods import AnyMethod
+from subfleet.server.methods import METHODS, AnyMethod
+from subfleet.server.methods.dynamic_selection import DynamicSelection
 from subfleet.server.methods.policies import Ask, Draw, Participant, as_folded
 from subfleet.server.planning import plan_of
 from subfleet.server.rounds import Plan, Seat
 from subfleet.transport.blob_store import BlobStore
 
 MODEL = ModelConfig(family="mlp", input_shape=(5,), class_count=4, widths=(8, 12), depths=(2, 3), group_size=2)
+QUICK: Mapping[str, AnyMethod] = MappingProxyType(
+    {**{name: kind() for name, kind in METHODS.items()}, "dynamic_selection": DynamicSelection(prices="estimated")}
+)
+"""Every method as it is by default, but for prices that take seconds for each network."""
 RATES = (0.25, 0.5, 1.0)
 CLASSES = 4
 SEED = 3

@@ -1,0 +1,54 @@
+"""`subfleet serve --wait` waits for a broker that is not there yet, until it comes or Ctrl-C does."""
+
+import signal
+import subprocess
+import sys
+from collections.abc import Iterable
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from subfleet.server.broker import EmbeddedBroker
+from subfleet.transport.address import parse_url
+from subfleet.transport.base import Delivery
+from subfleet.transport.mqtt import MqttTransport
+
+pytestmark = [pytest.mark.slow, pytest.mark.broker]
+
+
+def seen(lines: Iterable[str], words: str) -> list[str]:
+    """The lines until one has the words."""
+    told = []
+    for line in lines:
+        told.append(line)
+        if words in line:
+            return told
+    raise AssertionError(f"{words!r} was never told, but: {told}")
+
+
+@pytest.mark.parametrize("comes", [True, False])
+def test_a_broker_is_waited_for_until_it_comes_or_ctrl_c_does(tmp_path: Path, comes: bool) -> None:
+    broker = EmbeddedBroker()
+    with broker:
+        pass  # only to have an address
+    command = [sys.executable, "-u", "-m", "subfleet.cli.main", "serve", "--config", "fleet", "--broker", broker.url]
+    command += ["--port", "0", "--wait", "--runs", str(tmp_path)]
+    with ExitStack() as stack:
+        server = stack.enter_context(
+            subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        )
+        stack.callback(server.kill)
+        assert server.stdout is not None
+        told = seen(server.stdout, "waiting for it until Ctrl-C")
+        assert broker.url.removeprefix("mqtt://") in told[-1]
+        if comes:
+            stack.enter_context(broker)
+            listener = MqttTransport(parse_url(broker.url), "listener")
+            listener.open(("#",))
+            stack.callback(listener.close)
+            assert any(isinstance(listener.poll(1.0), Delivery) for _ in range(60)), "the server has nothing to say"
+        server.send_signal(signal.SIGINT)
+        rest, _ = server.communicate(timeout=60)
+    assert rest.strip() == "Stopped; the same command takes the run up again"
+    assert server.returncode == 0
