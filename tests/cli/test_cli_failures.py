@@ -56,6 +56,7 @@ def test_a_wrong_command_gives_one_sentence(
     assert done.returncode == code, done.stderr
     assert words in done.stderr
     assert "Traceback" not in done.stderr + done.stdout
+    assert not list(tmp_path.iterdir()), "nothing was made before it was refused"
 
 
 @pytest.mark.slow

@@ -7,7 +7,6 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -53,12 +52,20 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Iterator[tuple[Path, str]]:
+def on_mosquitto() -> Iterator[str]:
+    """Where Mosquitto listens; "" where it is not installed."""
+    if mosquitto_binary() is None:
+        yield ""
+        return
+    with MosquittoBroker() as broker:
+        yield broker.url.removeprefix("mqtt://")
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory, cache: Path, on_mosquitto: str) -> Iterator[tuple[Path, str]]:
     """One whole run, with nothing in the cache, and on Mosquitto where it is; its folder and what it printed."""
     runs = tmp_path_factory.mktemp("runs")
-    with ExitStack() as stack:
-        broker = stack.enter_context(MosquittoBroker()) if mosquitto_binary() else None
-        done = quickstart(runs, cache, *(("--broker", broker.url) if broker else ()))
+    done = quickstart(runs, cache, *(("--broker", f"mqtt://{on_mosquitto}") if on_mosquitto else ()))
     assert done.returncode == 0, done.stderr
     yield runs / "quickstart", done.stdout
     shutil.rmtree(runs)
@@ -128,11 +135,11 @@ def kill_descendant(process_id: int, word: str) -> int:
     return int(found.pid)
 
 
-def test_kills_of_client_broker_and_server_and_another_broker_cost_time_and_change_no_bit(
-    finished: tuple[Path, str], cache: Path, tmp_path: Path
-) -> None:
-    """This one runs on the embedded broker."""
-    command, environment = command_and_environment(tmp_path, cache)
+@pytest.fixture(scope="module")
+def killed(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run on the embedded broker that was killed wherever it could be, and taken up."""
+    runs = tmp_path_factory.mktemp("killed")
+    command, environment = command_and_environment(runs, cache)
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment) as run:
         assert run.stdout is not None
         killed = []
@@ -145,12 +152,26 @@ def test_kills_of_client_broker_and_server_and_another_broker_cost_time_and_chan
                 run.kill()
                 break
     assert len(killed) == 2
-    assert not (tmp_path / "quickstart" / "summary.json").exists()
-    done = quickstart(tmp_path, cache, "--name", "quickstart")
+    assert not (runs / "quickstart" / "summary.json").exists()
+    done = quickstart(runs, cache, "--name", "quickstart")
     assert done.returncode == 0, done.stderr
     assert "round 3:" not in done.stdout, "what was folded before is not done again"
-    ours = (finished[0] / "model.safetensors").read_bytes()
-    assert (tmp_path / "quickstart" / "model.safetensors").read_bytes() == ours
-    told = json.loads((tmp_path / "quickstart" / "summary.json").read_text(encoding="utf-8"))
-    assert len(told["rounds"]) == 5
-    check_story(told)
+    return runs / "quickstart"
+
+
+def test_kills_of_client_broker_and_server_cost_time_and_change_no_bit(
+    finished: tuple[Path, str], killed: Path
+) -> None:
+    assert (killed / "model.safetensors").read_bytes() == (finished[0] / "model.safetensors").read_bytes()
+    summary = json.loads((killed / "summary.json").read_text(encoding="utf-8"))
+    assert len(summary["rounds"]) == 5
+    check_story(summary)
+
+
+@pytest.mark.skipif(mosquitto_binary() is None, reason="mosquitto is not installed; run: apt-get install mosquitto")
+def test_mosquitto_and_the_embedded_broker_give_the_same_bits(
+    finished: tuple[Path, str], on_mosquitto: str, killed: Path
+) -> None:
+    assert on_mosquitto
+    assert f"Broker at {on_mosquitto};" in finished[1]
+    assert (killed / "model.safetensors").read_bytes() == (finished[0] / "model.safetensors").read_bytes()

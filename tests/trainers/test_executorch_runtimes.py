@@ -218,3 +218,19 @@ def test_a_program_that_takes_more_than_its_plan_is_refused(program: Program) ->
     small = replace(program, manifest=replace(program.manifest, memory=MemoryPlan(weights_bytes=100)))
     with pytest.raises(TrainingError, match="OutOfResources"):
         NativeRuntime().open_session(small, step_layout(small.manifest), 1)
+
+
+def test_a_value_that_is_no_tensor_is_a_refused_program(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
+    from subfleet.trainers import executorch_bindings
+
+    class Meta:
+        def num_inputs(self) -> int:
+            return 1
+
+        def input_tensor_meta(self, index: int) -> None:
+            raise RuntimeError(f"Cannot get input tensor meta at {index}")
+
+    loaded = executorch_bindings._LoadedProgram(bytes(program.body))
+    monkeypatch.setattr(loaded, "_program", type("Other", (), {"method_meta": lambda self, name: Meta()})())
+    with pytest.raises(TrainingError, match="Cannot get input tensor meta"):
+        loaded.shapes("forward")

@@ -18,6 +18,7 @@ from subfleet.edge_client.store import read_saved
 from subfleet.protocol.errors import FileError, MissingExtraError, SubfleetError, install_command
 from subfleet.protocol.exit_codes import ExitCode
 from subfleet.protocol.programs import decode_program
+from subfleet.protocol.topics import DEFAULT_FLEET
 from subfleet.transport.address import BrokerOptions, mqtt_client_id, parse_url
 
 __all__ = ["DoctorOptions", "Examination", "Finding", "examine"]
@@ -63,7 +64,7 @@ class DoctorOptions:
     broker: BrokerOptions | None = None
     data: str | None = None
     profile: str = "generic"
-    fleet: str = "main"
+    fleet: str = DEFAULT_FLEET
     client_id: str | None = None
     shared_user: bool = False
     state: Path | None = None

@@ -25,7 +25,7 @@ from subfleet.protocol.errors import ConfigError, FileError, ProtocolError
 from subfleet.protocol.messages import Profile, check_client_id, new_message_id
 from subfleet.protocol.programs import DataSummary, Trainer
 from subfleet.protocol.subnet import SubnetSpec, parse_spec
-from subfleet.protocol.topics import Topics
+from subfleet.protocol.topics import DEFAULT_FLEET, Topics
 from subfleet.transport.address import BrokerOptions, mqtt_client_id
 from subfleet.transport.base import Transport
 from subfleet.transport.claiming import ClaimingTransport, device_place
@@ -71,7 +71,7 @@ class JoinOptions:
     profile: str = "generic"
     state: Path | None = None
     replay: str | None = None
-    fleet: str = "main"
+    fleet: str = DEFAULT_FLEET
     memory_share: float | None = None
     memory_limit: str | None = None
     disk_limit: str | None = None

@@ -65,7 +65,7 @@ def parser_of(commands: Mapping[str, Command]) -> argparse.ArgumentParser:
             allow_abbrev=False,
         )
         command.add_argument(
-            "--verbose", action="store_true", help="log everything, and show where an error comes from"
+            "--verbose", action="store_true", help="log what happens inside, and show where an error comes from"
         )
         command.set_defaults(run=commands[name], log_level=log_level)
         add_options(command)

@@ -96,15 +96,8 @@ class _LoadedProgram:
 
     def shapes(self, method: str) -> MethodShapes:
         """What a method takes and gives."""
-        meta = _guarded(lambda: self._program.method_meta(method))
-
-        def of(info: Any) -> tuple[str, tuple[int, ...]]:
-            return _DTYPES.get(info.dtype(), str(info.dtype())), tuple(info.sizes())
-
-        return MethodShapes(
-            inputs=tuple(of(meta.input_tensor_meta(i)) for i in range(meta.num_inputs())),
-            outputs=tuple(of(meta.output_tensor_meta(i)) for i in range(meta.num_outputs())),
-        )
+        shapes: MethodShapes = _guarded(lambda: _shapes(self._program.method_meta(method)))
+        return shapes
 
     def execute(self, given: Sequence[torch.Tensor], name: str = METHOD) -> Sequence[torch.Tensor]:
         """Run once; results are the runtime's own memory, where the next run writes, or copies of what was given."""
@@ -118,6 +111,16 @@ class _LoadedProgram:
         if name not in self._methods:
             self._methods[name] = _guarded(lambda: self._program.load_method(name))
         return self._methods[name]
+
+
+def _shapes(meta: Any) -> MethodShapes:
+    def of(info: Any) -> tuple[str, tuple[int, ...]]:
+        return _DTYPES.get(info.dtype(), str(info.dtype())), tuple(info.sizes())
+
+    return MethodShapes(
+        inputs=tuple(of(meta.input_tensor_meta(i)) for i in range(meta.num_inputs())),
+        outputs=tuple(of(meta.output_tensor_meta(i)) for i in range(meta.num_outputs())),
+    )
 
 
 def _load(program: Program, threads: int) -> RunProgram:

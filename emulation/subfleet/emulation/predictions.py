@@ -1,4 +1,4 @@
-"""Loads each device's own model in a fresh process, as its user would, and measures its accuracy."""
+"""Loads each model in a fresh process, as its user would, and measures its accuracy; of equal files, one."""
 
 import hashlib
 import json

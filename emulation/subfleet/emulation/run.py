@@ -101,9 +101,8 @@ def run_experiment(
         watch.raise_failure()
         if not result.finished:
             raise RunError(f"the run was stopped before its end; start it again with --name {folder.name} to go on")
-        outcome = _collect(folder, result, slices, observer)  # while the clients hear of the end and leave
-        fleet.wait(LEAVE_S)
-    return outcome
+        stack.callback(fleet.wait, LEAVE_S)  # clients hear of the end, and leave, while their models are tried
+        return _collect(folder, result, slices, observer)
 
 
 def server_config(experiment: Experiment, evaluation_data: Path) -> ServerConfig:

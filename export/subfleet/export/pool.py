@@ -22,7 +22,7 @@ __all__ = ["ExportPool"]
 logger = logging.getLogger(__name__)
 
 _START_S = 10.0
-"""Processor time that a worker takes to start, about; no other is started where jobs wait for less."""
+"""How long a worker takes to start, about; no other is started where jobs wait for less."""
 
 
 class _Process:

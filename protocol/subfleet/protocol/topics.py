@@ -17,9 +17,10 @@ from typing import Literal
 from subfleet.protocol.errors import ConfigError, ProtocolError
 from subfleet.protocol.messages import check_client_id
 
-__all__ = ["CHUNK", "Address", "Topics"]
+__all__ = ["CHUNK", "DEFAULT_FLEET", "Address", "Topics"]
 
 CHUNK = "chunk"
+DEFAULT_FLEET = "main"
 _FLEET = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 
@@ -39,7 +40,7 @@ class Topics:
         ConfigError: the fleet's name is not 1 to 64 letters, digits, '_', '.' and '-'.
     """
 
-    def __init__(self, fleet: str = "main") -> None:
+    def __init__(self, fleet: str = DEFAULT_FLEET) -> None:
         if _FLEET.fullmatch(fleet) is None:
             raise ConfigError(f"fleet name {fleet!r:.80} must be 1 to 64 letters, digits, '_', '.' or '-'")
         self._root = f"subfleet/1/{fleet}"

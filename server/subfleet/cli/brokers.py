@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from subfleet.protocol.errors import ConfigError
+from subfleet.protocol.topics import DEFAULT_FLEET
 from subfleet.transport.address import BrokerAddress, BrokerOptions, mqtt_client_id
 from subfleet.transport.mqtt import MqttTransport
 from subfleet.transport.tls import context_of
@@ -54,6 +55,6 @@ def check_broker(address: BrokerAddress | None) -> None:
         TransportError: it is not there, refuses us, or cannot be trusted.
     """
     if address is not None:
-        look = MqttTransport(address, mqtt_client_id("subfleet", "server", f"look-{os.getpid()}"))
+        look = MqttTransport(address, mqtt_client_id(DEFAULT_FLEET, "server", f"look-{os.getpid()}"))
         look.open(())
         look.close()

@@ -151,8 +151,6 @@ def serve(
     with reporting(verbose=verbose):
         # First of all, before anything is loaded, cut or started.
         address = broker_address(broker, ca=ca, cert=cert, key=key, password_file=password_file)
-        if not wait:
-            check_broker(address)
         from subfleet.cli.console import display_for
         from subfleet.cli.serving import ServeOptions, serve_fleet
         from subfleet.server.config import HttpAddress

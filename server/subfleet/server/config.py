@@ -13,7 +13,7 @@ from subfleet.elastic.stacked import AnyStackedMerge
 from subfleet.protocol.class_names import check_class_names
 from subfleet.protocol.messages import check_client_id
 from subfleet.protocol.schema import canonical_json
-from subfleet.protocol.topics import Topics
+from subfleet.protocol.topics import DEFAULT_FLEET, Topics
 from subfleet.protocol.training import TrainingSettings
 from subfleet.protocol.update_codecs import AnyUpdateCodec
 from subfleet.server.memory_limits import MemoryLimits
@@ -155,7 +155,7 @@ class ServerConfig:
     rounds: int = 5
     min_clients: int = 2
     clients_per_round: int = 0
-    fleet: str = "main"
+    fleet: str = DEFAULT_FLEET
     training: TrainingSettings = field(default_factory=TrainingSettings)
     learning_rate_decay: float = 1.0
     method: AnyMethod = field(default_factory=HeteroFL)

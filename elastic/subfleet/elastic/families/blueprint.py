@@ -1,8 +1,8 @@
 """One builder from which a network's declaration and every subnet's module follow.
 
 A family says which axes there are and builds a module out of sizes. Each size remembers the axis that it was asked of,
-so building the full network shows which dimensions of which tensor are tied to what, under which name, and running it
-with shapes alone shows at how many places each tensor is applied. No layer is described twice. Only what a layer does
+so building the full network shows which dimensions of which tensor are tied to what, under which name, and running its
+narrowest subnet shows at how many places each tensor is applied. No layer is described twice. Only what a layer does
 not show is said beside it: tensors that start otherwise than their layers usually do, and attention's products.
 """
 
@@ -15,7 +15,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
-from subfleet.elastic.axes import Axis, AxisKind, Dim, Product, factors_of
+from subfleet.elastic.axes import Axis, Dim, Product, factors_of
 from subfleet.elastic.network import Block, LocalShapes, MatrixProduct, ModelConfig, Network, Role, TensorDecl
 from subfleet.protocol.errors import ConfigError
 
@@ -176,8 +176,6 @@ _OWN_ROLES: Mapping[str, Role] = MappingProxyType(
 _LSTM_GATES = 4
 _PLACED = (nn.Conv2d, nn.Linear, nn.GroupNorm, nn.BatchNorm1d, nn.BatchNorm2d, nn.LayerNorm, nn.LSTM)
 """Layers that are applied at many places of a sample; each symbol reads one row of an embedding."""
-_WHOLE: tuple[AxisKind, ...] = ("kernel", "class")
-"""Axes that are not cut as channels are."""
 
 
 def _product(left: int, right: int) -> TiedSize:
@@ -250,7 +248,7 @@ def _places(config: ModelConfig, blueprint: Blueprint) -> dict[str, int]:
     It has as many as any other. A run of the full one with shapes alone loads PyTorch's compiler, which takes seconds.
     """
     with torch.random.fork_rng(devices=[]):  # its weights mean nothing, and leave the random state alone
-        module = _built(blueprint, {axis.name: axis.granularity for axis in blueprint.axes if axis.kind not in _WHOLE})
+        module = _built(blueprint, {axis.name: axis.granularity for axis in blueprint.axes if axis.kind != "kernel"})
     found: dict[str, int] = {}
 
     def record(path: str) -> Callable[[nn.Module, Any, Any], None]:
