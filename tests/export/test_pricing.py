@@ -62,7 +62,7 @@ def test_every_family_has_a_small_network() -> None:
     assert SMALL.keys() == FAMILIES.keys()
 
 
-QUICK = frozenset({"mlp", "ds_cnn", "lstm"})
+QUICK = frozenset({"mlp"})
 """Families whose programs are planned in seconds; the others have their own target, `make test-long`."""
 
 
