@@ -103,10 +103,10 @@ def row(run: dict[str, Any]) -> str:
 
 def page(runs: list[dict[str, Any]]) -> str:
     """The results as Markdown."""
-    loads = ", ".join(f"{run['load']:g}" for run in runs)
-    quiet = max(run["load"] for run in runs) < 1
-    load = f"The machine's load when they began was {loads}" + (
-        "." if quiet else ", so that other work had its cores too."
+    # Those of later runs hold what is left of the run before.
+    first = runs[0]["load"]
+    load = f"The machine's load when the first began was {first:g}" + (
+        "." if first < 1 else ", so that other work had its cores too."
     )
     text = PAGE.format(machine=runs[0]["machine"], load=load, rows="\n".join(map(row, runs)), first=runs[0]["seed"])
     return "\n".join(line if line.startswith("|") else textwrap.fill(line, 120) for line in text.split("\n"))

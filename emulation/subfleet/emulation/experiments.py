@@ -74,7 +74,7 @@ def quickstart() -> Experiment:
         alpha=0.5,
         # Elements that few devices hold see few samples: a wide residual MLP learns the digits from five rounds on
         # unequal slices, and so do its parts; convolutions need more rounds for that. The whole one has 4.9 MB, more
-        # than most of these links move in their seconds, and takes 25 MB to train, more than a quarter of what the
+        # than most of these links move in their seconds, and takes 26 MB to train, more than a quarter of what the
         # smallest device has free.
         model=ModelConfig(
             family="mlp", input_shape=(1, 8, 8), class_count=10, widths=(384,), depths=(4,), group_size=16
