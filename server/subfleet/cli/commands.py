@@ -214,7 +214,7 @@ def example(verbose: Verbose = False) -> None:
 
 @app.command(epilog="Example: subfleet methods --check --json")
 def methods(
-    check: Annotated[bool, typer.Option("--check", help="Run three rounds of each; takes two minutes or three.")] = False,
+    check: Annotated[bool, typer.Option("--check", help="Run three rounds of each; takes some minutes.")] = False,
     json: Json = False,
     verbose: Verbose = False,
 ) -> None:
