@@ -13,10 +13,10 @@ from subfleet.protocol.training import ObjectiveSettings, OptimiserSettings
 def test_state_of_another_type_is_refused() -> None:
     with pytest.raises(ExportError, match=r"tensor 'weight' is torch\.float64.*torch\.float32 alone; convert it"):
         step_of_module(nn.Linear(2, 2).double(), (2,))
-    counting = nn.Linear(2, 2)
-    counting.register_buffer("seen", torch.zeros((), dtype=torch.int64))
-    with pytest.raises(ExportError, match=r"tensor 'seen' is torch\.int64.*persistent=False"):
-        step_of_module(counting, (2,))
+    precise = nn.Linear(2, 2)
+    precise.register_buffer("table", torch.zeros((), dtype=torch.float64))
+    with pytest.raises(ExportError, match=r"tensor 'table' is torch\.float64.*persistent=False"):
+        step_of_module(precise, (2,))
 
 
 def test_a_constant_is_part_of_the_program() -> None:

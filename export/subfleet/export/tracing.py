@@ -7,24 +7,16 @@ import torch
 from torch import fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from subfleet.export.lowerings.in_place import write_copies
+from subfleet.export.canonical.capture import captured
+from subfleet.export.canonical.checks import check_constants, check_operators, is_functional
+from subfleet.export.canonical.cleaning import clean
+from subfleet.export.canonical.constants import fold_constants
 from subfleet.export.steps.values import Step
 from subfleet.protocol.errors import ExportError
 
-__all__ = ["inputs_of", "results_of", "trace"]
+__all__ = ["canonical", "inputs_of", "lowered", "results_of", "trace"]
 
 aten = torch.ops.aten
-_NOTHING = frozenset(
-    {
-        aten.detach.default,
-        aten.detach_.default,
-        aten.alias.default,
-        aten.lift_fresh_copy.default,
-        aten.lift_fresh.default,
-    }
-)
-"""Operators that only matter to autograd."""
-_VIEWS = frozenset({aten.view.default, aten._unsafe_view.default})  # noqa: SLF001 - the operator's name
 
 
 def trace(step: Step, table: Mapping[Any, Callable[..., Any]]) -> fx.GraphModule:
@@ -38,31 +30,54 @@ def trace(step: Step, table: Mapping[Any, Callable[..., Any]]) -> fx.GraphModule
         A graph module whose nodes carry a fake tensor of their shape and type in `meta["val"]`.
 
     Raises:
-        ExportError: the step cannot be traced, for instance because a layer depends on values.
+        ExportError: the step cannot be traced, for instance because a layer depends on values; or it does what no
+            program can.
     """
-    example = step.example(torch.Generator().manual_seed(0))
+    graph = lowered(canonical(step), table)
+    _own_results(graph)
+    graph.recompile()
+    return graph
+
+
+def canonical(step: Step) -> fx.GraphModule:
+    """A step as a graph in the form that `subfleet.export.canonical` describes.
+
+    Raises:
+        ExportError: as `trace`.
+    """
+    graph = captured(step)
+    clean(graph)
+    check_constants(graph, step.stale)
+    fold_constants(graph)
+    check_operators(graph)
+    return graph
+
+
+def lowered(graph: fx.GraphModule, table: Mapping[Any, Callable[..., Any]]) -> fx.GraphModule:
+    """A graph in canonical form with the operators of a table in simpler ones.
+
+    Raises:
+        ExportError: an operator cannot be lowered.
+    """
+    given = [node.meta["val"] for node in inputs_of(graph)]
     try:
-        module = make_fx(step.run, decomposition_table=dict(table), tracing_mode="fake")(*example)
+        again = make_fx(graph, dict(table), tracing_mode="fake", _allow_non_fake_inputs=True)(*given)
     except ExportError:
         raise
     except Exception as error:
         reason = str(error).strip().partition("\n")[0]
         raise ExportError(
-            f"the training step cannot be traced: {type(error).__name__}: {reason}; use layers whose shapes do not "
-            "depend on values"
+            f"an operator of the training step cannot be lowered: {type(error).__name__}: {reason}; use another layer, "
+            "and report it with the request"
         ) from error
-    for node in list(module.graph.nodes):
-        if node.op == "call_function" and node.target in _NOTHING:
-            node.replace_all_uses_with(node.args[0])
-            module.graph.erase_node(node)
-        elif node.op == "call_function" and node.target in _VIEWS:
+    if not is_functional(again):  # dead code could not be told from a change that nothing reads
+        raise ExportError("a lowering changes a tensor in place; report it with the request")
+    clean(again)
+    for node in again.graph.nodes:
+        if node.target is aten.reshape.default:
             node.target = aten.view.default
-            node.args = (node.args[0], [int(size) for size in node.meta["val"].shape])  # no size is left open
-    write_copies(module)
-    _own_results(module)
-    module.graph.eliminate_dead_code()
-    module.recompile()
-    return module
+    again.recompile()
+    return again
 
 
 def _own_results(graph: fx.GraphModule) -> None:

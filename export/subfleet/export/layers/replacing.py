@@ -43,6 +43,8 @@ class LayerContext:
         self._place = 0
         self._buffers: dict[int, tuple[Tensor, Tensor]] = {}
         self._repeating = False
+        self._going_back = False
+        self._places: dict[str, list[int]] = {}
 
     @property
     def random_shapes(self) -> tuple[tuple[int, ...], ...]:
@@ -60,8 +62,7 @@ class LayerContext:
         Raises:
             ExportError: the module asks for another shape than in its first run, or more often.
         """
-        wanted, place = tuple(int(size) for size in shape), self._place
-        self._place += 1
+        wanted, place = tuple(int(size) for size in shape), self._next_place()
         if self._randoms is None:
             if not self._repeating:
                 self._random_shapes.append(wanted)
@@ -73,13 +74,35 @@ class LayerContext:
             )
         return self._randoms[place]
 
+    @property
+    def is_run_again(self) -> bool:
+        """Whether layers that run now do so in the backward pass, by the network's own will."""
+        return self._going_back and not self._repeating
+
+    def _next_place(self) -> int:
+        """The place of the next random tensor; of a layer that is run again in the backward pass, of its only one."""
+        if self.is_run_again:
+            places = self._places.get(self.layer, [])
+            if len(places) != 1:
+                raise ExportError(
+                    f"layer {self.layer!r} is run again in the backward pass, but draws {len(places)} times in a step, "
+                    "so that it cannot be told which draw is repeated; leave out torch.utils.checkpoint, and set "
+                    "recompute instead"
+                )
+            return places[0]
+        place = self._place
+        self._place += 1
+        if not self._repeating:
+            self._places.setdefault(self.layer, []).append(place)
+        return place
+
     def buffer(self, tensor: Tensor) -> Tensor:
         """The latest value of a buffer: what `update` left, or the buffer itself."""
         return self._buffers.get(id(tensor), (tensor, tensor))[1]
 
     def update(self, tensor: Tensor, new: Tensor) -> None:
-        """Set a buffer's value after this step; a block that is computed again sets nothing."""
-        if not self._repeating:
+        """Set a buffer's value after this step; a layer that is computed again sets nothing."""
+        if not (self._repeating or self._going_back):
             self._buffers[id(tensor)] = (tensor, new)  # the first is kept, so that its id stays its own
 
     @contextmanager
@@ -91,6 +114,15 @@ class LayerContext:
             yield
         finally:
             self._place, self._repeating = before
+
+    @contextmanager
+    def going_back(self) -> Iterator[None]:
+        """The backward pass: a layer that `torch.utils.checkpoint` runs once more gets its random tensor again."""
+        self._going_back = True
+        try:
+            yield
+        finally:
+            self._going_back = False
 
 
 Replacement = Callable[..., Any]

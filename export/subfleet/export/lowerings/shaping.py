@@ -33,6 +33,12 @@ def _new_full(
     return torch.full(tuple(sizes), number, dtype=dtype or tensor.dtype)
 
 
+def _fill(x: Tensor, number: float | Tensor) -> Tensor:
+    if isinstance(number, Tensor):
+        return number.to(x.dtype).expand(x.shape)
+    return torch.full(tuple(x.shape), number, dtype=x.dtype)
+
+
 def _pad_dim(x: Tensor, dim: int, before: int, after: int) -> Tensor:
     """Zeros before and after, in one dimension."""
     if not (before or after):
@@ -71,6 +77,26 @@ def _slice_backward(gradient: Tensor, sizes: Sequence[int], dim: int, start: int
         excess = start + count * step - size
         gradient = aten.slice.Tensor(wide, dim, 0, count * step - excess) if excess > 0 else wide
     return _pad_dim(gradient, dim, start, size - start - gradient.shape[dim])
+
+
+def _slice_scatter(
+    x: Tensor, part: Tensor, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
+) -> Tensor:
+    """A tensor whose slice is another one: what a change of a slice in place leaves."""
+    dim = dim % x.dim()
+    size = x.shape[dim]
+    first, last, step = slice(start, end, step).indices(size)
+    if step == 1:
+        before, behind = aten.slice.Tensor(x, dim, 0, first), aten.slice.Tensor(x, dim, max(first, last), size)
+        return torch.cat([one for one in (before, part, behind) if one.shape[dim]], dim)
+    wide = _slice_backward(part, x.shape, dim, first, last, step)
+    changed = torch.tensor([float(place in range(first, last, step)) for place in range(size)]) > 0.5
+    return torch.where(changed.reshape(-1, *[1] * (x.dim() - 1 - dim)), wide, x)
+
+
+def _select_scatter(x: Tensor, part: Tensor, dim: int, index: int) -> Tensor:
+    place = index % x.shape[dim]
+    return _slice_scatter(x, part.unsqueeze(dim), dim, place, place + 1)
 
 
 def _split_with_sizes(x: Tensor, sizes: Sequence[int], dim: int = 0) -> list[Tensor]:
@@ -199,6 +225,11 @@ SHAPING: Mapping[Any, Callable[..., Any]] = MappingProxyType(
         aten.constant_pad_nd.default: _constant_pad,
         aten.select_backward.default: _select_backward,
         aten.slice_backward.default: _slice_backward,
+        aten.fill.Scalar: _fill,
+        aten.fill.Tensor: _fill,
+        aten.zero.default: lambda x: _fill(x, 0),
+        aten.slice_scatter.default: _slice_scatter,
+        aten.select_scatter.default: _select_scatter,
         aten.squeeze.default: lambda x: x.reshape([size for size in x.shape if size != 1]),
         aten.unbind.int: _unbind,
         aten.stack.default: _stack,

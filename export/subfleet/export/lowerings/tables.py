@@ -11,7 +11,6 @@ from subfleet.export.lowerings.activation import ACTIVATIONS
 from subfleet.export.lowerings.arithmetic import ARITHMETIC
 from subfleet.export.lowerings.batch_norm import BATCH_NORMS
 from subfleet.export.lowerings.embedding import EMBEDDINGS
-from subfleet.export.lowerings.in_place import IN_PLACE
 from subfleet.export.lowerings.layer_norm import LAYER_NORMS
 from subfleet.export.lowerings.normalisation import NORMALISATIONS
 from subfleet.export.lowerings.pooling import AVERAGE_POOLS, MAXIMUM_POOLS
@@ -31,7 +30,6 @@ _RARE = (
 
 COMMON: Mapping[Any, Callable[..., Any]] = MappingProxyType(
     {
-        **IN_PLACE,
         **ACTIVATIONS,
         **ARITHMETIC,
         **AVERAGE_POOLS,

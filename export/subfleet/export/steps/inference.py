@@ -4,7 +4,8 @@ import torch
 from torch import Tensor, nn
 
 from subfleet.export.layers import LayerContext
-from subfleet.export.steps.network_call import buffers_of, call, first_run, prepared
+from subfleet.export.steps.module_state import buffers_of, constants_of, within
+from subfleet.export.steps.network_call import exits_of, first_run, prepared
 from subfleet.export.steps.values import SampleSpec, Step
 from subfleet.protocol.programs import ValueInfo
 
@@ -26,7 +27,8 @@ def inference_step(module: nn.Module, sample: SampleSpec, *, batch_size: int) ->
             depends on the batch.
     """
     given = sample.value(batch_size)
-    outputs = first_run(module, given, training=False).output_shapes
+    found = first_run(module, given, training=False)
+    outputs = found.output_shapes
     parameters = {name: tuple(tensor.shape) for name, tensor in module.named_parameters()}
     buffers = {name: tuple(tensor.shape) for name, tensor in buffers_of(module).items()}
     names = (*parameters, *buffers)
@@ -34,7 +36,9 @@ def inference_step(module: nn.Module, sample: SampleSpec, *, batch_size: int) ->
     def run(inputs: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
         context = LayerContext(None)
         with prepared(module, context, training=False), torch.no_grad():
-            logits = call(module, dict(zip(names, tensors, strict=True)), inputs, context)
+            state = dict(zip(names, tensors, strict=True))
+            state |= {name: state[name].clone() for name in buffers}  # the module may change them in place
+            logits = within(module, state, lambda: exits_of(module, inputs))
         return (logits[-1],)
 
     return Step(
@@ -52,4 +56,5 @@ def inference_step(module: nn.Module, sample: SampleSpec, *, batch_size: int) ->
         ),
         outputs=(ValueInfo(name="logits", dtype="F32", shape=outputs[-1], role="logits"),),
         class_count=outputs[-1][-1],
+        stale={name: tensor for name, tensor in constants_of(module).items() if name in found.reassigned},
     )

@@ -1,8 +1,9 @@
-"""A module run as part of a step: with given tensors, replaced layers, and a first run that finds out its shapes."""
+"""A module run as part of a step: with replaced layers, and a first run that finds out its shapes."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,11 +12,12 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from subfleet.export.layers import LAYERS, LayerContext, LayerReplacing
+from subfleet.export.steps.module_state import FakeConstants, buffers_of, check_types, constants_of, unchanged, within
 from subfleet.export.steps.values import DTYPES
 from subfleet.protocol.errors import ExportError
 from subfleet.protocol.programs import ValueInfo
 
-__all__ = ["FirstRun", "buffers_of", "call", "first_run", "prepared"]
+__all__ = ["FirstRun", "exits_of", "first_run", "prepared"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,26 +27,17 @@ class FirstRun:
     Attributes:
         output_shapes: of each of its logits, one or more.
         random_shapes: of the randomness that its layers take, in order.
+        reassigned: names of its constants that it has replaced.
     """
 
     output_shapes: tuple[tuple[int, ...], ...]
     random_shapes: tuple[tuple[int, ...], ...]
+    reassigned: frozenset[str]
 
 
-def buffers_of(module: nn.Module) -> dict[str, Tensor]:
-    """The buffers that a step carries: all persistent ones but BatchNorm's count of batches, which nothing reads."""
-    kept = module.state_dict().keys()
-    return {
-        name: buffer
-        for name, buffer in module.named_buffers()
-        if name in kept and name.rpartition(".")[2] != "num_batches_tracked"
-    }
-
-
-def call(module: nn.Module, state: Mapping[str, Tensor], inputs: Tensor, context: LayerContext) -> tuple[Tensor, ...]:
-    """Run a module on given parameters and buffers; its logits, of one exit or several."""
-    with LayerReplacing(LAYERS, context):
-        logits = torch.func.functional_call(module, dict(state), (inputs,))
+def exits_of(module: nn.Module, inputs: Tensor) -> tuple[Tensor, ...]:
+    """Run a module; its logits, of one exit or several."""
+    logits = module(inputs)
     outputs = tuple(logits) if isinstance(logits, (tuple, list)) else (logits,)
     if not outputs or not all(isinstance(output, Tensor) for output in outputs):
         raise ExportError(
@@ -56,35 +49,49 @@ def call(module: nn.Module, state: Mapping[str, Tensor], inputs: Tensor, context
 
 @contextmanager
 def prepared(module: nn.Module, context: LayerContext, *, training: bool) -> Iterator[None]:
-    """While it is entered, a module can be run without changing it, and the context knows which layer runs.
+    """While it is entered, a module runs with replaced layers, and the context knows which; then it is as it was.
 
     In training each layer keeps its own mode, so that one set to `.eval()` is frozen; in inference all have that mode.
     """
-    modes = {layer: layer.training for layer in module.modules()}
     with ExitStack() as stack:
+        stack.enter_context(unchanged(module))
+        again = _RunAgain(context)
         for name, layer in module.named_modules():
-            stack.callback(layer.register_forward_pre_hook(_enter(context, name)).remove)
+            stack.callback(layer.register_forward_pre_hook(partial(again.enter, name)).remove)
+            stack.callback(layer.register_forward_hook(again.leave, always_call=True).remove)
             if isinstance(layer, _BatchNorm):
                 _check_momentum(layer, name)
-                # The layer counts its batches in place; without a counter it does all else as before.
-                stack.callback(setattr, layer, "num_batches_tracked", layer.num_batches_tracked)
-                layer.num_batches_tracked = None
-        stack.callback(_set_modes, modes)
+                layer.num_batches_tracked = None  # the layer does all else as before
         if not training:
             module.eval()
+        stack.enter_context(LayerReplacing(LAYERS, context))
         yield
 
 
-def _enter(context: LayerContext, name: str) -> Callable[[nn.Module, Any], None]:
-    def hook(_layer: nn.Module, _inputs: Any) -> None:
-        context.layer = name
+class _RunAgain:
+    """Tells the context which layer runs, and replaces layers that `torch.utils.checkpoint` runs in the backward pass.
 
-    return hook
+    PyTorch switches the replacing off for that pass.
+    """
 
+    def __init__(self, context: LayerContext) -> None:
+        self._context = context
+        self._running: list[LayerReplacing | None] = []
 
-def _set_modes(modes: Mapping[nn.Module, bool]) -> None:
-    for layer, mode in modes.items():
-        layer.training = mode
+    def enter(self, name: str, _layer: nn.Module, _inputs: Any) -> None:
+        """Before a layer's forward."""
+        self._context.layer = name
+        if self._context.is_run_again:
+            mode = None if self._running else LayerReplacing(LAYERS, self._context)
+            self._running.append(mode)
+            if mode is not None:
+                mode.__enter__()  # type: ignore[no-untyped-call]
+
+    def leave(self, _layer: nn.Module, _inputs: Any, _outputs: Any) -> None:
+        """After it, also where it raised an error."""
+        mode = self._running.pop() if self._running else None
+        if mode is not None:
+            mode.__exit__(None, None, None)  # type: ignore[no-untyped-call]
 
 
 def _check_momentum(layer: _BatchNorm, name: str) -> None:
@@ -105,22 +112,22 @@ def first_run(module: nn.Module, sample: ValueInfo, *, training: bool, in_parts:
         in_parts: whether its batch is to be one of several micro-batches.
 
     Raises:
-        ExportError: its state is of an unsupported type, it refuses the input, or its shapes depend on values.
+        ExportError: its state is of an unsupported type, it refuses the input, it changes a constant, or its shapes
+            depend on values.
     """
-    state = dict(module.named_parameters()) | buffers_of(module)
-    for name, tensor in state.items():
-        if tensor.dtype != torch.float32:
-            raise ExportError(
-                f"the module's tensor {name!r} is {tensor.dtype}, but a program holds torch.float32 alone; convert it, "
-                "or register it as a buffer with persistent=False if it is a constant"
-            )
+    check_types(module)
+    state = {name: tensor.detach() for name, tensor in (*module.named_parameters(), *buffers_of(module).items())}
+    context = LayerContext(torch.zeros(sample.shape[:1]) if training else None, in_parts=in_parts)
     dtypes = {name: dtype for dtype, name in DTYPES.items()}
     try:
-        with FakeTensorMode(allow_non_fake_inputs=True) as fake, torch.no_grad():
-            values = {name: fake.from_tensor(tensor.detach()) for name, tensor in state.items()}
-            context = LayerContext(torch.zeros(sample.shape[:1]) if training else None, in_parts=in_parts)
-            with prepared(module, context, training=training):
-                outputs = call(module, values, torch.zeros(sample.shape, dtype=dtypes[sample.dtype]), context)
+        with prepared(module, context, training=training), torch.no_grad():
+            constants = {name: tensor.detach() for name, tensor in constants_of(module).items()}
+            with FakeTensorMode(allow_non_fake_inputs=True) as fake:
+                values = {name: fake.from_tensor(tensor) for name, tensor in state.items()}
+                held = FakeConstants.put_into(module, constants, fake)
+                inputs = torch.zeros(sample.shape, dtype=dtypes[sample.dtype])
+                outputs = within(module, values, lambda: exits_of(module, inputs))
+                reassigned = held.reassigned(module)
     except ExportError:
         raise
     except Exception as error:
@@ -129,7 +136,7 @@ def first_run(module: nn.Module, sample: ValueInfo, *, training: bool, in_parts:
             f"the network cannot be traced on an input of the shape {sample.shape}: {type(error).__name__}: {reason}; "
             "use layers that take this shape, and whose shapes do not depend on values"
         ) from error
-    return FirstRun(output_shapes=_shapes(outputs), random_shapes=context.random_shapes)
+    return FirstRun(output_shapes=_shapes(outputs), random_shapes=context.random_shapes, reassigned=reassigned)
 
 
 def _shapes(tensors: Sequence[Tensor]) -> tuple[tuple[int, ...], ...]:

@@ -3,16 +3,18 @@
 (batch, scalars, parameters, buffers, optimiser states) -> (loss, correct, count, new parameters, buffers, states)
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 
 from subfleet.export.layers import LayerContext
 from subfleet.export.steps.layout import StepShapes, after, before
-from subfleet.export.steps.network_call import FirstRun, buffers_of, call, first_run, prepared
+from subfleet.export.steps.module_state import buffers_of, constants_of, within
+from subfleet.export.steps.network_call import FirstRun, exits_of, first_run, prepared
 from subfleet.export.steps.objectives import OBJECTIVES, mutual_distillation, self_distillation, total
 from subfleet.export.steps.optimisers import OPTIMISERS, StepScalars, clipped
 from subfleet.export.steps.recompute import blocks_of, recomputed
@@ -83,6 +85,7 @@ def training_step(  # noqa: PLR0913 - each says one thing of the step
         outputs=after(shapes),
         class_count=next(value.limit for value in inputs if value.role == "label"),
         padded_labels=objective.name == "next_token",
+        stale={name: tensor for name, tensor in constants_of(module).items() if name in found.reassigned},
     )
 
 
@@ -150,6 +153,16 @@ class _Losses:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class _Ran:
+    """What forward and backward of one batch give; gradients by parameter, the buffers in order."""
+
+    loss: Tensor
+    sums: _Losses
+    gradients: Mapping[str, Tensor]
+    buffers: Sequence[Tensor]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _TrainingRun:
     """The pure function of a training step, in the order of the step's inputs and outputs."""
 
@@ -168,7 +181,8 @@ class _TrainingRun:
             name: tensor.detach().requires_grad_(trained[name].requires_grad)
             for name, tensor in given.named("parameter").items()
         }
-        buffers = given.named("buffer")
+        # A step gives no input back as it is, and changes none; the module may do so in place.
+        buffers = {name: tensor.clone() for name, tensor in given.named("buffer").items()}
         context = LayerContext(given.one("sample_mask"), given.all("random"), in_parts=self.in_parts)
         with ExitStack() as stack:
             stack.enter_context(prepared(self.module, context, training=True))
@@ -176,34 +190,53 @@ class _TrainingRun:
                 stack.enter_context(prepared(self.student.module, context, training=True))
             if self.recompute:
                 stack.enter_context(recomputed(self.module, context))
-            with torch.enable_grad():
-                sums = self._losses(given, leaves | buffers, context)
-                # A batch may be all padding, or have no label that counts: its loss is 0.
-                loss = sums.loss / (given.one("batch_weight") if self.shapes.accumulate else sums.count).clamp(min=1.0)
-                wanted = {name: leaf for name, leaf in leaves.items() if leaf.requires_grad}
-                if not loss.requires_grad:
-                    raise ExportError(
-                        "the loss depends on no parameter that is to be trained; give the network one that its output "
-                        "follows from, with requires_grad=True"
-                    )
-                found: Sequence[Tensor | None] = torch.autograd.grad(loss, list(wanted.values()), allow_unused=True)
-        gradients = {name: gradient for name, gradient in zip(wanted, found, strict=True) if gradient is not None}
-        new_buffers = [_kept(buffer, context.buffer(buffer)) for buffer in buffers.values()]
-        parameters, *rest = self._updated(given, gradients)
-        return loss.detach(), sums.correct, sums.count, *parameters, *new_buffers, *(t for group in rest for t in group)
+            stack.enter_context(torch.enable_grad())
+            ran = self._within(leaves | buffers, partial(self._run, given, leaves, buffers, context))
+        parameters, *rest = self._updated(given, ran.gradients)
+        sums = ran.sums
+        return (
+            *(ran.loss, sums.correct, sums.count, *parameters, *ran.buffers),
+            *(tensor for group in rest for tensor in group),
+        )
 
-    def _losses(self, given: "_Given", state: Mapping[str, Tensor], context: LayerContext) -> _Losses:
+    def _within(self, state: Mapping[str, Tensor], body: "Callable[[], _Ran]") -> "_Ran":
+        """Do something while the module has this state, and the student its share of it."""
+        if self.student is not None:
+            nested = {name: part.extract(state[name]) for name, part in self.student.maps.items()}
+            body = partial(within, self.student.module, nested, body)
+        return within(self.module, state, body)
+
+    def _run(
+        self, given: "_Given", leaves: Mapping[str, Tensor], buffers: Mapping[str, Tensor], context: LayerContext
+    ) -> "_Ran":
+        """Forward and backward of the module as it is."""
+        sums = self._losses(given)
+        now = dict(self.module.named_buffers())
+        new_buffers = [_carried(name, old, context.buffer(now.get(name, old))) for name, old in buffers.items()]
+        # A batch may be all padding, or have no label that counts: its loss is 0.
+        loss = sums.loss / (given.one("batch_weight") if self.shapes.accumulate else sums.count).clamp(min=1.0)
+        wanted = {name: leaf for name, leaf in leaves.items() if leaf.requires_grad}
+        if not loss.requires_grad:
+            raise ExportError(
+                "the loss depends on no parameter that is to be trained; give the network one that its output "
+                "follows from, with requires_grad=True"
+            )
+        with context.going_back():
+            found: Sequence[Tensor | None] = torch.autograd.grad(loss, list(wanted.values()), allow_unused=True)
+        gradients = {name: gradient for name, gradient in zip(wanted, found, strict=True) if gradient is not None}
+        return _Ran(loss=loss.detach(), sums=sums, gradients=gradients, buffers=new_buffers)
+
+    def _losses(self, given: "_Given") -> _Losses:
         settings = self.shapes.objective
         rule = OBJECTIVES[settings.name]
         inputs, labels = given.one("input"), given.one("label")
-        exits = self._masked(given, call(self.module, state, inputs, context))
+        exits = self._masked(given, exits_of(self.module, inputs))
         losses = rule.losses(settings, exits[-1], labels)
         for logits in exits[:-1]:
             losses = losses + rule.losses(settings, logits, labels)
         weight = given.coefficient("distillation_weight")
         if self.student is not None:
-            nested = {name: part.extract(state[name]) for name, part in self.student.maps.items()}
-            (student,) = self._masked(given, call(self.student.module, nested, inputs, context))
+            (student,) = self._masked(given, exits_of(self.student.module, inputs))
             own = rule.losses(settings, student, labels)
             losses = losses + own * (1 - weight) + self_distillation(exits[-1], student, settings) * weight
         if settings.distillation == "mutual":
@@ -264,9 +297,14 @@ class _TrainingRun:
         return ready
 
 
-def _kept(old: Tensor, new: Tensor) -> Tensor:
-    """A result of its own: no program gives an input back as it is."""
-    return old.clone() if new is old else new
+def _carried(name: str, old: Tensor, new: Tensor) -> Tensor:
+    """A buffer's value after the step."""
+    if new.shape != old.shape or new.dtype != old.dtype:
+        raise ExportError(
+            f"the network makes its buffer {name!r} of {old.dtype} and the shape {tuple(old.shape)} one of {new.dtype} "
+            f"and {tuple(new.shape)}, but what is carried from step to step stays alike; keep its type and shape"
+        )
+    return new.detach()
 
 
 class _Given:

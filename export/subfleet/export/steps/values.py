@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Literal
 
@@ -74,6 +74,8 @@ class Step:
         outputs: in order.
         class_count: exclusive upper bound of the labels; 0 where they are no classes.
         padded_labels: whether labels below 0 are usual: tokens that are not counted.
+        stale: by name, constants that the network replaces while it runs: nothing that the step gives may depend on
+            them, as they would be others in the next step.
     """
 
     run: Callable[..., tuple[Tensor, ...]]
@@ -81,6 +83,7 @@ class Step:
     outputs: tuple[ValueInfo, ...]
     class_count: int = 0
     padded_labels: bool = False
+    stale: Mapping[str, Tensor] = field(default_factory=lambda: MappingProxyType({}))
 
     def example(
         self, generator: torch.Generator, *, apply: bool = True, sample_count: int | None = None

@@ -1,0 +1,296 @@
+"""What each pass of the front end leaves behind, of networks that work in place, hold constants and keep state."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from export.step_rig import example, run, step_of_module
+from torch import Tensor, fx, nn
+from torch.utils.checkpoint import checkpoint
+
+from subfleet.export.canonical.capture import captured
+from subfleet.export.canonical.checks import check_operators, is_functional
+from subfleet.export.canonical.cleaning import clean
+from subfleet.export.canonical.constants import fold_constants
+from subfleet.export.programs import write_training_program
+from subfleet.export.steps import SampleSpec, Step, inference_step
+from subfleet.export.targets import target_named
+from subfleet.export.tracing import canonical, lowered
+from subfleet.protocol.errors import ExportError
+
+aten = torch.ops.aten
+
+
+class Inplace(nn.Module):
+    """What torchvision's ResNet does: a norm whose output is rectified in place, and a sum in place after another."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Sequential(nn.Conv2d(2, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(inplace=True))
+        self.second = nn.Sequential(nn.Conv2d(4, 4, 3, padding=1), nn.BatchNorm2d(4))
+        self.head = nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        y = self.second(x)
+        y += x
+        logits: Tensor = self.head(torch.relu_(y).mean((2, 3)))
+        return logits
+
+
+class Views(nn.Module):
+    """Changes a tensor through views of it, and reads it under its other names afterwards."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = nn.Linear(6, 6), nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.body(x)
+        y[:, :3].add_(y[:, 3:])
+        y[:, 4] = 0.5
+        y[:, 1::2] *= 2
+        y.view(-1, 2, 3)[:, 1].sigmoid_()
+        logits: Tensor = self.head(y) + y.sum(1, keepdim=True)
+        return logits
+
+
+class Constants(nn.Module):
+    """Buffers of every kind, a plain tensor, and masks made anew in every run, as transformers have them."""
+
+    table: Tensor
+    places: Tensor
+    index: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.position, self.head = nn.Linear(4, 4), nn.Embedding(8, 4), nn.Linear(4, 3)
+        self.register_buffer("table", torch.linspace(0.5, 1.5, 4))
+        self.register_buffer("places", torch.arange(8)[None], persistent=False)
+        self.register_buffer("index", torch.tensor([3, 1, 0, 2]))
+        self.scale = torch.tensor([1.0, 2.0, 3.0, 4.0])
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.body(x) * self.table + self.position(self.places[:, : x.shape[1]])
+        causal = torch.full((x.shape[1], x.shape[1]), float("-inf")).triu(1)
+        attended = (y @ y.transpose(1, 2) + causal).softmax(-1) @ y
+        logits: Tensor = self.head((attended[..., self.index] * self.scale).mean(1))
+        return logits
+
+
+class Average(nn.Module):
+    """Normalises by a moving average that forward keeps, in a buffer put in anew or changed in place."""
+
+    mean: Tensor
+
+    def __init__(self, *, in_place: bool, persistent: bool = True, dtype: torch.dtype = torch.float32) -> None:
+        super().__init__()
+        self.body, self.head = nn.Linear(4, 4), nn.Linear(4, 3)
+        self.register_buffer("mean", torch.zeros(4, dtype=dtype), persistent=persistent)
+        self.in_place = in_place
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.body(x)
+        if self.in_place:
+            self.mean.mul_(0.9).add_(y.detach()[0], alpha=0.1)
+        else:
+            self.mean = self.mean * 0.9 + y[0] * 0.1
+            self.mean = self.mean.detach()
+        logits: Tensor = self.head(y - self.mean)
+        return logits
+
+
+class Checkpointed(nn.Module):
+    """A block that its owner computes again in the backward pass, with dropout and a norm inside."""
+
+    def __init__(self, *, again: bool) -> None:
+        super().__init__()
+        self.block = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Dropout(0.4), nn.Tanh())
+        self.head = nn.Linear(4, 3)
+        self.again = again
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = checkpoint(self.block, x, use_reentrant=False) if self.again else self.block(x)
+        logits: Tensor = self.head(y)
+        return logits
+
+
+NETWORKS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
+    "in place": (Inplace, (2, 5, 5)),
+    "views": (Views, (6,)),
+    "constants": (Constants, (5, 4)),
+    "average": (lambda: Average(in_place=False), (4,)),
+    "average in place": (lambda: Average(in_place=True), (4,)),
+    "checkpointed": (lambda: Checkpointed(again=True), (4,)),
+}
+
+
+@pytest.fixture(name="step", params=NETWORKS)
+def _step(request: pytest.FixtureRequest) -> Step:
+    make, shape = NETWORKS[request.param]
+    return step_of_module(make(), shape)
+
+
+def _assert_same(graph: fx.GraphModule, step: Step, tolerance: float) -> None:
+    for node in graph.graph.find_nodes(op="call_function", target=aten.view.default):
+        node.target = aten.reshape.default  # files have no strides
+    graph.recompile()
+    given = step.example(torch.Generator().manual_seed(1))
+    for value, actual, right in zip(step.outputs, graph(*given), step.run(*given), strict=True):
+        torch.testing.assert_close(actual, right, atol=tolerance, rtol=tolerance, msg=f"{value.name}: {{}}".format)
+
+
+def test_every_pass_keeps_its_promise_and_the_numbers(step: Step) -> None:
+    graph = captured(step)
+    clean(graph)
+    assert is_functional(graph)
+    called = [node.target for node in graph.graph.nodes if node.op == "call_function"]
+    assert not {aten.detach.default, aten.clone.default, aten.copy.default, aten.alias.default} & set(called)
+    assert all(node.users for node in graph.graph.nodes if node.op == "call_function")
+    _assert_same(graph, step, 0.0)
+
+    fold_constants(graph)
+    fixed = {node for node in graph.graph.nodes if node.op == "get_attr"}
+    for node in graph.graph.nodes:
+        if node.op == "call_function" and set(node.all_input_nodes) <= fixed:
+            assert node.target in {aten.full.default, aten.expand.default}, node.format_node()
+    held = [getattr(graph, node.target) for node in fixed]
+    assert len({(one.dtype, tuple(one.shape), one.numpy().tobytes()) for one in held}) == len(held)
+    _assert_same(graph, step, 0.0)
+
+    check_operators(graph)
+    for target in ("onnx", "executorch"):
+        low = lowered(graph, target_named(target).lowerings)
+        assert is_functional(low)
+        _assert_same(low, step, 2e-6)
+
+
+@pytest.mark.export
+@pytest.mark.parametrize("target", ["onnx", "executorch"])
+def test_such_networks_become_programs(step: Step, target: str) -> None:
+    """Refused before, or written with a constant in the place of a moving average."""
+    program = write_training_program(step, target=target, program_id="canonical")
+    assert program.manifest.max_abs_diff < 1e-5
+
+
+@pytest.mark.parametrize("in_place", [True, False])
+def test_a_buffer_that_forward_changes_is_carried(in_place: bool) -> None:
+    module = Average(in_place=in_place)
+    step = step_of_module(module, (4,))
+    assert [value.name for value in step.outputs if value.role == "buffer"] == ["new.buffer.mean"]
+    inputs = example(step)
+    results = run(step, inputs)
+    module.double().load_state_dict({name: inputs[f"{kind}.{name}"] for name, kind in _kinds(module).items()})
+    module(inputs["input"])
+    torch.testing.assert_close(results["new.buffer.mean"], module.mean)
+    assert not torch.equal(results["new.buffer.mean"], inputs["buffer.mean"])
+    assert not results["new.buffer.mean"].requires_grad
+
+
+def _kinds(module: nn.Module) -> dict[str, str]:
+    buffers = dict(module.named_buffers())
+    return {name: "buffer" if name in buffers else "parameter" for name in module.state_dict()}
+
+
+def _counting() -> nn.Module:
+    """Counts its runs in a buffer of whole numbers, as BatchNorm does."""
+    module = nn.Linear(4, 3)
+    module.register_buffer("mean", torch.zeros((), dtype=torch.int64))
+
+    def count(_layer: nn.Module, _given: object) -> None:
+        module.get_buffer("mean").add_(1)
+
+    module.register_forward_pre_hook(count)
+    return module
+
+
+@pytest.mark.parametrize(
+    "module",
+    [Average(in_place=False, persistent=False), Average(in_place=True, persistent=False), _counting()],
+)
+def test_a_constant_that_forward_changes_is_refused_by_name(module: nn.Module) -> None:
+    with pytest.raises(ExportError, match=r"changes its tensor 'mean'.*register 'mean' as one"):
+        canonical(step_of_module(module, (4,)))
+
+
+def test_a_buffer_that_changes_its_shape_is_refused_by_name() -> None:
+    class Growing(nn.Linear):
+        seen: Tensor
+
+        def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - PyTorch's name of it
+            self.seen = torch.cat([self.seen, self.seen])
+            return super().forward(input)
+
+    module = Growing(4, 3)
+    module.register_buffer("seen", torch.zeros(2))
+    with pytest.raises(ExportError, match=r"its buffer 'seen' of torch.float32 and the shape \(2,\) one of.*\(4,\)"):
+        canonical(step_of_module(module, (4,)))
+
+
+def test_what_forward_leaves_behind_is_no_state() -> None:
+    """Old-style weight norm sets a plain tensor before each run; others keep what they last saw."""
+
+    class Watched(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body = torch.nn.utils.weight_norm(nn.Linear(4, 3))
+            self.seen: Tensor | None = None
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.seen = self.body(x)
+            return self.seen
+
+    with pytest.warns(FutureWarning, match="weight_norm"):
+        module = Watched()
+    before = module.body.weight
+    step = step_of_module(module, (4,))
+    canonical(step)
+    results = run(step, example(step))
+    assert {"new.parameter.body.weight_g", "new.parameter.body.weight_v"} <= results.keys()
+    assert module.seen is None
+    assert module.body.weight is before
+
+
+def test_a_block_that_its_owner_computes_again_draws_and_counts_once() -> None:
+    plain = Checkpointed(again=False)
+    again = Checkpointed(again=True)
+    again.load_state_dict(plain.state_dict())
+    step = step_of_module(again, (4,))
+    assert sum(value.role == "random" for value in step.inputs) == 1
+    inputs = example(step)
+    right = run(step_of_module(plain, (4,)), inputs)
+    for name, actual in run(step, inputs).items():
+        assert torch.equal(actual, right[name]), name
+
+
+def test_randomness_and_types_of_its_own_are_refused() -> None:
+    class Noisy(nn.Linear):
+        def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - PyTorch's name of it
+            return super().forward(input + torch.randn_like(input))
+
+    class Precise(nn.Linear):
+        def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - PyTorch's name of it
+            return super().forward(input.double().square().float())
+
+    with pytest.raises(ExportError, match=r"draws its own random numbers by aten\.randn_like.*use nn\.Dropout"):
+        canonical(step_of_module(Noisy(4, 3), (4,)))
+    with pytest.raises(ExportError, match=r"computes in torch\.float64 by aten\._to_copy.*torch\.float32 alone"):
+        canonical(step_of_module(Precise(4, 3), (4,)))
+
+
+def test_dead_code_is_gone_before_it_is_judged() -> None:
+    class Careless(nn.Linear):
+        def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - PyTorch's name of it
+            torch.randn(3).double()
+            return super().forward(input)
+
+    check_operators(canonical(step_of_module(Careless(4, 3), (4,))))
+
+
+@pytest.mark.export
+def test_an_inference_model_holds_constants_too() -> None:
+    module = Constants()
+    step = inference_step(module, SampleSpec(shape=(5, 4)), batch_size=2)
+    graph = canonical(step)
+    assert is_functional(graph)
+    _assert_same(graph, step, 0.0)
