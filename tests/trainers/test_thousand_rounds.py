@@ -45,10 +45,12 @@ print(json.dumps(sizes))
 @pytest.mark.parametrize(("rounds", "alternate"), [(1000, False), (200, True)])
 def test_rounds_do_not_grow_the_process(tmp_path: Path, rounds: int, *, alternate: bool) -> None:
     arguments = [sys.executable, "-c", ROUNDS, str(tmp_path), str(rounds), str(alternate)]
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
+    # One heap for all threads: on a busy machine they would get further ones now and then, which is no leak.
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1]), "MALLOC_ARENA_MAX": "1"}
     done = subprocess.run(arguments, capture_output=True, text=True, check=False, env=environment)
     assert done.returncode == 0, done.stderr
     sizes = json.loads(done.stdout)
     assert len(sizes) == (rounds - rounds // 5) // 10
-    slope = np.polyfit(np.arange(len(sizes)) * 10, np.array(sizes, np.float64), 1)[0]
-    assert slope < LARGEST_GROWTH_BYTES_PER_ROUND
+    growths = np.sort(np.diff(sizes))
+    # Once the heap grows by a piece that serves many rounds, so the largest growth is left out. A leak goes on.
+    assert growths[:-1].sum() / (10 * (len(growths) - 1)) < LARGEST_GROWTH_BYTES_PER_ROUND
