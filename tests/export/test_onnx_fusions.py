@@ -20,6 +20,7 @@ def written(run: Callable[..., tuple[Tensor, ...]], *inputs: Tensor) -> tuple[li
     outputs = run(*inputs)
     step = Step(
         run=run,
+        reference=run,
         inputs=tuple(_value(f"in{place}", tensor) for place, tensor in enumerate(inputs)),
         outputs=tuple(_value(f"out{place}", tensor) for place, tensor in enumerate(outputs)),
     )
@@ -56,6 +57,19 @@ def test_a_scale_and_an_offset_are_one_operator(
     assert "BatchNormalization" in operators
     assert "Mul" not in operators
     assert_close(got, run(x, scale, offset))
+
+
+@pytest.mark.parametrize("is_tensor", [True, False])
+def test_a_decayed_weight_of_one_row_is_no_scaled_channel(*, is_tensor: bool) -> None:
+    """Positions of a transformer, (1, T, C), under AdamW: the weight times a number, less a change of its own shape."""
+    weight, factor, change = drawn(1, 4, 9), torch.tensor(0.9), drawn(1, 4, 9) if is_tensor else torch.tensor(0.1)
+
+    def run(weight: Tensor, factor: Tensor, change: Tensor) -> tuple[Tensor, ...]:
+        return (weight * factor - change,)
+
+    operators, got = written(run, weight, factor, change)
+    assert operators == ["Mul", "Sub"]
+    assert_close(got, run(weight, factor, change))
 
 
 def test_a_product_that_is_a_result_too_is_not_fused_away() -> None:

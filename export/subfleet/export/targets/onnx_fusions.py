@@ -37,9 +37,9 @@ def _affine(emitter: Emitter, node: Any) -> str | None:
     shape = shape_of(node)
     if len(shape) != 3 or shape_of(x) != shape or shape[2] < _LEAST_POSITIONS:
         return None
-    count = shape[1] if shape_of(scale) == shape_of(offset) == (1, shape[1], 1) else shape[0] * shape[1]
-    if count != shape[1] and not all(shape_of(part) in {(1, shape[1], 1), (*shape[:2], 1)} for part in (scale, offset)):
+    if not all(shape_of(part) in {(1, shape[1], 1), (*shape[:2], 1)} for part in (scale, offset)):
         return None
+    count = shape[1] if shape_of(scale) == shape_of(offset) == (1, shape[1], 1) else shape[0] * shape[1]
     parts = [_per_row(emitter, part, shape, count) for part in (scale, offset)]
     if node.target is aten.sub.Tensor:
         parts[1] = emitter.add("Neg", parts[1])
