@@ -66,7 +66,7 @@ def test_a_convolution_and_its_gradients(name: str) -> None:
 
     given = (inputs, weight, bias, directions)
     exact = run(*(tensor.double() for tensor in given))
-    step = Step(run=run, inputs=_values("in", given), outputs=_values("out", exact))
+    step = Step(run=run, reference=run, inputs=_values("in", given), outputs=_values("out", exact))
     body = training_model(trace(step, OnnxTarget.lowerings), step)
     got = OnnxTarget().run(body, {value.name: tensor for value, tensor in zip(step.inputs, given, strict=True)})
     for ours, right in zip(got, exact, strict=True):

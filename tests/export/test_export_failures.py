@@ -1,11 +1,8 @@
 """What cannot be exported is named: the operator, the layer, the value, and what to do."""
 
-import math
-from collections.abc import Mapping
-
 import pytest
 import torch
-from export.export_cases import FULL_SGD, MLP, PLAIN, largest, step_of, train_request
+from export.export_cases import FULL_SGD, MLP, PLAIN, largest, train_request
 from torch import Tensor, nn
 
 from subfleet.export.programs import export_training_program
@@ -13,83 +10,9 @@ from subfleet.export.requests import TrainRequest
 from subfleet.export.steps import SampleSpec, Step, training_step
 from subfleet.export.targets import TARGETS, target_named
 from subfleet.export.tracing import trace
-from subfleet.export.verification import TOLERANCE, verify, verify_training
 from subfleet.export.versions import TARGET_NAMES
 from subfleet.protocol.errors import ExportError
 from subfleet.protocol.training import ObjectiveSettings
-
-
-class Wrong:
-    """A runtime that adds a fault to the first element of one of the step's results, or to all of it."""
-
-    def __init__(self, step: Step, fault: float, *, result: int = -1, whole: bool = True) -> None:
-        self.step, self.fault, self.result, self.whole = step, fault, result, whole
-
-    def run(self, body: bytes, inputs: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
-        assert body == b"body"
-        results = self.step.run(*inputs.values())
-        flat = results[self.result].view(-1)
-        flat[: None if self.whole else 1] += self.fault
-        return results
-
-
-@pytest.mark.parametrize("fault", [2e-4, math.nan, math.inf])
-def test_a_program_that_differs_from_pytorch_is_an_error(fault: float) -> None:
-    step = step_of(train_request("onnx"))
-    example = step.example(torch.Generator().manual_seed(0))
-    assert verify(Wrong(step, 0.0), b"body", step, example) <= 1e-5  # type: ignore[arg-type] # a part of a target
-    with pytest.raises(ExportError, match=r"'new\.momentum\..*' differs from PyTorch by .* but may by 1e-04"):
-        verify(Wrong(step, fault), b"body", step, example)  # type: ignore[arg-type] # a part of a target
-
-
-def test_a_jump_of_one_element_of_a_gradient_is_no_difference() -> None:
-    """An activation's input on the other side of 0 moves a few elements; a defect moves the whole tensor."""
-
-    step = training_step(
-        nn.Linear(300, 300), SampleSpec(shape=(300,)), batch_size=2, objective=ObjectiveSettings(), optimiser=FULL_SGD
-    )
-    example = step.example(torch.Generator().manual_seed(0))
-    names = [value.name for value in step.outputs]
-    assert names[-2] == "new.momentum.weight"
-    small, large = (Wrong(step, fault, result=-2, whole=False) for fault in (0.001, 1.0))
-    assert verify(small, b"body", step, example) > TOLERANCE  # type: ignore[arg-type] # a part of a target
-    with pytest.raises(ExportError, match="differs from PyTorch"):
-        verify(large, b"body", step, example)  # type: ignore[arg-type] # a part of a target
-
-
-class WrongOnBatchesOf:
-    """A runtime whose gradients are off by a share of themselves where so many samples or more are real."""
-
-    def __init__(self, step: Step, share: float, sample_count: int) -> None:
-        self.step, self.share, self.sample_count = step, share, sample_count
-
-    def run(self, body: bytes, inputs: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
-        results = self.step.run(*inputs.values())
-        if inputs["sample_mask"].sum() < self.sample_count:
-            return results
-        place = [value.name for value in self.step.outputs].index("new.momentum.weight")
-        return (*results[:place], results[place] * (1 + self.share), *results[place + 1 :])
-
-
-@pytest.mark.parametrize(
-    ("share", "sample_count", "passes"),
-    [
-        (1e-3, 3, True),  # a jump: a little off on the whole batch, and right on a few samples
-        (1e-3, 1, False),  # a defect: never right
-        (2e-2, 3, False),  # too far off on the whole batch for any jump
-    ],
-)
-def test_a_program_with_jumps_must_be_right_on_a_few_samples(share: float, sample_count: int, passes: bool) -> None:
-    step = training_step(
-        nn.Linear(30, 30), SampleSpec(shape=(30,)), batch_size=8, objective=ObjectiveSettings(), optimiser=FULL_SGD
-    )
-    runtime = WrongOnBatchesOf(step, share, sample_count)
-    generator = torch.Generator().manual_seed(0)
-    if passes:
-        assert verify_training(runtime, b"", step, generator) <= TOLERANCE  # type: ignore[arg-type] # a part of a target
-        return
-    with pytest.raises(ExportError, match=r"'new\.momentum\.weight' differs from PyTorch"):
-        verify_training(runtime, b"", step, generator)  # type: ignore[arg-type] # a part of a target
 
 
 @pytest.mark.export
@@ -99,7 +22,7 @@ def test_a_defect_in_a_lowering_is_found(target: str, monkeypatch: pytest.Monkey
     broken = dict(TARGETS[target].lowerings)
     broken[torch.ops.aten.threshold_backward.default] = lambda gradient, output, threshold: gradient
     monkeypatch.setattr(type(TARGETS[target]), "lowerings", broken)
-    with pytest.raises(ExportError, match="differs from PyTorch"):
+    with pytest.raises(ExportError, match=r"is off by .* but may be by"):
         export_training_program(train_request(target))
 
 

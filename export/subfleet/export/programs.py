@@ -1,6 +1,5 @@
 """Requests to verified programs: trace, lower, write, run once, compare with PyTorch."""
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -17,7 +16,7 @@ from subfleet.export.targets.base import Target
 from subfleet.export.targets.torch import TARGET as TORCH
 from subfleet.export.targets.torch import write_torch_model, write_torch_program
 from subfleet.export.tracing import trace
-from subfleet.export.verification import TOLERANCE, largest_difference, verify_training
+from subfleet.export.verification import Run, seeded, verify_inference, verify_training
 from subfleet.export.versions import tool_versions
 from subfleet.protocol.errors import ExportError
 from subfleet.protocol.programs import Program, ProgramManifest
@@ -65,7 +64,7 @@ def write_training_program(step: Step, *, target: str, program_id: str) -> Progr
     versions = tool_versions(target)
     writer = target_named(target)
     written = writer.write_training(trace(step, writer.lowerings), step)
-    difference = verify_training(writer, written.body, step, _seeded(program_id))
+    verified = verify_training(_runs(writer, written.body, step), step, seeded(program_id))
     manifest = ProgramManifest(
         program_id=program_id,
         target=target,
@@ -74,7 +73,7 @@ def write_training_program(step: Step, *, target: str, program_id: str) -> Progr
         inputs=step.inputs,
         outputs=step.outputs,
         memory=written.memory,
-        max_abs_diff=difference,
+        max_abs_diff=verified.max_abs_diff,
         versions=versions,
         operators=written.operators,
     )
@@ -140,20 +139,27 @@ def write_inference_model(
     return body, _verify_inference(writer, body, step, ordered)
 
 
+def _runs(writer: Target, body: bytes, step: Step) -> Run:
+    return lambda example: writer.run(body, dict(zip((value.name for value in step.inputs), example, strict=True)))
+
+
 def _verify_inference(writer: Target, body: bytes, step: Step, weights: Sequence[Tensor]) -> float:
-    inputs = step.example(_seeded(str(step.inputs)))[0]
-    with torch.no_grad():
-        return largest_difference(step, (inputs, *weights), writer.run(body, {step.inputs[0].name: inputs}))
+    inputs = step.example(seeded(str(step.inputs)))[0]
+    return verify_inference(lambda given: writer.run(body, {step.inputs[0].name: given[0]}), step, (inputs, *weights))
 
 
 def _takes_any_batch(writer: Target, body: bytes, step: Step) -> bool:
     """Whether thrice the batch gives thrice the logits. A layer that makes a tensor of the batch's size prevents it."""
-    inputs = step.example(_seeded(str(step.inputs)))[0]
+    inputs = step.example(seeded(str(step.inputs)))[0]
     try:
         once, thrice = (writer.run(body, {step.inputs[0].name: torch.cat([inputs] * times)})[0] for times in (1, 3))
     except Exception:  # noqa: BLE001 - runtimes' errors have no common base
         return False
-    return thrice.shape[0] == 3 * inputs.shape[0] and torch.allclose(torch.cat([once] * 3), thrice, atol=TOLERANCE)
+    return thrice.shape[0] == 3 * inputs.shape[0] and torch.allclose(torch.cat([once] * 3), thrice, atol=_SAME_LOGITS)
+
+
+_SAME_LOGITS = 1e-4
+"""As near as a sample's logits must be in batches of different sizes."""
 
 
 def _of_one_sample(step: Step) -> Step:
@@ -174,8 +180,3 @@ def _check_weights(shapes: Mapping[str, tuple[int, ...]], weights: Mapping[str, 
             f"tensor {odd[0]!r} has the shape {given.get(odd[0])}, but the subnet needs {shapes.get(odd[0])}; "
             "extract the subnet's own tensors first"
         )
-
-
-def _seeded(text: str) -> torch.Generator:
-    """A generator of random numbers that are the same for the same text."""
-    return torch.Generator().manual_seed(int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big"))

@@ -90,7 +90,8 @@ class ProgramManifest:
         inputs: in the order in which the program takes them.
         outputs: in the order in which it gives them.
         memory: what it is planned to take on a device.
-        max_abs_diff: largest difference from PyTorch found when it was written.
+        max_abs_diff: largest difference of any number from PyTorch's, found when it was written; as a share of the
+            largest number of its tensor where that is above 1.
         versions: of the tools that wrote it.
         operators: that its runtime must have, sorted, such as "Conv" or "aten::add.out"; empty where it is not told.
     """

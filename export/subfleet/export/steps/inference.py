@@ -6,6 +6,7 @@ from torch import Tensor, nn
 from subfleet.export.layers import LayerContext
 from subfleet.export.steps.module_state import buffers_of, constants_of, within
 from subfleet.export.steps.network_call import exits_of, first_run, prepared
+from subfleet.export.steps.reference import InferenceReference
 from subfleet.export.steps.values import SampleSpec, Step
 from subfleet.protocol.programs import ValueInfo
 
@@ -41,19 +42,21 @@ def inference_step(module: nn.Module, sample: SampleSpec, *, batch_size: int) ->
             logits = within(module, state, lambda: exits_of(module, inputs))
         return (logits[-1],)
 
+    inputs = (
+        given,
+        *(
+            ValueInfo(name=f"parameter.{name}", dtype="F32", shape=shape, role="parameter", tensor=name)
+            for name, shape in parameters.items()
+        ),
+        *(
+            ValueInfo(name=f"buffer.{name}", dtype="F32", shape=shape, role="buffer", tensor=name)
+            for name, shape in buffers.items()
+        ),
+    )
     return Step(
         run=run,
-        inputs=(
-            given,
-            *(
-                ValueInfo(name=f"parameter.{name}", dtype="F32", shape=shape, role="parameter", tensor=name)
-                for name, shape in parameters.items()
-            ),
-            *(
-                ValueInfo(name=f"buffer.{name}", dtype="F32", shape=shape, role="buffer", tensor=name)
-                for name, shape in buffers.items()
-            ),
-        ),
+        reference=InferenceReference(module=module, inputs=inputs),
+        inputs=inputs,
         outputs=(ValueInfo(name="logits", dtype="F32", shape=outputs[-1], role="logits"),),
         class_count=outputs[-1][-1],
         stale={name: tensor for name, tensor in constants_of(module).items() if name in found.reassigned},

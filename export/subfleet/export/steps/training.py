@@ -3,7 +3,7 @@
 (batch, scalars, parameters, buffers, optimiser states) -> (loss, correct, count, new parameters, buffers, states)
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -12,15 +12,17 @@ import torch
 from torch import Tensor, nn
 
 from subfleet.export.layers import LayerContext
+from subfleet.export.steps.given import Given
 from subfleet.export.steps.layout import StepShapes, after, before
 from subfleet.export.steps.module_state import buffers_of, constants_of, within
 from subfleet.export.steps.network_call import FirstRun, exits_of, first_run, prepared
 from subfleet.export.steps.objectives import OBJECTIVES, mutual_distillation, self_distillation, total
 from subfleet.export.steps.optimisers import OPTIMISERS, StepScalars, clipped
 from subfleet.export.steps.recompute import blocks_of, recomputed
+from subfleet.export.steps.reference import TrainingReference
 from subfleet.export.steps.values import SampleSpec, Step, Student
 from subfleet.protocol.errors import ExportError
-from subfleet.protocol.programs import Role, ValueInfo
+from subfleet.protocol.programs import ValueInfo
 from subfleet.protocol.training import ObjectiveSettings, OptimiserSettings
 
 __all__ = ["training_step"]
@@ -76,13 +78,16 @@ def training_step(  # noqa: PLR0913 - each says one thing of the step
         optimiser=optimiser,
         accumulate=accumulate,
     )
-    inputs = before(shapes)
+    inputs, outputs = before(shapes), after(shapes)
     return Step(
         run=_TrainingRun(
             module=module, student=student, shapes=shapes, recompute=recompute, in_parts=in_parts, inputs=inputs
         ),
+        reference=TrainingReference(
+            module=module, student=student, objective=objective, optimiser=optimiser, inputs=inputs, outputs=outputs
+        ),
         inputs=inputs,
-        outputs=after(shapes),
+        outputs=outputs,
         class_count=next(value.limit for value in inputs if value.role == "label"),
         padded_labels=objective.name == "next_token",
         stale={name: tensor for name, tensor in constants_of(module).items() if name in found.reassigned},
@@ -174,7 +179,7 @@ class _TrainingRun:
     inputs: tuple[ValueInfo, ...]
 
     def __call__(self, *tensors: Tensor) -> tuple[Tensor, ...]:
-        given = _Given(self.inputs, tensors)
+        given = Given(self.inputs, tensors)
         # Plain autograd: torch.func.grad would split every backward into its twice differentiable form.
         trained = dict(self.module.named_parameters())
         leaves = {
@@ -207,7 +212,7 @@ class _TrainingRun:
         return within(self.module, state, body)
 
     def _run(
-        self, given: "_Given", leaves: Mapping[str, Tensor], buffers: Mapping[str, Tensor], context: LayerContext
+        self, given: Given, leaves: Mapping[str, Tensor], buffers: Mapping[str, Tensor], context: LayerContext
     ) -> "_Ran":
         """Forward and backward of the module as it is."""
         sums = self._losses(given)
@@ -226,7 +231,7 @@ class _TrainingRun:
         gradients = {name: gradient for name, gradient in zip(wanted, found, strict=True) if gradient is not None}
         return _Ran(loss=loss.detach(), sums=sums, gradients=gradients, buffers=new_buffers)
 
-    def _losses(self, given: "_Given") -> _Losses:
+    def _losses(self, given: Given) -> _Losses:
         settings = self.shapes.objective
         rule = OBJECTIVES[settings.name]
         inputs, labels = given.one("input"), given.one("label")
@@ -248,13 +253,13 @@ class _TrainingRun:
             count=total(counted),
         )
 
-    def _masked(self, given: "_Given", exits: Sequence[Tensor]) -> list[Tensor]:
+    def _masked(self, given: Given, exits: Sequence[Tensor]) -> list[Tensor]:
         """Logits of classes that the client lacks become 0 (HeteroFL, section 3.3)."""
         if not self.shapes.objective.class_mask:
             return list(exits)
         return [logits * given.one("class_mask") for logits in exits]
 
-    def _updated(self, given: "_Given", gradients: Mapping[str, Tensor]) -> list[list[Tensor]]:
+    def _updated(self, given: Given, gradients: Mapping[str, Tensor]) -> list[list[Tensor]]:
         """New parameters, each kind of states, scalar states, and summed gradients."""
         settings = self.shapes.optimiser
         rule = OPTIMISERS[settings.name]
@@ -284,7 +289,7 @@ class _TrainingRun:
             groups.append([totals[name] * (1 - apply) if name in totals else summed[name].clone() for name in old])
         return groups
 
-    def _regularised(self, given: "_Given", gradients: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def _regularised(self, given: Given, gradients: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Gradients with the proximal term's own (FedProx, section 3.2), then clipped."""
         ready = dict(gradients)
         if self.shapes.objective.proximal:
@@ -305,29 +310,3 @@ def _carried(name: str, old: Tensor, new: Tensor) -> Tensor:
             f"and {tuple(new.shape)}, but what is carried from step to step stays alike; keep its type and shape"
         )
     return new.detach()
-
-
-class _Given:
-    """A step's input tensors by role."""
-
-    def __init__(self, values: Sequence[ValueInfo], tensors: Sequence[Tensor]) -> None:
-        self._pairs = tuple(zip(values, tensors, strict=True))
-
-    def _of(self, role: Role) -> Iterator[tuple[ValueInfo, Tensor]]:
-        return (pair for pair in self._pairs if pair[0].role == role)
-
-    def one(self, role: Role) -> Tensor:
-        """The only tensor of a role."""
-        return next(tensor for _, tensor in self._of(role))
-
-    def all(self, role: Role) -> list[Tensor]:
-        """In order."""
-        return [tensor for _, tensor in self._of(role)]
-
-    def named(self, role: Role) -> dict[str, Tensor]:
-        """By the subnet's tensor that each belongs to."""
-        return {value.tensor: tensor for value, tensor in self._of(role)}
-
-    def coefficient(self, name: str) -> Tensor | float:
-        """A scalar of `TrainingSettings`; 0 where the step takes none of that name."""
-        return next((tensor for value, tensor in self._of("coefficient") if value.name == name), 0.0)

@@ -70,6 +70,8 @@ class Step:
 
     Attributes:
         run: takes one tensor for each of `inputs`, gives one for each of `outputs`; in single or double precision.
+        reference: the same of the untouched module, which the programs of this step are compared with; see
+            `subfleet.export.steps.reference`.
         inputs: in order.
         outputs: in order.
         class_count: exclusive upper bound of the labels; 0 where they are no classes.
@@ -79,6 +81,7 @@ class Step:
     """
 
     run: Callable[..., tuple[Tensor, ...]]
+    reference: Callable[..., tuple[Tensor, ...]]
     inputs: tuple[ValueInfo, ...]
     outputs: tuple[ValueInfo, ...]
     class_count: int = 0

@@ -20,6 +20,7 @@ from subfleet.export.request_steps import training_step_of
 from subfleet.export.requests import TrainRequest
 from subfleet.export.steps import Step
 from subfleet.export.tracing import trace
+from subfleet.export.verification import seeded, verify_training
 from subfleet.export.versions import tool_versions
 from subfleet.protocol.class_names import check_class_names
 from subfleet.protocol.errors import ProtocolError
@@ -80,6 +81,7 @@ def write_torch_program(request: TrainRequest) -> Program:
     student = None if request.student is None else replace(request.student, name="")
     plain = replace(request, spec=replace(request.spec, name=""), student=student)
     step = training_step_of(plain)
+    verified = verify_training(lambda example: step.run(*example), step, seeded(request.program_id))
     manifest = ProgramManifest(
         program_id=request.program_id,
         target=TARGET,
@@ -88,7 +90,7 @@ def write_torch_program(request: TrainRequest) -> Program:
         inputs=step.inputs,
         outputs=step.outputs,
         memory=_plan(step, plain),
-        max_abs_diff=_own_difference(step),
+        max_abs_diff=verified.max_abs_diff,
         versions=tool_versions(TARGET),
     )
     return Program(manifest=manifest, body=canonical_json(plain))
@@ -208,11 +210,3 @@ def plan_torch(step: Step, *, activation_bytes: int) -> MemoryPlan:
         ),
         runtime_bytes=_BASE_BYTES,
     )
-
-
-def _own_difference(step: Step) -> float:
-    """How far single precision is from double precision: the step is PyTorch's own, so that is all that can differ."""
-    example = step.example(torch.Generator().manual_seed(0))
-    exact = step.run(*(tensor.double() if tensor.is_floating_point() else tensor for tensor in example))
-    pairs = zip(exact, step.run(*example), strict=True)
-    return max(float((right - got).abs().max()) for right, got in pairs if right.numel())

@@ -1,0 +1,122 @@
+"""A module as its author wrote it, on given tensors and in a given precision; nothing of it is rewritten."""
+
+import copy
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import reduce
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
+
+from subfleet.protocol.errors import ExportError
+
+__all__ = ["exits_of", "in_precision", "tensor_of", "untouched"]
+
+
+def untouched(module: nn.Module, tensors: Mapping[str, Tensor], precision: torch.dtype) -> nn.Module:
+    """A copy of a module with these tensors, each layer in its own mode.
+
+    Args:
+        module: it is left as it is.
+        tensors: values of its parameters and buffers, by name; tied ones need one name.
+        precision: of whatever else it keeps in single precision: buffers, plain attributes, tensors in lists.
+
+    Raises:
+        ExportError: the module cannot be copied.
+    """
+    memo: dict[int, Any] = {}
+    for name, tensor in tensors.items():
+        old, new = tensor_of(module, name), tensor.detach().clone()
+        memo[id(old)] = nn.Parameter(new, old.requires_grad) if isinstance(old, nn.Parameter) else new
+    try:
+        with _CopiesTensors(precision):
+            return copy.deepcopy(module, memo)
+    except Exception as error:
+        raise ExportError(
+            "the network cannot be copied, so nothing can be compared with it: "
+            f"{type(error).__name__}: {error!s:.200}; let no module keep what Python cannot copy, such as a lock"
+        ) from error
+
+
+def tensor_of(module: nn.Module, name: str) -> Any:
+    """A module's parameter, buffer or plain attribute, by its name."""
+    found: Any = reduce(getattr, name.split("."), module)
+    return found
+
+
+def exits_of(outputs: Any) -> tuple[Tensor, ...]:
+    """The logits of each exit, of one or several."""
+    return tuple(outputs) if isinstance(outputs, (tuple, list)) else (outputs,)
+
+
+@contextmanager
+def in_precision(precision: torch.dtype) -> Iterator[None]:
+    """While it is entered, a module that is run computes in this precision, also where it asks for single precision.
+
+    Raises:
+        ExportError: it does not run so, as with code that TorchScript compiled for single precision.
+    """
+    with ExitStack() as stack:
+        if precision == torch.float64:
+            stack.enter_context(_InDouble())
+        try:
+            yield
+        except (RuntimeError, TypeError) as error:
+            reason = str(error).strip().partition("\n")[0]
+            raise ExportError(
+                f"the network cannot be run in {precision} as it is, so no program of it can be verified: "
+                f"{type(error).__name__}: {reason}; keep its numbers in PyTorch's tensors and functions, and "
+                "take their type from its inputs"
+            ) from error
+
+
+class _CopiesTensors(TorchFunctionMode):
+    """Copies tensors of any module, results of other operations included, which PyTorch would refuse to copy."""
+
+    def __init__(self, precision: torch.dtype) -> None:
+        super().__init__()
+        self._precision = precision
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Copy a tensor; all else is left to PyTorch."""
+        if func is not Tensor.__deepcopy__:
+            return func(*args, **(kwargs or {}))
+        tensor, memo = args
+        new = tensor.detach().clone()
+        memo[id(tensor)] = new.to(self._precision) if new.dtype == torch.float32 else new
+        return memo[id(tensor)]
+
+
+class _InDouble(TorchFunctionMode):
+    """Makes every single precision that a module's code names, keeps or is given by PyTorch a double one."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Call the function."""
+        if func is Tensor.float:
+            func = Tensor.double
+        if func is functional.rms_norm:
+            func = _rms_norm
+        args, kwargs = pytree.tree_map(_doubled, (args, dict(kwargs or {})))
+        return pytree.tree_map(_doubled, func(*args, **kwargs))
+
+
+def _rms_norm(
+    inputs: Tensor, normalized_shape: Sequence[int], weight: Tensor | None = None, eps: float | None = None
+) -> Tensor:
+    """Where it is given no epsilon, PyTorch takes another one in each precision; the network is the single one's."""
+    epsilon = torch.finfo(torch.float32).eps if eps is None else eps
+    return functional.rms_norm(inputs, list(normalized_shape), weight, epsilon)
+
+
+def _doubled(value: Any) -> Any:
+    if value is torch.float32:
+        return torch.float64
+    return value.double() if isinstance(value, Tensor) and value.dtype == torch.float32 else value

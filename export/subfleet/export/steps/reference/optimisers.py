@@ -1,0 +1,117 @@
+"""The optimisers of `torch.optim`, with their states put in and read by the names that a step has for them."""
+
+import math
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from subfleet.protocol.programs import ValueInfo
+from subfleet.protocol.training import OptimiserSettings
+
+__all__ = ["step_of_pytorch"]
+
+_STATES: Mapping[str, str] = MappingProxyType(
+    {"momentum": "momentum_buffer", "first_moment": "exp_avg", "second_moment": "exp_avg_sq"}
+)
+"""A step's names of states, and PyTorch's."""
+_CORRECTIONS = ("first_correction", "second_correction")
+
+
+def step_of_pytorch(
+    settings: OptimiserSettings,
+    parameters: Mapping[str, nn.Parameter],
+    states: Mapping[ValueInfo, Tensor],
+    learning_rate: float,
+) -> dict[str, Tensor]:
+    """Take a step with what stands in the parameters' `grad`.
+
+    Args:
+        settings: the optimiser.
+        parameters: by name; changed in place, but for those without a gradient.
+        states: before the step.
+        learning_rate: 0 or more.
+
+    Returns:
+        The states after it, by the names that the step gives its results.
+    """
+    trained = [part for part in parameters.values() if part.grad is not None]
+    if settings.max_gradient_norm:
+        torch.nn.utils.clip_grad_norm_(trained, settings.max_gradient_norm)
+    optimiser = _OPTIMISERS[settings.name](trained, learning_rate, settings)
+    steps = _steps_before(settings, {value.name: tensor for value, tensor in states.items() if not value.tensor})
+    own = {value: tensor for value, tensor in states.items() if value.tensor}
+    for value, tensor in own.items():
+        if parameters[value.tensor].grad is not None and steps != 0:
+            state = optimiser.state[parameters[value.tensor]]
+            state[_kind(value)] = tensor.clone()
+            state["step"] = torch.tensor(float(steps or 1))
+    optimiser.step()
+    after = {
+        f"new.{value.name}": optimiser.state.get(parameters[value.tensor], {}).get(_kind(value), tensor)
+        for value, tensor in own.items()
+    }
+    scalars = _scalars_after(settings, (steps or 0) + 1)
+    return after | {
+        f"new.{value.name}": torch.full_like(tensor, scalars[value.name])
+        for value, tensor in states.items()
+        if not value.tensor
+    }
+
+
+def _kind(value: ValueInfo) -> str:
+    return _STATES[value.name.removesuffix(f".{value.tensor}")]
+
+
+def _steps_before(settings: OptimiserSettings, scalars: Mapping[str, Tensor]) -> int | None:
+    """As the scalar states tell; None where there is none, and a state of 0 is as good as no step before."""
+    if "started" in scalars:
+        return round(float(scalars["started"]))
+    found = None
+    for name, beta in zip(_CORRECTIONS, (settings.beta1, settings.beta2), strict=True):
+        if name in scalars and found is None:
+            correction = float(scalars[name])
+            # With a beta of 0 the correction is 1 from the first step on, and says no more.
+            found = round(math.log1p(-correction) / math.log(beta)) if beta else None
+            if not correction:
+                found = 0
+    return found
+
+
+def _scalars_after(settings: OptimiserSettings, steps: int) -> dict[str, float]:
+    betas = (settings.beta1, settings.beta2)
+    return {"started": 1.0} | {name: 1 - beta**steps for name, beta in zip(_CORRECTIONS, betas, strict=True)}
+
+
+_Make = Callable[[list[nn.Parameter], float, OptimiserSettings], torch.optim.Optimizer]
+
+
+def _sgd(parameters: list[nn.Parameter], learning_rate: float, settings: OptimiserSettings) -> torch.optim.Optimizer:
+    return torch.optim.SGD(
+        parameters,
+        lr=learning_rate,
+        momentum=settings.momentum,
+        dampening=settings.dampening,
+        nesterov=settings.nesterov,
+        weight_decay=settings.weight_decay,
+    )
+
+
+def _adam(kind: Any) -> _Make:
+    def make(parameters: list[nn.Parameter], learning_rate: float, settings: OptimiserSettings) -> Any:
+        return kind(
+            parameters,
+            lr=learning_rate,
+            betas=(settings.beta1, settings.beta2),
+            eps=settings.epsilon,
+            weight_decay=settings.weight_decay,
+        )
+
+    return make
+
+
+_OPTIMISERS: Mapping[str, _Make] = MappingProxyType(
+    {"sgd": _sgd, "adam": _adam(torch.optim.Adam), "adamw": _adam(torch.optim.AdamW)}
+)

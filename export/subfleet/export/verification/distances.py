@@ -1,0 +1,149 @@
+"""How far a result is from the exact one, next to how far PyTorch's own single precision is."""
+
+import math
+import statistics
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from subfleet.export.steps import Step
+from subfleet.protocol.errors import ExportError
+
+__all__ = ["Distance", "Exact"]
+
+FREE = 2e-5
+"""Any result may be this far off, as a share of itself: PyTorch's own distance may be small by chance."""
+ROUNDING = 1e-5
+"""Or by this share of what is usual among its kind: the rounding of sums whose terms are usual and cancel."""
+EAGER_FACTOR = 8.0
+"""It may be this many times as far off as PyTorch in single precision."""
+LARGEST = 0.05
+"""But never this far, so that no gradient that is off by a tenth passes."""
+SEEN = 10.0
+"""Where a result is not this many times as large as PyTorch's error, rounding is all that single precision shows of it:
+a bias before a norm. It may then be as far off as PyTorch is, or by `ROUNDING`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Distance:
+    """How far one result is from the exact one. All lengths are Euclidean.
+
+    Attributes:
+        name: of the result.
+        jumps: whether it follows a gradient, which jumps where an activation's input rounds to the other side of 0.
+        size: of the exact change of what is carried, of the exact result where nothing is.
+        usual: size that it would have if its elements were as those of its role are in the mean.
+        eager: how far PyTorch's single precision is off.
+        own: how far this result is off.
+        largest: difference of any element, as a share of the largest element where that is above 1.
+    """
+
+    name: str
+    jumps: bool
+    size: float
+    usual: float
+    eager: float
+    own: float
+    largest: float
+
+    @property
+    def is_seen(self) -> bool:
+        """Whether the exact result stands out of PyTorch's rounding."""
+        return self.size >= SEEN * self.eager
+
+    @property
+    def limit(self) -> float:
+        """How far it may be off."""
+        rounding = max(EAGER_FACTOR * self.eager, FREE * self.size, ROUNDING * self.usual)
+        return min(rounding, LARGEST * self.size) if self.is_seen else rounding
+
+    def passes(self, jump: float = 0.0) -> bool:
+        """Whether it is near enough; a gradient's jump may be this share of it. Written so that NaN fails."""
+        allowed = jump * (self.size if self.is_seen else self.usual) if self.jumps else 0.0
+        return self.own <= max(self.limit, allowed)
+
+
+class Exact:
+    """The exact results of a step on one example, of the untouched module in double precision.
+
+    Args:
+        step: the step.
+        example: its inputs, in single precision.
+
+    Raises:
+        ExportError: the untouched module cannot be copied, or not be run in double precision.
+    """
+
+    def __init__(self, step: Step, example: Sequence[Tensor]) -> None:
+        doubled = (tensor.double() if tensor.is_floating_point() else tensor for tensor in example)
+        right, eager = step.reference(*doubled), step.reference(*example)
+        before = {f"new.{value.name}": tensor for value, tensor in zip(step.inputs, example, strict=True)}
+        self._outputs = step.outputs
+        self._right = right
+        self._sizes = [
+            _length(tensor - before.get(value.name, 0.0)) for value, tensor in zip(step.outputs, right, strict=True)
+        ]
+        self._eager = _expected([_length(one - other) for one, other in zip(eager, right, strict=True)], self._sizes)
+        self._usual = _usual_sizes(step, self._sizes)
+
+    def distances(self, results: Sequence[Tensor]) -> list[Distance]:
+        """Of a program's results, in order.
+
+        Raises:
+            ExportError: there are more or fewer, or one is of another shape.
+        """
+        if len(results) != len(self._right):
+            raise ExportError(f"the program gives {len(results)} results, but must give {len(self._right)}")
+        return list(self._distances(results))
+
+    def _distances(self, results: Sequence[Tensor]) -> Iterator[Distance]:
+        known = zip(self._outputs, self._right, self._sizes, self._usual, self._eager, results, strict=True)
+        for value, right, size, usual, eager, got in known:
+            if right.shape != got.shape:
+                raise ExportError(
+                    f"the program's {value.name!r} is {tuple(got.shape)}, but must be {tuple(right.shape)}"
+                )
+            off = got.double() - right
+            yield Distance(
+                name=value.name,
+                jumps=value.role in _JUMPING,
+                size=size,
+                usual=usual,
+                eager=eager,
+                own=_length(off),
+                largest=_largest(off) / max(1.0, _largest(right)),
+            )
+
+
+_JUMPING = frozenset({"parameter", "optimiser_state", "gradient"})
+"""Roles of results that follow a gradient."""
+
+
+def _usual_sizes(step: Step, sizes: Sequence[float]) -> list[float]:
+    """What each would be if the elements of all results of its role were alike."""
+    squares: dict[str, float] = {}
+    elements: dict[str, int] = {}
+    counts = [math.prod(value.shape) for value in step.outputs]
+    for value, size, count in zip(step.outputs, sizes, counts, strict=True):
+        squares[value.role] = squares.get(value.role, 0.0) + size**2
+        elements[value.role] = elements.get(value.role, 0) + count
+    return [
+        math.sqrt(squares[value.role] / max(elements[value.role], 1) * count)
+        for value, count in zip(step.outputs, counts, strict=True)
+    ]
+
+
+def _expected(distances: Sequence[float], sizes: Sequence[float]) -> list[float]:
+    """PyTorch's distances, none of them luckier than the median result's: that is what rounding is like here."""
+    shares = [distance / size for distance, size in zip(distances, sizes, strict=True) if size]
+    usual = statistics.median(shares) if shares else 0.0
+    return [max(distance, usual * size) for distance, size in zip(distances, sizes, strict=True)]
+
+
+def _largest(tensor: Tensor) -> float:
+    return float(tensor.abs().max()) if tensor.numel() else 0.0
+
+
+def _length(tensor: Tensor) -> float:
+    return float(tensor.double().norm())

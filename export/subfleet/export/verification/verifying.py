@@ -1,0 +1,96 @@
+"""A program held against the untouched module."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from subfleet.export.steps import Step
+from subfleet.export.verification.distances import Distance, Exact
+from subfleet.export.verification.examples import first_step, second_step
+from subfleet.protocol.errors import ExportError
+
+__all__ = ["Run", "Verified", "verify_inference", "verify_training"]
+
+_JUMP = 1e-2
+"""A gradient may jump by this share of itself on a whole batch, in networks of so many activations that one or another
+always rounds to the other side of 0. Such a program must then pass in full on a few samples."""
+_FEW_SAMPLES = 2
+_ATTEMPTS = 4
+
+Run = Callable[[Sequence[Tensor]], Sequence[Tensor]]
+"""A program: one tensor for each of the step's inputs, to one for each of its outputs."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verified:
+    """What was found of a program that passed.
+
+    Attributes:
+        max_abs_diff: largest difference of any number where it passed in full, as a share of the largest number of its
+            tensor where that is above 1.
+        unseen: results of which single precision shows nothing but rounding, on the whole batch: nobody can tell from
+            them what the program computes, only that it is as small as it should be.
+    """
+
+    max_abs_diff: float
+    unseen: frozenset[str]
+
+
+def verify_training(run: Run, step: Step, generator: torch.Generator) -> Verified:
+    """Run a training program beside the untouched module in double precision.
+
+    Raises:
+        ExportError: a result differs by more than rounding and its jumps explain, or shapes differ.
+    """
+    kept = first_step(step, generator)
+    accumulates = any(value.role == "apply" for value in step.inputs)
+    found = [_verify_call(run, step, kept, generator, apply=apply) for apply in {True, not accumulates}]
+    return Verified(
+        max_abs_diff=max(one.max_abs_diff for one in found),
+        unseen=frozenset[str]().union(*(one.unseen for one in found)),
+    )
+
+
+def verify_inference(run: Run, step: Step, example: Sequence[Tensor]) -> float:
+    """Run an inference model beside the untouched module in double precision; the largest difference of any number.
+
+    Raises:
+        ExportError: the logits differ by more than rounding explains, or shapes differ.
+    """
+    found = Exact(step, example).distances(run(example))
+    _check(found)
+    return _largest(found)
+
+
+def _verify_call(run: Run, step: Step, kept: dict[str, Tensor], generator: torch.Generator, *, apply: bool) -> Verified:
+    whole = _distances(run, step, second_step(step, kept, generator, apply=apply))
+    unseen = frozenset(distance.name for distance in whole if not distance.is_seen)
+    _check(whole, _JUMP)
+    found = whole
+    for _ in range(_ATTEMPTS):
+        if all(distance.passes() for distance in found):
+            break
+        few = second_step(step, first_step(step, generator), generator, apply=apply, sample_count=_FEW_SAMPLES)
+        found = _distances(run, step, few)
+    _check(found)
+    return Verified(max_abs_diff=_largest(found), unseen=unseen)
+
+
+def _distances(run: Run, step: Step, example: Sequence[Tensor]) -> list[Distance]:
+    return Exact(step, example).distances(run(example))
+
+
+def _check(found: Sequence[Distance], jump: float = 0.0) -> None:
+    for distance in found:
+        if not distance.passes(jump):
+            raise ExportError(
+                f"the program's {distance.name!r} is off by {distance.own:.1e} of {distance.size:.1e}, but may be by "
+                f"{distance.limit:.1e} at most, as PyTorch's single precision is by {distance.eager:.1e}; nothing was "
+                "written, report it with the request"
+            )
+
+
+def _largest(found: Sequence[Distance]) -> float:
+    return max((distance.largest for distance in found), default=0.0)

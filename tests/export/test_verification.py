@@ -1,0 +1,162 @@
+"""What a program may differ by from the untouched module, and what the verification is done on."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import pytest
+import torch
+from export.export_cases import FULL_SGD, train_request
+from export.export_cases import step_of as step_of_request
+from torch import Tensor, nn
+
+from subfleet.export.steps import SampleSpec, Step, inference_step, training_step
+from subfleet.export.verification import Run, verify_inference, verify_training
+from subfleet.export.verification.examples import first_step, second_step
+from subfleet.protocol.errors import ExportError
+from subfleet.protocol.training import ObjectiveSettings, OptimiserSettings
+
+
+def seeded(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def linear(size: int, batch_size: int) -> Step:
+    return training_step(
+        nn.Linear(size, size),
+        SampleSpec(shape=(size,)),
+        batch_size=batch_size,
+        objective=ObjectiveSettings(),
+        optimiser=FULL_SGD,
+    )
+
+
+def changed(step: Step, name: str, change: Callable[[Tensor], Tensor], *, from_samples: int = 1) -> Run:
+    """A runtime that changes one result, where so many samples or more are real."""
+    places = [value.name for value in step.outputs], [value.name for value in step.inputs]
+
+    def run(example: Sequence[Tensor]) -> list[Tensor]:
+        results = list(step.run(*example))
+        if example[places[1].index("sample_mask")].sum() >= from_samples:
+            results[places[0].index(name)] = change(results[places[0].index(name)])
+        return results
+
+    return run
+
+
+@pytest.mark.parametrize("fault", [2e-2, math.nan, math.inf])
+def test_a_program_that_differs_is_an_error(fault: float) -> None:
+    step = step_of_request(train_request("onnx"))
+    assert verify_training(lambda example: step.run(*example), step, seeded()).max_abs_diff <= 1e-5
+    for value in step.outputs[3:]:
+        with pytest.raises(ExportError, match=rf"'{value.name}' is off by .* but may be by"):
+            verify_training(changed(step, value.name, lambda tensor: tensor + fault), step, seeded())
+
+
+def test_results_of_another_number_or_shape_are_errors() -> None:
+    step = linear(3, 2)
+    with pytest.raises(ExportError, match="gives 4 results, but must give 7"):
+        verify_training(lambda example: step.run(*example)[:4], step, seeded())
+    with pytest.raises(ExportError, match=r"'new.parameter.weight' is \(1, 3, 3\), but must be \(3, 3\)"):
+        verify_training(changed(step, "new.parameter.weight", lambda tensor: tensor[None]), step, seeded())
+
+
+@pytest.mark.parametrize(
+    ("share", "from_samples", "passes"),
+    [
+        (1e-3, 3, True),  # a jump: a little off on the whole batch, and right on a few samples
+        (1e-3, 1, False),  # a defect: never right
+        (2e-2, 3, False),  # too far off on the whole batch for any jump
+    ],
+)
+def test_a_program_with_jumps_must_be_right_on_a_few_samples(share: float, from_samples: int, passes: bool) -> None:
+    step = linear(30, 8)
+    run = changed(step, "new.momentum.weight", lambda tensor: tensor * (1 + share), from_samples=from_samples)
+    if passes:
+        assert verify_training(run, step, seeded()).max_abs_diff <= 1e-5
+        return
+    with pytest.raises(ExportError, match=r"'new\.momentum\.weight' is off by"):
+        verify_training(run, step, seeded())
+
+
+def test_what_nothing_may_change_keeps_its_bits() -> None:
+    module = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 3))
+    module[0].requires_grad_(requires_grad=False)
+    step = training_step(
+        module, SampleSpec(shape=(4,)), batch_size=3, objective=ObjectiveSettings(), optimiser=FULL_SGD
+    )
+    verify_training(lambda example: step.run(*example), step, seeded())
+    with pytest.raises(ExportError, match=r"'new\.parameter\.0\.weight'"):
+        verify_training(changed(step, "new.parameter.0.weight", lambda tensor: tensor * (1 + 1e-4)), step, seeded())
+
+
+def test_a_model_that_differs_is_an_error() -> None:
+    step = inference_step(nn.Linear(4, 3), SampleSpec(shape=(4,)), batch_size=2)
+    example = step.example(seeded())
+    assert verify_inference(lambda given: step.run(*given), step, example) <= 1e-6
+    with pytest.raises(ExportError, match="'logits' is off by"):
+        verify_inference(lambda given: [logits * 1.001 for logits in step.run(*given)], step, example)
+
+
+@pytest.mark.parametrize(
+    "optimiser",
+    [
+        OptimiserSettings(momentum=0.0, weight_decay=0.1),
+        OptimiserSettings(dampening=0.3),
+        OptimiserSettings(name="adam"),
+        OptimiserSettings(name="adamw", weight_decay=0.1),
+    ],
+    ids=lambda settings: f"{settings.name} {settings.dampening}",
+)
+@pytest.mark.parametrize("accumulate", [False, True])
+def test_everything_that_is_carried_shows_in_an_example(optimiser: OptimiserSettings, *, accumulate: bool) -> None:
+    """Every state is neither lost beside the gradient nor hides it, and every weight's change is seen in the weight."""
+    module = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 5))
+    step = training_step(
+        module,
+        SampleSpec(shape=(6,)),
+        batch_size=4,
+        objective=ObjectiveSettings(proximal=True),
+        optimiser=optimiser,
+        accumulate=accumulate,
+    )
+    generator = seeded()
+    example = second_step(step, first_step(step, generator), generator)
+    given = {value.name: tensor for value, tensor in zip(step.inputs, example, strict=True)}
+    new = {
+        value.name.removeprefix("new."): tensor
+        for value, tensor in zip(step.outputs, step.reference(*example), strict=True)
+    }
+    for name, tensor in given.items():
+        kind = name.partition(".")[0]
+        if kind in {"parameter", "momentum", "first_moment"}:
+            assert 1e-3 < float((new[name] - tensor).norm() / tensor.norm()) < 1e3, name
+        if kind == "second_moment":
+            assert bool((tensor > 0).all()), name
+        if kind == "anchor":
+            assert 0 < float((given[f"parameter.{name[7:]}"] - tensor).norm() / tensor.norm()) < 0.01, name
+    if "started" in given:
+        assert given["started"] == 1.0
+    if "first_correction" in given:
+        torch.testing.assert_close(given["first_correction"], torch.tensor(1 - optimiser.beta1))
+
+
+def test_what_single_precision_shows_nothing_of_is_told() -> None:
+    """A bias before a norm has no gradient; nobody can tell from rounding what the program computes for it."""
+    module = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 5))
+    plain = OptimiserSettings(momentum=0.0)
+    step = training_step(module, SampleSpec(shape=(6,)), batch_size=6, objective=ObjectiveSettings(), optimiser=plain)
+    verified = verify_training(lambda example: step.run(*example), step, seeded())
+    assert verified.unseen == {"new.parameter.0.bias"}
+    name = "new.parameter.0.bias"
+    with pytest.raises(ExportError, match=name):
+        verify_training(changed(step, name, lambda tensor: tensor + 1e-2), step, seeded())
+
+
+def test_the_step_itself_is_no_witness() -> None:
+    """A step that is wrong in PyTorch, too, is found: what it is compared with is none of it."""
+    step = linear(5, 4)
+    negated = changed(step, "new.momentum.weight", lambda tensor: -tensor)
+    wrong = replace(step, run=lambda *tensors: tuple(negated(tensors)))
+    with pytest.raises(ExportError, match=r"'new\.momentum\.weight'"):
+        verify_training(lambda example: wrong.run(*example), wrong, seeded())
