@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from subfleet.export.steps import SampleSpec, Step, inference_step, training_step
 from subfleet.export.verification import Run, verify_inference, verify_training
-from subfleet.export.verification.examples import first_step, second_step
+from subfleet.export.verification.examples import second_step
 from subfleet.protocol.errors import ExportError
 from subfleet.protocol.training import ObjectiveSettings, OptimiserSettings
 
@@ -121,7 +121,7 @@ def test_everything_that_is_carried_shows_in_an_example(optimiser: OptimiserSett
         accumulate=accumulate,
     )
     generator = seeded()
-    example = second_step(step, first_step(step, generator), generator)
+    example = second_step(step, generator)
     given = {value.name: tensor for value, tensor in zip(step.inputs, example, strict=True)}
     new = {
         value.name.removeprefix("new."): tensor

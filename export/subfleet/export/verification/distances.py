@@ -18,8 +18,8 @@ ROUNDING = 1e-5
 """Or by this share of what is usual among its kind: the rounding of sums whose terms are usual and cancel."""
 EAGER_FACTOR = 8.0
 """It may be this many times as far off as PyTorch in single precision."""
-LARGEST = 0.05
-"""But never this far, so that no gradient that is off by a tenth passes."""
+LARGEST = 0.09
+"""But never by more of itself where PyTorch is nearer than that: no gradient that is off by a tenth passes."""
 SEEN = 10.0
 """Where a result is not this many times as large as PyTorch's error, rounding is all that single precision shows of it:
 a bias before a norm. It may then be as far off as PyTorch is, or by `ROUNDING`."""
@@ -56,7 +56,7 @@ class Distance:
     def limit(self) -> float:
         """How far it may be off."""
         rounding = max(EAGER_FACTOR * self.eager, FREE * self.size, ROUNDING * self.usual)
-        return min(rounding, LARGEST * self.size) if self.is_seen else rounding
+        return max(min(rounding, LARGEST * self.size), self.eager) if self.is_seen else rounding
 
     def passes(self, jump: float = 0.0) -> bool:
         """Whether it is near enough; a gradient's jump may be this share of it. Written so that NaN fails."""

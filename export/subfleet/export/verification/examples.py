@@ -2,7 +2,8 @@
 
 Weights are random. What goes with them is not: a state that is large beside a gradient hides it, and so does a weight
 whose change is lost in its rounding. So the untouched module takes a first step from states of zero; what is verified
-is a step after it, on another batch, at a learning rate at which weights change about as much as they are large.
+is a second one on the same batch, from about the states that the first one left, at a learning rate at which weights
+change about as much as they are large.
 """
 
 import hashlib
@@ -15,7 +16,7 @@ from torch import Tensor
 
 from subfleet.export.steps import Step
 
-__all__ = ["first_step", "second_step", "seeded"]
+__all__ = ["second_step", "seeded"]
 
 _ANCHOR_DISTANCE = 1e-3
 """Of anchors from weights, as a share of them: what the proximal term adds is then about as large as a gradient."""
@@ -26,9 +27,18 @@ def seeded(text: str) -> torch.Generator:
     return torch.Generator().manual_seed(int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big"))
 
 
-def first_step(step: Step, generator: torch.Generator) -> dict[str, Tensor]:
-    """What the untouched module leaves for the next step, in single precision, by the names of the step's inputs."""
-    drawn = step.example(generator)
+def second_step(
+    step: Step, generator: torch.Generator, *, apply: bool = True, sample_count: int | None = None
+) -> tuple[Tensor, ...]:
+    """A step's inputs in the second step of a training, in single precision.
+
+    Args:
+        step: of a module.
+        generator: of the random numbers.
+        apply: as in `Step.example`.
+        sample_count: as in `Step.example`.
+    """
+    drawn = step.example(generator, sample_count=sample_count)
     given = {value.name: tensor for value, tensor in zip(step.inputs, drawn, strict=True)}
     for value in step.inputs:
         if value.role in {"optimiser_state", "gradient"}:
@@ -38,43 +48,27 @@ def first_step(step: Step, generator: torch.Generator) -> dict[str, Tensor]:
             given[value.name] = given[f"parameter.{value.tensor}"] * (1 + _ANCHOR_DISTANCE * noise)
     if "apply" in given:
         summed = _after(step, given | {"apply": torch.zeros(())})
-        given |= {name: tensor for name, tensor in summed.items() if name.startswith("gradient.")}
+        given |= _varied(step, summed, "gradient", generator)
     after = _after(step, given)
-    kept = {value.name: given[value.name] for value in step.inputs if value.role in _KEPT}
-    kept |= {value.name: after[value.name] for value in step.inputs if value.role == "optimiser_state"}
-    kept |= _spread({name: tensor for name, tensor in kept.items() if name.startswith("second_moment.")})
-    return kept | {"learning_rate": given["learning_rate"] / _usual_change(step, given, after)}
-
-
-_KEPT = frozenset({"parameter", "buffer", "anchor", "gradient"})
-"""Roles of what is not learnt from the first step."""
-
-
-def second_step(
-    step: Step,
-    kept: Mapping[str, Tensor],
-    generator: torch.Generator,
-    *,
-    apply: bool = True,
-    sample_count: int | None = None,
-) -> tuple[Tensor, ...]:
-    """A step's inputs after its `first_step`: on another batch.
-
-    Args:
-        step: the step.
-        kept: what its first step left.
-        generator: of the random numbers.
-        apply: as in `Step.example`.
-        sample_count: as in `Step.example`.
-    """
-    drawn = step.example(generator, apply=apply, sample_count=sample_count)
-    return tuple(kept.get(value.name, tensor) for value, tensor in zip(step.inputs, drawn, strict=True))
+    given["learning_rate"] = given["learning_rate"] / _usual_change(step, given, after)
+    given |= _varied(step, after, "optimiser_state", generator)
+    given |= _spread({name: tensor for name, tensor in given.items() if name.startswith("second_moment.")})
+    if "apply" in given:
+        given["apply"] = torch.tensor(float(apply))
+    return tuple(given[value.name] for value in step.inputs)
 
 
 def _after(step: Step, given: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """What is carried from the step to the next."""
     results = step.reference(*(given[value.name] for value in step.inputs))
     return {value.name.removeprefix("new."): result for value, result in zip(step.outputs, results, strict=True)}
+
+
+def _varied(step: Step, after: Mapping[str, Tensor], role: str, generator: torch.Generator) -> dict[str, Tensor]:
+    """What a step has left, each element times a number of its own: about as large, and not in the same direction."""
+    values = [value for value in step.inputs if value.role == role]
+    factors = {value.name: 0.5 + torch.rand(value.shape, generator=generator) for value in values if value.tensor}
+    return {value.name: after[value.name] * factors.get(value.name, 1.0) for value in values}
 
 
 def _spread(moments: Mapping[str, Tensor]) -> dict[str, Tensor]:

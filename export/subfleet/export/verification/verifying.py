@@ -1,6 +1,6 @@
 """A program held against the untouched module."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -8,10 +8,10 @@ from torch import Tensor
 
 from subfleet.export.steps import Step
 from subfleet.export.verification.distances import Distance, Exact
-from subfleet.export.verification.examples import first_step, second_step
+from subfleet.export.verification.examples import second_step
 from subfleet.protocol.errors import ExportError
 
-__all__ = ["Run", "Verified", "verify_inference", "verify_training"]
+__all__ = ["Run", "Trial", "Verified", "held_against", "trials_of", "verify_inference", "verify_training"]
 
 _JUMP = 1e-2
 """A gradient may jump by this share of itself on a whole batch, in networks of so many activations that one or another
@@ -21,6 +21,18 @@ _ATTEMPTS = 4
 
 Run = Callable[[Sequence[Tensor]], Sequence[Tensor]]
 """A program: one tensor for each of the step's inputs, to one for each of its outputs."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trial:
+    """What a program is given, and what must come of it."""
+
+    example: tuple[Tensor, ...]
+    exact: Exact
+
+    def of(self, run: Run) -> list[Distance]:
+        """How far each result of a program is off."""
+        return self.exact.distances(run(self.example))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,17 +56,14 @@ def verify_training(run: Run, step: Step, generator: torch.Generator) -> Verifie
     Raises:
         ExportError: a result differs by more than rounding and its jumps explain, or shapes differ.
     """
-    kept = first_step(step, generator)
     accumulates = any(value.role == "apply" for value in step.inputs)
-    found = [_verify_call(run, step, kept, generator, apply=apply) for apply in {True, not accumulates}]
-    return Verified(
-        max_abs_diff=max(one.max_abs_diff for one in found),
-        unseen=frozenset[str]().union(*(one.unseen for one in found)),
-    )
+    found = [held_against(run, trials_of(step, generator, apply=apply)) for apply in {True, not accumulates}]
+    unseen = frozenset[str]().union(*(one.unseen for one in found))
+    return Verified(max_abs_diff=max(one.max_abs_diff for one in found), unseen=unseen)
 
 
 def verify_inference(run: Run, step: Step, example: Sequence[Tensor]) -> float:
-    """Run an inference model beside the untouched module in double precision; the largest difference of any number.
+    """Run an inference model beside the untouched module in double precision; the difference as in `Verified`.
 
     Raises:
         ExportError: the logits differ by more than rounding explains, or shapes differ.
@@ -64,22 +73,30 @@ def verify_inference(run: Run, step: Step, example: Sequence[Tensor]) -> float:
     return _largest(found)
 
 
-def _verify_call(run: Run, step: Step, kept: dict[str, Tensor], generator: torch.Generator, *, apply: bool) -> Verified:
-    whole = _distances(run, step, second_step(step, kept, generator, apply=apply))
-    unseen = frozenset(distance.name for distance in whole if not distance.is_seen)
-    _check(whole, _JUMP)
-    found = whole
-    for _ in range(_ATTEMPTS):
+def trials_of(step: Step, generator: torch.Generator, *, apply: bool = True) -> Iterator[Trial]:
+    """A whole batch, then a few samples at a time."""
+    for sample_count in (None, *[_FEW_SAMPLES] * _ATTEMPTS):
+        example = second_step(step, generator, apply=apply, sample_count=sample_count)
+        yield Trial(example=example, exact=Exact(step, example))
+
+
+def held_against(run: Run, trials: Iterable[Trial]) -> Verified:
+    """Whether a program passes one of the trials in full, and the first at least but for jumps.
+
+    Raises:
+        ExportError: it does not.
+    """
+    found: list[Distance] = []
+    unseen: frozenset[str] = frozenset()
+    for place, trial in enumerate(trials):
+        found = trial.of(run)
+        if place == 0:
+            unseen = frozenset(distance.name for distance in found if not distance.is_seen)
+            _check(found, _JUMP)
         if all(distance.passes() for distance in found):
             break
-        few = second_step(step, first_step(step, generator), generator, apply=apply, sample_count=_FEW_SAMPLES)
-        found = _distances(run, step, few)
     _check(found)
     return Verified(max_abs_diff=_largest(found), unseen=unseen)
-
-
-def _distances(run: Run, step: Step, example: Sequence[Tensor]) -> list[Distance]:
-    return Exact(step, example).distances(run(example))
 
 
 def _check(found: Sequence[Distance], jump: float = 0.0) -> None:

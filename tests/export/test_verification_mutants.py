@@ -1,0 +1,156 @@
+"""Every wrong gradient of every network is caught: zero, another's, of the other sign, and a tenth too large."""
+
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from elastic.elastic_cases import CONVOLUTIONAL, MLP, RESNET
+from elastic.token_cases import BERT, CLASSIFIER, DECODER, LSTM, VIT
+from export.mutants import MUTATIONS, Gradients, Mutation, Trained, gradients_of, swapped
+from torch import Tensor, nn
+
+from subfleet.elastic.families import FAMILIES, build_module, network_of
+from subfleet.elastic.families.presets import PRESETS
+from subfleet.elastic.network import ModelConfig
+from subfleet.export.programs import write_training_program
+from subfleet.export.request_steps import sample_of
+from subfleet.export.steps import SampleSpec, Step, training_step
+from subfleet.export.steps.reference import TrainingReference
+from subfleet.export.verification.verifying import Trial, held_against, trials_of
+from subfleet.export.versions import TARGET_NAMES
+from subfleet.protocol.errors import ExportError
+from subfleet.protocol.training import ObjectiveSettings, OptimiserSettings
+
+pytestmark = pytest.mark.slow
+
+CONFIGS: dict[str, ModelConfig] = {
+    **CONVOLUTIONAL,
+    "preact_resnet": RESNET,
+    "mlp": MLP,
+    "vit": VIT,
+    "decoder": DECODER,
+    "bert": BERT,
+    "bert_classifier": CLASSIFIER,
+    "lstm": LSTM,
+    "published ds_cnn": PRESETS["ds_cnn"],
+}
+OPTIMISERS = {
+    "momentum": OptimiserSettings(),
+    "decayed": OptimiserSettings(weight_decay=0.01, nesterov=True),
+    "adam": OptimiserSettings(name="adam"),
+    "adamw": OptimiserSettings(name="adamw", weight_decay=0.01),
+    "plain": OptimiserSettings(momentum=0.0),
+    "accumulated": OptimiserSettings(momentum=0.0, max_gradient_norm=0.1),
+}
+OVER_TOKENS = frozenset({"bert", "decoder", "lstm"})
+
+
+class UNet(nn.Module):
+    """Down and up again over three sizes, with what was there before beside it."""
+
+    def __init__(self, width: int = 4) -> None:
+        super().__init__()
+        sizes = [width, 2 * width, 4 * width]
+        self.down = nn.ModuleList(_twice(before, after) for before, after in zip([1, *sizes[:2]], sizes, strict=True))
+        self.up = nn.ModuleList(nn.ConvTranspose2d(2 * size, size, 2, 2) for size in sizes[:2])
+        self.merge = nn.ModuleList(_twice(2 * size, size) for size in sizes[:2])
+        self.head = nn.Linear(width, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        kept = []
+        for level, down in enumerate(self.down):
+            x = down(x if level == 0 else nn.functional.max_pool2d(x, 2))
+            kept.append(x)
+        for level in (1, 0):
+            x = self.merge[level](torch.cat([kept[level], self.up[level](x)], 1))
+        logits: Tensor = self.head(x.mean((2, 3)))
+        return logits
+
+
+def _twice(before: int, after: int) -> nn.Sequential:
+    layers = [
+        part
+        for width in (before, after)
+        for part in (nn.Conv2d(width, after, 3, padding=1), nn.BatchNorm2d(after), nn.ReLU())
+    ]
+    return nn.Sequential(*layers)
+
+
+@cache
+def step_of(name: str, optimiser: str) -> Step:
+    settings: dict[str, Any] = {"optimiser": OPTIMISERS[optimiser], "batch_size": 6}
+    if name == "U-Net":
+        return training_step(UNet(), SampleSpec(shape=(1, 8, 8)), objective=ObjectiveSettings(), **settings)
+    network = network_of(CONFIGS[name])
+    accumulates = optimiser == "accumulated"
+    return training_step(
+        build_module(network, network.full_spec()),
+        sample_of(CONFIGS[name]),
+        objective=ObjectiveSettings(name="next_token" if CONFIGS[name].family in OVER_TOKENS else "cross_entropy"),
+        accumulate=accumulates,
+        one_part=accumulates,
+        **settings,
+    )
+
+
+def trials(step: Step) -> list[Trial]:
+    return list(trials_of(step, torch.Generator().manual_seed(1)))
+
+
+def told_apart(step: Step, example: Sequence[Tensor]) -> tuple[Gradients, list[str]]:
+    """Gradients that stand out of PyTorch's rounding tenfold, and the names of the others."""
+    reference = step.reference
+    assert isinstance(reference, TrainingReference)
+    exact = reference.gradients(*(tensor.double() if tensor.is_floating_point() else tensor for tensor in example))
+    eager = reference.gradients(*example)
+    off = {name: (eager[name] - gradient).norm() for name, gradient in exact.items()}
+    seen = {name: gradient for name, gradient in exact.items() if gradient.norm() > 10 * off[name]}
+    return seen, [name for name in exact if name not in seen]
+
+
+def test_every_family_is_among_them() -> None:
+    assert {config.family for config in CONFIGS.values()} == set(FAMILIES)
+
+
+CASES = [(name, "momentum") for name in (*CONFIGS, "U-Net")]
+CASES += [("preact_resnet", "decayed"), ("ds_cnn", "adam"), ("vit", "adamw"), ("vgg", "plain")]
+CASES += [("mobilenet_v2", "accumulated")]
+
+
+@pytest.mark.parametrize(("name", "optimiser"), CASES)
+def test_every_wrong_gradient_is_caught(name: str, optimiser: str) -> None:
+    step = step_of(name, optimiser)
+    trained, known = Trained(step), trials(step)
+    found = held_against(lambda example: trained.run(example, lambda gradients: gradients), known)
+    seen, others = told_apart(step, known[0].example)
+    mutants = [(f"{kind} {parameter}", make(parameter)) for parameter in seen for kind, make in MUTATIONS.items()]
+    mutants += [(f"swapped {parameter}", made) for parameter in seen if (made := swapped(parameter, seen)) is not None]
+    assert len(mutants) >= 3.5 * len(seen)
+    assert not [mutant for mutant, mutation in mutants if not _is_caught(trained, known, mutation)]
+    assert len(seen) > 0.6 * (len(seen) + len(others))
+    if optimiser == "momentum":
+        assert {f"new.momentum.{parameter}" for parameter in others} <= found.unseen
+
+
+def _is_caught(trained: Trained, known: list[Trial], mutation: Mutation) -> bool:
+    try:
+        held_against(lambda example: trained.run(example, mutation), known)
+    except ExportError:
+        return True
+    return False
+
+
+@pytest.mark.export
+@pytest.mark.parametrize("target", TARGET_NAMES)
+@pytest.mark.parametrize("kind", [*MUTATIONS, "swapped"])
+def test_a_program_with_a_wrong_gradient_is_not_written(target: str, kind: str) -> None:
+    """The same in the written program itself."""
+    step = step_of("bert_classifier", "momentum")
+    gradients, _ = told_apart(step, trials(step)[0].example)
+    for name in ("section0.block0.norm1.weight", "head.bias"):
+        mutation = swapped(name, gradients) if kind == "swapped" else MUTATIONS[kind](name)
+        assert mutation is not None
+        with gradients_of(step, mutation), pytest.raises(ExportError, match=r"'new\..*' is off by"):
+            write_training_program(step, target=target, program_id="mutant")
