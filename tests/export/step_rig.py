@@ -15,7 +15,7 @@ PLAIN_SGD = OptimiserSettings(momentum=0.0)
 
 def draw(*shape: int, seed: int = 0) -> Tensor:
     """Normal numbers in double precision."""
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 def example(step: Step, seed: int = 0) -> dict[str, Tensor]:

@@ -18,6 +18,7 @@ from subfleet.export.lowerings.pooling import AVERAGE_POOLS, MAXIMUM_POOL_BACKWA
 from subfleet.export.lowerings.resampling import RESAMPLINGS
 from subfleet.export.lowerings.shaping import SHAPING
 from subfleet.export.lowerings.tables import COMMON, without
+from subfleet.export.lowerings.weight_norm import WEIGHT_NORMS
 from subfleet.protocol.errors import ExportError
 
 aten = torch.ops.aten
@@ -107,6 +108,15 @@ def test_batch_norm(training: bool, affine: bool) -> None:
 def test_a_normalisation_that_changes_its_statistics_is_refused() -> None:
     with pytest.raises(ExportError, match="running statistics inside an operator"):
         BATCH_NORMS[aten.native_batch_norm.default](IMAGE, None, None, draw(4), draw(4), True, 0.1, 1e-5)
+
+
+@pytest.mark.parametrize("dim", [0, 2])
+def test_weight_norm(dim: int) -> None:
+    direction, length = draw(3, 4, 5), draw(*(size if place == dim else 1 for place, size in enumerate((3, 4, 5))))
+    assert_lowered(WEIGHT_NORMS, aten._weight_norm_interface.default, direction, length, dim)
+    _, norms = aten._weight_norm_interface(direction, length, dim)
+    backward = (draw(3, 4, 5, seed=1), direction, length, norms, dim)
+    assert_lowered(WEIGHT_NORMS, aten._weight_norm_interface_backward.default, *backward)
 
 
 @pytest.mark.parametrize("padding_index", [-1, 0, 2])
@@ -208,9 +218,8 @@ SHAPES: dict[str, tuple[Any, ...]] = {
     "roll of all": (aten.roll.default, IMAGE, [5]),
     "tril": (aten.tril.default, IMAGE, -1),
     "triu": (aten.triu.default, IMAGE, 2),
-    "index": (aten.index.Tensor, IMAGE, [None, torch.tensor([[3, 0], [0, 1]])]),
-    "index put": (aten.index_put.default, IMAGE, [None, torch.tensor([3, 0, 3])], draw(2, 3, 5, 6), True),
-    "index add": (aten.index_add.default, IMAGE, 3, torch.tensor([1, 1]), draw(2, 4, 5, 2)),
+    "concatenating with nothing": (aten.cat.default, [torch.zeros(0, dtype=torch.float64), IMAGE, IMAGE[:, :, :0]], 2),
+    "concatenating one and nothing": (aten.cat.default, [torch.zeros(0, dtype=torch.float64), IMAGE], -2),
     "pixel shuffle": (aten.pixel_shuffle.default, IMAGE, 2),
     "pixel unshuffle": (aten.pixel_unshuffle.default, draw(2, 3, 4, 6), 2),
     "channel shuffle": (aten.channel_shuffle.default, IMAGE, 2),
@@ -225,6 +234,13 @@ def test_shapes(name: str) -> None:
     if SHAPING[operator](*arguments) is NotImplemented:
         pytest.fail(f"{name} is not lowered")
     assert_lowered(SHAPING, operator, *arguments)
+
+
+def test_an_empty_tensor_is_of_its_shape_and_type() -> None:
+    made = SHAPING[aten.empty.memory_format]([2, 3], dtype=torch.int64)
+    assert made.shape == (2, 3)
+    assert made.dtype == torch.int64
+    assert SHAPING[aten.new_empty.default](X, [5]).dtype == X.dtype
 
 
 ARITHMETICS: dict[str, tuple[Any, ...]] = {

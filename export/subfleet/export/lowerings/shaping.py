@@ -1,4 +1,4 @@
-"""Operators that move elements about, as reshapes, slices, pads and gathers; and their backwards."""
+"""Operators that move elements about, as reshapes, slices and pads; and their backwards."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -21,6 +21,11 @@ def _filled(number: float) -> Callable[..., Tensor]:
         return torch.full(shape, number, dtype=dtype or tensor.dtype)
 
     return like
+
+
+def _empty(sizes: Sequence[int], *, dtype: torch.dtype | None = None, **_options: object) -> Tensor:
+    """Whatever is in it is written over, or no network could be trained twice alike."""
+    return torch.full(tuple(sizes), 0, dtype=dtype or torch.get_default_dtype())
 
 
 def _full_like(tensor: Tensor, number: float, *, dtype: torch.dtype | None = None, **_options: object) -> Tensor:
@@ -151,45 +156,12 @@ def _triangle(keep_lower: bool) -> Callable[..., Tensor]:
     return cut
 
 
-def _index(x: Tensor, indices: Sequence[Tensor | None]) -> Any:
-    """One tensor of indices for one dimension; others keep PyTorch's own operator."""
-    given = [dim for dim, index in enumerate(indices) if index is not None]
-    index = indices[given[0]] if len(given) == 1 else None
-    if index is None or index.dtype == torch.bool:
+def _concatenate(tensors: Sequence[Tensor], dim: int = 0) -> Any:
+    """Without parts that have nothing: PyTorch lets one of the shape (0,) stand beside any other."""
+    kept = [tensor for tensor in tensors if tensor.numel()]
+    if len(kept) == len(tensors) or not kept:
         return NotImplemented
-    dim = given[0]
-    chosen = x.index_select(dim, index.reshape(-1))
-    return chosen.reshape(*x.shape[:dim], *index.shape, *x.shape[dim + 1 :])
-
-
-def _index_put(
-    x: Tensor, indices: Sequence[Tensor | None], values: Tensor, accumulate: bool = False, *_unsafe: object
-) -> Any:
-    """One tensor of indices for one dimension, as one flat index of the first dimension."""
-    given = [dim for dim, index in enumerate(indices) if index is not None]
-    index = indices[given[0]] if len(given) == 1 else None
-    if index is None or index.dtype == torch.bool:
-        return NotImplemented
-    dim = given[0]
-    wanted = (*x.shape[:dim], *index.shape, *x.shape[dim + 1 :])
-    if dim == 0 and index.dim() == 1 and tuple(values.shape) == wanted:
-        return NotImplemented
-    values = values.expand(wanted).reshape(*x.shape[:dim], -1, *x.shape[dim + 1 :])
-    return _index_add(x, dim, index.reshape(-1), values, accumulate=accumulate)
-
-
-def _index_add(
-    x: Tensor, dim: int, index: Tensor, source: Tensor, *, alpha: float = 1, accumulate: bool = True
-) -> Tensor:
-    source = source if alpha == 1 else source * alpha
-    dim = dim % x.dim()
-    if dim == 0:
-        added: Tensor = aten.index_put.default(x, [index], source, accumulate)
-        return added
-    swapped: Tensor = aten.index_put.default(
-        x.transpose(0, dim).contiguous(), [index], source.transpose(0, dim).contiguous(), accumulate
-    )
-    return swapped.transpose(0, dim).contiguous()
+    return torch.cat(kept, dim) if len(kept) > 1 else kept[0].clone()
 
 
 def _pixel_shuffle(x: Tensor, factor: int) -> Tensor:
@@ -218,6 +190,8 @@ SHAPING: Mapping[Any, Callable[..., Any]] = MappingProxyType(
     {
         **dict.fromkeys((aten.ones_like.default, aten.new_ones.default), _filled(1)),
         **dict.fromkeys((aten.zeros_like.default, aten.new_zeros.default), _filled(0)),
+        **dict.fromkeys((aten.empty_like.default, aten.new_empty.default), _filled(0)),
+        aten.empty.memory_format: _empty,
         **dict.fromkeys((aten.split.Tensor, aten.unsafe_split.Tensor), _split),
         **dict.fromkeys((aten.split_with_sizes.default, aten.unsafe_split_with_sizes.default), _split_with_sizes),
         aten.full_like.default: _full_like,
@@ -236,10 +210,7 @@ SHAPING: Mapping[Any, Callable[..., Any]] = MappingProxyType(
         aten.roll.default: _roll,
         aten.tril.default: _triangle(keep_lower=True),
         aten.triu.default: _triangle(keep_lower=False),
-        aten.index.Tensor: _index,
-        aten.index_put.default: _index_put,
-        aten._unsafe_index_put.default: _index_put,  # noqa: SLF001 - the operator's name
-        aten.index_add.default: _index_add,
+        aten.cat.default: _concatenate,
         aten.pixel_shuffle.default: _pixel_shuffle,
         aten.pixel_unshuffle.default: _pixel_unshuffle,
         aten.channel_shuffle.default: _channel_shuffle,

@@ -11,11 +11,13 @@ from subfleet.export.lowerings.activation import ACTIVATIONS
 from subfleet.export.lowerings.arithmetic import ARITHMETIC
 from subfleet.export.lowerings.batch_norm import BATCH_NORMS
 from subfleet.export.lowerings.embedding import EMBEDDINGS
+from subfleet.export.lowerings.indexing import INDEXING
 from subfleet.export.lowerings.layer_norm import LAYER_NORMS
 from subfleet.export.lowerings.normalisation import NORMALISATIONS
 from subfleet.export.lowerings.pooling import AVERAGE_POOLS, MAXIMUM_POOLS
 from subfleet.export.lowerings.resampling import RESAMPLINGS
 from subfleet.export.lowerings.shaping import SHAPING
+from subfleet.export.lowerings.weight_norm import WEIGHT_NORMS
 
 __all__ = ["COMMON", "without"]
 
@@ -35,11 +37,13 @@ COMMON: Mapping[Any, Callable[..., Any]] = MappingProxyType(
         **AVERAGE_POOLS,
         **BATCH_NORMS,
         **EMBEDDINGS,
+        **INDEXING,
         **LAYER_NORMS,
         **MAXIMUM_POOLS,
         **NORMALISATIONS,
         **RESAMPLINGS,
         **SHAPING,
+        **WEIGHT_NORMS,
         **get_decompositions(_RARE),
     }
 )

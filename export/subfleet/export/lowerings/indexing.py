@@ -1,0 +1,131 @@
+"""Reading and writing at places that tensors of indices name, as one flat index of one dimension.
+
+Shapes: I of the indices, which are broadcast together.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from subfleet.protocol.errors import ExportError
+
+__all__ = ["INDEXING"]
+
+aten = torch.ops.aten
+
+Indices = Sequence[Tensor | None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Places:
+    """What indices name in a tensor.
+
+    Attributes:
+        order: of the tensor's dimensions, such that those with indices are neighbours.
+        first: the place of their first in that order.
+        count: how many they are.
+        flat_I: an index of all of them as one dimension, 0 or more.
+    """
+
+    order: tuple[int, ...]
+    first: int
+    count: int
+    flat_I: Tensor  # noqa: N815 - shapes in names
+
+    def gathered(self, x: Tensor) -> Tensor:
+        """The tensor in this order, with the dimensions that have indices as one."""
+        ordered = x if self.order == tuple(range(x.dim())) else x.permute(self.order).contiguous()
+        sizes = tuple(ordered.shape)
+        end = self.first + self.count
+        return ordered.reshape(*sizes[: self.first], math.prod(sizes[self.first : end]), *sizes[end:])
+
+    def spread(self, gathered: Tensor, like: Tensor) -> Tensor:
+        """The inverse of `gathered`."""
+        ordered = gathered.reshape([like.shape[dim] for dim in self.order])
+        if self.order == tuple(range(like.dim())):
+            return ordered
+        return ordered.permute([self.order.index(dim) for dim in range(like.dim())]).contiguous()
+
+    def result_shape(self, x: Tensor) -> tuple[int, ...]:
+        """Of what is read."""
+        sizes = [x.shape[dim] for dim in self.order]
+        return (*sizes[: self.first], *self.flat_I.shape, *sizes[self.first + self.count :])
+
+
+def _places(x: Tensor, indices: Indices) -> _Places:
+    """Where indices point. Their dimensions stay in place in the result where they are neighbours, else come first.
+
+    Raises:
+        ExportError: an index is a mask.
+    """
+    given = {dim: index for dim, index in enumerate(indices) if index is not None}
+    if any(index.dtype in {torch.bool, torch.uint8} for index in given.values()):
+        raise ExportError(
+            "a tensor is indexed by a mask, so that the shape of the result depends on values; choose with "
+            "torch.where(mask, a, b), or multiply by the mask"
+        )
+    dims = list(given)
+    neighbours = dims[-1] - dims[0] + 1 == len(dims)
+    first = dims[0] if neighbours else 0
+    order = list(range(x.dim())) if neighbours else [*dims, *(dim for dim in range(x.dim()) if dim not in given)]
+    flat: Tensor | None = None
+    for dim, index in given.items():
+        within = _not_negative(index, x.shape[dim])
+        flat = within if flat is None else flat * x.shape[dim] + within
+    if flat is None:
+        raise ExportError("a tensor is indexed without an index; report it with the request")
+    return _Places(order=tuple(order), first=first, count=len(dims), flat_I=flat)
+
+
+def _not_negative(index: Tensor, size: int) -> Tensor:
+    """An index below 0 counts from the end."""
+    return torch.where(index < 0, index + size, index)
+
+
+def _index(x: Tensor, indices: Indices) -> Tensor:
+    places = _places(x, indices)
+    chosen = places.gathered(x).index_select(places.first, places.flat_I.reshape(-1))
+    return chosen.reshape(places.result_shape(x))
+
+
+def _index_put(x: Tensor, indices: Indices, values: Tensor, accumulate: bool = False, *_unsafe: object) -> Any:
+    """Rows at one index of the first dimension are what runtimes have: NotImplemented."""
+    places = _places(x, indices)
+    wanted = places.result_shape(x)
+    if places.count == 1 and places.first == 0 and places.flat_I.dim() == 1 and tuple(values.shape) == wanted:
+        return NotImplemented
+    gathered = places.gathered(x)
+    sizes = tuple(gathered.shape)
+    values = values.expand(wanted).reshape(*sizes[: places.first], -1, *sizes[places.first + 1 :])
+    put = _index_add(gathered, places.first, places.flat_I.reshape(-1), values, accumulate=accumulate)
+    return places.spread(put, x)
+
+
+def _index_add(
+    x: Tensor, dim: int, index: Tensor, source: Tensor, *, alpha: float = 1, accumulate: bool = True
+) -> Tensor:
+    source = source if alpha == 1 else source * alpha
+    dim = dim % x.dim()
+    if dim == 0:
+        added: Tensor = aten.index_put.default(x, [index], source, accumulate)
+        return added
+    swapped: Tensor = aten.index_put.default(
+        x.transpose(0, dim).contiguous(), [index], source.transpose(0, dim).contiguous(), accumulate
+    )
+    return swapped.transpose(0, dim).contiguous()
+
+
+INDEXING: Mapping[Any, Callable[..., Any]] = MappingProxyType(
+    {
+        aten.index.Tensor: _index,
+        aten._unsafe_index.Tensor: _index,  # noqa: SLF001 - the operator's name
+        aten.index_put.default: _index_put,
+        aten._unsafe_index_put.default: _index_put,  # noqa: SLF001 - the operator's name
+        aten.index_add.default: _index_add,
+    }
+)
