@@ -6,10 +6,13 @@ from typing import Any
 
 import pytest
 import torch
+from export.step_rig import step_of_module
 from torch import Tensor, nn
 from torch.nn import functional
 
 from subfleet.export.layers import LAYERS, LayerContext, LayerReplacing
+from subfleet.export.targets import target_named
+from subfleet.export.tracing import trace
 from subfleet.protocol.errors import ExportError
 
 
@@ -170,3 +173,36 @@ def test_rms_norm(normalisation: nn.Module) -> None:
 
 def test_circular_padding() -> None:
     assert_same(nn.CircularPad2d((1, 2, 0, 3)), draw(2, 3, 5, 4))
+
+
+LAST = torch.channels_last
+TO_ONE: dict[str, tuple[nn.Module, Tensor]] = {
+    "of one position": (nn.AdaptiveAvgPool2d(1), draw(2, 3, 1, 1)),
+    "of one position, channels last": (nn.AdaptiveAvgPool2d(1), draw(2, 3, 1, 1).to(memory_format=LAST)),
+    "channels last": (nn.AdaptiveAvgPool2d((1, 1)), draw(2, 3, 5, 4).to(memory_format=LAST)),
+    "without a batch": (nn.AdaptiveAvgPool2d(1), draw(3, 5, 4)),
+    "of a line": (nn.AdaptiveAvgPool1d(1), draw(2, 3, 4)),
+    "of a volume": (nn.AdaptiveAvgPool3d(1), draw(2, 3, 4, 5, 2)),
+    "of one direction alone": (nn.AdaptiveAvgPool2d((1, None)), draw(2, 3, 5, 4)),
+}
+
+
+@pytest.mark.parametrize("name", TO_ONE)
+def test_adaptive_average_pooling_to_one(name: str) -> None:
+    assert_same(*TO_ONE[name])
+
+
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("side", [1, 5])
+def test_pooling_to_one_leaves_no_word_of_memory(side: int, memory_format: torch.memory_format) -> None:
+    class Pooled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.pool, self.head = nn.Conv2d(3, 4, 1), nn.AdaptiveAvgPool2d(1), nn.Linear(4, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            logits: Tensor = self.head(self.pool(self.first(x).to(memory_format=memory_format)).flatten(1))
+            return logits
+
+    graph = trace(step_of_module(Pooled(), (3, side, side)), target_named("onnx").lowerings)
+    assert not [node.name for node in graph.graph.nodes if "as_strided" in str(node.target)]

@@ -8,6 +8,8 @@ from subfleet.export.layers.attention import ATTENTIONS
 from subfleet.export.layers.batch_norm import BATCH_NORMS
 from subfleet.export.layers.dropout import DROPOUTS
 from subfleet.export.layers.padding import PADDINGS
+from subfleet.export.layers.pooling import POOLS
+from subfleet.export.layers.randomness import RANDOMNESS
 from subfleet.export.layers.recurrent import RECURRENT
 from subfleet.export.layers.replacing import LayerContext, LayerReplacing, Replacement
 from subfleet.export.layers.rms_norm import RMS_NORMS
@@ -15,6 +17,6 @@ from subfleet.export.layers.rms_norm import RMS_NORMS
 __all__ = ["LAYERS", "LayerContext", "LayerReplacing", "Replacement"]
 
 LAYERS: Mapping[Any, Replacement] = MappingProxyType(
-    {**ATTENTIONS, **BATCH_NORMS, **DROPOUTS, **PADDINGS, **RECURRENT, **RMS_NORMS}
+    {**ATTENTIONS, **BATCH_NORMS, **DROPOUTS, **PADDINGS, **POOLS, **RANDOMNESS, **RECURRENT, **RMS_NORMS}
 )
 """Replacements by function, such as `torch.nn.functional.batch_norm`."""
