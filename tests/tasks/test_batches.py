@@ -1,3 +1,4 @@
+import tracemalloc
 from dataclasses import replace
 
 import numpy as np
@@ -101,3 +102,15 @@ def test_the_random_numbers_of_the_parts_are_those_of_the_whole() -> None:
     whole = step_random((6, 5), ORIGIN)
     parts = [step_random((2, 5), ORIGIN, part=part) for part in range(3)]
     assert np.concatenate(parts).tolist() == whole.tolist()
+
+
+def test_many_numbers_are_those_of_their_parts_and_are_drawn_without_much_more_memory() -> None:
+    """More than are drawn at once, so that a device with little memory draws for large layers too."""
+    count = 2**18 + 5
+    parts = [step_random((count,), ORIGIN, part=part) for part in range(2)]
+    tracemalloc.start()
+    whole = step_random((2, count), ORIGIN)
+    _, peak_bytes = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert whole.tobytes() == np.concatenate(parts).tobytes()
+    assert peak_bytes < 1.25 * whole.nbytes

@@ -179,16 +179,16 @@ def _calls_of_batch(
     for place, (part, part_mask) in enumerate(parts):
         ends_batch = place == len(parts) - 1
         scalars = {layout.batch_weight: sum(counts), layout.apply: float(ends_batch)}
-        fed = {
-            layout.input.name: look(part, part_mask),
-            layout.label.name: labels[part],
-            layout.sample_mask.name: part_mask,
-            **_randoms(layout, origin, place),
-            **{value.name: np.array(number, np.float32) for value, number in scalars.items() if value},
-        }
+        # Under no name here, so that it is free before the next call's is made.
         yield Call(
             epoch=origin.epoch,
-            fed=fed,
+            fed={
+                layout.input.name: look(part, part_mask),
+                layout.label.name: labels[part],
+                layout.sample_mask.name: part_mask,
+                **_randoms(layout, origin, place),
+                **{value.name: np.array(number, np.float32) for value, number in scalars.items() if value},
+            },
             count=counts[place],
             batch_count=sum(counts),
             ends_batch=ends_batch,

@@ -152,6 +152,7 @@ def _run_steps(
         if stopped():
             raise TrainingError(f"training was stopped after {tally.step_count} steps; its task must be taken up anew")
         tally.take(call, loaded.session.step(call.fed, last=call.last), layout)
+        del call  # before the next one is made
         watch.check()
     tally.end(slot.now_s() - started_s)
     return tally

@@ -17,6 +17,8 @@ __all__ = ["StepOrigin", "batch_order", "iter_batches", "sample_random", "split_
 Indices = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.float32]
 
+_DRAWN_AT_ONCE = 2**14
+
 
 def batch_order(count: int, *, seed: int, round_number: int, client_id: str, epoch: int) -> Indices:
     """The order in which a client sees its `count` samples in one epoch: each index once."""
@@ -113,7 +115,11 @@ def _stream(identity: str) -> np.random.PCG64:
 
 
 def _uniform(stream: np.random.PCG64, shape: tuple[int, ...]) -> Mask:
-    uniform: Mask = (stream.random_raw(math.prod(shape)) >> np.uint64(40)).astype(np.float32)
+    uniform: Mask = np.empty(math.prod(shape), np.float32)
+    # Piece by piece: the raw numbers take twice the memory of what is made of them.
+    for start in range(0, len(uniform), _DRAWN_AT_ONCE):
+        part = uniform[start : start + _DRAWN_AT_ONCE]
+        part[:] = stream.random_raw(len(part)) >> np.uint64(40)
     uniform *= np.float32(2**-24)
     return uniform.reshape(shape)
 
