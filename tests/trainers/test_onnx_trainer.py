@@ -1,9 +1,11 @@
 import errno
 import hashlib
 import os
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -25,7 +27,9 @@ from subfleet.protocol.errors import (
 from subfleet.protocol.programs import Program, TrainJob, ValueInfo, encode_program
 from subfleet.protocol.training import ObjectiveSettings, TrainingSettings
 from subfleet.tasks import Dataset, iter_batches, write_npz
+from subfleet.trainers import feeding
 from subfleet.trainers.onnx import OnnxTrainer
+from subfleet.trainers.onnx_session import OnnxSession
 
 SETTINGS = TrainingSettings(epochs=3, batch_size=BATCH, learning_rate=0.1, seed=5)
 
@@ -327,3 +331,24 @@ def test_a_session_runs_on_the_threads_that_the_job_names(tmp_path: Path, thread
     trainer.train(replace(job, threads=threads), never)
     # The session is kept with its pool; the thread that asks is one of them.
     assert len(list(Path("/proc/self/task").iterdir())) - before == threads - 1
+
+
+def test_what_a_step_was_fed_is_gone_before_the_next_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two batches at once would be memory that no plan counts."""
+    fed_before: list[weakref.ref[Any]] = []
+    alive: list[int] = []
+    step, split = OnnxSession.step, feeding.split_batch
+
+    def watched(session: OnnxSession, fed: Mapping[str, Any], *, last: bool = False) -> Mapping[str, Any]:
+        fed_before[:] = [weakref.ref(array) for array in fed.values()]
+        return step(session, fed, last=last)
+
+    def counted(*arguments: Any) -> Any:
+        alive.append(sum(array() is not None for array in fed_before))
+        return split(*arguments)
+
+    monkeypatch.setattr(OnnxSession, "step", watched)
+    monkeypatch.setattr(feeding, "split_batch", counted)
+    OnnxTrainer().train(write_job(tmp_path, samples(BATCH * 3), settings=SETTINGS), never)
+    assert len(alive) == 3 * SETTINGS.epochs
+    assert not any(alive)

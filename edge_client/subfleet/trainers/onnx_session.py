@@ -82,6 +82,8 @@ class OnnxSession:
         for name, array in fed.items():
             binding.bind_cpu_input(name, array if array.flags.c_contiguous else array.copy(order="C"))
         guarded(lambda: self._session.run_with_iobinding(binding, self._last_run if last else None))
+        for name, array in fed.items():
+            binding.bind_cpu_input(name, np.empty(0, array.dtype))  # it would hold the array until its next turn
         self._bindings.reverse()
         self._sets.reverse()
         return {name: self._results.arrays[name] for name in self._layout.read}
