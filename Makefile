@@ -31,7 +31,7 @@ demo: $(VENV)/.demo
 test: $(VENV)/.dev $(VENV)/.native $(OLDEST)/.made tests/web/node_modules/.package-lock.json
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder $(ARGS)
 
-test-long: $(VENV)/.dev
+test-long: $(VENV)/.dev $(VENV)/.networks
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m long $(ARGS)
 
 native: $(VENV)/.native
@@ -79,6 +79,12 @@ $(VENV)/.dev: $(VENV)/.torch pyproject.toml
 	@echo "installing subfleet[dev] ..."
 	@$(PIP) --editable '.[dev]'
 	@touch $@ $(VENV)/.demo
+
+# What the exporter is tried on; torchvision's version is that of the PyTorch above.
+$(VENV)/.networks: $(VENV)/.dev pyproject.toml
+	@echo "installing subfleet[networks] ..."
+	@$(PIP) --editable '.[networks]'
+	@touch $@
 
 # The oldest ONNX Runtime that the edge extra allows, beside the newest.
 $(OLDEST)/.made: $(VENV)/.dev

@@ -1,0 +1,1 @@
+"""Networks that others wrote, or that a user would, for `foreign_networks.py`."""

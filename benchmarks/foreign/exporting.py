@@ -1,0 +1,74 @@
+"""Exports one network in a process of its own, and writes what its training needs.
+
+python -m foreign.exporting '{"network": "BERT", "target": "onnx", "folder": "...", "plant": ""}'
+"""
+
+import json
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.numpy import save_file
+from torch import nn
+
+from foreign.network import ForeignNetwork, build_seeded, step_of
+from foreign.planting import climbing, without_activations
+from foreign.registry import NETWORKS
+from subfleet.export.preflight import with_layer
+from subfleet.export.programs import write_training_program
+from subfleet.protocol.errors import ExportError
+from subfleet.protocol.programs import Program, encode_program
+from subfleet.tasks.arrays_file import dataset_of, write_npz
+
+_STEPS = 3.5
+"""Of a training: its last batch is half empty."""
+
+
+def exported(job: Mapping[str, str]) -> dict[str, Any]:
+    """Export a network, write its program, weights and data, and say how it went."""
+    torch.set_num_threads(1)
+    network, folder = NETWORKS[job["network"]], Path(job["folder"])
+    module = build_seeded(network, 0)
+    started_s = time.perf_counter()
+    try:
+        with climbing(planted=job["plant"] == "gradient"):
+            program = write_training_program(step_of(network, module), target=job["target"], program_id=network.name)
+    except ExportError as error:
+        told = with_layer(error, module, network.sample, target=job["target"], batch_size=network.batch_size)
+        return {"refused": str(told)}
+    export_s = time.perf_counter() - started_s
+    if job["plant"] == "plan":
+        program = without_activations(program)
+    (folder / "program").write_bytes(encode_program(program))
+    _write_weights(module, program, folder)
+    _write_data(network, program, folder)
+    return {
+        "export_s": export_s,
+        "max_abs_diff": program.manifest.max_abs_diff,
+        "planned_bytes": program.manifest.planned_peak_bytes,
+    }
+
+
+def _write_weights(module: nn.Module, program: Program, folder: Path) -> None:
+    kept = {value.tensor for value in program.manifest.inputs if value.role in {"parameter", "buffer"}}
+    state = module.state_dict()
+    save_file({name: state[name].detach().contiguous().numpy() for name in kept}, folder / "weights")
+
+
+def _write_data(network: ForeignNetwork, program: Program, folder: Path) -> None:
+    random = np.random.default_rng(0)
+    count = int(_STEPS * network.batch_size)
+    label = next(value for value in program.manifest.inputs if value.role == "label")
+    made = []
+    for shape, limit in ((network.sample.shape, network.sample.limit), (label.shape[1:], label.limit)):
+        sizes = (count, *shape)
+        made.append(random.integers(0, limit, sizes) if limit else random.standard_normal(sizes, dtype=np.float32))
+    write_npz(folder / "data.npz", dataset_of(*made, "random numbers", exact=True))
+
+
+if __name__ == "__main__":
+    sys.stdout.write("\n" + json.dumps(exported(json.loads(sys.argv[1]))))

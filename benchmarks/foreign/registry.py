@@ -1,0 +1,15 @@
+"""Every network that the exporter is tried on, by name."""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from foreign.network import ForeignNetwork
+from foreign.transformers_networks import TRANSFORMERS
+from foreign.vision import VISION
+from foreign.written import WRITTEN
+
+__all__ = ["NETWORKS"]
+
+NETWORKS: Mapping[str, ForeignNetwork] = MappingProxyType(
+    {network.name: network for network in (*VISION, *TRANSFORMERS, *WRITTEN)}
+)

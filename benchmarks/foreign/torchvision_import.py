@@ -1,0 +1,27 @@
+"""torchvision, also beside a PyTorch without CUDA."""
+
+from types import ModuleType
+
+import torch
+
+__all__ = ["models"]
+
+_UNCOMPILED = ("nms", "qnms")
+"""Operators on detections that torchvision's import must find declared. No network here calls them."""
+
+
+def models() -> ModuleType:
+    """`torchvision.models`.
+
+    PyPI's wheels are built for CUDA. Beside a PyTorch without it their compiled operators do not load, and the import
+    fails for want of two declarations. These are made here; all networks are Python.
+    """
+    try:
+        from torchvision import models
+    except RuntimeError as error:
+        if "torchvision::nms" not in str(error):
+            raise
+        for name in _UNCOMPILED:
+            torch.library.define(f"torchvision::{name}", "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+        from torchvision import models
+    return models

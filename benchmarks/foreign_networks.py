@@ -1,0 +1,195 @@
+"""Networks that others wrote, exported and trained: which are, how far they are from PyTorch, and what memory they take.
+
+python benchmarks/foreign_networks.py                                        # all of them, as a table; an hour
+python benchmarks/foreign_networks.py --network BERT --target onnx --json    # one program; ends with one JSON object
+python benchmarks/foreign_networks.py --write                                # and writes results/foreign-networks.md
+python benchmarks/foreign_networks.py --network BERT --plant gradient        # a wrong program; it must not pass
+
+It ends with 1 where fewer programs than the goal are written, a plan is off, or a refusal names no layer or no remedy.
+"""
+
+import argparse
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from foreign.network import ForeignNetwork
+from foreign.planting import PLANTS
+from foreign.registry import NETWORKS
+from plan_memory import TRAIN
+
+RESULTS = Path(__file__).parent / "results" / "foreign-networks.md"
+GOALS: Mapping[str, int] = MappingProxyType({"onnx": 18, "executorch": 16})
+"""By target: how many of the networks must be exported."""
+MEGABYTE = 1e6
+LOWEST, HIGHEST = 0.95, 1.10
+HIGHEST_OF_SMALL = 1.25
+SMALL_BYTES = 30e6
+"""Of an ExecuTorch program's peak: below, how many pages of its kernels are mapped shows in the ratio."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """What became of one network on one target.
+
+    Attributes:
+        network: its name.
+        target: of the program.
+        refused: the exporter's sentence; empty where it was exported.
+        export_s: seconds to trace, lower, write and verify.
+        max_abs_diff: from PyTorch, as the manifest says.
+        planned_bytes: of its training.
+        measured_bytes: by which a fresh process grew while it trained.
+    """
+
+    network: str
+    target: str
+    refused: str = ""
+    export_s: float = 0.0
+    max_abs_diff: float = 0.0
+    planned_bytes: int = 0
+    measured_bytes: int = 0
+
+    @property
+    def ratio(self) -> float:
+        """Planned over measured."""
+        return self.planned_bytes / max(self.measured_bytes, 1)
+
+    @property
+    def fault(self) -> str:
+        """What is wrong with it; empty where nothing is."""
+        if self.refused:
+            named = self.refused.startswith(("layer ", "the network (")) and "; " in self.refused
+            return "" if named else "the refusal names no layer or no remedy"
+        small = self.target == "executorch" and self.measured_bytes < SMALL_BYTES
+        highest = HIGHEST_OF_SMALL if small else HIGHEST
+        if not LOWEST <= self.ratio <= highest:
+            return f"its plan is {self.ratio:.3f} of what it takes, but must be {LOWEST} to {highest}"
+        return ""
+
+
+def measure(network: ForeignNetwork, target: str, folder: Path, *, plant: str = "") -> Row:
+    """Export one program in a fresh process, and train three steps and a half with it in another."""
+    job = {"network": network.name, "target": target, "folder": str(folder), "plant": plant}
+    found = json.loads(_python(["-m", "foreign.exporting", json.dumps(job)]))
+    if "refused" in found:
+        return Row(network=network.name, target=target, refused=found["refused"])
+    training = {
+        "folder": str(folder),
+        "target": target,
+        "batch_size": network.batch_size,
+        "parts": 1,
+        "accumulate": False,
+        "threads": 1,
+    }
+    trained = json.loads(_python(["-c", TRAIN, json.dumps(training)]))
+    return Row(network=network.name, target=target, measured_bytes=trained["peak_bytes"], **found)
+
+
+def _python(arguments: Sequence[str]) -> str:
+    """The last line that a fresh process writes."""
+    # NumPy's threads would add stacks and buffers that no device's trainer has.
+    path = os.pathsep.join([str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH", "")])])
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
+    done = subprocess.run([sys.executable, *arguments], capture_output=True, text=True, env=environment, check=False)
+    if done.returncode:
+        raise SystemExit(f"a process failed: {done.stderr.strip()}")
+    return done.stdout.splitlines()[-1]
+
+
+def table(rows: Sequence[Row]) -> list[str]:
+    """The rows in Markdown."""
+    lines = [
+        "| network | code | target | difference | planned MB | measured MB | planned / measured | export s |",
+        "|---|---|---|---:|---:|---:|---:|---:|",
+    ]
+    for row in rows:
+        start = f"| {row.network} | {NETWORKS[row.network].origin} | {row.target} |"
+        if row.refused:
+            lines.append(f"{start} refused | | | | |")
+            continue
+        sizes = f"{row.planned_bytes / MEGABYTE:.1f} | {row.measured_bytes / MEGABYTE:.1f} | {row.ratio:.3f}"
+        lines.append(f"{start} {row.max_abs_diff:.1e} | {sizes} | {row.export_s:.0f} |")
+    return lines
+
+
+def faults(rows: Sequence[Row], *, whole: bool) -> list[str]:
+    """Everything that must not be."""
+    found = [f"{row.network} on {row.target}: {row.fault}" for row in rows if row.fault]
+    for target, goal in GOALS.items() if whole else ():
+        count = sum(row.target == target and not row.refused for row in rows)
+        if count < goal:
+            found.append(f"{count} networks are exported to {target}, but {goal} must be")
+    return found
+
+
+ABOUT = """
+Each network is its authors' own code with random weights, and small: see `benchmarks/foreign/`. It is exported with its
+training step, SGD with momentum at a batch of 8, and verified against PyTorch. Then a device's trainer takes three steps and a
+half with the program, on one thread, in a process of its own; measured is by how much that process grows (`VmHWM`). A plan
+must be 0.95 to 1.10 of it; up to 1.25 for programs of ExecuTorch that take less than 30 MB. The difference is the largest
+absolute one of any result of a step.
+"""
+
+
+def write_results(rows: Sequence[Row]) -> None:
+    """Write the table with what was run."""
+    tools = ("torch", "onnxruntime", "executorch", "torchvision", "timm", "transformers")
+    counts = {target: sum(row.target == target and not row.refused for row in rows) for target in GOALS}
+    told = ", ".join(f"{count} of {len(NETWORKS)} to {target}" for target, count in counts.items())
+    refused = [f"- {row.network}, {row.target}: {row.refused}" for row in rows if row.refused]
+    lines = [
+        "# Networks that others wrote",
+        "",
+        f"`python benchmarks/foreign_networks.py --write`, {', '.join(f'{tool} {version(tool)}' for tool in tools)}, "
+        f"{platform.machine()}, {os.cpu_count()} cores.",
+        "",
+        f"Exported: {told}.",
+        ABOUT,
+        *table(rows),
+        *(["", "Refused:", "", *refused] if refused else []),
+    ]
+    RESULTS.write_text("\n".join(lines) + "\n")
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--network", action="append", choices=list(NETWORKS), help="only this one; may be repeated")
+    parser.add_argument("--target", action="append", choices=list(GOALS), help="only this target; may be repeated")
+    parser.add_argument("--json", action="store_true", help="end with one JSON object")
+    parser.add_argument("--write", action="store_true", help="write benchmarks/results/foreign-networks.md")
+    parser.add_argument("--plant", choices=PLANTS, default="", help="put an error in, which must be found")
+    return parser.parse_args()
+
+
+def main() -> int:
+    """Measure, print, and write if asked."""
+    arguments = _arguments()
+    rows: list[Row] = []
+    for name in arguments.network or NETWORKS:
+        for target in arguments.target or GOALS:
+            with tempfile.TemporaryDirectory() as folder:
+                rows.append(measure(NETWORKS[name], target, Path(folder), plant=arguments.plant))
+            lines = [*table(rows)[0 if len(rows) == 1 else -1 :], *filter(None, [rows[-1].refused])]
+            print("\n".join(lines), flush=True)
+    whole = not (arguments.network or arguments.target)
+    wrong = faults(rows, whole=whole)
+    print("\n".join(wrong), file=sys.stderr)
+    if arguments.write and whole and not arguments.plant:
+        write_results(rows)
+    if arguments.json:
+        print(json.dumps({"programs": [asdict(row) | {"ratio": row.ratio} for row in rows], "faults": wrong}))
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

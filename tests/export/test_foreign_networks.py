@@ -1,0 +1,88 @@
+"""Networks that others wrote are exported, or refused in a sentence that helps: `benchmarks/foreign_networks.py`.
+
+They need the extra `networks`, which `make test-long` installs.
+"""
+
+import importlib
+import json
+import subprocess
+import sys
+import tomllib
+from collections.abc import Mapping
+from functools import cache
+from importlib.metadata import version
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+BENCHMARKS = ROOT / "benchmarks"
+TARGETS = ("onnx", "executorch")
+NAMES = (
+    "ResNet-18", "ShuffleNet V2", "MnasNet", "RegNet", "SqueezeNet", "ConvNeXt", "Swin", "GhostNet", "RepVGG",
+    "ConvMixer", "BERT", "DistilBERT", "GPT-2", "Llama", "ViT", "Whisper's encoder", "wav2vec 2", "U-Net",
+    "TCN with weight norm", "Conformer block", "GRU tagger", "autoencoder",
+)  # fmt: skip
+REFUSED: Mapping[tuple[str, str], str] = MappingProxyType({})
+"""By network and target: words of the sentence."""
+
+
+@cache
+def ran(*arguments: str) -> tuple[int, Mapping[str, Any]]:
+    """The benchmark's exit code and its last line."""
+    command = [sys.executable, str(BENCHMARKS / "foreign_networks.py"), *arguments, "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.stdout, done.stderr
+    return done.returncode, json.loads(done.stdout.splitlines()[-1])
+
+
+def test_every_network_is_tried_and_enough_are_exported(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What each becomes is seen below."""
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    assert set(importlib.import_module("foreign.registry").NETWORKS) == set(NAMES)
+    goals = importlib.import_module("foreign_networks").GOALS
+    assert dict(goals) == {"onnx": 18, "executorch": 16}
+    for target, goal in goals.items():
+        assert len(NAMES) - sum(refused == target for _, refused in REFUSED) >= goal
+
+
+def test_the_versions_are_pinned() -> None:
+    extra = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]["networks"]
+    pinned = dict(entry.split("==") for entry in extra)
+    assert pinned.keys() == {"torchvision", "timm", "transformers"}
+
+
+@pytest.mark.long
+@pytest.mark.export
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("name", NAMES)
+def test_a_network_is_exported_as_planned_or_refused_with_layer_and_remedy(name: str, target: str) -> None:
+    code, told = ran("--network", name, "--target", target)
+    (program,) = told["programs"]
+    assert REFUSED.get((name, target), "") in program["refused"]
+    assert bool(program["refused"]) == ((name, target) in REFUSED), program["refused"]
+    assert not told["faults"]
+    assert code == 0
+
+
+@pytest.mark.long
+@pytest.mark.export
+def test_the_networks_are_of_the_pinned_versions() -> None:
+    extra = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]["networks"]
+    for entry in extra:
+        name, wanted = entry.split("==")
+        assert version(name) == wanted
+
+
+@pytest.mark.long
+@pytest.mark.export
+@pytest.mark.parametrize(("plant", "found"), [("gradient", "differs"), ("plan", "its plan is 0.")])
+def test_a_planted_error_is_found(plant: str, found: str) -> None:
+    """A program that climbs is never written, and a plan without activations is off."""
+    code, told = ran("--network", "SqueezeNet", "--target", "onnx", "--plant", plant)
+    (program,) = told["programs"]
+    assert code == 1
+    assert found in program["refused"] + " ".join(told["faults"])
