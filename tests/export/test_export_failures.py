@@ -5,7 +5,8 @@ import torch
 from export.export_cases import FULL_SGD, MLP, PLAIN, largest, train_request
 from torch import Tensor, nn
 
-from subfleet.export.programs import export_training_program
+from subfleet.export.preflight import obstacles, with_layer
+from subfleet.export.programs import export_training_program, write_training_program
 from subfleet.export.requests import TrainRequest
 from subfleet.export.steps import SampleSpec, Step, training_step
 from subfleet.export.targets import TARGETS, target_named
@@ -70,3 +71,32 @@ def test_unknown_names_list_the_known_ones() -> None:
         TrainRequest(
             model=MLP, spec=largest(MLP), target="onnx", batch_size=0, objective=ObjectiveSettings(), optimiser=PLAIN
         )
+
+
+def test_an_error_of_any_type_is_one_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever a tool raises while it writes or runs a program names what it was, and what to do."""
+    step = step_of(train_request("onnx"))
+    for method in ("write_training", "run"):
+        with monkeypatch.context() as patched:
+            patched.setattr(type(TARGETS["onnx"]), method, lambda *_arguments: {}["a shape"])
+            with pytest.raises(
+                ExportError, match=r"cannot be written: KeyError: 'a shape'; use other layers"
+            ) as raised:
+                write_training_program(step, target="onnx", program_id="x")
+        assert isinstance(raised.value.__cause__, KeyError)
+    with monkeypatch.context() as patched:
+        patched.setattr(type(TARGETS["onnx"]), "write_training", lambda *_arguments: {}["a shape"])
+        module = nn.Sequential(nn.Linear(3, 2))
+        (found,) = obstacles(module, SampleSpec(shape=(3,)), target="onnx", batch_size=2)
+        assert found.layer == "0"
+        assert "KeyError" in found.reason
+
+
+def test_what_explains_an_error_does_not_hide_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_arguments: object, **_options: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr("subfleet.export.preflight.obstacles", fail)
+    error = ExportError("something; do something")
+    told = with_layer(error, nn.Linear(3, 2), SampleSpec(shape=(3,)), target="onnx", batch_size=2)
+    assert told is error

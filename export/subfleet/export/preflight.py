@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from subfleet.export.steps import SampleSpec, training_step
+from subfleet.export.failures import as_export_errors
+from subfleet.export.steps import SampleSpec, Step, training_step
 from subfleet.export.targets import target_named
 from subfleet.export.tracing import trace
 from subfleet.protocol.errors import ExportError
@@ -113,7 +114,10 @@ def with_layer(
     error: ExportError, module: nn.Module, sample: SampleSpec, *, target: str, batch_size: int
 ) -> ExportError:
     """The error of a failed export, told with the layer that it came from where that can be found out."""
-    found = obstacles(module, sample, target=target, batch_size=batch_size)
+    try:
+        found = obstacles(module, sample, target=target, batch_size=batch_size)
+    except Exception:  # noqa: BLE001 - what explains an error must not hide it
+        return error
     return ExportError(" Also: ".join(str(obstacle) for obstacle in found)) if found else error
 
 
@@ -160,20 +164,26 @@ def _within(name: str, module: nn.Module, calls: Mapping[str, _Call], target: st
     return [Obstacle(layer=name, kind=type(module).__name__, reason=reason or remedy, remedy=remedy)]
 
 
-def _failure(layer: nn.Module, call: _Call, target: str) -> ExportError | None:
-    """Why a layer cannot be trained alone."""
-    if not any(isinstance(leaf, Tensor) for leaf in pytree.tree_leaves((call.args, dict(call.kwargs)))):
-        return None
-    alone = _Alone(layer, call)
+def _step_of(alone: _Alone) -> Step:
     batch = alone.batch
     integers = not batch.is_floating_point()
     sample = SampleSpec(
         shape=tuple(batch.shape[1:]), dtype="I64" if integers else "F32", limit=int(batch.max()) + 1 if integers else 0
     )
+    return training_step(alone, sample, batch_size=batch.shape[0], objective=_OBJECTIVE, optimiser=_OPTIMISER)
+
+
+def _failure(layer: nn.Module, call: _Call, target: str) -> ExportError | None:
+    """Why a layer cannot be trained alone."""
+    if not any(isinstance(leaf, Tensor) for leaf in pytree.tree_leaves((call.args, dict(call.kwargs)))):
+        return None
     writer = target_named(target)
     try:
-        step = training_step(alone, sample, batch_size=batch.shape[0], objective=_OBJECTIVE, optimiser=_OPTIMISER)
-        writer.write_training(trace(step, writer.lowerings), step)
+        step = _step_of(_Alone(layer, call))
+        with as_export_errors():
+            writer.write_training(trace(step, writer.lowerings), step)
     except ExportError as error:
         return error
+    except Exception:  # noqa: BLE001 - it cannot be tried alone; what it is part of can
+        return None
     return None

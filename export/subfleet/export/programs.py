@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from subfleet.elastic.families import build_module, network_of
+from subfleet.export.failures import as_export_errors
 from subfleet.export.preflight import with_layer
 from subfleet.export.request_steps import sample_of, training_step_of
 from subfleet.export.requests import InferRequest, TrainRequest
@@ -49,6 +50,7 @@ def export_training_program(request: TrainRequest) -> Program:
         raise with_layer(error, module, sample, target=request.target, batch_size=request.batch_size) from error
 
 
+@as_export_errors()
 def write_training_program(step: Step, *, target: str, program_id: str) -> Program:
     """Trace, lower and write a training step, and verify it.
 
@@ -106,6 +108,7 @@ def export_inference_model(request: InferRequest, state: Mapping[str, Tensor]) -
     return write_inference_model(step, state, target=request.target, classes=request.classes)
 
 
+@as_export_errors()
 def write_inference_model(
     step: Step, weights: Mapping[str, Tensor], *, target: str, classes: tuple[str, ...] = ()
 ) -> tuple[bytes, float]:
