@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from subfleet.export.preflight import obstacles, with_layer
 from subfleet.export.programs import export_training_program, write_training_program
+from subfleet.export.request_steps import training_step_of
 from subfleet.export.requests import TrainRequest
 from subfleet.export.steps import SampleSpec, Step, training_step
 from subfleet.export.targets import TARGETS, target_named
@@ -73,19 +74,23 @@ def test_unknown_names_list_the_known_ones() -> None:
         )
 
 
+def _fail(*_arguments: object) -> None:
+    raise KeyError("a shape")
+
+
 def test_an_error_of_any_type_is_one_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever a tool raises while it writes or runs a program names what it was, and what to do."""
-    step = step_of(train_request("onnx"))
+    step = training_step_of(train_request("onnx"))
     for method in ("write_training", "run"):
         with monkeypatch.context() as patched:
-            patched.setattr(type(TARGETS["onnx"]), method, lambda *_arguments: {}["a shape"])
+            patched.setattr(type(TARGETS["onnx"]), method, _fail)
             with pytest.raises(
                 ExportError, match=r"cannot be written: KeyError: 'a shape'; use other layers"
             ) as raised:
                 write_training_program(step, target="onnx", program_id="x")
         assert isinstance(raised.value.__cause__, KeyError)
     with monkeypatch.context() as patched:
-        patched.setattr(type(TARGETS["onnx"]), "write_training", lambda *_arguments: {}["a shape"])
+        patched.setattr(type(TARGETS["onnx"]), "write_training", _fail)
         module = nn.Sequential(nn.Linear(3, 2))
         (found,) = obstacles(module, SampleSpec(shape=(3,)), target="onnx", batch_size=2)
         assert found.layer == "0"

@@ -13,6 +13,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from subfleet.export.layers import LAYERS
+from subfleet.export.layers.pooling import POOLS
+from subfleet.export.layers.randomness import DRAWS, RANDOMNESS
 from subfleet.export.steps import Step
 from subfleet.export.steps.reference.inference import InferenceReference
 from subfleet.export.steps.reference.training import TrainingReference
@@ -86,8 +88,8 @@ def test_every_layer_of_ours_that_draws_has_its_reference() -> None:
     from subfleet.export.steps.reference.randomness import _RANDOM_LAYERS
 
     drawing = {function for function, layer in LAYERS.items() if "refuse" not in layer.__qualname__}
-    deterministic = {functional.pad, functional.rms_norm}
-    assert drawing - deterministic <= set(_RANDOM_LAYERS)
+    deterministic = {functional.pad, functional.rms_norm, *POOLS, *RANDOMNESS.keys() - DRAWS.keys()}
+    assert drawing - deterministic <= {*_RANDOM_LAYERS, *DRAWS}
 
 
 @pytest.mark.parametrize("batch_size", [1, 2])
@@ -187,5 +189,5 @@ def test_a_step_without_its_randomness_is_an_error() -> None:
     with pytest.raises(ExportError, match="asks for more randomness than its step"):
         replace(reference, module=more)(*example)
     wider = nn.Sequential(nn.Linear(4, 4), nn.Dropout1d(0.5), nn.Linear(4, 3))
-    with pytest.raises(ExportError, match=r"drops elements of a tensor of the shape \(3, 1\).* one of \(3, 4\)"):
+    with pytest.raises(ExportError, match=r"draws numbers of the shape \(3, 1\).* of \(3, 4\)"):
         replace(reference, module=wider)(*example)

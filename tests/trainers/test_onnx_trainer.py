@@ -26,7 +26,7 @@ from subfleet.protocol.errors import (
 )
 from subfleet.protocol.programs import Program, TrainJob, ValueInfo, encode_program
 from subfleet.protocol.training import ObjectiveSettings, TrainingSettings
-from subfleet.tasks import Dataset, iter_batches, write_npz
+from subfleet.tasks import Dataset, iter_batches, split_batch, write_npz
 from subfleet.trainers import feeding
 from subfleet.trainers.onnx import OnnxTrainer
 from subfleet.trainers.onnx_session import OnnxSession
@@ -337,7 +337,7 @@ def test_what_a_step_was_fed_is_gone_before_the_next_is_made(tmp_path: Path, mon
     """Two batches at once would be memory that no plan counts."""
     fed_before: list[weakref.ref[Any]] = []
     alive: list[int] = []
-    step, split = OnnxSession.step, feeding.split_batch
+    step, split = OnnxSession.step, split_batch
 
     def watched(session: OnnxSession, fed: Mapping[str, Any], *, last: bool = False) -> Mapping[str, Any]:
         fed_before[:] = [weakref.ref(array) for array in fed.values()]

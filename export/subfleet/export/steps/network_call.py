@@ -76,10 +76,12 @@ class _RunAgain:
 
     def __init__(self, context: LayerContext) -> None:
         self._context = context
+        self._layers = [context.layer]
         self._running: list[LayerReplacing | None] = []
 
     def enter(self, name: str, _layer: nn.Module, _inputs: Any) -> None:
         """Before a layer's forward."""
+        self._layers.append(name)
         self._context.layer = name
         if self._context.is_run_again:
             mode = None if self._running else LayerReplacing(LAYERS, self._context)
@@ -89,6 +91,8 @@ class _RunAgain:
 
     def leave(self, _layer: nn.Module, _inputs: Any, _outputs: Any) -> None:
         """After it, also where it raised an error."""
+        self._layers.pop()
+        self._context.layer = self._layers[-1]
         mode = self._running.pop() if self._running else None
         if mode is not None:
             mode.__exit__(None, None, None)  # type: ignore[no-untyped-call]

@@ -8,17 +8,19 @@ Shapes: B samples of the padded batch, R real ones, H heads, L queries, S keys, 
 # ruff: noqa: PLR0913, PLR0917 - PyTorch's signatures
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from types import MappingProxyType
 from typing import Any
 from unittest.mock import patch
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
+from subfleet.export.layers.randomness import DRAWS
 from subfleet.protocol.errors import ExportError
 
 __all__ = ["GivenRandomness"]
@@ -36,6 +38,39 @@ class GivenRandomness(TorchFunctionMode):
         super().__init__()
         self._left = list(randoms)
         self._real_B = real_B
+        self._drawn: dict[str, list[Tensor]] = {}
+        self._layers = [""]
+
+    @contextmanager
+    def watching(self, module: nn.Module) -> Iterator[None]:
+        """While it is entered, it is known which layer of a module draws."""
+
+        def enter(name: str, _layer: nn.Module, _inputs: Any) -> None:
+            self._layers.append(name)
+
+        def leave(_layer: nn.Module, _inputs: Any, _outputs: Any) -> None:
+            self._layers.pop()
+
+        with _hooked(module, enter, leave):
+            yield
+
+    @contextmanager
+    def repeating(self, module: nn.Module) -> Iterator[None]:
+        """The backward pass: layers that `torch.utils.checkpoint` runs once more draw what they drew.
+
+        PyTorch leaves this mode for that pass.
+        """
+        running: list[GivenRandomness] = []
+
+        def enter(name: str, _layer: nn.Module, _inputs: Any) -> None:
+            running.append(GivenRandomness(self._drawn.get(name, []), self._real_B))
+            running[-1].__enter__()  # type: ignore[no-untyped-call]
+
+        def leave(_layer: nn.Module, _inputs: Any, _outputs: Any) -> None:
+            running.pop().__exit__(None, None, None)  # type: ignore[no-untyped-call]
+
+        with _hooked(module, enter, leave):
+            yield
 
     def check_all_taken(self) -> None:
         """Make sure that a step's whole randomness was used.
@@ -57,7 +92,9 @@ class GivenRandomness(TorchFunctionMode):
         """
         if not self._left:
             raise ExportError("the network asks for more randomness than its step; its forward must always do the same")
-        return self._left.pop(0)
+        random = self._left.pop(0)
+        self._drawn.setdefault(self._layers[-1], []).append(random)
+        return random
 
     def real(self, values: Tensor, dim: int) -> Tensor:
         """Of a dimension (B * n), what belongs to real samples, (R * n)."""
@@ -70,23 +107,43 @@ class GivenRandomness(TorchFunctionMode):
         Raises:
             ExportError: the randomness is of another shape.
         """
+        return kept(self.numbers(shape), p)
+
+    def numbers(self, shape: Sequence[int]) -> Tensor:
+        """The next random numbers, of the real samples.
+
+        Raises:
+            ExportError: the step's are of another shape.
+        """
         random, padded, count = self.next(), len(self._real_B), int(self._real_B.sum())
         for dim, (have, wanted) in enumerate(zip(random.shape, shape, strict=False)):
             if have != wanted and have * count == wanted * padded:
                 random = self.real(random, dim)
         if random.shape != tuple(shape):
             raise ExportError(
-                f"the network drops elements of a tensor of the shape {tuple(shape)}, but its step of one of "
-                f"{tuple(random.shape)}; its forward must do the same in every run"
+                f"the network draws numbers of the shape {tuple(shape)}, but its step of {tuple(random.shape)}; its "
+                "forward must do the same in every run"
             )
-        return kept(random, p)
+        return random
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         """Call the function."""
-        layer = _RANDOM_LAYERS.get(func)
-        return func(*args, **(kwargs or {})) if layer is None else layer(self, func, *args, **(kwargs or {}))
+        layer, draw = _RANDOM_LAYERS.get(func), DRAWS.get(func)
+        if layer is not None:
+            return layer(self, func, *args, **(kwargs or {}))
+        return (func if draw is None else partial(draw, self.numbers))(*args, **(kwargs or {}))
+
+
+@contextmanager
+def _hooked(module: nn.Module, enter: Callable[..., None], leave: Callable[..., None]) -> Iterator[None]:
+    """While it is entered, each layer's name is told before it runs, and its end also where it raises an error."""
+    with ExitStack() as stack:
+        for name, layer in module.named_modules():
+            stack.callback(layer.register_forward_pre_hook(partial(enter, name)).remove)
+            stack.callback(layer.register_forward_hook(leave, always_call=True).remove)
+        yield
 
 
 def kept(random: Tensor, p: float) -> Tensor:

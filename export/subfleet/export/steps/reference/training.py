@@ -23,13 +23,15 @@ class _Pass:
     """What one batch says before anything is learnt from it.
 
     Attributes:
-        module: as the pass left it, its buffers those after the step and its parameters those before.
+        module: as the pass left it, its parameters those before the step.
+        buffers: after the step, by name.
         told: the step's `loss`, `correct` and `count`.
         gradients: by the parameter's name; those without one are not in it.
     """
 
     module: nn.Module
     told: Mapping[str, Tensor]
+    buffers: Mapping[str, Tensor]
     gradients: Mapping[str, Tensor]
 
 
@@ -62,7 +64,7 @@ class TrainingReference:
         given = Given(self.inputs, tensors)
         done = self._passed(given)
         found = dict(done.told) | self._carried(given, done)
-        found |= {f"new.buffer.{name}": tensor_of(done.module, name) for name in given.named("buffer")}
+        found |= {f"new.buffer.{name}": tensor for name, tensor in done.buffers.items()}
         return tuple(found[value.name].detach() for value in self.outputs)
 
     def gradients(self, *tensors: Tensor) -> Mapping[str, Tensor]:
@@ -76,16 +78,21 @@ class TrainingReference:
         labels = given.one("label")[real_B]
         randomness = GivenRandomness(given.all("random"), real_B)
         with torch.enable_grad(), in_precision(precision), randomness:
-            loss, prediction = self._loss(given, module, given.one("input")[real_B], labels)
+            with randomness.watching(module):
+                loss, prediction = self._loss(given, module, given.one("input")[real_B], labels)
             count = counted(self.objective, labels).sum()
             divisor = next(iter(given.all("batch_weight")), count)
             loss = loss / divisor.clamp(min=1)
-            loss.backward()  # type: ignore[no-untyped-call] # PyTorch leaves it untyped
+            # Read here: torch.utils.checkpoint runs a norm again, which then counts a batch twice.
+            buffers = {name: tensor_of(module, name).detach().clone() for name in given.named("buffer")}
+            with randomness.repeating(module):
+                loss.backward()  # type: ignore[no-untyped-call] # PyTorch leaves it untyped
         randomness.check_all_taken()
         correct = right(self.objective, prediction, labels)
         return _Pass(
             module=module,
             told={"loss": loss, "correct": correct.to(precision), "count": count.to(precision)},
+            buffers=buffers,
             gradients={name: part.grad for name, part in module.named_parameters() if part.grad is not None},
         )
 
