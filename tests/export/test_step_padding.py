@@ -141,3 +141,26 @@ def test_one_real_value_says_nothing_of_a_variance() -> None:
     assert_close({"": results["new.buffer.1.running_mean"]}, {"": mean})
     assert torch.equal(results["new.buffer.1.running_var"], inputs["buffer.1.running_var"])
     assert all(bool(result.isfinite().all()) for result in results.values())
+
+
+class Deep(nn.Module):
+    """Residual blocks, each of which normalises by its batch."""
+
+    def __init__(self, depth: int) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList([nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6)) for _ in range(depth)])
+        self.head = nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = block(x)
+        logits: Tensor = self.head(x)
+        return logits
+
+
+@pytest.mark.parametrize("real_count", [3, 2])
+def test_padding_does_not_grow_beyond_all_numbers(real_count: int) -> None:
+    """No norm counts it, so that each could take it further from 0; and infinity times a mask of 0 is no number."""
+    step = step_of_module(Deep(300), (6,), batch_size=4)
+    made = step.example(torch.Generator().manual_seed(0), sample_count=real_count)
+    assert all(bool(torch.isfinite(result).all()) for result in step.run(*made))

@@ -38,7 +38,8 @@ class _BatchNorm(torch.autograd.Function):
         variance_C = _over_samples((centred * centred).sum(2), mask_11B) / count
         rstd_C = torch.rsqrt(variance_C + epsilon)
         scale_C = rstd_C if weight_C is None else rstd_C * weight_C
-        outputs = centred * scale_C.reshape(1, -1, 1)
+        # Padding leaves as the bias: normalised by others it would grow from norm to norm, until it is no number.
+        outputs = centred * (scale_C.reshape(1, -1) * mask_B.reshape(-1, 1)).unsqueeze(2)
         if bias_C is not None:
             outputs = outputs + bias_C.reshape(1, -1, 1)
         ctx.save_for_backward(centred, rstd_C, scale_C, mask_B, count)
