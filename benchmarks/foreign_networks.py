@@ -1,4 +1,4 @@
-"""Networks that others wrote, exported and trained: which are, how far they are from PyTorch, and what memory they take.
+"""Networks that others wrote, exported and trained: which are, how far from PyTorch they are, what memory they take.
 
 python benchmarks/foreign_networks.py                                        # all of them, as a table; an hour
 python benchmarks/foreign_networks.py --network BERT --target onnx --json    # one program; ends with one JSON object
@@ -20,7 +20,6 @@ from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
 
 from foreign.network import ForeignNetwork
 from foreign.planting import PLANTS
@@ -133,11 +132,11 @@ def faults(rows: Sequence[Row], *, whole: bool) -> list[str]:
 
 
 ABOUT = """
-Each network is its authors' own code with random weights, and small: see `benchmarks/foreign/`. It is exported with its
-training step, SGD with momentum at a batch of 8, and verified against PyTorch. Then a device's trainer takes three steps and a
-half with the program, on one thread, in a process of its own; measured is by how much that process grows (`VmHWM`). A plan
-must be 0.95 to 1.10 of it; up to 1.25 for programs of ExecuTorch that take less than 30 MB. The difference is the largest
-absolute one of any result of a step.
+Each network is its authors' own code with random weights, at a small input; those of transformers are of a small
+configuration too (`benchmarks/foreign/`). It is exported with its training step, SGD with momentum at a batch of 8, and
+verified against PyTorch. Then a device's trainer takes three steps and a half with the program, on one thread, in a
+process of its own; measured is by how much that process grows (`VmHWM`). A plan must be 0.95 to 1.10 of it; up to
+1.25 for programs of ExecuTorch that take less than 30 MB. The difference is the largest absolute one of a step's results.
 """
 
 
@@ -147,11 +146,12 @@ def write_results(rows: Sequence[Row]) -> None:
     counts = {target: sum(row.target == target and not row.refused for row in rows) for target in GOALS}
     told = ", ".join(f"{count} of {len(NETWORKS)} to {target}" for target, count in counts.items())
     refused = [f"- {row.network}, {row.target}: {row.refused}" for row in rows if row.refused]
+    versions = ", ".join(f"{tool} {version(tool)}" for tool in tools)
+    machine = f"{platform.machine()}, {os.cpu_count()} cores"
     lines = [
         "# Networks that others wrote",
         "",
-        f"`python benchmarks/foreign_networks.py --write`, {', '.join(f'{tool} {version(tool)}' for tool in tools)}, "
-        f"{platform.machine()}, {os.cpu_count()} cores.",
+        f"`python benchmarks/foreign_networks.py --write`, {versions}, {machine}.",
         "",
         f"Exported: {told}.",
         ABOUT,
