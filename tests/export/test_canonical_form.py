@@ -12,10 +12,11 @@ from subfleet.export.canonical.capture import captured
 from subfleet.export.canonical.checks import check_operators, is_functional
 from subfleet.export.canonical.cleaning import clean
 from subfleet.export.canonical.constants import fold_constants
+from subfleet.export.lowering import lowered
 from subfleet.export.programs import write_training_program
 from subfleet.export.steps import SampleSpec, Step, inference_step
 from subfleet.export.targets import target_named
-from subfleet.export.tracing import canonical, lowered
+from subfleet.export.tracing import canonical
 from subfleet.protocol.errors import ExportError
 
 aten = torch.ops.aten

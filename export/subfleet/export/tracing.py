@@ -5,16 +5,15 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch.fx.experimental.proxy_tensor import make_fx
 
 from subfleet.export.canonical.capture import captured
-from subfleet.export.canonical.checks import check_constants, check_operators, is_functional
+from subfleet.export.canonical.checks import check_constants, check_operators
 from subfleet.export.canonical.cleaning import clean
 from subfleet.export.canonical.constants import fold_constants
+from subfleet.export.lowering import lowered
 from subfleet.export.steps.values import Step
-from subfleet.protocol.errors import ExportError
 
-__all__ = ["canonical", "inputs_of", "lowered", "results_of", "trace"]
+__all__ = ["canonical", "inputs_of", "results_of", "trace"]
 
 aten = torch.ops.aten
 
@@ -51,33 +50,6 @@ def canonical(step: Step) -> fx.GraphModule:
     fold_constants(graph)
     check_operators(graph)
     return graph
-
-
-def lowered(graph: fx.GraphModule, table: Mapping[Any, Callable[..., Any]]) -> fx.GraphModule:
-    """A graph in canonical form with the operators of a table in simpler ones.
-
-    Raises:
-        ExportError: an operator cannot be lowered.
-    """
-    given = [node.meta["val"] for node in inputs_of(graph)]
-    try:
-        again = make_fx(graph, dict(table), tracing_mode="fake", _allow_non_fake_inputs=True)(*given)
-    except ExportError:
-        raise
-    except Exception as error:
-        reason = str(error).strip().partition("\n")[0]
-        raise ExportError(
-            f"an operator of the training step cannot be lowered: {type(error).__name__}: {reason}; use another layer, "
-            "and report it with the request"
-        ) from error
-    if not is_functional(again):  # dead code could not be told from a change that nothing reads
-        raise ExportError("a lowering changes a tensor in place; report it with the request")
-    clean(again)
-    for node in again.graph.nodes:
-        if node.target is aten.reshape.default:
-            node.target = aten.view.default
-    again.recompile()
-    return again
 
 
 def _own_results(graph: fx.GraphModule) -> None:
