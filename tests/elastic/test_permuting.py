@@ -110,6 +110,18 @@ def test_groups_stay_whole() -> None:
     assert importance_order(network, state)["section1.stream"] == (8, 9, 10, 11, 0, 1, 2, 3, 4, 5, 6, 7)
 
 
+def test_some_tensors_are_permuted_as_they_are_among_all() -> None:
+    network = network_of(RESNET)
+    state, orders = random_state(network, 2), random_orders(network, 3)
+    whole = permuted(network, state, orders)
+    some = {name: tensor for name, tensor in state.items() if name.endswith("weight")}
+    assert {name: tensor.tolist() for name, tensor in permuted(network, some, orders).items()} == {
+        name: whole[name].tolist() for name in some
+    }
+    with pytest.raises(ConfigError, match="tensor 'elsewhere' is to be permuted"):
+        permuted(network, {"elsewhere": state["norm.weight"]}, orders)
+
+
 @pytest.mark.parametrize(
     ("orders", "reason"),
     [

@@ -26,6 +26,7 @@ from subfleet.elastic.accumulator import Accumulator
 from subfleet.elastic.families import build_module
 from subfleet.elastic.maps import TensorMap, extract, tensor_maps
 from subfleet.elastic.network import BUFFER_ROLES, Network
+from subfleet.elastic.spaces import SearchSpace
 from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.subnet import SubnetSpec
 
@@ -73,23 +74,27 @@ class DistillationSettings:
             )
 
 
-def draw_students(network: Network, space: Sequence[SubnetSpec], count: int, seed: int) -> tuple[SubnetSpec, ...]:
+def draw_students(
+    network: Network, space: Sequence[SubnetSpec] | SearchSpace, count: int, seed: int
+) -> tuple[SubnetSpec, ...]:
     """The subnets that are taught: the one with the fewest parameters first, the others drawn at random.
 
     Args:
         network: the declaration.
-        space: the subnets to choose from.
+        space: the subnets to choose from, listed or by their genes, of which each is then drawn uniformly.
         count: of students, 1 or more; the paper takes as many as clients took part.
         seed: of the draw.
 
     Raises:
         ConfigError: there is no subnet to choose from, no student to choose, or a spec is no subnet of this network.
     """
-    if not space or count < 1:
-        raise ConfigError(f"{count} students are to be drawn from {len(space)} subnets, but both must be 1 or more")
-    smallest = min(space, key=network.parameter_count)
+    there = space.count() if isinstance(space, SearchSpace) else len(space)
+    if not there or count < 1:
+        raise ConfigError(f"{count} students are to be drawn from {there} subnets, but both must be 1 or more")
     stream = random.Random(f"subfleet students 1/{seed}")  # noqa: S311 - chooses subnets, keeps no secret
-    return (smallest, *stream.choices(space, k=count - 1))
+    if isinstance(space, SearchSpace):
+        return tuple(map(space.spec, (space.smallest, *(space.random(stream) for _ in range(count - 1)))))
+    return (min(space, key=network.parameter_count), *stream.choices(space, k=count - 1))
 
 
 def distil(

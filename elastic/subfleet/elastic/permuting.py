@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from subfleet.elastic.axes import Axis, factors_of
-from subfleet.elastic.maps import extract
+from subfleet.elastic.maps import tensor_maps
 from subfleet.elastic.network import BUFFER_ROLES, Network
 from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.subnet import Explicit, SubnetSpec
@@ -17,26 +17,35 @@ __all__ = ["importance_order", "permuted", "sorted_by_importance"]
 def permuted(
     network: Network, state: Mapping[str, Tensor], permutations: Mapping[str, Sequence[int]]
 ) -> dict[str, Tensor]:
-    """A state with the indices of some axes in another order, in every tensor that is tied to them.
+    """Tensors with the indices of some axes in another order, wherever they are tied to them.
 
-    A network computes the same with it.
+    A network computes the same once all of its tensors are permuted alike.
 
     Args:
         network: the declaration.
-        state: the full model's tensors by name.
+        state: the full model's tensors by name, all or some of them.
         permutations: by axis, which old index stands at each new place.
 
+    Returns:
+        Contiguous tensors that share no memory with the given ones.
+
     Raises:
-        ConfigError: the network has no such axis, the order lacks an index or splits a group, or the axis must keep its
-            order, or the state lacks a tensor.
+        ConfigError: the network has no such axis or tensor, the order lacks an index or splits a group, or the axis
+            must keep its order.
     """
+    unknown = sorted(state.keys() - network.tensors.keys())
+    if unknown:
+        raise ConfigError(f"the tensor {unknown[0]!r} is to be permuted, but its network declares no such tensor")
     for name, order in permutations.items():
         if name in network.axes and len(order) != network.axes[name].size:
             raise ConfigError(
                 f"the new order of axis {name!r} has {len(order)} indices, but must have all {network.axes[name].size}"
             )
     axes = tuple((name, Explicit(indices=tuple(order))) for name, order in sorted(permutations.items()))
-    return extract(network, SubnetSpec(axes=axes, blocks=network.full_spec().blocks), state)
+    maps = tensor_maps(network, SubnetSpec(axes=axes, blocks=network.full_spec().blocks))
+    return {
+        name: maps[name].extract(tensor).clone(memory_format=torch.contiguous_format) for name, tensor in state.items()
+    }
 
 
 def importance_order(network: Network, state: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
@@ -74,9 +83,6 @@ def sorted_by_importance(network: Network, state: Mapping[str, Tensor]) -> dict[
     Args:
         network: the declaration.
         state: the full model's tensors by name.
-
-    Raises:
-        ConfigError: the state lacks a tensor.
     """
     return permuted(network, state, importance_order(network, state))
 

@@ -24,7 +24,7 @@ from subfleet.elastic.stacking import (
     merged,
     square_sum,
     stack_bytes,
-    stacked,
+    stacks,
 )
 from subfleet.protocol.errors import ConfigError, ProtocolError
 
@@ -236,8 +236,7 @@ class MultiKrum:
         count = len(members)
         malicious = max(0, min(self.malicious_count, (count - 3) // 2))
         squares = torch.zeros(count, count, dtype=torch.float64)
-        for name in state:
-            values, held, _ = stacked(network, name, members, read(name))
+        for _, values, held, _ in stacks(network, state, members, read):
             common = values[:, held.all(dim=0)].to(torch.float64)
             if len(common) == count and common.numel():
                 # Not by way of the products, whose difference loses the digits of close neighbours.

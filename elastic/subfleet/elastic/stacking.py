@@ -1,8 +1,9 @@
 """The changes of all clients side by side, tensor by tensor, and what is made of each element of them."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
 
 import torch
 from torch import Tensor
@@ -12,7 +13,17 @@ from subfleet.elastic.network import Network
 from subfleet.protocol.errors import ProtocolError
 from subfleet.protocol.subnet import SubnetSpec
 
-__all__ = ["Member", "ReadChanges", "Rule", "largest_tensor", "merged", "square_sum", "stack_bytes", "stacked"]
+__all__ = [
+    "Member",
+    "ReadChanges",
+    "Rule",
+    "held_elements",
+    "largest_tensor",
+    "merged",
+    "square_sum",
+    "stack_bytes",
+    "stacks",
+]
 
 ReadChanges = Callable[[str], Sequence[Tensor | None]]
 """Gives every member's change of a tensor, in the order of the members; None where its subnet lacks the tensor."""
@@ -48,10 +59,18 @@ class Member:
     Attributes:
         spec: the subnet that it trained.
         weight: its share of a mean, above 0.
+        counted: by tensor, which elements of its change count as held, bool; it broadcasts against the local tensor,
+            such as (classes, 1) for the rows of a head. Of tensors that are not named all do.
     """
 
     spec: SubnetSpec
     weight: float
+    counted: Mapping[str, Tensor] = field(default_factory=lambda: MappingProxyType({}))
+
+    def marks(self, name: str, shape: tuple[int, ...], device: torch.device) -> Tensor:
+        """1 where its local tensor counts, else 0: int8, of that shape."""
+        ones = torch.ones(shape, dtype=torch.int8, device=device)
+        return ones * self.counted[name].to(device) if name in self.counted else ones
 
 
 def merged(
@@ -63,8 +82,8 @@ def merged(
 ) -> dict[str, Tensor]:
     """The model that a rule makes of the changes of all members."""
     new = {}
-    for name, old in state.items():
-        values, held, weights = stacked(network, name, members, read(name))
+    for name, values, held, weights in stacks(network, state, members, read):
+        old = state[name]
         flat_old, pieces = old.reshape(-1), []
         if not len(values):
             new[name] = old.clone()
@@ -100,28 +119,44 @@ def _weighted_mean(values: Tensor, held: Tensor, weights: Tensor) -> Tensor:
     return products.sort(dim=0).values.sum(dim=0) / torch.where(total > 0, total, 1.0)
 
 
-def stacked(
-    network: Network, name: str, members: Sequence[Member], changes: Sequence[Tensor | None]
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Values and who holds them, (holders, elements), and the holders' weights."""
-    shape = network.tensors[name].shape
-    holders = [(member, found) for member, found in zip(members, changes, strict=True) if found is not None]
-    device = holders[0][1].device if holders else torch.device("cpu")
-    values = torch.zeros((len(holders), *shape), device=device)
-    held = torch.zeros((len(holders), *shape), dtype=torch.int8, device=device)
-    for place, (member, change) in enumerate(holders):
-        found = tensor_maps(network, member.spec).get(name)
-        local_shape = network.shapes(member.spec).get(name)
-        if found is None or tuple(change.shape) != local_shape or not bool(torch.isfinite(change).all()):
-            raise ProtocolError(
-                f"tensor {name!r} of an update has the shape {tuple(change.shape)}, but must be finite and have the "
-                f"shape {local_shape} of its subnet"
-            )
-        found.scatter(change, values[place])
-        found.scatter(torch.ones_like(change, dtype=torch.int8), held[place])
-    weights = torch.tensor([member.weight for member, _ in holders], dtype=torch.float64, device=device)
-    flat = (len(holders), math.prod(shape))
-    return values.reshape(flat), held.reshape(flat).bool(), weights
+def stacks(
+    network: Network, names: Iterable[str], members: Sequence[Member], read: ReadChanges
+) -> Iterator[tuple[str, Tensor, Tensor, Tensor]]:
+    """Tensor by tensor: its name, values and who holds them, (holders, elements), and the holders' weights.
+
+    Raises:
+        ProtocolError: a change has another shape than its subnet's tensor, or is not finite.
+    """
+    places = [(tensor_maps(network, member.spec), network.shapes(member.spec)) for member in members]
+    for name in names:
+        shape = network.tensors[name].shape
+        given = zip(members, places, read(name), strict=True)
+        holders = [(member, maps, shapes, change) for member, (maps, shapes), change in given if change is not None]
+        device = holders[0][3].device if holders else torch.device("cpu")
+        values = torch.zeros((len(holders), *shape), device=device)
+        held = torch.zeros((len(holders), *shape), dtype=torch.int8, device=device)
+        for place, (member, maps, shapes, change) in enumerate(holders):
+            if name not in maps or tuple(change.shape) != shapes[name] or not bool(torch.isfinite(change).all()):
+                raise ProtocolError(
+                    f"tensor {name!r} of an update has the shape {tuple(change.shape)}, but must be finite and have "
+                    f"the shape {shapes.get(name)} of its subnet"
+                )
+            maps[name].scatter(change, values[place])
+            maps[name].scatter(member.marks(name, shapes[name], device), held[place])
+        weights = torch.tensor([member.weight for member, *_ in holders], dtype=torch.float64, device=device)
+        flat = (len(holders), math.prod(shape))
+        yield name, values.reshape(flat), held.reshape(flat).bool(), weights
+
+
+def held_elements(network: Network, state: Mapping[str, Tensor], members: Sequence[Member]) -> dict[str, Tensor]:
+    """Which elements of some tensors of the model any of the members hold, bool."""
+    held = {name: torch.zeros(tensor.shape, dtype=torch.int32, device=tensor.device) for name, tensor in state.items()}
+    for member in members:
+        shapes = network.shapes(member.spec)
+        for name, tensor_map in tensor_maps(network, member.spec).items():
+            if name in held:
+                tensor_map.scatter(member.marks(name, shapes[name], held[name].device).int(), held[name])
+    return {name: count > 0 for name, count in held.items()}
 
 
 def square_sum(tensor: Tensor) -> float:
