@@ -75,7 +75,9 @@ ATTACKED: Mapping[str, Attacked] = MappingProxyType(
         "fedfa-depth": Attacked(entrant=Entrant(method=_FEDFA, rates=_DEPTHS), varies="depth"),
         "flexifed-depth": Attacked(entrant=Entrant(method=FlexiFed(sharing="max"), rates=_DEPTHS), varies="depth"),
         "fedfa-width": Attacked(entrant=Entrant(method=replace(_FEDFA, depth=False)), varies="width"),
-        "heterofl-width": Attacked(entrant=Entrant(method=HeteroFL(depth=False)), varies="width"),
+        "heterofl-width": Attacked(
+            entrant=Entrant(method=HeteroFL(weighting="samples", class_mask=False)), varies="width"
+        ),
         "fedfa-both": Attacked(entrant=Entrant(method=_FEDFA), varies="both"),
         "nefl-both": Attacked(
             entrant=Entrant(method=NeFL(neighbours=0), model={"learnable_steps": True}), varies="both"

@@ -56,7 +56,7 @@ class Entrant:
 
 
 _NESTED = "each client's largest subnet, so that all can take part"
-_BY_WIDTH = HeteroFL(depth=False)
+_BY_WIDTH = HeteroFL(weighting="samples", class_mask=False)
 _SELECTION = DynamicSelection(rates=RATES, weighting="samples")
 _ANCHORED = DistillationSettings(mode="anchored", learning_rate=1e-4)
 
@@ -72,7 +72,7 @@ ENTRANTS: Mapping[str, Entrant] = MappingProxyType(
         "fedadam": Entrant(method=FedAdam(model="nested"), note=_NESTED),
         "fedyogi": Entrant(method=FedYogi(model="nested"), note=_NESTED),
         "heterofl": Entrant(method=_BY_WIDTH, note="widths alone, as in the paper"),
-        "heterofl-depth": Entrant(method=HeteroFL(), note="widths and depths"),
+        "heterofl-depth": Entrant(method=replace(_BY_WIDTH, depth=True), note="widths and depths"),
         "heterofl-distilled": Entrant(
             method=_BY_WIDTH, distillation=_ANCHORED, note="with in-place distillation by a teacher that stays"
         ),

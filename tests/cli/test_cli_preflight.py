@@ -28,6 +28,9 @@ class_count = 10
 widths = [8]
 depths = [2]
 group_size = 4
+[method]
+type = "heterofl"
+depth = true
 """
 
 

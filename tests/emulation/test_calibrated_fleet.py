@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 from elastic.elastic_cases import same_bits
-from emulation.virtual_cases import LARGE_BYTES, MODEL, client, experiment
+from emulation.virtual_cases import LARGE_BYTES, MODEL, NESTED, client, experiment
 
 from subfleet.arrays import decode_arrays
 from subfleet.elastic.families import network_of
@@ -14,7 +14,6 @@ from subfleet.emulation.virtual.description import VirtualExperiment
 from subfleet.emulation.virtual.exports import SettledExports
 from subfleet.emulation.virtual.run import VirtualResult, run_in_process
 from subfleet.server.methods import AnyMethod
-from subfleet.server.methods.heterofl import HeteroFL
 from subfleet.tasks import Dataset, iter_batches
 
 pytestmark = [pytest.mark.slow, pytest.mark.export]
@@ -25,7 +24,7 @@ HALF_BYTES = 2_200_000
 
 
 def fleet(norms: str, method: AnyMethod | None = None) -> VirtualExperiment:
-    base = experiment(model=NETWORK.config, norms=norms, rounds=1, method=method or HeteroFL())
+    base = experiment(model=NETWORK.config, norms=norms, rounds=1, method=method or NESTED)
     budgets = zip(("ada", "bob", "cyd"), (HALF_BYTES, LARGE_BYTES, LARGE_BYTES), strict=True)
     return replace(base, clients=tuple(client(name, place, free) for place, (name, free) in enumerate(budgets)))
 

@@ -10,6 +10,7 @@ from subfleet.emulation.virtual.description import VirtualClient, VirtualExperim
 from subfleet.protocol.readings import Reading
 from subfleet.protocol.training import TrainingSettings
 from subfleet.server.config import LogClock, ServerConfig
+from subfleet.server.methods.heterofl import HeteroFL
 from subfleet.tasks import Dataset, digits
 
 MODEL = ModelConfig(family="mlp", input_shape=(1, 8, 8), class_count=10, widths=(64,), depths=(1,), group_size=4)
@@ -50,6 +51,10 @@ def client(name: str, place: int, *free_bytes: int, runtime: str = "onnx") -> Vi
     )
 
 
+NESTED = HeteroFL(weighting="samples", class_mask=False, depth=True)
+"""Widths and depths, as in the demo."""
+
+
 def config(**changes: Any) -> ServerConfig:
     settings: dict[str, Any] = {
         "name": "virtual",
@@ -59,6 +64,7 @@ def config(**changes: Any) -> ServerConfig:
         "min_clients": 3,
         "training": TrainingSettings(epochs=2, batch_size=8, learning_rate=0.05),
         "rates": (0.5, 1.0),
+        "method": NESTED,
         "communication_s": 1.0,
         "clock": LogClock(start_s=0.0, step_s=60.0),
         "deploy_targets": (),

@@ -18,6 +18,7 @@ from subfleet.protocol.memory import MemoryPlan
 from subfleet.protocol.programs import Program, ProgramManifest, encode_program
 from subfleet.protocol.training import TrainingSettings
 from subfleet.server.config import Deadlines, LogClock, ServerConfig
+from subfleet.server.methods.heterofl import HeteroFL
 from subfleet.server.records import RoundRecord
 from subfleet.server.session import Server
 from subfleet.transport.memory import FaultPlan, MemoryBroker
@@ -41,6 +42,7 @@ def config(**changes: Any) -> ServerConfig:
         "min_clients": 3,
         "training": TrainingSettings(batch_size=4),
         "rates": (0.5, 1.0),
+        "method": HeteroFL(weighting="samples", class_mask=False, depth=True),
         "clock": LogClock(start_s=0.0, step_s=10.0),
         "deadlines": Deadlines(join_s=1e4, measure_s=1e4, round_s=1e4, deploy_s=1e4, lease_s=1e4, linger_s=0.0),
         "deploy_targets": ("onnx",),

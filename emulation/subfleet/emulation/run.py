@@ -18,6 +18,7 @@ from subfleet.protocol.errors import RunError, SubfleetError
 from subfleet.protocol.topics import Topics
 from subfleet.server.broker import EmbeddedBroker
 from subfleet.server.config import LogClock, ServerConfig
+from subfleet.server.methods.heterofl import HeteroFL
 from subfleet.server.observing import GuardedObserver
 from subfleet.server.records import DeployedModel, RunObserver, RunResult
 from subfleet.server.results import write_results
@@ -115,6 +116,8 @@ def server_config(experiment: Experiment, evaluation_data: Path) -> ServerConfig
         min_clients=len(experiment.devices),
         training=experiment.training,
         learning_rate_decay=experiment.learning_rate_decay,
+        # Blocks are left out, too, so that the devices differ in depth as well as in width.
+        method=HeteroFL(weighting="samples", class_mask=False, depth=True),
         rates=experiment.rates,
         seed=experiment.seed,
         communication_s=experiment.communication_s,
