@@ -11,15 +11,18 @@ from subfleet.cli.commands import app
 from subfleet.emulation import method_checks
 from subfleet.protocol.exit_codes import ExitCode
 from subfleet.server.methods import METHODS
+from subfleet.server.methods.describing import Setting, status_of
 
 
 @pytest.fixture
-def checks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, str]:
+def checks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, dict[str, str]]:
     """What the checks of methods find."""
-    verdicts = dict.fromkeys(METHODS, "ok")
+    verdicts = {name: {"averaged": "ok", "bank": "ok"} for name in METHODS}
 
-    def found(exports: object) -> Iterator[tuple[str, str]]:
-        yield from verdicts.items()
+    def found(exports: object) -> Iterator[tuple[str, str, str]]:
+        for name, row in verdicts.items():
+            for norms, said in row.items():
+                yield name, norms, said
 
     monkeypatch.setattr(method_checks, "check_methods", found)
     monkeypatch.setenv("SUBFLEET_CACHE", str(tmp_path))
@@ -48,37 +51,42 @@ def test_the_list_as_json_has_the_same_fields_for_all() -> None:
             "paper": info.paper,
             "varies": list(info.varies),
             "runtimes": list(info.runtimes),
-            "status": info.status,
+            "status": status_of(METHODS[name]().departures(Setting())),
         }
+    assert listed["fedavg"]["status"] == "exact"
+    assert "no learnable steps" in listed["nefl"]["status"]
 
 
-def test_a_check_as_json_is_one_object(checks: dict[str, str]) -> None:
+def test_a_check_as_json_is_one_object(checks: dict[str, dict[str, str]]) -> None:
     done = CliRunner().invoke(app, ["methods", "--check", "--json"])
     assert done.exit_code == 0, done.output
     assert json.loads(done.stdout) == checks
 
 
-def test_a_check_is_a_column_of_the_table(checks: dict[str, str]) -> None:
+def test_a_check_is_a_column_of_the_table(checks: dict[str, dict[str, str]]) -> None:
     done = CliRunner().invoke(app, ["methods", "--check"], env={"COLUMNS": "200"})
     assert done.exit_code == 0, done.output
     assert "check" in done.output
-    assert done.output.count("ok") >= len(checks)
+    assert done.output.count("averaged: ok") == done.output.count("bank: ok") == len(checks)
 
 
 @pytest.mark.parametrize("options", [["--check"], ["--check", "--json"]])
-def test_methods_that_fail_give_an_exit_code_and_one_sentence(options: list[str], checks: dict[str, str]) -> None:
-    checks |= {"fjord": "the loss does not fall", "nefl": "it moved"}
+def test_methods_that_fail_give_an_exit_code_and_one_sentence(
+    options: list[str], checks: dict[str, dict[str, str]]
+) -> None:
+    checks["fjord"]["bank"], checks["nefl"]["averaged"] = "the loss does not fall", "it moved"
     done = CliRunner().invoke(app, ["methods", *options])
     assert done.exit_code == ExitCode.RUN
     last = done.stderr.strip().splitlines()[-1]
-    assert last == f"subfleet: 2 of {len(METHODS)} methods fail their check, first fjord: the loss does not fall"
+    first = "first fjord with norms 'bank': the loss does not fall"
+    assert last == f"subfleet: 2 of {2 * len(METHODS)} checks of methods fail, {first}"
     assert "Traceback" not in done.output
     if "--json" in options:
         assert json.loads(done.stdout) == checks
 
 
-def test_a_verdict_is_no_markup(checks: dict[str, str]) -> None:
-    checks |= {"fjord": "[/]"}
+def test_a_verdict_is_no_markup(checks: dict[str, dict[str, str]]) -> None:
+    checks["fjord"]["bank"] = "[/]"
     done = CliRunner().invoke(app, ["methods", "--check"], env={"COLUMNS": "200"})
     assert done.exit_code == ExitCode.RUN
     assert "[/]" in done.stdout

@@ -1,25 +1,29 @@
 """The check of methods passes what works, and names what is wrong."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
 from torch import Tensor
 
 from subfleet.elastic.accumulator import Accumulator
-from subfleet.emulation.method_checks import check_methods, verdict_of
+from subfleet.elastic.model_state import ModelState
+from subfleet.emulation import method_checks
+from subfleet.emulation.method_checks import accepted_norms, check_methods, verdict_of
 from subfleet.emulation.virtual.exports import SettledExports
 from subfleet.protocol.errors import ConfigError
+from subfleet.server.methods import METHODS
 from subfleet.server.methods.fedavg import FedAvg
 from subfleet.server.methods.heterofl import HeteroFL
-from subfleet.server.methods.policies import Ask, Assigned, Policies, largest_fitting
+from subfleet.server.methods.norms import NormPolicy
+from subfleet.server.methods.policies import AfterRound, Ask, Assigned, Policies, as_folded, largest_fitting
 from subfleet.server.traffic import Traffic
 
 pytestmark = [pytest.mark.slow, pytest.mark.export]
 
-METHOD = HeteroFL(depth=False)
+METHOD = HeteroFL()
 
 
 def _with_policies(monkeypatch: pytest.MonkeyPatch, **changes: Any) -> None:
@@ -34,7 +38,35 @@ def _with_policies(monkeypatch: pytest.MonkeyPatch, **changes: Any) -> None:
 
 def test_methods_that_work_are_ok(exports: SettledExports) -> None:
     assert verdict_of(METHOD, exports) == "ok"
-    assert list(check_methods(exports, {"fedavg": FedAvg})) == [("fedavg", "ok")]
+    every = ("averaged", "bank", "recalibrated", "calibrated")
+    assert list(check_methods(exports, {"fedavg": FedAvg})) == [("fedavg", norms, "ok") for norms in every]
+
+
+def test_the_checks_cover_the_policies_of_norms_that_a_method_accepts() -> None:
+    found = {name: accepted_norms(kind()) for name, kind in METHODS.items()}
+    lacking = {name: set(get_args(NormPolicy)) - set(norms) for name, norms in found.items()}
+    assert {name: norms for name, norms in lacking.items() if norms} == {
+        "fjord": {"calibrated"},
+        "dynamic_selection": {"bank"},
+    }
+
+
+def test_what_moves_in_a_copy_where_none_of_its_clients_trained_is_seen(
+    monkeypatch: pytest.MonkeyPatch, exports: SettledExports
+) -> None:
+    def moving(context: AfterRound) -> ModelState:
+        """The last channel of each size's norms, which few sizes hold, moves by a hair."""
+        return replace(context.after, copies={key: _with_last(own) for key, own in context.after.copies.items()})
+
+    _with_policies(monkeypatch, after_round=moving)
+    monkeypatch.setattr(method_checks, "as_folded", moving)
+    assert verdict_of(METHOD, exports, "bank").endswith("moved where nobody trained it")
+    _with_policies(monkeypatch, after_round=as_folded)
+    assert verdict_of(METHOD, exports, "bank") == "ok"
+
+
+def _with_last(own: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: torch.cat([tensor[:-1], tensor[-1:] + 1e-4]) for name, tensor in own.items()}
 
 
 def test_what_is_zeroed_where_nobody_trained_is_seen(monkeypatch: pytest.MonkeyPatch, exports: SettledExports) -> None:
@@ -48,10 +80,14 @@ def test_what_is_zeroed_where_nobody_trained_is_seen(monkeypatch: pytest.MonkeyP
     assert verdict_of(METHOD, exports) == "tensor 'stem.weight' moved where nobody trained it"
 
 
-def test_a_loss_that_does_not_fall_is_seen(monkeypatch: pytest.MonkeyPatch, exports: SettledExports) -> None:
+@pytest.mark.parametrize("norms", ["averaged", "recalibrated"])
+def test_a_loss_that_does_not_fall_is_seen(
+    norms: NormPolicy, monkeypatch: pytest.MonkeyPatch, exports: SettledExports
+) -> None:
+    """Nor is one that falls by what running statistics measure alone."""
     _with_policies(monkeypatch, training=lambda settings, _: replace(settings, learning_rate=0.0))
-    verdict = verdict_of(METHOD, exports)
-    before, after = verdict.removeprefix("the loss does not fall: ").split(" after round 1 and ")
+    verdict = verdict_of(METHOD, exports, norms)
+    before, after = verdict.removeprefix("the loss does not fall: ").split(" before round 1 and ")
     assert after == f"{before} after round 3"
 
 

@@ -36,7 +36,14 @@ def test_a_device_without_its_model_does_not_lose_the_run(tmp_path: Path) -> Non
     )
     finished = RoundRecord(round=1, accuracy=0.5, loss=1.0, seconds=1.0, log_time_s=None, clients=())
     result = RunResult(
-        run_id="r", finished=True, accuracy=0.5, rounds=(finished,), deployed=(missing,), model_path=checkpoint
+        run_id="r",
+        method="heterofl",
+        method_status="exact",
+        finished=True,
+        accuracy=0.5,
+        rounds=(finished,),
+        deployed=(missing,),
+        model_path=checkpoint,
     )
     (tmp_path / "run").mkdir()
     slices = Slices(test=tmp_path / "test.npz", clients=MappingProxyType({}))

@@ -44,6 +44,8 @@ SKIPPED = dataclasses.replace(
 ROUND = RoundRecord(round=1, accuracy=0.5, loss=1.5, seconds=2.0, log_time_s=0.0, clients=(FOLDED, SKIPPED))
 RESULT = RunResult(
     run_id="abc",
+    method="heterofl",
+    method_status="subnets leave out blocks, & more",
     finished=True,
     accuracy=0.5,
     rounds=(ROUND, dataclasses.replace(ROUND, round=2)),

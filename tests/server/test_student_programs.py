@@ -1,7 +1,11 @@
-"""Programs that train two networks: counted as any other, and no word on what a size needs alone."""
+"""Programs that train two networks: counted as any other, no word on what a size needs alone, and never needed."""
+
+from pathlib import Path
 
 from server.coordinator_cases import CLIENTS, measured, measuring, plan_of, prepared, update
+from server.server_rig import World, config, fleet
 
+from subfleet.export.requests import TrainRequest
 from subfleet.protocol.topics import Topics
 from subfleet.server.actions import Close
 from subfleet.server.coordinator import step
@@ -32,12 +36,30 @@ def test_each_pair_of_size_and_student_is_one_program_of_the_round_that_wrote_it
     for _ in range(5):
         state, written = played(plan, state)
         pairs = {
-            (seat.size.spec_id, seat.student.spec_id)
+            (seat.size.spec_id, "" if seat.student is None else seat.student.spec_id)
             for seat in state.last.values()
-            if seat.size is not None and seat.student is not None
+            if seat.size is not None
         }
         assert written == len(pairs - known)
         known |= pairs
     assert len(known) > len({size for size, _ in known}), "or nothing is shown of students"
     seat = next(iter(state.last.values()))
-    assert not ask_of(plan, state, seat).written, "what two networks need says nothing of one"
+    alone = {size for size, student in known if not student}
+    assert ask_of(plan, state, seat).written.keys() == alone, "what two networks need says nothing of one"
+    assert 0 < len(alone) < len(known)
+
+
+def test_a_device_with_memory_for_the_smallest_network_alone_takes_part_in_every_round(tmp_path: Path) -> None:
+    """Two copies of the smallest took 8.51 MB against 6.14 of one, so that small devices were skipped."""
+    smallest = plan_of(method=FjORD()).candidates[0].training_memory_bytes["onnx"]
+
+    def planned(request: TrainRequest) -> int:
+        return smallest if request.student is None else smallest + 1
+
+    behaviours = fleet(memory_budget_bytes=lambda _: smallest)
+    settings = config(method=FjORD(), rounds=6, deploy_targets=())
+    world = World(tmp_path, settings, behaviours, planned=planned)
+    world.run()
+    rows = [row for record in world.server.result().rounds for row in record.clients]
+    assert [row.status for row in rows] == ["folded"] * 6 * len(behaviours)
+    assert world.server.result().method_status == "a width is drawn for every client and round instead of every batch"

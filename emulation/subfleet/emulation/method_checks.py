@@ -1,17 +1,26 @@
-"""Three rounds of a method with the real server, agents and programs: does its loss fall, and is nothing else moved?"""
+"""Three rounds of a method with the real server, agents and programs: does its loss fall, and is nothing else moved?
 
+Every method is tried with each policy of norms that a configuration accepts, on norms with running statistics where the
+policy is about these and the method takes them.
+"""
+
+import contextlib
 from collections.abc import Iterator, Mapping
-from typing import Any
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Any, Literal, get_args
 
 import torch
 from safetensors.torch import load
 
 from subfleet.device_profiles import DeviceProfile, LogRow, ResourceLog
+from subfleet.elastic.evaluate import evaluate
 from subfleet.elastic.families import init_state
 from subfleet.elastic.grafting import graft
-from subfleet.elastic.maps import tensor_maps
 from subfleet.elastic.model_state import unpacked
 from subfleet.elastic.network import ModelConfig, Network
+from subfleet.elastic.running_statistics import recalibrated
+from subfleet.elastic.stacking import Member, held_elements
 from subfleet.emulation.virtual.description import VirtualClient, VirtualExperiment
 from subfleet.emulation.virtual.exports import SettledExports
 from subfleet.emulation.virtual.figures import violates
@@ -23,15 +32,26 @@ from subfleet.protocol.training import TrainingSettings
 from subfleet.server.config import LogClock, ServerConfig
 from subfleet.server.methods import METHODS, AnyMethod
 from subfleet.server.methods.fedfa import FedFA
-from subfleet.server.methods.policies import as_folded
+from subfleet.server.methods.norms import NormPolicy
+from subfleet.server.methods.policies import as_folded, shared_by_all
 from subfleet.server.planning import plan_of
 from subfleet.server.rounds import Plan
 from subfleet.tasks import Dataset, digits
 
-__all__ = ["ROUNDS", "check_methods", "verdict_of"]
+__all__ = ["ROUNDS", "accepted_norms", "check_methods", "verdict_of"]
 
 ROUNDS = 3
 _MODEL = ModelConfig(family="mlp", input_shape=(1, 8, 8), class_count=10, widths=(32,), depths=(3,), group_size=4)
+_KINDS: Mapping[NormPolicy, tuple[Literal["batch", "group"], ...]] = MappingProxyType(
+    {
+        "averaged": ("group",),
+        "bank": ("group",),
+        "recalibrated": ("batch", "group"),
+        "calibrated": ("batch",),
+    }
+)
+"""Of norms on which each policy is tried: the first that is accepted."""
+_SHARED = ""
 _SAMPLES = 200
 _PLENTY_BYTES = 10**9
 _COMMUNICATION_S = 1.0
@@ -39,28 +59,40 @@ _COMMUNICATION_S = 1.0
 
 def check_methods(
     exports: SettledExports, methods: Mapping[str, type[AnyMethod]] = METHODS
-) -> Iterator[tuple[str, str]]:
-    """Try every method; yields its name and "ok", or the reason why not."""
+) -> Iterator[tuple[str, NormPolicy, str]]:
+    """Try every method; yields its name, the policy of norms, and "ok" or the reason why not."""
     for name, kind in methods.items():
-        yield name, verdict_of(kind(), exports)
+        for norms in accepted_norms(kind()):
+            yield name, norms, verdict_of(kind(), exports, norms)
 
 
-def verdict_of(method: AnyMethod, exports: SettledExports) -> str:
+def accepted_norms(method: AnyMethod) -> tuple[NormPolicy, ...]:
+    """The policies of norms that a configuration accepts with a method, on the network of the checks."""
+    return tuple(norms for norms in get_args(NormPolicy) if _config(method, norms) is not None)
+
+
+def verdict_of(method: AnyMethod, exports: SettledExports, norms: NormPolicy = "averaged") -> str:
     """What three rounds of a method show: "ok", or the first thing that is not as it should be."""
+    config = _config(method, norms)
+    if config is None:
+        return f"no configuration accepts it with norms = {norms!r}"
     try:
-        experiment = _experiment(method)
-        plan = plan_of(experiment.config, "check")
+        plan = plan_of(config, "check", prices=exports.recordings)
+        experiment = _experiment(plan)
         result = run_in_process(experiment, exports)
     except SubfleetError as error:
         return str(error)
-    return next(_complaints(plan, result), "ok")
+    return next(_complaints(plan, experiment, result), "ok")
 
 
-def _experiment(method: AnyMethod) -> VirtualExperiment:
-    """Three clients on digits, whose links carry a small, a middling and the second largest size of the space."""
-    config = _config(method)
-    space = plan_of(config, "check").candidates
-    places = (0, len(space) // 2, max(0, len(space) - 2))
+def _experiment(plan: Plan) -> VirtualExperiment:
+    """Three clients on digits, whose links carry a small, a middling and the second largest size of the space.
+
+    Where sizes have norms of their own, the third has the largest: those of the whole model are else never trained.
+    """
+    space = plan.candidates
+    banked = plan.policies.cohorts is not shared_by_all and not plan.policies.personal
+    places = (0, len(space) // 2, max(0, len(space) - (1 if banked else 2)))
     whole = digits()
     clients = tuple(
         VirtualClient(
@@ -71,13 +103,22 @@ def _experiment(method: AnyMethod) -> VirtualExperiment:
         )
         for number, place in enumerate(places)
     )
-    return VirtualExperiment(config=config, clients=clients, evaluation=_part(whole, len(places)))
+    return VirtualExperiment(config=plan.config, clients=clients, evaluation=_part(whole, len(places)))
 
 
-def _config(method: AnyMethod) -> ServerConfig:
+def _config(method: AnyMethod, norms: NormPolicy) -> ServerConfig | None:
+    """None where it is accepted on no kind of norms that is tried for the policy."""
+    for norm in _KINDS[norms]:
+        with contextlib.suppress(ValueError):
+            return _config_with(method, norms, replace(_MODEL, norm=norm))
+    return None
+
+
+def _config_with(method: AnyMethod, norms: NormPolicy, model: ModelConfig) -> ServerConfig:
     return ServerConfig(
         name="check",
-        model=_MODEL,
+        model=model,
+        norms=norms,
         evaluation_data="",
         rounds=ROUNDS,
         min_clients=3,
@@ -104,10 +145,10 @@ def _log(link_bytes: int) -> ResourceLog:
     return ResourceLog(device="checked", source="a check of methods", licence="none", rows=rows)
 
 
-def _complaints(plan: Plan, result: VirtualResult) -> Iterator[str]:
-    first, last = result.rounds[0], result.rounds[-1]
-    if not last.loss < first.loss:
-        yield f"the loss does not fall: {first.loss:.4f} after round 1 and {last.loss:.4f} after round {ROUNDS}"
+def _complaints(plan: Plan, experiment: VirtualExperiment, result: VirtualResult) -> Iterator[str]:
+    untrained, last = _untrained_loss(plan, experiment.evaluation), result.rounds[-1]
+    if not last.loss < untrained:
+        yield f"the loss does not fall: {untrained:.4f} before round 1 and {last.loss:.4f} after round {last.round}"
     rows = [row for record in result.rounds for row in record.clients]
     for row in rows:
         if row.status != "folded":
@@ -123,21 +164,34 @@ def _complaints(plan: Plan, result: VirtualResult) -> Iterator[str]:
         yield f"tensor {moved[0]!r} moved where nobody trained it"
 
 
+def _untrained_loss(plan: Plan, evaluation: Dataset) -> float:
+    network, state = plan.network, init_state(plan.network, plan.config.seed)
+    inputs, labels = torch.from_numpy(evaluation.inputs.copy()), torch.from_numpy(evaluation.labels.copy())
+    # Statistics are measured and not learned: what they do to the loss is no lesson.
+    measured = recalibrated(network, state, network.full_spec(), [inputs])
+    return min(evaluate(network, network.full_spec(), one, inputs, labels).loss for one in (state, measured))
+
+
 def _moved_elsewhere(plan: Plan, result: VirtualResult) -> list[str]:
-    """Tensors of the shared model that changed at places that no client held in any round."""
+    """Tensors, of the shared model or of a copy, that changed at places that no client of it held in any round."""
     before: Mapping[str, Any] = init_state(plan.network, plan.config.seed)
-    after = unpacked(load(result.model)).shared
-    specs = [one.spec for rounds in result.trained.values() for one in rounds.values()]
+    after = unpacked(load(result.model))
+    clients = [one for rounds in result.trained.values() for one in rounds.values()]
+    keys = [plan.policies.cohorts(plan.network, client, after.sizes) for client in clients]
+    specs = [client.spec for client in clients]
     if isinstance(plan.config.method, FedFA):
         specs = [graft(plan.network, spec).spec for spec in specs]
-    held = _held(plan.network, specs)
-    return [name for name, old in before.items() if not torch.equal(old[~held[name]], after[name][~held[name]])]
+    held = [_held(plan.network, spec) for spec in specs]
+    found = []
+    for copy, tensors in {_SHARED: after.shared, **after.copies}.items():
+        for name, tensor in ((name, tensors[name]) for name in before if name in tensors):
+            mine = [one[name] for one, its in zip(held, keys, strict=True) if its.get(name, _SHARED) == copy]
+            free = ~torch.stack([torch.zeros_like(tensor, dtype=torch.bool), *mine]).any(dim=0)
+            found += [] if torch.equal(before[name][free], tensor[free]) else [name]
+    return found
 
 
-def _held(network: Network, specs: list[SubnetSpec]) -> dict[str, torch.Tensor]:
-    counts = {name: torch.zeros(decl.shape, dtype=torch.int32) for name, decl in network.tensors.items()}
-    for spec in specs:
-        shapes = network.shapes(spec)
-        for name, tensor_map in tensor_maps(network, spec).items():
-            tensor_map.scatter(torch.ones(shapes[name], dtype=torch.int32), counts[name])
-    return {name: count > 0 for name, count in counts.items()}
+def _held(network: Network, spec: SubnetSpec) -> dict[str, torch.Tensor]:
+    """Which elements of each tensor of the model a subnet holds."""
+    full = {name: torch.empty(decl.shape) for name, decl in network.tensors.items()}
+    return held_elements(network, full, [Member(spec=spec, weight=1.0)])

@@ -214,7 +214,9 @@ def example(verbose: Verbose = False) -> None:
 
 @app.command(epilog="Example: subfleet methods --check --json")
 def methods(
-    check: Annotated[bool, typer.Option("--check", help="Run three rounds of each; takes some minutes.")] = False,
+    check: Annotated[
+        bool, typer.Option("--check", help="Run three rounds of each with every policy of norms; takes some minutes.")
+    ] = False,
     json: Json = False,
     verbose: Verbose = False,
 ) -> None:
@@ -230,21 +232,24 @@ def methods(
             typer.echo(json_module.dumps(listing() if verdicts is None else verdicts))
         else:
             show(console, verdicts)
-        failed = {name: verdict for name, verdict in (verdicts or {}).items() if verdict != "ok"}
-        for name, verdict in failed.items():
-            raise RunError(f"{len(failed)} of {len(verdicts or {})} methods fail their check, first {name}: {verdict}")
+        found = [(name, norms, said) for name, row in (verdicts or {}).items() for norms, said in row.items()]
+        failed = [(name, norms, said) for name, norms, said in found if said != "ok"]
+        for name, norms, said in failed:
+            raise RunError(
+                f"{len(failed)} of {len(found)} checks of methods fail, first {name} with norms {norms!r}: {said}"
+            )
 
 
-def _checked_methods() -> dict[str, str]:
+def _checked_methods() -> dict[str, dict[str, str]]:
     from subfleet.cli.console import progress
     from subfleet.emulation.method_checks import check_methods
     from subfleet.emulation.virtual.exports import SettledExports
 
-    verdicts: dict[str, str] = {}
+    verdicts: dict[str, dict[str, str]] = {}
     with progress("Checking") as tell, SettledExports(default_cache()) as exports:
-        for name, verdict in check_methods(exports):
-            verdicts[name] = verdict
-            tell(f"{len(verdicts)} done, last {name}: {verdict}")
+        for name, norms, said in check_methods(exports):
+            verdicts.setdefault(name, {})[norms] = said
+            tell(f"{sum(map(len, verdicts.values()))} done, last {name} with norms {norms!r}: {said}")
     return verdicts
 
 

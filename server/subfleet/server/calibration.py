@@ -114,7 +114,7 @@ def calibrated_model(folding: Folding, state: ModelState, seats: Sequence[Seat])
             refused[seat.client_id] = str(error)
             continue
         clients.append(client)
-        keys = folding.policies.cohorts(folding.network, client, folding.space)
+        keys = folding.policies.cohorts(folding.network, client, state.sizes)
         for layer, one in moments.items():
             key = keys.get(f"{layer}.running_mean", _SHARED)
             of_copies.setdefault(key, []).append((client.spec, {layer: one.scaled(share)}))

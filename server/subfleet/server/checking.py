@@ -92,7 +92,7 @@ class Checks:
             return check_sums(network, task.spec, task.calibration, path, update.sample_count, seat.sample_count)
         form = UpdateForm.of(network, task.spec, task.update_codec)
         client = seat.participant
-        cohorts = {} if client is None else self._plan.policies.cohorts(network, client, self._plan.space)
+        cohorts = {} if client is None else self._plan.policies.cohorts(network, client, limits.model.sizes)
         own = frozenset(name for name, key in cohorts.items() if key == seat.client_id)
         return check_update(
             form, path, limits=limits.of({name: cohorts.get(name, _SHARED) for name in form.shapes}), own=own

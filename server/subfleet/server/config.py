@@ -15,9 +15,11 @@ from subfleet.protocol.messages import check_client_id
 from subfleet.protocol.schema import canonical_json
 from subfleet.protocol.topics import DEFAULT_FLEET, Topics
 from subfleet.protocol.training import TrainingSettings
-from subfleet.protocol.update_codecs import AnyUpdateCodec
+from subfleet.protocol.update_codecs import AnyUpdateCodec, Uncompressed
 from subfleet.server.memory_limits import MemoryLimits
 from subfleet.server.methods import AnyMethod
+from subfleet.server.methods.combining import Combination
+from subfleet.server.methods.describing import Setting
 from subfleet.server.methods.heterofl import HeteroFL
 from subfleet.server.methods.norms import NormPolicy
 from subfleet.server.suspicion import SuspicionSettings
@@ -204,6 +206,7 @@ class ServerConfig:
         self._check_classes()
         if not self.targets:
             raise ValueError("targets are empty, but must name one or more program targets such as 'onnx'")
+        self._check_combination()
 
     def _check_classes(self) -> None:
         check_class_names(self.classes)
@@ -218,6 +221,19 @@ class ServerConfig:
                 f"classes names {len(self.classes)}, but must name all {self.model.class_count} of the model"
             )
 
+    def _check_combination(self) -> None:
+        said = Combination(
+            method=self.method,
+            training=self.training,
+            model=self.model,
+            norms=self.norms,
+            merge=self.merge,
+            server_optimiser=self.server_optimiser,
+            distillation=self.distillation,
+        )
+        if problem := said.problem():
+            raise ValueError(problem)
+
     def _check_norms(self) -> None:
         if self.calibrate_every < 0 or (self.calibrate_every and self.norms != "calibrated"):
             raise ValueError(
@@ -229,6 +245,17 @@ class ServerConfig:
                 f"norms are 'calibrated' with model.norm {self.model.norm!r} and micro_batch_size "
                 f"{self.training.micro_batch_size}, but devices measure norms of kind 'batch' on whole batches"
             )
+
+    @property
+    def setting(self) -> Setting:
+        """What decides, beside the method's parameters, whether it does what its paper says."""
+        return Setting(
+            norm=self.model.norm,
+            learnable_steps=self.model.learnable_steps,
+            scaler=self.model.scaler,
+            norms=self.norms,
+            compressed=self.update_codec not in (None, Uncompressed()),
+        )
 
     @property
     def strict(self) -> bool:

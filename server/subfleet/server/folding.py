@@ -6,16 +6,16 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 
-from torch import Tensor, int32, ones, zeros
+from torch import Tensor, as_tensor
 
 from subfleet.elastic.accumulator import Accumulator, Contribution
 from subfleet.elastic.distillation import DistillationSettings, distil, draw_students
-from subfleet.elastic.maps import Placement, extract, placements, tensor_maps
+from subfleet.elastic.maps import Placement, extract, placements
 from subfleet.elastic.model_state import ModelState
 from subfleet.elastic.network import BUFFER_ROLES, Network
 from subfleet.elastic.server_optimisers import AnyServerOptimiser, Moments
 from subfleet.elastic.stacked import AnyStackedMerge
-from subfleet.elastic.stacking import Member
+from subfleet.elastic.stacking import Member, held_elements
 from subfleet.protocol.blobs import BlobRef
 from subfleet.protocol.errors import FileError, ProtocolError
 from subfleet.protocol.subnet import SubnetSpec
@@ -134,13 +134,21 @@ class Folding:
         settings = self.distillation or self.policies.distillation
         if settings is None or not context.clients:
             return state
-        seed = Draw(seed=self.seed, round=context.round, client_id="").stream("distillation").getrandbits(63)
-        students = draw_students(self.network, self.space, len(context.clients), seed)
+        draw = Draw(seed=self.seed, round=context.round, client_id="")
+        seed = draw.stream("distillation").getrandbits(63)
+        space = self.policies.taught(self.network, self.space)
+        sizes = draw_students(self.network, space, len(context.clients), seed)
+        # Where the method puts its clients' subnets, too.
+        students = [
+            self.policies.place(self.network, size, replace(draw, client_id=f"student {place}"))
+            for place, size in enumerate(sizes)
+        ]
         return replace(state, shared=distil(self.network, state.shared, students, settings, seed))
 
     def _folded(self, state: ModelState, clients: Sequence["_Client"]) -> ModelState:
+        sizes = self._sizes_with(state, clients)
         cohorts = {
-            client.participant.client_id: self.policies.cohorts(self.network, client.participant, self.space)
+            client.participant.client_id: self.policies.cohorts(self.network, client.participant, sizes)
             for client in clients
         }
         clients = self._transformed(state, clients, cohorts)
@@ -174,7 +182,14 @@ class Folding:
                 shared = {**shared, **new}
             else:
                 copies[key] = {**copies.get(key, {}), **new}
-        return ModelState(shared=shared, copies=copies, moments=moments)
+        return ModelState(shared=shared, copies=copies, moments=moments, sizes=sizes)
+
+    def _sizes_with(self, state: ModelState, clients: Sequence["_Client"]) -> tuple[SubnetSpec, ...]:
+        """The sizes that the next model remembers."""
+        if not self.policies.cohorts_by_sizes:
+            return ()
+        found = {size.spec_id: size for size in (*state.sizes, *(client.participant.size for client in clients))}
+        return tuple(found[spec_id] for spec_id in sorted(found))
 
     def _averaged(
         self, start: Tensors, members: Sequence["_Client"], places: Mapping[str, Sequence[Placement]]
@@ -207,9 +222,19 @@ class Folding:
             return self._averaged(start, members, places)
         with ExitStack() as stack:
             changes = [self._open(client, stack) for client in members]
-            who = [Member(spec=client.spec, weight=client.weight) for client in members]
+            who = [self._member(client, places) for client in members]
             new = self.merge.merge(self.network, start, who, lambda name: [change.get(name) for change in changes])
-        return new, partial(_held, self.network, start, members)
+        return new, partial(held_elements, self.network, start, who)
+
+    def _member(self, client: "_Client", places: Mapping[str, Sequence[Placement]]) -> Member:
+        """A client of a merge. What counts nothing in a mean is not held, nor is what belongs to another copy."""
+        factors = self.policies.factors(self.network, client.participant)
+        counted = {name: as_tensor(factor) > 0 for name, factor in factors.items()}
+        if client.participant.client_id in places:
+            mine = {place.name for place in places[client.participant.client_id]}
+            elsewhere = self.network.shapes(client.spec).keys() - mine
+            counted |= dict.fromkeys(elsewhere, as_tensor(False))
+        return Member(spec=client.spec, weight=client.weight, counted=counted)
 
     def _open(self, client: "_Client", stack: ExitStack) -> Mapping[str, Tensor]:
         if client.instead is not None:
@@ -293,14 +318,3 @@ def _add_each(accumulator: Accumulator, members: Sequence[_Client], batch: Seque
             accumulator.add_many([one])
         except ProtocolError as error:
             raise _RefusedError(client.participant.client_id, str(error)) from error
-
-
-def _held(network: Network, state: Tensors, members: Sequence[_Client]) -> dict[str, Tensor]:
-    """Which elements of some tensors any of the members hold."""
-    held = {name: zeros(tensor.shape, dtype=int32) for name, tensor in state.items()}
-    for client in members:
-        shapes = network.shapes(client.spec)
-        for name, tensor_map in tensor_maps(network, client.spec).items():
-            if name in held:
-                tensor_map.scatter(ones(shapes[name], dtype=int32), held[name])
-    return {name: count > 0 for name, count in held.items()}

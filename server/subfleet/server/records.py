@@ -145,9 +145,13 @@ class RunResult:
         rounds: every finished round, those before a restart included.
         deployed: each client's models, one per target.
         model_path: the last checkpoint; None where no round was folded.
+        method: its name in a configuration.
+        method_status: "exact" where the run did what the method's paper says, else in what it differed.
     """
 
     run_id: str
+    method: str
+    method_status: str
     finished: bool
     accuracy: float
     rounds: tuple[RoundRecord, ...]

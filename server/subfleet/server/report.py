@@ -34,9 +34,11 @@ def report_html(name: str, result: RunResult, record: dict[str, Any]) -> str:
         f"<p>Test accuracy of the full model <b>{result.accuracy:.4f}</b> after {len(rounds)} rounds "
         f"(run <code>{escape(result.run_id)}</code>).</p>"
     )
+    method = f"<p>Method <code>{escape(result.method)}</code>, against its paper: {escape(result.method_status)}.</p>"
     parts = [
         f"<h1>Subfleet run “{escape(name)}”</h1>",
         reached,
+        method,
         _plots(rounds),
         _models(record.get("models", [])),
         *(_round(one) for one in rounds),

@@ -63,6 +63,8 @@ def summary(name: str, result: RunResult) -> dict[str, Any]:
     return {
         "name": name,
         "run_id": result.run_id,
+        "method": result.method,
+        "method_status": result.method_status,
         "accuracy": result.accuracy,
         "rounds": [
             {**round_row(record), "clients": [_plain(row) for row in record.clients]} for record in result.rounds

@@ -36,7 +36,7 @@ from subfleet.protocol.update_codecs import AnyUpdateCodec
 from subfleet.server.assignment import Candidate
 from subfleet.server.config import ServerConfig
 from subfleet.server.methods.norms import calibration_training
-from subfleet.server.methods.policies import Participant, Policies, by_samples
+from subfleet.server.methods.policies import Participant, Policies, by_samples, without_self_distillation
 from subfleet.server.search.query import Known, PriceList
 from subfleet.server.search.queue import Wish, plan_key
 from subfleet.server.suspicion import ChangeSize
@@ -88,9 +88,15 @@ class Plan:
         """The sizes that may be assigned, from smallest to largest."""
         return tuple(candidate.spec for candidate in self.candidates)
 
-    def training(self, round_number: int) -> TrainingSettings:
-        """The local training of a round, or how norms are measured in it."""
+    def training(self, round_number: int, *, student: SubnetSpec | None = None) -> TrainingSettings:
+        """The local training of a round, or how norms are measured in it.
+
+        Args:
+            round_number: of the round.
+            student: the nested subnet of self-distillation; without one there is none.
+        """
         settings = self.policies.training(self.config.training_of(round_number), round_number)
+        settings = without_self_distillation(settings) if student is None else settings
         return calibration_training(settings) if self.config.calibrates(round_number) else settings
 
     def weigh(self, round_number: int) -> Callable[[Update], float]:

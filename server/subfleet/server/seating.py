@@ -133,7 +133,7 @@ def prepared_seat(
         spec=seat.spec,
         programs=(event.program,),
         weights=event.weights,
-        training=plan.training(state.round),
+        training=plan.training(state.round, student=seat.student),
         planned_peak_bytes=event.planned_peak_bytes,
         budget=seat.budget,
         deadline_s=max(0.0, plan.config.deadlines.round_s - (now_s - state.entered_s)),
@@ -266,7 +266,7 @@ def given_seat(
         stage="preparing",
         size=size,
         spec=plan.policies.place(plan.network, size, draw),
-        student=None if plan.config.calibrates(state.round) else plan.policies.student(plan.network, size, draw),
+        student=plan.policies.student(plan.network, size, draw),
         wanted=assigned.wanted,
         task=None,
     )

@@ -43,6 +43,7 @@ from subfleet.server.evaluation_data import with_evaluation
 from subfleet.server.events import Event, Tick
 from subfleet.server.folding import Folding
 from subfleet.server.inbox import read_delivery
+from subfleet.server.methods.describing import status_of
 from subfleet.server.observing import GuardedObserver
 from subfleet.server.planning import Places, plan_of
 from subfleet.server.records import RunObserver, RunResult
@@ -234,6 +235,8 @@ class Server:
         path = checkpoint_path(self._places.checkpoints, self._state.folded_round)
         return RunResult(
             run_id=self.run_id,
+            method=self._config.method.TYPE,
+            method_status=status_of(self._config.method.departures(self._config.setting)),
             finished=self._state.phase == "finished",
             accuracy=records[-1].accuracy if records else 0.0,
             rounds=records,

@@ -120,7 +120,7 @@ class Supply:
 
     def prepare(self, action: Prepare) -> None:
         """Begin a training task."""
-        training = self._plan.training(action.round)
+        training = self._plan.training(action.round, student=action.student)
         size = action.participant.size
         request = train_request(self._network, size, action.target, training, student=action.student)
         try:
@@ -237,7 +237,7 @@ class Supply:
         return _Program(ref=ref, planned_peak_bytes=manifest.planned_peak_bytes, operators=manifest.operators)
 
     def _weights_of(self, client: Participant) -> BlobRef:
-        key = (client.spec.spec_id, tuple(sorted(self._views.cohorts(client).items())))
+        key = (client.spec.spec_id, tuple(sorted(self._views.cohorts(self._model, client).items())))
         if key not in self._weights:
             seen = self._views.for_training(self._model, client)
             self._weights[key] = self._blobs.add(subnet_weights(self._network, client.spec, seen))

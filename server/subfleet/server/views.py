@@ -30,7 +30,7 @@ class Views:
 
     def for_training(self, state: ModelState, client: Participant) -> dict[str, Tensor]:
         """The whole model with the client's own copies in it."""
-        return state.seen_with(self.cohorts(client))
+        return state.seen_with(self.cohorts(state, client))
 
     def for_use(self, state: ModelState, client: Participant) -> dict[str, Tensor]:
         """The same, with running statistics as evaluation and deployment need them."""
@@ -39,6 +39,6 @@ class Views:
             return seen
         return recalibrated(self.plan.network, seen, client.spec, torch.split(self.samples, _BATCH_SIZE))
 
-    def cohorts(self, client: Participant) -> Mapping[str, str]:
+    def cohorts(self, state: ModelState, client: Participant) -> Mapping[str, str]:
         """Which copy of each tensor is the client's."""
-        return self.plan.policies.cohorts(self.plan.network, client, self.plan.space)
+        return self.plan.policies.cohorts(self.plan.network, client, state.sizes)

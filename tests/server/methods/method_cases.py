@@ -2,21 +2,29 @@
 
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 import torch
 from elastic.elastic_cases import held_places
 from torch import Tensor
 
 from subfleet.arrays import encode_arrays
+from subfleet.arrays.codecs import encode_changes, rounding_numbers
+from subfleet.elastic.distillation import DistillationSettings
 from subfleet.elastic.families import build_module, init_state
 from subfleet.elastic.model_state import ModelState
-from subfleet.elastic.network import ModelConfig, Network
-from subfleet.protocol.messages import Update
+from subfleet.elastic.network import BUFFER_ROLES, ModelConfig, Network
+from subfleet.protocol.blobs import BlobRef
+from subfleet.protocol.messages import Task, Update
+from subfleet.protocol.programs import ProgramRef
 from subfleet.protocol.readings import Budget
 from subfleet.protocol.subnet import SubnetSpec
+from subfleet.protocol.training import TrainingSettings
+from subfleet.protocol.update_codecs import AnyUpdateCodec, Uncompressed
 from subfleet.server.config import ServerConfig
 from subfleet.server.folding import FoldedModel, Folding
 from subfleet.server.methods import METHODS, AnyMethod
@@ -28,9 +36,14 @@ from subfleet.transport.blob_store import BlobStore
 
 MODEL = ModelConfig(family="mlp", input_shape=(5,), class_count=4, widths=(8, 12), depths=(2, 3), group_size=2)
 QUICK: Mapping[str, AnyMethod] = MappingProxyType(
-    {**{name: kind() for name, kind in METHODS.items()}, "dynamic_selection": DynamicSelection(prices="estimated")}
+    {
+        **{name: kind() for name, kind in METHODS.items()},
+        "dynamic_selection": DynamicSelection(
+            prices="estimated", distillation=DistillationSettings(mode="anchored", iterations=3)
+        ),
+    }
 )
-"""Every method as it is by default, but for prices that take seconds for each network."""
+"""Every method as it is by default, but for prices and for lessons that take seconds for each network."""
 RATES = (0.25, 0.5, 1.0)
 CLASSES = 4
 SEED = 3
@@ -44,6 +57,7 @@ class Client:
         size: place of its size in the method's space.
         scale: size of its change; 0 is a round with learning rate 0.
         classes: samples of each class.
+        codec: by which its update is written.
     """
 
     name: str
@@ -51,19 +65,18 @@ class Client:
     samples: int = 10
     scale: float = 0.1
     classes: tuple[int, ...] = (1,) * CLASSES
+    codec: AnyUpdateCodec = field(default_factory=Uncompressed)
 
 
-def plan_with(method: AnyMethod, model: ModelConfig = MODEL) -> Plan:
+def config_with(method: AnyMethod, model: ModelConfig = MODEL, **changes: Any) -> ServerConfig:
+    """A run of a method on a small network, in which every update counts what the method says."""
+    settings: dict[str, Any] = {"name": "methods", "evaluation_data": "unused", "rates": RATES, "seed": SEED}
+    return ServerConfig(**{**settings, "model": model, "method": method, "max_client_share": 1.0, **changes})
+
+
+def plan_with(method: AnyMethod, model: ModelConfig = MODEL, **changes: Any) -> Plan:
     """A plan of a method on a small network."""
-    settings = ServerConfig(
-        name="methods",
-        model=model,
-        evaluation_data="unused",
-        method=method,
-        rates=RATES,
-        seed=SEED,
-    )
-    return plan_of(settings, "run")
+    return plan_of(config_with(method, model, **changes), "run")
 
 
 def ask(
@@ -82,10 +95,14 @@ def ask(
 
 
 def first_state(network: Network) -> ModelState:
-    """A model whose every tensor is drawn, so that no error hides behind a zero."""
+    """A model whose every tensor is drawn, so that no error hides behind a zero; variances are 1 or more."""
     generator = torch.Generator().manual_seed(1)
     state = init_state(network, 0)
-    return ModelState(shared={name: torch.randn(tensor.shape, generator=generator) for name, tensor in state.items()})
+    drawn = {name: torch.randn(tensor.shape, generator=generator) for name, tensor in state.items()}
+    roles = {name: decl.role for name, decl in network.tensors.items()}
+    return ModelState(
+        shared={name: 1 + tensor.abs() if roles[name] == "variance" else tensor for name, tensor in drawn.items()}
+    )
 
 
 def placed(plan: Plan, client: Client, round_number: int) -> SubnetSpec:
@@ -107,13 +124,16 @@ def change_of(plan: Plan, client: Client, round_number: int) -> dict[str, Tensor
 def play(plan: Plan, state: ModelState, clients: Sequence[Client], folder: Path, round_number: int = 1) -> FoldedModel:
     """Fold one round of drawn changes."""
     blobs = BlobStore(folder)
-    folding = Folding(network=plan.network, policies=plan.policies, space=plan.space, blobs=blobs, seed=SEED)
-    return folding.fold(state, round_number, [_seat(plan, client, blobs, round_number) for client in clients])
+    seats = [seat_of(plan, client, blobs, round_number) for client in clients]
+    return Folding.of(plan, blobs).fold(state, round_number, seats)
 
 
-def _seat(plan: Plan, client: Client, blobs: BlobStore, round_number: int) -> Seat:
-    change = change_of(plan, client, round_number)
-    ref = blobs.add(encode_arrays({name: tensor.numpy() for name, tensor in change.items()}))
+def seat_of(plan: Plan, client: Client, blobs: BlobStore, round_number: int = 1) -> Seat:
+    """The seat of a client whose update is stored."""
+    change = {name: tensor.numpy() for name, tensor in change_of(plan, client, round_number).items()}
+    exact = {name for name, decl in plan.network.tensors.items() if decl.role in BUFFER_ROLES}
+    uniform = partial(rounding_numbers, seed=SEED, round_number=round_number, client_id=client.name)
+    ref = blobs.add(encode_arrays(encode_changes(client.codec, change, exact=exact, uniform=uniform)))
     result = Update(
         task_id=f"{client.name}/{round_number}",
         run_id="run",
@@ -135,7 +155,26 @@ def _seat(plan: Plan, client: Client, blobs: BlobStore, round_number: int) -> Se
         class_counts=client.classes,
         size=plan.space[client.size],
         spec=placed(plan, client, round_number),
+        task=_task(client, placed(plan, client, round_number), ref, round_number),
         result=result,
+    )
+
+
+def _task(client: Client, spec: SubnetSpec, blob: BlobRef, round_number: int) -> Task:
+    return Task(
+        task_id=f"{client.name}/{round_number}",
+        work="train",
+        run_id="run",
+        round=round_number,
+        client_id=client.name,
+        spec=spec,
+        programs=(ProgramRef(program_id="drawn", target="onnx", blob=blob),),
+        weights=blob,
+        training=TrainingSettings(),
+        planned_peak_bytes=0,
+        budget=Budget(memory_bytes=0),
+        deadline_s=1.0,
+        update_codec=client.codec,
     )
 
 
@@ -163,10 +202,10 @@ def every_size(plan: Plan) -> list[Client]:
     return [Client(name=f"client{place}", size=place, samples=place + 1) for place in range(count)]
 
 
-def logits(plan: Plan, state: ModelState) -> list[float]:
+def logits(plan: Plan, tensors: Mapping[str, Tensor]) -> list[float]:
     """What the whole model says of drawn inputs."""
     module = build_module(plan.network, plan.network.full_spec())
-    module.load_state_dict(dict(state.shared))
+    module.load_state_dict(dict(tensors))
     inputs = torch.randn(6, *plan.network.config.input_shape, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         return [float(value) for value in module.eval()(inputs).flatten()]
@@ -176,4 +215,4 @@ def seen(plan: Plan, state: ModelState, client: Client) -> Mapping[str, Tensor]:
     """The model as a client sees it."""
     size = plan.space[client.size]
     who = Participant(client_id=client.name, spec=size, size=size)
-    return state.seen_with(plan.policies.cohorts(plan.network, who, plan.space))
+    return state.seen_with(plan.policies.cohorts(plan.network, who, state.sizes))

@@ -15,7 +15,8 @@ ROOT = Path(__file__).resolve().parents[3]
 
 def test_every_method_is_listed_with_its_parameters_and_their_defaults() -> None:
     page = (ROOT / "docs/reference/methods.md").read_text(encoding="utf-8")
-    rows = {row[0]: row for row in re.findall(r"^\| `(\w+)` \| (.*) \| (.*) \| (.*) \|$", page, re.MULTILINE)}
+    table = page.partition("## ")[0]
+    rows = {row[0]: row for row in re.findall(r"^\| `(\w+)` \| (.*) \| (.*) \| (.*) \|$", table, re.MULTILINE)}
     assert list(rows) == list(METHODS)
     for name, kind in METHODS.items():
         _, _, varies, parameters = rows[name]
@@ -26,7 +27,6 @@ def test_every_method_is_listed_with_its_parameters_and_their_defaults() -> None
         for key, default in told.items():
             found = getattr(kind(), key)
             assert default in ("{...}", "") or default == _toml(found)
-        assert f"`{name}`" in page.partition("## Where they differ")[2]
 
 
 def _toml(value: object) -> str:

@@ -179,10 +179,10 @@ def test_a_rolling_window_goes_on_by_one_group_each_round_and_never_jumps() -> N
 def _fjord_steps(weight: float) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Tensor], SubnetSpec, Network]:
     """What a step makes of the same weights without and with FjORD's student, its region, and what it trains."""
     plan = plan_with(FjORD())
-    network, size, training = plan.network, plan.space[3], plan.training(1)
+    network, size = plan.network, plan.space[3]
     drawn = (plan.policies.student(network, size, Draw(seed=SEED, round=at, client_id="a")) for at in range(1, 60))
     inner = next(one for one in drawn if one is not None and network.parameter_count(one) < 0.4 * _count(plan, size))
-    maps = nested_maps(network, size, inner)
+    training, maps = plan.training(1, student=inner), nested_maps(network, size, inner)
     student = Student(module=build_module(network, inner), maps=maps)
     shape = network.config.input_shape
     plain = step_of_module(build_module(network, size), shape)
@@ -240,7 +240,7 @@ def test_fedprox_holds_weights_near_those_received_the_more_the_larger_mu_is() -
     assert 0 < nearer < 0.2 * near < near < 0.9 * free
 
 
-@pytest.mark.parametrize("method", [NeFL(), HeteroFL(), FedAvg(model="nested")], ids=lambda one: one.TYPE)
+@pytest.mark.parametrize("method", [NeFL(), HeteroFL(depth=True), FedAvg(model="nested")], ids=lambda one: one.TYPE)
 def test_a_block_that_nobody_has_keeps_its_bits_for_those_who_will(method: AnyMethod, tmp_path: Path) -> None:
     """NeFL's code gives such blocks the value 0, after which nothing that they compute has a gradient."""
     plan = plan_with(method, replace(MODEL, learnable_steps=True))
@@ -259,7 +259,7 @@ def test_a_block_that_nobody_has_keeps_its_bits_for_those_who_will(method: AnyMe
 @pytest.mark.parametrize("model", [BOTTLENECK, BATCH_NORM], ids=["bottleneck", "batch norm"])
 def test_heterofl_trains_networks_that_its_own_code_refuses(model: ModelConfig, tmp_path: Path) -> None:
     """HeteroFL's federated path has no rule for bottleneck blocks."""
-    plan = plan_with(HeteroFL(), model)
+    plan = plan_with(HeteroFL(class_mask=False), model)
     state = ModelState(shared=random_state(plan.network, 3))
     client = Client(name="a", size=0)
     folded = play(plan, state, [client], tmp_path).state.shared
@@ -273,7 +273,14 @@ def test_heterofl_trains_networks_that_its_own_code_refuses(model: ModelConfig, 
 
 @pytest.mark.parametrize(
     "method",
-    [HeteroFL(), FedRolex(), FederatedDropout(), FjORD(), FedProx(model="nested"), DynamicSelection(distillation=None)],
+    [
+        HeteroFL(),
+        FedRolex(),
+        FederatedDropout(),
+        FjORD(self_distillation=False),
+        FedProx(model="nested"),
+        DynamicSelection(distillation=None),
+    ],
     ids=lambda one: one.TYPE,
 )
 def test_a_bank_of_norms_is_each_sizes_own(method: AnyMethod, tmp_path: Path) -> None:

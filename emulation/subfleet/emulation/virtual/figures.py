@@ -105,7 +105,7 @@ class _Gallery:
 
     def accuracy(self, client: Participant, data: Dataset) -> float:
         """Of a client's own subnet."""
-        key = (id(data), client.spec.spec_id, tuple(sorted(self.views.cohorts(client).items())))
+        key = (id(data), client.spec.spec_id, tuple(sorted(self.views.cohorts(self.state, client).items())))
         if key not in self.known:
             inputs, labels = torch.from_numpy(data.inputs.copy()), torch.from_numpy(data.labels.copy())
             seen = self.views.for_use(self.state, client)

@@ -8,15 +8,17 @@ that are tied to the axis, so that the model computes the same as before. A clie
 widths that fits, with its update compressed as far as it may be; then its update is compressed no further than its link
 asks for. Changes are averaged element by element, weighted by samples.
 
+The order is that of the weights that all clients share, and moments and copies follow it. So where each size has norms
+of its own, the whole model computes the same as before for each of them. What a size has learned of a channel goes
+where the channel goes; of a channel that comes to its front for the first time, it begins with the shared norm.
+
 The paper tunes width and compression together, to the gain that it expects of both; here width comes first.
 """
 
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
-
-from torch import Tensor
 
 from subfleet.elastic.model_state import ModelState
 from subfleet.elastic.network import Network
@@ -25,7 +27,8 @@ from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.readings import Budget
 from subfleet.protocol.subnet import SubnetSpec
 from subfleet.protocol.update_codecs import AnyUpdateCodec, TopK, TopKQsgd, Uncompressed
-from subfleet.server.methods.policies import AfterRound, MethodInfo, Policies, UpdateBytes
+from subfleet.server.methods.describing import MethodInfo, Setting, those_true
+from subfleet.server.methods.policies import AfterRound, Policies, UpdateBytes
 from subfleet.server.methods.sizes import whole_depth
 
 __all__ = ["AnycostFL"]
@@ -47,8 +50,6 @@ class AnycostFL:
         paper="Li et al., AnycostFL: Efficient On-Demand Federated Learning over Heterogeneous Edge Devices, INFOCOM "
         "2023",
         varies=("width",),
-        status="the largest width first, then the densest update that the link carries, in place of its tuned trade of "
-        "one for the other; sample weights in place of its tuned coefficients",
     )
     steps: int = 16
     codec: AnyUpdateCodec | None = field(default_factory=TopKQsgd)
@@ -56,6 +57,16 @@ class AnycostFL:
     def __post_init__(self) -> None:
         if not 1 <= self.steps <= 1000:
             raise ConfigError(f"steps is {self.steps}, but must be from 1 to 1000")
+
+    def departures(self, setting: Setting) -> tuple[str, ...]:
+        """See `subfleet.server.methods.policies.Method`."""
+        return (
+            "the largest width comes first, then the densest update that the link carries; the paper tunes both",
+            "an update counts by its samples in place of tuned coefficients",
+            *those_true(
+                {"updates are not compressed": not setting.compressed and self.codec in (None, Uncompressed())}
+            ),
+        )
 
     def policies(self) -> Policies:
         """Sorted prefixes."""
@@ -83,15 +94,6 @@ def densest_codec(codec: AnyUpdateCodec, update_bytes: UpdateBytes, budget: Budg
 
 
 def sorted_model(context: AfterRound) -> ModelState:
-    """The model with the most important channels of every axis first; moments of a server optimiser follow."""
-    state = context.after
-    order = importance_order(context.network, state.shared)
-    moments = {kind: _follow(context.network, tensors, state.shared, order) for kind, tensors in state.moments.items()}
-    return replace(state, shared=permuted(context.network, state.shared, order), moments=moments)
-
-
-def _follow(
-    network: Network, moments: Mapping[str, Tensor], shared: Mapping[str, Tensor], order: Mapping[str, Sequence[int]]
-) -> dict[str, Tensor]:
-    moved = permuted(network, {**shared, **moments}, order)
-    return {name: moved[name] for name in moments}
+    """The model with the most important channels of every axis first; copies and moments follow."""
+    order = importance_order(context.network, context.after.shared)
+    return context.after.mapped(lambda tensors: permuted(context.network, tensors, order))

@@ -4,8 +4,8 @@ Yao et al., "Exploring System-Heterogeneous Federated Learning with Dynamic Mode
 
 Client half: train the given subnet with the given objective.
 Server half: a search under the device's budgets, over any width of any layer and any set of blocks; a mean over the
-clients that hold an element; then, on noise, the whole model teaches its subnets (in-place distillation). An element
-that nobody held keeps its bits, where the public code zeroes it.
+clients that hold an element; then, on noise, the whole model teaches subnets of the space that is searched (in-place
+distillation). An element that nobody held keeps its bits, where the public code zeroes it.
 
 A subnet becomes a task only with a program. What the search wants and has no program yet is queued, a few each round,
 and until it is written the device gets the largest subnet with a program that fits.
@@ -19,7 +19,8 @@ from subfleet.elastic.distillation import DistillationSettings
 from subfleet.elastic.spaces import search_space, uniform_space
 from subfleet.protocol.errors import ConfigError
 from subfleet.server.assignment import Candidate
-from subfleet.server.methods.policies import Ask, Assigned, MethodInfo, Policies, Weighting, Written, weigh_by
+from subfleet.server.methods.describing import MethodInfo, Setting, those_true
+from subfleet.server.methods.policies import Ask, Assigned, Policies, Weighting, Written, weigh_by
 from subfleet.server.search.paper import PaperSearch, PaperSettings
 from subfleet.server.search.pareto import ParetoSearch, ParetoSettings
 from subfleet.server.search.query import Known, Query, Search
@@ -29,6 +30,10 @@ __all__ = ["DynamicSelection"]
 
 _POOL = 1024
 """Subnets that a run remembers; its journal holds them all."""
+
+
+_PAPER_LEARNING_RATE = 1e-3
+"""Of in-place distillation."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +57,6 @@ class DynamicSelection:
         title="Dynamic model selection",
         paper="Yao et al., Exploring System-Heterogeneous Federated Learning with Dynamic Model Selection, 2024",
         varies=("width", "depth"),
-        status="a subnet without a program waits for it, and the device gets the largest that has one",
     )
     search: Literal["pareto", "paper"] = "pareto"
     rates: tuple[float, ...] = (0.25, 0.5, 0.75, 1.0)
@@ -69,6 +73,23 @@ class DynamicSelection:
             raise ConfigError(f"rates are {list(self.rates)}, but must be numbers from 0.001 to 1")
         self._settings()
 
+    def departures(self, setting: Setting) -> tuple[str, ...]:
+        """See `subfleet.server.methods.policies.Method`."""
+        taught = self.distillation
+        return (
+            "a subnet without a program waits for it, and the device gets the largest that has one",
+            *those_true(
+                {
+                    "the search is ours": self.search == "pareto",
+                    "nothing is distilled": taught is None or taught.iterations == 0,
+                    "the teacher stays as it was": taught is not None and taught.mode == "anchored",
+                    "it is taught with another learning rate than 1e-3": taught is not None
+                    and taught.learning_rate != _PAPER_LEARNING_RATE,
+                    "an update counts by its samples": self.weighting == "samples",
+                }
+            ),
+        )
+
     def policies(self) -> Policies:
         """A search for each client, and what the whole model teaches."""
         memory = _Memory(self)
@@ -76,6 +97,7 @@ class DynamicSelection:
             assign=memory.assign,
             weigh=weigh_by(self.weighting),
             distillation=self.distillation,
+            taught=lambda network, sizes: search_space(network, self.rates),
             planned_prices=self.prices == "planned",
         )
 

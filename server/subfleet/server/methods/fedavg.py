@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar
 
-from subfleet.server.methods.policies import MethodInfo, Policies, Weighting, weigh_by
+from subfleet.server.methods.describing import MethodInfo, Setting, those_true
+from subfleet.server.methods.policies import Policies, Weighting, weigh_by
 from subfleet.server.methods.sizes import Homogeneous, one_size
 
 __all__ = ["FedAvg"]
@@ -33,6 +34,16 @@ class FedAvg:
     )
     model: Homogeneous = "largest"
     weighting: Weighting = "samples"
+
+    def departures(self, setting: Setting) -> tuple[str, ...]:
+        """See `subfleet.server.methods.policies.Method`."""
+        return those_true(
+            {
+                "each client trains the largest subnet that fits, in place of one model for all": self.model
+                == "nested",
+                "each client counts as 1": self.weighting == "uniform",
+            }
+        )
 
     def policies(self) -> Policies:
         """One size for everybody."""

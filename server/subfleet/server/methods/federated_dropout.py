@@ -12,7 +12,8 @@ from typing import ClassVar
 
 from subfleet.elastic.network import Network
 from subfleet.protocol.subnet import Explicit, IndexSet, Prefix, SubnetSpec
-from subfleet.server.methods.policies import Draw, MethodInfo, Policies
+from subfleet.server.methods.describing import MethodInfo, Setting, those_true
+from subfleet.server.methods.policies import Draw, Policies
 from subfleet.server.methods.sizes import whole_depth
 
 __all__ = ["FederatedDropout"]
@@ -27,8 +28,20 @@ class FederatedDropout:
         title="Federated Dropout",
         paper="Caldas et al., Expanding the Reach of Federated Learning by Reducing Client Resource Requirements, 2018",
         varies=("width",),
-        status="the kept share follows the budget instead of being one for all; no lossy compression",
     )
+
+    def departures(self, setting: Setting) -> tuple[str, ...]:
+        """See `subfleet.server.methods.policies.Method`."""
+        return (
+            "the kept share follows the budget instead of being one for all",
+            *those_true(
+                {
+                    "updates are not compressed (update_codec)": not setting.compressed,
+                    "running statistics are those of random subnets, not of the model (norms)": setting.norm == "batch"
+                    and setting.norms != "recalibrated",
+                }
+            ),
+        )
 
     def policies(self) -> Policies:
         """Random subnets."""

@@ -32,8 +32,9 @@ from subfleet.elastic.spaces import uniform_space
 from subfleet.protocol.schema import ADDED_LATER
 from subfleet.protocol.scoring import MAX_CANDIDATES
 from subfleet.server.assignment import Candidate, ordered
+from subfleet.server.methods.describing import MethodInfo, Setting, those_true
 from subfleet.server.methods.masking import held_classes, with_class_mask
-from subfleet.server.methods.policies import Ask, MethodInfo, Policies, Replacement, Trained
+from subfleet.server.methods.policies import Ask, Policies, Replacement, Trained
 from subfleet.server.methods.sizes import whole_depth, with_fixed_sizes
 
 __all__ = ["FedFA"]
@@ -62,8 +63,6 @@ class FedFA:
         title="FedFA",
         paper="Park and Joe-Wong, Federated Learning with Flexible Architectures, ECML PKDD 2024",
         varies=("width", "depth"),
-        status="architectures follow the first budget, or by choice a score or what devices declare; fidelity 'fixed' "
-        "leaves untrained models as they are",
     )
     grafting: bool = True
     scaling: bool = True
@@ -79,6 +78,21 @@ class FedFA:
     def __post_init__(self) -> None:
         if not 2 <= self.proposals <= MAX_CANDIDATES:
             raise ValueError(f"proposals is {self.proposals}, but must be 2 to {MAX_CANDIDATES}")
+
+    def departures(self, setting: Setting) -> tuple[str, ...]:
+        """See `subfleet.server.methods.policies.Method`."""
+        return those_true(
+            {
+                "architectures are what fits the first budget": self.choice == "largest",
+                f"the best scored of at most {self.proposals} sizes is taken": self.choice == "score",
+                "models that nobody trained stay as they are (fidelity)": self.fidelity == "fixed",
+                "changes are scaled, not weights": self.scaling and self.scaled == "changes",
+                f"what is scaled is as large as {self.norm!r} says": self.norm not in (None, NORMS["paper"]),
+                "nothing is scaled": not self.scaling,
+                "nothing is grafted": not self.grafting,
+                "outputs of classes that a client lacks are trained as well": not self.class_mask,
+            }
+        )
 
     def policies(self) -> Policies:
         """Grafted and scaled updates."""

@@ -12,7 +12,8 @@ from typing import ClassVar
 
 from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.training import TrainingSettings
-from subfleet.server.methods.policies import MethodInfo, Policies
+from subfleet.server.methods.describing import MethodInfo, Setting, those_true
+from subfleet.server.methods.policies import Policies
 from subfleet.server.methods.sizes import Homogeneous, one_size
 
 __all__ = ["FedProx"]
@@ -39,6 +40,12 @@ class FedProx:
     def __post_init__(self) -> None:
         if not self.mu >= 0:
             raise ConfigError(f"mu is {self.mu}, but must be a number of 0 or more")
+
+    def departures(self, setting: Setting) -> tuple[str, ...]:
+        """See `subfleet.server.methods.policies.Method`."""
+        return those_true(
+            {"each client trains the largest subnet that fits, in place of one model for all": self.model == "nested"}
+        )
 
     def policies(self) -> Policies:
         """FedAvg with a proximal term."""

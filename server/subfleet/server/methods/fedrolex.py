@@ -13,7 +13,8 @@ from typing import ClassVar
 
 from subfleet.elastic.network import Network
 from subfleet.protocol.subnet import IndexSet, Prefix, Roll, SubnetSpec
-from subfleet.server.methods.policies import Draw, MethodInfo, Policies, Weighting, weigh_by
+from subfleet.server.methods.describing import MethodInfo, Setting, those_true
+from subfleet.server.methods.policies import Draw, Policies, Weighting, weigh_by
 from subfleet.server.methods.sizes import whole_depth
 
 __all__ = ["FedRolex"]
@@ -35,6 +36,15 @@ class FedRolex:
         varies=("width",),
     )
     weighting: Weighting = "uniform"
+
+    def departures(self, setting: Setting) -> tuple[str, ...]:
+        """See `subfleet.server.methods.policies.Method`."""
+        return those_true(
+            {
+                "an update counts by its samples": self.weighting == "samples",
+                "channels that are normalised together roll together": setting.norm == "group",
+            }
+        )
 
     def policies(self) -> Policies:
         """Rolling windows."""

@@ -12,7 +12,8 @@ from functools import partial
 from typing import ClassVar
 
 from subfleet.elastic import server_optimisers
-from subfleet.server.methods.policies import MethodInfo, Policies
+from subfleet.server.methods.describing import MethodInfo, Setting, those_true
+from subfleet.server.methods.policies import Policies
 from subfleet.server.methods.sizes import Homogeneous, one_size
 
 __all__ = ["FedYogi"]
@@ -35,6 +36,12 @@ class FedYogi:
     )
     server: server_optimisers.FedYogi = field(default_factory=server_optimisers.FedYogi)
     model: Homogeneous = "largest"
+
+    def departures(self, setting: Setting) -> tuple[str, ...]:
+        """See `subfleet.server.methods.policies.Method`."""
+        return those_true(
+            {"each client trains the largest subnet that fits, in place of one model for all": self.model == "nested"}
+        )
 
     def policies(self) -> Policies:
         """FedAvg with Yogi on the server."""

@@ -7,8 +7,10 @@ Client half: train the largest width that it was given on its labels, and togeth
 and on the larger one's outputs. Without self-distillation: train a width drawn from those that fit.
 Server half: nested prefixes; an element is averaged, weighted by samples, over the clients whose width holds it.
 
-The paper draws the nested width anew for every batch. A program has one shape, so here it is drawn for every client and
-round: as many programs as there are pairs of widths, and the same expectation over a run.
+The paper draws the nested width anew for every batch, out of those up to the client's own. A program has one shape,
+so here it is drawn for every client and round, each as likely: as many programs as there are pairs of widths, and over
+a run the same expectation. Where the client's own width is drawn there is nothing to teach: the term is 0 and so is
+its gradient, and the program is that of the labels alone. So the smallest width never takes the memory of two networks.
 """
 
 from collections.abc import Sequence
@@ -19,7 +21,8 @@ from subfleet.elastic.network import Network
 from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.subnet import SubnetSpec
 from subfleet.protocol.training import TrainingSettings
-from subfleet.server.methods.policies import Ask, Assigned, Draw, MethodInfo, Policies
+from subfleet.server.methods.describing import MethodInfo, Setting, those_true
+from subfleet.server.methods.policies import Ask, Assigned, Draw, Policies
 from subfleet.server.methods.sizes import whole_depth
 
 __all__ = ["FjORD"]
@@ -32,7 +35,8 @@ class FjORD:
     Attributes:
         rates: the widths P of the paper, each above 0 and at most 1.
         self_distillation: section 3.3's.
-        distillation_weight: share of the distillation term in the nested subnet's loss, 0 to 1.
+        distillation_weight: share of the distillation term in the nested subnet's loss, 0 to 1. Below 1 the paper
+            counts the labels twice in part where the client's own width is drawn; here they count once.
         temperature: of the distillation term, above 0.
     """
 
@@ -42,7 +46,6 @@ class FjORD:
         paper="Horváth et al., FjORD: Fair and Accurate Federated Learning under heterogeneous targets with Ordered "
         "Dropout, NeurIPS 2021",
         varies=("width",),
-        status="the nested width is drawn for every client and round instead of every batch",
     )
     rates: tuple[float, ...] = (0.2, 0.4, 0.6, 0.8, 1.0)
     self_distillation: bool = True
@@ -54,6 +57,21 @@ class FjORD:
             raise ConfigError(f"FjORD's rates are {list(self.rates)}, but must be numbers from 0.001 to 1")
         if not 0 <= self.distillation_weight <= 1:
             raise ConfigError(f"distillation_weight is {self.distillation_weight}, but must be from 0 to 1")
+
+    def departures(self, setting: Setting) -> tuple[str, ...]:
+        """See `subfleet.server.methods.policies.Method`."""
+        batch, own = setting.norm == "batch", setting.norms == "bank"
+        return (
+            "a width is drawn for every client and round instead of every batch",
+            *those_true(
+                {
+                    "where a client's own width is drawn, the labels count once": self.self_distillation
+                    and self.distillation_weight < 1,
+                    "running statistics are those of all widths together": batch and not own,
+                    "gains and biases of norms are each width's own, too": batch and own,
+                }
+            ),
+        )
 
     def policies(self) -> Policies:
         """Ordered dropout."""
@@ -71,7 +89,8 @@ class FjORD:
     def _student(self, network: Network, size: SubnetSpec, draw: Draw) -> SubnetSpec | None:
         largest = network.parameter_count(size)
         nested = [one for one in whole_depth(network, self.rates) if network.parameter_count(one) <= largest]
-        return draw.stream("student").choice(nested)
+        drawn = draw.stream("student").choice(nested)
+        return None if drawn.spec_id == size.spec_id else drawn
 
 
 def _any_that_fits(ask: Ask) -> Assigned:

@@ -1,7 +1,7 @@
-"""HeteroFL with depth: nested prefix widths and skippable blocks, one mean over whoever holds an element.
+"""HeteroFL: nested prefix widths, one mean over whoever holds an element.
 
 Diao, Ding and Tarokh, "HeteroFL: Computation and Communication Efficient Federated Learning for Heterogeneous
-Clients", ICLR 2021, section 3; depth is ours.
+Clients", ICLR 2021, section 3; that subnets may also leave out blocks (`depth`) is ours.
 
 Client half: train the given subnet; logits of classes that the client lacks count as 0 where `class_mask` is on.
 Server half: each device gets the largest subnet of the space that its budget carries. Changes are scattered to the
@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from subfleet.elastic.spaces import uniform_space
+from subfleet.server.methods.describing import MethodInfo, Setting, those_true
 from subfleet.server.methods.masking import held_classes, with_class_mask
-from subfleet.server.methods.policies import MethodInfo, Policies, Weighting, weigh_by
+from subfleet.server.methods.policies import Policies, Weighting, weigh_by
 from subfleet.server.methods.sizes import whole_depth
 
 __all__ = ["HeteroFL"]
@@ -25,8 +26,8 @@ class HeteroFL:
     """Parameters of HeteroFL.
 
     Attributes:
-        weighting: "samples" counts an update by its samples; "uniform" counts each as 1, as the paper's code does.
-        class_mask: section 3.3's masked cross-entropy.
+        weighting: "uniform" counts each update as 1, as the paper's code does; "samples" by its samples.
+        class_mask: section 3.3's masked cross-entropy, where labels are classes.
         depth: subnets may also leave out blocks; False cuts widths alone, as the paper does.
     """
 
@@ -35,11 +36,26 @@ class HeteroFL:
         title="HeteroFL",
         paper="Diao, Ding and Tarokh, HeteroFL: Computation and Communication Efficient Federated Learning for "
         "Heterogeneous Clients, ICLR 2021",
-        varies=("width", "depth"),
+        varies=("width",),
     )
-    weighting: Weighting = "samples"
-    class_mask: bool = False
-    depth: bool = True
+    weighting: Weighting = "uniform"
+    class_mask: bool = True
+    depth: bool = False
+
+    def departures(self, setting: Setting) -> tuple[str, ...]:
+        """See `subfleet.server.methods.policies.Method`."""
+        # What is normalised by groups or batches forgets how it was scaled.
+        scaled = setting.scaler or setting.norm in ("group", "batch")
+        measured = setting.norm != "batch" or setting.norms in ("recalibrated", "calibrated")
+        return those_true(
+            {
+                "an update counts by its samples": self.weighting == "samples",
+                "outputs of classes that a client lacks are trained as well": not self.class_mask,
+                "subnets leave out blocks too": self.depth,
+                "nothing is scaled in training (model.scaler)": not scaled,
+                "running statistics are not measured anew (norms)": not measured,
+            }
+        )
 
     def policies(self) -> Policies:
         """Nested prefixes."""

@@ -14,12 +14,19 @@ __all__ = ["held_classes", "with_class_mask"]
 
 
 def with_class_mask(settings: TrainingSettings, round_number: int) -> TrainingSettings:
-    """The local training with logits of absent classes counted as 0."""
+    """The local training with logits of absent classes counted as 0, where labels are classes."""
+    if not settings.objective.over_classes:
+        return settings
     return replace(settings, objective=replace(settings.objective, class_mask=True))
 
 
 def held_classes(network: Network, client: Participant) -> Mapping[str, float | Tensor]:
-    """Factors of 1 on the rows of classes that the client holds, and of 0 on the others."""
+    """Factors of 1 on the rows of classes that the client holds, and of 0 on the others.
+
+    None where its labels are no classes.
+    """
+    if not client.class_counts:
+        return {}
     tensors = [decl for decl in network.tensors.values() if _class_dimension(network, decl) is not None]
     return {decl.name: _rows(network, decl, client) for decl in tensors}
 

@@ -18,7 +18,8 @@ from subfleet.elastic.network import Network
 from subfleet.elastic.running_statistics import norm_tensors
 from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.subnet import SubnetSpec
-from subfleet.server.methods.policies import Ask, Assigned, MethodInfo, Participant, Policies, Weighting, weigh_by
+from subfleet.server.methods.describing import MethodInfo, Setting, those_true
+from subfleet.server.methods.policies import Ask, Assigned, Participant, Policies, Weighting, weigh_by
 
 __all__ = ["NeFL"]
 
@@ -39,7 +40,6 @@ class NeFL:
         paper="Kang et al., NeFL: Nested Model Scaling for Federated Learning with System Heterogeneous Clients, "
         "IEEE TMC 2025",
         varies=("width", "depth"),
-        status="sizes above the largest that fits are never drawn",
     )
     neighbours: int = 2
     weighting: Weighting = "uniform"
@@ -47,6 +47,18 @@ class NeFL:
     def __post_init__(self) -> None:
         if self.neighbours < 0:
             raise ConfigError(f"neighbours is {self.neighbours}, but must be 0 or more")
+
+    def departures(self, setting: Setting) -> tuple[str, ...]:
+        """See `subfleet.server.methods.policies.Method`."""
+        return (
+            "sizes above the largest that fits are never drawn",
+            *those_true(
+                {
+                    "blocks have no learnable steps (model.learnable_steps)": not setting.learnable_steps,
+                    "an update counts by its samples": self.weighting == "samples",
+                }
+            ),
+        )
 
     def policies(self) -> Policies:
         """A bank of norms and steps for each size."""
@@ -57,7 +69,7 @@ class NeFL:
         return Assigned(candidate=ask.draw.stream("size").choice(fitting) if fitting else None)
 
 
-def norm_bank(network: Network, client: Participant, space: Sequence[SubnetSpec]) -> Mapping[str, str]:
+def norm_bank(network: Network, client: Participant, sizes: Sequence[SubnetSpec]) -> Mapping[str, str]:
     """The tensors of norms, and steps, are those of the client's size."""
     steps = {name for name, decl in network.tensors.items() if decl.role == "step"}
     return dict.fromkeys(norm_tensors(network) | steps, client.size.spec_id)

@@ -25,22 +25,16 @@ def with_norms(policies: Policies, norms: NormPolicy) -> Policies:
     if norms != "bank":
         return policies
 
-    def cohorts(network: Network, client: Participant, space: Sequence[SubnetSpec]) -> Mapping[str, str]:
+    def cohorts(network: Network, client: Participant, sizes: Sequence[SubnetSpec]) -> Mapping[str, str]:
         bank = dict.fromkeys(norm_tensors(network), client.size.spec_id)
-        return {**bank, **policies.cohorts(network, client, space)}
+        return {**bank, **policies.cohorts(network, client, sizes)}
 
     return replace(policies, cohorts=cohorts)
 
 
 def calibration_training(training: TrainingSettings) -> TrainingSettings:
     """The settings with which the program of a round's local training measures norms: one pass that moves nothing."""
-    return replace(
-        training,
-        epochs=1,
-        learning_rate=0.0,
-        distillation_weight=0.0,
-        objective=replace(training.objective, distillation="none"),
-    )
+    return replace(training, epochs=1, learning_rate=0.0)
 
 
 def calibration_of(network: Network, size: SubnetSpec) -> Calibration:

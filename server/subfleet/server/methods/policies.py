@@ -7,7 +7,7 @@ A method names the steps in which it differs; what it does not name is federated
 import hashlib
 import random
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import ClassVar, Literal, Protocol
 
@@ -17,13 +17,14 @@ from subfleet.elastic.distillation import DistillationSettings
 from subfleet.elastic.model_state import ModelState
 from subfleet.elastic.network import Network
 from subfleet.elastic.server_optimisers import AnyServerOptimiser
-from subfleet.elastic.spaces import uniform_space
+from subfleet.elastic.spaces import SearchSpace, uniform_space
 from subfleet.protocol.messages import Update
 from subfleet.protocol.readings import Budget
 from subfleet.protocol.subnet import SubnetSpec
 from subfleet.protocol.training import TrainingSettings
 from subfleet.protocol.update_codecs import AnyUpdateCodec, Uncompressed
 from subfleet.server.assignment import Candidate, Limit, exceeded_limits, lacking_operators, why_not
+from subfleet.server.methods.describing import MethodInfo, Setting
 from subfleet.server.search.limits import INFINITE_BYTES
 from subfleet.server.search.query import Known, PriceList
 from subfleet.server.search.queue import Wish
@@ -34,7 +35,6 @@ __all__ = [
     "Assigned",
     "Draw",
     "Method",
-    "MethodInfo",
     "Participant",
     "Policies",
     "Replacement",
@@ -49,31 +49,13 @@ __all__ = [
     "largest_fitting",
     "shared_by_all",
     "weigh_by",
+    "without_self_distillation",
 ]
 
 Weighting = Literal["samples", "uniform"]
 """How much an update counts in the mean: by its samples, or 1 each."""
 UpdateBytes = Callable[[AnyUpdateCodec], int]
 """What the update of a size takes with a codec."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MethodInfo:
-    """What people read of a method.
-
-    Attributes:
-        title: its name in the literature.
-        paper: authors, title, venue and year.
-        varies: in which ways its clients' subnets differ, out of "width", "depth" and "operator".
-        status: "exact" where it does what its paper says; else in what it differs, in one sentence.
-        runtimes: the program targets that can train it.
-    """
-
-    title: str
-    paper: str
-    varies: tuple[Literal["width", "depth", "operator"], ...]
-    status: str = "exact"
-    runtimes: tuple[str, ...] = ("onnx", "executorch", "torch")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -261,7 +243,7 @@ def in_front(network: Network, size: SubnetSpec, draw: Draw) -> SubnetSpec:
     return size
 
 
-def shared_by_all(network: Network, client: Participant, space: Sequence[SubnetSpec]) -> Mapping[str, str]:
+def shared_by_all(network: Network, client: Participant, sizes: Sequence[SubnetSpec]) -> Mapping[str, str]:
     """Every tensor is the same for every client."""
     return {}
 
@@ -286,6 +268,13 @@ def weigh_by(weighting: Weighting) -> Callable[[Update], float]:
     return by_samples if weighting == "samples" else (lambda update: 1.0)
 
 
+def without_self_distillation(settings: TrainingSettings) -> TrainingSettings:
+    """The local training of a client that has no nested subnet to teach."""
+    if settings.objective.distillation != "self":
+        return settings
+    return replace(settings, distillation_weight=0.0, objective=replace(settings.objective, distillation="none"))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policies:
     """The steps of a round. Each function is pure.
@@ -300,18 +289,22 @@ class Policies:
             a valid one is left out, and `assign` is told the others'.
         place: a size to the subnet of the model that has it, for one client and round.
         training: the configured local training and the round's number to the local training of the round.
-        student: the nested subnet of self-distillation, within the size; None where there is none.
+        student: the nested subnet of self-distillation, smaller than the size; None where there is none, and the client
+            trains without that term.
         weigh: how much an update counts in the mean, above 0.
-        cohorts: which copy of each tensor a client trains, by tensor name; those not named are shared by all. The
-            space tells which sizes there may be.
-        factors: by tensor of the model, a factor of 0 or more on a client's weight there: a number, or a tensor that
-            broadcasts against the client's own.
+        cohorts: which copy of each tensor a client trains, by tensor name; those not named are shared by all. With
+            `cohorts_by_sizes` it is told the sizes of the clients whose updates are in the model, else none.
+        cohorts_by_sizes: cohorts depend on what sizes others have; the model then remembers them, and forgets none.
+        factors: by tensor of the model, a factor from 0 to 1 on a client's weight there: a number, or a tensor that
+            broadcasts against the client's own. For robust merges, which know no weights, a client holds what has a
+            factor above 0.
         transform: the model that the round started from and its updates, in the order of client ids, to what is
             folded in their place; None folds them as they are. It needs the memory of them all.
         after_round: the model that the next round starts from.
         server_optimiser: takes the mean change for a gradient, where the run's configuration names none; None adds it.
         distillation: what the full model teaches its subnets after each round, where the run's configuration does not
             say; None is nothing.
+        taught: its sizes to the space from which the subnets are drawn that the full model teaches.
         update_codec: how devices write their updates, where the run's configuration does not say; sizes are priced by
             it.
         fit_codec: that codec, what an update of a size takes with any codec, and the client's budget, to the codec of
@@ -329,11 +322,13 @@ class Policies:
     student: Callable[[Network, SubnetSpec, Draw], SubnetSpec | None] = lambda network, size, draw: None
     weigh: Callable[[Update], float] = by_samples
     cohorts: Callable[[Network, Participant, Sequence[SubnetSpec]], Mapping[str, str]] = shared_by_all
+    cohorts_by_sizes: bool = False
     factors: Callable[[Network, Participant], Mapping[str, float | Tensor]] = lambda network, client: {}
     transform: Callable[[Network, Mapping[str, Tensor], Sequence[Trained]], Sequence[Replacement]] | None = None
     after_round: Callable[[AfterRound], ModelState] = as_folded
     server_optimiser: AnyServerOptimiser | None = None
     distillation: DistillationSettings | None = None
+    taught: Callable[[Network, Sequence[SubnetSpec]], Sequence[SubnetSpec] | SearchSpace] = lambda network, sizes: sizes
     personal: bool = False
     update_codec: AnyUpdateCodec = field(default_factory=Uncompressed)
     fit_codec: Callable[[AnyUpdateCodec, UpdateBytes, Budget], AnyUpdateCodec] = as_priced
@@ -345,11 +340,15 @@ class Method(Protocol):
 
     Attributes:
         TYPE: its name in a configuration.
-        INFO: what people read of it.
+        INFO: what people read of it, whatever its parameters.
     """
 
     TYPE: ClassVar[str]
     INFO: ClassVar[MethodInfo]
+
+    def departures(self, setting: Setting) -> tuple[str, ...]:
+        """In what it differs from its paper with these parameters in this setting; none where it does what it says."""
+        ...
 
     def policies(self) -> Policies:
         """The steps of a round with these parameters."""

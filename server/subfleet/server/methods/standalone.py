@@ -12,7 +12,8 @@ from typing import ClassVar
 from subfleet.elastic.network import Network
 from subfleet.protocol.schema import ADDED_LATER
 from subfleet.protocol.subnet import SubnetSpec
-from subfleet.server.methods.policies import MethodInfo, Participant, Policies
+from subfleet.server.methods.describing import MethodInfo, Setting
+from subfleet.server.methods.policies import Participant, Policies
 from subfleet.server.methods.sizes import FixedSize, with_fixed_sizes
 
 __all__ = ["Standalone"]
@@ -31,15 +32,18 @@ class Standalone:
         title="Standalone",
         paper="the reference row without federation",
         varies=("width", "depth"),
-        status="the server keeps the copies, so bytes travel that a device on its own would not send",
     )
     choice: FixedSize = field(default="largest", metadata=ADDED_LATER)
+
+    def departures(self, setting: Setting) -> tuple[str, ...]:
+        """See `subfleet.server.methods.policies.Method`."""
+        return ("the server keeps the copies, so bytes travel that a device on its own would not send",)
 
     def policies(self) -> Policies:
         """A copy of everything for each client."""
         return with_fixed_sizes(Policies(cohorts=own_copies, personal=True), self.choice)
 
 
-def own_copies(network: Network, client: Participant, space: Sequence[SubnetSpec]) -> Mapping[str, str]:
+def own_copies(network: Network, client: Participant, sizes: Sequence[SubnetSpec]) -> Mapping[str, str]:
     """Every tensor is the client's own."""
     return dict.fromkeys(network.tensors, client.client_id)

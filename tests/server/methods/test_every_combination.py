@@ -1,0 +1,270 @@
+"""Every method with every policy of norms, codec, merge and server optimiser that a configuration accepts."""
+
+import itertools
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, get_args
+
+import pytest
+import torch
+from server.methods.method_cases import (
+    QUICK,
+    Client,
+    config_with,
+    first_state,
+    held,
+    logits,
+    plan_with,
+    same_bits,
+    seat_of,
+    seen,
+)
+
+from subfleet.elastic.distillation import DistillationSettings
+from subfleet.elastic.model_state import ModelState
+from subfleet.elastic.network import ModelConfig
+from subfleet.elastic.server_optimisers import SERVER_OPTIMISERS, AnyServerOptimiser, FedAvgM
+from subfleet.elastic.stacked import (
+    STACKED_MERGES,
+    AnyStackedMerge,
+    CoordinateMedian,
+    MultiKrum,
+    NormClipping,
+    TrimmedMean,
+)
+from subfleet.protocol.training import ObjectiveSettings, TrainingSettings
+from subfleet.protocol.update_codecs import AnyUpdateCodec
+from subfleet.server.folding import Folding
+from subfleet.server.methods import AnyMethod
+from subfleet.server.methods.dynamic_selection import DynamicSelection
+from subfleet.server.methods.fedfa import FedFA
+from subfleet.server.methods.fjord import FjORD
+from subfleet.server.methods.flexifed import FlexiFed
+from subfleet.server.methods.heterofl import HeteroFL
+from subfleet.server.methods.nefl import NeFL
+from subfleet.server.methods.norms import NormPolicy
+from subfleet.server.methods.policies import Participant, as_folded
+from subfleet.server.methods.standalone import Standalone
+from subfleet.server.rounds import Plan, Seat
+from subfleet.transport.blob_store import BlobStore
+
+MODEL = ModelConfig(family="mlp", input_shape=(3,), class_count=4, widths=(8,), depths=(2,), group_size=2, norm="batch")
+GROUPS = replace(MODEL, norm="group")
+NORMS: tuple[NormPolicy, ...] = get_args(NormPolicy)
+CODECS: tuple[AnyUpdateCodec, ...] = tuple(kind() for kind in get_args(AnyUpdateCodec))
+MERGES: tuple[AnyStackedMerge | None, ...] = (
+    None,
+    NormClipping(max_norm=0.5),
+    CoordinateMedian(),
+    TrimmedMean(),
+    MultiKrum(),
+)
+OPTIMISERS = (None, *(kind() for kind in SERVER_OPTIMISERS.values()))
+PERSONAL = ("standalone", "flexifed")
+"""Methods with which no server optimiser is accepted."""
+REFUSED: Mapping[tuple[str, str], str] = MappingProxyType(
+    {
+        ("fjord", "calibrated"): "devices measure norms of kind 'batch'",
+        ("dynamic_selection", "bank"): "norms = 'bank' keeps norms of its own for each size",
+    }
+)
+"""Why a policy of norms does not go with a method."""
+SQUARES = ObjectiveSettings(name="mean_squared_error")
+TAUGHT = DistillationSettings()
+CLIENTS = (
+    Client(name="ada", size=0, samples=3, classes=(2, 1, 0, 0)),
+    Client(name="bob", size=0, samples=5, classes=(1, 0, 4, 0)),
+    Client(name="cyd", size=1, samples=9, classes=(1, 4, 4, 0)),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """A combination that a configuration accepts, and the updates that its clients have stored."""
+
+    name: str
+    plan: Plan
+    blobs: BlobStore
+    clients: tuple[Client, ...]
+    quiet: tuple[Seat, ...]
+    loud: tuple[Seat, ...]
+
+    def folded(self, state: ModelState, seats: tuple[Seat, ...], **policies: Any) -> ModelState:
+        plan = replace(self.plan, policies=replace(self.plan.policies, **policies)) if policies else self.plan
+        found = Folding.of(plan, self.blobs).fold(state, 1, seats)
+        assert not found.refused, self.name
+        return found.state
+
+
+def refusal(method: AnyMethod, model: ModelConfig, **settings: Any) -> str:
+    """Why a configuration refuses a combination; empty where it does not."""
+    try:
+        config_with(method, model, **settings)
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """What a configuration says beside its method."""
+
+    norms: NormPolicy
+    codec: AnyUpdateCodec
+    merge: AnyStackedMerge | None
+    optimiser: AnyServerOptimiser | None
+
+    @property
+    def name(self) -> str:
+        merge = "mean" if self.merge is None else self.merge.TYPE
+        return f"{self.norms} {self.codec.TYPE} {merge} {'' if self.optimiser is None else self.optimiser.TYPE}"
+
+
+def pairs() -> list[Choice]:
+    """Every two of a policy of norms, a codec and a merge together at least once; so with most server optimisers."""
+    return [
+        Choice(
+            norms=norms,
+            codec=CODECS[(row + column) % len(CODECS)],
+            merge=merge,
+            optimiser=OPTIMISERS[(row + 2 * column) % len(OPTIMISERS)],
+        )
+        for (row, norms), (column, merge) in itertools.product(enumerate(NORMS), enumerate(MERGES))
+    ]
+
+
+def product() -> list[Choice]:
+    """Everything with everything."""
+    every = itertools.product(NORMS, CODECS, MERGES, OPTIMISERS)
+    return [Choice(norms=norms, codec=codec, merge=merge, optimiser=found) for norms, codec, merge, found in every]
+
+
+def cases(name: str, choices: Iterable[Choice], folder: Path) -> Iterator[Case]:
+    """The accepted ones; the others are refused when they are read, with the words that are expected."""
+    method, model, blobs = QUICK[name], GROUPS if name == "fjord" else MODEL, BlobStore(folder)
+    plans: dict[NormPolicy, Plan] = {}
+    stored: dict[str, tuple[tuple[Client, ...], tuple[Seat, ...], tuple[Seat, ...]]] = {}
+    for one in choices:
+        optimiser = None if name in PERSONAL else one.optimiser
+        settings = {"norms": one.norms, "update_codec": one.codec, "merge": one.merge, "server_optimiser": optimiser}
+        expected = REFUSED.get((name, one.norms), "")
+        said = refusal(method, model, **settings)
+        assert expected in said
+        assert bool(expected) == bool(said)
+        if said:
+            continue
+        if one.norms not in plans:
+            plans[one.norms] = plan_with(method, model, norms=one.norms)
+        plan = replace(plans[one.norms], config=config_with(method, model, **settings))
+        if one.codec.TYPE not in stored:
+            most = len(plan.space) - 1
+            clients = tuple(replace(client, codec=one.codec, size=min(client.size, most)) for client in CLIENTS)
+            quiet = tuple(seat_of(plan, replace(client, scale=0.0), blobs) for client in clients)
+            stored[one.codec.TYPE] = (clients, quiet, tuple(seat_of(plan, client, blobs) for client in clients))
+        clients, quiet, loud = stored[one.codec.TYPE]
+        yield Case(name=one.name, plan=plan, blobs=blobs, clients=clients, quiet=quiet, loud=loud)
+
+
+def check(case: Case) -> None:
+    """A round in which everybody learned, and one in which nobody did."""
+    state = first_state(case.plan.network)
+    folded = case.folded(state, case.loud, after_round=as_folded, distillation=None)
+    check_what_moved(case, state, folded)
+    # Copies are there now, and differ from what is shared. Momentum would go on by itself.
+    start = replace(folded, moments={})
+    still = case.folded(start, case.quiet, after_round=as_folded, distillation=None)
+    sorts = case.plan.policies.after_round is not as_folded
+    after = case.folded(start, case.quiet, distillation=None) if sorts else still
+    for client in case.clients:
+        before = seen(case.plan, folded, client)
+        assert same_bits(before, seen(case.plan, still, client)), case.name
+        if sorts:
+            said = logits(case.plan, seen(case.plan, after, client))
+            assert said == pytest.approx(logits(case.plan, before), rel=1e-4, abs=1e-4), case.name
+
+
+def check_what_moved(case: Case, state: ModelState, folded: ModelState) -> None:
+    """No element that nobody held of those who share it with a client; something for every client."""
+    keys = {client.name: keys_of(case, folded, client) for client in case.clients}
+    places = {client.name: held(case.plan, [client]) for client in case.clients}
+    for client in case.clients:
+        before, after = seen(case.plan, state, client), seen(case.plan, folded, client)
+        moved = [name for name in before if not torch.equal(before[name], after[name])]
+        assert moved, case.name
+        for name in moved:
+            if isinstance(case.plan.config.method, FedFA) and case.plan.network.tensors[name].block is not None:
+                continue  # grafting also moves the blocks that clients lack
+            key = keys[client.name].get(name)
+            together = [places[one.name][name] for one in case.clients if keys[one.name].get(name) == key]
+            free = ~torch.stack(together).any(dim=0)
+            assert torch.equal(before[name][free], after[name][free]), (case.name, name)
+
+
+def keys_of(case: Case, state: ModelState, client: Client) -> Mapping[str, str]:
+    size = case.plan.space[client.size]
+    who = Participant(client_id=client.name, spec=size, size=size)
+    return case.plan.policies.cohorts(case.plan.network, who, state.sizes)
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_learning_rate_0_and_what_nobody_held_change_nothing_that_anybody_sees(name: str, tmp_path: Path) -> None:
+    accepted = 0
+    for case in cases(name, pairs(), tmp_path):
+        check(case)
+        accepted += 1
+    refused = [norms for method, norms in REFUSED if method == name]
+    assert accepted == (len(NORMS) - len(refused)) * len(MERGES)
+    assert {type(merge) for merge in MERGES if merge is not None} == set(STACKED_MERGES.values())
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", QUICK)
+def test_so_it_is_with_everything_at_once(name: str, tmp_path: Path) -> None:
+    for case in cases(name, product(), tmp_path):
+        check(case)
+
+
+@pytest.mark.parametrize("merge", [one for one in MERGES if one is not None], ids=lambda one: one.TYPE)
+def test_no_merge_moves_rows_of_classes_that_nobody_holds(merge: AnyStackedMerge, tmp_path: Path) -> None:
+    plan = plan_with(QUICK["heterofl"], MODEL, merge=merge, server_optimiser=FedAvgM())
+    blobs, state = BlobStore(tmp_path), first_state(plan.network)
+    seats = [seat_of(plan, client, blobs) for client in CLIENTS]
+    folded = Folding.of(plan, blobs).fold(state, 1, seats).state
+    for name in ("head.weight", "head.bias"):
+        assert torch.equal(folded.shared[name][3], state.shared[name][3])
+        assert not folded.moments["mean"][name][3].any()
+        assert not torch.equal(folded.shared[name][0], state.shared[name][0])
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"method": FjORD(), "model": MODEL}, "set model.norm = 'group', or method.self_distillation = false"),
+        ({"method": FjORD(), "training": TrainingSettings(objective=SQUARES)}, "knows no classes"),
+        ({"training": TrainingSettings(objective=ObjectiveSettings(distillation="self"))}, "type = 'fjord'"),
+        ({"method": NeFL(), "distillation": TAUGHT}, "method 'nefl' keeps tensors of its own"),
+        ({"method": Standalone(), "distillation": TAUGHT}, "set distillation.iterations = 0"),
+        ({"norms": "bank", "distillation": TAUGHT}, "set distillation.iterations = 0, or norms = 'averaged'"),
+        ({"method": FlexiFed(), "server_optimiser": FedAvgM()}, "leave server_optimiser out"),
+        ({"method": Standalone(), "merge": CoordinateMedian(otherwise="stay")}, "set merge.otherwise = 'mean'"),
+    ],
+)
+def test_what_does_not_go_together_is_refused_with_a_remedy(settings: dict[str, Any], said: str) -> None:
+    text = refusal(**{"method": HeteroFL(), "model": GROUPS, **settings})
+    assert said in text
+    assert "\n" not in text
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"method": FjORD(self_distillation=False), "model": MODEL},
+        {"method": HeteroFL(), "training": TrainingSettings(objective=SQUARES)},
+        {"method": DynamicSelection(), "norms": "bank", "distillation": DistillationSettings(iterations=0)},
+        {"method": Standalone(), "merge": CoordinateMedian()},
+    ],
+)
+def test_the_remedies_work(settings: dict[str, Any]) -> None:
+    assert not refusal(**{"model": GROUPS, **settings})

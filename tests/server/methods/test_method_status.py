@@ -1,0 +1,115 @@
+"""What a method says of itself follows from its parameters and the run's setting."""
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from server.methods.method_cases import MODEL, config_with, plan_with
+
+from subfleet.elastic.distillation import DistillationSettings
+from subfleet.protocol.update_codecs import Qsgd
+from subfleet.server.methods import METHODS, AnyMethod
+from subfleet.server.methods.anycostfl import AnycostFL
+from subfleet.server.methods.describing import Setting, status_of
+from subfleet.server.methods.dynamic_selection import DynamicSelection
+from subfleet.server.methods.fedadam import FedAdam
+from subfleet.server.methods.fedavg import FedAvg
+from subfleet.server.methods.federated_dropout import FederatedDropout
+from subfleet.server.methods.fedfa import FedFA
+from subfleet.server.methods.fedprox import FedProx
+from subfleet.server.methods.fedrolex import FedRolex
+from subfleet.server.methods.fedyogi import FedYogi
+from subfleet.server.methods.fjord import FjORD
+from subfleet.server.methods.flexifed import FlexiFed
+from subfleet.server.methods.heterofl import HeteroFL
+from subfleet.server.methods.nefl import NeFL
+
+ROOT = Path(__file__).resolve().parents[3]
+PUBLISHED = DynamicSelection(search="paper", distillation=DistillationSettings())
+
+
+@pytest.mark.parametrize(
+    ("method", "setting"),
+    [
+        (HeteroFL(), Setting()),
+        (HeteroFL(), Setting(norm="batch", norms="calibrated")),
+        (HeteroFL(), Setting(norm="none", scaler=True)),
+        (FedAvg(), Setting()),
+        (FedProx(), Setting()),
+        (FedAdam(), Setting()),
+        (FedYogi(), Setting()),
+        (FedRolex(), Setting(norm="batch")),
+        (FedFA(fidelity="paper", choice="declared"), Setting()),
+    ],
+)
+def test_what_does_as_its_paper_says_is_exact(method: AnyMethod, setting: Setting) -> None:
+    assert status_of(method.departures(setting)) == "exact"
+
+
+@pytest.mark.parametrize(
+    ("method", "setting", "told"),
+    [
+        (HeteroFL(depth=True), Setting(), "subnets leave out blocks too"),
+        (HeteroFL(class_mask=False), Setting(), "outputs of classes that a client lacks"),
+        (HeteroFL(weighting="samples"), Setting(), "by its samples"),
+        (HeteroFL(), Setting(norm="batch"), "statistics are not measured anew"),
+        (HeteroFL(), Setting(norm="layer"), "model.scaler"),
+        (FedAvg(model="nested"), Setting(), "largest subnet that fits"),
+        (FedAvg(weighting="uniform"), Setting(), "counts as 1"),
+        (FedYogi(model="nested"), Setting(), "largest subnet that fits"),
+        (FjORD(distillation_weight=0.5), Setting(), "labels count once"),
+        (FjORD(self_distillation=False), Setting(norm="batch"), "all widths together"),
+        (FedRolex(), Setting(), "roll together"),
+        (FedRolex(weighting="samples"), Setting(norm="none"), "by its samples"),
+        (FederatedDropout(), Setting(), "not compressed"),
+        (AnycostFL(codec=None), Setting(), "not compressed"),
+        (NeFL(), Setting(), "no learnable steps"),
+        (FlexiFed(), Setting(), "the first budget"),
+        (DynamicSelection(), Setting(), "the search is ours; the teacher stays as it was"),
+        (DynamicSelection(distillation=None), Setting(), "nothing is distilled"),
+        (FedFA(), Setting(), "the first budget"),
+        (FedFA(choice="score", proposals=3), Setting(), "at most 3 sizes"),
+        (FedFA(scaled="changes"), Setting(), "changes are scaled"),
+        (FedFA(grafting=False), Setting(), "nothing is grafted"),
+    ],
+)
+def test_what_departs_from_its_paper_says_so(method: AnyMethod, setting: Setting, told: str) -> None:
+    assert told in status_of(method.departures(setting))
+
+
+@pytest.mark.parametrize(
+    ("method", "setting", "never"),
+    [
+        (NeFL(), Setting(learnable_steps=True), "steps"),
+        (PUBLISHED, Setting(), "search"),
+        (PUBLISHED, Setting(), "teacher"),
+        (FlexiFed(choice="declared"), Setting(), "budget"),
+        (FedFA(choice="declared"), Setting(), "architectures"),
+        (FederatedDropout(), Setting(compressed=True), "compressed"),
+        (FjORD(), Setting(), "labels"),
+    ],
+)
+def test_what_does_not_depart_there_says_nothing_of_it(method: AnyMethod, setting: Setting, never: str) -> None:
+    assert never not in status_of(method.departures(setting))
+
+
+def test_a_configuration_tells_its_setting() -> None:
+    assert config_with(HeteroFL()).setting == Setting()
+    model = replace(MODEL, norm="batch", learnable_steps=True, scaler=True)
+    told = config_with(HeteroFL(), model, norms="recalibrated", update_codec=Qsgd()).setting
+    assert told == Setting(norm="batch", learnable_steps=True, scaler=True, norms="recalibrated", compressed=True)
+
+
+def test_defaults_are_those_of_the_papers_where_these_work() -> None:
+    """HeteroFL's code cuts widths alone, counts every client as 1 and masks the classes that a client lacks."""
+    assert HeteroFL() == HeteroFL(weighting="uniform", class_mask=True, depth=False)
+    plan = plan_with(HeteroFL())
+    assert {len(size.blocks) for size in plan.space} == {len(plan.network.blocks)}
+    assert plan.training(1).objective.class_mask
+
+
+def test_the_page_tells_the_status_of_every_method_by_default() -> None:
+    page = (ROOT / "docs/reference/methods.md").read_text(encoding="utf-8").partition("## Where they differ")[2]
+    rows = dict(re.findall(r"^\| `(\w+)` \| [^|]* \| ([^|]*) \|", page, re.MULTILINE))
+    assert rows == {name: status_of(kind().departures(Setting())) for name, kind in METHODS.items()}
