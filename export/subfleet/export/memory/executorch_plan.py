@@ -17,9 +17,9 @@ _PROGRAM_COPIES = 3
 """As it was read, moved to where the runtime may read it, and about as much that loading leaves between its blocks."""
 _TRAINING_BYTES = 600_000
 """Python's objects of a training, the data set's next batch, and pages of libraries that the first step maps."""
-_KERNEL_PAGES_BYTES = 2_400_000
+_KERNEL_PAGES_BYTES = 2_000_000
 """Pages of the kernels' library, which trainers do not map beforehand, since most programs need little of it.
-Measured: 1.9 to 3.1 MB, by the state of the system's page cache."""
+Measured: 1.0 to 3.1 MB, by the program and the state of the system's page cache."""
 _STRUCTURE_BYTES_PER_PROGRAM_BYTE = 7
 """Where the C library does not count its heap. Measured without delegates: 6.9 to 7.1."""
 

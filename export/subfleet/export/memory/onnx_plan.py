@@ -16,8 +16,9 @@ from subfleet.protocol.memory import MemoryPlan
 
 __all__ = ["plan_onnx", "plan_ran"]
 
-_TRAINING_BYTES = 600_000
-"""Python's objects of a training, the data set's next batch, and pages of libraries that the first step maps."""
+_TRAINING_BYTES = 500_000
+"""Python's objects of a training, and pages of libraries that the first step maps. No second batch: what a step was fed
+is gone before the next is made."""
 _FIRST_SESSION_BYTES = 45_000
 """What a process takes with its first session for all later ones; a device has one only. Measured: 36 to 48 kB."""
 _VALUE_BYTES = 1_800
