@@ -85,10 +85,19 @@ class _Holding:
             plain.view(-1).view(torch.uint8).numpy().tobytes() if plain.numel() else b"",
         )
         if key not in self._nodes:
-            name = f"_constant{len(self._nodes)}"
-            self._graph.register_buffer(name, plain)
             with self._graph.graph.inserting_before(self._first):
-                held = self._graph.graph.get_attr(name)
-            held.meta["val"] = node.meta["val"]
+                held = self._made(plain)
+            held.meta["val"] = node.meta["val"].new_empty(node.meta["val"].shape)  # as it lies in memory now
             self._nodes[key] = held
         return self._nodes[key]
+
+    def _made(self, value: Tensor) -> fx.Node:
+        """A node that gives a constant; one number repeated is made by the runtime."""
+        if value.numel() and bool((value == value.view(-1)[0]).all()):
+            number = value.view(-1)[0].item()
+            return self._graph.graph.call_function(
+                aten.full.default, (list(value.shape), number), {"dtype": value.dtype}
+            )
+        name = f"_constant{len(self._nodes)}"
+        self._graph.register_buffer(name, value)
+        return self._graph.graph.get_attr(name)

@@ -59,5 +59,5 @@ def inference_step(module: nn.Module, sample: SampleSpec, *, batch_size: int) ->
         inputs=inputs,
         outputs=(ValueInfo(name="logits", dtype="F32", shape=outputs[-1], role="logits"),),
         class_count=outputs[-1][-1],
-        stale={name: tensor for name, tensor in constants_of(module).items() if name in found.reassigned},
+        stale=constants_of(module, found.reassigned),
     )

@@ -1,6 +1,6 @@
 """What a module holds: buffers that a step carries and constants that it does not; and all of it left as it was."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TypeVar
@@ -21,14 +21,19 @@ def buffers_of(module: nn.Module) -> dict[str, Tensor]:
     return {name: buffer for name, buffer in _persistent(module).items() if buffer.is_floating_point()}
 
 
-def constants_of(module: nn.Module) -> dict[str, Tensor]:
-    """What a step holds inside, by name: all other buffers, and tensors that are plain attributes of a layer."""
+def constants_of(module: nn.Module, names: Container[str] | None = None) -> dict[str, Tensor]:
+    """What a step holds inside, by name: all other buffers, and tensors that are plain attributes of a layer.
+
+    Args:
+        module: the network.
+        names: of those that are wanted; None is all.
+    """
     carried = buffers_of(module)
     constants = {name: buffer for name, buffer in module.named_buffers() if name not in carried}
     for path, layer in module.named_modules():
         found = {name: value for name, value in vars(layer).items() if isinstance(value, Tensor)}
         constants.update({f"{path}.{name}" if path else name: value for name, value in found.items()})
-    return constants
+    return {name: tensor for name, tensor in constants.items() if names is None or name in names}
 
 
 def _persistent(module: nn.Module) -> dict[str, Tensor]:

@@ -42,8 +42,8 @@ def training_step(  # noqa: PLR0913 - each says one thing of the step
 ) -> Step:
     """Make the training step of a module.
 
-    The loss that it gives is the mean over the labels that count, distillation terms included; the proximal term, which
-    is no mean, enters the gradients alone. A parameter that has no gradient, or needs none, stays as it is.
+    The loss that it gives is the mean over the labels that count, with distillation terms; the proximal term enters the
+    gradients alone. A parameter that has no gradient, or needs none, stays as it is.
 
     Args:
         module: maps a batch (batch, *sample.shape) to logits (batch, classes), with "next_token" (batch, tokens,
@@ -63,15 +63,13 @@ def training_step(  # noqa: PLR0913 - each says one thing of the step
             fit the objective, or a layer cannot be trained so.
     """
     _check_asked(module, objective, optimiser, recompute=recompute)
-    given = sample.value(batch_size)
-    in_parts = accumulate and not one_part
+    given, in_parts = sample.value(batch_size), accumulate and not one_part
     found = first_run(module, given, training=True, in_parts=in_parts)
-    randoms = found.random_shapes + _check_student(found, given, objective, student, in_parts)
     _check_exits(found, batch_size, objective)
     shapes = StepShapes(
         sample=given,
         logits=found.output_shapes[-1],
-        randoms=randoms,
+        randoms=found.random_shapes + _check_student(found, given, objective, student, in_parts),
         parameters={name: tuple(tensor.shape) for name, tensor in module.named_parameters()},
         buffers={name: tuple(tensor.shape) for name, tensor in buffers_of(module).items()},
         objective=objective,
@@ -90,7 +88,7 @@ def training_step(  # noqa: PLR0913 - each says one thing of the step
         outputs=outputs,
         class_count=next(value.limit for value in inputs if value.role == "label"),
         padded_labels=objective.name == "next_token",
-        stale={name: tensor for name, tensor in constants_of(module).items() if name in found.reassigned},
+        stale=constants_of(module, found.reassigned),
     )
 
 
