@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -77,13 +78,10 @@ def training_step(  # noqa: PLR0913 - each says one thing of the step
         accumulate=accumulate,
     )
     inputs, outputs = before(shapes), after(shapes)
+    networks: dict[str, Any] = {"module": module, "student": student, "inputs": inputs}
     return Step(
-        run=_TrainingRun(
-            module=module, student=student, shapes=shapes, recompute=recompute, in_parts=in_parts, inputs=inputs
-        ),
-        reference=TrainingReference(
-            module=module, student=student, objective=objective, optimiser=optimiser, inputs=inputs, outputs=outputs
-        ),
+        run=_TrainingRun(**networks, shapes=shapes, recompute=recompute, in_parts=in_parts),
+        reference=TrainingReference(**networks, objective=objective, optimiser=optimiser, outputs=outputs),
         inputs=inputs,
         outputs=outputs,
         class_count=next(value.limit for value in inputs if value.role == "label"),
