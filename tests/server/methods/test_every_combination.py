@@ -135,10 +135,10 @@ def pairs() -> list[Choice]:
     ]
 
 
-def product() -> list[Choice]:
-    """Everything with everything."""
-    every = itertools.product(NORMS, CODECS, MERGES, OPTIMISERS)
-    return [Choice(norms=norms, codec=codec, merge=merge, optimiser=found) for norms, codec, merge, found in every]
+def triples() -> list[Choice]:
+    """Every policy of norms with every codec and every merge; server optimisers take turns."""
+    every = zip(itertools.product(NORMS, CODECS, MERGES), itertools.cycle(OPTIMISERS), strict=False)
+    return [Choice(norms=norms, codec=codec, merge=merge, optimiser=one) for (norms, codec, merge), one in every]
 
 
 def cases(name: str, choices: Iterable[Choice], folder: Path) -> Iterator[Case]:
@@ -221,8 +221,8 @@ def test_learning_rate_0_and_what_nobody_held_change_nothing_that_anybody_sees(n
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", QUICK)
-def test_so_it_is_with_everything_at_once(name: str, tmp_path: Path) -> None:
-    for case in cases(name, product(), tmp_path):
+def test_so_it_is_with_every_three_of_them(name: str, tmp_path: Path) -> None:
+    for case in cases(name, triples(), tmp_path):
         check(case)
 
 
