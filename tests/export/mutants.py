@@ -81,7 +81,7 @@ class Trained:
         """The step's results with changed gradients, by its own optimiser."""
         results, gradients = self._of(example)
         changed = mutation(gradients)
-        names = {name for name, part in changed.items() if part is not gradients[name] or self._clips}
+        names = set(changed) if self._clips else self.changed(example, mutation)
         pairs = [pair for pair in zip(self.step.inputs, example, strict=True) if pair[0].tensor in {"", *names}]
         given = Given([value for value, _ in pairs], [tensor for _, tensor in pairs])
         parameters, *rest = self._run._updated(given, {name: changed[name] for name in changed if name in names})
@@ -91,6 +91,11 @@ class Trained:
             old if value.role in untouched or value.tensor not in {"", *names} else next(after)
             for value, old in zip(self.step.outputs, results, strict=True)
         ]
+
+    def changed(self, example: Sequence[Tensor], mutation: Mutation) -> set[str]:
+        """Names of the parameters whose gradients it changes."""
+        _, gradients = self._of(example)
+        return {name for name, part in mutation(gradients).items() if part is not gradients[name]}
 
     @property
     def _run(self) -> Any:

@@ -1,0 +1,96 @@
+"""What verifying a program finds and costs, for every network of the zoo and every target.
+
+python benchmarks/verification.py                                  # prints a table of the whole zoo
+python benchmarks/verification.py --models mlp ds_cnn --write      # and writes benchmarks/results/verification.md
+"""
+
+import argparse
+import os
+import platform
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from importlib.metadata import version
+from pathlib import Path
+
+import torch
+from step_benchmark.zoo import ZOO, ZooModel, build_seeded
+from torch import Tensor
+
+from subfleet.export.steps import SampleSpec, Step, training_step
+from subfleet.export.targets import TARGETS, target_named
+from subfleet.export.tracing import trace
+from subfleet.export.verification import seeded, verify_training
+from subfleet.protocol.errors import ExportError
+from subfleet.protocol.training import ObjectiveSettings, OptimiserSettings
+
+RESULTS = Path(__file__).parent / "results" / "verification.md"
+OPTIMISER = OptimiserSettings(momentum=0.9)
+COMMAND = " ".join([Path(sys.argv[0]).name, *sys.argv[1:]])
+HEAD = f"""# Verifying programs
+
+`python benchmarks/{COMMAND}`, onnxruntime {version("onnxruntime")}, executorch {version("executorch")}, \
+torch {torch.__version__}, {platform.machine()}, {os.cpu_count()} cores, one thread.
+
+Each program's second step is held against the untouched module in float64, as
+[training-programs.md](../../docs/reference/training-programs.md#verification) says. *Not told apart* are parameters of
+whose gradient float32 shows rounding alone: all other wrong gradients are refused. *Largest* is the manifest's
+`max_abs_diff`. Seconds are of the processor.
+
+| network | target | parameters | not told apart | largest | trace and write, s | verify, s |
+|---|---|---:|---|---:|---:|---:|
+"""
+
+
+def rows_of(model: ZooModel) -> Iterator[str]:
+    """One for each target."""
+    step = training_step(
+        build_seeded(model, 0).train(),
+        SampleSpec(shape=model.sample_shape, dtype=model.sample_dtype, limit=model.sample_limit),
+        batch_size=model.batch_size,
+        objective=ObjectiveSettings(name=model.objective),
+        optimiser=OPTIMISER,
+    )
+    count = sum(value.role == "parameter" for value in step.inputs)
+    for target in TARGETS:
+        try:
+            yield f"| {model.name} | {target} | {count} | {measured(step, target, model.name)} |"
+        except ExportError as error:
+            yield f"| {model.name} | {target} | {count} | {error!s:.150} | | | |"
+
+
+def measured(step: Step, target: str, name: str) -> str:
+    """What was found and how long it took, as cells."""
+    writer, started_s = target_named(target), time.process_time()
+    body = writer.write_training(trace(step, writer.lowerings), step).body
+    written_s = time.process_time()
+
+    def run(example: Sequence[Tensor]) -> Sequence[Tensor]:
+        return writer.run(body, {value.name: tensor for value, tensor in zip(step.inputs, example, strict=True)})
+
+    found = verify_training(run, step, seeded(name))
+    verified_s = time.process_time()
+    unseen = sorted(name.removeprefix("new.momentum.") for name in found.unseen if name.startswith("new.momentum."))
+    listed = ", ".join(f"`{name}`" for name in unseen) or "none"
+    return f"{listed} | {found.max_abs_diff:.0e} | {written_s - started_s:.1f} | {verified_s - written_s:.1f}"
+
+
+def main() -> None:
+    """Print the table, and write it where that is asked for."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--models", nargs="+", choices=sorted(ZOO), default=list(ZOO))
+    parser.add_argument("--write", action="store_true", help=f"write {RESULTS.name}")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    rows = []
+    print(HEAD, end="")
+    for name in arguments.models:
+        for row in rows_of(ZOO[name]):
+            print(row, flush=True)
+            rows.append(row)
+    if arguments.write:
+        RESULTS.write_text(HEAD + "\n".join(rows) + "\n")
+
+
+if __name__ == "__main__":
+    main()
