@@ -9,8 +9,14 @@ __all__ = ["as_export_errors"]
 
 
 @contextmanager
-def as_export_errors() -> Iterator[None]:
+def as_export_errors(
+    what: str = "the program cannot be written", remedy: str = "use other layers, and report it with the request"
+) -> Iterator[None]:
     """While it is entered, every error is one of ours.
+
+    Args:
+        what: cannot be done.
+        remedy: what to do then.
 
     Raises:
         ExportError: in place of an error of another type, which it tells and has as its cause.
@@ -21,7 +27,4 @@ def as_export_errors() -> Iterator[None]:
         raise
     except Exception as error:
         reason = str(error).strip().partition("\n")[0]
-        raise ExportError(
-            f"the program cannot be written: {type(error).__name__}: {reason:.300}; use other layers, and report it "
-            "with the request"
-        ) from error
+        raise ExportError(f"{what}: {type(error).__name__}: {reason:.300}; {remedy}") from error

@@ -15,6 +15,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from subfleet.export.canonical.checks import is_functional
 from subfleet.export.canonical.cleaning import clean
+from subfleet.export.failures import as_export_errors
 from subfleet.protocol.errors import ExportError
 
 __all__ = ["lowered"]
@@ -85,16 +86,9 @@ def _traced(calls: Sequence[_Call], table: Table) -> _Traced:
     if not calls:
         return _Traced()
     run = _Running(calls, table)
-    try:
+    remedy = "use another layer, and report it with the request"
+    with as_export_errors("an operator of the training step cannot be lowered", remedy):
         graph = make_fx(run, dict(table), tracing_mode="fake", _allow_non_fake_inputs=True)(*run.inputs)
-    except ExportError:
-        raise
-    except Exception as error:
-        reason = str(error).strip().partition("\n")[0]
-        raise ExportError(
-            f"an operator of the training step cannot be lowered: {type(error).__name__}: {reason}; use another layer, "
-            "and report it with the request"
-        ) from error
     if not is_functional(graph):  # dead code could not be told from a change that nothing reads
         raise ExportError("a lowering changes a tensor in place; report it with the request")
     inputs = iter([node for node in graph.graph.nodes if node.op == "placeholder"])

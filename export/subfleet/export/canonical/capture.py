@@ -5,8 +5,8 @@ from torch import fx
 from torch._subclasses.functional_tensor import FunctionalTensorMode, dispatch_functionalize
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from subfleet.export.failures import as_export_errors
 from subfleet.export.steps.values import Step
-from subfleet.protocol.errors import ExportError
 
 __all__ = ["captured"]
 
@@ -22,13 +22,5 @@ def captured(step: Step) -> fx.GraphModule:
     """
     example = step.example(torch.Generator().manual_seed(0))
     run = dispatch_functionalize(step.run, FunctionalTensorMode())
-    try:
+    with as_export_errors("the training step cannot be traced", "use layers whose shapes do not depend on values"):
         return make_fx(run, tracing_mode="fake", _allow_non_fake_inputs=True)(*example)
-    except ExportError:
-        raise
-    except Exception as error:
-        reason = str(error).strip().partition("\n")[0]
-        raise ExportError(
-            f"the training step cannot be traced: {type(error).__name__}: {reason}; use layers whose shapes do not "
-            "depend on values"
-        ) from error

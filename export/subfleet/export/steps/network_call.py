@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from subfleet.export.failures import as_export_errors
 from subfleet.export.layers import LAYERS, LayerContext, LayerReplacing
 from subfleet.export.steps.module_state import FakeConstants, buffers_of, check_types, constants_of, unchanged, within
 from subfleet.export.steps.values import DTYPES
@@ -123,23 +124,16 @@ def first_run(module: nn.Module, sample: ValueInfo, *, training: bool, in_parts:
     state = {name: tensor.detach() for name, tensor in (*module.named_parameters(), *buffers_of(module).items())}
     context = LayerContext(torch.zeros(sample.shape[:1]) if training else None, in_parts=in_parts)
     dtypes = {name: dtype for dtype, name in DTYPES.items()}
-    try:
-        with prepared(module, context, training=training), torch.no_grad():
-            constants = {name: tensor.detach() for name, tensor in constants_of(module).items()}
-            with FakeTensorMode(allow_non_fake_inputs=True) as fake:
-                values = {name: fake.from_tensor(tensor) for name, tensor in state.items()}
-                held = FakeConstants.put_into(module, constants, fake)
-                inputs = torch.zeros(sample.shape, dtype=dtypes[sample.dtype])
-                outputs = within(module, values, lambda: exits_of(module, inputs))
-                reassigned = held.reassigned(module)
-    except ExportError:
-        raise
-    except Exception as error:
-        reason = str(error).strip().partition("\n")[0]
-        raise ExportError(
-            f"the network cannot be traced on an input of the shape {sample.shape}: {type(error).__name__}: {reason}; "
-            "use layers that take this shape, and whose shapes do not depend on values"
-        ) from error
+    what = f"the network cannot be traced on an input of the shape {sample.shape}"
+    remedy = "use layers that take this shape, and whose shapes do not depend on values"
+    with as_export_errors(what, remedy), prepared(module, context, training=training), torch.no_grad():
+        constants = {name: tensor.detach() for name, tensor in constants_of(module).items()}
+        with FakeTensorMode(allow_non_fake_inputs=True) as fake:
+            values = {name: fake.from_tensor(tensor) for name, tensor in state.items()}
+            held = FakeConstants.put_into(module, constants, fake)
+            inputs = torch.zeros(sample.shape, dtype=dtypes[sample.dtype])
+            outputs = within(module, values, lambda: exits_of(module, inputs))
+            reassigned = held.reassigned(module)
     return FirstRun(output_shapes=_shapes(outputs), random_shapes=context.random_shapes, reassigned=reassigned)
 
 
