@@ -11,6 +11,8 @@ from torch import Tensor
 
 from subfleet.export.steps import Step
 from subfleet.export.steps.given import Given
+from subfleet.export.verification.distances import Distance
+from subfleet.export.verification.verifying import Run, Trial
 
 Gradients = dict[str, Tensor]
 Mutation = Callable[[Gradients], Gradients]
@@ -119,3 +121,26 @@ class Trained:
                 results = self.step.run(*example)
             self._known[key] = results, seen[0]
         return self._known[key]
+
+
+class Again:
+    """A trial that measures only what differs from the first results, as a mutation changes little of a network.
+
+    Args:
+        trial: to be held against.
+        results: of the step as it is.
+    """
+
+    def __init__(self, trial: Trial, results: Sequence[Tensor]) -> None:
+        self.example = trial.example
+        self._exact = trial.exact
+        self._results = tuple(results)
+        self._found = trial.exact.distances(results)
+
+    def of(self, run: Run) -> list[Distance]:
+        """As a trial does."""
+        known = zip(run(self.example), self._results, self._found, strict=True)
+        return [
+            found if result is before else self._exact.distance(place, result)
+            for place, (result, before, found) in enumerate(known)
+        ]

@@ -2,7 +2,7 @@
 
 import math
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -95,25 +95,29 @@ class Exact:
         """
         if len(results) != len(self._right):
             raise ExportError(f"the program gives {len(results)} results, but must give {len(self._right)}")
-        return list(self._distances(results))
+        return [self.distance(place, result) for place, result in enumerate(results)]
 
-    def _distances(self, results: Sequence[Tensor]) -> Iterator[Distance]:
-        known = zip(self._outputs, self._right, self._sizes, self._usual, self._eager, results, strict=True)
-        for value, right, size, usual, eager, got in known:
-            if right.shape != got.shape:
-                raise ExportError(
-                    f"the program's {value.name!r} is {tuple(got.shape)}, but must be {tuple(right.shape)}"
-                )
-            off = got.double() - right
-            yield Distance(
-                name=value.name,
-                jumps=value.role in _JUMPING,
-                size=size,
-                usual=usual,
-                eager=eager,
-                own=_length(off),
-                largest=_largest(off) / max(1.0, _largest(right)),
+    def distance(self, place: int, result: Tensor) -> Distance:
+        """Of one result by its place among all.
+
+        Raises:
+            ExportError: it is of another shape.
+        """
+        value, right = self._outputs[place], self._right[place]
+        if right.shape != result.shape:
+            raise ExportError(
+                f"the program's {value.name!r} is {tuple(result.shape)}, but must be {tuple(right.shape)}"
             )
+        off = result.double() - right
+        return Distance(
+            name=value.name,
+            jumps=value.role in _JUMPING,
+            size=self._sizes[place],
+            usual=self._usual[place],
+            eager=self._eager[place],
+            own=_length(off),
+            largest=_largest(off) / max(1.0, _largest(right)),
+        )
 
 
 _JUMPING = frozenset({"parameter", "optimiser_state", "gradient"})
