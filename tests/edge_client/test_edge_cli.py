@@ -6,21 +6,25 @@ import logging
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import NoReturn
 
 import numpy as np
 import pytest
+from trainers.recording_program import manifest
 
 from subfleet.device_profiles.logs import read_log
 from subfleet.edge_client import cli, runtimes
 from subfleet.edge_client.capture import CaptureOptions, capture
 from subfleet.edge_client.joining import architecture_of, default_client_id, default_state_folder, profile_with
+from subfleet.edge_client.states import Saved
 from subfleet.edge_client.store import AgentStore
 from subfleet.protocol.errors import ConfigError, DataError, FileError, MissingExtraError, ProtocolError
 from subfleet.protocol.exit_codes import ExitCode
-from subfleet.protocol.programs import DataSummary, Prediction
+from subfleet.protocol.memory import MemoryPlan
+from subfleet.protocol.programs import DataSummary, Prediction, Program, encode_program
 from subfleet.protocol.readings import Reading
 from subfleet.protocol.schema import canonical_json
 from subfleet.protocol.subnet import Prefix, SubnetSpec
@@ -302,6 +306,18 @@ def test_doctor_names_what_is_there_what_is_not_and_the_remedy(
     assert "FAIL data" in out
     assert "FAIL broker" in out
     assert "no broker listens" in out
+
+
+def test_doctor_says_that_a_program_fits_a_budget_of_just_its_plan_and_none_of_a_byte_less(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    planned = replace(manifest(4), memory=MemoryPlan(runtime_bytes=1000))
+    store = AgentStore(tmp_path)
+    ref = store.blobs.add(encode_program(Program(manifest=planned, body=b"-")))
+    store.save(Saved(programs=(ref.sha256,)))
+    for limit, verdict in (("1000", " fits"), ("999", " does not fit")):
+        _, out, _ = run(capsys, "doctor", "--state", str(tmp_path), "--memory-limit", limit)
+        assert f"MB{verdict}" in out
 
 
 def test_doctor_changes_nothing_in_the_folder_of_an_agent_at_work(

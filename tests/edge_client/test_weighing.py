@@ -137,6 +137,14 @@ def test_room_is_made_of_programs_that_were_not_used_for_long(tmp_path: Path) ->
     assert store.blobs.has(old), "what is refused makes nothing go"
 
 
+def test_what_is_larger_than_the_room_by_a_byte_makes_nothing_go(tmp_path: Path) -> None:
+    store = AgentStore(tmp_path, disk_limit_bytes=600)
+    old = store.blobs.add(b"o" * 300)
+    for program_bytes, stays in ((301, True), (300, False)):  # beside 300 bytes of weights and updates
+        assert _weigh(store, large_task(program_bytes=program_bytes)).room_bytes == 600
+        assert store.blobs.has(old) == stays
+
+
 def test_models_and_the_rest_of_the_folder_count(tmp_path: Path) -> None:
     store = AgentStore(tmp_path, disk_limit_bytes=1000)
     (tmp_path / "models" / "run").mkdir(parents=True)

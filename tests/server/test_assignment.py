@@ -1,3 +1,4 @@
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 import pytest
@@ -8,11 +9,21 @@ from server.server_rig import config
 
 from subfleet.elastic.maps import nested_maps
 from subfleet.protocol.readings import Budget, Reading
-from subfleet.server.assignment import Candidate, budget_of, forward_macs_of, lacking_operators, ordered, why_not
+from subfleet.server.assignment import (
+    Candidate,
+    budget_of,
+    exceeded_limits,
+    forward_macs_of,
+    lacking_operators,
+    ordered,
+    why_not,
+)
 from subfleet.server.methods import METHODS, Method
-from subfleet.server.methods.policies import Ask, Draw, largest_fitting
+from subfleet.server.methods.policies import Ask, Draw, Written, largest_fitting
 from subfleet.server.planning import plan_of
 from subfleet.server.rounds import Plan
+from subfleet.server.search.index import PriceIndex
+from subfleet.server.search.query import Query, fit_of
 
 SETTINGS = config(rates=(0.5, 1.0))
 PLAN = plan_of(SETTINGS, "run")
@@ -69,6 +80,53 @@ def test_the_choice_fits_and_none_larger_does(budget: Budget, below: int | None)
     else:
         assert within(allowed[place], budget)
         assert not any(within(one, budget) for one in allowed[place + 1 :])
+
+
+TAKEN: Mapping[str, Callable[[Candidate], int]] = {
+    "memory_bytes": lambda one: one.training_memory_bytes["onnx"],
+    "downlink_bytes": lambda one: one.weight_bytes,
+    "uplink_bytes": lambda one: one.update_bytes,
+    "forward_macs": lambda one: one.forward_macs,
+}
+SHOWN = {"memory_bytes": "memory", "downlink_bytes": "link", "uplink_bytes": "link", "forward_macs": "compute"}
+
+
+@pytest.mark.parametrize("name", TAKEN)
+def test_a_limit_of_just_what_a_subnet_takes_is_kept_and_one_less_is_not(name: str) -> None:
+    plenty = Budget(memory_bytes=2**40)
+    for place, candidate in enumerate(CANDIDATES):
+        taken = TAKEN[name](candidate)
+        # Every other price apart, so that this one alone is told.
+        odd = replace(candidate, weight_bytes=taken, update_bytes=taken) if SHOWN[name] == "link" else candidate
+        for short in (0, 1):
+            budget = replace(plenty, **{name: taken - short})
+            query = Query(target="onnx", limits=budget)
+            assert exceeded_limits(odd, "onnx", budget) == (frozenset({SHOWN[name]}) if short else frozenset())
+            assert bool(why_not(odd, "onnx", budget)) == bool(short)
+            assert ask(PLAN, budget).allows(odd) != bool(short)
+            assert ask(PLAN, budget).exceeded(odd) == exceeded_limits(odd, "onnx", budget)
+            assert (fit_of(odd, query) is None) == bool(short)
+            assert (PriceIndex(["onnx"], [odd]).best(query) is None) == bool(short)
+            assert (largest(budget) == place) != bool(short)
+
+
+def test_a_search_gives_only_what_has_fewer_parameters_than_what_was_too_large() -> None:
+    for candidate in CANDIDATES:
+        for more, is_given in ((0, False), (1, True)):
+            plenty = Budget(memory_bytes=2**40)
+            query = Query(target="onnx", limits=plenty, below_parameters=candidate.parameters + more)
+            assert (fit_of(candidate, query) is not None) == is_given
+            assert (PriceIndex(["onnx"], [candidate]).best(query) is not None) == is_given
+
+
+def test_the_plan_of_a_written_program_fits_a_budget_of_just_its_peak_and_none_of_one_byte_less() -> None:
+    candidate = CANDIDATES[1]
+    peak_bytes = 2 * candidate.training_memory_bytes["onnx"]
+    written = {candidate.spec.spec_id: Written(size=candidate.spec, planned_peak_bytes=peak_bytes)}
+    for short in (0, 1):
+        known = replace(ask(PLAN, Budget(memory_bytes=peak_bytes - short)), written=written)
+        assert known.allows(candidate) != bool(short)
+        assert known.exceeded(candidate) == (frozenset({"memory"}) if short else frozenset())
 
 
 @given(budgets, st.integers(0, 10_000))

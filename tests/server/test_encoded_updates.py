@@ -207,6 +207,15 @@ ANYCOST = planned(
 )
 
 
+def test_anycostfl_sends_everything_over_an_uplink_of_just_that_and_less_over_one_of_a_byte_less() -> None:
+    size = ANYCOST.space[-1]
+    whole_bytes = update_bytes(ANYCOST.network, size, TopKQsgd(fraction=1.0))
+    for short in (0, 1):
+        codec = ANYCOST.update_codec(size, Budget(memory_bytes=1, uplink_bytes=whole_bytes - short))
+        assert isinstance(codec, TopKQsgd)
+        assert (codec.fraction == 1.0) != bool(short)
+
+
 @settings(max_examples=60, deadline=None)
 @given(uplink_bytes=st.integers(0, 25_000))
 def test_anycostfl_gives_the_largest_width_and_then_the_densest_update(uplink_bytes: int) -> None:

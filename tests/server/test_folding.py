@@ -1,4 +1,5 @@
 import hashlib
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -8,20 +9,24 @@ import pytest
 import torch
 from server.coordinator_cases import plan_of, training, update
 from server.fake_device import small_change
+from torch import Tensor
 
 from subfleet.arrays import decode_arrays, encode_arrays
 from subfleet.elastic.families import init_state, network_of
 from subfleet.elastic.grid import largest_change
 from subfleet.elastic.model_state import ModelState
+from subfleet.elastic.server_optimisers import SERVER_OPTIMISERS, AnyServerOptimiser, FedAvgM
 from subfleet.elastic.stacked import CoordinateMedian
 from subfleet.protocol.errors import FileError, ProtocolError
 from subfleet.protocol.update_codecs import Uncompressed
 from subfleet.server.checkpoint import checkpoint_path, load_checkpoint, save_checkpoint
 from subfleet.server.folding import FoldedModel, Folding
 from subfleet.server.methods import Method
+from subfleet.server.methods.fedadam import FedAdam
 from subfleet.server.methods.fedavg import FedAvg
+from subfleet.server.methods.fedyogi import FedYogi
 from subfleet.server.methods.heterofl import HeteroFL
-from subfleet.server.rounds import Seat
+from subfleet.server.rounds import Plan, Seat
 from subfleet.server.suspicion import ChangeSize
 from subfleet.server.updates import UpdateForm, check_update, subnet_weights
 from subfleet.transport.blob_store import BlobStore
@@ -39,20 +44,22 @@ def fold(method: Method, seats: list[Seat], blobs: BlobStore, **settings: Any) -
     return folding.fold(ModelState(shared=STATE), 1, seats)
 
 
-def _seats(blobs: BlobStore, samples: dict[str, int]) -> list[Seat]:
+def _seats(
+    blobs: BlobStore, samples: dict[str, int], plan: Plan = PLAN, model: Mapping[str, Tensor] = STATE, number: int = 1
+) -> list[Seat]:
     """Every client trained the whole network; client names give their changes."""
-    state, seats = training(PLAN), []
+    state, seats = training(plan), []
     for name, count in samples.items():
         seat = state.seats[name]
         assert seat.task is not None
-        weights = decode_arrays(subnet_weights(NETWORK, seat.task.spec, STATE))
-        ref = blobs.add(encode_arrays(small_change(weights, name, 1, 0.1)))
+        weights = decode_arrays(subnet_weights(plan.network, seat.task.spec, model))
+        ref = blobs.add(encode_arrays(small_change(weights, name, number, 0.1)))
         seats.append(
             replace(
                 seat,
                 stage="done",
                 sample_count=count,
-                result=replace(update(PLAN, state, name), blob=ref, sample_count=count),
+                result=replace(update(plan, state, name), blob=ref, sample_count=count),
             )
         )
     return seats
@@ -66,6 +73,42 @@ def test_all_full_clients_equal_fedavg(tmp_path: Path) -> None:
     for name, old in full.items():
         mean = sum(count * changes[client][name].astype(np.float64) for client, count in samples.items()) / 20
         np.testing.assert_allclose(folded[name].numpy(), old + mean, rtol=0, atol=1e-7)
+
+
+@pytest.mark.parametrize(
+    ("method", "optimiser"),
+    [(FedAdam(), None), (FedYogi(), None), *((FedAvg(), kind()) for kind in SERVER_OPTIMISERS.values())],
+    ids=lambda one: one.TYPE if one is not None else "own",
+)
+def test_running_statistics_take_the_plain_mean_whatever_the_server_does_with_weights(
+    tmp_path: Path, method: Method, optimiser: AnyServerOptimiser | None
+) -> None:
+    plan = plan_of(model=replace(PLAN.config.model, norm="batch"))
+    tensors = plan.network.tensors
+    model = ModelState(shared=init_state(plan.network, 0))
+    blobs, samples = BlobStore(tmp_path), {"ada": 3, "bob": 10, "cyd": 7}
+    statistics = {name for name in tensors if name.rpartition(".")[2] in ("running_mean", "running_var")}
+    assert len(statistics) >= 2
+    for number in (1, 2, 3):  # momentum shows in the second round
+        seats = _seats(blobs, samples, plan, model.shared, number)
+        plain, stepped = (
+            Folding(
+                network=plan.network,
+                policies=one.policies(),
+                space=plan.space,
+                blobs=blobs,
+                server_optimiser=its_own,
+            ).fold(model, number, seats)
+            for one, its_own in ((FedAvg(), None), (method, optimiser))
+        )
+        for name, tensor in stepped.state.shared.items():
+            assert not torch.equal(tensor, model.shared[name])
+            # Without any momentum yet, FedAvgM takes the plain mean for all.
+            same = torch.equal(tensor, plain.state.shared[name])
+            assert same == (name in statistics or (number == 1 and isinstance(optimiser, FedAvgM)))
+        assert stepped.state.moments
+        assert all(moments.keys() == tensors.keys() - statistics for moments in stepped.state.moments.values())
+        model = stepped.state
 
 
 def test_a_client_that_claims_ever_more_moves_the_mean_no_further_than_its_share(tmp_path: Path) -> None:

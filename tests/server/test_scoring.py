@@ -221,6 +221,19 @@ def test_programs_that_plan_too_much_are_not_scored() -> None:
         assert after.seats["ada"].stage == "preparing"
 
 
+def test_a_candidate_may_plan_the_whole_budget_and_no_byte_more() -> None:
+    state, _ = proposed()
+    whole = candidates(state, "ada")
+    budget = state.seats["ada"].budget
+    assert budget is not None
+    for more, scored in ((0, 3), (1, 2)):
+        last = replace(whole.candidates[2], planned_peak_bytes=budget.memory_bytes + more)
+        _, (sent,) = step(PLAN, state, replace(whole, candidates=(*whole.candidates[:2], last)), 3.0)
+        assert isinstance(sent, SendTask)
+        assert sent.task.scoring is not None
+        assert len(sent.task.scoring.specs) == scored
+
+
 def test_a_device_that_starts_anew_gets_its_candidates_again() -> None:
     state = scoring()
     anew = Heard(presence=Presence(client_id="ada", session_id="ada-2", online=True))

@@ -223,3 +223,11 @@ def test_a_layout_is_kept_with_its_session() -> None:
     assert kept is not None
     assert kept.loaded.layout is layout
     assert slot.take("a", 1) is None
+
+
+@pytest.mark.parametrize(("held_bytes", "kept"), [(5, True), (6, False)])
+def test_a_session_is_kept_that_holds_a_quarter_of_the_limit_and_no_byte_more(held_bytes: int, kept: bool) -> None:
+    slot, layout = Slot(), step_layout(manifest(4))
+    loaded = LoadedSession(sha256="a", threads=1, layout=layout, session=Hoarder(1, [], layout), least_bytes=1)
+    slot.keep(loaded, held_bytes=held_bytes, limit_bytes=20)
+    assert (slot.held_bytes, slot.take("a", 1) is not None) == (held_bytes if kept else 0, kept)

@@ -34,6 +34,20 @@ def test_check_names_growth_and_limit() -> None:
     assert caught.value.limit_bytes == 32 * MEBIBYTE < caught.value.needed_bytes
 
 
+@pytest.mark.parametrize("short", [0, 1])
+def test_growth_of_just_the_limit_is_allowed_and_of_one_byte_more_is_not(tmp_path: Path, short: int) -> None:
+    status = tmp_path / "status"
+    status.write_text("VmHWM:\t  500 kB\nVmRSS:\t  500 kB\n")
+    watch = MemoryWatch(400 * 1024 - short, tmp_path)
+    status.write_text("VmHWM:\t  900 kB\nVmRSS:\t  500 kB\n")
+    if not short:
+        watch.check()
+        return
+    with pytest.raises(MemoryLimitError) as caught:
+        watch.check()
+    assert (caught.value.needed_bytes, caught.value.limit_bytes) == (400 * 1024, 400 * 1024 - 1)
+
+
 def test_where_the_mark_cannot_be_reset_the_resident_size_is_sampled(tmp_path: Path) -> None:
     status = tmp_path / "status"
     status.write_text("Name:\tpython\nVmHWM:\t  900 kB\nVmRSS:\t  500 kB\n")

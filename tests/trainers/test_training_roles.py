@@ -1,6 +1,8 @@
 """What a program is fed and what is made of what it gives, role by role, with a program that remembers everything."""
 
+import math
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,11 +10,12 @@ import numpy as np
 import pytest
 from trainers.recording_program import CLASSES, TOKENS, VOCABULARY, WEIGHTS, Recorder, texts, write_recording_job
 
-from subfleet.arrays import decode_arrays, encode_arrays
-from subfleet.protocol.errors import DataError, ProtocolError, SubfleetError, TrainingError
+from subfleet.arrays import decode_arrays, encode_arrays, numpy_dtype
+from subfleet.protocol.errors import DataError, MemoryLimitError, ProtocolError, SubfleetError, TrainingError
 from subfleet.protocol.programs import Program, TrainJob, TrainResult
 from subfleet.protocol.training import ObjectiveSettings, TrainingSettings
 from subfleet.tasks import Dataset, StepOrigin, iter_batches, step_random, write_npz
+from subfleet.trainers.job_files import read_program
 from subfleet.trainers.sessions import RunProgram
 from subfleet.trainers.training import run_training
 
@@ -191,3 +194,16 @@ def test_what_does_not_fit_the_program_is_refused_before_a_step(
         train(spoil(write_recording_job(tmp_path, texts(5), SETTINGS)), recorder)
     assert not recorder.runs
     assert not (tmp_path / "update").exists()
+
+
+def test_a_program_is_loaded_within_a_limit_of_just_its_values_and_not_of_one_byte_less(tmp_path: Path) -> None:
+    job = write_recording_job(tmp_path, texts(10), SETTINGS)
+    values = read_program(job.program_path, "recording").manifest.inputs
+    least_bytes = sum(math.prod(value.shape) * numpy_dtype(value.dtype).itemsize for value in values)
+    recorder = Recorder()
+    with pytest.raises(MemoryLimitError) as caught:
+        train(replace(job, memory_limit_bytes=least_bytes - 1), recorder)
+    assert (caught.value.needed_bytes, recorder.loads) == (least_bytes, [])
+    with suppress(MemoryLimitError):  # training takes more than its values
+        train(replace(job, memory_limit_bytes=least_bytes), recorder)
+    assert recorder.loads == [2]
