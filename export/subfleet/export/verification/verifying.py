@@ -14,9 +14,10 @@ from subfleet.protocol.errors import ExportError
 
 __all__ = ["Run", "Trial", "Verified", "held_against", "trials_of", "verify_inference", "verify_training"]
 
-_JUMP = 1e-2
+_JUMP = 4e-2
 """A gradient may jump by this share of itself on a whole batch, in networks of so many activations that one or another
-always rounds to the other side of 0. Such a program must then pass in full on a few samples."""
+always rounds to the other side of 0: twice what was seen in ResNet-101, and less than half of what a gradient is off by
+that is a tenth too large. Such a program must then pass in full on a few samples."""
 _FEW_SAMPLES = 2
 _ATTEMPTS = 4
 
