@@ -13,9 +13,21 @@ __all__ = ["league_tables", "summary"]
 
 FIGURES = ("accuracy", "subnets", "worst_tier", "own_mean", "own_worst")
 """What entrants are compared in: the more, the better."""
-COSTS = ("bytes_down", "bytes_up", "macs", "utilisation", "utilisation_lost", "served", "programs_written", "over_link")
+_SHARES = ("utilisation", "parameters_lost", "participation", "least_participation")
+COSTS = ("bytes_down", "bytes_up", "macs", *_SHARES, "never_folded", "programs_written", "over_link")
 _HEADS = ("entrant", "seeds", "global %", "spread", "subnets %", "worst tier %", "own %", "own worst %")
-_COST_HEADS = ("MB down", "MB up", "GMAC", "use %", "lost %", "served %", "programs", "violations")
+_COST_HEADS = (
+    "MB down",
+    "MB up",
+    "GMAC",
+    "use %",
+    "lost %",
+    "took part %",
+    "worst round %",
+    "never",
+    "programs",
+    "violations",
+)
 _DIFFERENCE_HEADS = ("entrant", "global", "subnets", "worst tier", "own", "own worst")
 _CLIENTS_OF = {kind.name: kind.clients for kind in KINDS}
 
@@ -48,7 +60,7 @@ def summary(games: Games, *, baseline: str) -> dict[str, Any]:
 
 
 def _judged(name: str, result: Mapping[str, Any]) -> dict[str, Any]:
-    """With the mean accuracy of all clients' subnets on the server's samples, 0 for kinds that were never served.
+    """With the mean accuracy of all clients' subnets on the server's samples, 0 for kinds that never took part.
 
     It is the accuracy of an entrant that trains no more than one small subnet: the rest of its model is untrained.
     """
@@ -107,7 +119,8 @@ def _costs(name: str, one: Mapping[str, Any]) -> list[str]:
         name,
         *(f"{one[figure] / 1e6:.0f}" for figure in ("bytes_down", "bytes_up")),
         f"{one['macs'] / 1e9:.0f}",
-        *(f"{100 * one[figure]:.1f}" for figure in ("utilisation", "utilisation_lost", "served")),
+        *(f"{100 * one[figure]:.1f}" for figure in _SHARES),
+        f"{one['never_folded']:.0f}",
         f"{one['programs_written']:.0f}",
         str(one["violations"]),
     ]

@@ -1,56 +1,81 @@
 """What is measured of a search."""
 
 import hashlib
+import statistics
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
 
 from search_benchmark.budgets import Share, queries
+from search_benchmark.long_search import most_found
 from search_benchmark.spaces import TARGET, Case
 from subfleet.server.assignment import Candidate, ordered
 from subfleet.server.search.listed import ListedSearch, exhaustive_search
 from subfleet.server.search.paper import PaperSearch, PaperSettings
 from subfleet.server.search.pareto import ParetoSearch
-from subfleet.server.search.query import Choice, Query, Search
+from subfleet.server.search.query import Explored, Fit, Query, Search
 from subfleet.server.search.queue import Wish, given_now, most_wanted, plan_key, wish_of
 
-__all__ = ["Large", "Small", "exhaustive_figures", "export_figures", "hit_rates", "large_figures"]
+__all__ = ["Figures", "exhaustive_figures", "export_figures", "hit_rates", "large_figures"]
 
 _EPSILONS = (0.2, 0.4, 0.6, 0.8, 0.9)
 _T_MAX = (1, 2, 5, 10, 20)
+_ROUND = 30
+"""Devices of a round: all look for subnets before any of them is given one."""
+_JUDGED, _TRIALS, _KEPT = 40, 2000, 24
+"""Budgets that the long search looks at, what it prices for each, and how many of these it goes on from."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Large:
-    """Figures of a large space."""
+class Figures:
+    """Of one space.
+
+    Attributes:
+        row: of its table.
+        mean: parameters of the answers as a share of the most that fit, over devices that anything fits.
+        worst: the least of these.
+        assignments_per_s: looking and answering; 0 where it was not measured.
+        violations: answers that are over a budget.
+        fewer: pairs of devices of a round of which the one with no less of any budget has fewer parameters.
+    """
 
     row: str
+    mean: float
+    worst: float
     assignments_per_s: float
-    utilisation: float
-    paper_utilisation: float
     violations: int
+    fewer: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Small:
-    """Figures of a space that can be listed."""
+class Answer:
+    """What a search gave one device, and what it came by on its way."""
 
-    row: str
-    fraction: float
-    violations: int
+    fit: Fit | None
+    explored: Explored
+
+    @property
+    def parameters(self) -> int:
+        """Of the subnet; 0 without one."""
+        return 0 if self.fit is None else self.fit.candidate.parameters
 
 
 def _stream(*names: object) -> Random:
     return Random(hashlib.sha256(repr(names).encode()).digest())  # noqa: S311 - draws are no secrets
 
 
-def _served(search: Search, asked: Sequence[Query], first: int = 0) -> list[Choice]:
-    choices = []
-    for place, query in enumerate(asked, start=first):
-        choices.append(search.choose(query, _stream(place)))
-        search.learn(choices[-1].found)
-    return choices
+def _served(search: Search, asked: Sequence[Query], first: int = 0, *, at_once: int = 1) -> list[Answer]:
+    """So many devices at once; the paper's algorithm serves one after the other."""
+    answers: list[Answer] = []
+    for begin in range(0, len(asked), at_once):
+        together = asked[begin : begin + at_once]
+        explored = []
+        for place, query in enumerate(together, start=first + begin):
+            explored.append(search.explore(query, _stream(place)))
+            search.learn(explored[-1].found)
+        answers += [Answer(fit=search.best(query), explored=one) for query, one in zip(together, explored, strict=True)]
+    return answers
 
 
 def _over(candidate: Candidate, query: Query) -> bool:
@@ -62,86 +87,106 @@ def _over(candidate: Candidate, query: Query) -> bool:
     )
 
 
-def _violations(choices: Sequence[Choice], asked: Sequence[Query]) -> int:
-    pairs = zip(choices, asked, strict=True)
-    return sum(choice.fit is not None and _over(choice.fit.candidate, query) for choice, query in pairs)
+def _violations(answers: Sequence[Answer], asked: Sequence[Query]) -> int:
+    pairs = zip(answers, asked, strict=True)
+    return sum(answer.fit is not None and _over(answer.fit.candidate, query) for answer, query in pairs)
 
 
-def _shares(choices: Sequence[Choice], of: Sequence[bool]) -> list[float]:
-    return [
-        choice.fit.utilisation if choice.fit is not None else 0.0
-        for choice, counted in zip(choices, of, strict=True)
-        if counted
+def _fewer(answers: Sequence[Answer], asked: Sequence[Query]) -> int:
+    """Pairs within a round, see `Figures.fewer`."""
+    every = [
+        (query.limits.memory_bytes, query.limits.downlink_bytes or 0, query.limits.uplink_bytes or 0, answer.parameters)
+        for query, answer in zip(asked, answers, strict=True)
     ]
+    rounds = (every[begin : begin + _ROUND] for begin in range(0, len(every), _ROUND))
+    return sum(
+        all(less <= more for less, more in zip(one[:3], other[:3], strict=True)) and one[3] > other[3]
+        for together in rounds
+        for one in together
+        for other in together
+    )
 
 
 def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)
+    return statistics.fmean(values) if values else 0.0
 
 
-def large_figures(case: Case, shares: Sequence[Share], *, count: int) -> Large:
+def _used(answers: Sequence[Answer]) -> float:
+    return _mean([answer.fit.utilisation for answer in answers if answer.fit is not None])
+
+
+def _of_most(answers: Sequence[Answer], most: Sequence[int]) -> list[float]:
+    return [answer.parameters / best for answer, best in zip(answers, most, strict=True) if best]
+
+
+def large_figures(case: Case, shares: Sequence[Share], *, count: int) -> Figures:
     """Warm both searches with as many devices as are measured, then serve others, ours against the clock.
 
     Seconds are those of the processor, so that a busy machine counts no waiting.
     """
     ours = ParetoSearch(case.space, case.price, [TARGET], uniform=case.uniform)
     paper = PaperSearch(case.space, case.price, [TARGET])
-    uniform = ListedSearch(case.uniform, case.price, [TARGET], goal=1)
+    uniform = ListedSearch(case.uniform, case.price, [TARGET])
     asked = queries(case, shares[: 2 * count])
-    for search in (ours, paper):
-        _served(search, asked[:count])
+    _served(ours, asked[:count], at_once=_ROUND)
+    _served(paper, asked[:count])
     rest = asked[count:]
     begun_s = time.process_time()
-    given = _served(ours, rest, count)
+    given = _served(ours, rest, count, at_once=_ROUND)
     took_s = time.process_time() - begun_s
     theirs, widths = _served(paper, rest, count), _served(uniform, rest, count)
-    feasible = [choice.fit is not None for choice in given]
-    own, other, width = (_shares(choices, feasible) for choices in (given, theirs, widths))
-    below = sum(mine < max(pair) for mine, *pair in zip(own, other, width, strict=True))
-    over = _violations(given, rest)
-    return Large(
-        row=f"| {case.name} | {case.space.count():.1e} | {len(rest) / took_s:.0f} | {_mean(own):.4f} "
-        f"| {_mean(other):.4f} | {_mean(width):.4f} | {below} | {over} |",
+    below = sum(
+        mine.parameters < max(one.parameters for one in others)
+        for mine, *others in zip(given, theirs, widths, strict=True)
+    )
+    over, fewer = _violations(given, rest), _fewer(given, rest)
+    judged = min(_JUDGED, len(rest))
+    most = [
+        max(_long(case, query, answer, place), answer.parameters)
+        for place, (query, answer) in enumerate(zip(rest[:judged], given[:judged], strict=True))
+    ]
+    own, other, width = (_of_most(answers[:judged], most) for answers in (given, theirs, widths))
+    return Figures(
+        row=f"| {case.name} | {case.space.count():.1e} | {len(rest) / took_s:.0f} | {_mean(own):.4f} | {min(own):.4f} "
+        f"| {_mean(other):.4f} | {_mean(width):.4f} | {_used(given):.4f} | {below} | {fewer} | {over} |",
+        mean=_mean(own),
+        worst=min(own),
         assignments_per_s=len(rest) / took_s,
-        utilisation=_mean(own),
-        paper_utilisation=_mean(other),
         violations=over,
+        fewer=fewer,
     )
 
 
-def exhaustive_figures(case: Case, shares: Sequence[Share], *, count: int) -> Small:
-    """Ours and the paper's, warm, against the best of all subnets of the space, by utilisation and by parameters."""
-    best = exhaustive_search(case.space, case.price, [TARGET], goal=1)
-    most = ListedSearch([one.spec for one in best.known], case.price, [TARGET])
+def _long(case: Case, query: Query, answer: Answer, place: int) -> int:
+    """What the long search finds that begins where ours ended, so that it is no worse."""
+    if answer.fit is None:
+        return 0
+    spec = answer.fit.candidate.spec
+    starts = [case.space.genes_of(spec)] if case.space.holds(spec) else []
+    return most_found(case, query, starts, trials=_TRIALS, kept=_KEPT, rng=_stream("long", place))
+
+
+def exhaustive_figures(case: Case, shares: Sequence[Share], *, count: int) -> Figures:
+    """Ours and the paper's against the largest subnet that fits of all of the space, from an empty pool and warm."""
+    most = exhaustive_search(case.space, case.price, [TARGET])
     asked = queries(case, shares[: 2 * count])
-    rest = asked[count:]
-    found: dict[str, list[Choice]] = {}
-    for name, search in (
-        ("ours", ParetoSearch(case.space, case.price, [TARGET], uniform=case.uniform)),
-        ("paper", PaperSearch(case.space, case.price, [TARGET])),
-    ):
-        _served(search, asked[:count])
-        found[name] = _served(search, rest, count)
-    optima = [choice.fit for choice in _served(best, rest)]
-    pairs = [
-        (ours.fit, theirs.fit, optimum)
-        for ours, theirs, optimum in zip(found["ours"], found["paper"], optima, strict=True)
-        if ours.fit is not None and theirs.fit is not None and optimum is not None
-    ]
-    own = [ours.utilisation / optimum.utilisation for ours, _, optimum in pairs]
-    other = [theirs.utilisation / optimum.utilisation for _, theirs, optimum in pairs]
-    parameters = [
-        ours.fit.candidate.parameters / largest.fit.candidate.parameters
-        for ours, largest in zip(found["ours"], _served(most, rest), strict=True)
-        if ours.fit is not None and largest.fit is not None
-    ]
-    low = sum(one < 0.97 for one in own)
-    over = _violations(found["ours"], rest)
-    return Small(
-        row=f"| {case.name} | {len(best.known)} | {_mean(own):.4f} | {min(own):.4f} | {low} of {len(own)} "
-        f"| {_mean(parameters):.3f} | {_mean(other):.4f} |",
-        fraction=_mean(own),
+    optima = [0 if (fit := most.best(query)) is None else fit.candidate.parameters for query in asked]
+    ours = ParetoSearch(case.space, case.price, [TARGET], uniform=case.uniform)
+    given = _served(ours, asked, at_once=_ROUND)
+    theirs = _served(PaperSearch(case.space, case.price, [TARGET]), asked)
+    first, cold, warm = (
+        _of_most(given[part], optima[part]) for part in (slice(_ROUND), slice(count), slice(count, None))
+    )
+    over, fewer = _violations(given, asked), _fewer(given, asked)
+    return Figures(
+        row=f"| {case.name} | {len(most.known)} | {_mean(first):.4f} | {min(first):.4f} | {_mean(cold):.4f} "
+        f"| {min(cold):.4f} | {_mean(warm):.4f} | {min(warm):.4f} | {sum(one < 0.95 for one in (*cold, *warm))} of "
+        f"{len(cold) + len(warm)} | {_mean(_of_most(theirs[count:], optima[count:])):.4f} | {fewer} | {over} |",
+        mean=_mean(warm),
+        worst=min(warm),
+        assignments_per_s=0.0,
         violations=over,
+        fewer=fewer,
     )
 
 
@@ -156,9 +201,8 @@ def hit_rates(case: Case, shares: Sequence[Share], *, count: int) -> Iterator[st
         cells = []
         for t_max in _T_MAX:
             search = PaperSearch(case.space, case.price, [TARGET], PaperSettings(epsilon=epsilon, t_max=t_max))
-            choices = _served(search, asked)
-            used = [choice.fit.utilisation for choice in choices if choice.fit is not None]
-            cells.append(f"{_mean([choice.hit for choice in choices]):.4f}, {_mean(used):.3f}")
+            answers = _served(search, asked)
+            cells.append(f"{_mean([answer.explored.hit for answer in answers]):.4f}, {_used(answers):.3f}")
         yield f"| {epsilon} | " + " | ".join(cells) + " |"
 
 
@@ -175,7 +219,7 @@ def export_figures(case: Case, shares: Sequence[Share], *, rounds: int, clients:
         lost, ahead = [], []
         for number in range(rounds):
             asked = queries(case, shares[number * clients : (number + 1) * clients])
-            given = _given(_served(search, asked, number * clients), asked, written, space)
+            given = _given(_served(search, asked, number * clients, at_once=clients), asked, written, space)
             wishes = [wish for _, wish in given if wish is not None]
             begun = most_wanted(wishes, written, limit)
             lost.append(sum(wish.lost for wish in wishes) / max(len(given), 1))
@@ -190,17 +234,14 @@ def export_figures(case: Case, shares: Sequence[Share], *, rounds: int, clients:
 
 
 def _given(
-    choices: Sequence[Choice], asked: Sequence[Query], written: Mapping[str, Candidate], space: Sequence[Candidate]
+    answers: Sequence[Answer], asked: Sequence[Query], written: Mapping[str, Candidate], space: Sequence[Candidate]
 ) -> list[tuple[Candidate, Wish | None]]:
     """What each device gets that anything fits, and what it wishes for."""
     given = []
-    for choice, query in zip(choices, asked, strict=True):
-        if choice.fit is None:
+    for answer, query in zip(answers, asked, strict=True):
+        if answer.fit is None:
             continue
-        chosen = choice.fit.candidate
-        if plan_key(TARGET, chosen.spec) in written:
-            given.append((chosen, None))
-            continue
+        chosen = answer.fit.candidate
         now = given_now(written.values(), space, lambda one, of=query: not _over(one, of)) or chosen
-        given.append((now, wish_of(chosen, now, query)))
+        given.append((now, wish_of(chosen, now, TARGET)))
     return given

@@ -41,3 +41,55 @@ def test_replay_agrees_with_a_scan_of_the_rows(times_s: list[int], at_s: int) ->
     within_s = at_s % (times_s[-1] - times_s[0] + times_s[-1] - times_s[-2])
     last = max(place for place, t_s in enumerate(times_s) if t_s - times_s[0] <= within_s)
     assert log.read(at_s).memory_free_bytes == last
+
+
+def _log(*rows: tuple[float, Reading]) -> ReplayedLog:
+    return ReplayedLog(
+        ResourceLog(
+            device="d", source="s", licence="l", rows=tuple(LogRow(t_s=at_s, reading=one) for at_s, one in rows)
+        )
+    )
+
+
+@pytest.mark.parametrize(("seconds", "memory_bytes"), [(0, 10), (1.9, 10), (2, 20), (7.9, 20), (8, 30), (23.9, 30)])
+def test_the_low_of_a_log_is_what_it_has_but_for_a_share_of_its_time(seconds: float, memory_bytes: int) -> None:
+    """30 bytes for 10 s, 10 for 2 s, 20 for 6 s, and 30 again for as long as the row before it."""
+    free = ((0.0, 30), (10.0, 10), (12.0, 20), (18.0, 30))
+    log = _log(*((at_s, Reading(memory_free_bytes=free_bytes)) for at_s, free_bytes in free))
+    assert log.period_s == 24
+    # For 2 of the 24 s it has less than 20 bytes, for 8 less than 30.
+    assert log.low(seconds / 24).memory_free_bytes == memory_bytes
+
+
+def test_a_log_without_memory_has_none_and_one_without_a_link_has_no_limit() -> None:
+    rates = (None, 8.0, 9.0, None)
+    log = _log(*((float(at_s), Reading(downlink_bps=rate)) for at_s, rate in enumerate(rates)))
+    assert [log.low(share).downlink_bps for share in (0, 0.24, 0.25, 0.5)] == [8.0, 8.0, 9.0, None]
+    assert log.low(0) == Reading(memory_free_bytes=0, downlink_bps=8.0)
+    assert replayed(3).low(0.9).memory_free_bytes == 0
+
+
+def test_when_a_device_is_away_its_log_says_nothing() -> None:
+    away = Reading(memory_free_bytes=1, available=False)
+    log = _log((0.0, Reading(memory_free_bytes=9)), (1.0, away), (2.0, away))
+    assert log.low(0).memory_free_bytes == 9
+    assert _log((0.0, away), (1.0, away)).low(0).memory_free_bytes == 0
+
+
+@given(
+    free_bytes=st.lists(st.integers(0, 50), min_size=1, max_size=12),
+    quantile=st.floats(0, 1, exclude_max=True),
+)
+def test_below_the_low_of_a_log_is_no_more_than_the_share_of_its_time(free_bytes: list[int], quantile: float) -> None:
+    rows = ((float(at_s), Reading(memory_free_bytes=free)) for at_s, free in enumerate(free_bytes))
+    low = _log(*rows).low(quantile).memory_free_bytes
+    assert low in free_bytes
+    assert low is not None
+    assert sum(free < low for free in free_bytes) <= quantile * len(free_bytes) + 1e-9
+    assert sum(free <= low for free in free_bytes) >= quantile * len(free_bytes) - 1e-9
+
+
+@pytest.mark.parametrize("quantile", [-0.1, 1, float("nan")])
+def test_a_share_of_time_that_is_none_is_an_error(quantile: float) -> None:
+    with pytest.raises(ValueError, match="quantile"):
+        replayed(0, 1).low(quantile)

@@ -105,6 +105,9 @@ class FixedMeter:
         self.asked.append(log_time_s)
         return log_time_s, Reading(memory_free_bytes=self.free_bytes)
 
+    def low(self, quantile: float) -> Reading | None:
+        return None
+
     def note_transfer(self, direction: Direction, size_bytes: int, now_s: float) -> None:
         pass
 

@@ -338,6 +338,9 @@ class SteadyMeter:
     def read(self, log_time_s: float | None) -> tuple[float | None, Reading]:
         return None, Reading(memory_free_bytes=5, network="wifi")
 
+    def low(self, quantile: float) -> Reading | None:
+        return None
+
     def note_transfer(self, direction: str, size_bytes: int, now_s: float) -> None:
         raise NotImplementedError
 

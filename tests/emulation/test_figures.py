@@ -91,7 +91,7 @@ def test_counts_are_those_of_the_rows(run: Run) -> None:
     rows = [row for record in result.rounds for row in record.clients]
     assert found["bytes_up"] == sum(row.bytes_up for row in rows)
     assert found["bytes_down"] == sum(row.bytes_down for row in rows)
-    assert (found["violations"], found["served"]) == (0, 1.0)
+    assert (found["violations"], found["participation"], found["never_folded"]) == (0, 1.0, 0)
     assert found["accuracy"] == result.rounds[-1].accuracy
     assert found["utilisation"] == pytest.approx(sum(row.utilisation or 0.0 for row in rows) / len(rows))
     # Three passes of both epochs over every sample; the matrices are (64, w), two of (w, w) in the block, and (w, 10).
@@ -122,12 +122,26 @@ def test_accuracies_are_of_the_subnets_that_clients_hold(run: Run) -> None:
 
 @pytest.mark.slow
 @pytest.mark.export
+def test_a_client_that_sits_a_round_out_counts_against_that_round(run: Run) -> None:
+    described, result = run
+    first, second = result.rounds
+    away = tuple(replace(row, status="skipped: away") if row.client_id == "bob" else row for row in second.clients)
+    found = figures(described, replace(result, rounds=(first, replace(second, clients=away))))
+    assert found["participation"] == pytest.approx(5 / 6)
+    assert found["least_participation"] == pytest.approx(2 / 3)
+    assert found["never_folded"] == 0, "which told nothing of it"
+    assert [one["participation"] for one in found["rounds"]] == [1.0, pytest.approx(2 / 3)]
+    assert [one["left_out"] for one in found["rounds"]] == ["", "1 skipped: away"]
+
+
+@pytest.mark.slow
+@pytest.mark.export
 def test_who_was_never_folded_has_no_model(run: Run) -> None:
     described, result = run
     alone = replace(result, trained={"cyd": result.trained["cyd"]})
     found = figures(described, alone)
     assert found["tiers"]["small"] == found["worst_tier"] == 0.0
-    assert found["served"] == pytest.approx(1 / 3)
+    assert found["never_folded"] == 2
     assert set(found["own"]) == {"cyd"}
     with pytest.raises(RunError, match="no round of the run folded an update"):
         figures(described, replace(result, model=b""))

@@ -318,3 +318,21 @@ def test_a_fingerprint_tells_of_everything_that_matters() -> None:
     ]
     assert fingerprint(base) == fingerprint(experiment())
     assert len({fingerprint(base), *map(fingerprint, others)}) == 1 + len(others)
+
+
+def test_a_size_that_is_kept_is_one_that_the_log_has_room_for_most_of_the_time(exports: SettledExports) -> None:
+    """A client whose first moment is its best took the whole model for good, and sat every later round out."""
+    free_bytes = (LARGE_BYTES, *(SMALL_BYTES,) * 9)
+    clients = (client("ada", 0, *free_bytes), client("bob", 1, SMALL_BYTES), client("cyd", 2, LARGE_BYTES))
+    described = VirtualExperiment(config=config(method=FlexiFed()), clients=clients, evaluation=part(10))
+    first, second = run_in_process(described, exports).rounds
+    assert (first.participation, second.participation) == (1.0, 1.0)
+    for record in (first, second):
+        rows = by_name(record)
+        assert rows["ada"].spec_id == rows["bob"].spec_id != rows["cyd"].spec_id
+    # Nine tenths of its log have that little; who may lack room in all of them, has the first reading's size.
+    patient = replace(described, config=config(method=FlexiFed(), log_quantile=0.95))
+    first, second = run_in_process(patient, exports).rounds
+    assert first.participation == 1.0
+    assert second.participation == pytest.approx(2 / 3)
+    assert second.left_out == "1 skipped: memory"

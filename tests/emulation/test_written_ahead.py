@@ -42,7 +42,7 @@ def test_later_rounds_train_what_earlier_ones_wanted(searched: VirtualResult) ->
     assert first.programs_written > len(tasks), "one for each task, and one that was wanted"
     wanted = {row.wanted for row in first.clients} - {""}
     assert wanted & {row.spec for record in later for row in record.clients}
-    assert all(row.utilisation_lost > 0 for row in first.clients if row.wanted)
+    assert all(row.parameters_lost > 0 for row in first.clients if row.wanted)
     assert sum(row.utilisation or 0 for row in later[-1].clients) > sum(row.utilisation or 0 for row in first.clients)
 
 

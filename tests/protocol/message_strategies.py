@@ -70,6 +70,7 @@ _BY_TYPE: dict[Any, st.SearchStrategy[Any]] = {
 _BY_FIELD: dict[str, st.SearchStrategy[Any]] = {
     "client_id": _CLIENT_IDS,
     "holder": _CLIENT_IDS,
+    "log_quantile": st.none() | st.floats(0, 1, exclude_max=True),
     "device": _SHOWN,
     "operators": st.lists(_SHOWN, max_size=3).map(tuple),
     "architecture": st.one_of(st.none(), st.builds(dataclasses.replace, SPECS, name=_SHOWN)),

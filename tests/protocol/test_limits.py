@@ -10,7 +10,7 @@ import pytest
 from subfleet.protocol.errors import ProtocolError
 from subfleet.protocol.limits import MAX_NAME_CHARACTERS, PRESENCE_LIMITS, PROFILE_LIMITS, TELEMETRY_LIMITS
 from subfleet.protocol.messages import Message, Presence, Profile, Telemetry, decode, encode
-from subfleet.protocol.readings import Reading
+from subfleet.protocol.readings import LogLow, Reading
 from subfleet.protocol.subnet import SubnetSpec
 
 NUMBERS = (int, float, bool, int | None, float | None)
@@ -90,7 +90,8 @@ def test_a_declared_architecture_is_limited_as_a_whole() -> None:
 
 def test_every_text_list_and_mapping_of_these_messages_has_a_limit() -> None:
     # Each by its own rules.
-    bounded = {"client_id", "architecture", "reading", "class_names", "other_input_shapes"}
+    bounded = {"client_id", "architecture", "reading", "log_low", "class_names", "other_input_shapes"}
+    assert set(typing.get_type_hints(LogLow).values()) <= set(NUMBERS)
     for message, limits in ((PRESENCE, PRESENCE_LIMITS), (PROFILE, PROFILE_LIMITS), (TELEMETRY, TELEMETRY_LIMITS)):
         hints = typing.get_type_hints(type(message))
         kinds = {field.name: hints[field.name] for field in dataclasses.fields(message)}

@@ -10,8 +10,8 @@ import pytest
 
 from subfleet.protocol.errors import FileError
 from subfleet.server import plots
-from subfleet.server.columns import CLIENT_COLUMNS
-from subfleet.server.records import ClientRow, RoundRecord, RunResult
+from subfleet.server.columns import CLIENT_COLUMNS, participation_text
+from subfleet.server.records import ClientRow, RoundRecord, RunResult, participation_of
 from subfleet.server.results import write_results
 
 pytestmark = pytest.mark.slow  # drawing takes more than a second
@@ -62,7 +62,9 @@ def test_summary_and_tables_hold_every_round_and_client(tmp_path: Path) -> None:
     used, unused = summary["rounds"][0]["clients"]
     assert used == {**dataclasses.asdict(FOLDED), "utilisation": 15 / 18}
     assert unused == {**dataclasses.asdict(SKIPPED), "utilisation": SKIPPED.utilisation}
-    assert summary["rounds"][0]["folded"] == 1
+    assert summary["participation"] == summary["rounds"][0]["participation"] == 0.5
+    assert (summary["rounds"][0]["due"], summary["rounds"][0]["folded"]) == (2, 1)
+    assert summary["rounds"][0]["left_out"] == "1 skipped: memory"
     assert summary["rounds"][0]["limits"] == "1 memory"
     assert used["limit"] == "memory"
     with (tmp_path / "clients.csv").open(encoding="utf-8", newline="") as file:
@@ -76,7 +78,36 @@ def test_summary_and_tables_hold_every_round_and_client(tmp_path: Path) -> None:
     assert rows[0]["measured_peak_bytes"] == "14000000"
     assert [row["limit"] for row in rows] == ["memory"] * 4
     with (tmp_path / "rounds.csv").open(encoding="utf-8", newline="") as file:
-        assert [row["limits"] for row in csv.DictReader(file)] == ["1 memory"] * 2
+        told = [(row["limits"], row["participation"], row["left_out"]) for row in csv.DictReader(file)]
+    assert told == [("1 memory", "0.5", "1 skipped: memory")] * 2
+
+
+def test_participation_is_the_share_of_those_who_were_to_take_part() -> None:
+    states = {
+        "folded": 4,
+        "skipped: no subnet fits: the smallest needs 7 bytes of memory and the budget is 6": 2,
+        "skipped: no subnet fits: the smallest needs 9 bytes of memory and the budget is 8": 1,
+        "skipped: the device is not available now": 1,
+        "skipped: it was not drawn for this round": 5,
+        "refused: memory: the program needs 9 bytes, but 8 bytes are free for training now": 1,
+        "missing: no answer came in time": 1,
+    }
+    rows = tuple(
+        dataclasses.replace(FOLDED, status=status, limit="memory" if "budget" in status else "")
+        for status, count in states.items()
+        for _ in range(count)
+    )
+    record = dataclasses.replace(ROUND, clients=rows)
+    assert (len(record.due), len(record.folded), record.participation) == (10, 4, 0.4)
+    assert record.left_out == (
+        "3 skipped: memory; 1 missing: no answer came in time; 1 refused: memory; "
+        "1 skipped: the device is not available now"
+    )
+    assert participation_text(record) == f"4 of 10 devices took part ({record.left_out})"
+    alone = dataclasses.replace(ROUND, clients=(FOLDED,))
+    assert participation_text(alone) == "1 of 1 devices took part"
+    assert participation_of((record, alone)) == 5 / 11
+    assert participation_of(()) == dataclasses.replace(ROUND, clients=rows[8:9]).participation == 0.0
 
 
 def test_the_report_needs_nothing_else_and_escapes_what_it_shows(tmp_path: Path) -> None:
@@ -85,6 +116,8 @@ def test_the_report_needs_nothing_else_and_escapes_what_it_shows(tmp_path: Path)
     assert "a&lt;b" in report
     assert "&lt;tiny&gt;" in report
     assert "<th>limit</th>" in report
+    assert "Devices took part in <b>50.0%</b> of the rounds" in report
+    assert report.count("1 of 2 devices took part (1 skipped: memory)") == 2
     assert report.count("<td>memory</td>") == 4
     assert "<script" not in report
     assert 'src="http' not in report

@@ -25,6 +25,7 @@ from server.fake_device import PLENTY_BYTES
 
 from subfleet.protocol.messages import Presence, Task
 from subfleet.server.actions import Fetch, Fold, Prepare, PrepareModels, SendTask, Withdraw
+from subfleet.server.answers import MAX_HEADER_BYTES
 from subfleet.server.config import Deadlines
 from subfleet.server.coordinator import round_info, step
 from subfleet.server.events import (
@@ -199,6 +200,12 @@ def test_an_update_that_announces_too_much_is_refused_before_it_is_fetched() -> 
     offered = update(PLAN, state, "ada")
     huge = replace(offered, blob=replace(offered.blob, size_bytes=2**40))
     assert replies(step(PLAN, state, UpdateOffered(update=huge), 3.0)[1]) == ["refused"]
+    weights = _task(state, "ada").weights
+    assert weights is not None
+    for more, answer in ((0, []), (1, ["refused"])):
+        size_bytes = MAX_HEADER_BYTES + weights.size_bytes + more
+        large = replace(offered, blob=replace(offered.blob, size_bytes=size_bytes))
+        assert replies(step(PLAN, state, UpdateOffered(update=large), 3.0)[1]) == answer
 
 
 def test_an_update_after_the_close_is_refused_unless_it_was_accepted() -> None:

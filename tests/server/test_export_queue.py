@@ -1,7 +1,6 @@
 """Programs that are written ahead of the rounds that want them."""
 
-from collections.abc import Callable, Mapping
-from concurrent.futures import Future
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
@@ -10,12 +9,9 @@ from typing import Any
 import pytest
 from server.coordinator_cases import CLIENTS, measured, measuring, plan_of, prepared, refusal, telemetry, update
 from server.methods.method_cases import QUICK
-from server.server_rig import FakeExports, World, config, fleet
 
-from subfleet.elastic.distillation import DistillationSettings
-from subfleet.export.requests import TrainRequest
-from subfleet.protocol.errors import ExportError
 from subfleet.protocol.readings import Budget
+from subfleet.protocol.subnet import SubnetSpec
 from subfleet.protocol.topics import Topics
 from subfleet.server.actions import Action, Close, Export, Fold
 from subfleet.server.config import Deadlines
@@ -24,7 +20,6 @@ from subfleet.server.database import open_database
 from subfleet.server.events import Exported, Folded, Measured, Refused, Tick, UpdateStored
 from subfleet.server.methods.dynamic_selection import DynamicSelection
 from subfleet.server.methods.policies import Ask, Assigned, Draw, Written
-from subfleet.server.planning import plan_of as planned
 from subfleet.server.rounds import NO_PROGRAM_BYTES, Plan, Queued, RunState
 from subfleet.server.rows import round_record
 from subfleet.server.search.queue import Wish
@@ -71,11 +66,16 @@ def asked(plan: Plan, state: RunState, now_s: float = 2.0) -> tuple[RunState, li
     return state, [action.queued for action in found if isinstance(action, Export)]
 
 
+def _price_bytes(plan: Plan, size: SubnetSpec | None) -> int:
+    return 0 if size is None else plan.price(size).training_memory_bytes["onnx"]
+
+
 def trained(plan: Plan, state: RunState, now_s: float = 3.0) -> tuple[RunState, tuple[Action, ...]]:
-    """Everybody's update is stored."""
+    """Everybody's program plans what its price says, and everybody's update is stored."""
     found: tuple[Action, ...] = ()
     for name in CLIENTS:
-        state, _ = step(plan, state, prepared(plan, state, name), now_s)
+        event = prepared(plan, state, name, planned_peak_bytes=_price_bytes(plan, state.seats[name].size))
+        state, _ = step(plan, state, event, now_s)
         state, actions = step(plan, state, UpdateStored(update=update(plan, state, name)), now_s)
         found += actions
     return state, found
@@ -90,10 +90,11 @@ def folded(plan: Plan, state: RunState, now_s: float = 4.0) -> tuple[RunState, C
     return state, close
 
 
-def written(plan: Plan, state: RunState, *, planned_peak_bytes: int = 1000) -> RunState:
-    """All of the queue is written."""
+def written(plan: Plan, state: RunState, *, planned_peak_bytes: int | None = None) -> RunState:
+    """All of the queue is written; programs plan what prices say, where nothing else is told."""
     for queued in state.queue:
-        state, _ = step(plan, state, Exported(queued=queued, planned_peak_bytes=planned_peak_bytes), 3.0)
+        peak_bytes = planned_peak_bytes or _price_bytes(plan, queued.size)
+        state, _ = step(plan, state, Exported(queued=queued, planned_peak_bytes=peak_bytes), 3.0)
     return state
 
 
@@ -278,19 +279,18 @@ def test_a_search_gets_what_it_wanted_one_round_later_and_the_records_say_so() -
     plan = plan_of(method=SEARCH)
     state = _searched_once(plan)
     wanted = {name: None if seat.wanted is None else seat.wanted.size for name, seat in state.seats.items()}
-    state, close = folded(plan, written(plan, state, planned_peak_bytes=5000))
+    state, close = folded(plan, written(plan, state))
     record = round_record(plan, close, Traffic(Topics()))
     # Three first programs, of which clients may share one, and those for the next round.
     assert record.programs_written == len({row.spec_id for row in record.clients}) + len(set(wanted.values()) - {None})
     for row in record.clients:
         better = wanted[row.client_id]
         if better is None:
-            assert (row.wanted, row.utilisation_lost) == ("", 0.0)
+            assert (row.wanted, row.parameters_lost) == ("", 0.0)
             continue
-        need_bytes = plan.price(better).training_memory_bytes["onnx"]
         assert row.wanted == better.name
-        assert row.utilisation_lost == pytest.approx((need_bytes - row.planned_peak_bytes) / BUDGETS[row.client_id])
-        assert row.utilisation_lost > 0
+        assert row.parameters_lost == pytest.approx(1 - row.parameters / plan.price(better).parameters)
+        assert row.parameters_lost > 0
     assert {row.wanted for row in record.clients} != {""}
     state, exports = _told(plan, state, BUDGETS)
     given = {seat.size for seat in state.seats.values()}
@@ -334,67 +334,3 @@ def test_the_journal_gives_back_pool_plans_and_queue_and_the_search_goes_on_alik
         (seat.size, seat.wanted) for seat in back[0].seats.values()
     ]
     assert (there[1], there[0].pool) == (back[1], back[0].pool)
-
-
-def _unwritable(names: set[str]) -> Callable[[TrainRequest], int]:
-    """An exporter that plans 3 kB for each, and cannot write what a search composes of some widths."""
-
-    def peak_bytes(request: TrainRequest) -> int:
-        if request.spec.spec_id in names:
-            raise ExportError("a layer cannot be trained")
-        return 3000
-
-    return peak_bytes
-
-
-def _held_back(exports: FakeExports, sizes: set[str]) -> None:
-    """From now on only these sizes are written; the others never become ready."""
-    write = exports.submit_training
-
-    def submit(request: TrainRequest) -> "Future[Path]":
-        return write(request) if request.spec.spec_id in sizes else Future()
-
-    exports.submit_training = submit  # type: ignore[method-assign]
-
-
-def _run(folder: Path, names: set[str], *, kill: bool = False) -> World:
-    settings = config(method=replace(SEARCH, distillation=DistillationSettings(iterations=2)), rounds=3)
-    behaviours = fleet()
-    for name, behaviour in behaviours.items():
-        behaviour.memory_budget_bytes = lambda _, name=name: BUDGETS[name]  # type: ignore[misc]
-    world = World(folder, settings, behaviours, planned=_unwritable(names))
-    if kill:
-        _held_back(world.exports, {size.spec_id for size in planned(settings, "run").space})
-        world.run(lambda: world.server.state.folded_round == 0 and world.server.state.queue != () and _all_done(world))
-        del world.exports.submit_training
-        world.kill_server()
-    world.run()
-    return world
-
-
-def _all_done(world: World) -> bool:
-    return all(seat.stage == "done" for seat in world.server.state.seats.values())
-
-
-def _wanted_first(world: World) -> set[str]:
-    training = [one for one in world.exports.requests if isinstance(one, TrainRequest)]
-    given = {task.spec.spec_id for device in world.devices.values() for task in device.tasks if task.round == 1}
-    return {one.spec.spec_id for one in training} - given
-
-
-def test_a_run_writes_ahead_and_the_same_bits_come_after_a_kill(tmp_path: Path) -> None:
-    calm = _run(tmp_path / "calm", set())
-    first, second, _ = calm.notes.records
-    assert first.programs_written > 0
-    assert {row.spec for row in second.clients} - {row.spec for row in first.clients}
-    assert sum(row.utilisation_lost for row in first.clients) > sum(row.utilisation_lost for row in second.clients)
-    assert _run(tmp_path / "killed", set(), kill=True).model_bytes() == calm.model_bytes()
-
-
-def test_a_run_whose_wishes_cannot_be_written_goes_on_without_them(tmp_path: Path) -> None:
-    broken = _wanted_first(_run(tmp_path / "whole", set()))
-    assert broken
-    world = _run(tmp_path / "broken", broken)
-    given = {task.spec.spec_id for device in world.devices.values() for task in device.tasks if task.work == "train"}
-    assert not given & broken
-    assert {row.status for record in world.notes.records for row in record.clients} == {"folded"}

@@ -1,6 +1,8 @@
 """Reads a resource log at a given time, as if the device were there."""
 
+import math
 from bisect import bisect_right
+from collections.abc import Callable
 
 from subfleet.device_profiles.logs import ResourceLog
 from subfleet.protocol.readings import Reading
@@ -32,3 +34,45 @@ class ReplayedLog:
             raise ValueError(f"log_time_s is {log_time_s}, but must be 0 or more")
         at_s = log_time_s % self.period_s if self.period_s else 0.0
         return self.log.rows[bisect_right(self._times_s, at_s) - 1].reading
+
+    def low(self, quantile: float) -> Reading:
+        """Free memory and link rates that the device has at least, but for a share of the time that it is available.
+
+        Each is told by itself: both memory and link may be lower for twice the share. Unknown memory counts as none; a
+        link that is unknown is no limit, and is unknown here where it is for long enough.
+
+        Args:
+            quantile: the share of time, at least 0 and below 1; 0 gives the least of the log.
+
+        Raises:
+            ValueError: the quantile is out of range.
+        """
+        if not 0 <= quantile < 1:
+            raise ValueError(f"quantile is {quantile}, but must be at least 0 and below 1")
+        memory_bytes = self._low(lambda reading: reading.memory_free_bytes or 0, quantile)
+        down_bps = self._low(lambda reading: _rate(reading.downlink_bps), quantile)
+        up_bps = self._low(lambda reading: _rate(reading.uplink_bps), quantile)
+        return Reading(memory_free_bytes=int(memory_bytes), downlink_bps=_known(down_bps), uplink_bps=_known(up_bps))
+
+    def _low(self, value: Callable[[Reading], float], quantile: float) -> float:
+        """The largest value below which the log is for no more than the share of its time."""
+        ends_s = (*self._times_s[1:], self.period_s)
+        held = [
+            (value(row.reading), end_s - time_s)
+            for row, time_s, end_s in zip(self.log.rows, self._times_s, ends_s, strict=True)
+            if row.reading.available
+        ]
+        left_s = quantile * math.fsum(seconds for _, seconds in held)
+        for lowest, seconds in sorted(held):
+            left_s -= seconds
+            if left_s < 0:
+                return lowest
+        return max(held)[0] if held else 0.0  # a log of one row takes no time
+
+
+def _rate(rate_bps: float | None) -> float:
+    return math.inf if rate_bps is None else rate_bps
+
+
+def _known(rate_bps: float) -> float | None:
+    return None if math.isinf(rate_bps) else rate_bps

@@ -171,7 +171,12 @@ def _on_round(state: AgentState, info: RoundInfo, now_s: float) -> Step:
         actions += more
     if info.phase == "measure":
         measure = Measure(
-            purpose="round", run_id=info.run_id, round=info.round, retry=info.retry, log_time_s=info.log_time_s
+            purpose="round",
+            run_id=info.run_id,
+            round=info.round,
+            retry=info.retry,
+            log_time_s=info.log_time_s,
+            log_quantile=info.log_quantile,
         )
         actions += (measure,)
     over_at_s = (state.finished_at_s or now_s) if info.phase == "finished" else None

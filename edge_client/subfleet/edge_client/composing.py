@@ -55,6 +55,7 @@ def telemetry(settings: AgentSettings, event: Measured, now_s: float) -> Telemet
         memory_budget_bytes=event.memory_budget_bytes,
         message_id=message_id,
         retry=measure.retry,
+        log_low=event.log_low,
     )
 
 

@@ -21,6 +21,10 @@ class Meter(Protocol):
         """A reading, and the time in the replayed log at which it was taken; None for a live one."""
         ...
 
+    def low(self, quantile: float) -> Reading | None:
+        """What a replayed log has at least, but for a share of its time; None where nothing is replayed."""
+        ...
+
     def note_transfer(self, direction: Direction, size_bytes: int, now_s: float) -> None:
         """Some bytes of a blob have passed."""
         ...
@@ -46,6 +50,10 @@ class ReplayMeter:
         reading = self._log.read(self._log_time_s)
         self._set_rates(_paced(reading.downlink_bps), _paced(reading.uplink_bps))
         return self._log_time_s, reading
+
+    def low(self, quantile: float) -> Reading | None:
+        """See `Meter.low`."""
+        return self._log.low(quantile)
 
     def note_transfer(self, direction: Direction, size_bytes: int, now_s: float) -> None:
         """A replayed link's rate is the log's; what passes tells nothing new."""

@@ -171,6 +171,11 @@ class LiveMeter:
             network=_known(self._network),
         )
 
+    def low(self, quantile: float) -> Reading | None:
+        """See `Meter.low`; nobody knows what this device will have."""
+        del quantile
+        return None
+
     def note_transfer(self, direction: Direction, size_bytes: int, now_s: float) -> None:
         """See `Meter.note_transfer`."""
         self._rates[direction].note(size_bytes, now_s)

@@ -55,6 +55,7 @@ from subfleet.protocol.messages import (
     decode,
     encode,
 )
+from subfleet.protocol.readings import LogLow, Reading
 from subfleet.protocol.topics import CHUNK, Topics
 from subfleet.transport.base import Connected, Delivery, Disconnected, Transport, Will
 from subfleet.transport.complaints import Complaints
@@ -313,15 +314,30 @@ class Session:
 
     def _measure(self, action: Measure) -> None:
         log_time_s, reading = self._meter.read(action.log_time_s)
+        low = None if action.log_quantile is None else self._meter.low(action.log_quantile)
+        self._events.append(
+            Measured(
+                measure=action,
+                log_time_s=log_time_s,
+                reading=reading,
+                memory_budget_bytes=self._memory_budget_bytes(reading),
+                log_low=None
+                if low is None
+                else LogLow(
+                    memory_budget_bytes=self._memory_budget_bytes(low),
+                    downlink_bps=low.downlink_bps,
+                    uplink_bps=low.uplink_bps,
+                ),
+            )
+        )
+
+    def _memory_budget_bytes(self, reading: Reading) -> int:
         profile = self._settings.profile
-        budget_bytes = memory_budget_bytes(
+        return memory_budget_bytes(
             reading,
             profile.memory_share,
             limit_bytes=profile.memory_limit_bytes,
             data_bytes=self._settings.data_bytes,
-        )
-        self._events.append(
-            Measured(measure=action, log_time_s=log_time_s, reading=reading, memory_budget_bytes=budget_bytes)
         )
 
     def _train(self, action: Train) -> None:

@@ -17,7 +17,7 @@ from subfleet.protocol.messages import (
     Update,
 )
 from subfleet.protocol.programs import TrainResult
-from subfleet.protocol.readings import Reading
+from subfleet.protocol.readings import LogLow, Reading
 from subfleet.protocol.scoring import CandidateScore
 from subfleet.protocol.task import Task
 
@@ -245,12 +245,14 @@ class Measured:
         measure: what was asked.
         log_time_s: the time in the replayed log that was read; None for a live reading.
         memory_budget_bytes: the share of free memory that training may take.
+        log_low: what the log has but for the share of time that was named; None where none was, or there is no log.
     """
 
     measure: "Measure"
     log_time_s: float | None
     reading: Reading
     memory_budget_bytes: int
+    log_low: LogLow | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -340,7 +342,7 @@ class Measure:
     Attributes:
         purpose: "round" answers an announcement, "task" is the check before training, "live" is the regular one.
         log_time_s: where a replayed log is to be read; None: where it was read last.
-        run_id: for "round", of the announcement, as are round and retry.
+        run_id: for "round", of the announcement, as are round, retry and log_quantile.
         task_id: for "task", whose check it is.
     """
 
@@ -350,6 +352,7 @@ class Measure:
     round: int | None = None
     retry: int = 0
     task_id: str = ""
+    log_quantile: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

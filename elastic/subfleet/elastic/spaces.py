@@ -228,6 +228,15 @@ class SearchSpace:
         most = self.largest
         return tuple(round(min(max(own, 0), 1) * last) for own, last in zip(shares, most, strict=True))
 
+    def corner(self, rng: Random) -> Genes:
+        """A subnet whose every gene is the smallest or the largest, of any size alike.
+
+        What has the most parameters within a budget is near such a one: where memory is dear it is spent on the genes
+        that give most parameters for it, and on no other.
+        """
+        share = rng.random()
+        return tuple(last if rng.random() < share else 0 for last in self.largest)
+
     def mutate(self, genes: Genes, rng: Random) -> Genes:
         """One gene, drawn among those with several options, a step up or down; the same genes where there is none."""
         open_genes = [place for place, gene in enumerate(self.genes) if len(gene.options) > 1]

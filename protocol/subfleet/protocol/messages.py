@@ -15,7 +15,7 @@ from subfleet.protocol.class_names import check_class_counts
 from subfleet.protocol.errors import ProtocolError
 from subfleet.protocol.identifiers import check_client_id, new_message_id
 from subfleet.protocol.limits import PRESENCE_LIMITS, PROFILE_LIMITS, TELEMETRY_LIMITS, check_lengths, check_shapes
-from subfleet.protocol.readings import Reading
+from subfleet.protocol.readings import LogLow, Reading
 from subfleet.protocol.schema import ADDED_LATER, canonical_json, from_plain, parse_json, to_plain
 from subfleet.protocol.scoring import MAX_CANDIDATES, CandidateScore
 from subfleet.protocol.subnet import MAX_SPEC_BYTES, SubnetSpec
@@ -148,6 +148,7 @@ class Telemetry:
         reading: what was measured or replayed.
         memory_budget_bytes: what this device gives to training: its share of free memory, at most its limit.
         retry: of the announcement that it answers.
+        log_low: what its log has but for the share of time that the announcement names; None where nothing is told.
     """
 
     KIND: ClassVar[str] = "telemetry"
@@ -160,6 +161,7 @@ class Telemetry:
     memory_budget_bytes: int
     message_id: str = field(default_factory=new_message_id)
     retry: int = field(default=0, metadata=ADDED_LATER)
+    log_low: LogLow | None = field(default=None, metadata=ADDED_LATER)
 
     def __post_init__(self) -> None:
         check_client_id(self.client_id)
@@ -177,6 +179,7 @@ class RoundInfo:
         log_time_s: where replayed logs are to be read in this round; None for a live run.
         deadline_s: seconds after which the phase closes without those who are missing.
         retry: how often this round was tried before without anything to fold.
+        log_quantile: devices that replay a log tell what it has but for this share of its time; None asks for nothing.
     """
 
     KIND: ClassVar[str] = "round"
@@ -188,6 +191,11 @@ class RoundInfo:
     deadline_s: float
     message_id: str = field(default_factory=new_message_id)
     retry: int = field(default=0, metadata=ADDED_LATER)
+    log_quantile: float | None = field(default=None, metadata=ADDED_LATER)
+
+    def __post_init__(self) -> None:
+        if self.log_quantile is not None and not 0 <= self.log_quantile < 1:
+            raise ValueError(f"log_quantile is {self.log_quantile}, but must be at least 0 and below 1")
 
 
 RefusalReason = Literal["memory", "runtime", "program", "data", "failed", "disk", "link"]

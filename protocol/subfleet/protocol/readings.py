@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 from subfleet.protocol.schema import ADDED_LATER
 
-__all__ = ["Budget", "Reading"]
+__all__ = ["Budget", "LogLow", "Reading"]
 
 MAX_NETWORK_CHARACTERS = 64
 
@@ -50,6 +50,27 @@ class Reading:
             )
         if self.battery_fraction is not None and not 0 <= self.battery_fraction <= 1:
             raise ValueError(f"battery_fraction is {self.battery_fraction}, but must be between 0 and 1")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogLow:
+    """What a device has in a replayed log at least, but for a share of the log's time. Each part is told by itself.
+
+    Attributes:
+        memory_budget_bytes: what it gives to training of its free memory then.
+        downlink_bps: link rate towards the device, bits per second; None is unknown.
+        uplink_bps: link rate from the device, bits per second; None is unknown.
+    """
+
+    memory_budget_bytes: int
+    downlink_bps: float | None = None
+    uplink_bps: float | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("memory_budget_bytes", "downlink_bps", "uplink_bps"):
+            value = getattr(self, name)
+            if value is not None and value < 0:
+                raise ValueError(f"{name} is {value}, but must be 0 or more")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

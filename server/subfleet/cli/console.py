@@ -13,7 +13,7 @@ from rich.text import Text
 
 from subfleet.cli.literal import literal
 from subfleet.protocol.text import printable
-from subfleet.server.columns import CLIENT_COLUMNS, Column
+from subfleet.server.columns import CLIENT_COLUMNS, Column, participation_text
 from subfleet.server.records import ClientRow, RoundRecord
 
 __all__ = ["Display", "PlainLines", "SilentDisplay", "Tables", "display_for", "progress"]
@@ -51,6 +51,8 @@ class Tables:
         columns = _that_fit(record.clients, self._console.width)
         # A title of the table's own would be broken at the table's width, which may be less than the screen's.
         self._console.print(literal(_title(record), "bold"))
+        if record.left_out:
+            self._console.print(literal(participation_text(record)))
         table = Table(box=SIMPLE_HEAD, padding=(0, _GAP - 1, 0, 0), show_edge=False, pad_edge=False)
         for column in columns:
             head = Text("\n").join(literal(word) for word in column.title.split())
@@ -94,6 +96,8 @@ class PlainLines:
     def round_finished(self, record: RoundRecord) -> None:
         """Show a line for the round and one for each device."""
         self._line(_title(record))
+        if record.left_out:
+            self._line(f"  {participation_text(record)}")
         for row in record.clients:
             self._line("  " + "  ".join(f"{column.title}={column.cell(row)}" for column in CLIENT_COLUMNS))
 
@@ -133,7 +137,7 @@ def progress(title: str) -> Iterator[Callable[[str], None]]:
 def _title(record: RoundRecord) -> str:
     logs = "" if record.log_time_s is None else f", logs read at {record.log_time_s:g} s"
     what = ", norms measured" if record.calibrated else ""
-    subnets = len({row.spec_id for row in record.clients if row.status == "folded"})
+    subnets = len({row.spec_id for row in record.folded})
     return (
         f"round {record.round}: accuracy {record.accuracy:.4f}, {subnets} different subnet{'s' * (subnets != 1)}, "
         f"{record.seconds:.1f} s{logs}{what}"

@@ -4,7 +4,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from subfleet.protocol.readings import Budget, Reading
+from subfleet.protocol.readings import Budget, LogLow, Reading
 from subfleet.protocol.subnet import SubnetSpec
 
 __all__ = [
@@ -62,13 +62,13 @@ def ordered(candidates: Sequence[Candidate]) -> tuple[Candidate, ...]:
 
 
 def budget_of(
-    reading: Reading, memory_budget_bytes: int, *, communication_s: float, forward_macs: int | None = None
+    link: Reading | LogLow, memory_budget_bytes: int, *, communication_s: float, forward_macs: int | None = None
 ) -> Budget:
     """What one task may cost a device: its memory share, and the bytes its link moves in `communication_s` seconds."""
     return Budget(
         memory_bytes=memory_budget_bytes,
-        downlink_bytes=_link_bytes(reading.downlink_bps, communication_s),
-        uplink_bytes=_link_bytes(reading.uplink_bps, communication_s),
+        downlink_bytes=_link_bytes(link.downlink_bps, communication_s),
+        uplink_bytes=_link_bytes(link.uplink_bps, communication_s),
         forward_macs=forward_macs,
     )
 

@@ -3,9 +3,9 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from subfleet.server.records import ClientRow
+from subfleet.server.records import ClientRow, RoundRecord
 
-__all__ = ["CLIENT_COLUMNS", "Column"]
+__all__ = ["CLIENT_COLUMNS", "Column", "participation_text"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,3 +63,9 @@ CLIENT_COLUMNS: tuple[Column, ...] = (
     Column(title="share", cell=_trained(lambda row: f"{row.share:.0%}"), rank=11),
     Column(title="state", cell=_state, rank=0, words=True),
 )
+
+
+def participation_text(record: RoundRecord) -> str:
+    """How many took part in a round, and why the others did not."""
+    text = f"{len(record.folded)} of {len(record.due)} devices took part"
+    return f"{text} ({record.left_out})" if record.left_out else text

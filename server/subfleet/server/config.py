@@ -134,6 +134,8 @@ class ServerConfig:
         quorum: share of the given tasks that must be answered to close a round; below 1 a round does not wait for the
             slowest, and its outcome depends on timing.
         communication_s: seconds of its link that a device gives to a round, each way.
+        log_quantile: where a client keeps one size, and replays a log, the share of the log's time in which it may have
+            less memory, or less of a link, than that size takes; at least 0 and below 1.
         training_s: seconds that a device gives to training in a round; 0 is no limit. It limits those devices that tell
             what they compute in a second.
         clock: a logical clock for replayed logs; None reads everything live.
@@ -173,6 +175,7 @@ class ServerConfig:
     suspicion: SuspicionSettings = field(default_factory=SuspicionSettings)
     quorum: float = 1.0
     communication_s: float = 10.0
+    log_quantile: float = 0.1
     training_s: float = 0.0
     clock: LogClock | None = None
     deadlines: Deadlines = field(default_factory=Deadlines)
@@ -198,10 +201,7 @@ class ServerConfig:
                 raise ValueError(f"{name} is {getattr(self, name)}, but must be above 0 and at most 1")
         if not self.rates or not all(0 < rate <= 1 for rate in self.rates):
             raise ValueError(f"rates are {list(self.rates)}, but must be one or more numbers above 0 and at most 1")
-        if self.communication_s <= 0:
-            raise ValueError(f"communication_s is {self.communication_s}, but must be above 0")
-        if self.training_s < 0:
-            raise ValueError(f"training_s is {self.training_s}, but must be 0 for no limit, or above 0")
+        self._check_budgets()
         self._check_norms()
         self._check_classes()
         if not self.targets:
@@ -220,6 +220,14 @@ class ServerConfig:
             raise ValueError(
                 f"classes names {len(self.classes)}, but must name all {self.model.class_count} of the model"
             )
+
+    def _check_budgets(self) -> None:
+        if self.communication_s <= 0:
+            raise ValueError(f"communication_s is {self.communication_s}, but must be above 0")
+        if not 0 <= self.log_quantile < 1:
+            raise ValueError(f"log_quantile is {self.log_quantile}, but must be at least 0 and below 1")
+        if self.training_s < 0:
+            raise ValueError(f"training_s is {self.training_s}, but must be 0 for no limit, or above 0")
 
     def _check_combination(self) -> None:
         said = Combination(
@@ -312,6 +320,7 @@ class ServerConfig:
         )
         more = (
             "communication_s",
+            "log_quantile",
             "training_s",
             "clock",
             "max_attempts",

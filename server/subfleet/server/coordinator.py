@@ -87,6 +87,7 @@ def round_info(plan: Plan, state: RunState, now_s: float) -> RoundInfo | None:
         deadline_s=max(0.0, limit_s - (now_s - state.entered_s)),
         message_id=f"{plan.run_id}/{state.round}{again}/{phase}",
         retry=state.retry,
+        log_quantile=plan.log_quantile if phase == "measure" else None,
     )
 
 

@@ -9,7 +9,7 @@ BY_METHOD = "method"
 """A larger size would have fitted, and the method gave another."""
 
 
-def deciding_limit(ask: Ask, given: Candidate | None) -> str:
+def deciding_limit(ask: Ask, given: Candidate | None, only: Candidate | None = None) -> str:
     """What keeps a client from more than it was given.
 
     A limit decides where a larger size is excluded by it alone. Where every larger size exceeds several limits, these
@@ -18,10 +18,13 @@ def deciding_limit(ask: Ask, given: Candidate | None) -> str:
     Args:
         ask: what the method was asked for the client.
         given: what it gave; None where nothing fits.
+        only: where nothing was given, the one size that might have been.
 
     Returns:
         Names of limits with "+" between them, "method", or nothing where the largest size was given.
     """
+    if given is None and only is not None:
+        return "+".join(limit for limit in LIMITS if limit in ask.exceeded(only))
     larger = [ask.exceeded(one) for one in ask.candidates if given is None or one.order > given.order]
     if not all(larger):
         return BY_METHOD

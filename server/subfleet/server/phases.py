@@ -12,7 +12,8 @@ from subfleet.server.retrying import fruitless, opened
 from subfleet.server.rounds import Member, Phase, Plan, Queued, RunState, Seat
 from subfleet.server.scoring import proposed_seat, without_late_scores
 from subfleet.server.search.queue import most_wanted
-from subfleet.server.selection import selected
+from subfleet.server.seating import explored
+from subfleet.server.selection import NOT_DRAWN, selected
 
 __all__ = ["advance", "expected_clients"]
 
@@ -110,16 +111,17 @@ def _assign(plan: Plan, state: RunState, now_s: float) -> Outcome:
     seats: dict[str, Seat] = {}
     actions: list[Action] = []
     drawn = _drawn(plan, state)
+    # All look before any is given anything: what is found for one serves all others, whatever their names.
+    for name in drawn:
+        if found := explored(plan, state, state.seats[name]):
+            state = replace(state, pool=tuple(dict.fromkeys((*state.pool, *found))))
     for name, seat in sorted(state.seats.items()):
         seats[name] = seat
         if seat.stage == "answered" and name not in drawn:
-            seats[name] = replace(seat, stage="skipped", reason="it was not drawn for this round")
+            seats[name] = replace(seat, stage="skipped", reason=NOT_DRAWN)
         elif seat.stage == "answered":
-            seats[name], more, found = proposed_seat(plan, state, seat)
+            seats[name], more = proposed_seat(plan, state, seat)
             actions += more
-            # What was found for one client serves the next one of the same round.
-            if found:
-                state = replace(state, pool=tuple(dict.fromkeys((*state.pool, *found))))
     queue = _queue(plan, state, seats)
     exports = tuple(Export(queued=one, round=state.round) for one in queue if one not in state.queue)
     return replace(state, seats=MappingProxyType(seats), queue=queue), (*actions, *exports)

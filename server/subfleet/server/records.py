@@ -1,10 +1,14 @@
 """What a run tells of itself: one row per client and round, a record per round, a result at its end."""
 
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-__all__ = ["ClientRow", "DeployedModel", "RoundRecord", "RunObserver", "RunResult", "share_of_budget"]
+from subfleet.server.selection import NOT_DRAWN
+
+__all__ = ["ClientRow", "DeployedModel", "RoundRecord", "RunObserver", "RunResult", "participation_of"]
 
 _FLOAT_BYTES = 4
 
@@ -41,7 +45,7 @@ class ClientRow:
         limit: what kept it from a larger subnet: "memory", "link", "compute" or "runtime" where a larger one is
             excluded by that alone; several with "+" between them where every larger one exceeds more than one; "method"
             where a larger one would have fitted; empty where it was given the largest.
-        utilisation_lost: how much more of a budget that one would have used, as far as its price tells.
+        parameters_lost: share of that one's parameters that it was not given, 0 to 1.
     """
 
     client_id: str
@@ -64,7 +68,7 @@ class ClientRow:
     sample_count: int
     status: str
     wanted: str = ""
-    utilisation_lost: float = 0.0
+    parameters_lost: float = 0.0
     refusals: str = ""
     weight: float = 0.0
     share: float = 0.0
@@ -81,13 +85,29 @@ class ClientRow:
         """How much of its tightest budget, memory or a link, its task used; None where it had no task."""
         if not self.planned_peak_bytes or not self.budget_bytes:
             return None
-        return share_of_budget(self.planned_peak_bytes, self.weight_bytes, self.update_bytes, self)
+        moved = (
+            (self.weight_bytes, self.downlink_budget_bytes),
+            (self.update_bytes, self.uplink_budget_bytes),
+        )
+        return max(
+            self.planned_peak_bytes / self.budget_bytes,
+            *(size_bytes / link_bytes if link_bytes else 0.0 for size_bytes, link_bytes in moved),
+        )
 
+    @property
+    def due(self) -> bool:
+        """Whether it was to take part: clients that were not drawn for the round were not."""
+        return self.status != f"skipped: {NOT_DRAWN}"
 
-def share_of_budget(memory_bytes: int, weight_bytes: int, update_bytes: int, row: ClientRow) -> float:
-    """The largest share of a subnet in what a client could give."""
-    moved = ((weight_bytes, row.downlink_budget_bytes), (update_bytes, row.uplink_budget_bytes))
-    return max(memory_bytes / row.budget_bytes, *(size / link if link else 0.0 for size, link in moved))
+    @property
+    def why_left_out(self) -> str:
+        """What it was left out for, in a few words that others share; empty where it was folded."""
+        stage, _, reason = self.status.partition(": ")
+        if stage == "folded":
+            return ""
+        if stage == "refused":
+            reason = reason.partition(":")[0]
+        return f"{stage}: {self.limit if stage == 'skipped' and self.limit else reason}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,6 +129,34 @@ class RoundRecord:
     programs_written: int = 0
     calibrated: bool = False
     retries: int = 0
+
+    @property
+    def due(self) -> tuple[ClientRow, ...]:
+        """The clients that were to take part."""
+        return tuple(row for row in self.clients if row.due)
+
+    @property
+    def folded(self) -> tuple[ClientRow, ...]:
+        """The clients that did."""
+        return tuple(row for row in self.clients if row.status == "folded")
+
+    @property
+    def participation(self) -> float:
+        """Their share, 0 to 1."""
+        return participation_of((self,))
+
+    @property
+    def left_out(self) -> str:
+        """How many of the others were left out for what, such as "9 skipped: memory; 1 missing: no answer came"."""
+        counted = Counter(row.why_left_out for row in self.due if row.why_left_out)
+        return "; ".join(f"{count} {why}" for why, count in sorted(counted.items(), key=lambda one: (-one[1], one[0])))
+
+
+def participation_of(rounds: Iterable[RoundRecord]) -> float:
+    """Of the client rounds in which a client was to take part, the share that was folded; 0 where there were none."""
+    counts = [(len(record.folded), len(record.due)) for record in rounds]
+    due = sum(count for _, count in counts)
+    return sum(count for count, _ in counts) / due if due else 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

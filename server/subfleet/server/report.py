@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from html import escape
 from typing import Any
 
-from subfleet.server.columns import CLIENT_COLUMNS
-from subfleet.server.records import RoundRecord, RunResult
+from subfleet.server.columns import CLIENT_COLUMNS, participation_text
+from subfleet.server.records import RoundRecord, RunResult, participation_of
 
 __all__ = ["failed_html", "report_html", "status_html"]
 
@@ -32,7 +32,8 @@ def report_html(name: str, result: RunResult, record: dict[str, Any]) -> str:
     rounds = result.rounds
     reached = (
         f"<p>Test accuracy of the full model <b>{result.accuracy:.4f}</b> after {len(rounds)} rounds "
-        f"(run <code>{escape(result.run_id)}</code>).</p>"
+        f"(run <code>{escape(result.run_id)}</code>). Devices took part in "
+        f"<b>{participation_of(rounds):.1%}</b> of the rounds in which they were to.</p>"
     )
     method = f"<p>Method <code>{escape(result.method)}</code>, against its paper: {escape(result.method_status)}.</p>"
     parts = [
@@ -115,6 +116,7 @@ def _round(record: RoundRecord) -> str:
     title = f"Round {record.round}: accuracy {record.accuracy:.4f}, {record.seconds:.1f} s"
     if record.log_time_s is not None:
         title += f", logs read at {record.log_time_s:g} s"
+    title += f"; {participation_text(record)}"
     titles = [column.title for column in CLIENT_COLUMNS]
     rows = [[column.cell(row) for column in CLIENT_COLUMNS] for row in record.clients]
     return f"<h2>{escape(title)}</h2>{_table(titles, rows)}"

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from subfleet.protocol.errors import FileError
-from subfleet.server.records import ClientRow, RoundRecord, RunResult
+from subfleet.server.records import ClientRow, RoundRecord, RunResult, participation_of
 from subfleet.server.report import failed_html, report_html
 
 __all__ = ["round_row", "summary", "write_results"]
@@ -59,13 +59,14 @@ def _report(name: str, result: RunResult, record: dict[str, Any]) -> str:
 
 
 def summary(name: str, result: RunResult) -> dict[str, Any]:
-    """The run as plain data: its accuracy, its rounds with a row per client, and what was deployed."""
+    """The run as plain data: its accuracy, how many took part, its rounds with a row per client."""
     return {
         "name": name,
         "run_id": result.run_id,
         "method": result.method,
         "method_status": result.method_status,
         "accuracy": result.accuracy,
+        "participation": participation_of(result.rounds),
         "rounds": [
             {**round_row(record), "clients": [_plain(row) for row in record.clients]} for record in result.rounds
         ],
@@ -74,20 +75,23 @@ def summary(name: str, result: RunResult) -> dict[str, Any]:
 
 def round_row(record: RoundRecord) -> dict[str, Any]:
     """One round without its clients, as a flat row."""
-    folded = [row for row in record.clients if row.status == "folded"]
+    folded = record.folded
     return {
         "round": record.round,
         "accuracy": record.accuracy,
         "loss": record.loss,
         "seconds": record.seconds,
         "log_time_s": record.log_time_s,
+        "due": len(record.due),
         "folded": len(folded),
+        "participation": record.participation,
+        "left_out": record.left_out,
         "subnets": len({row.spec_id for row in folded}),
         "limits": _limits(folded),
         "bytes_down": sum(row.bytes_down for row in record.clients),
         "bytes_up": sum(row.bytes_up for row in record.clients),
         "utilisation": sum(row.utilisation or 0.0 for row in folded) / len(folded) if folded else 0.0,
-        "utilisation_lost": sum(row.utilisation_lost for row in folded) / len(folded) if folded else 0.0,
+        "parameters_lost": sum(row.parameters_lost for row in folded) / len(folded) if folded else 0.0,
         "programs_written": record.programs_written,
         "retries": record.retries,
     }

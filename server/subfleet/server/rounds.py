@@ -88,6 +88,11 @@ class Plan:
         """The sizes that may be assigned, from smallest to largest."""
         return tuple(candidate.spec for candidate in self.candidates)
 
+    @property
+    def log_quantile(self) -> float | None:
+        """What devices are asked to tell of the logs that they replay; None asks for nothing."""
+        return self.config.log_quantile if self.policies.lasting and self.config.clock is not None else None
+
     def training(self, round_number: int, *, student: SubnetSpec | None = None) -> TrainingSettings:
         """The local training of a round, or how norms are measured in it.
 
@@ -150,6 +155,7 @@ class Seat:
     """One client's place in a round.
 
     Attributes:
+        lasting: the same as its replayed log has it but for a share of the time; None where it told nothing of a log.
         attempt: how many tasks it was given before in this round.
         sample_count: of the client's data, as its profile told before the round: its update counts no more.
         telemetry_id: of the message in which it told what it can give.
@@ -174,6 +180,7 @@ class Seat:
     stage: Stage
     runtime: str = ""
     budget: Budget | None = None
+    lasting: Budget | None = None
     memory_free_bytes: int | None = None
     memory_budget_bytes: int = 0
     attempt: int = 0

@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from subfleet.server.actions import Close
-from subfleet.server.records import ClientRow, DeployedModel, RoundRecord, share_of_budget
+from subfleet.server.records import ClientRow, DeployedModel, RoundRecord
 from subfleet.server.rounds import Plan, Seat
 from subfleet.server.traffic import Traffic
 from subfleet.server.updates import update_bytes
@@ -63,9 +63,8 @@ def _client_row(plan: Plan, seat: Seat, traffic: Traffic, weight: Weight | None)
     if seat.wanted is None or row.utilisation is None:
         return row
     wanted = plan.price(seat.wanted.size)
-    memory_bytes = wanted.training_memory_bytes[seat.runtime]
-    better = share_of_budget(memory_bytes, wanted.weight_bytes, wanted.update_bytes, row)
-    return replace(row, wanted=wanted.spec.name, utilisation_lost=max(0.0, better - row.utilisation))
+    lost = max(0.0, 1 - row.parameters / wanted.parameters)
+    return replace(row, wanted=wanted.spec.name, parameters_lost=lost)
 
 
 def _update_bytes(plan: Plan, seat: Seat) -> int:

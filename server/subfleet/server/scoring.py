@@ -16,7 +16,6 @@ from subfleet.server.answers import score_task_id
 from subfleet.server.events import ScoringPrepared
 from subfleet.server.methods.policies import Assigned
 from subfleet.server.rounds import Plan, RunState, Seat
-from subfleet.server.search.query import Known
 from subfleet.server.seating import ask_of, assigned_seat, given_seat
 from subfleet.server.unfit import unscorable_sizes
 
@@ -39,7 +38,7 @@ _LEAST = 2
 """Candidates; one alone needs no score."""
 
 
-def proposed_seat(plan: Plan, state: RunState, seat: Seat) -> tuple[Seat, tuple[Action, ...], tuple[Known, ...]]:
+def proposed_seat(plan: Plan, state: RunState, seat: Seat) -> tuple[Seat, tuple[Action, ...]]:
     """Propose candidates to a client that has answered, where the method has some; else choose a size at once."""
     propose = plan.policies.propose
     if propose is None or seat.budget is None or plan.config.calibrates(state.round):
@@ -49,7 +48,7 @@ def proposed_seat(plan: Plan, state: RunState, seat: Seat) -> tuple[Seat, tuple[
     if len(proposals) < _LEAST:
         return assigned_seat(plan, state, seat)
     waiting = replace(seat, stage="scoring", proposals=tuple(one.spec for one in proposals))
-    return waiting, (prepare_scoring_action(state, waiting),), ()
+    return waiting, (prepare_scoring_action(state, waiting),)
 
 
 def prepare_scoring_action(state: RunState, seat: Seat) -> PrepareScoring:
@@ -127,7 +126,7 @@ def unscored_seat(plan: Plan, state: RunState, seat: Seat) -> tuple[Seat, tuple[
 
     What a search finds now is not remembered: it would depend on who was answered first.
     """
-    given, actions, _ = assigned_seat(plan, state, replace(seat, task=None))
+    given, actions = assigned_seat(plan, state, replace(seat, task=None))
     return given, actions
 
 

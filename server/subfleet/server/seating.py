@@ -6,7 +6,7 @@ from types import MappingProxyType
 
 from subfleet.protocol.messages import Profile, Refusal, Task, Telemetry
 from subfleet.protocol.programs import ProgramRef
-from subfleet.protocol.readings import Budget
+from subfleet.protocol.readings import Budget, LogLow, Reading
 from subfleet.protocol.subnet import SubnetSpec
 from subfleet.protocol.text import printable
 from subfleet.protocol.update_codecs import Uncompressed
@@ -27,6 +27,7 @@ from subfleet.tasks import shape_problem
 __all__ = [
     "ask_of",
     "assigned_seat",
+    "explored",
     "given_seat",
     "measured_seat",
     "prepare_action",
@@ -50,9 +51,10 @@ def measured_seat(plan: Plan, profile: Profile, telemetry: Telemetry) -> Seat:
         device=profile.device,
         stage="answered",
         runtime=next((name for name in profile.runtimes if name in plan.config.targets), ""),
-        budget=_budget(plan, profile, telemetry),
+        budget=_budget(plan, profile, telemetry, telemetry.reading, telemetry.memory_budget_bytes),
+        lasting=_lasting(plan, profile, telemetry),
         memory_free_bytes=telemetry.reading.memory_free_bytes,
-        memory_budget_bytes=_memory_bytes(plan, profile, telemetry),
+        memory_budget_bytes=_memory_bytes(plan, profile, telemetry.memory_budget_bytes),
         sample_count=profile.sample_count,
         telemetry_id=telemetry.message_id,
         class_counts=class_counts,
@@ -64,19 +66,27 @@ def measured_seat(plan: Plan, profile: Profile, telemetry: Telemetry) -> Seat:
     return replace(seat, stage="skipped", reason=reason[:_MOST_CHARACTERS]) if reason else seat
 
 
-def _budget(plan: Plan, profile: Profile, telemetry: Telemetry) -> Budget:
+def _budget(plan: Plan, profile: Profile, telemetry: Telemetry, link: Reading | LogLow, offered_bytes: int) -> Budget:
     passes = plan.training(telemetry.round or 1).epochs * profile.sample_count
     return budget_of(
-        telemetry.reading,
-        _memory_bytes(plan, profile, telemetry),
+        link,
+        _memory_bytes(plan, profile, offered_bytes),
         communication_s=plan.config.communication_s,
         forward_macs=forward_macs_of(profile.macs_per_s, plan.config.training_s, passes),
     )
 
 
-def _memory_bytes(plan: Plan, profile: Profile, telemetry: Telemetry) -> int:
+def _lasting(plan: Plan, profile: Profile, telemetry: Telemetry) -> Budget | None:
+    """What it says of its log; believed as its budget is: what it claims beyond that, no task is held against."""
+    low = telemetry.log_low
+    if low is None or plan.log_quantile is None:
+        return None
+    return _budget(plan, profile, telemetry, low, low.memory_budget_bytes)
+
+
+def _memory_bytes(plan: Plan, profile: Profile, offered_bytes: int) -> int:
     limits = plan.config.memory_limits
-    return limits.bounded(telemetry.memory_budget_bytes, device=profile.device, client_id=profile.client_id)
+    return limits.bounded(offered_bytes, device=profile.device, client_id=profile.client_id)
 
 
 def _why_not(plan: Plan, profile: Profile, telemetry: Telemetry, runtime: str) -> str:
@@ -91,13 +101,19 @@ def _why_not(plan: Plan, profile: Profile, telemetry: Telemetry, runtime: str) -
     return ""
 
 
-def assigned_seat(plan: Plan, state: RunState, seat: Seat) -> tuple[Seat, tuple[Action, ...], tuple[Known, ...]]:
-    """Choose a subnet for a client that has answered; and what the search has found on its way."""
+def explored(plan: Plan, state: RunState, seat: Seat) -> tuple[Known, ...]:
+    """What the method's search has come by for a client that has answered."""
+    if plan.policies.explore is None or seat.budget is None:
+        return ()
+    return plan.policies.explore(ask_of(plan, state, seat))
+
+
+def assigned_seat(plan: Plan, state: RunState, seat: Seat) -> tuple[Seat, tuple[Action, ...]]:
+    """Choose a subnet for a client that has answered."""
     if seat.budget is None:
-        return replace(seat, stage="skipped", reason="it told no budget"), (), ()
+        return replace(seat, stage="skipped", reason="it told no budget"), ()
     ask = ask_of(plan, state, seat)
-    assigned = plan.policies.assign(ask)
-    return (*given_seat(plan, state, seat, ask, assigned), assigned.found)
+    return given_seat(plan, state, seat, ask, plan.policies.assign(ask))
 
 
 def prepare_action(state: RunState, seat: Seat) -> Prepare | None:
@@ -120,7 +136,7 @@ def prepared_seat(
     lacking = lacking_operators(event.operators, _operators(state, seat))
     if lacking:
         return _without_operators(plan, state, seat, lacking)
-    if seat.budget is None or seat.spec is None or event.planned_peak_bytes > seat.budget.memory_bytes:
+    if seat.budget is None or seat.spec is None or event.planned_peak_bytes > _room_bytes(plan, state, seat):
         return _choose_below(plan, state, seat, "memory")
     task_name = task_id(plan, state, seat.client_id, seat.attempt)
     calibrates = plan.config.calibrates(state.round)
@@ -144,6 +160,17 @@ def prepared_seat(
         classes=plan.config.classes,
     )
     return replace(seat, stage="out", task=task, reason=""), (SendTask(task=task),)
+
+
+def _room_bytes(plan: Plan, state: RunState, seat: Seat) -> int:
+    """What a program may plan: what there is now, and for a size that is given for good also what its log has.
+
+    The smallest size is given for good whatever the log has, as there is nothing below it.
+    """
+    room_bytes = seat.budget.memory_bytes if seat.budget is not None else 0
+    if seat.lasting is None or seat.client_id in state.last or seat.size == plan.space[0]:
+        return room_bytes
+    return min(room_bytes, seat.lasting.memory_bytes)
 
 
 def _without_operators(
@@ -239,6 +266,7 @@ def ask_of(
         operators=_operators(state, seat),
         refused=unfit_sizes(state, seat.client_id, seat.runtime),
         declared=seat.architecture,
+        lasting=seat.lasting,
     )
 
 
@@ -247,7 +275,7 @@ def _draw(plan: Plan, state: RunState, seat: Seat) -> Draw:
 
 
 def _choose_below(plan: Plan, state: RunState, seat: Seat, limit: Limit) -> tuple[Seat, tuple[Action, ...]]:
-    """A smaller subnet. What a search finds now is not remembered: it would depend on who was answered first."""
+    """A smaller subnet, of those that were known when the round began: nothing depends on who was answered first."""
     ask = ask_of(plan, state, seat, below=seat.size, below_limit=limit)
     return given_seat(plan, state, seat, ask, plan.policies.assign(ask))
 
@@ -256,7 +284,7 @@ def given_seat(
     plan: Plan, state: RunState, seat: Seat, ask: Ask, assigned: Assigned
 ) -> tuple[Seat, tuple[Action, ...]]:
     """Give a client what was chosen for it; skipped where that is nothing."""
-    seat = replace(seat, limit=deciding_limit(ask, assigned.candidate))
+    seat = replace(seat, limit=deciding_limit(ask, assigned.candidate, assigned.only))
     if assigned.candidate is None:
         reason = assigned.reason or _why_none(seat, ask)
         return replace(seat, stage="skipped", size=None, spec=None, reason=reason[:_MOST_CHARACTERS]), ()

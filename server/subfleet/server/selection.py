@@ -3,7 +3,10 @@
 import hashlib
 from collections.abc import Iterable
 
-__all__ = ["selected"]
+__all__ = ["NOT_DRAWN", "selected"]
+
+NOT_DRAWN = "it was not drawn for this round"
+"""Why a client that could take part is skipped."""
 
 
 def selected(clients: Iterable[str], count: int, *, seed: int, round_number: int, retry: int = 0) -> tuple[str, ...]:

@@ -1,6 +1,7 @@
 """A small space, its prices and devices that the tests of searches share."""
 
 import hashlib
+from dataclasses import dataclass, replace
 from functools import cache
 from random import Random
 from types import MappingProxyType
@@ -14,7 +15,7 @@ from subfleet.elastic.spaces import SearchSpace, search_space, uniform_space
 from subfleet.protocol.readings import Budget
 from subfleet.protocol.subnet import SubnetSpec
 from subfleet.server.assignment import Candidate
-from subfleet.server.search.query import Choice, Query, Search
+from subfleet.server.search.query import Explored, Fit, Query, Search
 
 TARGETS = ("onnx", "executorch")
 RATES = (0.25, 0.5, 0.75, 1)
@@ -91,6 +92,24 @@ def any_query(draw: st.DrawFn) -> Query:
     )
 
 
+def _richer(draw: st.DrawFn, limit: int | None) -> int | None:
+    """A limit that is no closer; none at all is the widest."""
+    return None if limit is None or draw(st.booleans()) else limit + draw(st.integers(0, 2 * limit))
+
+
+@st.composite
+def poorer_and_richer(draw: st.DrawFn) -> tuple[Query, Query]:
+    query = draw(any_query())
+    limits = query.limits
+    more = Budget(
+        memory_bytes=limits.memory_bytes + draw(st.integers(0, 2 * limits.memory_bytes)),
+        downlink_bytes=_richer(draw, limits.downlink_bytes),
+        uplink_bytes=_richer(draw, limits.uplink_bytes),
+        forward_macs=_richer(draw, limits.forward_macs),
+    )
+    return query, replace(query, limits=more)
+
+
 def within(candidate: Candidate, query: Query) -> bool:
     """Whether a subnet stays within every budget, told one number at a time."""
     limits = query.limits
@@ -103,10 +122,25 @@ def within(candidate: Candidate, query: Query) -> bool:
     )
 
 
-def run(search: Search, asked: list[Query], *, first: int = 0) -> list[Choice]:
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """What a search gave one device, and what it came by on its way."""
+
+    fit: Fit | None
+    explored: Explored
+
+    @property
+    def parameters(self) -> int:
+        return 0 if self.fit is None else self.fit.candidate.parameters
+
+
+def answered(search: Search, query: Query, rng: Random) -> Answer:
+    """Look, learn and answer, as for a device that is alone in its round."""
+    explored = search.explore(query, rng)
+    search.learn(explored.found)
+    return Answer(fit=search.best(query), explored=explored)
+
+
+def run(search: Search, asked: list[Query], *, first: int = 0) -> list[Answer]:
     """Serve devices one after the other, each with a stream of its own."""
-    choices = []
-    for place, query in enumerate(asked, start=first):
-        choices.append(search.choose(query, stream("device", place)))
-        search.learn(choices[-1].found)
-    return choices
+    return [answered(search, query, stream("device", place)) for place, query in enumerate(asked, start=first)]

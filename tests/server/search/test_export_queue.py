@@ -53,25 +53,20 @@ def test_where_no_written_size_fits_it_is_the_largest_of_the_space_that_does() -
     assert _given([], query_at(0, 0), UNIFORM_PRICES) is None
 
 
-def test_a_wish_tells_how_much_of_the_budget_is_lost() -> None:
-    query = query_at(0.7, 0.7)
-    fits = sorted(filter(None, (fit_of(one, query) for one in UNIFORM_PRICES)), key=lambda fit: fit.utilisation)
-    best, now = fits[-1], fits[0]
-    wish = wish_of(best.candidate, now.candidate, query)
-    assert wish == Wish(size=best.candidate.spec, target="onnx", lost=best.utilisation - now.utilisation)
-    assert wish_of(best.candidate, best.candidate, query) is None
-    assert wish_of(now.candidate, best.candidate, query) is None, "nothing is lost by what uses more"
+def test_a_wish_tells_which_share_of_its_parameters_is_lost() -> None:
+    best, now = UNIFORM_PRICES[-1], UNIFORM_PRICES[2]
+    wish = wish_of(best, now, "onnx")
+    assert wish == Wish(size=best.spec, target="onnx", lost=(best.parameters - now.parameters) / best.parameters)
+    assert wish_of(best, best, "onnx") is None
+    assert wish_of(now, best, "onnx") is None, "nothing is lost by what has more"
 
 
 @pytest.mark.parametrize("share", [0.98, 1.02])
 def test_what_gains_next_to_nothing_is_no_wish(share: float) -> None:
-    chosen, query = ends()[0], Query(target="onnx", limits=query_at(1, 1).limits)
-    query = replace(query, limits=replace(query.limits, memory_bytes=10**9, downlink_bytes=None, uplink_bytes=None))
+    def having(parameters: float) -> Candidate:
+        return replace(ends()[0], parameters=int(parameters))
 
-    def needing(memory_bytes: float) -> Candidate:
-        return replace(chosen, training_memory_bytes={"onnx": int(memory_bytes)})
-
-    wish = wish_of(needing(0.5 * 10**9), needing((0.5 - share * LEAST_GAIN) * 10**9), query)
+    wish = wish_of(having(10**9), having((1 - share * LEAST_GAIN) * 10**9), "onnx")
     assert (wish is None) == (share < 1)
 
 
@@ -101,18 +96,18 @@ def test_the_order_of_devices_takes_no_part(wishes: list[Wish], seed: int, limit
     assert len(begun) == min(limit, len({wish.key for wish in wishes}))
 
 
-def test_the_utilisation_that_is_lost_falls_as_programs_are_written() -> None:
+def test_what_is_lost_falls_as_programs_are_written() -> None:
     search = ParetoSearch(SPACE, price, TARGETS, uniform=UNIFORM)
     written = {ends()[0].spec.spec_id: ends()[0]}
     losses = []
     for number in range(8):
         asked = [query for query in queries(12, seed=number) if fit_of(ends()[0], query) is not None]
         wishes = []
-        for query, choice in zip(asked, run(search, asked, first=100 * number), strict=True):
+        for query, answer in zip(asked, run(search, asked, first=100 * number), strict=True):
             now = _given(written.values(), query)
-            assert choice.fit is not None
+            assert answer.fit is not None
             assert now is not None
-            wishes.append(wish_of(choice.fit.candidate, now, query))
+            wishes.append(wish_of(answer.fit.candidate, now, query.target))
         losses.append(sum(wish.lost for wish in wishes if wish is not None) / len(asked))
         known = {f"onnx/{name}" for name in written}
         for begun in most_wanted(filter(None, wishes), known, 4):

@@ -1,7 +1,19 @@
 import math
 
 import pytest
-from server.search.search_cases import NETWORK, RATES, SPACE, TARGETS, ends, price, queries, query_at, run, stream
+from server.search.search_cases import (
+    NETWORK,
+    RATES,
+    SPACE,
+    TARGETS,
+    answered,
+    ends,
+    price,
+    queries,
+    query_at,
+    run,
+    stream,
+)
 
 from subfleet.elastic.spaces import search_space, uniform_space
 from subfleet.protocol.errors import ConfigError
@@ -22,49 +34,50 @@ def test_the_pool_begins_with_the_smallest_and_the_largest() -> None:
 
 def test_an_epsilon_of_one_never_explores() -> None:
     search = PaperSearch(SPACE, price, TARGETS, PaperSettings(epsilon=1))
-    assert {choice.draws for choice in run(search, queries(300))} == {0}
+    assert {answer.explored.draws for answer in run(search, queries(300))} == {0}
     assert search.pool == ()
 
 
 def test_an_epsilon_of_zero_always_ends_at_t_max() -> None:
     search = PaperSearch(SPACE, price, TARGETS, PaperSettings(epsilon=0, t_max=3))
-    choices = run(search, queries(20))
-    assert {(choice.draws, choice.hit) for choice in choices} == {(4, True)}
+    explored = [answer.explored for answer in run(search, queries(20))]
+    assert {(one.draws, one.hit) for one in explored} == {(4, True)}
 
 
 def test_the_hit_rate_is_that_of_as_many_draws_in_a_row() -> None:
     search = PaperSearch(SPACE, price, TARGETS, PaperSettings(epsilon=0.3, t_max=1))
-    hits = sum(search.choose(query_at(0.5, 0.5), stream(place)).hit for place in range(2000))
+    hits = sum(search.explore(query_at(0.5, 0.5), stream(place)).hit for place in range(2000))
     # t_max + 1 draws, each with probability 0.7: 0.49; four standard deviations of 2000 are 0.045.
     assert hits / 2000 == pytest.approx(0.7**2, abs=0.045)
 
 
 def test_a_draw_joins_the_pool_whether_it_fits_or_not_and_a_larger_one_is_taken() -> None:
-    search = PaperSearch(SPACE, price, TARGETS, PaperSettings(epsilon=0))
     low = price(SPACE.spec(SPACE.smallest)).training_memory_bytes["onnx"]
-    tight = search.choose(query_at(0.12, 1), stream(1))
+    tight = answered(PaperSearch(SPACE, price, TARGETS, PaperSettings(epsilon=0)), query_at(0.12, 1), stream(1))
+    found = tight.explored.found
     assert tight.fit is not None
-    assert any(price(one.spec).training_memory_bytes["onnx"] > 3 * low for one in tight.found)
-    assert all(one.drawn for one in tight.found)
-    wide = search.choose(query_at(0.9, 0.9), stream(1))
+    assert any(price(one.spec).training_memory_bytes["onnx"] > 3 * low for one in found)
+    assert all(one.drawn for one in found)
+    wide = answered(PaperSearch(SPACE, price, TARGETS, PaperSettings(epsilon=0)), query_at(0.9, 0.9), stream(1))
+    assert wide.explored == tight.explored, "what is drawn does not depend on the budget"
     assert wide.fit is not None
-    assert wide.fit.candidate.spec in {one.spec for one in wide.found}
+    assert wide.fit.candidate.spec in {one.spec for one in found}
 
 
 def test_the_largest_of_the_pool_is_the_one_with_most_parameters() -> None:
     search = PaperSearch(SPACE, price, TARGETS, PaperSettings(epsilon=1))
     search.learn([Known(spec=SPACE.spec(SPACE.random(stream(place))), drawn=True) for place in range(300)])
     for query in queries(50):
-        fit = search.choose(query, stream(0)).fit
+        fit = search.best(query)
         held = [one.parameters for one in search.known if not why_not(one, "onnx", query.limits)]
         assert (fit.candidate.parameters if fit else None) == (max(held) if held else None)
 
 
 def test_a_full_pool_draws_but_does_not_grow() -> None:
     search = PaperSearch(SPACE, price, TARGETS, PaperSettings(epsilon=0.2, pool_limit=10))
-    choices = run(search, queries(60))
+    answers = run(search, queries(60))
     assert len(search.known) == 10
-    assert choices[-1].draws + choices[-2].draws + choices[-3].draws > 0
+    assert sum(answer.explored.draws for answer in answers[-3:]) > 0
 
 
 def test_uniform_ratios_reproduce_heterofl_exactly() -> None:
@@ -76,14 +89,14 @@ def test_uniform_ratios_reproduce_heterofl_exactly() -> None:
     searches: list[Search] = [
         paper,
         ParetoSearch(space, price, TARGETS, uniform=listed),
-        exhaustive_search(space, price, TARGETS, goal=0),
+        exhaustive_search(space, price, TARGETS),
         ListedSearch(listed, price, TARGETS),
     ]
     candidates = ordered([price(spec) for spec in listed])
     for query in queries(200):
         wanted = next((one for one in reversed(candidates) if not why_not(one, "onnx", query.limits)), None)
         for search in searches:
-            fit = search.choose(query, stream(0)).fit
+            fit = search.best(query)
             assert (fit.candidate.spec.spec_id if fit else None) == (wanted.spec.spec_id if wanted else None)
 
 

@@ -12,6 +12,7 @@ from server.search.search_cases import (
     UNIFORM,
     any_query,
     ends,
+    poorer_and_richer,
     price,
     queries,
     query_at,
@@ -24,13 +25,13 @@ from subfleet.protocol.schema import from_plain, to_plain
 from subfleet.server.search.listed import ListedSearch, exhaustive_search
 from subfleet.server.search.paper import PaperSearch, PaperSettings
 from subfleet.server.search.pareto import ParetoSearch, ParetoSettings
-from subfleet.server.search.query import Choice, Known, Query, Search
+from subfleet.server.search.query import Known, Query, fit_of
 
-SEARCHES: Mapping[str, Callable[[], Search]] = {
+SEARCHES: Mapping[str, Callable[[], PaperSearch | ParetoSearch | ListedSearch]] = {
     "paper": lambda: PaperSearch(SPACE, price, TARGETS, PaperSettings(epsilon=0.5)),
     "pareto": lambda: ParetoSearch(SPACE, price, TARGETS, uniform=UNIFORM, settings=ParetoSettings(trials=12)),
     "uniform": lambda: ListedSearch(UNIFORM, price, TARGETS),
-    "exhaustive": lambda: exhaustive_search(SPACE, price, TARGETS, goal=1),
+    "exhaustive": lambda: exhaustive_search(SPACE, price, TARGETS),
 }
 EVERY = pytest.mark.parametrize("name", SEARCHES)
 WARM = {name: make() for name, make in SEARCHES.items()}
@@ -42,7 +43,7 @@ for _search in WARM.values():
 @settings(deadline=None, max_examples=100)
 @given(query=any_query())
 def test_an_answer_is_never_over_any_budget(name: str, query: Query) -> None:
-    fit = WARM[name].choose(query, stream(query.limits.memory_bytes)).fit
+    fit = WARM[name].best(query)
     smallest = ends()[0]
     if fit is None:
         # Whatever a search knows, it knows the smallest; the uniform space has a smallest of its own.
@@ -63,7 +64,7 @@ def test_the_pool_only_grows(name: str) -> None:
     search = SEARCHES[name]()
     seen: tuple[Known, ...] = ()
     for place, query in enumerate(queries(30)):
-        found = search.choose(query, stream(place)).found
+        found = search.explore(query, stream(place)).found
         search.learn(found)
         assert search.pool[: len(seen)] == seen
         assert set(found) <= set(search.pool)
@@ -73,11 +74,28 @@ def test_the_pool_only_grows(name: str) -> None:
 
 
 @EVERY
-def test_choosing_remembers_nothing_and_follows_the_stream(name: str) -> None:
+@settings(deadline=None, max_examples=100)
+@given(queries=poorer_and_richer())
+def test_who_can_give_more_never_gets_fewer_parameters(name: str, queries: tuple[Query, Query]) -> None:
+    poorer, richer = (WARM[name].best(query) for query in queries)
+    assert poorer is None or (richer is not None and richer.rank[0] >= poorer.rank[0])
+
+
+@EVERY
+@settings(deadline=None, max_examples=60)
+@given(query=any_query())
+def test_of_what_is_known_the_answer_has_the_most_parameters_and_then_uses_most(name: str, query: Query) -> None:
+    held = [fit for one in WARM[name].known if (fit := fit_of(one, query)) is not None]
+    best = WARM[name].best(query)
+    assert (best.rank if best else None) == max((fit.rank for fit in held), default=None)
+
+
+@EVERY
+def test_looking_remembers_nothing_and_follows_the_stream(name: str) -> None:
     search = WARM[name]
     query, before = query_at(0.6, 0.4), search.pool
-    answers = [search.choose(query, stream("same")) for _ in range(3)]
-    assert answers[0] == answers[1] == answers[2]
+    found = [search.explore(query, stream("same")) for _ in range(3)]
+    assert found[0] == found[1] == found[2]
     assert search.pool == before
 
 
@@ -86,32 +104,26 @@ def test_a_search_that_learned_a_journal_goes_on_alike(name: str) -> None:
     asked = queries(60, seed=2)
     whole = SEARCHES[name]()
     begun = run(whole, asked[:30])
-    journal = json.dumps([to_plain(one) for choice in begun for one in choice.found])
+    journal = json.dumps([to_plain(one) for answer in begun for one in answer.explored.found])
     restored = SEARCHES[name]()
     restored.learn([from_plain(Known, plain) for plain in json.loads(journal)])
     assert restored.pool == whole.pool
-    assert [_told(one) for one in run(restored, asked[30:], first=30)] == [
-        _told(one) for one in run(whole, asked[30:], first=30)
-    ]
-
-
-def _told(choice: Choice) -> tuple[object, ...]:
-    return choice.fit, choice.found, choice.draws, choice.hit
+    assert run(restored, asked[30:], first=30) == run(whole, asked[30:], first=30)
 
 
 @EVERY
 def test_a_refused_subnet_is_not_given(name: str) -> None:
     query = query_at(0.7, 0.7)
-    first = WARM[name].choose(query, stream(1)).fit
+    first = WARM[name].best(query)
     assert first is not None
     gone = first.candidate.spec.spec_id
     picky = replace(query, refused=lambda candidate: "no" if candidate.spec.spec_id == gone else "")
-    second = WARM[name].choose(picky, stream(1)).fit
+    second = WARM[name].best(picky)
     assert second is not None
     assert second.candidate.spec.spec_id != gone
-    assert WARM[name].choose(replace(query, refused=lambda candidate: "no"), stream(1)).fit is None
+    assert WARM[name].best(replace(query, refused=lambda candidate: "no")) is None
 
 
 @EVERY
 def test_a_target_without_a_price_is_infinitely_dear(name: str) -> None:
-    assert WARM[name].choose(replace(query_at(1, 1), target="unknown"), stream(1)).fit is None
+    assert WARM[name].best(replace(query_at(1, 1), target="unknown")) is None

@@ -18,7 +18,7 @@ from subfleet.emulation.virtual.run import VirtualResult
 from subfleet.protocol.errors import RunError
 from subfleet.server.methods.policies import Participant
 from subfleet.server.planning import plan_of
-from subfleet.server.records import ClientRow
+from subfleet.server.records import ClientRow, participation_of
 from subfleet.server.rounds import Plan
 from subfleet.server.views import Views
 from subfleet.tasks import Dataset
@@ -46,9 +46,10 @@ def figures(experiment: VirtualExperiment, result: VirtualResult) -> dict[str, A
 
     Returns:
         accuracy, loss: of the last round. rounds: each with a row per client. tiers: accuracy by tier. worst_tier.
-        own: accuracy by client. own_mean, own_worst. served: share of the clients that were ever folded. bytes_down,
-        bytes_up: of all rounds. macs: multiplications of all trainings. violations, utilisation: see above; the mean
-        over all tasks, and how much was lost to programs that were not written yet. programs_written: in all.
+        own: accuracy by client. own_mean, own_worst. participation: of all rounds of all clients that were to take
+        part, the share that was folded; least_participation: of the round with the least. never_folded: clients.
+        bytes_down, bytes_up: of all rounds. macs: multiplications of all trainings. violations, utilisation: see above;
+        the mean over all tasks. parameters_lost: to programs that were not written yet. programs_written: in all.
         over_link: tasks whose round moved more payload than a link's budget, which counts weights down and the update
         up alone: programs, when they are new, and messages come on top. backdoor: where clients teach a trigger, the
         share of the server's samples of other classes that the whole model takes for theirs once they have it.
@@ -67,14 +68,16 @@ def figures(experiment: VirtualExperiment, result: VirtualResult) -> dict[str, A
         "loss": result.rounds[-1].loss,
         **_accuracies(gallery, experiment, result),
         **_backdoor(gallery, experiment),
-        "served": len(result.trained) / len(experiment.clients),
+        "participation": participation_of(result.rounds),
+        "least_participation": min(record.participation for record in result.rounds),
+        "never_folded": len(experiment.clients) - len(result.trained),
         "bytes_down": sum(row.bytes_down for row in rows),
         "bytes_up": sum(row.bytes_up for row in rows),
         "macs": sum(macs.values()),
         "violations": sum(violates(row) for row in rows),
         "over_link": sum(_over_link(row) for row in rows),
         "utilisation": _mean([used for row in rows if (used := row.utilisation) is not None]),
-        "utilisation_lost": _mean([row.utilisation_lost for row in rows if row.utilisation is not None]),
+        "parameters_lost": _mean([row.parameters_lost for row in rows if row.utilisation is not None]),
         "programs_written": sum(record.programs_written for record in result.rounds),
         "turns": result.turns,
         "rounds": [
@@ -83,6 +86,8 @@ def figures(experiment: VirtualExperiment, result: VirtualResult) -> dict[str, A
                 "accuracy": record.accuracy,
                 "loss": record.loss,
                 "log_time_s": record.log_time_s,
+                "participation": record.participation,
+                "left_out": record.left_out,
                 "clients": [_plain(row, macs.get((row.client_id, record.round), 0)) for row in record.clients],
             }
             for record in result.rounds

@@ -41,7 +41,7 @@ class DynamicSelection:
     """Parameters of dynamic model selection.
 
     Attributes:
-        search: "pareto" is ours, which uses more of every budget; "paper" the published one.
+        search: "pareto" is ours, which finds larger subnets for every budget; "paper" the published one.
         rates: ratios of the search space, without the 0 that drops a block; empty takes every size.
         prices: "planned" prices subnets by a model of the planner, "estimated" by their shapes, without the seconds
             that the model takes at first and with more that turn out too large.
@@ -94,6 +94,7 @@ class DynamicSelection:
         """A search for each client, and what the whole model teaches."""
         memory = _Memory(self)
         return Policies(
+            explore=memory.explore,
             assign=memory.assign,
             weigh=weigh_by(self.weighting),
             distillation=self.distillation,
@@ -122,16 +123,20 @@ class _Memory:
         self._method = method
         self._searches: dict[str, tuple[Search, tuple[Known, ...]]] = {}
 
+    def explore(self, ask: Ask) -> tuple[Known, ...]:
+        """What the search comes by when it looks for subnets for a client."""
+        return self._search_with(ask).explore(_query(ask), ask.draw.stream("search")).found
+
     def assign(self, ask: Ask) -> Assigned:
         """See the module. The answer depends on what is asked alone."""
-        query = _query(ask)
-        choice = self._search_with(ask).choose(query, ask.draw.stream("search"))
-        best = choice.fit.candidate if choice.fit is not None else None
-        if best is None or best.spec.spec_id in ask.written:
-            return Assigned(candidate=best, found=choice.found)
+        fit = self._search_with(ask).best(_query(ask))
+        if fit is None:
+            return Assigned(candidate=None)
+        best = fit.candidate
+        # Where the best one is written, this is that one, or one above it whose price was too high.
         written = (_as_planned(ask, one) for one in ask.written.values())
         ready = given_now(written, ask.candidates, ask.allows) or best
-        return Assigned(candidate=ready, wanted=wish_of(best, ready, query), found=choice.found)
+        return Assigned(candidate=ready, wanted=wish_of(best, ready, ask.target))
 
     def _search_with(self, ask: Ask) -> Search:
         search, pool = self._searches.get(ask.target, (None, ()))

@@ -2,9 +2,10 @@
 
 Park and Joe-Wong, "Federated Learning with Flexible Architectures", ECML PKDD 2024, section 4 and algorithm 1.
 
-Client half: each client keeps one architecture: the largest that fits when it is given its first; with choice "score"
-the one of several whose gradients on its own data have the highest ZiCo score (algorithm 1, lines 1 and 2; section
-5.1); with "declared" the one that it has declared. Logits of classes that it lacks count as 0 where `class_mask` is on.
+Client half: each client keeps one architecture: the largest that fits its log (see `sizes`), or without one when it is
+given its first; with choice "score" the one of several whose gradients on its own data have the highest ZiCo score
+(algorithm 1, lines 1 and 2; section 5.1); with "declared" the one that it has declared. Logits of classes that it lacks
+count as 0 where `class_mask` is on.
 Server half: the last block of a shallow section also stands for the blocks that the section lacks (grafting), and every
 client's weights are brought to the mean size of all, layer by layer, before the mean (scaling). Each is a switch.
 
@@ -83,7 +84,7 @@ class FedFA:
         """See `subfleet.server.methods.policies.Method`."""
         return those_true(
             {
-                "architectures are what fits the first budget": self.choice == "largest",
+                "architectures are what fits the log or the first budget": self.choice == "largest",
                 f"the best scored of at most {self.proposals} sizes is taken": self.choice == "score",
                 "models that nobody trained stay as they are (fidelity)": self.fidelity == "fixed",
                 "changes are scaled, not weights": self.scaling and self.scaled == "changes",
@@ -107,7 +108,7 @@ class FedFA:
 
         Their weights, and those to train on afterwards, together keep to the link's budget.
         """
-        fitting = [one for one in ask.candidates if ask.allows(one)]
+        fitting = [one for one in ask.candidates if ask.allows(one) and ask.lasts(one)]
         if ask.previous is not None or not fitting:
             return ()
         *smaller, largest = fitting

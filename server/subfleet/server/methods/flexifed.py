@@ -61,7 +61,7 @@ class FlexiFed:
             "built from descriptions, as the paper's own code is not public",
             *those_true(
                 {
-                    "architectures are what fits the first budget": self.choice == "largest",
+                    "architectures are what fits the log or the first budget": self.choice == "largest",
                     "an update counts by its samples": self.weighting == "samples",
                 }
             ),

@@ -114,6 +114,7 @@ class Ask:
         operators: that the device's runtime has; empty lists nothing, and every program is tried.
         refused: by size's id, why the device said that its runtime cannot run the program.
         declared: the size that the device has declared, where the method goes by declarations; else None.
+        lasting: what its log has but for a share of the time, where the method asks for that and it replays one.
     """
 
     network: Network
@@ -130,6 +131,11 @@ class Ask:
     operators: tuple[str, ...] = ()
     refused: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     declared: SubnetSpec | None = None
+    lasting: Budget | None = None
+
+    def lasts(self, candidate: Candidate) -> bool:
+        """Whether a candidate may be given most of the time, as far as a log tells."""
+        return self.lasting is None or replace(self, budget=self.lasting).allows(candidate)
 
     def allows(self, candidate: Candidate) -> bool:
         """Whether a candidate may be given, as far as is known."""
@@ -176,14 +182,14 @@ class Assigned:
     Attributes:
         candidate: None leaves it out of the round.
         wanted: what would have been given, had its program been written; it is queued for later rounds.
-        found: sizes that a search has looked at and wants to remember.
         reason: without a candidate, why; empty says that the smallest does not fit.
+        only: without a candidate, the one size that the client might have been given.
     """
 
     candidate: Candidate | None
     wanted: Wish | None = None
-    found: tuple[Known, ...] = ()
     reason: str = ""
+    only: Candidate | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -281,12 +287,16 @@ class Policies:
 
     Attributes:
         space: the network and width rates to the sizes that may be assigned.
+        explore: what a search comes by when it looks for sizes for a client, to be remembered: asked for all clients of
+            a round before any of them is given one, so that all have the same to choose from; None looks for nothing.
         assign: chooses a size for a client.
         propose: candidates, from smallest to largest, that a client is to score on its own data; it then has the one
             of the highest score, and what `assign` chooses where it gives none. Fewer than two propose nothing; None
             never does.
         declarations: clients have the sizes that they declare: a declaration is judged when a client joins, one without
             a valid one is left out, and `assign` is told the others'.
+        lasting: clients keep the size that they get first, so that devices which replay a log are asked what it has but
+            for a share of its time: `Ask.lasting`.
         place: a size to the subnet of the model that has it, for one client and round.
         training: the configured local training and the round's number to the local training of the round.
         student: the nested subnet of self-distillation, smaller than the size; None where there is none, and the client
@@ -314,9 +324,11 @@ class Policies:
     """
 
     space: Callable[[Network, Sequence[float]], tuple[SubnetSpec, ...]] = uniform_space
+    explore: Callable[[Ask], tuple[Known, ...]] | None = None
     assign: Callable[[Ask], Assigned] = largest_fitting
     propose: Callable[[Ask], tuple[Candidate, ...]] | None = None
     declarations: bool = False
+    lasting: bool = False
     place: Callable[[Network, SubnetSpec, Draw], SubnetSpec] = in_front
     training: Callable[[TrainingSettings, int], TrainingSettings] = lambda settings, round_number: settings
     student: Callable[[Network, SubnetSpec, Draw], SubnetSpec | None] = lambda network, size, draw: None

@@ -16,8 +16,9 @@ Homogeneous = Literal["largest", "smallest", "nested"]
 learning); "smallest" the smallest of the space, by everybody; "nested" each client's largest, as in HeteroFL."""
 
 FixedSize = Literal["largest", "declared"]
-"""What each client has in all rounds: "largest" the largest size that fits when it is given one for the first time;
-"declared" the architecture that it has declared."""
+"""What each client has in all rounds: "largest" the largest size that fits what its log has but for a share of the
+time (`log_quantile`), and of a client that replays no log the largest that fits when it is given its first; "declared"
+the architecture that it has declared."""
 
 
 def one_size(model: Homogeneous, network: Network, rates: Sequence[float]) -> tuple[SubnetSpec, ...]:
@@ -39,11 +40,16 @@ def with_fixed_sizes(policies: Policies, choice: FixedSize) -> Policies:
     """A method's policies whose clients have one size each, chosen so; a client that it does not fit sits out."""
     if choice == "declared":
         return replace(policies, assign=_as_declared, declarations=True)
-    return replace(policies, assign=_keep_or_largest)
+    return replace(policies, assign=_keep_or_largest, lasting=True)
 
 
 def _keep_or_largest(ask: Ask) -> Assigned:
-    return largest_fitting(ask) if ask.previous is None else _only(ask, ask.previous, "the size that it keeps")
+    if ask.previous is not None:
+        return _only(ask, ask.previous, "the size that it keeps")
+    if ask.lasting is None:
+        return largest_fitting(ask)
+    lasting = largest_fitting(replace(ask, budget=ask.lasting)).candidate or ask.candidates[0]
+    return _only(ask, lasting.spec, "the size that its log has room for")
 
 
 def _as_declared(ask: Ask) -> Assigned:
@@ -60,4 +66,4 @@ def _only(ask: Ask, size: SubnetSpec, words: str) -> Assigned:
         return Assigned(candidate=candidate)
     if ask.below is not None:
         why = f"needs more memory than the budget of {ask.budget.memory_bytes}, as its program says"
-    return Assigned(candidate=None, reason=f"{words}, {size.name!r}, {why}")
+    return Assigned(candidate=None, reason=f"{words}, {size.name!r}, {why}", only=candidate)

@@ -1,23 +1,27 @@
-"""Better subnets in the neighbourhood of a good one, for one budget."""
+"""Larger subnets near those that are known, for one budget: exchanges that end where nothing fits any more."""
 
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from random import Random
 
 from subfleet.elastic.spaces import Genes, SearchSpace
-from subfleet.server.search.query import Fit, PriceList, Query, fit_of
+from subfleet.server.assignment import Candidate
+from subfleet.server.search.query import PriceList, Query, fit_of
 
 __all__ = ["Climb"]
 
-_MOST_CHANGED = 4
-_MOST_IDLE = 12
+_LOWERED = 2
+_RAISED = 3
+_FROM_ABOVE = 0.4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Climb:
-    """Changes a few genes at a time, some up and some down, and goes on from every change for the better.
+    """Gives up a little of a known subnet, and takes as much of something else as fits.
 
-    A budget is filled by genes that grow; where none can grow any more, some grow at the expense of others. Steps are
-    of all sizes, so that genes of many options are crossed as fast as those of few.
+    A gene that grows makes a subnet that costs more of everything, so the most that it can grow by is found by halving.
+    Subnets that are just too large are starts as good as those that fit: the optimum is often one of them without a
+    little that takes much memory and has few parameters.
 
     Attributes:
         space: of the genes.
@@ -29,29 +33,72 @@ class Climb:
     price: PriceList
     trials: int
 
-    def reached(self, start: Fit, query: Query, *, goal: float, rng: Random) -> list[Fit]:
-        """Subnets that fit, in the order in which they were tried from `start` on."""
-        best, genes, idle = start, self.space.genes_of(start.candidate.spec), 0
-        fitting = []
-        for _ in range(self.trials):
-            changed = self._changed(genes, rng)
-            fit, idle = fit_of(self.price(self.space.spec(changed)), query), idle + 1
-            if fit is None:
-                continue
-            fitting.append(fit)
-            # A climb that gets nowhere goes on from somewhere else that fits.
-            if fit.rank(goal) > best.rank(goal) or idle > _MOST_IDLE:
-                best, genes, idle = fit, changed, 0
-        return fitting
+    def tried(self, below: Sequence[Genes], above: Sequence[Genes], query: Query, rng: Random) -> list[Candidate]:
+        """Every subnet that was looked at, whether it fits or not.
 
-    def _changed(self, genes: Genes, rng: Random) -> Genes:
-        changed, order = list(genes), list(range(len(genes)))
+        Args:
+            below: starts that fit, the best first; one or more.
+            above: starts that do not.
+            query: of the device.
+            rng: decides everything.
+        """
+        trials = _Trials(price=self._priced, query=query, left=self.trials)
+        starts = list(below)
+        for _ in range(self.trials):  # what is known already costs no trial
+            if not trials.left:
+                break
+            start = rng.choice(above) if above and rng.random() < _FROM_ABOVE else rng.choice(starts)
+            ended = self._exchanged(start, trials, rng)
+            if ended is not None and ended not in starts:
+                starts.append(ended)
+        return list(trials.seen.values())
+
+    def _exchanged(self, start: Genes, trials: "_Trials", rng: Random) -> Genes | None:
+        genes, order = list(start), list(range(len(start)))
         rng.shuffle(order)
-        for place, way in zip(order, rng.choices((1, -1), k=rng.randint(1, _MOST_CHANGED)), strict=False):
-            room = self.space.largest[place] - genes[place] if way > 0 else genes[place]
-            if room:
-                changed[place] += way * _step(room, rng)
-        return tuple(changed)
+        lowered = rng.randint(0, _LOWERED)
+        for done, place in enumerate(order):
+            if done >= lowered and trials.fits(genes):
+                break
+            if genes[place]:
+                genes[place] -= _step(genes[place], rng)
+        if not trials.fits(genes):
+            return None
+        rng.shuffle(order)
+        for place in order[:_RAISED]:
+            genes[place] = self._most(genes, place, trials)
+        return tuple(genes)
+
+    def _most(self, genes: Sequence[int], place: int, trials: "_Trials") -> int:
+        """The largest option of a gene with which a subnet fits that fits with its present one."""
+        low, high, step = genes[place], self.space.largest[place], 1
+        while low < high and trials.left:
+            tried = min(high, low + step)
+            if trials.fits([*genes[:place], tried, *genes[place + 1 :]]):
+                low, step = tried, 2 * step
+            else:
+                high, step = tried - 1, max(1, (tried - low) // 2)
+        return low
+
+    def _priced(self, genes: Sequence[int]) -> Candidate:
+        return self.price(self.space.spec(tuple(genes)))
+
+
+@dataclass(slots=True, kw_only=True)
+class _Trials:
+    """What was looked at in one climb."""
+
+    price: Callable[[Sequence[int]], Candidate]
+    query: Query
+    left: int
+    seen: dict[str, Candidate] = field(default_factory=dict)
+
+    def fits(self, genes: Sequence[int]) -> bool:
+        candidate = self.price(genes)
+        if candidate.spec.spec_id not in self.seen:
+            self.seen[candidate.spec.spec_id] = candidate
+            self.left = max(0, self.left - 1)
+        return fit_of(candidate, self.query) is not None
 
 
 def _step(room: int, rng: Random) -> int:

@@ -3,10 +3,11 @@
 from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from subfleet.protocol.subnet import SubnetSpec
 from subfleet.server.assignment import Candidate
-from subfleet.server.search.limits import INFINITE_BYTES, Columns, fitting, utilisation
+from subfleet.server.search.limits import INFINITE_BYTES, Columns, columns_of, fitting, utilisation
 from subfleet.server.search.query import Fit, Query
 
 __all__ = ["PriceIndex"]
@@ -60,29 +61,19 @@ class PriceIndex:
         self._known.add(_identity(candidate.spec))
         return True
 
-    def best(self, query: Query, *, goal: float = 0.0, floor: float = 0.0) -> Fit | None:
-        """The best known subnet that fits; None where none does.
+    def best(self, query: Query) -> Fit | None:
+        """The known subnet that fits and has the most parameters; None where none fits.
 
-        Utilisation counts up to the goal. Among subnets that are equal in it the most parameters win, then the most
-        multiply-accumulates: a goal of 0 asks for the largest subnet, a goal of 1 for the one that leaves least unused.
-
-        Args:
-            query: of the device.
-            goal: 0 to 1.
-            floor: least utilisation of the answer.
+        Of as many parameters the higher utilisation wins, then identity, so that the answer does not depend on what
+        became known first.
         """
         columns = self._columns(query.target)
-        fits = fitting(columns, query.limits)
-        if query.below_parameters is not None:
-            fits &= columns.parameters < query.below_parameters
+        rows = np.flatnonzero(_fitting(columns, query))
         shares = utilisation(columns, query.limits)
-        rows = np.flatnonzero(fits & (shares >= floor))
         while len(rows):
-            counted = np.minimum(shares[rows], goal)
-            top = rows[counted == counted.max()]
-            for column in (columns.parameters, columns.forward_macs):
+            top = rows
+            for column in (columns.parameters, shares):
                 top = top[column[top] == column[top].max()]
-            # Identity decides the rest, so that the answer does not depend on what became known first.
             row = (
                 int(top[0]) if len(top) == 1 else int(max(top, key=lambda place: self._candidates[place].spec.spec_id))
             )
@@ -91,8 +82,39 @@ class PriceIndex:
             rows = rows[rows != row]
         return None
 
-    def _spec_id(self, row: int) -> str:
-        return self._candidates[row].spec.spec_id
+    def around(self, query: Query, most: int) -> tuple[list[Candidate], list[Candidate]]:
+        """Known subnets from which to look for larger ones.
+
+        Returns:
+            At most so many that fit, those with the most parameters first; and as many that do not, with more
+            parameters than these, those first that are the least beyond the budget.
+        """
+        columns = self._columns(query.target)
+        fits = _fitting(columns, query)
+        within = np.flatnonzero(fits)
+        within = within[np.argsort(-columns.parameters[within], kind="stable")][:most]
+        least = columns.parameters[within[0]] if len(within) else 0
+        beyond = np.flatnonzero(~fits & (columns.parameters > least))
+        excess = np.maximum(utilisation(columns, query.limits), _compute_share(columns, query))
+        beyond = beyond[np.argsort(excess[beyond], kind="stable")][:most]
+        every = ([self._candidates[row] for row in rows] for rows in (within, beyond))
+        return next(every), next(every)
+
+    def stands_in(self, candidate: Candidate, query: Query, slack: float) -> bool:
+        """Whether something known takes no more of anything that the query limits, and lacks at most a few parameters.
+
+        Args:
+            candidate: what may be stood in for.
+            query: tells the target, and whether multiply-accumulates are limited.
+            slack: share of its parameters that may be lacking.
+        """
+        columns, other = self._columns(query.target), columns_of(candidate, query.target)
+        near = columns.parameters >= (1 - slack) * candidate.parameters
+        near &= columns.memory_bytes <= other.memory_bytes
+        near &= (columns.weight_bytes <= other.weight_bytes) & (columns.update_bytes <= other.update_bytes)
+        if query.limits.forward_macs is not None:
+            near &= columns.forward_macs <= other.forward_macs
+        return bool(near.any())
 
     def _columns(self, target: str) -> Columns:
         held = self._table[:, : len(self._candidates)]
@@ -106,6 +128,16 @@ class PriceIndex:
             if known
             else np.full(len(self._candidates), INFINITE_BYTES),
         )
+
+
+def _fitting(columns: Columns, query: Query) -> NDArray[np.bool_]:
+    fits = fitting(columns, query.limits)
+    return fits if query.below_parameters is None else fits & (columns.parameters < query.below_parameters)
+
+
+def _compute_share(columns: Columns, query: Query) -> NDArray[np.float64]:
+    limit = query.limits.forward_macs
+    return np.zeros(len(columns.forward_macs)) if limit is None else columns.forward_macs / max(limit, 1)
 
 
 def _identity(spec: SubnetSpec) -> Identity:

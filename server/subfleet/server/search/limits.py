@@ -6,8 +6,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from subfleet.protocol.readings import Budget
+from subfleet.server.assignment import Candidate
 
-__all__ = ["INFINITE_BYTES", "Columns", "fitting", "utilisation"]
+__all__ = ["INFINITE_BYTES", "Columns", "columns_of", "fitting", "utilisation"]
 
 INFINITE_BYTES = 2**62
 """The memory of a subnet on a runtime that cannot train it."""
@@ -24,6 +25,18 @@ class Columns:
     update_bytes: Integers
     forward_macs: Integers
     memory_bytes: Integers
+
+
+def columns_of(candidate: Candidate, target: str) -> Columns:
+    """The one row of a subnet."""
+    memory_bytes = min(candidate.training_memory_bytes.get(target, INFINITE_BYTES), INFINITE_BYTES)
+    return Columns(
+        parameters=np.array([candidate.parameters]),
+        weight_bytes=np.array([candidate.weight_bytes]),
+        update_bytes=np.array([candidate.update_bytes]),
+        forward_macs=np.array([candidate.forward_macs]),
+        memory_bytes=np.array([memory_bytes]),
+    )
 
 
 def fitting(columns: Columns, limits: Budget) -> NDArray[np.bool_]:

@@ -6,7 +6,7 @@ from random import Random
 from subfleet.elastic.spaces import SearchSpace
 from subfleet.protocol.subnet import SubnetSpec
 from subfleet.server.search.index import PriceIndex
-from subfleet.server.search.query import Choice, Known, PriceList, Query
+from subfleet.server.search.query import Explored, Fit, Known, PriceList, Query
 
 __all__ = ["ListedSearch", "exhaustive_search"]
 
@@ -18,15 +18,10 @@ class ListedSearch:
         specs: the list.
         price: of its subnets.
         targets: program targets that devices may run.
-        goal: utilisation counts up to here, then parameters: 0 gives the largest subnet that fits, as HeteroFL does;
-            1 gives the highest utilisation.
     """
 
-    def __init__(
-        self, specs: Sequence[SubnetSpec], price: PriceList, targets: Sequence[str], *, goal: float = 0.0
-    ) -> None:
+    def __init__(self, specs: Sequence[SubnetSpec], price: PriceList, targets: Sequence[str]) -> None:
         self._index = PriceIndex(targets, map(price, specs))
-        self._goal = goal
 
     @property
     def pool(self) -> tuple[Known, ...]:
@@ -38,20 +33,24 @@ class ListedSearch:
         """The list with its prices."""
         return self._index
 
-    def choose(self, query: Query, rng: Random) -> Choice:
-        """The best that fits; the stream is not used."""
-        return Choice(fit=self._index.best(query, goal=self._goal))
+    def explore(self, query: Query, rng: Random) -> Explored:
+        """Nothing: all is known."""
+        return Explored()
 
     def learn(self, found: Sequence[Known]) -> None:
         """Nothing: the list is fixed."""
 
+    def best(self, query: Query) -> Fit | None:
+        """The one with the most parameters that fits."""
+        return self._index.best(query)
+
 
 def exhaustive_search(
-    space: SearchSpace, price: PriceList, targets: Sequence[str], *, goal: float, limit: int = 200_000
+    space: SearchSpace, price: PriceList, targets: Sequence[str], *, limit: int = 200_000
 ) -> ListedSearch:
     """The optimum of a whole space.
 
     Raises:
         ConfigError: the space has more than `limit` combinations.
     """
-    return ListedSearch([space.spec(genes) for genes in space.enumerate(limit)], price, targets, goal=goal)
+    return ListedSearch([space.spec(genes) for genes in space.enumerate(limit)], price, targets)

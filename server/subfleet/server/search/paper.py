@@ -14,7 +14,7 @@ from random import Random
 from subfleet.elastic.spaces import SearchSpace
 from subfleet.protocol.errors import ConfigError
 from subfleet.server.search.index import PriceIndex
-from subfleet.server.search.query import Choice, Known, PriceList, Query, fit_of
+from subfleet.server.search.query import Explored, Fit, Known, PriceList, Query
 
 __all__ = ["PaperSearch", "PaperSettings"]
 
@@ -26,7 +26,7 @@ class PaperSettings:
     Attributes:
         epsilon: probability to take what the pool has, 0 to 1; 1 never explores.
         t_max: draws beyond which a search ends: there are at most one more, as in algorithm 2, line 17.
-        pool_limit: subnets that are remembered at most; later draws serve only the device that they were drawn for.
+        pool_limit: subnets that are remembered at most; later draws serve nobody.
     """
 
     epsilon: float = 0.8
@@ -70,24 +70,16 @@ class PaperSearch:
         """The pool with the smallest and the largest subnet, and their prices."""
         return self._index
 
-    def choose(self, query: Query, rng: Random) -> Choice:
-        """The largest subnet that fits, out of the pool and of what is drawn now."""
-        best = self._index.best(query)
+    def explore(self, query: Query, rng: Random) -> Explored:
+        """Draw while the stream says so; what is drawn does not depend on the budget."""
         found: list[Known] = []
         draws, hit = 0, False
         while not hit and rng.random() > self._settings.epsilon:
-            drawn = self._price(self._space.spec(self._space.random(rng)))
-            found.append(Known(spec=drawn.spec, drawn=True))
-            fit = fit_of(drawn, query)
-            if fit is not None and (best is None or fit.candidate.parameters > best.candidate.parameters):
-                best = fit
+            found.append(Known(spec=self._space.spec(self._space.random(rng)), drawn=True))
             draws += 1
             hit = draws > self._settings.t_max
-        return Choice(
-            fit=best,
-            found=tuple(one for one in dict.fromkeys(found) if one.spec not in self._index),
-            draws=draws,
-            hit=hit,
+        return Explored(
+            found=tuple(one for one in dict.fromkeys(found) if one.spec not in self._index), draws=draws, hit=hit
         )
 
     def learn(self, found: Sequence[Known]) -> None:
@@ -95,3 +87,7 @@ class PaperSearch:
         for one in found:
             if len(self._index) < self._settings.pool_limit and self._index.add(self._price(one.spec)):
                 self._pool.append(one)
+
+    def best(self, query: Query) -> Fit | None:
+        """The largest subnet of the pool that fits."""
+        return self._index.best(query)

@@ -1,13 +1,14 @@
-"""Our search: the paper's, and from its answer on an index of all known subnets and a climb towards the budget.
+"""Our search: the paper's, on an index of all known subnets, and climbs that make it better where it is asked.
 
-Utilisation counts up to a goal, 0.98 of a budget; among subnets that reach it the one with the most parameters is
-given, which is the paper's objective. Parameters cost at most the 0.02 above the goal, and no answer uses less than
-the paper's search with the same draws does, nor less than the best subnet of a uniform space: both are known before
-ours begins, and their utilisation is its floor. Where nothing reaches the goal, utilisation alone decides.
+The answer is the known subnet that fits and has the most parameters. Everything that the paper's search draws and every
+subnet of a uniform space is known, so no answer has fewer parameters than that search gives with the same draws, nor
+than the best uniform subnet has. What is known does not depend on the budget that is asked for: more memory or a faster
+link never gives fewer parameters.
 
-While the pool has room, it grows by subnets of all sizes, and the neighbourhood of the best known one is climbed with
-probability 1 - epsilon; what fits on the way joins the pool and serves every later device with a similar budget. Once
-it is full, only answers below the goal are climbed for.
+While the pool has room, every device makes the search look at a few subnets of any size and, where more may fit, starts
+a climb towards its budget: as long as these find something, and then one device in many. Of what was looked at, that
+joins the pool which nothing known stands in for: nothing with 0.99 of its parameters or more takes as little memory. So
+the pool grows along the best trade of memory for parameters, and serves budgets that nobody has had yet.
 """
 
 from collections.abc import Iterable, Sequence
@@ -15,18 +16,23 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from random import Random
 
-from subfleet.elastic.spaces import SearchSpace
+from subfleet.elastic.spaces import Genes, SearchSpace
 from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.subnet import SubnetSpec
+from subfleet.server.assignment import Candidate
 from subfleet.server.search.climbing import Climb
 from subfleet.server.search.index import PriceIndex
 from subfleet.server.search.paper import PaperSearch, PaperSettings
-from subfleet.server.search.query import Choice, Fit, Known, PriceList, Query
+from subfleet.server.search.query import Explored, Fit, Known, PriceList, Query
 
 __all__ = ["ParetoSearch", "ParetoSettings"]
 
 _PRICES = 16_384
 """Prices that are kept beside the pool: neighbours of subnets that are given often are asked for again and again."""
+_STARTS = 8
+"""Known subnets of each kind from which a climb begins."""
+_RECENT = 64
+"""The latest of the pool: how many of them climbs have found tells whether they still find anything."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,21 +41,21 @@ class ParetoSettings:
 
     Attributes:
         paper: of the search that ours begins with. An epsilon of 1 switches off all exploring, ours too.
-        goal: utilisation beyond which parameters count, 0 to 1.
+        slack: share of its parameters below which a subnet is not worth to be known beside another, 0 to 1.
         trials: subnets that one climb prices.
-        samples: subnets of any size that join the pool with each choice, until it is half full.
+        samples: subnets of any size that are looked at for each device, and as many at the corners of the space.
         built_limit: subnets in the pool beyond which it grows by the paper's draws alone, as far as those go.
     """
 
     paper: PaperSettings = field(default_factory=PaperSettings)
-    goal: float = 0.98
+    slack: float = 0.01
     trials: int = 64
-    samples: int = 16
+    samples: int = 2
     built_limit: int = 2048
 
     def __post_init__(self) -> None:
-        if not 0 <= self.goal <= 1:
-            raise ConfigError(f"goal is {self.goal}, but must be from 0 to 1")
+        if not 0 <= self.slack <= 1:
+            raise ConfigError(f"slack is {self.slack}, but must be from 0 to 1")
         for name in ("trials", "samples", "built_limit"):
             if getattr(self, name) < 0:
                 raise ConfigError(f"{name} is {getattr(self, name)}, but must be 0 or more")
@@ -62,7 +68,7 @@ class ParetoSearch:
         space: to choose from.
         price: of its subnets.
         targets: program targets that devices may run.
-        uniform: subnets of one width rate, whose best is a floor; they need not be in the space.
+        uniform: subnets of one width rate, which are known from the start; they need not be in the space.
         settings: of the search.
     """
 
@@ -79,8 +85,7 @@ class ParetoSearch:
         self._space, self._targets = space, tuple(targets)
         self._price = lru_cache(maxsize=_PRICES)(price)
         self._paper = PaperSearch(space, self._price, targets, self._settings.paper)
-        self._uniform = PriceIndex(targets, map(price, uniform))
-        self._index = PriceIndex(targets, (*self._paper.known, *self._uniform))
+        self._index = PriceIndex(targets, (*self._paper.known, *map(price, uniform)))
         self._most_parameters = price(space.spec(space.largest)).parameters
         self._pool: list[Known] = []
         self._climb = Climb(space=space, price=self._price, trials=self._settings.trials)
@@ -95,22 +100,23 @@ class ParetoSearch:
         """Every subnet that is known, with its price."""
         return self._index
 
-    def choose(self, query: Query, rng: Random) -> Choice:
-        """The best of what is known, drawn and reached by a climb."""
-        paper = self._paper.choose(query, rng)
-        uniform = self._uniform.best(query, goal=1.0)
-        floor = max((fit.utilisation for fit in (paper.fit, uniform) if fit is not None), default=0.0)
-        goal = self._settings.goal
-        found = (*paper.found, *self._spread(rng))
-        drawn = PriceIndex(self._targets, (self._price(one.spec) for one in found))
-        best = _best((index.best(query, goal=goal, floor=floor) for index in (self._index, drawn)), goal)
-        if best is not None and paper.fit is not None and self._explores(best, rng):
-            start = best if self._space.holds(best.candidate.spec) else paper.fit
-            reached = self._climb.reached(start, query, goal=goal, rng=rng)
-            specs = dict.fromkeys(fit.candidate.spec for fit in reached)
-            found += tuple(Known(spec=spec, drawn=False) for spec in specs if spec not in self._index)
-            best = _best((best, *(fit for fit in reached if fit.utilisation >= floor)), goal)
-        return Choice(fit=best, found=found, draws=paper.draws, hit=paper.hit)
+    def best(self, query: Query) -> Fit | None:
+        """The known subnet with the most parameters that fits."""
+        return self._index.best(query)
+
+    def explore(self, query: Query, rng: Random) -> Explored:
+        """The paper's draws, subnets of any size, and what a climb towards the budget comes by."""
+        drawn = self._paper.explore(query, rng)
+        full = self._settings.paper.epsilon >= 1 or len(self._pool) >= self._settings.built_limit
+        if full or rng.random() >= self._yield():
+            return drawn
+        drawers = (self._space.spread, self._space.corner)
+        tried = [self._price(self._space.spec(draw(rng))) for draw in drawers for _ in range(self._settings.samples)]
+        best = self.best(query)
+        if best is not None and self._may_grow(best, query):
+            tried += self._climb.tried(*self._starts(query), query, rng)
+        new = dict.fromkeys(drawn.found) | dict.fromkeys(self._worth_knowing(tried, query))
+        return Explored(found=tuple(new), draws=drawn.draws, hit=drawn.hit)
 
     def learn(self, found: Sequence[Known]) -> None:
         """Remember draws as far as the paper's search does, and what was built while it is below its own limit."""
@@ -124,20 +130,34 @@ class ParetoSearch:
             if before != (len(self._paper.pool), len(self._index)):
                 self._pool.append(one)
 
-    def _spread(self, rng: Random) -> tuple[Known, ...]:
-        if self._settings.paper.epsilon >= 1 or len(self._pool) >= self._settings.built_limit // 2:
-            return ()
-        every = (self._space.spec(self._space.spread(rng)) for _ in range(self._settings.samples))
-        return tuple(Known(spec=spec, drawn=False) for spec in every if spec not in self._index)
+    def _may_grow(self, best: Fit, query: Query) -> bool:
+        """Whether a subnet may fit that has more parameters by the slack: they travel, so links bound them."""
+        candidate, limits = best.candidate, query.limits
+        moved = ((candidate.weight_bytes, limits.downlink_bytes), (candidate.update_bytes, limits.uplink_bytes))
+        near = 1 - self._settings.slack
+        return candidate.parameters < self._most_parameters and not any(
+            link_bytes is not None and moved_bytes >= near * link_bytes for moved_bytes, link_bytes in moved
+        )
 
-    def _explores(self, best: Fit, rng: Random) -> bool:
-        epsilon = self._settings.paper.epsilon
-        if epsilon >= 1 or best.candidate.parameters == self._most_parameters:
-            return False
-        if best.utilisation < self._settings.goal:
-            return True
-        return len(self._pool) < self._settings.built_limit and rng.random() > epsilon
+    def _yield(self) -> float:
+        """Of what joined the pool lately, the share that was built and not drawn; never 0, and 1 in the beginning."""
+        recent = self._pool[-_RECENT:]
+        drawn = sum(one.drawn for one in recent)
+        return 1 - min(drawn, _RECENT - 1) / _RECENT
 
+    def _starts(self, query: Query) -> tuple[list[Genes], list[Genes]]:
+        """Genes of known subnets just within the budget, and of larger ones just beyond it."""
+        within, beyond = (
+            [self._space.genes_of(one.spec) for one in every if self._space.holds(one.spec)][:_STARTS]
+            for every in self._index.around(query, 2 * _STARTS)
+        )
+        return within or [self._space.smallest], beyond
 
-def _best(fits: Iterable[Fit | None], goal: float) -> Fit | None:
-    return max((fit for fit in fits if fit is not None), key=lambda fit: fit.rank(goal), default=None)
+    def _worth_knowing(self, tried: Iterable[Candidate], query: Query) -> Iterable[Known]:
+        """Those that nothing known stands in for, nor one before them; the ones with most parameters come first."""
+        new = PriceIndex(self._targets)
+        for one in sorted(tried, key=lambda one: one.order, reverse=True):
+            held = (index.stands_in(one, query, self._settings.slack) for index in (self._index, new))
+            if one.spec not in self._index and not any(held):
+                new.add(one)
+                yield Known(spec=one.spec, drawn=False)

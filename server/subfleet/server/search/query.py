@@ -5,14 +5,12 @@ from dataclasses import dataclass
 from random import Random
 from typing import Protocol
 
-import numpy as np
-
 from subfleet.protocol.readings import Budget
 from subfleet.protocol.subnet import SubnetSpec
 from subfleet.server.assignment import Candidate
-from subfleet.server.search.limits import INFINITE_BYTES, Columns, fitting, utilisation
+from subfleet.server.search.limits import columns_of, fitting, utilisation
 
-__all__ = ["Choice", "Fit", "Known", "PriceList", "Query", "Search", "fit_of"]
+__all__ = ["Explored", "Fit", "Known", "PriceList", "Query", "Search", "fit_of"]
 
 
 class PriceList(Protocol):
@@ -55,9 +53,10 @@ class Fit:
     candidate: Candidate
     utilisation: float
 
-    def rank(self, goal: float) -> tuple[float, int]:
-        """Better subnets have a higher rank: utilisation counts up to the goal, beyond it parameters."""
-        return min(self.utilisation, goal), self.candidate.parameters
+    @property
+    def rank(self) -> tuple[int, float]:
+        """Better subnets have a higher rank: parameters count first, then utilisation."""
+        return self.candidate.parameters, self.utilisation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,17 +72,15 @@ class Known:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Choice:
-    """What a search answers.
+class Explored:
+    """What a search came by when it looked for subnets for one device.
 
     Attributes:
-        fit: the subnet; None leaves the device out of the round.
-        found: what the search has come across and wants to remember.
+        found: what it wants to remember.
         draws: how many subnets were drawn at random.
         hit: the draws ended because they were as many as are allowed.
     """
 
-    fit: Fit | None
     found: tuple[Known, ...] = ()
     draws: int = 0
     hit: bool = False
@@ -97,12 +94,19 @@ class Search(Protocol):
         """What was learned so far, in that order."""
         ...
 
-    def choose(self, query: Query, rng: Random) -> Choice:
-        """Choose for one device. Nothing is remembered; the same pool, query and stream give the same answer."""
+    def explore(self, query: Query, rng: Random) -> Explored:
+        """Look for subnets for one device. Nothing is remembered; the same pool, query and stream find the same."""
         ...
 
     def learn(self, found: Sequence[Known]) -> None:
         """Remember, what is known already once. The pool only grows."""
+        ...
+
+    def best(self, query: Query) -> Fit | None:
+        """The known subnet that fits a device best, by `Fit.rank`; None leaves it out of the round.
+
+        With the same pool, a device that can give more of anything, and no less of the rest, gets no fewer parameters.
+        """
         ...
 
 
@@ -110,14 +114,7 @@ def fit_of(candidate: Candidate, query: Query) -> Fit | None:
     """A subnet held against one device; None where it does not fit or is refused."""
     if query.below_parameters is not None and candidate.parameters >= query.below_parameters:
         return None
-    memory_bytes = min(candidate.training_memory_bytes.get(query.target, INFINITE_BYTES), INFINITE_BYTES)
-    columns = Columns(
-        parameters=np.array([candidate.parameters]),
-        weight_bytes=np.array([candidate.weight_bytes]),
-        update_bytes=np.array([candidate.update_bytes]),
-        forward_macs=np.array([candidate.forward_macs]),
-        memory_bytes=np.array([memory_bytes]),
-    )
+    columns = columns_of(candidate, query.target)
     if not fitting(columns, query.limits)[0] or query.refused(candidate):
         return None
     return Fit(candidate=candidate, utilisation=float(utilisation(columns, query.limits)[0]))

@@ -1,8 +1,8 @@
 """Which searched subnets become programs, and what a device gets until its own is ready. Pure, plain data.
 
 A task needs an exported program whose exact plan fits. A search finds more subnets than can be exported, so a round
-starts a limited number of exports, those first whose lack loses most utilisation over all devices. Until its subnet is
-exported, a device gets the largest exported one that fits.
+starts a limited number of exports, those first whose lack loses most over all devices, each loss being a share of the
+parameters that a device would have had. Until its subnet is exported, a device gets the largest exported one that fits.
 """
 
 import math
@@ -11,12 +11,11 @@ from dataclasses import dataclass, replace
 
 from subfleet.protocol.subnet import SubnetSpec
 from subfleet.server.assignment import Candidate
-from subfleet.server.search.query import Query, fit_of
 
 __all__ = ["LEAST_GAIN", "Wish", "given_now", "most_wanted", "plan_key", "wish_of"]
 
 LEAST_GAIN = 0.01
-"""Utilisation that a device must lose before a program is wanted: nearly the same program is no gain."""
+"""Share of its parameters that a device must lose before a program is wanted: nearly the same program is no gain."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,7 +23,7 @@ class Wish:
     """A size that would have been given, had its program been written.
 
     Attributes:
-        lost: utilisation that is lost without it, as far as prices tell: of one device, or of several together.
+        lost: share of its parameters that is lost without it, 0 to 1: of one device, or the sum over several.
     """
 
     size: SubnetSpec
@@ -56,17 +55,16 @@ def given_now(
     return ready or next(filter(allows, reversed(space)), None)
 
 
-def wish_of(chosen: Candidate, given: Candidate, query: Query) -> Wish | None:
+def wish_of(chosen: Candidate, given: Candidate, target: str) -> Wish | None:
     """What a device wishes for that was given another size than was chosen; None where it would gain next to nothing.
 
     Args:
-        chosen: what its search chose, within its limits.
+        chosen: what its search chose.
         given: what it gets now.
-        query: of the device.
+        target: that its program would be for.
     """
-    best, now = fit_of(chosen, query), fit_of(given, query)
-    lost = (best.utilisation if best is not None else 0.0) - (now.utilisation if now is not None else 0.0)
-    return Wish(size=chosen.spec, target=query.target, lost=lost) if lost >= LEAST_GAIN else None
+    lost = 1 - given.parameters / chosen.parameters
+    return Wish(size=chosen.spec, target=target, lost=lost) if lost >= LEAST_GAIN else None
 
 
 def most_wanted(wishes: Iterable[Wish], known: Container[str], limit: int) -> tuple[Wish, ...]:

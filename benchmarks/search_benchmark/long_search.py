@@ -1,0 +1,50 @@
+"""A long search for the largest subnet of one budget, which shares nothing with the search that it judges."""
+
+from collections.abc import Sequence
+from random import Random
+
+from search_benchmark.spaces import Case
+from subfleet.elastic.spaces import Genes
+from subfleet.server.search.query import Query, fit_of
+
+__all__ = ["most_found"]
+
+_MOST_MUTATIONS = 6
+_CROSSED = 0.3
+
+
+def most_found(case: Case, query: Query, starts: Sequence[Genes], *, trials: int, kept: int, rng: Random) -> int:
+    """The most parameters that an evolution over random changes comes by within the budget; 0 where nothing fits.
+
+    Args:
+        case: the space.
+        query: of one device.
+        starts: of the first generation.
+        trials: subnets that are looked at.
+        kept: of them those with the most parameters are changed further.
+        rng: decides everything.
+    """
+    space = case.space
+    everyone: dict[Genes, int] = {}
+
+    def look(genes: Genes) -> None:
+        fit = fit_of(case.price(space.spec(genes)), query)
+        if fit is not None:
+            everyone[genes] = fit.candidate.parameters
+            if len(everyone) > 2 * kept:
+                for worst in sorted(everyone, key=everyone.__getitem__)[: len(everyone) - kept]:
+                    del everyone[worst]
+
+    for genes in (space.smallest, *starts):
+        look(genes)
+    for _ in range(trials):
+        if not everyone:
+            return 0
+        known = list(everyone)
+        genes = rng.choice(known)
+        if rng.random() < _CROSSED:
+            genes = tuple(rng.choice(pair) for pair in zip(genes, rng.choice(known), strict=True))
+        for _ in range(rng.randint(1, _MOST_MUTATIONS)):
+            genes = space.mutate(genes, rng)
+        look(space.canonical(genes))
+    return max(everyone.values())

@@ -1,0 +1,79 @@
+"""Whole runs whose searches get their programs a round later, are killed, or never get them."""
+
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import replace
+from pathlib import Path
+
+from server.server_rig import FakeExports, World, config, fleet
+from server.test_export_queue import BUDGETS, SEARCH
+
+from subfleet.elastic.distillation import DistillationSettings
+from subfleet.export.requests import TrainRequest
+from subfleet.protocol.errors import ExportError
+from subfleet.server.planning import plan_of as planned
+from subfleet.server.rounds import Plan
+
+
+def _unwritable(plan: Plan, names: set[str]) -> Callable[[TrainRequest], int]:
+    """An exporter that plans what prices say, and cannot write what a search composes of some widths."""
+
+    def peak_bytes(request: TrainRequest) -> int:
+        if request.spec.spec_id in names:
+            raise ExportError("a layer cannot be trained")
+        return plan.price(request.spec).training_memory_bytes["onnx"]
+
+    return peak_bytes
+
+
+def _held_back(exports: FakeExports, sizes: set[str]) -> None:
+    """From now on only these sizes are written; the others never become ready."""
+    write = exports.submit_training
+
+    def submit(request: TrainRequest) -> "Future[Path]":
+        return write(request) if request.spec.spec_id in sizes else Future()
+
+    exports.submit_training = submit  # type: ignore[method-assign]
+
+
+def _run(folder: Path, names: set[str], *, kill: bool = False) -> World:
+    settings = config(method=replace(SEARCH, distillation=DistillationSettings(iterations=2)), rounds=3)
+    behaviours = fleet()
+    for name, behaviour in behaviours.items():
+        behaviour.memory_budget_bytes = lambda _, name=name: BUDGETS[name]  # type: ignore[misc]
+    world = World(folder, settings, behaviours, planned=_unwritable(planned(settings, "run"), names))
+    if kill:
+        _held_back(world.exports, {size.spec_id for size in planned(settings, "run").space})
+        world.run(lambda: world.server.state.folded_round == 0 and world.server.state.queue != () and _all_done(world))
+        del world.exports.submit_training
+        world.kill_server()
+    world.run()
+    return world
+
+
+def _all_done(world: World) -> bool:
+    return all(seat.stage == "done" for seat in world.server.state.seats.values())
+
+
+def _wanted_first(world: World) -> set[str]:
+    training = [one for one in world.exports.requests if isinstance(one, TrainRequest)]
+    given = {task.spec.spec_id for device in world.devices.values() for task in device.tasks if task.round == 1}
+    return {one.spec.spec_id for one in training} - given
+
+
+def test_a_run_writes_ahead_and_the_same_bits_come_after_a_kill(tmp_path: Path) -> None:
+    calm = _run(tmp_path / "calm", set())
+    first, second, _ = calm.notes.records
+    assert first.programs_written > 0
+    assert {row.spec for row in second.clients} - {row.spec for row in first.clients}
+    assert sum(row.parameters_lost for row in first.clients) > sum(row.parameters_lost for row in second.clients)
+    assert _run(tmp_path / "killed", set(), kill=True).model_bytes() == calm.model_bytes()
+
+
+def test_a_run_whose_wishes_cannot_be_written_goes_on_without_them(tmp_path: Path) -> None:
+    broken = _wanted_first(_run(tmp_path / "whole", set()))
+    assert broken
+    world = _run(tmp_path / "broken", broken)
+    given = {task.spec.spec_id for device in world.devices.values() for task in device.tasks if task.work == "train"}
+    assert not given & broken
+    assert {row.status for record in world.notes.records for row in record.clients} == {"folded"}
