@@ -3,9 +3,11 @@
 python benchmarks/foreign_networks.py                                        # all of them, as a table; an hour
 python benchmarks/foreign_networks.py --network BERT --target onnx --json    # one program; ends with one JSON object
 python benchmarks/foreign_networks.py --write                                # and writes results/foreign-networks.md
+python benchmarks/foreign_networks.py --rows rows.jsonl --write              # goes on where a run was cut short
 python benchmarks/foreign_networks.py --network BERT --plant gradient        # a wrong program; it must not pass
 
-It ends with 1 where fewer programs than the goal are written, a plan is off, or a refusal names no layer or no remedy.
+Each row is added to the file of rows as soon as it is found, and not measured again. It ends with 1 where fewer
+programs than the goal are written, a plan is off, or a refusal names no layer or no remedy.
 """
 
 import argparse
@@ -105,6 +107,13 @@ def _python(arguments: Sequence[str]) -> str:
     return done.stdout.splitlines()[-1]
 
 
+def rows_in(path: Path) -> dict[tuple[str, str], Row]:
+    """The rows of a file, by network and target."""
+    lines = path.read_text().splitlines() if path.exists() else []
+    rows = (Row(**json.loads(line)) for line in lines)
+    return {(row.network, row.target): row for row in rows}
+
+
 def table(rows: Sequence[Row]) -> list[str]:
     """The rows in Markdown."""
     lines = [
@@ -168,6 +177,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--target", action="append", choices=list(GOALS), help="only this target; may be repeated")
     parser.add_argument("--json", action="store_true", help="end with one JSON object")
     parser.add_argument("--write", action="store_true", help="write benchmarks/results/foreign-networks.md")
+    parser.add_argument("--rows", type=Path, help="a file of rows: those that it has are not measured again")
     parser.add_argument("--plant", choices=PLANTS, default="", help="put an error in, which must be found")
     return parser.parse_args()
 
@@ -175,11 +185,17 @@ def _arguments() -> argparse.Namespace:
 def main() -> int:
     """Measure, print, and write if asked."""
     arguments = _arguments()
+    known = rows_in(arguments.rows) if arguments.rows else {}
     rows: list[Row] = []
     for name in arguments.network or NETWORKS:
         for target in arguments.target or GOALS:
-            with tempfile.TemporaryDirectory() as folder:
-                rows.append(measure(NETWORKS[name], target, Path(folder), plant=arguments.plant))
+            if (name, target) not in known:
+                with tempfile.TemporaryDirectory() as folder:
+                    known[name, target] = measure(NETWORKS[name], target, Path(folder), plant=arguments.plant)
+                if arguments.rows:
+                    with arguments.rows.open("a") as file:
+                        file.write(json.dumps(asdict(known[name, target])) + "\n")
+            rows.append(known[name, target])
             lines = [*table(rows)[0 if len(rows) == 1 else -1 :], *filter(None, [rows[-1].refused])]
             print("\n".join(lines), flush=True)
     whole = not (arguments.network or arguments.target)

@@ -22,7 +22,9 @@ LARGEST = 0.09
 """But never by more of itself where PyTorch is nearer than that: no gradient that is off by a tenth passes."""
 SEEN = 10.0
 """Where a result is not this many times as large as PyTorch's error, rounding is all that single precision shows of it:
-a bias before a norm. It may then be as far off as PyTorch is, or by `ROUNDING`."""
+a bias before a norm. It may then be as far off as PyTorch is, times `UNSEEN_FACTOR`, or by `ROUNDING`."""
+UNSEEN_FACTOR = 16.0
+"""Rounding that was made large on its way differs more between two computations than rounding itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +57,8 @@ class Distance:
     @property
     def limit(self) -> float:
         """How far it may be off."""
-        rounding = max(EAGER_FACTOR * self.eager, FREE * self.size, ROUNDING * self.usual)
+        factor = EAGER_FACTOR if self.is_seen else UNSEEN_FACTOR
+        rounding = max(factor * self.eager, FREE * self.size, ROUNDING * self.usual)
         return max(min(rounding, LARGEST * self.size), self.eager) if self.is_seen else rounding
 
     def passes(self, jump: float = 0.0) -> bool:
@@ -139,8 +142,12 @@ def _usual_sizes(step: Step, sizes: Sequence[float]) -> list[float]:
 
 
 def _expected(distances: Sequence[float], sizes: Sequence[float]) -> list[float]:
-    """PyTorch's distances, none of them luckier than the median result's: that is what rounding is like here."""
-    shares = [distance / size for distance, size in zip(distances, sizes, strict=True) if size]
+    """PyTorch's distances, none of them luckier than the median result's: that is what rounding is like here.
+
+    Results of which single precision shows nothing have no say: many of them would hide all others.
+    """
+    pairs = zip(distances, sizes, strict=True)
+    shares = [distance / size for distance, size in pairs if size and SEEN * distance <= size]
     usual = statistics.median(shares) if shares else 0.0
     return [max(distance, usual * size) for distance, size in zip(distances, sizes, strict=True)]
 
