@@ -87,8 +87,9 @@ class Exact:
         self._sizes = [
             _length(tensor - before.get(value.name, 0.0)) for value, tensor in zip(step.outputs, right, strict=True)
         ]
-        self._eager = _expected([_length(one - other) for one, other in zip(eager, right, strict=True)], self._sizes)
         self._usual = _usual_sizes(step, self._sizes)
+        distances = [_length(one - other) for one, other in zip(eager, right, strict=True)]
+        self._eager = _expected(distances, self._sizes, self._usual)
 
     def distances(self, results: Sequence[Tensor]) -> list[Distance]:
         """Of a program's results, in order.
@@ -141,15 +142,19 @@ def _usual_sizes(step: Step, sizes: Sequence[float]) -> list[float]:
     ]
 
 
-def _expected(distances: Sequence[float], sizes: Sequence[float]) -> list[float]:
+def _expected(distances: Sequence[float], sizes: Sequence[float], usual: Sequence[float]) -> list[float]:
     """PyTorch's distances, none of them luckier than the median result's: that is what rounding is like here.
 
-    Results of which single precision shows nothing have no say: many of them would hide all others.
+    Results whose exact change is next to none have no say: many of them would hide all others.
     """
-    pairs = zip(distances, sizes, strict=True)
-    shares = [distance / size for distance, size in pairs if size and SEEN * distance <= size]
-    usual = statistics.median(shares) if shares else 0.0
-    return [max(distance, usual * size) for distance, size in zip(distances, sizes, strict=True)]
+    known = zip(distances, sizes, usual, strict=True)
+    shares = [distance / size for distance, size, other in known if size > _VANISHING * other]
+    middle = statistics.median(shares) if shares else 0.0
+    return [max(distance, middle * size) for distance, size in zip(distances, sizes, strict=True)]
+
+
+_VANISHING = 1e-5
+"""Of what is usual for so many elements of its kind: a result that is this small has no gradient but rounding."""
 
 
 def _largest(tensor: Tensor) -> float:
