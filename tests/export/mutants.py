@@ -83,7 +83,7 @@ class Trained:
         """The step's results with changed gradients, by its own optimiser."""
         results, gradients = self._of(example)
         changed = mutation(gradients)
-        names = set(changed) if self._clips else self.changed(example, mutation)
+        names = set(changed) if self.clips else self.changed(example, mutation)
         pairs = [pair for pair in zip(self.step.inputs, example, strict=True) if pair[0].tensor in {"", *names}]
         given = Given([value for value, _ in pairs], [tensor for _, tensor in pairs])
         parameters, *rest = self._run._updated(given, {name: changed[name] for name in changed if name in names})
@@ -104,7 +104,7 @@ class Trained:
         return self.step.run
 
     @property
-    def _clips(self) -> bool:
+    def clips(self) -> bool:
         """Whether a gradient changes what is made of the others."""
         return bool(self._run.shapes.optimiser.max_gradient_norm)
 

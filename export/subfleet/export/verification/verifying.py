@@ -43,7 +43,7 @@ class Verified:
 
     Attributes:
         max_abs_diff: largest difference of any number where it passed in full, as a share of the largest number of its
-            tensor where that is above 1; of results of which more than rounding is seen.
+            tensor where that is above 1.
         unseen: results of which single precision shows nothing but rounding, on the whole batch: nobody can tell from
             them what the program computes, only that it is as small as it should be.
     """
@@ -98,7 +98,7 @@ def held_against(run: Run, trials: Iterable[Trial]) -> Verified:
         if all(distance.passes() for distance in found):
             break
     _check(found)
-    return Verified(max_abs_diff=_largest([one for one in found if one.is_seen]), unseen=unseen)
+    return Verified(max_abs_diff=_largest(found), unseen=unseen)
 
 
 def _check(found: Sequence[Distance], jump: float = 0.0) -> None:
