@@ -19,6 +19,8 @@ _NOT_HELD = (
 """What is looked at as one thing, or is everybody's and not the network's."""
 _OF_LAYERS = ("_parameters", "_buffers", "_modules")
 """Attributes in which PyTorch keeps the others."""
+_DEPTH = 5
+"""How far from a layer is looked: a list of objects that know their neighbours, such as a graph, is no state."""
 _MISSING = object()
 
 
@@ -98,14 +100,15 @@ class Holders:
         self._holders: list[_Holder] = []
         tensors: dict[str, Tensor] = {}
         seen: set[int] = set()
-        waiting: list[tuple[str, Any]] = [("", module)]
+        waiting: list[tuple[str, Any, int]] = [("", module, 0)]
         while waiting:
-            path, value = waiting.pop()
+            path, value, depth = waiting.pop()
+            depth = 0 if isinstance(value, nn.Module) else depth
             if isinstance(value, Tensor):
                 tensors.setdefault(path, value)
-            elif id(value) not in seen and not isinstance(value, _NOT_HELD):
+            elif id(value) not in seen and depth < _DEPTH and not isinstance(value, _NOT_HELD):
                 seen.add(id(value))
-                waiting.extend(reversed(list(self._inside(path, value))))
+                waiting.extend((name, part, depth + 1) for name, part in reversed(list(self._inside(path, value))))
         self.tensors: Mapping[str, Tensor] = tensors
 
     def _inside(self, path: str, value: Any) -> Iterator[tuple[str, Any]]:
