@@ -19,6 +19,8 @@ _NOT_HELD = (
 """What is looked at as one thing, or is everybody's and not the network's."""
 _OF_LAYERS = ("_parameters", "_buffers", "_modules")
 """Attributes in which PyTorch keeps the others."""
+_OF_PARAMETERS = ("_flat_weights", "_flat_weight_refs")
+"""Attributes of PyTorch's recurrent layers, which in every run list the parameters that they have then."""
 _DEPTH = 5
 """How far from a layer is looked: a list of objects that know their neighbours, such as a graph, is no state."""
 _MISSING = object()
@@ -133,7 +135,8 @@ class Holders:
 
     def changes(self) -> list[Change]:
         """What has become something else since: another object, or another number or text."""
-        return [change for holder in self._holders for change in holder.changes()]
+        found = (change for holder in self._holders for change in holder.changes())
+        return [change for change in found if not change.name.rpartition(".")[2].startswith(_OF_PARAMETERS)]
 
     def restore(self, *, kept: str | None = None) -> None:
         """Make all that is held what it was.

@@ -138,13 +138,7 @@ def _numbers(
 
 def _value(tensor: Any) -> Hashable:
     """A tensor made anew in each run is the same if its numbers are."""
-    plain = type(tensor) in {Tensor, nn.Parameter} and tensor.numel()
-    return (
-        (
-            tensor.dtype,
-            tuple(tensor.shape),
-            hash(tensor.detach().contiguous().view(-1).view(torch.uint8).numpy().tobytes()),
-        )
-        if plain
-        else id(tensor)
-    )
+    if type(tensor) not in {Tensor, nn.Parameter}:
+        return id(tensor)
+    bits = tensor.detach().contiguous().view(-1).view(torch.uint8).numpy().tobytes() if tensor.numel() else b""
+    return tensor.dtype, tuple(tensor.shape), hash(bits)
