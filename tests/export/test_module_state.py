@@ -119,6 +119,11 @@ def _bank_and_row(net: Any) -> None:
     net.row = net.mean[0]
 
 
+def _write_bank(net: Any, y: Tensor) -> Any:
+    net.mean.mul_(0.9).add_(y.detach()[:2])
+    return y - net.mean[0]
+
+
 def _untie(net: Any, y: Tensor) -> Any:
     net.head.mean = _average(net.head.mean, y)
     return y - net.head.mean
@@ -177,6 +182,10 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
         lambda: Keeping(lambda net: setattr(net, "refs", [net.body.weight]), lambda net, y: y @ net.refs[0]),
         "in the memory of 'body.weight'",
     ),
+    "a row of a buffer that changes": (
+        lambda: Keeping(_bank_and_row, lambda net, y: _write_bank(net, y) + net.row),
+        "tensor 'row', which lies in the memory of 'mean'",
+    ),
     "a row of a buffer": (
         lambda: Keeping(
             _bank_and_row, lambda net, y: y - net.row
@@ -226,6 +235,7 @@ HARMLESS: dict[str, Callable[[], nn.Module]] = {
         _attributes(tables={"a": (torch.arange(4.0),)}), lambda net, y: y * net.tables["a"][0]
     ),
     "parameters in a list": lambda: Keeping(lambda net: setattr(net, "refs", [net.body.weight]), lambda _net, y: y),
+    "a row that is not read": lambda: Keeping(_bank_and_row, _write_bank),
     "nothing": lambda: Keeping(_attributes(none=torch.zeros(0)), lambda net, y: y + net.none.sum()),
 }
 

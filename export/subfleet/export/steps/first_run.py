@@ -82,7 +82,7 @@ def _watched(
                 return outputs
 
             fixed = {name: tensor for name, tensor in before.tensors.items() if id(tensor) not in carried}
-            with Writes(fixed, fake) as writes:
+            with Writes(fixed, [*state.values(), *given.values()], fake) as writes:
                 outputs = within(module, given, run)
             writes.check()
             changes = before.changes()

@@ -1,6 +1,6 @@
 """Sees what a run of a network does to what it holds, so that a step does not lose it without a word."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -18,10 +18,11 @@ class Writes(TorchDispatchMode):  # type: ignore[no-untyped-call] # PyTorch leav
 
     Args:
         constants: by name.
+        carried: what may be changed, also where a constant lies in its memory: that one may not be read.
         mode: in which they are run.
     """
 
-    def __init__(self, constants: Mapping[str, Tensor], mode: FakeTensorMode) -> None:
+    def __init__(self, constants: Mapping[str, Tensor], carried: Iterable[Tensor], mode: FakeTensorMode) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._names: dict[int, str] = {}
         self._kept: list[_Memory] = []
@@ -31,6 +32,8 @@ class Writes(TorchDispatchMode):  # type: ignore[no-untyped-call] # PyTorch leav
                 self._kept.append(_Memory(name, mode.from_tensor(tensor)))  # the one that stands for it in every run
         for memory in reversed(self._kept):
             self._names[memory.address] = memory.name
+        for tensor in carried:
+            self._names.pop(_address(tensor), None)
         self._written: list[str] = []
 
     def __torch_dispatch__(
