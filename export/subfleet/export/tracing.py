@@ -46,7 +46,7 @@ def canonical(step: Step) -> fx.GraphModule:
     """
     graph = captured(step)
     clean(graph)
-    check_constants(graph, step.stale)
+    check_constants(graph, step.carried, step.held)
     fold_constants(graph)
     check_operators(graph)
     return graph

@@ -4,8 +4,9 @@ from collections.abc import Mapping
 
 import torch
 from torch import Tensor, fx
+from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.functional_tensor import FunctionalTensor
 
-from subfleet.export.steps.module_state import changed_constant
 from subfleet.protocol.errors import ExportError
 
 __all__ = ["check_constants", "check_operators", "is_functional"]
@@ -20,16 +21,40 @@ def is_functional(graph: fx.GraphModule) -> bool:
     return not any(isinstance(target, torch._ops.OpOverload) and target._schema.is_mutable for target in called)  # noqa: SLF001
 
 
-def check_constants(graph: fx.GraphModule, stale: Mapping[str, Tensor]) -> None:
-    """Make sure that no result depends on a constant that the network replaces while it runs.
+def check_constants(graph: fx.GraphModule, carried: Mapping[str, Tensor], held: Mapping[str, Tensor]) -> None:
+    """Make sure that what a graph holds stays as it is from step to step.
+
+    Args:
+        graph: nothing in it is left that no result depends on.
+        carried: what steps change, by name.
+        held: names of constants.
 
     Raises:
-        ExportError: one does.
+        ExportError: a constant lies in the memory of something that is carried, or is left from an earlier run.
     """
-    held = [getattr(graph, node.target) for node in graph.graph.nodes if node.op == "get_attr"]
-    for name, tensor in stale.items():
-        if any(value is tensor for value in held):
-            raise ExportError(changed_constant(name))
+    owners = {_memory(tensor): name for name, tensor in carried.items() if tensor.numel()}
+    names = {id(tensor): name for name, tensor in held.items()}
+    for node in graph.graph.find_nodes(op="get_attr"):
+        value = getattr(graph, node.target)
+        if not isinstance(value, Tensor):
+            continue
+        if isinstance(value, (FakeTensor, FunctionalTensor)):
+            raise ExportError(
+                f"the network keeps a tensor of the shape {tuple(value.shape)} from one run to the next outside of its "
+                "buffers, which no program carries; register it as a persistent buffer of torch.float32"
+            )
+        owner = owners.get(_memory(value)) if value.numel() else None
+        if owner is not None:
+            name = names.get(id(value))
+            what = f"its tensor {name!r}" if name else f"a tensor of the shape {tuple(value.shape)}"
+            raise ExportError(
+                f"the network reads {what}, which lies in the memory of {owner!r}, but a program carries {owner!r} "
+                f"alone and the other would stay what it is now; compute it in forward from {owner!r}"
+            )
+
+
+def _memory(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
 
 
 def check_operators(graph: fx.GraphModule) -> None:

@@ -4,8 +4,10 @@ import torch
 from torch import Tensor, nn
 
 from subfleet.export.layers import LayerContext
-from subfleet.export.steps.module_state import buffers_of, constants_of, within
-from subfleet.export.steps.network_call import exits_of, first_run, prepared
+from subfleet.export.steps.first_run import first_run
+from subfleet.export.steps.holders import Holders
+from subfleet.export.steps.module_state import buffers_of, state_of, within
+from subfleet.export.steps.network_call import exits_of, prepared
 from subfleet.export.steps.reference import InferenceReference
 from subfleet.export.steps.values import SampleSpec, Step
 from subfleet.protocol.programs import ValueInfo
@@ -59,5 +61,6 @@ def inference_step(module: nn.Module, sample: SampleSpec, *, batch_size: int) ->
         inputs=inputs,
         outputs=(ValueInfo(name="logits", dtype="F32", shape=outputs[-1], role="logits"),),
         class_count=outputs[-1][-1],
-        stale=constants_of(module, found.reassigned),
+        carried=state_of(module),
+        held=Holders(module).tensors,
     )

@@ -1,39 +1,18 @@
-"""A module run as part of a step: with replaced layers, and a first run that finds out its shapes."""
+"""A module run as part of a step, with replaced layers."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from subfleet.export.failures import as_export_errors
 from subfleet.export.layers import LAYERS, LayerContext, LayerReplacing
-from subfleet.export.steps.module_state import FakeConstants, buffers_of, check_types, constants_of, unchanged, within
-from subfleet.export.steps.values import DTYPES
+from subfleet.export.steps.module_state import unchanged
 from subfleet.protocol.errors import ExportError
-from subfleet.protocol.programs import ValueInfo
 
-__all__ = ["FirstRun", "exits_of", "first_run", "prepared"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FirstRun:
-    """What a run of a module with its shapes alone has shown.
-
-    Attributes:
-        output_shapes: of each of its logits, one or more.
-        random_shapes: of the randomness that its layers take, in order.
-        reassigned: names of its constants that it has replaced.
-    """
-
-    output_shapes: tuple[tuple[int, ...], ...]
-    random_shapes: tuple[tuple[int, ...], ...]
-    reassigned: frozenset[str]
+__all__ = ["exits_of", "prepared"]
 
 
 def exits_of(module: nn.Module, inputs: Tensor) -> tuple[Tensor, ...]:
@@ -105,37 +84,3 @@ def _check_momentum(layer: _BatchNorm, name: str) -> None:
             f"layer {name!r} has momentum=None, an average over all batches ever seen, which no round's first step "
             "knows; give it a number such as 0.1, or track_running_stats=False"
         )
-
-
-def first_run(module: nn.Module, sample: ValueInfo, *, training: bool, in_parts: bool = False) -> FirstRun:
-    """Run a module with shapes alone.
-
-    Args:
-        module: as in `training_step`.
-        sample: the step's input.
-        training: whether it is to be trained.
-        in_parts: whether its batch is to be one of several micro-batches.
-
-    Raises:
-        ExportError: its state is of an unsupported type, it refuses the input, it changes a constant, or its shapes
-            depend on values.
-    """
-    check_types(module)
-    state = {name: tensor.detach() for name, tensor in (*module.named_parameters(), *buffers_of(module).items())}
-    context = LayerContext(torch.zeros(sample.shape[:1]) if training else None, in_parts=in_parts)
-    dtypes = {name: dtype for dtype, name in DTYPES.items()}
-    what = f"the network cannot be traced on an input of the shape {sample.shape}"
-    remedy = "use layers that take this shape, and whose shapes do not depend on values"
-    with as_export_errors(what, remedy), prepared(module, context, training=training), torch.no_grad():
-        constants = {name: tensor.detach() for name, tensor in constants_of(module).items()}
-        with FakeTensorMode(allow_non_fake_inputs=True) as fake:
-            values = {name: fake.from_tensor(tensor) for name, tensor in state.items()}
-            held = FakeConstants.put_into(module, constants, fake)
-            inputs = torch.zeros(sample.shape, dtype=dtypes[sample.dtype])
-            outputs = within(module, values, lambda: exits_of(module, inputs))
-            reassigned = held.reassigned(module)
-    return FirstRun(output_shapes=_shapes(outputs), random_shapes=context.random_shapes, reassigned=reassigned)
-
-
-def _shapes(tensors: Sequence[Tensor]) -> tuple[tuple[int, ...], ...]:
-    return tuple(tuple(int(size) for size in tensor.shape) for tensor in tensors)

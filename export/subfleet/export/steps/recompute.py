@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from subfleet.export.layers import LAYERS, LayerContext, LayerReplacing
+from subfleet.export.steps.module_state import put_into, within
 from subfleet.protocol.errors import ExportError
 
 __all__ = ["blocks_of", "recomputed"]
@@ -87,7 +88,7 @@ class _Checkpointed:
         state = {**dict(self._block.named_parameters()), **dict(self._block.named_buffers())}
         leaves, arguments = pytree.tree_flatten((args, kwargs))
         places = [place for place, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
-        results: list[pytree.TreeSpec] = []
+        results: list[tuple[pytree.TreeSpec, list[str]]] = []
 
         def run(tensors: Sequence[Tensor]) -> list[Tensor]:
             filled = list(leaves)
@@ -95,19 +96,31 @@ class _Checkpointed:
                 filled[place] = tensor
             again, named = pytree.tree_unflatten(filled, arguments)
             given = dict(zip(state, tensors, strict=False))
-            flat, spec = pytree.tree_flatten(self._run(given, again, named))
-            results.append(spec)
-            return list(flat)
+            outputs, replaced = self._run(given, again, named)
+            flat, spec = pytree.tree_flatten(outputs)
+            results.append((spec, list(replaced)))
+            return [*flat, *replaced.values()]
 
         given = [*state.values(), *(leaves[place] for place in places)]
         flat = _Recomputed.apply(run, len(state), self._context, *given)  # type: ignore[no-untyped-call]
-        return pytree.tree_unflatten(flat, results[0])
+        spec, names = results[0]
+        put_into(self._block, dict(zip(names, flat[spec.num_leaves :], strict=True)))
+        return pytree.tree_unflatten(flat[: spec.num_leaves], spec)
 
-    def _run(self, state: dict[str, Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _run(
+        self, state: dict[str, Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Any, dict[str, Tensor]]:
+        """What the block gives, and the buffers in whose place it has put others."""
+
+        def body() -> tuple[Any, dict[str, Tensor]]:
+            outputs = self._block(*args, **kwargs)
+            buffers = dict(self._block.named_buffers())
+            return outputs, {name: new for name, new in buffers.items() if new is not state.get(name, new)}
+
         self._running = True
         try:
             with LayerReplacing(LAYERS, self._context):
-                return torch.func.functional_call(self._block, state, args, kwargs)
+                return within(self._block, state, body)
         finally:
             self._running = False
 
@@ -123,7 +136,8 @@ class _Recomputed(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, run: _Run, state_count: int, context: LayerContext, *tensors: Tensor) -> tuple[Tensor, ...]:
         ctx.run, ctx.state_count, ctx.context, ctx.place = run, state_count, context, context.place
-        ctx.save_for_backward(*tensors)
+        # Before the run, which may change buffers in place.
+        ctx.save_for_backward(*(tensor.clone() for tensor in tensors[:state_count]), *tensors[state_count:])
         return tuple(run(tensors))
 
     @staticmethod

@@ -13,10 +13,12 @@ import torch
 from torch import Tensor, nn
 
 from subfleet.export.layers import LayerContext
+from subfleet.export.steps.first_run import FirstRun, first_run
 from subfleet.export.steps.given import Given
+from subfleet.export.steps.holders import Holders
 from subfleet.export.steps.layout import StepShapes, after, before
-from subfleet.export.steps.module_state import buffers_of, constants_of, within
-from subfleet.export.steps.network_call import FirstRun, exits_of, first_run, prepared
+from subfleet.export.steps.module_state import buffers_of, state_of, within
+from subfleet.export.steps.network_call import exits_of, prepared
 from subfleet.export.steps.objectives import OBJECTIVES, mutual_distillation, self_distillation, total
 from subfleet.export.steps.optimisers import OPTIMISERS, StepScalars, clipped
 from subfleet.export.steps.recompute import blocks_of, recomputed
@@ -86,7 +88,8 @@ def training_step(  # noqa: PLR0913 - each says one thing of the step
         outputs=outputs,
         class_count=next(value.limit for value in inputs if value.role == "label"),
         padded_labels=objective.name == "next_token",
-        stale=constants_of(module, found.reassigned),
+        carried=state_of(module) | (state_of(student.module) if student else {}),
+        held=Holders(module).tensors,
     )
 
 

@@ -76,8 +76,8 @@ class Step:
         outputs: in order.
         class_count: exclusive upper bound of the labels; 0 where they are no classes.
         padded_labels: whether labels below 0 are usual: tokens that are not counted.
-        stale: by name, constants that the network replaces while it runs: nothing that the step gives may depend on
-            them, as they would be others in the next step.
+        carried: the network's own parameters and buffers, by name: no constant may lie in their memory.
+        held: all tensors that it holds, by name.
     """
 
     run: Callable[..., tuple[Tensor, ...]]
@@ -86,7 +86,8 @@ class Step:
     outputs: tuple[ValueInfo, ...]
     class_count: int = 0
     padded_labels: bool = False
-    stale: Mapping[str, Tensor] = field(default_factory=lambda: MappingProxyType({}))
+    carried: Mapping[str, Tensor] = field(default_factory=lambda: MappingProxyType({}))
+    held: Mapping[str, Tensor] = field(default_factory=lambda: MappingProxyType({}))
 
     def example(
         self, generator: torch.Generator, *, apply: bool = True, sample_count: int | None = None

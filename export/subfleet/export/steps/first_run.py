@@ -1,0 +1,93 @@
+"""A module run with its shapes alone, before there is a step: what it gives, and what it does to what it holds."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from subfleet.export.failures import as_export_errors
+from subfleet.export.layers import LayerContext
+from subfleet.export.steps.holders import Change, Holders
+from subfleet.export.steps.module_state import check_types, constants_of, put_into, state_of, within
+from subfleet.export.steps.network_call import exits_of, prepared
+from subfleet.export.steps.repetition import check_repeats
+from subfleet.export.steps.values import DTYPES
+from subfleet.export.steps.watching import Ties, Writes
+from subfleet.protocol.programs import ValueInfo
+
+__all__ = ["FirstRun", "first_run"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FirstRun:
+    """What a run of a module with its shapes alone has shown.
+
+    Attributes:
+        output_shapes: of each of its logits, one or more.
+        random_shapes: of the randomness that its layers take, in order.
+    """
+
+    output_shapes: tuple[tuple[int, ...], ...]
+    random_shapes: tuple[tuple[int, ...], ...]
+
+
+def first_run(module: nn.Module, sample: ValueInfo, *, training: bool, in_parts: bool = False) -> FirstRun:
+    """Run a module with shapes alone.
+
+    Args:
+        module: as in `training_step`.
+        sample: the step's input.
+        training: whether it is to be trained.
+        in_parts: whether its batch is to be one of several micro-batches.
+
+    Raises:
+        ExportError: its state is of an unsupported type, it refuses the input, it changes what is not carried and
+            reads it in the next run, or its shapes depend on values.
+    """
+    check_types(module)
+    dtypes = {name: dtype for dtype, name in DTYPES.items()}
+    inputs = torch.zeros(sample.shape, dtype=dtypes[sample.dtype])
+
+    def context() -> LayerContext:
+        return LayerContext(torch.zeros(sample.shape[:1]) if training else None, in_parts=in_parts)
+
+    what = f"the network cannot be traced on an input of the shape {sample.shape}"
+    with as_export_errors(what, "use layers that take this shape, and whose shapes do not depend on values"):
+        run, changes = _watched(module, inputs, context(), training=training)
+        if changes:
+            check_repeats(module, inputs, context(), changes, training=training)
+    return run
+
+
+def _watched(
+    module: nn.Module, inputs: Tensor, context: LayerContext, *, training: bool
+) -> tuple[FirstRun, Sequence[Change]]:
+    """The run, and what the module holds afterwards that it did not hold before."""
+    state = state_of(module)
+    carried = {id(tensor) for tensor in state.values()}
+    with prepared(module, context, training=training), torch.no_grad():
+        plain = {name: tensor.detach() for name, tensor in (state | constants_of(module)).items()}
+        with FakeTensorMode(allow_non_fake_inputs=True) as fake:
+            shapes = {name: fake.from_tensor(tensor) for name, tensor in plain.items()}
+            given = {name: shapes[name] for name in state}
+            put_into(module, {name: tensor for name, tensor in shapes.items() if name not in state})
+            ties = Ties(module, state, given)
+            before = Holders(module)
+
+            def run() -> tuple[Tensor, ...]:
+                outputs = exits_of(module, inputs)
+                ties.check(module)
+                return outputs
+
+            fixed = {name: tensor for name, tensor in before.tensors.items() if id(tensor) not in carried}
+            with Writes(fixed, [*state.values(), *given.values()], fake) as writes:
+                outputs = within(module, given, run)
+            writes.check()
+            changes = before.changes()
+    return FirstRun(output_shapes=_shapes(outputs), random_shapes=context.random_shapes), changes
+
+
+def _shapes(tensors: Sequence[Tensor]) -> tuple[tuple[int, ...], ...]:
+    return tuple(tuple(int(size) for size in tensor.shape) for tensor in tensors)

@@ -1,0 +1,148 @@
+"""All that a network holds, wherever it does: attributes of its layers, and dicts, lists and objects inside of them."""
+
+import logging
+from collections import deque
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
+from typing import Any
+
+from torch import Tensor, nn
+
+__all__ = ["Change", "Holders"]
+
+_NOT_HELD = (
+    *(type, ModuleType, FunctionType, MethodType, BuiltinFunctionType),
+    *(Tensor, Enum, logging.Logger, str, bytes, int, float),
+)
+"""What is looked at as one thing, or is everybody's and not the network's."""
+_OF_LAYERS = ("_parameters", "_buffers", "_modules")
+"""Attributes in which PyTorch keeps the others."""
+_OF_PARAMETERS = ("_flat_weights", "_flat_weight_refs")
+"""Attributes of PyTorch's recurrent layers, which in every run list the parameters that they have then."""
+_DEPTH = 5
+"""How far from a layer is looked: a list of objects that know their neighbours, such as a graph, is no state."""
+_MISSING = object()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """Something that the network held has become something else.
+
+    Attributes:
+        name: as in Python, seen from the network.
+        old: what it was; None where there was nothing.
+    """
+
+    name: str
+    old: Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Holder:
+    """One dict, list or deque as it was; of an object, its attributes."""
+
+    path: str
+    of_attributes: bool
+    held: Any
+    before: Any
+
+    def name(self, key: Any) -> str:
+        if not self.of_attributes:
+            return f"{self.path}[{key!r}]"
+        return f"{self.path}.{key}" if self.path else str(key)
+
+    def items(self) -> Mapping[Any, Any]:
+        """What it held, by key or index."""
+        return _items(self.before)
+
+    def changes(self) -> Iterator[Change]:
+        before, now = self.items(), _items(self.held)
+        for key in (*before, *(key for key in now if key not in before)):
+            old = before.get(key, _MISSING)
+            if not _is_same(old, now.get(key, _MISSING)):
+                yield Change(name=self.name(key), old=None if old is _MISSING else old)
+
+    def restore(self, kept: str | None) -> None:
+        before, now = self.items(), _items(self.held)
+        if len(before) == len(now) and all(key in now and now[key] is old for key, old in before.items()):
+            return
+        left = {key: value for key, value in now.items() if self.name(key) == kept}
+        after = {**before, **left}
+        self.held.clear()
+        if isinstance(self.held, dict):
+            for key, value in after.items():  # some kinds of dict have no `update`
+                self.held[key] = value
+        else:
+            self.held.extend(after.values())
+
+
+def _items(held: Any) -> Mapping[Any, Any]:
+    return held if isinstance(held, dict) else dict(enumerate(held))
+
+
+def _is_same(old: Any, new: Any) -> bool:
+    if old is new:
+        return True
+    return type(old) is type(new) and isinstance(old, (str, bytes, int, float)) and bool(old == new)
+
+
+class Holders:
+    """What a network holds, remembered.
+
+    Args:
+        module: the network.
+
+    Attributes:
+        tensors: all of them, by the first name of each.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self._holders: list[_Holder] = []
+        tensors: dict[str, Tensor] = {}
+        seen: set[int] = set()
+        waiting: list[tuple[str, Any, int]] = [("", module, 0)]
+        while waiting:
+            path, value, depth = waiting.pop()
+            depth = 0 if isinstance(value, nn.Module) else depth
+            if isinstance(value, Tensor):
+                tensors.setdefault(path, value)
+            elif id(value) not in seen and depth < _DEPTH and not isinstance(value, _NOT_HELD):
+                seen.add(id(value))
+                waiting.extend((name, part, depth + 1) for name, part in reversed(list(self._inside(path, value))))
+        self.tensors: Mapping[str, Tensor] = tensors
+
+    def _inside(self, path: str, value: Any) -> Iterator[tuple[str, Any]]:
+        if isinstance(value, (tuple, set, frozenset)):
+            yield from ((f"{path}[{place}]", part) for place, part in enumerate(value))
+        if isinstance(value, (dict, list, deque)):
+            yield from self._held(path, value, of_attributes=False)
+        if type(value).__dictoffset__:
+            kept = _OF_LAYERS if isinstance(value, nn.Module) else ()
+            attributes = vars(value)
+            for name in kept:
+                if isinstance(attributes.get(name), dict):
+                    yield from self._held(path, attributes[name], of_attributes=True)
+            own = self._held(path, attributes, of_attributes=True)
+            yield from ((name, part) for name, part in own if name.rpartition(".")[2] not in kept)
+
+    def _held(self, path: str, held: Any, *, of_attributes: bool) -> list[tuple[str, Any]]:
+        before = dict(held) if isinstance(held, dict) else list(held)
+        holder = _Holder(path=path, of_attributes=of_attributes, held=held, before=before)
+        self._holders.append(holder)
+        return [(holder.name(key), part) for key, part in holder.items().items()]
+
+    def changes(self) -> list[Change]:
+        """What has become something else since: another object, or another number or text."""
+        found = (change for holder in self._holders for change in holder.changes())
+        return [change for change in found if not change.name.rpartition(".")[2].startswith(_OF_PARAMETERS)]
+
+    def restore(self, *, kept: str | None = None) -> None:
+        """Make all that is held what it was.
+
+        Args:
+            kept: the name of what stays as it is now.
+        """
+        for holder in self._holders:
+            holder.restore(kept)
