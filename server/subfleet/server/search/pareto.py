@@ -115,8 +115,10 @@ class ParetoSearch:
         best = self.best(query)
         if best is not None and self._may_grow(best, query):
             tried += self._climb.tried(*self._starts(query), query, rng)
-        new = dict.fromkeys(drawn.found) | dict.fromkeys(self._worth_knowing(tried, query))
-        return Explored(found=tuple(new), draws=drawn.draws, hit=drawn.hit)
+        known = {one.spec for one in drawn.found}
+        built = [one for one in self._worth_knowing(tried, query) if one.spec not in known]
+        room = max(0, self._settings.built_limit - len(self._pool) - len(drawn.found))
+        return Explored(found=(*drawn.found, *built[:room]), draws=drawn.draws, hit=drawn.hit)
 
     def learn(self, found: Sequence[Known]) -> None:
         """Remember draws as far as the paper's search does, and what was built while it is below its own limit."""
