@@ -134,19 +134,23 @@ def test_a_run_is_exact_only_where_it_replaces_nothing(method: AnyMethod, replac
 
 
 def test_everything_that_a_run_replaces_is_told_once() -> None:
-    replaced = {"merge": CoordinateMedian(), "server_optimiser": YogiStep(), "distillation": DistillationSettings()}
+    replaced: dict[str, Any] = {
+        "merge": CoordinateMedian(),
+        "server_optimiser": YogiStep(),
+        "distillation": DistillationSettings(),
+    }
     told = method_status(FedAvg(), config_with(FedAvg(), **replaced).setting)
     assert [words.rpartition("(")[2] for words in told.split("; ")] == ["merge)", "server_optimiser)", "distillation)"]
 
 
 def test_what_a_method_judges_itself_is_not_told_twice() -> None:
-    for method, name, value in (
-        (NeFL(), "norms", "bank"),
-        (Standalone(), "norms", "bank"),
-        (FederatedDropout(), "update_codec", Qsgd()),
-        (DynamicSelection(), "distillation", DistillationSettings()),
-    ):
-        setting = Setting(**{name: value})
+    cases: tuple[tuple[AnyMethod, Setting], ...] = (
+        (NeFL(), Setting(norms="bank")),
+        (Standalone(), Setting(norms="bank")),
+        (FederatedDropout(), Setting(update_codec=Qsgd())),
+        (DynamicSelection(), Setting(distillation=DistillationSettings())),
+    )
+    for method, setting in cases:
         assert method_status(method, setting) == status_of(method.departures(setting))
 
 
