@@ -134,7 +134,7 @@ def test_the_silent_are_missing_after_the_deadline_and_late_telemetry_is_refused
     state, _ = step(PLAN, state, Tick(), 1.0 + PLAN.config.deadlines.measure_s)
     assert state.phase == "train"
     assert state.seats["bob"].stage == "missing"
-    assert state.members["bob"].absent
+    assert state.members["bob"].silent_since == 1
     assert replies(step(PLAN, state, measured(PLAN, "bob"), 40.0)[1]) == ["refused"]
 
 

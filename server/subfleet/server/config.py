@@ -15,7 +15,7 @@ from subfleet.protocol.messages import check_client_id
 from subfleet.protocol.schema import canonical_json
 from subfleet.protocol.topics import DEFAULT_FLEET, Topics
 from subfleet.protocol.training import TrainingSettings
-from subfleet.protocol.update_codecs import AnyUpdateCodec, Uncompressed
+from subfleet.protocol.update_codecs import AnyUpdateCodec
 from subfleet.server.memory_limits import MemoryLimits
 from subfleet.server.methods import AnyMethod
 from subfleet.server.methods.combining import Combination
@@ -262,7 +262,10 @@ class ServerConfig:
             learnable_steps=self.model.learnable_steps,
             scaler=self.model.scaler,
             norms=self.norms,
-            compressed=self.update_codec not in (None, Uncompressed()),
+            merge=self.merge,
+            server_optimiser=self.server_optimiser,
+            update_codec=self.update_codec,
+            distillation=self.distillation,
         )
 
     @property

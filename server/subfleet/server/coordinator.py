@@ -122,15 +122,19 @@ def _heard(plan: Plan, state: RunState, event: Heard, now_s: float) -> Outcome:
         # A will is only a hint, and one of an earlier session says nothing of this one.
         if presence.client_id not in state.members or presence.session_id not in ("", member.session_id):
             return state, ()
-        return _with_member(state, presence.client_id, replace(member, heard_s=None, noted_s=now_s)), ()
+        return _with_member(state, presence.client_id, replace(member, heard_s=None, left=True, noted_s=now_s)), ()
     started_anew = presence.session_id != member.session_id
-    member = replace(member, session_id=presence.session_id, heard_s=now_s, absent=False, noted_s=now_s)
+    member = _spoke(member, presence.session_id, now_s)
     state = _with_member(state, presence.client_id, member)
     seat = state.seats.get(presence.client_id)
     if started_anew and seat is not None and seat.stage in ("scoring", "out") and seat.task is not None:
         # The receipt of this task may have come from the life before, which took the task with it.
         return state, (SendTask(task=seat.task),)
     return state, skip_notice(seat)
+
+
+def _spoke(member: Member, session_id: str, now_s: float) -> Member:
+    return replace(member, session_id=session_id, heard_s=now_s, left=False, silent_since=0, noted_s=now_s)
 
 
 def _profiled(plan: Plan, state: RunState, event: Profiled, now_s: float) -> Outcome:
@@ -154,8 +158,7 @@ def _with_seat(state: RunState, seat: Seat) -> RunState:
 def _measured(plan: Plan, state: RunState, event: Measured, now_s: float) -> Outcome:
     telemetry = event.telemetry
     client_id, message_id = telemetry.client_id, telemetry.message_id
-    member = state.members.get(client_id, Member())
-    member = replace(member, heard_s=now_s, absent=False, session_id=telemetry.session_id, noted_s=now_s)
+    member = _spoke(state.members.get(client_id, Member()), telemetry.session_id, now_s)
     state = _with_member(state, client_id, member)
     if telemetry.round is None:
         return state, ()

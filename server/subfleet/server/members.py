@@ -6,7 +6,7 @@ from types import MappingProxyType
 from subfleet.protocol.messages import Profile
 from subfleet.server.rounds import Member, Plan, RunState
 
-__all__ = ["MOST_STRANGERS", "without_strangers"]
+__all__ = ["MOST_STRANGERS", "SILENT_SINCE", "silent_members", "without_strangers"]
 
 MOST_STRANGERS = 16_384
 """Clients that never took part; beyond them those go first that were silent for the longest."""
@@ -14,6 +14,23 @@ MOST_VALUES = 4_000_000
 """In the profiles of all of them together."""
 MOST_OF_SPEC = 1000
 """What a declared architecture counts for."""
+SILENT_SINCE = "it has been silent since round"
+"""Why a client is missing that a round has not waited for; the round follows."""
+
+
+def silent_members(state: RunState) -> tuple[str, ...]:
+    """The clients that belong to the run, have not said that they go, and have no seat in the open round.
+
+    Whoever spoke to this server belongs to it, and whoever took part before; a profile alone makes nobody one of them.
+    """
+    return tuple(
+        name
+        for name, member in sorted(state.members.items())
+        if name not in state.seats
+        and member.profile is not None
+        and not member.left
+        and (member.session_id or name in state.last)
+    )
 
 
 def without_strangers(plan: Plan, state: RunState, now_s: float) -> RunState:
@@ -27,8 +44,10 @@ def without_strangers(plan: Plan, state: RunState, now_s: float) -> RunState:
         limit_s = deadlines.forget_s if member.profile is not None else deadlines.lease_s
         return now_s - member.noted_s > limit_s
 
+    # That a client is missing is no part in the round.
+    seated = {name for name, seat in state.seats.items() if seat.stage != "missing"}
     strangers = {
-        name: member for name, member in state.members.items() if name not in state.last and name not in state.seats
+        name: member for name, member in state.members.items() if name not in state.last and name not in seated
     }
     gone = {name for name, member in strangers.items() if silent(member)}
     count = len(strangers) - len(gone)

@@ -7,6 +7,7 @@ from types import MappingProxyType
 
 from subfleet.server.actions import Action, Export, PrepareModels, Withdraw
 from subfleet.server.closing import begin_fold
+from subfleet.server.members import SILENT_SINCE, silent_members
 from subfleet.server.notices import skip_notice
 from subfleet.server.retrying import fruitless, opened
 from subfleet.server.rounds import Member, Phase, Plan, Queued, RunState, Seat
@@ -36,14 +37,14 @@ def expected_clients(plan: Plan, state: RunState, now_s: float) -> tuple[str, ..
 
     Whoever holds its lease; in a strict run everyone who ever spoke in this run: a client that was killed and comes
     back takes part as if nothing had happened. Who let a deadline pass without a word is not waited for until it is
-    heard again.
+    heard again; the rounds that it misses count against participation all the same.
     """
     strict = plan.config.strict
     return tuple(
         sorted(
             name
             for name, member in state.members.items()
-            if member.profile is not None and not member.absent and (strict or _holds_lease(plan, member, now_s))
+            if member.profile is not None and not member.silent_since and (strict or _holds_lease(plan, member, now_s))
         )
     )
 
@@ -80,12 +81,17 @@ def _measure(plan: Plan, state: RunState, now_s: float) -> Outcome:
     complete = len(state.seats) >= plan.config.min_clients and all(name in state.seats for name in expected)
     if not complete and not late:
         return state, ()
-    silent = [name for name in expected if name not in state.seats]
-    members = {**state.members, **{name: replace(state.members[name], absent=True) for name in silent}}
-    state = replace(state, members=MappingProxyType(members))
+    missed = [name for name in expected if name not in state.seats]
+    silent = [name for name in silent_members(state) if name not in missed]
+    since = {name: state.members[name].silent_since or state.round for name in (*missed, *silent)}
+    members = {name: replace(state.members[name], silent_since=number) for name, number in since.items()}
+    state = replace(state, members=MappingProxyType({**state.members, **members}))
     if not state.seats:
         return _unanswered(plan, state, now_s)
-    seats = {**state.seats, **{name: _absent_seat(state, name) for name in silent}}
+    reasons = dict.fromkeys(missed, "no telemetry came in time") | {
+        name: f"{SILENT_SINCE} {since[name]}" for name in silent
+    }
+    seats = {**state.seats, **{name: _missing_seat(state, name, reason) for name, reason in reasons.items()}}
     return _assign(plan, replace(state, seats=MappingProxyType(seats)), now_s)
 
 
@@ -100,10 +106,10 @@ def _unanswered(plan: Plan, state: RunState, now_s: float) -> Outcome:
     return _enter(replace(state, failure=failure), "failed", now_s), ()
 
 
-def _absent_seat(state: RunState, client_id: str) -> Seat:
+def _missing_seat(state: RunState, client_id: str, reason: str) -> Seat:
     profile = state.members[client_id].profile
     device = profile.device if profile is not None else ""
-    return Seat(client_id=client_id, device=device, stage="missing", reason="no telemetry came in time")
+    return Seat(client_id=client_id, device=device, stage="missing", reason=reason)
 
 
 def _assign(plan: Plan, state: RunState, now_s: float) -> Outcome:

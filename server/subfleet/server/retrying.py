@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from types import MappingProxyType
 
+from subfleet.server.members import SILENT_SINCE
 from subfleet.server.rounds import Plan, RunState, Seat, Tries
 
 __all__ = ["fruitless", "opened", "what_is_lacking"]
@@ -77,7 +78,8 @@ def _names(names: list[str]) -> str:
 
 def _pause_s(plan: Plan, state: RunState) -> float:
     deadlines = plan.config.deadlines
-    if _log_s(plan, 1) > 0 and all(seat.stage == "skipped" for seat in state.seats.values()):
+    waited_for = (seat for seat in state.seats.values() if not seat.reason.startswith(SILENT_SINCE))
+    if _log_s(plan, 1) > 0 and all(seat.stage == "skipped" for seat in waited_for):
         return 0.0
     return float(min(deadlines.pause_s * 2 ** min(state.tries.retry, _MOST_DOUBLINGS), deadlines.longest_pause_s))
 

@@ -121,14 +121,16 @@ class Member:
 
     Attributes:
         heard_s: monotonic time of its last sign of life; None where it said that it is gone or was never heard.
-        absent: it was missing when telemetry was due and has not been heard since.
+        left: its last word was that it goes.
+        silent_since: the round at whose start it was missed first, where it has not been heard since; else 0.
         noted_s: monotonic time of its last message, or of the start of the server that knew it from before.
     """
 
     profile: Profile | None = None
     session_id: str = ""
     heard_s: float | None = None
-    absent: bool = False
+    left: bool = False
+    silent_since: int = 0
     noted_s: float = 0.0
 
 

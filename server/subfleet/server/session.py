@@ -43,7 +43,7 @@ from subfleet.server.evaluation_data import with_evaluation
 from subfleet.server.events import Event, Tick
 from subfleet.server.folding import Folding
 from subfleet.server.inbox import read_delivery
-from subfleet.server.methods.describing import status_of
+from subfleet.server.methods.judging import method_status
 from subfleet.server.observing import GuardedObserver
 from subfleet.server.planning import Places, plan_of
 from subfleet.server.records import RunObserver, RunResult
@@ -236,7 +236,7 @@ class Server:
         return RunResult(
             run_id=self.run_id,
             method=self._config.method.TYPE,
-            method_status=status_of(self._config.method.departures(self._config.setting)),
+            method_status=method_status(self._config.method, self._config.setting),
             finished=self._state.phase == "finished",
             accuracy=records[-1].accuracy if records else 0.0,
             rounds=records,

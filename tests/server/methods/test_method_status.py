@@ -3,12 +3,15 @@
 import re
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from server.methods.method_cases import MODEL, config_with, plan_with
 
 from subfleet.elastic.distillation import DistillationSettings
-from subfleet.protocol.update_codecs import Qsgd
+from subfleet.elastic.server_optimisers import FedYogi as YogiStep
+from subfleet.elastic.stacked import CoordinateMedian
+from subfleet.protocol.update_codecs import Qsgd, TopK, Uncompressed
 from subfleet.server.methods import METHODS, AnyMethod
 from subfleet.server.methods.anycostfl import AnycostFL
 from subfleet.server.methods.describing import Setting, status_of
@@ -23,7 +26,9 @@ from subfleet.server.methods.fedyogi import FedYogi
 from subfleet.server.methods.fjord import FjORD
 from subfleet.server.methods.flexifed import FlexiFed
 from subfleet.server.methods.heterofl import HeteroFL
+from subfleet.server.methods.judging import method_status
 from subfleet.server.methods.nefl import NeFL
+from subfleet.server.methods.standalone import Standalone
 
 ROOT = Path(__file__).resolve().parents[3]
 PUBLISHED = DynamicSelection(search="paper", distillation=DistillationSettings())
@@ -72,6 +77,12 @@ def test_what_does_as_its_paper_says_is_exact(method: AnyMethod, setting: Settin
         (FedFA(choice="score", proposals=3), Setting(), "at most 3 sizes"),
         (FedFA(scaled="changes"), Setting(), "changes are scaled"),
         (FedFA(grafting=False), Setting(), "nothing is grafted"),
+        (PUBLISHED, Setting(distillation=DistillationSettings(iterations=0)), "nothing is distilled"),
+        (PUBLISHED, Setting(distillation=DistillationSettings(mode="anchored")), "the teacher stays as it was"),
+        (AnycostFL(), Setting(update_codec=Uncompressed()), "not compressed"),
+        (AnycostFL(), Setting(update_codec=TopK()), "compressed alike"),
+        (FederatedDropout(), Setting(update_codec=Uncompressed()), "not compressed"),
+        (FjORD(), Setting(norms="bank"), "each width's own"),
     ],
 )
 def test_what_departs_from_its_paper_says_so(method: AnyMethod, setting: Setting, told: str) -> None:
@@ -86,19 +97,68 @@ def test_what_departs_from_its_paper_says_so(method: AnyMethod, setting: Setting
         (PUBLISHED, Setting(), "teacher"),
         (FlexiFed(choice="declared"), Setting(), "budget"),
         (FedFA(choice="declared"), Setting(), "architectures"),
-        (FederatedDropout(), Setting(compressed=True), "compressed"),
+        (FederatedDropout(), Setting(update_codec=Qsgd()), "compressed"),
         (FjORD(), Setting(), "labels"),
+        (DynamicSelection(), Setting(distillation=DistillationSettings()), "taught with another"),
+        (DynamicSelection(), Setting(distillation=DistillationSettings()), "teacher stays"),
+        (PUBLISHED, Setting(distillation=DistillationSettings(iterations=0)), "learning rate"),
     ],
 )
 def test_what_does_not_depart_there_says_nothing_of_it(method: AnyMethod, setting: Setting, never: str) -> None:
     assert never not in status_of(method.departures(setting))
 
 
+@pytest.mark.parametrize(
+    ("method", "replaced", "told"),
+    [
+        (
+            FedAvg(),
+            {"merge": CoordinateMedian()},
+            "updates are merged by coordinate_median in place of the mean (merge)",
+        ),
+        (FedAvg(), {"server_optimiser": YogiStep()}, "the server's optimiser is fedyogi (server_optimiser)"),
+        (FedAdam(), {"server_optimiser": YogiStep()}, "the server's optimiser is fedyogi (server_optimiser)"),
+        (FedAvg(), {"update_codec": TopK()}, "updates are compressed by top_k (update_codec)"),
+        (FedAvg(), {"norms": "bank"}, "norms are kept per size (norms)"),
+        (HeteroFL(), {"distillation": DistillationSettings()}, "the whole model teaches its subnets (distillation)"),
+        (FedYogi(), {"server_optimiser": YogiStep(tau=0.1)}, "exact"),
+        (FedAvg(), {"update_codec": Uncompressed()}, "exact"),
+        (FedAvg(), {"distillation": DistillationSettings(iterations=0)}, "exact"),
+        (FedAvg(), {"model": replace(MODEL, norm="none"), "norms": "bank"}, "exact"),
+    ],
+)
+def test_a_run_is_exact_only_where_it_replaces_nothing(method: AnyMethod, replaced: dict[str, Any], told: str) -> None:
+    said = method_status(method, config_with(method, **replaced).setting)
+    assert said.endswith(told)
+    assert "; " not in said
+
+
+def test_everything_that_a_run_replaces_is_told_once() -> None:
+    replaced: dict[str, Any] = {
+        "merge": CoordinateMedian(),
+        "server_optimiser": YogiStep(),
+        "distillation": DistillationSettings(),
+    }
+    told = method_status(FedAvg(), config_with(FedAvg(), **replaced).setting)
+    assert [words.rpartition("(")[2] for words in told.split("; ")] == ["merge)", "server_optimiser)", "distillation)"]
+
+
+def test_what_a_method_judges_itself_is_not_told_twice() -> None:
+    cases: tuple[tuple[AnyMethod, Setting], ...] = (
+        (NeFL(), Setting(norms="bank")),
+        (Standalone(), Setting(norms="bank")),
+        (FederatedDropout(), Setting(update_codec=Qsgd())),
+        (DynamicSelection(), Setting(distillation=DistillationSettings())),
+    )
+    for method, setting in cases:
+        assert method_status(method, setting) == status_of(method.departures(setting))
+
+
 def test_a_configuration_tells_its_setting() -> None:
     assert config_with(HeteroFL()).setting == Setting()
     model = replace(MODEL, norm="batch", learnable_steps=True, scaler=True)
     told = config_with(HeteroFL(), model, norms="recalibrated", update_codec=Qsgd()).setting
-    assert told == Setting(norm="batch", learnable_steps=True, scaler=True, norms="recalibrated", compressed=True)
+    assert told == Setting(norm="batch", learnable_steps=True, scaler=True, norms="recalibrated", update_codec=Qsgd())
 
 
 def test_defaults_are_those_of_the_papers_where_these_work() -> None:

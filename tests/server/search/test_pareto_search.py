@@ -70,6 +70,22 @@ def test_answers_have_99_percent_of_the_most_parameters_that_fit() -> None:
     assert min(shares) >= 0.95
 
 
+def test_the_first_round_of_a_small_fleet_has_985_of_1000_parameters_that_fit() -> None:
+    best, shares = exhaustive_search(SPACE, price, TARGETS), []
+    for number in range(6):
+        search = ParetoSearch(SPACE, price, TARGETS, uniform=UNIFORM)
+        asked = [query_at(stream(number, 0, place).random() * 0.9, 1.0) for place in range(5)]
+        for place, query in enumerate(asked):
+            search.learn(search.explore(query, stream("x", number, 0, place)).found)
+        for query in asked:
+            own, most = search.best(query), best.best(query)
+            if most is not None:
+                shares.append((own.rank[0] if own else 0) / most.rank[0])
+    assert len(shares) > 20
+    assert sum(shares) / len(shares) >= 0.985
+    assert min(shares) >= 0.93
+
+
 def _linear(spec: SubnetSpec, network: Network) -> Candidate:
     """A price by which memory and parameters go apart: the first section takes memory, the last has parameters."""
     sizes = network.shapes(spec)
@@ -194,7 +210,9 @@ def test_nobody_climbs_whose_link_carries_nothing_larger() -> None:
     assert search.explore(Query(target="onnx", limits=wider), stream(2)).found
 
 
-@pytest.mark.parametrize("wrong", [{"slack": 1.1}, {"trials": -1}, {"built_limit": -1}, {"samples": -1}])
+@pytest.mark.parametrize(
+    "wrong", [{"slack": 1.1}, {"trials": -1}, {"built_limit": -1}, {"samples": -1}, {"climbs": -1}]
+)
 def test_settings_out_of_range_are_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(ConfigError, match="must be"):
         ParetoSettings(**wrong)  # type: ignore[arg-type]

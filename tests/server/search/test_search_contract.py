@@ -10,6 +10,7 @@ from server.search.search_cases import (
     SPACE,
     TARGETS,
     UNIFORM,
+    answered,
     any_query,
     ends,
     poorer_and_richer,
@@ -71,6 +72,37 @@ def test_the_pool_only_grows(name: str) -> None:
         seen = search.pool
         search.learn(seen)
         assert search.pool == seen
+
+
+FULL: Mapping[str, tuple[Callable[[], PaperSearch | ParetoSearch], int]] = {
+    "paper": (lambda: PaperSearch(SPACE, price, TARGETS, PaperSettings(epsilon=0.2, pool_limit=8)), 8 - 2),
+    "pareto": (
+        lambda: ParetoSearch(
+            SPACE,
+            price,
+            TARGETS,
+            uniform=UNIFORM,
+            settings=ParetoSettings(paper=PaperSettings(epsilon=0.2, pool_limit=20), trials=12, built_limit=40),
+        ),
+        40 + 20 - 2,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FULL)
+def test_a_journal_holds_no_more_than_the_pool_and_gives_the_same_answers(name: str) -> None:
+    """A round remembers everything that was found: what a full pool cannot hold is not found."""
+    make, most = FULL[name]
+    search, found = make(), list[Known]()
+    for place, query in enumerate(queries(150, seed=4)):
+        found += answered(search, query, stream(place)).explored.found
+        assert found == list(search.pool)
+    assert len(found) <= most
+    assert not any(answer.explored.found for answer in run(search, queries(40, seed=5), first=900)), "it is full"
+    restored = make()
+    restored.learn(found)
+    asked = queries(40, seed=6)
+    assert [restored.best(query) for query in asked] == [search.best(query) for query in asked]
 
 
 @EVERY

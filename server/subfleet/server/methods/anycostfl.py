@@ -50,6 +50,7 @@ class AnycostFL:
         paper="Li et al., AnycostFL: Efficient On-Demand Federated Learning over Heterogeneous Edge Devices, INFOCOM "
         "2023",
         varies=("width",),
+        judges=("update_codec",),
     )
     steps: int = 16
     codec: AnyUpdateCodec | None = field(default_factory=TopKQsgd)
@@ -60,11 +61,16 @@ class AnycostFL:
 
     def departures(self, setting: Setting) -> tuple[str, ...]:
         """See `subfleet.server.methods.policies.Method`."""
+        codec = setting.update_codec or self.codec
         return (
             "the largest width comes first, then the densest update that the link carries; the paper tunes both",
             "an update counts by its samples in place of tuned coefficients",
             *those_true(
-                {"updates are not compressed": not setting.compressed and self.codec in (None, Uncompressed())}
+                {
+                    "updates are not compressed": codec in (None, Uncompressed()),
+                    "every update is compressed alike, whatever the link (update_codec)": setting.update_codec
+                    not in (None, Uncompressed()),
+                }
             ),
         )
 

@@ -57,6 +57,7 @@ class DynamicSelection:
         title="Dynamic model selection",
         paper="Yao et al., Exploring System-Heterogeneous Federated Learning with Dynamic Model Selection, 2024",
         varies=("width", "depth"),
+        judges=("distillation",),
     )
     search: Literal["pareto", "paper"] = "pareto"
     rates: tuple[float, ...] = (0.25, 0.5, 0.75, 1.0)
@@ -75,13 +76,14 @@ class DynamicSelection:
 
     def departures(self, setting: Setting) -> tuple[str, ...]:
         """See `subfleet.server.methods.policies.Method`."""
-        taught = self.distillation
+        taught = setting.distillation or self.distillation
+        taught = taught if taught is not None and taught.iterations > 0 else None
         return (
             "a subnet without a program waits for it, and the device gets the largest that has one",
             *those_true(
                 {
                     "the search is ours": self.search == "pareto",
-                    "nothing is distilled": taught is None or taught.iterations == 0,
+                    "nothing is distilled": taught is None,
                     "the teacher stays as it was": taught is not None and taught.mode == "anchored",
                     "it is taught with another learning rate than 1e-3": taught is not None
                     and taught.learning_rate != _PAPER_LEARNING_RATE,

@@ -12,6 +12,7 @@ from typing import ClassVar
 
 from subfleet.elastic.network import Network
 from subfleet.protocol.subnet import Explicit, IndexSet, Prefix, SubnetSpec
+from subfleet.protocol.update_codecs import Uncompressed
 from subfleet.server.methods.describing import MethodInfo, Setting, those_true
 from subfleet.server.methods.policies import Draw, Policies
 from subfleet.server.methods.sizes import whole_depth
@@ -28,6 +29,7 @@ class FederatedDropout:
         title="Federated Dropout",
         paper="Caldas et al., Expanding the Reach of Federated Learning by Reducing Client Resource Requirements, 2018",
         varies=("width",),
+        judges=("update_codec",),
     )
 
     def departures(self, setting: Setting) -> tuple[str, ...]:
@@ -36,7 +38,7 @@ class FederatedDropout:
             "the kept share follows the budget instead of being one for all",
             *those_true(
                 {
-                    "updates are not compressed (update_codec)": not setting.compressed,
+                    "updates are not compressed (update_codec)": setting.update_codec in (None, Uncompressed()),
                     "running statistics are those of random subnets, not of the model (norms)": setting.norm == "batch"
                     and setting.norms != "recalibrated",
                 }

@@ -46,6 +46,7 @@ class FjORD:
         paper="Horváth et al., FjORD: Fair and Accurate Federated Learning under heterogeneous targets with Ordered "
         "Dropout, NeurIPS 2021",
         varies=("width",),
+        judges=("norms",),
     )
     rates: tuple[float, ...] = (0.2, 0.4, 0.6, 0.8, 1.0)
     self_distillation: bool = True
@@ -68,7 +69,7 @@ class FjORD:
                     "where a client's own width is drawn, the labels count once": self.self_distillation
                     and self.distillation_weight < 1,
                     "running statistics are those of all widths together": batch and not own,
-                    "gains and biases of norms are each width's own, too": batch and own,
+                    "gains and biases of norms are each width's own, too": own and setting.norm != "none",
                 }
             ),
         )

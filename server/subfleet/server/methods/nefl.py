@@ -40,6 +40,7 @@ class NeFL:
         paper="Kang et al., NeFL: Nested Model Scaling for Federated Learning with System Heterogeneous Clients, "
         "IEEE TMC 2025",
         varies=("width", "depth"),
+        judges=("norms",),
     )
     neighbours: int = 2
     weighting: Weighting = "uniform"

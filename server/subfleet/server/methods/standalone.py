@@ -32,6 +32,7 @@ class Standalone:
         title="Standalone",
         paper="the reference row without federation",
         varies=("width", "depth"),
+        judges=("norms",),
     )
     choice: FixedSize = field(default="largest", metadata=ADDED_LATER)
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from random import Random
 
 from subfleet.elastic.spaces import Genes, SearchSpace
+from subfleet.protocol.subnet import SubnetSpec
 from subfleet.server.assignment import Candidate
 from subfleet.server.search.query import PriceList, Query, fit_of
 
@@ -91,14 +92,18 @@ class _Trials:
     price: Callable[[Sequence[int]], Candidate]
     query: Query
     left: int
-    seen: dict[str, Candidate] = field(default_factory=dict)
+    seen: dict[SubnetSpec, Candidate] = field(default_factory=dict)
+    known: dict[Genes, bool] = field(default_factory=dict)
 
     def fits(self, genes: Sequence[int]) -> bool:
-        candidate = self.price(genes)
-        if candidate.spec.spec_id not in self.seen:
-            self.seen[candidate.spec.spec_id] = candidate
-            self.left = max(0, self.left - 1)
-        return fit_of(candidate, self.query) is not None
+        asked = tuple(genes)
+        if asked not in self.known:
+            candidate = self.price(asked)
+            if candidate.spec not in self.seen:
+                self.seen[candidate.spec] = candidate
+                self.left = max(0, self.left - 1)
+            self.known[asked] = fit_of(candidate, self.query) is not None
+        return self.known[asked]
 
 
 def _step(room: int, rng: Random) -> int:

@@ -78,9 +78,9 @@ class PaperSearch:
             found.append(Known(spec=self._space.spec(self._space.random(rng)), drawn=True))
             draws += 1
             hit = draws > self._settings.t_max
-        return Explored(
-            found=tuple(one for one in dict.fromkeys(found) if one.spec not in self._index), draws=draws, hit=hit
-        )
+        new = [one for one in dict.fromkeys(found) if one.spec not in self._index]
+        room = max(0, self._settings.pool_limit - len(self._index))
+        return Explored(found=tuple(new[:room]), draws=draws, hit=hit)
 
     def learn(self, found: Sequence[Known]) -> None:
         """Remember draws, up to the limit."""

@@ -6,7 +6,8 @@ than the best uniform subnet has. What is known does not depend on the budget th
 link never gives fewer parameters.
 
 While the pool has room, every device makes the search look at a few subnets of any size and, where more may fit, starts
-a climb towards its budget: as long as these find something, and then one device in many. Of what was looked at, that
+climbs towards its budget: several while the pool is small and grows, then one as long as these find something, and then
+one device in many. Of what was looked at, that
 joins the pool which nothing known stands in for: nothing with 0.99 of its parameters or more takes as little memory. So
 the pool grows along the best trade of memory for parameters, and serves budgets that nobody has had yet.
 """
@@ -31,6 +32,10 @@ _PRICES = 16_384
 """Prices that are kept beside the pool: neighbours of subnets that are given often are asked for again and again."""
 _STARTS = 8
 """Known subnets of each kind from which a climb begins."""
+_IN_VAIN = 4
+"""Climbs in a row that came no higher: others would not, either."""
+_STILL_GROWS = 0.5
+"""Of what joined a pool lately, the share that was built, above which a small pool is one of a run's first devices."""
 _RECENT = 64
 """The latest of the pool: how many of them climbs have found tells whether they still find anything."""
 
@@ -44,6 +49,8 @@ class ParetoSettings:
         slack: share of its parameters below which a subnet is not worth to be known beside another, 0 to 1.
         trials: subnets that one climb prices.
         samples: subnets of any size that are looked at for each device, and as many at the corners of the space.
+        climbs: at most, for each device while the pool is small and still grows; then one.
+        small_pool: subnets in the pool up to which it is small.
         built_limit: subnets in the pool beyond which it grows by the paper's draws alone, as far as those go.
     """
 
@@ -51,12 +58,14 @@ class ParetoSettings:
     slack: float = 0.01
     trials: int = 64
     samples: int = 2
+    climbs: int = 8
+    small_pool: int = 768
     built_limit: int = 2048
 
     def __post_init__(self) -> None:
         if not 0 <= self.slack <= 1:
             raise ConfigError(f"slack is {self.slack}, but must be from 0 to 1")
-        for name in ("trials", "samples", "built_limit"):
+        for name in ("trials", "samples", "climbs", "small_pool", "built_limit"):
             if getattr(self, name) < 0:
                 raise ConfigError(f"{name} is {getattr(self, name)}, but must be 0 or more")
 
@@ -108,15 +117,16 @@ class ParetoSearch:
         """The paper's draws, subnets of any size, and what a climb towards the budget comes by."""
         drawn = self._paper.explore(query, rng)
         full = self._settings.paper.epsilon >= 1 or len(self._pool) >= self._settings.built_limit
-        if full or rng.random() >= self._yield():
+        cold = len(self._pool) < self._settings.small_pool and self._yield() > _STILL_GROWS
+        if full or (rng.random() >= self._yield() and not cold):
             return drawn
         drawers = (self._space.spread, self._space.corner)
         tried = [self._price(self._space.spec(draw(rng))) for draw in drawers for _ in range(self._settings.samples)]
-        best = self.best(query)
-        if best is not None and self._may_grow(best, query):
-            tried += self._climb.tried(*self._starts(query), query, rng)
-        new = dict.fromkeys(drawn.found) | dict.fromkeys(self._worth_knowing(tried, query))
-        return Explored(found=tuple(new), draws=drawn.draws, hit=drawn.hit)
+        tried += self._climbed(tried, query, rng, most=self._settings.climbs if cold else 1)
+        known = {one.spec for one in drawn.found}
+        built = [one for one in self._worth_knowing(tried, query) if one.spec not in known]
+        room = max(0, self._settings.built_limit - len(self._pool) - len(drawn.found))
+        return Explored(found=(*drawn.found, *built[:room]), draws=drawn.draws, hit=drawn.hit)
 
     def learn(self, found: Sequence[Known]) -> None:
         """Remember draws as far as the paper's search does, and what was built while it is below its own limit."""
@@ -129,6 +139,27 @@ class ParetoSearch:
                 self._index.add(self._price(one.spec))
             if before != (len(self._paper.pool), len(self._index)):
                 self._pool.append(one)
+
+    def _climbed(self, tried: Sequence[Candidate], query: Query, rng: Random, *, most: int) -> list[Candidate]:
+        """What climbs look at: each begins from what is known and from what was looked at before it.
+
+        They end where no more can fit, or where some of them in a row have come no higher.
+        """
+        known = PriceIndex(self._targets, (*self._index, *tried)) if most > 1 else self._index
+        found: list[Candidate] = []
+        in_vain = 0
+        for _ in range(most):
+            best = known.best(query)
+            if best is None or in_vain == _IN_VAIN or not self._may_grow(best, query):
+                break
+            looked_at = self._climb.tried(*self._starts(known, query), query, rng)
+            found += looked_at
+            if most > 1:
+                for one in looked_at:
+                    known.add(one)
+                higher = known.best(query)
+                in_vain = 0 if higher is not None and higher.rank > best.rank else in_vain + 1
+        return found
 
     def _may_grow(self, best: Fit, query: Query) -> bool:
         """Whether a subnet may fit that has more parameters by the slack: they travel, so links bound them."""
@@ -145,11 +176,11 @@ class ParetoSearch:
         drawn = sum(one.drawn for one in recent)
         return 1 - min(drawn, _RECENT - 1) / _RECENT
 
-    def _starts(self, query: Query) -> tuple[list[Genes], list[Genes]]:
+    def _starts(self, known: PriceIndex, query: Query) -> tuple[list[Genes], list[Genes]]:
         """Genes of known subnets just within the budget, and of larger ones just beyond it."""
         within, beyond = (
             [self._space.genes_of(one.spec) for one in every if self._space.holds(one.spec)][:_STARTS]
-            for every in self._index.around(query, 2 * _STARTS)
+            for every in known.around(query, 2 * _STARTS)
         )
         return within or [self._space.smallest], beyond
 

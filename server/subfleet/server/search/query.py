@@ -76,7 +76,7 @@ class Explored:
     """What a search came by when it looked for subnets for one device.
 
     Attributes:
-        found: what it wants to remember.
+        found: what it wants to remember: all of it joins the pool, so that a full pool leaves nothing to find.
         draws: how many subnets were drawn at random.
         hit: the draws ended because they were as many as are allowed.
     """

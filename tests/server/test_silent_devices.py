@@ -1,0 +1,144 @@
+"""Devices that fell silent: no round waits for them, and every round that they miss counts against participation."""
+
+from dataclasses import replace
+from types import MappingProxyType
+
+import pytest
+from server.coordinator_cases import joined, measured, measuring, plan_of, prepared, profile, telemetry, update
+
+from subfleet.protocol.messages import Presence
+from subfleet.protocol.topics import Topics
+from subfleet.server.actions import Close
+from subfleet.server.config import Deadlines, LogClock
+from subfleet.server.coordinator import step
+from subfleet.server.events import Folded, Heard, Measured, Profiled, Tick, UpdateStored
+from subfleet.server.phases import expected_clients
+from subfleet.server.rounds import Member, Plan, RunState
+from subfleet.server.rows import round_record
+from subfleet.server.traffic import Traffic
+
+STRICT = plan_of(min_clients=2, rounds=5)
+OTHERS = ("ada", "bob")
+
+
+def begun(plan: Plan, state: RunState, now_s: float, *names: str) -> RunState:
+    """These tell what they can give."""
+    for name in names:
+        state, _ = step(plan, state, measured(plan, name, state.round), now_s)
+    return state
+
+
+def closed(plan: Plan, state: RunState, now_s: float, *names: str) -> tuple[RunState, Close]:
+    """These train, and the round is closed."""
+    for name in names:
+        state, _ = step(plan, state, prepared(plan, state, name), now_s)
+    for name in names:
+        state, _ = step(plan, state, UpdateStored(update=update(plan, state, name)), now_s)
+    event = Folded(round=state.round, accuracy=0.5, loss=1.0, sha256="0" * 64, refused={})
+    state, actions = step(plan, state, event, now_s)
+    return state, next(action for action in actions if isinstance(action, Close))
+
+
+def told(plan: Plan, close: Close) -> tuple[float, dict[str, str]]:
+    record = round_record(plan, close, Traffic(Topics("main")))
+    return record.participation, {row.client_id: row.status for row in record.clients}
+
+
+def after_a_miss(plan: Plan) -> tuple[RunState, Close, float]:
+    """Everyone joined, and one was not heard again in round 1."""
+    state = begun(plan, measuring(plan), 2.0, *OTHERS)
+    late = 2.0 + plan.config.deadlines.measure_s
+    state, _ = step(plan, state, Tick(), late)
+    assert state.phase == "train"
+    return *closed(plan, state, late, *OTHERS), late
+
+
+def said(name: str, *, online: bool) -> Heard:
+    return Heard(presence=Presence(client_id=name, session_id=f"{name}-1", online=online))
+
+
+def test_every_round_tells_of_who_is_silent_and_waits_no_longer() -> None:
+    state, close, now_s = after_a_miss(STRICT)
+    assert told(STRICT, close)[0] == pytest.approx(2 / 3)
+    for number in (2, 3):
+        assert (state.phase, state.round) == ("measure", number)
+        state = begun(STRICT, state, now_s, *OTHERS)
+        assert state.phase == "train", "nobody is waited for"
+        state, close = closed(STRICT, state, now_s, *OTHERS)
+        share, rows = told(STRICT, close)
+        assert share == pytest.approx(2 / 3)
+        assert rows == dict.fromkeys(OTHERS, "folded") | {"cyd": "missing: it has been silent since round 1"}
+    state, _ = step(STRICT, state, said("cyd", online=True), now_s)
+    assert "cyd" in expected_clients(STRICT, state, now_s)
+    _, close = closed(STRICT, begun(STRICT, state, now_s, *OTHERS, "cyd"), now_s, *OTHERS, "cyd")
+    assert told(STRICT, close)[0] == 1.0
+
+
+def test_who_says_that_it_goes_is_not_silent() -> None:
+    state, _, now_s = after_a_miss(STRICT)
+    state, _ = step(STRICT, state, said("cyd", online=False), now_s)
+    _, close = closed(STRICT, begun(STRICT, state, now_s, *OTHERS), now_s, *OTHERS)
+    assert told(STRICT, close) == (1.0, dict.fromkeys(OTHERS, "folded"))
+
+
+def test_who_is_silent_opens_no_round() -> None:
+    plan = plan_of(min_clients=3, rounds=5)
+    state = begun(plan, measuring(plan), 2.0, *OTHERS)
+    late = 2.0 + plan.config.deadlines.measure_s
+    state, _ = step(plan, state, Tick(), late)
+    state, _ = closed(plan, state, late, *OTHERS)
+    assert state.phase == "waiting"
+    assert step(plan, state, Tick(), late)[0].phase == "waiting"
+
+
+def test_a_run_with_a_quorum_tells_of_those_whose_lease_ran_out() -> None:
+    plan = plan_of(min_clients=2, rounds=5, quorum=0.99, deadlines=Deadlines(lease_s=5.0))
+    state, _ = closed(plan, begun(plan, measuring(plan), 2.0, *OTHERS, "cyd"), 2.0, *OTHERS, "cyd")
+    assert (state.phase, state.round) == ("measure", 2)
+    for name in OTHERS:
+        state, _ = step(plan, state, said(name, online=True), 8.0)
+    state = begun(plan, state, 8.0, *OTHERS)
+    _, close = closed(plan, state, 8.0, *OTHERS)
+    share, rows = told(plan, close)
+    assert share == pytest.approx(2 / 3)
+    assert rows["cyd"] == "missing: it has been silent since round 2"
+
+
+def test_of_a_journal_only_those_count_who_took_part_or_are_heard() -> None:
+    """A run with a quorum does not wait for whom only its journal knows."""
+    plan = plan_of(min_clients=2, rounds=5, quorum=0.99)
+    state, _ = closed(plan, begun(plan, measuring(plan), 2.0, *OTHERS, "cyd"), 2.0, *OTHERS, "cyd")
+    known = {name: Member(profile=profile(name), noted_s=3.0) for name in (*OTHERS, "cyd", "ghost")}
+    state = replace(state, phase="waiting", round=1, members=MappingProxyType(known), seats=MappingProxyType({}))
+    for name in OTHERS:
+        state = joined(plan, state, name, 3.0)
+    _, close = closed(plan, begun(plan, state, 3.0, *OTHERS), 3.0, *OTHERS)
+    assert told(plan, close)[1] == dict.fromkeys(OTHERS, "folded") | {
+        "cyd": "missing: it has been silent since round 2"
+    }
+
+
+def test_a_profile_alone_is_no_device() -> None:
+    plan = plan_of(min_clients=2, rounds=5, quorum=0.99)
+    state, _ = step(plan, measuring(plan), Profiled(profile=profile("ghost")), 2.0)
+    _, close = closed(plan, begun(plan, state, 2.0, *OTHERS, "cyd"), 2.0, *OTHERS, "cyd")
+    assert "ghost" not in told(plan, close)[1]
+
+
+def test_who_never_took_part_is_forgotten_though_rounds_tell_of_it() -> None:
+    plan = plan_of(min_clients=2, rounds=5, deadlines=Deadlines(forget_s=100.0, round_s=1e4))
+    state, _, now_s = after_a_miss(plan)
+    state = begun(plan, state, now_s, *OTHERS)
+    state, _ = step(plan, state, Tick(), now_s + 101.0)
+    assert state.phase == "train"
+    assert set(state.members) == set(OTHERS)
+
+
+def test_logs_are_replayed_at_once_though_somebody_is_silent() -> None:
+    plan = plan_of(min_clients=2, rounds=5, clock=LogClock(start_s=0.0, step_s=10.0))
+    state, _, now_s = after_a_miss(plan)
+    for name in OTHERS:
+        starved = Measured(telemetry=telemetry(plan, name, state.round, memory_bytes=0))
+        state, _ = step(plan, state, starved, now_s)
+    assert (state.phase, state.retry) == ("measure", 1)
+    assert "cyd missing: it has been silent since round 1" in state.tries.waits_for
