@@ -7,9 +7,9 @@ link never gives fewer parameters.
 
 While the pool has room, every device makes the search look at a few subnets of any size and, where more may fit, starts
 climbs towards its budget: several while the pool is small and grows, then one as long as these find something, and then
-one device in many. Of what was looked at, that
-joins the pool which nothing known stands in for: nothing with 0.99 of its parameters or more takes as little memory. So
-the pool grows along the best trade of memory for parameters, and serves budgets that nobody has had yet.
+one for one device in many. Of what was looked at, that joins the pool which nothing known stands in for: nothing with
+0.99 of its parameters or more takes as little memory. So the pool grows along the best trade of memory for parameters,
+and serves budgets that nobody has had yet.
 """
 
 from collections.abc import Iterable, Sequence
