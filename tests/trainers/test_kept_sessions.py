@@ -131,7 +131,7 @@ def test_what_a_kept_session_holds_is_known_and_counts_as_growth(tmp_path: Path)
     slot, made = Slot(), []  # type: ignore[var-annotated] # as `hoard` has it
     first = hoard(job, slot, made, size_bytes)
     # The system gives whole pages, the process had some to spare, and pages of files, which only the peak counts, go.
-    assert 0.95 * size_bytes < slot.held_bytes < 1.25 * size_bytes
+    assert 0.95 * size_bytes < slot.held_bytes <= first.measured_peak_bytes + 0.01 * size_bytes
     assert 0.95 * size_bytes < first.measured_peak_bytes < 1.25 * size_bytes
     second = hoard(job, slot, made, size_bytes)
     assert len(made) == 1

@@ -10,7 +10,7 @@ from torch import Tensor
 from subfleet.export.steps import Step
 from subfleet.protocol.errors import ExportError
 
-__all__ = ["Distance", "Exact"]
+__all__ = ["EAGER_FACTOR", "Distance", "Exact"]
 
 FREE = 2e-5
 """Any result may be this far off, as a share of itself: PyTorch's own distance may be small by chance."""
@@ -24,7 +24,10 @@ SEEN = 10.0
 """Where a result is not this many times as large as PyTorch's error, rounding is all that single precision shows of it:
 a bias before a norm. It may then be as far off as PyTorch is, times `UNSEEN_FACTOR`, or by `ROUNDING`."""
 UNSEEN_FACTOR = 16.0
-"""Rounding that was made large on its way differs more between two computations than rounding itself."""
+"""Rounding that was made large on its way differs more between two computations than rounding itself. A result that
+never changes is nothing of that kind: `EAGER_FACTOR` holds for it."""
+VANISHING = 1e-5
+"""Of what is usual for so many elements of its kind: a result that is this small has no gradient but rounding."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +60,8 @@ class Distance:
     @property
     def limit(self) -> float:
         """How far it may be off."""
-        factor = EAGER_FACTOR if self.is_seen else UNSEEN_FACTOR
+        is_drowned = not self.is_seen and self.size > VANISHING * self.usual
+        factor = UNSEEN_FACTOR if is_drowned else EAGER_FACTOR
         rounding = max(factor * self.eager, FREE * self.size, ROUNDING * self.usual)
         return max(min(rounding, LARGEST * self.size), self.eager) if self.is_seen else rounding
 
@@ -148,13 +152,9 @@ def _expected(distances: Sequence[float], sizes: Sequence[float], usual: Sequenc
     Results whose exact change is next to none have no say: many of them would hide all others.
     """
     known = zip(distances, sizes, usual, strict=True)
-    shares = [distance / size for distance, size, other in known if size > _VANISHING * other]
+    shares = [distance / size for distance, size, other in known if size > VANISHING * other]
     middle = statistics.median(shares) if shares else 0.0
     return [max(distance, middle * size) for distance, size in zip(distances, sizes, strict=True)]
-
-
-_VANISHING = 1e-5
-"""Of what is usual for so many elements of its kind: a result that is this small has no gradient but rounding."""
 
 
 def _largest(tensor: Tensor) -> float:

@@ -8,16 +8,18 @@ import torch
 from torch import Tensor
 
 from subfleet.export.steps import Step
-from subfleet.export.verification.distances import Distance, Exact
+from subfleet.export.verification.distances import EAGER_FACTOR, Distance, Exact
 from subfleet.export.verification.examples import second_step
 from subfleet.protocol.errors import ExportError
 
 __all__ = ["Run", "Trial", "Verified", "held_against", "trials_of", "verify_inference", "verify_training"]
 
-_JUMP = 4e-2
+_JUMP = 1e-2
 """A gradient may jump by this share of itself on a whole batch, in networks of so many activations that one or another
-always rounds to the other side of 0: twice what was seen in ResNet-101, and less than half of what a gradient is off by
-that is a tenth too large. Such a program must then pass in full on a few samples."""
+always rounds to the other side of 0. Such a program must then pass in full on a few samples."""
+_LARGEST_JUMP = 4e-2
+"""At most, where PyTorch's own gradients jump by more than a shallow network's do: less than half of what a gradient is
+off by that is a tenth too large. Seen: 2.2 % in ResNet-101, where PyTorch's own were off by 0.5 %."""
 _FEW_SAMPLES = 2
 _ATTEMPTS = 4
 
@@ -94,11 +96,17 @@ def held_against(run: Run, trials: Iterable[Trial]) -> Verified:
         found = trial.of(run)
         if place == 0:
             unseen = frozenset(distance.name for distance in found if not distance.is_seen)
-            _check(found, _JUMP)
+            _check(found, _jump_of(found))
         if all(distance.passes() for distance in found):
             break
     _check(found)
     return Verified(max_abs_diff=_largest(found), unseen=unseen)
+
+
+def _jump_of(found: Sequence[Distance]) -> float:
+    """By which share of itself a gradient may jump, as PyTorch's own do."""
+    shares = (one.eager / one.size for one in found if one.jumps and one.size and one.is_seen)
+    return min(max(_JUMP, EAGER_FACTOR * max(shares, default=0.0)), _LARGEST_JUMP)
 
 
 def _check(found: Sequence[Distance], jump: float = 0.0) -> None:
