@@ -11,11 +11,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
-from torch.fx.experimental.proxy_tensor import make_fx
 
 from subfleet.export.canonical.checks import is_functional
 from subfleet.export.canonical.cleaning import clean
 from subfleet.export.failures import as_export_errors
+from subfleet.export.recording import recorded
 from subfleet.protocol.errors import ExportError
 
 __all__ = ["lowered"]
@@ -88,7 +88,7 @@ def _traced(calls: Sequence[_Call], table: Table) -> _Traced:
     run = _Running(calls, table)
     remedy = "use another layer, and report it with the request"
     with as_export_errors("an operator of the training step cannot be lowered", remedy):
-        graph = make_fx(run, dict(table), tracing_mode="fake", _allow_non_fake_inputs=True)(*run.inputs)
+        graph = recorded(run, run.inputs, table)
     if not is_functional(graph):  # dead code could not be told from a change that nothing reads
         raise ExportError("a lowering changes a tensor in place; report it with the request")
     inputs = iter([node for node in graph.graph.nodes if node.op == "placeholder"])

@@ -1,17 +1,18 @@
 """A step as a graph of PyTorch's basic operators, none of which changes a tensor."""
 
-from collections.abc import Callable, Sequence
-from typing import Any
+import contextlib
 
 import torch
-from torch import Tensor, fx
-from torch._subclasses.functional_tensor import FunctionalTensorMode, dispatch_functionalize
-from torch.fx.experimental.proxy_tensor import make_fx
+from torch import fx
 
+from subfleet.export.canonical.checks import is_functional
 from subfleet.export.failures import as_export_errors
-from subfleet.export.steps.values import Step
+from subfleet.export.recording import functional_graph, recorded
+from subfleet.export.steps.values import DTYPES, Step
 
-__all__ = ["captured", "functional_graph"]
+__all__ = ["captured"]
+
+_TYPES = {name: dtype for dtype, name in DTYPES.items()}
 
 
 def captured(step: Step) -> fx.GraphModule:
@@ -23,12 +24,11 @@ def captured(step: Step) -> fx.GraphModule:
     Raises:
         ExportError: the step cannot be traced, for instance because a layer depends on values.
     """
+    shapes = [torch.empty(value.shape, dtype=_TYPES[value.dtype], device="meta") for value in step.inputs]
+    with contextlib.suppress(Exception):  # PyTorch's own tracer follows more, and says what it cannot
+        graph = recorded(step.run, shapes)
+        if is_functional(graph):
+            return graph
     example = step.example(torch.Generator().manual_seed(0))
     with as_export_errors("the training step cannot be traced", "use layers whose shapes do not depend on values"):
         return functional_graph(step.run, example)
-
-
-def functional_graph(run: Callable[..., Any], example: Sequence[Tensor]) -> fx.GraphModule:
-    """What a function does to tensors, as `captured`."""
-    functional = dispatch_functionalize(run, FunctionalTensorMode())
-    return make_fx(functional, tracing_mode="fake", _allow_non_fake_inputs=True)(*example)

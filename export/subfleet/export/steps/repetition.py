@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from subfleet.export.canonical.capture import functional_graph
 from subfleet.export.canonical.cleaning import clean
 from subfleet.export.layers import LayerContext
+from subfleet.export.recording import functional_graph
 from subfleet.export.steps.holders import Change, Holders
 from subfleet.export.steps.module_state import buffers_of, state_of, within
 from subfleet.export.steps.network_call import exits_of, prepared
