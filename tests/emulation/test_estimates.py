@@ -6,8 +6,7 @@ import pytest
 
 from subfleet.emulation.experiments import quickstart
 from subfleet.emulation.run import server_config
-from subfleet.export.pricing.running import run_step
-from subfleet.export.request_steps import training_step_of
+from subfleet.export.programs import export_training_program
 from subfleet.server.planning import plan_of
 from subfleet.server.requests import train_request
 
@@ -20,5 +19,5 @@ def test_an_estimate_is_at_most_the_programs_own_plan(target: str, place: int) -
     plan = plan_of(server_config(quickstart(), Path("unused")), "run")
     candidate = plan.candidates[place]
     request = train_request(plan.network, candidate.spec, target, plan.training(1))
-    planned_bytes = run_step(training_step_of(request), target)[1].peak_bytes
+    planned_bytes = export_training_program(request).manifest.planned_peak_bytes
     assert 0.5 * planned_bytes < candidate.training_memory_bytes[target] <= planned_bytes

@@ -222,10 +222,6 @@ class AtOnce:
 
     exports: SettledExports
 
-    @property
-    def recordings(self) -> Path:
-        return self.exports.recordings
-
     def submit_training(self, request: TrainRequest) -> "Future[Path]":
         future = self.exports.submit_training(request)
         self.exports.settle()

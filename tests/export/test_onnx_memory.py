@@ -13,7 +13,6 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper
 
-from subfleet.export.memory.formulas import EITHER, Formula
 from subfleet.export.memory.heap import heap_bytes
 from subfleet.export.memory.onnx_arena import PAGE_BYTES, Arena
 from subfleet.export.memory.onnx_blocks import Give, Take, filled_arena, live_bytes, requests_of
@@ -118,7 +117,7 @@ def test_a_value_lives_until_its_last_reader() -> None:
 
 
 def patches(*, wanted: int, limit: int, above_bytes: int) -> Scratch:
-    return Scratch(choice=Formula(kind=EITHER, numbers=(wanted, limit, above_bytes, 65_536)))
+    return Scratch(after_bytes=(above_bytes if wanted > limit else 65_536,))
 
 
 @pytest.mark.parametrize(

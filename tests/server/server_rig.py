@@ -78,8 +78,6 @@ class Notes:
 class FakeExports:
     """Writes programs whose planned peak a function of the request gives."""
 
-    recordings = None
-
     def __init__(self, folder: Path, planned: Callable[[TrainRequest], int] = lambda _: 1000) -> None:
         self.folder = folder
         self.planned = planned

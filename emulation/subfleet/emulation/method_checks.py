@@ -77,7 +77,7 @@ def verdict_of(method: AnyMethod, exports: SettledExports, norms: NormPolicy = "
     if config is None:
         return f"no configuration accepts it with norms = {norms!r}"
     try:
-        plan = plan_of(config, "check", prices=exports.recordings)
+        plan = plan_of(config, "check")
         experiment = _experiment(plan)
         result = run_in_process(experiment, exports)
     except SubfleetError as error:

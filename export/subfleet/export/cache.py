@@ -63,11 +63,6 @@ class ExportCache:
         self._remove_leftovers()
         self.trim()
 
-    @property
-    def recordings(self) -> Path:
-        """Where a model of the planner keeps what it has learned of programs."""
-        return self._folder / "recordings"
-
     def path(self, request: TrainRequest | InferRequest) -> Path:
         """Where the result of a request lies, or will lie."""
         return self._folder / request.file_name

@@ -193,11 +193,6 @@ class ExportPool:
     ) -> None:
         self.close()
 
-    @property
-    def recordings(self) -> Path:
-        """Where a model of the planner keeps what it has learned."""
-        return self._cache.recordings
-
     def submit_training(self, request: TrainRequest) -> "Future[Path]":
         """The file with the packed training program (`subfleet.protocol.programs.decode_program` reads it).
 

@@ -1,5 +1,7 @@
 """From a request to the step that it asks for, and the samples of its network."""
 
+from torch import nn
+
 from subfleet.elastic.families import build_module, network_of
 from subfleet.elastic.maps import nested_maps
 from subfleet.elastic.network import ModelConfig
@@ -16,8 +18,12 @@ def sample_of(model: ModelConfig) -> SampleSpec:
     return SampleSpec(shape=model.input_shape)
 
 
-def training_step_of(request: TrainRequest) -> Step:
+def training_step_of(request: TrainRequest, module: nn.Module | None = None) -> Step:
     """The training step of a request's subnet, whatever the target.
+
+    Args:
+        request: what is asked for.
+        module: the network in sizes of its own, in place of the request's subnet and student.
 
     Raises:
         ConfigError: the network or the subnet is not valid, or the student is no part of it.
@@ -25,11 +31,11 @@ def training_step_of(request: TrainRequest) -> Step:
     """
     network = network_of(request.model)
     student = None
-    if request.student is not None:
+    if request.student is not None and module is None:
         maps = nested_maps(network, request.spec, request.student)
         student = Student(module=build_module(network, request.student), maps=maps)
     return training_step(
-        build_module(network, request.spec),
+        build_module(network, request.spec) if module is None else module,
         sample_of(request.model),
         batch_size=request.batch_size,
         objective=request.objective,

@@ -69,13 +69,12 @@ class Places:
             yield
 
 
-def plan_of(config: ServerConfig, run_id: str, *, prices: Path | None = None) -> Plan:
+def plan_of(config: ServerConfig, run_id: str) -> Plan:
     """Everything about a run that does not change.
 
     Args:
         config: of the run.
         run_id: its name and a part that no other run has.
-        prices: where a model of the planner keeps what it has learned; None keeps it for this run alone.
 
     Raises:
         ConfigError: the model's description is wrong, there is nothing to choose from, or the model's inputs are no
@@ -86,7 +85,7 @@ def plan_of(config: ServerConfig, run_id: str, *, prices: Path | None = None) ->
     if problem is not None:
         raise ConfigError(problem)
     policies = with_norms(config.method.policies(), config.norms)
-    price = price_list(config, network, planned=policies.planned_prices, folder=prices)
+    price = price_list(config, network, planned=policies.planned_prices)
     candidates = [price(spec) for spec in policies.space(network, config.rates)]
     if not candidates:
         raise ConfigError("the method's space of subnets is empty; name one or more width rates")

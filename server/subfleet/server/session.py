@@ -109,7 +109,7 @@ class Server:
         run_id = begin_run(engine, name=config.name, settings=config.fingerprint(), round_count=config.total_rounds)
         self._engine = engine
         self._journal = Journal(engine, run_id)
-        self._plan = plan_of(config, run_id, prices=exports.recordings)
+        self._plan = plan_of(config, run_id)
         self._network = self._plan.network
         self._traffic = Traffic(self._topics)
         self._transport = CountingTransport(transport, on_payload=self._traffic.count)

@@ -33,11 +33,6 @@ _LOG = logging.getLogger(__name__)
 class Exports(Protocol):
     """The seam to the exporter; `subfleet.export.pool.ExportPool` is the real one."""
 
-    @property
-    def recordings(self) -> Path | None:
-        """Where a model of the planner keeps what it has learned, for this run and others; None keeps nothing."""
-        ...
-
     def submit_training(self, request: TrainRequest) -> "Future[Path]":
         """A file with the packed training program."""
         ...

@@ -14,11 +14,11 @@ from subfleet.elastic.families.plain import ds_cnn, vgg
 from subfleet.elastic.families.preact import mlp, preact_resnet
 from subfleet.elastic.families.recurrent import lstm
 from subfleet.elastic.families.transformer import bert, bert_classifier, decoder, vit
-from subfleet.elastic.network import ModelConfig, Network, Role, TensorDecl
+from subfleet.elastic.network import LocalShapes, ModelConfig, Network, Role, TensorDecl
 from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.subnet import SubnetSpec
 
-__all__ = ["FAMILIES", "build_module", "init_state", "network_of"]
+__all__ = ["FAMILIES", "build_module", "init_state", "network_of", "sized_module"]
 
 
 FAMILIES: Mapping[str, Callable[[ModelConfig], Blueprint]] = MappingProxyType(
@@ -73,11 +73,21 @@ def build_module(network: Network, spec: SubnetSpec) -> nn.Module:
         ConfigError: the spec is no subnet of this network.
     """
     local = network.local(spec)
-    with torch.device("meta"):
-        module = module_of(_blueprint(network.config), local)
+    module = sized_module(network.config, local)
     state = {name: _draw_tensor(network.tensors[name], shape, _MODULE_SEED) for name, shape in local.tensors.items()}
     module.load_state_dict(state, assign=True)
     return module
+
+
+def sized_module(config: ModelConfig, local: LocalShapes) -> nn.Module:
+    """A module of any sizes, without memory for its tensors.
+
+    Args:
+        config: of the network.
+        local: sizes of its axes and shapes of its tensors; a block without tensors is left out.
+    """
+    with torch.device("meta"):
+        return module_of(_blueprint(config), local)
 
 
 def _blueprint(config: ModelConfig) -> Blueprint:

@@ -43,11 +43,6 @@ class SettledExports:
     ) -> None:
         self.close()
 
-    @property
-    def recordings(self) -> Path:
-        """See `Exports.recordings`."""
-        return self._cache.recordings
-
     def submit_training(self, request: TrainRequest) -> "Future[Path]":
         """See `Exports.submit_training`."""
         return self._answer(self._found(request) or self._open_pool().submit_training(request))

@@ -13,11 +13,11 @@ from torch import Tensor
 
 from subfleet.export.lowerings.taps import Taps, laid_out, products_over_positions
 
-__all__ = ["fits", "gather", "spread", "weight_gradient"]
+__all__ = ["FEWEST_CHANNELS", "fits", "gather", "spread", "weight_gradient"]
 
 aten = torch.ops.aten
 
-_FEWEST_CHANNELS = 12
+FEWEST_CHANNELS = 12
 _FEWEST_TILES = 200
 """With fewer tiles or channels, transforming weights and inputs takes longer than the products that it saves."""
 
@@ -27,7 +27,7 @@ def fits(at: Taps, depth_in: int, depth_out: int, sizes: Sequence[int], samples:
     if at.kernel != (3, 3) or at.stride != (1, 1) or at.dilation != (1, 1) or at.groups != 1 or max(at.padding) > 2:
         return False
     tiles = samples * -(-sizes[0] // 2) * -(-sizes[1] // 2)
-    return min(depth_in, depth_out) >= _FEWEST_CHANNELS and tiles >= _FEWEST_TILES
+    return min(depth_in, depth_out) >= FEWEST_CHANNELS and tiles >= _FEWEST_TILES
 
 
 def _weights(weight: Tensor) -> list[Tensor]:

@@ -11,15 +11,17 @@ from subfleet.export.memory.values import counted_bytes, fed_bytes, optimiser_by
 from subfleet.export.steps.values import Step
 from subfleet.protocol.memory import MemoryPlan
 
-__all__ = ["grown", "plan_executorch", "plan_grown"]
+__all__ = ["BASE_BYTES", "PROGRAM_COPIES", "plan_executorch"]
 
-_PROGRAM_COPIES = 3
+PROGRAM_COPIES = 3
 """As it was read, moved to where the runtime may read it, and about as much that loading leaves between its blocks."""
 _TRAINING_BYTES = 600_000
 """Python's objects of a training, the data set's next batch, and pages of libraries that the first step maps."""
 _KERNEL_PAGES_BYTES = 2_000_000
 """Pages of the kernels' library, which trainers do not map beforehand, since most programs need little of it.
 Measured: 1.0 to 3.1 MB, by the program and the state of the system's page cache."""
+BASE_BYTES = _KERNEL_PAGES_BYTES + _TRAINING_BYTES
+"""What a device takes whatever the program."""
 _STRUCTURE_BYTES_PER_PROGRAM_BYTE = 7
 """Where the C library does not count its heap. Measured without delegates: 6.9 to 7.1."""
 
@@ -32,28 +34,15 @@ def plan_executorch(step: Step, *, body: bytes, arena_bytes: int) -> MemoryPlan:
         body: of the written program.
         arena_bytes: of the program's planned buffers.
     """
-    return plan_grown(grown(body, step, arena_bytes=arena_bytes), step, body_bytes=len(body), arena_bytes=arena_bytes)
-
-
-def grown(body: bytes, step: Step, *, arena_bytes: int) -> HeapGrowth:
-    """What a program was found to hold of the heap, or about that where the C library does not count."""
     growth = heap_growth(body, step.inputs, step.outputs, arena_bytes=arena_bytes)
     if growth is None:
         structures = _STRUCTURE_BYTES_PER_PROGRAM_BYTE * len(body)
         growth = HeapGrowth(load_bytes=structures, step_bytes=0, scratch_bytes=0)
-    return growth
-
-
-def plan_grown(growth: HeapGrowth, step: Step, *, body_bytes: int, arena_bytes: int) -> MemoryPlan:
-    """Plan a program that has been run."""
     return MemoryPlan(
         weights_bytes=weights_bytes(step),
         optimiser_bytes=optimiser_bytes(step),
         fed_bytes=fed_bytes(step),
         activation_bytes=arena_bytes + counted_bytes(growth.step_bytes),
         workspace_bytes=growth.scratch_bytes,
-        runtime_bytes=counted_bytes(growth.load_bytes)
-        + _PROGRAM_COPIES * body_bytes
-        + _KERNEL_PAGES_BYTES
-        + _TRAINING_BYTES,
+        runtime_bytes=counted_bytes(growth.load_bytes) + PROGRAM_COPIES * len(body) + BASE_BYTES,
     )

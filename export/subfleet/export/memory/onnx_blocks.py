@@ -6,21 +6,19 @@ nor where the kernel may write over an input that nothing else reads any more, n
 memory the trainer brings along.
 """
 
-import itertools
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from subfleet.export.memory.formulas import Formula
 from subfleet.export.memory.onnx_arena import Arena
 from subfleet.export.memory.onnx_run import RanGraph, RanNode
 from subfleet.export.memory.onnx_scratch import scratch_of
 
-__all__ = ["Give", "Take", "filled_arena", "live_bytes", "node_requests", "requests_of"]
+__all__ = ["ALIASES", "IN_PLACE", "Give", "Take", "filled_arena", "live_bytes", "requests_of"]
 
-_ALIASES = frozenset({"Flatten", "Reshape", "Squeeze", "Unsqueeze"})
+ALIASES = frozenset({"Flatten", "Reshape", "Squeeze", "Unsqueeze"})
 """Kernels whose output is their first input's memory."""
-_IN_PLACE = frozenset(
+IN_PLACE = frozenset(
     {
         "Cast",
         "Celu",
@@ -52,12 +50,10 @@ class Take:
     Attributes:
         name: unique in the run.
         size_bytes: of the block.
-        formula: where its size is that of one of two algorithms, how it was chosen.
     """
 
     name: str
     size_bytes: int
-    formula: Formula | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,11 +65,6 @@ class Give:
 
 def requests_of(graph: RanGraph) -> Iterator[Take | Give]:
     """The requests of one run."""
-    return itertools.chain.from_iterable(node_requests(graph))
-
-
-def node_requests(graph: RanGraph) -> Iterator[tuple[Take | Give, ...]]:
-    """The requests of one run, node by node."""
     owners, last_reader = _owners(graph)
     ends: defaultdict[int, list[str]] = defaultdict(list)
     for owner, place in last_reader.items():
@@ -85,9 +76,6 @@ def node_requests(graph: RanGraph) -> Iterator[tuple[Take | Give, ...]]:
             Take(name=f"{place}/{index}", size_bytes=size)
             for index, size in enumerate((*scratch.before_bytes, *scratch.after_bytes))
         ]
-        if scratch.choice is not None:
-            size = scratch.choice.size_bytes
-            takes.append(Take(name=f"{place}/{len(takes)}", size_bytes=size, formula=scratch.choice))
         before, after = takes[: len(scratch.before_bytes)], takes[len(scratch.before_bytes) :]
         results = [
             Take(name=name, size_bytes=graph.types[name].size_bytes)
@@ -95,7 +83,8 @@ def node_requests(graph: RanGraph) -> Iterator[tuple[Take | Give, ...]]:
             if name and owners[name] == name and name not in graph.results and graph.types[name].size_bytes
         ]
         gives = [Give(name=name) for name in (*(take.name for take in takes), *ends[place])]
-        yield (*before, *results, *after, *gives)
+        yield from [*before, *results, *after]
+        yield from gives
 
 
 def _owners(graph: RanGraph) -> tuple[Mapping[str, str], Mapping[str, int]]:
@@ -127,10 +116,10 @@ def _shared_input(
     if output in graph.results or not node.inputs or not node.inputs[0]:
         return None
     first = node.inputs[0]
-    if node.operator in _ALIASES:
+    if node.operator in ALIASES:
         return first
     same = graph.types[first] == graph.types[output]
-    return first if node.operator in _IN_PLACE and same and uses[owners[first]] == 1 else None
+    return first if node.operator in IN_PLACE and same and uses[owners[first]] == 1 else None
 
 
 def live_bytes(graph: RanGraph) -> int:

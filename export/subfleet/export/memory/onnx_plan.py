@@ -9,19 +9,19 @@
 """
 
 from subfleet.export.memory.onnx_blocks import filled_arena, live_bytes
-from subfleet.export.memory.onnx_run import RanGraph, run_onnx
+from subfleet.export.memory.onnx_run import run_onnx
 from subfleet.export.memory.values import counted_bytes, fed_bytes, optimiser_bytes, weights_bytes
 from subfleet.export.steps.values import Step
 from subfleet.protocol.memory import MemoryPlan
 
-__all__ = ["plan_onnx", "plan_ran"]
+__all__ = ["FIRST_SESSION_BYTES", "TRAINING_BYTES", "VALUE_BYTES", "plan_onnx"]
 
-_TRAINING_BYTES = 500_000
+TRAINING_BYTES = 500_000
 """Python's objects of a training, and pages of libraries that the first step maps. No second batch: what a step was fed
 is gone before the next is made."""
-_FIRST_SESSION_BYTES = 45_000
+FIRST_SESSION_BYTES = 45_000
 """What a process takes with its first session for all later ones; a device has one only. Measured: 36 to 48 kB."""
-_VALUE_BYTES = 1_800
+VALUE_BYTES = 1_800
 """Objects for each input and output. Measured, together with the above: 0.6 MB (31 values) to 1.4 MB (299 values)."""
 
 
@@ -31,11 +31,7 @@ def plan_onnx(body: bytes, step: Step) -> MemoryPlan:
     Raises:
         ExportError: the runtime's report of the run cannot be read.
     """
-    return plan_ran(run_onnx(body, step.inputs), step, body_bytes=len(body))
-
-
-def plan_ran(graph: RanGraph, step: Step, *, body_bytes: int) -> MemoryPlan:
-    """Plan a program that has been run."""
+    graph = run_onnx(body, step.inputs)
     activation = live_bytes(graph)
     value_count = len(step.inputs) + len(step.outputs)
     return MemoryPlan(
@@ -45,8 +41,8 @@ def plan_ran(graph: RanGraph, step: Step, *, body_bytes: int) -> MemoryPlan:
         activation_bytes=activation,
         workspace_bytes=max(filled_arena(graph).resident_bytes - activation, 0),
         runtime_bytes=counted_bytes(graph.session_bytes)
-        + body_bytes
-        + _FIRST_SESSION_BYTES
-        + _TRAINING_BYTES
-        + _VALUE_BYTES * value_count,
+        + len(body)
+        + FIRST_SESSION_BYTES
+        + TRAINING_BYTES
+        + VALUE_BYTES * value_count,
     )

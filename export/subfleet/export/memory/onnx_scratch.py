@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from subfleet.export.memory.formulas import EITHER, Formula
 from subfleet.export.memory.onnx_run import RanNode, TensorType
 
 __all__ = ["Scratch", "scratch_of"]
@@ -28,12 +27,10 @@ class Scratch:
     Attributes:
         before_bytes: before its outputs.
         after_bytes: after them.
-        choice: of a size after the outputs that is that of one of two algorithms.
     """
 
     before_bytes: tuple[int, ...] = ()
     after_bytes: tuple[int, ...] = ()
-    choice: Formula | None = None
 
 
 def scratch_of(node: RanNode, types: Mapping[str, TensorType]) -> Scratch:
@@ -59,7 +56,7 @@ def _convolution(attributes: Mapping[str, Any], inputs: Sequence[TensorType], ou
         if whole_rows or whole_columns:
             return Scratch()
     patches_bytes = _FLOAT_BYTES * positions * channels * math.prod(w_shape[2:])
-    return Scratch(choice=Formula(kind=EITHER, numbers=(filters, positions, patches_bytes, _CONVOLUTION_BYTES)))
+    return Scratch(after_bytes=(patches_bytes if filters > positions else _CONVOLUTION_BYTES,))
 
 
 def _transposed(attributes: Mapping[str, Any], inputs: Sequence[TensorType], output: TensorType) -> Scratch:

@@ -32,6 +32,10 @@ from subfleet.protocol.tensors import decode_container
 from subfleet.protocol.training import ObjectiveSettings, OptimiserSettings
 
 __all__ = [
+    "ACTIVATION_SHARE",
+    "BASE_BYTES",
+    "OPTIMISER_SHARE",
+    "PARAMETER_SHARE",
     "TARGET",
     "TorchModel",
     "plan_torch",
@@ -47,16 +51,16 @@ _MAX_BODY_BYTES = 2**20
 _MAX_BLOCKS = 2**12
 _MAX_SIZE = 2**24
 _MODEL = "model"
-_BASE_BYTES = 12_000_000
+BASE_BYTES = 12_000_000
 """What the first steps of any network take: PyTorch's own tables, autograd's nodes, oneDNN's kernels."""
 
 # Eager PyTorch has no memory plan: Python frees tensors later than a graph could, oneDNN copies weights and activations
 # to layouts of its own, and the heap is left with holes. So the plan is a bound with a margin. Over 14 trainings in
 # fresh processes (residual networks and MLPs; momentum, Adam, micro-batches; 9 to 660 MB) it was 1.05 to 1.3 times
 # what was measured, and up to 12 MB more where networks are tiny.
-_ACTIVATION_SHARE = 0.75
-_PARAMETER_SHARE = 2.25
-_OPTIMISER_SHARE = 0.75
+ACTIVATION_SHARE = 0.75
+PARAMETER_SHARE = 2.25
+OPTIMISER_SHARE = 0.75
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -206,7 +210,7 @@ def plan_torch(step: Step, *, activation_bytes: int) -> MemoryPlan:
         fed_bytes=fed_bytes(step),
         activation_bytes=activation_bytes,
         workspace_bytes=int(
-            _ACTIVATION_SHARE * activation_bytes + _PARAMETER_SHARE * parameter_bytes + _OPTIMISER_SHARE * held_bytes
+            ACTIVATION_SHARE * activation_bytes + PARAMETER_SHARE * parameter_bytes + OPTIMISER_SHARE * held_bytes
         ),
-        runtime_bytes=_BASE_BYTES,
+        runtime_bytes=BASE_BYTES,
     )

@@ -21,9 +21,10 @@ from subfleet.protocol.errors import ConfigError
 from subfleet.server.assignment import Candidate
 from subfleet.server.methods.describing import MethodInfo, Setting, those_true
 from subfleet.server.methods.policies import Ask, Assigned, Policies, Weighting, Written, weigh_by
+from subfleet.server.search.limits import INFINITE_BYTES
 from subfleet.server.search.paper import PaperSearch, PaperSettings
 from subfleet.server.search.pareto import ParetoSearch, ParetoSettings
-from subfleet.server.search.query import Known, Query, Search
+from subfleet.server.search.query import Known, Query, Search, fit_of
 from subfleet.server.search.queue import given_now, wish_of
 
 __all__ = ["DynamicSelection"]
@@ -32,6 +33,10 @@ _POOL = 1024
 """Subnets that a run remembers; its journal holds them all."""
 
 
+_EVERY_RATE = tuple(step / 16 for step in range(1, 17))
+"""Of uniform subnets that are known from the start, where the space has every size."""
+_UNSHOWN, _SURE = 1.03, 0.9
+"""Plans over prices, before any program is written, and of those that are the share that is no higher than believed."""
 _PAPER_LEARNING_RATE = 1e-3
 """Of in-place distillation."""
 
@@ -110,7 +115,7 @@ class DynamicSelection:
         targets = (ask.target,)
         if self.search == "paper":
             return PaperSearch(space, ask.price, targets, self._settings())
-        uniform = uniform_space(ask.network, self.rates or (1.0,))
+        uniform = uniform_space(ask.network, self.rates or _EVERY_RATE)
         settings = ParetoSettings(paper=self._settings(), built_limit=_POOL)
         return ParetoSearch(space, ask.price, targets, uniform=uniform, settings=settings)
 
@@ -127,17 +132,18 @@ class _Memory:
 
     def explore(self, ask: Ask) -> tuple[Known, ...]:
         """What the search comes by when it looks for subnets for a client."""
-        return self._search_with(ask).explore(_query(ask), ask.draw.stream("search")).found
+        return self._search_with(ask).explore(self._query(ask), ask.draw.stream("search")).found
 
     def assign(self, ask: Ask) -> Assigned:
         """See the module. The answer depends on what is asked alone."""
-        fit = self._search_with(ask).best(_query(ask))
+        query = self._query(ask)
+        fit = self._search_with(ask).best(query)
         if fit is None:
             return Assigned(candidate=None)
         best = fit.candidate
         # Where the best one is written, this is that one, or one above it whose price was too high.
         written = (_as_planned(ask, one) for one in ask.written.values())
-        ready = given_now(written, ask.candidates, ask.allows) or best
+        ready = given_now(written, ask.candidates, lambda one: _allows(ask, query, one)) or best
         return Assigned(candidate=ready, wanted=wish_of(best, ready, ask.target))
 
     def _search_with(self, ask: Ask) -> Search:
@@ -148,14 +154,36 @@ class _Memory:
         self._searches[ask.target] = (search, ask.pool)
         return search
 
+    def _query(self, ask: Ask) -> Query:
+        """What the client can give, in prices: a budget of so much less as they tell too little."""
+        corrected = int(ask.budget.memory_bytes / self._correction(ask))
+        return Query(
+            target=ask.target,
+            limits=replace(ask.budget, memory_bytes=corrected),
+            refused=ask.barred,
+            below_parameters=None if ask.below is None else ask.below.parameters,
+        )
 
-def _query(ask: Ask) -> Query:
-    return Query(
-        target=ask.target,
-        limits=ask.budget,
-        refused=ask.why_not,
-        below_parameters=None if ask.below is None else ask.below.parameters,
-    )
+    def _correction(self, ask: Ask) -> float:
+        """Plans over prices, as high as nearly all written programs show: a search likes what is priced too low.
+
+        It follows from what is asked alone, whatever was asked before.
+        """
+        if self._method.prices == "estimated":
+            return 1.0
+        plans = (
+            (one.planned_peak_bytes, ask.price(one.size).training_memory_bytes[ask.target])
+            for one in ask.written.values()
+            if one.planned_peak_bytes < INFINITE_BYTES
+        )
+        over = sorted(planned_bytes / price_bytes for planned_bytes, price_bytes in plans)
+        return over[int(_SURE * (len(over) - 1))] if over else _UNSHOWN
+
+
+def _allows(ask: Ask, query: Query, candidate: Candidate) -> bool:
+    """Whether a size may be given: a written one by its plan, another one by its corrected price."""
+    known = candidate.spec.spec_id in ask.written
+    return ask.allows(candidate) and (known or fit_of(candidate, query) is not None)
 
 
 def _as_planned(ask: Ask, written: Written) -> Candidate:

@@ -143,6 +143,10 @@ class Ask:
 
     def why_not(self, candidate: Candidate) -> str:
         """Why a candidate cannot be given, as what a sentence says of it; empty where it can."""
+        return self.barred(candidate) or why_not(candidate, self.target, self.budget)
+
+    def barred(self, candidate: Candidate) -> str:
+        """Why a candidate cannot be given whatever its price."""
         if self.below is not None and candidate.order >= self.below.order:
             return f"is no smaller than {self.below.spec.name!r}, which was too large"
         spec_id = candidate.spec.spec_id
@@ -155,7 +159,7 @@ class Ask:
             return f"cannot be trained on {self.target!r}"
         if known is not None and known.planned_peak_bytes > self.budget.memory_bytes:
             return f"needs {known.planned_peak_bytes} bytes of memory and the budget is {self.budget.memory_bytes}"
-        return why_not(candidate, self.target, self.budget)
+        return ""
 
     def exceeded(self, candidate: Candidate) -> frozenset[Limit]:
         """Every limit that keeps a candidate from the client, as far as is known; none where it can be given."""

@@ -1,0 +1,88 @@
+"""A program as it runs, and whose layer each of its kernels belongs to."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from subfleet.export.memory.blocks import Call
+from subfleet.protocol.programs import Role, ValueInfo
+
+__all__ = ["Program", "layers_of"]
+
+_NONE = 2**31
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Program:
+    """All of them, in order.
+
+    Attributes:
+        names: of the step's values among those of the calls.
+        base_bytes: of the runtime, whatever the program; value_bytes: for each of the step's values.
+        passing_factor: planned bytes over the most that blocks come to at once.
+        filled: what the allocator takes in place of that, from blocks with their bytes, and without when given back.
+        held_factors: by role, planned bytes over those of the step's values, where that is not 1.
+        unrolls: whether a convolution is a product for each place of its kernel.
+        narrow_bytes: the most that is held for the calls of a convolution with fewer than `narrow_channels`.
+    """
+
+    calls: tuple[Call, ...]
+    names: Mapping[str, str]
+    base_bytes: int
+    value_bytes: int = 0
+    passing_factor: float = 1.0
+    filled: Callable[[Iterable[tuple[str, int | None]]], int] | None = None
+    held_factors: Mapping[Role, float] = field(default_factory=dict)
+    unrolls: bool = False
+    narrow_bytes: int = _NONE
+    narrow_channels: int = 0
+
+
+def layers_of(
+    program: Program, inputs: Sequence[ValueInfo], outputs: Sequence[ValueInfo], order: Sequence[str]
+) -> list[int]:
+    """For each call the tensor in whose layer it runs, by its place in the network; -1 for none.
+
+    On the way to the loss that is the last tensor that was read. On the way back it is the tensor whose gradient is
+    all that follows, else the first one that was read again.
+    """
+    places, names = {name: place for place, name in enumerate(order)}, program.names
+    held = {names[one.name]: places[one.tensor] for one in inputs if one.tensor in places and one.role in _READ}
+    given = {names[one.name]: places[one.tensor] for one in outputs if one.tensor in places}
+    loss = next(names[one.name] for one in outputs if one.role == "loss")
+    follows = _followers(program.calls, given, loss)
+    layer_of: dict[str, int] = {}  # by value, of those that are computed
+    backward: set[str] = set()
+    found = []
+    for call, (forward, first, last) in zip(program.calls, follows, strict=True):
+        read = {held[name] for name in call.inputs if name in held}
+        seen = [layer_of[name] for name in call.inputs if name in layer_of]
+        if len(read) == 1 and all(name in held for name in call.inputs):
+            layer = min(read)
+            held.update(dict.fromkeys(call.outputs, layer))  # such as a transposed weight
+        else:
+            again = [layer_of[name] for name in call.inputs if name in backward and layer_of[name] >= 0]
+            back = first if first == last else min([*read, *again], default=max(seen, default=-1))
+            layer = max([-1, *read, *seen]) if forward else back
+            layer_of.update(dict.fromkeys(call.outputs, layer))
+            backward.update(() if forward else call.outputs)
+        found.append(layer)
+    return found
+
+
+_READ = frozenset({"parameter", "buffer"})
+
+
+def _followers(calls: Sequence[Call], given: Mapping[str, int], loss: str) -> list[tuple[bool, int, int]]:
+    """Of each call whether the loss follows from it, and the first and the last tensor whose new value does."""
+    follows = [
+        (loss in call.outputs, min(own, default=_NONE), max(own, default=-1))
+        for call in calls
+        for own in [[given[name] for name in call.outputs if name in given]]
+    ]
+    makers = {name: at for at, call in enumerate(calls) for name in call.outputs}
+    for at in reversed(range(len(calls))):
+        forward, first, last = follows[at]
+        for maker in {makers[name] for name in calls[at].inputs if name in makers}:
+            also, lowest, highest = follows[maker]
+            follows[maker] = also or forward, min(lowest, first), max(highest, last)
+    return follows

@@ -1,0 +1,88 @@
+"""Exact plans correct the prices that a search goes by, and decide in the end."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import pytest
+from server.coordinator_cases import plan_of
+
+from subfleet.protocol.readings import Budget
+from subfleet.server.assignment import Candidate
+from subfleet.server.methods.dynamic_selection import DynamicSelection
+from subfleet.server.methods.policies import Ask, Draw, Written
+from subfleet.server.rounds import NO_PROGRAM_BYTES
+
+PLAN = plan_of(method=DynamicSelection(distillation=None, prices="estimated"))
+CORRECTED = DynamicSelection(distillation=None)
+LARGEST = PLAN.candidates[-1]
+
+
+def asked(memory_bytes: int, written: Mapping[str, Written]) -> Ask:
+    return Ask(
+        network=PLAN.network,
+        candidates=PLAN.candidates,
+        price=PLAN.price,
+        draw=Draw(seed=0, round=2, client_id="ada"),
+        target="onnx",
+        budget=Budget(memory_bytes=memory_bytes),
+        written=written,
+    )
+
+
+def planned(factor: float, *candidates: Candidate) -> dict[str, Written]:
+    """Candidates whose programs are planned to take so much more than their price."""
+    return {
+        one.spec.spec_id: Written(size=one.spec, planned_peak_bytes=int(factor * one.training_memory_bytes["onnx"]))
+        for one in candidates
+    }
+
+
+def chosen(ask: Ask, method: DynamicSelection = CORRECTED) -> Candidate:
+    """What the search would give, whether it has a program or not."""
+    found = method.policies().assign(ask)
+    assert found.candidate is not None
+    return PLAN.price(found.candidate.spec if found.wanted is None else found.wanted.size)
+
+
+def test_without_plans_a_little_of_the_budget_is_kept_back() -> None:
+    price = LARGEST.training_memory_bytes["onnx"]
+    assert chosen(asked(price, {})) != LARGEST
+    assert chosen(asked(price, {}), replace(CORRECTED, prices="estimated")) == LARGEST
+    assert chosen(asked(int(1.04 * price), {})) == LARGEST
+
+
+@pytest.mark.parametrize("factor", [0.8, 1.0, 1.25])
+def test_plans_move_what_is_given(factor: float) -> None:
+    written = planned(factor, *PLAN.candidates[:4])
+    price = LARGEST.training_memory_bytes["onnx"]
+    assert chosen(asked(int(1.01 * factor * price), written)) == LARGEST
+    smaller = chosen(asked(int(0.99 * factor * price), written))
+    assert smaller.training_memory_bytes["onnx"] < price
+
+
+def test_one_plan_far_above_its_price_does_not_make_all_dear() -> None:
+    written = {**planned(1.0, *PLAN.candidates[1:]), **planned(3.0, PLAN.candidates[0])}
+    assert len(written) >= 4
+    assert chosen(asked(int(1.01 * LARGEST.training_memory_bytes["onnx"]), written)) == LARGEST
+
+
+def test_a_written_size_counts_by_its_own_plan() -> None:
+    price = LARGEST.training_memory_bytes["onnx"]
+    known = planned(1.5, LARGEST)
+    below = chosen(asked(int(1.4 * price), {**known, **planned(1.0, *PLAN.candidates[:-1])}))
+    assert below != LARGEST
+    assert chosen(asked(int(1.6 * price), known)) == LARGEST
+
+
+def test_sizes_without_a_program_correct_nothing() -> None:
+    broken = {
+        one.spec.spec_id: Written(size=one.spec, planned_peak_bytes=NO_PROGRAM_BYTES) for one in PLAN.candidates[:2]
+    }
+    assert chosen(asked(int(1.04 * LARGEST.training_memory_bytes["onnx"]), broken)) == LARGEST
+
+
+def test_the_answer_does_not_depend_on_the_order_in_which_plans_came() -> None:
+    written = {**planned(1.2, *PLAN.candidates[:2]), **planned(0.9, *PLAN.candidates[2:4])}
+    turned = dict(reversed(written.items()))
+    budget_bytes = int(0.9 * LARGEST.training_memory_bytes["onnx"])
+    assert chosen(asked(budget_bytes, written)) == chosen(asked(budget_bytes, turned))
