@@ -10,6 +10,7 @@ from types import MappingProxyType
 from typing import Literal
 
 from subfleet.elastic.axes import Axis, AxisKind, factors_of
+from subfleet.elastic.cost import Costs
 from subfleet.elastic.network import Network
 from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.subnet import Centre, Full, IndexSet, Prefix, SubnetSpec
@@ -44,7 +45,9 @@ def uniform_space(network: Network, rates: Sequence[float]) -> tuple[SubnetSpec,
     for rate, depth in itertools.product(fractions, _depths(network)):
         spec = _uniform_spec(network, rate, depth)
         found.setdefault(spec.spec_id, spec)
-    return tuple(sorted(found.values(), key=lambda spec: (network.parameter_count(spec), spec.name)))
+    specs = [*found.values()]
+    sizes = [parameters for parameters, _ in Costs(network).of(specs)]
+    return tuple(spec for _, spec in sorted(zip(sizes, specs, strict=True), key=lambda pair: (pair[0], pair[1].name)))
 
 
 def _fractions(rates: Sequence[float]) -> set[Fraction]:

@@ -36,6 +36,12 @@ class PriceIndex:
         for candidate in candidates:
             self.add(candidate)
 
+    def copied(self) -> "PriceIndex":
+        """The same subnets, to which others may be added."""
+        copy = PriceIndex(self._targets)
+        copy._candidates, copy._known, copy._table = [*self._candidates], {*self._known}, self._table.copy()
+        return copy
+
     def __len__(self) -> int:
         return len(self._candidates)
 

@@ -145,7 +145,11 @@ class ParetoSearch:
 
         They end where no more can fit, or where some of them in a row have come no higher.
         """
-        known = PriceIndex(self._targets, (*self._index, *tried)) if most > 1 else self._index
+        known = self._index
+        if most > 1:
+            known = known.copied()
+            for one in tried:
+                known.add(one)
         found: list[Candidate] = []
         in_vain = 0
         for _ in range(most):
