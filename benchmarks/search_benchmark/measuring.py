@@ -5,15 +5,17 @@ import statistics
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from random import Random
 
 from search_benchmark.budgets import Share, queries
 from search_benchmark.long_search import most_found
-from search_benchmark.spaces import TARGET, Case
+from search_benchmark.spaces import TARGET, TINY, Case, case_of
+from subfleet.protocol.readings import Budget
 from subfleet.server.assignment import Candidate, ordered
+from subfleet.server.methods.policies import Ask, Draw
 from subfleet.server.search.listed import ListedSearch, exhaustive_search
 from subfleet.server.search.paper import PaperSearch, PaperSettings
-from subfleet.server.search.pareto import ParetoSearch
 from subfleet.server.search.query import Explored, Fit, Query, Search
 from subfleet.server.search.queue import Wish, given_now, most_wanted, plan_key, wish_of
 
@@ -23,6 +25,8 @@ _EPSILONS = (0.2, 0.4, 0.6, 0.8, 0.9)
 _T_MAX = (1, 2, 5, 10, 20)
 _ROUND = 30
 """Devices of a round: all look for subnets before any of them is given one."""
+_FIRST, _WARMING = 100, 1500
+"""Devices at once out of an empty pool, and all that are served before the warm figures, these among them."""
 _JUDGED, _TRIALS, _KEPT = 40, 2000, 24
 """Budgets that the long search looks at, what it prices for each, and how many of these it goes on from."""
 
@@ -34,18 +38,20 @@ class Figures:
     Attributes:
         row: of its table.
         mean: parameters of the answers as a share of the most that fit, over devices that anything fits.
-        worst: the least of these.
-        assignments_per_s: looking and answering; 0 where it was not measured.
-        violations: answers that are over a budget.
-        fewer: pairs of devices of a round of which the one with no less of any budget has fewer parameters.
+        used: mean utilisation of the answers.
+        paper_used: the same of the paper's search.
+        warm_per_s: devices that are looked for and answered in a second; 0 where it was not measured.
+        cold_per_s: the same of the first round, with all that has to be made before it.
+        first_round_s: of that round.
     """
 
     row: str
     mean: float
-    worst: float
-    assignments_per_s: float
-    violations: int
-    fewer: int
+    used: float
+    paper_used: float
+    warm_per_s: float = 0.0
+    cold_per_s: float = 0.0
+    first_round_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +69,14 @@ class Answer:
 
 def _stream(*names: object) -> Random:
     return Random(hashlib.sha256(repr(names).encode()).digest())  # noqa: S311 - draws are no secrets
+
+
+def _ours(case: Case) -> Search:
+    """The search of the default configuration, which knows nothing yet."""
+    nobody = Draw(seed=0, round=1, client_id="nobody")
+    budget = Budget(memory_bytes=0)
+    ask = Ask(network=case.network, candidates=(), price=case.price, draw=nobody, target=TARGET, budget=budget)
+    return case.method.search_of(ask)
 
 
 def _served(search: Search, asked: Sequence[Query], first: int = 0, *, at_once: int = 1) -> list[Answer]:
@@ -87,13 +101,17 @@ def _over(candidate: Candidate, query: Query) -> bool:
     )
 
 
+def _fits(query: Query, candidate: Candidate) -> bool:
+    return not _over(candidate, query)
+
+
 def _violations(answers: Sequence[Answer], asked: Sequence[Query]) -> int:
     pairs = zip(answers, asked, strict=True)
     return sum(answer.fit is not None and _over(answer.fit.candidate, query) for answer, query in pairs)
 
 
 def _fewer(answers: Sequence[Answer], asked: Sequence[Query]) -> int:
-    """Pairs within a round, see `Figures.fewer`."""
+    """Pairs of devices of a round of which the one with no less of any budget has fewer parameters."""
     every = [
         (query.limits.memory_bytes, query.limits.downlink_bytes or 0, query.limits.uplink_bytes or 0, answer.parameters)
         for query, answer in zip(asked, answers, strict=True)
@@ -119,41 +137,47 @@ def _of_most(answers: Sequence[Answer], most: Sequence[int]) -> list[float]:
     return [answer.parameters / best for answer, best in zip(answers, most, strict=True) if best]
 
 
-def large_figures(case: Case, shares: Sequence[Share], *, count: int) -> Figures:
-    """Warm both searches with as many devices as are measured, then serve others, ours against the clock.
+def large_figures(name: str, shares: Sequence[Share], *, count: int) -> Figures:
+    """Begin with a first round, warm both searches, then serve others, ours against the clock.
 
     Seconds are those of the processor, so that a busy machine counts no waiting.
     """
-    ours = ParetoSearch(case.space, case.price, [TARGET], uniform=case.uniform)
-    paper = PaperSearch(case.space, case.price, [TARGET])
-    uniform = ListedSearch(case.uniform, case.price, [TARGET])
-    asked = queries(case, shares[: 2 * count])
-    _served(ours, asked[:count], at_once=_ROUND)
-    _served(paper, asked[:count])
-    rest = asked[count:]
+    case_of(TINY).ends[0].training_memory_bytes[TARGET]
     begun_s = time.process_time()
-    given = _served(ours, rest, count, at_once=_ROUND)
-    took_s = time.process_time() - begun_s
-    theirs, widths = _served(paper, rest, count), _served(uniform, rest, count)
+    case = case_of(name)
+    asked = queries(case, shares[: _WARMING + count])
+    ours = _ours(case)
+    _served(ours, asked[:_FIRST], at_once=_FIRST)
+    first_s = time.process_time() - begun_s
+    _served(ours, asked[_FIRST:_WARMING], _FIRST, at_once=_ROUND)
+    paper = PaperSearch(case.space, case.price, [TARGET])
+    _served(paper, asked[:_WARMING])
+    rest = asked[_WARMING:]
+    begun_s = time.process_time()
+    given = _served(ours, rest, _WARMING, at_once=_ROUND)
+    warm_per_s = len(rest) / (time.process_time() - begun_s)
+    theirs = _served(paper, rest, _WARMING)
+    widths = _served(ListedSearch(case.uniform, case.price, [TARGET]), rest)
     below = sum(
         mine.parameters < max(one.parameters for one in others)
         for mine, *others in zip(given, theirs, widths, strict=True)
     )
-    over, fewer = _violations(given, rest), _fewer(given, rest)
-    judged = min(_JUDGED, len(rest))
+    judged = min(_JUDGED, len(rest) // 15)
     most = [
         max(_long(case, query, answer, place), answer.parameters)
         for place, (query, answer) in enumerate(zip(rest[:judged], given[:judged], strict=True))
     ]
     own, other, width = (_of_most(answers[:judged], most) for answers in (given, theirs, widths))
     return Figures(
-        row=f"| {case.name} | {case.space.count():.1e} | {len(rest) / took_s:.0f} | {_mean(own):.4f} | {min(own):.4f} "
-        f"| {_mean(other):.4f} | {_mean(width):.4f} | {_used(given):.4f} | {below} | {fewer} | {over} |",
+        row=f"| {case.name} | {case.space.count():.1e} | {warm_per_s:.0f} | {_FIRST / first_s:.1f} | {first_s:.2f} "
+        f"| {_mean(own):.4f} | {min(own):.4f} | {_mean(other):.4f} | {_mean(width):.4f} | {_used(given):.4f} "
+        f"| {below} | {_fewer(given, rest)} | {_violations(given, rest)} |",
         mean=_mean(own),
-        worst=min(own),
-        assignments_per_s=len(rest) / took_s,
-        violations=over,
-        fewer=fewer,
+        used=_used(given),
+        paper_used=_used(theirs),
+        warm_per_s=warm_per_s,
+        cold_per_s=_FIRST / first_s,
+        first_round_s=first_s,
     )
 
 
@@ -171,22 +195,19 @@ def exhaustive_figures(case: Case, shares: Sequence[Share], *, count: int) -> Fi
     most = exhaustive_search(case.space, case.price, [TARGET])
     asked = queries(case, shares[: 2 * count])
     optima = [0 if (fit := most.best(query)) is None else fit.candidate.parameters for query in asked]
-    ours = ParetoSearch(case.space, case.price, [TARGET], uniform=case.uniform)
-    given = _served(ours, asked, at_once=_ROUND)
+    given = _served(_ours(case), asked, at_once=_ROUND)
     theirs = _served(PaperSearch(case.space, case.price, [TARGET]), asked)
     first, cold, warm = (
         _of_most(given[part], optima[part]) for part in (slice(_ROUND), slice(count), slice(count, None))
     )
-    over, fewer = _violations(given, asked), _fewer(given, asked)
     return Figures(
         row=f"| {case.name} | {len(most.known)} | {_mean(first):.4f} | {min(first):.4f} | {_mean(cold):.4f} "
         f"| {min(cold):.4f} | {_mean(warm):.4f} | {min(warm):.4f} | {sum(one < 0.95 for one in (*cold, *warm))} of "
-        f"{len(cold) + len(warm)} | {_mean(_of_most(theirs[count:], optima[count:])):.4f} | {fewer} | {over} |",
+        f"{len(cold) + len(warm)} | {_mean(_of_most(theirs[count:], optima[count:])):.4f} | {_fewer(given, asked)} "
+        f"| {_violations(given, asked)} |",
         mean=_mean(warm),
-        worst=min(warm),
-        assignments_per_s=0.0,
-        violations=over,
-        fewer=fewer,
+        used=_used(given),
+        paper_used=_used(theirs),
     )
 
 
@@ -207,14 +228,14 @@ def hit_rates(case: Case, shares: Sequence[Share], *, count: int) -> Iterator[st
 
 
 def export_figures(case: Case, shares: Sequence[Share], *, rounds: int, clients: int) -> Iterator[str]:
-    """What devices lose while programs are missing. An estimate stands in for a program's exact plan."""
+    """What devices lose while programs are missing. A price stands in for a program's exact plan."""
     yield f"## Programs ({case.name}, {clients} devices a round)"
     yield ""
     yield "| exports a round | lost, first 5 rounds | lost, last 5 | programs | of them ahead | a round ahead, last 5 |"
     yield "|---:|---:|---:|---:|---:|---:|"
     space = ordered([case.price(spec) for spec in case.uniform])
     for limit in (2, 8, 32):
-        search = ParetoSearch(case.space, case.price, [TARGET], uniform=case.uniform)
+        search = _ours(case)
         written: dict[str, Candidate] = {}
         lost, ahead = [], []
         for number in range(rounds):
@@ -242,6 +263,6 @@ def _given(
         if answer.fit is None:
             continue
         chosen = answer.fit.candidate
-        now = given_now(written.values(), space, lambda one, of=query: not _over(one, of)) or chosen
+        now = given_now(written.values(), space, partial(_fits, query)) or chosen
         given.append((now, wish_of(chosen, now, TARGET)))
     return given

@@ -4,22 +4,25 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from subfleet.elastic.cost import estimate_cost
 from subfleet.elastic.families import network_of
-from subfleet.elastic.network import ModelConfig
+from subfleet.elastic.network import ModelConfig, Network
 from subfleet.elastic.spaces import SearchSpace, search_space, uniform_space
 from subfleet.protocol.subnet import SubnetSpec
+from subfleet.protocol.training import TrainingSettings
 from subfleet.server.assignment import Candidate
+from subfleet.server.config import ServerConfig
+from subfleet.server.methods.dynamic_selection import DynamicSelection
+from subfleet.server.pricing import price_list
 from subfleet.server.search.query import PriceList
 
-__all__ = ["LARGE", "SMALL", "TARGET", "Case", "case_of"]
+__all__ = ["LARGE", "SMALL", "TARGET", "TINY", "Case", "case_of"]
 
 TARGET = "onnx"
 _PAPER_RATES = (0.0625, 0.125, 0.25, 0.5, 1)
 """The paper's ratio set of settings 1 and 2; its 0 drops a block."""
 _QUARTERS = (0.25, 0.5, 0.75, 1)
 _SIXTEENTHS = tuple(step / 16 for step in range(1, 17))
-_BATCH = 16
+"""Beside which the answers for every width are held; its own search knows depths alone from the start."""
 
 
 def _resnet(widths: Sequence[int], depths: Sequence[int], side: int, channels: int) -> ModelConfig:
@@ -45,24 +48,40 @@ _CONFIGS: Mapping[str, tuple[ModelConfig, tuple[float, ...]]] = MappingProxyType
         "MLP of 8 blocks, quarters": (_mlp((512, 256), (4, 4)), _QUARTERS),
         "small ResNet, the paper's ratios": (_resnet((64, 128), (2, 2), 28, 1), _PAPER_RATES),
         "small MLP, the paper's ratios": (_mlp((512, 256), (2, 2)), _PAPER_RATES),
+        "tiny MLP": (_mlp((8,), (1,)), (0.5, 1)),
     }
 )
 LARGE = tuple(_CONFIGS)[:4]
-SMALL = tuple(_CONFIGS)[4:]
+"""Spaces of more than 10^6 subnets."""
+SMALL = tuple(_CONFIGS)[4:6]
+"""Spaces of some 10^4, which can be listed."""
+TINY = tuple(_CONFIGS)[6]
+"""Is measured by nobody: pricing it once imports what pricing needs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """A space to search.
+    """A space to search, with the default configuration of a run.
 
     Attributes:
-        uniform: every width rate of it with every depth.
+        method: whose search is measured.
+        training: of which programs are written.
+        rates: widths to compare with.
+        price: planned prices; the first that is asked for makes the model that tells them.
     """
 
     name: str
+    network: Network
     space: SearchSpace
-    uniform: tuple[SubnetSpec, ...]
+    method: DynamicSelection
+    training: TrainingSettings
+    rates: tuple[float, ...]
     price: PriceList
+
+    @property
+    def uniform(self) -> tuple[SubnetSpec, ...]:
+        """Every width rate with every depth, to compare with."""
+        return uniform_space(self.network, self.rates)
 
     @property
     def ends(self) -> tuple[Candidate, Candidate]:
@@ -72,23 +91,16 @@ class Case:
 
 
 def case_of(name: str) -> Case:
-    """A space by its name."""
-    config, rates = _CONFIGS[name]
-    network = network_of(config)
-    known: dict[SubnetSpec, Candidate] = {}
-
-    def price(spec: SubnetSpec) -> Candidate:
-        if spec not in known:
-            cost = estimate_cost(network, spec, batch_size=_BATCH)
-            known[spec] = Candidate(
-                spec=spec,
-                parameters=cost.parameters,
-                forward_macs=cost.forward_macs,
-                weight_bytes=cost.weight_bytes,
-                update_bytes=cost.weight_bytes,
-                training_memory_bytes=MappingProxyType({TARGET: cost.training_memory_bytes}),
-            )
-        return known[spec]
-
-    uniform = uniform_space(network, rates or _SIXTEENTHS)
-    return Case(name=name, space=search_space(network, rates), uniform=uniform, price=price)
+    """A space by its name, of which nothing is priced yet."""
+    model, rates = _CONFIGS[name]
+    network, method = network_of(model), DynamicSelection(rates=rates)
+    config = ServerConfig(name="search", model=model, evaluation_data="none", method=method)
+    return Case(
+        name=name,
+        network=network,
+        space=search_space(network, rates),
+        method=method,
+        training=method.policies().training(config.training_of(1), 1),
+        rates=rates or _SIXTEENTHS,
+        price=price_list(config, network, planned=True),
+    )

@@ -1,0 +1,108 @@
+"""The networks whose prices `benchmarks/plan_price.py` judges, and random subnets of them."""
+
+import random
+from collections.abc import Iterator, Mapping
+from functools import partial
+
+from subfleet.elastic.families.presets import preset
+from subfleet.elastic.network import ModelConfig, Network
+from subfleet.export.requests import TrainRequest
+from subfleet.protocol.subnet import Centre, IndexSet, Prefix, SubnetSpec
+from subfleet.protocol.training import ObjectiveSettings, OptimiserSettings
+
+__all__ = ["TABLES", "TINY", "different_specs", "random_spec", "request_for"]
+
+BATCH_SIZE = 8
+_DRAWS = 20
+"""Of random subnets for each that is wanted, before it is held that there are no others."""
+PER_TOKEN = frozenset({"decoder", "bert", "lstm"})
+TINY = ModelConfig(family="mlp", input_shape=(8,), class_count=2, widths=(8,), depths=(1,))
+"""Priced first in each process, so that imports do not count."""
+
+_image = partial(ModelConfig, input_shape=(3, 12, 12), class_count=10)
+_text = partial(ModelConfig, input_shape=(12,), vocabulary=20, widths=(16,), depths=(2,), heads=(4,), norm="layer")
+_residual = partial(_image, depths=(2, 2), widths=(16, 32))
+_inverted = partial(_image, widths=(8, 16), depths=(1, 2), hidden_widths=(16, 24, 32), strides=(1, 2), stem_width=8)
+NETWORKS = {
+    config.family: config
+    for config in (
+        ModelConfig(family="mlp", input_shape=(32,), class_count=10, widths=(32, 16), depths=(3, 2)),
+        _residual(family="preact_resnet"),
+        _residual(family="vgg", norm="batch"),
+        _inverted(family="mobilenet_v2", last_widths=(32,)),
+        _inverted(family="mobilenet_v3", norm="batch", squeezed_widths=(4, 0, 8), kernels=(3, 5), last_widths=(32, 24)),
+        _image(
+            family="efficientnet_v2",
+            widths=(8, 16),
+            depths=(2, 2),
+            norm="batch",
+            hidden_widths=(16, 16, 24, 32),
+            squeezed_widths=(0, 4),
+            kernels=(3, 3),
+        ),
+        _residual(family="ds_cnn", input_shape=(1, 20, 10), widths=(16, 16), norm="batch", stem_width=16),
+        _image(family="vit", patch=4, widths=(16,), depths=(2,), heads=(4,), norm="layer"),
+        _text(family="bert", class_count=20),
+        _text(family="bert_classifier", class_count=4),
+        _text(family="decoder", class_count=20),
+        _image(
+            family="lstm", input_shape=(8,), vocabulary=20, class_count=20, widths=(16, 12), depths=(1, 1), norm="none"
+        ),
+    )
+}
+"""A small network of each family."""
+_IMAGE = (3, 32, 32)
+LARGE = {
+    config.family: config
+    for config in (
+        ModelConfig(family="mlp", input_shape=(784,), class_count=10, widths=(384,), depths=(4,)),
+        preset("resnet18", input_shape=_IMAGE, class_count=10, norm="group"),
+        preset("vgg11", input_shape=_IMAGE, class_count=10),
+        preset("mobilenet_v2", input_shape=_IMAGE, class_count=10),
+        preset("mobilenet_v3_small", input_shape=_IMAGE, class_count=10),
+        preset("efficientnet_v2_tiny", input_shape=_IMAGE, class_count=10),
+        preset("ds_cnn", input_shape=(1, 49, 10), class_count=12),
+        preset("vit_tiny", input_shape=_IMAGE, class_count=10),
+        preset("bert_small", input_shape=(80,), class_count=80),
+        preset("decoder_small", input_shape=(80,), class_count=80),
+        preset("char_lstm", input_shape=(80,), class_count=80),
+    )
+}
+"""Networks as they are published."""
+TABLES: Mapping[str, Mapping[str, ModelConfig]] = {"small": NETWORKS, "large": LARGE}
+
+
+def random_spec(network: Network, chance: random.Random) -> SubnetSpec:
+    """Every axis at any of its sizes, and any of the blocks."""
+    axes: list[tuple[str, IndexSet]] = []
+    for name, axis in sorted(network.axes.items()):
+        if axis.kind == "kernel":
+            axes.append((name, Centre(size=chance.randrange(2 - axis.size % 2, axis.size + 1, 2))))
+        elif axis.kind != "class":
+            axes.append((name, Prefix(size=chance.randrange(axis.granularity, axis.size + 1, axis.granularity))))
+    return SubnetSpec(axes=tuple(axes), blocks=tuple(block.name for block in network.blocks if chance.random() < 0.6))
+
+
+def request_for(config: ModelConfig, target: str, spec: SubnetSpec) -> TrainRequest:
+    """Momentum, small batches, and the family's objective."""
+    return TrainRequest(
+        model=config,
+        spec=spec,
+        target=target,
+        batch_size=BATCH_SIZE,
+        objective=ObjectiveSettings(name="next_token" if config.family in PER_TOKEN else "cross_entropy"),
+        optimiser=OptimiserSettings(momentum=0.9),
+    )
+
+
+def different_specs(network: Network, count: int, chance: random.Random) -> Iterator[SubnetSpec]:
+    """Random subnets of different shapes; fewer where there are not so many."""
+    seen: set[tuple[tuple[str, tuple[int, ...]], ...]] = set()
+    for _ in range(_DRAWS * count):
+        spec = random_spec(network, chance)
+        shapes = tuple(network.shapes(spec).items())
+        if shapes not in seen:
+            seen.add(shapes)
+            yield spec
+        if len(seen) == count:
+            return

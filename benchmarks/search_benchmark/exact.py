@@ -1,0 +1,230 @@
+"""What becomes of a search's answers once programs are written: exact plans decide, and the next answers learn."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import MappingProxyType
+
+from search_benchmark.budgets import Share, queries
+from search_benchmark.spaces import TARGET, Case
+from subfleet.export.request_steps import training_step_of
+from subfleet.export.targets.onnx import OnnxTarget
+from subfleet.export.tracing import trace
+from subfleet.protocol.schema import canonical_json
+from subfleet.protocol.subnet import SubnetSpec
+from subfleet.server.assignment import Candidate, why_not
+from subfleet.server.methods.policies import Ask, Draw, Policies, Written
+from subfleet.server.requests import train_request
+from subfleet.server.search.listed import exhaustive_search
+from subfleet.server.search.query import Known, Query
+
+__all__ = ["ExactFigures", "Plans", "exact_figures"]
+
+_SEEKING = 100
+"""Devices that look before any is given something."""
+_TRIED = 6
+"""Subnets whose programs are written for a budget, to find the largest of all that fits."""
+_SPOILT = 1.2
+"""Times a device's memory, where an error is planted."""
+
+
+class Plans:
+    """Exact plans of written programs. Each takes seconds of the processor, so they are kept in a file.
+
+    The file holds for one version of the exporter alone; delete it where plans have changed.
+
+    Args:
+        path: a line of JSON for each plan, which is added to; None keeps them in memory alone.
+    """
+
+    def __init__(self, path: Path | None) -> None:
+        self._path = path
+        lines = path.read_text().splitlines() if path and path.exists() else []
+        found = map(json.loads, lines)
+        self._known = {(one["space"], one["spec"]): int(one["exact_bytes"]) for one in found}
+
+    def of(self, case: Case, spec: SubnetSpec) -> int:
+        """What the written program of a subnet is planned to take."""
+        text = canonical_json(spec).decode()
+        if (case.name, text) not in self._known:
+            step = training_step_of(train_request(case.network, spec, TARGET, case.training))
+            written = OnnxTarget().write_training(trace(step, OnnxTarget.lowerings), step)
+            found_bytes = self._known[case.name, text] = written.memory.peak_bytes
+            if self._path:
+                with self._path.open("a") as file:
+                    file.write(json.dumps({"space": case.name, "spec": text, "exact_bytes": found_bytes}) + "\n")
+        return self._known[case.name, text]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExactFigures:
+    """Of one space.
+
+    Attributes:
+        row: of its table.
+        fractions: parameters of what each device is sent, of the most that fits by exact plans; none where the space
+            is too large to be listed.
+        first: whether each answer was above its budget when no plan was known.
+        later: the same of other devices, with the correction that these plans told.
+        violations: tasks that were sent above their budget.
+    """
+
+    row: str
+    fractions: tuple[float, ...]
+    first: tuple[bool, ...]
+    later: tuple[bool, ...]
+    violations: int
+
+
+@dataclass(slots=True, kw_only=True)
+class _Server:
+    """As much of a server as decides what is sent: a pool, and the plans of the programs that it has written.
+
+    Attributes:
+        checks: whether a task is sent only where its program's plan fits; else prices decide, and those with too high
+            a budget.
+    """
+
+    case: Case
+    plans: Plans
+    checks: bool
+    policies: Policies = field(init=False)
+    pool: tuple[Known, ...] = ()
+    written: dict[str, Written] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.policies = self.case.method.policies()
+
+    def seek(self, asked: Sequence[Query], first: int) -> None:
+        """Let devices look, one after the other, and remember what they come by."""
+        explore = self.policies.explore
+        for place, query in enumerate(asked, start=first):
+            found = explore(self._ask(query, place)) if explore is not None else ()
+            self.pool = tuple(dict.fromkeys((*self.pool, *found)))
+
+    def chosen(self, query: Query) -> SubnetSpec | None:
+        """The answer of the search: a program to write, or one that is written and about as good."""
+        assigned = self.policies.assign(self._ask(query))
+        if assigned.candidate is None:
+            return None
+        return assigned.candidate.spec if assigned.wanted is None else assigned.wanted.size
+
+    def write(self, spec: SubnetSpec) -> int:
+        """Write a program, and tell its plan."""
+        peak_bytes = self.plans.of(self.case, spec)
+        if self.checks:
+            self.written[spec.spec_id] = Written(size=spec, planned_peak_bytes=peak_bytes)
+        return peak_bytes
+
+    def sent(self, query: Query) -> SubnetSpec | None:
+        """What a device is sent in the end: where a program's plan is too large, the search answers once more."""
+        spec = self.chosen(query)
+        while self.checks and spec is not None and spec.spec_id not in self.written:
+            self.write(spec)
+            spec = self.chosen(query)
+        return spec
+
+    def _ask(self, query: Query, place: int = 0) -> Ask:
+        memory_bytes = int(query.limits.memory_bytes * (1 if self.checks else _SPOILT))
+        return Ask(
+            network=self.case.network,
+            candidates=(),
+            price=self.case.price,
+            draw=Draw(seed=0, round=1, client_id=str(place)),
+            target=TARGET,
+            budget=replace(query.limits, memory_bytes=memory_bytes),
+            pool=self.pool,
+            written=MappingProxyType(self.written),
+        )
+
+
+def exact_figures(
+    case: Case, shares: Sequence[Share], plans: Plans, *, count: int, listed: bool, checks: bool
+) -> ExactFigures:
+    """A first round out of an empty pool, other devices after it, and then what the first are sent in the end.
+
+    Args:
+        case: the space.
+        shares: of the devices.
+        plans: the exact plans that are known; others are added.
+        count: devices of each kind whose answers are held against exact plans.
+        listed: whether the most that fits is looked for in all of the space.
+        checks: False plants an error: tasks are sent without a look at plans.
+    """
+    asked = queries(case, shares[: 2 * _SEEKING])
+    server = _Server(case=case, plans=plans, checks=checks)
+    server.seek(asked[:_SEEKING], 0)
+    answers = [(query, server.chosen(query)) for query in asked[:_SEEKING]]
+    first = [(query, spec) for query, spec in answers if spec is not None][:count]
+    first_over = tuple([server.write(spec) > query.limits.memory_bytes for query, spec in first])
+    server.seek(asked[_SEEKING:], _SEEKING)
+    answers = [(query, server.chosen(query)) for query in asked[_SEEKING:]]
+    others = [(query, spec) for query, spec in answers if spec is not None][:count]
+    later_over = tuple([plans.of(case, spec) > query.limits.memory_bytes for query, spec in others])
+    sent = [(query, spec) for query, spec in ((query, server.sent(query)) for query, _ in first) if spec is not None]
+    exact = [(query, _planned(case, plans, spec)) for query, spec in sent]
+    violations = sum(bool(why_not(one, TARGET, query.limits)) for query, one in exact)
+    fractions = tuple(_fractions(server, exact)) if listed else ()
+    mean = f"{sum(fractions) / len(fractions):.4f} | {min(fractions):.4f}" if fractions else "| "
+    return ExactFigures(
+        row=f"| {case.name} | {sum(first_over)} of {len(first_over)} | {sum(later_over)} of {len(later_over)} | {mean} "
+        f"| {len(server.written)} | {violations} |",
+        fractions=fractions,
+        first=first_over,
+        later=later_over,
+        violations=violations,
+    )
+
+
+def _planned(case: Case, plans: Plans, spec: SubnetSpec) -> Candidate:
+    """A subnet with its exact plan in place of its price."""
+    return replace(case.price(spec), training_memory_bytes=MappingProxyType({TARGET: plans.of(case, spec)}))
+
+
+def _fractions(server: _Server, sent: Sequence[tuple[Query, Candidate]]) -> list[float]:
+    """Of each device, the parameters that it is sent by the most that fits."""
+    case, plans = server.case, server.plans
+    listed = exhaustive_search(case.space, case.price, [TARGET]).known
+    every = sorted(listed, key=lambda one: one.parameters, reverse=True)
+    known = {one.size.spec_id: _planned(case, plans, one.size) for one in server.written.values()}
+    known |= {one.spec.spec_id: one for _, one in sent}
+    found = []
+    for query, given in sent:
+        fitting = _largest_of_all(every, query, case, plans, known)
+        found.append(given.parameters / max(fitting, given.parameters))
+    return found
+
+
+def _largest_of_all(
+    every: Sequence[Candidate], query: Query, case: Case, plans: Plans, known: dict[str, Candidate]
+) -> int:
+    """Parameters of the largest subnet that fits by its exact plan, as far as few plans tell.
+
+    Args:
+        every: the space, from the largest to the smallest.
+        query: of the device.
+        case: the space.
+        plans: the exact plans.
+        known: subnets with their exact plans, to which those of this device are added.
+    """
+    most = max((one.parameters for one in known.values() if not why_not(one, TARGET, query.limits)), default=0)
+    lowest, tried = min(_over_price(case, one) for one in known.values()), 0
+    for candidate in every:
+        if candidate.parameters <= most or tried == _TRIED:
+            break
+        # No plan is expected to be lower beside its price than the lowest of those that are known.
+        expected_bytes = int(lowest * candidate.training_memory_bytes[TARGET])
+        likely = replace(candidate, training_memory_bytes=MappingProxyType({TARGET: expected_bytes}))
+        if why_not(likely, TARGET, query.limits) or candidate.spec.spec_id in known:
+            continue
+        tried += 1
+        one = known[candidate.spec.spec_id] = _planned(case, plans, candidate.spec)
+        if not why_not(one, TARGET, query.limits):
+            return one.parameters
+        lowest = min(lowest, _over_price(case, one))
+    return most
+
+
+def _over_price(case: Case, planned: Candidate) -> float:
+    return planned.training_memory_bytes[TARGET] / case.price(planned.spec).training_memory_bytes[TARGET]
