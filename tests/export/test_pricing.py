@@ -16,7 +16,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from subfleet.elastic.cost import Costs, estimate_cost
 from subfleet.elastic.families import FAMILIES, network_of
 from subfleet.elastic.network import ModelConfig, Network
-from subfleet.elastic.sizes import Sizes
+from subfleet.elastic.sizes import SizeTable
 from subfleet.export.canonical.cleaning import clean
 from subfleet.export.canonical.constants import fold_constants
 from subfleet.export.memory.blocks import Call, blocks_of
@@ -120,7 +120,7 @@ def test_unknown_targets_are_refused() -> None:
 def test_a_coded_size_tells_its_axes(family: str) -> None:
     network = network_of(SMALL[family])
     coding = coded(network, 8)
-    sizes = Sizes(network)
+    sizes = SizeTable(network)
     columns = []
     for place, (decl, shape) in enumerate(zip(network.tensors.values(), coding.local.tensors.values(), strict=True)):
         number, powers = coding.decoded(torch.Size(shape).numel(), place)

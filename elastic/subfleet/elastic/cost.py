@@ -9,7 +9,7 @@ import numpy as np
 
 from subfleet.elastic.axes import factors_of
 from subfleet.elastic.network import Network
-from subfleet.elastic.sizes import Sizes
+from subfleet.elastic.sizes import SizeTable
 from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.subnet import SubnetSpec
 
@@ -91,7 +91,7 @@ class Costs:
     """
 
     def __init__(self, network: Network) -> None:
-        self._sizes = Sizes(network)
+        self._sizes = SizeTable(network)
         parameters, macs = Counter[int](), Counter[int]()
         for decl in network.tensors.values():
             factors = [one for dim, size in zip(decl.axes, decl.shape, strict=True) for one in factors_of(dim, size)]

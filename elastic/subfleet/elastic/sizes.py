@@ -13,14 +13,14 @@ from subfleet.elastic.axes import kept_indices
 from subfleet.elastic.network import Network
 from subfleet.protocol.subnet import SubnetSpec
 
-__all__ = ["Floats", "Sizes"]
+__all__ = ["Floats", "SizeTable"]
 
 Floats = npt.NDArray[np.float64]
 _Key = tuple[str | None, float, tuple[tuple[str, int], ...], tuple[str, ...], int]
 _Told = tuple[Floats, Floats, npt.NDArray[np.int64], list[tuple[int, int, int]]]
 
 
-class Sizes:
+class SizeTable:
     """The columns, and how they follow from what subnets keep.
 
     Args:

@@ -15,7 +15,6 @@ from torch import Tensor, fx
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch._subclasses.functional_tensor import FunctionalTensorMode, dispatch_functionalize
 from torch.fx.experimental.proxy_tensor import make_fx
-from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 __all__ = ["functional_graph", "recorded"]
@@ -48,7 +47,7 @@ def recorded(
     tape.graph.output(_mapped(results, tape.node_of))
     mode = next((tensor.fake_mode for tensor in example if isinstance(tensor, FakeTensor)), None) or FakeTensorMode()
     for node in tape.graph.nodes:
-        node.meta = pytree.tree_map_only(Tensor, lambda shape: FakeTensor(mode, shape, _NUMBERS), node.meta)
+        node.meta = _mapped(node.meta, lambda shape: FakeTensor(mode, shape, _NUMBERS))
     return fx.GraphModule(tape.root, tape.graph)
 
 

@@ -9,11 +9,11 @@ from torch import fx
 from subfleet.export.memory.blocks import Call, blocks_of
 from subfleet.export.tracing import results_of
 
-__all__ = ["SHARES", "activation_peak_bytes", "calls_of", "size_bytes_of"]
+__all__ = ["activation_peak_bytes", "calls_of", "size_bytes_of"]
 
 aten = torch.ops.aten
 
-SHARES = frozenset({aten.view.default, aten.unsqueeze.default, aten.squeeze.dims, operator.getitem})
+_SHARES = frozenset({aten.view.default, aten.unsqueeze.default, aten.squeeze.dims, operator.getitem})
 """Operators whose result is their input's memory under another shape."""
 
 
@@ -40,7 +40,7 @@ def calls_of(nodes: Sequence[fx.Node]) -> tuple[Call, ...]:
         Call(
             inputs=tuple(given.name for given in node.all_input_nodes),
             outputs={node.name: size_bytes_of(node)},
-            shares=node.target in SHARES,
+            shares=node.target in _SHARES,
             scratch_bytes=_workspace_bytes(node),
         )
         for node in nodes

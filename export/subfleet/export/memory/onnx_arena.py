@@ -7,12 +7,13 @@ pages that were written once. So the order of requests alone says how much memor
 """
 
 import bisect
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Arena"]
+__all__ = ["Arena", "arena_after"]
 
 _ROUND_BYTES = 256
 _FIRST_REGION_BYTES = 2**20
@@ -143,6 +144,22 @@ class Arena:
         size_bytes = self._blocks[address].size_bytes
         free = self._free[_bin(size_bytes)]
         free.pop(bisect.bisect_left(free, (size_bytes, address)))
+
+
+def arena_after(requests: Iterable[tuple[str, int | None]]) -> Arena:
+    """The arena after any number of runs: each leaves it as the first one did.
+
+    Args:
+        requests: of one run: each block's name with its bytes where it is taken, and with None where it is given back.
+    """
+    arena = Arena()
+    addresses: dict[str, int] = {}
+    for name, size_bytes in requests:
+        if size_bytes is None:
+            arena.give(addresses.pop(name))
+        else:
+            addresses[name] = arena.take(size_bytes)
+    return arena
 
 
 def _bin(size_bytes: int) -> int:

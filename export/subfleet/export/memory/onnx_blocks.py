@@ -10,7 +10,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from subfleet.export.memory.onnx_arena import Arena
+from subfleet.export.memory.onnx_arena import Arena, arena_after
 from subfleet.export.memory.onnx_run import RanGraph, RanNode
 from subfleet.export.memory.onnx_scratch import scratch_of
 
@@ -137,12 +137,5 @@ def live_bytes(graph: RanGraph) -> int:
 
 
 def filled_arena(graph: RanGraph) -> Arena:
-    """The arena after any number of runs: each leaves it as the first one did."""
-    arena = Arena()
-    addresses: dict[str, int] = {}
-    for request in requests_of(graph):
-        if isinstance(request, Give):
-            arena.give(addresses.pop(request.name))
-        else:
-            addresses[request.name] = arena.take(request.size_bytes)
-    return arena
+    """The arena after any number of runs."""
+    return arena_after((one.name, one.size_bytes if isinstance(one, Take) else None) for one in requests_of(graph))

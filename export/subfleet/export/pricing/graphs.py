@@ -50,17 +50,13 @@ def executorch_program(step: Step) -> Program:
         nodes = part.nodes if isinstance(part, Region) else part
         each_bytes = _written_bytes(part) // len(nodes) if isinstance(part, Region) else _INSTRUCTION_BYTES
         for call, node in zip(calls_of(nodes), nodes, strict=True):
-            factor = node.args[1] if node.target in _PRODUCTS else None
-            computed = isinstance(factor, fx.Node) and factor.op == "call_function"
             calls.append(
                 replace(
                     call,
                     # A layer reads a transposed weight as it is held.
                     shares=call.shares or (node.target in _TURNS and call.inputs[0] in given),
                     overwrites=torch.Tag.pointwise in getattr(node.target, "tags", ()),
-                    scratch_bytes=size_bytes_of(factor)
-                    if isinstance(factor, fx.Node) and computed
-                    else 0,  # laid out anew
+                    scratch_bytes=_packed_bytes(node),
                     object_bytes=each_bytes,
                     part=number,
                 )
@@ -90,6 +86,12 @@ def torch_program(step: Step) -> Program:
             "gradient": 1 + eager.OPTIMISER_SHARE,
         },
     )
+
+
+def _packed_bytes(node: fx.Node) -> int:
+    """Of a product's second factor, which is laid out anew where it was computed."""
+    factor = node.args[1] if node.target in _PRODUCTS else None
+    return size_bytes_of(factor) if isinstance(factor, fx.Node) and factor.op == "call_function" else 0
 
 
 def _written_bytes(region: Region) -> int:

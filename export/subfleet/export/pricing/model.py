@@ -8,7 +8,7 @@ from types import MappingProxyType
 import numpy as np
 
 from subfleet.elastic.network import Network
-from subfleet.elastic.sizes import Floats, Sizes
+from subfleet.elastic.sizes import Floats, SizeTable
 from subfleet.export.memory.blocks import blocks_of
 from subfleet.export.memory.values import value_bytes
 from subfleet.export.pricing.coding import axes_of, coded
@@ -55,7 +55,7 @@ class PriceModel:
         recompute = request.recompute and request.target != "torch"
         step = training_step_of(replace(request, recompute=recompute), coding.module())
         program = _PROGRAMS[request.target](step)
-        self._coding, self._decls, self._sizes = coding, list(network.tensors.values()), Sizes(network)
+        self._coding, self._decls, self._sizes = coding, list(network.tensors.values()), SizeTable(network)
         layers = layers_of(program, step.inputs, step.outputs, list(network.tensors))
         linear = self._held(network, step, program) + self._objects(network, program, layers)
         happenings = self._happenings(program, layers)

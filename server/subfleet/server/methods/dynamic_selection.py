@@ -11,6 +11,7 @@ A subnet becomes a task only with a program. What the search wants and has no pr
 and until it is written the device gets the largest subnet with a program that fits.
 """
 
+import math
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import ClassVar, Literal
@@ -177,7 +178,7 @@ class _Memory:
             if one.planned_peak_bytes < INFINITE_BYTES
         )
         over = sorted(planned_bytes / price_bytes for planned_bytes, price_bytes in plans)
-        return over[int(_SURE * (len(over) - 1))] if over else _UNSHOWN
+        return over[math.ceil(_SURE * (len(over) - 1))] if over else _UNSHOWN
 
 
 def _allows(ask: Ask, query: Query, candidate: Candidate) -> bool:
