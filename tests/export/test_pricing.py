@@ -3,6 +3,7 @@
 import random
 from dataclasses import replace
 from functools import cache
+from itertools import chain
 
 import pytest
 import torch
@@ -19,7 +20,7 @@ from subfleet.elastic.network import ModelConfig, Network
 from subfleet.elastic.sizes import SizeTable
 from subfleet.export.canonical.cleaning import clean
 from subfleet.export.canonical.constants import fold_constants
-from subfleet.export.memory.blocks import Call, blocks_of
+from subfleet.export.memory.blocks import Call, blocks_of, peak_bytes
 from subfleet.export.pricing.coding import axes_of, coded
 from subfleet.export.pricing.model import PriceModel
 from subfleet.export.programs import export_training_program
@@ -180,25 +181,31 @@ def test_blocks_are_taken_and_given_back() -> None:
     calls = [
         Call(inputs=("x",), outputs={"a": 8}),
         Call(inputs=("a",), outputs={"b": 8}, shares=True),
-        Call(inputs=("b",), outputs={"c": 8}, overwrites=True, scratch_bytes=3),
-        Call(inputs=("c", "x"), outputs={"y": 8}, overwrites=True, constant_bytes=5, part=1),
+        Call(inputs=("b",), outputs={"c": 8}, overwrites=("b",), before_bytes=(3,), after_bytes=(4,)),
+        Call(inputs=("c", "x"), outputs={"y": 8}, overwrites=("c", "x")),
     ]
-    blocks, lasting = blocks_of(calls, {"x", "y"})
+    blocks = blocks_of(calls, {"x", "y"})
     assert blocks == [
-        ({"a": 8}, []),
-        ({}, []),
-        ({"2/": 3}, ["2/"]),
-        ({"3/constant": 5}, ["a"]),
+        [("a", 8)],
+        [],
+        [("2/<0", 3), ("2/>0", 4), ("2/<0", None), ("2/>0", None)],
+        [("a", None)],
     ]
-    assert lasting == {"a"}
+    assert peak_bytes(chain.from_iterable(blocks)) == 15
 
 
-def test_what_is_read_twice_is_not_written_over() -> None:
+def test_only_the_last_reader_writes_over_what_it_reads() -> None:
     calls = [
         Call(inputs=("x",), outputs={"a": 8}),
-        Call(inputs=("a",), outputs={"b": 8}, overwrites=True),
-        Call(inputs=("a", "b"), outputs={"y": 8}),
+        Call(inputs=("a",), outputs={"b": 8}, overwrites=("a",)),
+        Call(inputs=("a", "b"), outputs={"c": 8}, overwrites=("b",)),
+        Call(inputs=("c", "c"), outputs={"d": 8}, overwrites=("c",)),
+        Call(inputs=("d",), outputs={"y": 4}, overwrites=("d",)),
     ]
-    blocks, lasting = blocks_of(calls, {"x", "y"})
-    assert blocks == [({"a": 8}, []), ({"b": 8}, []), ({}, ["a", "b"])]
-    assert lasting == set()
+    assert blocks_of(calls, {"x"}) == [
+        [("a", 8)],
+        [("b", 8)],
+        [("a", None)],
+        [("d", 8), ("b", None)],
+        [("y", 4), ("d", None), ("y", None)],
+    ]

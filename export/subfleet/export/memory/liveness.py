@@ -2,11 +2,12 @@
 
 import operator
 from collections.abc import Sequence
+from itertools import chain
 
 import torch
 from torch import fx
 
-from subfleet.export.memory.blocks import Call, blocks_of
+from subfleet.export.memory.blocks import Call, blocks_of, peak_bytes
 from subfleet.export.tracing import results_of
 
 __all__ = ["activation_peak_bytes", "calls_of", "size_bytes_of"]
@@ -23,15 +24,8 @@ def activation_peak_bytes(graph: fx.GraphModule) -> int:
     Inputs and outputs are not counted: the caller holds them. A convolution also needs its patches of one sample.
     """
     nodes = [node for node in graph.graph.nodes if node.op == "call_function"]
-    blocks, _ = blocks_of(calls_of(nodes), {node.name for node in results_of(graph)})
-    sizes: dict[str, int] = {}
-    alive = peak = 0
-    for taken, given in blocks:
-        sizes.update(taken)
-        alive += sum(taken.values())
-        peak = max(peak, alive)
-        alive -= sum(sizes[name] for name in given)
-    return peak
+    blocks = blocks_of(calls_of(nodes), {node.name for node in results_of(graph)})
+    return peak_bytes(chain.from_iterable(blocks))
 
 
 def calls_of(nodes: Sequence[fx.Node]) -> tuple[Call, ...]:
@@ -41,7 +35,7 @@ def calls_of(nodes: Sequence[fx.Node]) -> tuple[Call, ...]:
             inputs=tuple(given.name for given in node.all_input_nodes),
             outputs={node.name: size_bytes_of(node)},
             shares=node.target in _SHARES,
-            scratch_bytes=_workspace_bytes(node),
+            after_bytes=tuple(filter(None, [_workspace_bytes(node)])),
         )
         for node in nodes
     )

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from subfleet.export.memory.blocks import Request
+
 __all__ = ["Arena", "arena_after"]
 
 _ROUND_BYTES = 256
@@ -146,11 +148,11 @@ class Arena:
         free.pop(bisect.bisect_left(free, (size_bytes, address)))
 
 
-def arena_after(requests: Iterable[tuple[str, int | None]]) -> Arena:
+def arena_after(requests: Iterable[Request]) -> Arena:
     """The arena after any number of runs: each leaves it as the first one did.
 
     Args:
-        requests: of one run: each block's name with its bytes where it is taken, and with None where it is given back.
+        requests: of one run.
     """
     arena = Arena()
     addresses: dict[str, int] = {}

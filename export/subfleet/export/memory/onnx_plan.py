@@ -8,7 +8,9 @@
 `benchmarks/plan_memory.py` compares plans with what fresh processes take.
 """
 
-from subfleet.export.memory.onnx_blocks import filled_arena, live_bytes
+from subfleet.export.memory.blocks import peak_bytes
+from subfleet.export.memory.onnx_arena import arena_after
+from subfleet.export.memory.onnx_blocks import requests_of
 from subfleet.export.memory.onnx_run import run_onnx
 from subfleet.export.memory.values import counted_bytes, fed_bytes, optimiser_bytes, weights_bytes
 from subfleet.export.steps.values import Step
@@ -32,14 +34,15 @@ def plan_onnx(body: bytes, step: Step) -> MemoryPlan:
         ExportError: the runtime's report of the run cannot be read.
     """
     graph = run_onnx(body, step.inputs)
-    activation = live_bytes(graph)
+    requests = list(requests_of(graph))
+    activation = peak_bytes(one for one in requests if one[0] in graph.types)  # without kernels' scratch memory
     value_count = len(step.inputs) + len(step.outputs)
     return MemoryPlan(
         weights_bytes=weights_bytes(step),
         optimiser_bytes=optimiser_bytes(step),
         fed_bytes=fed_bytes(step),
         activation_bytes=activation,
-        workspace_bytes=max(filled_arena(graph).resident_bytes - activation, 0),
+        workspace_bytes=max(arena_after(requests).resident_bytes - activation, 0),
         runtime_bytes=counted_bytes(graph.session_bytes)
         + len(body)
         + FIRST_SESSION_BYTES

@@ -21,7 +21,7 @@ from subfleet.export.memory.heap import heap_bytes
 from subfleet.protocol.errors import ExportError
 from subfleet.protocol.programs import ValueInfo
 
-__all__ = ["RanGraph", "RanNode", "TensorType", "run_onnx", "session_options"]
+__all__ = ["RanGraph", "RanNode", "TensorType", "ran_graph", "run_onnx", "session_options"]
 
 _ERRORS_ONLY = 3
 _KERNEL = "_kernel_time"
@@ -71,14 +71,13 @@ class RanGraph:
 
     Attributes:
         nodes: in order.
-        held: names of the values that are there before the first node: inputs and constants.
         results: names of the outputs, which the caller holds.
         types: of every value, by name.
-        session_bytes: what the session took from the heap when it was made, beside the tensors of a run.
+        session_bytes: what the session took from the heap when it was made, beside the tensors of a run; 0 where none
+            was counted.
     """
 
     nodes: tuple[RanNode, ...]
-    held: frozenset[str]
     results: frozenset[str]
     types: Mapping[str, TensorType]
     session_bytes: int
@@ -122,32 +121,35 @@ def run_onnx(body: bytes, inputs: Sequence[ValueInfo]) -> RanGraph:
         events = json.loads(Path(session.end_profiling()).read_bytes())
         rewritten = onnx.load_model(options.optimized_model_filepath)
     taken = _BYTES_PER_PROGRAM_BYTE * len(body) if before is None or after is None else after - before
-    return _ran_graph(rewritten.graph, events, max(taken, 0))
+    return ran_graph(rewritten.graph, _types(rewritten.graph, events), max(taken, 0))
 
 
-def _ran_graph(graph: onnx.GraphProto, events: Sequence[Mapping[str, Any]], session_bytes: int) -> RanGraph:
-    types: dict[str, TensorType] = {}
-    nodes = []
-    ran = (event for event in events if event.get("cat") == "Node" and event["name"].endswith(_KERNEL))
-    for node, event in _pairs(graph.node, ran):
-        for names, found in ((node.input, "input_type_shape"), (node.output, "output_type_shape")):
-            present = [name for name in names if name]
-            types.update(zip(present, map(_tensor_type, event["args"][found]), strict=False))
-        nodes.append(
+def ran_graph(graph: onnx.GraphProto, types: Mapping[str, TensorType], session_bytes: int = 0) -> RanGraph:
+    """A graph whose values' types are known, as it ran or would run."""
+    return RanGraph(
+        nodes=tuple(
             RanNode(
                 operator=node.op_type,
                 inputs=tuple(node.input),
                 outputs=tuple(node.output),
                 attributes={entry.name: helper.get_attribute_value(entry) for entry in node.attribute},
             )
-        )
-    return RanGraph(
-        nodes=tuple(nodes),
-        held=frozenset([*(value.name for value in graph.input), *(tensor.name for tensor in graph.initializer)]),
+            for node in graph.node
+        ),
         results=frozenset(value.name for value in graph.output),
         types=types,
         session_bytes=session_bytes,
     )
+
+
+def _types(graph: onnx.GraphProto, events: Sequence[Mapping[str, Any]]) -> Mapping[str, TensorType]:
+    types: dict[str, TensorType] = {}
+    ran = (event for event in events if event.get("cat") == "Node" and event["name"].endswith(_KERNEL))
+    for node, event in _pairs(graph.node, ran):
+        for names, found in ((node.input, "input_type_shape"), (node.output, "output_type_shape")):
+            present = [name for name in names if name]
+            types.update(zip(present, map(_tensor_type, event["args"][found]), strict=False))
+    return types
 
 
 def _pairs(

@@ -55,8 +55,8 @@ def executorch_program(step: Step) -> Program:
                     call,
                     # A layer reads a transposed weight as it is held.
                     shares=call.shares or (node.target in _TURNS and call.inputs[0] in given),
-                    overwrites=torch.Tag.pointwise in getattr(node.target, "tags", ()),
-                    scratch_bytes=_packed_bytes(node),
+                    overwrites=_overwritten(node),
+                    after_bytes=tuple(filter(None, [_packed_bytes(node)])),
                     object_bytes=each_bytes,
                     part=number,
                 )
@@ -86,6 +86,12 @@ def torch_program(step: Step) -> Program:
             "gradient": 1 + eager.OPTIMISER_SHARE,
         },
     )
+
+
+def _overwritten(node: fx.Node) -> tuple[str, ...]:
+    """Inputs that nothing but a node reads, where it goes number by number."""
+    pointwise = torch.Tag.pointwise in getattr(node.target, "tags", ())
+    return tuple(one.name for one in node.all_input_nodes if pointwise and len(one.users) == 1)
 
 
 def _packed_bytes(node: fx.Node) -> int:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from subfleet.export.memory.blocks import Call
+from subfleet.export.memory.blocks import Call, Request
 from subfleet.protocol.programs import Role, ValueInfo
 
 __all__ = ["Program", "layers_of"]
@@ -19,7 +19,7 @@ class Program:
         names: of the step's values among those of the calls.
         base_bytes: of the runtime, whatever the program; value_bytes: for each of the step's values.
         passing_factor: planned bytes over the most that blocks come to at once.
-        filled: what the allocator takes in place of that, from blocks with their bytes, and without when given back.
+        filled: what the allocator takes in place of that.
         held_factors: by role, planned bytes over those of the step's values, where that is not 1.
         unrolls: whether a convolution is a product for each place of its kernel.
         narrow_bytes: the most that is held for the calls of a convolution with fewer than `narrow_channels`.
@@ -30,7 +30,7 @@ class Program:
     base_bytes: int
     value_bytes: int = 0
     passing_factor: float = 1.0
-    filled: Callable[[Iterable[tuple[str, int | None]]], int] | None = None
+    filled: Callable[[Iterable[Request]], int] | None = None
     held_factors: Mapping[Role, float] = field(default_factory=dict)
     unrolls: bool = False
     narrow_bytes: int = _NONE

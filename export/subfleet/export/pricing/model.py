@@ -3,13 +3,14 @@
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from types import MappingProxyType
 
 import numpy as np
 
 from subfleet.elastic.network import Network
 from subfleet.elastic.sizes import Floats, SizeTable
-from subfleet.export.memory.blocks import blocks_of
+from subfleet.export.memory.blocks import Request, blocks_of
 from subfleet.export.memory.values import value_bytes
 from subfleet.export.pricing.coding import axes_of, coded
 from subfleet.export.pricing.graphs import executorch_program, torch_program
@@ -111,32 +112,44 @@ class PriceModel:
         return found
 
     def _objects(self, network: Network, program: Program, layers: Sequence[int]) -> Counter[int]:
-        """What the runtime holds for its kernels, layer by layer."""
-        of_layer: Counter[int] = Counter()
+        """What the runtime holds for its kernels, layer by layer, and of constants."""
+        of_layer, found = Counter[int](), Counter[int]()
         for call, layer in zip(program.calls, layers, strict=True):
             of_layer[layer] += call.object_bytes
-        found: Counter[int] = Counter()
+            side, places = self._kernel_of(layer)
+            if call.constant_bytes % places:
+                side, places = None, 1
+            if call.constant_bytes:
+                found[self._column(call.constant_bytes // places, layer, side=side)] += 1
         for layer, object_bytes in of_layer.items():
-            decl = self._decls[max(layer, 0)]
-            kernels = [axis for axis in axes_of(decl) if network.axes[axis].kind == "kernel" and program.unrolls]
-            side = kernels[0] if kernels and layer >= 0 else None
-            places = 1 if side is None else network.axes[side].size ** 2
-            crosses = layer >= 0 and len(decl.shape) > 2 and decl.shape[1] > 1  # not channel by channel
+            side, places = self._kernel_of(layer) if program.unrolls else (None, 1)
+            shape = self._decls[layer].shape if layer >= 0 else ()
+            crosses = len(shape) > 2 and shape[1] > 1  # not channel by channel
             wide_bytes = max(object_bytes - program.narrow_bytes, 0) if crosses else 0
             if wide_bytes:
                 found[self._column(1, layer, side=side, least=program.narrow_channels)] += wide_bytes // places
             found[self._column(1, layer, side=side)] += (object_bytes - wide_bytes) // places
         return found
 
+    def _kernel_of(self, layer: int) -> tuple[str | None, int]:
+        """The axis of a layer's kernel, and how many places it has."""
+        axes = self._coding.network.axes
+        of_decl = axes_of(self._decls[layer]) if layer >= 0 else set()
+        side = next((axis for axis in of_decl if axes[axis].kind == "kernel"), None)
+        return side, 1 if side is None else axes[side].size ** 2
+
     def _happenings(self, program: Program, layers: Sequence[int]) -> list[_Happening]:
         """What happens to the blocks of the memory, and to those that outlive a part of the program."""
-        blocks, lasting = blocks_of(program.calls, set(program.names.values()))
-        columns: dict[str, int] = {}
+        blocks = blocks_of(program.calls, set(program.names.values()))
+        columns, parts, lasting = dict[str, int](), dict[str, int](), set[str]()
+        for call, layer, requests in zip(program.calls, layers, blocks, strict=True):
+            taken = [(name, size) for name, size in requests if size is not None]
+            columns.update((name, self._column(size, layer)) for name, size in taken)
+            parts.update((name, call.part) for name, _ in taken)
+            lasting.update(name for name, size in requests if size is None and call.part > parts[name])
         found: list[_Happening] = [[], []]
-        for (taken, given), layer in zip(blocks, layers, strict=True):
-            columns.update((name, self._column(size, layer)) for name, size in taken.items())
-            for name, step in (*((name, 1) for name in taken), *((name, -1) for name in given)):
-                found[name in lasting].append((name, columns[name], step))
+        for name, size in chain.from_iterable(blocks):
+            found[name in lasting].append((name, columns[name], -1 if size is None else 1))
         return found
 
 
@@ -156,7 +169,7 @@ def _moments(happening: _Happening, length: int) -> Floats:
     return in_use
 
 
-def _requests(happening: _Happening, sizes: Floats) -> Iterator[tuple[str, int | None]]:
+def _requests(happening: _Happening, sizes: Floats) -> Iterator[Request]:
     """What happens in a subnet of these sizes."""
     for name, column, step in happening:
         if sizes[column] >= 1:
