@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
+from torch.fx._lazy_graph_module import _LazyGraphModule  # code that nothing runs is not written
 
 from subfleet.export.canonical.checks import is_functional
 from subfleet.export.canonical.cleaning import clean
@@ -179,7 +180,7 @@ class _Writing:
                 self._values[node] = self._values[node.args[0]][node.args[1]]
             else:
                 self._values[node] = self._copied(node, self._values, self._old, "")
-        return fx.GraphModule(self._held, self._graph)
+        return _LazyGraphModule(self._held, self._graph)
 
     def _inlined(self, lowering: _Lowering, node: fx.Node) -> Any:
         values = {given: self._values[old] for given, old in zip(lowering.inputs, node.all_input_nodes, strict=True)}

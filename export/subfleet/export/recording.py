@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, fx
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch._subclasses.functional_tensor import FunctionalTensorMode, dispatch_functionalize
+from torch.fx._lazy_graph_module import _LazyGraphModule  # code that nothing runs is not written
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -48,7 +49,7 @@ def recorded(
     mode = next((tensor.fake_mode for tensor in example if isinstance(tensor, FakeTensor)), None) or FakeTensorMode()
     for node in tape.graph.nodes:
         node.meta = _mapped(node.meta, lambda shape: FakeTensor(mode, shape, _NUMBERS))
-    return fx.GraphModule(tape.root, tape.graph)
+    return _LazyGraphModule(tape.root, tape.graph)
 
 
 def functional_graph(run: Callable[..., Any], example: Sequence[Tensor]) -> fx.GraphModule:

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
+from torch.fx._lazy_graph_module import _LazyGraphModule  # code that nothing runs is not written
 
 from subfleet.export.layouts.reshaping import broadcast_order, held_shape, inverse
 from subfleet.export.nodes import argument, shape_of
@@ -197,6 +198,6 @@ def without_transpositions(graph: fx.GraphModule, rules: Mapping[Any, Rule]) -> 
             if node.op == "get_attr" and "val" not in new.meta:
                 new.meta["val"] = mode.from_tensor(getattr(graph, str(node.target)))
             rewriting.logical(node, new)
-    new_module = fx.GraphModule(graph, rewriting.graph)
+    new_module = _LazyGraphModule(graph, rewriting.graph)
     new_module.graph.eliminate_dead_code()
     return new_module

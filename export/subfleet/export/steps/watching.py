@@ -36,6 +36,10 @@ class Writes(TorchDispatchMode):  # type: ignore[no-untyped-call] # PyTorch leav
             self._names.pop(_address(tensor), None)
         self._written: list[str] = []
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # nothing is compiled, and each call would be wrapped
+
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
