@@ -16,6 +16,7 @@ from torch.fx._lazy_graph_module import _LazyGraphModule  # code that nothing ru
 from subfleet.export.canonical.checks import is_functional
 from subfleet.export.canonical.cleaning import clean
 from subfleet.export.failures import as_export_errors
+from subfleet.export.nodes import called
 from subfleet.export.recording import recorded
 from subfleet.protocol.errors import ExportError
 
@@ -189,7 +190,12 @@ class _Writing:
         return fx.node.map_arg(lowering.results, lambda one: values[one])
 
     def _copied(self, node: fx.Node, values: Mapping[fx.Node, Any], owner: Any, prefix: str) -> fx.Node:
-        new = self._graph.node_copy(node, lambda given: values[given])
+        if node.op == "call_function":
+            arguments, options = fx.node.map_arg((node.args, node.kwargs), values.__getitem__)
+            new = called(self._graph, node.target, arguments, options, node.name)
+            new.meta = dict(node.meta)
+            return new
+        new = self._graph.node_copy(node, values.__getitem__)
         if node.op == "get_attr":
             new.target = f"{prefix}{node.target}"
             self._held[new.target] = getattr(owner, str(node.target))

@@ -1,10 +1,11 @@
-"""Reading the nodes of a traced graph."""
+"""Reading and writing the nodes of a traced graph."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from torch import fx
 
-__all__ = ["argument", "shape_of"]
+__all__ = ["argument", "called", "shape_of"]
 
 
 def argument(node: fx.Node, place: int, name: str = "", default: Any = None) -> Any:
@@ -15,3 +16,12 @@ def argument(node: fx.Node, place: int, name: str = "", default: Any = None) -> 
 def shape_of(node: fx.Node) -> tuple[int, ...]:
     """Of a node's tensor."""
     return tuple(int(size) for size in node.meta["val"].shape)
+
+
+def called(
+    graph: fx.Graph, target: Any, arguments: tuple[Any, ...], options: Mapping[str, Any], name: str | None = None
+) -> fx.Node:
+    """Append a call. Given with the node, PyTorch would look through all arguments for symbols, which takes as long."""
+    node = graph.create_node("call_function", target, name=name)
+    node.args, node.kwargs = arguments, dict(options)
+    return node

@@ -18,6 +18,8 @@ from torch.fx._lazy_graph_module import _LazyGraphModule  # code that nothing ru
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from subfleet.export.nodes import called
+
 __all__ = ["functional_graph", "recorded"]
 
 _SHAPES, _NUMBERS = torch.device("meta"), torch.device("cpu")
@@ -47,8 +49,16 @@ def recorded(
         results = run(*given)
     tape.graph.output(_mapped(results, tape.node_of))
     mode = next((tensor.fake_mode for tensor in example if isinstance(tensor, FakeTensor)), None) or FakeTensorMode()
+    fakes: dict[Any, FakeTensor] = {}
+
+    def fake(shape: Tensor) -> FakeTensor:
+        key = _described(shape)
+        if key not in fakes:
+            fakes[key] = FakeTensor(mode, shape, _NUMBERS)
+        return fakes[key]
+
     for node in tape.graph.nodes:
-        node.meta = _mapped(node.meta, lambda shape: FakeTensor(mode, shape, _NUMBERS))
+        node.meta = _mapped(node.meta, fake)
     return _LazyGraphModule(tape.root, tape.graph)
 
 
@@ -96,8 +106,8 @@ class _Tape(TorchDispatchMode):  # type: ignore[no-untyped-call] # of PyTorch's
                 return result
         options.pop("device", None)
         args, options = _mapped(args, self._known), _mapped(options, self._known)
-        called = _mapped(args, self.node_of), _mapped(options, self.node_of)
-        node = self.graph.create_node("call_function", func, *called, name=func.overloadpacket.__name__)
+        given = _mapped(args, self.node_of), _mapped(options, self.node_of)
+        node = called(self.graph, func, *given, name=func.overloadpacket.__name__)
         result = self._called(func, args, options)
         if isinstance(result, Tensor):
             self._keep(result, node)

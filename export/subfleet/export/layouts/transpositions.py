@@ -13,7 +13,7 @@ from torch import Tensor, fx
 from torch.fx._lazy_graph_module import _LazyGraphModule  # code that nothing runs is not written
 
 from subfleet.export.layouts.reshaping import broadcast_order, held_shape, inverse
-from subfleet.export.nodes import argument, shape_of
+from subfleet.export.nodes import argument, called, shape_of
 
 __all__ = ["Held", "Rewriting", "Rule", "as_written", "without_transpositions"]
 
@@ -75,7 +75,7 @@ class Rewriting:
         self, target: Any, arguments: tuple[Any, ...], shape: Sequence[int], result: torch.dtype, **options: Any
     ) -> fx.Node:
         """Append a node whose result has a shape and a type."""
-        node = self.graph.call_function(target, arguments, options)
+        node = called(self.graph, target, arguments, options)
         key = (tuple(shape), result)
         if key not in self._fakes:
             with self._mode:
