@@ -38,7 +38,7 @@ class _Stack:
     batch_first: bool
 
 
-def _refuse_unusual(context: LayerContext, inputs: Any, states: Any, parameters: Any, stack: _Stack) -> None:
+def _refuse_unusual(context: LayerContext, inputs: Any, parameters: Any, stack: _Stack) -> None:
     if not isinstance(inputs, Tensor) or inputs.dim() != 3 or not isinstance(parameters, Sequence):
         raise ExportError(
             f"layer {context.layer!r} is a recurrent layer over packed sequences or without a batch, which cannot be "
@@ -159,39 +159,13 @@ def _shifted(values_tfn: Tensor, first: Tensor, *, reverse: bool) -> Tensor:
     return torch.cat([others, start] if reverse else [start, others])
 
 
-def _lstm(
-    context: LayerContext,
-    inputs: Tensor,
-    states: Sequence[Tensor],
-    parameters: Sequence[Tensor],
-    has_biases: bool,
-    num_layers: int,
-    dropout: float,
-    train: bool,
-    bidirectional: bool,
-    batch_first: bool = False,
-) -> tuple[Tensor, Tensor, Tensor]:
-    stack = _Stack(
-        cell=CELLS["lstm"],
-        has_biases=has_biases,
-        layers=num_layers,
-        dropout=dropout,
-        train=train,
-        bidirectional=bidirectional,
-        batch_first=batch_first,
-    )
-    _refuse_unusual(context, inputs, states, parameters, stack)
-    outputs, (hidden, cells) = _run(context, inputs, states, parameters, stack)
-    return outputs, torch.stack(hidden), torch.stack(cells)
-
-
-def _single_state(name: str) -> Replacement:
-    """A layer whose only state is its output."""
+def _layers(cell: Cell) -> Replacement:
+    """The function of PyTorch's that runs layers of a kind. A list of states is given where there are several."""
 
     def run(
         context: LayerContext,
         inputs: Tensor,
-        state: Tensor,
+        states: Any,
         parameters: Sequence[Tensor],
         has_biases: bool,
         num_layers: int,
@@ -199,9 +173,9 @@ def _single_state(name: str) -> Replacement:
         train: bool,
         bidirectional: bool,
         batch_first: bool = False,
-    ) -> tuple[Tensor, Tensor]:
+    ) -> tuple[Tensor, ...]:
         stack = _Stack(
-            cell=CELLS[name],
+            cell=cell,
             has_biases=has_biases,
             layers=num_layers,
             dropout=dropout,
@@ -209,18 +183,18 @@ def _single_state(name: str) -> Replacement:
             bidirectional=bidirectional,
             batch_first=batch_first,
         )
-        _refuse_unusual(context, inputs, state, parameters, stack)
-        outputs, (hidden,) = _run(context, inputs, [state], parameters, stack)
-        return outputs, torch.stack(hidden)
+        _refuse_unusual(context, inputs, parameters, stack)
+        outputs, last = _run(context, inputs, [states] if cell.states == 1 else states, parameters, stack)
+        return outputs, *map(torch.stack, last)
 
     return run
 
 
 RECURRENT: Mapping[Any, Replacement] = MappingProxyType(
     {
-        torch.lstm: _lstm,
-        torch.gru: _single_state("gru"),
-        torch.rnn_tanh: _single_state("tanh"),
-        torch.rnn_relu: _single_state("relu"),
+        torch.lstm: _layers(CELLS["lstm"]),
+        torch.gru: _layers(CELLS["gru"]),
+        torch.rnn_tanh: _layers(CELLS["tanh"]),
+        torch.rnn_relu: _layers(CELLS["relu"]),
     }
 )

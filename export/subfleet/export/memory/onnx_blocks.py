@@ -44,18 +44,18 @@ _IN_PLACE = frozenset(
 
 def requests_of(graph: RanGraph) -> Iterator[Request]:
     """The requests of one run."""
-    return chain.from_iterable(blocks_of(list(calls_of(graph)), graph.results))
+    return chain.from_iterable(blocks_of(list(calls_of(graph)), {value.name for value in graph.graph.output}))
 
 
 def calls_of(graph: RanGraph) -> Iterator[Call]:
     """The nodes of a graph as kernels."""
-    for node in graph.nodes:
-        scratch = scratch_of(node, graph.types)
+    for node in graph.graph.node:
+        before_bytes, after_bytes = scratch_of(node, graph.types)
         yield Call(
-            inputs=tuple(filter(None, node.inputs)),
-            outputs={name: graph.types[name].size_bytes for name in node.outputs if name},
-            shares=node.operator in _ALIASES,
-            overwrites=node.inputs[:1] if node.operator in _IN_PLACE else (),
-            before_bytes=scratch.before_bytes,
-            after_bytes=scratch.after_bytes,
+            inputs=tuple(filter(None, node.input)),
+            outputs={name: graph.types[name].size_bytes for name in node.output if name},
+            shares=node.op_type in _ALIASES,
+            overwrites=tuple(node.input[:1]) if node.op_type in _IN_PLACE else (),
+            before_bytes=before_bytes,
+            after_bytes=after_bytes,
         )

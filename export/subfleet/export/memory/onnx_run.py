@@ -7,7 +7,7 @@ shape. Both come from one session with the device's settings, which runs the pro
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -15,28 +15,16 @@ from typing import Any
 
 import numpy as np
 import onnx
-from onnx import helper
+from onnx import helper, shape_inference
 
 from subfleet.export.memory.heap import heap_bytes
 from subfleet.protocol.errors import ExportError
 from subfleet.protocol.programs import ValueInfo
 
-__all__ = ["RanGraph", "RanNode", "TensorType", "ran_graph", "run_onnx", "session_options"]
+__all__ = ["RanGraph", "TensorType", "read_onnx", "run_onnx", "session_options"]
 
 _ERRORS_ONLY = 3
 _KERNEL = "_kernel_time"
-_ITEM_BYTES: Mapping[str, int] = {
-    "float": 4,
-    "double": 8,
-    "float16": 2,
-    "int64": 8,
-    "int32": 4,
-    "uint64": 8,
-    "uint32": 4,
-    "int8": 1,
-    "uint8": 1,
-    "bool": 1,
-}
 _NUMPY: Mapping[str, type[np.generic]] = {"F32": np.float32, "F64": np.float64, "I64": np.int64}
 _BYTES_PER_PROGRAM_BYTE = 65
 """Of a session's objects, where the C library does not count them. Measured: 61 to 71."""
@@ -56,31 +44,19 @@ class TensorType:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RanNode:
-    """One kernel that ran; absent inputs and outputs have an empty name."""
-
-    operator: str
-    inputs: tuple[str, ...]
-    outputs: tuple[str, ...]
-    attributes: Mapping[str, Any]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class RanGraph:
-    """A graph as it ran.
+    """A graph as it runs.
 
     Attributes:
-        nodes: in order.
-        results: names of the outputs, which the caller holds.
+        graph: its nodes stand in the order of execution.
         types: of every value, by name.
         session_bytes: what the session took from the heap when it was made, beside the tensors of a run; 0 where none
             was counted.
     """
 
-    nodes: tuple[RanNode, ...]
-    results: frozenset[str]
+    graph: onnx.GraphProto
     types: Mapping[str, TensorType]
-    session_bytes: int
+    session_bytes: int = 0
 
 
 def session_options() -> Any:
@@ -121,35 +97,60 @@ def run_onnx(body: bytes, inputs: Sequence[ValueInfo]) -> RanGraph:
         events = json.loads(Path(session.end_profiling()).read_bytes())
         rewritten = onnx.load_model(options.optimized_model_filepath)
     taken = _BYTES_PER_PROGRAM_BYTE * len(body) if before is None or after is None else after - before
-    return ran_graph(rewritten.graph, _types(rewritten.graph, events), max(taken, 0))
+    types = _reported(rewritten.graph, events)
+    return RanGraph(graph=rewritten.graph, types=types, session_bytes=max(taken, 0))
 
 
-def ran_graph(graph: onnx.GraphProto, types: Mapping[str, TensorType], session_bytes: int = 0) -> RanGraph:
-    """A graph whose values' types are known, as it ran or would run."""
-    return RanGraph(
-        nodes=tuple(
-            RanNode(
-                operator=node.op_type,
-                inputs=tuple(node.input),
-                outputs=tuple(node.output),
-                attributes={entry.name: helper.get_attribute_value(entry) for entry in node.attribute},
-            )
-            for node in graph.node
-        ),
-        results=frozenset(value.name for value in graph.output),
-        types=types,
-        session_bytes=session_bytes,
-    )
+def read_onnx(body: bytes) -> RanGraph:
+    """Load a program as a device does, and infer its shapes without running it.
+
+    A value of which ONNX infers nothing is taken to be as its node's first input.
+    """
+    import onnxruntime
+
+    with TemporaryDirectory() as folder:
+        options = session_options()
+        options.optimized_model_filepath = str(Path(folder) / "rewritten.onnx")
+        onnxruntime.InferenceSession(body, options, providers=["CPUExecutionProvider"])
+        model = onnx.load_model(options.optimized_model_filepath)
+    made = {name for node in model.graph.node for name in node.output}
+    known = [value for value in _inferred(onnx.load_model_from_string(body)) if value.name in made]
+    del model.graph.value_info[:]
+    model.graph.value_info.extend(known)
+    types = {one.name: _tensor_type(one.data_type, one.dims) for one in model.graph.initializer}
+    for value in _inferred(model):
+        told = value.type.tensor_type
+        types[value.name] = _tensor_type(told.elem_type, (dim.dim_value for dim in told.shape.dim))
+    for node in model.graph.node:
+        unknown = types.get(node.input[0]) if node.input else None
+        for name in filter(None, node.output):
+            types.setdefault(name, unknown or TensorType(item_bytes=0, shape=()))
+    return RanGraph(graph=model.graph, types=types)
 
 
-def _types(graph: onnx.GraphProto, events: Sequence[Mapping[str, Any]]) -> Mapping[str, TensorType]:
+def _inferred(model: onnx.ModelProto) -> Iterator[onnx.ValueInfoProto]:
+    """The values of a graph whose shapes are known."""
+    told = shape_inference.infer_shapes(model, data_prop=True).graph
+    for value in (*told.input, *told.output, *told.value_info):
+        tensor = value.type.tensor_type
+        if tensor.HasField("shape") and all(dim.HasField("dim_value") for dim in tensor.shape.dim):
+            yield value
+
+
+def _reported(graph: onnx.GraphProto, events: Sequence[Mapping[str, Any]]) -> Mapping[str, TensorType]:
     types: dict[str, TensorType] = {}
     ran = (event for event in events if event.get("cat") == "Node" and event["name"].endswith(_KERNEL))
     for node, event in _pairs(graph.node, ran):
         for names, found in ((node.input, "input_type_shape"), (node.output, "output_type_shape")):
-            present = [name for name in names if name]
-            types.update(zip(present, map(_tensor_type, event["args"][found]), strict=False))
+            for name, reported in zip(filter(None, names), event["args"][found], strict=False):
+                ((dtype, shape),) = reported.items()
+                types[name] = _tensor_type(onnx.TensorProto.DataType.Value(dtype.upper()), shape)
     return types
+
+
+def _tensor_type(element_type: int, shape: Iterable[int]) -> TensorType:
+    item_bytes = int(helper.tensor_dtype_to_np_dtype(element_type).itemsize)
+    return TensorType(item_bytes=item_bytes, shape=tuple(shape))
 
 
 def _pairs(
@@ -166,8 +167,3 @@ def _pairs(
             raise ExportError(
                 f"onnxruntime did not report that node {node.name!r} ({node.op_type}) ran; plan with another version"
             )
-
-
-def _tensor_type(reported: Mapping[str, Sequence[int]]) -> TensorType:
-    ((dtype, shape),) = reported.items()
-    return TensorType(item_bytes=_ITEM_BYTES.get(dtype, 8), shape=tuple(shape))

@@ -7,11 +7,12 @@ not named here, matrix products and reductions among them, work in their outputs
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from subfleet.export.memory.onnx_run import RanNode, TensorType
+import onnx
+
+from subfleet.export.memory.onnx_run import TensorType
 
 __all__ = ["Scratch", "scratch_of"]
 
@@ -20,26 +21,18 @@ _CONVOLUTION_BYTES = 65536
 """What one thread lays out of a convolution's patches at a time."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Scratch:
-    """Sizes of what a kernel takes before its outputs and after them; it gives all of it back when it ends.
-
-    Attributes:
-        before_bytes: before its outputs.
-        after_bytes: after them.
-    """
-
-    before_bytes: tuple[int, ...] = ()
-    after_bytes: tuple[int, ...] = ()
+Scratch = tuple[tuple[int, ...], tuple[int, ...]]
+"""Sizes of what a kernel takes before its outputs and after them; it gives all of it back when it ends."""
+_NONE: Scratch = (), ()
 
 
-def scratch_of(node: RanNode, types: Mapping[str, TensorType]) -> Scratch:
+def scratch_of(node: onnx.NodeProto, types: Mapping[str, TensorType]) -> Scratch:
     """The scratch memory of a node."""
-    rule = _RULES.get(node.operator)
+    rule = _RULES.get(node.op_type)
     if rule is None:
-        return Scratch()
-    inputs = [types[name] for name in node.inputs if name]
-    return rule(node.attributes, inputs, types[node.outputs[0]])
+        return _NONE
+    attributes = {entry.name: onnx.helper.get_attribute_value(entry) for entry in node.attribute}
+    return rule(attributes, [types[name] for name in node.input if name], types[node.output[0]])
 
 
 def _convolution(attributes: Mapping[str, Any], inputs: Sequence[TensorType], output: TensorType) -> Scratch:
@@ -49,43 +42,43 @@ def _convolution(attributes: Mapping[str, Any], inputs: Sequence[TensorType], ou
     positions = math.prod(output.shape[2:])
     plain = all(step == 1 for step in attributes.get("strides", ())) and not any(attributes.get("pads", ()))
     if plain and math.prod(w_shape[2:]) == 1:
-        return Scratch()
+        return _NONE
     dense = all(step == 1 for step in attributes.get("dilations", ()))
     if plain and dense and channels == 1 and len(w_shape) == 4:
         whole_rows, whole_columns = w_shape[3] == x_shape[3], w_shape[2] == x_shape[2] and w_shape[3] == 1
         if whole_rows or whole_columns:
-            return Scratch()
+            return _NONE
     patches_bytes = _FLOAT_BYTES * positions * channels * math.prod(w_shape[2:])
-    return Scratch(after_bytes=(patches_bytes if filters > positions else _CONVOLUTION_BYTES,))
+    return (), (patches_bytes if filters > positions else _CONVOLUTION_BYTES,)
 
 
 def _transposed(attributes: Mapping[str, Any], inputs: Sequence[TensorType], output: TensorType) -> Scratch:
     del attributes, output
     x_shape, w_shape = inputs[0].shape, inputs[1].shape
-    return Scratch(after_bytes=(_FLOAT_BYTES * math.prod(w_shape[1:]) * math.prod(x_shape[2:]),))
+    return (), (_FLOAT_BYTES * math.prod(w_shape[1:]) * math.prod(x_shape[2:]),)
 
 
 def _where(attributes: Mapping[str, Any], inputs: Sequence[TensorType], output: TensorType) -> Scratch:
     del attributes
     condition, *branches = (entry.shape for entry in inputs)
     chosen = (output.item_bytes * math.prod(_broadcast(condition, branch)) for branch in branches)
-    return Scratch(before_bytes=tuple(chosen))
+    return tuple(chosen), ()
 
 
 def _softmax(attributes: Mapping[str, Any], inputs: Sequence[TensorType], output: TensorType) -> Scratch:
     if attributes.get("axis", -1) in (-1, len(inputs[0].shape) - 1):
-        return Scratch()
-    return Scratch(after_bytes=(output.size_bytes, output.size_bytes))
+        return _NONE
+    return (), (output.size_bytes, output.size_bytes)
 
 
 def _variadic(attributes: Mapping[str, Any], inputs: Sequence[TensorType], output: TensorType) -> Scratch:
     del attributes
-    return Scratch(before_bytes=(output.size_bytes,) * max(len(inputs) - 2, 0))
+    return (output.size_bytes,) * max(len(inputs) - 2, 0), ()
 
 
 def _like_output(attributes: Mapping[str, Any], inputs: Sequence[TensorType], output: TensorType) -> Scratch:
     del attributes, inputs
-    return Scratch(after_bytes=(output.size_bytes,))
+    return (), (output.size_bytes,)
 
 
 def _broadcast(one: tuple[int, ...], other: tuple[int, ...]) -> tuple[int, ...]:

@@ -50,17 +50,9 @@ def executorch_program(step: Step) -> Program:
         nodes = part.nodes if isinstance(part, Region) else part
         each_bytes = _written_bytes(part) // len(nodes) if isinstance(part, Region) else _INSTRUCTION_BYTES
         for call, node in zip(calls_of(nodes), nodes, strict=True):
-            calls.append(
-                replace(
-                    call,
-                    # A layer reads a transposed weight as it is held.
-                    shares=call.shares or (node.target in _TURNS and call.inputs[0] in given),
-                    overwrites=_overwritten(node),
-                    after_bytes=tuple(filter(None, [_packed_bytes(node)])),
-                    object_bytes=each_bytes,
-                    part=number,
-                )
-            )
+            read_as_held = node.target in _TURNS and call.inputs[0] in given  # such as a layer's transposed weight
+            own = replace(call, shares=call.shares or read_as_held, overwrites=_overwritten(node), part=number)
+            calls.append(replace(own, after_bytes=_packed_bytes(node), object_bytes=each_bytes))
     return Program(
         calls=tuple(calls),
         names=_names(graph, step),
@@ -94,10 +86,10 @@ def _overwritten(node: fx.Node) -> tuple[str, ...]:
     return tuple(one.name for one in node.all_input_nodes if pointwise and len(one.users) == 1)
 
 
-def _packed_bytes(node: fx.Node) -> int:
+def _packed_bytes(node: fx.Node) -> tuple[int, ...]:
     """Of a product's second factor, which is laid out anew where it was computed."""
     factor = node.args[1] if node.target in _PRODUCTS else None
-    return size_bytes_of(factor) if isinstance(factor, fx.Node) and factor.op == "call_function" else 0
+    return (size_bytes_of(factor),) if isinstance(factor, fx.Node) and factor.op == "call_function" else ()
 
 
 def _written_bytes(region: Region) -> int:

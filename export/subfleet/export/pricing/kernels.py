@@ -4,7 +4,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from subfleet.export.memory.blocks import Call, Request
-from subfleet.protocol.programs import Role, ValueInfo
+from subfleet.export.steps.values import Step
+from subfleet.protocol.programs import Role
 
 __all__ = ["Program", "layers_of"]
 
@@ -37,22 +38,19 @@ class Program:
     narrow_channels: int = 0
 
 
-def layers_of(
-    program: Program, inputs: Sequence[ValueInfo], outputs: Sequence[ValueInfo], order: Sequence[str]
-) -> list[int]:
+def layers_of(program: Program, step: Step, order: Sequence[str]) -> list[int]:
     """For each call the tensor in whose layer it runs, by its place in the network; -1 for none.
 
     On the way to the loss that is the last tensor that was read. On the way back it is the tensor whose gradient is
     all that follows, else the first one that was read again.
     """
     places, names = {name: place for place, name in enumerate(order)}, program.names
-    held = {names[one.name]: places[one.tensor] for one in inputs if one.tensor in places and one.role in _READ}
-    given = {names[one.name]: places[one.tensor] for one in outputs if one.tensor in places}
-    loss = next(names[one.name] for one in outputs if one.role == "loss")
+    read_values = (one for one in step.inputs if one.role in {"parameter", "buffer"})
+    held = {names[one.name]: places[one.tensor] for one in read_values if one.tensor in places}
+    given = {names[one.name]: places[one.tensor] for one in step.outputs if one.tensor in places}
+    loss = next(names[one.name] for one in step.outputs if one.role == "loss")
     follows = _followers(program.calls, given, loss)
-    layer_of: dict[str, int] = {}  # by value, of those that are computed
-    backward: set[str] = set()
-    found = []
+    layer_of, backward, found = dict[str, int](), set[str](), list[int]()  # by value, of those that are computed
     for call, (forward, first, last) in zip(program.calls, follows, strict=True):
         read = {held[name] for name in call.inputs if name in held}
         seen = [layer_of[name] for name in call.inputs if name in layer_of]
@@ -67,9 +65,6 @@ def layers_of(
             backward.update(() if forward else call.outputs)
         found.append(layer)
     return found
-
-
-_READ = frozenset({"parameter", "buffer"})
 
 
 def _followers(calls: Sequence[Call], given: Mapping[str, int], loss: str) -> list[tuple[bool, int, int]]:

@@ -57,11 +57,11 @@ class PriceModel:
         step = training_step_of(replace(request, recompute=recompute), coding.module())
         program = _PROGRAMS[request.target](step)
         self._coding, self._decls, self._sizes = coding, list(network.tensors.values()), SizeTable(network)
-        layers = layers_of(program, step.inputs, step.outputs, list(network.tensors))
-        linear = self._held(network, step, program) + self._objects(network, program, layers)
+        layers = layers_of(program, step, list(network.tensors))
+        linear = self._held(network, step, program) + self._objects(program, layers)
         happenings = self._happenings(program, layers)
         samples = self._sizes.random(_SAMPLES)
-        self._linear = _vector(linear, len(self._sizes))
+        self._linear = np.bincount([*linear], [*linear.values()], len(self._sizes))
         moments = [_moments(one, len(self._sizes)) for one in happenings if one]
         self._peaks = [each[np.unique((samples @ each.T).argmax(axis=1))] for each in moments]
         self._factor, self._base_bytes = program.passing_factor, float(program.base_bytes)
@@ -111,16 +111,16 @@ class PriceModel:
             found[self._column(1, place)] += program.value_bytes
         return found
 
-    def _objects(self, network: Network, program: Program, layers: Sequence[int]) -> Counter[int]:
+    def _objects(self, program: Program, layers: Sequence[int]) -> Counter[int]:
         """What the runtime holds for its kernels, layer by layer, and of constants."""
         of_layer, found = Counter[int](), Counter[int]()
         for call, layer in zip(program.calls, layers, strict=True):
             of_layer[layer] += call.object_bytes
             side, places = self._kernel_of(layer)
-            if call.constant_bytes % places:
-                side, places = None, 1
-            if call.constant_bytes:
+            if call.constant_bytes and call.constant_bytes % places == 0:
                 found[self._column(call.constant_bytes // places, layer, side=side)] += 1
+            elif call.constant_bytes:
+                found[self._column(call.constant_bytes, layer)] += 1
         for layer, object_bytes in of_layer.items():
             side, places = self._kernel_of(layer) if program.unrolls else (None, 1)
             shape = self._decls[layer].shape if layer >= 0 else ()
@@ -151,12 +151,6 @@ class PriceModel:
         for name, size in chain.from_iterable(blocks):
             found[name in lasting].append((name, columns[name], -1 if size is None else 1))
         return found
-
-
-def _vector(counts: Mapping[int, float], length: int) -> Floats:
-    found = np.zeros(length)
-    found[list(counts)] = list(counts.values())
-    return found
 
 
 def _moments(happening: _Happening, length: int) -> Floats:

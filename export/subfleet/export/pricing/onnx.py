@@ -1,17 +1,13 @@
 """What ONNX Runtime makes of a step: its own graph in its own order, without running it."""
 
-from collections.abc import Iterable
 from dataclasses import replace
-from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import onnx
-from onnx import helper, shape_inference
 
 from subfleet.export.memory.onnx_arena import arena_after
 from subfleet.export.memory.onnx_blocks import calls_of
 from subfleet.export.memory.onnx_plan import FIRST_SESSION_BYTES, TRAINING_BYTES, VALUE_BYTES
-from subfleet.export.memory.onnx_run import RanGraph, TensorType, ran_graph, session_options
+from subfleet.export.memory.onnx_run import read_onnx
 from subfleet.export.pricing.kernels import Program
 from subfleet.export.steps.values import Step
 from subfleet.export.targets.onnx import OnnxTarget, training_model
@@ -31,15 +27,15 @@ _ROUNDED_BYTES = 2**15
 def onnx_program(step: Step) -> Program:
     """Load the step's program, and read how the runtime would run it."""
     body = training_model(trace(step, OnnxTarget.lowerings), step)
-    model, graph = _read(body)
-    written = onnx.load_model_from_string(body).graph.node
-    node_bytes = _NODE_BYTES + _WRITTEN_BYTES * len(written) // len(graph.nodes)
-    packed = {node.inputs[1] for node in graph.nodes if node.operator in _PACKING}
-    left = {one.name: graph.types[one.name].size_bytes * (1 + (one.name in packed)) for one in model.graph.initializer}
-    calls = []
-    for call in calls_of(graph):
-        constant_bytes = sum(left.pop(name, 0) for name in dict.fromkeys(call.inputs))
-        calls.append(replace(call, constant_bytes=constant_bytes, object_bytes=node_bytes))
+    graph = read_onnx(body)
+    nodes, written = graph.graph.node, onnx.load_model_from_string(body).graph.node
+    node_bytes = _NODE_BYTES + _WRITTEN_BYTES * len(written) // len(nodes)
+    packed = {node.input[1] for node in nodes if node.op_type in _PACKING}
+    left = {one.name: graph.types[one.name].size_bytes * (1 + (one.name in packed)) for one in graph.graph.initializer}
+    calls = (
+        replace(call, object_bytes=node_bytes, constant_bytes=sum(left.pop(name, 0) for name in set(call.inputs)))
+        for call in calls_of(graph)
+    )
     return Program(
         calls=tuple(calls),
         names={value.name: value.name for value in (*step.inputs, *step.outputs)},
@@ -47,44 +43,3 @@ def onnx_program(step: Step) -> Program:
         value_bytes=VALUE_BYTES,
         filled=lambda requests: arena_after(requests).resident_bytes,
     )
-
-
-def _read(body: bytes) -> tuple[onnx.ModelProto, RanGraph]:
-    """The graph that the runtime makes of a program, with what ONNX infers of its shapes."""
-    import onnxruntime
-
-    with TemporaryDirectory() as folder:
-        options = session_options()
-        options.optimized_model_filepath = str(Path(folder) / "rewritten.onnx")
-        onnxruntime.InferenceSession(body, options, providers=["CPUExecutionProvider"])
-        model = onnx.load_model(options.optimized_model_filepath)
-    made = {name for node in model.graph.node for name in node.output}
-    known = [value for value in _values(onnx.load_model_from_string(body)) if value.name in made]
-    del model.graph.value_info[:]
-    model.graph.value_info.extend(known)
-    types = {value.name: _type(value.type.tensor_type) for value in _values(model)}
-    for one in model.graph.initializer:
-        types[one.name] = TensorType(item_bytes=_item_bytes(one.data_type), shape=tuple(one.dims))
-    for node in model.graph.node:
-        unknown = types.get(node.input[0]) if node.input else None
-        for name in filter(None, node.output):
-            types.setdefault(name, unknown or TensorType(item_bytes=0, shape=()))
-    return model, ran_graph(model.graph, types)
-
-
-def _values(model: onnx.ModelProto) -> Iterable[onnx.ValueInfoProto]:
-    """The values of a graph whose shapes are known."""
-    told = shape_inference.infer_shapes(model, data_prop=True).graph
-    for value in (*told.input, *told.output, *told.value_info):
-        told_type = value.type.tensor_type
-        if told_type.HasField("shape") and all(dim.HasField("dim_value") for dim in told_type.shape.dim):
-            yield value
-
-
-def _type(told: onnx.TypeProto.Tensor) -> TensorType:
-    shape = tuple(dim.dim_value for dim in told.shape.dim)
-    return TensorType(item_bytes=_item_bytes(told.elem_type), shape=shape)
-
-
-def _item_bytes(element_type: int) -> int:
-    return int(helper.tensor_dtype_to_np_dtype(element_type).itemsize)

@@ -6,7 +6,7 @@ Shapes: B samples, C classes, ... whatever a sample has between (tokens).
 # ruff: noqa: N803 - shapes in names
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, Literal
 
@@ -134,36 +134,26 @@ def _nothing_right(outputs: Tensor, _targets: Tensor) -> Tensor:
     return torch.zeros_like(outputs)
 
 
+_CROSS_ENTROPY = ObjectiveRule(
+    label_dtype="I64",
+    label_shape=_class_label_shape,
+    counted=_counted_indices,
+    losses=_cross_entropies,
+    right=_right_class,
+)
+_SQUARED_ERROR = ObjectiveRule(
+    label_dtype="F32",
+    label_shape=tuple,
+    counted=_counted_numbers,
+    losses=_squared_errors,
+    right=_nothing_right,
+)
 OBJECTIVES: Mapping[str, ObjectiveRule] = MappingProxyType(
     {
-        "cross_entropy": ObjectiveRule(
-            label_dtype="I64",
-            label_shape=_class_label_shape,
-            counted=_counted_indices,
-            losses=_cross_entropies,
-            right=_right_class,
-        ),
-        "next_token": ObjectiveRule(
-            label_dtype="I64",
-            label_shape=_token_label_shape,
-            counted=_counted_indices,
-            losses=_cross_entropies,
-            right=_right_class,
-        ),
-        "binary_cross_entropy": ObjectiveRule(
-            label_dtype="F32",
-            label_shape=tuple,
-            counted=_counted_numbers,
-            losses=_binary_cross_entropies,
-            right=_right_side,
-        ),
-        "mean_squared_error": ObjectiveRule(
-            label_dtype="F32",
-            label_shape=tuple,
-            counted=_counted_numbers,
-            losses=_squared_errors,
-            right=_nothing_right,
-        ),
+        "cross_entropy": _CROSS_ENTROPY,
+        "next_token": replace(_CROSS_ENTROPY, label_shape=_token_label_shape),
+        "binary_cross_entropy": replace(_SQUARED_ERROR, losses=_binary_cross_entropies, right=_right_side),
+        "mean_squared_error": _SQUARED_ERROR,
     }
 )
 
