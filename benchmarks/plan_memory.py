@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -147,15 +147,19 @@ class Row:
 
 def measure(case: Case, folder: Path) -> Row:
     """Export one program in a fresh process, and train three steps and a half with it in another."""
+    from subfleet.export.memory.executorch_plan import own_width
+    from subfleet.protocol.memory import planned_for
     from subfleet.protocol.programs import decode_program
 
     job = json.dumps({**asdict(case), "accumulate": case.parts > 1, "folder": str(folder)})
     _python(EXPORT, job)
     found = json.loads(_python(TRAIN, job))
     plan = decode_program((folder / "program").read_bytes()).manifest.memory
+    # Plans are told for usual kernels, and this processor's may be wider.
+    here = replace(plan, runtime_bytes=planned_for(plan.runtime_bytes, plan.packings, own_width()), packings=())
     return Row(
         case=case,
-        plan={field.name: getattr(plan, field.name) for field in fields(plan)},
+        plan={name: size_bytes for name, size_bytes in asdict(here).items() if name != "packings"},
         measured_bytes=found["peak_bytes"],
         step_s=found["step_s"],
     )

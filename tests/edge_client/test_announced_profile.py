@@ -33,6 +33,7 @@ def test_a_device_announces_what_its_profile_says_of_its_runtime(
     limited = _announcement("pi", replace(profile, memory_limit="300M"), cast("Trainer", _Trainer()), SUMMARY, METER)
     assert limited.memory_limit_bytes == 300_000_000
     assert (told.device, told.runtimes, told.sample_count) == ("raspberry_pi_4", ("onnx",), 3)
+    assert told.packing_width == 8  # Arm's
 
 
 def test_what_no_server_would_keep_is_one_sentence() -> None:

@@ -1,5 +1,6 @@
 """XNNPACK's operators and regions, run in ExecuTorch's runtime, against PyTorch."""
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -9,6 +10,9 @@ from torch import Tensor, fx
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional
 
+from subfleet.export.memory.executorch_plan import own_width
+from subfleet.export.memory.executorch_run import heap_growth
+from subfleet.export.memory.heap import heap_bytes
 from subfleet.export.steps import SampleSpec, training_step
 from subfleet.export.targets.executorch import ExecutorchTarget
 from subfleet.export.targets.executorch_program import lower
@@ -17,6 +21,7 @@ from subfleet.export.targets.xnnpack.operators import OPERATORS, is_supported
 from subfleet.export.targets.xnnpack.preparing import prepare
 from subfleet.export.targets.xnnpack.regions import Region, split
 from subfleet.export.tracing import trace
+from subfleet.protocol.programs import ValueInfo
 from subfleet.protocol.training import ObjectiveSettings, OptimiserSettings
 
 pytestmark = [pytest.mark.export, pytest.mark.slow]
@@ -47,6 +52,26 @@ def ran(graph: fx.GraphModule, *inputs: Tensor) -> tuple[Tensor, ...]:
     method = program.load_method("forward")
     assert method is not None
     return tuple(result.clone() for result in method.execute(list(inputs)))
+
+
+@pytest.mark.skipif(heap_bytes() is None, reason="this C library does not count its heap")
+def test_constant_factors_are_packed_by_the_width_of_this_processors_kernels() -> None:
+    """What programs hold that differ in nothing but the rows of factors with one column."""
+    rows, load_bytes = [], []
+    for size in (100, 2_000):
+        graph = delegated(graph_of(lambda x: x.sum(1), drawn(1, size * size)))  # products with ones
+        assert {columns for _, columns in graph.meta["packed"]} == {1}
+        rows.append(sum(rows for rows, _ in graph.meta["packed"]))
+        body = bytes(lower(graph, {}).buffer)
+        held = ValueInfo(name="x", dtype="F32", shape=(1, size * size), role="input")
+        given = ValueInfo(name="y", dtype="F32", shape=(1,), role="loss")
+        heap_growth(body, (held,), (given,), arena_bytes=0)  # what only the first one takes
+        growth = heap_growth(body, (held,), (given,), arena_bytes=0)
+        assert growth is not None
+        load_bytes.append(growth.load_bytes)
+    assert rows[1] - rows[0] > 1_000
+    packed_bytes = load_bytes[1] - load_bytes[0]
+    assert 2 ** round(math.log2(packed_bytes / (4 * (rows[1] - rows[0])))) == own_width()
 
 
 def targets(graph: fx.GraphModule) -> set[Any]:

@@ -8,6 +8,7 @@ from server.fake_device import CLASSES, PLENTY_BYTES, SHAPE
 from server.server_rig import config
 
 from subfleet.protocol.blobs import BlobRef
+from subfleet.protocol.memory import Packing
 from subfleet.protocol.messages import Deployed, Presence, Profile, Refusal, Task, Telemetry, Update
 from subfleet.protocol.programs import ProgramRef
 from subfleet.protocol.readings import Reading
@@ -80,7 +81,15 @@ def blob(text: str, size_bytes: int = 1000) -> BlobRef:
     return BlobRef(sha256=hashlib.sha256(text.encode()).hexdigest(), size_bytes=size_bytes)
 
 
-def prepared(plan: Plan, state: RunState, name: str, *, planned_peak_bytes: int = 1000, models: bool = False) -> Event:
+def prepared(
+    plan: Plan,
+    state: RunState,
+    name: str,
+    *,
+    planned_peak_bytes: int = 1000,
+    packings: tuple[Packing, ...] = (),
+    models: bool = False,
+) -> Event:
     program = ProgramRef(program_id="program", target="onnx", blob=blob("program"))
     if models:
         return DeployPrepared(client_id=name, programs=(program,), models=())
@@ -93,6 +102,7 @@ def prepared(plan: Plan, state: RunState, name: str, *, planned_peak_bytes: int 
         program=program,
         weights=blob(f"weights {size_of(seat)}"),
         planned_peak_bytes=planned_peak_bytes,
+        packings=packings,
     )
 
 

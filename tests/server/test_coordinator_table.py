@@ -23,6 +23,7 @@ from server.coordinator_cases import (
 )
 from server.fake_device import PLENTY_BYTES
 
+from subfleet.protocol.memory import Packing, PackingWidth
 from subfleet.protocol.messages import Presence, Task
 from subfleet.server.actions import Fetch, Fold, Prepare, PrepareModels, SendTask, Withdraw
 from subfleet.server.answers import MAX_HEADER_BYTES
@@ -43,6 +44,7 @@ from subfleet.server.events import (
 )
 from subfleet.server.phases import expected_clients
 from subfleet.server.rounds import Member, RunState
+from subfleet.server.seating import ask_of
 
 PLAN = plan_of()
 
@@ -141,6 +143,30 @@ def test_the_silent_are_missing_after_the_deadline_and_late_telemetry_is_refused
 def test_nobody_answering_is_no_round() -> None:
     state, actions = step(PLAN, measuring(PLAN), Tick(), 1.0 + PLAN.config.deadlines.measure_s)
     assert (state.phase, state.folded_round, actions) == ("waiting", 0, ())
+
+
+@pytest.mark.parametrize(("width", "more_bytes"), [(None, 0), (8, -30), (16, 0), (32, 50)])
+def test_a_plan_is_held_against_a_budget_by_the_width_of_the_devices_kernels(
+    width: PackingWidth | None, more_bytes: int
+) -> None:
+    packings = (Packing(width=8, more_bytes=-30), Packing(width=32, more_bytes=50))
+    state, _ = step(PLAN, RunState(), Heard(presence=Presence(client_id="ada", session_id="ada-1", online=True)), 1.0)
+    state, _ = step(PLAN, state, Profiled(profile=replace(profile("ada"), packing_width=width)), 1.0)
+    for name in CLIENTS[1:]:
+        state = joined(PLAN, state, name, 1.0)
+    for name in CLIENTS:
+        state, _ = step(PLAN, state, measured(PLAN, name), 2.0)
+    most_bytes = PLENTY_BYTES - more_bytes
+    over = prepared(PLAN, state, "ada", planned_peak_bytes=most_bytes + 1, packings=packings)
+    refused, _ = step(PLAN, state, over, 2.0)
+    assert refused.seats["ada"].stage == "preparing"
+    ask = ask_of(PLAN, replace(refused, round=2), refused.seats["ada"])
+    assert [one.planned_peak_bytes for one in ask.written.values()] == [PLENTY_BYTES + 1]
+    sent, actions = step(
+        PLAN, state, prepared(PLAN, state, "ada", planned_peak_bytes=most_bytes, packings=packings), 2.0
+    )
+    assert sent.seats["ada"].stage == "out"
+    assert [one.task.planned_peak_bytes for one in actions if isinstance(one, SendTask)] == [PLENTY_BYTES]
 
 
 def test_a_program_that_plans_too_much_leads_to_the_next_smaller_subnet() -> None:

@@ -9,6 +9,7 @@ from types import MappingProxyType
 
 from subfleet.protocol.diagnosis import from_written
 from subfleet.protocol.errors import ConfigError, FileError
+from subfleet.protocol.memory import PackingWidth
 from subfleet.protocol.memory_size import bytes_of
 from subfleet.protocol.readings import Reading
 from subfleet.protocol.schema import ADDED_LATER
@@ -60,6 +61,9 @@ class DeviceProfile:
         operators: that its runtimes have, by the names in the manifests of programs; empty lists nothing, and all are
             tried. For builds of a runtime that leave operators out.
         architecture: the subnet that it declares to have, for methods that go by declarations; None declares nothing.
+        packing_width: how many outputs its processor's kernels for products take at once, one of 4, 8, 16, 32 and 64:
+            XNNPACK's 8 on Arm and with SSE, 16 with AVX, 32 with AVX-512. Plans count what that leaves empty. None is
+            16.
         sources: where the figures come from.
     """
 
@@ -76,6 +80,7 @@ class DeviceProfile:
     disk_limit: str = field(default="2G", metadata=ADDED_LATER)
     operators: tuple[str, ...] = ()
     architecture: SubnetSpec | None = field(default=None, metadata=ADDED_LATER)
+    packing_width: PackingWidth | None = field(default=None, metadata=ADDED_LATER)
     sources: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:

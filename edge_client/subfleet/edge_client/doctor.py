@@ -17,6 +17,7 @@ from subfleet.edge_client.runtimes import choose_trainer, load_trainer
 from subfleet.edge_client.store import read_saved
 from subfleet.protocol.errors import FileError, MissingExtraError, SubfleetError, install_command
 from subfleet.protocol.exit_codes import ExitCode
+from subfleet.protocol.memory import planned_for
 from subfleet.protocol.programs import decode_program
 from subfleet.protocol.topics import DEFAULT_FLEET
 from subfleet.transport.address import BrokerOptions, mqtt_client_id, parse_url
@@ -86,7 +87,7 @@ def examine(options: DoctorOptions) -> Examination:
     broker = options.broker
     if broker is not None:
         findings.append(_attempt("broker", lambda: _reach(broker, options)))
-    findings.append(_attempt("fits", lambda: _fits(options, budget_bytes)))
+    findings.append(_attempt("fits", lambda: _fits(options, profile, budget_bytes)))
     return Examination(budget_bytes=budget_bytes, findings=tuple(findings))
 
 
@@ -186,7 +187,7 @@ def _client_id(options: DoctorOptions) -> str:
     return default_client_id(options.client_id, None if options.shared_user else user)
 
 
-def _fits(options: DoctorOptions, budget_bytes: int) -> str:
+def _fits(options: DoctorOptions, profile: DeviceProfile, budget_bytes: int) -> str:
     folder = options.state or default_state_folder(options.fleet, _client_id(options))
     verdicts = []
     # An agent may be at work in the folder: it is only read.
@@ -198,8 +199,9 @@ def _fits(options: DoctorOptions, budget_bytes: int) -> str:
         except OSError as error:
             raise FileError(f"the program {digest[:12]} cannot be read ({error.strerror}); check the disk") from error
         manifest = decode_program(content).manifest
-        verdict = "fits" if manifest.planned_peak_bytes <= budget_bytes else "does not fit"
-        verdicts.append(f"{manifest.program_id[:12]} of {_megabytes(manifest.planned_peak_bytes)} {verdict}")
+        planned_bytes = planned_for(manifest.planned_peak_bytes, manifest.memory.packings, profile.packing_width)
+        verdict = "fits" if planned_bytes <= budget_bytes else "does not fit"
+        verdicts.append(f"{manifest.program_id[:12]} of {_megabytes(planned_bytes)} {verdict}")
     cached = f"cached: {', '.join(verdicts)}" if verdicts else "none is cached yet, they come with the first round"
     return f"programs of up to {_megabytes(budget_bytes)} planned; {cached}"
 

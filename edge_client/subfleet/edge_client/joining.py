@@ -249,6 +249,7 @@ def _announcement(
             architecture=profile.architecture,
             class_names=summary.class_names,
             other_input_shapes=summary.other_input_shapes,
+            packing_width=profile.packing_width,
         )
     except ValueError as error:
         raise ConfigError(f"this device cannot be announced: {error}; correct its device profile") from error

@@ -1,10 +1,40 @@
 """The memory that a program is planned to take on a device, by what it is for."""
 
-from dataclasses import dataclass, fields
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields
+from typing import Literal
 
 from subfleet.protocol.errors import ProtocolError
+from subfleet.protocol.schema import ADDED_LATER
 
-__all__ = ["MemoryPlan"]
+__all__ = ["USUAL_WIDTH", "MemoryPlan", "Packing", "PackingWidth", "planned_for"]
+
+PackingWidth = Literal[4, 8, 16, 32, 64]
+"""How many outputs kernels for products take at once: 8 on Arm and with SSE, 16 with AVX, 32 with AVX-512."""
+USUAL_WIDTH: PackingWidth = 16
+"""The one that plans are told for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Packing:
+    """By how much a plan changes on a device whose kernels take `width` outputs at once; below 0 where it shrinks.
+
+    Kernels hold constant factors in an order of their own, filled up to whole widths.
+    """
+
+    width: PackingWidth
+    more_bytes: int
+
+
+def planned_for(peak_bytes: int, packings: Sequence[Packing], width: PackingWidth | None) -> int:
+    """A plan for a device.
+
+    Args:
+        peak_bytes: as the plan tells it.
+        packings: of the plan.
+        width: of the device's kernels; None is the usual one.
+    """
+    return peak_bytes + sum(one.more_bytes for one in packings if one.width == width)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,6 +50,7 @@ class MemoryPlan:
         activation_bytes: most bytes of one step's own tensors that are alive at once.
         workspace_bytes: kernels' scratch memory, and what the runtime's allocator loses between blocks.
         runtime_bytes: the program, the runtime's own objects for it, and what the first step maps.
+        packings: what of that differs between processors; empty where nothing does.
 
     Raises:
         ProtocolError: a part is below 0.
@@ -31,12 +62,13 @@ class MemoryPlan:
     activation_bytes: int = 0
     workspace_bytes: int = 0
     runtime_bytes: int = 0
+    packings: tuple[Packing, ...] = field(default=(), metadata=ADDED_LATER)
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            size_bytes = getattr(self, field.name)
+        for name in (one.name for one in fields(self) if one.name != "packings"):
+            size_bytes = getattr(self, name)
             if size_bytes < 0:
-                raise ProtocolError(f"a memory plan's {field.name} is {size_bytes}, but must be 0 or more")
+                raise ProtocolError(f"a memory plan's {name} is {size_bytes}, but must be 0 or more")
 
     @property
     def peak_bytes(self) -> int:

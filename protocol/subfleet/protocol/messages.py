@@ -15,6 +15,7 @@ from subfleet.protocol.class_names import check_class_counts
 from subfleet.protocol.errors import ProtocolError
 from subfleet.protocol.identifiers import check_client_id, new_message_id
 from subfleet.protocol.limits import PRESENCE_LIMITS, PROFILE_LIMITS, TELEMETRY_LIMITS, check_lengths, check_shapes
+from subfleet.protocol.memory import PackingWidth
 from subfleet.protocol.readings import LogLow, Reading
 from subfleet.protocol.schema import ADDED_LATER, canonical_json, from_plain, parse_json, to_plain
 from subfleet.protocol.scoring import MAX_CANDIDATES, CandidateScore
@@ -84,14 +85,14 @@ class Profile:
         memory_total_bytes: of the device.
         memory_share: share of free memory that it gives to training, above 0, at most 1.
         memory_limit_bytes: the most that it gives to training, 1 or more; None is no limit.
-        software: versions by name.
-        operators: that its runtime has; empty lists nothing, and every program is tried.
+        software: versions by name; operators: that its runtime has; empty lists nothing, and every program is tried.
         macs_per_s: multiply-accumulates that it trains with in a second, above 0; None is unknown.
         architecture: the subnet that it has and wants to train, for methods that go by what devices declare; a receipt
             of this message answers it. None declares nothing, and no receipt comes.
         class_names: of the classes that are counted, in their order: the device maps its data to a run's classes by
             these names; empty where its data number classes as the run does.
         other_input_shapes: of one sample, as the device can give it, too; pictures as gray and as coloured ones.
+        packing_width: how many outputs its kernels for products take at once; None is the usual number.
     """
 
     KIND: ClassVar[str] = "profile"
@@ -112,6 +113,7 @@ class Profile:
     memory_limit_bytes: int | None = field(default=None, metadata=ADDED_LATER)
     class_names: tuple[str, ...] = field(default=(), metadata=ADDED_LATER)
     other_input_shapes: tuple[tuple[int, ...], ...] = field(default=(), metadata=ADDED_LATER)
+    packing_width: PackingWidth | None = field(default=None, metadata=ADDED_LATER)
 
     def __post_init__(self) -> None:
         check_client_id(self.client_id)
@@ -121,12 +123,10 @@ class Profile:
             raise ValueError(f"architecture has {spec_bytes} bytes, but may have {MAX_SPEC_BYTES} at most")
         if not 1 <= self.sample_count <= MAX_SAMPLES or not self.runtimes:
             raise ValueError(f"a profile must name 1 to {MAX_SAMPLES} samples and 1 or more runtimes")
-        # They are shown in terminals, where control characters act.
         declared = "" if self.architecture is None else self.architecture.name
+        # They are shown in terminals, where control characters act.
         if not all(name.isprintable() for name in (self.device, declared, *self.runtimes, *self.operators)):
-            raise ValueError(
-                "the names of device, architecture, runtimes and operators must be made of printable characters"
-            )
+            raise ValueError("device, architecture, runtimes and operators must be made of printable characters")
         if not 0 < self.memory_share <= 1:
             raise ValueError(f"memory_share is {self.memory_share}, but must be above 0 and at most 1")
         if self.memory_limit_bytes is not None and self.memory_limit_bytes < 1:

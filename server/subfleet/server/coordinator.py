@@ -9,6 +9,7 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
+from subfleet.protocol.memory import Packing
 from subfleet.protocol.messages import RoundInfo
 from subfleet.server.actions import Action, Export, Fetch, PrepareModels, SendTask, Withdraw
 from subfleet.server.answers import judge, reply
@@ -181,12 +182,18 @@ def _prepared(plan: Plan, state: RunState, event: Prepared, now_s: float) -> Out
         return state, ()
     if seat.size is None or (seat.attempt, seat.size.spec_id) != (event.attempt, event.size_id):
         return state, ()
-    state = _with_known(state, seat, event.planned_peak_bytes, event.operators)
+    state = _with_known(state, seat, event.planned_peak_bytes, event.operators, event.packings)
     seat, actions = prepared_seat(plan, state, seat, event, now_s)
     return _with_seat(state, seat), actions
 
 
-def _with_known(state: RunState, seat: Seat, planned_peak_bytes: int, operators: tuple[str, ...] = ()) -> RunState:
+def _with_known(
+    state: RunState,
+    seat: Seat,
+    planned_peak_bytes: int,
+    operators: tuple[str, ...] = (),
+    packings: tuple[Packing, ...] = (),
+) -> RunState:
     """The state with what was learned of the program of a seat; in the deploy phase it is no training program."""
     if seat.size is None or state.phase != "train":
         return state
@@ -198,6 +205,7 @@ def _with_known(state: RunState, seat: Seat, planned_peak_bytes: int, operators:
         planned_peak_bytes=planned_peak_bytes,
         turn=state.turn,
         operators=operators,
+        packings=packings,
         student=seat.student,
     )
     return replace(state, plans=MappingProxyType({**state.plans, known.key: known}))
@@ -233,6 +241,7 @@ def _exported(plan: Plan, state: RunState, event: Exported, now_s: float) -> Out
         planned_peak_bytes=event.planned_peak_bytes,
         turn=state.turn,
         operators=event.operators,
+        packings=event.packings,
     )
     return replace(
         state,

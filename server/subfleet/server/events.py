@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from subfleet.protocol.blobs import BlobRef
+from subfleet.protocol.memory import Packing
 from subfleet.protocol.messages import Deployed, Presence, Profile, Refusal, Scores, Telemetry, Update
 from subfleet.protocol.programs import ProgramRef
 from subfleet.protocol.subnet import SubnetSpec
@@ -64,6 +65,7 @@ class Prepared:
 
     Attributes:
         operators: that the program's runtime must have; empty where it is not told.
+        packings: what of the plan differs between processors.
     """
 
     client_id: str
@@ -74,6 +76,7 @@ class Prepared:
     weights: BlobRef
     planned_peak_bytes: int
     operators: tuple[str, ...] = ()
+    packings: tuple[Packing, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,6 +87,7 @@ class Scorable:
     program: ProgramRef
     weights: BlobRef
     planned_peak_bytes: int
+    packings: tuple[Packing, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,6 +132,7 @@ class Exported:
     queued: Queued
     planned_peak_bytes: int
     operators: tuple[str, ...] = ()
+    packings: tuple[Packing, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

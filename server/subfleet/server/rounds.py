@@ -28,6 +28,7 @@ from types import MappingProxyType
 from typing import Literal
 
 from subfleet.elastic.network import Network
+from subfleet.protocol.memory import Packing, PackingWidth
 from subfleet.protocol.messages import MAX_SAMPLES, Profile, Task, Update
 from subfleet.protocol.readings import Budget
 from subfleet.protocol.subnet import SubnetSpec
@@ -157,6 +158,7 @@ class Seat:
     """One client's place in a round.
 
     Attributes:
+        packing_width: of its kernels, as its profile told.
         lasting: the same as its replayed log has it but for a share of the time; None where it told nothing of a log.
         attempt: how many tasks it was given before in this round.
         sample_count: of the client's data, as its profile told before the round: its update counts no more.
@@ -181,6 +183,7 @@ class Seat:
     device: str
     stage: Stage
     runtime: str = ""
+    packing_width: PackingWidth | None = None
     budget: Budget | None = None
     lasting: Budget | None = None
     memory_free_bytes: int | None = None
@@ -226,6 +229,7 @@ class KnownPlan:
         planned_peak_bytes: from its manifest; `NO_PROGRAM_BYTES` where the target cannot train the size.
         turn: in which it was learned; later turns may count on it, whatever came first within the turn.
         operators: that its runtime must have; empty where it is not told.
+        packings: what of the plan differs between processors.
         student: nested in the size and trained with it, so that the plan is of both; None where there is none.
     """
 
@@ -234,6 +238,7 @@ class KnownPlan:
     planned_peak_bytes: int
     turn: int
     operators: tuple[str, ...] = ()
+    packings: tuple[Packing, ...] = ()
     student: SubnetSpec | None = None
 
     @property

@@ -82,6 +82,7 @@ class ScoreSupply:
             weights=weights,
             # A gradient of each batch is held beside the program.
             planned_peak_bytes=manifest.planned_peak_bytes + BATCHES * weights.size_bytes,
+            packings=manifest.memory.packings,
         )
 
     def _weights_of(self, size: SubnetSpec) -> BlobRef:

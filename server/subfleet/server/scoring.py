@@ -7,6 +7,7 @@ suits its own data, found by ZiCo (section 5.1).
 from dataclasses import replace
 from types import MappingProxyType
 
+from subfleet.protocol.memory import planned_for
 from subfleet.protocol.messages import Scores, Task
 from subfleet.protocol.scoring import Scoring
 from subfleet.protocol.subnet import SubnetSpec
@@ -78,7 +79,8 @@ def scoring_seat(
 ) -> tuple[Seat, tuple[Action, ...]]:
     """Send the candidates whose programs' own plans fit the budget; with too few of them no score is needed."""
     budget = seat.budget
-    fitting = [one for one in event.candidates if budget is not None and one.planned_peak_bytes <= budget.memory_bytes]
+    planned = {one: planned_for(one.planned_peak_bytes, one.packings, seat.packing_width) for one in event.candidates}
+    fitting = [one for one, size_bytes in planned.items() if budget is not None and size_bytes <= budget.memory_bytes]
     if budget is None or len(fitting) < _LEAST:
         return unscored_seat(plan, state, seat)
     name = score_task_id(plan, state, seat.client_id)
@@ -92,7 +94,7 @@ def scoring_seat(
         programs=tuple(one.program for one in fitting),
         weights=None,
         training=score_training(plan.training(state.round)),
-        planned_peak_bytes=max(one.planned_peak_bytes for one in fitting),
+        planned_peak_bytes=max(planned[one] for one in fitting),
         budget=budget,
         deadline_s=max(0.0, _limit_s(plan) - (now_s - state.entered_s)),
         message_id=name,

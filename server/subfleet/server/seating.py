@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from types import MappingProxyType
 
+from subfleet.protocol.memory import planned_for
 from subfleet.protocol.messages import Profile, Refusal, Task, Telemetry
 from subfleet.protocol.programs import ProgramRef
 from subfleet.protocol.readings import Budget, LogLow, Reading
@@ -51,6 +52,7 @@ def measured_seat(plan: Plan, profile: Profile, telemetry: Telemetry) -> Seat:
         device=profile.device,
         stage="answered",
         runtime=next((name for name in profile.runtimes if name in plan.config.targets), ""),
+        packing_width=profile.packing_width,
         budget=_budget(plan, profile, telemetry, telemetry.reading, telemetry.memory_budget_bytes),
         lasting=_lasting(plan, profile, telemetry),
         memory_free_bytes=telemetry.reading.memory_free_bytes,
@@ -136,7 +138,8 @@ def prepared_seat(
     lacking = lacking_operators(event.operators, _operators(state, seat))
     if lacking:
         return _without_operators(plan, state, seat, lacking)
-    if seat.budget is None or seat.spec is None or event.planned_peak_bytes > _room_bytes(plan, state, seat):
+    planned_bytes = planned_for(event.planned_peak_bytes, event.packings, seat.packing_width)
+    if seat.budget is None or seat.spec is None or planned_bytes > _room_bytes(plan, state, seat):
         return _choose_below(plan, state, seat, "memory")
     task_name = task_id(plan, state, seat.client_id, seat.attempt)
     calibrates = plan.config.calibrates(state.round)
@@ -150,7 +153,7 @@ def prepared_seat(
         programs=(event.program,),
         weights=event.weights,
         training=plan.training(state.round, student=seat.student),
-        planned_peak_bytes=event.planned_peak_bytes,
+        planned_peak_bytes=planned_bytes,
         budget=seat.budget,
         deadline_s=max(0.0, plan.config.deadlines.round_s - (now_s - state.entered_s)),
         message_id=task_name,
@@ -246,7 +249,9 @@ def ask_of(
     known = state.last.get(seat.client_id)
     written = {
         found.size.spec_id: Written(
-            size=found.size, planned_peak_bytes=found.planned_peak_bytes, operators=found.operators
+            size=found.size,
+            planned_peak_bytes=planned_for(found.planned_peak_bytes, found.packings, seat.packing_width),
+            operators=found.operators,
         )
         for found in state.plans.values()
         if found.target == seat.runtime and found.student is None and found.turn < state.turn

@@ -14,6 +14,7 @@ from subfleet.elastic.model_state import ModelState
 from subfleet.export.requests import InferRequest, TrainRequest
 from subfleet.protocol.blobs import BlobRef
 from subfleet.protocol.errors import SubfleetError
+from subfleet.protocol.memory import Packing
 from subfleet.protocol.programs import ProgramRef, decode_program
 from subfleet.server.actions import Export, Prepare, PrepareModels, PrepareScoring
 from subfleet.server.events import DeployPrepared, Event, Exported, Prepared, PrepareFailed
@@ -49,6 +50,7 @@ class _Program:
     ref: ProgramRef
     planned_peak_bytes: int
     operators: tuple[str, ...]
+    packings: tuple[Packing, ...]
 
 
 class Supply:
@@ -209,6 +211,7 @@ class Supply:
             weights=self._weights_of(action.participant),
             planned_peak_bytes=program.planned_peak_bytes,
             operators=program.operators,
+            packings=program.packings,
         )
 
     def _exported(self) -> list[Event]:
@@ -219,8 +222,14 @@ class Supply:
         for queued, request, future in ready:
             try:
                 program = self._programs.setdefault(request.program_id, self._pack(request, future.result()))
-                peak_bytes, operators = program.planned_peak_bytes, program.operators
-                events.append(Exported(queued=queued, planned_peak_bytes=peak_bytes, operators=operators))
+                events.append(
+                    Exported(
+                        queued=queued,
+                        planned_peak_bytes=program.planned_peak_bytes,
+                        operators=program.operators,
+                        packings=program.packings,
+                    )
+                )
             except (SubfleetError, CancelledError, OSError) as error:
                 events.append(_no_program(queued, error))
         return events
@@ -229,7 +238,12 @@ class Supply:
         content = path.read_bytes()
         manifest = decode_program(content).manifest
         ref = ProgramRef(program_id=manifest.program_id, target=request.target, blob=self._blobs.add(content))
-        return _Program(ref=ref, planned_peak_bytes=manifest.planned_peak_bytes, operators=manifest.operators)
+        return _Program(
+            ref=ref,
+            planned_peak_bytes=manifest.planned_peak_bytes,
+            operators=manifest.operators,
+            packings=manifest.memory.packings,
+        )
 
     def _weights_of(self, client: Participant) -> BlobRef:
         key = (client.spec.spec_id, tuple(sorted(self._views.cohorts(self._model, client).items())))

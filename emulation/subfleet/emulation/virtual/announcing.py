@@ -26,4 +26,5 @@ def announcement(client: VirtualClient) -> Profile:
         architecture=client.profile.architecture,
         class_names=summary.class_names,
         other_input_shapes=summary.other_input_shapes,
+        packing_width=client.profile.packing_width,
     )

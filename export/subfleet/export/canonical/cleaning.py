@@ -52,14 +52,10 @@ def _copied(graph: fx.GraphModule, node: fx.Node) -> fx.Node:
     value: Any = node.args[1]
     wanted = node.meta["val"]
     if value.meta["val"].dtype != wanted.dtype:
-        value = _added(graph, aten._to_copy.default, (value,), {"dtype": wanted.dtype})  # noqa: SLF001
+        value = graph.graph.call_function(aten._to_copy.default, (value,), {"dtype": wanted.dtype})  # noqa: SLF001
         value.meta["val"] = node.args[1].meta["val"].to(wanted.dtype)  # type: ignore[union-attr] # it is a node
     if tuple(value.meta["val"].shape) != tuple(wanted.shape):
-        value = _added(graph, aten.expand.default, (value, [int(size) for size in wanted.shape]), {})
+        value = graph.graph.call_function(aten.expand.default, (value, [int(size) for size in wanted.shape]))
         value.meta["val"] = wanted
     result: fx.Node = value
     return result
-
-
-def _added(graph: fx.GraphModule, target: Any, arguments: tuple[Any, ...], options: dict[str, Any]) -> fx.Node:
-    return graph.graph.call_function(target, arguments, options)

@@ -7,7 +7,7 @@ Shapes: N columns (samples), H hidden features, G*H gates; of all time steps (T,
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -155,6 +155,14 @@ def _plain_backward(
     return (torch.mm(transposed, d_gates),), (d_gates,)
 
 
+_TANH = Cell(
+    states=1,
+    prepared=_with_both_biases,
+    forward=_plain_forward(torch.tanh),
+    factors=lambda kept, _before: (1.0 - kept[0] * kept[0],),
+    backward=_plain_backward,
+    projected_gradient=_same_gradient,
+)
 CELLS: Mapping[str, Cell] = MappingProxyType(
     {
         "lstm": Cell(
@@ -173,21 +181,11 @@ CELLS: Mapping[str, Cell] = MappingProxyType(
             backward=_gru_backward,
             projected_gradient=_gru_projected_gradient,
         ),
-        "tanh": Cell(
-            states=1,
-            prepared=_with_both_biases,
-            forward=_plain_forward(torch.tanh),
-            factors=lambda kept, _before: (1.0 - kept[0] * kept[0],),
-            backward=_plain_backward,
-            projected_gradient=_same_gradient,
-        ),
-        "relu": Cell(
-            states=1,
-            prepared=_with_both_biases,
+        "tanh": _TANH,
+        "relu": replace(
+            _TANH,
             forward=_plain_forward(torch.relu),
             factors=lambda kept, _before: (torch.sign(kept[0]),),
-            backward=_plain_backward,
-            projected_gradient=_same_gradient,
         ),
     }
 )

@@ -6,12 +6,18 @@ workspace            kernels' scratch memory
 runtime              structures and operators, counted in the C library's heap; the program; a constant
 """
 
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import get_args
+
+import torch
+
 from subfleet.export.memory.executorch_run import HeapGrowth, heap_growth
 from subfleet.export.memory.values import counted_bytes, fed_bytes, optimiser_bytes, weights_bytes
 from subfleet.export.steps.values import Step
-from subfleet.protocol.memory import MemoryPlan
+from subfleet.protocol.memory import USUAL_WIDTH, MemoryPlan, Packing, PackingWidth
 
-__all__ = ["BASE_BYTES", "PROGRAM_COPIES", "plan_executorch"]
+__all__ = ["BASE_BYTES", "PROGRAM_COPIES", "own_width", "plan_executorch"]
 
 PROGRAM_COPIES = 3
 """As it was read, moved to where the runtime may read it, and about as much that loading leaves between its blocks."""
@@ -24,25 +30,38 @@ BASE_BYTES = _KERNEL_PAGES_BYTES + _TRAINING_BYTES
 """What a device takes whatever the program."""
 _STRUCTURE_BYTES_PER_PROGRAM_BYTE = 7
 """Where the C library does not count its heap. Measured without delegates: 6.9 to 7.1."""
+_WIDTHS: Mapping[str, PackingWidth] = MappingProxyType({"AVX2": 16, "AVX512": 32})
 
 
-def plan_executorch(step: Step, *, body: bytes, arena_bytes: int) -> MemoryPlan:
+def own_width() -> PackingWidth:
+    """How many outputs XNNPACK's kernels take at once on this processor (its `gemm-config.c`)."""
+    return _WIDTHS.get(torch.backends.cpu.get_cpu_capability(), 8)
+
+
+def plan_executorch(step: Step, *, body: bytes, arena_bytes: int, packed: Sequence[tuple[int, int]]) -> MemoryPlan:
     """Plan a program by loading it and running it once.
 
     Args:
         step: that was written.
         body: of the written program.
         arena_bytes: of the program's planned buffers.
+        packed: rows and columns of the constant factors of XNNPACK's products.
     """
+    widths: tuple[PackingWidth, ...] = get_args(PackingWidth)
+    packed_bytes = {width: sum(4 * rows * -(-columns // width) * width for rows, columns in packed) for width in widths}
+    own_bytes, usual_bytes = packed_bytes[own_width()], packed_bytes.pop(USUAL_WIDTH)
     growth = heap_growth(body, step.inputs, step.outputs, arena_bytes=arena_bytes)
     if growth is None:
         structures = _STRUCTURE_BYTES_PER_PROGRAM_BYTE * len(body)
-        growth = HeapGrowth(load_bytes=structures, step_bytes=0, scratch_bytes=0)
+        growth = HeapGrowth(load_bytes=structures + own_bytes, step_bytes=0, scratch_bytes=0)
     return MemoryPlan(
         weights_bytes=weights_bytes(step),
         optimiser_bytes=optimiser_bytes(step),
         fed_bytes=fed_bytes(step),
         activation_bytes=arena_bytes + counted_bytes(growth.step_bytes),
         workspace_bytes=growth.scratch_bytes,
-        runtime_bytes=counted_bytes(growth.load_bytes) + PROGRAM_COPIES * len(body) + BASE_BYTES,
+        runtime_bytes=counted_bytes(max(growth.load_bytes - own_bytes, 0) + usual_bytes)
+        + PROGRAM_COPIES * len(body)
+        + BASE_BYTES,
+        packings=tuple(Packing(width=at, more_bytes=size - usual_bytes) for at, size in packed_bytes.items() if packed),
     )

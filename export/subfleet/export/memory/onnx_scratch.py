@@ -52,14 +52,12 @@ def _convolution(attributes: Mapping[str, Any], inputs: Sequence[TensorType], ou
     return (), (patches_bytes if filters > positions else _CONVOLUTION_BYTES,)
 
 
-def _transposed(attributes: Mapping[str, Any], inputs: Sequence[TensorType], output: TensorType) -> Scratch:
-    del attributes, output
+def _transposed(_attributes: Mapping[str, Any], inputs: Sequence[TensorType], _output: TensorType) -> Scratch:
     x_shape, w_shape = inputs[0].shape, inputs[1].shape
     return (), (_FLOAT_BYTES * math.prod(w_shape[1:]) * math.prod(x_shape[2:]),)
 
 
-def _where(attributes: Mapping[str, Any], inputs: Sequence[TensorType], output: TensorType) -> Scratch:
-    del attributes
+def _where(_attributes: Mapping[str, Any], inputs: Sequence[TensorType], output: TensorType) -> Scratch:
     condition, *branches = (entry.shape for entry in inputs)
     chosen = (output.item_bytes * math.prod(_broadcast(condition, branch)) for branch in branches)
     return tuple(chosen), ()
@@ -71,13 +69,11 @@ def _softmax(attributes: Mapping[str, Any], inputs: Sequence[TensorType], output
     return (), (output.size_bytes, output.size_bytes)
 
 
-def _variadic(attributes: Mapping[str, Any], inputs: Sequence[TensorType], output: TensorType) -> Scratch:
-    del attributes
+def _variadic(_attributes: Mapping[str, Any], inputs: Sequence[TensorType], output: TensorType) -> Scratch:
     return (output.size_bytes,) * max(len(inputs) - 2, 0), ()
 
 
-def _like_output(attributes: Mapping[str, Any], inputs: Sequence[TensorType], output: TensorType) -> Scratch:
-    del attributes, inputs
+def _like_output(_attributes: Mapping[str, Any], _inputs: Sequence[TensorType], output: TensorType) -> Scratch:
     return (), (output.size_bytes,)
 
 

@@ -42,10 +42,12 @@ class ExecutorchTarget:
 
     def write_training(self, graph: fx.GraphModule, step: Step) -> WrittenProgram:
         """Write a training step; see `Target`."""
-        program = lower(self._shared(graph), {})
+        shared = self._shared(graph)
+        program = lower(shared, {})
         body = bytes(program.buffer)
         plan = program.executorch_program.execution_plan[0]
-        memory = plan_executorch(step, body=body, arena_bytes=sum(plan.non_const_buffer_sizes))
+        arena_bytes, packed = sum(plan.non_const_buffer_sizes), shared.meta.get("packed", ())
+        memory = plan_executorch(step, body=body, arena_bytes=arena_bytes, packed=packed)
         kernels = {f"{one.name}.{one.overload}" if one.overload else one.name for one in plan.operators}
         operators = tuple(sorted({*kernels, *(delegate.id for delegate in plan.delegates)}))
         return WrittenProgram(body=body, memory=memory, operators=operators)

@@ -56,13 +56,14 @@ def _stand_in(region: Region) -> ExportedProgram:
     return exported(fx.GraphModule(torch.nn.Module(), graph), {})
 
 
-def _call(graph: fx.Graph, root: torch.nn.Module, name: str, region: Region, seen: Mapping[fx.Node, fx.Node]) -> Any:
+def _call(graph: fx.Graph, root: fx.GraphModule, name: str, region: Region, seen: Mapping[fx.Node, fx.Node]) -> Any:
     """Append the call of a region; the nodes of its results."""
     from executorch.exir._serialize._named_data_store import NamedDataStore
     from executorch.exir.delegate import executorch_call_delegate
     from executorch.exir.lowered_backend_module import LoweredBackendModule
 
     written = region_graph(region)
+    root.meta["packed"] += written.packed
     body = written.written()
     store = NamedDataStore()
     for key, content in written.stored.items():
@@ -107,11 +108,14 @@ def _viewed(graph: fx.Graph, node: fx.Node, like: Tensor) -> fx.Node:
 def delegated(graph: fx.GraphModule) -> fx.GraphModule:
     """A graph that computes the same, with calls of the delegate for all that XNNPACK can do.
 
+    Its `meta["packed"]` has the rows and columns of all constant factors of products.
+
     Args:
         graph: flat, of PyTorch's basic operators; it is changed.
     """
     prepare(graph)
-    root = torch.nn.Module()
+    root = fx.GraphModule(torch.nn.Module(), fx.Graph())
+    root.meta["packed"] = []
     new = fx.Graph()
     seen: dict[fx.Node, fx.Node] = {}
     for node in graph.graph.nodes:
@@ -128,4 +132,5 @@ def delegated(graph: fx.GraphModule) -> fx.GraphModule:
             seen[node] = new.node_copy(node, lambda argument: seen[argument])
     outputs: Any = graph.graph.output_node().args[0]
     new.output(tuple(_own(new, seen[node]) for node in outputs))
-    return fx.GraphModule(root, new)
+    root.graph = new
+    return root

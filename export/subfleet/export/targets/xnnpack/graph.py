@@ -1,6 +1,7 @@
 """XNNPACK's own graph, as ExecuTorch's delegate reads it, put together value by value and node by node."""
 
 import hashlib
+import math
 from collections.abc import Iterator, Sequence
 from types import ModuleType
 from typing import Any
@@ -44,6 +45,8 @@ class Graph:
         self._constants: list[Any] = [xnnpack_graph_schema.ConstantDataOffset(0, 0)]
         self._constant_values: dict[tuple[Shape, bytes], int] = {}
         self.stored: dict[str, bytes] = {}
+        self.packed: list[tuple[int, int]] = []
+        """Rows and columns of constant factors, which products lay out in an order of their own, with a bias."""
 
     def shape(self, value: int) -> Shape:
         """Of a value."""
@@ -128,6 +131,9 @@ class Graph:
         output = self.value((*self._shapes[a][:-1], columns))
         flags = TRANSPOSE_B if transpose_b else ALL_FLAGS_OFF
         self._node(self._schema.XNNBatchMatrixMultiply(a, b, output, flags))
+        if self.is_constant(b):
+            copies, rows = math.prod(self._shapes[b][:-2]), self._shapes[a][-1]
+            self.packed.append((copies * (rows + 1), columns))
         return output
 
     def linear(self, x: int, weight: int, bias: int | None, *, straight: bool) -> int:
