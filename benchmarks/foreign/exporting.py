@@ -18,9 +18,11 @@ from torch import nn
 from foreign.network import ForeignNetwork, build_seeded, step_of
 from foreign.planting import climbing, without_activations
 from foreign.registry import NETWORKS
+from subfleet.device_profiles import own_packing_width
 from subfleet.export.preflight import with_layer
 from subfleet.export.programs import write_training_program
 from subfleet.protocol.errors import ExportError
+from subfleet.protocol.memory import planned_for
 from subfleet.protocol.programs import Program, encode_program
 from subfleet.tasks.arrays_file import dataset_of, write_npz
 
@@ -46,10 +48,11 @@ def exported(job: Mapping[str, str]) -> dict[str, Any]:
     (folder / "program").write_bytes(encode_program(program))
     _write_weights(module, program, folder)
     _write_data(network, program, folder)
+    memory = program.manifest.memory
     return {
         "export_s": export_s,
         "max_abs_diff": program.manifest.max_abs_diff,
-        "planned_bytes": program.manifest.planned_peak_bytes,
+        "planned_bytes": planned_for(memory.peak_bytes, memory.packings, own_packing_width()),
     }
 
 

@@ -4,9 +4,11 @@ from typing import cast
 import pytest
 
 from subfleet.device_profiles import load_profile
+from subfleet.edge_client import joining
 from subfleet.edge_client.joining import _announcement
 from subfleet.edge_client.meters import Meter
 from subfleet.protocol.errors import ConfigError
+from subfleet.protocol.memory import PackingWidth
 from subfleet.protocol.programs import DataSummary, Trainer
 from subfleet.protocol.subnet import Prefix, SubnetSpec
 
@@ -33,7 +35,15 @@ def test_a_device_announces_what_its_profile_says_of_its_runtime(
     limited = _announcement("pi", replace(profile, memory_limit="300M"), cast("Trainer", _Trainer()), SUMMARY, METER)
     assert limited.memory_limit_bytes == 300_000_000
     assert (told.device, told.runtimes, told.sample_count) == ("raspberry_pi_4", ("onnx",), 3)
-    assert told.packing_width == 8  # Arm's
+
+
+@pytest.mark.parametrize(("own", "of_profile", "told"), [(8, 8, 8), (32, 8, 32), (16, 64, 64), (8, None, 8)])
+def test_the_width_of_kernels_is_the_wider_of_the_profiles_and_of_this_machines(
+    own: PackingWidth, of_profile: PackingWidth | None, told: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(joining, "own_packing_width", lambda: own)
+    profile = replace(load_profile("raspberry_pi_4"), packing_width=of_profile)
+    assert _announcement("pi", profile, cast("Trainer", _Trainer()), SUMMARY, METER).packing_width == told
 
 
 def test_what_no_server_would_keep_is_one_sentence() -> None:

@@ -16,14 +16,14 @@ import pytest
 from trainers.recording_program import manifest
 
 from subfleet.device_profiles.logs import read_log
-from subfleet.edge_client import cli, runtimes
+from subfleet.edge_client import cli, doctor, runtimes
 from subfleet.edge_client.capture import CaptureOptions, capture
 from subfleet.edge_client.joining import architecture_of, default_client_id, default_state_folder, profile_with
 from subfleet.edge_client.states import Saved
 from subfleet.edge_client.store import AgentStore
 from subfleet.protocol.errors import ConfigError, DataError, FileError, MissingExtraError, ProtocolError
 from subfleet.protocol.exit_codes import ExitCode
-from subfleet.protocol.memory import MemoryPlan
+from subfleet.protocol.memory import MemoryPlan, Packing
 from subfleet.protocol.programs import DataSummary, Prediction, Program, encode_program
 from subfleet.protocol.readings import Reading
 from subfleet.protocol.schema import canonical_json
@@ -309,9 +309,11 @@ def test_doctor_names_what_is_there_what_is_not_and_the_remedy(
 
 
 def test_doctor_says_that_a_program_fits_a_budget_of_just_its_plan_and_none_of_a_byte_less(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    planned = replace(manifest(4), memory=MemoryPlan(runtime_bytes=1000))
+    monkeypatch.setattr(doctor, "own_packing_width", lambda: 32)
+    memory = MemoryPlan(runtime_bytes=990, packings=(Packing(width=32, more_bytes=10),))
+    planned = replace(manifest(4), memory=memory)
     store = AgentStore(tmp_path)
     ref = store.blobs.add(encode_program(Program(manifest=planned, body=b"-")))
     store.save(Saved(programs=(ref.sha256,)))

@@ -269,7 +269,9 @@ class InThreads:
             )
             meter = ReplayMeter(ReplayedLog(described.log), lambda _down, _up: None)
             data_bytes = described.data.summary().data_bytes
-            settings = AgentSettings(profile=announcement(described), data_bytes=data_bytes)
+            told = announcement(described)
+            assert told.packing_width == described.profile.packing_width
+            settings = AgentSettings(profile=told, data_bytes=data_bytes)
             device = Device(store=store, worker=worker, meter=meter)
             Session(settings, broker.client(described.client_id), Topics(), device).run(self.stop.is_set, poll_s=0.01)
 

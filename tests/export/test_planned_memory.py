@@ -15,12 +15,15 @@ from torch import nn
 from torch.fx.experimental.proxy_tensor import make_fx
 from trainers.hidden_binding import hide_binding
 
-from subfleet.export.memory.executorch_plan import own_width
+from subfleet.device_profiles import own_packing_width
+from subfleet.export.memory import executorch_plan
+from subfleet.export.memory.executorch_plan import BASE_BYTES, plan_executorch
+from subfleet.export.memory.executorch_run import HeapGrowth
 from subfleet.export.memory.liveness import activation_peak_bytes
-from subfleet.export.memory.values import fed_bytes, optimiser_bytes, weights_bytes
+from subfleet.export.memory.values import counted_bytes, fed_bytes, optimiser_bytes, weights_bytes
 from subfleet.export.programs import write_training_program
 from subfleet.export.steps import SampleSpec, Step, training_step
-from subfleet.protocol.memory import planned_for
+from subfleet.protocol.memory import PackingWidth, planned_for
 from subfleet.protocol.programs import Program, encode_program
 from subfleet.protocol.training import ObjectiveSettings, OptimiserSettings
 
@@ -51,7 +54,25 @@ print(json.dumps(trainer.train(job, lambda: False).measured_peak_bytes))
 def planned_here(program: Program) -> int:
     """Plans are told for usual kernels, and this processor's may be wider."""
     memory = program.manifest.memory
-    return planned_for(memory.peak_bytes, memory.packings, own_width())
+    return planned_for(memory.peak_bytes, memory.packings, own_packing_width())
+
+
+@pytest.mark.parametrize("counted_with", [8, 16, 32])
+def test_a_plan_is_the_same_whatever_processor_counted_it(
+    counted_with: PackingWidth, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two constant factors: 10 rows of one column, and 3 of 20."""
+    filled = {4: 20, 8: 24, 16: 32, 32: 32, 64: 64}
+    packed_bytes = {width: 4 * (10 * width + 3 * columns) for width, columns in filled.items()}
+    growth = HeapGrowth(load_bytes=10**6 + packed_bytes[counted_with], step_bytes=0, scratch_bytes=0)
+    monkeypatch.setattr(executorch_plan, "heap_growth", lambda *_, **__: growth)
+    monkeypatch.setattr(executorch_plan, "own_packing_width", lambda: counted_with)
+    step = Step(run=lambda *_: (), reference=lambda *_: (), inputs=(), outputs=())
+    plan = plan_executorch(step, body=b"body", arena_bytes=500, packed=[(10, 1), (3, 20)])
+    assert plan.runtime_bytes == counted_bytes(10**6 + packed_bytes[16]) + 3 * 4 + BASE_BYTES
+    assert {one.width: one.more_bytes for one in plan.packings} == {
+        width: size - packed_bytes[16] for width, size in packed_bytes.items() if width != 16
+    }
 
 
 class Block(nn.Module):
@@ -187,3 +208,12 @@ def test_a_convolution_needs_the_patches_of_one_sample() -> None:
 
     graph = make_fx(step, tracing_mode="fake")(torch.zeros(2, 3, 6, 6), torch.zeros(5, 3, 3, 3))
     assert activation_peak_bytes(graph) == 3 * 3 * 3 * 4 * 4 * 4
+
+
+def test_results_that_come_together_are_counted_where_they_are_taken_apart() -> None:
+    def pooled(x: torch.Tensor) -> tuple[torch.Tensor]:
+        values, places = torch.ops.aten.max_pool2d_with_indices(torch.exp(x), [2, 2])
+        return (torch.exp(values) + places,)
+
+    graph = make_fx(pooled)(torch.zeros(1, 1, 8, 8))
+    assert activation_peak_bytes(graph) == 4 * 64 + 4 * 16 + 8 * 16

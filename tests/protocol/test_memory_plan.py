@@ -1,7 +1,7 @@
 import pytest
 
 from subfleet.protocol.errors import ProtocolError
-from subfleet.protocol.memory import MemoryPlan
+from subfleet.protocol.memory import MemoryPlan, Packing, PackingWidth, planned_for
 from subfleet.protocol.schema import from_plain, to_plain
 
 PLAN = MemoryPlan(
@@ -28,3 +28,21 @@ def test_no_part_is_below_zero() -> None:
         MemoryPlan(fed_bytes=-1)
     with pytest.raises(ProtocolError, match="workspace_bytes"):
         from_plain(MemoryPlan, {**to_plain(PLAN), "workspace_bytes": -5})
+
+
+def test_a_plan_is_told_for_each_width() -> None:
+    packings = (Packing(width=8, more_bytes=-10), Packing(width=32, more_bytes=5))
+    plan = MemoryPlan(weights_bytes=100, packings=packings)
+    assert [planned_for(plan.peak_bytes, packings, width) for width in (None, 4, 8, 16, 32)] == [100, 100, 90, 100, 105]
+    assert from_plain(MemoryPlan, to_plain(plan)) == plan
+
+
+@pytest.mark.parametrize("widths", [(8, 8), (16,), (4, 16, 64)])
+def test_widths_are_told_once_and_the_usual_one_never(widths: tuple[PackingWidth, ...]) -> None:
+    with pytest.raises(ProtocolError, match="each once, without 16"):
+        MemoryPlan(packings=tuple(Packing(width=width, more_bytes=0) for width in widths))
+
+
+def test_no_width_leaves_less_than_nothing() -> None:
+    with pytest.raises(ProtocolError, match="0 bytes or more"):
+        MemoryPlan(weights_bytes=10, packings=(Packing(width=8, more_bytes=-11),))

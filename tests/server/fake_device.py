@@ -10,6 +10,7 @@ import numpy as np
 
 from subfleet.arrays import decode_arrays, encode_arrays
 from subfleet.protocol.blobs import BlobRef, decode_chunk
+from subfleet.protocol.memory import PackingWidth
 from subfleet.protocol.messages import (
     BlobMissing,
     ChunkRequest,
@@ -64,6 +65,7 @@ class Behaviour:
     sample_count: int = 10
     runtimes: tuple[str, ...] = ("onnx",)
     operators: tuple[str, ...] = ()
+    packing_width: PackingWidth | None = None
     architecture: SubnetSpec | None = None
     input_shape: tuple[int, ...] = SHAPE
     scale: float = 0.1
@@ -124,6 +126,7 @@ class Device:
             memory_total_bytes=PLENTY_BYTES,
             memory_share=1.0,
             operators=self.behaviour.operators,
+            packing_width=self.behaviour.packing_width,
             architecture=self.behaviour.architecture,
             message_id=f"profile.{self.session_id}",
         )

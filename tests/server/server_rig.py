@@ -14,7 +14,7 @@ from server.fake_device import CLASSES, SHAPE, Behaviour, Device
 from subfleet.elastic.network import ModelConfig
 from subfleet.export.requests import InferRequest, TrainRequest
 from subfleet.protocol.errors import ExportError
-from subfleet.protocol.memory import MemoryPlan
+from subfleet.protocol.memory import MemoryPlan, Packing
 from subfleet.protocol.programs import Program, ProgramManifest, encode_program
 from subfleet.protocol.training import TrainingSettings
 from subfleet.server.config import Deadlines, LogClock, ServerConfig
@@ -82,6 +82,7 @@ class FakeExports:
         self.folder = folder
         self.planned = planned
         self.operators: tuple[str, ...] = ()
+        self.packings: tuple[Packing, ...] = ()
         self.requests: list[TrainRequest | InferRequest] = []
         folder.mkdir(parents=True, exist_ok=True)
 
@@ -100,7 +101,7 @@ class FakeExports:
             batch_size=request.batch_size,
             inputs=(),
             outputs=(),
-            memory=MemoryPlan(runtime_bytes=planned_bytes),
+            memory=MemoryPlan(runtime_bytes=planned_bytes, packings=self.packings),
             max_abs_diff=0.0,
             operators=self.operators,
         )

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -18,9 +19,11 @@ from server.coordinator_cases import (
     task,
     update,
 )
+from server.fake_device import PLENTY_BYTES
 from server.methods.method_cases import ask, plan_with
 from server.server_rig import World, config, fleet
 
+from subfleet.protocol.memory import Packing
 from subfleet.protocol.messages import Presence, Scores, Task
 from subfleet.protocol.programs import ProgramRef
 from subfleet.protocol.readings import Budget
@@ -62,13 +65,16 @@ def answered(state: RunState, round_number: int, now_s: float) -> tuple[RunState
     return state, tuple(action for action in actions if not isinstance(action, Reply))
 
 
-def candidates(state: RunState, name: str, planned_peak_bytes: int = 1000) -> ScoringPrepared:
+def candidates(
+    state: RunState, name: str, planned_peak_bytes: int = 1000, packings: tuple[Packing, ...] = ()
+) -> ScoringPrepared:
     scorable = tuple(
         Scorable(
             size=size,
             program=ProgramRef(program_id=f"s{place}", target="onnx", blob=blob(f"score {place}")),
             weights=blob(f"first {size.spec_id}"),
             planned_peak_bytes=planned_peak_bytes + place,
+            packings=packings,
         )
         for place, size in enumerate(state.seats[name].proposals)
     )
@@ -121,6 +127,17 @@ def test_candidates_that_fit_are_proposed_before_anything_is_trained() -> None:
     assert (sent.task.training.micro_batch_size, sent.task.training.learning_rate) == (4, 0.0)
     again, actions = step(PLAN, state, candidates(state, "ada"), 3.0)
     assert (again.seats, actions) == (state.seats, ())
+
+
+def test_candidates_are_planned_for_the_width_of_the_devices_kernels() -> None:
+    state, _ = proposed()
+    seat = replace(state.seats["ada"], packing_width=32)
+    state = replace(state, seats=MappingProxyType({**state.seats, "ada": seat}))
+    _, actions = step(PLAN, state, candidates(state, "ada", packings=(Packing(width=32, more_bytes=500),)), 3.0)
+    assert [one.task.planned_peak_bytes for one in actions if isinstance(one, SendTask)] == [1503]
+    far = candidates(state, "ada", packings=(Packing(width=32, more_bytes=2 * PLENTY_BYTES),))
+    _, actions = step(PLAN, state, far, 3.0)
+    assert not any(isinstance(one, SendTask) for one in actions)
 
 
 def test_the_best_candidate_is_trained_in_the_same_round_and_kept_in_the_next() -> None:

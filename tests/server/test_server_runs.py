@@ -10,13 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from server.fake_device import Behaviour
+from server.fake_device import PLENTY_BYTES, Behaviour
 from server.server_rig import World, config, fleet
 
 from subfleet.elastic.families import init_state
 from subfleet.export.quantisation.report import calibration_of
 from subfleet.export.requests import InferRequest, TrainRequest
 from subfleet.protocol.errors import ConfigError, ExportError, FileError
+from subfleet.protocol.memory import Packing
 from subfleet.protocol.messages import Task
 from subfleet.protocol.readings import Reading
 from subfleet.protocol.training import TrainingSettings
@@ -251,6 +252,18 @@ def test_the_programs_own_plan_decides(tmp_path: Path) -> None:
     narrow = [one for one in world.server._plan.candidates if one.spec.axes]
     assert {(row.spec_id, row.status) for row in rows} == {(narrow[-1].spec.spec_id, "folded")}
     assert all(row.planned_peak_bytes <= row.budget_bytes for row in rows)
+
+
+def test_a_device_is_judged_by_the_width_of_its_kernels(tmp_path: Path) -> None:
+    """What is told with a program comes to the choice of the same round and, from the next one on, to all choices."""
+    wide = Behaviour(packing_width=32)
+    world = World(tmp_path, config(rounds=2), {**fleet(), "ada": wide}, planned=lambda _: 1000)
+    world.exports.packings = (Packing(width=32, more_bytes=2 * PLENTY_BYTES),)
+    for record in finished(world).server.result().rounds:
+        rows = {row.client_id: row for row in record.clients}
+        assert rows["ada"].status.startswith("skipped")
+        assert {row.planned_peak_bytes for name, row in rows.items() if name != "ada"} == {1000}
+    assert not world.devices["ada"].tasks
 
 
 @pytest.mark.parametrize(("micro_batch_size", "batch_size", "accumulate"), [(0, 8, False), (2, 2, True)])

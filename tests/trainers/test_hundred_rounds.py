@@ -13,10 +13,10 @@ import pytest
 from safetensors.numpy import save_file
 from trainers.hidden_binding import NO_BINDING, hide_binding
 
+from subfleet.device_profiles import own_packing_width
 from subfleet.elastic.families import network_of
 from subfleet.elastic.network import ModelConfig
 from subfleet.elastic.spaces import uniform_space
-from subfleet.export.memory.executorch_plan import own_width
 from subfleet.export.programs import export_training_program
 from subfleet.export.requests import TrainRequest
 from subfleet.protocol.memory import planned_for
@@ -132,7 +132,7 @@ def test_no_round_takes_more_than_its_plan(tmp_path: Path, runtime: str, monkeyp
     done = subprocess.run([sys.executable, "-c", CLIENT, *arguments], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     memory = [program.manifest.memory for program in written]
-    plans = [planned_for(one.peak_bytes, one.packings, own_width()) for one in memory]
+    plans = [planned_for(one.peak_bytes, one.packings, own_packing_width()) for one in memory]
     ends = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("[[[")]
     assert [len(peaks) for peaks, _ in ends] == [ROUNDS] * len(PATTERNS)
     for peaks, sizes in ends:

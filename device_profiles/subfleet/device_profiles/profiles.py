@@ -61,9 +61,9 @@ class DeviceProfile:
         operators: that its runtimes have, by the names in the manifests of programs; empty lists nothing, and all are
             tried. For builds of a runtime that leave operators out.
         architecture: the subnet that it declares to have, for methods that go by declarations; None declares nothing.
-        packing_width: how many outputs its processor's kernels for products take at once, one of 4, 8, 16, 32 and 64:
-            XNNPACK's 8 on Arm and with SSE, 16 with AVX, 32 with AVX-512. Plans count what that leaves empty. None is
-            16.
+        packing_width: how many outputs its processor's kernels for products take at once: XNNPACK's 8 on Arm and with
+            SSE, 16 with AVX, 32 with AVX-512. Plans count what that leaves empty. An agent takes its own machine's
+            where that is wider; None is that one's, and 16 where no agent runs.
         sources: where the figures come from.
     """
 

@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from types import MappingProxyType
 
-from subfleet.device_profiles import DeviceProfile, memory_budget_bytes
+from subfleet.device_profiles import DeviceProfile, memory_budget_bytes, own_packing_width
 from subfleet.edge_client.joining import default_client_id, default_state_folder, profile_with
 from subfleet.edge_client.monitor import LiveMeter
 from subfleet.edge_client.runtimes import choose_trainer, load_trainer
@@ -189,7 +189,7 @@ def _client_id(options: DoctorOptions) -> str:
 
 def _fits(options: DoctorOptions, profile: DeviceProfile, budget_bytes: int) -> str:
     folder = options.state or default_state_folder(options.fleet, _client_id(options))
-    verdicts = []
+    verdicts, width = [], max(profile.packing_width or 4, own_packing_width())
     # An agent may be at work in the folder: it is only read.
     for digest in read_saved(folder).programs:
         try:
@@ -199,7 +199,7 @@ def _fits(options: DoctorOptions, profile: DeviceProfile, budget_bytes: int) -> 
         except OSError as error:
             raise FileError(f"the program {digest[:12]} cannot be read ({error.strerror}); check the disk") from error
         manifest = decode_program(content).manifest
-        planned_bytes = planned_for(manifest.planned_peak_bytes, manifest.memory.packings, profile.packing_width)
+        planned_bytes = planned_for(manifest.planned_peak_bytes, manifest.memory.packings, width)
         verdict = "fits" if planned_bytes <= budget_bytes else "does not fit"
         verdicts.append(f"{manifest.program_id[:12]} of {_megabytes(planned_bytes)} {verdict}")
     cached = f"cached: {', '.join(verdicts)}" if verdicts else "none is cached yet, they come with the first round"

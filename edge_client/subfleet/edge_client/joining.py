@@ -13,7 +13,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import FrameType
 
-from subfleet.device_profiles import DeviceProfile, ReplayedLog, load_log, load_profile
+from subfleet.device_profiles import DeviceProfile, ReplayedLog, load_log, load_profile, own_packing_width
 from subfleet.edge_client.meters import Meter, ReplayMeter
 from subfleet.edge_client.monitor import LiveMeter
 from subfleet.edge_client.runtimes import choose_trainer
@@ -249,7 +249,8 @@ def _announcement(
             architecture=profile.architecture,
             class_names=summary.class_names,
             other_input_shapes=summary.other_input_shapes,
-            packing_width=profile.packing_width,
+            # An emulated device runs on the kernels of this machine, and may take no more than its budget either.
+            packing_width=max(profile.packing_width or 4, own_packing_width()),
         )
     except ValueError as error:
         raise ConfigError(f"this device cannot be announced: {error}; correct its device profile") from error

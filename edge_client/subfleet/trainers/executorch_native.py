@@ -43,7 +43,7 @@ class NativeRuntime:
         """See `ExecutorchRuntime.open_session`."""
         writers = ", ".join(f"{tool} {version}" for tool, version in sorted(program.manifest.versions.items()))
         what = f"{self.name} refused the program{f' that {writers} wrote' if writers else ''}"
-        # The agent compared the manifest's plan with what is free; the program may take no more than it says.
+        # The agent compared what was planned with what is free; the buffers may take no more than the manifest says.
         _, method = _load(program.body, threads, program.manifest.planned_peak_bytes, what)
         wrong = misfit(program.manifest, _shapes(method))
         if wrong:

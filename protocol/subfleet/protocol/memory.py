@@ -69,6 +69,13 @@ class MemoryPlan:
             size_bytes = getattr(self, name)
             if size_bytes < 0:
                 raise ProtocolError(f"a memory plan's {name} is {size_bytes}, but must be 0 or more")
+        widths = [one.width for one in self.packings]
+        if len({USUAL_WIDTH, *widths}) <= len(widths):
+            raise ProtocolError(
+                f"a memory plan's packings have the widths {widths}, but each once, without {USUAL_WIDTH}"
+            )
+        if any(self.peak_bytes + one.more_bytes < 0 for one in self.packings):
+            raise ProtocolError("a memory plan's packings must leave 0 bytes or more")
 
     @property
     def peak_bytes(self) -> int:

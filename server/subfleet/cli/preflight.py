@@ -35,7 +35,7 @@ class Verdict:
         target: such as "onnx".
         parameters: numbers that the subnet holds.
         program_bytes: size of the packed program, sent once to each device that trains it.
-        planned_peak_bytes: memory that a device needs to train it.
+        planned_peak_bytes: memory that a device with usual kernels needs to train it; see `MemoryPlan.packings`.
         memory: the same by what it is for.
         max_abs_diff: largest difference from PyTorch.
         waited_s: until it was there, behind those before it; next to nothing where it was exported before.

@@ -6,18 +6,16 @@ workspace            kernels' scratch memory
 runtime              structures and operators, counted in the C library's heap; the program; a constant
 """
 
-from collections.abc import Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Sequence
 from typing import get_args
 
-import torch
-
+from subfleet.device_profiles import own_packing_width
 from subfleet.export.memory.executorch_run import HeapGrowth, heap_growth
 from subfleet.export.memory.values import counted_bytes, fed_bytes, optimiser_bytes, weights_bytes
 from subfleet.export.steps.values import Step
 from subfleet.protocol.memory import USUAL_WIDTH, MemoryPlan, Packing, PackingWidth
 
-__all__ = ["BASE_BYTES", "PROGRAM_COPIES", "own_width", "plan_executorch"]
+__all__ = ["BASE_BYTES", "PROGRAM_COPIES", "plan_executorch"]
 
 PROGRAM_COPIES = 3
 """As it was read, moved to where the runtime may read it, and about as much that loading leaves between its blocks."""
@@ -30,12 +28,6 @@ BASE_BYTES = _KERNEL_PAGES_BYTES + _TRAINING_BYTES
 """What a device takes whatever the program."""
 _STRUCTURE_BYTES_PER_PROGRAM_BYTE = 7
 """Where the C library does not count its heap. Measured without delegates: 6.9 to 7.1."""
-_WIDTHS: Mapping[str, PackingWidth] = MappingProxyType({"AVX2": 16, "AVX512": 32})
-
-
-def own_width() -> PackingWidth:
-    """How many outputs XNNPACK's kernels take at once on this processor (its `gemm-config.c`)."""
-    return _WIDTHS.get(torch.backends.cpu.get_cpu_capability(), 8)
 
 
 def plan_executorch(step: Step, *, body: bytes, arena_bytes: int, packed: Sequence[tuple[int, int]]) -> MemoryPlan:
@@ -49,7 +41,7 @@ def plan_executorch(step: Step, *, body: bytes, arena_bytes: int, packed: Sequen
     """
     widths: tuple[PackingWidth, ...] = get_args(PackingWidth)
     packed_bytes = {width: sum(4 * rows * -(-columns // width) * width for rows, columns in packed) for width in widths}
-    own_bytes, usual_bytes = packed_bytes[own_width()], packed_bytes.pop(USUAL_WIDTH)
+    own_bytes, usual_bytes = packed_bytes[own_packing_width()], packed_bytes.pop(USUAL_WIDTH)
     growth = heap_growth(body, step.inputs, step.outputs, arena_bytes=arena_bytes)
     if growth is None:
         structures = _STRUCTURE_BYTES_PER_PROGRAM_BYTE * len(body)

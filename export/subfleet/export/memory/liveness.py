@@ -14,7 +14,7 @@ __all__ = ["activation_peak_bytes", "calls_of", "size_bytes_of"]
 
 aten = torch.ops.aten
 
-_SHARES = frozenset({aten.view.default, aten.unsqueeze.default, aten.squeeze.dims, operator.getitem})
+_SHARES = frozenset({aten.view.default, aten.unsqueeze.default, aten.squeeze.dims})
 """Operators whose result is their input's memory under another shape."""
 
 
@@ -33,7 +33,7 @@ def calls_of(nodes: Sequence[fx.Node]) -> tuple[Call, ...]:
     return tuple(
         Call(
             inputs=tuple(given.name for given in node.all_input_nodes),
-            outputs={node.name: size_bytes_of(node)},
+            outputs=_outputs(node),
             shares=node.target in _SHARES,
             after_bytes=tuple(filter(None, [_workspace_bytes(node)])),
         )
@@ -42,9 +42,17 @@ def calls_of(nodes: Sequence[fx.Node]) -> tuple[Call, ...]:
 
 
 def size_bytes_of(node: fx.Node) -> int:
-    """Of its result; 0 for a tuple of results, whose parts are counted where they are taken out."""
+    """Of its result; 0 for several."""
     value = node.meta.get("val")
     return value.numel() * value.element_size() if isinstance(value, torch.Tensor) else 0
+
+
+def _outputs(node: fx.Node) -> dict[str, int]:
+    """Results that come together are there at once, under the names of those that take them apart."""
+    if node.target is operator.getitem:
+        return {}
+    alone = isinstance(node.meta.get("val"), torch.Tensor)
+    return {one.name: size_bytes_of(one) for one in ([node] if alone else node.users)}
 
 
 def _workspace_bytes(node: fx.Node) -> int:

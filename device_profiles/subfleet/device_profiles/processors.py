@@ -1,0 +1,25 @@
+"""What is known of the processor of this machine."""
+
+import platform
+from pathlib import Path
+
+from subfleet.protocol.memory import PackingWidth
+
+__all__ = ["own_packing_width"]
+
+_CPUINFO = Path("/proc/cpuinfo")
+
+
+def own_packing_width(cpuinfo: Path = _CPUINFO) -> PackingWidth:
+    """How many outputs XNNPACK's kernels for products take at once on this processor (its `gemm-config.c`).
+
+    Args:
+        cpuinfo: where Linux says what the processor can do.
+    """
+    try:
+        flags = set(cpuinfo.read_text(encoding="utf-8", errors="replace").split())
+    except OSError:
+        return 16 if platform.machine().lower() in {"x86_64", "amd64"} else 8
+    if "avx512f" in flags:
+        return 32
+    return 16 if "avx" in flags else 8
