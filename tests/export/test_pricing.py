@@ -22,6 +22,7 @@ from subfleet.export.canonical.cleaning import clean
 from subfleet.export.canonical.constants import fold_constants
 from subfleet.export.memory.blocks import Call, blocks_of, peak_bytes
 from subfleet.export.pricing.coding import axes_of, coded
+from subfleet.export.pricing.kernels import Program
 from subfleet.export.pricing.model import PriceModel
 from subfleet.export.programs import export_training_program
 from subfleet.export.recording import recorded
@@ -209,3 +210,16 @@ def test_only_the_last_reader_writes_over_what_it_reads() -> None:
         [("d", 8), ("b", None)],
         [("y", 4), ("d", None), ("y", None)],
     ]
+
+
+def test_what_outlives_its_part_of_a_program_lies_in_a_memory_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(PriceModel, "_column", lambda _self, size, _layer: size)
+    calls = (
+        Call(inputs=("x",), outputs={"a": 8, "b": 4}),
+        Call(inputs=("b",), outputs={"c": 2}),
+        Call(inputs=("a", "c"), outputs={"y": 1}, part=1),
+    )
+    program = Program(calls=calls, names={"x": "x", "y": "y"}, base_bytes=0)
+    within, beyond = PriceModel.__new__(PriceModel)._happenings(program, [0, 0, 0])
+    assert within == [("b", 4, 1), ("b", 4, -1)]
+    assert beyond == [("a", 8, 1), ("c", 2, 1), ("a", 8, -1), ("c", 2, -1)]
