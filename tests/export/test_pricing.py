@@ -22,6 +22,7 @@ from subfleet.export.canonical.cleaning import clean
 from subfleet.export.canonical.constants import fold_constants
 from subfleet.export.memory.blocks import Call, blocks_of, peak_bytes
 from subfleet.export.pricing.coding import axes_of, coded
+from subfleet.export.pricing.graphs import _ones_bytes
 from subfleet.export.pricing.kernels import Program
 from subfleet.export.pricing.model import PriceModel
 from subfleet.export.programs import export_training_program
@@ -223,3 +224,12 @@ def test_what_outlives_its_part_of_a_program_lies_in_a_memory_of_its_own(monkeyp
     within, beyond = PriceModel.__new__(PriceModel)._happenings(program, [0, 0, 0])
     assert within == [("b", 4, 1), ("b", 4, -1)]
     assert beyond == [("a", 8, 1), ("c", 2, 1), ("a", 8, -1), ("c", 2, -1)]
+
+
+@pytest.mark.parametrize(
+    ("dims", "count"), [([1], 6), ([-1], 6), ([0], 0), ([0, 1], 30), ([], 0)], ids=lambda one: str(one).replace(" ", "")
+)
+def test_sums_over_last_dimensions_hold_ones_in_a_stripe(dims: list[int], count: int) -> None:
+    graph = make_fx(lambda x: (torch.ops.aten.sum.dim_IntList(x, dims) if dims else torch.exp(x),))(torch.zeros(5, 6))
+    (node,) = (one for one in graph.graph.nodes if one.op == "call_function")
+    assert _ones_bytes(node) == 4 * 16 * count

@@ -53,9 +53,7 @@ class Coding:
     def decoded(self, size: int, tensor: int) -> tuple[float, dict[str, int]]:
         """What a size in the coded program is in a subnet's: a number times powers of how much it keeps of axes.
 
-        Args:
-            size: in the coded program.
-            tensor: in whose layer it occurs, by its place in the network.
+        It occurs in the layer of a tensor, which is told by its place in the network.
         """
         number, powers = float(size), dict[str, int]()
         for prime in dict.fromkeys(self.primes.values()):

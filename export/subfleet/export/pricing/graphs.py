@@ -12,6 +12,7 @@ from subfleet.export.lowerings.winograd import FEWEST_CHANNELS
 from subfleet.export.memory.blocks import Call
 from subfleet.export.memory.executorch_plan import BASE_BYTES, PROGRAM_COPIES
 from subfleet.export.memory.liveness import calls_of, size_bytes_of
+from subfleet.export.nodes import argument, shape_of
 from subfleet.export.pricing.kernels import Program
 from subfleet.export.steps.values import Step
 from subfleet.export.targets import torch as eager
@@ -21,12 +22,14 @@ from subfleet.export.targets.xnnpack.operators import is_supported, product_by_t
 from subfleet.export.targets.xnnpack.preparing import prepare
 from subfleet.export.targets.xnnpack.regions import Region, split
 from subfleet.export.tracing import inputs_of, results_of, trace
+from subfleet.protocol.memory import USUAL_WIDTH
 
 __all__ = ["executorch_program", "torch_program"]
 
 aten = torch.ops.aten
 _TURNS = frozenset({aten.permute.default, aten.transpose.int, aten.t.default})
 _PRODUCTS = frozenset({aten.mm.default, aten.bmm.default, product_by_transposed})
+_SUMS = frozenset({aten.sum.dim_IntList, aten.mean.dim})
 _PRODUCT_KINDS, _JOIN = ("BatchMatrixMultiply", "FullyConnected"), "Concatenate"
 _PRODUCT_BYTES, _NODE_BYTES, _PART_BYTES, _INSTRUCTION_BYTES = 2_700, 1_570, 760, 10_000
 """Of the runtime's structures, and of all copies of the program: for a product of XNNPACK's, for another of its nodes,
@@ -51,8 +54,9 @@ def executorch_program(step: Step) -> Program:
         each_bytes = _written_bytes(part) // len(nodes) if isinstance(part, Region) else _INSTRUCTION_BYTES
         for call, node in zip(calls_of(nodes), nodes, strict=True):
             read_as_held = node.target in _TURNS and call.inputs[0] in given  # such as a layer's transposed weight
-            own = replace(call, shares=call.shares or read_as_held, overwrites=_overwritten(node), part=number)
-            calls.append(replace(own, after_bytes=_packed_bytes(node), object_bytes=each_bytes))
+            shares, after_bytes, ones_bytes = call.shares or read_as_held, _packed_bytes(node), _ones_bytes(node)
+            own = replace(call, shares=shares, overwrites=_overwritten(node), part=number, after_bytes=after_bytes)
+            calls.append(replace(own, object_bytes=each_bytes, constant_bytes=ones_bytes))
     return Program(
         calls=tuple(calls),
         names=_names(graph, step),
@@ -90,6 +94,17 @@ def _packed_bytes(node: fx.Node) -> tuple[int, ...]:
     """Of a product's second factor, which is laid out anew where it was computed."""
     factor = node.args[1] if node.target in _PRODUCTS else None
     return (size_bytes_of(factor),) if isinstance(factor, fx.Node) and factor.op == "call_function" else ()
+
+
+def _ones_bytes(node: fx.Node) -> int:
+    """Of a sum over the last dimensions, which is a product with a column of ones, in a stripe of the usual width."""
+    dims, count = argument(node, 1) if node.target in _SUMS else (), 1
+    sizes = shape_of(node.all_input_nodes[0]) if dims else ()
+    for place, size in reversed(list(enumerate(sizes))):
+        if size > 1 and place not in dims and place - len(sizes) not in dims:
+            break
+        count *= size
+    return 4 * USUAL_WIDTH * count if count > 1 else 0
 
 
 def _written_bytes(region: Region) -> int:

@@ -19,8 +19,7 @@ class Program:
     Attributes:
         names: of the step's values among those of the calls.
         base_bytes: of the runtime, whatever the program; value_bytes: for each of the step's values.
-        passing_factor: planned bytes over the most that blocks come to at once.
-        filled: what the allocator takes in place of that.
+        passing_factor: planned bytes over the most that blocks come to; filled: what the allocator takes instead.
         held_factors: by role, planned bytes over those of the step's values, where that is not 1.
         unrolls: whether a convolution is a product for each place of its kernel.
         narrow_bytes: the most that is held for the calls of a convolution with fewer than `narrow_channels`.

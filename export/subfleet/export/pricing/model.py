@@ -1,7 +1,7 @@
 """What subnets' training programs would be planned to take, told of thousands at once from one look at the network."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 from types import MappingProxyType
@@ -10,7 +10,7 @@ import numpy as np
 
 from subfleet.elastic.network import Network
 from subfleet.elastic.sizes import Floats, SizeTable
-from subfleet.export.memory.blocks import Request, blocks_of
+from subfleet.export.memory.blocks import blocks_of
 from subfleet.export.memory.values import value_bytes
 from subfleet.export.pricing.coding import axes_of, coded
 from subfleet.export.pricing.graphs import executorch_program, torch_program
@@ -66,8 +66,10 @@ class PriceModel:
         self._peaks = [each[np.unique((samples @ each.T).argmax(axis=1))] for each in moments]
         self._factor, self._base_bytes = program.passing_factor, float(program.base_bytes)
         if program.filled is not None:
-            taken = np.array([program.filled(_requests(happenings[0], row)) for row in samples[:_FILLED]])
-            rows = np.column_stack([self._passing(samples[:_FILLED]), np.ones(_FILLED)]) / taken[:, None]
+            few, order = samples[:_FILLED], happenings[0]
+            runs = ([(name, int(row[at]) if up > 0 else None) for name, at, up in order if row[at] >= 1] for row in few)
+            taken = np.array([program.filled(run) for run in runs])
+            rows = np.column_stack([self._passing(few), np.ones(_FILLED)]) / taken[:, None]
             self._factor, extra_bytes = np.linalg.lstsq(rows, np.ones(_FILLED))[0]
             self._base_bytes += extra_bytes
 
@@ -83,17 +85,12 @@ class PriceModel:
 
     def _passing(self, sizes: Floats) -> Floats:
         """The most that blocks come to at once."""
-        found: Floats = sum(((sizes @ peaks.T).max(axis=1) for peaks in self._peaks), np.zeros(len(sizes)))
-        return found
+        return sum(((sizes @ peaks.T).max(axis=1) for peaks in self._peaks), np.zeros(len(sizes)))
 
     def _column(self, size: int, tensor: int, *, side: str | None = None, least: int = 0) -> int:
-        """The column of a size in the layer of a tensor, -1 for none.
+        """The column of a size of the coded program in the layer of a tensor, by its place; -1 for none.
 
-        Args:
-            size: in the coded program.
-            tensor: its place in the network; -1 for a size outside of all layers.
-            side: axis of a kernel, for each of whose places it occurs.
-            least: channels below which a convolution has none of it.
+        It occurs for each place of a kernel with the axis `side`, and in convolutions of `least` channels or more.
         """
         decl = self._decls[tensor] if tensor >= 0 else None
         number, powers = self._coding.decoded(size, tensor)
@@ -117,7 +114,7 @@ class PriceModel:
         for call, layer in zip(program.calls, layers, strict=True):
             of_layer[layer] += call.object_bytes
             side, places = self._kernel_of(layer)
-            if call.constant_bytes and call.constant_bytes % places == 0:
+            if call.constant_bytes % places == 0 < call.constant_bytes and not program.unrolls:
                 found[self._column(call.constant_bytes // places, layer, side=side)] += 1
             elif call.constant_bytes:
                 found[self._column(call.constant_bytes, layer)] += 1
@@ -161,10 +158,3 @@ def _moments(happening: _Happening, length: int) -> Floats:
     last = [at for at, (_, _, step) in enumerate(happening) if step > 0 and steps[at + 1].min() < 0]
     in_use: Floats = steps.cumsum(axis=0)[[*last, -1]]
     return in_use
-
-
-def _requests(happening: _Happening, sizes: Floats) -> Iterator[Request]:
-    """What happens in a subnet of these sizes."""
-    for name, column, step in happening:
-        if sizes[column] >= 1:
-            yield name, int(sizes[column]) if step > 0 else None

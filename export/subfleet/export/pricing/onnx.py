@@ -20,8 +20,6 @@ _NODE_BYTES, _WRITTEN_BYTES = 2_500, 1_930
 away. Of 23 networks, constants included, they tell 0.96 to 1.06 of what was counted."""
 _PACKING = frozenset({"Conv", "ConvTranspose", "FusedConv", "FusedMatMul", "Gemm", "MatMul"})
 """Kernels that hold a constant second input once more, in an order of their own."""
-_ROUNDED_BYTES = 2**15
-"""Half of the step in which plans count objects."""
 
 
 def onnx_program(step: Step) -> Program:
@@ -39,7 +37,7 @@ def onnx_program(step: Step) -> Program:
     return Program(
         calls=tuple(calls),
         names={value.name: value.name for value in (*step.inputs, *step.outputs)},
-        base_bytes=FIRST_SESSION_BYTES + TRAINING_BYTES + _ROUNDED_BYTES,
+        base_bytes=FIRST_SESSION_BYTES + TRAINING_BYTES + 2**15,  # half of the step in which plans count objects
         value_bytes=VALUE_BYTES,
         filled=lambda requests: arena_after(requests).resident_bytes,
     )
