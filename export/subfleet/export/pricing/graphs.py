@@ -20,6 +20,7 @@ from subfleet.export.targets.executorch import ExecutorchTarget
 from subfleet.export.targets.xnnpack.delegating import region_graph
 from subfleet.export.targets.xnnpack.operators import is_supported, product_by_transposed
 from subfleet.export.targets.xnnpack.preparing import prepare
+from subfleet.export.targets.xnnpack.reductions import LONGEST_PRODUCT
 from subfleet.export.targets.xnnpack.regions import Region, split
 from subfleet.export.tracing import inputs_of, results_of, trace
 from subfleet.protocol.memory import USUAL_WIDTH
@@ -47,8 +48,7 @@ def executorch_program(step: Step) -> Program:
     """
     graph = settled(trace(step, ExecutorchTarget.lowerings))
     prepare(graph)
-    calls: list[Call] = []
-    given = {node.name for node in inputs_of(graph)}
+    calls, given = list[Call](), {node.name for node in inputs_of(graph)}
     for number, part in enumerate(split(graph.graph, is_supported)):
         nodes = part.nodes if isinstance(part, Region) else part
         each_bytes = _written_bytes(part) // len(nodes) if isinstance(part, Region) else _INSTRUCTION_BYTES
@@ -97,14 +97,14 @@ def _packed_bytes(node: fx.Node) -> tuple[int, ...]:
 
 
 def _ones_bytes(node: fx.Node) -> int:
-    """Of a sum over the last dimensions, which is a product with a column of ones, in a stripe of the usual width."""
+    """Of a short sum over last dimensions, which is a product with a column of ones, in a stripe of the usual width."""
     dims, count = argument(node, 1) if node.target in _SUMS else (), 1
     sizes = shape_of(node.all_input_nodes[0]) if dims else ()
     for place, size in reversed(list(enumerate(sizes))):
         if size > 1 and place not in dims and place - len(sizes) not in dims:
             break
         count *= size
-    return 4 * USUAL_WIDTH * count if count > 1 else 0
+    return 4 * USUAL_WIDTH * count if 1 < count <= LONGEST_PRODUCT else 0
 
 
 def _written_bytes(region: Region) -> int:

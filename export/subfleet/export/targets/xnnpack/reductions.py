@@ -16,11 +16,11 @@ from subfleet.export.nodes import argument, shape_of
 from subfleet.export.targets.xnnpack.emitting import Emitting, Rule
 from subfleet.export.targets.xnnpack.graph import Graph
 
-__all__ = ["REDUCTIONS", "row_maxima", "row_sums"]
+__all__ = ["LONGEST_PRODUCT", "REDUCTIONS", "row_maxima", "row_sums"]
 
 aten = torch.ops.aten
 
-_LONGEST_PRODUCT = 1024
+LONGEST_PRODUCT = 1024
 _FEW_NUMBERS = 1 << 16
 """Rows up to this length are summed by a product with ones; longer ones by a mean, which is slow for each row."""
 _LONGEST_SUM = 512
@@ -50,7 +50,7 @@ def row_sums(graph: Graph, x_rk: int, factor: float = 1.0) -> int:
     """(R, K) to (R, 1): the sum of each row, times a factor."""
     rows, length = graph.shape(x_rk)
     parts = _parts(length)
-    if length <= _LONGEST_PRODUCT:
+    if length <= LONGEST_PRODUCT:
         return graph.product(x_rk, graph.constant(factor, (length, 1)))
     if rows * length <= _FEW_NUMBERS and parts > 1:
         # Exact for whole numbers, as a mean that is multiplied again is not.
