@@ -16,7 +16,7 @@ import pytest
 from trainers.recording_program import manifest
 
 from subfleet.device_profiles.logs import read_log
-from subfleet.edge_client import cli, doctor, runtimes
+from subfleet.edge_client import cli, joining, runtimes
 from subfleet.edge_client.capture import CaptureOptions, capture
 from subfleet.edge_client.joining import architecture_of, default_client_id, default_state_folder, profile_with
 from subfleet.edge_client.states import Saved
@@ -311,7 +311,7 @@ def test_doctor_names_what_is_there_what_is_not_and_the_remedy(
 def test_doctor_says_that_a_program_fits_a_budget_of_just_its_plan_and_none_of_a_byte_less(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(doctor, "own_packing_width", lambda: 32)
+    monkeypatch.setattr(joining, "own_packing_width", lambda: 32)
     memory = MemoryPlan(runtime_bytes=990, packings=(Packing(width=32, more_bytes=10),))
     planned = replace(manifest(4), memory=memory)
     store = AgentStore(tmp_path)

@@ -10,8 +10,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from types import MappingProxyType
 
-from subfleet.device_profiles import DeviceProfile, memory_budget_bytes, own_packing_width
-from subfleet.edge_client.joining import default_client_id, default_state_folder, profile_with
+from subfleet.device_profiles import DeviceProfile, memory_budget_bytes
+from subfleet.edge_client.joining import default_client_id, default_state_folder, packing_width_of, profile_with
 from subfleet.edge_client.monitor import LiveMeter
 from subfleet.edge_client.runtimes import choose_trainer, load_trainer
 from subfleet.edge_client.store import read_saved
@@ -189,7 +189,7 @@ def _client_id(options: DoctorOptions) -> str:
 
 def _fits(options: DoctorOptions, profile: DeviceProfile, budget_bytes: int) -> str:
     folder = options.state or default_state_folder(options.fleet, _client_id(options))
-    verdicts, width = [], max(profile.packing_width or 4, own_packing_width())
+    verdicts, width = [], packing_width_of(profile)
     # An agent may be at work in the folder: it is only read.
     for digest in read_saved(folder).programs:
         try:

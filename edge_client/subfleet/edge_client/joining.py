@@ -22,6 +22,7 @@ from subfleet.edge_client.states import AgentSettings
 from subfleet.edge_client.store import AgentStore
 from subfleet.edge_client.worker import TrainingWorker
 from subfleet.protocol.errors import ConfigError, FileError, ProtocolError
+from subfleet.protocol.memory import PackingWidth
 from subfleet.protocol.messages import Profile, check_client_id, new_message_id
 from subfleet.protocol.programs import DataSummary, Trainer
 from subfleet.protocol.subnet import SubnetSpec, parse_spec
@@ -223,6 +224,11 @@ def _link(replay: str | None, broker: Transport, held_bytes: Callable[[], int]) 
     return paced, ReplayMeter(ReplayedLog(load_log(replay)), paced.set_rates)
 
 
+def packing_width_of(profile: DeviceProfile) -> PackingWidth:
+    """The wider of a profile's and of this machine's: an emulated device runs on the kernels that are here."""
+    return max(profile.packing_width or 4, own_packing_width())
+
+
 def _announcement(
     client_id: str, profile: DeviceProfile, trainer: Trainer, summary: DataSummary, meter: Meter
 ) -> Profile:
@@ -249,8 +255,7 @@ def _announcement(
             architecture=profile.architecture,
             class_names=summary.class_names,
             other_input_shapes=summary.other_input_shapes,
-            # An emulated device runs on the kernels of this machine, and may take no more than its budget either.
-            packing_width=max(profile.packing_width or 4, own_packing_width()),
+            packing_width=packing_width_of(profile),
         )
     except ValueError as error:
         raise ConfigError(f"this device cannot be announced: {error}; correct its device profile") from error

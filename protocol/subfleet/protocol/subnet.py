@@ -6,6 +6,7 @@ says which indices of each axis and which blocks are kept. Axes that it does not
 
 import hashlib
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import ClassVar
 
 from subfleet.protocol.schema import canonical_json, from_plain, parse_json
@@ -101,12 +102,18 @@ class SubnetSpec:
     @property
     def spec_id(self) -> str:
         """16 hexadecimal digits that are equal for equal subnets, whatever their display name."""
-        identity = canonical_json([self.axes, self.blocks, self.choices])
-        return hashlib.sha256(identity).hexdigest()[:16]
+        return _id_of(self.axes, self.blocks, self.choices)
 
     def index_set(self, axis: str) -> IndexSet:
         """The kept indices of an axis."""
         return dict(self.axes).get(axis, Full())
+
+
+@lru_cache(maxsize=2**11)  # a server asks for those of all written programs with each device
+def _id_of(
+    axes: tuple[tuple[str, IndexSet], ...], blocks: tuple[str, ...], choices: tuple[tuple[str, str], ...]
+) -> str:
+    return hashlib.sha256(canonical_json([axes, blocks, choices])).hexdigest()[:16]
 
 
 MAX_SPEC_BYTES = 64 * 1024
