@@ -36,6 +36,7 @@ from subfleet.elastic.families import FAMILIES, network_of
 from subfleet.elastic.network import ModelConfig, Network
 from subfleet.export.memory.liveness import activation_peak_bytes
 from subfleet.export.pricing.model import PriceModel
+from subfleet.export.quiet import collecting_later
 from subfleet.export.request_steps import training_step_of
 from subfleet.export.targets import target_named
 from subfleet.export.targets.torch import plan_torch
@@ -127,6 +128,7 @@ def draws(case: Case, count: int) -> list[SubnetSpec]:
     return list(different_specs(network_of(config), count, random.Random(config.family)))  # noqa: S311 - no secret
 
 
+@collecting_later()
 def exact_bytes(case: Case, spec: SubnetSpec) -> int:
     """Write a subnet's program, and plan that."""
     *_, name = case

@@ -42,7 +42,6 @@ def lowered(graph: fx.GraphModule, table: Table) -> fx.GraphModule:
     clean(new)
     for node in new.graph.find_nodes(op="call_function", target=aten.reshape.default):
         node.target = aten.view.default
-    new.recompile()
     return new
 
 
@@ -193,7 +192,7 @@ class _Writing:
         if node.op == "call_function":
             arguments, options = fx.node.map_arg((node.args, node.kwargs), values.__getitem__)
             new = called(self._graph, node.target, arguments, options, node.name)
-            new.meta = dict(node.meta)
+            new.meta.update(node.meta)
             return new
         new = self._graph.node_copy(node, values.__getitem__)
         if node.op == "get_attr":

@@ -23,5 +23,5 @@ def called(
 ) -> fx.Node:
     """Append a call. Given with the node, PyTorch would look through all arguments for symbols, which takes as long."""
     node = graph.create_node("call_function", target, name=name)
-    node.args, node.kwargs = arguments, dict(options)
+    node._update_args_kwargs(arguments, dict(options))  # noqa: SLF001 - both at once, and no table follows from them
     return node

@@ -7,6 +7,7 @@ wanted, and takes a fourth of the time.
 
 import operator
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from types import MappingProxyType
 from typing import Any
 
@@ -58,7 +59,7 @@ def recorded(
         return fakes[key]
 
     for node in tape.graph.nodes:
-        node.meta = _mapped(node.meta, fake)
+        node.meta.update(_mapped(node.meta, fake))
     return _LazyGraphModule(tape.root, tape.graph)
 
 
@@ -97,7 +98,7 @@ class _Tape(TorchDispatchMode):  # type: ignore[no-untyped-call] # of PyTorch's
         """Write a call down, or those that are made in its place."""
         options = dict(kwargs or {})
         instead = [self._table[func]] if func in self._table else []
-        if func._can_decompose() and not _has_kernel(func.name(), "CPU"):  # noqa: SLF001 - as PyTorch's tracer does
+        if _traits_of(func)[0]:
             instead.append(func.decompose)
         for simpler in instead:
             with self:
@@ -120,10 +121,10 @@ class _Tape(TorchDispatchMode):  # type: ignore[no-untyped-call] # of PyTorch's
 
     def _called(self, func: Any, args: Any, options: Any) -> Any:
         """What a call gives. PyTorch takes long to tell shapes, and most calls are like an earlier one."""
-        arguments = func._schema.arguments  # noqa: SLF001 - the operator's description
-        if any(argument.name == "device" for argument in arguments):
+        _, takes_device, aliases = _traits_of(func)
+        if takes_device:
             options = {**options, "device": _SHAPES}
-        if any(argument.alias_info for argument in arguments):
+        if aliases:
             return func(*args, **options)
         key = func, _described(args), _described(options)
         if key not in self._results:
@@ -150,17 +151,22 @@ class _Tape(TorchDispatchMode):  # type: ignore[no-untyped-call] # of PyTorch's
         return self._held[id(tensor)]
 
 
+@cache
+def _traits_of(func: Any) -> tuple[bool, bool, bool]:
+    """Whether an operator runs as others, makes tensors on a device, and gives or changes memory that it is given."""
+    schema: Any = func._schema  # noqa: SLF001 - the operator's description
+    decomposes = func._can_decompose() and not _has_kernel(func.name(), "CPU")  # noqa: SLF001 - as PyTorch's tracer does
+    takes_device = any(argument.name == "device" for argument in schema.arguments)
+    return decomposes, takes_device, any(argument.alias_info for argument in schema.arguments)
+
+
 def _shape(tensor: Tensor) -> Tensor:
     return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=_SHAPES)
 
 
 def _mapped(value: Any, change: Callable[[Tensor], Any]) -> Any:
     """The same with its tensors changed."""
-    if isinstance(value, Tensor):
-        return change(value)
-    if isinstance(value, (tuple, list)):
-        return type(value)([_mapped(one, change) for one in value])
-    return {name: _mapped(one, change) for name, one in value.items()} if isinstance(value, dict) else value
+    return fx.node.map_aggregate(value, lambda one: change(one) if isinstance(one, Tensor) else one)
 
 
 def _described(value: Any) -> Any:

@@ -34,7 +34,6 @@ def trace(step: Step, table: Mapping[Any, Callable[..., Any]]) -> fx.GraphModule
     """
     graph = lowered(canonical(step), table)
     _own_results(graph)
-    graph.recompile()
     return graph
 
 

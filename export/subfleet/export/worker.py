@@ -15,6 +15,7 @@ from typing import BinaryIO, TextIO
 from subfleet.elastic.network import ModelConfig
 from subfleet.export.cache import is_whole, only_one_exports
 from subfleet.export.jobs import MAX_LINE_BYTES, TAKEN_LINE, Answer, Job, figure_path, write_atomically
+from subfleet.export.quiet import collecting_later
 from subfleet.export.requests import InferRequest, TrainRequest
 from subfleet.export.versions import TARGET_NAMES
 from subfleet.protocol.errors import ExportError, SubfleetError
@@ -38,6 +39,7 @@ def run_job(job: Job) -> None:
             _export(job, path)
 
 
+@collecting_later()
 def _export(job: Job, path: Path) -> None:
     from subfleet.export.programs import export_training_program
 

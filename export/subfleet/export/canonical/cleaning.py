@@ -43,7 +43,9 @@ def clean(graph: fx.GraphModule) -> None:
 
 def drop_dead_code(graph: fx.GraphModule) -> None:
     """Take out what no result depends on, also where it would draw random numbers."""
-    graph.graph.eliminate_dead_code(is_impure_node=lambda node: node.op in {"placeholder", "output"})
+    for node in reversed(graph.graph.nodes):
+        if not node.users and node.op not in {"placeholder", "output"}:
+            graph.graph.erase_node(node)
     graph.recompile()
 
 

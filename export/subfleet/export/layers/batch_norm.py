@@ -3,9 +3,10 @@
 Shapes: B samples, C channels, P positions.
 """
 
-# ruff: noqa: N803, N806 - shapes in names
+# ruff: noqa: N803, N806, N815 - shapes in names
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
@@ -20,59 +21,51 @@ __all__ = ["BATCH_NORMS"]
 
 
 class _BatchNorm(torch.autograd.Function):
-    """Normalise by the statistics of the real samples: (outputs_BCP, mean_C, variance_C, count).
+    """Normalise by the statistics of the real samples: (outputs_BCP, mean_C, variance_C).
 
     The backward is written out, since what autograd makes of the forward passes over the activations three times as
     often. The gradient of a padded sample's output is 0, as nothing that counts depends on it; so is then its input's.
     """
 
     @staticmethod
-    def forward(ctx: Any, *arguments: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        inputs_BCP, weight_C, bias_C, mask_B, epsilon = arguments
-        mask_11B = mask_B.reshape(1, 1, -1)
-        real = mask_B.sum(0) * inputs_BCP.shape[2]
-        count = real.clamp(min=1.0)
+    def forward(ctx: Any, *arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
+        inputs_BCP, weight_C, bias_C, mask_B1, count, epsilon = arguments
         # Sums over positions first: the mask then meets (B, C) numbers and not every activation.
-        mean_C = _over_samples(inputs_BCP.sum(2), mask_11B) / count
+        mean_C = (inputs_BCP.sum(2) * mask_B1).sum(0) / count
         centred = inputs_BCP - mean_C.reshape(1, -1, 1)
-        variance_C = _over_samples((centred * centred).sum(2), mask_11B) / count
+        variance_C = ((centred * centred).sum(2) * mask_B1).sum(0) / count
         rstd_C = torch.rsqrt(variance_C + epsilon)
-        scale_C = rstd_C if weight_C is None else rstd_C * weight_C
+        scale_1C1 = (rstd_C if weight_C is None else rstd_C * weight_C).reshape(1, -1, 1)
+        mask_B11 = mask_B1.unsqueeze(2)
         # Padding leaves as the bias: normalised by others it would grow from norm to norm, until it is no number.
-        outputs = centred * (scale_C.reshape(1, -1) * mask_B.reshape(-1, 1)).unsqueeze(2)
+        outputs = centred * (scale_1C1 * mask_B11)
         if bias_C is not None:
             outputs = outputs + bias_C.reshape(1, -1, 1)
-        ctx.save_for_backward(centred, rstd_C, scale_C, mask_B, count)
+        ctx.save_for_backward(centred, rstd_C, scale_1C1, mask_B11, count)
         ctx.has = (weight_C is not None, bias_C is not None)
-        ctx.mark_non_differentiable(mean_C, variance_C, real)
-        return outputs, mean_C, variance_C, real
+        ctx.mark_non_differentiable(mean_C, variance_C)
+        return outputs, mean_C, variance_C
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         g = gradients[0]
-        centred, rstd_C, scale_C, mask_B, count = ctx.saved_tensors
+        centred, rstd_C, scale_1C1, mask_B11, count = ctx.saved_tensors
         has_weight, has_bias = ctx.has
         # Positions first, then samples: runtimes add up neighbours faster than two dimensions at once.
         sum_C = g.sum(2).sum(0)
         product_C = (g * centred).sum(2).sum(0)
         d_inputs = d_weight = d_bias = None
         if ctx.needs_input_grad[0]:
-            mask_B11 = mask_B.reshape(-1, 1, 1)
-            scaled_C = scale_C / count
-            slope = (product_C * rstd_C * rstd_C * scaled_C).reshape(1, -1, 1) * mask_B11
-            offset = (sum_C * scaled_C).reshape(1, -1, 1) * mask_B11
+            scaled_BC1 = scale_1C1 / count * mask_B11
+            slope = (product_C * rstd_C * rstd_C).reshape(1, -1, 1) * scaled_BC1
+            offset = sum_C.reshape(1, -1, 1) * scaled_BC1
             # Scaling and offset of one tensor together are a single pass where a runtime has an operator for them.
-            d_inputs = (g * scale_C.reshape(1, -1, 1) - offset) - centred * slope
+            d_inputs = (g * scale_1C1 - offset) - centred * slope
         if has_weight and ctx.needs_input_grad[1]:
             d_weight = product_C * rstd_C
         if has_bias and ctx.needs_input_grad[2]:
             d_bias = sum_C
-        return d_inputs, d_weight, d_bias, None, None
-
-
-def _over_samples(values_BC: Tensor, mask_11B: Tensor) -> Tensor:
-    """The sum over the real samples, (C,)."""
-    return (values_BC * mask_11B.reshape(-1, 1)).sum(0)
+        return d_inputs, d_weight, d_bias, None, None, None
 
 
 def _batch_norm(  # noqa: PLR0913, PLR0917 - PyTorch's signature
@@ -92,17 +85,46 @@ def _batch_norm(  # noqa: PLR0913, PLR0917 - PyTorch's signature
         mean, variance = context.buffer(running_mean), context.buffer(running_var)
         return functional.batch_norm(input, mean, variance, weight, bias, eps=eps)
     mask_B = _checked_mask(context, input)
+    if context.is_first_run:  # shapes alone
+        return input.clone()
     inputs_BCP = input.reshape(input.shape[0], input.shape[1], -1)
-    outputs, mean_C, variance_C, count = _BatchNorm.apply(inputs_BCP, weight, bias, mask_B, eps)  # type: ignore[no-untyped-call]
+    counts = context.shared((inputs_BCP.shape[2], momentum), lambda: _counts(mask_B, inputs_BCP.shape[2], momentum))
+    outputs, mean_C, variance_C = _BatchNorm.apply(inputs_BCP, weight, bias, counts.mask_B1, counts.count, eps)  # type: ignore[no-untyped-call]
     if running_mean is not None and running_var is not None:
-        # PyTorch's running variance is the unbiased one. No sample teaches nothing of the mean, and one value alone
-        # nothing of the variance: PyTorch refuses such a batch, here the running variance stays as it is.
-        unbiased_C = variance_C * (count / (count - 1.0).clamp(min=1.0))
-        for running, new, known in ((running_mean, mean_C, count), (running_var, unbiased_C, count - 1.0)):
-            old, rate = context.buffer(running), momentum * known.clamp(min=0.0, max=1.0)
-            context.update(running, old * (1 - rate) + new * rate)
+        news = (mean_C, variance_C * counts.unbiased)
+        for running, new, (kept, taken) in zip((running_mean, running_var), news, counts.rates, strict=True):
+            context.update(running, context.buffer(running) * kept + new * taken)
     result: Tensor = outputs.reshape(input.shape)
     return result
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Counts:
+    """What layers with as many positions share.
+
+    Attributes:
+        mask_B1: 1 for real samples.
+        count: of their values in a channel, at least one; unbiased: what makes the variance of these unbiased.
+        rates: how much of the running mean stays, and how much of the batch's is taken; likewise of the variance.
+    """
+
+    mask_B1: Tensor
+    count: Tensor
+    unbiased: Tensor
+    rates: Sequence[tuple[Tensor, Tensor]]
+
+
+def _counts(mask_B: Tensor, positions: int, momentum: float) -> _Counts:
+    real = mask_B.sum(0) * positions
+    rates = [momentum * known.clamp(min=0.0, max=1.0) for known in (real, real - 1.0)]
+    # PyTorch's running variance is the unbiased one. No sample teaches nothing of the mean, and one value alone nothing
+    # of the variance: PyTorch refuses such a batch, here the running variance stays as it is.
+    return _Counts(
+        mask_B1=mask_B.reshape(-1, 1),
+        count=real.clamp(min=1.0),
+        unbiased=real / (real - 1.0).clamp(min=1.0),
+        rates=[(1 - rate, rate) for rate in rates],
+    )
 
 
 def _checked_mask(context: LayerContext, inputs: Tensor) -> Tensor:

@@ -39,17 +39,9 @@ def dropped(context: LayerContext, inputs: Tensor, p: float, random_shape: tuple
     return inputs * (kept * (1 / (1 - p)))
 
 
-def _dropout(
-    context: LayerContext,
-    input: Tensor,  # noqa: A002 - PyTorch's name of it
-    p: float = 0.5,
-    training: bool = True,
-    inplace: bool = False,  # PyTorch's signature; nothing is done in place
-) -> Tensor:
-    return dropped(context, input, p, tuple(input.shape)) if training else input
+def _dropout(dimensions: int) -> Replacement:
+    """Of single elements, or of channels with so many dimensions."""
 
-
-def _channel_dropout(dimensions: int) -> Replacement:
     def drop(
         context: LayerContext,
         input: Tensor,  # noqa: A002 - PyTorch's name of it
@@ -57,12 +49,12 @@ def _channel_dropout(dimensions: int) -> Replacement:
         training: bool = True,
         inplace: bool = False,  # PyTorch's signature; nothing is done in place
     ) -> Tensor:
-        if input.dim() != dimensions + 2:
+        if dimensions and input.dim() != dimensions + 2:
             raise ExportError(
                 f"layer {context.layer!r} drops channels of an input of the shape {tuple(input.shape)}, but it must "
                 f"have {dimensions + 2} dimensions; keep the batch"
             )
-        shape = (*input.shape[:2], *[1] * dimensions)
+        shape = (*input.shape[:2], *[1] * dimensions) if dimensions else tuple(input.shape)
         return dropped(context, input, p, shape) if training else input
 
     return drop
@@ -85,10 +77,10 @@ def _refused_in_training(function: Callable[..., Tensor]) -> Replacement:
 
 DROPOUTS: Mapping[Any, Replacement] = MappingProxyType(
     {
-        functional.dropout: _dropout,
-        functional.dropout1d: _channel_dropout(1),
-        functional.dropout2d: _channel_dropout(2),
-        functional.dropout3d: _channel_dropout(3),
+        functional.dropout: _dropout(0),
+        functional.dropout1d: _dropout(1),
+        functional.dropout2d: _dropout(2),
+        functional.dropout3d: _dropout(3),
         functional.alpha_dropout: _refused_in_training(functional.alpha_dropout),
         functional.feature_alpha_dropout: _refused_in_training(functional.feature_alpha_dropout),
         functional.rrelu: _refused_in_training(functional.rrelu),

@@ -45,6 +45,18 @@ class LayerContext:
         self._repeating = False
         self._going_back = False
         self._places: dict[str, list[int]] = {}
+        self._shared: dict[Any, Any] = {}
+
+    @property
+    def is_first_run(self) -> bool:
+        """Whether the run only finds out shapes."""
+        return self._randoms is None
+
+    def shared(self, key: Any, make: Callable[[], Any]) -> Any:
+        """What layers have in common, made by the first of them."""
+        if key not in self._shared:
+            self._shared[key] = make()
+        return self._shared[key]
 
     @property
     def random_shapes(self) -> tuple[tuple[int, ...], ...]:

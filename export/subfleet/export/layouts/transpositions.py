@@ -6,12 +6,14 @@ two of them nothing is moved. Elementwise operators, reductions, slices, padding
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 from torch.fx._lazy_graph_module import _LazyGraphModule  # code that nothing runs is not written
 
+from subfleet.export.canonical.cleaning import drop_dead_code
 from subfleet.export.layouts.reshaping import broadcast_order, held_shape, inverse
 from subfleet.export.nodes import argument, called, shape_of
 
@@ -20,7 +22,7 @@ __all__ = ["Held", "Rewriting", "Rule", "as_written", "without_transpositions"]
 aten = torch.ops.aten
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Held:
     """A tensor of the old graph as the new graph has it.
 
@@ -34,7 +36,7 @@ class Held:
     shape: tuple[int, ...]
     order: tuple[int, ...]
 
-    @property
+    @cached_property
     def own_shape(self) -> tuple[int, ...]:
         """The node's shape in the logical order, with 1 where the tensor is expanded."""
         held = self.node.meta["val"].shape
@@ -199,5 +201,5 @@ def without_transpositions(graph: fx.GraphModule, rules: Mapping[Any, Rule]) -> 
                 new.meta["val"] = mode.from_tensor(getattr(graph, str(node.target)))
             rewriting.logical(node, new)
     new_module = _LazyGraphModule(graph, rewriting.graph)
-    new_module.graph.eliminate_dead_code()
+    drop_dead_code(new_module)
     return new_module

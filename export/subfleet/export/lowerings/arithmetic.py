@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -72,35 +73,18 @@ def _log_sum_exp(x: Tensor, dims: list[int], keepdim: bool = False) -> Tensor:
     return total if keepdim else total.squeeze(tuple(dims))
 
 
-def _maximum(x: Tensor, dim: int, keepdim: bool = False) -> tuple[Tensor, Tensor]:
-    return torch.amax(x, dim, keepdim=keepdim), torch.argmax(x, dim, keepdim=keepdim)
+def _extreme(x: Tensor, dim: int, keepdim: bool = False, *, by: tuple[Any, Any]) -> tuple[Tensor, Tensor]:
+    return by[0](x, dim, keepdim=keepdim), by[1](x, dim, keepdim=keepdim)
 
 
-def _minimum(x: Tensor, dim: int, keepdim: bool = False) -> tuple[Tensor, Tensor]:
-    return torch.amin(x, dim, keepdim=keepdim), torch.argmin(x, dim, keepdim=keepdim)
-
-
-def _added_product(x: Tensor, left: Tensor, right: Tensor, *, value: float = 1) -> Tensor:
-    product = left * right
-    return x + (product if value == 1 else product * value)
-
-
-def _added_quotient(x: Tensor, left: Tensor, right: Tensor, *, value: float = 1) -> Tensor:
-    quotient = left / right
-    return x + (quotient if value == 1 else quotient * value)
+def _added(x: Tensor, left: Tensor, right: Tensor, *, value: float = 1, combine: Callable[..., Tensor]) -> Tensor:
+    combined = combine(left, right)
+    return x + (combined if value == 1 else combined * value)
 
 
 def _added_batch_product(x: Tensor, left: Tensor, right: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
     product = torch.bmm(left, right)
     return (x if beta == 1 else x * beta) + (product if alpha == 1 else product * alpha)
-
-
-def _matrix_vector(matrix: Tensor, vector: Tensor) -> Tensor:
-    return torch.mm(matrix, vector.reshape(-1, 1)).reshape(-1)
-
-
-def _dot(left: Tensor, right: Tensor) -> Tensor:
-    return (left * right).sum(0)
 
 
 def _log1p(x: Tensor) -> Tensor:
@@ -124,19 +108,19 @@ ARITHMETIC: Mapping[Any, Callable[..., Any]] = MappingProxyType(
         aten.var_mean.correction: _variance_and_mean,
         aten.linalg_vector_norm.default: _norm,
         aten.logsumexp.default: _log_sum_exp,
-        aten.max.dim: _maximum,
-        aten.min.dim: _minimum,
+        aten.max.dim: partial(_extreme, by=(torch.amax, torch.argmax)),
+        aten.min.dim: partial(_extreme, by=(torch.amin, torch.argmin)),
         aten.sum.default: lambda x, **options: aten.sum.dim_IntList(x, list(range(x.dim())), **options),
         aten.mean.default: lambda x, **options: aten.mean.dim(x, list(range(x.dim())), **options),
         aten.clamp_min.default: aten.clamp.default,
         aten.clamp_max.default: lambda x, high: aten.clamp.default(x, None, high),
         aten.max.default: torch.amax,
         aten.min.default: torch.amin,
-        aten.addcmul.default: _added_product,
-        aten.addcdiv.default: _added_quotient,
+        aten.addcmul.default: partial(_added, combine=torch.mul),
+        aten.addcdiv.default: partial(_added, combine=torch.div),
         aten.baddbmm.default: _added_batch_product,
-        aten.mv.default: _matrix_vector,
-        aten.dot.default: _dot,
+        aten.mv.default: lambda matrix, vector: torch.mm(matrix, vector.reshape(-1, 1)).reshape(-1),
+        aten.dot.default: lambda left, right: (left * right).sum(0),
         aten.log1p.default: _log1p,
         aten.expm1.default: _expm1,
         aten.isnan.default: lambda x: x != x,  # noqa: PLR0124 - true of NaN alone

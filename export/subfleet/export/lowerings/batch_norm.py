@@ -69,19 +69,6 @@ def _batch_norm(  # noqa: PLR0913, PLR0917 - the operator's signature
     return _by_batch(x, weight, bias, epsilon)
 
 
-def _batch_norm_eval(
-    x: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    running_mean: Tensor,
-    running_variance: Tensor,
-    _momentum: float,
-    epsilon: float,
-) -> tuple[Tensor, Tensor, Tensor]:
-    output = _by_given(x, weight, bias, running_mean, running_variance, epsilon)
-    return output, x.new_zeros(0), x.new_zeros(0)
-
-
 def _batch_norm_backward(  # noqa: PLR0913, PLR0917 - the operator's signature
     gradient: Tensor,
     x: Tensor,
@@ -126,7 +113,9 @@ BATCH_NORMS: Mapping[Any, Callable[..., Any]] = MappingProxyType(
         aten._native_batch_norm_legit.no_stats: lambda x, weight, bias, _training, _momentum, epsilon: (  # noqa: SLF001
             _by_batch(x, weight, bias, epsilon)
         ),
-        aten._native_batch_norm_legit_no_training.default: _batch_norm_eval,  # noqa: SLF001 - the operator's name
+        aten._native_batch_norm_legit_no_training.default: lambda x, weight, bias, mean, variance, momentum, epsilon: (  # noqa: SLF001
+            _batch_norm(x, weight, bias, mean, variance, False, momentum, epsilon)
+        ),
         aten.native_batch_norm_backward.default: _batch_norm_backward,
     }
 )

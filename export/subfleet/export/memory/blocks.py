@@ -19,7 +19,7 @@ class Call:
         shares: its first output is its first input under another shape.
         overwrites: inputs in whose place its first output may lie, if it is as large and nothing else reads them.
         before_bytes: taken while it runs, before its outputs; after_bytes: and after them.
-        constant_bytes: of what it is the first to read; object_bytes: of the runtime.
+        constant_bytes: of what it is the last to read; object_bytes: of the runtime.
         part: of the program; what outlives its part lies in a memory of its own.
     """
 

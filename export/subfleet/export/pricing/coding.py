@@ -16,7 +16,7 @@ from subfleet.elastic.network import LocalShapes, Network, TensorDecl
 
 __all__ = ["Coding", "axes_of", "coded"]
 
-_LEAST_PRIME, _FAR, _BORDER = 11, 40, 9
+_LEAST_PRIME, _FAR, _BORDER = 11, 16, 9
 """How many tensors lie between layers that share a prime; by how much borders and kernels make inputs larger."""
 
 

@@ -47,8 +47,7 @@ def layers_of(program: Program, step: Step, order: Sequence[str]) -> list[int]:
     read_values = (one for one in step.inputs if one.role in {"parameter", "buffer"})
     held = {names[one.name]: places[one.tensor] for one in read_values if one.tensor in places}
     given = {names[one.name]: places[one.tensor] for one in step.outputs if one.tensor in places}
-    loss = next(names[one.name] for one in step.outputs if one.role == "loss")
-    follows = _followers(program.calls, given, loss)
+    follows = _followers(program.calls, given, names["loss"])
     layer_of, backward, found = dict[str, int](), set[str](), list[int]()  # by value, of those that are computed
     for call, (forward, first, last) in zip(program.calls, follows, strict=True):
         read = {held[name] for name in call.inputs if name in held}

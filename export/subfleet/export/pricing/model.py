@@ -16,6 +16,7 @@ from subfleet.export.pricing.coding import axes_of, coded
 from subfleet.export.pricing.graphs import executorch_program, torch_program
 from subfleet.export.pricing.kernels import Program, layers_of
 from subfleet.export.pricing.onnx import onnx_program
+from subfleet.export.quiet import collecting_later
 from subfleet.export.request_steps import training_step_of
 from subfleet.export.requests import TrainRequest
 from subfleet.export.steps.values import Step
@@ -48,6 +49,7 @@ class PriceModel:
         ExportError: the target is unknown, or cannot train the network.
     """
 
+    @collecting_later()
     def __init__(self, network: Network, request: TrainRequest) -> None:
         if request.target not in _PROGRAMS:
             raise ExportError(f"target is {request.target!r}, but must be one of {sorted(_PROGRAMS)}")
@@ -59,8 +61,7 @@ class PriceModel:
         self._coding, self._decls, self._sizes = coding, list(network.tensors.values()), SizeTable(network)
         layers = layers_of(program, step, list(network.tensors))
         linear = self._held(network, step, program) + self._objects(program, layers)
-        happenings = self._happenings(program, layers)
-        samples = self._sizes.random(_SAMPLES)
+        happenings, samples = self._happenings(program, layers), self._sizes.random(_SAMPLES)
         self._linear = np.bincount([*linear], [*linear.values()], len(self._sizes))
         moments = [_moments(one, len(self._sizes)) for one in happenings if one]
         self._peaks = [each[np.unique((samples @ each.T).argmax(axis=1))] for each in moments]

@@ -32,10 +32,10 @@ def onnx_program(step: Step) -> Program:
     left = {one.name: graph.types[one.name].size_bytes * (1 + (one.name in packed)) for one in graph.graph.initializer}
     calls = (
         replace(call, object_bytes=node_bytes, constant_bytes=sum(left.pop(name, 0) for name in set(call.inputs)))
-        for call in calls_of(graph)
+        for call in reversed([*calls_of(graph)])  # on the way back blocks that may be left out come first
     )
     return Program(
-        calls=tuple(calls),
+        calls=tuple(calls)[::-1],
         names={value.name: value.name for value in (*step.inputs, *step.outputs)},
         base_bytes=FIRST_SESSION_BYTES + TRAINING_BYTES + 2**15,  # half of the step in which plans count objects
         value_bytes=VALUE_BYTES,

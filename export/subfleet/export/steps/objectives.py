@@ -40,31 +40,20 @@ class ObjectiveRule:
     right: Callable[[Tensor, Tensor], Tensor]
 
 
-def _class_label_shape(logits_shape: Shape) -> Shape:
-    if len(logits_shape) != 2:
-        raise ExportError(
-            f"the network's output is of the shape {logits_shape}, but objective 'cross_entropy' needs logits (batch, "
-            "classes); use 'next_token' for logits of each token"
-        )
-    return _over_classes(logits_shape)
+def _label_shape(rank: int, needs: str) -> Callable[[Shape], Shape]:
+    """Of one label for all the classes."""
 
+    def over_classes(logits_shape: Shape) -> Shape:
+        if len(logits_shape) != rank:
+            raise ExportError(f"the network's output is of the shape {logits_shape}, but objective {needs}")
+        if logits_shape[-1] < 2:
+            raise ExportError(
+                f"the network's output is of the shape {logits_shape}, but one class alone is always right; give it 2 "
+                "classes or more, or use 'binary_cross_entropy'"
+            )
+        return logits_shape[:-1]
 
-def _token_label_shape(logits_shape: Shape) -> Shape:
-    if len(logits_shape) != 3:
-        raise ExportError(
-            f"the network's output is of the shape {logits_shape}, but objective 'next_token' needs logits (batch, "
-            "tokens, classes); use 'cross_entropy' for one class for each sample"
-        )
-    return _over_classes(logits_shape)
-
-
-def _over_classes(logits_shape: Shape) -> Shape:
-    if logits_shape[-1] < 2:
-        raise ExportError(
-            f"the network's output is of the shape {logits_shape}, but one class alone is always right; give it 2 "
-            "classes or more, or use 'binary_cross_entropy'"
-        )
-    return logits_shape[:-1]
+    return over_classes
 
 
 def total(tensor: Tensor) -> Tensor:
@@ -136,7 +125,7 @@ def _nothing_right(outputs: Tensor, _targets: Tensor) -> Tensor:
 
 _CROSS_ENTROPY = ObjectiveRule(
     label_dtype="I64",
-    label_shape=_class_label_shape,
+    label_shape=_label_shape(2, "'cross_entropy' needs logits (batch, classes); use 'next_token' for those of tokens"),
     counted=_counted_indices,
     losses=_cross_entropies,
     right=_right_class,
@@ -148,10 +137,11 @@ _SQUARED_ERROR = ObjectiveRule(
     losses=_squared_errors,
     right=_nothing_right,
 )
+_SEQUENCES = "'next_token' needs logits (batch, tokens, classes); use 'cross_entropy' for one class for each sample"
 OBJECTIVES: Mapping[str, ObjectiveRule] = MappingProxyType(
     {
         "cross_entropy": _CROSS_ENTROPY,
-        "next_token": replace(_CROSS_ENTROPY, label_shape=_token_label_shape),
+        "next_token": replace(_CROSS_ENTROPY, label_shape=_label_shape(3, _SEQUENCES)),
         "binary_cross_entropy": replace(_SQUARED_ERROR, losses=_binary_cross_entropies, right=_right_side),
         "mean_squared_error": _SQUARED_ERROR,
     }

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from subfleet.export.canonical.cleaning import drop_dead_code
 from subfleet.export.nodes import argument, shape_of
 from subfleet.export.targets.xnnpack.emitting import is_floating
 from subfleet.export.targets.xnnpack.operators import part, product_by_transposed
@@ -125,4 +126,4 @@ def prepare(graph: fx.GraphModule) -> None:
             _write_part(node)
         elif node.target in {aten.mm.default, aten.bmm.default}:
             _write_product(node)
-    graph.graph.eliminate_dead_code()
+    drop_dead_code(graph)

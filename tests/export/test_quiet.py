@@ -1,0 +1,43 @@
+"""Python's collector is put off while graphs are built, and only then."""
+
+import gc
+from collections.abc import Iterator
+
+import pytest
+
+from subfleet.export.quiet import collecting_later
+
+
+@pytest.fixture(autouse=True)
+def _collecting() -> Iterator[None]:
+    was_on = gc.isenabled()
+    gc.enable()
+    yield
+    (gc.enable if was_on else gc.disable)()
+
+
+def test_nothing_is_collected_until_the_work_is_done() -> None:
+    with collecting_later():
+        assert not gc.isenabled()
+    assert gc.isenabled()
+
+
+def test_an_error_does_not_leave_it_off() -> None:
+    with pytest.raises(KeyError), collecting_later():
+        raise KeyError
+    assert gc.isenabled()
+
+
+def test_work_within_work_does_not_turn_it_on_too_early() -> None:
+    with collecting_later():
+        with collecting_later():
+            pass
+        assert not gc.isenabled()
+    assert gc.isenabled()
+
+
+def test_it_stays_off_where_it_was_off() -> None:
+    gc.disable()
+    with collecting_later():
+        pass
+    assert not gc.isenabled()
