@@ -46,3 +46,9 @@ def test_what_cannot_be_is_refused(make: object, words: str) -> None:
     assert callable(make)
     with pytest.raises(ValueError, match=words):
         make()
+
+
+@given(one=SPECS, other=SPECS)
+def test_subnets_stand_in_the_order_of_their_identities(one: SubnetSpec, other: SubnetSpec) -> None:
+    assert (one < other) == (one.spec_id < other.spec_id)
+    assert not one < dataclasses.replace(one, name=f"{one.name}!")

@@ -41,10 +41,9 @@ def uniform_space(network: Network, rates: Sequence[float]) -> tuple[SubnetSpec,
         ConfigError: there is no rate, or one is out of range.
     """
     fractions = sorted(_fractions(rates), reverse=True)
-    found: dict[str, SubnetSpec] = {}
-    for rate, depth in itertools.product(fractions, _depths(network)):
-        spec = _uniform_spec(network, rate, depth)
-        found.setdefault(spec.spec_id, spec)
+    found: dict[object, SubnetSpec] = {}
+    for spec in itertools.chain.from_iterable(_of_rate(network, rate) for rate in fractions):
+        found.setdefault((spec.axes, spec.blocks), spec)
     specs = [*found.values()]
     sizes = [parameters for parameters, _ in Costs(network).of(specs)]
     return tuple(spec for _, spec in sorted(zip(sizes, specs, strict=True), key=lambda pair: (pair[0], pair[1].name)))
@@ -74,15 +73,18 @@ def _sections(network: Network) -> list[list[str]]:
     return names
 
 
-def _uniform_spec(network: Network, rate: Fraction, depth: Sequence[int]) -> SubnetSpec:
+def _of_rate(network: Network, rate: Fraction) -> Iterator[SubnetSpec]:
+    """Subnets of one width and every depth."""
     sections = _sections(network)
     always = [most - len(names) for most, names in zip(network.config.depths, sections, strict=True)]
     cut = [axis for axis in network.axes.values() if axis.kind in _SCALED]
-    return SubnetSpec(
-        axes=_named(cut, [_kept_size(axis, rate) for axis in cut]),
-        blocks=tuple(name for names, kept in zip(sections, depth, strict=True) for name in names[:kept]),
-        name=f"w{rate} d{'-'.join(str(kept + more) for kept, more in zip(depth, always, strict=True))}",
-    )
+    axes = _named(cut, [_kept_size(axis, rate) for axis in cut])
+    for depth in _depths(network):
+        yield SubnetSpec(
+            axes=axes,
+            blocks=tuple(name for names, kept in zip(sections, depth, strict=True) for name in names[:kept]),
+            name=f"w{rate} d{'-'.join(str(kept + more) for kept, more in zip(depth, always, strict=True))}",
+        )
 
 
 def _kept_size(axis: Axis, rate: Fraction) -> int:

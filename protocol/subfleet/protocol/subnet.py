@@ -104,6 +104,10 @@ class SubnetSpec:
         """16 hexadecimal digits that are equal for equal subnets, whatever their display name."""
         return _id_of(self.axes, self.blocks, self.choices)
 
+    def __lt__(self, other: "SubnetSpec") -> bool:
+        """Subnets stand in the order of their identities."""
+        return self.spec_id < other.spec_id
+
     def index_set(self, axis: str) -> IndexSet:
         """The kept indices of an axis."""
         return dict(self.axes).get(axis, Full())

@@ -51,9 +51,9 @@ class Candidate:
     training_memory_bytes: Mapping[str, int]
 
     @property
-    def order(self) -> tuple[int, int, str]:
+    def order(self) -> tuple[int, int, SubnetSpec]:
         """By parameters, then by multiply-accumulates, then by identity, so that no order is open."""
-        return self.parameters, self.forward_macs, self.spec.spec_id
+        return self.parameters, self.forward_macs, self.spec
 
 
 def ordered(candidates: Sequence[Candidate]) -> tuple[Candidate, ...]:

@@ -147,7 +147,7 @@ class Ask:
 
     def barred(self, candidate: Candidate) -> str:
         """Why a candidate cannot be given whatever its price."""
-        if self.below is not None and candidate.order >= self.below.order:
+        if self.below is not None and not candidate.order < self.below.order:
             return f"is no smaller than {self.below.spec.name!r}, which was too large"
         spec_id = candidate.spec.spec_id
         if spec_id in self.refused:
@@ -174,7 +174,7 @@ class Ask:
             found.add("runtime")
         if candidate.spec.spec_id in self.refused:
             found.add("runtime")
-        if self.below is not None and candidate.order >= self.below.order:
+        if self.below is not None and not candidate.order < self.below.order:
             found.add(self.below_limit)
         return frozenset(found)
 

@@ -80,9 +80,7 @@ class PriceIndex:
             top = rows
             for column in (columns.parameters, shares):
                 top = top[column[top] == column[top].max()]
-            row = (
-                int(top[0]) if len(top) == 1 else int(max(top, key=lambda place: self._candidates[place].spec.spec_id))
-            )
+            row = int(max(top, key=lambda place: self._candidates[place].spec))
             if not query.refused(self._candidates[row]):
                 return Fit(candidate=self._candidates[row], utilisation=float(shares[row]))
             rows = rows[rows != row]
