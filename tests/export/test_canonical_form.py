@@ -1,12 +1,13 @@
 """What each pass of the front end leaves behind, of networks that work in place, hold constants and keep state."""
 
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
 from export.step_rig import example, run, step_of_module
 from torch import Tensor, fx, nn
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 from subfleet.export.canonical.capture import captured
 from subfleet.export.canonical.checks import check_operators, is_functional
@@ -116,6 +117,36 @@ class Checkpointed(nn.Module):
         return logits
 
 
+class Normed(nn.Module):
+    """Two norms of as many values, in a mode of the network's own or in two of them.
+
+    Args:
+        within: takes a function and its argument.
+    """
+
+    def __init__(self, within: Callable[[Callable[[Tensor], Tensor], Tensor], Tensor]) -> None:
+        super().__init__()
+        self.first, self.second, self.third = nn.BatchNorm1d(4), nn.BatchNorm1d(4), nn.BatchNorm1d(4)
+        self.head, self.within = nn.Linear(4, 3), within
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.within(lambda x: self.second(torch.tanh(self.first(x))), x)
+        logits: Tensor = self.head(self.third(y + x))
+        return logits
+
+
+def _some_kept(block: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    contexts = partial(create_selective_checkpoint_contexts, [aten.mul.Tensor, aten.sum.dim_IntList])
+    y: Tensor = checkpoint(block, x, use_reentrant=False, context_fn=contexts)
+    return y
+
+
+def _in_inference(block: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    with torch.inference_mode():
+        y = block(x)
+    return y.clone()
+
+
 NETWORKS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "in place": (Inplace, (2, 5, 5)),
     "views": (Views, (6,)),
@@ -123,6 +154,8 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "average": (lambda: Average(in_place=False), (4,)),
     "average in place": (lambda: Average(in_place=True), (4,)),
     "checkpointed": (lambda: Checkpointed(again=True), (4,)),
+    "norms of which some is kept": (lambda: Normed(_some_kept), (4,)),
+    "norms in inference mode": (lambda: Normed(_in_inference), (4,)),
 }
 
 

@@ -79,6 +79,25 @@ def _warm(net: Any, y: Tensor) -> Any:
     return y * min(1.0, net.steps / 10)
 
 
+def _norm(net: Any) -> None:
+    net.norm, net.scale = nn.BatchNorm1d(4), torch.ones(4)
+
+
+def _slower_mean(net: Any, y: Tensor) -> Any:
+    net.norm.momentum *= 0.9
+    return net.norm(y)
+
+
+def _wider_epsilon(net: Any, y: Tensor) -> Any:
+    net.norm.eps *= 2.0
+    return net.norm(y)
+
+
+def _larger_scale(net: Any, y: Tensor) -> Any:
+    net.scale = net.scale * 2
+    return functional.batch_norm(y, None, None, net.scale, None, training=True)
+
+
 class _Reversed(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, y: Tensor, factor: float) -> Tensor:
@@ -146,6 +165,9 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "an attribute of None": (lambda: Keeping(_attributes(mean=None), _set_mean), "state 'mean'.*register 'mean'"),
     "a counter": (lambda: Keeping(_attributes(steps=0), _warm), r"number 'steps'.*such as torch\.zeros"),
     "a counter on the way back": (lambda: Keeping(_attributes(steps=0), _reversed), "number 'steps'"),
+    "a norm's momentum": (lambda: Keeping(_norm, _slower_mean), r"number 'norm\.momentum'"),
+    "a norm's epsilon": (lambda: Keeping(_norm, _wider_epsilon), r"number 'norm\.eps'"),
+    "a norm's scale": (lambda: Keeping(_norm, _larger_scale), "tensor 'scale'"),
     "a dict": (
         lambda: Keeping(_attributes(state={"mean": ZEROS.clone()}), _set_item("state", "mean")),
         r"tensor \"state\['mean'\]\".*self\.register_buffer",

@@ -44,6 +44,12 @@ def test_an_average_over_all_batches_is_refused() -> None:
     assert "1.num_batches_tracked" in module.state_dict()
 
 
+def test_a_norm_of_other_channels_is_refused() -> None:
+    module = nn.Sequential(nn.Linear(2, 4), nn.BatchNorm1d(8))
+    with pytest.raises(ExportError, match=r"layer '1' normalises.*the shape \(4, 4\), but must be.*8 channels"):
+        step_of_module(module, (2,))
+
+
 def test_inference_by_the_statistics_of_a_batch_is_refused() -> None:
     module = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2, track_running_stats=False))
     with pytest.raises(ExportError, match=r"layer '1' normalises by the statistics of its batch.*running statistics"):

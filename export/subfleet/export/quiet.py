@@ -25,10 +25,11 @@ def quiet() -> Iterator[None]:
 @contextmanager
 def collecting_later() -> Iterator[None]:
     """While it is entered, no garbage is collected: looking through a graph's nodes takes a third of making them."""
-    was_on = gc.isenabled()
+    if not gc.isenabled():  # by somebody who will turn it on again
+        yield
+        return
     gc.disable()
     try:
         yield
     finally:
-        if was_on:
-            gc.enable()
+        gc.enable()

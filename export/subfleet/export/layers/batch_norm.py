@@ -85,7 +85,8 @@ def _batch_norm(  # noqa: PLR0913, PLR0917 - PyTorch's signature
         mean, variance = context.buffer(running_mean), context.buffer(running_var)
         return functional.batch_norm(input, mean, variance, weight, bias, eps=eps)
     mask_B = _checked_mask(context, input)
-    if context.is_first_run:  # shapes alone
+    _check_channels(context, input, running_mean, running_var, weight, bias)
+    if context.shapes_only:
         return input.clone()
     inputs_BCP = input.reshape(input.shape[0], input.shape[1], -1)
     counts = context.shared((inputs_BCP.shape[2], momentum), lambda: _counts(mask_B, inputs_BCP.shape[2], momentum))
@@ -145,6 +146,15 @@ def _checked_mask(context: LayerContext, inputs: Tensor) -> Tensor:
             f"be the batch's {mask_B.shape[0]}, or padding could not be told from samples; use LayerNorm there"
         )
     return mask_B
+
+
+def _check_channels(context: LayerContext, inputs: Tensor, *given: Tensor | None) -> None:
+    odd = next((tensor for tensor in given if tensor is not None and tensor.shape != inputs.shape[1:2]), None)
+    if odd is not None or not inputs.is_floating_point():
+        raise ExportError(
+            f"layer {context.layer!r} normalises an input of {inputs.dtype} and the shape {tuple(inputs.shape)}, but "
+            f"must be given a floating one with {odd.numel() if odd is not None else 'as many'} channels"
+        )
 
 
 BATCH_NORMS: Mapping[Any, Replacement] = MappingProxyType({functional.batch_norm: _batch_norm})

@@ -26,6 +26,7 @@ class LayerContext:
         randoms: the step's random inputs, in the order of the calls that take them; None where the run is the first
             one, which only finds out their shapes.
         in_parts: whether the step's batch is one of several micro-batches.
+        shapes_only: whether nothing follows from numbers, so that layers may leave them out.
     """
 
     def __init__(
@@ -34,9 +35,10 @@ class LayerContext:
         randoms: Sequence[Tensor] | None = None,
         *,
         in_parts: bool = False,
+        shapes_only: bool = False,
     ) -> None:
         self.sample_mask_B = sample_mask_B
-        self.in_parts = in_parts
+        self.in_parts, self.shapes_only = in_parts, shapes_only
         self.layer = ""
         self._randoms = randoms
         self._random_shapes: list[tuple[int, ...]] = []
@@ -46,14 +48,12 @@ class LayerContext:
         self._going_back = False
         self._places: dict[str, list[int]] = {}
         self._shared: dict[Any, Any] = {}
-
-    @property
-    def is_first_run(self) -> bool:
-        """Whether the run only finds out shapes."""
-        return self._randoms is None
+        self._modes = torch._C._len_torch_dispatch_stack()  # noqa: SLF001 - PyTorch tells it nowhere else
 
     def shared(self, key: Any, make: Callable[[], Any]) -> Any:
-        """What layers have in common, made by the first of them."""
+        """What layers have in common, made by the first; anew in a mode of the module's, which it may not leave."""
+        if torch.is_inference_mode_enabled() or torch._C._len_torch_dispatch_stack() != self._modes:  # noqa: SLF001
+            return make()
         if key not in self._shared:
             self._shared[key] = make()
         return self._shared[key]

@@ -101,14 +101,6 @@ def _gelu_backward(gradient: Tensor, x: Tensor, *, approximate: str = "none") ->
     return gradient * (sigmoid + (x * sigmoid) * (1.0 - sigmoid) * slope)
 
 
-def _sigmoid_backward(gradient: Tensor, output: Tensor) -> Tensor:
-    return gradient * (output * (1.0 - output))
-
-
-def _tanh_backward(gradient: Tensor, output: Tensor) -> Tensor:
-    return gradient * (1.0 - output * output)
-
-
 def _leaky_relu_backward(gradient: Tensor, x: Tensor, slope: float, _is_result: bool) -> Tensor:
     return torch.where(x > 0, gradient, gradient * slope)
 
@@ -140,8 +132,8 @@ ACTIVATIONS: Mapping[Any, Callable[..., Any]] = MappingProxyType(
         aten.silu_backward.default: _silu_backward,
         aten.gelu.default: _gelu,
         aten.gelu_backward.default: _gelu_backward,
-        aten.sigmoid_backward.default: _sigmoid_backward,
-        aten.tanh_backward.default: _tanh_backward,
+        aten.sigmoid_backward.default: lambda gradient, output: gradient * (output * (1.0 - output)),
+        aten.tanh_backward.default: lambda gradient, output: gradient * (1.0 - output * output),
         aten.leaky_relu_backward.default: _leaky_relu_backward,
         aten.hardshrink_backward.default: _shrink_backward,
         aten.softshrink_backward.default: _shrink_backward,

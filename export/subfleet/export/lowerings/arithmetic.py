@@ -46,10 +46,6 @@ def _variance(
     return (centred * centred).sum(places, keepdim=keepdim) / divisor
 
 
-def _deviation(x: Tensor, dims: Sequence[int] | None = None, **options: Any) -> Tensor:
-    return torch.sqrt(_variance(x, dims, **options))
-
-
 def _variance_and_mean(
     x: Tensor, dims: Sequence[int] | None = None, *, correction: float | None = None, keepdim: bool = False
 ) -> tuple[Tensor, Tensor]:
@@ -104,7 +100,7 @@ ARITHMETIC: Mapping[Any, Callable[..., Any]] = MappingProxyType(
     {
         aten.pow.Tensor_Scalar: _power,
         aten.var.correction: _variance,
-        aten.std.correction: _deviation,
+        aten.std.correction: lambda x, dims=None, **options: torch.sqrt(_variance(x, dims, **options)),
         aten.var_mean.correction: _variance_and_mean,
         aten.linalg_vector_norm.default: _norm,
         aten.logsumexp.default: _log_sum_exp,

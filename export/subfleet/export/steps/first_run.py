@@ -50,12 +50,13 @@ def first_run(module: nn.Module, sample: ValueInfo, *, training: bool, in_parts:
     dtypes = {name: dtype for dtype, name in DTYPES.items()}
     inputs = torch.zeros(sample.shape, dtype=dtypes[sample.dtype])
 
-    def context() -> LayerContext:
-        return LayerContext(torch.zeros(sample.shape[:1]) if training else None, in_parts=in_parts)
+    def context(*, shapes_only: bool = False) -> LayerContext:
+        mask = torch.zeros(sample.shape[:1]) if training else None
+        return LayerContext(mask, in_parts=in_parts, shapes_only=shapes_only)
 
     what = f"the network cannot be traced on an input of the shape {sample.shape}"
     with as_export_errors(what, "use layers that take this shape, and whose shapes do not depend on values"):
-        run, changes = _watched(module, inputs, context(), training=training)
+        run, changes = _watched(module, inputs, context(shapes_only=True), training=training)
         if changes:
             check_repeats(module, inputs, context(), changes, training=training)
     return run
