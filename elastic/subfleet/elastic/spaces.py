@@ -174,8 +174,8 @@ class SearchSpace:
 
     def _lowest(self, gene: Gene, place: int, kept: frozenset[str]) -> int:
         """The first option that keeps the same of what kept blocks use: a gene may size axes of dropped ones too."""
-        unused = {axis for axis in gene.axes if self._unused(axis, kept)}
-        if gene.blocks or not unused:
+        unused = set() if gene.blocks else {axis for axis in gene.axes if self._unused(axis, kept)}
+        if not unused:
             return place
         used = [tuple(pair for pair in option.axes if pair[0] not in unused) for option in gene.options[: place + 1]]
         return used.index(used[place])
@@ -271,14 +271,15 @@ class SearchSpace:
 
     def _unused(self, axis: str, kept: frozenset[str]) -> bool:
         owners = self.owners.get(axis)
-        return owners is not None and not owners & kept
+        return owners is not None and owners.isdisjoint(kept)
 
     def _place(self, gene: Gene, sets: Mapping[str, IndexSet], kept: frozenset[str]) -> int:
         used = [axis for axis in gene.axes if not self._unused(axis, kept)]
-        wanted = [sets.get(axis, Full()) for axis in used], kept & set(gene.blocks)
+        whole, blocks = Full(), kept.intersection(gene.blocks)
+        wanted = [sets.get(axis, whole) for axis in used]
         for place, option in enumerate(gene.options):
             own = dict(option.axes)
-            if ([own.get(axis, Full()) for axis in used], frozenset(option.blocks)) == wanted:
+            if blocks == set(option.blocks) and [own.get(axis, whole) for axis in used] == wanted:
                 return place
         return 0
 

@@ -12,9 +12,11 @@ one for one device in many. Of what was looked at, that joins the pool which not
 and serves budgets that nobody has had yet.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
+from itertools import islice
 from random import Random
 
 from subfleet.elastic.spaces import Genes, SearchSpace
@@ -182,11 +184,14 @@ class ParetoSearch:
 
     def _starts(self, known: PriceIndex, query: Query) -> tuple[list[Genes], list[Genes]]:
         """Genes of known subnets just within the budget, and of larger ones just beyond it."""
-        within, beyond = (
-            [self._space.genes_of(one.spec) for one in every if self._space.holds(one.spec)][:_STARTS]
-            for every in known.around(query, 2 * _STARTS)
-        )
+        within, beyond = (list(islice(self._genes_of(every), _STARTS)) for every in known.around(query, 2 * _STARTS))
         return within or [self._space.smallest], beyond
+
+    def _genes_of(self, candidates: Iterable[Candidate]) -> Iterator[Genes]:
+        """Of those that are in the space."""
+        for one in candidates:
+            with suppress(ConfigError):
+                yield self._space.genes_of(one.spec)
 
     def _worth_knowing(self, tried: Iterable[Candidate], query: Query) -> Iterable[Known]:
         """Those that nothing known stands in for, nor one before them; the ones with most parameters come first."""
