@@ -19,7 +19,7 @@ from subfleet.tasks import Dataset, iter_batches
 pytestmark = [pytest.mark.slow, pytest.mark.export]
 
 NETWORK = network_of(replace(MODEL, norm="batch"))
-HALF_BYTES = 2_200_000
+HALF_BYTES = 2_070_000
 """Half of the model fits."""
 
 
