@@ -41,8 +41,7 @@ adam = st.builds(
     epsilon=st.sampled_from([1e-8, 0.1]),
     weight_decay=decays,
     max_gradient_norm=norms,
-).filter(lambda one: one.beta2 > 0 or one.epsilon > 1e-8)
-"""A gradient by nothing but its own size is a sign: near 0, rounding decides it."""
+)
 
 
 def build() -> nn.Module:
@@ -85,7 +84,9 @@ def test_ten_steps_are_those_of_pytorch(optimiser: OptimiserSettings) -> None:
     inputs = first_inputs(step)
     module = loaded(build(), inputs)
     reference = of_pytorch(optimiser, module, float(inputs["learning_rate"]))
-    for seed in range(10):
+    # A gradient by nothing but its own size is a sign: rounding decides it where a later step comes near 0.
+    is_sign = optimiser.name != "sgd" and optimiser.beta2 == 0 and optimiser.epsilon < 1e-6
+    for seed in range(1 if is_sign else 10):
         batch = example(step, seed)
         inputs |= {name: batch[name] for name in ("input", "label", "sample_mask")}
         real = batch["sample_mask"].bool()
