@@ -16,8 +16,8 @@ from typing import Any
 from rich.console import Console
 
 from subfleet.cli.console import Tables
+from subfleet.journal.records import ClientRow, RoundRecord
 from subfleet.protocol.schema import from_plain
-from subfleet.server.records import ClientRow, RoundRecord
 
 __all__ = ["block", "main"]
 

@@ -19,13 +19,13 @@ from subfleet.elastic.families import network_of
 from subfleet.elastic.spaces import uniform_space
 from subfleet.emulation.attacks import Attack, Backdoor, LabelShuffling
 from subfleet.emulation.virtual.description import VirtualExperiment
+from subfleet.methods.fedfa import FedFA
+from subfleet.methods.flexifed import FlexiFed
+from subfleet.methods.heterofl import HeteroFL
+from subfleet.methods.nefl import NeFL
+from subfleet.methods.sizes import whole_depth
 from subfleet.protocol.readings import Reading
-from subfleet.server.methods.fedfa import FedFA
-from subfleet.server.methods.flexifed import FlexiFed
-from subfleet.server.methods.heterofl import HeteroFL
-from subfleet.server.methods.nefl import NeFL
-from subfleet.server.methods.sizes import whole_depth
-from subfleet.server.suspicion import SuspicionSettings
+from subfleet.settings.suspicion import SuspicionSettings
 
 __all__ = ["ATTACKED", "ATTACKERS", "ATTACKS", "CLIENTS", "RIVALS", "attack_game"]
 

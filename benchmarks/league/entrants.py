@@ -9,22 +9,22 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 
-from subfleet.elastic.distillation import DistillationSettings
-from subfleet.server.methods import AnyMethod
-from subfleet.server.methods.anycostfl import AnycostFL
-from subfleet.server.methods.dynamic_selection import DynamicSelection
-from subfleet.server.methods.fedadam import FedAdam
-from subfleet.server.methods.fedavg import FedAvg
-from subfleet.server.methods.federated_dropout import FederatedDropout
-from subfleet.server.methods.fedfa import FedFA
-from subfleet.server.methods.fedprox import FedProx
-from subfleet.server.methods.fedrolex import FedRolex
-from subfleet.server.methods.fedyogi import FedYogi
-from subfleet.server.methods.fjord import FjORD
-from subfleet.server.methods.flexifed import FlexiFed
-from subfleet.server.methods.heterofl import HeteroFL
-from subfleet.server.methods.nefl import NeFL
-from subfleet.server.methods.standalone import Standalone
+from subfleet.elastic.teaching import DistillationSettings
+from subfleet.methods import AnyMethod
+from subfleet.methods.anycostfl import AnycostFL
+from subfleet.methods.dynamic_selection import DynamicSelection
+from subfleet.methods.fedadam import FedAdam
+from subfleet.methods.fedavg import FedAvg
+from subfleet.methods.federated_dropout import FederatedDropout
+from subfleet.methods.fedfa import FedFA
+from subfleet.methods.fedprox import FedProx
+from subfleet.methods.fedrolex import FedRolex
+from subfleet.methods.fedyogi import FedYogi
+from subfleet.methods.fjord import FjORD
+from subfleet.methods.flexifed import FlexiFed
+from subfleet.methods.heterofl import HeteroFL
+from subfleet.methods.nefl import NeFL
+from subfleet.methods.standalone import Standalone
 
 __all__ = ["ENTRANTS", "RATES", "Entrant"]
 

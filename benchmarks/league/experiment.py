@@ -10,7 +10,7 @@ from league.samples import read
 from subfleet.elastic.network import ModelConfig
 from subfleet.emulation.virtual.description import VirtualClient, VirtualExperiment
 from subfleet.protocol.training import OptimiserSettings, TrainingSettings
-from subfleet.server.config import LogClock, ServerConfig
+from subfleet.settings.config import LogClock, ServerConfig
 
 __all__ = ["MODEL", "TRAINING", "Setting", "game", "play"]
 

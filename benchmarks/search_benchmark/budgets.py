@@ -12,7 +12,7 @@ from random import Random
 
 from search_benchmark.spaces import TARGET, Case
 from subfleet.protocol.readings import Budget
-from subfleet.server.search.query import Query
+from subfleet.search.query import Query
 
 __all__ = ["Share", "queries", "read_shares"]
 

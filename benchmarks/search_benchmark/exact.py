@@ -11,13 +11,13 @@ from search_benchmark.spaces import TARGET, Case
 from subfleet.export.request_steps import training_step_of
 from subfleet.export.targets.onnx import OnnxTarget
 from subfleet.export.tracing import trace
+from subfleet.methods.policies import Ask, Draw, Policies, Written
+from subfleet.programs.requests import train_request
 from subfleet.protocol.schema import canonical_json
 from subfleet.protocol.subnet import SubnetSpec
-from subfleet.server.assignment import Candidate, why_not
-from subfleet.server.methods.policies import Ask, Draw, Policies, Written
-from subfleet.server.requests import train_request
-from subfleet.server.search.listed import exhaustive_search
-from subfleet.server.search.query import Known, Query
+from subfleet.search.candidates import Candidate, why_not
+from subfleet.search.listed import exhaustive_search
+from subfleet.search.query import Known, Query
 
 __all__ = ["ExactFigures", "Plans", "exact_figures"]
 

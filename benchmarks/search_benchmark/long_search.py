@@ -5,7 +5,7 @@ from random import Random
 
 from search_benchmark.spaces import Case
 from subfleet.elastic.spaces import Genes
-from subfleet.server.search.query import Query, fit_of
+from subfleet.search.query import Query, fit_of
 
 __all__ = ["most_found"]
 

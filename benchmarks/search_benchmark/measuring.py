@@ -11,13 +11,13 @@ from random import Random
 from search_benchmark.budgets import Share, queries
 from search_benchmark.long_search import most_found
 from search_benchmark.spaces import TARGET, TINY, Case, case_of
+from subfleet.methods.policies import Ask, Draw
 from subfleet.protocol.readings import Budget
-from subfleet.server.assignment import Candidate, ordered
-from subfleet.server.methods.policies import Ask, Draw
-from subfleet.server.search.listed import ListedSearch, exhaustive_search
-from subfleet.server.search.paper import PaperSearch, PaperSettings
-from subfleet.server.search.query import Explored, Fit, Query, Search
-from subfleet.server.search.queue import Wish, given_now, most_wanted, plan_key, wish_of
+from subfleet.search.candidates import Candidate, ordered
+from subfleet.search.listed import ListedSearch, exhaustive_search
+from subfleet.search.paper import PaperSearch, PaperSettings
+from subfleet.search.query import Explored, Fit, Query, Search
+from subfleet.search.queue import Wish, given_now, most_wanted, plan_key, wish_of
 
 __all__ = ["Figures", "exhaustive_figures", "export_figures", "hit_rates", "large_figures"]
 

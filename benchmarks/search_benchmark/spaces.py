@@ -7,13 +7,13 @@ from types import MappingProxyType
 from subfleet.elastic.families import network_of
 from subfleet.elastic.network import ModelConfig, Network
 from subfleet.elastic.spaces import SearchSpace, search_space, uniform_space
+from subfleet.methods.dynamic_selection import DynamicSelection
+from subfleet.programs.pricing import price_list
 from subfleet.protocol.subnet import SubnetSpec
 from subfleet.protocol.training import TrainingSettings
-from subfleet.server.assignment import Candidate
-from subfleet.server.config import ServerConfig
-from subfleet.server.methods.dynamic_selection import DynamicSelection
-from subfleet.server.pricing import price_list
-from subfleet.server.search.query import PriceList
+from subfleet.search.candidates import Candidate
+from subfleet.search.query import PriceList
+from subfleet.settings.config import ServerConfig
 
 __all__ = ["LARGE", "SMALL", "TARGET", "TINY", "Case", "case_of"]
 

@@ -12,7 +12,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 SHIPPED = (
-    "subfleet/server/data/fleet.toml",
+    "subfleet/settings/data/fleet.toml",
     "subfleet/tasks/data/digits.npz",
     "subfleet/tasks/data/NOTICE.digits",
     "subfleet/device_profiles/data/raspberry_pi_4.toml",
@@ -21,7 +21,7 @@ SHIPPED = (
 PROGRAM = """
 import sys
 sys.path.insert(0, sys.argv[1])
-from subfleet.server.shipped import shipped_text
+from subfleet.settings.shipped import shipped_text
 from subfleet.tasks import read_dataset
 print(shipped_text("fleet").count("digits:test"), len(read_dataset("digits:test")))
 loaded = [module.__file__ for name, module in sys.modules.items() if name.startswith("subfleet.")]

@@ -15,9 +15,9 @@ from typer.testing import CliRunner
 from subfleet.cli.commands import app
 from subfleet.elastic.families import FAMILIES
 from subfleet.protocol.errors import FileError
-from subfleet.server.config import ServerConfig
-from subfleet.server.config_file import load_config
-from subfleet.server.planning import plan_of
+from subfleet.serving.planning import plan_of
+from subfleet.settings.config import ServerConfig
+from subfleet.settings.reading import load_config
 from subfleet.tasks import read_dataset
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -9,9 +9,9 @@ from typer.testing import CliRunner
 
 from subfleet.cli.commands import app
 from subfleet.emulation import method_checks
+from subfleet.methods import METHODS
+from subfleet.methods.describing import Setting, status_of
 from subfleet.protocol.exit_codes import ExitCode
-from subfleet.server.methods import METHODS
-from subfleet.server.methods.describing import Setting, status_of
 
 
 @pytest.fixture

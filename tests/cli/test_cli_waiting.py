@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from subfleet.server.broker import EmbeddedBroker
+from subfleet.link.broker import EmbeddedBroker
 from subfleet.transport.address import parse_url
 from subfleet.transport.base import Delivery
 from subfleet.transport.mqtt import MqttTransport

@@ -11,8 +11,8 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from subfleet.cli.console import PlainLines, Tables, display_for
-from subfleet.server.columns import CLIENT_COLUMNS
-from subfleet.server.records import ClientRow, RoundRecord
+from subfleet.journal.records import ClientRow, RoundRecord
+from subfleet.reporting.columns import CLIENT_COLUMNS
 
 SNAPSHOTS = Path(__file__).parent / "tables"
 EVIL = "cam[/][link=http://evil.example]log in[/link]:skull:\x1b]8;;http://evil.example\x07\nround 9"

@@ -66,7 +66,7 @@ def test_an_interrupted_prediction_is_one_sentence_whatever_was_being_loaded(
 @pytest.mark.broker
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_stops_a_joined_device_cleanly(tmp_path: Path, data: str, number: signal.Signals) -> None:
-    broker = pytest.importorskip("subfleet.server.broker")
+    broker = pytest.importorskip("subfleet.link.broker")
     with broker.EmbeddedBroker() as running:
         command = [sys.executable, "-m", "subfleet.edge_client.cli", "join", running.url, "--data", data, "--id", "pi"]
         command += ["--state", str(tmp_path / "state"), "--replay", "raspberry_pi_4"]
@@ -89,7 +89,7 @@ def test_a_signal_stops_a_joined_device_cleanly(tmp_path: Path, data: str, numbe
 @pytest.mark.broker
 @pytest.mark.parametrize("comes", [True, False])
 def test_a_broker_is_waited_for_until_it_comes_or_ctrl_c_does(tmp_path: Path, data: str, comes: bool) -> None:
-    broker = pytest.importorskip("subfleet.server.broker").EmbeddedBroker()
+    broker = pytest.importorskip("subfleet.link.broker").EmbeddedBroker()
     with broker:
         pass  # only to have an address
     command = [sys.executable, "-m", "subfleet.edge_client.cli", "join", broker.url, "--data", data, "--id", "pi"]
@@ -119,7 +119,7 @@ def test_a_broker_is_waited_for_until_it_comes_or_ctrl_c_does(tmp_path: Path, da
 @pytest.mark.slow
 @pytest.mark.broker
 def test_a_child_stops_cleanly_when_its_parent_is_gone(tmp_path: Path, data: str) -> None:
-    broker = pytest.importorskip("subfleet.server.broker")
+    broker = pytest.importorskip("subfleet.link.broker")
     with broker.EmbeddedBroker() as running:
         command = [sys.executable, "-m", "subfleet.edge_client.cli", "join", running.url, "--data", data, "--id", "pi"]
         command += ["--state", str(tmp_path / "state"), "--replay", "raspberry_pi_4", "--leave-with-stdin"]

@@ -7,11 +7,12 @@ from elastic.elastic_cases import MLP, RESNET, held_places, random_state, same_b
 from torch import Tensor
 from torch.nn.functional import kl_div, log_softmax, softmax
 
-from subfleet.elastic.distillation import DistillationSettings, distil, divergence_gradient, draw_students
+from subfleet.elastic.distillation import distil, divergence_gradient, draw_students
 from subfleet.elastic.families import build_module, init_state, network_of
 from subfleet.elastic.maps import extract, tensor_maps
 from subfleet.elastic.network import BUFFER_ROLES, ModelConfig, Network
 from subfleet.elastic.spaces import uniform_space
+from subfleet.elastic.teaching import DistillationSettings
 from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.subnet import Explicit, IndexSet, Roll, SubnetSpec
 

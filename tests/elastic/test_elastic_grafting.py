@@ -16,8 +16,9 @@ from subfleet.elastic.families import network_of
 from subfleet.elastic.grafting import graft, grafted_change
 from subfleet.elastic.maps import extract, tensor_maps
 from subfleet.elastic.network import Network
-from subfleet.elastic.scaling import NORMS, Central, WeightNorm, scale_factors, scaled_change
+from subfleet.elastic.scaling import scale_factors, scaled_change
 from subfleet.elastic.spaces import uniform_space
+from subfleet.elastic.weight_sizes import NORMS, Central, WeightNorm
 from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.subnet import Explicit, Prefix, Roll, SubnetSpec
 

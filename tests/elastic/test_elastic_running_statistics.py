@@ -10,12 +10,11 @@ from torch import Tensor, nn
 from subfleet.elastic.families import build_module, network_of
 from subfleet.elastic.maps import extract
 from subfleet.elastic.network import Network
+from subfleet.elastic.norm_layers import norm_layers, norm_tensors
 from subfleet.elastic.running_statistics import (
     NormMoments,
     measured_moments,
     merged_statistics,
-    norm_layers,
-    norm_tensors,
     recalibrated,
     shared_statistics,
 )

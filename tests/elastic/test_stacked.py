@@ -11,17 +11,17 @@ from torch import Tensor
 from subfleet.elastic.accumulator import Accumulator
 from subfleet.elastic.families import network_of
 from subfleet.elastic.maps import tensor_maps
-from subfleet.elastic.network import Network
-from subfleet.elastic.spaces import uniform_space
-from subfleet.elastic.stacked import (
+from subfleet.elastic.merges import (
     STACKED_MERGES,
     AnyStackedMerge,
     CoordinateMedian,
     MultiKrum,
     NormClipping,
-    StackedMerge,
     TrimmedMean,
 )
+from subfleet.elastic.network import Network
+from subfleet.elastic.spaces import uniform_space
+from subfleet.elastic.stacked import Stack, clipped_change, krum_chosen, merge_memory_bytes, stacked_merge
 from subfleet.elastic.stacking import Member, ReadChanges
 from subfleet.protocol.errors import ConfigError, ProtocolError
 from subfleet.protocol.schema import from_plain
@@ -30,17 +30,21 @@ from subfleet.protocol.subnet import SubnetSpec
 Change = dict[str, Tensor]
 NETWORK = network_of(MLP)
 FULL = NETWORK.full_spec()
-ROBUST: list[StackedMerge] = [CoordinateMedian(), TrimmedMean(fraction=0.2), MultiKrum()]
-EVERY: list[StackedMerge] = [*ROBUST, NormClipping(max_norm=1e9)]
+ROBUST: list[AnyStackedMerge] = [CoordinateMedian(), TrimmedMean(fraction=0.2), MultiKrum()]
+EVERY: list[AnyStackedMerge] = [*ROBUST, NormClipping(max_norm=1e9)]
 
 
 def reading(changes: Sequence[Change]) -> ReadChanges:
     return lambda name: [change.get(name) for change in changes]
 
 
-def merged(merge: StackedMerge, state: Change, specs: Sequence[SubnetSpec], changes: Sequence[Change]) -> Change:
+def stack(state: Change, members: Sequence[Member], read: ReadChanges) -> Stack:
+    return Stack(network=NETWORK, state=state, members=members, read=read)
+
+
+def merged(merge: AnyStackedMerge, state: Change, specs: Sequence[SubnetSpec], changes: Sequence[Change]) -> Change:
     members = [Member(spec=spec, weight=1.0 + place) for place, spec in enumerate(specs)]
-    return merge.merge(NETWORK, state, members, reading(changes))
+    return stacked_merge(merge, stack(state, members, reading(changes)))
 
 
 def mixed_specs(network: Network) -> list[SubnetSpec]:
@@ -49,7 +53,7 @@ def mixed_specs(network: Network) -> list[SubnetSpec]:
 
 
 @pytest.mark.parametrize("merge", EVERY, ids=lambda one: one.TYPE)
-def test_identical_updates_give_that_update(merge: StackedMerge, device: torch.device) -> None:
+def test_identical_updates_give_that_update(merge: AnyStackedMerge, device: torch.device) -> None:
     state = {name: tensor.to(device) for name, tensor in random_state(NETWORK, 0).items()}
     change = {name: tensor.to(device) for name, tensor in random_change(NETWORK, FULL, 1).items()}
     new = merged(merge, state, [FULL] * 5, [change] * 5)
@@ -58,7 +62,7 @@ def test_identical_updates_give_that_update(merge: StackedMerge, device: torch.d
 
 
 @pytest.mark.parametrize("merge", ROBUST, ids=lambda one: one.TYPE)
-def test_an_outlier_moves_nothing_beyond_the_honest_range(merge: StackedMerge) -> None:
+def test_an_outlier_moves_nothing_beyond_the_honest_range(merge: AnyStackedMerge) -> None:
     state = {name: torch.zeros(decl.shape) for name, decl in NETWORK.tensors.items()}
     honest = [random_change(NETWORK, FULL, seed) for seed in range(6)]
     outlier = {name: tensor * 1e6 for name, tensor in random_change(NETWORK, FULL, 9).items()}
@@ -118,7 +122,7 @@ def test_elements_are_merged_over_their_holders_and_the_others_take_the_mean_or_
 
 
 @pytest.mark.parametrize("merge", EVERY, ids=lambda one: one.TYPE)
-def test_what_nobody_holds_and_what_does_not_change_keeps_its_bits(merge: StackedMerge) -> None:
+def test_what_nobody_holds_and_what_does_not_change_keeps_its_bits(merge: AnyStackedMerge) -> None:
     narrow = uniform_space(NETWORK, (0.5,))[0]
     state = random_state(NETWORK, 0)
     for tensor in state.values():
@@ -133,7 +137,7 @@ def test_what_nobody_holds_and_what_does_not_change_keeps_its_bits(merge: Stacke
 
 
 @pytest.mark.parametrize("merge", [CoordinateMedian(), TrimmedMean(), NormClipping(max_norm=1e9)], ids=lambda m: m.TYPE)
-def test_the_order_of_clients_changes_no_bit(merge: StackedMerge) -> None:
+def test_the_order_of_clients_changes_no_bit(merge: AnyStackedMerge) -> None:
     state = {"head.weight": torch.zeros(NETWORK.tensors["head.weight"].shape)}
     changes: list[Change] = []
     for seed in range(3):
@@ -141,10 +145,11 @@ def test_the_order_of_clients_changes_no_bit(merge: StackedMerge) -> None:
         large, small = random_change(NETWORK, FULL, seed, scale=1e4), random_change(NETWORK, FULL, seed + 9, scale=1e-8)
         changes += [large, {name: -tensor for name, tensor in large.items()}, small]
     members = [Member(spec=FULL, weight=0.1)] * len(changes)
-    expected = merge.merge(NETWORK, state, members, reading(changes))
+    expected = stacked_merge(merge, stack(state, members, reading(changes)))
     for seed in range(5):
         order = np.random.default_rng(seed).permutation(len(changes))
-        assert same_bits(merge.merge(NETWORK, state, members, reading([changes[place] for place in order])), expected)
+        turned = stack(state, members, reading([changes[place] for place in order]))
+        assert same_bits(stacked_merge(merge, turned), expected)
 
 
 def test_krum_chooses_as_brute_force_does() -> None:
@@ -175,9 +180,9 @@ def test_krum_chooses_as_brute_force_does() -> None:
             scores.append(sum(distances[: len(specs) - 1 - 2]))
         best = sorted(sorted(range(len(specs)), key=lambda place: scores[place])[: len(specs) - 1])
         merge = MultiKrum(malicious_count=1)
-        assert merge.chosen(NETWORK, state, members, reading(changes)) == best
+        assert krum_chosen(merge, stack(state, members, reading(changes))) == best
         assert seed not in best
-        new = merge.merge(NETWORK, state, members, reading(changes))
+        new = stacked_merge(merge, stack(state, members, reading(changes)))
         accumulator = Accumulator(NETWORK, state, total_weight=len(best))
         for place in best:
             accumulator.add(specs[place], changes[place], 1.0)
@@ -201,7 +206,7 @@ def krum_of(vectors: Sequence[Sequence[int]], malicious: int) -> list[int]:
     changes = [{"head.bias": torch.tensor(vector, dtype=torch.float32)} for vector in vectors]
     members = [Member(spec=FULL, weight=1.0)] * len(vectors)
     state = {"head.bias": torch.zeros(len(vectors[0]))}
-    return MultiKrum(malicious_count=malicious).chosen(NETWORK, state, members, reading(changes))
+    return krum_chosen(MultiKrum(malicious_count=malicious), stack(state, members, reading(changes)))
 
 
 def test_krum_by_hand() -> None:
@@ -236,29 +241,29 @@ def test_krum_with_few_clients_averages_them_all(count: int) -> None:
     state = random_state(NETWORK, 0)
     members = [Member(spec=FULL, weight=1.0)] * count
     changes = [random_change(NETWORK, FULL, seed) for seed in range(count)]
-    assert MultiKrum(malicious_count=3).chosen(NETWORK, state, members, reading(changes)) == list(range(count))
+    assert krum_chosen(MultiKrum(malicious_count=3), stack(state, members, reading(changes))) == list(range(count))
 
 
 def test_clipping_scales_long_updates_down_and_no_other() -> None:
     long, short = random_change(NETWORK, FULL, 0), random_change(NETWORK, FULL, 1, scale=1e-3)
     merge = NormClipping(max_norm=1.0)
-    norm = torch.cat([tensor.reshape(-1) for tensor in merge.clip(long).values()]).norm().item()
+    norm = torch.cat([tensor.reshape(-1) for tensor in clipped_change(merge, long).values()]).norm().item()
     assert norm == pytest.approx(1.0, rel=1e-5)
-    assert merge.clip(short) == short
+    assert clipped_change(merge, short) == short
     zeros = {name: torch.zeros_like(tensor) for name, tensor in long.items()}
-    assert same_bits(merge.clip(zeros), zeros)
+    assert same_bits(clipped_change(merge, zeros), zeros)
     # The merge of the stack is the accumulator's of clipped updates.
     state = random_state(NETWORK, 2)
     accumulator = Accumulator(NETWORK, state, total_weight=3)
     for weight, change in ((1.0, long), (2.0, short)):
-        accumulator.add(FULL, merge.clip(change), weight)
+        accumulator.add(FULL, clipped_change(merge, change), weight)
     new = merged(merge, state, [FULL] * 2, [long, short])
     for name, tensor in accumulator.finish().items():
         torch.testing.assert_close(new[name], tensor, atol=1e-6, rtol=1e-6)
 
 
 @pytest.mark.parametrize("merge", EVERY, ids=lambda one: one.TYPE)
-def test_a_change_that_is_not_finite_or_of_another_shape_is_refused(merge: StackedMerge) -> None:
+def test_a_change_that_is_not_finite_or_of_another_shape_is_refused(merge: AnyStackedMerge) -> None:
     state, good = random_state(NETWORK, 0), random_change(NETWORK, FULL, 1)
     for value in (torch.full((4,), float("nan")), torch.zeros(3)):
         with pytest.raises(ProtocolError):
@@ -266,9 +271,9 @@ def test_a_change_that_is_not_finite_or_of_another_shape_is_refused(merge: Stack
 
 
 @pytest.mark.parametrize("merge", EVERY, ids=lambda one: one.TYPE)
-def test_stated_memory_holds_the_stack_of_the_largest_tensor(merge: StackedMerge) -> None:
+def test_stated_memory_holds_the_stack_of_the_largest_tensor(merge: AnyStackedMerge) -> None:
     largest = max(tensor.nbytes for tensor in random_state(NETWORK, 0).values())
-    assert 2 * largest * 7 < merge.memory_bytes(NETWORK, 7) < merge.memory_bytes(NETWORK, 8)
+    assert 2 * largest * 7 < merge_memory_bytes(merge, NETWORK, 7) < merge_memory_bytes(merge, NETWORK, 8)
 
 
 def test_settings_are_read_from_plain_data_and_checked() -> None:

@@ -13,7 +13,7 @@ from subfleet.elastic.running_statistics import measured_moments, shared_statist
 from subfleet.emulation.virtual.description import VirtualExperiment
 from subfleet.emulation.virtual.exports import SettledExports
 from subfleet.emulation.virtual.run import VirtualResult, run_in_process
-from subfleet.server.methods import AnyMethod
+from subfleet.methods import AnyMethod
 from subfleet.tasks import Dataset, iter_batches
 
 pytestmark = [pytest.mark.slow, pytest.mark.export]

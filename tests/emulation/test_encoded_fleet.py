@@ -6,16 +6,16 @@ from dataclasses import replace
 import pytest
 from emulation.virtual_cases import LARGE_BYTES, MODEL, client, config, experiment, part
 
+from subfleet.elastic.update_form import update_bytes
 from subfleet.emulation.attacks import LabelShuffling
 from subfleet.emulation.virtual.description import VirtualClient, VirtualExperiment
 from subfleet.emulation.virtual.exports import SettledExports
 from subfleet.emulation.virtual.figures import figures
 from subfleet.emulation.virtual.run import VirtualResult, run_in_process
+from subfleet.journal.records import ClientRow
+from subfleet.methods.anycostfl import AnycostFL
 from subfleet.protocol.update_codecs import AnyUpdateCodec, Qsgd, TopK, TopKQsgd, Uncompressed
-from subfleet.server.methods.anycostfl import AnycostFL
-from subfleet.server.planning import plan_of
-from subfleet.server.records import ClientRow
-from subfleet.server.updates import update_bytes
+from subfleet.serving.planning import plan_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.export]
 

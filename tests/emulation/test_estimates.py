@@ -7,8 +7,8 @@ import pytest
 from subfleet.emulation.experiments import quickstart
 from subfleet.emulation.run import server_config
 from subfleet.export.programs import export_training_program
-from subfleet.server.planning import plan_of
-from subfleet.server.requests import train_request
+from subfleet.programs.requests import train_request
+from subfleet.serving.planning import plan_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.export]
 

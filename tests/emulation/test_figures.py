@@ -14,9 +14,9 @@ from subfleet.emulation.virtual.description import VirtualExperiment
 from subfleet.emulation.virtual.exports import SettledExports
 from subfleet.emulation.virtual.figures import figures, violates
 from subfleet.emulation.virtual.run import VirtualResult, run_in_process
+from subfleet.journal.records import ClientRow
 from subfleet.protocol.errors import RunError
 from subfleet.protocol.subnet import SubnetSpec
-from subfleet.server.records import ClientRow
 
 ROW = ClientRow(
     client_id="ada",

@@ -13,13 +13,13 @@ from subfleet.elastic.model_state import ModelState
 from subfleet.emulation import method_checks
 from subfleet.emulation.method_checks import accepted_norms, check_methods, verdict_of
 from subfleet.emulation.virtual.exports import SettledExports
+from subfleet.link.traffic import Traffic
+from subfleet.methods import METHODS
+from subfleet.methods.fedavg import FedAvg
+from subfleet.methods.heterofl import HeteroFL
+from subfleet.methods.norms import NormPolicy
+from subfleet.methods.policies import AfterRound, Ask, Assigned, Policies, as_folded, largest_fitting
 from subfleet.protocol.errors import ConfigError
-from subfleet.server.methods import METHODS
-from subfleet.server.methods.fedavg import FedAvg
-from subfleet.server.methods.heterofl import HeteroFL
-from subfleet.server.methods.norms import NormPolicy
-from subfleet.server.methods.policies import AfterRound, Ask, Assigned, Policies, as_folded, largest_fitting
-from subfleet.server.traffic import Traffic
 
 pytestmark = [pytest.mark.slow, pytest.mark.export]
 

@@ -8,9 +8,9 @@ import pytest
 
 from subfleet.emulation import run
 from subfleet.emulation.slices import Slices
+from subfleet.journal.records import DeployedModel, RoundRecord, RunResult
 from subfleet.protocol.errors import RunError
-from subfleet.server.observing import GuardedObserver
-from subfleet.server.records import DeployedModel, RoundRecord, RunResult
+from subfleet.serving.observing import GuardedObserver
 
 
 class Silent:

@@ -10,8 +10,8 @@ from subfleet.emulation.virtual.exports import SettledExports
 from subfleet.emulation.virtual.figures import violates
 from subfleet.emulation.virtual.hosting import SharedHost
 from subfleet.emulation.virtual.run import VirtualResult, run_in_process
+from subfleet.methods.fedfa import FedFA
 from subfleet.protocol.programs import ScoreJob
-from subfleet.server.methods.fedfa import FedFA
 from subfleet.trainers.onnx import OnnxTrainer
 from subfleet.transport.memory import FaultPlan
 

@@ -10,7 +10,7 @@ from subfleet.emulation.attacks import LabelShuffling
 from subfleet.emulation.virtual.description import VirtualExperiment
 from subfleet.emulation.virtual.exports import SettledExports
 from subfleet.emulation.virtual.run import VirtualResult, run_in_process
-from subfleet.server.suspicion import SuspicionSettings
+from subfleet.settings.suspicion import SuspicionSettings
 
 pytestmark = pytest.mark.slow
 

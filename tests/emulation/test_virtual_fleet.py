@@ -26,14 +26,14 @@ from subfleet.emulation.virtual.exports import SettledExports
 from subfleet.emulation.virtual.hosting import SharedHost
 from subfleet.emulation.virtual.run import VirtualResult, run_in_process
 from subfleet.export.requests import InferRequest, TrainRequest
+from subfleet.journal.records import ClientRow, RoundRecord
+from subfleet.methods.flexifed import FlexiFed
 from subfleet.protocol.errors import ConfigError, LoadError, MemoryLimitError, RunError
 from subfleet.protocol.programs import DataSummary, Prediction, ScoreJob, TrainJob, TrainResult
 from subfleet.protocol.subnet import Prefix, SubnetSpec
 from subfleet.protocol.topics import Topics
-from subfleet.server.config import Deadlines, LogClock
-from subfleet.server.methods.flexifed import FlexiFed
-from subfleet.server.records import ClientRow, RoundRecord
-from subfleet.server.session import Server
+from subfleet.serving.session import Server
+from subfleet.settings.config import Deadlines, LogClock
 from subfleet.trainers.onnx import OnnxTrainer
 from subfleet.transport.address import parse_url
 from subfleet.transport.memory import FaultPlan, MemoryBroker

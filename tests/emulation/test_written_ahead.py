@@ -9,7 +9,7 @@ from subfleet.emulation.virtual.description import VirtualExperiment
 from subfleet.emulation.virtual.exports import SettledExports
 from subfleet.emulation.virtual.figures import violates
 from subfleet.emulation.virtual.run import VirtualResult, run_in_process
-from subfleet.server.methods.dynamic_selection import DynamicSelection
+from subfleet.methods.dynamic_selection import DynamicSelection
 
 pytestmark = [pytest.mark.slow, pytest.mark.export]
 

@@ -7,10 +7,10 @@ from typing import Any
 from subfleet.device_profiles import DeviceProfile, LogRow, ResourceLog
 from subfleet.elastic.network import ModelConfig
 from subfleet.emulation.virtual.description import VirtualClient, VirtualExperiment
+from subfleet.methods.heterofl import HeteroFL
 from subfleet.protocol.readings import Reading
 from subfleet.protocol.training import TrainingSettings
-from subfleet.server.config import LogClock, ServerConfig
-from subfleet.server.methods.heterofl import HeteroFL
+from subfleet.settings.config import LogClock, ServerConfig
 from subfleet.tasks import Dataset, digits
 
 MODEL = ModelConfig(family="mlp", input_shape=(1, 8, 8), class_count=10, widths=(64,), depths=(1,), group_size=4)

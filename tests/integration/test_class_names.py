@@ -15,11 +15,11 @@ from PIL import Image
 from subfleet.elastic.network import ModelConfig
 from subfleet.export.cache import CacheFolder
 from subfleet.export.pool import ExportPool
+from subfleet.journal.records import RoundRecord
+from subfleet.link.broker import EmbeddedBroker
 from subfleet.protocol.training import TrainingSettings
-from subfleet.server.broker import EmbeddedBroker
-from subfleet.server.config import Deadlines, LogClock, ServerConfig
-from subfleet.server.records import RoundRecord
-from subfleet.server.session import Server
+from subfleet.serving.session import Server
+from subfleet.settings.config import Deadlines, LogClock, ServerConfig
 from subfleet.tasks import Dataset, read_dataset
 from subfleet.trainers.onnx import OnnxTrainer
 from subfleet.transport.address import parse_url

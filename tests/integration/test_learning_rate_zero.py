@@ -15,7 +15,7 @@ from subfleet.emulation.experiments import experiment_named
 from subfleet.emulation.run import run_experiment
 from subfleet.export.cache import CacheFolder
 from subfleet.export.pool import ExportPool
-from subfleet.server.records import RoundRecord
+from subfleet.journal.records import RoundRecord
 
 pytestmark = [pytest.mark.slow, pytest.mark.broker, pytest.mark.export]
 

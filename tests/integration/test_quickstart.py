@@ -16,7 +16,7 @@ from integration.demo_story import check_story
 from safetensors.torch import load_file
 
 from subfleet.device_profiles import read_log
-from subfleet.server.broker import MosquittoBroker, mosquitto_binary
+from subfleet.link.broker import MosquittoBroker, mosquitto_binary
 
 pytestmark = [pytest.mark.slow, pytest.mark.broker, pytest.mark.export, pytest.mark.timeout(600)]
 
@@ -147,7 +147,7 @@ def killed(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
             if line.startswith("round 2:"):
                 killed.append(kill_descendant(run.pid, "pi-4"))
             if line.startswith("round 3:"):
-                killed.append(kill_descendant(run.pid, "subfleet.server.broker"))
+                killed.append(kill_descendant(run.pid, "subfleet.link.broker"))
             if line.startswith("round 4:"):
                 run.kill()
                 break

@@ -8,11 +8,11 @@ from xml.etree import ElementTree
 
 import pytest
 
+from subfleet.journal.records import ClientRow, RoundRecord, RunResult, participation_of
 from subfleet.protocol.errors import FileError
-from subfleet.server import plots
-from subfleet.server.columns import CLIENT_COLUMNS, participation_text
-from subfleet.server.records import ClientRow, RoundRecord, RunResult, participation_of
-from subfleet.server.results import write_results
+from subfleet.reporting import plots
+from subfleet.reporting.columns import CLIENT_COLUMNS, participation_text
+from subfleet.reporting.results import write_results
 
 pytestmark = pytest.mark.slow  # drawing takes more than a second
 

@@ -12,18 +12,18 @@ from subfleet.protocol.memory import Packing
 from subfleet.protocol.messages import Deployed, Presence, Profile, Refusal, Task, Telemetry, Update
 from subfleet.protocol.programs import ProgramRef
 from subfleet.protocol.readings import Reading
-from subfleet.server.actions import Action, Reply
-from subfleet.server.coordinator import step
-from subfleet.server.events import DeployPrepared, Event, Heard, Measured, Prepared, Profiled
-from subfleet.server.planning import plan_of as planned
-from subfleet.server.rounds import Plan, RunState, Seat
+from subfleet.rounds.actions import Action, Reply
+from subfleet.rounds.coordinator import step
+from subfleet.rounds.events import DeployPrepared, Event, Heard, Measured, Prepared, Profiled
+from subfleet.rounds.state import Plan, RunState, Seat
+from subfleet.serving.planning import plan_of as planned
 
 CLIENTS = ("ada", "bob", "cyd")
 
 
 def plan_of(**changes: Any) -> Plan:
     """A plan of the tests' configuration; deadlines are the product's own where none are given."""
-    from subfleet.server.config import Deadlines
+    from subfleet.settings.config import Deadlines
 
     settings = config(**{"deadlines": Deadlines(), **changes})
     return planned(settings, "run")

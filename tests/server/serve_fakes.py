@@ -6,7 +6,7 @@ from pathlib import Path
 
 from server.server_rig import FakeExports, Notes, config
 
-from subfleet.server.session import Server
+from subfleet.serving.session import Server
 from subfleet.transport.address import parse_url
 from subfleet.transport.mqtt import MqttTransport
 

@@ -13,14 +13,14 @@ from server.fake_device import CLASSES, SHAPE, Behaviour, Device
 
 from subfleet.elastic.network import ModelConfig
 from subfleet.export.requests import InferRequest, TrainRequest
+from subfleet.journal.records import RoundRecord
+from subfleet.methods.heterofl import HeteroFL
 from subfleet.protocol.errors import ExportError
 from subfleet.protocol.memory import MemoryPlan, Packing
 from subfleet.protocol.programs import Program, ProgramManifest, encode_program
 from subfleet.protocol.training import TrainingSettings
-from subfleet.server.config import Deadlines, LogClock, ServerConfig
-from subfleet.server.methods.heterofl import HeteroFL
-from subfleet.server.records import RoundRecord
-from subfleet.server.session import Server
+from subfleet.serving.session import Server
+from subfleet.settings.config import Deadlines, LogClock, ServerConfig
 from subfleet.transport.memory import FaultPlan, MemoryBroker
 
 MODEL = ModelConfig(family="mlp", input_shape=SHAPE, class_count=CLASSES, widths=(8, 8), depths=(2, 1), group_size=4)

@@ -8,11 +8,11 @@ import pytest
 from server.fake_device import Behaviour, Device
 from server.server_rig import FakeExports, Notes, World, config
 
+from subfleet.link.broker import EmbeddedBroker, MosquittoBroker, mosquitto_binary
 from subfleet.protocol.messages import Presence, encode
 from subfleet.protocol.topics import Topics
-from subfleet.server.broker import EmbeddedBroker, MosquittoBroker, mosquitto_binary
-from subfleet.server.config import Deadlines, ServerConfig
-from subfleet.server.session import Server
+from subfleet.serving.session import Server
+from subfleet.settings.config import Deadlines, ServerConfig
 from subfleet.transport.address import parse_url
 from subfleet.transport.base import Connected, Delivery, Transport
 from subfleet.transport.mqtt import MqttTransport

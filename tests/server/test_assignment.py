@@ -8,8 +8,11 @@ from server.methods.method_cases import QUICK
 from server.server_rig import config
 
 from subfleet.elastic.maps import nested_maps
+from subfleet.methods import METHODS, Method
+from subfleet.methods.policies import Ask, Draw, Written, largest_fitting
 from subfleet.protocol.readings import Budget, Reading
-from subfleet.server.assignment import (
+from subfleet.rounds.state import Plan
+from subfleet.search.candidates import (
     Candidate,
     budget_of,
     exceeded_limits,
@@ -18,12 +21,9 @@ from subfleet.server.assignment import (
     ordered,
     why_not,
 )
-from subfleet.server.methods import METHODS, Method
-from subfleet.server.methods.policies import Ask, Draw, Written, largest_fitting
-from subfleet.server.planning import plan_of
-from subfleet.server.rounds import Plan
-from subfleet.server.search.index import PriceIndex
-from subfleet.server.search.query import Query, fit_of
+from subfleet.search.index import PriceIndex
+from subfleet.search.query import Query, fit_of
+from subfleet.serving.planning import plan_of
 
 SETTINGS = config(rates=(0.5, 1.0))
 PLAN = plan_of(SETTINGS, "run")

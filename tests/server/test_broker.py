@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
+from subfleet.link.broker import EmbeddedBroker, MosquittoBroker, mosquitto_binary
 from subfleet.protocol.errors import FileError, PortError, TransportError
-from subfleet.server.broker import EmbeddedBroker, MosquittoBroker, mosquitto_binary
 
 pytestmark = [pytest.mark.broker, pytest.mark.slow]
 
@@ -90,7 +90,7 @@ def test_a_program_that_is_no_broker_is_one_sentence() -> None:
 
 
 def test_a_mosquitto_that_is_not_installed_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("subfleet.server.broker.mosquitto_binary", lambda: None)
+    monkeypatch.setattr("subfleet.link.broker.mosquitto_binary", lambda: None)
     with pytest.raises(FileError, match="apt-get install mosquitto"):
         MosquittoBroker()
 
@@ -100,7 +100,7 @@ def test_it_dies_with_a_parent_that_was_killed(name: str) -> None:
     if name == "MosquittoBroker" and mosquitto_binary() is None:
         pytest.skip("Mosquitto is not installed; run: sudo apt-get install mosquitto")
     program = (
-        f"import time; from subfleet.server.broker import {name}; broker = {name}(); broker.start()\n"
+        f"import time; from subfleet.link.broker import {name}; broker = {name}(); broker.start()\n"
         "print(broker.url.rsplit(':', 1)[1], flush=True); time.sleep(600)"
     )
     parent = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)

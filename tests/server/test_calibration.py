@@ -20,23 +20,23 @@ from server.server_rig import MODEL, World, config, fleet
 from subfleet.arrays import encode_arrays
 from subfleet.elastic.model_state import ModelState
 from subfleet.elastic.running_statistics import NormMoments, shared_statistics
+from subfleet.folding.calibration import calibrated_model, check_sums
+from subfleet.folding.folding import Folding
+from subfleet.methods import AnyMethod
+from subfleet.methods.fedfa import FedFA
+from subfleet.methods.fjord import FjORD
+from subfleet.methods.heterofl import HeteroFL
+from subfleet.methods.norms import calibration_of
+from subfleet.methods.standalone import Standalone
 from subfleet.protocol.calibration import Calibration, NormLayer, sum_names
 from subfleet.protocol.errors import FileError, ProtocolError
 from subfleet.protocol.messages import Task
 from subfleet.protocol.training import TrainingSettings
-from subfleet.server.actions import Action, Prepare, SendTask
-from subfleet.server.calibration import calibrated_model, check_sums
-from subfleet.server.config import ServerConfig
-from subfleet.server.coordinator import step
-from subfleet.server.events import Folded, Refused, UpdateStored
-from subfleet.server.folding import Folding
-from subfleet.server.methods import AnyMethod
-from subfleet.server.methods.fedfa import FedFA
-from subfleet.server.methods.fjord import FjORD
-from subfleet.server.methods.heterofl import HeteroFL
-from subfleet.server.methods.norms import calibration_of
-from subfleet.server.methods.standalone import Standalone
-from subfleet.server.rounds import Plan, RunState
+from subfleet.rounds.actions import Action, Prepare, SendTask
+from subfleet.rounds.coordinator import step
+from subfleet.rounds.events import Folded, Refused, UpdateStored
+from subfleet.rounds.state import Plan, RunState
+from subfleet.settings.config import ServerConfig
 from subfleet.transport.blob_store import BlobStore
 from subfleet.transport.memory import FaultPlan
 

@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from server.server_rig import config
 
 from subfleet.elastic.server_optimisers import FedAdam
+from subfleet.methods.fedavg import FedAvg
 from subfleet.protocol.schema import canonical_json
-from subfleet.server.changed_settings import changed_settings
-from subfleet.server.config import LogClock
-from subfleet.server.config_file import load_config
-from subfleet.server.methods.fedavg import FedAvg
+from subfleet.settings.changes import changed_settings
+from subfleet.settings.config import LogClock
+from subfleet.settings.reading import load_config
 
 VALUES = st.none() | st.booleans() | st.integers() | st.text(max_size=3) | st.lists(st.integers(), max_size=3)
 TABLES = st.recursive(

@@ -9,13 +9,14 @@ from typing import Any
 import pytest
 from server.coordinator_cases import joined, measured, plan_of, prepared, update
 
-from subfleet.server.actions import Action, Close, Fold
-from subfleet.server.coordinator import resume_actions, step
-from subfleet.server.database import open_database
-from subfleet.server.events import Folded, UpdateStored
-from subfleet.server.rounds import Plan, RunState
-from subfleet.server.store import Journal, begin_run
-from subfleet.server.suspicion import ChangeSize, SuspicionSettings
+from subfleet.journal.database import open_database
+from subfleet.journal.journal import Journal, begin_run
+from subfleet.rounds.actions import Action, Close, Fold
+from subfleet.rounds.coordinator import resume_actions, step
+from subfleet.rounds.events import Folded, UpdateStored
+from subfleet.rounds.state import Plan, RunState
+from subfleet.rounds.suspicion import ChangeSize
+from subfleet.settings.suspicion import SuspicionSettings
 
 FOUR = ("ada", "bob", "cyd", "eve")
 HONEST = {"ada": 1.0, "bob": 1.1, "cyd": 0.9}

@@ -9,13 +9,14 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 from server.coordinator_cases import CLIENTS, blob, measured, plan_of, profile, telemetry
 
+from subfleet.methods.fedfa import FedFA
+from subfleet.methods.heterofl import HeteroFL
 from subfleet.protocol.messages import Deployed, Presence, Refusal, Scores, Task, Update
 from subfleet.protocol.programs import ProgramRef
 from subfleet.protocol.scoring import CandidateScore
-from subfleet.server.actions import Action, Close, Fetch, Fold, Prepare, PrepareModels, PrepareScoring, Reply, SendTask
-from subfleet.server.config import Deadlines
-from subfleet.server.coordinator import resume_actions, round_info, step
-from subfleet.server.events import (
+from subfleet.rounds.actions import Action, Close, Fetch, Fold, Prepare, PrepareModels, PrepareScoring, Reply, SendTask
+from subfleet.rounds.coordinator import resume_actions, round_info, step
+from subfleet.rounds.events import (
     DeployPrepared,
     Event,
     Folded,
@@ -33,9 +34,8 @@ from subfleet.server.events import (
     UpdateOffered,
     UpdateStored,
 )
-from subfleet.server.methods.fedfa import FedFA
-from subfleet.server.methods.heterofl import HeteroFL
-from subfleet.server.rounds import Member, Plan, RunState
+from subfleet.rounds.state import Member, Plan, RunState
+from subfleet.settings.config import Deadlines
 
 pytestmark = pytest.mark.slow
 

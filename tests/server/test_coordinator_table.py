@@ -25,11 +25,10 @@ from server.fake_device import PLENTY_BYTES
 
 from subfleet.protocol.memory import Packing, PackingWidth
 from subfleet.protocol.messages import Presence, Task
-from subfleet.server.actions import Fetch, Fold, Prepare, PrepareModels, SendTask, Withdraw
-from subfleet.server.answers import MAX_HEADER_BYTES
-from subfleet.server.config import Deadlines
-from subfleet.server.coordinator import round_info, step
-from subfleet.server.events import (
+from subfleet.rounds.actions import Fetch, Fold, Prepare, PrepareModels, SendTask, Withdraw
+from subfleet.rounds.answers import MAX_HEADER_BYTES
+from subfleet.rounds.coordinator import round_info, step
+from subfleet.rounds.events import (
     Folded,
     Heard,
     Measured,
@@ -42,9 +41,10 @@ from subfleet.server.events import (
     UpdateRejected,
     UpdateStored,
 )
-from subfleet.server.phases import expected_clients
-from subfleet.server.rounds import Member, RunState
-from subfleet.server.seating import ask_of
+from subfleet.rounds.phases import expected_clients
+from subfleet.rounds.seating import ask_of
+from subfleet.rounds.state import Member, RunState
+from subfleet.settings.config import Deadlines
 
 PLAN = plan_of()
 

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from server.test_assignment import CANDIDATES, PLAN, ask, budgets
 
+from subfleet.methods.policies import Ask, Written, largest_fitting
 from subfleet.protocol.readings import Budget
-from subfleet.server.assignment import LIMITS, Candidate
-from subfleet.server.deciding import BY_METHOD, deciding_limit
-from subfleet.server.methods.policies import Ask, Written, largest_fitting
-from subfleet.server.search.limits import INFINITE_BYTES
+from subfleet.rounds.deciding import BY_METHOD, deciding_limit
+from subfleet.search.candidates import LIMITS, Candidate
+from subfleet.search.limits import INFINITE_BYTES
 
 PLENTY = Budget(memory_bytes=10**9)
 

@@ -19,17 +19,17 @@ from server.coordinator_cases import (
 from server.fake_device import PLENTY_BYTES
 from server.server_rig import World, config, fleet
 
+from subfleet.methods import AnyMethod
+from subfleet.methods.fedfa import FedFA
+from subfleet.methods.flexifed import FlexiFed
+from subfleet.methods.standalone import Standalone
 from subfleet.protocol.messages import Receipt
 from subfleet.protocol.subnet import Explicit, Full, Prefix, Roll, SubnetSpec
-from subfleet.server.actions import Prepare, Reply, SendTask
-from subfleet.server.coordinator import step
-from subfleet.server.declarations import declaration_of
-from subfleet.server.events import Measured, Profiled, Refused
-from subfleet.server.methods import AnyMethod
-from subfleet.server.methods.fedfa import FedFA
-from subfleet.server.methods.flexifed import FlexiFed
-from subfleet.server.methods.standalone import Standalone
-from subfleet.server.rounds import Plan, RunState
+from subfleet.rounds.actions import Prepare, Reply, SendTask
+from subfleet.rounds.coordinator import step
+from subfleet.rounds.declarations import declaration_of
+from subfleet.rounds.events import Measured, Profiled, Refused
+from subfleet.rounds.state import Plan, RunState
 from subfleet.transport.memory import FaultPlan
 
 METHODS: tuple[AnyMethod, ...] = (FlexiFed(choice="declared"), Standalone(choice="declared"), FedFA(choice="declared"))

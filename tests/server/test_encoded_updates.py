@@ -16,22 +16,23 @@ from server.coordinator_cases import plan_of, training, update
 from subfleet.arrays import decode_arrays, encode_arrays
 from subfleet.arrays.codecs import encode_changes, rounding_numbers
 from subfleet.elastic.families import init_state
+from subfleet.elastic.merges import CoordinateMedian
 from subfleet.elastic.model_state import ModelState
 from subfleet.elastic.network import ModelConfig
-from subfleet.elastic.stacked import CoordinateMedian
+from subfleet.elastic.update_form import UpdateForm, update_bytes
+from subfleet.folding.folding import Folding
+from subfleet.folding.updates import check_update, read_change
+from subfleet.methods.anycostfl import AnycostFL
+from subfleet.methods.heterofl import HeteroFL
+from subfleet.methods.policies import Ask, Draw
 from subfleet.protocol.errors import ConfigError, ProtocolError
 from subfleet.protocol.messages import Task
 from subfleet.protocol.readings import Budget
 from subfleet.protocol.update_codecs import AnyUpdateCodec, Qsgd, TopK, TopKQsgd, Uncompressed
-from subfleet.server.config import ServerConfig
-from subfleet.server.config_file import load_config
-from subfleet.server.folding import Folding
-from subfleet.server.methods.anycostfl import AnycostFL
-from subfleet.server.methods.heterofl import HeteroFL
-from subfleet.server.methods.policies import Ask, Draw
-from subfleet.server.planning import plan_of as planned
-from subfleet.server.rounds import Plan, Seat
-from subfleet.server.updates import UpdateForm, check_update, read_change, update_bytes
+from subfleet.rounds.state import Plan, Seat
+from subfleet.serving.planning import plan_of as planned
+from subfleet.settings.config import ServerConfig
+from subfleet.settings.reading import load_config
 from subfleet.transport.blob_store import BlobStore
 
 Changes = dict[str, npt.NDArray[np.float32]]

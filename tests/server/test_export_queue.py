@@ -10,21 +10,21 @@ import pytest
 from server.coordinator_cases import CLIENTS, measured, measuring, plan_of, prepared, refusal, telemetry, update
 from server.methods.method_cases import QUICK
 
+from subfleet.journal.database import open_database
+from subfleet.journal.journal import Journal, begin_run
+from subfleet.journal.rows import round_record
+from subfleet.link.traffic import Traffic
+from subfleet.methods.dynamic_selection import DynamicSelection
+from subfleet.methods.policies import Ask, Assigned, Draw, Written
 from subfleet.protocol.readings import Budget
 from subfleet.protocol.subnet import SubnetSpec
 from subfleet.protocol.topics import Topics
-from subfleet.server.actions import Action, Close, Export, Fold
-from subfleet.server.config import Deadlines
-from subfleet.server.coordinator import resume_actions, step
-from subfleet.server.database import open_database
-from subfleet.server.events import Exported, Folded, Measured, Refused, Tick, UpdateStored
-from subfleet.server.methods.dynamic_selection import DynamicSelection
-from subfleet.server.methods.policies import Ask, Assigned, Draw, Written
-from subfleet.server.rounds import NO_PROGRAM_BYTES, Plan, Queued, RunState
-from subfleet.server.rows import round_record
-from subfleet.server.search.queue import Wish
-from subfleet.server.store import Journal, begin_run
-from subfleet.server.traffic import Traffic
+from subfleet.rounds.actions import Action, Close, Export, Fold
+from subfleet.rounds.coordinator import resume_actions, step
+from subfleet.rounds.events import Exported, Folded, Measured, Refused, Tick, UpdateStored
+from subfleet.rounds.state import NO_PROGRAM_BYTES, Plan, Queued, RunState
+from subfleet.search.queue import Wish
+from subfleet.settings.config import Deadlines
 
 SEARCH = DynamicSelection(distillation=None, prices="estimated")
 

@@ -14,21 +14,22 @@ from torch import Tensor
 from subfleet.arrays import decode_arrays, encode_arrays
 from subfleet.elastic.families import init_state, network_of
 from subfleet.elastic.grid import largest_change
+from subfleet.elastic.merges import CoordinateMedian
 from subfleet.elastic.model_state import ModelState
 from subfleet.elastic.server_optimisers import SERVER_OPTIMISERS, AnyServerOptimiser, FedAvgM
-from subfleet.elastic.stacked import CoordinateMedian
+from subfleet.elastic.update_form import UpdateForm
+from subfleet.folding.checkpoint import checkpoint_path, load_checkpoint, save_checkpoint
+from subfleet.folding.folding import FoldedModel, Folding
+from subfleet.folding.updates import check_update, subnet_weights
+from subfleet.methods import Method
+from subfleet.methods.fedadam import FedAdam
+from subfleet.methods.fedavg import FedAvg
+from subfleet.methods.fedyogi import FedYogi
+from subfleet.methods.heterofl import HeteroFL
 from subfleet.protocol.errors import FileError, ProtocolError
 from subfleet.protocol.update_codecs import Uncompressed
-from subfleet.server.checkpoint import checkpoint_path, load_checkpoint, save_checkpoint
-from subfleet.server.folding import FoldedModel, Folding
-from subfleet.server.methods import Method
-from subfleet.server.methods.fedadam import FedAdam
-from subfleet.server.methods.fedavg import FedAvg
-from subfleet.server.methods.fedyogi import FedYogi
-from subfleet.server.methods.heterofl import HeteroFL
-from subfleet.server.rounds import Plan, Seat
-from subfleet.server.suspicion import ChangeSize
-from subfleet.server.updates import UpdateForm, check_update, subnet_weights
+from subfleet.rounds.state import Plan, Seat
+from subfleet.rounds.suspicion import ChangeSize
 from subfleet.transport.blob_store import BlobStore
 
 PLAN = plan_of()

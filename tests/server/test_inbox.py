@@ -5,12 +5,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from server.coordinator_cases import plan_of, profile, telemetry
 
+from subfleet.link.inbox import read_delivery
+from subfleet.link.traffic import Traffic
 from subfleet.protocol.blobs import Chunk, encode_chunk
 from subfleet.protocol.messages import Presence, Receipt, encode
 from subfleet.protocol.topics import Topics
-from subfleet.server.events import Heard, Measured, Profiled
-from subfleet.server.inbox import read_delivery
-from subfleet.server.traffic import Traffic
+from subfleet.rounds.events import Heard, Measured, Profiled
 from subfleet.transport.base import Delivery
 
 TOPICS = Topics("main")

@@ -9,18 +9,18 @@ from typing import Any
 import pytest
 from server.coordinator_cases import CLIENTS, plan_of, training, update
 
+from subfleet.journal import journal as store
+from subfleet.journal.database import DATABASE_NAME, open_database
+from subfleet.journal.journal import Journal, begin_run
+from subfleet.journal.rows import round_record
+from subfleet.link.traffic import Traffic
 from subfleet.protocol.errors import ConfigError, FileError
 from subfleet.protocol.exit_codes import ExitCode
 from subfleet.protocol.schema import from_plain
 from subfleet.protocol.topics import Topics
-from subfleet.server import store
-from subfleet.server.coordinator import step
-from subfleet.server.database import DATABASE_NAME, open_database
-from subfleet.server.events import Folded, UpdateStored
-from subfleet.server.rounds import Member, RunState, Seat
-from subfleet.server.rows import round_record
-from subfleet.server.store import Journal, begin_run
-from subfleet.server.traffic import Traffic
+from subfleet.rounds.coordinator import step
+from subfleet.rounds.events import Folded, UpdateStored
+from subfleet.rounds.state import Member, RunState, Seat
 
 PLAN = plan_of()
 

@@ -13,17 +13,17 @@ from server.server_rig import World, config, fleet
 
 from subfleet.elastic.families import network_of
 from subfleet.export.requests import InferRequest
+from subfleet.folding.evaluation_data import with_evaluation
+from subfleet.methods.heterofl import HeteroFL
+from subfleet.methods.masking import held_classes
 from subfleet.protocol.errors import ConfigError, DataError
 from subfleet.protocol.messages import Profile
 from subfleet.protocol.training import ObjectiveSettings, TrainingSettings
-from subfleet.server.config_file import load_config
-from subfleet.server.coordinator import step
-from subfleet.server.evaluation_data import with_evaluation
-from subfleet.server.events import Profiled
-from subfleet.server.labels import class_counts_of
-from subfleet.server.methods.heterofl import HeteroFL
-from subfleet.server.methods.masking import held_classes
-from subfleet.server.rounds import Plan, RunState, Seat
+from subfleet.rounds.coordinator import step
+from subfleet.rounds.events import Profiled
+from subfleet.rounds.labels import class_counts_of
+from subfleet.rounds.state import Plan, RunState, Seat
+from subfleet.settings.reading import load_config
 from subfleet.tasks import Dataset, write_npz
 
 NAMES = ("ant", "bee", "dog")

@@ -10,14 +10,14 @@ import pytest
 from server.coordinator_cases import CLIENTS, joined, plan_of, profile, training
 from server.server_rig import World, config, fleet
 
+from subfleet.journal.database import open_database
+from subfleet.journal.journal import Journal, begin_run
 from subfleet.protocol.messages import Presence, encode
-from subfleet.server import members
-from subfleet.server.config import Deadlines
-from subfleet.server.coordinator import step
-from subfleet.server.database import open_database
-from subfleet.server.events import Heard, Tick
-from subfleet.server.rounds import Member, RunState
-from subfleet.server.store import Journal, begin_run
+from subfleet.rounds import members
+from subfleet.rounds.coordinator import step
+from subfleet.rounds.events import Heard, Tick
+from subfleet.rounds.state import Member, RunState
+from subfleet.settings.config import Deadlines
 
 PLAN = plan_of(deadlines=Deadlines(lease_s=30.0, forget_s=100.0))
 

@@ -6,9 +6,9 @@ import pytest
 from server.coordinator_cases import plan_of, profile, telemetry
 
 from subfleet.protocol.errors import ConfigError
-from subfleet.server.config_file import load_config
-from subfleet.server.memory_limits import MemoryLimits
-from subfleet.server.seating import measured_seat
+from subfleet.rounds.seating import measured_seat
+from subfleet.settings.memory_limits import MemoryLimits
+from subfleet.settings.reading import load_config
 
 OFFERED_BYTES = 1_000_000_000
 

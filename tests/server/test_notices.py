@@ -10,9 +10,9 @@ from server.server_rig import World, config, fleet
 
 from subfleet.protocol.messages import Presence, Receipt
 from subfleet.protocol.readings import Reading
-from subfleet.server.actions import Action, Reply
-from subfleet.server.coordinator import step
-from subfleet.server.events import Heard, Measured, PrepareFailed
+from subfleet.rounds.actions import Action, Reply
+from subfleet.rounds.coordinator import step
+from subfleet.rounds.events import Heard, Measured, PrepareFailed
 from subfleet.transport.memory import FaultPlan
 
 PLAN = plan_of()

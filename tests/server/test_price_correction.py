@@ -7,12 +7,12 @@ from dataclasses import replace
 import pytest
 from server.coordinator_cases import plan_of
 
+from subfleet.methods.dynamic_selection import DynamicSelection
+from subfleet.methods.policies import Ask, Draw, Written
 from subfleet.protocol.readings import Budget
 from subfleet.protocol.subnet import Prefix, SubnetSpec
-from subfleet.server.assignment import Candidate
-from subfleet.server.methods.dynamic_selection import DynamicSelection
-from subfleet.server.methods.policies import Ask, Draw, Written
-from subfleet.server.rounds import NO_PROGRAM_BYTES
+from subfleet.rounds.state import NO_PROGRAM_BYTES
+from subfleet.search.candidates import Candidate
 
 PLAN = plan_of(method=DynamicSelection(distillation=None, prices="estimated"))
 CORRECTED = DynamicSelection(distillation=None)

@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 from server.coordinator_cases import plan_of
 
+from subfleet.programs.requests import train_request
 from subfleet.protocol.training import TrainingSettings
-from subfleet.server.requests import train_request
-from subfleet.server.scoring import score_training
+from subfleet.rounds.proposing import score_training
 
 
 @pytest.mark.parametrize(("micro_batch_size", "part_size", "one_part"), [(0, 8, True), (8, 8, True), (3, 3, False)])

@@ -24,17 +24,17 @@ from server.fake_device import PLENTY_BYTES, Behaviour
 from server.server_rig import World, config, fleet
 from server.test_calibration import calibrating
 
+from subfleet.journal.database import open_database
+from subfleet.journal.journal import Journal, begin_run
 from subfleet.protocol.messages import Task
-from subfleet.server.actions import Close, SendTask
-from subfleet.server.api import serve_http
-from subfleet.server.config import Deadlines, HttpAddress, LogClock
-from subfleet.server.coordinator import round_info, step
-from subfleet.server.database import open_database
-from subfleet.server.events import Folded, Measured, PrepareFailed, Refused, Tick, UpdateOffered, UpdateStored
-from subfleet.server.retrying import what_is_lacking
-from subfleet.server.rounds import Plan, RunState, Seat
-from subfleet.server.selection import selected
-from subfleet.server.store import Journal, begin_run
+from subfleet.reporting.api import serve_http
+from subfleet.rounds.actions import Close, SendTask
+from subfleet.rounds.coordinator import round_info, step
+from subfleet.rounds.events import Folded, Measured, PrepareFailed, Refused, Tick, UpdateOffered, UpdateStored
+from subfleet.rounds.retrying import what_is_lacking
+from subfleet.rounds.selection import selected
+from subfleet.rounds.state import Plan, RunState, Seat
+from subfleet.settings.config import Deadlines, HttpAddress, LogClock
 
 LIVE = plan_of(clock=None, deadlines=Deadlines(lease_s=1e4))
 LOGS = plan_of(clock=LogClock(start_s=5.0, step_s=10.0), deadlines=Deadlines(retry_s=35.0))

@@ -23,15 +23,17 @@ from server.fake_device import PLENTY_BYTES
 from server.methods.method_cases import ask, plan_with
 from server.server_rig import World, config, fleet
 
+from subfleet.journal.database import open_database
+from subfleet.journal.journal import Journal, begin_run
+from subfleet.methods.fedfa import FedFA
 from subfleet.protocol.memory import Packing
 from subfleet.protocol.messages import Presence, Scores, Task
 from subfleet.protocol.programs import ProgramRef
 from subfleet.protocol.readings import Budget
 from subfleet.protocol.scoring import CandidateScore
-from subfleet.server.actions import Action, Prepare, PrepareScoring, Reply, SendTask, Withdraw
-from subfleet.server.coordinator import resume_actions, step
-from subfleet.server.database import open_database
-from subfleet.server.events import (
+from subfleet.rounds.actions import Action, Prepare, PrepareScoring, Reply, SendTask, Withdraw
+from subfleet.rounds.coordinator import resume_actions, step
+from subfleet.rounds.events import (
     Folded,
     Heard,
     Refused,
@@ -42,9 +44,7 @@ from subfleet.server.events import (
     UpdateOffered,
     UpdateStored,
 )
-from subfleet.server.methods.fedfa import FedFA
-from subfleet.server.rounds import RunState
-from subfleet.server.store import Journal, begin_run
+from subfleet.rounds.state import RunState
 from subfleet.transport.memory import FaultPlan
 
 METHOD = FedFA(choice="score")

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from server.server_rig import World, config, fleet
 
-from subfleet.server.selection import selected
+from subfleet.rounds.selection import selected
 
 NAMES = st.sets(st.from_regex(r"[a-z][a-z0-9]{0,5}", fullmatch=True), max_size=20)
 SEEDS = st.integers(0, 2**32)

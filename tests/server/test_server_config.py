@@ -3,13 +3,13 @@ from pathlib import Path
 import pytest
 from server.server_rig import config
 
+from subfleet.methods import METHODS
+from subfleet.methods.fedavg import FedAvg
 from subfleet.protocol.errors import ConfigError, FileError
 from subfleet.protocol.training import AugmentationSettings
-from subfleet.server.config import LogClock
-from subfleet.server.config_file import load_config
-from subfleet.server.methods import METHODS
-from subfleet.server.methods.fedavg import FedAvg
-from subfleet.server.planning import plan_of
+from subfleet.serving.planning import plan_of
+from subfleet.settings.config import LogClock
+from subfleet.settings.reading import load_config
 
 WHOLE = """
 name = "digits"

@@ -19,10 +19,10 @@ from subfleet.device_profiles import demo_log_path
 from subfleet.elastic.network import ModelConfig
 from subfleet.export.cache import CacheFolder
 from subfleet.export.pool import ExportPool
+from subfleet.link.broker import EmbeddedBroker
 from subfleet.protocol.training import TrainingSettings
-from subfleet.server.broker import EmbeddedBroker
-from subfleet.server.config import LogClock, ServerConfig
-from subfleet.server.session import Server
+from subfleet.serving.session import Server
+from subfleet.settings.config import LogClock, ServerConfig
 from subfleet.tasks import Dataset, write_npz
 from subfleet.transport.address import parse_url
 from subfleet.transport.mqtt import MqttTransport

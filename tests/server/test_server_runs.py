@@ -16,13 +16,13 @@ from server.server_rig import World, config, fleet
 from subfleet.elastic.families import init_state
 from subfleet.export.quantisation.report import calibration_of
 from subfleet.export.requests import InferRequest, TrainRequest
+from subfleet.folding.checkpoint import load_checkpoint
 from subfleet.protocol.errors import ConfigError, ExportError, FileError
 from subfleet.protocol.memory import Packing
 from subfleet.protocol.messages import Task
 from subfleet.protocol.readings import Reading
 from subfleet.protocol.training import TrainingSettings
-from subfleet.server.checkpoint import load_checkpoint
-from subfleet.server.config import Deadlines, ServerConfig
+from subfleet.settings.config import Deadlines, ServerConfig
 from subfleet.tasks import read_dataset
 from subfleet.transport.memory import FaultPlan
 

@@ -6,16 +6,16 @@ from types import MappingProxyType
 import pytest
 from server.coordinator_cases import joined, measured, measuring, plan_of, prepared, profile, telemetry, update
 
+from subfleet.journal.rows import round_record
+from subfleet.link.traffic import Traffic
 from subfleet.protocol.messages import Presence
 from subfleet.protocol.topics import Topics
-from subfleet.server.actions import Close
-from subfleet.server.config import Deadlines, LogClock
-from subfleet.server.coordinator import step
-from subfleet.server.events import Folded, Heard, Measured, Profiled, Tick, UpdateStored
-from subfleet.server.phases import expected_clients
-from subfleet.server.rounds import Member, Plan, RunState
-from subfleet.server.rows import round_record
-from subfleet.server.traffic import Traffic
+from subfleet.rounds.actions import Close
+from subfleet.rounds.coordinator import step
+from subfleet.rounds.events import Folded, Heard, Measured, Profiled, Tick, UpdateStored
+from subfleet.rounds.phases import expected_clients
+from subfleet.rounds.state import Member, Plan, RunState
+from subfleet.settings.config import Deadlines, LogClock
 
 STRICT = plan_of(min_clients=2, rounds=5)
 OTHERS = ("ada", "bob")

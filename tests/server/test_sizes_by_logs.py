@@ -6,14 +6,14 @@ from typing import Any
 from server.coordinator_cases import CLIENTS, measuring, plan_of, prepared, size_of, telemetry
 from server.fake_device import PLENTY_BYTES
 
+from subfleet.methods.fedfa import FedFA
+from subfleet.methods.heterofl import HeteroFL
 from subfleet.protocol.readings import Budget, LogLow
-from subfleet.server.config import LogClock
-from subfleet.server.coordinator import round_info, step
-from subfleet.server.events import Measured
-from subfleet.server.memory_limits import MemoryLimits
-from subfleet.server.methods.fedfa import FedFA
-from subfleet.server.methods.heterofl import HeteroFL
-from subfleet.server.seating import ask_of
+from subfleet.rounds.coordinator import round_info, step
+from subfleet.rounds.events import Measured
+from subfleet.rounds.seating import ask_of
+from subfleet.settings.config import LogClock
+from subfleet.settings.memory_limits import MemoryLimits
 
 
 def _asked(**changes: Any) -> float | None:

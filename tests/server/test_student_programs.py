@@ -6,15 +6,15 @@ from server.coordinator_cases import CLIENTS, measured, measuring, plan_of, prep
 from server.server_rig import World, config, fleet
 
 from subfleet.export.requests import TrainRequest
+from subfleet.journal.rows import round_record
+from subfleet.link.traffic import Traffic
+from subfleet.methods.fjord import FjORD
 from subfleet.protocol.topics import Topics
-from subfleet.server.actions import Close
-from subfleet.server.coordinator import step
-from subfleet.server.events import Folded, UpdateStored
-from subfleet.server.methods.fjord import FjORD
-from subfleet.server.rounds import Plan, RunState
-from subfleet.server.rows import round_record
-from subfleet.server.seating import ask_of
-from subfleet.server.traffic import Traffic
+from subfleet.rounds.actions import Close
+from subfleet.rounds.coordinator import step
+from subfleet.rounds.events import Folded, UpdateStored
+from subfleet.rounds.seating import ask_of
+from subfleet.rounds.state import Plan, RunState
 
 
 def played(plan: Plan, state: RunState) -> tuple[RunState, int]:

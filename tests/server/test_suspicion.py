@@ -5,14 +5,14 @@ from typing import Any
 
 import pytest
 
-from subfleet.server.suspicion import (
+from subfleet.rounds.suspicion import (
     ChangeSize,
-    SuspicionSettings,
     divergence,
     most_suspect,
     outsiders,
     usual_change,
 )
+from subfleet.settings.suspicion import SuspicionSettings
 
 SETTINGS = SuspicionSettings()
 

@@ -14,14 +14,14 @@ from server.server_rig import World, config, fleet
 
 from subfleet.elastic.families import init_state
 from subfleet.elastic.model_state import ModelState
+from subfleet.folding import checking
+from subfleet.folding.checking import Checks
+from subfleet.folding.folding import Folding
+from subfleet.folding.updates import check_update
 from subfleet.protocol.messages import Task
-from subfleet.server import checking
-from subfleet.server.checking import Checks
-from subfleet.server.config import ServerConfig
-from subfleet.server.events import UpdateRejected
-from subfleet.server.folding import Folding
-from subfleet.server.suspicion import SuspicionSettings
-from subfleet.server.updates import check_update
+from subfleet.rounds.events import UpdateRejected
+from subfleet.settings.config import ServerConfig
+from subfleet.settings.suspicion import SuspicionSettings
 from subfleet.transport.blob_store import BlobStore
 
 ROUNDS = 3

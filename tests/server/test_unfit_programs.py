@@ -22,12 +22,15 @@ from server.coordinator_cases import (
 )
 from server.server_rig import World, config, fleet
 
+from subfleet.journal.database import open_database
+from subfleet.journal.journal import Journal, begin_run
+from subfleet.methods.dynamic_selection import DynamicSelection
+from subfleet.methods.fedfa import FedFA
 from subfleet.protocol.messages import RefusalReason
 from subfleet.protocol.programs import ProgramRef
-from subfleet.server.actions import Action, Export, Prepare, PrepareScoring, SendTask
-from subfleet.server.coordinator import step
-from subfleet.server.database import open_database
-from subfleet.server.events import (
+from subfleet.rounds.actions import Action, Export, Prepare, PrepareScoring, SendTask
+from subfleet.rounds.coordinator import step
+from subfleet.rounds.events import (
     Event,
     Exported,
     Folded,
@@ -39,12 +42,9 @@ from subfleet.server.events import (
     ScoringPrepared,
     UpdateStored,
 )
-from subfleet.server.methods.dynamic_selection import DynamicSelection
-from subfleet.server.methods.fedfa import FedFA
-from subfleet.server.rounds import NO_PROGRAM_BYTES, KnownPlan, Plan, Queued, RunState
-from subfleet.server.scoring import proposed_seat
-from subfleet.server.store import Journal, begin_run
-from subfleet.server.unfit import with_unfit
+from subfleet.rounds.proposing import proposed_seat
+from subfleet.rounds.state import NO_PROGRAM_BYTES, KnownPlan, Plan, Queued, RunState
+from subfleet.rounds.unfit import with_unfit
 
 PLAN = plan_of(rounds=4)
 CALLED = ("Conv", "Gelu")
@@ -210,7 +210,7 @@ def test_a_device_that_has_refused_everything_is_skipped_with_its_own_reason() -
 
 
 def test_the_oldest_refusals_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("subfleet.server.unfit._MOST", 2)
+    monkeypatch.setattr("subfleet.rounds.unfit._MOST", 2)
     state, _ = assigned(PLAN, measuring(PLAN))
     for name in CLIENTS:
         state, _ = step(PLAN, state, written(PLAN, state, name), 2.0)

@@ -4,8 +4,8 @@ import threading
 
 import pytest
 
+from subfleet.link.watch import Watch
 from subfleet.protocol.errors import RunError
-from subfleet.server.watch import Watch
 
 
 def test_checks_are_made_again_until_the_end() -> None:

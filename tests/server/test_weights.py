@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from server.coordinator_cases import CLIENTS, plan_of, training, update
 
-from subfleet.server.methods.policies import by_samples
-from subfleet.server.rounds import Seat
-from subfleet.server.weights import round_weights, share_limit
+from subfleet.methods.policies import by_samples
+from subfleet.rounds.state import Seat
+from subfleet.rounds.weights import round_weights, share_limit
 
 PLAN = plan_of()
 WEIGHTS = st.lists(st.floats(min_value=2.0**-20, max_value=2.0**40), min_size=1, max_size=12)

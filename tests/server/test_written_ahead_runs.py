@@ -8,11 +8,11 @@ from pathlib import Path
 from server.server_rig import FakeExports, World, config, fleet
 from server.test_export_queue import BUDGETS, SEARCH
 
-from subfleet.elastic.distillation import DistillationSettings
+from subfleet.elastic.teaching import DistillationSettings
 from subfleet.export.requests import TrainRequest
 from subfleet.protocol.errors import ExportError
-from subfleet.server.planning import plan_of as planned
-from subfleet.server.rounds import Plan
+from subfleet.rounds.state import Plan
+from subfleet.serving.planning import plan_of as planned
 
 
 def _unwritable(plan: Plan, names: set[str]) -> Callable[[TrainRequest], int]:

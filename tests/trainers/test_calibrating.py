@@ -23,7 +23,8 @@ pytest.importorskip("executorch")
 from subfleet.elastic.families import network_of  # noqa: E402
 from subfleet.elastic.maps import extract  # noqa: E402
 from subfleet.elastic.network import ModelConfig, Network  # noqa: E402
-from subfleet.elastic.running_statistics import measured_moments, norm_layers  # noqa: E402
+from subfleet.elastic.norm_layers import norm_layers  # noqa: E402
+from subfleet.elastic.running_statistics import measured_moments  # noqa: E402
 from subfleet.export.programs import export_training_program  # noqa: E402
 from subfleet.export.requests import TrainRequest  # noqa: E402
 

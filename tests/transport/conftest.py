@@ -3,7 +3,7 @@ from collections.abc import Iterator
 import pytest
 from transport.rigs import FAULTS, Rig, memory_rig, mqtt_rig, paced_rig
 
-from subfleet.server.broker import EmbeddedBroker, MosquittoBroker, mosquitto_binary
+from subfleet.link.broker import EmbeddedBroker, MosquittoBroker, mosquitto_binary
 
 _BROKER_MARKS = (pytest.mark.broker, pytest.mark.slow)
 

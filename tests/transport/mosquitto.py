@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from subfleet.server.broker import mosquitto_binary
+from subfleet.link.broker import mosquitto_binary
 
 _START_S = 20.0
 _LONG_AGO = datetime.datetime(2001, 1, 1, tzinfo=datetime.timezone.utc)

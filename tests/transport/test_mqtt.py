@@ -9,8 +9,8 @@ import pytest
 from paho.mqtt.client import MQTTMessage
 from transport.rigs import await_event, deliver
 
+from subfleet.link.broker import EmbeddedBroker
 from subfleet.protocol.errors import ConfigError, FileError, TransportError, UnreachableError
-from subfleet.server.broker import EmbeddedBroker
 from subfleet.transport.address import BrokerAddress, BrokerOptions, TlsFiles, parse_url
 from subfleet.transport.base import MAX_PAYLOAD_BYTES, Connected, Delivery, Disconnected, Will
 from subfleet.transport.mqtt import MqttTransport

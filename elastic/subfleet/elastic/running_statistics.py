@@ -17,10 +17,8 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from subfleet.elastic.families import build_module
-from subfleet.elastic.families.layers import Scale
 from subfleet.elastic.maps import TensorMap, extract, tensor_maps
 from subfleet.elastic.network import Network
-from subfleet.protocol.calibration import NormLayer
 from subfleet.protocol.errors import DataError
 from subfleet.protocol.subnet import SubnetSpec
 
@@ -28,8 +26,6 @@ __all__ = [
     "NormMoments",
     "measured_moments",
     "merged_statistics",
-    "norm_layers",
-    "norm_tensors",
     "recalibrated",
     "shared_statistics",
 ]
@@ -60,29 +56,6 @@ class NormMoments:
     def scaled(self, factor: float) -> "NormMoments":
         """The same of data that count so many times, above 0; with 1 to the bit."""
         return NormMoments(total=self.total * factor, squares=self.squares * factor, count=self.count * factor)
-
-
-def norm_tensors(network: Network) -> frozenset[str]:
-    """Names of all tensors of norms: gain, bias, running mean and variance. Some methods keep them apart by spec."""
-    layers = {_layer(name) for name, decl in network.tensors.items() if decl.role in ("gain", "mean", "variance")}
-    return frozenset(name for name in network.tensors if _layer(name) in layers)
-
-
-def norm_layers(network: Network, spec: SubnetSpec) -> tuple[NormLayer, ...]:
-    """The norms of a subnet that have running statistics, in the order in which it declares them.
-
-    Raises:
-        ConfigError: the spec is no subnet of this network.
-    """
-    modules = dict(build_module(network, spec).named_modules())
-    found = []
-    for name, layer in modules.items():
-        if isinstance(layer, _BatchNorm) and layer.momentum is not None:
-            scaler = modules.get(f"{_layer(name)}.scale")
-            positions = network.tensors[f"{name}.running_mean"].positions
-            scale = scaler.rate if isinstance(scaler, Scale) else 1.0
-            found.append(NormLayer(name=name, positions=positions, momentum=layer.momentum, scale=scale))
-    return tuple(found)
 
 
 def measured_moments(

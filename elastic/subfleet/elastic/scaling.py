@@ -9,27 +9,16 @@ clients have in common, do not.
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
-from typing import Literal
 
 import torch
 from torch import Tensor
 
 from subfleet.elastic.maps import TensorMap, tensor_maps
 from subfleet.elastic.network import Network, Role
+from subfleet.elastic.weight_sizes import Central, WeightNorm
 from subfleet.protocol.subnet import SubnetSpec
 
-__all__ = ["NORMS", "Central", "WeightNorm", "scale_factors", "scaled_change"]
-
-WeightNorm = Literal["l2", "rms", "common"]
-"""How large the weights of a layer are: "l2" is the root of their sum of squares; "rms" of their mean square; "common"
-the L2 norm of the elements that every client holds, so that clients without training agree exactly."""
-
-NORMS: Mapping[Literal["paper", "fixed"], WeightNorm] = MappingProxyType({"paper": "l2", "fixed": "common"})
-"""The norm of each fidelity to the paper."""
-
-Central = Literal["absolute", "below", "between"]
-"""Which weights count as the paper's inner 95 %: those of |w| up to the 95th percentile of |w| (our reading); w up to
-that of w (section 4.3); or w between the percentiles 2.5 and 97.5 (appendix E)."""
+__all__ = ["scale_factors", "scaled_change"]
 
 _SCALED_ROLES: frozenset[Role] = frozenset({"weight", "residual", "embedding", "symbol"})
 _LEAST_NORM = 1e-12

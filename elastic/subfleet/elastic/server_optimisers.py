@@ -13,17 +13,19 @@ There is no bias correction, and v starts at tau^2. Elements that too few client
 moment, by a bit; nor do running statistics of norms have moments: they take the plain mean.
 """
 
+from __future__ import annotations
+
 import math
 import typing
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, fields
 from types import MappingProxyType
-from typing import ClassVar, Protocol
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from subfleet.protocol.errors import ConfigError
+
+if TYPE_CHECKING:  # settings are read where no PyTorch is; what is computed takes tensors as they come
+    from torch import Tensor
 
 __all__ = [
     "SERVER_OPTIMISERS",
@@ -36,7 +38,7 @@ __all__ = [
     "ServerOptimiser",
 ]
 
-Moments = Mapping[str, Mapping[str, Tensor]]
+Moments: typing.TypeAlias = "Mapping[str, Mapping[str, Tensor]]"
 """Of each kind ("mean", "square") a tensor like the model's, by name. Empty before the first round."""
 
 
@@ -86,12 +88,13 @@ def _step(
     starts = optimiser.starts()
     after = {kind: dict(moments.get(kind, {})) for kind in starts}
     for name in old.keys() - set(buffers):
-        before = {kind: after[kind].get(name, torch.full_like(old[name], start)) for kind, start in starts.items()}
-        doubles = {kind: moment.to(torch.float64) for kind, moment in before.items()}
+        shape = old[name].shape
+        before = {kind: after[kind].get(name, old[name].new_full(shape, start)) for kind, start in starts.items()}
+        doubles = {kind: moment.double() for kind, moment in before.items()}
         advanced, step = optimiser.advance(doubles, _change(old[name], folded[name]))
         new[name] = _moved(old[name], folded[name], held[name], step)
         for kind, moment in before.items():
-            after[kind][name] = torch.where(held[name], advanced[kind].to(moment.dtype), moment)
+            after[kind][name] = advanced[kind].to(moment.dtype).where(held[name], moment)
     return new, after
 
 
@@ -224,7 +227,7 @@ class FedYogi:
     def advance(self, moments: Mapping[str, Tensor], change: Tensor) -> tuple[Mapping[str, Tensor], Tensor]:
         """As in `ServerOptimiser`."""
         before, squared = moments["square"], change.square()
-        square = before - (1 - self.beta2) * squared * torch.sign(before - squared)
+        square = before - (1 - self.beta2) * squared * (before - squared).sign()
         return _adaptive(self, moments["mean"], square, change)
 
 
@@ -237,14 +240,14 @@ SERVER_OPTIMISERS: Mapping[str, type[AnyServerOptimiser]] = MappingProxyType(
 
 
 def _change(old: Tensor, folded: Tensor) -> Tensor:
-    return folded.to(torch.float64) - old.to(torch.float64)
+    return folded.double() - old.double()
 
 
 def _moved(old: Tensor, folded: Tensor, held: Tensor, step: Tensor) -> Tensor:
     """The old values and their steps where held; a step of just the mean change gives the folded bits."""
-    stepped = torch.where(step == _change(old, folded), folded, (old.to(torch.float64) + step).to(old.dtype))
+    stepped = folded.where(step == _change(old, folded), (old.double() + step).to(old.dtype))
     # A step of 0 is left out as well: -0.0 + 0.0 would not be -0.0.
-    return torch.where(held & (step != 0), stepped, old)
+    return stepped.where(held & (step != 0), old)
 
 
 _RANGES: Mapping[str, tuple[Callable[[float], bool], str]] = MappingProxyType(

@@ -2,19 +2,20 @@
 
 They read the changes of all clients tensor by tensor, so that their memory is that of the largest tensor for each
 client and not of whole models. Nothing in them depends on the order in which clients are given, but for ties between
-clients that multi-Krum chooses from.
+clients that multi-Krum chooses from. Their settings are in `subfleet.elastic.merges`.
 """
 
 import math
-import typing
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from types import MappingProxyType
-from typing import ClassVar, Literal, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from subfleet.elastic.merges import AnyStackedMerge, CoordinateMedian, MultiKrum, NormClipping, TrimmedMean
 from subfleet.elastic.network import Network
 from subfleet.elastic.stacking import (
     Member,
@@ -26,239 +27,126 @@ from subfleet.elastic.stacking import (
     stack_bytes,
     stacks,
 )
-from subfleet.protocol.errors import ConfigError, ProtocolError
+from subfleet.protocol.errors import ProtocolError
 
-__all__ = [
-    "STACKED_MERGES",
-    "AnyStackedMerge",
-    "CoordinateMedian",
-    "MultiKrum",
-    "NormClipping",
-    "StackedMerge",
-    "TrimmedMean",
-]
-
-
-class StackedMerge(Protocol):
-    """Settings of a merge.
-
-    Attributes:
-        TYPE: its name in a configuration.
-    """
-
-    TYPE: ClassVar[str]
-
-    def merge(
-        self, network: Network, state: Mapping[str, Tensor], members: Sequence[Member], read: ReadChanges
-    ) -> dict[str, Tensor]:
-        """The new model; elements that no member holds keep their bits.
-
-        Args:
-            network: the declaration.
-            state: the model that the round started from, or some of its tensors; only these are merged.
-            members: the clients, sorted by their ids.
-            read: gives their changes; it may be called several times for a tensor.
-
-        Raises:
-            ProtocolError: a change is missing, has another shape than its subnet's tensor, or is not finite.
-        """
-        ...
-
-    def memory_bytes(self, network: Network, client_count: int) -> int:
-        """Most memory that `merge` takes beside the two models, with float32 changes as `read` gives them."""
-        ...
+__all__ = ["Stack", "clipped_change", "krum_chosen", "merge_memory_bytes", "stacked_merge"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NormClipping:
-    """The weighted mean of updates, each scaled down to a largest length.
-
-    Sun et al., "Can You Really Backdoor Federated Learning?", 2019, section 4. An update is one vector of all of its
-    tensors. Updates can be clipped one by one as well, before an `Accumulator` adds them.
+class Stack:
+    """What is merged.
 
     Attributes:
-        max_norm: largest L2 norm of an update, above 0.
+        network: the declaration.
+        state: the model that the round started from, or some of its tensors; only these are merged.
+        members: the clients, sorted by their ids.
+        read: gives their changes; it may be called several times for a tensor.
     """
 
-    TYPE: ClassVar[str] = "norm_clipping"
-    max_norm: float
+    network: Network
+    state: Mapping[str, Tensor]
+    members: Sequence[Member]
+    read: ReadChanges
 
-    def __post_init__(self) -> None:
-        if not 0 < self.max_norm < math.inf:
-            raise ConfigError(f"max_norm is {self.max_norm}, but must be a number above 0")
-
-    def clip(self, change: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """One client's update, scaled down where it is too long; the same tensors where it is not."""
-        scale = self._scale(sum(square_sum(tensor) for tensor in change.values()))
-        return {name: tensor if scale == 1 else tensor * scale for name, tensor in change.items()}
-
-    def merge(
-        self, network: Network, state: Mapping[str, Tensor], members: Sequence[Member], read: ReadChanges
-    ) -> dict[str, Tensor]:
-        """As `StackedMerge.merge`."""
-        squares = [0.0] * len(members)
-        for name in state:
-            for place, tensor in enumerate(read(name)):
-                squares[place] += 0.0 if tensor is None else square_sum(tensor)
-        scales = [self._scale(square) for square in squares]
-
-        def clipped(name: str) -> list[Tensor | None]:
-            return [
-                None if tensor is None else tensor * scale for tensor, scale in zip(read(name), scales, strict=True)
-            ]
-
-        return merged(network, state, members, clipped, Rule())
-
-    def memory_bytes(self, network: Network, client_count: int) -> int:
-        """As `StackedMerge.memory_bytes`; clipped copies count."""
-        return stack_bytes(network, client_count) + 4 * client_count * largest_tensor(network)
-
-    def _scale(self, square: float) -> float:
-        if not square < math.inf:
-            raise ProtocolError("an update holds a change that is not finite, so that its norm cannot be clipped")
-        return min(1.0, self.max_norm / math.sqrt(square)) if square else 1.0
+    def merged(self, rule: Rule) -> dict[str, Tensor]:
+        """By a rule for each element."""
+        return merged(self.network, self.state, self.members, self.read, rule)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CoordinateMedian:
-    """The median of each element over the clients that hold it, without weights.
+def stacked_merge(settings: AnyStackedMerge, stack: Stack) -> dict[str, Tensor]:
+    """The new model; elements that no member holds keep their bits.
 
-    Yin et al., "Byzantine-Robust Distributed Learning: Towards Optimal Statistical Rates", ICML 2018, definition 1. Of
-    an even number of values it is the mean of the middle two.
-
-    Attributes:
-        least_clients: elements that fewer clients hold have no median that withstands anybody.
-        otherwise: what becomes of these: "mean", the weighted mean, so that the widest parts of the model still learn;
-            or "stay" as they were.
+    Raises:
+        ProtocolError: a change is missing, has another shape than its subnet's tensor, or is not finite.
     """
-
-    TYPE: ClassVar[str] = "coordinate_median"
-    least_clients: int = 3
-    otherwise: Literal["mean", "stay"] = "mean"
-
-    def __post_init__(self) -> None:
-        _check_least_clients(self.least_clients)
-
-    def merge(
-        self, network: Network, state: Mapping[str, Tensor], members: Sequence[Member], read: ReadChanges
-    ) -> dict[str, Tensor]:
-        """As `StackedMerge.merge`."""
-        rule = Rule(reduce=_median, least_clients=self.least_clients, stay=self.otherwise == "stay")
-        return merged(network, state, members, read, rule)
-
-    def memory_bytes(self, network: Network, client_count: int) -> int:
-        """As `StackedMerge.memory_bytes`."""
-        return stack_bytes(network, client_count)
+    return _MERGES[type(settings)](settings, stack)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrimmedMean:
-    """The mean of each element over the clients that hold it, less its largest and smallest values; without weights.
+def merge_memory_bytes(settings: AnyStackedMerge, network: Network, client_count: int) -> int:
+    """Most memory that `stacked_merge` takes beside the two models, with float32 changes as `read` gives them."""
+    one_bytes = client_count * largest_tensor(network)
+    beside_bytes: Mapping[type, int] = {
+        NormClipping: 4 * one_bytes,  # clipped copies
+        MultiKrum: 12 * one_bytes + 8 * client_count**2,  # distances are taken in float64
+    }
+    return stack_bytes(network, client_count) + beside_bytes.get(type(settings), 0)
 
-    Yin et al., ICML 2018, definition 2.
 
-    Attributes:
-        fraction: share of the values that is left out at either end, rounded up; from 0 to below a half. At least one
-            value is always kept.
-        least_clients: as in `CoordinateMedian`.
-        otherwise: as in `CoordinateMedian`.
+def clipped_change(settings: NormClipping, change: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """One client's update, scaled down where it is too long; the same tensors where it is not.
+
+    Updates can be clipped one by one as well, before an `Accumulator` adds them.
     """
-
-    TYPE: ClassVar[str] = "trimmed_mean"
-    fraction: float = 0.1
-    least_clients: int = 3
-    otherwise: Literal["mean", "stay"] = "mean"
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.fraction < 0.5:
-            raise ConfigError(f"fraction is {self.fraction}, but must be at least 0 and below a half")
-        _check_least_clients(self.least_clients)
-
-    def merge(
-        self, network: Network, state: Mapping[str, Tensor], members: Sequence[Member], read: ReadChanges
-    ) -> dict[str, Tensor]:
-        """As `StackedMerge.merge`."""
-        rule = Rule(reduce=self._trimmed, least_clients=self.least_clients, stay=self.otherwise == "stay")
-        return merged(network, state, members, read, rule)
-
-    def memory_bytes(self, network: Network, client_count: int) -> int:
-        """As `StackedMerge.memory_bytes`."""
-        return stack_bytes(network, client_count)
-
-    def _trimmed(self, ordered: Tensor, counts: Tensor) -> Tensor:
-        most = torch.div(counts - 1, 2, rounding_mode="floor").clamp(min=0)
-        cut = torch.minimum((counts * self.fraction).ceil().to(torch.int64), most)
-        ranks = torch.arange(len(ordered), device=ordered.device).unsqueeze(1)
-        kept = (ranks >= cut) & (ranks < counts - cut)
-        # Values of those who lack the element are infinite, and infinity times 0 is not a number.
-        total = torch.where(kept, ordered, 0).sum(dim=0, dtype=torch.float64)
-        return total / (counts - 2 * cut).clamp(min=1)
+    scale = _scale(settings, sum(square_sum(tensor) for tensor in change.values()))
+    return {name: tensor if scale == 1 else tensor * scale for name, tensor in change.items()}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MultiKrum:
-    """The weighted mean of the clients whose updates lie closest to their neighbours.
-
-    Blanchard et al., "Machine Learning with Adversaries: Byzantine Tolerant Gradient Descent", NeurIPS 2017, section 4.
-    Distances are taken on the elements that all clients hold. A client's score is the sum of its n - f - 2 smallest
-    squared distances, and the n - f clients with the smallest scores are averaged, each wherever it holds an element:
-    what lies outside the common part is only as safe as their choice.
-
-    Attributes:
-        malicious_count: f, how many clients may be malicious, 0 or more. Krum needs n of 2 f + 3 or more; with fewer
-            clients, f is the most that they allow.
-    """
-
-    TYPE: ClassVar[str] = "multi_krum"
-    malicious_count: int = 1
-
-    def __post_init__(self) -> None:
-        if self.malicious_count < 0:
-            raise ConfigError(f"malicious_count is {self.malicious_count}, but must be 0 or more")
-
-    def merge(
-        self, network: Network, state: Mapping[str, Tensor], members: Sequence[Member], read: ReadChanges
-    ) -> dict[str, Tensor]:
-        """As `StackedMerge.merge`."""
-        chosen = self.chosen(network, state, members, read)
-
-        def read_chosen(name: str) -> list[Tensor | None]:
-            changes = read(name)
-            return [changes[place] for place in chosen]
-
-        kept = [members[place] for place in chosen]
-        return merged(network, state, kept, read_chosen, Rule())
-
-    def chosen(
-        self, network: Network, state: Mapping[str, Tensor], members: Sequence[Member], read: ReadChanges
-    ) -> list[int]:
-        """Places of the members that are averaged, ascending; of equal scores the earlier member counts as better."""
-        count = len(members)
-        malicious = max(0, min(self.malicious_count, (count - 3) // 2))
-        squares = torch.zeros(count, count, dtype=torch.float64)
-        for _, values, held, _ in stacks(network, state, members, read):
-            common = values[:, held.all(dim=0)].to(torch.float64)
-            if len(common) == count and common.numel():
-                # Not by way of the products, whose difference loses the digits of close neighbours.
-                distances = torch.cdist(common, common, compute_mode="donot_use_mm_for_euclid_dist")
-                squares += distances.square().cpu()
-        squares.fill_diagonal_(math.inf)
-        neighbours = max(1, count - malicious - 2)
-        scores = squares.sort(dim=1).values[:, :neighbours].sum(dim=1).tolist()
-        best = sorted(range(count), key=lambda place: (scores[place], place))
-        return sorted(best[: max(1, count - malicious)])
-
-    def memory_bytes(self, network: Network, client_count: int) -> int:
-        """As `StackedMerge.memory_bytes`; distances are taken in float64."""
-        return stack_bytes(network, client_count) + 12 * client_count * largest_tensor(network) + 8 * client_count**2
+def krum_chosen(settings: MultiKrum, stack: Stack) -> list[int]:
+    """Places of the members that are averaged, ascending; of equal scores the earlier member counts as better."""
+    count = len(stack.members)
+    malicious = max(0, min(settings.malicious_count, (count - 3) // 2))
+    squares = torch.zeros(count, count, dtype=torch.float64)
+    for _, values, held, _ in stacks(stack.network, stack.state, stack.members, stack.read):
+        common = values[:, held.all(dim=0)].to(torch.float64)
+        if len(common) == count and common.numel():
+            # Not by way of the products, whose difference loses the digits of close neighbours.
+            distances = torch.cdist(common, common, compute_mode="donot_use_mm_for_euclid_dist")
+            squares += distances.square().cpu()
+    squares.fill_diagonal_(math.inf)
+    neighbours = max(1, count - malicious - 2)
+    scores = squares.sort(dim=1).values[:, :neighbours].sum(dim=1).tolist()
+    best = sorted(range(count), key=lambda place: (scores[place], place))
+    return sorted(best[: max(1, count - malicious)])
 
 
-AnyStackedMerge = NormClipping | CoordinateMedian | TrimmedMean | MultiKrum
-"""Every merge, as a configuration's `type` chooses one."""
+def _clipped_mean(settings: NormClipping, stack: Stack) -> dict[str, Tensor]:
+    squares = [0.0] * len(stack.members)
+    for name in stack.state:
+        for place, tensor in enumerate(stack.read(name)):
+            squares[place] += 0.0 if tensor is None else square_sum(tensor)
+    scales = [_scale(settings, square) for square in squares]
 
-STACKED_MERGES: Mapping[str, type[AnyStackedMerge]] = MappingProxyType(
-    {kind.TYPE: kind for kind in typing.get_args(AnyStackedMerge)}
+    def clipped(name: str) -> list[Tensor | None]:
+        pairs = zip(stack.read(name), scales, strict=True)
+        return [None if tensor is None else tensor * scale for tensor, scale in pairs]
+
+    return replace(stack, read=clipped).merged(Rule())
+
+
+def _median_of_each(settings: CoordinateMedian, stack: Stack) -> dict[str, Tensor]:
+    stay = settings.otherwise == "stay"
+    return stack.merged(Rule(reduce=_median, least_clients=settings.least_clients, stay=stay))
+
+
+def _trimmed_mean(settings: TrimmedMean, stack: Stack) -> dict[str, Tensor]:
+    stay, reduce = settings.otherwise == "stay", partial(_trimmed, settings.fraction)
+    return stack.merged(Rule(reduce=reduce, least_clients=settings.least_clients, stay=stay))
+
+
+def _mean_of_chosen(settings: MultiKrum, stack: Stack) -> dict[str, Tensor]:
+    chosen = krum_chosen(settings, stack)
+
+    def read_chosen(name: str) -> list[Tensor | None]:
+        changes = stack.read(name)
+        return [changes[place] for place in chosen]
+
+    return replace(stack, members=[stack.members[place] for place in chosen], read=read_chosen).merged(Rule())
+
+
+_MERGES: Mapping[type, Callable[[Any, Stack], dict[str, Tensor]]] = MappingProxyType(
+    {
+        NormClipping: _clipped_mean,
+        CoordinateMedian: _median_of_each,
+        TrimmedMean: _trimmed_mean,
+        MultiKrum: _mean_of_chosen,
+    }
 )
+
+
+def _scale(settings: NormClipping, square: float) -> float:
+    if not square < math.inf:
+        raise ProtocolError("an update holds a change that is not finite, so that its norm cannot be clipped")
+    return min(1.0, settings.max_norm / math.sqrt(square)) if square else 1.0
 
 
 def _median(ordered: Tensor, counts: Tensor) -> Tensor:
@@ -268,6 +156,11 @@ def _median(ordered: Tensor, counts: Tensor) -> Tensor:
     return middle[0] / 2
 
 
-def _check_least_clients(least_clients: int) -> None:
-    if least_clients < 1:
-        raise ConfigError(f"least_clients is {least_clients}, but must be 1 or more")
+def _trimmed(fraction: float, ordered: Tensor, counts: Tensor) -> Tensor:
+    most = torch.div(counts - 1, 2, rounding_mode="floor").clamp(min=0)
+    cut = torch.minimum((counts * fraction).ceil().to(torch.int64), most)
+    ranks = torch.arange(len(ordered), device=ordered.device).unsqueeze(1)
+    kept = (ranks >= cut) & (ranks < counts - cut)
+    # Values of those who lack the element are infinite, and infinity times 0 is not a number.
+    total = torch.where(kept, ordered, 0).sum(dim=0, dtype=torch.float64)
+    return total / (counts - 2 * cut).clamp(min=1)

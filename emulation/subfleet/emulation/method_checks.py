@@ -25,17 +25,17 @@ from subfleet.emulation.virtual.description import VirtualClient, VirtualExperim
 from subfleet.emulation.virtual.exports import SettledExports
 from subfleet.emulation.virtual.figures import violates
 from subfleet.emulation.virtual.run import VirtualResult, run_in_process
+from subfleet.methods import METHODS, AnyMethod
+from subfleet.methods.fedfa import FedFA
+from subfleet.methods.norms import NormPolicy
+from subfleet.methods.policies import as_folded, shared_by_all
 from subfleet.protocol.errors import SubfleetError
 from subfleet.protocol.readings import Reading
 from subfleet.protocol.subnet import SubnetSpec
 from subfleet.protocol.training import TrainingSettings
-from subfleet.server.config import LogClock, ServerConfig
-from subfleet.server.methods import METHODS, AnyMethod
-from subfleet.server.methods.fedfa import FedFA
-from subfleet.server.methods.norms import NormPolicy
-from subfleet.server.methods.policies import as_folded, shared_by_all
-from subfleet.server.planning import plan_of
-from subfleet.server.rounds import Plan
+from subfleet.rounds.state import Plan
+from subfleet.serving.planning import plan_of
+from subfleet.settings.config import LogClock, ServerConfig
 from subfleet.tasks import Dataset, digits
 
 __all__ = ["ROUNDS", "accepted_norms", "check_methods", "verdict_of"]

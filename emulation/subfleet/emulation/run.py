@@ -14,16 +14,16 @@ from subfleet.emulation.fleet import ClientCommand, Fleet
 from subfleet.emulation.predictions import accuracies
 from subfleet.emulation.slices import Slices, cut
 from subfleet.export.pool import ExportPool
+from subfleet.journal.records import DeployedModel, RunObserver, RunResult
+from subfleet.link.broker import EmbeddedBroker
+from subfleet.link.watch import Watch
+from subfleet.methods.heterofl import HeteroFL
 from subfleet.protocol.errors import RunError, SubfleetError
 from subfleet.protocol.topics import Topics
-from subfleet.server.broker import EmbeddedBroker
-from subfleet.server.config import LogClock, ServerConfig
-from subfleet.server.methods.heterofl import HeteroFL
-from subfleet.server.observing import GuardedObserver
-from subfleet.server.records import DeployedModel, RunObserver, RunResult
-from subfleet.server.results import write_results
-from subfleet.server.session import Server
-from subfleet.server.watch import Watch
+from subfleet.reporting.results import write_results
+from subfleet.serving.observing import GuardedObserver
+from subfleet.serving.session import Server
+from subfleet.settings.config import LogClock, ServerConfig
 from subfleet.transport.address import BrokerAddress, mqtt_client_id, parse_url
 from subfleet.transport.claiming import ClaimingTransport, server_place
 from subfleet.transport.mqtt import MqttTransport

@@ -153,7 +153,7 @@ def serve(
         address = broker_address(broker, ca=ca, cert=cert, key=key, password_file=password_file)
         from subfleet.cli.console import display_for
         from subfleet.cli.serving import ServeOptions, serve_fleet
-        from subfleet.server.config import HttpAddress
+        from subfleet.settings.config import HttpAddress
 
         options = ServeOptions(
             config=config,
@@ -183,7 +183,7 @@ def preflight(
         from subfleet.cli.preflight import preflight as verdicts_of
         from subfleet.cli.preflight import table
         from subfleet.protocol.schema import to_plain
-        from subfleet.server.config_file import load_config
+        from subfleet.settings.reading import load_config
 
         console = Console(stderr=json)
         verdicts = []
@@ -207,7 +207,7 @@ def preflight(
 def example(verbose: Verbose = False) -> None:
     """Print the configuration that `--config fleet` names, to start one of your own from."""
     with reporting(verbose=verbose):
-        from subfleet.server.shipped import shipped_text
+        from subfleet.settings.shipped import shipped_text
 
         typer.echo(shipped_text("fleet"), nl=False)
 

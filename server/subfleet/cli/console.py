@@ -12,9 +12,9 @@ from rich.table import Table
 from rich.text import Text
 
 from subfleet.cli.literal import literal
+from subfleet.journal.records import ClientRow, RoundRecord
 from subfleet.protocol.text import printable
-from subfleet.server.columns import CLIENT_COLUMNS, Column, participation_text
-from subfleet.server.records import ClientRow, RoundRecord
+from subfleet.reporting.columns import CLIENT_COLUMNS, Column, participation_text
 
 __all__ = ["Display", "PlainLines", "SilentDisplay", "Tables", "display_for", "progress"]
 

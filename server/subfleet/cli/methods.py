@@ -6,8 +6,8 @@ from rich.console import Console
 from rich.table import Table
 
 from subfleet.cli.literal import literal
-from subfleet.server.methods import METHODS
-from subfleet.server.methods.describing import Setting, status_of
+from subfleet.methods import METHODS
+from subfleet.methods.describing import Setting, status_of
 
 __all__ = ["listing", "show"]
 

@@ -12,14 +12,14 @@ from rich.table import Table
 from subfleet.cli.literal import literal
 from subfleet.export.cache import CacheFolder
 from subfleet.export.pool import ExportPool
+from subfleet.programs.requests import train_request
 from subfleet.protocol.errors import ExportError
 from subfleet.protocol.memory import MemoryPlan
 from subfleet.protocol.programs import decode_program
 from subfleet.protocol.subnet import SubnetSpec
-from subfleet.server.assignment import Candidate
-from subfleet.server.config import ServerConfig
-from subfleet.server.planning import plan_of
-from subfleet.server.requests import train_request
+from subfleet.search.candidates import Candidate
+from subfleet.serving.planning import plan_of
+from subfleet.settings.config import ServerConfig
 
 __all__ = ["Verdict", "preflight", "table"]
 

@@ -9,17 +9,17 @@ from pathlib import Path
 from subfleet.cli.console import Display
 from subfleet.export.cache import CacheFolder
 from subfleet.export.pool import ExportPool
+from subfleet.journal.records import RunResult
+from subfleet.link.broker import EmbeddedBroker
+from subfleet.link.watch import Watch
 from subfleet.protocol.errors import ConfigError, FileError
 from subfleet.protocol.topics import Topics
-from subfleet.server.api import serve_http
-from subfleet.server.broker import EmbeddedBroker
-from subfleet.server.config import HttpAddress
-from subfleet.server.config_file import load_config
-from subfleet.server.observing import GuardedObserver
-from subfleet.server.records import RunResult
-from subfleet.server.results import write_results
-from subfleet.server.session import Server
-from subfleet.server.watch import Watch
+from subfleet.reporting.api import serve_http
+from subfleet.reporting.results import write_results
+from subfleet.serving.observing import GuardedObserver
+from subfleet.serving.session import Server
+from subfleet.settings.config import HttpAddress
+from subfleet.settings.reading import load_config
 from subfleet.transport.address import BrokerAddress, mqtt_client_id, parse_url
 from subfleet.transport.base import Transport
 from subfleet.transport.claiming import ClaimingTransport, server_place

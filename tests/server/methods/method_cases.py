@@ -14,10 +14,14 @@ from torch import Tensor
 
 from subfleet.arrays import encode_arrays
 from subfleet.arrays.codecs import encode_changes, rounding_numbers
-from subfleet.elastic.distillation import DistillationSettings
 from subfleet.elastic.families import build_module, init_state
 from subfleet.elastic.model_state import ModelState
 from subfleet.elastic.network import BUFFER_ROLES, ModelConfig, Network
+from subfleet.elastic.teaching import DistillationSettings
+from subfleet.folding.folding import FoldedModel, Folding
+from subfleet.methods import METHODS, AnyMethod
+from subfleet.methods.dynamic_selection import DynamicSelection
+from subfleet.methods.policies import Ask, Draw, Participant, as_folded
 from subfleet.protocol.blobs import BlobRef
 from subfleet.protocol.messages import Task, Update
 from subfleet.protocol.programs import ProgramRef
@@ -25,13 +29,9 @@ from subfleet.protocol.readings import Budget
 from subfleet.protocol.subnet import SubnetSpec
 from subfleet.protocol.training import TrainingSettings
 from subfleet.protocol.update_codecs import AnyUpdateCodec, Uncompressed
-from subfleet.server.config import ServerConfig
-from subfleet.server.folding import FoldedModel, Folding
-from subfleet.server.methods import METHODS, AnyMethod
-from subfleet.server.methods.dynamic_selection import DynamicSelection
-from subfleet.server.methods.policies import Ask, Draw, Participant, as_folded
-from subfleet.server.planning import plan_of
-from subfleet.server.rounds import Plan, Seat
+from subfleet.rounds.state import Plan, Seat
+from subfleet.serving.planning import plan_of
+from subfleet.settings.config import ServerConfig
 from subfleet.transport.blob_store import BlobStore
 
 MODEL = ModelConfig(family="mlp", input_shape=(5,), class_count=4, widths=(8, 12), depths=(2, 3), group_size=2)

@@ -9,10 +9,10 @@ from server.methods.method_cases import Client, change_of, first_state, plan_wit
 
 from subfleet.elastic.maps import extract
 from subfleet.elastic.model_state import ModelState, packed, unpacked
-from subfleet.server.methods.fedavg import FedAvg
-from subfleet.server.methods.flexifed import FlexiFed, Sharing
-from subfleet.server.methods.standalone import Standalone
-from subfleet.server.rounds import Plan
+from subfleet.methods.fedavg import FedAvg
+from subfleet.methods.flexifed import FlexiFed, Sharing
+from subfleet.methods.standalone import Standalone
+from subfleet.rounds.state import Plan
 
 SHARINGS: tuple[Sharing, ...] = ("basic", "clustered", "max")
 EVERY = pytest.mark.parametrize("sharing", SHARINGS)

@@ -22,11 +22,7 @@ from server.methods.method_cases import (
     seen,
 )
 
-from subfleet.elastic.distillation import DistillationSettings
-from subfleet.elastic.model_state import ModelState
-from subfleet.elastic.network import ModelConfig
-from subfleet.elastic.server_optimisers import SERVER_OPTIMISERS, AnyServerOptimiser, FedAvgM
-from subfleet.elastic.stacked import (
+from subfleet.elastic.merges import (
     STACKED_MERGES,
     AnyStackedMerge,
     CoordinateMedian,
@@ -34,20 +30,24 @@ from subfleet.elastic.stacked import (
     NormClipping,
     TrimmedMean,
 )
+from subfleet.elastic.model_state import ModelState
+from subfleet.elastic.network import ModelConfig
+from subfleet.elastic.server_optimisers import SERVER_OPTIMISERS, AnyServerOptimiser, FedAvgM
+from subfleet.elastic.teaching import DistillationSettings
+from subfleet.folding.folding import Folding
+from subfleet.methods import AnyMethod
+from subfleet.methods.dynamic_selection import DynamicSelection
+from subfleet.methods.fedfa import FedFA
+from subfleet.methods.fjord import FjORD
+from subfleet.methods.flexifed import FlexiFed
+from subfleet.methods.heterofl import HeteroFL
+from subfleet.methods.nefl import NeFL
+from subfleet.methods.norms import NormPolicy
+from subfleet.methods.policies import Participant, as_folded
+from subfleet.methods.standalone import Standalone
 from subfleet.protocol.training import ObjectiveSettings, TrainingSettings
 from subfleet.protocol.update_codecs import AnyUpdateCodec
-from subfleet.server.folding import Folding
-from subfleet.server.methods import AnyMethod
-from subfleet.server.methods.dynamic_selection import DynamicSelection
-from subfleet.server.methods.fedfa import FedFA
-from subfleet.server.methods.fjord import FjORD
-from subfleet.server.methods.flexifed import FlexiFed
-from subfleet.server.methods.heterofl import HeteroFL
-from subfleet.server.methods.nefl import NeFL
-from subfleet.server.methods.norms import NormPolicy
-from subfleet.server.methods.policies import Participant, as_folded
-from subfleet.server.methods.standalone import Standalone
-from subfleet.server.rounds import Plan, Seat
+from subfleet.rounds.state import Plan, Seat
 from subfleet.transport.blob_store import BlobStore
 
 MODEL = ModelConfig(family="mlp", input_shape=(3,), class_count=4, widths=(8,), depths=(2,), group_size=2, norm="batch")

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from server.methods.method_cases import Client, ask, first_state, plan_with, play, same_bits
 
+from subfleet.methods import METHODS
 from subfleet.protocol.errors import ConfigError
-from subfleet.server.methods import METHODS
 
 ROOT = Path(__file__).resolve().parents[3]
 

@@ -20,9 +20,9 @@ from server.methods.method_cases import (
 )
 
 from subfleet.elastic.model_state import packed, unpacked
-from subfleet.server.methods import METHODS, AnyMethod
-from subfleet.server.methods.fedavg import FedAvg
-from subfleet.server.methods.policies import as_folded
+from subfleet.methods import METHODS, AnyMethod
+from subfleet.methods.fedavg import FedAvg
+from subfleet.methods.policies import as_folded
 
 SHARED = {"heterofl", "fedavg", "fedprox", "fjord", "fedrolex", "federated_dropout"}
 """Methods that keep one model for all and change nothing but by their clients' updates."""

@@ -8,27 +8,27 @@ from typing import Any
 import pytest
 from server.methods.method_cases import MODEL, config_with, plan_with
 
-from subfleet.elastic.distillation import DistillationSettings
+from subfleet.elastic.merges import CoordinateMedian
 from subfleet.elastic.server_optimisers import FedYogi as YogiStep
-from subfleet.elastic.stacked import CoordinateMedian
+from subfleet.elastic.teaching import DistillationSettings
+from subfleet.methods import METHODS, AnyMethod
+from subfleet.methods.anycostfl import AnycostFL
+from subfleet.methods.describing import Setting, status_of
+from subfleet.methods.dynamic_selection import DynamicSelection
+from subfleet.methods.fedadam import FedAdam
+from subfleet.methods.fedavg import FedAvg
+from subfleet.methods.federated_dropout import FederatedDropout
+from subfleet.methods.fedfa import FedFA
+from subfleet.methods.fedprox import FedProx
+from subfleet.methods.fedrolex import FedRolex
+from subfleet.methods.fedyogi import FedYogi
+from subfleet.methods.fjord import FjORD
+from subfleet.methods.flexifed import FlexiFed
+from subfleet.methods.heterofl import HeteroFL
+from subfleet.methods.judging import method_status
+from subfleet.methods.nefl import NeFL
+from subfleet.methods.standalone import Standalone
 from subfleet.protocol.update_codecs import Qsgd, TopK, Uncompressed
-from subfleet.server.methods import METHODS, AnyMethod
-from subfleet.server.methods.anycostfl import AnycostFL
-from subfleet.server.methods.describing import Setting, status_of
-from subfleet.server.methods.dynamic_selection import DynamicSelection
-from subfleet.server.methods.fedadam import FedAdam
-from subfleet.server.methods.fedavg import FedAvg
-from subfleet.server.methods.federated_dropout import FederatedDropout
-from subfleet.server.methods.fedfa import FedFA
-from subfleet.server.methods.fedprox import FedProx
-from subfleet.server.methods.fedrolex import FedRolex
-from subfleet.server.methods.fedyogi import FedYogi
-from subfleet.server.methods.fjord import FjORD
-from subfleet.server.methods.flexifed import FlexiFed
-from subfleet.server.methods.heterofl import HeteroFL
-from subfleet.server.methods.judging import method_status
-from subfleet.server.methods.nefl import NeFL
-from subfleet.server.methods.standalone import Standalone
 
 ROOT = Path(__file__).resolve().parents[3]
 PUBLISHED = DynamicSelection(search="paper", distillation=DistillationSettings())

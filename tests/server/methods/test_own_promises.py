@@ -26,23 +26,23 @@ from server.methods.method_cases import (
 )
 
 from subfleet.elastic.maps import extract
+from subfleet.methods import AnyMethod
+from subfleet.methods.anycostfl import AnycostFL
+from subfleet.methods.fedadam import FedAdam
+from subfleet.methods.federated_dropout import FederatedDropout
+from subfleet.methods.fedfa import FedFA
+from subfleet.methods.fedprox import FedProx
+from subfleet.methods.fedrolex import FedRolex
+from subfleet.methods.fedyogi import FedYogi
+from subfleet.methods.fjord import FjORD
+from subfleet.methods.flexifed import FlexiFed
+from subfleet.methods.heterofl import HeteroFL
+from subfleet.methods.nefl import NeFL
+from subfleet.methods.policies import Draw, as_folded
+from subfleet.methods.standalone import Standalone
+from subfleet.programs.requests import train_request
 from subfleet.protocol.subnet import Explicit, Roll, SubnetSpec
-from subfleet.server.methods import AnyMethod
-from subfleet.server.methods.anycostfl import AnycostFL
-from subfleet.server.methods.fedadam import FedAdam
-from subfleet.server.methods.federated_dropout import FederatedDropout
-from subfleet.server.methods.fedfa import FedFA
-from subfleet.server.methods.fedprox import FedProx
-from subfleet.server.methods.fedrolex import FedRolex
-from subfleet.server.methods.fedyogi import FedYogi
-from subfleet.server.methods.fjord import FjORD
-from subfleet.server.methods.flexifed import FlexiFed
-from subfleet.server.methods.heterofl import HeteroFL
-from subfleet.server.methods.nefl import NeFL
-from subfleet.server.methods.policies import Draw, as_folded
-from subfleet.server.methods.standalone import Standalone
-from subfleet.server.requests import train_request
-from subfleet.server.rounds import Plan
+from subfleet.rounds.state import Plan
 
 
 def test_a_tensor_is_averaged_over_those_who_hold_it(tmp_path: Path) -> None:

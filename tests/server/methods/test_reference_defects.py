@@ -17,30 +17,30 @@ from server.methods.method_cases import MODEL, SEED, Client, ask, change_of, fir
 from torch import Tensor
 
 from subfleet.arrays.codecs import encode_changes
-from subfleet.elastic.distillation import DistillationSettings
 from subfleet.elastic.evaluate import evaluate
 from subfleet.elastic.families import build_module
 from subfleet.elastic.maps import nested_maps, tensor_maps
 from subfleet.elastic.model_state import ModelState
 from subfleet.elastic.network import BUFFER_ROLES, ModelConfig, Network
-from subfleet.elastic.running_statistics import norm_tensors
+from subfleet.elastic.norm_layers import norm_tensors
+from subfleet.elastic.teaching import DistillationSettings
 from subfleet.export.steps import Student
+from subfleet.folding.views import Views
+from subfleet.methods import METHODS, AnyMethod
+from subfleet.methods.anycostfl import AnycostFL
+from subfleet.methods.dynamic_selection import DynamicSelection
+from subfleet.methods.fedavg import FedAvg
+from subfleet.methods.federated_dropout import FederatedDropout
+from subfleet.methods.fedprox import FedProx
+from subfleet.methods.fedrolex import FedRolex
+from subfleet.methods.fjord import FjORD
+from subfleet.methods.heterofl import HeteroFL
+from subfleet.methods.nefl import NeFL
+from subfleet.methods.norms import NormPolicy, with_norms
+from subfleet.methods.policies import Draw, Participant, Written
 from subfleet.protocol.readings import Budget
 from subfleet.protocol.subnet import Roll, SubnetSpec
-from subfleet.server.methods import METHODS, AnyMethod
-from subfleet.server.methods.anycostfl import AnycostFL
-from subfleet.server.methods.dynamic_selection import DynamicSelection
-from subfleet.server.methods.fedavg import FedAvg
-from subfleet.server.methods.federated_dropout import FederatedDropout
-from subfleet.server.methods.fedprox import FedProx
-from subfleet.server.methods.fedrolex import FedRolex
-from subfleet.server.methods.fjord import FjORD
-from subfleet.server.methods.heterofl import HeteroFL
-from subfleet.server.methods.nefl import NeFL
-from subfleet.server.methods.norms import NormPolicy, with_norms
-from subfleet.server.methods.policies import Draw, Participant, Written
-from subfleet.server.rounds import Plan
-from subfleet.server.views import Views
+from subfleet.rounds.state import Plan
 
 VARIANTS: Mapping[str, AnyMethod] = {
     **{name: kind() for name, kind in METHODS.items()},

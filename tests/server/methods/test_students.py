@@ -6,15 +6,15 @@ from pathlib import Path
 import pytest
 from server.methods.method_cases import RATES, Client, first_state, plan_with, play
 
-from subfleet.elastic.distillation import DistillationSettings
 from subfleet.elastic.spaces import search_space
+from subfleet.elastic.teaching import DistillationSettings
+from subfleet.folding import folding
+from subfleet.methods import AnyMethod
+from subfleet.methods.dynamic_selection import DynamicSelection
+from subfleet.methods.federated_dropout import FederatedDropout
+from subfleet.methods.fedrolex import FedRolex
+from subfleet.methods.heterofl import HeteroFL
 from subfleet.protocol.subnet import Explicit, Roll, SubnetSpec
-from subfleet.server import folding
-from subfleet.server.methods import AnyMethod
-from subfleet.server.methods.dynamic_selection import DynamicSelection
-from subfleet.server.methods.federated_dropout import FederatedDropout
-from subfleet.server.methods.fedrolex import FedRolex
-from subfleet.server.methods.heterofl import HeteroFL
 
 LESSONS = DistillationSettings(iterations=1, batch_size=2)
 

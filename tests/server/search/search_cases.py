@@ -14,8 +14,8 @@ from subfleet.elastic.network import ModelConfig
 from subfleet.elastic.spaces import SearchSpace, search_space, uniform_space
 from subfleet.protocol.readings import Budget
 from subfleet.protocol.subnet import SubnetSpec
-from subfleet.server.assignment import Candidate
-from subfleet.server.search.query import Explored, Fit, Query, Search
+from subfleet.search.candidates import Candidate
+from subfleet.search.query import Explored, Fit, Query, Search
 
 TARGETS = ("onnx", "executorch")
 RATES = (0.25, 0.5, 0.75, 1)

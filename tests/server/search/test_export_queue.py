@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from server.search.search_cases import SPACE, TARGETS, UNIFORM, ends, price, queries, query_at, run
 
-from subfleet.server.assignment import Candidate
-from subfleet.server.search.pareto import ParetoSearch
-from subfleet.server.search.query import Query, fit_of
-from subfleet.server.search.queue import LEAST_GAIN, Wish, given_now, most_wanted, wish_of
+from subfleet.search.candidates import Candidate
+from subfleet.search.pareto import ParetoSearch
+from subfleet.search.query import Query, fit_of
+from subfleet.search.queue import LEAST_GAIN, Wish, given_now, most_wanted, wish_of
 
 UNIFORM_PRICES = sorted(map(price, UNIFORM), key=lambda one: one.order)
 

@@ -17,11 +17,11 @@ from server.search.search_cases import (
 
 from subfleet.elastic.spaces import search_space, uniform_space
 from subfleet.protocol.errors import ConfigError
-from subfleet.server.assignment import ordered, why_not
-from subfleet.server.search.listed import ListedSearch, exhaustive_search
-from subfleet.server.search.paper import PaperSearch, PaperSettings
-from subfleet.server.search.pareto import ParetoSearch
-from subfleet.server.search.query import Known, Search
+from subfleet.search.candidates import ordered, why_not
+from subfleet.search.listed import ListedSearch, exhaustive_search
+from subfleet.search.paper import PaperSearch, PaperSettings
+from subfleet.search.pareto import ParetoSearch
+from subfleet.search.query import Known, Search
 
 
 def test_the_pool_begins_with_the_smallest_and_the_largest() -> None:

@@ -22,12 +22,12 @@ from subfleet.elastic.spaces import search_space, uniform_space
 from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.readings import Budget
 from subfleet.protocol.subnet import SubnetSpec
-from subfleet.server.assignment import Candidate
-from subfleet.server.search.index import PriceIndex
-from subfleet.server.search.listed import ListedSearch, exhaustive_search
-from subfleet.server.search.paper import PaperSearch, PaperSettings
-from subfleet.server.search.pareto import ParetoSearch, ParetoSettings
-from subfleet.server.search.query import Query, fit_of
+from subfleet.search.candidates import Candidate
+from subfleet.search.index import PriceIndex
+from subfleet.search.listed import ListedSearch, exhaustive_search
+from subfleet.search.paper import PaperSearch, PaperSettings
+from subfleet.search.pareto import ParetoSearch, ParetoSettings
+from subfleet.search.query import Query, fit_of
 
 MANY = list(enumerate(queries(40, seed=6)))
 

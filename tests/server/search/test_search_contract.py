@@ -23,10 +23,10 @@ from server.search.search_cases import (
 )
 
 from subfleet.protocol.schema import from_plain, to_plain
-from subfleet.server.search.listed import ListedSearch, exhaustive_search
-from subfleet.server.search.paper import PaperSearch, PaperSettings
-from subfleet.server.search.pareto import ParetoSearch, ParetoSettings
-from subfleet.server.search.query import Known, Query, fit_of
+from subfleet.search.listed import ListedSearch, exhaustive_search
+from subfleet.search.paper import PaperSearch, PaperSettings
+from subfleet.search.pareto import ParetoSearch, ParetoSettings
+from subfleet.search.query import Known, Query, fit_of
 
 SEARCHES: Mapping[str, Callable[[], PaperSearch | ParetoSearch | ListedSearch]] = {
     "paper": lambda: PaperSearch(SPACE, price, TARGETS, PaperSettings(epsilon=0.5)),

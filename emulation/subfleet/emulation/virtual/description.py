@@ -9,7 +9,7 @@ from subfleet.device_profiles import DeviceProfile, ResourceLog
 from subfleet.emulation.attacks import Attack
 from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.schema import canonical_json
-from subfleet.server.config import ServerConfig
+from subfleet.settings.config import ServerConfig
 from subfleet.tasks import Dataset
 from subfleet.transport.memory import FaultPlan
 

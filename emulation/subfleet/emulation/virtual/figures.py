@@ -15,12 +15,12 @@ from subfleet.elastic.network import Network
 from subfleet.emulation.attacks import Backdoor, with_trigger
 from subfleet.emulation.virtual.description import VirtualExperiment
 from subfleet.emulation.virtual.run import VirtualResult
+from subfleet.folding.views import Views
+from subfleet.journal.records import ClientRow, participation_of
+from subfleet.methods.policies import Participant
 from subfleet.protocol.errors import RunError
-from subfleet.server.methods.policies import Participant
-from subfleet.server.planning import plan_of
-from subfleet.server.records import ClientRow, participation_of
-from subfleet.server.rounds import Plan
-from subfleet.server.views import Views
+from subfleet.rounds.state import Plan
+from subfleet.serving.planning import plan_of
 from subfleet.tasks import Dataset
 
 __all__ = ["figures", "violates"]

@@ -25,13 +25,13 @@ from subfleet.emulation.virtual.attacking import AttackingTrainer
 from subfleet.emulation.virtual.description import VirtualClient, VirtualExperiment
 from subfleet.emulation.virtual.exports import SettledExports
 from subfleet.emulation.virtual.hosting import shared_trainers
+from subfleet.journal.records import RoundRecord
+from subfleet.methods.policies import Participant
 from subfleet.protocol.errors import RunError
 from subfleet.protocol.programs import Trainer
 from subfleet.protocol.topics import Topics
-from subfleet.server.methods.policies import Participant
-from subfleet.server.records import RoundRecord
-from subfleet.server.rounds import Seat
-from subfleet.server.session import Server
+from subfleet.rounds.state import Seat
+from subfleet.serving.session import Server
 from subfleet.transport.counting import CountingTransport
 from subfleet.transport.memory import MemoryBroker
 

@@ -1,0 +1,111 @@
+"""Settings of merges that need every single update; `subfleet.elastic.stacked` computes them."""
+
+import math
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import ClassVar, Literal
+
+from subfleet.protocol.errors import ConfigError
+
+__all__ = ["STACKED_MERGES", "AnyStackedMerge", "CoordinateMedian", "MultiKrum", "NormClipping", "TrimmedMean"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NormClipping:
+    """The weighted mean of updates, each scaled down to a largest length.
+
+    Sun et al., "Can You Really Backdoor Federated Learning?", 2019, section 4. An update is one vector of all of its
+    tensors.
+
+    Attributes:
+        max_norm: largest L2 norm of an update, above 0.
+    """
+
+    TYPE: ClassVar[str] = "norm_clipping"
+    max_norm: float
+
+    def __post_init__(self) -> None:
+        if not 0 < self.max_norm < math.inf:
+            raise ConfigError(f"max_norm is {self.max_norm}, but must be a number above 0")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CoordinateMedian:
+    """The median of each element over the clients that hold it, without weights.
+
+    Yin et al., "Byzantine-Robust Distributed Learning: Towards Optimal Statistical Rates", ICML 2018, definition 1. Of
+    an even number of values it is the mean of the middle two.
+
+    Attributes:
+        least_clients: elements that fewer clients hold have no median that withstands anybody.
+        otherwise: what becomes of these: "mean", the weighted mean, so that the widest parts of the model still learn;
+            or "stay" as they were.
+    """
+
+    TYPE: ClassVar[str] = "coordinate_median"
+    least_clients: int = 3
+    otherwise: Literal["mean", "stay"] = "mean"
+
+    def __post_init__(self) -> None:
+        _check_least_clients(self.least_clients)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrimmedMean:
+    """The mean of each element over the clients that hold it, less its largest and smallest values; without weights.
+
+    Yin et al., ICML 2018, definition 2.
+
+    Attributes:
+        fraction: share of the values that is left out at either end, rounded up; from 0 to below a half. At least one
+            value is always kept.
+        least_clients: as in `CoordinateMedian`.
+        otherwise: as in `CoordinateMedian`.
+    """
+
+    TYPE: ClassVar[str] = "trimmed_mean"
+    fraction: float = 0.1
+    least_clients: int = 3
+    otherwise: Literal["mean", "stay"] = "mean"
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.fraction < 0.5:
+            raise ConfigError(f"fraction is {self.fraction}, but must be at least 0 and below a half")
+        _check_least_clients(self.least_clients)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MultiKrum:
+    """The weighted mean of the clients whose updates lie closest to their neighbours.
+
+    Blanchard et al., "Machine Learning with Adversaries: Byzantine Tolerant Gradient Descent", NeurIPS 2017, section 4.
+    Distances are taken on the elements that all clients hold. A client's score is the sum of its n - f - 2 smallest
+    squared distances, and the n - f clients with the smallest scores are averaged, each wherever it holds an element:
+    what lies outside the common part is only as safe as their choice.
+
+    Attributes:
+        malicious_count: f, how many clients may be malicious, 0 or more. Krum needs n of 2 f + 3 or more; with fewer
+            clients, f is the most that they allow.
+    """
+
+    TYPE: ClassVar[str] = "multi_krum"
+    malicious_count: int = 1
+
+    def __post_init__(self) -> None:
+        if self.malicious_count < 0:
+            raise ConfigError(f"malicious_count is {self.malicious_count}, but must be 0 or more")
+
+
+AnyStackedMerge = NormClipping | CoordinateMedian | TrimmedMean | MultiKrum
+"""Every merge, as a configuration's `type` chooses one."""
+
+STACKED_MERGES: Mapping[str, type[AnyStackedMerge]] = MappingProxyType(
+    {kind.TYPE: kind for kind in typing.get_args(AnyStackedMerge)}
+)
+
+
+def _check_least_clients(least_clients: int) -> None:
+    if least_clients < 1:
+        raise ConfigError(f"least_clients is {least_clients}, but must be 1 or more")

@@ -1,0 +1,35 @@
+"""The norms of a network, as its declaration tells them."""
+
+from subfleet.elastic.network import Network
+from subfleet.protocol.calibration import NormLayer
+from subfleet.protocol.subnet import SubnetSpec
+
+__all__ = ["norm_layers", "norm_tensors"]
+
+_MOMENTUM = 0.1
+"""Of running statistics in every family: PyTorch's usual one."""
+_MEAN = "running_mean"
+
+
+def norm_tensors(network: Network) -> frozenset[str]:
+    """Names of all tensors of norms: gain, bias, running mean and variance. Some methods keep them apart by spec."""
+    layers = {_layer(name) for name, decl in network.tensors.items() if decl.role in ("gain", "mean", "variance")}
+    return frozenset(name for name in network.tensors if _layer(name) in layers)
+
+
+def norm_layers(network: Network, spec: SubnetSpec) -> tuple[NormLayer, ...]:
+    """The norms of a subnet that have running statistics, in the order in which it declares them.
+
+    Raises:
+        ConfigError: the spec is no subnet of this network.
+    """
+    found = []
+    for name, (channels,) in ((name, shape) for name, shape in network.shapes(spec).items() if name.endswith(_MEAN)):
+        decl = network.tensors[name]
+        scale = channels / decl.shape[0] if network.config.scaler else 1.0
+        found.append(NormLayer(name=_layer(name), positions=decl.positions, momentum=_MOMENTUM, scale=scale))
+    return tuple(found)
+
+
+def _layer(name: str) -> str:
+    return name.rpartition(".")[0]

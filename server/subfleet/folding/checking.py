@@ -1,0 +1,118 @@
+"""Updates that have come are looked at beside the loop, as large ones take longer than a step of it may."""
+
+from collections import deque
+from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+
+from subfleet.elastic.grid import largest_change
+from subfleet.elastic.model_state import ModelState
+from subfleet.elastic.update_form import UpdateForm
+from subfleet.folding.calibration import check_sums
+from subfleet.folding.updates import check_update
+from subfleet.protocol.errors import FileError, ProtocolError
+from subfleet.protocol.messages import Task, Update
+from subfleet.rounds.events import UpdateRejected, UpdateStored
+from subfleet.rounds.state import Plan, Seat
+from subfleet.rounds.suspicion import ChangeSize
+from subfleet.transport.blob_store import BlobStore
+
+__all__ = ["Checks"]
+
+_SHARED = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Check:
+    update: Update
+    outcome: "Future[UpdateStored | UpdateRejected]"
+
+
+class Checks:
+    """One thread that looks at updates, one after the other: whatever keeps one from being folded shows here.
+
+    Args:
+        plan: of the run.
+        blobs: where updates are stored.
+    """
+
+    def __init__(self, plan: Plan, blobs: BlobStore) -> None:
+        self._plan = plan
+        self._blobs = blobs
+        self._limits = _Limits(ModelState(shared={}))
+        self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="subfleet-check")
+        self._under_way: deque[_Check] = deque()
+
+    @property
+    def digests(self) -> frozenset[str]:
+        """Of the blobs that are looked at."""
+        return frozenset(check.update.blob.sha256 for check in self._under_way)
+
+    def begin(self, update: Update, seat: Seat | None, model: ModelState) -> None:
+        """Look at an update whose blob is stored.
+
+        Args:
+            update: as its client offered it.
+            seat: the client's; None where it has none any more, and nobody asked for the update.
+            model: that the round started from.
+        """
+        if any(check.update == update for check in self._under_way):
+            return
+        if model is not self._limits.model:
+            self._limits = _Limits(model)
+        outcome = self._pool.submit(self._outcome, update, seat, self._limits)
+        self._under_way.append(_Check(update=update, outcome=outcome))
+
+    def events(self) -> list[UpdateStored | UpdateRejected]:
+        """What was found since the last time, in the order in which it was begun."""
+        found = []
+        while self._under_way and self._under_way[0].outcome.done():
+            found.append(self._under_way.popleft().outcome.result())
+        return found
+
+    def settle(self) -> None:
+        """Wait until everything is looked at; `events` then tells."""
+        wait([check.outcome for check in self._under_way])
+
+    def close(self) -> None:
+        """Let the thread end. What it was not told of, a client offers again."""
+        self._pool.shutdown(wait=True, cancel_futures=True)
+
+    def _outcome(self, update: Update, seat: Seat | None, limits: "_Limits") -> UpdateStored | UpdateRejected:
+        task = None if seat is None else seat.task
+        if seat is None or task is None or task.task_id != update.task_id:
+            return UpdateStored(update=update)  # and is refused, as nobody waits for it
+        try:
+            return UpdateStored(update=update, change=self._change(update, seat, task, limits))
+        except (ProtocolError, FileError) as error:
+            return UpdateRejected(update=update, reason=str(error))
+
+    def _change(self, update: Update, seat: Seat, task: Task, limits: "_Limits") -> ChangeSize:
+        network, path = self._plan.network, self._blobs.path(update.blob)
+        if task.calibration is not None:
+            return check_sums(network, task.spec, task.calibration, path, update.sample_count, seat.sample_count)
+        form = UpdateForm.of(network, task.spec, task.update_codec)
+        client = seat.participant
+        cohorts = {} if client is None else self._plan.policies.cohorts(network, client, limits.model.sizes)
+        own = frozenset(name for name, key in cohorts.items() if key == seat.client_id)
+        return check_update(
+            form, path, limits=limits.of({name: cohorts.get(name, _SHARED) for name in form.shapes}), own=own
+        )
+
+
+class _Limits:
+    """How far elements of a model may move; found once for each tensor."""
+
+    def __init__(self, model: ModelState) -> None:
+        self.model = model
+        self._found: dict[tuple[str, str], float] = {}
+
+    def of(self, cohorts: Mapping[str, str]) -> dict[str, float]:
+        """Of each tensor, in the copy that a cohort has of it."""
+        return {name: self._limit(name, key) for name, key in cohorts.items()}
+
+    def _limit(self, name: str, key: str) -> float:
+        if (key, name) not in self._found:
+            tensor = self.model.copies.get(key, {}).get(name, self.model.shared[name])
+            self._found[key, name] = largest_change(name, tensor)
+        return self._found[key, name]

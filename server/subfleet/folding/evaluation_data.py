@@ -1,0 +1,35 @@
+"""The server's held-out samples, and the names of classes that a run has from them."""
+
+from dataclasses import replace
+
+from subfleet.protocol.errors import DataError
+from subfleet.settings.config import ServerConfig
+from subfleet.tasks import DataForm, Dataset, read_dataset
+
+__all__ = ["with_evaluation"]
+
+
+def with_evaluation(config: ServerConfig) -> tuple[ServerConfig, Dataset]:
+    """Read the evaluation data of a run as its model takes them.
+
+    Returns:
+        The configuration, whose `classes` are from now on those of the data where it named none and they do: they are
+        part of its fingerprint, so that a run is only taken up with the same. And the data.
+
+    Raises:
+        DataError: the data cannot be used, do not fit the model, or name other classes than the run.
+        FileError: they cannot be read.
+        TransportError: they have to be downloaded, and their address cannot be reached.
+        MissingExtraError: a package that they need is not installed.
+    """
+    over_classes = config.training.objective.over_classes
+    form = DataForm(
+        input_shape=config.model.input_shape,
+        class_count=config.model.class_count if over_classes else 0,
+        classes=config.classes or None,
+    )
+    try:
+        dataset = read_dataset(config.evaluation_data, form)
+    except DataError as error:
+        raise DataError(f"evaluation_data: {error}") from error
+    return (replace(config, classes=dataset.class_names) if over_classes else config), dataset

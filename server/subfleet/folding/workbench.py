@@ -1,0 +1,104 @@
+"""The slow arithmetic of a round, beside the loop: fold, evaluate, write the checkpoint."""
+
+import math
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from subfleet.elastic.evaluate import Evaluation, evaluate
+from subfleet.elastic.model_state import ModelState, packed
+from subfleet.folding.calibration import calibrated_model
+from subfleet.folding.checkpoint import save_checkpoint
+from subfleet.folding.folding import FoldedModel, Folding
+from subfleet.folding.views import Views
+from subfleet.methods.policies import Participant
+from subfleet.rounds.actions import Fold
+from subfleet.rounds.events import Folded
+from subfleet.tasks import Dataset
+
+__all__ = ["FoldOutcome", "Workbench"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoldOutcome:
+    """The next model, already on disk, and the event that tells of it."""
+
+    model: ModelState
+    event: Folded
+
+
+class Workbench:
+    """One thread that folds; one round at a time.
+
+    Args:
+        folding: how updates become the next model.
+        views: what clients see of it.
+        evaluation: held-out samples, in the shape that the model takes.
+        checkpoints: folder of the models.
+    """
+
+    def __init__(self, folding: Folding, views: Views, evaluation: Dataset, *, checkpoints: Path) -> None:
+        self._folding = folding
+        self._views = views
+        self._inputs = torch.from_numpy(evaluation.inputs.copy())
+        self._labels = torch.from_numpy(evaluation.labels.copy())
+        self._checkpoints = checkpoints
+        self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="subfleet-fold")
+        self._work: Future[FoldOutcome] | None = None
+
+    def begin(self, action: Fold, model: ModelState) -> None:
+        """Start folding a round's updates into a model."""
+        self._work = self._pool.submit(self._fold, action, model)
+
+    def outcome(self) -> FoldOutcome | None:
+        """The folded round, once; None while there is none.
+
+        Raises:
+            FileError: the checkpoint cannot be written.
+        """
+        if self._work is None or not self._work.done():
+            return None
+        work, self._work = self._work, None
+        return work.result()
+
+    def settle(self) -> None:
+        """Wait until the round in hand is folded; `outcome` then has it."""
+        wait([] if self._work is None else [self._work])
+
+    def close(self) -> None:
+        """Let the thread end; what it is doing is finished and can be done again."""
+        self._pool.shutdown(wait=True, cancel_futures=True)
+
+    def _fold(self, action: Fold, model: ModelState) -> FoldOutcome:
+        if self._views.plan.config.calibrates(action.round):
+            folded = calibrated_model(self._folding, model, action.seats)
+        else:
+            folded = self._folding.fold(model, action.round, action.seats)
+        evaluation = self._evaluated(folded)
+        sha256 = save_checkpoint(self._checkpoints, action.round, packed(folded.state))
+        event = Folded(
+            round=action.round,
+            accuracy=evaluation.accuracy,
+            loss=evaluation.loss,
+            sha256=sha256,
+            refused=folded.refused,
+        )
+        return FoldOutcome(model=folded.state, event=event)
+
+    def _evaluated(self, folded: FoldedModel) -> Evaluation:
+        """The whole model; or where there is none for all, the mean of the round's clients' own."""
+        whole = self._folding.network.full_spec()
+        everyone = (Participant(client_id="", spec=whole, size=whole),)
+        who = folded.clients if self._folding.policies.personal and folded.clients else everyone
+        found = [self._own(folded.state, client) for client in who]
+        return replace(
+            found[0],
+            accuracy=math.fsum(one.accuracy for one in found) / len(found),
+            loss=math.fsum(one.loss for one in found) / len(found),
+        )
+
+    def _own(self, state: ModelState, client: Participant) -> Evaluation:
+        seen = self._views.for_use(state, client)
+        return evaluate(self._folding.network, client.spec, seen, self._inputs, self._labels)

@@ -1,0 +1,1 @@
+"""What a run writes down before it acts, and what it tells of itself."""

@@ -1,0 +1,281 @@
+"""The journal of runs: what a server needs to take a run up, and what people ask.
+
+Rows carry the facts that people query as columns, and the whole record as canonical JSON, read back through the same
+checked door as any message.
+"""
+
+import contextlib
+import datetime
+import json
+import uuid
+from collections.abc import Iterator
+from types import MappingProxyType
+from typing import Any
+
+import sqlalchemy as sql
+
+from subfleet.journal.database import clients, rounds, runs, tasks, updates
+from subfleet.journal.records import RoundRecord
+from subfleet.protocol.errors import ConfigError, FileError
+from subfleet.protocol.messages import Profile
+from subfleet.protocol.schema import canonical_json, from_plain
+from subfleet.rounds.actions import Close
+from subfleet.rounds.state import KnownPlan, Member, Queued, RunState, Seat, Suspicion, Tries
+from subfleet.search.query import Known
+from subfleet.settings.changes import changed_settings
+
+__all__ = ["Journal", "begin_run"]
+
+Bytes = tuple[int, int]
+"""Bytes down and up."""
+
+
+def begin_run(engine: sql.Engine, *, name: str, settings: str, round_count: int) -> str:
+    """Find the run of that name, or make it; returns its id.
+
+    Args:
+        engine: of the database.
+        name: of the run.
+        settings: everything that takes part in its outcome, as canonical JSON; see `ServerConfig.fingerprint`.
+        round_count: how many rounds it has.
+
+    Raises:
+        ConfigError: the run was begun with another configuration.
+    """
+    with engine.begin() as connection:
+        known = connection.execute(sql.select(runs).where(runs.c.name == name)).one_or_none()
+        if known is None:
+            run_id = f"{name}-{uuid.uuid4().hex[:8]}"
+            row = {"run_id": run_id, "name": name, "settings": settings, "round_count": round_count}
+            start = {"phase": "waiting", "round": 0, "folded_round": 0, "failure": "", "started_at": _now()}
+            start |= {"retry": 0, "lost": 0, "waits_for": "", "pool": "[]", "plans": "{}", "queue": "[]", "unfit": "{}"}
+            start |= {"suspicion": "{}"}
+            connection.execute(runs.insert().values(**row, **start))
+            return run_id
+    if known.settings != settings:
+        changed = changed_settings(json.loads(known.settings), json.loads(settings))
+        raise ConfigError(
+            f"run {name!r} was begun with another configuration, which was changed in {changed}; restore it, or choose "
+            "another name or state folder"
+        )
+    return str(known.run_id)
+
+
+class Journal:
+    """One run's part of the database: written by the server's one thread, in one transaction for each step."""
+
+    def __init__(self, engine: sql.Engine, run_id: str) -> None:
+        self._engine = engine
+        self._run_id = run_id
+
+    def load(self, now_s: float) -> RunState:
+        """The stored state of the run, with its clients not heard of yet and its deadlines started anew.
+
+        Raises:
+            ProtocolError: the database holds what this version cannot read.
+        """
+        with self._engine.connect() as connection:
+            run = connection.execute(sql.select(runs).where(runs.c.run_id == self._run_id)).one()
+            members = {
+                row.client_id: Member(profile=from_plain(Profile, json.loads(row.profile)), noted_s=now_s)
+                for row in connection.execute(sql.select(clients).where(clients.c.run_id == self._run_id))
+            }
+            seats = [
+                (row.round, row.work, from_plain(Seat, json.loads(row.seat)))
+                for row in connection.execute(_needed_seats(self._run_id, run.round, run.folded_round))
+            ]
+        work = "deploy" if run.phase in ("deploy", "finished") else "train"
+        last = {seat.client_id: seat for number, of, seat in seats if _was_folded(run.folded_round, number, of, seat)}
+        settled = (
+            seat.task for number, _, seat in seats if number == run.folded_round and last.get(seat.client_id) is seat
+        )
+        return RunState(
+            round=run.round,
+            folded_round=run.folded_round,
+            phase=run.phase,
+            tries=Tries(retry=run.retry, lost=run.lost, waits_for=run.waits_for),
+            failure=run.failure,
+            entered_s=now_s,
+            opened_s=now_s,
+            members=MappingProxyType(members),
+            seats=MappingProxyType(
+                {seat.client_id: seat for number, of, seat in seats if (number, of) == (run.round, work)}
+                if run.phase != "waiting" or run.round > run.folded_round
+                else {}
+            ),
+            last=MappingProxyType(last),
+            settled=frozenset(task.task_id for task in settled if task is not None),
+            pool=tuple(from_plain(Known, plain) for plain in json.loads(run.pool)),
+            queue=tuple(from_plain(Queued, plain) for plain in json.loads(run.queue)),
+            plans=MappingProxyType({key: from_plain(KnownPlan, plain) for key, plain in json.loads(run.plans).items()}),
+            unfit=MappingProxyType(from_plain(dict[str, str], json.loads(run.unfit))),
+            suspicion=from_plain(Suspicion, json.loads(run.suspicion)),
+        )
+
+    def load_bytes(self, state: RunState) -> dict[str, Bytes]:
+        """Bytes counted so far for each seat of the open round."""
+        query = sql.select(tasks).where(
+            tasks.c.run_id == self._run_id, tasks.c.round == state.round, tasks.c.work == _work_of(state)
+        )
+        with self._engine.connect() as connection:
+            return {row.client_id: (row.bytes_down, row.bytes_up) for row in connection.execute(query)}
+
+    def save(
+        self,
+        before: RunState,
+        after: RunState,
+        *,
+        counted: dict[str, Bytes] | None = None,
+        close: Close | None = None,
+        record: RoundRecord | None = None,
+    ) -> None:
+        """Write what a step changed, and the record of a round that it closed, in one transaction.
+
+        Args:
+            before: the state before the step.
+            after: the state after it.
+            counted: bytes of each client in this round.
+            close: the closed round, with its final seats and its checkpoint's digest.
+            record: of the closed round.
+
+        Raises:
+            FileError: the database cannot be written.
+        """
+        changed = [seat for name, seat in after.seats.items() if seat is not before.seats.get(name)]
+        profiles = _new_profiles(before, after)
+        names = ("phase", "round", "folded_round", "failure")
+        values = {name: getattr(after, name) for name in names if getattr(after, name) != getattr(before, name)}
+        tries = ("retry", "lost", "waits_for")
+        values |= {name: getattr(after.tries, name) for name in tries if after.tries != before.tries}
+        values |= {
+            name: canonical_json(getattr(after, name)).decode()
+            for name in ("pool", "plans", "queue", "unfit", "suspicion")
+            if getattr(after, name) is not getattr(before, name)
+        }
+        same = after.round == before.round > after.folded_round
+        emptied = same and not before.seats.keys() <= after.seats.keys()
+        forgotten = before.members.keys() - after.members.keys() if after.members is not before.members else set()
+        if not (changed or profiles or values or record or forgotten):
+            return
+        with _writing(self._engine) as connection:
+            if values:
+                connection.execute(runs.update().where(runs.c.run_id == self._run_id).values(**values))
+            for name in forgotten:
+                mine = sql.and_(clients.c.run_id == self._run_id, clients.c.client_id == name)
+                connection.execute(clients.delete().where(mine))
+            for profile in profiles:
+                row = {"run_id": self._run_id, "client_id": profile.client_id, "device": profile.device}
+                _put(connection, clients, {**row, "profile": canonical_json(profile).decode()})
+            if emptied:  # the round is tried again, and who answered before is not waiting in it
+                for table in (tasks, updates):
+                    of_round = sql.and_(table.c.run_id == self._run_id, table.c.round == after.round)
+                    connection.execute(table.delete().where(of_round))
+            if record is not None and close is not None:
+                self._save_record(connection, record, close.sha256)
+                for seat in close.seats:
+                    self._save_seat(connection, close.round, "train", seat, counted or {})
+            for seat in changed:
+                self._save_seat(connection, after.round, _work_of(after), seat, counted or {})
+
+    def records(self, *, newest: int | None = None) -> tuple[RoundRecord, ...]:
+        """The finished rounds, in order: all of them, or the newest few."""
+        query = sql.select(rounds.c.record).where(rounds.c.run_id == self._run_id)
+        query = query.order_by(rounds.c.round.desc()).limit(newest)
+        with self._engine.connect() as connection:
+            texts = reversed(connection.scalars(query).all())
+            return tuple(from_plain(RoundRecord, json.loads(text)) for text in texts)
+
+    def checkpoint_sha256(self, round_number: int) -> str | None:
+        """Digest of a round's checkpoint."""
+        query = sql.select(rounds.c.checkpoint_sha256).where(
+            rounds.c.run_id == self._run_id, rounds.c.round == round_number
+        )
+        with self._engine.connect() as connection:
+            return connection.execute(query).scalar()
+
+    def update_digests(self, *, since_round: int) -> set[str]:
+        """Digests of the accepted updates of a round and those after it."""
+        query = sql.select(updates.c.sha256).where(updates.c.run_id == self._run_id, updates.c.round >= since_round)
+        with self._engine.connect() as connection:
+            return set(connection.scalars(query))
+
+    def _save_record(self, connection: sql.Connection, record: RoundRecord, sha256: str) -> None:
+        names = ("round", "accuracy", "loss", "seconds", "log_time_s")
+        row = {name: getattr(record, name) for name in names}
+        text = canonical_json(record).decode()
+        _put(connection, rounds, {"run_id": self._run_id, **row, "checkpoint_sha256": sha256, "record": text})
+
+    def _save_seat(
+        self, connection: sql.Connection, round_number: int, work: str, seat: Seat, counted: dict[str, Bytes]
+    ) -> None:
+        down, up = counted.get(seat.client_id, (0, 0))
+        key = {"run_id": self._run_id, "round": round_number, "client_id": seat.client_id}
+        row = {
+            "stage": seat.stage,
+            "reason": seat.reason,
+            "spec": seat.task.spec.name if seat.task is not None else "",
+            "bytes_down": down,
+            "bytes_up": up,
+            "seat": canonical_json(seat).decode(),
+        }
+        _put(connection, tasks, {**key, "work": work, **row})
+        if work == "train" and seat.result is not None:
+            blob, result = seat.result.blob, seat.result
+            facts = {"sha256": blob.sha256, "size_bytes": blob.size_bytes, "sample_count": result.sample_count}
+            _put(connection, updates, {**key, "task_id": result.task_id, **facts, "received_at": _now()})
+
+
+@contextlib.contextmanager
+def _writing(engine: sql.Engine) -> Iterator[sql.Connection]:
+    try:
+        with engine.begin() as connection:
+            yield connection
+    except sql.exc.DBAPIError as error:
+        raise FileError(f"the journal cannot be written: {error.orig}; make room for it, or mend it") from error
+
+
+def _put(connection: sql.Connection, table: sql.Table, row: dict[str, Any]) -> None:
+    """Insert a row or replace the one with its key, in words that every database understands."""
+    keys = [column.name for column in table.primary_key]
+    same = sql.and_(*(table.c[name] == row[name] for name in keys))
+    values = {name: value for name, value in row.items() if name not in keys}
+    if connection.execute(table.update().where(same).values(**values)).rowcount == 0:
+        connection.execute(table.insert().values(**row))
+
+
+def _needed_seats(run_id: str, round_number: int, folded_round: int) -> sql.Select[Any]:
+    """The rows of the open round, and of the last round that folded each client; a long run has many more."""
+    folded = sql.and_(
+        tasks.c.run_id == run_id, tasks.c.work == "train", tasks.c.stage == "done", tasks.c.round <= folded_round
+    )
+    newest = (
+        sql.select(tasks.c.client_id, sql.func.max(tasks.c.round).label("round"))
+        .where(folded)
+        .group_by(tasks.c.client_id)
+        .subquery()
+    )
+    is_last = sql.and_(folded, tasks.c.client_id == newest.c.client_id, tasks.c.round == newest.c.round)
+    needed = sql.or_(
+        sql.and_(tasks.c.run_id == run_id, tasks.c.round == round_number), sql.exists().where(is_last).correlate(tasks)
+    )
+    return sql.select(tasks).where(needed).order_by(tasks.c.round)
+
+
+def _new_profiles(before: RunState, after: RunState) -> list[Profile]:
+    if after.members is before.members:
+        return []
+    known = {name: member.profile for name, member in before.members.items()}
+    profiles = ((name, member.profile) for name, member in after.members.items())
+    return [profile for name, profile in profiles if profile is not None and profile is not known.get(name)]
+
+
+def _work_of(state: RunState) -> str:
+    return "deploy" if state.phase in ("deploy", "finished") else "train"
+
+
+def _was_folded(folded_round: int, number: int, work: str, seat: Seat) -> bool:
+    return work == "train" and number <= folded_round and seat.stage == "done"
+
+
+def _now() -> str:
+    return datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="milliseconds")

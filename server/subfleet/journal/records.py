@@ -1,0 +1,222 @@
+"""What a run tells of itself: one row per client and round, a record per round, a result at its end."""
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from subfleet.rounds.selection import NOT_DRAWN
+
+__all__ = ["ClientRow", "DeployedModel", "RoundRecord", "RunObserver", "RunResult", "participation_of"]
+
+_FLOAT_BYTES = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClientRow:
+    """One client in one round.
+
+    Attributes:
+        device: name of its device profile.
+        runtime: the program target it ran; empty where it was given no task.
+        spec: display name of its subnet; empty where it was given none.
+        spec_id: identity of its subnet.
+        parameters: of its subnet.
+        memory_free_bytes: free memory as the device reported it for this round; None is unknown.
+        budget_bytes: the share of it that the device gave to training.
+        downlink_budget_bytes: what may travel to it in a round; None where it reported no rate.
+        uplink_budget_bytes: what may travel from it in a round; None where it reported no rate.
+        update_bytes: of its update as its task's codec writes it, without the container's header; 0 where it was given
+            no task.
+        planned_peak_bytes: what the program plans to need.
+        measured_peak_bytes: what the device measured while it trained.
+        bytes_down: payload bytes published to this client during the round.
+        bytes_up: payload bytes received from it during the round.
+        seconds: from the task's arrival on the device to its update.
+        loss: mean loss of its last local epoch.
+        sample_count: that it says its update was trained on.
+        weight: of its update in the round's mean; 0 where it was not folded.
+        share: of the weights of the round, 0 to 1.
+        lowered: why its update counts less than it claims; empty where it counts in full.
+        status: "folded", "refused: <reason>", "missing: <reason>" or "skipped: <reason>".
+        refusals: why it refused tasks of this round, in order, with "; " between; it may have done a smaller one then.
+        wanted: display name of the subnet that its search would rather have given, had its program been written.
+        limit: what kept it from a larger subnet: "memory", "link", "compute" or "runtime" where a larger one is
+            excluded by that alone; several with "+" between them where every larger one exceeds more than one; "method"
+            where a larger one would have fitted; empty where it was given the largest.
+        parameters_lost: share of that one's parameters that it was not given, 0 to 1.
+    """
+
+    client_id: str
+    device: str
+    runtime: str
+    spec: str
+    spec_id: str
+    parameters: int
+    memory_free_bytes: int | None
+    budget_bytes: int
+    downlink_budget_bytes: int | None
+    uplink_budget_bytes: int | None
+    update_bytes: int
+    planned_peak_bytes: int
+    measured_peak_bytes: int
+    bytes_down: int
+    bytes_up: int
+    seconds: float
+    loss: float
+    sample_count: int
+    status: str
+    wanted: str = ""
+    parameters_lost: float = 0.0
+    refusals: str = ""
+    weight: float = 0.0
+    share: float = 0.0
+    lowered: str = ""
+    limit: str = ""
+
+    @property
+    def weight_bytes(self) -> int:
+        """Of the weights that travelled to it, without the container's header."""
+        return _FLOAT_BYTES * self.parameters
+
+    @property
+    def utilisation(self) -> float | None:
+        """How much of its tightest budget, memory or a link, its task used; None where it had no task."""
+        if not self.planned_peak_bytes or not self.budget_bytes:
+            return None
+        moved = (
+            (self.weight_bytes, self.downlink_budget_bytes),
+            (self.update_bytes, self.uplink_budget_bytes),
+        )
+        return max(
+            self.planned_peak_bytes / self.budget_bytes,
+            *(size_bytes / link_bytes if link_bytes else 0.0 for size_bytes, link_bytes in moved),
+        )
+
+    @property
+    def due(self) -> bool:
+        """Whether it was to take part: clients that were not drawn for the round were not."""
+        return self.status != f"skipped: {NOT_DRAWN}"
+
+    @property
+    def why_left_out(self) -> str:
+        """What it was left out for, in a few words that others share; empty where it was folded."""
+        stage, _, reason = self.status.partition(": ")
+        if stage == "folded":
+            return ""
+        if stage == "refused":
+            reason = reason.partition(":")[0]
+        return f"{stage}: {self.limit if stage == 'skipped' and self.limit else reason}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundRecord:
+    """A finished round: the model's accuracy and loss on the evaluation data, and a row per client.
+
+    Attributes:
+        programs_written: training programs that the round added to those that later rounds may count on.
+        calibrated: devices measured the running statistics of norms, and trained nothing.
+        retries: how often the round was tried before without anything to fold; `seconds` are those of the last try.
+    """
+
+    round: int
+    accuracy: float
+    loss: float
+    seconds: float
+    log_time_s: float | None
+    clients: tuple[ClientRow, ...]
+    programs_written: int = 0
+    calibrated: bool = False
+    retries: int = 0
+
+    @property
+    def due(self) -> tuple[ClientRow, ...]:
+        """The clients that were to take part."""
+        return tuple(row for row in self.clients if row.due)
+
+    @property
+    def folded(self) -> tuple[ClientRow, ...]:
+        """The clients that did."""
+        return tuple(row for row in self.clients if row.status == "folded")
+
+    @property
+    def participation(self) -> float:
+        """Their share, 0 to 1."""
+        return participation_of((self,))
+
+    @property
+    def left_out(self) -> str:
+        """How many of the others were left out for what, such as "9 skipped: memory; 1 missing: no answer came"."""
+        counted = Counter(row.why_left_out for row in self.due if row.why_left_out)
+        return "; ".join(f"{count} {why}" for why, count in sorted(counted.items(), key=lambda one: (-one[1], one[0])))
+
+
+def participation_of(rounds: Iterable[RoundRecord]) -> float:
+    """Of the client rounds in which a client was to take part, the share that was folded; 0 where there were none."""
+    counts = [(len(record.folded), len(record.due)) for record in rounds]
+    due = sum(count for _, count in counts)
+    return sum(count for count, _ in counts) / due if due else 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeployedModel:
+    """A client's own model for inference.
+
+    Attributes:
+        path: the model file in the server's state folder.
+        spec: display name of the subnet.
+        max_abs_diff: largest difference from PyTorch that was found when the file was written; None is unknown.
+        quantised_accuracy: of a model in 8-bit integers, on evaluation samples; else None.
+        float_accuracy: of the same model in float32, on the same samples.
+        status: "deployed" where the client confirmed it, else why not.
+    """
+
+    client_id: str
+    target: str
+    path: Path
+    spec: str
+    spec_id: str
+    max_abs_diff: float | None
+    status: str
+    quantised_accuracy: float | None = None
+    float_accuracy: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunResult:
+    """How a run ended.
+
+    Attributes:
+        finished: False where it was stopped before its end; it can be taken up again.
+        accuracy: of the whole model after the last folded round; 0 where there was none.
+        rounds: every finished round, those before a restart included.
+        deployed: each client's models, one per target.
+        model_path: the last checkpoint; None where no round was folded.
+        method: its name in a configuration.
+        method_status: "exact" where the run did what the method's paper says, else in what it differed.
+    """
+
+    run_id: str
+    method: str
+    method_status: str
+    finished: bool
+    accuracy: float
+    rounds: tuple[RoundRecord, ...]
+    deployed: tuple[DeployedModel, ...]
+    model_path: Path | None
+
+
+class RunObserver(Protocol):
+    """Who wants to hear of a run while it goes on. Called from the server's one thread.
+
+    What it raises is logged and ends nothing.
+    """
+
+    def say(self, text: str) -> None:
+        """One sentence for people."""
+        ...
+
+    def round_finished(self, record: RoundRecord) -> None:
+        """A round was folded and evaluated."""
+        ...

@@ -1,0 +1,321 @@
+"""Brokers of our own, each in its own process, on loopback only.
+
+`EmbeddedBroker` is amqtt: it comes with `subfleet[server]`. `MosquittoBroker` starts the installed Mosquitto. Both are
+gone when the process that started them is gone, however that ended. The module is also the program that runs in those
+processes: `python -m subfleet.link.broker --port N`.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import logging
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import IO
+
+from subfleet.protocol.errors import FileError, PortError, TransportError
+from subfleet.protocol.exit_codes import ExitCode
+
+__all__ = ["EmbeddedBroker", "MosquittoBroker", "main", "mosquitto_binary"]
+
+_HOST = "127.0.0.1"
+_START_TIMEOUT_S = 20.0
+_STOP_TIMEOUT_S = 5.0
+_START_ATTEMPTS = 5
+_AMQTT_PLUGINS = {
+    # amqtt's default set would also log every packet and publish its own statistics.
+    "amqtt.plugins.authentication.AnonymousAuthPlugin": {"allow_anonymous": True},
+}
+
+
+class _BrokerProcess:
+    """A broker's process: starts, waits until it accepts connections, stops."""
+
+    def __init__(self, name: str, port: int) -> None:
+        self._name = name
+        self._fixed = port != 0
+        self._port = port
+        self._process: subprocess.Popen[bytes] | None = None
+        self._stderr: IO[bytes] | None = None
+
+    @property
+    def url(self) -> str:
+        return f"mqtt://{_HOST}:{self._port}"
+
+    @property
+    def pid(self) -> int | None:
+        return None if self._process is None else self._process.pid
+
+    def start(self, arguments: Sequence[str]) -> None:
+        """Start `python -m subfleet.link.broker` with these arguments and the port."""
+        if self._process is not None and self._process.poll() is None:
+            return
+        for attempt in range(_START_ATTEMPTS):
+            if not self._fixed:
+                self._port = _free_port()
+            _check_free(self._port)
+            self._launch(arguments)
+            if self._wait_until_it_accepts():
+                self._fixed = True  # a broker that is started again keeps its address
+                return
+            reason = self._last_words()
+            self.stop()
+            # Between finding a free port and listening on it somebody else may have taken it.
+            if self._fixed or attempt == _START_ATTEMPTS - 1 or "in use" not in reason:
+                raise TransportError(f"the {self._name} broker did not start on port {self._port}: {reason}")
+
+    def stop(self, *, kill: bool = False) -> None:
+        process, self._process = self._process, None
+        if process is not None:
+            _signal(process, signal.SIGKILL if kill else signal.SIGTERM)
+            try:
+                process.wait(_STOP_TIMEOUT_S)
+            except subprocess.TimeoutExpired:
+                _signal(process, signal.SIGKILL)
+                process.wait()
+            if process.stdin is not None:
+                process.stdin.close()
+            self._wait_until_silent()
+        if self._stderr is not None:
+            self._stderr.close()
+            self._stderr = None
+
+    def _launch(self, arguments: Sequence[str]) -> None:
+        self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 (it lives as long as the process; stop closes it)
+        command = [sys.executable, "-m", "subfleet.link.broker", "--port", str(self._port), *arguments]
+        # The pipe closes when this process ends, however it does: that is how the broker learns of it. A session of its
+        # own keeps Ctrl-C from it, so that we can say goodbye over it first.
+        self._process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=self._stderr,
+            start_new_session=True,
+        )
+
+    def _wait_until_it_accepts(self) -> bool:
+        deadline_s = time.monotonic() + _START_TIMEOUT_S
+        while self._process is not None and self._process.poll() is None and time.monotonic() < deadline_s:
+            with contextlib.suppress(OSError), socket.create_connection((_HOST, self._port), timeout=1):
+                return True
+            time.sleep(0.05)
+        return False
+
+    def _wait_until_silent(self) -> None:
+        # Mosquitto's own process is not our child, so its end cannot be waited for, but its port can.
+        deadline_s = time.monotonic() + _STOP_TIMEOUT_S
+        while time.monotonic() < deadline_s:
+            try:
+                socket.create_connection((_HOST, self._port), timeout=1).close()
+            except OSError:
+                return
+            time.sleep(0.01)
+
+    def _last_words(self) -> str:
+        if self._stderr is None:
+            return "it said nothing"
+        self._stderr.seek(0)
+        lines = self._stderr.read().decode(errors="replace").strip().splitlines()
+        return lines[-1] if lines else f"it did not accept connections within {_START_TIMEOUT_S:g} seconds"
+
+
+class EmbeddedBroker:
+    """amqtt in its own process, on loopback, for anonymous clients. Start and stop it, or use it as a context manager.
+
+    It keeps nothing: a broker that is started again on the same object has the same address and no retained messages.
+
+    Args:
+        port: 0 chooses a free one.
+    """
+
+    def __init__(self, port: int = 0) -> None:
+        self._process = _BrokerProcess("embedded", port)
+
+    @property
+    def url(self) -> str:
+        """Where clients find it; valid once it was started."""
+        return self._process.url
+
+    @property
+    def pid(self) -> int | None:
+        """Number of its process; None while it does not run."""
+        return self._process.pid
+
+    def start(self) -> None:
+        """Start it and wait until it accepts connections; nothing happens while it runs.
+
+        Raises:
+            PortError: the port is taken or may not be used.
+            TransportError: it does not start.
+        """
+        self._process.start(())
+
+    def stop(self) -> None:
+        """Stop it; nothing happens while it does not run."""
+        self._process.stop()
+
+    def kill(self) -> None:
+        """Stop it as a crash would."""
+        self._process.stop(kill=True)
+
+    def __enter__(self) -> "EmbeddedBroker":
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+
+class MosquittoBroker:
+    """The installed Mosquitto in its own process, on loopback, for anonymous clients, without persistence.
+
+    Args:
+        port: 0 chooses a free one.
+        binary: path of the program; found on PATH without it.
+
+    Raises:
+        FileError: Mosquitto is not installed.
+    """
+
+    def __init__(self, port: int = 0, binary: str | None = None) -> None:
+        found = binary or mosquitto_binary()
+        if found is None:
+            raise FileError("the program 'mosquitto' is not installed; run: sudo apt-get install mosquitto")
+        self._binary = found
+        self._process = _BrokerProcess("Mosquitto", port)
+
+    @property
+    def url(self) -> str:
+        """Where clients find it; valid once it was started."""
+        return self._process.url
+
+    @property
+    def pid(self) -> int | None:
+        """Number of its process; None while it does not run."""
+        return self._process.pid
+
+    def start(self) -> None:
+        """Start it and wait until it accepts connections; nothing happens while it runs.
+
+        Raises:
+            PortError: the port is taken or may not be used.
+            TransportError: it does not start.
+        """
+        self._process.start(("--mosquitto", self._binary))
+
+    def stop(self) -> None:
+        """Stop it; nothing happens while it does not run."""
+        self._process.stop()
+
+    def kill(self) -> None:
+        """Stop it as a crash would."""
+        self._process.stop(kill=True)
+
+    def __enter__(self) -> "MosquittoBroker":
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+
+def _signal(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, number)  # it leads a group, to which Mosquitto belongs
+
+
+def mosquitto_binary() -> str | None:
+    """Path of the installed Mosquitto, or None. Debian puts it where only root's PATH looks."""
+    return shutil.which("mosquitto") or shutil.which("mosquitto", path="/usr/sbin:/usr/local/sbin")
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind((_HOST, 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def _check_free(port: int) -> None:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((_HOST, port))
+        except (OSError, OverflowError) as error:
+            why = getattr(error, "strerror", None) or "it must be 0 to 65535"
+            raise PortError(f"port {port} on {_HOST} cannot be used ({why}); choose another, or 0 for any") from error
+
+
+async def _serve_amqtt(port: int) -> None:
+    # Imported here, so that the process that only starts brokers does not load a broker.
+    from amqtt.broker import Broker
+
+    loop = asyncio.get_running_loop()
+    ended = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, ended.set)
+
+    def end() -> None:
+        with contextlib.suppress(RuntimeError):  # the loop has ended already
+            loop.call_soon_threadsafe(ended.set)
+
+    _when_parent_ends(end)
+    listeners = {"default": {"type": "tcp", "bind": f"{_HOST}:{port}"}}
+    broker = Broker({"listeners": listeners, "plugins": _AMQTT_PLUGINS})
+    await broker.start()
+    await ended.wait()
+    with contextlib.suppress(asyncio.TimeoutError):
+        await asyncio.wait_for(broker.shutdown(), _STOP_TIMEOUT_S / 2)
+
+
+def _run_mosquitto(binary: str, port: int) -> int:
+    # Mosquitto does not watch its parent, and forgets the kernel's help (PR_SET_PDEATHSIG) when it gives up root: so
+    # this process stays and watches for it. A stop signal goes to both; this one only waits for the other.
+    signal.signal(signal.SIGTERM, lambda *_: None)
+    # In memory, not on disk: there is nothing to clean up after Mosquitto, and nothing that it may not read.
+    number = os.memfd_create("mosquitto.conf", 0)
+    os.write(number, f"listener {port} {_HOST}\nallow_anonymous true\npersistence false\nlog_type error\n".encode())
+    command = [binary, "-c", f"/proc/self/fd/{number}"]
+    # No shell, and the program is the one that our own caller found.
+    mosquitto = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=(number,))
+    _when_parent_ends(mosquitto.terminate)
+    return mosquitto.wait()
+
+
+def _when_parent_ends(act: Callable[[], None]) -> None:
+    def watch() -> None:
+        # The bare descriptor: a buffered reader that still reads holds a lock that the interpreter needs to exit.
+        while os.read(0, 1024):
+            pass
+        act()
+
+    threading.Thread(target=watch, daemon=True, name="parent").start()
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a broker in this process until its parent ends or it is told to stop."""
+    parser = argparse.ArgumentParser(
+        prog="python -m subfleet.link.broker",
+        description="Runs an MQTT broker on loopback until its standard input closes.",
+        epilog="example: python -m subfleet.link.broker --port 1883",
+    )
+    parser.add_argument("--port", type=int, required=True, help="TCP port on 127.0.0.1")
+    parser.add_argument("--mosquitto", metavar="PROGRAM", help="run this Mosquitto instead of amqtt")
+    options = parser.parse_args(arguments)
+    if options.mosquitto is not None:
+        return _run_mosquitto(options.mosquitto, options.port)
+    logging.basicConfig(level=logging.CRITICAL)
+    asyncio.run(_serve_amqtt(options.port))
+    return ExitCode.OK
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,85 @@
+"""What of a run's configuration does not go with its method: said when the configuration is read. Pure."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from subfleet.elastic.merges import AnyStackedMerge, CoordinateMedian, TrimmedMean
+from subfleet.elastic.network import ModelConfig
+from subfleet.elastic.server_optimisers import AnyServerOptimiser
+from subfleet.elastic.teaching import DistillationSettings
+from subfleet.methods.norms import NormPolicy, with_norms
+from subfleet.methods.policies import Method, shared_by_all
+from subfleet.protocol.training import TrainingSettings
+
+__all__ = ["Combination"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Combination:
+    """A method and what else a configuration says of training and folding; see `subfleet.settings.config.ServerConfig`.
+
+    What needs one model for all is refused where there is none, as it would do nothing or move what no client sees.
+    """
+
+    method: Method
+    training: TrainingSettings
+    model: ModelConfig
+    norms: NormPolicy
+    merge: AnyStackedMerge | None
+    server_optimiser: AnyServerOptimiser | None
+    distillation: DistillationSettings | None
+
+    def problem(self) -> str:
+        """The first thing that does not go together, with a remedy; empty where all does."""
+        return next(self._problems(), "")
+
+    def _problems(self) -> Iterator[str]:
+        yield from self._of_training()
+        yield from self._of_copies()
+        yield from self._of_personal_models()
+
+    def _of_training(self) -> Iterator[str]:
+        if self.training.objective.distillation == "self":
+            yield (
+                "objective.distillation is 'self', but a method that has a nested subnet to teach asks for it itself; "
+                "leave it out, or take [method] type = 'fjord'"
+            )
+        try:
+            training = self.method.policies().training(self.training, 1)
+        except ValueError as error:
+            yield f"method {self.method.TYPE!r} does not go with this training: {error}"
+            return
+        if training.objective.distillation == "self" and self.model.norm == "batch":
+            yield (
+                f"method {self.method.TYPE!r} trains a nested width on the weights of the larger one, but norms of "
+                "kind 'batch' keep running statistics that two widths cannot share; set model.norm = 'group', or "
+                "method.self_distillation = false"
+            )
+
+    def _of_copies(self) -> Iterator[str]:
+        policies = self.method.policies()
+        distillation = self.distillation or policies.distillation
+        if distillation is None or not distillation.iterations:
+            return
+        if with_norms(policies, self.norms).cohorts is not shared_by_all:
+            apart, remedy = f"method {self.method.TYPE!r} keeps tensors of its own for clients or sizes", ""
+            if policies.cohorts is shared_by_all:
+                apart, remedy = "norms = 'bank' keeps norms of its own for each size", ", or norms = 'averaged'"
+            yield (
+                f"in-place distillation teaches subnets of one model that all share, but {apart}; set "
+                f"distillation.iterations = 0{remedy}"
+            )
+
+    def _of_personal_models(self) -> Iterator[str]:
+        if not self.method.policies().personal:
+            return
+        if self.server_optimiser is not None:
+            yield (
+                f"server_optimiser is {self.server_optimiser.TYPE!r}, which steps one model that all share, but with "
+                f"method {self.method.TYPE!r} each client has its own; leave server_optimiser out"
+            )
+        if isinstance(self.merge, CoordinateMedian | TrimmedMean) and self.merge.otherwise == "stay":
+            yield (
+                f"merge.otherwise is 'stay', but with method {self.method.TYPE!r} each client has tensors of its own, "
+                "which would never learn; set merge.otherwise = 'mean'"
+            )

@@ -1,0 +1,193 @@
+"""Dynamic model selection: every device trains the subnet that a search finds for what it can give this round.
+
+Yao et al., "Exploring System-Heterogeneous Federated Learning with Dynamic Model Selection", 2024, section 3.
+
+Client half: train the given subnet with the given objective.
+Server half: a search under the device's budgets, over any width of any layer and any set of blocks; a mean over the
+clients that hold an element; then, on noise, the whole model teaches subnets of the space that is searched (in-place
+distillation). An element that nobody held keeps its bits, where the public code zeroes it.
+
+A subnet becomes a task only with a program. What the search wants and has no program yet is queued, a few each round,
+and until it is written the device gets the largest subnet with a program that fits.
+"""
+
+import math
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import ClassVar, Literal
+
+from subfleet.elastic.spaces import search_space, uniform_space
+from subfleet.elastic.teaching import DistillationSettings
+from subfleet.methods.describing import MethodInfo, Setting, those_true
+from subfleet.methods.policies import Ask, Assigned, Policies, Weighting, Written, weigh_by
+from subfleet.protocol.errors import ConfigError
+from subfleet.search.candidates import Candidate
+from subfleet.search.limits import INFINITE_BYTES
+from subfleet.search.paper import PaperSearch, PaperSettings
+from subfleet.search.pareto import ParetoSearch, ParetoSettings
+from subfleet.search.query import Known, Query, Search, fit_of
+from subfleet.search.queue import given_now, wish_of
+
+__all__ = ["DynamicSelection"]
+
+_POOL = 1024
+"""Subnets that a run remembers; its journal holds them all."""
+
+
+_EVERY_RATE = tuple(step / 16 for step in range(1, 17))
+"""Of uniform subnets that are known from the start, where the space has every size."""
+_UNSHOWN, _SURE = 1.03, 0.9
+"""Plans over prices, before any program is written, and of those that are the share that is no higher than believed."""
+_PAPER_LEARNING_RATE = 1e-3
+"""Of in-place distillation."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DynamicSelection:
+    """Parameters of dynamic model selection.
+
+    Attributes:
+        search: "pareto" is ours, which finds larger subnets for every budget; "paper" the published one.
+        rates: ratios of the search space, without the 0 that drops a block; empty takes every size.
+        prices: "planned" prices subnets by a model of the planner, "estimated" by their shapes, without the seconds
+            that the model takes at first and with more that turn out too large.
+        epsilon: probability to take what the pool has; 1 never explores.
+        t_max: draws beyond which a search ends.
+        distillation: after each round; None leaves it out. As printed, with a teacher that moves and a learning rate of
+            1e-3, small networks forget what clients learned; the default's teacher stays as it was.
+        weighting: "uniform" counts each client as 1, as the public code does; "samples" by its samples.
+    """
+
+    TYPE: ClassVar[str] = "dynamic_selection"
+    INFO: ClassVar[MethodInfo] = MethodInfo(
+        title="Dynamic model selection",
+        paper="Yao et al., Exploring System-Heterogeneous Federated Learning with Dynamic Model Selection, 2024",
+        varies=("width", "depth"),
+        judges=("distillation",),
+    )
+    search: Literal["pareto", "paper"] = "pareto"
+    rates: tuple[float, ...] = (0.25, 0.5, 0.75, 1.0)
+    prices: Literal["planned", "estimated"] = "planned"
+    epsilon: float = 0.8
+    t_max: int = 5
+    distillation: DistillationSettings | None = field(
+        default_factory=lambda: DistillationSettings(mode="anchored", learning_rate=1e-4)
+    )
+    weighting: Weighting = "uniform"
+
+    def __post_init__(self) -> None:
+        if not all(0.001 <= rate <= 1 for rate in self.rates):
+            raise ConfigError(f"rates are {list(self.rates)}, but must be numbers from 0.001 to 1")
+        self._settings()
+
+    def departures(self, setting: Setting) -> tuple[str, ...]:
+        """See `subfleet.methods.policies.Method`."""
+        taught = setting.distillation or self.distillation
+        taught = taught if taught is not None and taught.iterations > 0 else None
+        return (
+            "a subnet without a program waits for it, and the device gets the largest that has one",
+            *those_true(
+                {
+                    "the search is ours": self.search == "pareto",
+                    "nothing is distilled": taught is None,
+                    "the teacher stays as it was": taught is not None and taught.mode == "anchored",
+                    "it is taught with another learning rate than 1e-3": taught is not None
+                    and taught.learning_rate != _PAPER_LEARNING_RATE,
+                    "an update counts by its samples": self.weighting == "samples",
+                }
+            ),
+        )
+
+    def policies(self) -> Policies:
+        """A search for each client, and what the whole model teaches."""
+        memory = _Memory(self)
+        return Policies(
+            explore=memory.explore,
+            assign=memory.assign,
+            weigh=weigh_by(self.weighting),
+            distillation=self.distillation,
+            taught=lambda network, sizes: search_space(network, self.rates),
+            planned_prices=self.prices == "planned",
+        )
+
+    def search_of(self, ask: Ask) -> Search:
+        """A search that knows nothing yet."""
+        space = search_space(ask.network, self.rates)
+        targets = (ask.target,)
+        if self.search == "paper":
+            return PaperSearch(space, ask.price, targets, self._settings())
+        uniform = uniform_space(ask.network, self.rates or _EVERY_RATE)
+        settings = ParetoSettings(paper=self._settings(), built_limit=_POOL)
+        return ParetoSearch(space, ask.price, targets, uniform=uniform, settings=settings)
+
+    def _settings(self) -> PaperSettings:
+        return PaperSettings(epsilon=self.epsilon, t_max=self.t_max, pool_limit=_POOL)
+
+
+class _Memory:
+    """The search of each target, with the pool that it was last asked with: the next most often only adds to it."""
+
+    def __init__(self, method: DynamicSelection) -> None:
+        self._method = method
+        self._searches: dict[str, tuple[Search, tuple[Known, ...]]] = {}
+
+    def explore(self, ask: Ask) -> tuple[Known, ...]:
+        """What the search comes by when it looks for subnets for a client."""
+        return self._search_with(ask).explore(self._query(ask), ask.draw.stream("search")).found
+
+    def assign(self, ask: Ask) -> Assigned:
+        """See the module. The answer depends on what is asked alone."""
+        query = self._query(ask)
+        fit = self._search_with(ask).best(query)
+        if fit is None:
+            return Assigned(candidate=None)
+        best = fit.candidate
+        # Where the best one is written, this is that one, or one above it whose price was too high.
+        written = (_as_planned(ask, one) for one in ask.written.values())
+        ready = given_now(written, ask.candidates, lambda one: _allows(ask, query, one)) or best
+        return Assigned(candidate=ready, wanted=wish_of(best, ready, ask.target))
+
+    def _search_with(self, ask: Ask) -> Search:
+        search, pool = self._searches.get(ask.target, (None, ()))
+        if search is None or ask.pool[: len(pool)] != pool:
+            search, pool = self._method.search_of(ask), ()
+        search.learn(ask.pool[len(pool) :])
+        self._searches[ask.target] = (search, ask.pool)
+        return search
+
+    def _query(self, ask: Ask) -> Query:
+        """What the client can give, in prices: a budget of so much less as they tell too little."""
+        corrected = int(ask.budget.memory_bytes / self._correction(ask))
+        return Query(
+            target=ask.target,
+            limits=replace(ask.budget, memory_bytes=corrected),
+            refused=ask.barred,
+            below_parameters=None if ask.below is None else ask.below.parameters,
+        )
+
+    def _correction(self, ask: Ask) -> float:
+        """Plans over prices, as high as nearly all written programs show: a search likes what is priced too low.
+
+        It follows from what is asked alone, whatever was asked before.
+        """
+        if self._method.prices == "estimated":
+            return 1.0
+        plans = (
+            (one.planned_peak_bytes, ask.price(one.size).training_memory_bytes[ask.target])
+            for one in ask.written.values()
+            if one.planned_peak_bytes < INFINITE_BYTES
+        )
+        over = sorted(planned_bytes / price_bytes for planned_bytes, price_bytes in plans)
+        return over[math.ceil(_SURE * (len(over) - 1))] if over else _UNSHOWN
+
+
+def _allows(ask: Ask, query: Query, candidate: Candidate) -> bool:
+    """Whether a size may be given: a written one by its plan, another one by its corrected price."""
+    known = candidate.spec.spec_id in ask.written
+    return ask.allows(candidate) and (known or fit_of(candidate, query) is not None)
+
+
+def _as_planned(ask: Ask, written: Written) -> Candidate:
+    """A written size with its program's own plan in place of the estimate."""
+    memory = MappingProxyType({ask.target: written.planned_peak_bytes})
+    return replace(ask.price(written.size), training_memory_bytes=memory)

@@ -1,0 +1,48 @@
+"""FedAdam: the mean change of a round as the gradient of Adam on the server.
+
+Reddi et al., "Adaptive Federated Optimization", ICLR 2021, algorithm 2.
+
+Client half: train the given model with the given objective.
+Server half: the mean of the changes, weighted by samples, moves the model through Adam's moments. Elements that nobody
+trained keep value and moments.
+"""
+
+from dataclasses import dataclass, field
+from functools import partial
+from typing import ClassVar
+
+from subfleet.elastic import server_optimisers
+from subfleet.methods.describing import MethodInfo, Setting, those_true
+from subfleet.methods.policies import Policies
+from subfleet.methods.sizes import Homogeneous, one_size
+
+__all__ = ["FedAdam"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FedAdam:
+    """Parameters of FedAdam.
+
+    Attributes:
+        server: of the server's step.
+        model: which models are trained.
+    """
+
+    TYPE: ClassVar[str] = "fedadam"
+    INFO: ClassVar[MethodInfo] = MethodInfo(
+        title="FedAdam",
+        paper="Reddi et al., Adaptive Federated Optimization, ICLR 2021",
+        varies=(),
+    )
+    server: server_optimisers.FedAdam = field(default_factory=server_optimisers.FedAdam)
+    model: Homogeneous = "largest"
+
+    def departures(self, setting: Setting) -> tuple[str, ...]:
+        """See `subfleet.methods.policies.Method`."""
+        return those_true(
+            {"each client trains the largest subnet that fits, in place of one model for all": self.model == "nested"}
+        )
+
+    def policies(self) -> Policies:
+        """FedAvg with Adam on the server."""
+        return Policies(space=partial(one_size, self.model), server_optimiser=self.server)

@@ -1,0 +1,50 @@
+"""FedAvg on one model for all: the whole one, which leaves out who cannot carry it, or the smallest of the space.
+
+McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized Data", AISTATS 2017, algorithm 1.
+
+Client half: train the given model with the given objective; report the change of every tensor.
+Server half: the mean of the changes, weighted by samples.
+"""
+
+from dataclasses import dataclass
+from functools import partial
+from typing import ClassVar
+
+from subfleet.methods.describing import MethodInfo, Setting, those_true
+from subfleet.methods.policies import Policies, Weighting, weigh_by
+from subfleet.methods.sizes import Homogeneous, one_size
+
+__all__ = ["FedAvg"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FedAvg:
+    """Parameters of FedAvg.
+
+    Attributes:
+        model: "largest" trains the whole model, "smallest" the smallest of the space, "nested" each client's largest.
+        weighting: "samples" as in the paper, or "uniform".
+    """
+
+    TYPE: ClassVar[str] = "fedavg"
+    INFO: ClassVar[MethodInfo] = MethodInfo(
+        title="FedAvg",
+        paper="McMahan et al., Communication-Efficient Learning of Deep Networks from Decentralized Data, AISTATS 2017",
+        varies=(),
+    )
+    model: Homogeneous = "largest"
+    weighting: Weighting = "samples"
+
+    def departures(self, setting: Setting) -> tuple[str, ...]:
+        """See `subfleet.methods.policies.Method`."""
+        return those_true(
+            {
+                "each client trains the largest subnet that fits, in place of one model for all": self.model
+                == "nested",
+                "each client counts as 1": self.weighting == "uniform",
+            }
+        )
+
+    def policies(self) -> Policies:
+        """One size for everybody."""
+        return Policies(space=partial(one_size, self.model), weigh=weigh_by(self.weighting))

@@ -1,0 +1,64 @@
+"""Federated Dropout: every client trains a random subnet, drawn anew each round.
+
+Caldas et al., "Expanding the Reach of Federated Learning by Reducing Client Resource Requirements", 2018, section 3.2.
+
+Client half: train the given subnet with the given objective.
+Server half: for each client and round, a uniform random set of indices of every axis. The sets belong to axes, not to
+layers, so that channels that are added to each other stay the same ones. A mean over the clients that hold an element.
+"""
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from subfleet.elastic.network import Network
+from subfleet.methods.describing import MethodInfo, Setting, those_true
+from subfleet.methods.policies import Draw, Policies
+from subfleet.methods.sizes import whole_depth
+from subfleet.protocol.subnet import Explicit, IndexSet, Prefix, SubnetSpec
+from subfleet.protocol.update_codecs import Uncompressed
+
+__all__ = ["FederatedDropout"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FederatedDropout:
+    """Federated Dropout keeps as much of every axis as the client's budget carries; it has no parameters."""
+
+    TYPE: ClassVar[str] = "federated_dropout"
+    INFO: ClassVar[MethodInfo] = MethodInfo(
+        title="Federated Dropout",
+        paper="Caldas et al., Expanding the Reach of Federated Learning by Reducing Client Resource Requirements, 2018",
+        varies=("width",),
+        judges=("update_codec",),
+    )
+
+    def departures(self, setting: Setting) -> tuple[str, ...]:
+        """See `subfleet.methods.policies.Method`."""
+        return (
+            "the kept share follows the budget instead of being one for all",
+            *those_true(
+                {
+                    "updates are not compressed (update_codec)": setting.update_codec in (None, Uncompressed()),
+                    "running statistics are those of random subnets, not of the model (norms)": setting.norm == "batch"
+                    and setting.norms != "recalibrated",
+                }
+            ),
+        )
+
+    def policies(self) -> Policies:
+        """Random subnets."""
+        return Policies(space=whole_depth, place=scattered)
+
+
+def scattered(network: Network, size: SubnetSpec, draw: Draw) -> SubnetSpec:
+    """The size at random places of every axis."""
+    return replace(size, axes=tuple((name, _random_set(network, name, kept, draw)) for name, kept in size.axes))
+
+
+def _random_set(network: Network, name: str, kept: IndexSet, draw: Draw) -> IndexSet:
+    axis = network.axes[name]
+    if not isinstance(kept, Prefix):
+        return kept
+    step = axis.granularity
+    groups = sorted(draw.stream(f"axis {name}").sample(range(axis.size // step), kept.size // step))
+    return Explicit(indices=tuple(group * step + place for group in groups for place in range(step)))

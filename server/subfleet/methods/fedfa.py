@@ -1,0 +1,170 @@
+"""FedFA: fixed architectures of any width and depth, layer grafting and scalable aggregation.
+
+Park and Joe-Wong, "Federated Learning with Flexible Architectures", ECML PKDD 2024, section 4 and algorithm 1.
+
+Client half: each client keeps one architecture: the largest that fits its log (see `sizes`), or without one when it is
+given its first; with choice "score" the one of several whose gradients on its own data have the highest ZiCo score
+(algorithm 1, lines 1 and 2; section 5.1); with "declared" the one that it has declared. Logits of classes that it lacks
+count as 0 where `class_mask` is on.
+Server half: the last block of a shallow section also stands for the blocks that the section lacks (grafting), and every
+client's weights are brought to the mean size of all, layer by layer, before the mean (scaling). Each is a switch.
+
+What is brought to the mean size is a client's weights, by the paper's formula and algorithm. Its text speaks of
+updates: a boosted change shows in its own size long before it shows in that of the weights, and `scaled` = "changes"
+goes by that.
+
+With fidelity "paper", copies are of weights and sizes are L2 norms: both move a model that nobody has trained. With
+"fixed", copies are of what the block learned, and sizes are those of the elements that all clients hold.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from subfleet.elastic.network import Network
+from subfleet.elastic.spaces import uniform_space
+from subfleet.elastic.weight_sizes import NORMS, Central, WeightNorm
+from subfleet.methods.describing import MethodInfo, Setting, those_true
+from subfleet.methods.masking import held_classes, with_class_mask
+from subfleet.methods.policies import Ask, Policies, Replacement, Trained
+from subfleet.methods.sizes import whole_depth, with_fixed_sizes
+from subfleet.protocol.schema import ADDED_LATER
+from subfleet.protocol.scoring import MAX_CANDIDATES
+from subfleet.search.candidates import Candidate, ordered
+
+if TYPE_CHECKING:  # who reads settings needs no PyTorch; the server half imports what it computes with
+    from torch import Tensor
+
+    from subfleet.elastic.grafting import Graft
+
+__all__ = ["FedFA"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FedFA:
+    """Parameters of FedFA.
+
+    Attributes:
+        grafting: whether a shallow client's last blocks stand for those that it lacks.
+        scaling: whether weights are brought to the mean size.
+        fidelity: "paper" or "fixed", see above.
+        scaled: what scaling brings to the mean size: "weights" or "changes", see above.
+        norm: in place of the fidelity's.
+        central: which weights count as the inner 95 %.
+        class_mask: whether logits of absent classes count as 0.
+        choice: "largest" gives each client the largest size that fits first; "score" has it score some that fit on its
+            own data; "declared" goes by what it declares.
+        proposals: how many sizes a client scores at most, 2 to 16.
+        depth: architectures may also leave out blocks; False varies widths alone, the paper's "FedFA (Width)".
+    """
+
+    TYPE: ClassVar[str] = "fedfa"
+    INFO: ClassVar[MethodInfo] = MethodInfo(
+        title="FedFA",
+        paper="Park and Joe-Wong, Federated Learning with Flexible Architectures, ECML PKDD 2024",
+        varies=("width", "depth"),
+    )
+    grafting: bool = True
+    scaling: bool = True
+    fidelity: Literal["paper", "fixed"] = "fixed"
+    norm: WeightNorm | None = None
+    central: Central = "absolute"
+    class_mask: bool = True
+    choice: Literal["largest", "score", "declared"] = field(default="largest", metadata=ADDED_LATER)
+    proposals: int = field(default=4, metadata=ADDED_LATER)
+    depth: bool = field(default=True, metadata=ADDED_LATER)
+    scaled: Literal["weights", "changes"] = field(default="weights", metadata=ADDED_LATER)
+
+    def __post_init__(self) -> None:
+        if not 2 <= self.proposals <= MAX_CANDIDATES:
+            raise ValueError(f"proposals is {self.proposals}, but must be 2 to {MAX_CANDIDATES}")
+
+    def departures(self, setting: Setting) -> tuple[str, ...]:
+        """See `subfleet.methods.policies.Method`."""
+        return those_true(
+            {
+                "architectures are what fits the log or the first budget": self.choice == "largest",
+                f"the best scored of at most {self.proposals} sizes is taken": self.choice == "score",
+                "models that nobody trained stay as they are (fidelity)": self.fidelity == "fixed",
+                "changes are scaled, not weights": self.scaling and self.scaled == "changes",
+                f"what is scaled is as large as {self.norm!r} says": self.norm not in (None, NORMS["paper"]),
+                "nothing is scaled": not self.scaling,
+                "nothing is grafted": not self.grafting,
+                "outputs of classes that a client lacks are trained as well": not self.class_mask,
+            }
+        )
+
+    def policies(self) -> Policies:
+        """Grafted and scaled updates."""
+        propose = self._proposed if self.choice == "score" else None
+        space = uniform_space if self.depth else whole_depth
+        base = Policies(space=space, propose=propose, transform=self._transform)
+        base = with_fixed_sizes(base, "declared" if self.choice == "declared" else "largest")
+        return replace(base, training=with_class_mask, factors=held_classes) if self.class_mask else base
+
+    def _proposed(self, ask: Ask) -> tuple[Candidate, ...]:
+        """To a client that has no size yet: the largest that fits, and one drawn from each of equal parts of the rest.
+
+        Their weights, and those to train on afterwards, together keep to the link's budget.
+        """
+        fitting = [one for one in ask.candidates if ask.allows(one) and ask.lasts(one)]
+        if ask.previous is not None or not fitting:
+            return ()
+        *smaller, largest = fitting
+        count = min(self.proposals - 1, len(smaller))
+        stream = ask.draw.stream("proposals")
+        parts = (smaller[part * len(smaller) // count : (part + 1) * len(smaller) // count] for part in range(count))
+        proposed = [largest]
+        left_bytes = math.inf if ask.budget.downlink_bytes is None else ask.budget.downlink_bytes
+        left_bytes -= 2 * largest.weight_bytes
+        for drawn in [stream.choice(part) for part in parts]:
+            if drawn.weight_bytes <= left_bytes:
+                left_bytes -= drawn.weight_bytes
+                proposed.append(drawn)
+        return ordered(proposed)
+
+    def _transform(
+        self, network: Network, state: Mapping[str, Tensor], trained: Sequence[Trained]
+    ) -> Sequence[Replacement]:
+        from subfleet.elastic.scaling import scale_factors, scaled_change
+
+        grafted = [self._grafted(network, state, one) for one in trained]
+        if not self.scaling:
+            return grafted
+        received = [self._scaled_with(network, state, one) for one in grafted]
+        weights = [
+            (one.spec, {name: old[name] + change for name, change in one.change.items()})
+            for one, old in zip(grafted, received, strict=True)
+        ]
+        norm = self.norm or NORMS[self.fidelity]
+        factors = scale_factors(network, weights, norm=norm, central=self.central)
+        return [
+            Replacement(spec=one.spec, change=scaled_change(old, one.change, found))
+            for one, old, found in zip(grafted, received, factors, strict=True)
+        ]
+
+    def _scaled_with(self, network: Network, state: Mapping[str, Tensor], one: Replacement) -> Mapping[str, Tensor]:
+        """What is scaled together with a change: the weights that it moves, or nothing."""
+        from subfleet.elastic.maps import extract
+
+        if self.scaled == "weights":
+            return extract(network, one.spec, state)
+        return {name: change.new_zeros(change.shape) for name, change in one.change.items()}
+
+    def _grafted(self, network: Network, state: Mapping[str, Tensor], one: Trained) -> Replacement:
+        from subfleet.elastic.grafting import graft, grafted_change
+
+        if not self.grafting:
+            return Replacement(spec=one.client.spec, change=one.change)
+        found = graft(network, one.client.spec)
+        if self.fidelity == "paper":
+            return Replacement(spec=found.spec, change=grafted_change(network, found, state, one.change))
+        return Replacement(spec=found.spec, change=_copied_change(found, one.change))
+
+
+def _copied_change(found: Graft, change: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Each copy learns what its source learned."""
+    return {name: change[source] for name, source in found.sources.items()}

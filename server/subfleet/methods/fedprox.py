@@ -1,0 +1,55 @@
+"""FedProx: a local loss that keeps the weights near those that the round began with.
+
+Li et al., "Federated Optimization in Heterogeneous Networks", MLSys 2020, section 3.2 and algorithm 2.
+
+Client half: train the given subnet on its loss plus mu / 2 times the squared distance from the weights received.
+Server half: the mean of the changes, weighted by samples.
+"""
+
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import ClassVar
+
+from subfleet.methods.describing import MethodInfo, Setting, those_true
+from subfleet.methods.policies import Policies
+from subfleet.methods.sizes import Homogeneous, one_size
+from subfleet.protocol.errors import ConfigError
+from subfleet.protocol.training import TrainingSettings
+
+__all__ = ["FedProx"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FedProx:
+    """Parameters of FedProx.
+
+    Attributes:
+        mu: coefficient of the proximal term, 0 or more; 0 is FedAvg.
+        model: which models are trained; with "nested" the term holds a subnet near the slice that it received.
+    """
+
+    TYPE: ClassVar[str] = "fedprox"
+    INFO: ClassVar[MethodInfo] = MethodInfo(
+        title="FedProx",
+        paper="Li et al., Federated Optimization in Heterogeneous Networks, MLSys 2020",
+        varies=(),
+    )
+    mu: float = 0.01
+    model: Homogeneous = "largest"
+
+    def __post_init__(self) -> None:
+        if not self.mu >= 0:
+            raise ConfigError(f"mu is {self.mu}, but must be a number of 0 or more")
+
+    def departures(self, setting: Setting) -> tuple[str, ...]:
+        """See `subfleet.methods.policies.Method`."""
+        return those_true(
+            {"each client trains the largest subnet that fits, in place of one model for all": self.model == "nested"}
+        )
+
+    def policies(self) -> Policies:
+        """FedAvg with a proximal term."""
+        return Policies(space=partial(one_size, self.model), training=self._training)
+
+    def _training(self, settings: TrainingSettings, round_number: int) -> TrainingSettings:
+        return replace(settings, objective=replace(settings.objective, proximal=True), proximal_mu=self.mu)

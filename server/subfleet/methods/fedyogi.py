@@ -1,0 +1,48 @@
+"""FedYogi: the mean change of a round as the gradient of Yogi on the server.
+
+Reddi et al., "Adaptive Federated Optimization", ICLR 2021, algorithm 2.
+
+Client half: train the given model with the given objective.
+Server half: the mean of the changes, weighted by samples, moves the model through Yogi's moments, whose mean of squares
+grows fast and decays slowly. Elements that nobody trained keep value and moments.
+"""
+
+from dataclasses import dataclass, field
+from functools import partial
+from typing import ClassVar
+
+from subfleet.elastic import server_optimisers
+from subfleet.methods.describing import MethodInfo, Setting, those_true
+from subfleet.methods.policies import Policies
+from subfleet.methods.sizes import Homogeneous, one_size
+
+__all__ = ["FedYogi"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FedYogi:
+    """Parameters of FedYogi.
+
+    Attributes:
+        server: of the server's step.
+        model: which models are trained.
+    """
+
+    TYPE: ClassVar[str] = "fedyogi"
+    INFO: ClassVar[MethodInfo] = MethodInfo(
+        title="FedYogi",
+        paper="Reddi et al., Adaptive Federated Optimization, ICLR 2021",
+        varies=(),
+    )
+    server: server_optimisers.FedYogi = field(default_factory=server_optimisers.FedYogi)
+    model: Homogeneous = "largest"
+
+    def departures(self, setting: Setting) -> tuple[str, ...]:
+        """See `subfleet.methods.policies.Method`."""
+        return those_true(
+            {"each client trains the largest subnet that fits, in place of one model for all": self.model == "nested"}
+        )
+
+    def policies(self) -> Policies:
+        """FedAvg with Yogi on the server."""
+        return Policies(space=partial(one_size, self.model), server_optimiser=self.server)

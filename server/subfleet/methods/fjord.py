@@ -1,0 +1,99 @@
+"""FjORD: ordered dropout, with self-distillation between a client's largest subnet and a smaller one inside it.
+
+Horváth et al., "FjORD: Fair and Accurate Federated Learning under heterogeneous targets with Ordered Dropout",
+NeurIPS 2021, algorithm 1 and section 3.3.
+
+Client half: train the largest width that it was given on its labels, and together with it a nested width on the labels
+and on the larger one's outputs. Without self-distillation: train a width drawn from those that fit.
+Server half: nested prefixes; an element is averaged, weighted by samples, over the clients whose width holds it.
+
+The paper draws the nested width anew for every batch, out of those up to the client's own. A program has one shape,
+so here it is drawn for every client and round, each as likely: as many programs as there are pairs of widths, and over
+a run the same expectation. Where the client's own width is drawn there is nothing to teach: the term is 0 and so is
+its gradient, and the program is that of the labels alone. So the smallest width never takes the memory of two networks.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from subfleet.elastic.network import Network
+from subfleet.methods.describing import MethodInfo, Setting, those_true
+from subfleet.methods.policies import Ask, Assigned, Draw, Policies
+from subfleet.methods.sizes import whole_depth
+from subfleet.protocol.errors import ConfigError
+from subfleet.protocol.subnet import SubnetSpec
+from subfleet.protocol.training import TrainingSettings
+
+__all__ = ["FjORD"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FjORD:
+    """Parameters of FjORD.
+
+    Attributes:
+        rates: the widths P of the paper, each above 0 and at most 1.
+        self_distillation: section 3.3's.
+        distillation_weight: share of the distillation term in the nested subnet's loss, 0 to 1. Below 1 the paper
+            counts the labels twice in part where the client's own width is drawn; here they count once.
+        temperature: of the distillation term, above 0.
+    """
+
+    TYPE: ClassVar[str] = "fjord"
+    INFO: ClassVar[MethodInfo] = MethodInfo(
+        title="FjORD",
+        paper="Horváth et al., FjORD: Fair and Accurate Federated Learning under heterogeneous targets with Ordered "
+        "Dropout, NeurIPS 2021",
+        varies=("width",),
+        judges=("norms",),
+    )
+    rates: tuple[float, ...] = (0.2, 0.4, 0.6, 0.8, 1.0)
+    self_distillation: bool = True
+    distillation_weight: float = 1.0
+    temperature: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not self.rates or not all(0.001 <= rate <= 1 for rate in self.rates):
+            raise ConfigError(f"FjORD's rates are {list(self.rates)}, but must be numbers from 0.001 to 1")
+        if not 0 <= self.distillation_weight <= 1:
+            raise ConfigError(f"distillation_weight is {self.distillation_weight}, but must be from 0 to 1")
+
+    def departures(self, setting: Setting) -> tuple[str, ...]:
+        """See `subfleet.methods.policies.Method`."""
+        batch, own = setting.norm == "batch", setting.norms == "bank"
+        return (
+            "a width is drawn for every client and round instead of every batch",
+            *those_true(
+                {
+                    "where a client's own width is drawn, the labels count once": self.self_distillation
+                    and self.distillation_weight < 1,
+                    "running statistics are those of all widths together": batch and not own,
+                    "gains and biases of norms are each width's own, too": own and setting.norm != "none",
+                }
+            ),
+        )
+
+    def policies(self) -> Policies:
+        """Ordered dropout."""
+        if not self.self_distillation:
+            return Policies(space=self._space, assign=_any_that_fits)
+        return Policies(space=self._space, training=self._training, student=self._student)
+
+    def _space(self, network: Network, rates: Sequence[float]) -> tuple[SubnetSpec, ...]:
+        return whole_depth(network, self.rates)
+
+    def _training(self, settings: TrainingSettings, round_number: int) -> TrainingSettings:
+        objective = replace(settings.objective, distillation="self", temperature=self.temperature)
+        return replace(settings, objective=objective, distillation_weight=self.distillation_weight)
+
+    def _student(self, network: Network, size: SubnetSpec, draw: Draw) -> SubnetSpec | None:
+        largest = network.parameter_count(size)
+        nested = [one for one in whole_depth(network, self.rates) if network.parameter_count(one) <= largest]
+        drawn = draw.stream("student").choice(nested)
+        return None if drawn.spec_id == size.spec_id else drawn
+
+
+def _any_that_fits(ask: Ask) -> Assigned:
+    fitting = [one for one in ask.candidates if ask.allows(one)]
+    return Assigned(candidate=ask.draw.stream("width").choice(fitting) if fitting else None)

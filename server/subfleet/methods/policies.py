@@ -1,0 +1,375 @@
+"""What a method decides, as a record of small pure functions with the kernel's usual behaviour as defaults.
+
+A round of every method is the same: a size is assigned to each client, placed in the model, trained, and folded back.
+A method names the steps in which it differs; what it does not name is federated averaging over nested subnets.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import TYPE_CHECKING, ClassVar, Literal, Protocol
+
+from subfleet.elastic.network import Network
+from subfleet.elastic.server_optimisers import AnyServerOptimiser
+from subfleet.elastic.spaces import SearchSpace, uniform_space
+from subfleet.elastic.teaching import DistillationSettings
+from subfleet.methods.describing import MethodInfo, Setting
+from subfleet.protocol.messages import Update
+from subfleet.protocol.readings import Budget
+from subfleet.protocol.subnet import SubnetSpec
+from subfleet.protocol.training import TrainingSettings
+from subfleet.protocol.update_codecs import AnyUpdateCodec, Uncompressed
+from subfleet.search.candidates import Candidate, Limit, exceeded_limits, lacking_operators, why_not
+from subfleet.search.limits import INFINITE_BYTES
+from subfleet.search.query import Known, PriceList
+from subfleet.search.queue import Wish
+
+if TYPE_CHECKING:  # methods are read where no PyTorch is; what is folded is passed through
+    from torch import Tensor
+
+    from subfleet.elastic.model_state import ModelState
+
+__all__ = [
+    "AfterRound",
+    "Ask",
+    "Assigned",
+    "Draw",
+    "Method",
+    "Participant",
+    "Policies",
+    "Replacement",
+    "Trained",
+    "UpdateBytes",
+    "Weighting",
+    "Written",
+    "as_folded",
+    "as_priced",
+    "by_samples",
+    "in_front",
+    "largest_fitting",
+    "shared_by_all",
+    "weigh_by",
+    "without_self_distillation",
+]
+
+Weighting = Literal["samples", "uniform"]
+"""How much an update counts in the mean: by its samples, or 1 each."""
+UpdateBytes = Callable[[AnyUpdateCodec], int]
+"""What the update of a size takes with a codec."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Draw:
+    """Where a method's choices come from: the same for the same run, round and client, whatever else happens."""
+
+    seed: int
+    round: int
+    client_id: str
+
+    def stream(self, purpose: str) -> random.Random:
+        """A stream of random numbers of its own for each purpose."""
+        text = f"{self.seed}/{self.round}/{self.client_id}/{purpose}"
+        return random.Random(hashlib.sha256(text.encode()).digest())  # noqa: S311 - chooses subnets, keeps no secret
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Participant:
+    """A client as far as methods know it.
+
+    Attributes:
+        spec: its subnet, as placed in the model.
+        size: the same kept at the front of every axis: all that its programs and costs depend on.
+        class_counts: samples of each of the run's classes in its data.
+    """
+
+    client_id: str
+    spec: SubnetSpec
+    size: SubnetSpec
+    class_counts: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Written:
+    """A size whose program is there, what it plans to need, and the operators that it calls as far as it tells."""
+
+    size: SubnetSpec
+    planned_peak_bytes: int
+    operators: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ask:
+    """A client that waits for a size.
+
+    Attributes:
+        candidates: the method's space with its costs, from smallest to largest.
+        price: the cost of any subnet of the network.
+        target: the program target that the device runs.
+        budget: what the device can give now.
+        previous: the size that it trained last; None before its first round.
+        below: a candidate whose program could not be run in this round; only smaller ones may be given.
+        below_limit: what kept it from the client.
+        pool: sizes that a search has found so far.
+        written: by size's id, the programs for this target that were written before this round.
+        operators: that the device's runtime has; empty lists nothing, and every program is tried.
+        refused: by size's id, why the device said that its runtime cannot run the program.
+        declared: the size that the device has declared, where the method goes by declarations; else None.
+        lasting: what its log has but for a share of the time, where the method asks for that and it replays one.
+    """
+
+    network: Network
+    candidates: Sequence[Candidate]
+    price: PriceList
+    draw: Draw
+    target: str
+    budget: Budget
+    previous: SubnetSpec | None = None
+    below: Candidate | None = None
+    below_limit: Limit = "memory"
+    pool: tuple[Known, ...] = ()
+    written: Mapping[str, Written] = field(default_factory=lambda: MappingProxyType({}))
+    operators: tuple[str, ...] = ()
+    refused: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    declared: SubnetSpec | None = None
+    lasting: Budget | None = None
+
+    def lasts(self, candidate: Candidate) -> bool:
+        """Whether a candidate may be given most of the time, as far as a log tells."""
+        return self.lasting is None or replace(self, budget=self.lasting).allows(candidate)
+
+    def allows(self, candidate: Candidate) -> bool:
+        """Whether a candidate may be given, as far as is known."""
+        return not self.why_not(candidate)
+
+    def why_not(self, candidate: Candidate) -> str:
+        """Why a candidate cannot be given, as what a sentence says of it; empty where it can."""
+        return self.barred(candidate) or why_not(candidate, self.target, self.budget)
+
+    def barred(self, candidate: Candidate) -> str:
+        """Why a candidate cannot be given whatever its price."""
+        if self.below is not None and not candidate.order < self.below.order:
+            return f"is no smaller than {self.below.spec.name!r}, which was too large"
+        spec_id = candidate.spec.spec_id
+        if spec_id in self.refused:
+            return f"was refused by the device: {self.refused[spec_id]}"
+        known = self.written.get(spec_id)
+        if known is not None and (lacking := lacking_operators(known.operators, self.operators)):
+            return f"calls {', '.join(lacking)}, which the device's runtime {self.target!r} lacks"
+        if known is not None and known.planned_peak_bytes >= INFINITE_BYTES:
+            return f"cannot be trained on {self.target!r}"
+        if known is not None and known.planned_peak_bytes > self.budget.memory_bytes:
+            return f"needs {known.planned_peak_bytes} bytes of memory and the budget is {self.budget.memory_bytes}"
+        return ""
+
+    def exceeded(self, candidate: Candidate) -> frozenset[Limit]:
+        """Every limit that keeps a candidate from the client, as far as is known; none where it can be given."""
+        found = set(exceeded_limits(candidate, self.target, self.budget))
+        known = self.written.get(candidate.spec.spec_id)
+        peaks_bytes = [candidate.training_memory_bytes[self.target], known.planned_peak_bytes if known else 0]
+        if max(peaks_bytes) > self.budget.memory_bytes:
+            found.add("memory")
+        if max(peaks_bytes) >= INFINITE_BYTES:  # no memory would be enough
+            found = found - {"memory"} | {"runtime"}
+        if known is not None and lacking_operators(known.operators, self.operators):
+            found.add("runtime")
+        if candidate.spec.spec_id in self.refused:
+            found.add("runtime")
+        if self.below is not None and not candidate.order < self.below.order:
+            found.add(self.below_limit)
+        return frozenset(found)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assigned:
+    """The size that a client is given.
+
+    Attributes:
+        candidate: None leaves it out of the round.
+        wanted: what would have been given, had its program been written; it is queued for later rounds.
+        reason: without a candidate, why; empty says that the smallest does not fit.
+        only: without a candidate, the one size that the client might have been given.
+    """
+
+    candidate: Candidate | None
+    wanted: Wish | None = None
+    reason: str = ""
+    only: Candidate | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trained:
+    """What came of one client's training.
+
+    Attributes:
+        weight: how much it counts in the mean.
+        received: the weights that it began with.
+        change: trained minus received, both by name of the subnet's tensors.
+    """
+
+    client: Participant
+    weight: float
+    received: Mapping[str, Tensor]
+    change: Mapping[str, Tensor]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replacement:
+    """What is folded for one client.
+
+    Attributes:
+        spec: the subnet that is moved; not always the one that was trained.
+        change: of each of its tensors, by name.
+    """
+
+    spec: SubnetSpec
+    change: Mapping[str, Tensor]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AfterRound:
+    """A folded round.
+
+    Attributes:
+        before: the model that the round started from.
+        after: the model with all updates folded in.
+        clients: whose updates were folded.
+    """
+
+    network: Network
+    round: int
+    seed: int
+    before: ModelState
+    after: ModelState
+    clients: tuple[Participant, ...]
+
+
+def largest_fitting(ask: Ask) -> Assigned:
+    """The largest candidate that fits."""
+    return Assigned(candidate=next((one for one in reversed(ask.candidates) if ask.allows(one)), None))
+
+
+def in_front(network: Network, size: SubnetSpec, draw: Draw) -> SubnetSpec:
+    """The subnet where its size already says: at the front of every axis."""
+    return size
+
+
+def shared_by_all(network: Network, client: Participant, sizes: Sequence[SubnetSpec]) -> Mapping[str, str]:
+    """Every tensor is the same for every client."""
+    return {}
+
+
+def as_folded(context: AfterRound) -> ModelState:
+    """The next round starts from the folded model."""
+    return context.after
+
+
+def as_priced(codec: AnyUpdateCodec, update_bytes: UpdateBytes, budget: Budget) -> AnyUpdateCodec:
+    """Every client writes by the codec that sizes are priced by."""
+    return codec
+
+
+def by_samples(update: Update) -> float:
+    """An update counts by the samples that it was trained on."""
+    return float(update.sample_count)
+
+
+def weigh_by(weighting: Weighting) -> Callable[[Update], float]:
+    """How much an update counts."""
+    return by_samples if weighting == "samples" else (lambda update: 1.0)
+
+
+def without_self_distillation(settings: TrainingSettings) -> TrainingSettings:
+    """The local training of a client that has no nested subnet to teach."""
+    if settings.objective.distillation != "self":
+        return settings
+    return replace(settings, distillation_weight=0.0, objective=replace(settings.objective, distillation="none"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policies:
+    """The steps of a round. Each function is pure.
+
+    Attributes:
+        space: the network and width rates to the sizes that may be assigned.
+        explore: what a search comes by when it looks for sizes for a client, to be remembered: asked for all clients of
+            a round before any of them is given one, so that all have the same to choose from; None looks for nothing.
+        assign: chooses a size for a client.
+        propose: candidates, from smallest to largest, that a client is to score on its own data; it then has the one
+            of the highest score, and what `assign` chooses where it gives none. Fewer than two propose nothing; None
+            never does.
+        declarations: clients have the sizes that they declare: a declaration is judged when a client joins, one without
+            a valid one is left out, and `assign` is told the others'.
+        lasting: clients keep the size that they get first, so that devices which replay a log are asked what it has but
+            for a share of its time: `Ask.lasting`.
+        place: a size to the subnet of the model that has it, for one client and round.
+        training: the configured local training and the round's number to the local training of the round.
+        student: the nested subnet of self-distillation, smaller than the size; None where there is none, and the client
+            trains without that term.
+        weigh: how much an update counts in the mean, above 0.
+        cohorts: which copy of each tensor a client trains, by tensor name; those not named are shared by all. With
+            `cohorts_by_sizes` it is told the sizes of the clients whose updates are in the model, else none.
+        cohorts_by_sizes: cohorts depend on what sizes others have; the model then remembers them, and forgets none.
+        factors: by tensor of the model, a factor from 0 to 1 on a client's weight there: a number, or a tensor that
+            broadcasts against the client's own. For robust merges, which know no weights, a client holds what has a
+            factor above 0.
+        transform: the model that the round started from and its updates, in the order of client ids, to what is
+            folded in their place; None folds them as they are. It needs the memory of them all.
+        after_round: the model that the next round starts from.
+        server_optimiser: takes the mean change for a gradient, where the run's configuration names none; None adds it.
+        distillation: what the full model teaches its subnets after each round, where the run's configuration does not
+            say; None is nothing.
+        taught: its sizes to the space from which the subnets are drawn that the full model teaches.
+        update_codec: how devices write their updates, where the run's configuration does not say; sizes are priced by
+            it.
+        fit_codec: that codec, what an update of a size takes with any codec, and the client's budget, to the codec of
+            the client's task. What it writes must fit the budget too.
+        planned_prices: sizes are priced by a model of the planner: for searches, which look at many and give few.
+        personal: there is no model for all: a round's accuracy is the mean of its clients' own.
+    """
+
+    space: Callable[[Network, Sequence[float]], tuple[SubnetSpec, ...]] = uniform_space
+    explore: Callable[[Ask], tuple[Known, ...]] | None = None
+    assign: Callable[[Ask], Assigned] = largest_fitting
+    propose: Callable[[Ask], tuple[Candidate, ...]] | None = None
+    declarations: bool = False
+    lasting: bool = False
+    place: Callable[[Network, SubnetSpec, Draw], SubnetSpec] = in_front
+    training: Callable[[TrainingSettings, int], TrainingSettings] = lambda settings, round_number: settings
+    student: Callable[[Network, SubnetSpec, Draw], SubnetSpec | None] = lambda network, size, draw: None
+    weigh: Callable[[Update], float] = by_samples
+    cohorts: Callable[[Network, Participant, Sequence[SubnetSpec]], Mapping[str, str]] = shared_by_all
+    cohorts_by_sizes: bool = False
+    factors: Callable[[Network, Participant], Mapping[str, float | Tensor]] = lambda network, client: {}
+    transform: Callable[[Network, Mapping[str, Tensor], Sequence[Trained]], Sequence[Replacement]] | None = None
+    after_round: Callable[[AfterRound], ModelState] = as_folded
+    server_optimiser: AnyServerOptimiser | None = None
+    distillation: DistillationSettings | None = None
+    taught: Callable[[Network, Sequence[SubnetSpec]], Sequence[SubnetSpec] | SearchSpace] = lambda network, sizes: sizes
+    personal: bool = False
+    update_codec: AnyUpdateCodec = field(default_factory=Uncompressed)
+    fit_codec: Callable[[AnyUpdateCodec, UpdateBytes, Budget], AnyUpdateCodec] = as_priced
+    planned_prices: bool = False
+
+
+class Method(Protocol):
+    """A federated method: frozen parameters, read from a configuration, that give its policies.
+
+    Attributes:
+        TYPE: its name in a configuration.
+        INFO: what people read of it, whatever its parameters.
+    """
+
+    TYPE: ClassVar[str]
+    INFO: ClassVar[MethodInfo]
+
+    def departures(self, setting: Setting) -> tuple[str, ...]:
+        """In what it differs from its paper with these parameters in this setting; none where it does what it says."""
+        ...
+
+    def policies(self) -> Policies:
+        """The steps of a round with these parameters."""
+        ...

@@ -1,0 +1,69 @@
+"""Spaces of sizes and ways to keep to one, that several methods share."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Literal
+
+from subfleet.elastic.network import Network
+from subfleet.elastic.spaces import uniform_space
+from subfleet.methods.policies import Ask, Assigned, Policies, largest_fitting
+from subfleet.protocol.subnet import SubnetSpec
+
+__all__ = ["FixedSize", "Homogeneous", "one_size", "whole_depth", "with_fixed_sizes"]
+
+Homogeneous = Literal["largest", "smallest", "nested"]
+"""Which models are trained: "largest" the whole one, which leaves out a client that cannot carry it (exclusive
+learning); "smallest" the smallest of the space, by everybody; "nested" each client's largest, as in HeteroFL."""
+
+FixedSize = Literal["largest", "declared"]
+"""What each client has in all rounds: "largest" the largest size that fits what its log has but for a share of the
+time (`log_quantile`), and of a client that replays no log the largest that fits when it is given its first; "declared"
+the architecture that it has declared."""
+
+
+def one_size(model: Homogeneous, network: Network, rates: Sequence[float]) -> tuple[SubnetSpec, ...]:
+    """The space of a homogeneous method."""
+    if model == "largest":
+        return (network.full_spec(),)
+    space = uniform_space(network, rates)
+    return space if model == "nested" else space[:1]
+
+
+def whole_depth(network: Network, rates: Sequence[float]) -> tuple[SubnetSpec, ...]:
+    """Every width rate with all blocks, for methods that cut widths alone."""
+    every = network.full_spec().blocks
+    kept = [spec for spec in uniform_space(network, rates) if spec.blocks == every]
+    return tuple(replace(spec, name=spec.name.split(" ")[0]) for spec in kept)
+
+
+def with_fixed_sizes(policies: Policies, choice: FixedSize) -> Policies:
+    """A method's policies whose clients have one size each, chosen so; a client that it does not fit sits out."""
+    if choice == "declared":
+        return replace(policies, assign=_as_declared, declarations=True)
+    return replace(policies, assign=_keep_or_largest, lasting=True)
+
+
+def _keep_or_largest(ask: Ask) -> Assigned:
+    if ask.previous is not None:
+        return _only(ask, ask.previous, "the size that it keeps")
+    if ask.lasting is None:
+        return largest_fitting(ask)
+    lasting = largest_fitting(replace(ask, budget=ask.lasting)).candidate or ask.candidates[0]
+    return _only(ask, lasting.spec, "the size that its log has room for")
+
+
+def _as_declared(ask: Ask) -> Assigned:
+    if ask.declared is None:
+        return Assigned(candidate=None, reason="it has declared no architecture")
+    return _only(ask, ask.declared, "its declared architecture")
+
+
+def _only(ask: Ask, size: SubnetSpec, words: str) -> Assigned:
+    """This size or none: it is never cut to a smaller one."""
+    candidate = ask.price(size)
+    why = ask.why_not(candidate)
+    if not why:
+        return Assigned(candidate=candidate)
+    if ask.below is not None:
+        why = f"needs more memory than the budget of {ask.budget.memory_bytes}, as its program says"
+    return Assigned(candidate=None, reason=f"{words}, {size.name!r}, {why}", only=candidate)

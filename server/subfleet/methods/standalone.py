@@ -1,0 +1,50 @@
+"""Standalone: every client trains a model of its own and learns nothing from others; the floor of every comparison.
+
+Client half: train the given model with the given objective; report the change of every tensor.
+Server half: keep a copy of every tensor for each client. The copies are kept where those of other methods are, so that
+they survive a crash alike.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from subfleet.elastic.network import Network
+from subfleet.methods.describing import MethodInfo, Setting
+from subfleet.methods.policies import Participant, Policies
+from subfleet.methods.sizes import FixedSize, with_fixed_sizes
+from subfleet.protocol.schema import ADDED_LATER
+from subfleet.protocol.subnet import SubnetSpec
+
+__all__ = ["Standalone"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Standalone:
+    """Parameters of standalone training.
+
+    Attributes:
+        choice: "largest" or "declared", see `subfleet.methods.sizes`.
+    """
+
+    TYPE: ClassVar[str] = "standalone"
+    INFO: ClassVar[MethodInfo] = MethodInfo(
+        title="Standalone",
+        paper="the reference row without federation",
+        varies=("width", "depth"),
+        judges=("norms",),
+    )
+    choice: FixedSize = field(default="largest", metadata=ADDED_LATER)
+
+    def departures(self, setting: Setting) -> tuple[str, ...]:
+        """See `subfleet.methods.policies.Method`."""
+        return ("the server keeps the copies, so bytes travel that a device on its own would not send",)
+
+    def policies(self) -> Policies:
+        """A copy of everything for each client."""
+        return with_fixed_sizes(Policies(cohorts=own_copies, personal=True), self.choice)
+
+
+def own_copies(network: Network, client: Participant, sizes: Sequence[SubnetSpec]) -> Mapping[str, str]:
+    """Every tensor is the client's own."""
+    return dict.fromkeys(network.tensors, client.client_id)

@@ -1,0 +1,1 @@
+"""What people see of a run: the folder of results, its page, the HTTP API."""

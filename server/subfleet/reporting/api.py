@@ -1,0 +1,226 @@
+"""The HTTP API: runs, rounds, clients and blobs, to be read. It only reads the journal; the run does not know of it."""
+
+import contextlib
+import ipaddress
+import json
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Literal
+
+import sqlalchemy as sql
+import uvicorn
+from fastapi import FastAPI, HTTPException
+from fastapi import Path as PathParameter
+from fastapi.responses import FileResponse, HTMLResponse
+from pydantic import BaseModel
+from starlette.middleware.trustedhost import TrustedHostMiddleware
+
+from subfleet.journal import database
+from subfleet.journal.journal import Journal
+from subfleet.journal.places import Places
+from subfleet.journal.records import RoundRecord
+from subfleet.protocol.errors import PortError
+from subfleet.protocol.messages import Profile
+from subfleet.protocol.schema import from_plain
+from subfleet.reporting.report import status_html
+from subfleet.settings.config import HttpAddress
+
+__all__ = ["create_app", "serve_http"]
+
+START_S = 10.0
+SHOWN_ROUNDS = 20  # on the page, which loads itself anew every few seconds; the API tells of all
+
+
+class Health(BaseModel):
+    """The server answers."""
+
+    status: Literal["ok"] = "ok"
+
+
+class Run(BaseModel):
+    """Where a run stands.
+
+    `waits_for` says who did not take part in the last try of the round and why, where that left nothing to fold, and
+    `retry` how often the round was tried so; `lost` counts such tries over the whole run.
+    """
+
+    run_id: str
+    name: str
+    phase: str
+    round: int
+    folded_round: int
+    round_count: int
+    retry: int
+    lost: int
+    waits_for: str
+    failure: str
+    started_at: str
+
+
+class Client(BaseModel):
+    """What a client of a run is."""
+
+    client_id: str
+    device: str
+    runtimes: tuple[str, ...]
+    sample_count: int
+    class_counts: tuple[int, ...]
+    class_names: tuple[str, ...]
+    memory_total_bytes: int
+    memory_share: float
+    software: dict[str, str]
+
+
+Digest = Annotated[str, PathParameter(pattern="^[0-9a-f]{64}$", description="SHA-256 of the blob")]
+
+
+class _Reader:
+    """The questions that the API asks of the journal."""
+
+    def __init__(self, state_folder: Path) -> None:
+        self._engine = database.open_database(state_folder)
+
+    def runs(self, run_id: str | None = None) -> list[Run]:
+        table = database.runs
+        query = sql.select(*(table.c[name] for name in Run.model_fields)).order_by(table.c.started_at.desc())
+        if run_id is not None:
+            query = query.where(table.c.run_id == run_id)
+        with self._engine.connect() as connection:
+            return [Run.model_validate(dict(row)) for row in connection.execute(query).mappings()]
+
+    def run(self, run_id: str) -> Run:
+        found = self.runs(run_id)
+        if not found:
+            raise HTTPException(404, f"there is no run {run_id!r:.80}; /api/runs lists those there are")
+        return found[0]
+
+    def rounds(self, run_id: str, *, newest: int | None = None) -> tuple[RoundRecord, ...]:
+        return Journal(self._engine, self.run(run_id).run_id).records(newest=newest)
+
+    def clients(self, run_id: str) -> list[Client]:
+        table = database.clients
+        query = sql.select(table.c.profile).where(table.c.run_id == self.run(run_id).run_id).order_by(table.c.client_id)
+        with self._engine.connect() as connection:
+            profiles = [from_plain(Profile, json.loads(text)) for text in connection.scalars(query)]
+        names = Client.model_fields
+        return [Client.model_validate({name: getattr(profile, name) for name in names}) for profile in profiles]
+
+    def status_page(self) -> str:
+        newest = next(iter(self.runs()), None)
+        if newest is None:
+            return status_html("none yet", "There is no run yet.", ())
+        lacking = f" It was tried {newest.retry} times and waits for {newest.waits_for}." if newest.waits_for else ""
+        state = f"{newest.phase}, round {newest.round} of {newest.round_count}.{lacking} {newest.failure}"
+        return status_html(newest.name, state, self.rounds(newest.run_id, newest=SHOWN_ROUNDS))
+
+    def close(self) -> None:
+        self._engine.dispose()
+
+
+def create_app(state_folder: Path, *, hosts: tuple[str, ...] = ("127.0.0.1", "localhost", "[::1]")) -> FastAPI:
+    """The application over a server's state folder.
+
+    Args:
+        state_folder: of the server; it may be running or not.
+        hosts: names by which the API may be addressed, so that no web page elsewhere can borrow a browser to read it;
+            "*" is every name.
+    """
+    reader = _Reader(state_folder)
+    blobs = Places(state_folder).blobs
+
+    @contextlib.asynccontextmanager
+    async def lifespan(_: FastAPI):  # type: ignore[no-untyped-def]
+        yield
+        reader.close()
+
+    app = FastAPI(title="Subfleet", version="1", lifespan=lifespan)
+    app.add_middleware(TrustedHostMiddleware, allowed_hosts=list(hosts))
+
+    @app.get("/", response_class=HTMLResponse, include_in_schema=False)
+    def page() -> str:
+        return reader.status_page()
+
+    @app.get("/api/health")
+    def health() -> Health:
+        return Health()
+
+    @app.get("/api/runs")
+    def runs() -> list[Run]:
+        return reader.runs()
+
+    @app.get("/api/runs/{run_id}")
+    def run(run_id: str) -> Run:
+        return reader.run(run_id)
+
+    @app.get("/api/runs/{run_id}/rounds")
+    def rounds(run_id: str) -> list[RoundRecord]:
+        return list(reader.rounds(run_id))
+
+    @app.get("/api/runs/{run_id}/clients")
+    def clients(run_id: str) -> list[Client]:
+        return reader.clients(run_id)
+
+    @app.get("/api/blobs/{sha256}", response_class=FileResponse)
+    def blob(sha256: Digest) -> FileResponse:
+        path = blobs / sha256
+        if not path.is_file():
+            raise HTTPException(404, f"blob {sha256} is not here")
+        # A blob never changes under its digest; ranges are served, so that a transfer resumes.
+        headers = {"Cache-Control": "public, max-age=31536000, immutable"}
+        return FileResponse(path, media_type="application/octet-stream", headers=headers)
+
+    return app
+
+
+@contextlib.contextmanager
+def serve_http(state_folder: Path, address: HttpAddress) -> Iterator[str]:
+    """Serve the API in a thread of its own while the context lasts; gives its URL.
+
+    Raises:
+        PortError: the address is taken or not ours.
+    """
+    listener = _listen(address)
+    port = listener.getsockname()[1]
+    app = create_app(state_folder, hosts=_hosts(address.host))
+    server = uvicorn.Server(uvicorn.Config(app, log_config=None, access_log=False, lifespan="on"))
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, name="subfleet-http", daemon=True)
+    thread.start()
+    try:
+        until_s = time.monotonic() + START_S
+        while not server.started and thread.is_alive() and time.monotonic() < until_s:
+            time.sleep(0.01)
+        if not server.started:
+            raise PortError(f"the HTTP API did not start at {address.host}:{port}; see the log for the reason")
+        host = f"[{address.host}]" if ":" in address.host else address.host
+        yield f"http://{host}:{port}"
+    finally:
+        server.should_exit = True
+        thread.join(START_S)
+        listener.close()
+
+
+def _listen(address: HttpAddress) -> socket.socket:
+    family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((address.host, address.port))
+        listener.listen()
+    except OSError as error:
+        listener.close()
+        raise PortError(
+            f"the HTTP API cannot listen at {address.host}:{address.port}: {error.strerror}; choose another port"
+        ) from error
+    return listener
+
+
+def _hosts(host: str) -> tuple[str, ...]:
+    """Whoever binds beyond loopback is addressed by names that only its network knows."""
+    try:
+        loopback = ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        loopback = host == "localhost"
+    return ("127.0.0.1", "localhost", "[::1]", "::1") if loopback else ("*",)

@@ -1,0 +1,71 @@
+"""The columns of every table of clients, whoever shows it."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from subfleet.journal.records import ClientRow, RoundRecord
+
+__all__ = ["CLIENT_COLUMNS", "Column", "participation_text"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Column:
+    """One column of a table with a row per client.
+
+    Attributes:
+        title: its head.
+        cell: a client's row to what stands in it.
+        rank: 0 is shown however narrow the screen is; of the others, those with the largest are left out first.
+        words: it reads from the left and may go over several lines; else it is a number.
+    """
+
+    title: str
+    cell: Callable[[ClientRow], str]
+    rank: int
+    words: bool = False
+
+
+def _mega(size_bytes: int | None) -> str:
+    """Megabytes are 10^6 bytes."""
+    return "-" if size_bytes is None else f"{size_bytes / 1e6:.1f}"
+
+
+def _slower_link(row: ClientRow) -> str:
+    """Kilobytes that its slower direction may move."""
+    known = [one for one in (row.downlink_budget_bytes, row.uplink_budget_bytes) if one is not None]
+    return f"{min(known) / 1000:.0f}" if known else "-"
+
+
+def _trained(text: Callable[[ClientRow], str]) -> Callable[[ClientRow], str]:
+    return lambda row: text(row) if row.status == "folded" else "-"
+
+
+def _state(row: ClientRow) -> str:
+    """What became of it, and why its update counts less than it claims."""
+    return f"{row.status}; {row.lowered}" if row.lowered else row.status
+
+
+CLIENT_COLUMNS: tuple[Column, ...] = (
+    Column(title="device", cell=lambda row: row.client_id, rank=0, words=True),
+    Column(title="profile", cell=lambda row: row.device, rank=12, words=True),
+    Column(title="runtime", cell=lambda row: row.runtime or "-", rank=7, words=True),
+    Column(title="free MB", cell=lambda row: _mega(row.memory_free_bytes), rank=8),
+    Column(title="budget MB", cell=lambda row: _mega(row.budget_bytes), rank=2),
+    Column(title="link kB", cell=_slower_link, rank=3),
+    Column(title="subnet", cell=lambda row: row.spec or "-", rank=0, words=True),
+    Column(title="limit", cell=lambda row: row.limit or "-", rank=0, words=True),
+    Column(title="planned MB", cell=lambda row: _mega(row.planned_peak_bytes), rank=1),
+    Column(title="measured MB", cell=_trained(lambda row: _mega(row.measured_peak_bytes)), rank=4),
+    Column(title="kB down", cell=lambda row: f"{row.bytes_down / 1000:.1f}", rank=9),
+    Column(title="kB up", cell=lambda row: f"{row.bytes_up / 1000:.1f}", rank=10),
+    Column(title="seconds", cell=_trained(lambda row: f"{row.seconds:.2f}"), rank=6),
+    Column(title="loss", cell=_trained(lambda row: f"{row.loss:.3f}"), rank=5),
+    Column(title="share", cell=_trained(lambda row: f"{row.share:.0%}"), rank=11),
+    Column(title="state", cell=_state, rank=0, words=True),
+)
+
+
+def participation_text(record: RoundRecord) -> str:
+    """How many took part in a round, and why the others did not."""
+    text = f"{len(record.folded)} of {len(record.due)} devices took part"
+    return f"{text} ({record.left_out})" if record.left_out else text

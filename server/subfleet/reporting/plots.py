@@ -1,0 +1,118 @@
+"""The plots of a run, as SVG text that stands in the report by itself."""
+
+import io
+from collections.abc import Callable, Sequence
+
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_svg import FigureCanvasSVG
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from subfleet.journal.records import ClientRow, RoundRecord
+
+__all__ = ["accuracy_plot", "budget_plot", "bytes_plot", "memory_plot"]
+
+MEGABYTE = 1_000_000
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#6b6b6b", "#b59d00")
+"""Told apart by people with any kind of colour vision (Okabe and Ito)."""
+MARKERS = "osD^vPX*"
+
+
+def accuracy_plot(rounds: Sequence[RoundRecord]) -> str:
+    """Test accuracy of the whole model over the rounds."""
+
+    def draw(axes: Axes) -> None:
+        axes.plot([record.round for record in rounds], [record.accuracy for record in rounds], "o-", color=COLOURS[0])
+        for record in rounds:
+            axes.annotate(f"{record.accuracy:.3f}", (record.round, record.accuracy), (0, 7), textcoords="offset points")
+        axes.set(xlabel="round", ylabel="test accuracy of the full model", ylim=(0, 1.08))
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+
+    return _svg(draw)
+
+
+def budget_plot(rounds: Sequence[RoundRecord]) -> str:
+    """Size of each device's subnet against its memory budget, one mark per device and round."""
+
+    def draw(axes: Axes) -> None:
+        for place, (client, rows) in enumerate(_by_client(rounds).items()):
+            axes.scatter(
+                [row.budget_bytes / MEGABYTE for row in rows],
+                [row.parameters / 1000 for row in rows],
+                color=COLOURS[place % len(COLOURS)],
+                marker=MARKERS[place % len(MARKERS)],
+                alpha=0.8,
+                label=client,
+            )
+        axes.set(xlabel="memory budget (MB)", ylabel="parameters of the subnet (thousands)", xscale="log")
+        for axis_ticks in (axes.xaxis.set_major_formatter, axes.xaxis.set_minor_formatter):
+            axis_ticks(lambda value, _: f"{value:g}")
+        axes.tick_params(axis="x", which="minor", labelsize="x-small")
+        axes.set_ylim(bottom=0)
+        axes.legend(fontsize="small")
+
+    return _svg(draw)
+
+
+def memory_plot(rounds: Sequence[RoundRecord]) -> str:
+    """Planned against measured peak memory; below the line, a device needed less than was planned."""
+
+    def draw(axes: Axes) -> None:
+        highest = 0.0
+        for place, (client, rows) in enumerate(_by_client(rounds).items()):
+            planned = [row.planned_peak_bytes / MEGABYTE for row in rows]
+            measured = [row.measured_peak_bytes / MEGABYTE for row in rows]
+            highest = max([highest, *planned, *measured])
+            colour, marker = COLOURS[place % len(COLOURS)], MARKERS[place % len(MARKERS)]
+            axes.scatter(planned, measured, color=colour, marker=marker, alpha=0.8, label=client)
+        axes.plot(
+            [0, highest * 1.05], [0, highest * 1.05], "--", color="#999999", linewidth=1, label="planned = measured"
+        )
+        axes.set(xlabel="planned peak (MB)", ylabel="measured peak (MB)")
+        axes.legend(fontsize="small")
+
+    return _svg(draw)
+
+
+def bytes_plot(rounds: Sequence[RoundRecord]) -> str:
+    """Bytes per round and device: to the device upwards, from the device downwards."""
+
+    def draw(axes: Axes) -> None:
+        clients = _by_client(rounds)
+        width = 0.8 / max(len(clients), 1)
+        for place, (client, rows) in enumerate(clients.items()):
+            numbers = [record.round for record in rounds for row in record.clients if row in rows]
+            at = [number + (place - (len(clients) - 1) / 2) * width for number in numbers]
+            colour = COLOURS[place % len(COLOURS)]
+            axes.bar(at, [row.bytes_down / 1000 for row in rows], width, color=colour, label=client)
+            axes.bar(at, [-row.bytes_up / 1000 for row in rows], width, color=colour, alpha=0.55)
+        axes.axhline(0, color="black", linewidth=0.8)
+        axes.yaxis.set_major_formatter(lambda value, _: f"{abs(value):g}")
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.set(xlabel="round", ylabel="kB up  |  kB down")
+        axes.legend(fontsize="small", loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=3, frameon=False)
+
+    return _svg(draw)
+
+
+def _by_client(rounds: Sequence[RoundRecord]) -> dict[str, list[ClientRow]]:
+    """The folded rows of each client, in the order of the rounds."""
+    clients = sorted({row.client_id for record in rounds for row in record.clients})
+    return {
+        client: [
+            row for record in rounds for row in record.clients if row.client_id == client and row.status == "folded"
+        ]
+        for client in clients
+    }
+
+
+def _svg(draw: Callable[[Axes], None]) -> str:
+    figure = Figure(figsize=(6.2, 3.8), layout="constrained")
+    FigureCanvasSVG(figure)
+    axes = figure.add_subplot()
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(visible=True, alpha=0.25)
+    draw(axes)
+    text = io.StringIO()
+    figure.savefig(text, format="svg", metadata={"Date": None})
+    return text.getvalue()[text.getvalue().index("<svg") :]

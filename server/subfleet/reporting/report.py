@@ -1,0 +1,134 @@
+"""The report of a run: one HTML page that needs no network and no script."""
+
+from collections.abc import Sequence
+from html import escape
+from typing import Any
+
+from subfleet.journal.records import RoundRecord, RunResult, participation_of
+from subfleet.reporting.columns import CLIENT_COLUMNS, participation_text
+
+__all__ = ["failed_html", "report_html", "status_html"]
+
+_STYLE = """
+body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 88rem; padding: 0 1rem; color: #1b1b1b }
+h1 { font-size: 1.6rem } h2 { font-size: 1.15rem; margin-top: 2rem }
+table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; font-size: .9rem }
+th, td { padding: .25rem .5rem; text-align: right; border-bottom: 1px solid #ddd; white-space: nowrap }
+th:first-child, td:first-child { text-align: left }
+.plots { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(34rem, 100%), 1fr)); gap: 1rem }
+figure { margin: 0 } figure svg { width: 100%; height: auto } figcaption { color: #555; font-size: .9rem }
+.scroll { overflow-x: auto }
+"""
+
+
+def report_html(name: str, result: RunResult, record: dict[str, Any]) -> str:
+    """The whole page.
+
+    Args:
+        name: of the run.
+        result: how it ended.
+        record: what summary.json holds; its `models` are shown where there are some.
+    """
+    rounds = result.rounds
+    reached = (
+        f"<p>Test accuracy of the full model <b>{result.accuracy:.4f}</b> after {len(rounds)} rounds "
+        f"(run <code>{escape(result.run_id)}</code>). Devices took part in "
+        f"<b>{participation_of(rounds):.1%}</b> of the rounds in which they were to.</p>"
+    )
+    method = f"<p>Method <code>{escape(result.method)}</code>, against its paper: {escape(result.method_status)}.</p>"
+    parts = [
+        f"<h1>Subfleet run “{escape(name)}”</h1>",
+        reached,
+        method,
+        _plots(rounds),
+        _models(record.get("models", [])),
+        *(_round(one) for one in rounds),
+    ]
+    return _page(name, parts)
+
+
+def failed_html(name: str, why: str) -> str:
+    """The page in place of a report that cannot be made.
+
+    Args:
+        name: of the run.
+        why: in a few words.
+    """
+    told = "Nothing of the run is lost: summary.json, rounds.csv and clients.csv hold what it would show."
+    parts = [
+        f"<h1>Subfleet run “{escape(name)}”</h1>",
+        f"<p>The report cannot be made ({escape(why)}). {told}</p>",
+    ]
+    return _page(name, parts)
+
+
+def status_html(name: str, state: str, rounds: Sequence[RoundRecord]) -> str:
+    """A page that loads itself anew every few seconds: where a run stands, and its rounds, the newest first.
+
+    Args:
+        name: of the run.
+        state: one sentence.
+        rounds: finished ones, in order.
+    """
+    parts = [
+        f"<h1>Subfleet run “{escape(name)}”</h1>",
+        f'<p role="status">{escape(state)}</p>',
+        *(_round(record) for record in reversed(rounds)),
+        '<p><a href="/docs">HTTP API</a></p>',
+    ]
+    return _page(name, parts, '<meta http-equiv="refresh" content="3">')
+
+
+def _page(name: str, parts: Sequence[str], more_head: str = "") -> str:
+    head = f'<meta charset="utf-8">{more_head}<title>Subfleet: {escape(name)}</title><style>{_STYLE}</style>'
+    return f'<!doctype html><html lang="en"><head>{head}</head><body>{"".join(parts)}</body></html>\n'
+
+
+def _plots(rounds: Sequence[RoundRecord]) -> str:
+    from subfleet.reporting import plots  # matplotlib takes a second to load, and only a report draws
+
+    figures = (
+        (plots.accuracy_plot(rounds), "Accuracy of the full model on the held-out samples."),
+        (
+            plots.budget_plot(rounds),
+            "Subnet size against the memory budget of that moment; a small subnet with a large one means a slow link.",
+        ),
+        (plots.memory_plot(rounds), "Planned against measured peak memory of training."),
+        (plots.bytes_plot(rounds), "Bytes moved per round. The first round also carries the programs."),
+    )
+    cells = "".join(f"<figure>{svg}<figcaption>{escape(text)}</figcaption></figure>" for svg, text in figures)
+    return f'<div class="plots">{cells}</div>'
+
+
+def _models(models: Sequence[dict[str, Any]]) -> str:
+    if not models:
+        return ""
+    columns = ["client_id", "file", "spec", "bytes", "max_abs_diff", "accuracy"]
+    titles = ["device", "model", "subnet", "bytes", "difference from PyTorch", "accuracy of its own"]
+    if any(model.get("quantised_accuracy") is not None for model in models):
+        columns += ["quantised_accuracy", "float_accuracy"]
+        titles += ["accuracy in 8 bits, evaluation samples", "the same in float32"]
+    rows = [tuple(_cell(model.get(column)) for column in columns) for model in models]
+    return f"<h2>Each device's own model</h2>{_table(titles, rows)}"
+
+
+def _round(record: RoundRecord) -> str:
+    title = f"Round {record.round}: accuracy {record.accuracy:.4f}, {record.seconds:.1f} s"
+    if record.log_time_s is not None:
+        title += f", logs read at {record.log_time_s:g} s"
+    title += f"; {participation_text(record)}"
+    titles = [column.title for column in CLIENT_COLUMNS]
+    rows = [[column.cell(row) for column in CLIENT_COLUMNS] for row in record.clients]
+    return f"<h2>{escape(title)}</h2>{_table(titles, rows)}"
+
+
+def _table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    head = "".join(f"<th>{escape(title)}</th>" for title in titles)
+    body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
+    return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+
+
+def _cell(value: object) -> str:
+    if isinstance(value, float):
+        return f"{value:.2e}" if 0 < abs(value) < 1e-3 else f"{value:.4f}"
+    return "-" if value is None else str(value)

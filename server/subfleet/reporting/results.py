@@ -1,0 +1,119 @@
+"""The folder that a run leaves behind: summary.json, rounds.csv, clients.csv, report.html and the files named there."""
+
+import csv
+import dataclasses
+import json
+import logging
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from subfleet.journal.records import ClientRow, RoundRecord, RunResult, participation_of
+from subfleet.protocol.errors import FileError
+from subfleet.reporting.report import failed_html, report_html
+
+__all__ = ["round_row", "summary", "write_results"]
+
+_LOG = logging.getLogger(__name__)
+
+
+def write_results(folder: Path, *, name: str, result: RunResult, extra: dict[str, Any] | None = None) -> Path:
+    """Write summary.json, rounds.csv, clients.csv and report.html into a folder; returns the report's path.
+
+    A report that cannot be drawn is a page that says so; the rest is written all the same.
+
+    Args:
+        folder: made if missing.
+        name: of the run, for people.
+        result: how the run ended.
+        extra: further fields of summary.json.
+
+    Raises:
+        FileError: the folder cannot be written.
+    """
+    rounds = result.rounds
+    record = {**summary(name, result), **(extra or {})}
+    report = folder / "report.html"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "summary.json").write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+        _write_csv(folder / "rounds.csv", [round_row(record) for record in rounds])
+        _write_csv(folder / "clients.csv", [client_row(record, row) for record in rounds for row in record.clients])
+        report.write_text(_report(name, result, record), encoding="utf-8")
+    except OSError as error:
+        raise FileError(
+            f"the results cannot be written to {folder}: {error.strerror}; choose another folder"
+        ) from error
+    return report
+
+
+def _report(name: str, result: RunResult, record: dict[str, Any]) -> str:
+    """The page, or one that says why there is none: what draws it is no reason to lose a run."""
+    try:
+        return report_html(name, result, record)
+    except Exception as error:  # noqa: BLE001  # matplotlib's, or whatever else draws
+        why = f"{type(error).__name__}: {error}"
+        _LOG.error("the report of run %s cannot be made (%s)", name, why, exc_info=_LOG.isEnabledFor(logging.DEBUG))
+        return failed_html(name, why)
+
+
+def summary(name: str, result: RunResult) -> dict[str, Any]:
+    """The run as plain data: its accuracy, how many took part, its rounds with a row per client."""
+    return {
+        "name": name,
+        "run_id": result.run_id,
+        "method": result.method,
+        "method_status": result.method_status,
+        "accuracy": result.accuracy,
+        "participation": participation_of(result.rounds),
+        "rounds": [
+            {**round_row(record), "clients": [_plain(row) for row in record.clients]} for record in result.rounds
+        ],
+    }
+
+
+def round_row(record: RoundRecord) -> dict[str, Any]:
+    """One round without its clients, as a flat row."""
+    folded = record.folded
+    return {
+        "round": record.round,
+        "accuracy": record.accuracy,
+        "loss": record.loss,
+        "seconds": record.seconds,
+        "log_time_s": record.log_time_s,
+        "due": len(record.due),
+        "folded": len(folded),
+        "participation": record.participation,
+        "left_out": record.left_out,
+        "subnets": len({row.spec_id for row in folded}),
+        "limits": _limits(folded),
+        "bytes_down": sum(row.bytes_down for row in record.clients),
+        "bytes_up": sum(row.bytes_up for row in record.clients),
+        "utilisation": sum(row.utilisation or 0.0 for row in folded) / len(folded) if folded else 0.0,
+        "parameters_lost": sum(row.parameters_lost for row in folded) / len(folded) if folded else 0.0,
+        "programs_written": record.programs_written,
+        "retries": record.retries,
+    }
+
+
+def _limits(rows: Sequence[ClientRow]) -> str:
+    """How many subnets each limit decided, such as "2 link, 1 memory"."""
+    counted = Counter(row.limit for row in rows if row.limit)
+    return ", ".join(f"{count} {limit}" for limit, count in sorted(counted.items()))
+
+
+def client_row(record: RoundRecord, row: ClientRow) -> dict[str, Any]:
+    """One client in one round, as a flat row."""
+    return {"round": record.round, **_plain(row)}
+
+
+def _plain(row: ClientRow) -> dict[str, Any]:
+    return {**dataclasses.asdict(row), "utilisation": row.utilisation}
+
+
+def _write_csv(path: Path, rows: list[dict[str, Any]]) -> None:
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, fieldnames=list(rows[0]) if rows else [])
+        writer.writeheader()
+        writer.writerows(rows)

@@ -1,0 +1,117 @@
+"""What a message about a task deserves: pure judgements, the same before and after a blob was pulled."""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Literal
+
+from subfleet.protocol.messages import ArchitectureProblem, Deployed, Receipt, Refusal, Scores, Update
+from subfleet.rounds.actions import Reply
+from subfleet.rounds.state import Plan, RunState, Seat
+
+__all__ = ["Verdict", "deploy_task_id", "judge", "reply", "score_task_id", "task_id"]
+
+Verdict = Literal["accepted", "duplicate", "refused"]
+_Answer = Update | Refusal | Deployed | Scores
+MAX_HEADER_BYTES = 1024 * 1024
+"""By how much an update's container may be larger than the weights that it changes."""
+
+
+def task_id(plan: Plan, state: RunState, client_id: str, attempt: int) -> str:
+    """Names a task of the open round, the same again after a crash."""
+    return f"{_try_id(plan, state)}/{client_id}/{attempt}"
+
+
+def score_task_id(plan: Plan, state: RunState, client_id: str) -> str:
+    """Names a client's one score task in this try of the open round."""
+    return f"{_try_id(plan, state)}/{client_id}/score"
+
+
+def deploy_task_id(plan: Plan, client_id: str) -> str:
+    """Names a client's one deploy task."""
+    return f"{plan.run_id}/deploy/{client_id}/0"
+
+
+def _try_id(plan: Plan, state: RunState) -> str:
+    return f"{plan.run_id}/r{state.round}.{state.retry}" if state.retry else f"{plan.run_id}/r{state.round}"
+
+
+def reply(
+    client_id: str,
+    message_id: str,
+    status: Verdict,
+    reason: str = "",
+    *,
+    problem: ArchitectureProblem | None = None,
+) -> Reply:
+    """A receipt for a message; its own id follows from it, as nothing here is drawn."""
+    own_id = f"receipt/{message_id}"
+    receipt = Receipt(of=message_id, status=status, reason=reason, message_id=own_id, problem=problem)
+    return Reply(client_id=client_id, receipt=receipt)
+
+
+def judge(plan: Plan, state: RunState, answer: _Answer) -> tuple[Verdict, str]:
+    """Whether an answer to a task counts, was counted before, or is refused and why."""
+    if answer.run_id != plan.run_id:
+        return "refused", f"run {answer.run_id!r:.80} is not the current run {plan.run_id!r}"
+    if answer.task_id in state.settled:
+        return "duplicate", ""
+    seat = state.seats.get(answer.client_id)
+    if seat is None or (not isinstance(answer, Deployed) and answer.round != state.round):
+        return "refused", f"task {answer.task_id!r:.120} is closed; the run is in round {state.round}"
+    if not _is_for(seat, answer):
+        return _judge_other_task(plan, state, seat, answer)
+    return _judge_stage(state, seat, answer)
+
+
+def _is_for(seat: Seat, answer: _Answer) -> bool:
+    return seat.task is not None and seat.task.task_id == answer.task_id
+
+
+def _judge_other_task(plan: Plan, state: RunState, seat: Seat, answer: _Answer) -> tuple[Verdict, str]:
+    """An answer to an earlier task of this round: its refusal, or its scores, are why there is a newer one."""
+    if isinstance(answer, Refusal) and seat.attempt > 0:
+        return "duplicate", ""
+    if isinstance(answer, (Refusal, Scores)) and seat.stage != "scoring" and seat.proposals:
+        was_scored = answer.task_id == score_task_id(plan, state, answer.client_id)
+        return ("duplicate", "") if was_scored else _not_the_last(answer)
+    return _not_the_last(answer)
+
+
+def _not_the_last(answer: _Answer) -> tuple[Verdict, str]:
+    return "refused", f"task {answer.task_id!r:.120} is not the one that {answer.client_id} was given last"
+
+
+def _judge_stage(state: RunState, seat: Seat, answer: _Answer) -> tuple[Verdict, str]:
+    if seat.task is None or not isinstance(answer, _ANSWERS[seat.task.work]):
+        return "refused", f"a message of kind {answer.KIND!r} is no answer to that task"
+    if seat.stage == ("refused" if isinstance(answer, Refusal) else "done"):
+        return "duplicate", ""
+    awaited = _AWAITED[seat.task.work]
+    if (state.phase, seat.stage) != awaited:
+        return "refused", f"the task is closed: {seat.stage} {seat.reason}".rstrip()
+    limit_bytes = MAX_HEADER_BYTES + (seat.task.weights.size_bytes if seat.task.weights is not None else 0)
+    if isinstance(answer, Update) and answer.blob.size_bytes > limit_bytes:
+        return "refused", f"the update is {answer.blob.size_bytes} bytes, but may be {limit_bytes} at most"
+    asked = len(seat.task.programs)
+    if isinstance(answer, Scores) and len(answer.scores) != asked:
+        return "refused", f"there are {len(answer.scores)} scores, but {asked} candidates were to be scored"
+    return "accepted", ""
+
+
+_ANSWERS: Mapping[str, tuple[type, ...]] = MappingProxyType(
+    {
+        "train": (Update, Refusal),
+        "calibrate": (Update, Refusal),
+        "score": (Scores, Refusal),
+        "deploy": (Deployed, Refusal),
+    }
+)
+_AWAITED: Mapping[str, tuple[str, str]] = MappingProxyType(
+    {
+        "train": ("train", "out"),
+        "calibrate": ("train", "out"),
+        "score": ("train", "scoring"),
+        "deploy": ("deploy", "out"),
+    }
+)
+"""By a task's work, the phase of the run and the stage of the seat in which it is answered."""

@@ -1,0 +1,95 @@
+"""Architectures that devices declare when they join: judged once, by the run's network and its method. Pure."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from subfleet.elastic.network import Network
+from subfleet.protocol.errors import ConfigError
+from subfleet.protocol.messages import ArchitectureProblem, Profile
+from subfleet.protocol.subnet import Explicit, Full, IndexSet, Roll, SubnetSpec
+from subfleet.rounds.actions import Reply
+from subfleet.rounds.answers import Verdict, reply
+from subfleet.rounds.state import Plan
+
+__all__ = ["Declaration", "declaration_of", "declaration_reply"]
+
+_OTHERWISE: ArchitectureProblem = "not_in_space"
+_MOST_CHARACTERS = 400  # of a reason, as it stands in tables and logs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Declaration:
+    """What a declared architecture is in a run.
+
+    Attributes:
+        size: of the method's space; None where there is none.
+        problem: why there is none; None where the device declares nothing.
+        reason: the same in words.
+    """
+
+    size: SubnetSpec | None = None
+    problem: ArchitectureProblem | None = None
+    reason: str = ""
+
+
+def declaration_of(plan: Plan, architecture: SubnetSpec | None) -> Declaration:
+    """Judge what a device declares. Wherever on an axis it lies, it is the size that counts."""
+    if architecture is None:
+        return Declaration(
+            reason="the method goes by declared architectures, but the device declares none; name it with "
+            "--architecture, or in its profile"
+        )
+    if not plan.policies.declarations:
+        return Declaration(
+            problem="not_used",
+            reason=f"the run's method {plan.config.method.TYPE!r} goes by no declarations, and gives what fits",
+        )
+    try:
+        size = plan.network.size_of(architecture)
+    except ConfigError as error:
+        problems = (*_problems(plan.network, architecture), _OTHERWISE)
+        return Declaration(problem=problems[0], reason=_told(str(error)))
+    known = next((one for one in plan.space if (one.axes, one.blocks) == (size.axes, size.blocks)), None)
+    if known is None:
+        smallest, largest = plan.space[0].name, plan.space[-1].name
+        return Declaration(
+            problem="not_in_space",
+            reason=_told(
+                f"the declared architecture is none of the {len(plan.space)} sizes of the run, from {smallest!r} to "
+                f"{largest!r}; declare one of those that `subfleet preflight --json` lists, or change its rates"
+            ),
+        )
+    return Declaration(size=known)
+
+
+def declaration_reply(plan: Plan, profile: Profile) -> tuple[Reply, ...]:
+    """The answer to a profile that declares an architecture; none to others."""
+    if profile.architecture is None:
+        return ()
+    found = declaration_of(plan, profile.architecture)
+    status: Verdict = "refused" if found.size is None else "accepted"
+    return (reply(profile.client_id, profile.message_id, status, found.reason, problem=found.problem),)
+
+
+def _problems(network: Network, spec: SubnetSpec) -> Iterator[ArchitectureProblem]:
+    """What is wrong with a spec that is no subnet, the most telling first; nothing of groups and orders."""
+    if any(name not in network.axes for name, _ in spec.axes):
+        yield "unknown_axis"
+    if spec.choices or not set(spec.blocks) <= {block.name for block in network.blocks}:
+        yield "unknown_block"
+    if any(_needed_size(index_set) > network.axes[name].size for name, index_set in spec.axes if name in network.axes):
+        yield "too_large"
+
+
+def _needed_size(index_set: IndexSet) -> int:
+    """How long an axis must be to have these indices."""
+    if isinstance(index_set, Full):
+        return 0
+    if isinstance(index_set, Explicit):
+        return max(index_set.indices) + 1
+    return max(index_set.size, index_set.start + 1) if isinstance(index_set, Roll) else index_set.size
+
+
+def _told(text: str) -> str:
+    """What stands in a message and in tables: neither long nor with characters that act."""
+    return "".join(character if character.isprintable() else " " for character in text)[:_MOST_CHARACTERS]

@@ -1,0 +1,72 @@
+"""Whom the server remembers: who took part; and for a while, and up to a number, those it only heard of. Pure."""
+
+from dataclasses import replace
+from types import MappingProxyType
+
+from subfleet.protocol.messages import Profile
+from subfleet.rounds.state import Member, Plan, RunState
+
+__all__ = ["MOST_STRANGERS", "SILENT_SINCE", "silent_members", "without_strangers"]
+
+MOST_STRANGERS = 16_384
+"""Clients that never took part; beyond them those go first that were silent for the longest."""
+MOST_VALUES = 4_000_000
+"""In the profiles of all of them together."""
+MOST_OF_SPEC = 1000
+"""What a declared architecture counts for."""
+SILENT_SINCE = "it has been silent since round"
+"""Why a client is missing that a round has not waited for; the round follows."""
+
+
+def silent_members(state: RunState) -> tuple[str, ...]:
+    """The clients that belong to the run, have not said that they go, and have no seat in the open round.
+
+    Whoever spoke to this server belongs to it, and whoever took part before; a profile alone makes nobody one of them.
+    """
+    return tuple(
+        name
+        for name, member in sorted(state.members.items())
+        if name not in state.seats
+        and member.profile is not None
+        and not member.left
+        and (member.session_id or name in state.last)
+    )
+
+
+def without_strangers(plan: Plan, state: RunState, now_s: float) -> RunState:
+    """The state without those that never took part and are silent, or are too many.
+
+    A client that is forgotten and comes back is as new as it was the first time.
+    """
+    deadlines = plan.config.deadlines
+
+    def silent(member: Member) -> bool:
+        limit_s = deadlines.forget_s if member.profile is not None else deadlines.lease_s
+        return now_s - member.noted_s > limit_s
+
+    # That a client is missing is no part in the round.
+    seated = {name for name, seat in state.seats.items() if seat.stage != "missing"}
+    strangers = {
+        name: member for name, member in state.members.items() if name not in state.last and name not in seated
+    }
+    gone = {name for name, member in strangers.items() if silent(member)}
+    count = len(strangers) - len(gone)
+    values = sum(_values(member.profile) for name, member in strangers.items() if name not in gone)
+    if count > MOST_STRANGERS or values > MOST_VALUES:
+        for name, member in sorted(strangers.items(), key=lambda one: (one[1].noted_s, one[0])):
+            if count <= MOST_STRANGERS and values <= MOST_VALUES:
+                break
+            if name not in gone:
+                gone.add(name)
+                count, values = count - 1, values - _values(member.profile)
+    if not gone:
+        return state
+    kept = {name: member for name, member in state.members.items() if name not in gone}
+    return replace(state, members=MappingProxyType(kept))
+
+
+def _values(profile: Profile | None) -> int:
+    if profile is None:
+        return 0
+    values = len(profile.class_counts) + len(profile.operators) + len(profile.software)
+    return values + (MOST_OF_SPEC if profile.architecture is not None else 0)

@@ -1,0 +1,218 @@
+"""From phase to phase: the only place where a run moves on, and where every deadline is kept. Pure."""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from types import MappingProxyType
+
+from subfleet.rounds.actions import Action, Export, PrepareModels, Withdraw
+from subfleet.rounds.closing import begin_fold
+from subfleet.rounds.members import SILENT_SINCE, silent_members
+from subfleet.rounds.notices import skip_notice
+from subfleet.rounds.proposing import proposed_seat, without_late_scores
+from subfleet.rounds.retrying import fruitless, opened
+from subfleet.rounds.seating import explored
+from subfleet.rounds.selection import NOT_DRAWN, selected
+from subfleet.rounds.state import Member, Phase, Plan, Queued, RunState, Seat
+from subfleet.search.queue import most_wanted
+
+__all__ = ["advance", "expected_clients"]
+
+Outcome = tuple[RunState, tuple[Action, ...]]
+
+
+def advance(plan: Plan, state: RunState, now_s: float) -> Outcome:
+    """Move on until the phase has to wait for something."""
+    actions: tuple[Action, ...] = ()
+    while True:
+        before = state.phase
+        state, more = _PHASES[state.phase](plan, state, now_s)
+        actions += more
+        if state.phase == before:
+            return state, actions
+
+
+def expected_clients(plan: Plan, state: RunState, now_s: float) -> tuple[str, ...]:
+    """The clients that a round waits for at its start.
+
+    Whoever holds its lease; in a strict run everyone who ever spoke in this run: a client that was killed and comes
+    back takes part as if nothing had happened. Who let a deadline pass without a word is not waited for until it is
+    heard again; the rounds that it misses count against participation all the same.
+    """
+    strict = plan.config.strict
+    return tuple(
+        sorted(
+            name
+            for name, member in state.members.items()
+            if member.profile is not None and not member.silent_since and (strict or _holds_lease(plan, member, now_s))
+        )
+    )
+
+
+def _holds_lease(plan: Plan, member: Member, now_s: float) -> bool:
+    return member.heard_s is not None and now_s - member.heard_s <= plan.config.deadlines.lease_s
+
+
+def _enter(state: RunState, phase: Phase, now_s: float) -> RunState:
+    return replace(state, phase=phase, entered_s=now_s)
+
+
+def _waiting(plan: Plan, state: RunState, now_s: float) -> Outcome:
+    if state.folded_round >= plan.config.total_rounds:
+        return _open_deploy(plan, state, now_s)
+    # A strict run waits for those who went away, but begins no round on the strength of them.
+    expected = expected_clients(plan, state, now_s)
+    there = sum(_holds_lease(plan, state.members[name], now_s) for name in expected)
+    if there >= plan.config.min_clients:
+        paused = state.round > state.folded_round and now_s - state.entered_s < state.tries.pause_s
+        return (state if paused else opened(state, now_s)), ()
+    if now_s - state.entered_s < plan.config.deadlines.join_s:
+        return state, ()
+    failure = (
+        f"{there} of {plan.config.min_clients} clients were there after {plan.config.deadlines.join_s:g} s; "
+        "start more clients or lower min_clients"
+    )
+    return _enter(replace(state, failure=failure), "failed", now_s), ()
+
+
+def _measure(plan: Plan, state: RunState, now_s: float) -> Outcome:
+    expected = expected_clients(plan, state, now_s)
+    late = now_s - state.entered_s >= plan.config.deadlines.measure_s
+    complete = len(state.seats) >= plan.config.min_clients and all(name in state.seats for name in expected)
+    if not complete and not late:
+        return state, ()
+    missed = [name for name in expected if name not in state.seats]
+    silent = [name for name in silent_members(state) if name not in missed]
+    since = {name: state.members[name].silent_since or state.round for name in (*missed, *silent)}
+    members = {name: replace(state.members[name], silent_since=number) for name, number in since.items()}
+    state = replace(state, members=MappingProxyType({**state.members, **members}))
+    if not state.seats:
+        return _unanswered(plan, state, now_s)
+    reasons = dict.fromkeys(missed, "no telemetry came in time") | {
+        name: f"{SILENT_SINCE} {since[name]}" for name in silent
+    }
+    seats = {**state.seats, **{name: _missing_seat(state, name, reason) for name, reason in reasons.items()}}
+    return _assign(plan, replace(state, seats=MappingProxyType(seats)), now_s)
+
+
+def _unanswered(plan: Plan, state: RunState, now_s: float) -> Outcome:
+    """Wait for clients anew, but not for ever: some may give signs of life and yet never say what they can give."""
+    if now_s - state.opened_s < plan.config.deadlines.join_s:
+        return _enter(state, "waiting", now_s), ()
+    failure = (
+        f"no client answered the announcement of round {state.round} within {plan.config.deadlines.join_s:g} s; "
+        "see the clients' logs, or raise measure_s"
+    )
+    return _enter(replace(state, failure=failure), "failed", now_s), ()
+
+
+def _missing_seat(state: RunState, client_id: str, reason: str) -> Seat:
+    profile = state.members[client_id].profile
+    device = profile.device if profile is not None else ""
+    return Seat(client_id=client_id, device=device, stage="missing", reason=reason)
+
+
+def _assign(plan: Plan, state: RunState, now_s: float) -> Outcome:
+    state = _enter(state, "train", now_s)
+    seats: dict[str, Seat] = {}
+    actions: list[Action] = []
+    drawn = _drawn(plan, state)
+    # All look before any is given anything: what is found for one serves all others, whatever their names.
+    for name in drawn:
+        if found := explored(plan, state, state.seats[name]):
+            state = replace(state, pool=tuple(dict.fromkeys((*state.pool, *found))))
+    for name, seat in sorted(state.seats.items()):
+        seats[name] = seat
+        if seat.stage == "answered" and name not in drawn:
+            seats[name] = replace(seat, stage="skipped", reason=NOT_DRAWN)
+        elif seat.stage == "answered":
+            seats[name], more = proposed_seat(plan, state, seat)
+            actions += more
+    queue = _queue(plan, state, seats)
+    exports = tuple(Export(queued=one, round=state.round) for one in queue if one not in state.queue)
+    return replace(state, seats=MappingProxyType(seats), queue=queue), (*actions, *exports)
+
+
+def _queue(plan: Plan, state: RunState, seats: Mapping[str, Seat]) -> tuple[Queued, ...]:
+    """The programs to write for later rounds: those under way, and what clients would rather have had."""
+    if plan.config.calibrates(state.round):
+        return state.queue
+    wishes = [seat.wanted for seat in seats.values() if seat.wanted is not None]
+    known = {*state.plans, *(queued.key for queued in state.queue)}
+    new = most_wanted(wishes, known, plan.config.exports_per_round)
+    return (*state.queue, *(Queued(size=one.size, target=one.target) for one in new))
+
+
+def _drawn(plan: Plan, state: RunState) -> tuple[str, ...]:
+    able = [name for name, seat in state.seats.items() if seat.stage == "answered"]
+    config = plan.config
+    # Statistics are those of everybody's data.
+    count = 0 if config.calibrates(state.round) else config.clients_per_round
+    return selected(able, count, seed=config.seed, round_number=state.round, retry=state.retry)
+
+
+def _train(plan: Plan, state: RunState, now_s: float) -> Outcome:
+    state, first = without_late_scores(plan, state, now_s)
+    still_open = [seat for seat in state.seats.values() if seat.open]
+    done = sum(seat.stage == "done" for seat in state.seats.values())
+    answered = done + sum(seat.stage == "refused" for seat in state.seats.values())
+    enough = done > 0 and answered >= math.ceil(plan.config.quorum * (answered + len(still_open)))
+    late = now_s - state.entered_s >= plan.config.deadlines.round_s
+    if still_open and not late and not (enough and not plan.config.strict):
+        return state, first
+    if state.queue and plan.config.strict and not late:  # which programs the next round finds must not depend on speed
+        return state, first
+    reason = "no answer came in time" if late else "the round closed at its quorum"
+    state, actions = _close_open_seats(state, still_open, reason)
+    if not any(seat.stage == "done" for seat in state.seats.values()):
+        # Where the next try begins at once, nobody would be told after this step.
+        notices = [notice for seat in state.seats.values() for notice in skip_notice(seat)]
+        return fruitless(plan, state, now_s), (*first, *actions, *notices)
+    state, last = begin_fold(plan, state, now_s)
+    return state, (*first, *actions, *last)
+
+
+def _close_open_seats(state: RunState, still_open: list[Seat], reason: str) -> Outcome:
+    closed = {seat.client_id: replace(seat, stage="missing", reason=reason) for seat in still_open}
+    actions = tuple(Withdraw(task_id=seat.task.task_id) for seat in still_open if seat.task is not None)
+    return replace(state, seats=MappingProxyType({**state.seats, **closed})), actions
+
+
+def _open_deploy(plan: Plan, state: RunState, now_s: float) -> Outcome:
+    if not plan.config.deploy_targets or not state.last:
+        return _enter(state, "finished", now_s), ()
+    seats = {
+        name: replace(seat, stage="preparing", attempt=0, reason="", task=None, result=None)
+        for name, seat in state.last.items()
+    }
+    actions = tuple(
+        PrepareModels(participant=seat.participant, round=state.round)
+        for _, seat in sorted(seats.items())
+        if seat.participant is not None
+    )
+    return _enter(replace(state, seats=MappingProxyType(seats)), "deploy", now_s), actions
+
+
+def _deploy(plan: Plan, state: RunState, now_s: float) -> Outcome:
+    still_open = [seat for seat in state.seats.values() if seat.open]
+    if still_open and now_s - state.entered_s < plan.config.deadlines.deploy_s:
+        return state, ()
+    state, actions = _close_open_seats(state, still_open, "it did not fetch its models in time")
+    return _enter(state, "finished", now_s), actions
+
+
+def _stay(plan: Plan, state: RunState, now_s: float) -> Outcome:
+    return state, ()
+
+
+_PHASES: Mapping[Phase, Callable[[Plan, RunState, float], Outcome]] = MappingProxyType(
+    {
+        "waiting": _waiting,
+        "measure": _measure,
+        "train": _train,
+        "fold": _stay,
+        "deploy": _deploy,
+        "finished": _stay,
+        "failed": _stay,
+    }
+)

@@ -1,0 +1,148 @@
+"""Candidates that a device scores on its own data before one of them is chosen for it: a seat's stage "scoring". Pure.
+
+FedFA (Park and Joe-Wong 2024, algorithm 1, lines 1 and 2): the server proposes architectures, each device has one that
+suits its own data, found by ZiCo (section 5.1).
+"""
+
+from dataclasses import replace
+from types import MappingProxyType
+
+from subfleet.methods.policies import Assigned
+from subfleet.protocol.memory import planned_for
+from subfleet.protocol.messages import Scores, Task
+from subfleet.protocol.scoring import Scoring
+from subfleet.protocol.subnet import SubnetSpec
+from subfleet.protocol.training import OptimiserSettings, TrainingSettings
+from subfleet.rounds.actions import Action, PrepareScoring, SendTask, Withdraw
+from subfleet.rounds.answers import score_task_id
+from subfleet.rounds.events import ScoringPrepared
+from subfleet.rounds.seating import ask_of, assigned_seat, given_seat
+from subfleet.rounds.state import Plan, RunState, Seat
+from subfleet.rounds.unfit import unscorable_sizes
+
+__all__ = [
+    "BATCHES",
+    "prepare_scoring_action",
+    "proposed_seat",
+    "score_training",
+    "scored_seat",
+    "scoring_seat",
+    "unscored_seat",
+    "without_late_scores",
+]
+
+BATCHES = 2
+"""Whose gradients are compared (Li et al., ICLR 2023, section 4)."""
+_SHARE = 0.5
+"""Of a round's time: who has not answered by then is given what fits without scores, and can still train."""
+_LEAST = 2
+"""Candidates; one alone needs no score."""
+
+
+def proposed_seat(plan: Plan, state: RunState, seat: Seat) -> tuple[Seat, tuple[Action, ...]]:
+    """Propose candidates to a client that has answered, where the method has some; else choose a size at once."""
+    propose = plan.policies.propose
+    if propose is None or seat.budget is None or plan.config.calibrates(state.round):
+        return assigned_seat(plan, state, seat)
+    unscorable = unscorable_sizes(state, seat.client_id, seat.runtime)
+    proposals = [one for one in propose(ask_of(plan, state, seat)) if one.spec.spec_id not in unscorable]
+    if len(proposals) < _LEAST:
+        return assigned_seat(plan, state, seat)
+    waiting = replace(seat, stage="scoring", proposals=tuple(one.spec for one in proposals))
+    return waiting, (prepare_scoring_action(state, waiting),)
+
+
+def prepare_scoring_action(state: RunState, seat: Seat) -> PrepareScoring:
+    """What makes a seat's score task."""
+    return PrepareScoring(client_id=seat.client_id, round=state.round, target=seat.runtime, sizes=seat.proposals)
+
+
+def score_training(training: TrainingSettings) -> TrainingSettings:
+    """The batches of a round's local training, with the plain objective and an optimiser without state.
+
+    Nothing is updated. Gradients are summed, which is how a device gets to see them.
+    """
+    objective = replace(training.objective, label_smoothing=0.0, class_mask=False, proximal=False)
+    return TrainingSettings(
+        batch_size=training.batch_size,
+        micro_batch_size=training.program_batch_size,
+        learning_rate=0.0,
+        objective=objective,
+        optimiser=OptimiserSettings(momentum=0.0),
+        recompute=training.recompute,
+        seed=training.seed,
+    )
+
+
+def scoring_seat(
+    plan: Plan, state: RunState, seat: Seat, event: ScoringPrepared, now_s: float
+) -> tuple[Seat, tuple[Action, ...]]:
+    """Send the candidates whose programs' own plans fit the budget; with too few of them no score is needed."""
+    budget = seat.budget
+    planned = {one: planned_for(one.planned_peak_bytes, one.packings, seat.packing_width) for one in event.candidates}
+    fitting = [one for one, size_bytes in planned.items() if budget is not None and size_bytes <= budget.memory_bytes]
+    if budget is None or len(fitting) < _LEAST:
+        return unscored_seat(plan, state, seat)
+    name = score_task_id(plan, state, seat.client_id)
+    task = Task(
+        task_id=name,
+        work="score",
+        run_id=plan.run_id,
+        round=state.round,
+        client_id=seat.client_id,
+        spec=fitting[-1].size,
+        programs=tuple(one.program for one in fitting),
+        weights=None,
+        training=score_training(plan.training(state.round)),
+        planned_peak_bytes=max(planned[one] for one in fitting),
+        budget=budget,
+        deadline_s=max(0.0, _limit_s(plan) - (now_s - state.entered_s)),
+        message_id=name,
+        retry=state.retry,
+        scoring=Scoring(
+            specs=tuple(one.size for one in fitting), weights=tuple(one.weights for one in fitting), batches=BATCHES
+        ),
+        classes=plan.config.classes,
+    )
+    return replace(seat, task=task), (SendTask(task=task),)
+
+
+def scored_seat(plan: Plan, state: RunState, seat: Seat, scores: Scores) -> tuple[Seat, tuple[Action, ...]]:
+    """Give the client its best-scored candidate, of equals the largest; without any score as without scores."""
+    best = _best(seat, scores)
+    if best is None:
+        return unscored_seat(plan, state, seat)
+    return given_seat(plan, state, seat, ask_of(plan, state, seat), Assigned(candidate=plan.price(best)))
+
+
+def _best(seat: Seat, scores: Scores) -> SubnetSpec | None:
+    if seat.task is None or seat.task.scoring is None:
+        return None
+    # Candidates are ordered from smallest to largest.
+    known = [(one.score, place) for place, one in enumerate(scores.scores) if one.score is not None]
+    return seat.task.scoring.specs[max(known)[1]] if known else None
+
+
+def unscored_seat(plan: Plan, state: RunState, seat: Seat) -> tuple[Seat, tuple[Action, ...]]:
+    """Give the client what the method gives without scores.
+
+    What a search finds now is not remembered: it would depend on who was answered first.
+    """
+    given, actions = assigned_seat(plan, state, replace(seat, task=None))
+    return given, actions
+
+
+def without_late_scores(plan: Plan, state: RunState, now_s: float) -> tuple[RunState, tuple[Action, ...]]:
+    """Wait no longer for scores when half of the round's time is over."""
+    late = [seat for _, seat in sorted(state.seats.items()) if seat.stage == "scoring"]
+    if not late or now_s - state.entered_s < _limit_s(plan):
+        return state, ()
+    seats, actions = dict(state.seats), list[Action]()
+    for seat in late:
+        seats[seat.client_id], more = unscored_seat(plan, state, replace(seat, proposals=()))
+        actions += more if seat.task is None else (Withdraw(task_id=seat.task.task_id), *more)
+    return replace(state, seats=MappingProxyType(seats)), tuple(actions)
+
+
+def _limit_s(plan: Plan) -> float:
+    return _SHARE * plan.config.deadlines.round_s

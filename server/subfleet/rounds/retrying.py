@@ -1,0 +1,88 @@
+"""A round in which nothing was folded is no round: it is tried again, later and later, and not for ever. Pure.
+
+Devices need time, so each pause is twice as long as the one before. Logs that are replayed need none: each try reads
+them a step later, at once where they alone decided that nobody takes part, and the deadline counts their seconds. So
+the same logs give the same choices, and a run ends where they never have what it needs.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from types import MappingProxyType
+
+from subfleet.rounds.members import SILENT_SINCE
+from subfleet.rounds.state import Plan, RunState, Seat, Tries
+
+__all__ = ["fruitless", "opened", "what_is_lacking"]
+
+_MOST_REASONS = 4
+_MOST_NAMES = 3
+_MOST_CHARACTERS = 160  # of one reason
+_MOST_DOUBLINGS = 60
+
+
+def opened(state: RunState, now_s: float) -> RunState:
+    """The state with a round announced: the next one, or the one that left nothing to fold or that nobody answered."""
+    again = state.round > state.folded_round
+    unanswered = again and not state.seats
+    return replace(
+        state,
+        phase="measure",
+        round=state.folded_round + 1,
+        entered_s=now_s,
+        # A try that nobody answered is announced again, but it began when it was announced first.
+        opened_s=state.opened_s if unanswered else now_s,
+        seats=MappingProxyType({}),
+        tries=state.tries if again else Tries(lost=state.tries.lost),
+    )
+
+
+def fruitless(plan: Plan, state: RunState, now_s: float) -> RunState:
+    """The state after a try of the open round that left nothing to fold: it waits for the next one, or has failed."""
+    before, limit_s = state.tries, plan.config.deadlines.retry_s
+    since_s, since_turn = (now_s, state.turn) if before.since_s is None else (before.since_s, before.since_turn)
+    waits_for = what_is_lacking(state.seats)
+    tries = Tries(
+        retry=before.retry + 1,
+        lost=before.lost + 1,
+        waits_for=waits_for,
+        since_s=since_s,
+        since_turn=since_turn,
+        pause_s=_pause_s(plan, state),
+    )
+    state = replace(state, phase="waiting", entered_s=now_s, tries=tries)
+    if max(now_s - since_s, _log_s(plan, state.turn - since_turn)) < limit_s:
+        return state
+    failure = (
+        f"round {state.round} left nothing to fold for {limit_s:g} s, in {state.turn - since_turn} tries "
+        f"({waits_for}); give the devices what they lack and start the server again, or raise deadlines.retry_s"
+    )
+    return replace(state, phase="failed", failure=failure)
+
+
+def what_is_lacking(seats: Mapping[str, Seat]) -> str:
+    """Who did not take part and why, in words: most of them first, and never long."""
+    groups: dict[str, list[str]] = {}
+    for name, seat in sorted(seats.items()):
+        if seat.stage != "done":
+            groups.setdefault(f"{seat.stage}: {seat.reason}"[:_MOST_CHARACTERS], []).append(name)
+    ordered = sorted(groups.items(), key=lambda group: (-len(group[1]), group))
+    told = [f"{_names(names)} {why}" for why, names in ordered[:_MOST_REASONS]]
+    more = sum(len(names) for _, names in ordered[_MOST_REASONS:])
+    return "; ".join([*told, *([f"{more} more for other reasons"] if more else [])])
+
+
+def _names(names: list[str]) -> str:
+    rest = len(names) - _MOST_NAMES
+    return ", ".join(names[:_MOST_NAMES]) + (f" and {rest} more" if rest > 0 else "")
+
+
+def _pause_s(plan: Plan, state: RunState) -> float:
+    deadlines = plan.config.deadlines
+    waited_for = (seat for seat in state.seats.values() if not seat.reason.startswith(SILENT_SINCE))
+    if _log_s(plan, 1) > 0 and all(seat.stage == "skipped" for seat in waited_for):
+        return 0.0
+    return float(min(deadlines.pause_s * 2 ** min(state.tries.retry, _MOST_DOUBLINGS), deadlines.longest_pause_s))
+
+
+def _log_s(plan: Plan, turns: int) -> float:
+    return 0.0 if plan.config.clock is None else turns * plan.config.clock.step_s

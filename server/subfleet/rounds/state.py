@@ -1,0 +1,364 @@
+"""The state of a run: plain data for `coordinator`. What can happen is in `events`, what is then done in `actions`.
+
+    waiting --> measure    enough clients are there        (failed: not within the join deadline)
+    measure --> train      all have answered, or deadline  (waiting: nobody has; failed: for the join deadline)
+    train   --> fold       all have answered, quorum, or deadline
+    train   --> waiting    nobody has an update to fold: the same round again, after a pause (failed: retry deadline)
+    fold    --> waiting    the new model is on disk        (fold: it has diverged, see `closing`)
+    waiting --> deploy     no round is left
+    deploy  --> finished   all have their models, or deadline
+
+A round in which norms are measured (`config.calibrates`) goes the same way, with tasks that train nothing.
+
+A client's seat in a round:
+
+    answered  --> preparing  a subnet was chosen              (skipped: none fits, not available, ...)
+    answered  --> scoring    candidates were proposed, for the client to score on its own data
+    scoring   --> preparing  the best one, or without scores what fits
+    preparing --> out        its program fits and is sent     (preparing: a smaller one; skipped: none is left)
+    out       --> done       its update is stored             (refused; missing at the deadline)
+    done      --> refused    its update is far from what is usual (suspect: the model has diverged, see `closing`)
+    out       --> preparing  refused for memory, or by the runtime: a smaller task
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from types import MappingProxyType
+from typing import Literal
+
+from subfleet.elastic.network import Network
+from subfleet.elastic.update_form import update_bytes
+from subfleet.methods.norms import calibration_training
+from subfleet.methods.policies import Participant, Policies, by_samples, without_self_distillation
+from subfleet.protocol.memory import Packing, PackingWidth
+from subfleet.protocol.messages import MAX_SAMPLES, Profile, Task, Update
+from subfleet.protocol.readings import Budget
+from subfleet.protocol.subnet import SubnetSpec
+from subfleet.protocol.training import TrainingSettings
+from subfleet.protocol.update_codecs import AnyUpdateCodec
+from subfleet.rounds.suspicion import ChangeSize
+from subfleet.search.candidates import Candidate
+from subfleet.search.query import Known, PriceList
+from subfleet.search.queue import Wish, plan_key
+from subfleet.settings.config import ServerConfig
+
+__all__ = [
+    "NO_PROGRAM_BYTES",
+    "Exclusion",
+    "KnownPlan",
+    "Member",
+    "ModelFile",
+    "Phase",
+    "Plan",
+    "Queued",
+    "RunState",
+    "Seat",
+    "Suspicion",
+    "Tries",
+]
+
+NO_PROGRAM_BYTES = 2**62
+"""The planned peak of a size that a target cannot train: more than any budget."""
+
+Phase = Literal["waiting", "measure", "train", "fold", "deploy", "finished", "failed"]
+Stage = Literal["answered", "scoring", "preparing", "out", "done", "suspect", "refused", "skipped", "missing"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What does not change during a run.
+
+    Attributes:
+        run_id: the configured name and a part that no other run has: devices remember what they did for a run.
+        network: the declaration of the whole model.
+        policies: of the configured method.
+        candidates: the method's space with its costs, from smallest to largest.
+        price: the cost of any subnet.
+    """
+
+    config: ServerConfig
+    run_id: str
+    network: Network
+    policies: Policies
+    candidates: tuple[Candidate, ...]
+    price: PriceList
+
+    @property
+    def space(self) -> tuple[SubnetSpec, ...]:
+        """The sizes that may be assigned, from smallest to largest."""
+        return tuple(candidate.spec for candidate in self.candidates)
+
+    @property
+    def log_quantile(self) -> float | None:
+        """What devices are asked to tell of the logs that they replay; None asks for nothing."""
+        return self.config.log_quantile if self.policies.lasting and self.config.clock is not None else None
+
+    def training(self, round_number: int, *, student: SubnetSpec | None = None) -> TrainingSettings:
+        """The local training of a round, or how norms are measured in it.
+
+        Args:
+            round_number: of the round.
+            student: the nested subnet of self-distillation; without one there is none.
+        """
+        settings = self.policies.training(self.config.training_of(round_number), round_number)
+        settings = without_self_distillation(settings) if student is None else settings
+        return calibration_training(settings) if self.config.calibrates(round_number) else settings
+
+    def weigh(self, round_number: int) -> Callable[[Update], float]:
+        """How much an update of a round counts by itself: measured norms are those of all samples."""
+        return by_samples if self.config.calibrates(round_number) else self.policies.weigh
+
+    def update_codec(self, size: SubnetSpec, budget: Budget) -> AnyUpdateCodec:
+        """How a client with this budget writes the update of its size."""
+        if self.config.update_codec is not None:
+            return self.config.update_codec
+        return self.policies.fit_codec(self.policies.update_codec, partial(update_bytes, self.network, size), budget)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Member:
+    """A client of the fleet, whether it takes part or not.
+
+    Attributes:
+        heard_s: monotonic time of its last sign of life; None where it said that it is gone or was never heard.
+        left: its last word was that it goes.
+        silent_since: the round at whose start it was missed first, where it has not been heard since; else 0.
+        noted_s: monotonic time of its last message, or of the start of the server that knew it from before.
+    """
+
+    profile: Profile | None = None
+    session_id: str = ""
+    heard_s: float | None = None
+    left: bool = False
+    silent_since: int = 0
+    noted_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelFile:
+    """One inference model of a client.
+
+    Attributes:
+        file: its path.
+        max_abs_diff: largest difference from PyTorch; None where the exporter did not tell.
+        quantised_accuracy: of a model in 8-bit integers, on evaluation samples; else None.
+        float_accuracy: of the same model in float32, on the same samples.
+    """
+
+    target: str
+    file: str
+    max_abs_diff: float | None
+    quantised_accuracy: float | None = None
+    float_accuracy: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seat:
+    """One client's place in a round.
+
+    Attributes:
+        packing_width: of its kernels, as its profile told.
+        lasting: the same as its replayed log has it but for a share of the time; None where it told nothing of a log.
+        attempt: how many tasks it was given before in this round.
+        sample_count: of the client's data, as its profile told before the round: its update counts no more.
+        telemetry_id: of the message in which it told what it can give.
+        class_counts: samples of each of the run's classes in the client's data.
+        architecture: the size that it has declared, where the method goes by that; else None.
+        proposals: sizes that it was to score in this round; empty where there was nothing to score.
+        size: what it was given, kept at the front of every axis; None before one is chosen.
+        spec: the same, as placed in the model.
+        student: the nested subnet of self-distillation; None where there is none.
+        wanted: what the method would rather have given, had its program been written; None where it was given that.
+        limit: what kept it from a larger size, see `deciding.deciding_limit`.
+        refusals: why it refused tasks of this round, in order.
+        reason: why it was refused, skipped or is missing.
+        task: what was sent to it, kept so that it is sent again unchanged.
+        result: its accepted update.
+        change: how far that moves what it trained.
+        models: its inference models, in the deploy phase.
+    """
+
+    client_id: str
+    device: str
+    stage: Stage
+    runtime: str = ""
+    packing_width: PackingWidth | None = None
+    budget: Budget | None = None
+    lasting: Budget | None = None
+    memory_free_bytes: int | None = None
+    memory_budget_bytes: int = 0
+    attempt: int = 0
+    sample_count: int = MAX_SAMPLES
+    class_counts: tuple[int, ...] = ()
+    telemetry_id: str = ""
+    architecture: SubnetSpec | None = None
+    proposals: tuple[SubnetSpec, ...] = ()
+    size: SubnetSpec | None = None
+    spec: SubnetSpec | None = None
+    student: SubnetSpec | None = None
+    wanted: Wish | None = None
+    limit: str = ""
+    refusals: tuple[str, ...] = ()
+    reason: str = ""
+    task: Task | None = None
+    result: Update | None = None
+    change: ChangeSize = field(default_factory=ChangeSize)
+    models: tuple[ModelFile, ...] = ()
+
+    @property
+    def open(self) -> bool:
+        """Whether an answer of this client is still awaited."""
+        return self.stage in ("scoring", "preparing", "out")
+
+    @property
+    def participant(self) -> Participant | None:
+        """The client with its subnet; None before one is chosen."""
+        if self.size is None or self.spec is None:
+            return None
+        return Participant(client_id=self.client_id, spec=self.spec, size=self.size, class_counts=self.class_counts)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KnownPlan:
+    """A written program.
+
+    Attributes:
+        size: that it trains.
+        target: that it is for.
+        planned_peak_bytes: from its manifest; `NO_PROGRAM_BYTES` where the target cannot train the size.
+        turn: in which it was learned; later turns may count on it, whatever came first within the turn.
+        operators: that its runtime must have; empty where it is not told.
+        packings: what of the plan differs between processors.
+        student: nested in the size and trained with it, so that the plan is of both; None where there is none.
+    """
+
+    size: SubnetSpec
+    target: str
+    planned_peak_bytes: int
+    turn: int
+    operators: tuple[str, ...] = ()
+    packings: tuple[Packing, ...] = ()
+    student: SubnetSpec | None = None
+
+    @property
+    def key(self) -> str:
+        """Names the program among those of a run."""
+        return plan_key(self.target, self.size, self.student)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Queued:
+    """A size whose program is being written for later rounds."""
+
+    size: SubnetSpec
+    target: str
+
+    @property
+    def key(self) -> str:
+        """Names the program among those of a run."""
+        return plan_key(self.target, self.size)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tries:
+    """The tries that left nothing to fold. The first three survive a crash.
+
+    Attributes:
+        retry: of the open round, or of the last one.
+        lost: of the whole run.
+        waits_for: who did not take part in the last one and why; empty where the round was folded.
+        since_s: monotonic time at which this server saw the first of the open round; None where it has seen none.
+        since_turn: the turn of that one.
+        pause_s: after the last one.
+    """
+
+    retry: int = 0
+    lost: int = 0
+    waits_for: str = ""
+    since_s: float | None = None
+    since_turn: int = 0
+    pause_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exclusion:
+    """A client takes no part up to and with a round, and why."""
+
+    until_round: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Suspicion:
+    """What rounds tell about the updates of the next ones.
+
+    Attributes:
+        loss: of the last closed round's evaluation; None before there is one.
+        changes: the usual change of each of the last closed rounds.
+        spoiled: tries of the open round that could not be folded, whoever was left out.
+        excluded: the clients that take no part for now.
+    """
+
+    loss: float | None = None
+    changes: tuple[ChangeSize, ...] = ()
+    spoiled: int = 0
+    excluded: Mapping[str, Exclusion] = field(default_factory=lambda: MappingProxyType({}))
+
+
+def _nothing() -> Mapping[str, "Seat"]:
+    return MappingProxyType({})
+
+
+def _nobody() -> Mapping[str, Member]:
+    return MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunState:
+    """Where a run stands. All but `members`, `entered_s`, `opened_s` and what `Tries` leaves out survives a crash.
+
+    Attributes:
+        round: the open or last round; 0 before the first.
+        folded_round: the round whose model is the current one; 0 is the initial model.
+        entered_s: monotonic time at which the phase began.
+        opened_s: monotonic time at which this try of the round was first announced.
+        seats: of the open round, or of the deploy phase, by client; while the round waits, of its last try.
+        tries: those that left nothing to fold.
+        last: each client's seat in the last round that folded it: from it follows the model it is given.
+        pool: sizes that the method's search has found so far, in the order in which they were found.
+        plans: the programs written so far, by their keys.
+        queue: programs that are being written for later rounds.
+        unfit: by "client/target/size's id", why a device said that its runtime cannot run the program that trains it;
+            by "client/score/target/size's id", the one that scores it. It is not given it again until it starts anew.
+        suspicion: what rounds tell about the updates of the next ones.
+        settled: tasks of the last closed round whose updates were accepted, to answer their repetitions.
+        failure: why the run failed.
+    """
+
+    round: int = 0
+    folded_round: int = 0
+    phase: Phase = "waiting"
+    entered_s: float = 0.0
+    opened_s: float = 0.0
+    members: Mapping[str, Member] = field(default_factory=_nobody)
+    seats: Mapping[str, Seat] = field(default_factory=_nothing)
+    last: Mapping[str, Seat] = field(default_factory=_nothing)
+    pool: tuple[Known, ...] = ()
+    queue: tuple[Queued, ...] = ()
+    plans: Mapping[str, KnownPlan] = field(default_factory=lambda: MappingProxyType({}))
+    unfit: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    suspicion: Suspicion = field(default_factory=Suspicion)
+    settled: frozenset[str] = frozenset()
+    tries: Tries = field(default_factory=Tries)
+    failure: str = ""
+
+    @property
+    def turn(self) -> int:
+        """Number of the try of a round, counted over the whole run: at its time logs are read that are replayed."""
+        return self.round + self.tries.lost
+
+    @property
+    def retry(self) -> int:
+        """How often the open round was tried before without anything to fold."""
+        return self.tries.retry

@@ -1,0 +1,61 @@
+"""Programs that a device has said its runtime cannot run, so that it is not given them again. Pure."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from types import MappingProxyType
+
+from subfleet.protocol.messages import Refusal
+from subfleet.rounds.state import RunState, Seat
+from subfleet.search.queue import plan_key
+
+__all__ = ["forgiven", "unfit_sizes", "unscorable_sizes", "with_unfit"]
+
+_REASONS = ("runtime", "program")
+"""Of refusals that say something of the program, not of the moment."""
+_SCORE = "score"
+"""Kind of the programs that score a size, which are others than those that train it."""
+_MOST = 10_000
+"""Refusals that a run remembers; the oldest go first."""
+
+
+def with_unfit(state: RunState, seat: Seat, refusal: Refusal, why: str) -> RunState:
+    """The state with what a refusal says of the programs of its task.
+
+    Args:
+        state: of the run.
+        seat: of the device, with the size that it was given, or the candidates that it was to score.
+        refusal: of its task.
+        why: the refusal in words that may be shown.
+    """
+    if refusal.reason not in _REASONS:
+        return state
+    kept = {**state.unfit, **dict.fromkeys(_keys(seat), why)}
+    for key in list(kept)[: max(0, len(kept) - _MOST)]:
+        del kept[key]
+    return replace(state, unfit=MappingProxyType(kept))
+
+
+def _keys(seat: Seat) -> tuple[str, ...]:
+    if seat.task is not None and seat.task.scoring is not None:
+        return tuple(f"{seat.client_id}/{_SCORE}/{plan_key(seat.runtime, size)}" for size in seat.task.scoring.specs)
+    return () if seat.size is None else (f"{seat.client_id}/{plan_key(seat.runtime, seat.size)}",)
+
+
+def unfit_sizes(state: RunState, client_id: str, target: str) -> Mapping[str, str]:
+    """By size's id, why a device cannot run the program that trains it."""
+    return _with_prefix(state, f"{client_id}/{target}/")
+
+
+def unscorable_sizes(state: RunState, client_id: str, target: str) -> Mapping[str, str]:
+    """By size's id, why a device cannot run the program that scores it."""
+    return _with_prefix(state, f"{client_id}/{_SCORE}/{target}/")
+
+
+def _with_prefix(state: RunState, prefix: str) -> Mapping[str, str]:
+    return {key.removeprefix(prefix): why for key, why in state.unfit.items() if key.startswith(prefix)}
+
+
+def forgiven(state: RunState, client_id: str) -> RunState:
+    """The state in which a device may be given anything again: it has started anew, maybe with another runtime."""
+    kept = {key: why for key, why in state.unfit.items() if not key.startswith(f"{client_id}/")}
+    return state if len(kept) == len(state.unfit) else replace(state, unfit=MappingProxyType(kept))

@@ -1,0 +1,95 @@
+"""How much each update of a round counts: bounded by what is known of its client, and by a share of the round. Pure."""
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+
+from subfleet.protocol.messages import Update
+from subfleet.rounds.state import Seat
+
+__all__ = ["Weight", "round_weights", "share_limit"]
+
+Weigh = Callable[[Update], float]
+"""How much an update counts by itself, above 0."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Weight:
+    """How much an update counts in its round.
+
+    Attributes:
+        counted: its weight in the mean.
+        share: of the weights of all updates of the round, 0 to 1.
+        lowered: why it counts less than it claims; empty where it counts in full.
+    """
+
+    counted: float
+    share: float
+    lowered: str = ""
+
+
+def round_weights(weigh: Weigh, seats: Sequence[Seat], max_client_share: float) -> Mapping[str, Weight]:
+    """What the updates of a round count, by client.
+
+    A client is no authority on its own weight: an update counts no more samples than the client's profile has told
+    before the round, and as that is a claim too, no update has more than a share of the round.
+
+    Args:
+        weigh: what the method gives an update by itself.
+        seats: whose updates are folded, with their results.
+        max_client_share: see `share_limit`; above 0 and at most 1.
+    """
+    known = {seat.client_id: _bounded(seat) for seat in seats}
+    weights = {name: weigh(update) for name, (update, _) in known.items()}
+    limit = share_limit(weights.values(), max_client_share)
+    most = math.inf if limit is None else float(limit)
+    total = math.fsum(min(weight, most) for weight in weights.values())
+    found = {}
+    for name, weight in weights.items():
+        capped = f"its share is capped at {max_client_share:g} of the round" if weight > most else ""
+        found[name] = Weight(
+            counted=min(weight, most),
+            share=min(weight, most) / total if total else 0.0,
+            lowered="; ".join(why for why in (known[name][1], capped) if why),
+        )
+    return found
+
+
+def share_limit(weights: Iterable[float], max_share: float) -> Fraction | None:
+    """The value to which the heaviest weights of a round are lowered, so that none exceeds a share of them all.
+
+    With the k heaviest at the limit c, and the others adding up to R, they are k c + R together, and c is its share of
+    that where c = max_share R / (1 - k max_share). Of the k for which no other weight exceeds c, the smallest is the
+    one. The arithmetic is exact and goes by the weights' order of size alone.
+
+    Args:
+        weights: of all updates of the round, finite; those of 0 count for nothing.
+        max_share: above 0 and at most 1, taken for the decimal number that it is written as. Where even equal weights
+            exceed it, all are lowered to the smallest.
+
+    Returns:
+        None where no weight exceeds the share.
+    """
+    share = Fraction(str(max_share))
+    ordered = sorted((Fraction(weight) for weight in weights if weight > 0), reverse=True)
+    if len(ordered) * share <= 1:
+        return ordered[-1] if ordered and ordered[0] > ordered[-1] else None
+    rest = sum(ordered, Fraction())
+    for lowered, heaviest in enumerate(ordered):
+        limit = share * rest / (1 - share * lowered)
+        if heaviest <= limit:
+            return limit if lowered else None
+        rest -= heaviest
+    raise AssertionError("one of several weights is below its share")
+
+
+def _bounded(seat: Seat) -> tuple[Update, str]:
+    """A client's update with no more samples than its profile told, and what was wrong with it."""
+    if seat.result is None:
+        raise ValueError(f"the seat of client {seat.client_id} has no update")
+    claimed = seat.result.sample_count
+    if claimed <= seat.sample_count:
+        return seat.result, ""
+    why = f"it claims {claimed} samples, but its profile has {seat.sample_count}"
+    return replace(seat.result, sample_count=seat.sample_count), why

@@ -1,0 +1,203 @@
+"""Our search: the paper's, on an index of all known subnets, and climbs that make it better where it is asked.
+
+The answer is the known subnet that fits and has the most parameters. Everything that the paper's search draws and every
+subnet of a uniform space is known, so no answer has fewer parameters than that search gives with the same draws, nor
+than the best uniform subnet has. What is known does not depend on the budget that is asked for: more memory or a faster
+link never gives fewer parameters.
+
+While the pool has room, every device makes the search look at a few subnets of any size and, where more may fit, starts
+climbs towards its budget: several while the pool is small and grows, then one as long as these find something, and then
+one for one device in many. Of what was looked at, that joins the pool which nothing known stands in for: nothing with
+0.99 of its parameters or more takes as little memory. So the pool grows along the best trade of memory for parameters,
+and serves budgets that nobody has had yet.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import lru_cache
+from itertools import islice
+from random import Random
+
+from subfleet.elastic.spaces import Genes, SearchSpace
+from subfleet.protocol.errors import ConfigError
+from subfleet.protocol.subnet import SubnetSpec
+from subfleet.search.candidates import Candidate
+from subfleet.search.climbing import Climb
+from subfleet.search.index import PriceIndex
+from subfleet.search.paper import PaperSearch, PaperSettings
+from subfleet.search.query import Explored, Fit, Known, PriceList, Query
+
+__all__ = ["ParetoSearch", "ParetoSettings"]
+
+_PRICES = 16_384
+"""Prices that are kept beside the pool: neighbours of subnets that are given often are asked for again and again."""
+_STARTS = 8
+"""Known subnets of each kind from which a climb begins."""
+_IN_VAIN = 4
+"""Climbs in a row that came no higher: others would not, either."""
+_STILL_GROWS = 0.5
+"""Of what joined a pool lately, the share that was built, above which a small pool is one of a run's first devices."""
+_RECENT = 64
+"""The latest of the pool: how many of them climbs have found tells whether they still find anything."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParetoSettings:
+    """Settings of our search.
+
+    Attributes:
+        paper: of the search that ours begins with. An epsilon of 1 switches off all exploring, ours too.
+        slack: share of its parameters below which a subnet is not worth to be known beside another, 0 to 1.
+        trials: subnets that one climb prices.
+        samples: subnets of any size that are looked at for each device, and as many at the corners of the space.
+        climbs: at most, for each device while the pool is small and still grows; then one.
+        small_pool: subnets in the pool up to which it is small.
+        built_limit: subnets in the pool beyond which it grows by the paper's draws alone, as far as those go.
+    """
+
+    paper: PaperSettings = field(default_factory=PaperSettings)
+    slack: float = 0.01
+    trials: int = 64
+    samples: int = 2
+    climbs: int = 8
+    small_pool: int = 768
+    built_limit: int = 2048
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.slack <= 1:
+            raise ConfigError(f"slack is {self.slack}, but must be from 0 to 1")
+        for name in ("trials", "samples", "climbs", "small_pool", "built_limit"):
+            if getattr(self, name) < 0:
+                raise ConfigError(f"{name} is {getattr(self, name)}, but must be 0 or more")
+
+
+class ParetoSearch:
+    """See the module.
+
+    Args:
+        space: to choose from.
+        price: of its subnets.
+        targets: program targets that devices may run.
+        uniform: subnets of one width rate, which are known from the start; they need not be in the space.
+        settings: of the search.
+    """
+
+    def __init__(
+        self,
+        space: SearchSpace,
+        price: PriceList,
+        targets: Sequence[str],
+        *,
+        uniform: Sequence[SubnetSpec] = (),
+        settings: ParetoSettings | None = None,
+    ) -> None:
+        self._settings = settings or ParetoSettings()
+        self._space, self._targets = space, tuple(targets)
+        self._price = lru_cache(maxsize=_PRICES)(price)
+        self._paper = PaperSearch(space, self._price, targets, self._settings.paper)
+        self._index = PriceIndex(targets, (*self._paper.known, *map(price, uniform)))
+        self._most_parameters = price(space.spec(space.largest)).parameters
+        self._pool: list[Known] = []
+        self._climb = Climb(space=space, price=self._price, trials=self._settings.trials)
+
+    @property
+    def pool(self) -> tuple[Known, ...]:
+        """What was learned beside the smallest, the largest and the uniform subnets."""
+        return tuple(self._pool)
+
+    @property
+    def known(self) -> PriceIndex:
+        """Every subnet that is known, with its price."""
+        return self._index
+
+    def best(self, query: Query) -> Fit | None:
+        """The known subnet with the most parameters that fits."""
+        return self._index.best(query)
+
+    def explore(self, query: Query, rng: Random) -> Explored:
+        """The paper's draws, subnets of any size, and what a climb towards the budget comes by."""
+        drawn = self._paper.explore(query, rng)
+        full = self._settings.paper.epsilon >= 1 or len(self._pool) >= self._settings.built_limit
+        cold = len(self._pool) < self._settings.small_pool and self._yield() > _STILL_GROWS
+        if full or (rng.random() >= self._yield() and not cold):
+            return drawn
+        drawers = (self._space.spread, self._space.corner)
+        tried = [self._price(self._space.spec(draw(rng))) for draw in drawers for _ in range(self._settings.samples)]
+        tried += self._climbed(tried, query, rng, most=self._settings.climbs if cold else 1)
+        known = {one.spec for one in drawn.found}
+        built = [one for one in self._worth_knowing(tried, query) if one.spec not in known]
+        room = max(0, self._settings.built_limit - len(self._pool) - len(drawn.found))
+        return Explored(found=(*drawn.found, *built[:room]), draws=drawn.draws, hit=drawn.hit)
+
+    def learn(self, found: Sequence[Known]) -> None:
+        """Remember draws as far as the paper's search does, and what was built while it is below its own limit."""
+        for one in found:
+            before = len(self._paper.pool), len(self._index)
+            if one.drawn:
+                self._paper.learn([one])
+            room = one.spec in self._paper.known if one.drawn else len(self._pool) < self._settings.built_limit
+            if room:
+                self._index.add(self._price(one.spec))
+            if before != (len(self._paper.pool), len(self._index)):
+                self._pool.append(one)
+
+    def _climbed(self, tried: Sequence[Candidate], query: Query, rng: Random, *, most: int) -> list[Candidate]:
+        """What climbs look at: each begins from what is known and from what was looked at before it.
+
+        They end where no more can fit, or where some of them in a row have come no higher.
+        """
+        known = self._index
+        if most > 1:
+            known = known.copied()
+            for one in tried:
+                known.add(one)
+        found: list[Candidate] = []
+        in_vain = 0
+        for _ in range(most):
+            best = known.best(query)
+            if best is None or in_vain == _IN_VAIN or not self._may_grow(best, query):
+                break
+            looked_at = self._climb.tried(*self._starts(known, query), query, rng)
+            found += looked_at
+            if most > 1:
+                for one in looked_at:
+                    known.add(one)
+                higher = known.best(query)
+                in_vain = 0 if higher is not None and higher.rank > best.rank else in_vain + 1
+        return found
+
+    def _may_grow(self, best: Fit, query: Query) -> bool:
+        """Whether a subnet may fit that has more parameters by the slack: they travel, so links bound them."""
+        candidate, limits = best.candidate, query.limits
+        moved = ((candidate.weight_bytes, limits.downlink_bytes), (candidate.update_bytes, limits.uplink_bytes))
+        near = 1 - self._settings.slack
+        return candidate.parameters < self._most_parameters and not any(
+            link_bytes is not None and moved_bytes >= near * link_bytes for moved_bytes, link_bytes in moved
+        )
+
+    def _yield(self) -> float:
+        """Of what joined the pool lately, the share that was built and not drawn; never 0, and 1 in the beginning."""
+        recent = self._pool[-_RECENT:]
+        drawn = sum(one.drawn for one in recent)
+        return 1 - min(drawn, _RECENT - 1) / _RECENT
+
+    def _starts(self, known: PriceIndex, query: Query) -> tuple[list[Genes], list[Genes]]:
+        """Genes of known subnets just within the budget, and of larger ones just beyond it."""
+        within, beyond = (list(islice(self._genes_of(every), _STARTS)) for every in known.around(query, 2 * _STARTS))
+        return within or [self._space.smallest], beyond
+
+    def _genes_of(self, candidates: Iterable[Candidate]) -> Iterator[Genes]:
+        """Of those that are in the space."""
+        for one in candidates:
+            with suppress(ConfigError):
+                yield self._space.genes_of(one.spec)
+
+    def _worth_knowing(self, tried: Iterable[Candidate], query: Query) -> Iterable[Known]:
+        """Those that nothing known stands in for, nor one before them; the ones with most parameters come first."""
+        new = PriceIndex(self._targets)
+        for one in sorted(tried, key=lambda one: one.order, reverse=True):
+            held = (index.stands_in(one, query, self._settings.slack) for index in (self._index, new))
+            if one.spec not in self._index and not any(held):
+                new.add(one)
+                yield Known(spec=one.spec, drawn=False)

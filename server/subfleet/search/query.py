@@ -1,0 +1,120 @@
+"""What a search is asked and answers, and the seam that every search fills."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from random import Random
+from typing import Protocol
+
+from subfleet.protocol.readings import Budget
+from subfleet.protocol.subnet import SubnetSpec
+from subfleet.search.candidates import Candidate
+from subfleet.search.limits import columns_of, fitting, utilisation
+
+__all__ = ["Explored", "Fit", "Known", "PriceList", "Query", "Search", "fit_of"]
+
+
+class PriceList(Protocol):
+    """The seam to the cost model. It keeps what it has priced once."""
+
+    def __call__(self, spec: SubnetSpec) -> Candidate:
+        """What a subnet costs. A target that cannot train it is missing in its memory, or is infinite there.
+
+        Raises:
+            ConfigError: the spec is no subnet of the network.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Query:
+    """One device that waits for a subnet.
+
+    Attributes:
+        target: the program target that it runs.
+        limits: what it can give.
+        refused: why a subnet cannot be given to it whatever it costs; empty where it can.
+        below_parameters: only subnets with fewer parameters are looked at.
+    """
+
+    target: str
+    limits: Budget
+    refused: Callable[[Candidate], str] = lambda candidate: ""
+    below_parameters: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fit:
+    """A subnet that a device can be given.
+
+    Attributes:
+        utilisation: the larger of its shares of memory and links, 0 to 1.
+    """
+
+    candidate: Candidate
+    utilisation: float
+
+    @property
+    def rank(self) -> tuple[int, float]:
+        """Better subnets have a higher rank: parameters count first, then utilisation."""
+        return self.candidate.parameters, self.utilisation
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Known:
+    """A subnet that a search wants to remember: an entry of its pool, for the journal.
+
+    Attributes:
+        drawn: the paper's random search drew it; else it was built towards a budget.
+    """
+
+    spec: SubnetSpec
+    drawn: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Explored:
+    """What a search came by when it looked for subnets for one device.
+
+    Attributes:
+        found: what it wants to remember: all of it joins the pool, so that a full pool leaves nothing to find.
+        draws: how many subnets were drawn at random.
+        hit: the draws ended because they were as many as are allowed.
+    """
+
+    found: tuple[Known, ...] = ()
+    draws: int = 0
+    hit: bool = False
+
+
+class Search(Protocol):
+    """A way to choose subnets. All that it remembers is its pool."""
+
+    @property
+    def pool(self) -> tuple[Known, ...]:
+        """What was learned so far, in that order."""
+        ...
+
+    def explore(self, query: Query, rng: Random) -> Explored:
+        """Look for subnets for one device. Nothing is remembered; the same pool, query and stream find the same."""
+        ...
+
+    def learn(self, found: Sequence[Known]) -> None:
+        """Remember, what is known already once. The pool only grows."""
+        ...
+
+    def best(self, query: Query) -> Fit | None:
+        """The known subnet that fits a device best, by `Fit.rank`; None leaves it out of the round.
+
+        With the same pool, a device that can give more of anything, and no less of the rest, gets no fewer parameters.
+        """
+        ...
+
+
+def fit_of(candidate: Candidate, query: Query) -> Fit | None:
+    """A subnet held against one device; None where it does not fit or is refused."""
+    if query.below_parameters is not None and candidate.parameters >= query.below_parameters:
+        return None
+    columns = columns_of(candidate, query.target)
+    if not fitting(columns, query.limits)[0] or query.refused(candidate):
+        return None
+    return Fit(candidate=candidate, utilisation=float(utilisation(columns, query.limits)[0]))

@@ -1,0 +1,41 @@
+"""From a configuration to what a run works with: the network, its search space, its prices."""
+
+from subfleet.elastic.families import network_of
+from subfleet.methods.norms import with_norms
+from subfleet.programs.pricing import price_list
+from subfleet.protocol.errors import ConfigError
+from subfleet.rounds.state import Plan
+from subfleet.search.candidates import ordered
+from subfleet.settings.config import ServerConfig
+
+__all__ = ["plan_of"]
+
+
+def plan_of(config: ServerConfig, run_id: str) -> Plan:
+    """Everything about a run that does not change.
+
+    Args:
+        config: of the run.
+        run_id: its name and a part that no other run has.
+
+    Raises:
+        ConfigError: the model's description is wrong, there is nothing to choose from, or the model's inputs are no
+            images, which alone can be augmented.
+    """
+    network = network_of(config.model)
+    problem = config.training.augmentation.problem_with(config.model.input_shape)
+    if problem is not None:
+        raise ConfigError(problem)
+    policies = with_norms(config.method.policies(), config.norms)
+    price = price_list(config, network, planned=policies.planned_prices)
+    candidates = [price(spec) for spec in policies.space(network, config.rates)]
+    if not candidates:
+        raise ConfigError("the method's space of subnets is empty; name one or more width rates")
+    return Plan(
+        config=config,
+        run_id=run_id,
+        network=network,
+        policies=policies,
+        candidates=ordered(candidates),
+        price=price,
+    )

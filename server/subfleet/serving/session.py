@@ -1,0 +1,373 @@
+"""The server of one run: the loop that owns the state, and performs what the coordinator asks for.
+
+Order of every step: decide (pure), write the journal, then act. What a client was promised is therefore on disk before
+the promise leaves, and a server that dies between the two makes the same promise again.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Set
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from subfleet.elastic.families import init_state
+from subfleet.elastic.model_state import ModelState, unpacked
+from subfleet.export.quantisation.report import calibration_of
+from subfleet.folding.checking import Checks
+from subfleet.folding.checkpoint import checkpoint_path, load_checkpoint, prune_checkpoints
+from subfleet.folding.evaluation_data import with_evaluation
+from subfleet.folding.folding import Folding
+from subfleet.folding.views import Views
+from subfleet.folding.workbench import Workbench
+from subfleet.journal.database import open_database
+from subfleet.journal.journal import Journal, begin_run
+from subfleet.journal.places import Places
+from subfleet.journal.records import RunObserver, RunResult
+from subfleet.journal.rows import deployed_models, round_record
+from subfleet.link.announcing import Announcer
+from subfleet.link.inbox import read_delivery
+from subfleet.link.traffic import Traffic
+from subfleet.link.uploads import Uploads
+from subfleet.methods.judging import method_status
+from subfleet.programs.supply import Exports, Supply
+from subfleet.protocol.blobs import Chunk
+from subfleet.protocol.errors import FileError, RunError
+from subfleet.protocol.messages import BlobMissing, ChunkRequest, Receipt, encode
+from subfleet.protocol.topics import Topics
+from subfleet.rounds.actions import (
+    Action,
+    Close,
+    Export,
+    Fetch,
+    Fold,
+    Prepare,
+    PrepareModels,
+    PrepareScoring,
+    Reply,
+    SendTask,
+    Withdraw,
+)
+from subfleet.rounds.coordinator import resume_actions, round_info, step
+from subfleet.rounds.events import Event, Tick
+from subfleet.rounds.state import RunState
+from subfleet.serving.observing import GuardedObserver
+from subfleet.serving.planning import plan_of
+from subfleet.settings.config import ServerConfig
+from subfleet.transport.base import Connected, Delivery, Disconnected, Transport
+from subfleet.transport.blob_store import BlobStore
+from subfleet.transport.complaints import Complaints
+from subfleet.transport.counting import CountingTransport
+from subfleet.transport.exchange import BlobExchange, Fetched, FetchFailed
+from subfleet.transport.outbox import Outbox
+
+__all__ = ["Server"]
+
+_LOG = logging.getLogger(__name__)
+_POLL_S = 0.05
+_EVENTS_PER_STEP = 256
+
+
+class Server:
+    """Runs one configured run to its end, or takes up where an earlier server on the same state folder stopped.
+
+    Everything belongs to the thread that calls it; the exporter and the folding work beside it and are polled.
+
+    Args:
+        config: of the run.
+        transport: the link to the broker, not opened yet.
+        observer: told of every finished round; it may fail, and the run goes on.
+        state_folder: where the run lives; one server at a time.
+        exports: the exporter. The caller closes it.
+        clock: seconds, monotonic.
+
+    Raises:
+        ConfigError: the run was begun with another configuration, or the model's description is wrong.
+        DataError: the evaluation data cannot be used.
+        FileError: the state folder cannot be used.
+    """
+
+    def __init__(
+        self,
+        config: ServerConfig,
+        transport: Transport,
+        observer: RunObserver,
+        *,
+        state_folder: Path,
+        exports: Exports,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        config, evaluation = with_evaluation(config)
+        self._config = config
+        self._observer = GuardedObserver(observer)
+        self._clock = clock
+        self._topics = Topics(config.fleet)
+        self._places = Places(state_folder)
+        self._places.make()
+        engine = open_database(state_folder)
+        run_id = begin_run(engine, name=config.name, settings=config.fingerprint(), round_count=config.total_rounds)
+        self._engine = engine
+        self._journal = Journal(engine, run_id)
+        self._plan = plan_of(config, run_id)
+        self._network = self._plan.network
+        self._traffic = Traffic(self._topics)
+        self._transport = CountingTransport(transport, on_payload=self._traffic.count)
+        self._blobs = BlobStore(self._places.blobs)
+        self._complaints = Complaints(_LOG, clock)
+        self._exchange = BlobExchange(
+            self._blobs,
+            complain=self._complaints.note,
+            request_topic=lambda peer: self._topics.down(peer, "request"),
+            chunk_topic=lambda peer: self._topics.down(peer, "chunk"),
+            missing_topic=lambda peer: self._topics.down(peer, "missing"),
+        )
+        self._uploads = Uploads(self._exchange, self._complaints.note)
+        self._outbox = Outbox()
+        self._announcer = Announcer()
+        views = Views(plan=self._plan, samples=torch.from_numpy(evaluation.inputs.copy()))
+        self._supply = Supply(
+            self._plan,
+            views,
+            exports,
+            blobs=self._blobs,
+            models_folder=self._places.models / run_id,
+            calibration_sha256=calibration_of(evaluation).sha256 if config.deploy_quantisation != "none" else "",
+        )
+        folding, checkpoints = Folding.of(self._plan, self._blobs), self._places.checkpoints
+        self._checks = Checks(self._plan, self._blobs)
+        self._workbench = Workbench(folding, views, evaluation, checkpoints=checkpoints)
+        self._state = RunState()
+        self._model = self._folded = ModelState(shared={})
+
+    @property
+    def run_id(self) -> str:
+        """The run's name and a part of its own."""
+        return self._plan.run_id
+
+    @property
+    def state(self) -> RunState:
+        """Where the run stands."""
+        return self._state
+
+    @property
+    def finished(self) -> bool:
+        """Whether nothing is left to do but to tell everyone."""
+        return self._state.phase in ("finished", "failed")
+
+    def run(self, stop: threading.Event) -> RunResult:
+        """Run to the end, or until `stop` is set.
+
+        Raises:
+            RunError: the run cannot go on; the text says why.
+            TransportError: the broker cannot be reached at the start.
+            FileError: the state folder cannot be used, or another server uses it.
+        """
+        with self._places.locked():
+            self.open()
+            try:
+                while not stop.is_set() and not self.finished:
+                    self.step(_POLL_S)
+                self._linger(stop)
+            finally:
+                self.close()
+        if self._state.phase == "failed":
+            raise RunError(self._state.failure)
+        return self.result()
+
+    def open(self) -> None:
+        """Take up the stored state and connect."""
+        now_s = self._clock()
+        stored = state = self._journal.load(now_s)
+        if state.phase == "failed":  # whoever starts the server again wants it tried again
+            state = replace(state, phase="waiting", failure="")
+            self._journal.save(stored, state)
+        self._state = state
+        self._traffic.restart(self._journal.load_bytes(state))
+        self._model = self._load_model(state.folded_round)
+        self._supply.renew(self._model)
+        self._sweep()
+        self._transport.open((self._topics.up("+", "+"),))
+        if state.round > 0:
+            self._observer.say(f"run {self.run_id} is taken up in round {state.round}, phase {state.phase}")
+        for action in resume_actions(self._plan, state):
+            self._perform(action)
+
+    def step(self, timeout_s: float) -> None:
+        """Handle what has come within `timeout_s` seconds, and send what is due."""
+        event = self._transport.poll(timeout_s)
+        for _ in range(_EVENTS_PER_STEP):
+            if event is None:
+                break
+            self._take(event)
+            event = self._transport.poll(0.0)
+        if event is not None:
+            self._take(event)
+        for result in self._exchange.finished():
+            self._take_transfer(result)
+        for checked in self._checks.events():
+            self._apply(checked)
+        for prepared in self._supply.events():
+            self._apply(prepared)
+        outcome = self._workbench.outcome()
+        if outcome is not None:
+            self._folded = outcome.model
+            self._apply(outcome.event)
+        self._apply(Tick())
+        self._send()
+        self._complaints.tick()
+
+    def settle(self) -> None:
+        """Wait until what goes on beside this loop has ended: under a logical clock it takes no time."""
+        self._checks.settle()
+        self._workbench.settle()
+
+    def close(self) -> None:
+        """Disconnect and let the threads end. The run can be taken up again."""
+        self._transport.close()
+        self._checks.close()
+        self._workbench.close()
+        self._engine.dispose()
+
+    def result(self) -> RunResult:
+        """How the run stands, or ended."""
+        records = self._journal.records()
+        path = checkpoint_path(self._places.checkpoints, self._state.folded_round)
+        return RunResult(
+            run_id=self.run_id,
+            method=self._config.method.TYPE,
+            method_status=method_status(self._config.method, self._config.setting),
+            finished=self._state.phase == "finished",
+            accuracy=records[-1].accuracy if records else 0.0,
+            rounds=records,
+            deployed=deployed_models(self._plan, [seat for _, seat in sorted(self._state.seats.items())]),
+            model_path=path if self._state.folded_round else None,
+        )
+
+    def _linger(self, stop: threading.Event) -> None:
+        """Tell of the end until everyone has left, at most for the configured time."""
+        until_s = self._clock() + self._config.deadlines.linger_s
+        while not stop.is_set() and self._clock() < until_s:
+            self.step(_POLL_S)
+            if all(member.heard_s is None for member in self._state.members.values()):
+                break
+
+    def _load_model(self, round_number: int) -> ModelState:
+        if round_number == 0:
+            return ModelState(shared=init_state(self._network, self._config.seed))
+        sha256 = self._journal.checkpoint_sha256(round_number)
+        if sha256 is None:
+            raise FileError(f"the journal has no checkpoint of round {round_number}; restore the state folder")
+        return unpacked(load_checkpoint(self._places.checkpoints, round_number, sha256))
+
+    def _take(self, event: Connected | Disconnected | Delivery) -> None:
+        if isinstance(event, Connected):
+            self._exchange.reconnected()
+            self._outbox.resend_all()
+            self._announcer.again()
+        elif isinstance(event, Disconnected):
+            _LOG.warning("the link to the broker is down: %s", event.reason)
+        else:
+            read = read_delivery(self._topics, event, self._complaints.note)
+            if read is not None:
+                self._take_message(*read)
+
+    def _take_message(self, client_id: str, incoming: object) -> None:
+        if isinstance(incoming, Receipt):
+            self._settle(client_id, incoming)
+        elif isinstance(incoming, ChunkRequest):
+            self._exchange.handle_request(client_id, incoming)
+        elif isinstance(incoming, Chunk):
+            self._exchange.handle_chunk(client_id, incoming)
+        elif isinstance(incoming, BlobMissing):
+            self._exchange.handle_missing(client_id, incoming)
+        else:
+            self._apply(incoming)  # type: ignore[arg-type]  # the remaining members of Incoming are events
+
+    def _settle(self, client_id: str, receipt: Receipt) -> None:
+        """A device acknowledges its own task; the ids of others' tasks are no secret."""
+        seat = self._state.seats.get(client_id)
+        if seat is not None and seat.task is not None and seat.task.message_id == receipt.of:
+            self._outbox.settle(receipt.of)
+
+    def _take_transfer(self, result: Fetched | FetchFailed) -> None:
+        for update in self._uploads.ended(result):
+            self._checks.begin(update, self._state.seats.get(update.client_id), self._model)
+
+    def _apply(self, event: Event) -> None:
+        """Decide, write down, act."""
+        before = self._state
+        after, actions = step(self._plan, before, event, self._clock())
+        counted = {name: self._traffic.of(name) for name in {*before.seats, *after.seats}}
+        close = next((action for action in actions if isinstance(action, Close)), None)
+        record = None if close is None else round_record(self._plan, close, self._traffic)
+        self._journal.save(before, after, counted=counted, close=close, record=record)
+        self._state = after
+        if after.folded_round != before.folded_round:
+            self._model = self._folded
+            self._supply.renew(self._model)
+        if after.turn != before.turn or (after.phase == "deploy") != (before.phase == "deploy"):
+            self._traffic.restart()
+        for action in actions:
+            self._perform(action)
+        if record is not None:
+            self._observer.round_finished(record)
+            self._tidy()
+        self._narrate(before, after)
+
+    def _perform(self, action: Action) -> None:
+        if isinstance(action, (Prepare, PrepareScoring, PrepareModels, Export)):
+            self._supply.begin(action)
+        elif isinstance(action, SendTask):
+            topic = self._topics.down(action.task.client_id, "task")
+            self._outbox.put(action.task.message_id, topic, encode(action.task), retain=True)
+        elif isinstance(action, Withdraw):
+            self._outbox.settle(action.task_id)
+            self._uploads.drop(action.task_id)
+        elif isinstance(action, Reply):
+            topic = self._topics.down(action.client_id, "receipt")
+            self._transport.publish(topic, encode(action.receipt))
+        elif isinstance(action, Fetch):
+            self._uploads.pull(action.update)
+        elif isinstance(action, Fold):
+            self._workbench.begin(action, self._model)
+
+    def _send(self) -> None:
+        now_s = self._clock()
+        for outgoing in (*self._exchange.tick(now_s), *self._outbox.due(now_s)):
+            self._transport.publish(outgoing.topic, outgoing.payload, retain=outgoing.retain)
+        info = round_info(self._plan, self._state, now_s)
+        if info is not None and self._announcer.due(info, now_s):
+            self._transport.publish(self._topics.all("round"), encode(info), retain=True)
+
+    def _sweep(self) -> None:
+        """Remove what a server that died has left; in a round with open tasks, devices go on with their uploads."""
+        tasks = [seat.task for seat in self._state.seats.values() if seat.open and seat.task is not None]
+        served = {blob.sha256 for task in tasks for blob in task.blobs}
+        self._tidy(served | (self._blobs.partials if self._state.phase == "train" else set()))
+
+    def _tidy(self, needed: Set[str] = frozenset()) -> None:
+        """Remove what no round needs any more, but for the blobs of some digests."""
+        keep_from = self._state.folded_round - self._config.keep_rounds + 1
+        prune_checkpoints(self._places.checkpoints, keep_from=keep_from)
+        stored = self._journal.update_digests(since_round=keep_from)
+        self._blobs.prune(self._supply.digests | self._uploads.digests | self._checks.digests | stored | needed)
+
+    def _narrate(self, before: RunState, after: RunState) -> None:
+        for name, member in after.members.items():
+            known = before.members.get(name)
+            if member.profile is not None and (known is None or known.profile is None):
+                runtimes = ", ".join(member.profile.runtimes)
+                self._observer.say(
+                    f"client {name} joined: {member.profile.device}, {runtimes}, {member.profile.sample_count} samples"
+                )
+        if after.tries.lost != before.tries.lost:
+            tries, pause = after.tries, f"in {after.tries.pause_s:g} s" if after.tries.pause_s else "at once"
+            again = "" if after.phase == "failed" else f"; it is tried again {pause}"
+            self._observer.say(f"round {before.round} left nothing to fold ({tries.waits_for}){again}")
+        for name, excluded in after.suspicion.excluded.items():
+            if before.suspicion.excluded.get(name) != excluded:
+                self._observer.say(f"client {name} is {excluded.reason}")
+        if after.phase == "deploy" != before.phase:
+            self._observer.say("the last round is done; each device's own model is exported and sent")

@@ -1,0 +1,1 @@
+"""What a run is: read from a file, checked before anything starts."""
