@@ -196,6 +196,7 @@ class Server:
 
     def step(self, timeout_s: float) -> None:
         """Handle what has come within `timeout_s` seconds, and send what is due."""
+        self._take_outcomes()
         event = self._transport.poll(timeout_s)
         for _ in range(_EVENTS_PER_STEP):
             if event is None:
@@ -206,17 +207,22 @@ class Server:
             self._take(event)
         for result in self._exchange.finished():
             self._take_transfer(result)
-        for checked in self._checks.events():
-            self._apply(checked)
-        for prepared in self._supply.events():
-            self._apply(prepared)
+        self._apply(Tick())
+        self._send()
+        self._complaints.tick()
+
+    def _take_outcomes(self) -> None:
+        """Handle what was done beside the loop, before anything else.
+
+        So what begins in this step is looked at in the next one, however fast it is, and a run under a logical clock
+        takes the same steps on every machine.
+        """
+        for event in (*self._checks.events(), *self._supply.events()):
+            self._apply(event)
         outcome = self._workbench.outcome()
         if outcome is not None:
             self._folded = outcome.model
             self._apply(outcome.event)
-        self._apply(Tick())
-        self._send()
-        self._complaints.tick()
 
     def settle(self) -> None:
         """Wait until what goes on beside this loop has ended: under a logical clock it takes no time."""
