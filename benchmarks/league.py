@@ -32,7 +32,7 @@ from league.table import league_tables, summary
 from league.under_attack import attack_summary, attack_tables
 from rich.console import Console
 
-from subfleet.emulation.virtual.compare import Build, compare
+from subfleet.emulation.batch.compare import Build, compare
 from subfleet.export.cache import CacheFolder
 from subfleet.protocol.errors import ConfigError, SubfleetError
 

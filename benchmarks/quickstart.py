@@ -62,7 +62,7 @@ def measured(seed: int) -> dict[str, Any]:
         environment = {**os.environ, "SUBFLEET_CACHE": str(folder / "cache")}
         load, before, started_s = os.getloadavg()[0], _cpu_s(), time.monotonic()
         done = subprocess.run(
-            [*command, "--seed", str(seed)], env=environment, stdout=subprocess.PIPE, text=True, check=True
+            [*command, "--set", f"seed={seed}"], env=environment, stdout=subprocess.PIPE, text=True, check=True
         )
         seconds = time.monotonic() - started_s
         summary = json.loads((folder / "runs" / "quickstart" / "summary.json").read_text(encoding="utf-8"))

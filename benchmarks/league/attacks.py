@@ -18,7 +18,7 @@ from subfleet.device_profiles import DeviceProfile, LogRow, ResourceLog
 from subfleet.elastic.families import network_of
 from subfleet.elastic.spaces import uniform_space
 from subfleet.emulation.attacks import Attack, Backdoor, LabelShuffling
-from subfleet.emulation.virtual.description import VirtualExperiment
+from subfleet.emulation.gathered import GatheredRun
 from subfleet.methods.fedfa import FedFA
 from subfleet.methods.flexifed import FlexiFed
 from subfleet.methods.heterofl import HeteroFL
@@ -110,7 +110,7 @@ RIVALS: Mapping[str, str] = MappingProxyType(
 """Whose loss is compared with which form of FedFA's, on the same architectures."""
 
 
-def attack_game(name: str, attack: str, seed: int, rounds: int, samples: Path) -> VirtualExperiment:
+def attack_game(name: str, attack: str, seed: int, rounds: int, samples: Path) -> GatheredRun:
     """Describe a game.
 
     Args:
@@ -123,10 +123,10 @@ def attack_game(name: str, attack: str, seed: int, rounds: int, samples: Path) -
     one = ATTACKED[name]
     setting = Setting(name=f"{name}-{attack}-{seed}", seed=seed, rounds=rounds, clients_per_round=CLIENTS_PER_ROUND)
     found = play(one.entrant, setting, _fleet(_sizes_bytes(one)), samples)
-    turned = (replace(client, attack=ATTACKS[attack]) for client in found.clients[-_ATTACKERS:])
+    turned = (replace(client, attack=ATTACKS[attack]) for client in found.devices[-_ATTACKERS:])
     # What the methods withstand by themselves is compared; the server leaves out nobody.
-    config = replace(found.config, suspicion=SuspicionSettings(change_factor=0, loss_factor=0))
-    return replace(found, config=config, clients=(*found.clients[:-_ATTACKERS], *turned))
+    config = replace(found.run, suspicion=SuspicionSettings(change_factor=0, loss_factor=0))
+    return replace(found, run=config, devices=(*found.devices[:-_ATTACKERS], *turned))
 
 
 def _sizes_bytes(one: Attacked) -> list[int]:

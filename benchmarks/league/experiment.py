@@ -8,9 +8,11 @@ from league.entrants import ENTRANTS, Entrant
 from league.fleet import COMMUNICATION_S, LeagueDevice, devices, without_limits
 from league.samples import read
 from subfleet.elastic.network import ModelConfig
-from subfleet.emulation.virtual.description import VirtualClient, VirtualExperiment
+from subfleet.emulation.gathered import EmulatedDevice, GatheredRun
 from subfleet.protocol.training import OptimiserSettings, TrainingSettings
-from subfleet.settings.config import LogClock, ServerConfig
+from subfleet.settings.run import Run
+from subfleet.settings.samples import DataSettings
+from subfleet.settings.timing import LogClock
 
 __all__ = ["MODEL", "TRAINING", "Setting", "game", "play"]
 
@@ -41,7 +43,7 @@ class Setting:
     clients_per_round: int = 0
 
 
-def game(entrant: str, seed: int, rounds: int, samples: Path, data: Path) -> VirtualExperiment:
+def game(entrant: str, seed: int, rounds: int, samples: Path, data: Path) -> GatheredRun:
     """Describe a game of the league.
 
     Args:
@@ -54,7 +56,7 @@ def game(entrant: str, seed: int, rounds: int, samples: Path, data: Path) -> Vir
     return play(ENTRANTS[entrant], Setting(name=f"{entrant}-{seed}", seed=seed, rounds=rounds), devices(data), samples)
 
 
-def play(entrant: Entrant, setting: Setting, fleet: Sequence[LeagueDevice], samples: Path) -> VirtualExperiment:
+def play(entrant: Entrant, setting: Setting, fleet: Sequence[LeagueDevice], samples: Path) -> GatheredRun:
     """Describe a game of an entrant on any fleet.
 
     Args:
@@ -64,10 +66,10 @@ def play(entrant: Entrant, setting: Setting, fleet: Sequence[LeagueDevice], samp
         samples: the file that `league.samples.cut` wrote for this seed and as many clients.
     """
     found = read(samples, tuple(device.client_id for device in fleet))
-    config = ServerConfig(
+    config = Run(
         name=setting.name,
         model=replace(MODEL, **entrant.model),
-        evaluation_data="",
+        data=DataSettings(test="unused"),
         rounds=setting.rounds,
         min_clients=len(fleet),
         training=TRAINING,
@@ -84,7 +86,7 @@ def play(entrant: Entrant, setting: Setting, fleet: Sequence[LeagueDevice], samp
         memory_overhead_bytes={"onnx": 0},
     )
     clients = tuple(
-        VirtualClient(
+        EmulatedDevice(
             client_id=device.client_id,
             profile=device.profile,
             data=found.train[device.client_id],
@@ -94,4 +96,4 @@ def play(entrant: Entrant, setting: Setting, fleet: Sequence[LeagueDevice], samp
         )
         for device in fleet
     )
-    return VirtualExperiment(config=config, clients=clients, evaluation=found.evaluation)
+    return GatheredRun(run=config, devices=clients, evaluation=found.evaluation)

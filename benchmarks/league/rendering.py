@@ -7,7 +7,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from subfleet.emulation.paired import PairedDifference
+from subfleet.reporting.paired import PairedDifference
 
 __all__ = ["TextTable", "as_markdown", "difference_text", "plain_difference", "print_tables"]
 

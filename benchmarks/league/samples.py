@@ -10,7 +10,8 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from subfleet.emulation.partitions import PartitionSettings, partition
+from subfleet.emulation.partitions import partition
+from subfleet.settings.samples import PartitionSettings
 from subfleet.tasks import Dataset
 from subfleet.tasks.catalogue import task_named
 
@@ -57,9 +58,9 @@ def cut(folder: Path, seed: int, clients: int, counts: SampleCounts, split: Spli
     drawn = np.sort(generator.permutation(len(task.train))[: counts.train])
     mean, deviation = task.train.inputs.mean(), task.train.inputs.std()
     train = Dataset(inputs=task.train.inputs[drawn], labels=task.train.labels[drawn])
-    settings = PartitionSettings(name=split, clients=clients, seed=seed, alpha=ALPHA, min_samples=LEAST_SAMPLES)
+    settings = PartitionSettings(name=split, alpha=ALPHA, min_samples=LEAST_SAMPLES)
     owners = np.zeros(len(train), np.int64)
-    for place, part in enumerate(partition(train, settings)):
+    for place, part in enumerate(partition(train, settings, clients=clients, seed=seed)):
         owners[part] = place
     folder.mkdir(parents=True, exist_ok=True)
     partial = path.with_suffix(".part")

@@ -7,7 +7,7 @@ from typing import Any
 from league.entrants import ENTRANTS
 from league.fleet import CLIENTS, KINDS
 from league.rendering import TextTable, difference_text, plain_difference
-from subfleet.emulation.paired import PairedDifference, paired_difference
+from subfleet.reporting.paired import PairedDifference, paired_difference
 
 __all__ = ["league_tables", "summary"]
 

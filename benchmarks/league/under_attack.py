@@ -6,7 +6,7 @@ from typing import Any
 
 from league.attacks import ATTACKERS
 from league.rendering import TextTable, difference_text, plain_difference
-from subfleet.emulation.paired import paired_difference
+from subfleet.reporting.paired import paired_difference
 
 __all__ = ["attack_summary", "attack_tables"]
 

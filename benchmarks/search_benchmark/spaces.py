@@ -13,7 +13,8 @@ from subfleet.protocol.subnet import SubnetSpec
 from subfleet.protocol.training import TrainingSettings
 from subfleet.search.candidates import Candidate
 from subfleet.search.query import PriceList
-from subfleet.settings.config import ServerConfig
+from subfleet.settings.run import Run
+from subfleet.settings.samples import DataSettings
 
 __all__ = ["LARGE", "SMALL", "TARGET", "TINY", "Case", "case_of"]
 
@@ -94,7 +95,7 @@ def case_of(name: str) -> Case:
     """A space by its name, of which nothing is priced yet."""
     model, rates = _CONFIGS[name]
     network, method = network_of(model), DynamicSelection(rates=rates)
-    config = ServerConfig(name="search", model=model, evaluation_data="none", method=method)
+    config = Run(name="search", model=model, data=DataSettings(test="none"), method=method)
     return Case(
         name=name,
         network=network,

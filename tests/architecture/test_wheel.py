@@ -12,7 +12,8 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 SHIPPED = (
-    "subfleet/settings/data/fleet.toml",
+    "subfleet/settings/runs/fleet.toml",
+    "subfleet/settings/runs/quickstart.toml",
     "subfleet/tasks/data/digits.npz",
     "subfleet/tasks/data/NOTICE.digits",
     "subfleet/device_profiles/data/raspberry_pi_4.toml",

@@ -102,7 +102,11 @@ def test_damaged_and_missing_files_are_one_sentence(
 @pytest.mark.parametrize(
     ("options", "code", "words"),
     [
-        (("--partition", "random"), ExitCode.CONFIG, "choose one of: iid, dirichlet, pathological, shard, natural"),
+        (
+            ("--partition", "random"),
+            ExitCode.CONFIG,
+            "one of ['iid', 'dirichlet', 'pathological', 'shard', 'natural']",
+        ),
         (("--partition", "dirichlet", "--alpha", "0"), ExitCode.CONFIG, "alpha is 0.0"),
         (("--partition", "natural", "--clients", "3"), ExitCode.CONFIG, "2 owners cannot be split over 3 clients"),
         (("--clients", "0"), ExitCode.USAGE, "--clients"),

@@ -40,11 +40,14 @@ def test_every_exit_code_is_documented() -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
-        (("run", "nothing"), ExitCode.CONFIG, "quickstart"),
-        (("run", "quickstart", "--rounds", "0"), ExitCode.USAGE, "--rounds"),
+        (("run", "nothing"), ExitCode.FILE, "quickstart"),
+        (("run", "quickstart", "--set", "rounds=0"), ExitCode.CONFIG, "rounds is 0"),
+        (("run", "quickstart", "--set", "rounds"), ExitCode.CONFIG, "--set is 'rounds'"),
+        (("run", "quickstart", "--seeds", "3..1"), ExitCode.CONFIG, "--seeds is '3..1'"),
+        (("run", "fleet"), ExitCode.CONFIG, "has no devices to emulate"),
         (("run", "quickstart", "--no-such-option"), ExitCode.USAGE, "--no-such-option"),
-        (("serve", "--config", "missing.toml"), ExitCode.FILE, "missing.toml"),
-        (("preflight", "--config", "missing.toml"), ExitCode.FILE, "missing.toml"),
+        (("serve", "missing.toml"), ExitCode.FILE, "missing.toml"),
+        (("preflight", "missing.toml"), ExitCode.FILE, "missing.toml"),
         (("data", "show", "mnits"), ExitCode.CONFIG, "fashion_mnist"),
         (("run", "quickstart", "--broker", "mqtt://127.0.0.1:1"), ExitCode.TRANSPORT, "127.0.0.1:1"),
     ],
@@ -64,7 +67,7 @@ def test_a_state_folder_of_an_older_release_is_one_sentence(tmp_path: Path) -> N
     numpy = pytest.importorskip("numpy")
     numpy.savez(tmp_path / "test.npz", x=numpy.zeros((4, 3), numpy.float32), y=numpy.array([0, 1, 0, 1]))
     (tmp_path / "fleet.toml").write_text(
-        'name = "old"\nrounds = 1\nevaluation_data = "test.npz"\n'
+        'name = "old"\nrounds = 1\ndata.test = "test.npz"\n'
         '[model]\nfamily = "mlp"\ninput_shape = [3]\nclass_count = 2\nwidths = [4]\ndepths = [1]\n',
         encoding="utf-8",
     )
@@ -72,7 +75,7 @@ def test_a_state_folder_of_an_older_release_is_one_sentence(tmp_path: Path) -> N
     state.mkdir(parents=True)
     with sqlite3.connect(state / "subfleet.sqlite") as connection:
         connection.execute("CREATE TABLE runs (run_id VARCHAR PRIMARY KEY, name VARCHAR NOT NULL UNIQUE)")
-    done = run_cli("serve", "--config", "fleet.toml", "--broker", "mqtt://127.0.0.1:1", folder=tmp_path)
+    done = run_cli("serve", "fleet.toml", "--broker", "mqtt://127.0.0.1:1", folder=tmp_path)
     assert done.returncode == ExitCode.FILE, done.stderr
     assert "was written by another release" in done.stderr
     assert "Traceback" not in done.stderr + done.stdout
@@ -110,7 +113,7 @@ def test_ctrl_c_while_packages_are_loaded_is_one_sentence(name: str, tmp_path: P
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("command", ["run", "serve", "preflight", "experiments", "data list", "data show"])
+@pytest.mark.parametrize("command", ["run", "serve", "preflight", "example", "examples", "data list", "data show"])
 def test_help_shows_an_example(command: str, tmp_path: Path) -> None:
     done = run_cli(*command.split(), "--help", folder=tmp_path)
     assert done.returncode == 0
@@ -127,7 +130,7 @@ def test_without_the_server_packages_the_command_says_what_to_install(tmp_path: 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("command", [("run", "quickstart"), ("serve", "--config", "none.toml")])
+@pytest.mark.parametrize("command", [("run", "quickstart"), ("serve", "none.toml")])
 @pytest.mark.parametrize("address", ["nonsense", "mqtt://here:0"])
 def test_a_wrong_address_is_refused_before_anything_is_loaded_or_cut(
     command: tuple[str, ...], address: str, tmp_path: Path
@@ -147,7 +150,7 @@ def test_a_wrong_address_is_refused_before_anything_is_loaded_or_cut(
 
 
 def test_a_finished_run_is_not_written_over(tmp_path: Path) -> None:
-    from subfleet.cli.experiment import run_folder
+    from subfleet.cli.running import run_folder
 
     first = run_folder(tmp_path, "quickstart", None)
     assert first.name == "quickstart"

@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.export]
 
 CONFIG = """
 name = "try"
-evaluation_data = "subfleet.tasks:digits"
+data.test = "subfleet.tasks:digits"
 rates = [1.0]
 targets = ["onnx"]
 [model]
@@ -38,7 +38,7 @@ def preflight(folder: Path, config: str, *options: str) -> subprocess.CompletedP
     path = folder / "run.toml"
     path.write_text(config, encoding="utf-8")
     environment = {**os.environ, "SUBFLEET_CACHE": str(folder / "cache")}
-    command = [sys.executable, "-m", "subfleet.cli.main", "preflight", "--config", str(path), *options]
+    command = [sys.executable, "-m", "subfleet.cli.main", "preflight", str(path), *options]
     return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120, check=False)
 
 

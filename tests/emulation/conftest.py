@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from subfleet.emulation.virtual.exports import SettledExports
+from subfleet.emulation.batch.exports import SettledExports
 from subfleet.export.cache import CacheFolder
 
 

@@ -8,16 +8,16 @@ from typing import ClassVar
 import numpy as np
 import numpy.typing as npt
 import pytest
-from emulation.virtual_cases import experiment, part
+from emulation.batch_cases import experiment, part
 
 from subfleet import tasks
 from subfleet.arrays import decode_arrays
 from subfleet.emulation.attacks import Attack, Backdoor, LabelShuffling
-from subfleet.emulation.virtual.attacking import AttackingTrainer
-from subfleet.emulation.virtual.description import VirtualExperiment, fingerprint
-from subfleet.emulation.virtual.exports import SettledExports
-from subfleet.emulation.virtual.figures import figures
-from subfleet.emulation.virtual.run import run_in_process
+from subfleet.emulation.batch.attacking import AttackingTrainer
+from subfleet.emulation.batch.exports import SettledExports
+from subfleet.emulation.batch.figures import figures
+from subfleet.emulation.batch.run import run_batch
+from subfleet.emulation.gathered import GatheredRun, fingerprint
 from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.programs import DataSummary, Prediction, ScoreJob, TrainJob, TrainResult
 from subfleet.protocol.training import TrainingSettings
@@ -92,18 +92,18 @@ def test_an_impossible_strength_is_refused() -> None:
         LabelShuffling(strength=float("inf"))
 
 
-def with_attack(attack: Attack | None) -> VirtualExperiment:
+def with_attack(attack: Attack | None) -> GatheredRun:
     found = experiment()
-    return replace(found, clients=(*found.clients[:-1], replace(found.clients[-1], attack=attack)))
+    return replace(found, devices=(*found.devices[:-1], replace(found.devices[-1], attack=attack)))
 
 
 @pytest.mark.slow
 @pytest.mark.export
 def test_a_fleet_feels_its_attackers(exports: SettledExports) -> None:
-    calm, still = (run_in_process(with_attack(one), exports) for one in (None, LabelShuffling(strength=0.0)))
+    calm, still = (run_batch(with_attack(one), exports) for one in (None, LabelShuffling(strength=0.0)))
     assert calm.model == still.model
     taught = with_attack(Backdoor(target=3, total_weight=3.0))
-    result = run_in_process(taught, exports)
+    result = run_batch(taught, exports)
     assert result.model != calm.model
     assert 0 <= figures(taught, result)["backdoor"] <= 1
     assert "backdoor" not in figures(with_attack(None), calm)

@@ -5,14 +5,14 @@ from dataclasses import replace
 import pytest
 import torch
 from elastic.elastic_cases import same_bits
-from emulation.virtual_cases import LARGE_BYTES, MODEL, NESTED, client, experiment
+from emulation.batch_cases import LARGE_BYTES, MODEL, NESTED, client, experiment
 
 from subfleet.arrays import decode_arrays
 from subfleet.elastic.families import network_of
 from subfleet.elastic.running_statistics import measured_moments, shared_statistics
-from subfleet.emulation.virtual.description import VirtualExperiment
-from subfleet.emulation.virtual.exports import SettledExports
-from subfleet.emulation.virtual.run import VirtualResult, run_in_process
+from subfleet.emulation.batch.exports import SettledExports
+from subfleet.emulation.batch.run import BatchResult, run_batch
+from subfleet.emulation.gathered import GatheredRun
 from subfleet.methods import AnyMethod
 from subfleet.tasks import Dataset, iter_batches
 
@@ -23,28 +23,28 @@ HALF_BYTES = 2_070_000
 """Half of the model fits."""
 
 
-def fleet(norms: str, method: AnyMethod | None = None) -> VirtualExperiment:
+def fleet(norms: str, method: AnyMethod | None = None) -> GatheredRun:
     base = experiment(model=NETWORK.config, norms=norms, rounds=1, method=method or NESTED)
     budgets = zip(("ada", "bob", "cyd"), (HALF_BYTES, LARGE_BYTES, LARGE_BYTES), strict=True)
-    return replace(base, clients=tuple(client(name, place, free) for place, (name, free) in enumerate(budgets)))
+    return replace(base, devices=tuple(client(name, place, free) for place, (name, free) in enumerate(budgets)))
 
 
-def model_of(result: VirtualResult) -> dict[str, torch.Tensor]:
+def model_of(result: BatchResult) -> dict[str, torch.Tensor]:
     return {name: torch.from_numpy(array.copy()) for name, array in decode_arrays(result.model).items()}
 
 
-def batches(described: VirtualExperiment, name: str, data: Dataset) -> list[torch.Tensor]:
+def batches(described: GatheredRun, name: str, data: Dataset) -> list[torch.Tensor]:
     """The order in which the client's trainer takes them in round 2."""
-    settings = described.config.training
-    seed = described.config.seed
+    settings = described.run.training
+    seed = described.run.seed
     order = iter_batches(len(data), settings.batch_size, seed=seed, round_number=2, client_id=name, epoch=0)
     return [torch.from_numpy(data.inputs[indices[mask > 0]]) for indices, mask in order]
 
 
 def test_the_models_statistics_are_those_of_all_devices_data_and_its_weights_stay(exports: SettledExports) -> None:
     described = fleet("calibrated")
-    before = model_of(run_in_process(fleet("averaged"), exports))
-    result = run_in_process(described, exports)
+    before = model_of(run_batch(fleet("averaged"), exports))
+    result = run_batch(described, exports)
     assert [record.calibrated for record in result.rounds] == [False, True]
     last = {row.client_id: row for row in result.rounds[-1].clients}
     assert {name: (row.spec, row.status) for name, row in last.items()} == {
@@ -58,7 +58,7 @@ def test_the_models_statistics_are_those_of_all_devices_data_and_its_weights_sta
     trained = {name: result.trained[name][2].spec for name in last}
     measured = [
         (spec, measured_moments(NETWORK, spec, before, batches(described, one.client_id, one.data)))
-        for one in described.clients
+        for one in described.devices
         for spec in [trained[one.client_id]]
     ]
     expected = shared_statistics(NETWORK, before, measured)

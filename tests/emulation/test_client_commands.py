@@ -8,7 +8,14 @@ from subfleet.transport.address import BrokerAddress, TlsFiles, parse_url
 
 def _command(broker: BrokerAddress, folder: Path) -> ClientCommand:
     return ClientCommand(
-        client_id="pi", broker=broker, data=folder, profile="laptop", log=folder, state=folder, runtime="onnx"
+        client_id="pi",
+        broker=broker,
+        fleet="main",
+        data=folder,
+        profile="laptop",
+        log=folder,
+        state=folder,
+        runtime="onnx",
     )
 
 

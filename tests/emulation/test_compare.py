@@ -5,10 +5,10 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from emulation.virtual_cases import broken, experiment, other_seed
+from emulation.batch_cases import broken, experiment, other_seed
 
-from subfleet.emulation.virtual.compare import Build, compare
-from subfleet.emulation.virtual.description import fingerprint
+from subfleet.emulation.batch.compare import Build, compare
+from subfleet.emulation.gathered import fingerprint
 from subfleet.export.cache import CacheFolder
 from subfleet.protocol.errors import ProtocolError, RunError
 
@@ -39,7 +39,7 @@ def test_what_is_there_is_not_run_again(cache: CacheFolder, tmp_path: Path) -> N
 def test_one_that_fails_costs_no_other_its_result(cache: CacheFolder, tmp_path: Path) -> None:
     said: list[str] = []
     builds: dict[str, Build] = {"bad": broken, "good": ONE_ROUND}
-    with pytest.raises(RunError, match=r"1 of 2 experiments .*, first bad: evaluation_data: .* have shape"):
+    with pytest.raises(RunError, match=r"1 of 2 experiments .*, first bad: data.test: .* have shape"):
         compare(builds, tmp_path, cache, processes=1, say=said.append)
     assert [path.name for path in tmp_path.iterdir()] == ["good.json"]
     assert said[1] == "2 of 2: good is done"

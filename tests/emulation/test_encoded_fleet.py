@@ -4,14 +4,14 @@ import math
 from dataclasses import replace
 
 import pytest
-from emulation.virtual_cases import LARGE_BYTES, MODEL, client, config, experiment, part
+from emulation.batch_cases import LARGE_BYTES, MODEL, client, config, experiment, part
 
 from subfleet.elastic.update_form import update_bytes
 from subfleet.emulation.attacks import LabelShuffling
-from subfleet.emulation.virtual.description import VirtualClient, VirtualExperiment
-from subfleet.emulation.virtual.exports import SettledExports
-from subfleet.emulation.virtual.figures import figures
-from subfleet.emulation.virtual.run import VirtualResult, run_in_process
+from subfleet.emulation.batch.exports import SettledExports
+from subfleet.emulation.batch.figures import figures
+from subfleet.emulation.batch.run import BatchResult, run_batch
+from subfleet.emulation.gathered import EmulatedDevice, GatheredRun
 from subfleet.journal.records import ClientRow
 from subfleet.methods.anycostfl import AnycostFL
 from subfleet.protocol.update_codecs import AnyUpdateCodec, Qsgd, TopK, TopKQsgd, Uncompressed
@@ -23,22 +23,22 @@ MOST_BESIDES_BYTES = 8000
 """Of a round: telemetry, receipts, heartbeats, the container's header."""
 
 
-def rows(result: VirtualResult) -> list[ClientRow]:
+def rows(result: BatchResult) -> list[ClientRow]:
     return [row for record in result.rounds for row in record.clients]
 
 
 @pytest.fixture(scope="module")
-def plain(exports: SettledExports) -> VirtualResult:
-    return run_in_process(experiment(), exports)
+def plain(exports: SettledExports) -> BatchResult:
+    return run_batch(experiment(), exports)
 
 
 @pytest.mark.parametrize("codec", [Qsgd(), TopK(), TopKQsgd()], ids=lambda codec: codec.TYPE)
 def test_updates_take_what_the_codec_says_and_the_fleet_learns(
-    exports: SettledExports, plain: VirtualResult, codec: AnyUpdateCodec
+    exports: SettledExports, plain: BatchResult, codec: AnyUpdateCodec
 ) -> None:
     described = experiment(update_codec=codec)
-    result = run_in_process(described, exports)
-    network = plan_of(described.config, "run").network
+    result = run_batch(described, exports)
+    network = plan_of(described.run, "run").network
     specs = {found.spec.spec_id: found.spec for by_round in result.trained.values() for found in by_round.values()}
     for row, before in zip(rows(result), rows(plain), strict=True):
         assert row.status == "folded"
@@ -55,14 +55,14 @@ def test_updates_take_what_the_codec_says_and_the_fleet_learns(
 
 
 def test_the_same_seed_rounds_alike(exports: SettledExports) -> None:
-    first, second = (run_in_process(experiment(update_codec=Qsgd(levels=3)), exports) for _ in range(2))
+    first, second = (run_batch(experiment(update_codec=Qsgd(levels=3)), exports) for _ in range(2))
     assert first.model == second.model
 
 
 def test_learning_rate_0_changes_no_bit_of_the_model(exports: SettledExports) -> None:
     training = replace(config().training, learning_rate=0.0)
     models = {
-        run_in_process(experiment(training=training, rounds=1, update_codec=codec), exports).model
+        run_batch(experiment(training=training, rounds=1, update_codec=codec), exports).model
         for codec in (Uncompressed(), Qsgd(), TopK(), TopKQsgd())
     }
     assert len(models) == 1
@@ -75,7 +75,7 @@ def test_running_statistics_are_the_same_with_any_codec(exports: SettledExports)
 
     model = replace(MODEL, norm="batch")
     exact, rounded = (
-        load(run_in_process(experiment(model=model, rounds=1, update_codec=codec), exports).model)
+        load(run_batch(experiment(model=model, rounds=1, update_codec=codec), exports).model)
         for codec in (None, Qsgd(levels=1))
     )
     measured = [name for name in exact if "running" in name]
@@ -86,22 +86,22 @@ def test_running_statistics_are_the_same_with_any_codec(exports: SettledExports)
 
 def test_an_attacker_encodes_what_it_sends(exports: SettledExports) -> None:
     found = experiment(update_codec=Qsgd())
-    honest = replace(found.clients[-1], attack=LabelShuffling(strength=0.0))
-    fleet = replace(found, clients=(*found.clients[:-1], honest))
-    assert run_in_process(fleet, exports).model == run_in_process(found, exports).model
+    honest = replace(found.devices[-1], attack=LabelShuffling(strength=0.0))
+    fleet = replace(found, devices=(*found.devices[:-1], honest))
+    assert run_batch(fleet, exports).model == run_batch(found, exports).model
 
 
-def on_uplinks(method: AnycostFL, *uplink_bytes: int) -> VirtualExperiment:
+def on_uplinks(method: AnycostFL, *uplink_bytes: int) -> GatheredRun:
     """Clients whose uplinks carry so much in a round."""
     settings = config(method=method, rounds=1, min_clients=len(uplink_bytes))
     clients = tuple(
         _on_uplink(client(f"client{place}", place, LARGE_BYTES), link_bytes)
         for place, link_bytes in enumerate(uplink_bytes)
     )
-    return VirtualExperiment(config=settings, clients=clients, evaluation=part(10))
+    return GatheredRun(run=settings, devices=clients, evaluation=part(10))
 
 
-def _on_uplink(found: VirtualClient, link_bytes: int) -> VirtualClient:
+def _on_uplink(found: EmulatedDevice, link_bytes: int) -> EmulatedDevice:
     rows = tuple(replace(row, reading=replace(row.reading, uplink_bps=8.0 * link_bytes)) for row in found.log.rows)
     return replace(found, log=replace(found.log, rows=rows))
 
@@ -110,7 +110,7 @@ def test_anycostfl_gives_weak_uplinks_more_than_it_could_without_its_codec(expor
     whole = plan_of(config(), "run").candidates[-1].weight_bytes
     links = (math.ceil(0.06 * whole), math.ceil(0.2 * whole), whole)
     plain, coded = (
-        rows(run_in_process(on_uplinks(AnycostFL(steps=2, codec=codec), *links), exports))
+        rows(run_batch(on_uplinks(AnycostFL(steps=2, codec=codec), *links), exports))
         for codec in (None, TopKQsgd(fraction=0.1))
     )
     assert [row.status.partition(":")[0] for row in plain] == ["skipped", "skipped", "folded"]

@@ -1,14 +1,11 @@
 """The estimate that is looked at before a program is written passes over no subnet that fits."""
 
-from pathlib import Path
-
 import pytest
 
-from subfleet.emulation.experiments import quickstart
-from subfleet.emulation.run import server_config
 from subfleet.export.programs import export_training_program
 from subfleet.programs.requests import train_request
 from subfleet.serving.planning import plan_of
+from subfleet.settings.reading import read_run
 
 pytestmark = [pytest.mark.slow, pytest.mark.export]
 
@@ -16,7 +13,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.export]
 @pytest.mark.parametrize("target", ["onnx", "executorch"])
 @pytest.mark.parametrize("place", [0, 2, -1])
 def test_an_estimate_is_at_most_the_programs_own_plan(target: str, place: int) -> None:
-    plan = plan_of(server_config(quickstart(), Path("unused")), "run")
+    plan = plan_of(read_run("quickstart"), "run")
     candidate = plan.candidates[place]
     request = train_request(plan.network, candidate.spec, target, plan.training(1))
     planned_bytes = export_training_program(request).manifest.planned_peak_bytes

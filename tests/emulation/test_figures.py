@@ -5,15 +5,15 @@ from typing import Any
 
 import pytest
 import torch
-from emulation.virtual_cases import SAMPLES, experiment
+from emulation.batch_cases import SAMPLES, experiment
 from safetensors.torch import load
 
 from subfleet.elastic.evaluate import evaluate
 from subfleet.elastic.families import network_of
-from subfleet.emulation.virtual.description import VirtualExperiment
-from subfleet.emulation.virtual.exports import SettledExports
-from subfleet.emulation.virtual.figures import figures, violates
-from subfleet.emulation.virtual.run import VirtualResult, run_in_process
+from subfleet.emulation.batch.exports import SettledExports
+from subfleet.emulation.batch.figures import figures, violates
+from subfleet.emulation.batch.run import BatchResult, run_batch
+from subfleet.emulation.gathered import GatheredRun
 from subfleet.journal.records import ClientRow
 from subfleet.protocol.errors import RunError
 from subfleet.protocol.subnet import SubnetSpec
@@ -74,13 +74,13 @@ def test_utilisation_is_that_of_the_tighter_budget(changes: dict[str, Any], expe
     assert replace(ROW, **changes).utilisation == expected
 
 
-Run = tuple[VirtualExperiment, VirtualResult]
+Run = tuple[GatheredRun, BatchResult]
 
 
 @pytest.fixture(scope="module")
 def run(exports: SettledExports) -> Run:
     described = experiment()
-    return described, run_in_process(described, exports)
+    return described, run_batch(described, exports)
 
 
 @pytest.mark.slow
@@ -105,14 +105,14 @@ def test_counts_are_those_of_the_rows(run: Run) -> None:
 def test_accuracies_are_of_the_subnets_that_clients_hold(run: Run) -> None:
     described, result = run
     found = figures(described, result)
-    network, state = network_of(described.config.model), load(result.model)
+    network, state = network_of(described.run.model), load(result.model)
 
     def accuracy(spec: SubnetSpec, data: Any) -> float:
         return evaluate(network, spec, state, torch.from_numpy(data.inputs), torch.from_numpy(data.labels)).accuracy
 
     last = {name: found_with[2].spec for name, found_with in result.trained.items()}
     assert last["ada"].spec_id != last["bob"].spec_id == last["cyd"].spec_id == network.full_spec().spec_id
-    own = {one.client_id: accuracy(last[one.client_id], one.test) for one in described.clients}
+    own = {one.client_id: accuracy(last[one.client_id], one.test) for one in described.devices}
     assert found["own"] == own
     assert (found["own_mean"], found["own_worst"]) == (pytest.approx(sum(own.values()) / 3), min(own.values()))
     small = [accuracy(last[name], described.evaluation) for name in ("ada", "bob")]

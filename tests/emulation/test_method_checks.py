@@ -11,8 +11,8 @@ from torch import Tensor
 from subfleet.elastic.accumulator import Accumulator
 from subfleet.elastic.model_state import ModelState
 from subfleet.emulation import method_checks
+from subfleet.emulation.batch.exports import SettledExports
 from subfleet.emulation.method_checks import accepted_norms, check_methods, verdict_of
-from subfleet.emulation.virtual.exports import SettledExports
 from subfleet.link.traffic import Traffic
 from subfleet.methods import METHODS
 from subfleet.methods.fedavg import FedAvg

@@ -2,12 +2,10 @@
 
 import json
 from pathlib import Path
-from types import MappingProxyType
 
 import pytest
 
-from subfleet.emulation import run
-from subfleet.emulation.slices import Slices
+from subfleet.emulation import processes
 from subfleet.journal.records import DeployedModel, RoundRecord, RunResult
 from subfleet.protocol.errors import RunError
 from subfleet.serving.observing import GuardedObserver
@@ -46,8 +44,7 @@ def test_a_device_without_its_model_does_not_lose_the_run(tmp_path: Path) -> Non
         model_path=checkpoint,
     )
     (tmp_path / "run").mkdir()
-    slices = Slices(test=tmp_path / "test.npz", clients=MappingProxyType({}))
     with pytest.raises(RunError, match=r"phone has not fetched its onnx model: missing: gone"):
-        run._collect(tmp_path / "run", result, slices, GuardedObserver(Silent()))
+        processes._collect(tmp_path / "run", result, tmp_path / "test.npz", GuardedObserver(Silent()))
     assert json.loads((tmp_path / "run" / "summary.json").read_text(encoding="utf-8"))["accuracy"] == 0.5
     assert (tmp_path / "run" / "model.safetensors").read_bytes() == b"weights"

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -9,11 +10,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from subfleet.emulation.partitions import PARTITIONS, PartitionSettings, partition
+from subfleet.emulation.partitions import partition
 from subfleet.protocol.errors import ConfigError, DataError, MissingExtraError
+from subfleet.settings.samples import Partition, PartitionSettings
 from subfleet.tasks import Dataset
 
 CLASSES = 6
+
+
+PARTITIONS = get_args(Partition)
 
 
 def samples(labels: Sequence[int], owners: Sequence[int] | None = None) -> Dataset:
@@ -30,7 +35,8 @@ def many(count: int = 600, owners: int = 20) -> Dataset:
 
 
 def parts_of(dataset: Dataset, name: str, clients: int, **more: float) -> tuple[npt.NDArray[np.int64], ...]:
-    return partition(dataset, replace(PartitionSettings(name=name, clients=clients, seed=7), **more))  # type: ignore[arg-type]
+    chosen = replace(PartitionSettings(name=name), **more)  # type: ignore[arg-type]
+    return partition(dataset, chosen, clients=clients, seed=7)
 
 
 @settings(max_examples=40, deadline=None)
@@ -40,30 +46,29 @@ def test_every_sample_goes_to_exactly_one_client_or_a_sentence_says_why_not(data
     owners = data.draw(st.lists(st.integers(-1, 8), min_size=count, max_size=count))
     dataset = samples(data.draw(st.lists(st.integers(0, 4), min_size=count, max_size=count)), owners)
     chosen = PartitionSettings(
-        name=data.draw(st.sampled_from(sorted(PARTITIONS))),
-        clients=data.draw(st.integers(1, 12)),
-        seed=data.draw(st.integers(0, 2**32)),
+        name=data.draw(st.sampled_from(PARTITIONS)),
         alpha=data.draw(st.sampled_from([1e-5, 0.01, 0.5, 100.0])),
         min_samples=data.draw(st.integers(0, 3)),
         classes_per_client=data.draw(st.integers(1, 6)),
         shards_per_client=data.draw(st.integers(1, 4)),
     )
+    clients, seed = data.draw(st.integers(1, 12)), data.draw(st.integers(0, 2**32))
     try:
-        parts = partition(dataset, chosen)
+        parts = partition(dataset, chosen, clients=clients, seed=seed)
     except ConfigError:
         return
-    assert len(parts) == chosen.clients
+    assert len(parts) == clients
     assert all(len(part) and (np.diff(part) > 0).all() for part in parts)
     assert sorted(np.concatenate(parts).tolist()) == list(range(count))
-    again = partition(dataset, chosen)
+    again = partition(dataset, chosen, clients=clients, seed=seed)
     assert all(np.array_equal(one, other) for one, other in zip(parts, again, strict=True))
 
 
-@pytest.mark.parametrize("name", sorted(PARTITIONS))
-def test_another_seed_gives_another_split(name: str) -> None:
+@pytest.mark.parametrize("name", PARTITIONS)
+def test_another_seed_gives_another_split(name: Partition) -> None:
     dataset = many()
     first = parts_of(dataset, name, 8)
-    other = partition(dataset, PartitionSettings(name=name, clients=8, seed=8))
+    other = partition(dataset, PartitionSettings(name=name), clients=8, seed=8)
     assert not all(np.array_equal(a, b) for a, b in zip(first, other, strict=True))
 
 
@@ -90,9 +95,8 @@ def test_pathological_clients_hold_exactly_so_many_classes() -> None:
 
 def test_pathological_clients_as_many_as_classes_share_all_of_them() -> None:
     for seed in range(5):
-        parts = partition(
-            many(), PartitionSettings(name="pathological", clients=CLASSES, seed=seed, classes_per_client=1)
-        )
+        chosen = PartitionSettings(name="pathological", classes_per_client=1)
+        parts = partition(many(), chosen, clients=CLASSES, seed=seed)
         assert sum(len(part) for part in parts) == 600
 
 
@@ -147,9 +151,6 @@ def test_no_owners_have_no_natural_partition() -> None:
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("name", "random"),
-        ("clients", 0),
-        ("seed", -1),
         ("alpha", 0.0),
         ("alpha", float("nan")),
         ("alpha", float("inf")),
@@ -159,8 +160,14 @@ def test_no_owners_have_no_natural_partition() -> None:
     ],
 )
 def test_settings_out_of_range_are_refused(field: str, value: object) -> None:
-    with pytest.raises(ConfigError):
-        PartitionSettings(**{"name": "iid", "clients": 2, field: value})  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=field):
+        PartitionSettings(**{"name": "iid", field: value})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("clients", "seed"), [(0, 1), (2, -1)])
+def test_counts_and_seeds_out_of_range_are_refused(clients: int, seed: int) -> None:
+    with pytest.raises(ConfigError, match="clients and seed are"):
+        partition(many(), PartitionSettings(), clients=clients, seed=seed)
 
 
 def test_without_flwr_datasets_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,12 +4,12 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from emulation.virtual_cases import LARGE_BYTES, client, experiment
+from emulation.batch_cases import LARGE_BYTES, client, experiment
 
-from subfleet.emulation.virtual.exports import SettledExports
-from subfleet.emulation.virtual.figures import violates
-from subfleet.emulation.virtual.hosting import SharedHost
-from subfleet.emulation.virtual.run import VirtualResult, run_in_process
+from subfleet.emulation.batch.exports import SettledExports
+from subfleet.emulation.batch.figures import violates
+from subfleet.emulation.batch.hosting import SharedHost
+from subfleet.emulation.batch.run import BatchResult, run_batch
 from subfleet.methods.fedfa import FedFA
 from subfleet.protocol.programs import ScoreJob
 from subfleet.trainers.onnx import OnnxTrainer
@@ -37,16 +37,16 @@ class Noting(OnnxTrainer):
         return found
 
 
-def scored_fleet(exports: SettledExports, faults: FaultPlan | None = None) -> tuple[VirtualResult, dict[str, Noting]]:
+def scored_fleet(exports: SettledExports, faults: FaultPlan | None = None) -> tuple[BatchResult, dict[str, Noting]]:
     trainers = {name: Noting(turned=name == "bob") for name in NAMES}
     # The budget of the last client grows, but not the size that it has chosen.
     clients = tuple(
         client(name, place, first, LARGE_BYTES)
         for place, (name, first) in enumerate(zip(NAMES, (LARGE_BYTES, LARGE_BYTES, MIDDLING_BYTES), strict=True))
     )
-    described = replace(experiment(method=FedFA(choice="score"), rates=(0.25, 0.5, 1.0)), clients=clients)
+    described = replace(experiment(method=FedFA(choice="score"), rates=(0.25, 0.5, 1.0)), devices=clients)
     played = replace(described, faults=faults or FaultPlan())
-    return run_in_process(played, exports, trainers=trainers), trainers
+    return run_batch(played, exports, trainers=trainers), trainers
 
 
 def test_each_client_has_its_best_scored_size_in_every_round(exports: SettledExports) -> None:
@@ -74,7 +74,7 @@ def test_losses_and_doubles_change_no_bit(exports: SettledExports) -> None:
 
 def test_clients_of_pytorch_score_too(exports: SettledExports) -> None:
     clients = tuple(client(name, place, LARGE_BYTES, runtime="torch") for place, name in enumerate(NAMES))
-    described = replace(experiment(method=FedFA(choice="score"), rounds=1), clients=clients)
-    (record,) = run_in_process(described, exports).rounds
+    described = replace(experiment(method=FedFA(choice="score"), rounds=1), devices=clients)
+    (record,) = run_batch(described, exports).rounds
     assert [(row.runtime, row.status) for row in record.clients] == [("torch", "folded")] * 3
     assert record.clients[0].bytes_down > 0

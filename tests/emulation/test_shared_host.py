@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from subfleet.emulation.virtual.hosting import SharedHost, shared_trainers
+from subfleet.emulation.batch.hosting import SharedHost, shared_trainers
 from subfleet.protocol.errors import ConfigError
 from subfleet.trainers.kept import LoadedSession
 

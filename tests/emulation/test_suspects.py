@@ -4,12 +4,12 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from emulation.virtual_cases import LARGE_BYTES, client, experiment
+from emulation.batch_cases import LARGE_BYTES, client, experiment
 
 from subfleet.emulation.attacks import LabelShuffling
-from subfleet.emulation.virtual.description import VirtualExperiment
-from subfleet.emulation.virtual.exports import SettledExports
-from subfleet.emulation.virtual.run import VirtualResult, run_in_process
+from subfleet.emulation.batch.exports import SettledExports
+from subfleet.emulation.batch.run import BatchResult, run_batch
+from subfleet.emulation.gathered import GatheredRun
 from subfleet.settings.suspicion import SuspicionSettings
 
 pytestmark = pytest.mark.slow
@@ -17,24 +17,24 @@ pytestmark = pytest.mark.slow
 ATTACK = LabelShuffling(strength=1e6)
 
 
-def fleet(*, attacked: bool, honest: int, **changes: Any) -> VirtualExperiment:
+def fleet(*, attacked: bool, honest: int, **changes: Any) -> GatheredRun:
     """Some honest clients, and eve last, if at all; they run the very step that programs are made from."""
     names = ("ada", "bob", "cyd")[:honest]
     clients = [client(name, place, LARGE_BYTES, runtime="torch") for place, name in enumerate(names)]
     if attacked:
         clients.append(replace(client("eve", 3, LARGE_BYTES, runtime="torch"), attack=ATTACK))
     found = experiment(rounds=3, min_clients=honest, targets=("torch",), **changes)
-    return replace(found, clients=tuple(clients))
+    return replace(found, devices=tuple(clients))
 
 
-def statuses(result: VirtualResult) -> list[str]:
+def statuses(result: BatchResult) -> list[str]:
     return [row.status for record in result.rounds for row in record.clients if row.client_id == "eve"]
 
 
 @pytest.mark.parametrize("honest", [3, 2])
 def test_a_run_is_as_good_as_that_of_the_honest_ones(honest: int, exports: SettledExports) -> None:
-    alone = run_in_process(fleet(attacked=False, honest=honest), exports)
-    attacked = run_in_process(fleet(attacked=True, honest=honest), exports)
+    alone = run_batch(fleet(attacked=False, honest=honest), exports)
+    attacked = run_batch(fleet(attacked=True, honest=honest), exports)
     assert attacked.model == alone.model
     assert attacked.rounds[-1].accuracy == alone.rounds[-1].accuracy > 0.3
     assert [status.split(":")[0] for status in statuses(attacked)] == ["refused", "skipped", "skipped"]
@@ -43,6 +43,6 @@ def test_a_run_is_as_good_as_that_of_the_honest_ones(honest: int, exports: Settl
 def test_a_run_that_suspects_nobody_is_spoiled(exports: SettledExports) -> None:
     """What the others are spared."""
     off = SuspicionSettings(change_factor=0, loss_factor=0)
-    spoiled = run_in_process(fleet(attacked=True, honest=3, suspicion=off), exports)
+    spoiled = run_batch(fleet(attacked=True, honest=3, suspicion=off), exports)
     assert statuses(spoiled)[0] == "folded"
     assert spoiled.rounds[0].loss > 1000

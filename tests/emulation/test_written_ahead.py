@@ -3,12 +3,12 @@
 from dataclasses import replace
 
 import pytest
-from emulation.virtual_cases import LARGE_BYTES, client, experiment
+from emulation.batch_cases import LARGE_BYTES, client, experiment
 
-from subfleet.emulation.virtual.description import VirtualExperiment
-from subfleet.emulation.virtual.exports import SettledExports
-from subfleet.emulation.virtual.figures import violates
-from subfleet.emulation.virtual.run import VirtualResult, run_in_process
+from subfleet.emulation.batch.exports import SettledExports
+from subfleet.emulation.batch.figures import violates
+from subfleet.emulation.batch.run import BatchResult, run_batch
+from subfleet.emulation.gathered import GatheredRun
 from subfleet.methods.dynamic_selection import DynamicSelection
 
 pytestmark = [pytest.mark.slow, pytest.mark.export]
@@ -17,18 +17,18 @@ LINK_S = 0.28
 """Moves 35 kB up: more than the smaller size of the uniform space, and less than the larger one."""
 
 
-def _described() -> VirtualExperiment:
+def _described() -> GatheredRun:
     method = DynamicSelection(distillation=None, prices="estimated")
     described = experiment(rounds=3, method=method, exports_per_round=1, communication_s=LINK_S)
-    return replace(described, clients=tuple(client(name, place, LARGE_BYTES) for place, name in enumerate("abc")))
+    return replace(described, devices=tuple(client(name, place, LARGE_BYTES) for place, name in enumerate("abc")))
 
 
 @pytest.fixture(scope="module")
-def searched(exports: SettledExports) -> VirtualResult:
-    return run_in_process(_described(), exports)
+def searched(exports: SettledExports) -> BatchResult:
+    return run_batch(_described(), exports)
 
 
-def test_no_budget_is_exceeded_while_programs_are_written_ahead(searched: VirtualResult) -> None:
+def test_no_budget_is_exceeded_while_programs_are_written_ahead(searched: BatchResult) -> None:
     assert len(searched.rounds) == 3
     for record in searched.rounds:
         assert {row.status for row in record.clients} == {"folded"}
@@ -36,7 +36,7 @@ def test_no_budget_is_exceeded_while_programs_are_written_ahead(searched: Virtua
         assert all(row.planned_peak_bytes <= row.budget_bytes for row in record.clients)
 
 
-def test_later_rounds_train_what_earlier_ones_wanted(searched: VirtualResult) -> None:
+def test_later_rounds_train_what_earlier_ones_wanted(searched: BatchResult) -> None:
     first, *later = searched.rounds
     tasks = {row.spec_id for row in first.clients}
     assert first.programs_written > len(tasks), "one for each task, and one that was wanted"
@@ -46,6 +46,6 @@ def test_later_rounds_train_what_earlier_ones_wanted(searched: VirtualResult) ->
     assert sum(row.utilisation or 0 for row in later[-1].clients) > sum(row.utilisation or 0 for row in first.clients)
 
 
-def test_a_search_gives_the_same_bits_again(searched: VirtualResult, exports: SettledExports) -> None:
-    again = run_in_process(_described(), exports)
+def test_a_search_gives_the_same_bits_again(searched: BatchResult, exports: SettledExports) -> None:
+    again = run_batch(_described(), exports)
     assert (again.model, again.rounds) == (searched.model, searched.rounds)

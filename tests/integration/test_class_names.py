@@ -19,7 +19,9 @@ from subfleet.journal.records import RoundRecord
 from subfleet.link.broker import EmbeddedBroker
 from subfleet.protocol.training import TrainingSettings
 from subfleet.serving.session import Server
-from subfleet.settings.config import Deadlines, LogClock, ServerConfig
+from subfleet.settings.run import Run
+from subfleet.settings.samples import DataSettings
+from subfleet.settings.timing import Deadlines, LogClock
 from subfleet.tasks import Dataset, read_dataset
 from subfleet.trainers.onnx import OnnxTrainer
 from subfleet.transport.address import parse_url
@@ -81,10 +83,10 @@ def test_a_device_with_three_of_ten_classes_trains_them_as_what_they_are(tmp_pat
         "all": write_folders(tmp_path / "data" / "all", train, np.setdiff1d(np.arange(len(train)), few)),
         "odd": write_folders(tmp_path / "data" / "odd", train, range(20), name="digit {}"),
     }
-    settings = ServerConfig(
+    settings = Run(
         name="classes",
         model=ModelConfig(family="mlp", input_shape=(1, 8, 8), class_count=10, widths=(64,), depths=(1,)),
-        evaluation_data=write_folders(tmp_path / "test", test, range(len(test))),
+        data=DataSettings(test=write_folders(tmp_path / "test", test, range(len(test)))),
         rounds=ROUNDS,
         min_clients=3,
         training=TrainingSettings(epochs=4, batch_size=16, learning_rate=0.1),

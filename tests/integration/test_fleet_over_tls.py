@@ -99,7 +99,7 @@ def _program(fleet: Fleet, name: str, *command: str) -> Iterator[Program]:
 def _describe(folder: Path) -> None:
     np.savez(folder / "test.npz", x=np.zeros((4, 3), np.float32), y=np.array([0, 1, 0, 1]))
     (folder / "fleet.toml").write_text(
-        'name = "long"\nrounds = 1\nmin_clients = 2\nevaluation_data = "test.npz"\n'
+        'name = "long"\nrounds = 1\nmin_clients = 2\ndata.test = "test.npz"\n'
         '[model]\nfamily = "mlp"\ninput_shape = [3]\nclass_count = 2\nwidths = [4]\ndepths = [1]\n',
         encoding="utf-8",
     )
@@ -122,7 +122,7 @@ def _be_somebody_earlier(fleet: Fleet, user: str, topic: str, program: Program) 
 def test_the_recipe_works_and_a_place_that_is_taken_ends_either_side(fleet: Fleet) -> None:
     _describe(fleet.folder)
     topics = Topics("main")
-    serve = ["serve", "--config", "fleet.toml", "--broker", fleet.url("subfleet-server"), "--port", "0"]
+    serve = ["serve", "fleet.toml", "--broker", fleet.url("subfleet-server"), "--port", "0"]
     join = ["join", fleet.url("cam"), "--data", "test.npz", "--state", "cam", "--wait"]
     with ExitStack() as stack:
         server = stack.enter_context(

@@ -11,16 +11,17 @@ from safetensors.torch import load_file
 
 from subfleet.elastic.families import init_state, network_of
 from subfleet.elastic.network import ModelConfig
-from subfleet.emulation.experiments import experiment_named
-from subfleet.emulation.run import run_experiment
+from subfleet.emulation.processes import run_processes
 from subfleet.export.cache import CacheFolder
 from subfleet.export.pool import ExportPool
 from subfleet.journal.records import RoundRecord
+from subfleet.settings.fleet import FleetSettings
+from subfleet.settings.reading import read_run
 
 pytestmark = [pytest.mark.slow, pytest.mark.broker, pytest.mark.export]
 
 MODELS = {
-    "mlp": experiment_named("quickstart").model,
+    "mlp": read_run("quickstart").model,
     "preact_resnet": ModelConfig(
         family="preact_resnet", input_shape=(1, 8, 8), class_count=10, widths=(8, 16), depths=(2, 1), group_size=4
     ),
@@ -48,16 +49,17 @@ def exports(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ExportPool]:
 
 @pytest.mark.parametrize("family", MODELS)
 def test_a_round_with_learning_rate_0_changes_nothing(family: str, exports: ExportPool, tmp_path: Path) -> None:
-    full = experiment_named("quickstart")
+    full = read_run("quickstart")
     experiment = dataclasses.replace(
         full,
-        devices=tuple(device for device in full.devices if device.client_id in ("pi-zero-2w", "phone")),
+        min_clients=2,
+        fleet=FleetSettings(devices=tuple(one for one in full.fleet.devices if one.id in ("pi-zero-2w", "phone"))),
         model=MODELS[family],
         training=dataclasses.replace(full.training, learning_rate=0.0, epochs=1),
         rounds=1,
     )
     observer = Rounds()
-    outcome = run_experiment(experiment, tmp_path / "run", observer=observer, stop=threading.Event(), exports=exports)
+    outcome = run_processes(experiment, tmp_path / "run", observer=observer, stop=threading.Event(), exports=exports)
     rows = observer.records[0].clients
     assert {(row.runtime, row.status) for row in rows} == {("onnx", "folded"), ("executorch", "folded")}
     before = init_state(network_of(experiment.model), experiment.seed)

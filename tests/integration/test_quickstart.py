@@ -123,7 +123,7 @@ def test_the_folder_is_complete(finished: tuple[Path, str], summary: dict[str, A
 @pytest.mark.long
 @pytest.mark.parametrize("seed", [1, 2])
 def test_other_seeds_tell_the_same_story(seed: int, cache: Path, tmp_path: Path) -> None:
-    done = quickstart(tmp_path, cache, "--seed", str(seed))
+    done = quickstart(tmp_path, cache, "--set", f"seed={seed}")
     assert done.returncode == 0, done.stderr
     check_story(json.loads((tmp_path / "quickstart" / "summary.json").read_text(encoding="utf-8")))
 

@@ -23,7 +23,7 @@ CLIENTS = ("ada", "bob", "cyd")
 
 def plan_of(**changes: Any) -> Plan:
     """A plan of the tests' configuration; deadlines are the product's own where none are given."""
-    from subfleet.settings.config import Deadlines
+    from subfleet.settings.timing import Deadlines
 
     settings = config(**{"deadlines": Deadlines(), **changes})
     return planned(settings, "run")

@@ -20,7 +20,9 @@ from subfleet.protocol.memory import MemoryPlan, Packing
 from subfleet.protocol.programs import Program, ProgramManifest, encode_program
 from subfleet.protocol.training import TrainingSettings
 from subfleet.serving.session import Server
-from subfleet.settings.config import Deadlines, LogClock, ServerConfig
+from subfleet.settings.run import Run
+from subfleet.settings.samples import DataSettings
+from subfleet.settings.timing import Deadlines, LogClock
 from subfleet.transport.memory import FaultPlan, MemoryBroker
 
 MODEL = ModelConfig(family="mlp", input_shape=SHAPE, class_count=CLASSES, widths=(8, 8), depths=(2, 1), group_size=4)
@@ -32,12 +34,12 @@ def evaluation() -> tuple[Any, Any]:
     return generator.random((30, *SHAPE), dtype=np.float32), generator.integers(0, CLASSES, 30)
 
 
-def config(**changes: Any) -> ServerConfig:
+def config(**changes: Any) -> Run:
     """A small run with a logical clock and every deadline far away."""
     settings: dict[str, Any] = {
         "name": "test",
         "model": MODEL,
-        "evaluation_data": "server.server_rig:evaluation",
+        "data": DataSettings(test="server.server_rig:evaluation"),
         "rounds": 2,
         "min_clients": 3,
         "training": TrainingSettings(batch_size=4),
@@ -48,7 +50,7 @@ def config(**changes: Any) -> ServerConfig:
         "deploy_targets": ("onnx",),
         "memory_overhead_bytes": {},
     }
-    return ServerConfig(**{**settings, **changes})
+    return Run(**{**settings, **changes})
 
 
 class HandClock:
@@ -133,7 +135,7 @@ class World:
     def __init__(
         self,
         folder: Path,
-        settings: ServerConfig,
+        settings: Run,
         devices: Mapping[str, Behaviour],
         *,
         faults: FaultPlan | None = None,

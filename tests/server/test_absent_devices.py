@@ -12,7 +12,8 @@ from subfleet.link.broker import EmbeddedBroker, MosquittoBroker, mosquitto_bina
 from subfleet.protocol.messages import Presence, encode
 from subfleet.protocol.topics import Topics
 from subfleet.serving.session import Server
-from subfleet.settings.config import Deadlines, ServerConfig
+from subfleet.settings.run import Run
+from subfleet.settings.timing import Deadlines
 from subfleet.transport.address import parse_url
 from subfleet.transport.base import Connected, Delivery, Transport
 from subfleet.transport.mqtt import MqttTransport
@@ -26,7 +27,7 @@ GONE = {"dead": True, "left": False}
 """What the broker keeps of them: nobody told it of the end of the one, the other has said goodbye."""
 
 
-def settings() -> ServerConfig:
+def settings() -> Run:
     """Two clients make a round, and who is waited for is waited for longer than any test takes."""
     deadlines = Deadlines(join_s=LONG_S, measure_s=LONG_S, round_s=LONG_S, lease_s=LONG_S, linger_s=0.0)
     return config(rounds=1, min_clients=2, deploy_targets=(), deadlines=deadlines)

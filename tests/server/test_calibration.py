@@ -36,7 +36,7 @@ from subfleet.rounds.actions import Action, Prepare, SendTask
 from subfleet.rounds.coordinator import step
 from subfleet.rounds.events import Folded, Refused, UpdateStored
 from subfleet.rounds.state import Plan, RunState
-from subfleet.settings.config import ServerConfig
+from subfleet.settings.run import Run
 from subfleet.transport.blob_store import BlobStore
 from subfleet.transport.memory import FaultPlan
 
@@ -275,7 +275,7 @@ def learned(weights: Mapping[str, Any], task: Task) -> dict[str, Any]:
 
 
 def played(folder: Path, faults: FaultPlan | None = None, *, kill: bool = False) -> World:
-    run: ServerConfig = config(**calibrating(calibrate_every=1, deploy_targets=()))
+    run: Run = config(**calibrating(calibrate_every=1, deploy_targets=()))
     world = World(folder, run, fleet(change=learned), faults=faults)
     if kill:
         for number in (2, 4):

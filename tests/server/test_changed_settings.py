@@ -13,8 +13,9 @@ from subfleet.elastic.server_optimisers import FedAdam
 from subfleet.methods.fedavg import FedAvg
 from subfleet.protocol.schema import canonical_json
 from subfleet.settings.changes import changed_settings
-from subfleet.settings.config import LogClock
-from subfleet.settings.reading import load_config
+from subfleet.settings.reading import read_run
+from subfleet.settings.samples import DataSettings
+from subfleet.settings.timing import LogClock
 
 VALUES = st.none() | st.booleans() | st.integers() | st.text(max_size=3) | st.lists(st.integers(), max_size=3)
 TABLES = st.recursive(
@@ -36,7 +37,7 @@ def _told(**changes: Any) -> str:
         ({"clock": LogClock(start_s=1.0, step_s=10.0)}, "clock.start_s from 0.0 to 1.0"),
         ({"method": FedAvg()}, 'method.type from "heterofl" to "fedavg"'),
         ({"memory_overhead_bytes": {"onnx": 7}}, "memory_overhead_bytes.onnx from unset to 7"),
-        ({"evaluation_data": "d" * 50}, "evaluation_data"),
+        ({"data": DataSettings(test="d" * 50)}, "data.test"),
         ({"min_clients": 1, "keep_rounds": 9}, ""),
     ],
 )
@@ -64,8 +65,8 @@ def test_a_preset_is_told_by_the_keys_that_it_stands_for(tmp_path: Path) -> None
     def of_preset(name: str) -> dict[str, Any]:
         path = tmp_path / "run.toml"
         model = f'{{ preset = "{name}", input_shape = [3, 32, 32], class_count = 10 }}'
-        path.write_text(f'name = "a"\nevaluation_data = "d"\nmodel = {model}')
-        plain: dict[str, Any] = json.loads(load_config(path).fingerprint())
+        path.write_text(f'name = "a"\ndata.test = "d"\nmodel = {model}')
+        plain: dict[str, Any] = json.loads(read_run(path).fingerprint())
         return plain
 
     told = changed_settings(of_preset("resnet18"), of_preset("resnet34"))

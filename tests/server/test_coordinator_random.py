@@ -35,7 +35,7 @@ from subfleet.rounds.events import (
     UpdateStored,
 )
 from subfleet.rounds.state import Member, Plan, RunState
-from subfleet.settings.config import Deadlines
+from subfleet.settings.timing import Deadlines
 
 pytestmark = pytest.mark.slow
 

@@ -44,7 +44,7 @@ from subfleet.rounds.events import (
 from subfleet.rounds.phases import expected_clients
 from subfleet.rounds.seating import ask_of
 from subfleet.rounds.state import Member, RunState
-from subfleet.settings.config import Deadlines
+from subfleet.settings.timing import Deadlines
 
 PLAN = plan_of()
 

@@ -31,8 +31,9 @@ from subfleet.protocol.readings import Budget
 from subfleet.protocol.update_codecs import AnyUpdateCodec, Qsgd, TopK, TopKQsgd, Uncompressed
 from subfleet.rounds.state import Plan, Seat
 from subfleet.serving.planning import plan_of as planned
-from subfleet.settings.config import ServerConfig
-from subfleet.settings.reading import load_config
+from subfleet.settings.reading import read_run
+from subfleet.settings.run import Run
+from subfleet.settings.samples import DataSettings
 from subfleet.transport.blob_store import BlobStore
 
 Changes = dict[str, npt.NDArray[np.float32]]
@@ -198,10 +199,10 @@ def test_a_weak_uplink_carries_a_larger_subnet_with_a_codec_and_a_weak_downlink_
 
 
 ANYCOST = planned(
-    ServerConfig(
+    Run(
         name="test",
         model=replace(MODEL, widths=(32, 32), depths=(3, 2), norm="group"),
-        evaluation_data="unused",
+        data=DataSettings(test="unused"),
         method=AnycostFL(codec=TopKQsgd(fraction=0.05)),
     ),
     "run",
@@ -253,7 +254,7 @@ def test_a_task_names_the_codec() -> None:
 def test_a_configuration_names_the_codec_in_a_table(tmp_path: Path) -> None:
     text = """
 name = "digits"
-evaluation_data = "test.npz"
+data.test = "test.npz"
 model = { family = "mlp", input_shape = [6], class_count = 3, widths = [8], depths = [1] }
 method = { type = "anycostfl", codec = { type = "top_k", fraction = 0.2 } }
 
@@ -263,12 +264,12 @@ levels = 3
 """
     path = tmp_path / "fleet.toml"
     path.write_text(text)
-    found = load_config(path)
+    found = read_run(path)
     assert (found.update_codec, found.method) == (Qsgd(levels=3), AnycostFL(codec=TopK(fraction=0.2)))
     assert found.fingerprint() != replace(found, update_codec=None).fingerprint()
     path.write_text(text.replace("levels = 3", "levels = 300"))
     with pytest.raises(ConfigError, match=r"update_codec: levels is 300, but must be from 1 to 127"):
-        load_config(path)
+        read_run(path)
     path.write_text(text.replace('"qsgd"', '"zip"'))
     with pytest.raises(ConfigError, match=r"'zip', but must be one of \['none', 'qsgd', 'top_k', 'top_k_qsgd'\]"):
-        load_config(path)
+        read_run(path)

@@ -24,7 +24,7 @@ from subfleet.rounds.coordinator import resume_actions, step
 from subfleet.rounds.events import Exported, Folded, Measured, Refused, Tick, UpdateStored
 from subfleet.rounds.state import NO_PROGRAM_BYTES, Plan, Queued, RunState
 from subfleet.search.queue import Wish
-from subfleet.settings.config import Deadlines
+from subfleet.settings.timing import Deadlines
 
 SEARCH = DynamicSelection(distillation=None, prices="estimated")
 

@@ -11,7 +11,7 @@ from server.server_rig import World, config, fleet
 from subfleet.protocol.blobs import BlobRef
 from subfleet.protocol.messages import Message, Profile, Receipt, Refusal, Telemetry, encode
 from subfleet.protocol.readings import Reading
-from subfleet.settings.config import Deadlines
+from subfleet.settings.timing import Deadlines
 from subfleet.transport.base import Transport
 
 SAMPLES = 2**40

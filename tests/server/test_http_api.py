@@ -6,8 +6,8 @@ import pytest
 from server.server_rig import World, config, fleet
 
 from subfleet.protocol.errors import PortError
+from subfleet.reporting.address import HttpAddress
 from subfleet.reporting.api import serve_http
-from subfleet.settings.config import HttpAddress
 
 pytestmark = pytest.mark.slow
 

@@ -23,11 +23,18 @@ from subfleet.rounds.coordinator import step
 from subfleet.rounds.events import Profiled
 from subfleet.rounds.labels import class_counts_of
 from subfleet.rounds.state import Plan, RunState, Seat
-from subfleet.settings.reading import load_config
+from subfleet.settings.reading import read_run
+from subfleet.settings.samples import DataSettings
 from subfleet.tasks import Dataset, write_npz
 
 NAMES = ("ant", "bee", "dog")
-RUN = config(classes=NAMES)
+
+
+def naming(classes: tuple[str, ...], test: str = "server.server_rig:evaluation") -> DataSettings:
+    return DataSettings(test=test, classes=classes)
+
+
+RUN = config(data=naming(NAMES))
 
 
 def seat_of(plan: Plan, told: Profile) -> tuple[RunState, Seat]:
@@ -70,13 +77,13 @@ def test_counts_by_name_are_put_into_the_runs_order() -> None:
 def test_a_device_with_other_classes_is_skipped_with_the_reason(
     classes: tuple[str, ...], told: Profile, words: str
 ) -> None:
-    _, seat = seat_of(plan_of(classes=classes), told)
+    _, seat = seat_of(plan_of(data=naming(classes)), told)
     assert (seat.stage, seat.task) == ("skipped", None)
     assert words in seat.reason
 
 
 def test_a_device_with_some_of_the_classes_is_told_all_names_in_its_task() -> None:
-    plan = plan_of(classes=NAMES)
+    plan = plan_of(data=naming(NAMES))
     state, seat = seat_of(plan, with_classes("dog"))
     assert (seat.stage, seat.class_counts) == ("preparing", (0, 0, 5))
     state, _ = step(plan, state, prepared(plan, state, "ada"), 2.0)
@@ -84,7 +91,7 @@ def test_a_device_with_some_of_the_classes_is_told_all_names_in_its_task() -> No
 
 
 def test_masks_are_made_of_the_classes_that_a_device_names() -> None:
-    plan = plan_of(classes=NAMES, method=HeteroFL())
+    plan = plan_of(data=naming(NAMES), method=HeteroFL())
     _, seat = seat_of(plan, with_classes("dog", "bee", counts=(7, 2)))
     assert seat.participant is not None
     (bias,) = (
@@ -113,20 +120,21 @@ def test_gray_and_coloured_pictures_are_the_same_samples() -> None:
     ],
 )
 def test_classes_that_a_run_cannot_have_are_refused(changes: dict[str, Any], words: str) -> None:
+    others = {name: value for name, value in changes.items() if name != "classes"}
     with pytest.raises(ValueError, match=words):
-        config(**changes)
+        config(data=naming(changes["classes"]), **others)
 
 
 def test_a_runs_file_names_its_classes(tmp_path: Path) -> None:
     text = (
-        'name = "r"\nevaluation_data = "d"\nclasses = ["no", "yes"]\n'
+        'name = "r"\ndata.test = "d"\ndata.classes = ["no", "yes"]\n'
         '[model]\nfamily = "mlp"\ninput_shape = [4]\nclass_count = 2\nwidths = [4]\ndepths = [1]\n'
     )
     (tmp_path / "run.toml").write_text(text)
-    assert load_config(tmp_path / "run.toml").classes == ("no", "yes")
+    assert read_run(tmp_path / "run.toml").data.classes == ("no", "yes")
     (tmp_path / "run.toml").write_text(text.replace('"no", ', ""))
     with pytest.raises(ConfigError, match="classes names 1"):
-        load_config(tmp_path / "run.toml")
+        read_run(tmp_path / "run.toml")
 
 
 def images(folder: Path, *names: str) -> str:
@@ -137,29 +145,29 @@ def images(folder: Path, *names: str) -> str:
     return str(folder)
 
 
-def evaluated_on(folder: Path, *names: str, **changes: Any) -> Any:
-    return with_evaluation(config(evaluation_data=images(folder, *names), **changes))
+def evaluated_on(folder: Path, *names: str, classes: tuple[str, ...] = ()) -> Any:
+    return with_evaluation(config(data=naming(classes, images(folder, *names))))
 
 
 def test_a_run_without_names_has_those_of_its_evaluation_folder(tmp_path: Path) -> None:
     settings, dataset = evaluated_on(tmp_path / "a", "9", "10", "2")
-    assert settings.classes == dataset.class_names == ("2", "9", "10")
+    assert settings.data.classes == dataset.class_names == ("2", "9", "10")
     assert dataset.labels.tolist() == [0, 1, 2]
     renamed, _ = evaluated_on(tmp_path / "b", "9", "11", "2")
-    assert settings.fingerprint() != replace(renamed, evaluation_data=settings.evaluation_data).fingerprint()
+    assert settings.fingerprint() != replace(renamed, data=replace(renamed.data, test=settings.data.test)).fingerprint()
 
 
 def test_an_evaluation_folder_is_mapped_to_the_names_of_the_run(tmp_path: Path) -> None:
     settings, dataset = evaluated_on(tmp_path / "a", "bee", "ant", classes=("dog", "bee", "ant"))
-    assert settings.classes == ("dog", "bee", "ant")
+    assert settings.data.classes == ("dog", "bee", "ant")
     assert sorted(zip(dataset.labels.tolist(), dataset.inputs[:, 0] > 0, strict=True)) == [(1, False), (2, True)]
 
 
 @pytest.mark.parametrize(
     ("labels", "words"),
     [
-        (np.array([0, 3]), r"evaluation_data: a label of .* is 3, but must be below 3"),
-        (np.array([0.0, 1.0], np.float32), "evaluation_data: labels of .* are floating point numbers"),
+        (np.array([0, 3]), r"data.test: a label of .* is 3, but must be below 3"),
+        (np.array([0.0, 1.0], np.float32), "data.test: labels of .* are floating point numbers"),
     ],
 )
 def test_evaluation_labels_that_are_no_classes_are_refused_before_the_run(
@@ -167,25 +175,25 @@ def test_evaluation_labels_that_are_no_classes_are_refused_before_the_run(
 ) -> None:
     write_npz(tmp_path / "test.npz", Dataset(inputs=np.zeros((2, *SHAPE), np.float32), labels=labels))
     with pytest.raises(DataError, match=words):
-        World(tmp_path, config(evaluation_data=str(tmp_path / "test.npz")), fleet())
+        World(tmp_path, config(data=DataSettings(test=str(tmp_path / "test.npz"))), fleet())
 
 
 def test_evaluation_folders_that_do_not_fit_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"evaluation_data: .* names 2 classes, but the model has 3; name all of them"):
+    with pytest.raises(DataError, match=r"data.test: .* names 2 classes, but the model has 3; name all of them"):
         evaluated_on(tmp_path / "a", "ant", "bee")
-    with pytest.raises(DataError, match=r"evaluation_data: the classes of .* do not fit: the run knows no class 'cow'"):
+    with pytest.raises(DataError, match=r"data.test: the classes of .* do not fit: the run knows no class 'cow'"):
         evaluated_on(tmp_path / "b", "ant", "cow", classes=NAMES)
 
 
 @pytest.mark.slow
 def test_a_run_keeps_its_names_and_gives_them_to_tasks_and_models(tmp_path: Path) -> None:
     data = images(tmp_path / "data", *NAMES)
-    world = World(tmp_path, config(evaluation_data=data, rounds=1), fleet())
+    world = World(tmp_path, config(data=naming((), data), rounds=1), fleet())
     world.run()
     assert {task.classes for device in world.devices.values() for task in device.tasks if task.work == "train"} == {
         NAMES
     }
     assert {one.classes for one in world.exports.requests if isinstance(one, InferRequest)} == {NAMES}
     (tmp_path / "data" / "dog").rename(tmp_path / "data" / "elk")
-    with pytest.raises(ConfigError, match="another configuration, which was changed in classes"):
-        World(tmp_path, config(evaluation_data=data, rounds=1), fleet())
+    with pytest.raises(ConfigError, match=r"another configuration, which was changed in data\.classes"):
+        World(tmp_path, config(data=naming((), data), rounds=1), fleet())

@@ -17,7 +17,7 @@ from subfleet.rounds import members
 from subfleet.rounds.coordinator import step
 from subfleet.rounds.events import Heard, Tick
 from subfleet.rounds.state import Member, RunState
-from subfleet.settings.config import Deadlines
+from subfleet.settings.timing import Deadlines
 
 PLAN = plan_of(deadlines=Deadlines(lease_s=30.0, forget_s=100.0))
 

@@ -8,7 +8,7 @@ from server.coordinator_cases import plan_of, profile, telemetry
 from subfleet.protocol.errors import ConfigError
 from subfleet.rounds.seating import measured_seat
 from subfleet.settings.memory_limits import MemoryLimits
-from subfleet.settings.reading import load_config
+from subfleet.settings.reading import read_run
 
 OFFERED_BYTES = 1_000_000_000
 
@@ -39,7 +39,7 @@ def test_a_run_is_only_taken_up_with_the_same_limits() -> None:
 
 FILE = """
 name = "digits"
-evaluation_data = "digits:test"
+data.test = "digits:test"
 
 [model]
 family = "mlp"
@@ -58,10 +58,10 @@ clients = { "pi-7" = "150Mi" }
 def test_a_file_says_the_limits(tmp_path: Path) -> None:
     path = tmp_path / "fleet.toml"
     path.write_text(FILE, encoding="utf-8")
-    limits = load_config(path).memory_limits
+    limits = read_run(path).memory_limits
     assert limits == MemoryLimits(every_device="1G", devices={"raspberry_pi_4": "300M"}, clients={"pi-7": "150Mi"})
     path.write_text(FILE.replace("300M", "300MB").replace("1G", "all"), encoding="utf-8")
     with pytest.raises(ConfigError) as caught:
-        load_config(path)
+        read_run(path)
     assert "memory_limits: every_device is 'all', but must be a size such as 300M" in str(caught.value)
     assert "memory_limits: devices.raspberry_pi_4 is '300MB', but must be" in str(caught.value)

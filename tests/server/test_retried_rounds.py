@@ -27,6 +27,7 @@ from server.test_calibration import calibrating
 from subfleet.journal.database import open_database
 from subfleet.journal.journal import Journal, begin_run
 from subfleet.protocol.messages import Task
+from subfleet.reporting.address import HttpAddress
 from subfleet.reporting.api import serve_http
 from subfleet.rounds.actions import Close, SendTask
 from subfleet.rounds.coordinator import round_info, step
@@ -34,7 +35,7 @@ from subfleet.rounds.events import Folded, Measured, PrepareFailed, Refused, Tic
 from subfleet.rounds.retrying import what_is_lacking
 from subfleet.rounds.selection import selected
 from subfleet.rounds.state import Plan, RunState, Seat
-from subfleet.settings.config import Deadlines, HttpAddress, LogClock
+from subfleet.settings.timing import Deadlines, LogClock
 
 LIVE = plan_of(clock=None, deadlines=Deadlines(lease_s=1e4))
 LOGS = plan_of(clock=LogClock(start_s=5.0, step_s=10.0), deadlines=Deadlines(retry_s=35.0))

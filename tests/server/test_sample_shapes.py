@@ -7,6 +7,7 @@ import pytest
 from server.server_rig import World, config, evaluation, fleet
 
 from subfleet.protocol.errors import DataError
+from subfleet.settings.samples import DataSettings
 
 pytestmark = pytest.mark.slow
 
@@ -16,7 +17,7 @@ def test_samples_of_another_shape_with_the_models_values_take_part(tmp_path: Pat
     """Series in a file (samples, time, features), on a device as for the evaluation."""
     inputs, labels = evaluation()
     np.savez(tmp_path / "series.npz", x=inputs.reshape(-1, *shape), y=labels)
-    settings = config(rounds=1, evaluation_data=str(tmp_path / "series.npz"))
+    settings = config(rounds=1, data=DataSettings(test=str(tmp_path / "series.npz")))
     world = World(tmp_path / "series", settings, fleet(input_shape=shape))
     plain = World(tmp_path / "plain", config(rounds=1), fleet())
     for one in (world, plain):
@@ -28,5 +29,5 @@ def test_samples_of_another_shape_with_the_models_values_take_part(tmp_path: Pat
 
 def test_evaluation_data_of_another_size_are_refused(tmp_path: Path) -> None:
     np.savez(tmp_path / "wide.npz", x=np.zeros((4, 7), np.float32), y=np.zeros(4, np.int64))
-    with pytest.raises(DataError, match=r"evaluation_data: .* have shape \(7,\), but the model takes \(6,\): another"):
-        World(tmp_path, config(evaluation_data=str(tmp_path / "wide.npz")), fleet())
+    with pytest.raises(DataError, match=r"data.test: .* have shape \(7,\), but the model takes \(6,\): another"):
+        World(tmp_path, config(data=DataSettings(test=str(tmp_path / "wide.npz"))), fleet())

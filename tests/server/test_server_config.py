@@ -8,12 +8,13 @@ from subfleet.methods.fedavg import FedAvg
 from subfleet.protocol.errors import ConfigError, FileError
 from subfleet.protocol.training import AugmentationSettings
 from subfleet.serving.planning import plan_of
-from subfleet.settings.config import LogClock
-from subfleet.settings.reading import load_config
+from subfleet.settings.fleet import FleetSettings
+from subfleet.settings.reading import read_run
+from subfleet.settings.timing import LogClock
 
 WHOLE = """
 name = "digits"
-evaluation_data = "test.npz"
+data.test = "test.npz"
 rounds = 3
 rates = [0.5, 1.0]
 
@@ -48,7 +49,7 @@ def _file(tmp_path: Path, text: str) -> Path:
 
 
 def test_a_file_gives_a_complete_configuration(tmp_path: Path) -> None:
-    found = load_config(_file(tmp_path, WHOLE))
+    found = read_run(_file(tmp_path, WHOLE))
     assert (found.name, found.rounds, found.rates, found.model.widths) == ("digits", 3, (0.5, 1.0), (8, 8))
     assert found.training.optimiser.momentum == 0.5
     assert found.method == FedAvg(weighting="uniform")
@@ -62,7 +63,8 @@ def test_a_file_gives_a_complete_configuration(tmp_path: Path) -> None:
         ("rounds = 3", "runds = 3", "runds is an unknown key; did you mean 'rounds'?"),
         ("step_s = 30.0", "pace = 30.0", "clock.pace is an unknown key; known are ['start_s', 'step_s']"),
         ("rounds = 3", 'rounds = "3"', "rounds is '3', but must be int"),
-        ('evaluation_data = "test.npz"', "", "evaluation_data is missing"),
+        ('data.test = "test.npz"', "", "data is missing"),
+        ('data.test = "test.npz"', "data.held_out = 0.1", "data: test and name are empty, but one must be there"),
         ('family = "mlp"', 'family = "mpl"', "model.family is 'mpl', but must be one of"),
         ("rounds = 3", "rounds = 0", "must be 1 or more"),
         ('name = "digits"', 'name = "a/b"', "letters, digits"),
@@ -83,7 +85,7 @@ def test_a_file_gives_a_complete_configuration(tmp_path: Path) -> None:
 def test_a_mistake_is_one_sentence_that_names_it(tmp_path: Path, old: str, new: str, said: str) -> None:
     assert old in WHOLE
     with pytest.raises(ConfigError) as caught:
-        load_config(_file(tmp_path, WHOLE.replace(old, new)))
+        read_run(_file(tmp_path, WHOLE.replace(old, new)))
     assert said in str(caught.value)
     assert "\n" not in str(caught.value)
 
@@ -93,7 +95,7 @@ def test_everything_that_is_wrong_is_said_at_once(tmp_path: Path) -> None:
     for old, new in (
         ('name = "digits"', 'name = "a/b"'),
         ("rounds = 3", "runds = 3\nmin_clients = 0\nquorum = 2.0\ncommunication_s = 0.0"),
-        ('evaluation_data = "test.npz"', ""),
+        ('data.test = "test.npz"', ""),
         ("class_count = 10", "class_count = 1\ndepth = 3"),
         ("epochs = 2", 'epochs = "2"'),
         ("momentum = 0.5", "momentum = 1.5, weight_decay = -1.0"),
@@ -105,11 +107,11 @@ def test_everything_that_is_wrong_is_said_at_once(tmp_path: Path) -> None:
         wrong = wrong.replace(old, new)
     path = _file(tmp_path, wrong)
     with pytest.raises(ConfigError) as caught:
-        load_config(path)
+        read_run(path)
     head, *problems = str(caught.value).split("\n  - ")
-    assert head == f"configuration {path} has 15 problems:"
+    assert head == f"run {path} has 15 problems:"
     expected = [
-        "evaluation_data is missing, but must be there",
+        "data is missing, but must be there",
         "runds is an unknown key; did you mean 'rounds'?",
         "client id 'a/b' must be 1 to 64 letters",
         "min_clients is 0, but must be 1 or more",
@@ -133,12 +135,13 @@ def test_everything_that_is_wrong_is_said_at_once(tmp_path: Path) -> None:
 
 def test_a_missing_file_is_said(tmp_path: Path) -> None:
     with pytest.raises(FileError, match="cannot be read"):
-        load_config(tmp_path / "none.toml")
+        read_run(tmp_path / "none.toml")
 
 
 def test_the_fingerprint_follows_the_outcome_and_nothing_else() -> None:
     base = config()
-    assert config(min_clients=1, fleet="another", keep_rounds=9).fingerprint() == (base.fingerprint())
+    same = config(min_clients=1, fleet=FleetSettings(name="another"), keep_rounds=9)
+    assert same.fingerprint() == base.fingerprint()
     others = [config(seed=1), config(clock=LogClock(step_s=1.0)), config(method=FedAvg()), config(rates=(1.0,))]
     others.append(config(max_client_share=1.0))
     assert len({base.fingerprint(), *(other.fingerprint() for other in others)}) == 6
@@ -151,7 +154,7 @@ def test_the_table_of_methods_names_each_by_its_type() -> None:
 
 def test_the_learning_rate_follows_the_rounds_and_the_seed_the_run(tmp_path: Path) -> None:
     changed = WHOLE.replace("rounds = 3", "rounds = 3\nseed = 5\nlearning_rate_decay = 0.5")
-    config = load_config(_file(tmp_path, changed))
+    config = read_run(_file(tmp_path, changed))
     found = [config.training_of(number) for number in (1, 2, 3)]
     assert [one.learning_rate for one in found] == [0.05, 0.025, 0.0125]
     assert {one.seed for one in found} == {5}
@@ -162,13 +165,13 @@ AUGMENTED = WHOLE.replace("epochs = 2\n", 'epochs = 2\naugmentation = { name = "
 
 
 def test_images_are_augmented_by_one_line_and_other_inputs_are_refused_before_a_run(tmp_path: Path) -> None:
-    found = load_config(_file(tmp_path, AUGMENTED.replace("[64]", "[1, 8, 8]")))
+    found = read_run(_file(tmp_path, AUGMENTED.replace("[64]", "[1, 8, 8]")))
     assert found.training.augmentation == AugmentationSettings(name="crop", padding=2)
     assert plan_of(found, "digits-1").training(1).augmentation.padding == 2
     with pytest.raises(ConfigError, match=r"samples are of the shape \(64,\), but it is for images"):
-        plan_of(load_config(_file(tmp_path, AUGMENTED)), "digits-1")
+        plan_of(read_run(_file(tmp_path, AUGMENTED)), "digits-1")
     with pytest.raises(ConfigError, match="augmentation 'flip' has no border"):
-        load_config(_file(tmp_path, AUGMENTED.replace('"crop"', '"flip"')))
+        read_run(_file(tmp_path, AUGMENTED.replace('"crop"', '"flip"')))
 
 
 def test_a_preset_names_a_published_network_and_may_be_changed(tmp_path: Path) -> None:
@@ -177,7 +180,7 @@ def test_a_preset_names_a_published_network_and_may_be_changed(tmp_path: Path) -
     model = (
         '[model]\npreset = "resnet50"\ninput_shape = [3, 32, 32]\nclass_count = 10\ngroup_size = 8\nnorm = "group"\n\n'
     )
-    found = load_config(_file(tmp_path, WHOLE[:start] + model + WHOLE[end:])).model
+    found = read_run(_file(tmp_path, WHOLE[:start] + model + WHOLE[end:])).model
     assert (found.family, found.block, found.depths, found.norm, found.group_size) == (
         "preact_resnet",
         "bottleneck",
@@ -187,10 +190,10 @@ def test_a_preset_names_a_published_network_and_may_be_changed(tmp_path: Path) -
     )
     wrong = model.replace("resnet50", "resnet51").replace("group_size", "groups")
     with pytest.raises(ConfigError, match=r"'resnet51', but must be one of .* did you mean 'resnet5"):
-        load_config(_file(tmp_path, WHOLE[:start] + wrong + WHOLE[end:]))
+        read_run(_file(tmp_path, WHOLE[:start] + wrong + WHOLE[end:]))
     wrong = model.replace("input_shape = [3, 32, 32]\nclass_count = 10", 'class_count = "ten"\ngroups = 1')
     with pytest.raises(ConfigError) as caught:
-        load_config(_file(tmp_path, (WHOLE[:start] + wrong + WHOLE[end:]).replace("rounds = 3", "rounds = 0")))
+        read_run(_file(tmp_path, (WHOLE[:start] + wrong + WHOLE[end:]).replace("rounds = 3", "rounds = 0")))
     assert sorted(str(caught.value).split("\n  - ")[1:]) == [
         "model.class_count is 'ten', but must be int",
         "model.groups is an unknown key; did you mean 'group_size'?",

@@ -22,7 +22,9 @@ from subfleet.export.pool import ExportPool
 from subfleet.link.broker import EmbeddedBroker
 from subfleet.protocol.training import TrainingSettings
 from subfleet.serving.session import Server
-from subfleet.settings.config import LogClock, ServerConfig
+from subfleet.settings.run import Run
+from subfleet.settings.samples import DataSettings
+from subfleet.settings.timing import LogClock
 from subfleet.tasks import Dataset, write_npz
 from subfleet.transport.address import parse_url
 from subfleet.transport.mqtt import MqttTransport
@@ -97,12 +99,12 @@ def test_real_agents_train_real_programs(tmp_path: Path, url: str) -> None:
     write_npz(tmp_path / "test.npz", _samples(200, 0))
     for place, name in enumerate(("jetson", "laptop")):
         write_npz(tmp_path / f"{name}.npz", _samples(80, place + 1))
-    settings = ServerConfig(
+    settings = Run(
         name="real",
         model=ModelConfig(
             family="preact_resnet", input_shape=(1, 8, 8), class_count=2, widths=(8,), depths=(2,), group_size=4
         ),
-        evaluation_data=str(tmp_path / "test.npz"),
+        data=DataSettings(test=str(tmp_path / "test.npz")),
         rounds=2,
         min_clients=2,
         training=TrainingSettings(epochs=2, batch_size=16, learning_rate=0.1),

@@ -22,7 +22,8 @@ from subfleet.protocol.memory import Packing
 from subfleet.protocol.messages import Task
 from subfleet.protocol.readings import Reading
 from subfleet.protocol.training import TrainingSettings
-from subfleet.settings.config import Deadlines, ServerConfig
+from subfleet.settings.run import Run
+from subfleet.settings.timing import Deadlines
 from subfleet.tasks import read_dataset
 from subfleet.transport.memory import FaultPlan
 
@@ -45,7 +46,7 @@ def finished(world: World) -> World:
     return world
 
 
-def final_bytes(folder: Path, settings: ServerConfig | None = None, **options: Any) -> bytes:
+def final_bytes(folder: Path, settings: Run | None = None, **options: Any) -> bytes:
     return finished(World(folder, settings or config(), mixed_fleet(), **options)).model_bytes()
 
 
@@ -227,7 +228,7 @@ def test_models_are_deployed_in_the_wanted_numbers_with_their_accuracy(tmp_path:
     asked = [request for request in world.exports.requests if isinstance(request, InferRequest)]
     assert {request.quantisation for request in asked} == {mode}
     # Samples of the evaluation data set the ranges; a model in float32 takes none.
-    wanted = "" if mode == "none" else calibration_of(read_dataset(config().evaluation_data)).sha256
+    wanted = "" if mode == "none" else calibration_of(read_dataset(config().data.test)).sha256
     assert {request.calibration_sha256 for request in asked} == {wanted}
     figures = {(model.max_abs_diff, model.quantised_accuracy, model.float_accuracy) for model in models}
     assert figures == ({(1e-6, None, None)} if mode == "none" else {(None, 0.75, 0.875)})

@@ -15,7 +15,7 @@ from subfleet.rounds.coordinator import step
 from subfleet.rounds.events import Folded, Heard, Measured, Profiled, Tick, UpdateStored
 from subfleet.rounds.phases import expected_clients
 from subfleet.rounds.state import Member, Plan, RunState
-from subfleet.settings.config import Deadlines, LogClock
+from subfleet.settings.timing import Deadlines, LogClock
 
 STRICT = plan_of(min_clients=2, rounds=5)
 OTHERS = ("ada", "bob")

@@ -12,8 +12,8 @@ from subfleet.protocol.readings import Budget, LogLow
 from subfleet.rounds.coordinator import round_info, step
 from subfleet.rounds.events import Measured
 from subfleet.rounds.seating import ask_of
-from subfleet.settings.config import LogClock
 from subfleet.settings.memory_limits import MemoryLimits
+from subfleet.settings.timing import LogClock
 
 
 def _asked(**changes: Any) -> float | None:

@@ -9,7 +9,7 @@ from subfleet.protocol.errors import MissingExtraError, TrainingError
 from subfleet.protocol.programs import DataSummary, Prediction, ScoreJob, TrainJob, TrainResult
 from subfleet.tasks import describe_source
 from subfleet.trainers.executorch_runtime import ExecutorchRuntime
-from subfleet.trainers.kept import Slot
+from subfleet.trainers.kept import Host, Slot
 from subfleet.trainers.prediction import model_classes, model_data, predict_dataset, read_model
 from subfleet.trainers.scoring import score_job
 from subfleet.trainers.training import train_job
@@ -24,19 +24,24 @@ _REMEDY = (
 
 
 class ExecutorchTrainer:
-    """The trainer of programs and models in the ExecuTorch format."""
+    """The trainer of programs and models in the ExecuTorch format.
+
+    Args:
+        host: the process that it trains in; without one, a device's own.
+    """
 
     target: ClassVar[str] = "executorch"
     suffix: ClassVar[str] = ".pte"
     providers: ClassVar[tuple[str, ...]] = ("cpu",)
 
-    def __init__(self) -> None:
-        self._slot = Slot()
+    def __init__(self, host: Host | None = None) -> None:
+        self._given = host
+        self._host = host or Slot()
 
     @property
     def held_bytes(self) -> int:
         """Memory that the session kept for the next job holds."""
-        return self._slot.held_bytes
+        return self._host.held_bytes
 
     def describe_runtime(self) -> str:
         """See `Trainer.describe_runtime`."""
@@ -61,7 +66,7 @@ class ExecutorchTrainer:
         """
         # Before anything is measured: the library is there whatever subnet is trained.
         open_session = find_runtime().open_session
-        return train_job(job, stopped, target=self.target, open_session=open_session, slot=self._slot)
+        return train_job(job, stopped, target=self.target, open_session=open_session, slot=self._host)
 
     def score(self, job: ScoreJob, stopped: Callable[[], bool]) -> float:
         """Score a candidate; see `score_job` for what it does and raises.
@@ -70,7 +75,7 @@ class ExecutorchTrainer:
             MissingExtraError: ExecuTorch is not installed.
         """
         open_session = find_runtime().open_session
-        return score_job(job, stopped, target=self.target, open_session=open_session, slot=self._slot)
+        return score_job(job, stopped, target=self.target, open_session=open_session, slot=self._host)
 
     def predict(self, model_path: Path, data: str, threads: int = 1) -> Prediction:
         """Run a model with one input, (batch, *sample shape), whose first output is the logits.
@@ -82,7 +87,7 @@ class ExecutorchTrainer:
             TrainingError: ExecuTorch refuses the model.
         """
         runtime = find_runtime()
-        self._slot = Slot()  # what is kept may run on another number of threads
+        self._host = self._given or Slot()  # what is kept may run on another number of threads
         model = runtime.open_model(read_model(model_path), threads)
         inputs = model.shapes.inputs
         if len(inputs) != 1 or len(inputs[0][1]) < 2 or not model.shapes.outputs:

@@ -30,6 +30,7 @@ class ClientCommand:
 
     client_id: str
     broker: BrokerAddress
+    fleet: str
     data: Path
     profile: str
     log: Path
@@ -43,7 +44,7 @@ class ClientCommand:
         return [
             *(sys.executable, "-m", "subfleet.edge_client.cli", "join", self.broker.url, *_tls_options(self.broker)),
             *(() if self.broker.username is None else ("--shared-user",)),
-            *("--id", self.client_id, "--data", str(self.data), "--profile", self.profile),
+            *("--fleet", self.fleet, "--id", self.client_id, "--data", str(self.data), "--profile", self.profile),
             *("--replay", str(self.log), "--state", str(self.state), "--runtime", self.runtime),
             *declared,
             "--wait",  # a broker on a busy machine may answer late

@@ -21,10 +21,10 @@ from subfleet.elastic.model_state import unpacked
 from subfleet.elastic.network import ModelConfig, Network
 from subfleet.elastic.running_statistics import recalibrated
 from subfleet.elastic.stacking import Member, held_elements
-from subfleet.emulation.virtual.description import VirtualClient, VirtualExperiment
-from subfleet.emulation.virtual.exports import SettledExports
-from subfleet.emulation.virtual.figures import violates
-from subfleet.emulation.virtual.run import VirtualResult, run_in_process
+from subfleet.emulation.batch.exports import SettledExports
+from subfleet.emulation.batch.figures import violates
+from subfleet.emulation.batch.run import BatchResult, run_batch
+from subfleet.emulation.gathered import EmulatedDevice, GatheredRun
 from subfleet.methods import METHODS, AnyMethod
 from subfleet.methods.fedfa import FedFA
 from subfleet.methods.norms import NormPolicy
@@ -35,7 +35,9 @@ from subfleet.protocol.subnet import SubnetSpec
 from subfleet.protocol.training import TrainingSettings
 from subfleet.rounds.state import Plan
 from subfleet.serving.planning import plan_of
-from subfleet.settings.config import LogClock, ServerConfig
+from subfleet.settings.run import Run
+from subfleet.settings.samples import DataSettings
+from subfleet.settings.timing import LogClock
 from subfleet.tasks import Dataset, digits
 
 __all__ = ["ROUNDS", "accepted_norms", "check_methods", "verdict_of"]
@@ -79,13 +81,13 @@ def verdict_of(method: AnyMethod, exports: SettledExports, norms: NormPolicy = "
     try:
         plan = plan_of(config, "check")
         experiment = _experiment(plan)
-        result = run_in_process(experiment, exports)
+        result = run_batch(experiment, exports)
     except SubfleetError as error:
         return str(error)
     return next(_complaints(plan, experiment, result), "ok")
 
 
-def _experiment(plan: Plan) -> VirtualExperiment:
+def _experiment(plan: Plan) -> GatheredRun:
     """Three clients on digits, whose links carry a small, a middling and the second largest size of the space.
 
     Where sizes have norms of their own, the third has the largest: those of the whole model are else never trained.
@@ -95,7 +97,7 @@ def _experiment(plan: Plan) -> VirtualExperiment:
     places = (0, len(space) // 2, max(0, len(space) - (1 if banked else 2)))
     whole = digits()
     clients = tuple(
-        VirtualClient(
+        EmulatedDevice(
             client_id=f"client{number}",
             profile=DeviceProfile(name="checked", title="A device of a check", memory_share=1.0, runtimes=("onnx",)),
             data=_part(whole, number),
@@ -103,10 +105,10 @@ def _experiment(plan: Plan) -> VirtualExperiment:
         )
         for number, place in enumerate(places)
     )
-    return VirtualExperiment(config=plan.config, clients=clients, evaluation=_part(whole, len(places)))
+    return GatheredRun(run=plan.config, devices=clients, evaluation=_part(whole, len(places)))
 
 
-def _config(method: AnyMethod, norms: NormPolicy) -> ServerConfig | None:
+def _config(method: AnyMethod, norms: NormPolicy) -> Run | None:
     """None where it is accepted on no kind of norms that is tried for the policy."""
     for norm in _KINDS[norms]:
         with contextlib.suppress(ValueError):
@@ -114,12 +116,12 @@ def _config(method: AnyMethod, norms: NormPolicy) -> ServerConfig | None:
     return None
 
 
-def _config_with(method: AnyMethod, norms: NormPolicy, model: ModelConfig) -> ServerConfig:
-    return ServerConfig(
+def _config_with(method: AnyMethod, norms: NormPolicy, model: ModelConfig) -> Run:
+    return Run(
         name="check",
         model=model,
         norms=norms,
-        evaluation_data="",
+        data=DataSettings(test="unused"),
         rounds=ROUNDS,
         min_clients=3,
         training=TrainingSettings(epochs=2, batch_size=16, learning_rate=0.05),
@@ -145,7 +147,7 @@ def _log(link_bytes: int) -> ResourceLog:
     return ResourceLog(device="checked", source="a check of methods", licence="none", rows=rows)
 
 
-def _complaints(plan: Plan, experiment: VirtualExperiment, result: VirtualResult) -> Iterator[str]:
+def _complaints(plan: Plan, experiment: GatheredRun, result: BatchResult) -> Iterator[str]:
     untrained, last = _untrained_loss(plan, experiment.evaluation), result.rounds[-1]
     if not last.loss < untrained:
         yield f"the loss does not fall: {untrained:.4f} before round 1 and {last.loss:.4f} after round {last.round}"
@@ -172,7 +174,7 @@ def _untrained_loss(plan: Plan, evaluation: Dataset) -> float:
     return min(evaluate(network, network.full_spec(), one, inputs, labels).loss for one in (state, measured))
 
 
-def _moved_elsewhere(plan: Plan, result: VirtualResult) -> list[str]:
+def _moved_elsewhere(plan: Plan, result: BatchResult) -> list[str]:
     """Tensors, of the shared model or of a copy, that changed at places that no client of it held in any round."""
     before: Mapping[str, Any] = init_state(plan.network, plan.config.seed)
     after = unpacked(load(result.model))

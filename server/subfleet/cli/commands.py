@@ -12,9 +12,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from subfleet.cli.brokers import Broker, Ca, Cert, Key, PasswordFile, broker_address, check_broker
+from subfleet.cli.comparing import compare
 from subfleet.cli.data import data
 from subfleet.cli.failures import reporting
+from subfleet.cli.keeping import runs as kept_runs
 from subfleet.protocol.errors import ConfigError, ExportError, RunError
+from subfleet.settings.host import HostKind
 
 if TYPE_CHECKING:
     from subfleet.export.cache import CacheFolder
@@ -30,6 +33,8 @@ app = typer.Typer(
 )
 
 app.add_typer(data, name="data")
+app.add_typer(kept_runs, name="runs")
+app.command(epilog="Example: subfleet compare runs/heterofl-s* runs/fjord-s* --out comparison")(compare)
 
 
 def _show_version(wanted: bool) -> None:
@@ -51,8 +56,12 @@ def _options(
 
 Verbose = Annotated[bool, typer.Option("--verbose", help="Log what happens inside to standard error.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object at the end, and nothing else.")]
-Config = Annotated[
-    str, typer.Option(metavar="NAME|FILE", help="Description of the run: a TOML file, or `fleet`, our example.")
+Description = Annotated[
+    str, typer.Argument(metavar="FILE|NAME", help="Description of the run: a TOML file, or a run that we ship.")
+]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Set a key of the file, such as rounds=3 or method.type=fedavg."),
 ]
 
 
@@ -92,11 +101,16 @@ def stopped_by_signals() -> Iterator[threading.Event]:
             signal.signal(number, handler)
 
 
-@app.command(epilog="Example: subfleet run quickstart --name first --runs ./runs")
+@app.command(epilog="Example: subfleet run quickstart --set rounds=3 --seeds 1..3")
 def run(
-    experiment: Annotated[str, typer.Argument(help="Name of the experiment; `quickstart` is a good first one.")],
+    description: Description,
+    host: Annotated[
+        HostKind | None, typer.Option(help="Where emulated devices are: a process each, or all in this one.")
+    ] = None,
+    overrides: Overrides = None,
+    seeds: Annotated[str | None, typer.Option(help="Run once with each seed, such as 1..5 or 1,2,7.")] = None,
     name: Annotated[
-        str | None, typer.Option(help="Name of the run; an interrupted run of that name is taken up.")
+        str | None, typer.Option(help="Name of the run's folder; an interrupted run of that name is taken up.")
     ] = None,
     runs: Annotated[Path, typer.Option(help="Folder in which the run's own folder is made.")] = Path("runs"),
     broker: Broker = None,
@@ -104,37 +118,36 @@ def run(
     cert: Cert = None,
     key: Key = None,
     password_file: PasswordFile = None,
-    rounds: Annotated[int | None, typer.Option(min=1, help="Rounds, instead of the experiment's own number.")] = None,
-    seed: Annotated[int | None, typer.Option(min=0, help="Seed, instead of the experiment's own.")] = None,
     json: Json = False,
     verbose: Verbose = False,
 ) -> None:
-    """Run an experiment on this machine: a broker, a server and one process per emulated device."""
+    """Run an emulated fleet on this machine: a server and every device that the description names."""
     with reporting(verbose=verbose):
         # First of all, before anything is loaded, cut or started.
         address = broker_address(broker, ca=ca, cert=cert, key=key, password_file=password_file)
-        from subfleet.cli.experiment import next_steps, run_folder, with_overrides
-        from subfleet.export.pool import ExportPool
+        from subfleet.cli.running import RunOptions, next_steps, on_host, run_all
+        from subfleet.settings.reading import read_runs
+        from subfleet.settings.sweeping import seeds_of
 
-        chosen = with_overrides(experiment, rounds=rounds, seed=seed)
+        chosen = on_host(read_runs(description, overrides or (), seeds_of(seeds) if seeds else ()), host)
         check_broker(address)
-        folder = run_folder(runs, chosen.name, name)
-        with ExportPool(default_cache()) as exports:  # it loads PyTorch while this process does
-            from subfleet.cli.console import display_for
-            from subfleet.emulation.run import run_experiment
+        from subfleet.cli.console import display_for
 
-            display = display_for(json=json)
-            with stopped_by_signals() as stop:
-                outcome = run_experiment(chosen, folder, observer=display, stop=stop, exports=exports, broker=address)
-        if json:
-            typer.echo((outcome.folder / "summary.json").read_text(encoding="utf-8"))
-        for line in next_steps(outcome):
-            display.say(line)
+        display = display_for(json=json)
+        options = RunOptions(runs=runs, name=name, broker=address, cache=default_cache())
+        with stopped_by_signals() as stop:
+            outcomes = run_all(chosen, options, display=display, stop=stop)
+        for outcome in outcomes:
+            if json:
+                typer.echo((outcome.folder / "summary.json").read_text(encoding="utf-8"))
+            for line in next_steps(outcome):
+                display.say(line)
 
 
-@app.command(epilog="Example: subfleet serve --config fleet --broker mqtt://localhost:1883")
+@app.command(epilog="Example: subfleet serve fleet --broker mqtt://localhost:1883")
 def serve(
-    config: Config,
+    description: Description,
+    overrides: Overrides = None,
     broker: Broker = None,
     ca: Ca = None,
     cert: Cert = None,
@@ -153,10 +166,11 @@ def serve(
         address = broker_address(broker, ca=ca, cert=cert, key=key, password_file=password_file)
         from subfleet.cli.console import display_for
         from subfleet.cli.serving import ServeOptions, serve_fleet
-        from subfleet.settings.config import HttpAddress
+        from subfleet.reporting.address import HttpAddress
+        from subfleet.settings.reading import read_run
 
         options = ServeOptions(
-            config=config,
+            run=read_run(description, overrides or ()),
             broker=address,
             runs=runs,
             http=HttpAddress(host=host, port=port),
@@ -169,9 +183,10 @@ def serve(
             typer.echo((folder / "summary.json").read_text(encoding="utf-8"))
 
 
-@app.command(epilog="Example: subfleet preflight --config fleet --json")
+@app.command(epilog="Example: subfleet preflight fleet --json")
 def preflight(
-    config: Config,
+    description: Description,
+    overrides: Overrides = None,
     json: Json = False,
     verbose: Verbose = False,
 ) -> None:
@@ -183,12 +198,12 @@ def preflight(
         from subfleet.cli.preflight import preflight as verdicts_of
         from subfleet.cli.preflight import table
         from subfleet.protocol.schema import to_plain
-        from subfleet.settings.reading import load_config
+        from subfleet.settings.reading import read_run
 
         console = Console(stderr=json)
         verdicts = []
         with progress("Exporting") as tell:
-            for verdict in verdicts_of(load_config(config), default_cache()):
+            for verdict in verdicts_of(read_run(description, overrides or ()), default_cache()):
                 verdicts.append(verdict)
                 tell(f"{len(verdicts)} done, last {verdict.subnet} for {verdict.target}")
         if json:
@@ -203,13 +218,19 @@ def preflight(
             )
 
 
-@app.command(epilog="Example: subfleet example > fleet.toml")
-def example(verbose: Verbose = False) -> None:
-    """Print the configuration that `--config fleet` names, to start one of your own from."""
+@app.command(epilog="Example: subfleet example fleet > mine.toml")
+def example(
+    name: Annotated[str, typer.Argument(help="Name of a run that we ship; `subfleet examples` lists them.")] = "fleet",
+    verbose: Verbose = False,
+) -> None:
+    """Print a run that we ship, to start one of your own from."""
     with reporting(verbose=verbose):
-        from subfleet.settings.shipped import shipped_text
+        from subfleet.protocol.suggestion import did_you_mean
+        from subfleet.settings.shipped import RUNS, shipped_text
 
-        typer.echo(shipped_text("fleet"), nl=False)
+        if name not in RUNS:
+            raise ConfigError(f"there is no run {name!r:.80}; choose one of {sorted(RUNS)}{did_you_mean(name, RUNS)}")
+        typer.echo(shipped_text(name), nl=False)
 
 
 @app.command(epilog="Example: subfleet methods --check --json")
@@ -242,8 +263,8 @@ def methods(
 
 def _checked_methods() -> dict[str, dict[str, str]]:
     from subfleet.cli.console import progress
+    from subfleet.emulation.batch.exports import SettledExports
     from subfleet.emulation.method_checks import check_methods
-    from subfleet.emulation.virtual.exports import SettledExports
 
     verdicts: dict[str, dict[str, str]] = {}
     with progress("Checking") as tell, SettledExports(default_cache()) as exports:
@@ -253,11 +274,11 @@ def _checked_methods() -> dict[str, dict[str, str]]:
     return verdicts
 
 
-@app.command(epilog="Example: subfleet experiments --json")
-def experiments(json: Json = False, verbose: Verbose = False) -> None:
-    """List the experiments that `subfleet run` knows."""
+@app.command(epilog="Example: subfleet examples --json")
+def examples(json: Json = False, verbose: Verbose = False) -> None:
+    """List the runs that we ship, which `subfleet run` and `subfleet serve` know by name."""
     with reporting(verbose=verbose):
-        from subfleet.emulation.experiments import EXPERIMENTS
+        from subfleet.settings.shipped import RUNS, shipped_text
 
-        names = {name: (make.__doc__ or "").strip() for name, make in EXPERIMENTS.items()}
-        typer.echo(json_module.dumps(names) if json else "\n".join(f"{name}: {text}" for name, text in names.items()))
+        told = {name: shipped_text(name).partition("\n")[0].removeprefix("# ") for name in RUNS}
+        typer.echo(json_module.dumps(told) if json else "\n".join(f"{name}: {text}" for name, text in told.items()))

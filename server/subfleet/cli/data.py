@@ -72,16 +72,20 @@ def show(  # noqa: PLR0913, PLR0917 - one parameter per option is how typer read
 ) -> None:
     """Read a data set (downloading it where it is not here yet) and count what is in it."""
     with reporting(verbose=verbose):
-        from subfleet.emulation.partitions import PartitionSettings
         from subfleet.emulation.partitions import partition as divide
+        from subfleet.protocol.diagnosis import from_written
+        from subfleet.settings.samples import PartitionSettings
         from subfleet.tasks.catalogue import task_named
 
         task = task_named(name)
-        settings = PartitionSettings(name=partition, clients=clients, alpha=alpha, seed=seed) if partition else None
+        settings = None
+        if partition:
+            settings = from_written(PartitionSettings, {"name": partition, "alpha": alpha}, "the partition")
         parts = task.load(announce=lambda text: typer.echo(text, err=True))
         shown = {**_described(name), "train": _counted(parts.train), "test": _counted(parts.test)}
         if settings is not None:
-            split = [_counted(parts.train.take(indices)) for indices in divide(parts.train, settings)]
+            pieces = divide(parts.train, settings, clients=clients, seed=seed)
+            split = [_counted(parts.train.take(indices)) for indices in pieces]
             shown["partition"] = {"name": partition, "clients": split}
         if json:
             typer.echo(json_module.dumps(shown))

@@ -19,7 +19,7 @@ from subfleet.protocol.programs import decode_program
 from subfleet.protocol.subnet import SubnetSpec
 from subfleet.search.candidates import Candidate
 from subfleet.serving.planning import plan_of
-from subfleet.settings.config import ServerConfig
+from subfleet.settings.run import Run
 
 __all__ = ["Verdict", "preflight", "table"]
 
@@ -55,7 +55,7 @@ class Verdict:
     architecture: SubnetSpec
 
 
-def preflight(config: ServerConfig, cache: CacheFolder) -> Iterator[Verdict]:
+def preflight(config: Run, cache: CacheFolder) -> Iterator[Verdict]:
     """Export the training program of every subnet, from the smallest to the largest, for every target of the run.
 
     What was exported stays in the cache, so that the run finds it there.

@@ -12,14 +12,15 @@ from subfleet.export.pool import ExportPool
 from subfleet.journal.records import RunResult
 from subfleet.link.broker import EmbeddedBroker
 from subfleet.link.watch import Watch
-from subfleet.protocol.errors import ConfigError, FileError
+from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.topics import Topics
+from subfleet.reporting.address import HttpAddress
 from subfleet.reporting.api import serve_http
 from subfleet.reporting.results import write_results
 from subfleet.serving.observing import GuardedObserver
 from subfleet.serving.session import Server
-from subfleet.settings.config import HttpAddress
-from subfleet.settings.reading import load_config
+from subfleet.settings.kept import keep_run, make_folder
+from subfleet.settings.run import Run
 from subfleet.transport.address import BrokerAddress, mqtt_client_id, parse_url
 from subfleet.transport.base import Transport
 from subfleet.transport.claiming import ClaimingTransport, server_place
@@ -37,7 +38,7 @@ class ServeOptions:
     """What the command line says.
 
     Attributes:
-        config: the run's description: a TOML file, or the name of one that we ship.
+        run: what is served.
         broker: where one is that is there already; None starts an embedded one on loopback.
         runs: folder in which `<name of the run>` is made, or found: an interrupted run is taken up.
         http: where the HTTP API listens.
@@ -45,7 +46,7 @@ class ServeOptions:
         cache: where exported programs are kept between runs.
     """
 
-    config: str
+    run: Run
     broker: BrokerAddress | None
     runs: Path
     http: HttpAddress
@@ -70,28 +71,25 @@ def serve_fleet(options: ServeOptions, *, display: Display, stop: threading.Even
         PortError: an address is taken.
     """
     display = GuardedObserver(display)
-    config = load_config(options.config)
-    folder = options.runs / config.name
+    run = options.run
+    folder = options.runs / run.name
     if (folder / "summary.json").exists():
-        raise ConfigError(f"the run {folder} is over already; choose another name in {options.config}, or remove it")
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise FileError(f"the folder {folder} cannot be made: {error.strerror}; choose another with --runs") from error
+        raise ConfigError(f"the run {folder} is over already; choose another name, or remove it")
+    keep_run(make_folder(folder), run)
     with ExitStack() as stack:
         exports = stack.enter_context(ExportPool(options.cache))
         embedded, address = None, options.broker
         if address is None:
             embedded = stack.enter_context(EmbeddedBroker(port=EMBEDDED_PORT))
             address = parse_url(embedded.url)
-        transport: Transport = MqttTransport(address, mqtt_client_id(config.fleet, "server", config.name))
+        transport: Transport = MqttTransport(address, mqtt_client_id(run.fleet.name, "server", run.name))
         if options.wait:
             transport = WaitingTransport(transport, stop.is_set)
-        transport = ClaimingTransport(transport, server_place(Topics(config.fleet), config.name), tell=display.say)
+        transport = ClaimingTransport(transport, server_place(Topics(run.fleet.name), run.name), tell=display.say)
         state = folder / "server"
-        server = Server(config, transport, display, state_folder=state, exports=exports)
+        server = Server(run, transport, display, state_folder=state, exports=exports)
         page = stack.enter_context(serve_http(state, options.http))
-        display.say(f"Run {config.name!r} waits for {config.min_clients} devices; watch it at {page}")
+        display.say(f"Run {run.name!r} waits for {run.min_clients} devices; watch it at {page}")
         if embedded is not None:
             display.say(
                 f"Embedded broker at {embedded.url}, for this machine only; --broker takes one that devices can reach"
@@ -103,16 +101,16 @@ def serve_fleet(options: ServeOptions, *, display: Display, stop: threading.Even
     if not result.finished:
         display.say("Stopped; the same command takes the run up again")
         return None
-    return _keep(folder, config.name, result, display)
+    return _keep(folder, run, result, display)
 
 
-def _keep(folder: Path, name: str, result: RunResult, display: Display) -> Path:
+def _keep(folder: Path, run: Run, result: RunResult, display: Display) -> Path:
     if result.model_path is not None:
         shutil.copyfile(result.model_path, folder / "model.safetensors")
     for model in result.deployed:
         kept = folder / "models" / model.client_id / f"model{model.path.suffix}"
         kept.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(model.path, kept)
-    report = write_results(folder, name=name, result=result)
+    report = write_results(folder, name=run.name, result=result)
     display.say(f"Test accuracy of the full model: {result.accuracy:.4f}; everything is in {folder}, look at {report}")
     return folder

@@ -2,19 +2,21 @@
 
 from dataclasses import replace
 
+import numpy as np
+
 from subfleet.protocol.errors import DataError
-from subfleet.settings.config import ServerConfig
+from subfleet.settings.run import Run
 from subfleet.tasks import DataForm, Dataset, read_dataset
 
 __all__ = ["with_evaluation"]
 
 
-def with_evaluation(config: ServerConfig) -> tuple[ServerConfig, Dataset]:
+def with_evaluation(config: Run) -> tuple[Run, Dataset]:
     """Read the evaluation data of a run as its model takes them.
 
     Returns:
-        The configuration, whose `classes` are from now on those of the data where it named none and they do: they are
-        part of its fingerprint, so that a run is only taken up with the same. And the data.
+        The run, whose `data.classes` are from now on those of the data where it named none and they do: they are part
+        of its fingerprint, so that it is only taken up with the same. And the data.
 
     Raises:
         DataError: the data cannot be used, do not fit the model, or name other classes than the run.
@@ -26,10 +28,14 @@ def with_evaluation(config: ServerConfig) -> tuple[ServerConfig, Dataset]:
     form = DataForm(
         input_shape=config.model.input_shape,
         class_count=config.model.class_count if over_classes else 0,
-        classes=config.classes or None,
+        classes=config.data.classes or None,
     )
     try:
-        dataset = read_dataset(config.evaluation_data, form)
+        dataset = read_dataset(config.data.evaluated_on, form)
     except DataError as error:
-        raise DataError(f"evaluation_data: {error}") from error
-    return (replace(config, classes=dataset.class_names) if over_classes else config), dataset
+        raise DataError(f"data.test: {error}") from error
+    if config.data.test_samples:
+        dataset = dataset.take(np.arange(min(config.data.test_samples, len(dataset))))
+    if not over_classes:
+        return config, dataset
+    return replace(config, data=replace(config.data, classes=dataset.class_names)), dataset

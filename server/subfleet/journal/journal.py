@@ -36,7 +36,7 @@ def begin_run(engine: sql.Engine, *, name: str, settings: str, round_count: int)
     Args:
         engine: of the database.
         name: of the run.
-        settings: everything that takes part in its outcome, as canonical JSON; see `ServerConfig.fingerprint`.
+        settings: everything that takes part in its outcome, as canonical JSON; see `Run.fingerprint`.
         round_count: how many rounds it has.
 
     Raises:

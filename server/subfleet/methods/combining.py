@@ -16,7 +16,7 @@ __all__ = ["Combination"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Combination:
-    """A method and what else a configuration says of training and folding; see `subfleet.settings.config.ServerConfig`.
+    """A method and what else a configuration says of training and folding; see `subfleet.settings.run.Run`.
 
     What needs one model for all is refused where there is none, as it would do nothing or move what no client sees.
     """

@@ -36,7 +36,7 @@ class MethodInfo:
 class Setting:
     """What of a run, beside a method's own parameters, decides whether it does what its paper says.
 
-    The defaults are those of a configuration that says nothing of them; `subfleet.settings.config.ServerConfig` has the
+    The defaults are those of a configuration that says nothing of them; `subfleet.settings.run.Run` has the
     words. None leaves it to the method; anything else takes the place of what the method has.
     """
 

@@ -15,7 +15,7 @@ from subfleet.protocol.update_codecs import Uncompressed
 from subfleet.search.candidates import Candidate
 from subfleet.search.limits import INFINITE_BYTES
 from subfleet.search.query import PriceList
-from subfleet.settings.config import ServerConfig
+from subfleet.settings.run import Run
 
 __all__ = ["price_list"]
 
@@ -27,7 +27,7 @@ _KEPT = 2**15
 _MemoryOf = Callable[[SubnetSpec], Mapping[str, int]]
 
 
-def price_list(config: ServerConfig, network: Network, *, planned: bool) -> PriceList:
+def price_list(config: Run, network: Network, *, planned: bool) -> PriceList:
     """What any subnet costs.
 
     Args:
@@ -60,7 +60,7 @@ def price_list(config: ServerConfig, network: Network, *, planned: bool) -> Pric
     return price
 
 
-def _estimated(config: ServerConfig, network: Network) -> _MemoryOf:
+def _estimated(config: Run, network: Network) -> _MemoryOf:
     def memory_of(spec: SubnetSpec) -> Mapping[str, int]:
         cost = estimate_cost(network, spec, batch_size=config.training.program_batch_size)
         # The estimate counts every activation. How few are left when blocks are computed twice only the program knows.
@@ -70,7 +70,7 @@ def _estimated(config: ServerConfig, network: Network) -> _MemoryOf:
     return memory_of
 
 
-def _planned(config: ServerConfig, network: Network) -> _MemoryOf:
+def _planned(config: Run, network: Network) -> _MemoryOf:
     training = config.method.policies().training(config.training_of(1), 1)
 
     @cache  # one for each target

@@ -163,10 +163,10 @@ class Supply:
                         weights_sha256=weights.sha256,
                         quantisation=config.deploy_quantisation,
                         calibration_sha256=self._calibration_sha256,
-                        classes=config.classes,
+                        classes=config.data.classes,
                     ),
                     self._blobs.path(weights),
-                    calibration_data=config.evaluation_data if self._calibration_sha256 else "",
+                    calibration_data=config.data.evaluated_on if self._calibration_sha256 else "",
                 )
                 for target in config.deploy_targets
             }

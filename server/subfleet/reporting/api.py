@@ -25,8 +25,8 @@ from subfleet.journal.records import RoundRecord
 from subfleet.protocol.errors import PortError
 from subfleet.protocol.messages import Profile
 from subfleet.protocol.schema import from_plain
+from subfleet.reporting.address import HttpAddress
 from subfleet.reporting.report import status_html
-from subfleet.settings.config import HttpAddress
 
 __all__ = ["create_app", "serve_http"]
 

@@ -1,7 +1,8 @@
 """The plots of a run, as SVG text that stands in the report by itself."""
 
 import io
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from statistics import fmean
 
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_svg import FigureCanvasSVG
@@ -10,7 +11,7 @@ from matplotlib.ticker import MaxNLocator
 
 from subfleet.journal.records import ClientRow, RoundRecord
 
-__all__ = ["accuracy_plot", "budget_plot", "bytes_plot", "memory_plot"]
+__all__ = ["accuracy_plot", "budget_plot", "bytes_plot", "comparison_plot", "memory_plot"]
 
 MEGABYTE = 1_000_000
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#6b6b6b", "#b59d00")
@@ -91,6 +92,23 @@ def bytes_plot(rounds: Sequence[RoundRecord]) -> str:
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.set(xlabel="round", ylabel="kB up  |  kB down")
         axes.legend(fontsize="small", loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=3, frameon=False)
+
+    return _svg(draw)
+
+
+def comparison_plot(curves: Mapping[str, Mapping[int, Sequence[float]]]) -> str:
+    """Test accuracy over the rounds, a line for each name: the mean over its runs, and from the worst to the best."""
+
+    def draw(axes: Axes) -> None:
+        for place, (name, by_round) in enumerate(curves.items()):
+            rounds, colour = list(by_round), COLOURS[place % len(COLOURS)]
+            means = [fmean(found) for found in by_round.values()]
+            axes.plot(rounds, means, marker=MARKERS[place % len(MARKERS)], markersize=4, color=colour, label=name)
+            lows, highs = map(min, by_round.values()), map(max, by_round.values())
+            axes.fill_between(rounds, list(lows), list(highs), color=colour, alpha=0.15, linewidth=0)
+        axes.set(xlabel="round", ylabel="test accuracy of the full model", ylim=(0, 1.02))
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.legend(fontsize="small", loc="lower right")
 
     return _svg(draw)
 

@@ -2,12 +2,12 @@
 
 from subfleet.protocol.class_names import class_places
 from subfleet.protocol.messages import Profile
-from subfleet.settings.config import ServerConfig
+from subfleet.settings.run import Run
 
 __all__ = ["class_counts_of"]
 
 
-def class_counts_of(config: ServerConfig, profile: Profile) -> tuple[tuple[int, ...], str]:
+def class_counts_of(config: Run, profile: Profile) -> tuple[tuple[int, ...], str]:
     """How many labels of each of the run's classes a client tells that it has; and why it cannot take part.
 
     The reason is empty where it can. Then it maps its data by the same names and the same rule.
@@ -21,7 +21,7 @@ def class_counts_of(config: ServerConfig, profile: Profile) -> tuple[tuple[int, 
         problem = f"its data have {len(counts)} classes, but the model has {class_count}"
         return counts, problem if len(counts) > class_count else ""
     try:
-        places = class_places(profile.class_names, config.classes, class_count)
+        places = class_places(profile.class_names, config.data.classes, class_count)
     except ValueError as error:
         return (), str(error)
     ordered = [0] * class_count

@@ -102,7 +102,7 @@ def scoring_seat(
         scoring=Scoring(
             specs=tuple(one.size for one in fitting), weights=tuple(one.weights for one in fitting), batches=BATCHES
         ),
-        classes=plan.config.classes,
+        classes=plan.config.data.classes,
     )
     return replace(seat, task=task), (SendTask(task=task),)
 

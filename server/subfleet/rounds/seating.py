@@ -160,7 +160,7 @@ def prepared_seat(
         update_codec=Uncompressed() if calibrates else plan.update_codec(seat.spec, seat.budget),
         calibration=calibration_of(plan.network, seat.spec) if calibrates else None,
         retry=state.retry,
-        classes=plan.config.classes,
+        classes=plan.config.data.classes,
     )
     return replace(seat, stage="out", task=task, reason=""), (SendTask(task=task),)
 

@@ -41,7 +41,7 @@ from subfleet.rounds.suspicion import ChangeSize
 from subfleet.search.candidates import Candidate
 from subfleet.search.query import Known, PriceList
 from subfleet.search.queue import Wish, plan_key
-from subfleet.settings.config import ServerConfig
+from subfleet.settings.run import Run
 
 __all__ = [
     "NO_PROGRAM_BYTES",
@@ -77,7 +77,7 @@ class Plan:
         price: the cost of any subnet.
     """
 
-    config: ServerConfig
+    config: Run
     run_id: str
     network: Network
     policies: Policies

@@ -6,12 +6,12 @@ from subfleet.programs.pricing import price_list
 from subfleet.protocol.errors import ConfigError
 from subfleet.rounds.state import Plan
 from subfleet.search.candidates import ordered
-from subfleet.settings.config import ServerConfig
+from subfleet.settings.run import Run
 
 __all__ = ["plan_of"]
 
 
-def plan_of(config: ServerConfig, run_id: str) -> Plan:
+def plan_of(config: Run, run_id: str) -> Plan:
     """Everything about a run that does not change.
 
     Args:

@@ -55,7 +55,7 @@ from subfleet.rounds.events import Event, Tick
 from subfleet.rounds.state import RunState
 from subfleet.serving.observing import GuardedObserver
 from subfleet.serving.planning import plan_of
-from subfleet.settings.config import ServerConfig
+from subfleet.settings.run import Run
 from subfleet.transport.base import Connected, Delivery, Disconnected, Transport
 from subfleet.transport.blob_store import BlobStore
 from subfleet.transport.complaints import Complaints
@@ -91,7 +91,7 @@ class Server:
 
     def __init__(
         self,
-        config: ServerConfig,
+        config: Run,
         transport: Transport,
         observer: RunObserver,
         *,
@@ -103,7 +103,7 @@ class Server:
         self._config = config
         self._observer = GuardedObserver(observer)
         self._clock = clock
-        self._topics = Topics(config.fleet)
+        self._topics = Topics(config.fleet.name)
         self._places = Places(state_folder)
         self._places.make()
         engine = open_database(state_folder)

@@ -1,6 +1,7 @@
 """Reads the description of a run from a TOML file, and says everything that is wrong with it at once."""
 
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
@@ -11,41 +12,74 @@ from subfleet.protocol.diagnosis import from_written, problems_with, refusal_of
 from subfleet.protocol.errors import ConfigError, FileError, ProtocolError
 from subfleet.protocol.schema import from_plain, to_plain
 from subfleet.protocol.suggestion import did_you_mean
-from subfleet.settings.config import ServerConfig
-from subfleet.settings.shipped import CONFIGURATIONS, shipped_text
+from subfleet.settings.overrides import parsed, with_override
+from subfleet.settings.run import Run
+from subfleet.settings.shipped import RUNS, shipped_text
+from subfleet.settings.sweeping import swept
 
 if sys.version_info >= (3, 11):
     import tomllib
 else:
     import tomli as tomllib
 
-__all__ = ["load_config"]
+__all__ = ["read_run", "read_runs"]
 
 
-def load_config(name_or_path: str | Path) -> ServerConfig:
-    """Read a TOML file, or a shipped configuration by its name; tables and keys are the fields of `ServerConfig`.
+def read_run(name_or_path: str | Path, overrides: Sequence[str] = ()) -> Run:
+    """Read the one run of a file; see `read_runs`.
+
+    Raises:
+        FileError: the file cannot be read.
+        ConfigError: as `read_runs`, or the file is a sweep over several runs.
+    """
+    runs = read_runs(name_or_path, overrides)
+    if len(runs) > 1:
+        raise ConfigError(
+            f"run {name_or_path} is a sweep over {len(runs)} runs, but one is wanted; leave [[sweep]] out"
+        )
+    return runs[0]
+
+
+def read_runs(name_or_path: str | Path, overrides: Sequence[str] = (), seeds: Sequence[int] = ()) -> tuple[Run, ...]:
+    """Read a TOML file, or a shipped one by its name; tables and keys are the fields of `Run`, and `[[sweep]]`.
+
+    Args:
+        name_or_path: a file, or a name of `RUNS`.
+        overrides: values in place of the file's, such as "training.learning_rate=0.1"; see `overrides`.
+        seeds: in place of the file's; each is a run of its own.
 
     Raises:
         FileError: the file cannot be read.
         ConfigError: it is no TOML, or keys are unknown, missing or wrong; the text names all of them.
     """
-    what = f"configuration {name_or_path}"
+    what = f"run {name_or_path}"
+    plain = _plain(name_or_path, what)
+    for keys, value in map(parsed, overrides):
+        plain = with_override(plain, keys, value)
+    return tuple(_checked(one, what) for one in swept(plain, seeds))
+
+
+def _plain(name_or_path: str | Path, what: str) -> dict[str, Any]:
     try:
-        named = str(name_or_path) in CONFIGURATIONS
+        named = str(name_or_path) in RUNS
         text = shipped_text(str(name_or_path)) if named else Path(name_or_path).read_text(encoding="utf-8")
         plain: dict[str, Any] = tomllib.loads(text)
     except OSError as error:
         raise FileError(
-            f"{what} cannot be read: {error.strerror}; name a file that exists, or one of {sorted(CONFIGURATIONS)}"
-            f"{did_you_mean(str(name_or_path), CONFIGURATIONS)}"
+            f"{what} cannot be read: {error.strerror}; name a file that exists, or one of {sorted(RUNS)}"
+            f"{did_you_mean(str(name_or_path), RUNS)}"
         ) from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{what} is not TOML: {error}; correct that line") from error
+    return plain
+
+
+def _checked(plain: dict[str, Any], what: str) -> Run:
     plain, problems = _with_preset(plain)
     problems += _unknown_family(plain)
     if problems:
-        raise refusal_of(what, [*problems, *problems_with(ServerConfig, plain)])
-    return from_written(ServerConfig, plain, what)
+        raise refusal_of(what, [*problems, *problems_with(Run, plain)])
+    return from_written(Run, plain, what)
 
 
 def _with_preset(plain: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:

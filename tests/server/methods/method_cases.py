@@ -31,7 +31,8 @@ from subfleet.protocol.training import TrainingSettings
 from subfleet.protocol.update_codecs import AnyUpdateCodec, Uncompressed
 from subfleet.rounds.state import Plan, Seat
 from subfleet.serving.planning import plan_of
-from subfleet.settings.config import ServerConfig
+from subfleet.settings.run import Run
+from subfleet.settings.samples import DataSettings
 from subfleet.transport.blob_store import BlobStore
 
 MODEL = ModelConfig(family="mlp", input_shape=(5,), class_count=4, widths=(8, 12), depths=(2, 3), group_size=2)
@@ -68,10 +69,10 @@ class Client:
     codec: AnyUpdateCodec = field(default_factory=Uncompressed)
 
 
-def config_with(method: AnyMethod, model: ModelConfig = MODEL, **changes: Any) -> ServerConfig:
+def config_with(method: AnyMethod, model: ModelConfig = MODEL, **changes: Any) -> Run:
     """A run of a method on a small network, in which every update counts what the method says."""
-    settings: dict[str, Any] = {"name": "methods", "evaluation_data": "unused", "rates": RATES, "seed": SEED}
-    return ServerConfig(**{**settings, "model": model, "method": method, "max_client_share": 1.0, **changes})
+    settings: dict[str, Any] = {"name": "methods", "data": DataSettings(test="unused"), "rates": RATES, "seed": SEED}
+    return Run(**{**settings, "model": model, "method": method, "max_client_share": 1.0, **changes})
 
 
 def plan_with(method: AnyMethod, model: ModelConfig = MODEL, **changes: Any) -> Plan:

@@ -1,12 +1,13 @@
 """What a virtual client tells the server of itself."""
 
-from subfleet.emulation.virtual.description import VirtualClient
+from subfleet.edge_client.joining import packing_width_of
+from subfleet.emulation.gathered import EmulatedDevice
 from subfleet.protocol.messages import Profile
 
 __all__ = ["announcement"]
 
 
-def announcement(client: VirtualClient) -> Profile:
+def announcement(client: EmulatedDevice) -> Profile:
     """The profile that a virtual client announces: it follows from its description alone."""
     summary = client.data.summary()
     return Profile(
@@ -26,5 +27,5 @@ def announcement(client: VirtualClient) -> Profile:
         architecture=client.profile.architecture,
         class_names=summary.class_names,
         other_input_shapes=summary.other_input_shapes,
-        packing_width=client.profile.packing_width,
+        packing_width=packing_width_of(client.profile),
     )

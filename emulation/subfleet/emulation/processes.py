@@ -1,57 +1,39 @@
-"""Runs an experiment on this machine: broker, server, client processes, then the folder of results."""
+"""Runs an emulated fleet as processes: broker, server, one for each client; then the folder of results."""
 
 import shutil
 import threading
-from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from subfleet.device_profiles import demo_log_path
-from subfleet.emulation.experiments import EmulatedDevice, Experiment
+from subfleet.emulation.files import Files, written
 from subfleet.emulation.fleet import ClientCommand, Fleet
+from subfleet.emulation.gathering import gathered
+from subfleet.emulation.outcome import Outcome
 from subfleet.emulation.predictions import accuracies
-from subfleet.emulation.slices import Slices, cut
 from subfleet.export.pool import ExportPool
 from subfleet.journal.records import DeployedModel, RunObserver, RunResult
 from subfleet.link.broker import EmbeddedBroker
 from subfleet.link.watch import Watch
-from subfleet.methods.heterofl import HeteroFL
 from subfleet.protocol.errors import RunError, SubfleetError
 from subfleet.protocol.topics import Topics
 from subfleet.reporting.results import write_results
 from subfleet.serving.observing import GuardedObserver
 from subfleet.serving.session import Server
-from subfleet.settings.config import LogClock, ServerConfig
+from subfleet.settings.fleet import DeviceSettings
+from subfleet.settings.run import Run
 from subfleet.transport.address import BrokerAddress, mqtt_client_id, parse_url
 from subfleet.transport.claiming import ClaimingTransport, server_place
 from subfleet.transport.mqtt import MqttTransport
 
-__all__ = ["Outcome", "run_experiment", "server_config"]
+__all__ = ["run_processes"]
 
 LEAVE_S = 20.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
-    """What an experiment left behind.
-
-    Attributes:
-        accuracy: of the full model on the held-out samples.
-        folder: with summary.json, rounds.csv, clients.csv, report.html, the logs and the models.
-        report: the page to look at.
-        models: one entry per device and model file: its subnet, its difference from PyTorch, its own accuracy.
-    """
-
-    accuracy: float
-    folder: Path
-    report: Path
-    models: tuple[dict[str, Any], ...]
-
-
-def run_experiment(
-    experiment: Experiment,
+def run_processes(
+    run: Run,
     folder: Path,
     *,
     observer: RunObserver,
@@ -59,10 +41,10 @@ def run_experiment(
     exports: ExportPool,
     broker: BrokerAddress | None = None,
 ) -> Outcome:
-    """Run an experiment to its end, with one process per client.
+    """Run an emulated fleet to the run's end, with one process per client.
 
     Args:
-        experiment: what to run.
+        run: what to run; every device of its fleet is emulated.
         folder: for the results; a run that was interrupted there is taken up.
         observer: is told what happens; it may fail, and the run goes on.
         stop: set it to end the run early.
@@ -73,26 +55,24 @@ def run_experiment(
         RunError: a client failed, the run was stopped before its end, or a device's own model cannot be had; in the
             last case the run's results are in the folder all the same.
         TransportError: the broker is not there.
+        SubfleetError: what the run says of data and devices cannot be had.
     """
     observer = GuardedObserver(observer)
     with ExitStack() as stack:
-        devices = len(experiment.devices)
-        observer.say(f"Cutting {experiment.dataset} into {devices} slices (Dirichlet {experiment.alpha:g})")
-        slices = cut(experiment, folder / "data")
-        logs = _copy_logs(experiment, folder / "logs")
+        observer.say(f"Reading the samples and logs of {len(run.fleet.each())} devices")
+        files = written(gathered(run), folder)
         embedded, address = None, broker
         if address is None:
             embedded = stack.enter_context(EmbeddedBroker())
             address = parse_url(embedded.url)
-        observer.say(f"Broker at {address.where}; starting {devices} client processes")
-        commands = tuple(_command(device, address, slices, logs, folder) for device in experiment.devices)
+        observer.say(f"Broker at {address.where}; starting {len(files.clients)} client processes")
+        commands = tuple(_command(device, address, files, folder, run) for device in run.fleet.each())
         fleet = stack.enter_context(Fleet(commands, output_folder=folder / "output"))
         watch = stack.enter_context(Watch([fleet.check, *([embedded.start] if embedded else [])], stop))
-        config = server_config(experiment, slices.test)
-        transport = MqttTransport(address, mqtt_client_id(config.fleet, "server", config.name))
-        place = server_place(Topics(config.fleet), config.name)
+        transport = MqttTransport(address, mqtt_client_id(run.fleet.name, "server", run.name))
+        place = server_place(Topics(run.fleet.name), run.name)
         server = Server(
-            config,
+            replace(run, data=replace(run.data, test=str(files.test), test_samples=0)),
             ClaimingTransport(transport, place, tell=observer.say),
             observer,
             state_folder=folder / "server",
@@ -103,46 +83,18 @@ def run_experiment(
         if not result.finished:
             raise RunError(f"the run was stopped before its end; start it again with --name {folder.name} to go on")
         stack.callback(fleet.wait, LEAVE_S)  # clients hear of the end, and leave, while their models are tried
-        return _collect(folder, result, slices, observer)
+        return _collect(folder, result, files.test, observer)
 
 
-def server_config(experiment: Experiment, evaluation_data: Path) -> ServerConfig:
-    """The server's side of an experiment: every client takes part in every round, logs give the time."""
-    return ServerConfig(
-        name=experiment.name,
-        model=experiment.model,
-        evaluation_data=str(evaluation_data),
-        rounds=experiment.rounds,
-        min_clients=len(experiment.devices),
-        training=experiment.training,
-        learning_rate_decay=experiment.learning_rate_decay,
-        # Blocks are left out, too, so that the devices differ in depth as well as in width.
-        method=HeteroFL(weighting="samples", class_mask=False, depth=True),
-        rates=experiment.rates,
-        seed=experiment.seed,
-        communication_s=experiment.communication_s,
-        clock=LogClock(start_s=0.0, step_s=experiment.log_step_s),
-    )
-
-
-def _copy_logs(experiment: Experiment, folder: Path) -> dict[str, Path]:
-    folder.mkdir(parents=True, exist_ok=True)
-    logs = {device.client_id: folder / f"{device.client_id}.csv" for device in experiment.devices}
-    for device in experiment.devices:
-        shutil.copyfile(demo_log_path(device.log), logs[device.client_id])
-    return logs
-
-
-def _command(
-    device: EmulatedDevice, broker: BrokerAddress, slices: Slices, logs: Mapping[str, Path], folder: Path
-) -> ClientCommand:
+def _command(device: DeviceSettings, broker: BrokerAddress, files: Files, folder: Path, run: Run) -> ClientCommand:
     return ClientCommand(
-        client_id=device.client_id,
+        client_id=device.id,
         broker=broker,
-        data=slices.clients[device.client_id],
+        fleet=run.fleet.name,
+        data=files.clients[device.id],
         profile=device.profile,
-        log=logs[device.client_id],
-        state=_state_folder(folder, device.client_id),
+        log=files.logs[device.id],
+        state=_state_folder(folder, device.id),
         runtime=device.runtime,
         architecture=device.architecture,
     )
@@ -152,7 +104,7 @@ def _state_folder(folder: Path, client_id: str) -> Path:
     return folder / "devices" / client_id
 
 
-def _collect(folder: Path, result: RunResult, slices: Slices, observer: RunObserver) -> Outcome:
+def _collect(folder: Path, result: RunResult, test: Path, observer: RunObserver) -> Outcome:
     if result.model_path is None:
         raise RunError(
             "no round of the run folded an update, so there is no model; see the reasons in the tables above"
@@ -160,7 +112,7 @@ def _collect(folder: Path, result: RunResult, slices: Slices, observer: RunObser
     shutil.copyfile(result.model_path, folder / "model.safetensors")
     observer.say("Loading each device's own model in a fresh process")
     try:
-        models = _own_models(folder, result, slices)
+        models = _own_models(folder, result, test)
     except SubfleetError:
         # A model that cannot be shown is no reason to lose a run.
         write_results(folder, name=folder.name, result=result)
@@ -169,9 +121,9 @@ def _collect(folder: Path, result: RunResult, slices: Slices, observer: RunObser
     return Outcome(accuracy=result.accuracy, folder=folder, report=report, models=models)
 
 
-def _own_models(folder: Path, result: RunResult, slices: Slices) -> tuple[dict[str, Any], ...]:
+def _own_models(folder: Path, result: RunResult, test: Path) -> tuple[dict[str, Any], ...]:
     files = [_fetched(folder, result.run_id, model) for model in result.deployed]
-    own = accuracies(files, slices.test)
+    own = accuracies(files, test)
     return tuple(
         {
             "client_id": model.client_id,

@@ -6,11 +6,13 @@ from typing import Any
 
 from subfleet.device_profiles import DeviceProfile, LogRow, ResourceLog
 from subfleet.elastic.network import ModelConfig
-from subfleet.emulation.virtual.description import VirtualClient, VirtualExperiment
+from subfleet.emulation.gathered import EmulatedDevice, GatheredRun
 from subfleet.methods.heterofl import HeteroFL
 from subfleet.protocol.readings import Reading
 from subfleet.protocol.training import TrainingSettings
-from subfleet.settings.config import LogClock, ServerConfig
+from subfleet.settings.run import Run
+from subfleet.settings.samples import DataSettings
+from subfleet.settings.timing import LogClock
 from subfleet.tasks import Dataset, digits
 
 MODEL = ModelConfig(family="mlp", input_shape=(1, 8, 8), class_count=10, widths=(64,), depths=(1,), group_size=4)
@@ -35,11 +37,11 @@ def part(place: int) -> Dataset:
     return Dataset(inputs=whole.inputs[here], labels=whole.labels[here])
 
 
-def client(name: str, place: int, *free_bytes: int, runtime: str = "onnx") -> VirtualClient:
+def client(name: str, place: int, *free_bytes: int, runtime: str = "onnx") -> EmulatedDevice:
     data = part(place)
     data_bytes = data.summary().data_bytes
     profile = DeviceProfile(name="virtual", title="A device of a test", memory_share=0.5, runtimes=(runtime,))
-    return VirtualClient(
+    return EmulatedDevice(
         client_id=name,
         profile=profile,
         data=data,
@@ -55,11 +57,11 @@ NESTED = HeteroFL(weighting="samples", class_mask=False, depth=True)
 """Widths and depths, as in the demo."""
 
 
-def config(**changes: Any) -> ServerConfig:
+def config(**changes: Any) -> Run:
     settings: dict[str, Any] = {
         "name": "virtual",
         "model": MODEL,
-        "evaluation_data": "",
+        "data": DataSettings(test="unused"),
         "rounds": 2,
         "min_clients": 3,
         "training": TrainingSettings(epochs=2, batch_size=8, learning_rate=0.05),
@@ -72,23 +74,23 @@ def config(**changes: Any) -> ServerConfig:
         "memory_overhead_bytes": {},
         "seed": 5,
     }
-    return ServerConfig(**{**settings, **changes})
+    return Run(**{**settings, **changes})
 
 
-def experiment(*, runtime: str = "onnx", **changes: Any) -> VirtualExperiment:
+def experiment(*, runtime: str = "onnx", **changes: Any) -> GatheredRun:
     """One client that is small always, one whose memory grows, one that is large."""
     clients = (
         client("ada", 0, SMALL_BYTES, SMALL_BYTES, runtime=runtime),
         client("bob", 1, SMALL_BYTES, LARGE_BYTES, runtime=runtime),
         client("cyd", 2, LARGE_BYTES, LARGE_BYTES, runtime=runtime),
     )
-    return VirtualExperiment(config=config(**changes), clients=clients, evaluation=part(10))
+    return GatheredRun(run=config(**changes), devices=clients, evaluation=part(10))
 
 
-def other_seed() -> VirtualExperiment:
+def other_seed() -> GatheredRun:
     return experiment(seed=6)
 
 
-def broken() -> VirtualExperiment:
+def broken() -> GatheredRun:
     """Its samples are not what its model takes."""
     return experiment(model=replace(MODEL, input_shape=(1, 4, 4)))

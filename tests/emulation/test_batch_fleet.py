@@ -9,22 +9,22 @@ from pathlib import Path
 from typing import ClassVar
 
 import pytest
-from emulation.virtual_cases import LARGE_BYTES, SMALL_BYTES, client, config, experiment, part
+from emulation.batch_cases import LARGE_BYTES, SMALL_BYTES, client, config, experiment, part
 
 from subfleet import tasks
 from subfleet.device_profiles import ReplayedLog
-from subfleet.edge_client.joining import architecture_of
+from subfleet.edge_client.joining import architecture_of, packing_width_of
 from subfleet.edge_client.meters import ReplayMeter
 from subfleet.edge_client.session import Device, Session
 from subfleet.edge_client.states import AgentSettings
 from subfleet.edge_client.store import AgentStore
 from subfleet.edge_client.worker import TrainingWorker
+from subfleet.emulation.batch.announcing import announcement
+from subfleet.emulation.batch.exports import SettledExports
+from subfleet.emulation.batch.hosting import SharedHost
+from subfleet.emulation.batch.run import BatchResult, run_batch
 from subfleet.emulation.fleet import ClientCommand
-from subfleet.emulation.virtual.announcing import announcement
-from subfleet.emulation.virtual.description import VirtualClient, VirtualExperiment, fingerprint
-from subfleet.emulation.virtual.exports import SettledExports
-from subfleet.emulation.virtual.hosting import SharedHost
-from subfleet.emulation.virtual.run import VirtualResult, run_in_process
+from subfleet.emulation.gathered import EmulatedDevice, GatheredRun, fingerprint
 from subfleet.export.requests import InferRequest, TrainRequest
 from subfleet.journal.records import ClientRow, RoundRecord
 from subfleet.methods.flexifed import FlexiFed
@@ -33,7 +33,9 @@ from subfleet.protocol.programs import DataSummary, Prediction, ScoreJob, TrainJ
 from subfleet.protocol.subnet import Prefix, SubnetSpec
 from subfleet.protocol.topics import Topics
 from subfleet.serving.session import Server
-from subfleet.settings.config import Deadlines, LogClock
+from subfleet.settings.host import HostSettings
+from subfleet.settings.samples import DataSettings
+from subfleet.settings.timing import Deadlines, LogClock
 from subfleet.trainers.onnx import OnnxTrainer
 from subfleet.transport.address import parse_url
 from subfleet.transport.memory import FaultPlan, MemoryBroker
@@ -42,9 +44,9 @@ pytestmark = [pytest.mark.slow, pytest.mark.export]
 
 
 @pytest.fixture(scope="module")
-def calm(exports: SettledExports) -> VirtualResult:
+def calm(exports: SettledExports) -> BatchResult:
     """The run that nothing disturbs."""
-    return run_in_process(experiment(), exports)
+    return run_batch(experiment(), exports)
 
 
 def by_name(record: RoundRecord) -> dict[str, ClientRow]:
@@ -79,7 +81,7 @@ class Refuser:
         raise NotImplementedError
 
 
-def test_it_ends_with_every_client_folded_in_every_round(calm: VirtualResult) -> None:
+def test_it_ends_with_every_client_folded_in_every_round(calm: BatchResult) -> None:
     assert [record.round for record in calm.rounds] == [1, 2]
     assert [record.log_time_s for record in calm.rounds] == [0.0, 60.0]
     assert {row.status for record in calm.rounds for row in record.clients} == {"folded"}
@@ -87,7 +89,7 @@ def test_it_ends_with_every_client_folded_in_every_round(calm: VirtualResult) ->
     assert calm.rounds[-1].loss < calm.rounds[0].loss
 
 
-def test_subnets_follow_the_log_at_the_rounds_time(calm: VirtualResult) -> None:
+def test_subnets_follow_the_log_at_the_rounds_time(calm: BatchResult) -> None:
     first, second = map(by_name, calm.rounds)
     assert {name: row.budget_bytes for name, row in first.items()} == {
         "ada": SMALL_BYTES,
@@ -103,29 +105,29 @@ def test_subnets_follow_the_log_at_the_rounds_time(calm: VirtualResult) -> None:
         assert row.bytes_up > 4 * row.parameters, "the update was really sent"
 
 
-def test_the_same_experiment_gives_the_same_bits(calm: VirtualResult, exports: SettledExports) -> None:
-    again = run_in_process(experiment(), exports)
+def test_the_same_experiment_gives_the_same_bits(calm: BatchResult, exports: SettledExports) -> None:
+    again = run_batch(experiment(), exports)
     assert again.model == calm.model
     assert (again.rounds, again.turns) == (calm.rounds, calm.turns), "byte counts and times are the same, too"
-    assert run_in_process(experiment(seed=6), exports).model != calm.model
+    assert run_batch(experiment(seed=6), exports).model != calm.model
 
 
-def test_it_takes_next_to_no_logical_time(calm: VirtualResult) -> None:
+def test_it_takes_next_to_no_logical_time(calm: BatchResult) -> None:
     assert calm.logical_seconds < 1.0, "no retry, no heartbeat, no deadline took part"
     assert calm.turns < 50
 
 
-def test_losses_doubles_and_delays_change_no_bit(calm: VirtualResult, exports: SettledExports) -> None:
+def test_losses_doubles_and_delays_change_no_bit(calm: BatchResult, exports: SettledExports) -> None:
     for seed in range(2):
         faults = FaultPlan(seed=seed, loss=0.2, double=0.2, delay_s=1.5)
-        found = run_in_process(replace(experiment(), faults=faults), exports)
+        found = run_batch(replace(experiment(), faults=faults), exports)
         assert found.model == calm.model
         assert found.logical_seconds > 2.0, "what was lost was sent again after a while"
 
 
 def test_who_always_refuses_keeps_nobody_from_ending(exports: SettledExports) -> None:
     refuser = Refuser()
-    result = run_in_process(experiment(), exports, trainers={"cyd": refuser})
+    result = run_batch(experiment(), exports, trainers={"cyd": refuser})
     for record in result.rounds:
         rows = by_name(record)
         assert rows["cyd"].status.startswith("refused: memory")
@@ -140,9 +142,9 @@ def test_what_clients_declare_is_what_is_trained(exports: SettledExports) -> Non
     described = experiment(method=FlexiFed(choice="declared"))
     clients = tuple(
         replace(one, profile=replace(one.profile, architecture=size))
-        for one, size in zip(described.clients, (small, SubnetSpec(), small), strict=True)
+        for one, size in zip(described.devices, (small, SubnetSpec(), small), strict=True)
     )
-    first, second = map(by_name, run_in_process(replace(described, clients=clients), exports).rounds)
+    first, second = map(by_name, run_batch(replace(described, devices=clients), exports).rounds)
     for rows in (first, second):
         assert [(rows[name].spec, rows[name].status) for name in ("ada", "cyd")] == [("w1/2 d1", "folded")] * 2
     assert first["bob"].status.startswith("skipped: its declared architecture, 'w1 d1', needs")
@@ -155,6 +157,7 @@ def test_a_client_process_is_told_what_it_declares(tmp_path: Path) -> None:
         client_id="pi",
         broker=parse_url("mqtt://h"),
         data=tmp_path,
+        fleet="main",
         profile="laptop",
         log=tmp_path,
         state=tmp_path,
@@ -182,7 +185,7 @@ class Limited(OnnxTrainer):
 
 def test_a_runtime_that_loads_no_large_program_ends_up_with_a_smaller_one(exports: SettledExports) -> None:
     limited = Limited(20_000)
-    result = run_in_process(experiment(rounds=3), exports, trainers={"cyd": limited})
+    result = run_batch(experiment(rounds=3), exports, trainers={"cyd": limited})
     rows = [by_name(record)["cyd"] for record in result.rounds]
     assert [(row.status, row.spec) for row in rows] == [("folded", "w1/2 d1")] * 3
     assert [row.refusals for row in rows] == ["runtime: no kernel for so wide a layer", "", ""]
@@ -192,13 +195,13 @@ def test_a_runtime_that_loads_no_large_program_ends_up_with_a_smaller_one(export
 
 def test_a_training_program_of_pytorch_runs_too(exports: SettledExports) -> None:
     large = tuple(client(name, place, LARGE_BYTES, runtime="torch") for place, name in enumerate(("ada", "bob", "cyd")))
-    result = run_in_process(replace(experiment(rounds=1), clients=large), exports)
+    result = run_batch(replace(experiment(rounds=1), devices=large), exports)
     assert [(row.runtime, row.status) for row in result.rounds[0].clients] == [("torch", "folded")] * 3
 
 
 def test_a_run_that_does_not_end_is_given_up(exports: SettledExports) -> None:
     with pytest.raises(RunError, match=r"within 6 turns: it stands in phase '\w+' of round 1"):
-        run_in_process(replace(experiment(), turns_per_round=2), exports)
+        run_batch(experiment(host=HostSettings(turns_per_round=2)), exports)
 
 
 def test_a_run_that_fails_says_why(exports: SettledExports) -> None:
@@ -206,14 +209,14 @@ def test_a_run_that_fails_says_why(exports: SettledExports) -> None:
     started_s = time.monotonic()
     deaf = replace(experiment(deadlines=Deadlines(join_s=3000.0)), faults=FaultPlan(loss=0.999999))
     with pytest.raises(RunError, match="0 of 3 clients were there after 3000 s"):
-        run_in_process(deaf, exports)
+        run_batch(deaf, exports)
     assert time.monotonic() - started_s < 3000.0
 
 
-def test_a_runtime_that_only_runs_on_devices_is_refused(exports: SettledExports) -> None:
-    one = replace(experiment(), clients=tuple(replace(one, runtime="executorch") for one in experiment().clients))
-    with pytest.raises(ConfigError, match="clients run executorch, but in one process they can run onnx, torch"):
-        run_in_process(one, exports)
+def test_a_runtime_that_is_unknown_here_is_refused(exports: SettledExports) -> None:
+    one = replace(experiment(), devices=tuple(replace(one, runtime="other") for one in experiment().devices))
+    with pytest.raises(ConfigError, match="clients run other, but in one process they can run executorch, onnx, torch"):
+        run_batch(one, exports)
 
 
 @dataclass(frozen=True)
@@ -236,16 +239,16 @@ class AtOnce:
 class InThreads:
     """The same fleet as it runs on devices: real time, a thread and a trainer of its own for each client."""
 
-    def __init__(self, described: VirtualExperiment, exports: SettledExports, folder: Path) -> None:
+    def __init__(self, described: GatheredRun, exports: SettledExports, folder: Path) -> None:
         self.stop = threading.Event()
         broker = MemoryBroker()
         tasks.write_npz(folder / "evaluation.npz", described.evaluation)
-        server_config = replace(described.config, evaluation_data=str(folder / "evaluation.npz"))
+        server_config = replace(described.run, data=DataSettings(test=str(folder / "evaluation.npz")))
         link = broker.client("server")
         self.server = Server(server_config, link, self, state_folder=folder / "server", exports=AtOnce(exports))
         threads = [
             threading.Thread(target=self._join, args=(one, broker, folder / one.client_id), daemon=True)
-            for one in described.clients
+            for one in described.devices
         ]
         for thread in threads:
             thread.start()
@@ -260,7 +263,7 @@ class InThreads:
     def round_finished(self, record: RoundRecord) -> None:
         """Not of interest here."""
 
-    def _join(self, described: VirtualClient, broker: MemoryBroker, folder: Path) -> None:
+    def _join(self, described: EmulatedDevice, broker: MemoryBroker, folder: Path) -> None:
         with AgentStore.held(folder) as store:
             tasks.write_npz(folder / "data.npz", described.data)
             trainer = OnnxTrainer()
@@ -270,7 +273,7 @@ class InThreads:
             meter = ReplayMeter(ReplayedLog(described.log), lambda _down, _up: None)
             data_bytes = described.data.summary().data_bytes
             told = announcement(described)
-            assert told.packing_width == described.profile.packing_width
+            assert told.packing_width == packing_width_of(described.profile)
             settings = AgentSettings(profile=told, data_bytes=data_bytes)
             device = Device(store=store, worker=worker, meter=meter)
             Session(settings, broker.client(described.client_id), Topics(), device).run(self.stop.is_set, poll_s=0.01)
@@ -280,9 +283,9 @@ def test_the_bits_are_those_of_devices_in_real_time(exports: SettledExports, tmp
     # On budgets that the memory of this one process, which all clients share, cannot pass by chance.
     described = replace(
         experiment(rates=(0.5,), clock=LogClock(), deadlines=Deadlines(linger_s=0.0)),
-        clients=tuple(client(name, place, LARGE_BYTES) for place, name in enumerate(("ada", "bob", "cyd"))),
+        devices=tuple(client(name, place, LARGE_BYTES) for place, name in enumerate(("ada", "bob", "cyd"))),
     )
-    virtual = run_in_process(described, exports)
+    virtual = run_batch(described, exports)
     real = InThreads(described, exports, tmp_path).result
     assert {row.status for record in real.rounds for row in record.clients} == {"folded"}
     assert real.model_path is not None
@@ -292,27 +295,27 @@ def test_the_bits_are_those_of_devices_in_real_time(exports: SettledExports, tmp
 def test_impossible_descriptions_are_refused() -> None:
     ada = client("ada", 0, LARGE_BYTES)
     with pytest.raises(ConfigError, match=r"client ids are \['ada'\] more than once"):
-        VirtualExperiment(config=config(), clients=(ada, ada, ada), evaluation=part(10))
+        GatheredRun(run=config(), devices=(ada, ada, ada), evaluation=part(10))
     with pytest.raises(ConfigError, match="there are 1 clients, but a round needs 3"):
-        VirtualExperiment(config=config(), clients=(ada,), evaluation=part(10))
-    with pytest.raises(ConfigError, match=r"config\.clock is missing"):
-        VirtualExperiment(config=config(clock=None, min_clients=1), clients=(ada,), evaluation=part(10))
-    with pytest.raises(ConfigError, match="turns_per_round is 0"):
-        replace(experiment(), turns_per_round=0)
+        GatheredRun(run=config(), devices=(ada,), evaluation=part(10))
+    with pytest.raises(ConfigError, match="clock is missing"):
+        GatheredRun(run=config(clock=None, min_clients=1), devices=(ada,), evaluation=part(10))
+    with pytest.raises(ValueError, match="turns_per_round is 0"):
+        HostSettings(turns_per_round=0)
 
 
 def test_a_fingerprint_tells_of_everything_that_matters() -> None:
     base = experiment()
-    first = base.clients[0]
+    first = base.devices[0]
     others = [
         experiment(seed=6),
         experiment(rounds=3),
         replace(base, faults=FaultPlan(seed=1)),
         replace(base, evaluation=part(11)),
-        replace(base, clients=(replace(first, data=part(7)), *base.clients[1:])),
-        replace(base, clients=(replace(first, test=part(7)), *base.clients[1:])),
-        replace(base, clients=(replace(first, log=base.clients[1].log), *base.clients[1:])),
-        replace(base, clients=(replace(first, runtime="torch"), *base.clients[1:])),
+        replace(base, devices=(replace(first, data=part(7)), *base.devices[1:])),
+        replace(base, devices=(replace(first, test=part(7)), *base.devices[1:])),
+        replace(base, devices=(replace(first, log=base.devices[1].log), *base.devices[1:])),
+        replace(base, devices=(replace(first, runtime="torch"), *base.devices[1:])),
     ]
     assert fingerprint(base) == fingerprint(experiment())
     assert len({fingerprint(base), *map(fingerprint, others)}) == 1 + len(others)
@@ -322,15 +325,15 @@ def test_a_size_that_is_kept_is_one_that_the_log_has_room_for_most_of_the_time(e
     """A client whose first moment is its best took the whole model for good, and sat every later round out."""
     free_bytes = (LARGE_BYTES, *(SMALL_BYTES,) * 9)
     clients = (client("ada", 0, *free_bytes), client("bob", 1, SMALL_BYTES), client("cyd", 2, LARGE_BYTES))
-    described = VirtualExperiment(config=config(method=FlexiFed()), clients=clients, evaluation=part(10))
-    first, second = run_in_process(described, exports).rounds
+    described = GatheredRun(run=config(method=FlexiFed()), devices=clients, evaluation=part(10))
+    first, second = run_batch(described, exports).rounds
     assert (first.participation, second.participation) == (1.0, 1.0)
     for record in (first, second):
         rows = by_name(record)
         assert rows["ada"].spec_id == rows["bob"].spec_id != rows["cyd"].spec_id
     # Nine tenths of its log have that little; who may lack room in all of them, has the first reading's size.
-    patient = replace(described, config=config(method=FlexiFed(), log_quantile=0.95))
-    first, second = run_in_process(patient, exports).rounds
+    patient = replace(described, run=config(method=FlexiFed(), log_quantile=0.95))
+    first, second = run_batch(patient, exports).rounds
     assert first.participation == 1.0
     assert second.participation == pytest.approx(2 / 3)
     assert second.left_out == "1 skipped: memory"

@@ -13,8 +13,8 @@ from subfleet.elastic.evaluate import evaluate
 from subfleet.elastic.model_state import ModelState, unpacked
 from subfleet.elastic.network import Network
 from subfleet.emulation.attacks import Backdoor, with_trigger
-from subfleet.emulation.virtual.description import VirtualExperiment
-from subfleet.emulation.virtual.run import VirtualResult
+from subfleet.emulation.batch.run import BatchResult
+from subfleet.emulation.gathered import GatheredRun
 from subfleet.folding.views import Views
 from subfleet.journal.records import ClientRow, participation_of
 from subfleet.methods.policies import Participant
@@ -37,7 +37,7 @@ def violates(row: ClientRow) -> bool:
     return row.planned_peak_bytes > row.budget_bytes or _beyond_links(row, row.weight_bytes, row.update_bytes)
 
 
-def figures(experiment: VirtualExperiment, result: VirtualResult) -> dict[str, Any]:
+def figures(experiment: GatheredRun, result: BatchResult) -> dict[str, Any]:
     """The figures of a run.
 
     A tier's accuracy is the mean, over its clients that were ever folded, of the accuracy on the server's samples of
@@ -59,7 +59,7 @@ def figures(experiment: VirtualExperiment, result: VirtualResult) -> dict[str, A
     """
     if not result.model:
         raise RunError("no round of the run folded an update, so there is no model to evaluate")
-    plan = plan_of(experiment.config, experiment.config.name)
+    plan = plan_of(experiment.run, experiment.run.name)
     rows = [row for record in result.rounds for row in record.clients]
     macs = _macs(plan.network, experiment, result)
     gallery = _Gallery.of(plan, experiment, result)
@@ -70,7 +70,7 @@ def figures(experiment: VirtualExperiment, result: VirtualResult) -> dict[str, A
         **_backdoor(gallery, experiment),
         "participation": participation_of(result.rounds),
         "least_participation": min(record.participation for record in result.rounds),
-        "never_folded": len(experiment.clients) - len(result.trained),
+        "never_folded": len(experiment.devices) - len(result.trained),
         "bytes_down": sum(row.bytes_down for row in rows),
         "bytes_up": sum(row.bytes_up for row in rows),
         "macs": sum(macs.values()),
@@ -104,7 +104,7 @@ class _Gallery:
     known: dict[tuple[int, str, tuple[tuple[str, str], ...]], float]
 
     @classmethod
-    def of(cls, plan: Plan, experiment: VirtualExperiment, result: VirtualResult) -> "_Gallery":
+    def of(cls, plan: Plan, experiment: GatheredRun, result: BatchResult) -> "_Gallery":
         views = Views(plan=plan, samples=torch.from_numpy(experiment.evaluation.inputs.copy()))
         return cls(views=views, state=unpacked(load(result.model)), known={})
 
@@ -118,11 +118,11 @@ class _Gallery:
         return self.known[key]
 
 
-def _accuracies(gallery: _Gallery, experiment: VirtualExperiment, result: VirtualResult) -> dict[str, Any]:
+def _accuracies(gallery: _Gallery, experiment: GatheredRun, result: BatchResult) -> dict[str, Any]:
     last = {name: found[max(found)] for name, found in result.trained.items()}
-    tiers: dict[str, list[float]] = {client.tier: [] for client in experiment.clients}
+    tiers: dict[str, list[float]] = {client.tier: [] for client in experiment.devices}
     own: dict[str, float] = {}
-    for client in experiment.clients:
+    for client in experiment.devices:
         participant = last.get(client.client_id)
         if participant is None:
             continue
@@ -139,8 +139,8 @@ def _accuracies(gallery: _Gallery, experiment: VirtualExperiment, result: Virtua
     }
 
 
-def _backdoor(gallery: _Gallery, experiment: VirtualExperiment) -> dict[str, float]:
-    target = next((one.attack.target for one in experiment.clients if isinstance(one.attack, Backdoor)), None)
+def _backdoor(gallery: _Gallery, experiment: GatheredRun) -> dict[str, float]:
+    target = next((one.attack.target for one in experiment.devices if isinstance(one.attack, Backdoor)), None)
     if target is None:
         return {}
     triggered = with_trigger(experiment.evaluation, target, 1.0, seed=0)
@@ -151,9 +151,9 @@ def _backdoor(gallery: _Gallery, experiment: VirtualExperiment) -> dict[str, flo
     return {"backdoor": gallery.accuracy(Participant(client_id="", spec=full, size=full), shown)}
 
 
-def _macs(network: Network, experiment: VirtualExperiment, result: VirtualResult) -> Mapping[tuple[str, int], int]:
+def _macs(network: Network, experiment: GatheredRun, result: BatchResult) -> Mapping[tuple[str, int], int]:
     """Multiplications of each training, by client and round."""
-    samples = {client.client_id: len(client.data) for client in experiment.clients}
+    samples = {client.client_id: len(client.data) for client in experiment.devices}
     forward: dict[str, int] = {}
     found: dict[tuple[str, int], int] = {}
     for name, by_round in result.trained.items():
@@ -161,7 +161,7 @@ def _macs(network: Network, experiment: VirtualExperiment, result: VirtualResult
             key = client.size.spec_id
             if key not in forward:
                 forward[key] = estimate_cost(network, client.size, batch_size=1).forward_macs
-            found[name, number] = BACKWARD_FACTOR * forward[key] * samples[name] * experiment.config.training.epochs
+            found[name, number] = BACKWARD_FACTOR * forward[key] * samples[name] * experiment.run.training.epochs
     return found
 
 

@@ -1,4 +1,4 @@
-"""The configuration of a run: one frozen description, read from TOML, checked before anything starts."""
+"""A run: one frozen description of everything, the same for real devices and for emulated ones, checked as a whole."""
 
 import math
 from collections.abc import Mapping
@@ -15,16 +15,20 @@ from subfleet.methods.combining import Combination
 from subfleet.methods.describing import Setting
 from subfleet.methods.heterofl import HeteroFL
 from subfleet.methods.norms import NormPolicy
-from subfleet.protocol.class_names import check_class_names
+from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.messages import check_client_id
 from subfleet.protocol.schema import canonical_json
-from subfleet.protocol.topics import DEFAULT_FLEET, Topics
 from subfleet.protocol.training import TrainingSettings
 from subfleet.protocol.update_codecs import AnyUpdateCodec
+from subfleet.settings.fleet import DeviceSettings, FleetSettings
+from subfleet.settings.host import HostSettings
 from subfleet.settings.memory_limits import MemoryLimits
+from subfleet.settings.parts import NO_PART, parts_of
+from subfleet.settings.samples import DataSettings
 from subfleet.settings.suspicion import SuspicionSettings
+from subfleet.settings.timing import Deadlines, LogClock
 
-__all__ = ["Deadlines", "HttpAddress", "LogClock", "ServerConfig"]
+__all__ = ["Run"]
 
 RUNTIME_OVERHEAD_BYTES: Mapping[str, int] = MappingProxyType(
     {"onnx": 1_800_000, "executorch": 3_200_000, "torch": 11_900_000}
@@ -34,87 +38,18 @@ the plan, so that no subnet that fits is passed over."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LogClock:
-    """A logical clock: round r reads replayed resource logs at `start_s + (r - 1) * step_s`.
-
-    A try that folds nothing takes a step as well: so much later its round is tried again, and so are all rounds after
-    it. A step of 0 reads the same moment for ever.
-    """
-
-    start_s: float = 0.0
-    step_s: float = 60.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Deadlines:
-    """How long anything may take, in seconds; nothing waits for ever.
-
-    Attributes:
-        join_s: for the wanted number of clients to be there, and for one of them to answer a round's announcement.
-        measure_s: for the clients' telemetry at the start of a round.
-        round_s: from the assignment of tasks to the close of the round.
-        deploy_s: for clients to fetch their models after the last round.
-        lease_s: a client whose last sign of life is older than this is taken for gone.
-        forget_s: a client that never took part and was silent for so long is forgotten.
-        linger_s: after the end, for clients to hear of it.
-        retry_s: for a round in which nothing was folded, from the end of its first try: so long it is tried again, or,
-            under a logical clock, so many seconds of the logs.
-        pause_s: before it is tried again for the first time; each further pause is twice as long as the one before.
-        longest_pause_s: at most.
-    """
-
-    join_s: float = 600.0
-    measure_s: float = 30.0
-    round_s: float = 600.0
-    deploy_s: float = 300.0
-    lease_s: float = 30.0
-    forget_s: float = 3600.0
-    linger_s: float = 5.0
-    retry_s: float = 3600.0
-    pause_s: float = 1.0
-    longest_pause_s: float = 60.0
-
-    def __post_init__(self) -> None:
-        above_zero = (
-            "join_s",
-            "measure_s",
-            "round_s",
-            "deploy_s",
-            "lease_s",
-            "forget_s",
-            "retry_s",
-            "pause_s",
-            "longest_pause_s",
-        )
-        for name in above_zero:
-            if getattr(self, name) <= 0:
-                raise ValueError(f"{name} is {getattr(self, name)}, but must be above 0")
-        if self.linger_s < 0:
-            raise ValueError(f"linger_s is {self.linger_s}, but must be 0 or more")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HttpAddress:
-    """Where the HTTP API listens. Port 0 takes a free one."""
-
-    host: str = "127.0.0.1"
-    port: int = 8000
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServerConfig:
+class Run:
     """Everything about a run; where it lives and listens is said on the command line.
 
     Attributes:
         name: of the run; a server that starts again with the same name and state folder takes the run up.
-        fleet: name of the fleet, a part of every topic.
+        data: what the whole model is evaluated on after every round, and what emulated devices train on.
+        fleet: its name, and the devices of an emulated one.
+        host: how an emulated fleet is run.
         rounds: how many, 1 or more.
         min_clients: a round starts when this many clients are there.
         clients_per_round: how many of those that can take part are drawn for each round; 0 takes all of them.
         model: the elastic network that is trained.
-        evaluation_data: data set on which the whole model is evaluated after every round.
-        classes: names of the model's classes in the order of their numbers; devices map their data by them. Empty takes
-            those of the evaluation data where these have names; else a class's name is its number.
         training: local training in round 1; its seed is replaced by `seed`.
         learning_rate_decay: factor on the learning rate from each round to the next, above 0 and at most 1.
         method: which federated method, with its parameters.
@@ -154,12 +89,12 @@ class ServerConfig:
 
     name: str
     model: ModelConfig
-    evaluation_data: str
-    classes: tuple[str, ...] = ()
+    data: DataSettings
+    fleet: FleetSettings = field(default_factory=FleetSettings)
+    host: HostSettings = field(default_factory=HostSettings, metadata=NO_PART)
     rounds: int = 5
-    min_clients: int = 2
+    min_clients: int = field(default=2, metadata=NO_PART)
     clients_per_round: int = 0
-    fleet: str = DEFAULT_FLEET
     training: TrainingSettings = field(default_factory=TrainingSettings)
     learning_rate_decay: float = 1.0
     method: AnyMethod = field(default_factory=HeteroFL)
@@ -178,7 +113,7 @@ class ServerConfig:
     log_quantile: float = 0.1
     training_s: float = 0.0
     clock: LogClock | None = None
-    deadlines: Deadlines = field(default_factory=Deadlines)
+    deadlines: Deadlines = field(default_factory=Deadlines, metadata=NO_PART)
     max_attempts: int = 3
     exports_per_round: int = 4
     targets: tuple[str, ...] = ("onnx", "executorch")
@@ -186,11 +121,10 @@ class ServerConfig:
     deploy_quantisation: Literal["none", "dynamic", "static"] = "none"
     memory_overhead_bytes: dict[str, int] = field(default_factory=lambda: dict(RUNTIME_OVERHEAD_BYTES))
     memory_limits: MemoryLimits = field(default_factory=MemoryLimits)
-    keep_rounds: int = 2
+    keep_rounds: int = field(default=2, metadata=NO_PART)
 
     def __post_init__(self) -> None:
         check_client_id(self.name)
-        Topics(self.fleet)
         for name in ("rounds", "min_clients", "max_attempts", "exports_per_round", "keep_rounds"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}, but must be 1 or more")
@@ -201,6 +135,9 @@ class ServerConfig:
                 raise ValueError(f"{name} is {getattr(self, name)}, but must be above 0 and at most 1")
         if not self.rates or not all(0 < rate <= 1 for rate in self.rates):
             raise ValueError(f"rates are {list(self.rates)}, but must be one or more numbers above 0 and at most 1")
+        devices = len(self.fleet.each())
+        if devices and devices < self.min_clients:
+            raise ValueError(f"min_clients is {self.min_clients}, but the fleet has {devices} devices; lower it")
         self._check_budgets()
         self._check_norms()
         self._check_classes()
@@ -209,16 +146,15 @@ class ServerConfig:
         self._check_combination()
 
     def _check_classes(self) -> None:
-        check_class_names(self.classes)
-        if not self.classes:
+        if not self.data.classes:
             return
         if not self.training.objective.over_classes:
             raise ValueError(
-                f"classes are named, but objective {self.training.objective.name!r} knows none; leave them out"
+                f"data.classes are named, but objective {self.training.objective.name!r} knows none; leave them out"
             )
-        if len(self.classes) != self.model.class_count:
+        if len(self.data.classes) != self.model.class_count:
             raise ValueError(
-                f"classes names {len(self.classes)}, but must name all {self.model.class_count} of the model"
+                f"data.classes names {len(self.data.classes)}, but must name all {self.model.class_count} of the model"
             )
 
     def _check_budgets(self) -> None:
@@ -253,6 +189,18 @@ class ServerConfig:
                 f"norms are 'calibrated' with model.norm {self.model.norm!r} and micro_batch_size "
                 f"{self.training.micro_batch_size}, but devices measure norms of kind 'batch' on whole batches"
             )
+
+    def emulated_devices(self) -> tuple[DeviceSettings, ...]:
+        """The devices of an emulated fleet, one by one.
+
+        Raises:
+            ConfigError: there are none.
+        """
+        if not self.fleet.devices:
+            raise ConfigError(
+                f"the run {self.name!r} has no devices to emulate; add tables [[fleet.devices]], or serve it"
+            )
+        return self.fleet.each()
 
     @property
     def setting(self) -> Setting:
@@ -299,39 +247,4 @@ class ServerConfig:
 
     def fingerprint(self) -> str:
         """Everything that takes part in the outcome, as canonical JSON: a run is only taken up with the same."""
-        names = (
-            "name",
-            "model",
-            "evaluation_data",
-            "classes",
-            "rounds",
-            "clients_per_round",
-            "training",
-            "learning_rate_decay",
-            "method",
-            "merge",
-            "server_optimiser",
-            "update_codec",
-            "distillation",
-            "norms",
-            "calibrate_every",
-            "rates",
-            "seed",
-            "max_client_share",
-            "suspicion",
-            "quorum",
-        )
-        more = (
-            "communication_s",
-            "log_quantile",
-            "training_s",
-            "clock",
-            "max_attempts",
-            "exports_per_round",
-            "targets",
-            "deploy_targets",
-            "memory_overhead_bytes",
-            "memory_limits",
-        )
-        settings = {name: getattr(self, name) for name in (*names, *more, "deploy_quantisation")}
-        return canonical_json(settings).decode()
+        return canonical_json(parts_of(self)).decode()

@@ -7,8 +7,9 @@ the clock goes on, ever faster, to the next time at which somebody acts.
 
 import shutil
 import tempfile
+import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -20,22 +21,24 @@ from subfleet.edge_client.session import Device, Session
 from subfleet.edge_client.states import AgentSettings
 from subfleet.edge_client.store import AgentStore
 from subfleet.edge_client.worker import TrainingWorker
-from subfleet.emulation.virtual.announcing import announcement
-from subfleet.emulation.virtual.attacking import AttackingTrainer
-from subfleet.emulation.virtual.description import VirtualClient, VirtualExperiment
-from subfleet.emulation.virtual.exports import SettledExports
-from subfleet.emulation.virtual.hosting import shared_trainers
-from subfleet.journal.records import RoundRecord
+from subfleet.emulation.batch.announcing import announcement
+from subfleet.emulation.batch.attacking import AttackingTrainer
+from subfleet.emulation.batch.exports import SettledExports
+from subfleet.emulation.batch.hosting import shared_trainers
+from subfleet.emulation.gathered import EmulatedDevice, GatheredRun
+from subfleet.journal.records import RoundRecord, RunObserver, RunResult
 from subfleet.methods.policies import Participant
 from subfleet.protocol.errors import RunError
 from subfleet.protocol.programs import Trainer
 from subfleet.protocol.topics import Topics
 from subfleet.rounds.state import Seat
 from subfleet.serving.session import Server
+from subfleet.settings.run import Run
+from subfleet.settings.samples import DataSettings
 from subfleet.transport.counting import CountingTransport
 from subfleet.transport.memory import MemoryBroker
 
-__all__ = ["LogicalClock", "VirtualResult", "run_in_process"]
+__all__ = ["BatchResult", "LogicalClock", "run_batch"]
 
 LEAST_STEP_S = 0.001
 """Logical seconds of a turn in which something was sent or came."""
@@ -45,6 +48,19 @@ TRAINING_LIMIT_S = 600.0
 """Real seconds that one training may take."""
 _MEMORY_FOLDER = Path("/dev/shm")  # noqa: S108 - a folder of our own is made below it
 _LEAST_ROOM_BYTES = 4 * 2**30  # containers often have 64 MiB there, and a fleet of 50 takes some hundreds
+
+
+class _Nobody:
+    """Watches a run that nobody watches."""
+
+    def say(self, text: str) -> None:
+        """Nothing is done."""
+
+    def round_finished(self, record: RoundRecord) -> None:
+        """Nothing is done."""
+
+
+NOBODY: RunObserver = _Nobody()
 
 
 class LogicalClock:
@@ -63,7 +79,7 @@ class LogicalClock:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class VirtualResult:
+class BatchResult:
     """What a virtual run left behind.
 
     Attributes:
@@ -72,6 +88,7 @@ class VirtualResult:
         trained: by client id, the client with each subnet that it was folded with, a round number to each.
         turns: how often every party acted.
         logical_seconds: how long the run took by its own clock.
+        result: the same in the words of a server; its model's file is gone.
     """
 
     rounds: tuple[RoundRecord, ...]
@@ -79,38 +96,41 @@ class VirtualResult:
     trained: Mapping[str, Mapping[int, Participant]]
     turns: int
     logical_seconds: float
+    result: RunResult
 
 
-def run_in_process(
-    experiment: VirtualExperiment,
+def run_batch(
+    gathered: GatheredRun,
     exports: SettledExports,
     *,
-    say: Callable[[str], None] = lambda _: None,
+    observer: RunObserver = NOBODY,
+    stop: threading.Event | None = None,
     trainers: Mapping[str, Trainer] | None = None,
-) -> VirtualResult:
+) -> BatchResult:
     """Run a virtual fleet to its end. The same experiment gives the same bits.
 
     Args:
-        experiment: what to run.
+        gathered: what to run.
         exports: the exporter; several runs may use it one after the other.
-        say: is told what happens, a sentence at a time.
+        observer: is told what happens.
+        stop: set it to end the run early.
         trainers: in place of the real one, by client id.
 
     Raises:
         RunError: the run failed, or did not end within its turns; the text says where it stood.
         SubfleetError: the configuration or the data cannot be used.
     """
-    shared = shared_trainers({client.runtime for client in experiment.clients})
+    shared = shared_trainers({client.runtime for client in gathered.devices})
     with tempfile.TemporaryDirectory(prefix="subfleet-", dir=_scratch()) as scratch:
         folder = Path(scratch)
         clock = LogicalClock()
-        broker = MemoryBroker(experiment.faults, clock=clock)
+        broker = MemoryBroker(gathered.faults, clock=clock)
         evaluation = folder / "evaluation.npz"
-        tasks.write_npz(evaluation, experiment.evaluation)
+        tasks.write_npz(evaluation, gathered.evaluation)
         link = CountingTransport(broker.client("server"))
-        notes = _Notes(say)
+        notes = _Notes(observer)
         server = Server(
-            replace(experiment.config, evaluation_data=str(evaluation)),
+            _reading(gathered.run, evaluation),
             link,
             notes,
             state_folder=folder / "server",
@@ -118,19 +138,32 @@ def run_in_process(
             clock=clock,
         )
         devices = [
-            _VirtualDevice(client, _trainer_of(client, {**shared, **(trainers or {})}), broker, folder, clock)
-            for client in experiment.clients
+            _BatchDevice(client, _trainer_of(client, {**shared, **(trainers or {})}), broker, folder, clock)
+            for client in gathered.devices
         ]
-        stage = _Stage(server=server, devices=devices, exports=exports, link=link, notes=notes, clock=clock)
+        stage = _Stage(
+            server=server,
+            devices=devices,
+            exports=exports,
+            link=link,
+            notes=notes,
+            clock=clock,
+            stop=stop or threading.Event(),
+        )
         server.open()
         try:
-            turns = stage.play(experiment.turns_per_round * (experiment.config.total_rounds + 1))
+            turns = stage.play(gathered.run.host.turns_per_round * (gathered.run.total_rounds + 1))
             return _result(stage, turns)
         finally:
             server.close()
 
 
-def _trainer_of(client: VirtualClient, trainers: Mapping[str, Trainer]) -> Trainer:
+def _reading(run: Run, evaluation: Path) -> Run:
+    """The run with its evaluation data in a file, as a server reads them."""
+    return replace(run, data=DataSettings(test=str(evaluation), classes=run.data.classes))
+
+
+def _trainer_of(client: EmulatedDevice, trainers: Mapping[str, Trainer]) -> Trainer:
     """The client's own trainer or its runtime's, as the client uses it."""
     trainer = trainers.get(client.client_id) or trainers[client.runtime]
     return trainer if client.attack is None else AttackingTrainer(trainer, client.attack)
@@ -145,8 +178,8 @@ def _scratch() -> Path | None:
 class _Notes:
     """The server's observer."""
 
-    def __init__(self, say: Callable[[str], None]) -> None:
-        self._say = say
+    def __init__(self, observer: RunObserver) -> None:
+        self._observer = observer
         self.rounds: list[RoundRecord] = []
         self.trained: dict[str, dict[int, Participant]] = {}
 
@@ -157,19 +190,18 @@ class _Notes:
                 self.trained.setdefault(name, {})[seat.task.round] = seat.participant
 
     def say(self, text: str) -> None:
-        self._say(text)
+        self._observer.say(text)
 
     def round_finished(self, record: RoundRecord) -> None:
         self.rounds.append(record)
-        folded = sum(row.status == "folded" for row in record.clients)
-        self._say(f"round {record.round}: accuracy {record.accuracy:.4f}, {folded} clients folded")
+        self._observer.round_finished(record)
 
 
-class _VirtualDevice:
+class _BatchDevice:
     """A client: its agent's session, with a worker whose training takes no logical time."""
 
     def __init__(
-        self, client: VirtualClient, trainer: Trainer, broker: MemoryBroker, folder: Path, clock: LogicalClock
+        self, client: EmulatedDevice, trainer: Trainer, broker: MemoryBroker, folder: Path, clock: LogicalClock
     ) -> None:
         home = folder / "devices" / client.client_id
         data = folder / f"{client.client_id}.npz"
@@ -207,11 +239,12 @@ class _Stage:
     """Everybody who acts in a run."""
 
     server: Server
-    devices: Sequence[_VirtualDevice]
+    devices: Sequence[_BatchDevice]
     exports: SettledExports
     link: CountingTransport
     notes: _Notes
     clock: LogicalClock
+    stop: threading.Event
 
     def play(self, most_turns: int) -> int:
         """Let everybody act in turns until the run is over; returns the number of turns."""
@@ -219,6 +252,8 @@ class _Stage:
         for turn in range(most_turns):
             if self.server.finished:
                 return turn
+            if self.stop.is_set():
+                raise RunError("the run was stopped before its end; a batch cannot be taken up, start it again")
             moved = self._turn()
             step_s = LEAST_STEP_S if moved else min(2 * step_s, MOST_STEP_S)
             self.clock.advance(step_s)
@@ -242,15 +277,16 @@ class _Stage:
         return self.link.sent_bytes + self.link.received_bytes != before
 
 
-def _result(stage: _Stage, turns: int) -> VirtualResult:
+def _result(stage: _Stage, turns: int) -> BatchResult:
     server, notes = stage.server, stage.notes
     if server.state.phase == "failed":
         raise RunError(server.state.failure)
     path = server.result().model_path
-    return VirtualResult(
+    return BatchResult(
         rounds=tuple(notes.rounds),
         model=path.read_bytes() if path is not None else b"",
         trained=MappingProxyType(dict(sorted(notes.trained.items()))),
         turns=turns,
         logical_seconds=stage.clock(),
+        result=replace(server.result(), model_path=None),
     )

@@ -16,17 +16,17 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from subfleet.emulation.virtual.description import VirtualExperiment, fingerprint
-from subfleet.emulation.virtual.exports import SettledExports
-from subfleet.emulation.virtual.figures import figures
-from subfleet.emulation.virtual.run import run_in_process
+from subfleet.emulation.batch.exports import SettledExports
+from subfleet.emulation.batch.figures import figures
+from subfleet.emulation.batch.run import run_batch
+from subfleet.emulation.gathered import GatheredRun, fingerprint
 from subfleet.export.cache import CacheFolder
 from subfleet.protocol.errors import FileError, RunError, SubfleetError
 from subfleet.protocol.messages import check_client_id
 
 __all__ = ["Build", "compare"]
 
-Build = Callable[[], VirtualExperiment]
+Build = Callable[[], GatheredRun]
 """Makes an experiment, in the process that runs it: a function of a module, or `functools.partial` of one."""
 
 
@@ -124,7 +124,7 @@ def _run(job: _Job) -> str:
         if _known_mark(job.path) == mark:
             return ""
         with SettledExports(job.cache) as exports:
-            found = figures(experiment, run_in_process(experiment, exports))
+            found = figures(experiment, run_batch(experiment, exports))
         _write(job.path, {"name": job.name, "fingerprint": mark, **found})
     # An error crosses processes as text: not every exception can.
     except SubfleetError as error:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from subfleet.emulation.paired import paired_difference
+from subfleet.reporting.paired import paired_difference
 
 stats: Any = pytest.importorskip("scipy.stats")
 

@@ -6,6 +6,7 @@ from types import MappingProxyType
 
 from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.programs import Trainer
+from subfleet.trainers.executorch import ExecutorchTrainer
 from subfleet.trainers.kept import Host, KeptSession, LoadedSession
 from subfleet.trainers.memory import Watch
 from subfleet.trainers.onnx import OnnxTrainer
@@ -14,7 +15,11 @@ from subfleet.trainers.torch import TorchTrainer
 __all__ = ["TRAINERS", "SharedHost", "Unmeasured", "shared_trainers"]
 
 TRAINERS: Mapping[str, Callable[[Host], Trainer]] = MappingProxyType(
-    {"onnx": lambda host: OnnxTrainer(host=host), "torch": lambda host: TorchTrainer(host=host)}
+    {
+        "onnx": lambda host: OnnxTrainer(host=host),
+        "executorch": lambda host: ExecutorchTrainer(host=host),
+        "torch": lambda host: TorchTrainer(host=host),
+    }
 )
 """Program target to the trainer of it in a given process."""
 

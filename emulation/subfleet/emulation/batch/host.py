@@ -1,0 +1,45 @@
+"""Runs an emulated fleet in this process, and leaves the same folder behind as client processes do."""
+
+import threading
+from pathlib import Path
+
+from subfleet.emulation.batch.exports import SettledExports
+from subfleet.emulation.batch.run import run_batch
+from subfleet.emulation.gathering import gathered
+from subfleet.emulation.outcome import Outcome
+from subfleet.journal.records import RunObserver
+from subfleet.protocol.errors import RunError
+from subfleet.reporting.results import write_results
+from subfleet.serving.observing import GuardedObserver
+from subfleet.settings.run import Run
+
+__all__ = ["run_in_batch"]
+
+
+def run_in_batch(
+    run: Run, folder: Path, *, observer: RunObserver, stop: threading.Event, exports: SettledExports
+) -> Outcome:
+    """Run an emulated fleet to the run's end.
+
+    Args:
+        run: what to run; every device of its fleet is emulated.
+        folder: for the results.
+        observer: is told what happens; it may fail, and the run goes on.
+        stop: set it to end the run early; a batch has nothing that could be taken up, and is begun anew.
+        exports: where programs are written; the caller closes it.
+
+    Raises:
+        RunError: the run failed or was stopped, or no round folded anything.
+        SubfleetError: what the run says of data and devices cannot be had.
+    """
+    observer = GuardedObserver(observer)
+    observer.say(f"Reading the samples and logs of {len(run.fleet.each())} devices")
+    result = run_batch(gathered(run), exports, observer=observer, stop=stop)
+    folder.mkdir(parents=True, exist_ok=True)
+    if not result.model:
+        raise RunError(
+            "no round of the run folded an update, so there is no model; see the reasons in the tables above"
+        )
+    (folder / "model.safetensors").write_bytes(result.model)
+    report = write_results(folder, name=folder.name, result=result.result)
+    return Outcome(accuracy=result.result.accuracy, folder=folder, report=report)

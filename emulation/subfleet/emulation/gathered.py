@@ -1,0 +1,109 @@
+"""A run with all that its emulated fleet works with in memory: profiles, logs and samples."""
+
+import hashlib
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from subfleet.device_profiles import DeviceProfile, ResourceLog
+from subfleet.emulation.attacks import Attack
+from subfleet.protocol.errors import ConfigError
+from subfleet.protocol.schema import canonical_json
+from subfleet.settings.parts import parts_of
+from subfleet.settings.run import Run
+from subfleet.settings.samples import DataSettings
+from subfleet.tasks import Dataset
+from subfleet.transport.memory import FaultPlan
+
+__all__ = ["EmulatedDevice", "GatheredRun", "fingerprint"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EmulatedDevice:
+    """One device of an emulated fleet.
+
+    Attributes:
+        client_id: its name in tables and topics.
+        profile: the device profile that it follows; its share of free memory is the client's memory budget, and
+            its architecture is what the client declares.
+        data: its own samples.
+        log: the resource log that it replays, read at the time that the round's announcement names.
+        runtime: the program target that it runs.
+        test: its own held-out samples, on which its own subnet is evaluated; None: it is not.
+        tier: the kind of device under which its results are summed up.
+        attack: what it does to what it sends; None is an honest client.
+    """
+
+    client_id: str
+    profile: DeviceProfile
+    data: Dataset
+    log: ResourceLog
+    runtime: str = "onnx"
+    test: Dataset | None = None
+    tier: str = ""
+    attack: Attack | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatheredRun:
+    """A run of an emulated fleet.
+
+    Attributes:
+        run: its settings. What they say of data and devices was read: `evaluation` and `devices` stand in its place.
+        devices: one or more, with different ids.
+        evaluation: the server's held-out samples.
+        faults: what the transport does to messages in a batch; nothing by default.
+
+    Raises:
+        ConfigError: ids repeat, there are fewer devices than a round needs, or there is no logical clock.
+    """
+
+    run: Run
+    devices: tuple[EmulatedDevice, ...]
+    evaluation: Dataset
+    faults: FaultPlan = field(default_factory=FaultPlan)
+
+    def __post_init__(self) -> None:
+        names = [device.client_id for device in self.devices]
+        if len(set(names)) != len(names):
+            repeated = sorted(name for name in set(names) if names.count(name) > 1)
+            raise ConfigError(f"client ids are {repeated} more than once, but each client needs an id of its own")
+        if len(names) < self.run.min_clients:
+            raise ConfigError(
+                f"there are {len(names)} clients, but a round needs {self.run.min_clients}; add devices to the fleet, "
+                "or lower min_clients"
+            )
+        if self.run.clock is None:
+            raise ConfigError("clock is missing, but replayed logs are read by no other time; add a table [clock]")
+
+
+def fingerprint(gathered: GatheredRun) -> str:
+    """SHA-256 of everything that takes part in the outcome, the samples included."""
+    # Where samples were read from is of no interest beside the samples.
+    settings = parts_of(replace(gathered.run, data=DataSettings(test="read", classes=gathered.run.data.classes)))
+    devices = [
+        [
+            device.client_id,
+            device.profile,
+            device.log,
+            device.runtime,
+            device.tier,
+            device.attack,
+            *map(_digest, _data(device)),
+        ]
+        for device in gathered.devices
+    ]
+    everything = [settings, devices, _digest(gathered.evaluation), gathered.faults]
+    return hashlib.sha256(canonical_json(everything)).hexdigest()
+
+
+def _data(device: EmulatedDevice) -> tuple[Dataset, ...]:
+    return (device.data,) if device.test is None else (device.data, device.test)
+
+
+def _digest(data: Dataset) -> str:
+    digest = hashlib.sha256()
+    for array in (data.inputs, data.labels):
+        digest.update(f"{array.dtype} {array.shape} ".encode())
+        digest.update(np.ascontiguousarray(array).data)
+    return digest.hexdigest()

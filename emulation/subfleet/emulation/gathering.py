@@ -1,0 +1,114 @@
+"""Reads what a run says of data and devices: every profile, log and sample of its emulated fleet."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from subfleet.device_profiles import DeviceProfile, LogRow, ResourceLog, load_log, load_profile
+from subfleet.emulation.gathered import EmulatedDevice, GatheredRun
+from subfleet.emulation.partitions import partition
+from subfleet.protocol.errors import ConfigError
+from subfleet.settings.fleet import DeviceSettings
+from subfleet.settings.run import Run
+from subfleet.settings.samples import DataSettings
+from subfleet.tasks import Dataset, read_dataset
+from subfleet.tasks.catalogue import task_named
+
+__all__ = ["gathered"]
+
+
+def gathered(run: Run) -> GatheredRun:
+    """Read everything that an emulated fleet works with. The same run always gives the same.
+
+    Raises:
+        ConfigError: the run has no devices, the data set is unknown, or cannot be split so.
+        DataError: a data set is damaged, or cannot be used.
+        FileError: a file is missing or cannot be read.
+        TransportError: a data set has to be downloaded, and its address cannot be reached.
+        MissingExtraError: a package that the data or the split need is not installed.
+    """
+    wanted = run.emulated_devices()
+    pieces, evaluation = _pieces(run, [device.id for device in wanted if not device.data])
+    devices = []
+    for settings in (device for device in run.fleet.devices):
+        logs = _spread(load_log(settings.log), settings.count)
+        for device, log in zip(settings.each(), logs, strict=True):
+            data = read_dataset(device.data) if device.data else pieces[device.id]
+            devices.append(_device(run, device, log, data))
+    return GatheredRun(run=run, devices=tuple(devices), evaluation=evaluation)
+
+
+def _device(run: Run, settings: DeviceSettings, log: ResourceLog, data: Dataset) -> EmulatedDevice:
+    profile: DeviceProfile = load_profile(settings.profile)
+    if settings.architecture is not None:
+        profile = replace(profile, architecture=settings.architecture)
+    train, test = _held_out(data, run.data.held_out, f"{run.seed}/{settings.id}")
+    return EmulatedDevice(
+        client_id=settings.id,
+        profile=profile,
+        data=train,
+        log=log,
+        runtime=settings.runtime,
+        test=test,
+        tier=settings.tier or profile.name,
+    )
+
+
+def _pieces(run: Run, names: Sequence[str]) -> tuple[Mapping[str, Dataset], Dataset]:
+    """The samples of the devices that have none of their own, and the evaluation data."""
+    if not names:
+        return {}, _first(read_dataset(run.data.evaluated_on), run.data.test_samples)
+    if not run.data.name:
+        raise ConfigError(
+            f"data.name is empty, but {names[0]!r} has no samples of its own; name a known data set there, or data of "
+            "the device"
+        )
+    train = task_named(run.data.name).load().train
+    if 0 < run.data.samples < len(train):
+        drawn = np.random.default_rng(run.seed).permutation(len(train))[: run.data.samples]
+        train = train.take(np.sort(drawn))
+    evaluation = _first(read_dataset(run.data.evaluated_on), run.data.test_samples)
+    train, evaluation = _standardised(run.data, train, evaluation)
+    parts = partition(train, run.data.partition, clients=len(names), seed=run.seed)
+    return {name: train.take(indices) for name, indices in zip(names, parts, strict=True)}, evaluation
+
+
+def _first(data: Dataset, count: int) -> Dataset:
+    return data.take(np.arange(min(count or len(data), len(data))))
+
+
+def _standardised(settings: DataSettings, train: Dataset, evaluation: Dataset) -> tuple[Dataset, Dataset]:
+    if not settings.standardise:
+        return train, evaluation
+    if train.inputs.dtype != np.float32:
+        raise ConfigError(
+            f"data.standardise is set, but inputs are {train.inputs.dtype}, no measurements; leave it out"
+        )
+    mean, deviation = train.inputs.mean(), train.inputs.std()
+    scaled = (replace(one, inputs=((one.inputs - mean) / deviation).astype(np.float32)) for one in (train, evaluation))
+    return next(scaled), next(scaled)
+
+
+def _held_out(data: Dataset, share: float, stream: str) -> tuple[Dataset, Dataset | None]:
+    """What a device trains on, and what it is evaluated on; drawn anew for each device."""
+    if not share:
+        return data, None
+    order = np.random.default_rng(list(stream.encode())).permutation(len(data))
+    count = max(1, round(share * len(data)))
+    return data.take(np.sort(order[count:])), data.take(np.sort(order[:count]))
+
+
+def _spread(log: ResourceLog, count: int) -> list[ResourceLog]:
+    """A log for each of several devices that are alike: each begins equal parts further on."""
+    return [_from(log, place * len(log.rows) // count) for place in range(count)]
+
+
+def _from(log: ResourceLog, start: int) -> ResourceLog:
+    if not start:
+        return log
+    rows = log.rows
+    # The gap between the last row and the first is that between the last two.
+    length_s = rows[-1].t_s - rows[0].t_s + (rows[-1].t_s - rows[-2].t_s)
+    begun = [*rows[start:], *(LogRow(t_s=row.t_s + length_s, reading=row.reading) for row in rows[:start])]
+    return replace(log, rows=tuple(LogRow(t_s=row.t_s - rows[start].t_s, reading=row.reading) for row in begun))

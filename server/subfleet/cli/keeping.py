@@ -1,0 +1,116 @@
+"""`subfleet runs`: the runs in a folder; look at one, go on with it, remove it."""
+
+import json as json_module
+import shutil
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from subfleet.cli.failures import reporting
+from subfleet.protocol.errors import ConfigError, FileError
+
+__all__ = ["runs"]
+
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object at the end, and nothing else.")]
+Verbose = Annotated[bool, typer.Option("--verbose", help="Log what happens inside to standard error.")]
+Name = Annotated[str, typer.Argument(help="Name of the run's folder.")]
+Runs = Annotated[Path, typer.Option("--runs", help="Folder that holds the runs' own folders.")]
+_FOLDER = Path("runs")
+
+runs = typer.Typer(no_args_is_help=True, help="List the runs that are here, look at one, go on with it, remove it.")
+
+
+@runs.command("list", epilog="Example: subfleet runs list --json")
+def listed(folder: Runs = _FOLDER, json: Json = False, verbose: Verbose = False) -> None:
+    """List the runs in a folder: what was run, with which seed, and how it stands."""
+    with reporting(verbose=verbose):
+        from subfleet.settings.kept import FILE
+
+        found = [_described(path.parent) for path in sorted(folder.glob(f"*/{FILE}"))]
+        if json:
+            typer.echo(json_module.dumps(found))
+            return
+        if not found:
+            typer.echo(f"there is no run in {folder}; begin one with: subfleet run quickstart")
+        for one in found:
+            reached = "not over" if one["accuracy"] is None else f"accuracy {one['accuracy']:.4f}"
+            typer.echo(f"{one['folder']}: {one['method']}, {one['rounds']} rounds, seed {one['seed']}, {reached}")
+
+
+@runs.command(epilog="Example: subfleet runs show quickstart")
+def show(name: Name, folder: Runs = _FOLDER, json: Json = False, verbose: Verbose = False) -> None:
+    """Show the settings of a run, and what it came to."""
+    with reporting(verbose=verbose):
+        from subfleet.protocol.schema import to_plain
+        from subfleet.settings.kept import kept_run
+
+        place = _existing(folder, name)
+        shown = {**_described(place), "settings": to_plain(kept_run(place))}
+        typer.echo(json_module.dumps(shown, indent=None if json else 2))
+
+
+@runs.command(epilog="Example: subfleet runs resume quickstart")
+def resume(name: Name, folder: Runs = _FOLDER, json: Json = False, verbose: Verbose = False) -> None:
+    """Go on with a run that was interrupted, with the settings that it was begun with."""
+    with reporting(verbose=verbose):
+        from subfleet.cli.commands import default_cache, stopped_by_signals
+        from subfleet.cli.console import display_for
+        from subfleet.cli.running import RunOptions, next_steps, run_all
+        from subfleet.settings.kept import kept_run
+
+        run = kept_run(_existing(folder, name))
+        display = display_for(json=json)
+        options = RunOptions(runs=folder, name=name, broker=None, cache=default_cache())
+        with stopped_by_signals() as stop:
+            (outcome,) = run_all([run], options, display=display, stop=stop)
+        if json:
+            typer.echo((outcome.folder / "summary.json").read_text(encoding="utf-8"))
+        for line in next_steps(outcome):
+            display.say(line)
+
+
+@runs.command(epilog="Example: subfleet runs remove quickstart --yes")
+def remove(
+    name: Name,
+    folder: Runs = _FOLDER,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    verbose: Verbose = False,
+) -> None:
+    """Remove a run's folder with everything in it."""
+    with reporting(verbose=verbose):
+        place = _existing(folder, name)
+        if not yes and not typer.confirm(f"Remove {place} with everything in it?"):
+            return
+        try:
+            shutil.rmtree(place)
+        except OSError as error:
+            raise FileError(f"{place} cannot be removed: {error.strerror}") from error
+
+
+def _existing(folder: Path, name: str) -> Path:
+    from subfleet.protocol.suggestion import did_you_mean
+    from subfleet.settings.kept import FILE
+
+    known = [path.parent.name for path in folder.glob(f"*/{FILE}")]
+    if name not in known:
+        meant = did_you_mean(name, known)
+        raise ConfigError(f"there is no run {name!r:.80} in {folder}; choose one of {sorted(known)}{meant}")
+    return folder / name
+
+
+def _described(place: Path) -> dict[str, Any]:
+    from subfleet.settings.kept import kept_run
+
+    run, summary = kept_run(place), place / "summary.json"
+    over = json_module.loads(summary.read_text(encoding="utf-8")) if summary.exists() else None
+    return {
+        "folder": str(place),
+        "name": run.name,
+        "method": run.method.TYPE,
+        "rounds": run.rounds,
+        "seed": run.seed,
+        "host": run.host.type,
+        "over": over is not None,
+        "accuracy": None if over is None else over["accuracy"],
+    }

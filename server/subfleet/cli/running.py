@@ -1,0 +1,136 @@
+"""What `subfleet run` does: one run after the other, each in a folder of its own, on one host or another."""
+
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from subfleet.protocol.errors import ConfigError
+from subfleet.settings.host import HostKind
+from subfleet.settings.kept import FILE, keep_run, kept_run, make_folder
+from subfleet.settings.parts import parts_of
+from subfleet.settings.run import Run
+
+if TYPE_CHECKING:
+    from subfleet.cli.console import Display
+    from subfleet.emulation.outcome import Outcome
+    from subfleet.export.cache import CacheFolder
+    from subfleet.transport.address import BrokerAddress
+
+__all__ = ["RunOptions", "next_steps", "on_host", "run_all", "run_folder"]
+
+_SUMMARY = "summary.json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunOptions:
+    """What the command line says beside the runs.
+
+    Attributes:
+        runs: folder in which each run's own folder is made.
+        name: of the folder; None takes the run's name with the first free number.
+        broker: of client processes, where one is that is there already; None starts an embedded one.
+        cache: where exported programs are kept between runs.
+    """
+
+    runs: Path
+    name: str | None
+    broker: "BrokerAddress | None"
+    cache: "CacheFolder"
+
+
+def run_all(runs: Sequence[Run], options: RunOptions, *, display: "Display", stop: threading.Event) -> "list[Outcome]":
+    """Run them one after the other. Those of a sweep that are over already are not run again.
+
+    Raises:
+        ConfigError: a run has no devices, a folder is that of another run, or a name is given for several.
+        SubfleetError: a run failed; the others before it have their results.
+    """
+    for run in runs:
+        run.emulated_devices()
+    if len(runs) == 1:
+        folder = run_folder(options.runs, runs[0].name, options.name)
+        return [_run(runs[0], folder, options, display, stop)]
+    if options.name is not None:
+        raise ConfigError(f"--name is {options.name!r}, but there are {len(runs)} runs; leave it out, or set name")
+    outcomes, started_s, played = list["Outcome"](), time.monotonic(), 0
+    for number, run in enumerate(runs, start=1):
+        folder = make_folder(options.runs / run.name)
+        if _is_over(folder, run):
+            display.say(f"{number} of {len(runs)}: {run.name} is over already")
+            continue
+        left = _time_left((time.monotonic() - started_s) / played if played else 0.0, len(runs) - number + 1)
+        display.say(f"{number} of {len(runs)}: {run.name}{left}")
+        outcomes.append(_run(run, folder, options, display, stop))
+        played += 1
+    return outcomes
+
+
+def _time_left(each_s: float, count: int) -> str:
+    return f"; about {max(1, round(each_s * count / 60))} min are left" if each_s else ""
+
+
+def _is_over(folder: Path, run: Run) -> bool:
+    if not (folder / _SUMMARY).exists() or not (folder / FILE).exists():
+        return False
+    if parts_of(kept_run(folder)) == parts_of(run):
+        return True
+    raise ConfigError(f"the folder {folder} is of a run with other settings; choose another --runs, or remove it")
+
+
+def _run(run: Run, folder: Path, options: RunOptions, display: "Display", stop: threading.Event) -> "Outcome":
+    keep_run(folder, run)
+    if run.host.type == "batch":
+        from subfleet.emulation.batch.exports import SettledExports
+        from subfleet.emulation.batch.host import run_in_batch
+
+        with SettledExports(options.cache) as settled:
+            return run_in_batch(run, folder, observer=display, stop=stop, exports=settled)
+    from subfleet.export.pool import ExportPool
+
+    with ExportPool(options.cache) as exports:  # it loads PyTorch while this process does
+        from subfleet.emulation.processes import run_processes
+
+        return run_processes(run, folder, observer=display, stop=stop, exports=exports, broker=options.broker)
+
+
+def run_folder(runs: Path, name: str, chosen: str | None) -> Path:
+    """The folder of a run: `runs/<chosen>`, by default the run's name with the first free number.
+
+    Raises:
+        ConfigError: a run of that name is over, and would be written over.
+        FileError: the folder cannot be made.
+    """
+    folder = runs / (chosen or name)
+    number = 2
+    while chosen is None and folder.exists():
+        folder = runs / f"{name}-{number}"
+        number += 1
+    if (folder / _SUMMARY).exists():
+        raise ConfigError(f"the run {folder} is over already; choose another --name, or remove that folder")
+    return make_folder(folder)
+
+
+def next_steps(outcome: "Outcome") -> Iterator[str]:
+    """What the run reached, where to look, and the two lines that add a real device."""
+    yield ""
+    yield f"Test accuracy of the full model: {outcome.accuracy:.4f}"
+    for model in outcome.models:
+        difference = model["max_abs_diff"]
+        known = "an unknown amount" if difference is None else f"{difference:.1e}"
+        yield (
+            f"  {model['client_id']}: {model['file']}, subnet {model['spec']}, {model['bytes'] / 1000:.0f} kB, "
+            f"differs from PyTorch by {known}, accuracy of its own {model['accuracy']:.4f}"
+        )
+    yield f"Everything is in {outcome.folder}; look at {outcome.report}"
+    yield ""
+    yield "Add a real device. Start a server here, on a broker that the device can reach, then join from the device:"
+    yield "  subfleet serve fleet --broker mqtt://BROKER:1883"
+    yield "  pip install 'subfleet[edge]' && subfleet-edge join mqtt://BROKER:1883 --data digits:train"
+
+
+def on_host(runs: Sequence[Run], host: HostKind | None) -> tuple[Run, ...]:
+    """The runs on the host that the command line names, if it names one."""
+    return tuple(run if host is None else replace(run, host=replace(run.host, type=host)) for run in runs)

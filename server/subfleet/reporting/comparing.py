@@ -1,0 +1,185 @@
+"""Runs side by side: what each setting comes to over its seeds, and what it gains on another one, seed by seed."""
+
+import csv
+import io
+import json
+import re
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from subfleet.protocol.errors import ConfigError, FileError
+from subfleet.reporting.paired import PairedDifference, paired_difference
+from subfleet.settings.changes import changed_settings
+from subfleet.settings.kept import kept_run
+from subfleet.settings.parts import parts_of
+
+__all__ = ["Comparison", "Entrant", "as_csv", "as_markdown", "as_plain", "as_rows", "compared", "read_folders"]
+
+_SEED = re.compile(r"-s\d+$")
+_LEAST_PAIRS = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entrant:
+    """The runs that differ in nothing but their seeds.
+
+    Attributes:
+        name: of the runs, without the seed.
+        runs: what each came to, by its seed: `summary.json` as it stands.
+    """
+
+    name: str
+    runs: Mapping[int, Mapping[str, Any]]
+
+    def figures(self, key: str) -> list[float]:
+        """A figure of each run, in the order of the seeds."""
+        return [float(self.runs[seed][key]) for seed in sorted(self.runs)]
+
+    @property
+    def curve(self) -> Mapping[int, list[float]]:
+        """Accuracies after each round that every run has, by the round."""
+        by_round: dict[int, list[float]] = {}
+        for seed in sorted(self.runs):
+            for record in self.runs[seed]["rounds"]:
+                by_round.setdefault(int(record["round"]), []).append(float(record["accuracy"]))
+        return {number: found for number, found in sorted(by_round.items()) if len(found) == len(self.runs)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """An entrant beside the first one.
+
+    Attributes:
+        gain: of its accuracy on the first one's, over the seeds that both have; None with fewer than two of them, and
+            for the first one.
+    """
+
+    entrant: Entrant
+    accuracy: float
+    worst: float
+    participation: float
+    megabytes: float
+    gain: PairedDifference | None
+
+
+def read_folders(folders: Iterable[Path]) -> tuple[Entrant, ...]:
+    """The entrants of some runs' folders, in the order in which they are named.
+
+    Raises:
+        FileError: a folder is not that of a run that is over.
+        ConfigError: runs of one name differ in more than their seeds, or have the same seed.
+    """
+    found: dict[str, dict[int, Mapping[str, Any]]] = {}
+    first: dict[str, dict[str, Any]] = {}
+    for folder in folders:
+        run = kept_run(folder)
+        name = _SEED.sub("", run.name)
+        settings = {key: value for key, value in parts_of(run).items() if key not in ("name", "seed")}
+        if changes := changed_settings(first.setdefault(name, settings), settings):
+            raise ConfigError(f"runs named {name!r} differ in {changes}; give one of them another name")
+        runs = found.setdefault(name, {})
+        if run.seed in runs:
+            raise ConfigError(f"two runs named {name!r} have seed {run.seed}; name one of them")
+        runs[run.seed] = _summary(folder)
+    return tuple(Entrant(name=name, runs=runs) for name, runs in found.items())
+
+
+def _summary(folder: Path) -> Mapping[str, Any]:
+    path = folder / "summary.json"
+    try:
+        found: Mapping[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise FileError(f"the run {folder} is not over ({error.strerror}: {path}); let it end first") from error
+    except ValueError as error:
+        raise FileError(f"{path} is no JSON: {error}; run it again") from error
+    return found
+
+
+def compared(entrants: Sequence[Entrant]) -> tuple[Comparison, ...]:
+    """Each entrant beside the first.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    if not entrants:
+        raise ConfigError("there are no runs to compare; name the folders of some")
+    return tuple(
+        Comparison(
+            entrant=one,
+            accuracy=statistics.fmean(one.figures("accuracy")),
+            worst=min(one.figures("accuracy")),
+            participation=statistics.fmean(one.figures("participation")),
+            megabytes=statistics.fmean(map(_moved_bytes, one.runs.values())) / 1e6,
+            gain=_gain(one, entrants[0]),
+        )
+        for one in entrants
+    )
+
+
+def _gain(one: Entrant, first: Entrant) -> PairedDifference | None:
+    seeds = sorted(one.runs.keys() & first.runs.keys())
+    if one is first or len(seeds) < _LEAST_PAIRS:
+        return None
+    ours, theirs = ([float(entrant.runs[seed]["accuracy"]) for seed in seeds] for entrant in (one, first))
+    return paired_difference(ours, theirs)
+
+
+def _moved_bytes(summary: Mapping[str, Any]) -> int:
+    return sum(row["bytes_down"] + row["bytes_up"] for record in summary["rounds"] for row in record["clients"])
+
+
+def _cells(one: Comparison) -> dict[str, str]:
+    gain = one.gain
+    return {
+        "name": one.entrant.name,
+        "seeds": str(len(one.entrant.runs)),
+        "accuracy": f"{one.accuracy:.4f}",
+        "worst": f"{one.worst:.4f}",
+        "took part": f"{one.participation:.2f}",
+        "MB moved": f"{one.megabytes:.1f}",
+        "gain": "" if gain is None else f"{gain.mean:+.4f}",
+        "95 % interval": "" if gain is None else f"{gain.low:+.3f} to {gain.high:+.3f}{', tie' if gain.tie else ''}",
+    }
+
+
+def as_rows(found: Sequence[Comparison]) -> list[dict[str, str]]:
+    """Cells by their heads, one row for each entrant."""
+    return [_cells(one) for one in found]
+
+
+def as_csv(found: Sequence[Comparison]) -> str:
+    """The table as a file for spreadsheets."""
+    rows = as_rows(found)
+    text = io.StringIO()
+    writer = csv.DictWriter(text, fieldnames=list(rows[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()
+
+
+def as_markdown(found: Sequence[Comparison]) -> str:
+    """The table as Markdown."""
+    rows = as_rows(found)
+    lines = [list(rows[0]), ["---"] * len(rows[0]), *([*row.values()] for row in rows)]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def as_plain(found: Sequence[Comparison]) -> list[dict[str, Any]]:
+    """The figures themselves, for JSON."""
+    return [
+        {
+            "name": one.entrant.name,
+            "seeds": sorted(one.entrant.runs),
+            "accuracy": one.accuracy,
+            "worst": one.worst,
+            "participation": one.participation,
+            "megabytes": one.megabytes,
+            "gain": None
+            if one.gain is None
+            else {"mean": one.gain.mean, "low": one.gain.low, "high": one.gain.high, "pairs": one.gain.pairs},
+        }
+        for one in found
+    ]

@@ -1,0 +1,76 @@
+"""The fleet of a run: its name, and for emulated ones its devices. Nothing of it is needed for real devices."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+
+from subfleet.protocol.messages import check_client_id
+from subfleet.protocol.subnet import SubnetSpec
+from subfleet.protocol.topics import DEFAULT_FLEET, Topics
+from subfleet.settings.parts import NO_PART
+
+__all__ = ["DeviceSettings", "FleetSettings"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceSettings:
+    """One emulated device, or several that are alike.
+
+    Attributes:
+        id: its name in tables and topics; of several, what their names begin with: "phone" gives "phone-1" and so on.
+        count: how many there are, 1 or more.
+        profile: of the kind of device: a shipped profile's name, or a TOML file.
+        log: the resource log that it replays: a shipped log's name, or a CSV file. Of several, each begins at another
+            point of it, equal parts apart, and goes on at its beginning.
+        runtime: the program target that it runs.
+        data: its own samples, in place of a part of the run's: a source as `DataSettings.test` names one.
+        tier: under which its results are summed up; empty takes the profile's name.
+        architecture: the subnet that it declares, in place of the profile's.
+    """
+
+    id: str
+    profile: str = "generic"
+    log: str
+    count: int = 1
+    runtime: str = "onnx"
+    data: str = ""
+    tier: str = ""
+    architecture: SubnetSpec | None = None
+
+    def __post_init__(self) -> None:
+        check_client_id(self.id)
+        if self.count < 1:
+            raise ValueError(f"count is {self.count}, but must be 1 or more")
+
+    def each(self) -> "Iterator[DeviceSettings]":
+        """The devices one by one."""
+        if self.count == 1:
+            yield self
+            return
+        for number in range(1, self.count + 1):
+            yield replace(self, id=f"{self.id}-{number}", count=1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FleetSettings:
+    """Who takes part.
+
+    Attributes:
+        name: a part of every topic; devices name it with `--fleet`.
+        devices: of an emulated fleet.
+
+    Raises:
+        ValueError: two devices have the same name.
+    """
+
+    name: str = field(default=DEFAULT_FLEET, metadata=NO_PART)
+    devices: tuple[DeviceSettings, ...] = ()
+
+    def __post_init__(self) -> None:
+        Topics(self.name)
+        ids = [device.id for device in self.each()]
+        if repeated := sorted({name for name in ids if ids.count(name) > 1}):
+            raise ValueError(f"devices are named {repeated} more than once, but each needs an id of its own")
+
+    def each(self) -> tuple[DeviceSettings, ...]:
+        """The devices one by one."""
+        return tuple(one for device in self.devices for one in device.each())

@@ -1,0 +1,63 @@
+"""The description of a run in the run's own folder: by it the run is taken up, shown and compared."""
+
+import json
+import os
+from pathlib import Path
+
+from subfleet.protocol.diagnosis import from_written
+from subfleet.protocol.errors import ConfigError, FileError
+from subfleet.protocol.schema import to_plain
+from subfleet.settings.parts import parts_of
+from subfleet.settings.run import Run
+
+__all__ = ["FILE", "keep_run", "kept_run", "make_folder"]
+
+FILE = "run.json"
+
+
+def make_folder(folder: Path) -> Path:
+    """The absolute path of a run's folder, which is made where it is missing.
+
+    Raises:
+        FileError: it cannot be made.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise FileError(f"the folder {folder} cannot be made: {error.strerror}; choose another with --runs") from error
+    return folder.resolve()
+
+
+def keep_run(folder: Path, run: Run) -> None:
+    """Write a run's description into its folder, as a whole or not at all.
+
+    Raises:
+        FileError: it cannot be written.
+        ConfigError: the folder is that of another run.
+    """
+    path = folder / FILE
+    if path.exists() and parts_of(kept_run(folder)) != parts_of(run):
+        raise ConfigError(f"the folder {folder} is of a run with other settings; choose another --name, or remove it")
+    partial = path.with_name(path.name + ".part")
+    try:
+        partial.write_text(json.dumps(to_plain(run), indent=2) + "\n", encoding="utf-8")
+        os.replace(partial, path)  # noqa: PTH105 - the same call, and atomic on every system
+    except OSError as error:
+        raise FileError(f"{path} cannot be written: {error.strerror}; choose another folder with --runs") from error
+
+
+def kept_run(folder: Path) -> Run:
+    """Read it again.
+
+    Raises:
+        FileError: there is none, or it cannot be read.
+        ConfigError: it is no description of a run.
+    """
+    path = folder / FILE
+    try:
+        plain = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise FileError(f"{path} cannot be read: {error.strerror}; name the folder of a run") from error
+    except ValueError as error:
+        raise ConfigError(f"{path} is no JSON: {error}; remove that run") from error
+    return from_written(Run, plain, str(path))

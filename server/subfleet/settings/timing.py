@@ -1,0 +1,65 @@
+"""How long anything of a run may take, and the clock by which resource logs are read."""
+
+from dataclasses import dataclass
+
+__all__ = ["Deadlines", "LogClock"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogClock:
+    """A logical clock: round r reads replayed resource logs at `start_s + (r - 1) * step_s`.
+
+    A try that folds nothing takes a step as well: so much later its round is tried again, and so are all rounds after
+    it. A step of 0 reads the same moment for ever.
+    """
+
+    start_s: float = 0.0
+    step_s: float = 60.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Deadlines:
+    """How long anything may take, in seconds; nothing waits for ever.
+
+    Attributes:
+        join_s: for the wanted number of clients to be there, and for one of them to answer a round's announcement.
+        measure_s: for the clients' telemetry at the start of a round.
+        round_s: from the assignment of tasks to the close of the round.
+        deploy_s: for clients to fetch their models after the last round.
+        lease_s: a client whose last sign of life is older than this is taken for gone.
+        forget_s: a client that never took part and was silent for so long is forgotten.
+        linger_s: after the end, for clients to hear of it.
+        retry_s: for a round in which nothing was folded, from the end of its first try: so long it is tried again, or,
+            under a logical clock, so many seconds of the logs.
+        pause_s: before it is tried again for the first time; each further pause is twice as long as the one before.
+        longest_pause_s: at most.
+    """
+
+    join_s: float = 600.0
+    measure_s: float = 30.0
+    round_s: float = 600.0
+    deploy_s: float = 300.0
+    lease_s: float = 30.0
+    forget_s: float = 3600.0
+    linger_s: float = 5.0
+    retry_s: float = 3600.0
+    pause_s: float = 1.0
+    longest_pause_s: float = 60.0
+
+    def __post_init__(self) -> None:
+        above_zero = (
+            "join_s",
+            "measure_s",
+            "round_s",
+            "deploy_s",
+            "lease_s",
+            "forget_s",
+            "retry_s",
+            "pause_s",
+            "longest_pause_s",
+        )
+        for name in above_zero:
+            if getattr(self, name) <= 0:
+                raise ValueError(f"{name} is {getattr(self, name)}, but must be above 0")
+        if self.linger_s < 0:
+            raise ValueError(f"linger_s is {self.linger_s}, but must be 0 or more")
