@@ -1,4 +1,4 @@
-"""Values that a command line sets in place of a file's: `key.sub=value`."""
+"""Values in place of a file's: those of a command line, `key.sub=value`, and those of a file that is based on it."""
 
 import sys
 from collections.abc import Mapping, Sequence
@@ -11,7 +11,10 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-__all__ = ["parsed", "with_override"]
+__all__ = ["merged", "parsed", "with_override"]
+
+_KINDS = ("type", "family", "preset")
+"""Keys that say which record a table is: with another one, nothing of the table that it is based on fits."""
 
 
 def parsed(text: str) -> tuple[tuple[str, ...], Any]:
@@ -33,6 +36,8 @@ def parsed(text: str) -> tuple[tuple[str, ...], Any]:
 def with_override(plain: Any, keys: Sequence[str], value: Any) -> Any:
     """Plain settings with a value at the end of keys; tables on the way are made, items of lists go by their place.
 
+    A table that is to be of another kind keeps nothing else.
+
     Raises:
         ConfigError: a key leads through what is no table and no list, or to an item that is not there.
     """
@@ -45,4 +50,19 @@ def with_override(plain: Any, keys: Sequence[str], value: Any) -> Any:
         return [with_override(one, rest, value) if place == int(key) else one for place, one in enumerate(plain)]
     if not isinstance(plain, Mapping):
         raise ConfigError(f"--set names {key!r} below {plain!r:.80}, which is no table; name that key itself")
+    if not rest and key in _KINDS and plain.get(key, value) != value:
+        return {key: value}
     return {**plain, key: with_override(plain.get(key, {}), rest, value)}
+
+
+def merged(base: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+    """Plain settings with those of another file in their place: tables key by key, unless they say of which kind.
+
+    Lists are taken as a whole.
+    """
+    found = dict(base)
+    for key, value in own.items():
+        before = base.get(key)
+        joins = isinstance(before, Mapping) and isinstance(value, Mapping) and not any(kind in value for kind in _KINDS)
+        found[key] = merged(before, value) if joins else value  # type: ignore[arg-type]  # they are mappings
+    return found

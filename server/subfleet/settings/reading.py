@@ -12,7 +12,7 @@ from subfleet.protocol.diagnosis import from_written, problems_with, refusal_of
 from subfleet.protocol.errors import ConfigError, FileError, ProtocolError
 from subfleet.protocol.schema import from_plain, to_plain
 from subfleet.protocol.suggestion import did_you_mean
-from subfleet.settings.overrides import parsed, with_override
+from subfleet.settings.overrides import merged, parsed, with_override
 from subfleet.settings.run import Run
 from subfleet.settings.shipped import RUNS, shipped_text
 from subfleet.settings.sweeping import swept
@@ -59,9 +59,10 @@ def read_runs(name_or_path: str | Path, overrides: Sequence[str] = (), seeds: Se
     return tuple(_checked(one, what) for one in swept(plain, seeds))
 
 
-def _plain(name_or_path: str | Path, what: str) -> dict[str, Any]:
+def _plain(name_or_path: str | Path, what: str, seen: tuple[str, ...] = ()) -> dict[str, Any]:
+    """The plain settings of a file, upon those of the file that it is based on."""
+    named = str(name_or_path) in RUNS
     try:
-        named = str(name_or_path) in RUNS
         text = shipped_text(str(name_or_path)) if named else Path(name_or_path).read_text(encoding="utf-8")
         plain: dict[str, Any] = tomllib.loads(text)
     except OSError as error:
@@ -71,7 +72,14 @@ def _plain(name_or_path: str | Path, what: str) -> dict[str, Any]:
         ) from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{what} is not TOML: {error}; correct that line") from error
-    return plain
+    base = plain.pop("base", None)
+    if base is None:
+        return plain
+    here = (*seen, str(name_or_path))
+    if not isinstance(base, str) or base in here:
+        raise ConfigError(f"{what}: base is {base!r:.80}, but must name another file, or a run that we ship")
+    path = base if base in RUNS or named else Path(name_or_path).parent / base
+    return merged(_plain(path, f"{what}, base {base}", here), plain)
 
 
 def _checked(plain: dict[str, Any], what: str) -> Run:

@@ -6,7 +6,11 @@ from types import MappingProxyType
 
 __all__ = ["RUNS", "shipped_text"]
 
-RUNS: Mapping[str, str] = MappingProxyType({name: f"{name}.toml" for name in ("fleet", "quickstart")})
+_METHODS = (
+    *("anycostfl", "dynamic_selection", "fedadam", "fedavg", "federated_dropout", "fedfa", "fedprox", "fedrolex"),
+    *("fedyogi", "fjord", "flexifed", "heterofl", "nefl", "standalone"),
+)
+RUNS: Mapping[str, str] = MappingProxyType({name: f"{name}.toml" for name in ("quickstart", "fleet", *_METHODS)})
 """Name to file in the package's `runs` folder."""
 
 

@@ -1,0 +1,117 @@
+"""`subfleet compare` and `subfleet runs`, on runs as they are left behind."""
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from subfleet.cli.commands import app
+from subfleet.protocol.exit_codes import ExitCode
+from subfleet.settings.kept import keep_run
+from subfleet.settings.reading import read_runs
+
+ACCURACIES = {"heterofl": (0.9, 0.8, 0.85), "fjord": (0.7, 0.65, 0.6)}
+
+
+def left_behind(folder: Path, accuracy: float) -> None:
+    clients = [{"bytes_down": 2_000_000, "bytes_up": 1_000_000}]
+    rounds = [{"round": number, "accuracy": accuracy * number / 2, "clients": clients} for number in (1, 2)]
+    summary = {"accuracy": accuracy, "participation": 0.5, "rounds": rounds}
+    (folder / "summary.json").write_text(json.dumps(summary), encoding="utf-8")
+
+
+@pytest.fixture
+def folders(tmp_path: Path) -> list[str]:
+    """Two methods with three seeds each."""
+    found = []
+    for name, accuracies in ACCURACIES.items():
+        for run, accuracy in zip(read_runs(name, ("rounds=2",), (1, 2, 3)), accuracies, strict=True):
+            folder = tmp_path / "runs" / run.name
+            folder.mkdir(parents=True)
+            keep_run(folder, run)
+            left_behind(folder, accuracy)
+            found.append(str(folder))
+    return found
+
+
+def invoke(*arguments: str, input: str | None = None) -> Any:  # noqa: A002 - typer's word
+    return CliRunner().invoke(app, list(arguments), input=input)
+
+
+def test_entrants_are_paired_over_their_seeds(folders: list[str], tmp_path: Path) -> None:
+    done = invoke("compare", *folders, "--json", "--out", str(tmp_path / "out"))
+    assert done.exit_code == 0, done.output
+    first, second = json.loads(done.stdout)
+    assert (first["name"], first["seeds"], first["gain"]) == ("heterofl", [1, 2, 3], None)
+    assert first["accuracy"] == pytest.approx(0.85)
+    assert (second["name"], second["worst"], second["megabytes"]) == ("fjord", 0.6, pytest.approx(6.0))
+    gain = second["gain"]
+    # Differences of -0.2, -0.15 and -0.25: a standard error of 0.05 / sqrt 3, times 4.3027 for two degrees of freedom.
+    assert gain["mean"] == pytest.approx(-0.2)
+    assert gain["low"] == pytest.approx(-0.2 - 0.1242, abs=1e-4)
+    assert gain["high"] == pytest.approx(-0.2 + 0.1242, abs=1e-4)
+    with (tmp_path / "out" / "comparison.csv").open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["name"] for row in rows] == ["heterofl", "fjord"]
+    assert (tmp_path / "out" / "comparison.md").read_text(encoding="utf-8").count("| fjord |") == 1
+    assert (tmp_path / "out" / "comparison.svg").read_text(encoding="utf-8").startswith("<svg")
+
+
+def test_a_table_is_shown(folders: list[str]) -> None:
+    done = invoke("compare", *folders)
+    assert done.exit_code == 0, done.output
+    assert "heterofl" in done.stdout
+    assert "-0.2000" in done.stdout
+
+
+def test_runs_that_cannot_be_compared_are_one_sentence(folders: list[str], tmp_path: Path) -> None:
+    (other,) = read_runs("fjord", ("rounds=3", "name=fjord-s9", "seed=9"))
+    odd = tmp_path / "odd"
+    odd.mkdir()
+    keep_run(odd, other)
+    left_behind(odd, 0.5)
+    done = invoke("compare", *folders, str(odd))
+    assert done.exit_code == ExitCode.CONFIG
+    assert "runs named 'fjord' differ in rounds from 2 to 3" in done.stderr
+    done = invoke("compare", folders[0], folders[0])
+    assert "two runs named 'heterofl' have seed 1" in done.stderr
+    (Path(folders[0]) / "summary.json").unlink()
+    done = invoke("compare", *folders)
+    assert done.exit_code == ExitCode.FILE
+    assert "is not over" in done.stderr
+    assert invoke("compare", str(tmp_path / "none")).exit_code == ExitCode.FILE
+
+
+def test_runs_are_listed_shown_and_removed(folders: list[str]) -> None:
+    runs = str(Path(folders[0]).parent)
+    (Path(folders[1]) / "summary.json").unlink()
+    found = json.loads(invoke("runs", "list", "--runs", runs, "--json").stdout)
+    assert [(one["name"], one["over"], one["method"]) for one in found][3:] == [
+        ("heterofl-s1", True, "heterofl"),
+        ("heterofl-s2", False, "heterofl"),
+        ("heterofl-s3", True, "heterofl"),
+    ]
+    assert "heterofl-s2: heterofl, 2 rounds, seed 2, not over" in invoke("runs", "list", "--runs", runs).stdout
+    shown = json.loads(invoke("runs", "show", "fjord-s2", "--runs", runs, "--json").stdout)
+    assert (shown["accuracy"], shown["settings"]["method"]["type"]) == (0.65, "fjord")
+    assert Path(folders[2]).exists()
+    assert invoke("runs", "remove", "heterofl-s3", "--runs", runs, input="n\n").exit_code == 0
+    assert Path(folders[2]).exists()
+    assert invoke("runs", "remove", "heterofl-s3", "--runs", runs, "--yes").exit_code == 0
+    assert not Path(folders[2]).exists()
+    done = invoke("runs", "show", "heterofl-s4", "--runs", runs)
+    assert done.exit_code == ExitCode.CONFIG
+    assert "did you mean 'heterofl-s" in done.stderr
+
+
+def test_a_run_that_is_over_is_not_resumed(folders: list[str]) -> None:
+    done = invoke("runs", "resume", "fjord-s1", "--runs", str(Path(folders[0]).parent))
+    assert done.exit_code == ExitCode.CONFIG
+    assert "is over already" in done.stderr
+
+
+def test_where_there_is_no_run_the_next_step_is_told(tmp_path: Path) -> None:
+    assert "subfleet run quickstart" in invoke("runs", "list", "--runs", str(tmp_path)).stdout

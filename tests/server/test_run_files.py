@@ -1,0 +1,220 @@
+"""What a file says, what is set in its place, what it is based on, and the several runs that it may be."""
+
+import itertools
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from subfleet.methods import METHODS
+from subfleet.methods.fedavg import FedAvg
+from subfleet.methods.heterofl import HeteroFL
+from subfleet.protocol.errors import ConfigError, FileError
+from subfleet.settings.kept import keep_run, kept_run
+from subfleet.settings.overrides import merged, parsed, with_override
+from subfleet.settings.parts import parts_of
+from subfleet.settings.reading import read_run, read_runs
+from subfleet.settings.shipped import RUNS
+from subfleet.settings.sweeping import seeds_of
+
+PLAIN = st.recursive(
+    st.integers() | st.text(max_size=3),
+    lambda inner: st.dictionaries(st.sampled_from("abc"), inner, max_size=3),
+    max_leaves=8,
+)
+TABLES = st.dictionaries(st.sampled_from("abc"), PLAIN, max_size=3)
+
+
+def written(folder: Path, text: str, name: str = "run.toml") -> Path:
+    path = folder / name
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def test_there_is_a_run_for_every_method_and_it_says_so() -> None:
+    for name in METHODS:
+        run = read_run(name)
+        assert (run.name, run.method.TYPE) == (name, name)
+        assert run.fleet == read_run("quickstart").fleet
+    assert set(RUNS) == {*METHODS, "quickstart", "fleet"}
+
+
+@pytest.mark.parametrize(
+    ("text", "keys", "value"),
+    [
+        ("rounds=3", ("rounds",), 3),
+        ("training.learning_rate=0.5", ("training", "learning_rate"), 0.5),
+        ("method.type=fedavg", ("method", "type"), "fedavg"),
+        ('name="a b"', ("name",), "a b"),
+        ("rates=[0.5, 1.0]", ("rates",), [0.5, 1.0]),
+        ("data.test=a=b", ("data", "test"), "a=b"),
+    ],
+)
+def test_what_a_command_line_sets_is_toml_or_text(text: str, keys: tuple[str, ...], value: object) -> None:
+    assert parsed(text) == (keys, value)
+
+
+def test_overrides_take_the_place_of_the_files_values() -> None:
+    overrides = ("rounds=2", "training.epochs=1", "fleet.devices.4.runtime=torch", "method.type=fedavg")
+    run = read_run("quickstart", overrides)
+    assert (run.rounds, run.training.epochs, run.training.batch_size) == (2, 1, 32)
+    assert [device.runtime for device in run.fleet.devices] == ["onnx", "onnx", "executorch", "onnx", "torch"]
+    assert run.method == FedAvg(), "which has nothing of the method that it replaces"
+    same = read_run("quickstart", ("method.type=heterofl", "method.depth=false"))
+    assert same.method == HeteroFL(weighting="samples", class_mask=False, depth=False)
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("rounds", "--set is 'rounds', but must be like"),
+        ("=3", "--set is '=3'"),
+        ("runds=3", "runds is an unknown key; did you mean 'rounds'"),
+        ("name.first=a", "below 'quickstart', which is no table"),
+        ("fleet.devices.9.id=a", "names the item '9', but there are 5"),
+        ("rounds=0", "rounds is 0, but must be 1 or more"),
+    ],
+)
+def test_a_wrong_override_is_one_sentence(override: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=words) as caught:
+        read_run("quickstart", (override,))
+    assert "\n" not in str(caught.value)
+
+
+@given(plain=TABLES, keys=st.lists(st.sampled_from("abc"), min_size=1, max_size=3), value=PLAIN)
+def test_an_override_sets_its_key_and_no_other(plain: dict[str, object], keys: list[str], value: object) -> None:
+    try:
+        found = with_override(plain, keys, value)
+    except ConfigError:
+        return
+    inner = found
+    for key in keys:
+        inner = inner[key]
+    assert inner == value
+    first = keys[0]
+    assert {key: one for key, one in found.items() if key != first} == {
+        key: one for key, one in plain.items() if key != first
+    }
+
+
+@given(base=TABLES, own=TABLES)
+def test_a_file_upon_another_has_all_of_its_own_values_and_the_others_rest(
+    base: dict[str, object], own: dict[str, object]
+) -> None:
+    found = merged(base, own)
+    assert merged(found, own) == found
+    assert merged({}, own) == own
+    assert merged(base, {}) == base
+    assert set(found) == {*base, *own}
+
+
+def test_a_file_may_be_based_on_a_shipped_run_or_on_one_beside_it(tmp_path: Path) -> None:
+    written(tmp_path, 'base = "quickstart"\nname = "first"\nrounds = 2\n[training]\nepochs = 1\n', "first.toml")
+    run = read_run(written(tmp_path, 'base = "first.toml"\nname = "second"\n[method]\ntype = "fedavg"\n'))
+    assert (run.name, run.rounds, run.training.epochs, run.training.batch_size) == ("second", 2, 1, 32)
+    assert run.method == FedAvg(), "a table of another kind has nothing of the one that it replaces"
+    merging = read_run(written(tmp_path, 'base = "quickstart"\n[method]\ndepth = false\n'))
+    assert merging.method == HeteroFL(weighting="samples", class_mask=False, depth=False)
+
+
+@pytest.mark.parametrize(
+    ("text", "error", "words"),
+    [
+        ('base = "run.toml"', FileError, "base run.toml"),
+        ("base = 3", ConfigError, "base is 3"),
+        ('base = "quickstar"', FileError, "base quickstar"),
+    ],
+)
+def test_a_wrong_base_is_one_sentence(tmp_path: Path, text: str, error: type[Exception], words: str) -> None:
+    path = written(tmp_path, text, "other.toml")
+    with pytest.raises(error, match=words):
+        read_run(path)
+
+
+def test_files_that_are_based_on_each_other_are_refused(tmp_path: Path) -> None:
+    written(tmp_path, f'base = "{tmp_path / "b.toml"}"', "a.toml")
+    written(tmp_path, f'base = "{tmp_path / "a.toml"}"', "b.toml")
+    with pytest.raises(ConfigError, match="but must name another file"):
+        read_run(tmp_path / "a.toml")
+
+
+SWEEP = """
+base = "quickstart"
+name = "duel"
+
+[[sweep]]
+seeds = [1, 2, 3]
+[sweep.values]
+method = [{ type = "heterofl" }, { type = "fedavg", model = "smallest" }]
+"training.learning_rate" = [0.1, 0.2]
+"""
+
+
+def test_a_sweep_has_every_combination_with_every_seed(tmp_path: Path) -> None:
+    runs = read_runs(written(tmp_path, SWEEP))
+    told = [(run.method.TYPE, run.training.learning_rate, run.seed) for run in runs]
+    assert told == list(itertools.product(("heterofl", "fedavg"), (0.1, 0.2), (1, 2, 3)))
+    assert runs[0].name == "duel-heterofl-0.1-s1"
+    assert len({run.name for run in runs}) == len(runs)
+    few = read_runs(written(tmp_path, SWEEP), ("rounds=1",), (7,))
+    assert [(run.seed, run.rounds) for run in few] == [(7, 1)] * 4
+
+
+def test_seeds_make_several_runs_of_any_file() -> None:
+    assert [(run.name, run.seed) for run in read_runs("fedfa", (), seeds_of("4..6"))] == [
+        ("fedfa-s4", 4),
+        ("fedfa-s5", 5),
+        ("fedfa-s6", 6),
+    ]
+    assert seeds_of("1,2,7") == (1, 2, 7)
+
+
+def test_one_run_is_wanted_where_devices_are_real(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="is a sweep over 12 runs, but one is wanted"):
+        read_run(written(tmp_path, SWEEP))
+
+
+@pytest.mark.parametrize("text", ["", "a", "3..1", "1..", "1;2", "-1"])
+def test_wrong_seeds_are_one_sentence(text: str) -> None:
+    with pytest.raises(ConfigError, match="--seeds is"):
+        seeds_of(text)
+
+
+@pytest.mark.parametrize(
+    ("sweep", "words"),
+    [
+        ("sweep = 3", "sweep must be tables"),
+        ("[[sweep]]\nseed = [1]", "has the key 'seed'"),
+        ("[[sweep]]\n[sweep.values]\nrounds = 3", "values that are no lists"),
+        ('[[sweep]]\nseeds = ["a"]', "must be a list of whole numbers"),
+        ("[[sweep]]\n[[sweep]]", "are alike, such as 'quickstart'"),
+        ("[[sweep]]\n[sweep.values]\nrounds = [0, 1]", "rounds is 0"),
+    ],
+)
+def test_a_wrong_sweep_is_one_sentence(tmp_path: Path, sweep: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        read_runs(written(tmp_path, f'base = "quickstart"\n{sweep}\n'))
+
+
+def test_a_run_is_kept_in_its_folder_and_guards_it(tmp_path: Path) -> None:
+    run = read_run("fedfa")
+    keep_run(tmp_path, run)
+    keep_run(tmp_path, read_run("fedfa", ("min_clients=2", "host.type=batch")))
+    assert parts_of(kept_run(tmp_path)) == parts_of(run), "what takes no part may be another"
+    with pytest.raises(ConfigError, match="is of a run with other settings"):
+        keep_run(tmp_path, read_run("fedfa", ("seed=9",)))
+    (tmp_path / "run.json").write_text("{", encoding="utf-8")
+    with pytest.raises(ConfigError, match="is no JSON"):
+        kept_run(tmp_path)
+    with pytest.raises(FileError, match="name the folder of a run"):
+        kept_run(tmp_path / "none")
+
+
+def test_what_takes_part_is_every_field_that_does_not_say_otherwise() -> None:
+    parts = json.loads(read_run("quickstart").fingerprint())
+    assert not {"min_clients", "deadlines", "keep_rounds", "host"} & set(parts)
+    assert "name" not in parts["fleet"]
+    assert {"data", "method", "model", "seed", "suspicion"} <= set(parts)
+    assert parts["method"]["type"] == "heterofl"
