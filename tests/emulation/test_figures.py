@@ -8,8 +8,8 @@ import torch
 from emulation.virtual_cases import SAMPLES, experiment
 from safetensors.torch import load
 
+from subfleet.elastic.building import network_of
 from subfleet.elastic.evaluate import evaluate
-from subfleet.elastic.families import network_of
 from subfleet.emulation.virtual.description import VirtualExperiment
 from subfleet.emulation.virtual.exports import SettledExports
 from subfleet.emulation.virtual.figures import figures, violates

@@ -9,8 +9,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from subfleet.elastic.families import init_state, network_of
-from subfleet.elastic.network import ModelConfig
+from subfleet.elastic.building import init_state, network_of
+from subfleet.elastic.families.records.residual import PreactResNet
 from subfleet.emulation.experiments import experiment_named
 from subfleet.emulation.run import run_experiment
 from subfleet.export.cache import CacheFolder
@@ -21,9 +21,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.broker, pytest.mark.export]
 
 MODELS = {
     "mlp": experiment_named("quickstart").model,
-    "preact_resnet": ModelConfig(
-        family="preact_resnet", input_shape=(1, 8, 8), class_count=10, widths=(8, 16), depths=(2, 1), group_size=4
-    ),
+    "preact_resnet": PreactResNet(input_shape=(1, 8, 8), class_count=10, widths=(8, 16), depths=(2, 1), group_size=4),
 }
 
 

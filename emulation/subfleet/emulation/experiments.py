@@ -4,7 +4,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from subfleet.elastic.network import ModelConfig
+from subfleet.elastic.families.records.residual import Mlp
+from subfleet.elastic.network import Family
 from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.subnet import SubnetSpec
 from subfleet.protocol.suggestion import did_you_mean
@@ -49,7 +50,7 @@ class Experiment:
     devices: tuple[EmulatedDevice, ...]
     dataset: str
     alpha: float
-    model: ModelConfig
+    model: Family
     training: TrainingSettings
     learning_rate_decay: float
     rounds: int
@@ -76,9 +77,7 @@ def quickstart() -> Experiment:
         # unequal slices, and so do its parts; convolutions need more rounds for that. The whole one has 4.9 MB, more
         # than most of these links move in their seconds, and takes 26 MB to train, more than a quarter of what the
         # smallest device has free.
-        model=ModelConfig(
-            family="mlp", input_shape=(1, 8, 8), class_count=10, widths=(384,), depths=(4,), group_size=16
-        ),
+        model=Mlp(input_shape=(1, 8, 8), class_count=10, widths=(384,), depths=(4,), group_size=16),
         training=TrainingSettings(
             epochs=8,
             batch_size=32,

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Literal
 
+from subfleet.elastic.families import AnyFamily
 from subfleet.elastic.merges import AnyStackedMerge
-from subfleet.elastic.network import ModelConfig
 from subfleet.elastic.server_optimisers import AnyServerOptimiser
 from subfleet.elastic.teaching import DistillationSettings
 from subfleet.methods import AnyMethod
@@ -153,7 +153,7 @@ class ServerConfig:
     """
 
     name: str
-    model: ModelConfig
+    model: AnyFamily
     evaluation_data: str
     classes: tuple[str, ...] = ()
     rounds: int = 5
