@@ -68,7 +68,7 @@ def test_a_file_gives_a_complete_configuration(tmp_path: Path) -> None:
         ('family = "mlp"', 'family = "mpl"', "model has the family 'mpl', but must be one of"),
         ("rounds = 3", "rounds = 0", "must be 1 or more"),
         ('name = "digits"', 'name = "a/b"', "letters, digits"),
-        ('type = "fedavg"', 'type = "fedsomething"', "must be one of ['heterofl', 'fedavg', 'fedprox'"),
+        ('type = "fedavg"', 'type = "fedsomething"', "must be one of ['anycostfl', 'dynamic_selection', 'fedadam'"),
         ("step_s = 30.0", "step = 30.0", "clock.step is an unknown key; did you mean 'step_s'?"),
         ("momentum = 0.5", "momentum = 1.5", "below 1"),
         ("round_s = 60.0", "round_s = 0.0", "must be above 0"),
