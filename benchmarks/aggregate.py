@@ -29,13 +29,12 @@ import torch
 from torch import Tensor
 
 from subfleet.elastic.accumulator import Accumulator, Contribution
-from subfleet.elastic.families import network_of
-from subfleet.elastic.network import ModelConfig, Network
+from subfleet.elastic.building import network_of
+from subfleet.elastic.families.records.residual import Mlp, PreactResNet
+from subfleet.elastic.network import Network
 
 RESULTS = Path(__file__).parent / "results"
-NETWORK = ModelConfig(
-    family="preact_resnet", input_shape=(3, 32, 32), class_count=10, widths=(64, 128, 256, 512), depths=(2, 2, 2, 2)
-)
+NETWORK = PreactResNet(input_shape=(3, 32, 32), class_count=10, widths=(64, 128, 256, 512), depths=(2, 2, 2, 2))
 """ResNet-18: 11 million numbers in 60 tensors."""
 BATCH = 8
 """Updates that are in memory at a time and pass over the sums together."""
@@ -154,7 +153,7 @@ def peak_growth_bytes(clients: int) -> int:
     """How far the most that was ever resident grows by a round of this process, model and updates not counted."""
     cpu = torch.device("cpu")
     # What is compiled once for a process belongs to the program, and not to a round.
-    tiny = network_of(ModelConfig(family="mlp", input_shape=(1024,), class_count=2, widths=(1024,), depths=(1,)))
+    tiny = network_of(Mlp(input_shape=(1024,), class_count=2, widths=(1024,), depths=(1,)))
     fold(tiny, seeded_model(tiny, cpu), seeded_updates(tiny, cpu), 1, 1)
     network = network_of(NETWORK)
     state, updates = seeded_model(network, cpu), seeded_updates(network, cpu)

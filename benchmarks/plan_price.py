@@ -32,8 +32,9 @@ from pathlib import Path
 import torch
 from plan_price_networks import TABLES, TINY, different_specs, random_spec, request_for
 
-from subfleet.elastic.families import FAMILIES, network_of
-from subfleet.elastic.network import ModelConfig, Network
+from subfleet.elastic.building import network_of
+from subfleet.elastic.families import FAMILIES
+from subfleet.elastic.network import Family, Network
 from subfleet.export.memory.liveness import activation_peak_bytes
 from subfleet.export.pricing.model import PriceModel
 from subfleet.export.quiet import collecting_later
@@ -116,7 +117,7 @@ class Row:
         return all(share >= wanted for share, (_, wanted) in zip(found, BOUNDS, strict=True))
 
 
-def config_of(case: Case) -> ModelConfig:
+def config_of(case: Case) -> Family:
     """Of the network that a row is about."""
     networks, family, _ = case
     return TABLES[networks][family]
@@ -125,7 +126,7 @@ def config_of(case: Case) -> ModelConfig:
 def draws(case: Case, count: int) -> list[SubnetSpec]:
     """The first subnets of a family, always the same."""
     config = config_of(case)
-    return list(different_specs(network_of(config), count, random.Random(config.family)))  # noqa: S311 - no secret
+    return list(different_specs(network_of(config), count, random.Random(config.TYPE)))  # noqa: S311 - no secret
 
 
 @collecting_later()

@@ -2,10 +2,15 @@
 
 import random
 from collections.abc import Iterator, Mapping
-from functools import partial
+from typing import Any
 
-from subfleet.elastic.families.presets import preset
-from subfleet.elastic.network import ModelConfig, Network
+from subfleet.elastic.families import preset
+from subfleet.elastic.families.records.inverted import EfficientNetV2, MobileNetV2, MobileNetV3
+from subfleet.elastic.families.records.plain import DsCnn, Vgg
+from subfleet.elastic.families.records.recurrent import Lstm
+from subfleet.elastic.families.records.residual import Mlp, PreactResNet
+from subfleet.elastic.families.records.transformers import Bert, BertClassifier, Decoder, Vit
+from subfleet.elastic.network import Family, Network
 from subfleet.export.requests import TrainRequest
 from subfleet.protocol.subnet import Centre, IndexSet, Prefix, SubnetSpec
 from subfleet.protocol.training import ObjectiveSettings, OptimiserSettings
@@ -16,23 +21,30 @@ BATCH_SIZE = 8
 _DRAWS = 20
 """Of random subnets for each that is wanted, before it is held that there are no others."""
 PER_TOKEN = frozenset({"decoder", "bert", "lstm"})
-TINY = ModelConfig(family="mlp", input_shape=(8,), class_count=2, widths=(8,), depths=(1,))
+TINY = Mlp(input_shape=(8,), class_count=2, widths=(8,), depths=(1,))
 """Priced first in each process, so that imports do not count."""
 
-_image = partial(ModelConfig, input_shape=(3, 12, 12), class_count=10)
-_text = partial(ModelConfig, input_shape=(12,), vocabulary=20, widths=(16,), depths=(2,), heads=(4,), norm="layer")
-_residual = partial(_image, depths=(2, 2), widths=(16, 32))
-_inverted = partial(_image, widths=(8, 16), depths=(1, 2), hidden_widths=(16, 24, 32), strides=(1, 2), stem_width=8)
+_IMAGES: dict[str, Any] = {"input_shape": (3, 12, 12), "class_count": 10}
+_TEXT: dict[str, Any] = {"input_shape": (12,), "vocabulary": 20, "widths": (16,), "depths": (2,), "heads": (4,)}
+_RESIDUAL: dict[str, Any] = {**_IMAGES, "depths": (2, 2), "widths": (16, 32)}
+_INVERTED: dict[str, Any] = {
+    **_IMAGES,
+    "widths": (8, 16),
+    "depths": (1, 2),
+    "hidden_widths": (16, 24, 32),
+    "strides": (1, 2),
+    "stem_width": 8,
+}
 NETWORKS = {
-    config.family: config
+    config.TYPE: config
     for config in (
-        ModelConfig(family="mlp", input_shape=(32,), class_count=10, widths=(32, 16), depths=(3, 2)),
-        _residual(family="preact_resnet"),
-        _residual(family="vgg", norm="batch"),
-        _inverted(family="mobilenet_v2", last_widths=(32,)),
-        _inverted(family="mobilenet_v3", norm="batch", squeezed_widths=(4, 0, 8), kernels=(3, 5), last_widths=(32, 24)),
-        _image(
-            family="efficientnet_v2",
+        Mlp(input_shape=(32,), class_count=10, widths=(32, 16), depths=(3, 2)),
+        PreactResNet(**_RESIDUAL),
+        Vgg(**_RESIDUAL, norm="batch"),
+        MobileNetV2(**_INVERTED, last_widths=(32,)),
+        MobileNetV3(**_INVERTED, norm="batch", squeezed_widths=(4, 0, 8), kernels=(3, 5), last_widths=(32, 24)),
+        EfficientNetV2(
+            **_IMAGES,
             widths=(8, 16),
             depths=(2, 2),
             norm="batch",
@@ -40,22 +52,20 @@ NETWORKS = {
             squeezed_widths=(0, 4),
             kernels=(3, 3),
         ),
-        _residual(family="ds_cnn", input_shape=(1, 20, 10), widths=(16, 16), norm="batch", stem_width=16),
-        _image(family="vit", patch=4, widths=(16,), depths=(2,), heads=(4,), norm="layer"),
-        _text(family="bert", class_count=20),
-        _text(family="bert_classifier", class_count=4),
-        _text(family="decoder", class_count=20),
-        _image(
-            family="lstm", input_shape=(8,), vocabulary=20, class_count=20, widths=(16, 12), depths=(1, 1), norm="none"
-        ),
+        DsCnn(input_shape=(1, 20, 10), class_count=10, widths=(16, 16), depths=(2, 2), norm="batch", stem_width=16),
+        Vit(**_IMAGES, patch=4, widths=(16,), depths=(2,), heads=(4,)),
+        Bert(**_TEXT, class_count=20),
+        BertClassifier(**_TEXT, class_count=4),
+        Decoder(**_TEXT, class_count=20),
+        Lstm(input_shape=(8,), vocabulary=20, class_count=20, widths=(16, 12), depths=(1, 1)),
     )
 }
 """A small network of each family."""
 _IMAGE = (3, 32, 32)
 LARGE = {
-    config.family: config
+    config.TYPE: config
     for config in (
-        ModelConfig(family="mlp", input_shape=(784,), class_count=10, widths=(384,), depths=(4,)),
+        Mlp(input_shape=(784,), class_count=10, widths=(384,), depths=(4,)),
         preset("resnet18", input_shape=_IMAGE, class_count=10, norm="group"),
         preset("vgg11", input_shape=_IMAGE, class_count=10),
         preset("mobilenet_v2", input_shape=_IMAGE, class_count=10),
@@ -69,7 +79,7 @@ LARGE = {
     )
 }
 """Networks as they are published."""
-TABLES: Mapping[str, Mapping[str, ModelConfig]] = {"small": NETWORKS, "large": LARGE}
+TABLES: Mapping[str, Mapping[str, Family]] = {"small": NETWORKS, "large": LARGE}
 
 
 def random_spec(network: Network, chance: random.Random) -> SubnetSpec:
@@ -83,14 +93,14 @@ def random_spec(network: Network, chance: random.Random) -> SubnetSpec:
     return SubnetSpec(axes=tuple(axes), blocks=tuple(block.name for block in network.blocks if chance.random() < 0.6))
 
 
-def request_for(config: ModelConfig, target: str, spec: SubnetSpec) -> TrainRequest:
+def request_for(config: Family, target: str, spec: SubnetSpec) -> TrainRequest:
     """Momentum, small batches, and the family's objective."""
     return TrainRequest(
         model=config,
         spec=spec,
         target=target,
         batch_size=BATCH_SIZE,
-        objective=ObjectiveSettings(name="next_token" if config.family in PER_TOKEN else "cross_entropy"),
+        objective=ObjectiveSettings(name="next_token" if config.TYPE in PER_TOKEN else "cross_entropy"),
         optimiser=OptimiserSettings(momentum=0.9),
     )
 

@@ -15,7 +15,7 @@ from league.entrants import Entrant
 from league.experiment import MODEL, Setting, play
 from league.fleet import COMMUNICATION_S, LeagueDevice
 from subfleet.device_profiles import DeviceProfile, LogRow, ResourceLog
-from subfleet.elastic.families import network_of
+from subfleet.elastic.building import network_of
 from subfleet.elastic.spaces import uniform_space
 from subfleet.emulation.attacks import Attack, Backdoor, LabelShuffling
 from subfleet.emulation.gathered import GatheredRun

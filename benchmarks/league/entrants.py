@@ -40,7 +40,7 @@ class Entrant:
         method: with its parameters.
         note: what it is, where its name does not say.
         distillation: what the full model teaches after each round; None leaves it to the method.
-        model: fields of the network's `ModelConfig`, where the method's paper adds something to it.
+        model: fields of the network's settings, where the method's paper adds something to it.
         one_subnet: everybody trains the same subnet and nothing else, so that its accuracy is the method's.
         unlimited: its clients have all the memory and link that they could want, as no real fleet has.
         rates: shares of the widths that its subnets may have.

@@ -7,7 +7,7 @@ from pathlib import Path
 from league.entrants import ENTRANTS, Entrant
 from league.fleet import COMMUNICATION_S, LeagueDevice, devices, without_limits
 from league.samples import read
-from subfleet.elastic.network import ModelConfig
+from subfleet.elastic.families.records.residual import Mlp
 from subfleet.emulation.gathered import EmulatedDevice, GatheredRun
 from subfleet.protocol.training import OptimiserSettings, TrainingSettings
 from subfleet.settings.run import Run
@@ -16,7 +16,7 @@ from subfleet.settings.timing import LogClock
 
 __all__ = ["MODEL", "TRAINING", "Setting", "game", "play"]
 
-MODEL = ModelConfig(family="mlp", input_shape=(1, 28, 28), class_count=10, widths=(256,), depths=(3,), group_size=16)
+MODEL = Mlp(input_shape=(1, 28, 28), class_count=10, widths=(256,), depths=(3,), group_size=16)
 TRAINING = TrainingSettings(
     epochs=3, batch_size=32, learning_rate=0.05, optimiser=OptimiserSettings(momentum=0.9, weight_decay=5e-4)
 )

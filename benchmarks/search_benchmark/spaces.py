@@ -4,8 +4,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from subfleet.elastic.families import network_of
-from subfleet.elastic.network import ModelConfig, Network
+from subfleet.elastic.building import network_of
+from subfleet.elastic.families.records.residual import Mlp, PreactResNet
+from subfleet.elastic.network import Family, Network
 from subfleet.elastic.spaces import SearchSpace, search_space, uniform_space
 from subfleet.methods.dynamic_selection import DynamicSelection
 from subfleet.programs.pricing import price_list
@@ -26,9 +27,8 @@ _SIXTEENTHS = tuple(step / 16 for step in range(1, 17))
 """Beside which the answers for every width are held; its own search knows depths alone from the start."""
 
 
-def _resnet(widths: Sequence[int], depths: Sequence[int], side: int, channels: int) -> ModelConfig:
-    return ModelConfig(
-        family="preact_resnet",
+def _resnet(widths: Sequence[int], depths: Sequence[int], side: int, channels: int) -> Family:
+    return PreactResNet(
         input_shape=(channels, side, side),
         class_count=10,
         widths=tuple(widths),
@@ -36,12 +36,12 @@ def _resnet(widths: Sequence[int], depths: Sequence[int], side: int, channels: i
     )
 
 
-def _mlp(widths: Sequence[int], depths: Sequence[int]) -> ModelConfig:
-    return ModelConfig(family="mlp", input_shape=(784,), class_count=10, widths=tuple(widths), depths=tuple(depths))
+def _mlp(widths: Sequence[int], depths: Sequence[int]) -> Family:
+    return Mlp(input_shape=(784,), class_count=10, widths=tuple(widths), depths=tuple(depths))
 
 
 _RESNET18 = _resnet((64, 128, 256, 512), (2, 2, 2, 2), 32, 3)
-_CONFIGS: Mapping[str, tuple[ModelConfig, tuple[float, ...]]] = MappingProxyType(
+_CONFIGS: Mapping[str, tuple[Family, tuple[float, ...]]] = MappingProxyType(
     {
         "ResNet-18, the paper's ratios": (_RESNET18, _PAPER_RATES),
         "ResNet-18, every width": (_RESNET18, ()),

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from step_benchmark.data import Samples
 from step_benchmark.stepping import Start, Weights
 from step_benchmark.zoo import ZooModel, build_seeded
-from subfleet.elastic.network import ModelConfig
+from subfleet.elastic.families.records.residual import Mlp
 from subfleet.export.cache import CacheFolder, ExportCache
 from subfleet.export.programs import write_training_program
 from subfleet.export.requests import TrainRequest
@@ -56,7 +56,7 @@ def cached_lookup_ms(program: Program) -> tuple[float, float]:
     whole.
     """
     request = TrainRequest(
-        model=ModelConfig(family="mlp", input_shape=(2,), class_count=2, widths=(4,), depths=(1,)),
+        model=Mlp(input_shape=(2,), class_count=2, widths=(4,), depths=(1,)),
         spec=SubnetSpec(),
         target=program.manifest.target,
         batch_size=1,

@@ -11,10 +11,10 @@ from typing import Literal
 import torch
 from torch import nn
 
-from subfleet.elastic.families import FAMILIES, network_of
+from subfleet.elastic.building import network_of
+from subfleet.elastic.families import preset, presets
 from subfleet.elastic.families.blueprint import module_of
-from subfleet.elastic.families.presets import PRESETS, preset
-from subfleet.elastic.network import ModelConfig
+from subfleet.elastic.network import Family
 
 __all__ = ["ZOO", "ZooModel", "build_seeded"]
 
@@ -54,9 +54,9 @@ def build_seeded(model: ZooModel, seed: int) -> nn.Module:
         return model.build()
 
 
-def _full(config: ModelConfig) -> nn.Module:
+def _full(config: Family) -> nn.Module:
     network = network_of(config)
-    return module_of(FAMILIES[config.family](config), network.local(network.full_spec()))
+    return module_of(config.blueprint(), network.local(network.full_spec()))
 
 
 def _perceptron() -> nn.Module:
@@ -66,25 +66,26 @@ def _perceptron() -> nn.Module:
     return nn.Sequential(OrderedDict(zip(names, layers, strict=True)))
 
 
-def _of_preset(name: str, config: ModelConfig, *, batch_size: int = 16, smooth: bool = False) -> ZooModel:
+def _of_preset(name: str, config: Family, *, batch_size: int = 16, smooth: bool = False) -> ZooModel:
+    symbols = network_of(config).symbols
     return ZooModel(
         name=name,
         build=partial(_full, config),
         sample_shape=config.input_shape,
-        sample_dtype="I64" if config.vocabulary else "F32",
-        sample_limit=config.vocabulary,
+        sample_dtype="I64" if symbols else "F32",
+        sample_limit=symbols,
         class_count=config.class_count,
-        objective="next_token" if config.vocabulary else "cross_entropy",
+        objective="next_token" if symbols else "cross_entropy",
         batch_size=batch_size,
         smooth=smooth,
     )
 
 
-def _for_small_images(name: str) -> ModelConfig:
+def _for_small_images(name: str) -> Family:
     return preset(name, input_shape=(3, 32, 32), class_count=10)
 
 
-def _narrow_resnet18(divisor: int) -> ModelConfig:
+def _narrow_resnet18(divisor: int) -> Family:
     full = _for_small_images("resnet18")
     return dataclasses.replace(
         full, widths=tuple(width // divisor for width in full.widths), stem_width=full.stem_width // divisor
@@ -107,9 +108,9 @@ _MODELS = (
     ),
     _of_preset("vgg13", _for_small_images("vgg13")),
     _of_preset("vit_tiny", _for_small_images("vit_tiny"), smooth=True),
-    _of_preset("char_lstm", PRESETS["char_lstm"], smooth=True),
-    _of_preset("transformer_lm", PRESETS["decoder_small"], smooth=True),
-    _of_preset("ds_cnn", PRESETS["ds_cnn"], batch_size=32),
+    _of_preset("char_lstm", presets.char_lstm.settings, smooth=True),
+    _of_preset("transformer_lm", presets.decoder_small.settings, smooth=True),
+    _of_preset("ds_cnn", presets.ds_cnn.settings, batch_size=32),
 )
 
 ZOO: Mapping[str, ZooModel] = MappingProxyType({model.name: model for model in _MODELS})

@@ -1,5 +1,6 @@
 """What a user installs has everything that the commands name, and says whose it is."""
 
+import configparser
 import re
 import subprocess
 import sys
@@ -9,6 +10,9 @@ from email.parser import Parser
 from pathlib import Path
 
 import pytest
+
+from subfleet.elastic.families import FAMILIES, PRESETS
+from subfleet.methods import METHODS
 
 ROOT = Path(__file__).parents[2]
 SHIPPED = (
@@ -71,6 +75,21 @@ def test_a_board_with_a_build_of_its_own_is_brought_no_runtime(wheel: Path) -> N
 def test_the_wheel_has_every_file_that_a_name_stands_for(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         assert set(SHIPPED) <= set(archive.namelist())
+
+
+@pytest.mark.slow
+def test_the_wheel_registers_our_methods_families_and_networks_and_has_their_modules(wheel: Path) -> None:
+    registered = configparser.ConfigParser()
+    with zipfile.ZipFile(wheel) as archive:
+        files = set(archive.namelist())
+        (name,) = (name for name in files if name.endswith(".dist-info/entry_points.txt"))
+        registered.read_string(archive.read(name).decode("utf-8"))
+    found = {group: dict(registered[group]) for group in registered if group.startswith("subfleet.")}
+    assert set(found) == {"subfleet.trainers", "subfleet.methods", "subfleet.families", "subfleet.presets"}
+    for value in (value for names in found.values() for value in names.values()):
+        assert value.partition(":")[0].replace(".", "/") + ".py" in files, value
+    for registry in (METHODS, FAMILIES, PRESETS):
+        assert set(found[registry.group]) <= set(registry.names), "install the checkout again: it has new entry points"
 
 
 @pytest.mark.slow

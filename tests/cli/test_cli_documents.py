@@ -23,6 +23,9 @@ from subfleet.tasks import read_dataset
 ROOT = Path(__file__).resolve().parents[2]
 
 
+REQUIRED = {"input_shape", "class_count", "widths", "depths"}
+
+
 def _tables(kind: type, table: str = "") -> Iterator[tuple[str, type]]:
     """The records of a run's file by the name of their table, "" for the file itself."""
     yield table, kind
@@ -55,7 +58,9 @@ def test_every_configuration_key_is_documented_exactly_once() -> None:
         if re.search(r"\]\(methods\.md" if table else r"\]\((methods|tasks)\.md", row)
     }
     known = {table: kind for table, kind in _tables(Run) if table not in elsewhere}
-    assert set(rows) == set(known)
+    assert set(rows) == {*known, "model"}
+    settings = {field.name for family in FAMILIES.values() for field in dataclasses.fields(family)}
+    assert sorted(key for key, _ in rows["model"]) == sorted({"family", *settings})
     for table, kind in known.items():
         nested = {name.removeprefix(f"{table}.") for name in known if table and name.startswith(f"{table}.")}
         # Whatever training.seed says, the run's own takes its place.
@@ -63,11 +68,14 @@ def test_every_configuration_key_is_documented_exactly_once() -> None:
         assert sorted(key for key, _ in rows[table] if key not in nested) == sorted(own), table
 
 
-def test_every_family_is_documented_exactly_once() -> None:
+def test_every_family_is_documented_exactly_once_with_its_settings() -> None:
     page = (ROOT / "docs/reference/configuration.md").read_text(encoding="utf-8")
     table = page.split("| family | network |")[1].split("\n\n")[0]
-    found = [name for row in table.splitlines()[2:] for name in re.findall(r"`(\w+)`", row.split("|")[1])]
-    assert sorted(found) == sorted(FAMILIES)
+    rows = [row.split("|") for row in table.splitlines()[2:]]
+    found = [(name, set(re.findall(r"`(\w+)`", row[3]))) for row in rows for name in re.findall(r"`(\w+)`", row[1])]
+    assert sorted(name for name, _ in found) == sorted(FAMILIES)
+    for name, settings in found:
+        assert settings == {field.name for field in dataclasses.fields(FAMILIES[name])} - REQUIRED, name
 
 
 def test_the_example_configuration_runs_without_any_file_of_ours_or_a_demo(

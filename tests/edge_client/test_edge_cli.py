@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 import pytest
@@ -26,6 +26,7 @@ from subfleet.protocol.exit_codes import ExitCode
 from subfleet.protocol.memory import MemoryPlan, Packing
 from subfleet.protocol.programs import DataSummary, Prediction, Program, encode_program
 from subfleet.protocol.readings import Reading
+from subfleet.protocol.registry import Registry
 from subfleet.protocol.schema import canonical_json
 from subfleet.protocol.subnet import Prefix, SubnetSpec
 
@@ -185,7 +186,9 @@ class FakeTrainer:
 
 
 class FakeEntry:
-    def __init__(self, made: object) -> None:
+    def __init__(self, name: str, made: object) -> None:
+        self.name = self.value = name
+        self.dist = None
         self.made = made
 
     def load(self) -> object:
@@ -195,8 +198,8 @@ class FakeEntry:
 
 
 def use_trainers(monkeypatch: pytest.MonkeyPatch, **trainers: object) -> None:
-    entries = {name: FakeEntry(trainer) for name, trainer in trainers.items()}
-    monkeypatch.setattr(runtimes, "installed", lambda: entries)
+    entries: list[Any] = [FakeEntry(name, trainer) for name, trainer in trainers.items()]
+    monkeypatch.setattr(runtimes, "TRAINERS", Registry("fake.trainers", "runtime", find=lambda group: entries))
 
 
 def test_predict_chooses_the_trainer_by_suffix_and_speaks_json(

@@ -9,23 +9,21 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from subfleet.elastic.axes import Axis, factors_of
-from subfleet.elastic.families import network_of
-from subfleet.elastic.network import ModelConfig, Network
+from subfleet.elastic.building import network_of
+from subfleet.elastic.families.records.inverted import EfficientNetV2, MobileNetV2, MobileNetV3
+from subfleet.elastic.families.records.plain import DsCnn, Vgg
+from subfleet.elastic.families.records.residual import Mlp, PreactResNet
+from subfleet.elastic.network import Family, Network
 from subfleet.protocol.subnet import Centre, Explicit, Full, IndexSet, Prefix, Roll, SubnetSpec
 
-RESNET = ModelConfig(
-    family="preact_resnet", input_shape=(2, 6, 5), class_count=3, widths=(8, 12), depths=(2, 3), group_size=4
-)
-UNGROUPED_RESNET = ModelConfig(
-    family="preact_resnet", input_shape=(1, 4, 4), class_count=2, widths=(3, 5), depths=(1, 2), group_size=1
-)
-MLP = ModelConfig(family="mlp", input_shape=(5,), class_count=4, widths=(8, 6, 6), depths=(2, 1, 2), group_size=2)
+RESNET = PreactResNet(input_shape=(2, 6, 5), class_count=3, widths=(8, 12), depths=(2, 3), group_size=4)
+UNGROUPED_RESNET = PreactResNet(input_shape=(1, 4, 4), class_count=2, widths=(3, 5), depths=(1, 2), group_size=1)
+MLP = Mlp(input_shape=(5,), class_count=4, widths=(8, 6, 6), depths=(2, 1, 2), group_size=2)
 relaxed = settings(deadline=None, max_examples=40)
 """For tests of modules, whose time on a shared machine says nothing."""
 
-CONVOLUTIONAL = {
-    "bottleneck": ModelConfig(
-        family="preact_resnet",
+CONVOLUTIONAL: dict[str, Family] = {
+    "bottleneck": PreactResNet(
         input_shape=(2, 6, 5),
         class_count=3,
         widths=(8, 12),
@@ -37,17 +35,10 @@ CONVOLUTIONAL = {
         learnable_steps=True,
         scaler=True,
     ),
-    "batch mlp": ModelConfig(
-        family="mlp", input_shape=(5,), class_count=4, widths=(4, 6), depths=(2, 1), norm="batch", hidden_widths=(3, 5)
-    ),
-    "vgg": ModelConfig(
-        family="vgg", input_shape=(1, 9, 8), class_count=3, widths=(4, 6), depths=(1, 3), norm="batch", kernels=(3, 5)
-    ),
-    "plain vgg": ModelConfig(
-        family="vgg", input_shape=(1, 4, 4), class_count=2, widths=(4, 3), depths=(2, 1), norm="none"
-    ),
-    "mobilenet_v2": ModelConfig(
-        family="mobilenet_v2",
+    "batch mlp": Mlp(input_shape=(5,), class_count=4, widths=(4, 6), depths=(2, 1), norm="batch", hidden_widths=(3, 5)),
+    "vgg": Vgg(input_shape=(1, 9, 8), class_count=3, widths=(4, 6), depths=(1, 3), norm="batch", kernels=(3, 5)),
+    "plain vgg": Vgg(input_shape=(1, 4, 4), class_count=2, widths=(4, 3), depths=(2, 1), norm="none"),
+    "mobilenet_v2": MobileNetV2(
         input_shape=(1, 7, 6),
         class_count=3,
         widths=(4, 8, 8),
@@ -59,8 +50,7 @@ CONVOLUTIONAL = {
         last_widths=(8,),
         learnable_steps=True,
     ),
-    "mobilenet_v3": ModelConfig(
-        family="mobilenet_v3",
+    "mobilenet_v3": MobileNetV3(
         input_shape=(2, 8, 7),
         class_count=3,
         widths=(4, 5, 6),
@@ -73,8 +63,7 @@ CONVOLUTIONAL = {
         stem_stride=2,
         last_widths=(7, 5),
     ),
-    "efficientnet_v2": ModelConfig(
-        family="efficientnet_v2",
+    "efficientnet_v2": EfficientNetV2(
         input_shape=(2, 6, 6),
         class_count=3,
         widths=(4, 6, 5),
@@ -84,13 +73,11 @@ CONVOLUTIONAL = {
         squeezed_widths=(0, 0, 3),
         kernels=(3, 5, 3),
     ),
-    "ds_cnn": ModelConfig(
-        family="ds_cnn", input_shape=(1, 13, 6), class_count=3, widths=(4, 6), depths=(2, 2), norm="batch", stem_width=5
-    ),
+    "ds_cnn": DsCnn(input_shape=(1, 13, 6), class_count=3, widths=(4, 6), depths=(2, 2), norm="batch", stem_width=5),
 }
 """Between them every convolutional family, kind of block, norm and option."""
 
-CONFIGS = (RESNET, UNGROUPED_RESNET, MLP, *CONVOLUTIONAL.values())
+CONFIGS: tuple[Family, ...] = (RESNET, UNGROUPED_RESNET, MLP, *CONVOLUTIONAL.values())
 
 _declared = cache(network_of)
 

@@ -8,12 +8,12 @@ from torch import nn
 from subfleet.elastic.axes import Axis
 from subfleet.elastic.families.blueprint import Blueprint, Sizes
 from subfleet.elastic.families.layers import SpatialMean
-from subfleet.elastic.network import ModelConfig
+from subfleet.elastic.families.records.residual import Mlp
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    config: ModelConfig
+    config: Mlp
     blueprint: Blueprint
 
 
@@ -35,7 +35,7 @@ def _build(sizes: Sizes) -> nn.Module:
 
 
 GROUPED = Case(
-    config=ModelConfig(family="grouped", input_shape=(2, 4, 4), class_count=3, widths=(5,), depths=(1,), norm="none"),
+    config=Mlp(input_shape=(2, 4, 4), class_count=3, widths=(5,), depths=(1,), norm="none"),
     blueprint=Blueprint(
         axes=(
             Axis(name="stem", size=5, kind="channel"),

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from subfleet.elastic import compiled_loops, exact_add, exact_mean
 from subfleet.elastic.accumulator import Accumulator, Contribution
-from subfleet.elastic.families import network_of
+from subfleet.elastic.building import network_of
 from subfleet.elastic.grid import WeightGrid
 from subfleet.elastic.maps import Placement, tensor_maps
 from subfleet.elastic.network import Network

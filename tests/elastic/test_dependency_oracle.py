@@ -14,8 +14,8 @@ import torch_pruning  # type: ignore[import-untyped]  # it has no annotations
 from elastic.elastic_cases import CONFIGS, CONVOLUTIONAL, RESNET
 from torch import nn
 
-from subfleet.elastic.families import build_module, network_of
-from subfleet.elastic.network import ModelConfig, Network
+from subfleet.elastic.building import build_module, network_of
+from subfleet.elastic.network import Family, Network
 from subfleet.protocol.subnet import SubnetSpec
 
 pytestmark = pytest.mark.slow
@@ -94,8 +94,8 @@ def with_axis(network: Network, name: str, dimension: int, axis: str) -> Network
     )
 
 
-@pytest.mark.parametrize("config", CONFIGS, ids=lambda config: f"{config.family} {config.norm}")
-def test_axes_are_what_autograds_graph_ties(config: ModelConfig) -> None:
+@pytest.mark.parametrize("config", CONFIGS, ids=lambda config: f"{config.TYPE} {config.norm}")
+def test_axes_are_what_autograds_graph_ties(config: Family) -> None:
     network = network_of(config)
     assert oracle_ties(network) == declared_ties(network)
 
@@ -111,6 +111,6 @@ def test_axes_are_what_autograds_graph_ties(config: ModelConfig) -> None:
         (CONVOLUTIONAL["vgg"], "section1.block1.conv.weight", 0, "apart"),
     ],
 )
-def test_a_wrong_declaration_is_seen(config: ModelConfig, tensor: str, dimension: int, axis: str) -> None:
+def test_a_wrong_declaration_is_seen(config: Family, tensor: str, dimension: int, axis: str) -> None:
     network = with_axis(network_of(config), tensor, dimension, axis)
     assert oracle_ties(network) != declared_ties(network)

@@ -20,9 +20,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from subfleet.elastic.accumulator import Accumulator
-from subfleet.elastic.families import network_of
+from subfleet.elastic.building import network_of
 from subfleet.elastic.maps import tensor_maps
-from subfleet.elastic.network import ModelConfig, Network
+from subfleet.elastic.network import Family, Network
 from subfleet.elastic.spaces import uniform_space
 from subfleet.protocol.errors import ConfigError, ProtocolError
 from subfleet.protocol.subnet import SubnetSpec
@@ -45,7 +45,8 @@ def folded(
 @st.composite
 def rounds(draw: st.DrawFn) -> tuple[Network, list[tuple[SubnetSpec, float]]]:
     """A network, and subnets and weights of up to four clients."""
-    network = network_of(draw(st.sampled_from([RESNET, UNGROUPED_RESNET, MLP])))
+    configs: list[Family] = [RESNET, UNGROUPED_RESNET, MLP]
+    network = network_of(draw(st.sampled_from(configs)))
     return network, draw(st.lists(st.tuples(specs(network), st.floats(0.01, 1000)), min_size=1, max_size=4))
 
 
@@ -138,7 +139,7 @@ def test_nobody_at_all_moves_no_bit() -> None:
 
 @pytest.mark.parametrize("config", [RESNET, MLP])
 @pytest.mark.slow
-def test_every_order_and_every_grouping_gives_the_same_bits(config: ModelConfig) -> None:
+def test_every_order_and_every_grouping_gives_the_same_bits(config: Family) -> None:
     network = network_of(config)
     state = {name: torch.zeros(decl.shape) for name, decl in network.tensors.items()}
     updates = spread_updates(network)

@@ -6,8 +6,8 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.flop_counter import FlopCounterMode
 
+from subfleet.elastic.building import build_module, network_of
 from subfleet.elastic.cost import estimate_cost
-from subfleet.elastic.families import build_module, network_of
 from subfleet.elastic.network import Network
 from subfleet.elastic.spaces import uniform_space
 from subfleet.protocol.errors import ConfigError

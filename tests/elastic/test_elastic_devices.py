@@ -4,16 +4,16 @@ import pytest
 import torch
 from elastic.elastic_cases import CONFIGS, held_places, moved_to, random_state, same_bits
 
-from subfleet.elastic.families import network_of
+from subfleet.elastic.building import network_of
 from subfleet.elastic.maps import extract, tensor_maps
-from subfleet.elastic.network import ModelConfig, Network
+from subfleet.elastic.network import Family, Network
 from subfleet.elastic.permuting import importance_order, sorted_by_importance
 from subfleet.elastic.scaling import scale_factors
 from subfleet.elastic.spaces import uniform_space
 from subfleet.protocol.subnet import SubnetSpec
 
 CPU = torch.device("cpu")
-NETWORKS = pytest.mark.parametrize("config", CONFIGS, ids=lambda config: f"{config.family} {config.norm}")
+NETWORKS = pytest.mark.parametrize("config", CONFIGS, ids=lambda config: f"{config.TYPE} {config.norm}")
 
 
 def _smallest_and_whole(network: Network) -> tuple[SubnetSpec, SubnetSpec]:
@@ -21,7 +21,7 @@ def _smallest_and_whole(network: Network) -> tuple[SubnetSpec, SubnetSpec]:
 
 
 @NETWORKS
-def test_subnets_are_cut_out_and_put_back_where_the_model_is(config: ModelConfig, device: torch.device) -> None:
+def test_subnets_are_cut_out_and_put_back_where_the_model_is(config: Family, device: torch.device) -> None:
     network = network_of(config)
     state = random_state(network, 1)
     there = moved_to(device, state)
@@ -37,7 +37,7 @@ def test_subnets_are_cut_out_and_put_back_where_the_model_is(config: ModelConfig
 
 
 @NETWORKS
-def test_channels_are_sorted_where_the_model_is(config: ModelConfig, device: torch.device) -> None:
+def test_channels_are_sorted_where_the_model_is(config: Family, device: torch.device) -> None:
     network = network_of(config)
     state = random_state(network, 2)
     moved = sorted_by_importance(network, moved_to(device, state))
@@ -48,7 +48,7 @@ def test_channels_are_sorted_where_the_model_is(config: ModelConfig, device: tor
 
 
 @NETWORKS
-def test_sizes_of_clients_are_the_same_on_every_device(config: ModelConfig, device: torch.device) -> None:
+def test_sizes_of_clients_are_the_same_on_every_device(config: Family, device: torch.device) -> None:
     network = network_of(config)
     clients = [
         (spec, extract(network, spec, random_state(network, seed)))

@@ -7,18 +7,18 @@ from elastic.elastic_cases import MLP, RESNET, held_places, random_state, same_b
 from torch import Tensor
 from torch.nn.functional import kl_div, log_softmax, softmax
 
+from subfleet.elastic.building import build_module, init_state, network_of
 from subfleet.elastic.distillation import distil, divergence_gradient, draw_students
-from subfleet.elastic.families import build_module, init_state, network_of
+from subfleet.elastic.families.records.recurrent import Lstm
 from subfleet.elastic.maps import extract, tensor_maps
-from subfleet.elastic.network import BUFFER_ROLES, ModelConfig, Network
+from subfleet.elastic.network import BUFFER_ROLES, Family, Network
 from subfleet.elastic.spaces import uniform_space
 from subfleet.elastic.teaching import DistillationSettings
 from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.subnet import Explicit, IndexSet, Roll, SubnetSpec
 
 BATCH_RESNET = replace(RESNET, norm="batch")
-RECURRENT = ModelConfig(
-    family="lstm",
+RECURRENT = Lstm(
     input_shape=(5,),
     class_count=6,
     widths=(5, 4),
@@ -153,9 +153,7 @@ def test_the_gradient_is_exactly_zero_where_both_agree_up_to_rounding() -> None:
 
 @pytest.mark.parametrize("mode", ["shared", "anchored"])
 @pytest.mark.parametrize("config", [RESNET, MLP, BATCH_RESNET])
-def test_shared_weights_take_the_steps_of_the_mean_divergence(
-    mode: str, config: ModelConfig, device: torch.device
-) -> None:
+def test_shared_weights_take_the_steps_of_the_mean_divergence(mode: str, config: Family, device: torch.device) -> None:
     network = network_of(config)
     state, specs = working_state(network), few_students(network)
     with torch.backends.cudnn.flags(enabled=False):
@@ -166,7 +164,7 @@ def test_shared_weights_take_the_steps_of_the_mean_divergence(
 
 
 @pytest.mark.parametrize("config", [RESNET, MLP])
-def test_copies_are_trained_apart_and_averaged_with_the_full_model(config: ModelConfig, device: torch.device) -> None:
+def test_copies_are_trained_apart_and_averaged_with_the_full_model(config: Family, device: torch.device) -> None:
     network = network_of(config)
     state, specs = working_state(network), few_students(network)
     with torch.backends.cudnn.flags(enabled=False):
@@ -206,7 +204,7 @@ def share_that_moved_so(network: Network, state: State, found: State, expected: 
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("config", [RESNET, BATCH_RESNET])
-def test_learning_rate_zero_moves_no_bit(mode: str, config: ModelConfig, device: torch.device) -> None:
+def test_learning_rate_zero_moves_no_bit(mode: str, config: Family, device: torch.device) -> None:
     network = network_of(config)
     state = working_state(network)
     for tensor in state.values():
@@ -217,7 +215,7 @@ def test_learning_rate_zero_moves_no_bit(mode: str, config: ModelConfig, device:
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("config", [RESNET, MLP, BATCH_RESNET])
-def test_students_that_are_the_full_model_move_no_bit(mode: str, config: ModelConfig, device: torch.device) -> None:
+def test_students_that_are_the_full_model_move_no_bit(mode: str, config: Family, device: torch.device) -> None:
     network = network_of(config)
     state = working_state(network)
     full = network.full_spec()
@@ -228,7 +226,7 @@ def test_students_that_are_the_full_model_move_no_bit(mode: str, config: ModelCo
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("config", [RESNET, BATCH_RESNET])
 def test_what_no_student_holds_and_what_norms_measured_stay_to_the_bit(
-    mode: str, config: ModelConfig, device: torch.device
+    mode: str, config: Family, device: torch.device
 ) -> None:
     network = network_of(config)
     state, specs = working_state(network), few_students(network)

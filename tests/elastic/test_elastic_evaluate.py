@@ -5,8 +5,8 @@ import torch
 from elastic.elastic_cases import MLP, random_state
 from elastic.token_cases import DECODER, inputs_of
 
+from subfleet.elastic.building import build_module, network_of
 from subfleet.elastic.evaluate import Evaluation, evaluate, evaluate_many
-from subfleet.elastic.families import build_module, network_of
 from subfleet.elastic.maps import extract
 from subfleet.elastic.spaces import uniform_space
 from subfleet.protocol.errors import DataError

@@ -6,13 +6,11 @@ import torch
 from elastic.elastic_cases import random_change, random_state
 
 from subfleet.elastic.accumulator import Accumulator
-from subfleet.elastic.families import network_of
-from subfleet.elastic.network import ModelConfig
+from subfleet.elastic.building import network_of
+from subfleet.elastic.families.records.residual import PreactResNet
 from subfleet.elastic.spaces import uniform_space
 
-CONFIG = ModelConfig(
-    family="preact_resnet", input_shape=(1, 4, 4), class_count=3, widths=(8,), depths=(2,), group_size=4
-)
+CONFIG = PreactResNet(input_shape=(1, 4, 4), class_count=3, widths=(8,), depths=(2,), group_size=4)
 
 Array = npt.NDArray[np.float64]
 

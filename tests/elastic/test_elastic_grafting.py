@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from subfleet.elastic.accumulator import Accumulator
-from subfleet.elastic.families import network_of
+from subfleet.elastic.building import network_of
 from subfleet.elastic.grafting import graft, grafted_change
 from subfleet.elastic.maps import extract, tensor_maps
-from subfleet.elastic.network import Network
+from subfleet.elastic.network import Family, Network
 from subfleet.elastic.scaling import scale_factors, scaled_change
 from subfleet.elastic.spaces import uniform_space
 from subfleet.elastic.weight_sizes import NORMS, Central, WeightNorm
@@ -91,7 +91,8 @@ def test_a_copy_is_the_last_kept_block_with_the_axes_of_its_own() -> None:
 @settings(deadline=None, max_examples=15)
 @given(data=st.data())
 def test_a_grafted_subnet_is_a_subnet_that_holds_its_own_tensors(data: st.DataObject) -> None:
-    network = network_of(data.draw(st.sampled_from([DEEP, RESNET, *CONVOLUTIONAL.values()])))
+    configs: tuple[Family, ...] = (DEEP, RESNET, *CONVOLUTIONAL.values())
+    network = network_of(data.draw(st.sampled_from(configs)))
     spec = data.draw(specs(network))
     found = graft(network, spec)
     own, shapes = network.shapes(spec), network.shapes(found.spec)

@@ -14,7 +14,7 @@ from elastic.elastic_cases import (
 from hypothesis import given
 from hypothesis import strategies as st
 
-from subfleet.elastic.families import build_module, network_of
+from subfleet.elastic.building import build_module, network_of
 from subfleet.elastic.maps import extract, tensor_maps
 from subfleet.elastic.network import Network
 from subfleet.protocol.errors import ConfigError
@@ -60,7 +60,7 @@ def test_a_subnet_computes_what_the_full_network_does_with_all_else_set_to_zero(
     # Norms see whole groups, so this holds exactly up to rounding, for widths, kernels and, where a block adds to a
     # stream, for skipped blocks.
     network, spec = case
-    if network.config.family in ("vgg", "ds_cnn"):
+    if network.config.TYPE in ("vgg", "ds_cnn"):
         spec = dataclasses.replace(spec, blocks=network.full_spec().blocks)
     local = extract(network, spec, random_state(network, 1))
     subnet, full = build_module(network, spec).eval(), build_module(network, network.full_spec()).eval()

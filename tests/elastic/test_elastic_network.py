@@ -5,9 +5,9 @@ import torch
 from elastic.elastic_cases import CONFIGS, MLP, RESNET, networks_and_specs, relaxed
 from hypothesis import given
 
-from subfleet.elastic.families import build_module, init_state, network_of
+from subfleet.elastic.building import build_module, init_state, network_of
 from subfleet.elastic.maps import extract
-from subfleet.elastic.network import ModelConfig, Network
+from subfleet.elastic.network import Family, Network
 from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.subnet import Explicit, IndexSet, Prefix, Roll, SubnetSpec
 
@@ -39,7 +39,7 @@ def test_the_resnet_is_the_one_that_its_description_draws() -> None:
 
 
 @pytest.mark.parametrize("config", CONFIGS)
-def test_the_full_spec_keeps_everything(config: ModelConfig) -> None:
+def test_the_full_spec_keeps_everything(config: Family) -> None:
     network = network_of(config)
     assert network.shapes(network.full_spec()) == {name: decl.shape for name, decl in network.tensors.items()}
     assert len(network.shapes(SubnetSpec())) < len(network.tensors)
@@ -70,7 +70,6 @@ def test_building_leaves_the_global_random_state_alone() -> None:
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"family": "perceptron"}, "must be one of"),
         ({"class_count": 1}, "class_count"),
         ({"input_shape": ()}, "input_shape"),
         ({"input_shape": (64,)}, "channels, height, width"),
@@ -79,13 +78,17 @@ def test_building_leaves_the_global_random_state_alone() -> None:
         ({"widths": (), "depths": ()}, "at least one"),
         ({"widths": (8, 10)}, "multiples of group_size 4"),
         ({"depths": (2, 0)}, "1 block or more"),
-        ({"family": "mlp", "group_size": 1}, "group_size is 1"),
         ({"input_shape": (1, 2, 2), "group_size": 1}, "group_size is 1"),
     ],
 )
 def test_a_wrong_configuration_is_refused(change: dict[str, object], reason: str) -> None:
     with pytest.raises(ConfigError, match=reason):
         network_of(dataclasses.replace(RESNET, **change))  # type: ignore[arg-type]  # each case replaces one field
+
+
+def test_batches_of_one_number_cannot_be_normalised() -> None:
+    with pytest.raises(ConfigError, match="group_size is 1"):
+        network_of(dataclasses.replace(MLP, group_size=1))
 
 
 @pytest.mark.parametrize(

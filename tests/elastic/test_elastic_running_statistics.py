@@ -7,7 +7,7 @@ import torch
 from elastic.elastic_cases import RESNET, held_places, random_state, same_bits
 from torch import Tensor, nn
 
-from subfleet.elastic.families import build_module, network_of
+from subfleet.elastic.building import build_module, network_of
 from subfleet.elastic.maps import extract
 from subfleet.elastic.network import Network
 from subfleet.elastic.norm_layers import norm_layers, norm_tensors

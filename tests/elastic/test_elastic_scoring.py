@@ -11,7 +11,7 @@ from torch import Tensor
 
 from subfleet.arrays import Arrays
 from subfleet.arrays.scoring import zico
-from subfleet.elastic.families import build_module, init_state, network_of
+from subfleet.elastic.building import build_module, init_state, network_of
 from subfleet.elastic.network import Network
 from subfleet.elastic.scoring import scored_tensors, zico_score
 from subfleet.elastic.spaces import uniform_space

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import pytest
 from elastic.elastic_cases import CONFIGS, RESNET, held_places
 
-from subfleet.elastic.families import network_of
-from subfleet.elastic.network import ModelConfig
+from subfleet.elastic.building import network_of
+from subfleet.elastic.network import Family
 from subfleet.elastic.spaces import uniform_space
 from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.subnet import Prefix
@@ -15,7 +15,7 @@ RATES = (0.25, 0.5, 0.75, 1)
 
 
 @pytest.mark.parametrize("config", CONFIGS)
-def test_a_space_goes_from_small_to_full_without_repeating_itself(config: ModelConfig) -> None:
+def test_a_space_goes_from_small_to_full_without_repeating_itself(config: Family) -> None:
     network = network_of(config)
     space = uniform_space(network, RATES)
     counts = [network.parameter_count(spec) for spec in space]

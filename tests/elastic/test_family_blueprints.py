@@ -11,10 +11,12 @@ from elastic.token_cases import CLASSIFIER, DECODER, LSTM, VIT
 from torch import nn
 
 from subfleet.elastic.axes import Axis, Dim, Product
-from subfleet.elastic.families import FAMILIES, build_module, init_state, network_of
+from subfleet.elastic.building import build_module, init_state, network_of
 from subfleet.elastic.families.blueprint import Blueprint, Sizes, TiedSize, declare, module_of, share_of
+from subfleet.elastic.families.records.residual import Mlp
 from subfleet.elastic.families.transformer_layers import Attention
-from subfleet.elastic.network import ModelConfig
+from subfleet.elastic.network import Block, Family
+from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.subnet import Prefix, SubnetSpec
 
 
@@ -70,7 +72,7 @@ GATES = Product(factors=(4, "section0.state"))
     ],
 )
 def test_layers_of_tokens_tell_what_they_are_tied_to(
-    config: ModelConfig, tensor: str, axes: tuple[Dim, ...], role: str, positions: int
+    config: Family, tensor: str, axes: tuple[Dim, ...], role: str, positions: int
 ) -> None:
     decl = network_of(config).tensors[tensor]
     assert (decl.axes, decl.role, decl.positions) == (axes, role, positions)
@@ -103,13 +105,21 @@ def test_a_layer_of_our_own_tells_its_sizes() -> None:
         return nn.Sequential(OrderedDict(up=nn.Linear(2, width), gate=Gate(width), head=nn.Linear(width, 2)))
 
     blueprint = Blueprint(axes=(Axis(name="width", size=4, kind="channel"),), blocks=(), build=build)
-    config = ModelConfig(family="gated", input_shape=(2,), class_count=2, widths=(4,), depths=(1,))
+    config = Mlp(input_shape=(2,), class_count=2, widths=(4,), depths=(1,))
     network = declare(config, blueprint)
     assert network.tensors["gate.table"].axes == (None, "width")
     narrow = SubnetSpec(axes=(("width", Prefix(size=2)),))
     local = network.local(narrow)
     shapes = {name: tuple(tensor.shape) for name, tensor in module_of(blueprint, local).state_dict().items()}
     assert shapes == local.tensors
+
+
+@pytest.mark.parametrize("section", [0, 1, -1])
+def test_blocks_are_in_the_sections_that_the_family_tells(section: int) -> None:
+    config = replace(CONVOLUTIONAL["vgg"], widths=(4,), depths=(1,), kernels=(3,))
+    blocks = tuple(Block(name=f"section0.block{number}", section=section) for number in range(2))
+    with pytest.raises(ConfigError, match=r"blocks to leave out by section, but sections of \(1,\) blocks"):
+        declare(config, replace(config.blueprint(), blocks=blocks))
 
 
 @pytest.mark.parametrize("norm", ["none", "batch"])
@@ -124,6 +134,6 @@ def test_a_network_may_have_a_single_block(norm: Literal["none", "batch"]) -> No
 def test_attention_computes_with_plain_numbers() -> None:
     # What a module hands to an operator ends in a program; a size that knows its axis is for declaring alone.
     network = network_of(DECODER)
-    module = module_of(FAMILIES["decoder"](DECODER), network.local(network.full_spec()))
+    module = module_of(DECODER.blueprint(), network.local(network.full_spec()))
     attention = [layer for layer in module.modules() if isinstance(layer, Attention)]
     assert [type(layer.heads) is int for layer in attention] == [True] * 3

@@ -6,9 +6,9 @@ from elastic.elastic_cases import CONFIGS, CONVOLUTIONAL, RESNET, random_state
 from elastic.grouped_network import GROUPED
 from torch import Tensor
 
-from subfleet.elastic.families import build_module, network_of
+from subfleet.elastic.building import build_module, network_of
 from subfleet.elastic.families.blueprint import declare, module_of
-from subfleet.elastic.network import ModelConfig, Network
+from subfleet.elastic.network import Family, Network
 from subfleet.elastic.permuting import importance_order, permuted, sorted_by_importance
 from subfleet.protocol.errors import ConfigError
 
@@ -35,8 +35,8 @@ def logits(network: Network, state: dict[str, Tensor], *, training: bool) -> Ten
 
 
 @pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
-@pytest.mark.parametrize("config", CONFIGS, ids=lambda config: f"{config.family} {config.norm}")
-def test_permuting_every_axis_alike_keeps_the_logits(config: ModelConfig, training: bool) -> None:
+@pytest.mark.parametrize("config", CONFIGS, ids=lambda config: f"{config.TYPE} {config.norm}")
+def test_permuting_every_axis_alike_keeps_the_logits(config: Family, training: bool) -> None:
     network = network_of(config)
     state = random_state(network, 2)
     moved = permuted(network, state, random_orders(network, 3))
@@ -52,7 +52,7 @@ def test_permuting_every_axis_alike_keeps_the_logits(config: ModelConfig, traini
         (CONVOLUTIONAL["mobilenet_v3"], "section2.block0.layers.squeeze.excite.weight"),
     ],
 )
-def test_a_tensor_left_in_its_old_order_is_seen(config: ModelConfig, tensor: str) -> None:
+def test_a_tensor_left_in_its_old_order_is_seen(config: Family, tensor: str) -> None:
     network = network_of(config)
     state = random_state(network, 2)
     moved = permuted(network, state, random_orders(network, 3)) | {tensor: state[tensor]}

@@ -5,10 +5,16 @@ import math
 import pytest
 import torch
 
-from subfleet.elastic.families import build_module, network_of
-from subfleet.elastic.families.presets import PRESETS, preset
-from subfleet.elastic.network import BUFFER_ROLES, Network
+from subfleet.elastic.building import build_module, network_of
+from subfleet.elastic.families import PRESETS, preset, presets
+from subfleet.elastic.families.records.residual import PreactResNet
+from subfleet.elastic.network import BUFFER_ROLES, Family, Network
 from subfleet.protocol.errors import ConfigError
+
+
+def published_as(name: str) -> Family:
+    network: presets.Published = getattr(presets, name)
+    return network.settings
 
 
 def parameter_count(network: Network) -> int:
@@ -39,7 +45,7 @@ def parameter_count(network: Network) -> int:
     ],
 )
 def test_presets_are_as_large_as_published(name: str, published: int) -> None:
-    assert parameter_count(network_of(PRESETS[name])) == published
+    assert parameter_count(network_of(published_as(name))) == published
 
 
 @pytest.mark.parametrize(
@@ -54,7 +60,8 @@ def test_presets_are_as_large_as_published(name: str, published: int) -> None:
 )
 def test_convolutions_of_residual_networks_are_as_large_as_published(name: str, published: int) -> None:
     # torchvision's networks normalise after their convolutions, have another stem and 1,000 classes.
-    config = PRESETS[name]
+    config = published_as(name)
+    assert isinstance(config, PreactResNet)
     bottleneck = config.block == "bottleneck"
     normed = 64
     for section, (width, depth) in enumerate(zip(config.widths, config.depths, strict=True)):
@@ -111,18 +118,18 @@ SMALL_IMAGES = ("resnet18", "vgg13", "mobilenet_v2", "mobilenet_v3_small", "effi
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [*SMALL_IMAGES, "ds_cnn", "char_lstm", "decoder_small"])
 def test_a_preset_gives_logits_and_a_gradient_to_every_parameter(name: str) -> None:
-    config = preset(name, input_shape=(3, 32, 32), class_count=10) if name in SMALL_IMAGES else PRESETS[name]
+    config = preset(name, input_shape=(3, 32, 32), class_count=10) if name in SMALL_IMAGES else published_as(name)
     network = network_of(config)
     module = build_module(network, network.full_spec())
     generator = torch.Generator().manual_seed(1)
     shape = (2, *config.input_shape)
     inputs = (
-        torch.randint(config.vocabulary, shape, generator=generator)
-        if config.vocabulary
+        torch.randint(network.symbols, shape, generator=generator)
+        if network.symbols
         else torch.randn(shape, generator=generator)
     )
     logits = module(inputs)
-    tokens = config.input_shape if config.vocabulary else ()
+    tokens = config.input_shape if network.symbols else ()
     assert logits.shape == (2, *tokens, config.class_count)
     # A fixed random direction: the plain sum's gradient vanishes before a norm.
     (logits * torch.randn(logits.shape, generator=generator)).sum().backward()

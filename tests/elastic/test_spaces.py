@@ -9,8 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from subfleet.elastic.axes import Axis
-from subfleet.elastic.families import network_of
-from subfleet.elastic.network import Block, ModelConfig, Network, TensorDecl
+from subfleet.elastic.building import network_of
+from subfleet.elastic.families.records.residual import Mlp
+from subfleet.elastic.network import Block, Network, TensorDecl
 from subfleet.elastic.spaces import SearchSpace, search_space, uniform_space
 from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.subnet import Centre, SubnetSpec
@@ -54,7 +55,7 @@ def test_genes_make_a_subnet_of_the_network_and_come_back_from_it(
 
 
 def test_a_gene_of_a_kept_and_a_dropped_block_counts_by_the_kept_one() -> None:
-    config = next(config for config in CONFIGS if config.family == "mobilenet_v3")
+    config = next(config for config in CONFIGS if config.TYPE == "mobilenet_v3")
     space = search_space(network_of(config), RATES, width="section", depth="section")
     place = next(place for place, gene in enumerate(space.genes) if gene.name == "section2 squeeze")
     alike = {space.spec((*space.smallest[:place], option, *space.smallest[place + 1 :])).spec_id for option in (2, 3)}
@@ -159,7 +160,7 @@ def test_kernels_are_cut_to_centres() -> None:
 
 
 def test_a_uniform_space_of_many_sections_stays_small() -> None:
-    config = ModelConfig(family="mlp", input_shape=(3,), class_count=2, widths=(4,) * 10, depths=(5,) * 9 + (3,))
+    config = Mlp(input_shape=(3,), class_count=2, widths=(4,) * 10, depths=(5,) * 9 + (3,))
     space = uniform_space(network_of(config), (0.5, 1))
     # Ten sections of up to five blocks have millions of depths; five shares of all of them are left.
     assert len(space) == 5

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from subfleet.elastic.accumulator import Accumulator
-from subfleet.elastic.families import network_of
+from subfleet.elastic.building import network_of
 from subfleet.elastic.maps import tensor_maps
 from subfleet.elastic.merges import (
     STACKED_MERGES,

@@ -13,9 +13,9 @@ from torch.backends import mkldnn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
+from subfleet.elastic.building import build_module, network_of
 from subfleet.elastic.cost import estimate_cost
-from subfleet.elastic.families import build_module, network_of
-from subfleet.elastic.network import ModelConfig, Network
+from subfleet.elastic.network import Family, Network
 from subfleet.elastic.spaces import uniform_space
 from subfleet.protocol.subnet import SubnetSpec
 
@@ -30,9 +30,9 @@ def plainly() -> Iterator[None]:
         yield
 
 
-def few_inputs(config: ModelConfig, batch_size: int) -> Tensor:
+def few_inputs(config: Family, batch_size: int) -> Tensor:
     inputs = inputs_of(config, batch_size)
-    return inputs if config.vocabulary else inputs.float()
+    return inputs if network_of(config).symbols else inputs.float()
 
 
 @relaxed
@@ -42,8 +42,9 @@ def test_counts_are_those_of_the_real_module(case: tuple[Network, SubnetSpec]) -
     cost = estimate_cost(network, spec, batch_size=3)
     module = build_module(network, spec)
     assert cost.parameters == sum(tensor.numel() for tensor in module.state_dict().values())
+    inputs = few_inputs(network.config, 1)
     with FlopCounterMode(display=False) as counter, plainly():
-        module(few_inputs(network.config, 1))
+        module(inputs)
     # torch counts a multiplication and an addition as two.
     assert 2 * cost.forward_macs == counter.get_total_flops()
 
@@ -59,13 +60,14 @@ def saved_numbers(network: Network, spec: SubnetSpec, batch_size: int) -> int:
             saved[tensor.untyped_storage().data_ptr()] = tensor
         return tensor
 
+    inputs = few_inputs(network.config, batch_size)
     with saved_tensors_hooks(save, lambda tensor: tensor), plainly():
-        assert module(few_inputs(network.config, batch_size)).requires_grad
+        assert module(inputs).requires_grad
     return sum(tensor.untyped_storage().nbytes() for tensor in saved.values()) // 4
 
 
-@pytest.mark.parametrize("config", TOKEN_CONFIGS, ids=lambda config: config.family)
-def test_memory_is_about_what_autograd_keeps(config: ModelConfig) -> None:
+@pytest.mark.parametrize("config", TOKEN_CONFIGS, ids=lambda config: config.TYPE)
+def test_memory_is_about_what_autograd_keeps(config: Family) -> None:
     network = network_of(config)
     for spec in uniform_space(network, (0.5, 1)):
         small, large = (estimate_cost(network, spec, batch_size=size) for size in (1, 33))

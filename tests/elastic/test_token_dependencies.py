@@ -17,8 +17,8 @@ from elastic.token_cases import BERT, CLASSIFIER, DECODER, LSTM, VIT, inputs_of
 from torch import nn
 
 from subfleet.elastic.axes import Dim, Product, factors_of
-from subfleet.elastic.families import build_module, network_of
-from subfleet.elastic.network import ModelConfig, Network
+from subfleet.elastic.building import build_module, network_of
+from subfleet.elastic.network import Family, Network
 from subfleet.protocol.subnet import SubnetSpec
 
 pytestmark = pytest.mark.slow
@@ -33,7 +33,7 @@ def declared_ties(network: Network) -> Ties:
         for dimension, dim in enumerate(decl.axes):
             axes = frozenset(factor for factor in factors_of(dim, 1) if isinstance(factor, str)) - {"class"}
             inside = (_FUSED in name and not dimension) or ("attention.out" in name and dimension)
-            if axes and not (inside and network.config.family == "vit"):
+            if axes and not (inside and network.config.TYPE == "vit"):
                 tied.setdefault(axes, set()).add((owner_of(name), int(reads(name, dimension))))
     return frozenset(map(frozenset, tied.values()))
 
@@ -63,7 +63,7 @@ def groups_of(network: Network, spec: SubnetSpec) -> Iterable[frozenset[Place]]:
     names = {layer: name for name, layer in module.named_modules()}
     inputs = inputs_of(network.config, 2)
     graph = torch_pruning.DependencyGraph().build_dependency(
-        module, inputs if network.config.vocabulary else inputs.float(), unwrapped_parameters=loose
+        module, inputs if network.symbols else inputs.float(), unwrapped_parameters=loose
     )
     owners = names | {parameter: name for name, parameter in parameters.items()}
     for layer, name in names.items():
@@ -82,8 +82,8 @@ def place_of(dependency: Any, owners: Mapping[Any, str]) -> Place | None:
     return owners[owner], int(inputs and isinstance(owner, nn.Conv2d | nn.Linear | nn.LSTM))
 
 
-@pytest.mark.parametrize("config", [VIT, DECODER, BERT, CLASSIFIER, LSTM], ids=lambda config: config.family)
-def test_axes_are_what_autograds_graph_ties(config: ModelConfig) -> None:
+@pytest.mark.parametrize("config", [VIT, DECODER, BERT, CLASSIFIER, LSTM], ids=lambda config: config.TYPE)
+def test_axes_are_what_autograds_graph_ties(config: Family) -> None:
     network = network_of(config)
     assert oracle_ties(network) == declared_ties(network)
 
@@ -98,7 +98,7 @@ def test_axes_are_what_autograds_graph_ties(config: ModelConfig) -> None:
         (LSTM, "section1.block0.lstm.weight_ih_l0", (Product(factors=(4, "section1.state")), "embedding")),
     ],
 )
-def test_a_wrong_declaration_is_seen(config: ModelConfig, tensor: str, dims: tuple[Dim, ...]) -> None:
+def test_a_wrong_declaration_is_seen(config: Family, tensor: str, dims: tuple[Dim, ...]) -> None:
     network = network_of(config)
     wrong = replace(network.tensors[tensor], axes=dims)
     changed = replace(network, tensors=MappingProxyType({**network.tensors, tensor: wrong}))

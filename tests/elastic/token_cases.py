@@ -5,12 +5,13 @@ from elastic.elastic_cases import random_state, specs
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from subfleet.elastic.families import build_module, network_of
-from subfleet.elastic.network import ModelConfig, Network
+from subfleet.elastic.building import build_module, network_of
+from subfleet.elastic.families.records.recurrent import Lstm
+from subfleet.elastic.families.records.transformers import Bert, BertClassifier, Decoder, Vit
+from subfleet.elastic.network import Family, Network
 from subfleet.protocol.subnet import SubnetSpec
 
-VIT = ModelConfig(
-    family="vit",
+VIT = Vit(
     input_shape=(2, 6, 4),
     patch=2,
     class_count=3,
@@ -21,8 +22,7 @@ VIT = ModelConfig(
     hidden_widths=(7, 5),
     norm="layer",
 )
-DECODER = ModelConfig(
-    family="decoder",
+DECODER = Decoder(
     input_shape=(5,),
     vocabulary=6,
     class_count=6,
@@ -31,8 +31,7 @@ DECODER = ModelConfig(
     heads=(2, 4),
     norm="layer",
 )
-BERT = ModelConfig(
-    family="bert",
+BERT = Bert(
     input_shape=(6,),
     vocabulary=7,
     class_count=5,
@@ -42,8 +41,7 @@ BERT = ModelConfig(
     hidden_widths=(5, 8, 4),
     norm="layer",
 )
-CLASSIFIER = ModelConfig(
-    family="bert_classifier",
+CLASSIFIER = BertClassifier(
     input_shape=(6,),
     vocabulary=7,
     class_count=4,
@@ -52,8 +50,7 @@ CLASSIFIER = ModelConfig(
     heads=(3,),
     norm="layer",
 )
-LSTM = ModelConfig(
-    family="lstm",
+LSTM = Lstm(
     input_shape=(5,),
     vocabulary=6,
     class_count=6,
@@ -62,23 +59,24 @@ LSTM = ModelConfig(
     embedding_width=3,
     norm="none",
 )
-TRANSFORMERS = (VIT, DECODER, BERT, CLASSIFIER)
-TOKEN_CONFIGS = (*TRANSFORMERS, LSTM)
+TRANSFORMERS: tuple[Family, ...] = (VIT, DECODER, BERT, CLASSIFIER)
+TOKEN_CONFIGS: tuple[Family, ...] = (*TRANSFORMERS, LSTM)
 
 
 @st.composite
-def token_cases(draw: st.DrawFn, *, configs: tuple[ModelConfig, ...] = TOKEN_CONFIGS) -> tuple[Network, SubnetSpec]:
+def token_cases(draw: st.DrawFn, *, configs: tuple[Family, ...] = TOKEN_CONFIGS) -> tuple[Network, SubnetSpec]:
     """Any of these networks with any subnet of it."""
     network = network_of(draw(st.sampled_from(configs)))
     return network, draw(specs(network))
 
 
-def inputs_of(config: ModelConfig, batch_size: int = 4) -> Tensor:
+def inputs_of(config: Family, batch_size: int = 4) -> Tensor:
     """Images in double precision, or sequences in which every symbol occurs."""
-    if not config.vocabulary:
+    symbols = network_of(config).symbols
+    if not symbols:
         generator = torch.Generator().manual_seed(5)
         return torch.randn(batch_size, *config.input_shape, generator=generator, dtype=torch.float64)
-    return torch.arange(batch_size * config.input_shape[0]).reshape(batch_size, -1) * 5 % config.vocabulary
+    return torch.arange(batch_size * config.input_shape[0]).reshape(batch_size, -1) * 5 % symbols
 
 
 def double_state(network: Network, seed: int) -> dict[str, Tensor]:

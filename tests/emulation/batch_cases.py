@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from subfleet.device_profiles import DeviceProfile, LogRow, ResourceLog
-from subfleet.elastic.network import ModelConfig
+from subfleet.elastic.families.records.residual import Mlp
 from subfleet.emulation.gathered import EmulatedDevice, GatheredRun
 from subfleet.methods.heterofl import HeteroFL
 from subfleet.protocol.readings import Reading
@@ -15,7 +15,7 @@ from subfleet.settings.samples import DataSettings
 from subfleet.settings.timing import LogClock
 from subfleet.tasks import Dataset, digits
 
-MODEL = ModelConfig(family="mlp", input_shape=(1, 8, 8), class_count=10, widths=(64,), depths=(1,), group_size=4)
+MODEL = Mlp(input_shape=(1, 8, 8), class_count=10, widths=(64,), depths=(1,), group_size=4)
 SAMPLES = 40
 SMALL_BYTES, LARGE_BYTES = 2_000_000, 10**8
 """Memory budgets: half of the model fits into the first, all of it into the second."""

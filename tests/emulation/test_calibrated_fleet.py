@@ -8,7 +8,7 @@ from elastic.elastic_cases import same_bits
 from emulation.batch_cases import LARGE_BYTES, MODEL, NESTED, client, experiment
 
 from subfleet.arrays import decode_arrays
-from subfleet.elastic.families import network_of
+from subfleet.elastic.building import network_of
 from subfleet.elastic.running_statistics import measured_moments, shared_statistics
 from subfleet.emulation.batch.exports import SettledExports
 from subfleet.emulation.batch.run import BatchResult, run_batch

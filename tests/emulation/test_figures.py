@@ -8,8 +8,8 @@ import torch
 from emulation.batch_cases import SAMPLES, experiment
 from safetensors.torch import load
 
+from subfleet.elastic.building import network_of
 from subfleet.elastic.evaluate import evaluate
-from subfleet.elastic.families import network_of
 from subfleet.emulation.batch.exports import SettledExports
 from subfleet.emulation.batch.figures import figures, violates
 from subfleet.emulation.batch.run import BatchResult, run_batch

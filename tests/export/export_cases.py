@@ -2,8 +2,9 @@
 
 from functools import cache
 
-from subfleet.elastic.families import build_module, network_of
-from subfleet.elastic.network import ModelConfig
+from subfleet.elastic.building import build_module, network_of
+from subfleet.elastic.families.records.residual import Mlp, PreactResNet
+from subfleet.elastic.network import Family
 from subfleet.export.programs import export_training_program
 from subfleet.export.requests import TrainRequest
 from subfleet.export.steps import SampleSpec, Step, training_step
@@ -11,31 +12,27 @@ from subfleet.protocol.programs import Program
 from subfleet.protocol.subnet import Explicit, Prefix, SubnetSpec
 from subfleet.protocol.training import ObjectiveSettings, OptimiserSettings
 
-RESNET = ModelConfig(
-    family="preact_resnet", input_shape=(2, 7, 6), class_count=3, widths=(8, 12), depths=(2, 2), group_size=4
-)
-UNGROUPED_RESNET = ModelConfig(
-    family="preact_resnet", input_shape=(1, 5, 5), class_count=4, widths=(3, 5), depths=(1, 2), group_size=1
-)
-MLP = ModelConfig(family="mlp", input_shape=(5,), class_count=4, widths=(8, 6), depths=(2, 1), group_size=2)
-MODELS = {"resnet": RESNET, "ungrouped": UNGROUPED_RESNET, "mlp": MLP}
+RESNET = PreactResNet(input_shape=(2, 7, 6), class_count=3, widths=(8, 12), depths=(2, 2), group_size=4)
+UNGROUPED_RESNET = PreactResNet(input_shape=(1, 5, 5), class_count=4, widths=(3, 5), depths=(1, 2), group_size=1)
+MLP = Mlp(input_shape=(5,), class_count=4, widths=(8, 6), depths=(2, 1), group_size=2)
+MODELS: dict[str, Family] = {"resnet": RESNET, "ungrouped": UNGROUPED_RESNET, "mlp": MLP}
 PLAIN = OptimiserSettings(momentum=0.0)
 FULL_SGD = OptimiserSettings(momentum=0.9, weight_decay=0.01)
 
 
-def smallest(model: ModelConfig) -> SubnetSpec:
+def smallest(model: Family) -> SubnetSpec:
     """One normalisation group on every channel axis, and no block that can be skipped."""
     axes = network_of(model).axes.values()
     kept = {axis.name: Prefix(size=axis.granularity) for axis in axes if axis.kind == "channel"}
     return SubnetSpec(axes=tuple(sorted(kept.items())), name="smallest")
 
 
-def largest(model: ModelConfig) -> SubnetSpec:
+def largest(model: Family) -> SubnetSpec:
     """Everything."""
     return SubnetSpec(blocks=tuple(block.name for block in network_of(model).blocks), name="largest")
 
 
-def scattered(model: ModelConfig) -> SubnetSpec:
+def scattered(model: Family) -> SubnetSpec:
     """The last group of every channel axis, and every second block."""
     network = network_of(model)
     kept = {
@@ -47,7 +44,7 @@ def scattered(model: ModelConfig) -> SubnetSpec:
     return SubnetSpec(axes=tuple(sorted(kept.items())), blocks=blocks, name="scattered")
 
 
-CASES = {
+CASES: dict[str, tuple[Family, SubnetSpec]] = {
     "resnet largest": (RESNET, largest(RESNET)),
     "resnet smallest": (RESNET, smallest(RESNET)),
     "ungrouped resnet scattered": (UNGROUPED_RESNET, scattered(UNGROUPED_RESNET)),
@@ -58,7 +55,7 @@ CASES = {
 
 
 def train_request(
-    target: str, model: ModelConfig = MLP, *, spec: SubnetSpec | None = None, batch_size: int = 4
+    target: str, model: Family = MLP, *, spec: SubnetSpec | None = None, batch_size: int = 4
 ) -> TrainRequest:
     """A request with momentum and weight decay."""
     return TrainRequest(

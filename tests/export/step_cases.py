@@ -8,16 +8,16 @@ import torch
 from export.export_cases import largest, smallest
 from torch import Tensor, nn
 
-from subfleet.elastic.families import build_module, network_of
+from subfleet.elastic.building import build_module, network_of
+from subfleet.elastic.families.records.residual import Mlp
 from subfleet.elastic.maps import nested_maps
-from subfleet.elastic.network import ModelConfig
 from subfleet.export.steps import SampleSpec, Step, Student, training_step
 from subfleet.protocol.training import ObjectiveSettings, OptimiserSettings
 
 PLAIN = OptimiserSettings(momentum=0.0)
 
 
-TINY = ModelConfig(family="mlp", input_shape=(4,), class_count=3, widths=(8,), depths=(1,), group_size=4)
+TINY = Mlp(input_shape=(4,), class_count=3, widths=(8,), depths=(1,), group_size=4)
 
 
 class Block(nn.Module):

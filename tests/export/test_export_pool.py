@@ -13,7 +13,7 @@ import torch
 from export.export_cases import MLP, RESNET, largest, smallest, train_request
 from safetensors.torch import save
 
-from subfleet.elastic.families import init_state, network_of
+from subfleet.elastic.building import init_state, network_of
 from subfleet.export import pool as pool_module
 from subfleet.export.cache import CacheFolder
 from subfleet.export.jobs import write_atomically

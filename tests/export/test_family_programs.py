@@ -14,9 +14,9 @@ from elastic.elastic_cases import CONVOLUTIONAL
 
 from subfleet.arrays import decode_arrays, encode_arrays
 from subfleet.elastic.axes import Axis
-from subfleet.elastic.families import build_module, init_state, network_of
+from subfleet.elastic.building import build_module, init_state, network_of
 from subfleet.elastic.maps import extract
-from subfleet.elastic.network import ModelConfig, Network
+from subfleet.elastic.network import Family, Network
 from subfleet.export.programs import export_training_program
 from subfleet.export.requests import TrainRequest
 from subfleet.protocol.programs import Trainer, TrainJob, encode_program
@@ -46,7 +46,7 @@ def half_of(axis: Axis) -> IndexSet:
     return Prefix(size=-(-axis.size // (2 * axis.granularity)) * axis.granularity)
 
 
-def dataset_for(config: ModelConfig) -> Dataset:
+def dataset_for(config: Family) -> Dataset:
     generator = np.random.default_rng(0)
     return Dataset(
         inputs=generator.standard_normal((SAMPLES, *config.input_shape)).astype(np.float32),
@@ -54,7 +54,7 @@ def dataset_for(config: ModelConfig) -> Dataset:
     )
 
 
-def write_job(folder: Path, config: ModelConfig, target: str, start: dict[str, torch.Tensor]) -> TrainJob:
+def write_job(folder: Path, config: Family, target: str, start: dict[str, torch.Tensor]) -> TrainJob:
     request = TrainRequest(
         model=config,
         spec=half(network_of(config)),
@@ -78,7 +78,7 @@ def write_job(folder: Path, config: ModelConfig, target: str, start: dict[str, t
     )
 
 
-def eager_change(config: ModelConfig, start: dict[str, torch.Tensor]) -> dict[str, npt.NDArray[np.float32]]:
+def eager_change(config: Family, start: dict[str, torch.Tensor]) -> dict[str, npt.NDArray[np.float32]]:
     network = network_of(config)
     module = build_module(network, half(network))
     module.load_state_dict(start)

@@ -6,9 +6,9 @@ import torch
 from export.export_cases import CASES, MLP, RESNET, largest, smallest
 from torch import Tensor, nn
 
-from subfleet.elastic.families import build_module, init_state, network_of
+from subfleet.elastic.building import build_module, init_state, network_of
 from subfleet.elastic.maps import extract
-from subfleet.elastic.network import ModelConfig
+from subfleet.elastic.network import Family
 from subfleet.export.programs import export_inference_model, write_inference_model
 from subfleet.export.requests import InferRequest
 from subfleet.export.steps import SampleSpec, inference_step
@@ -20,7 +20,7 @@ from subfleet.protocol.subnet import SubnetSpec
 pytestmark = [pytest.mark.export, pytest.mark.slow]
 
 
-def infer_request(target: str, model: ModelConfig, spec: SubnetSpec) -> InferRequest:
+def infer_request(target: str, model: Family, spec: SubnetSpec) -> InferRequest:
     return InferRequest(model=model, spec=spec, target=target, weights_sha256="0" * 64)
 
 

@@ -7,9 +7,8 @@ import torch
 from export.export_cases import train_request
 from torch import Tensor, nn
 
-from subfleet.elastic.families import FAMILIES
 from subfleet.elastic.families.blueprint import Blueprint, Sizes
-from subfleet.elastic.network import ModelConfig
+from subfleet.elastic.families.records.residual import Mlp
 from subfleet.export.preflight import obstacles, with_layer
 from subfleet.export.programs import export_training_program
 from subfleet.export.steps import SampleSpec
@@ -93,7 +92,7 @@ def test_the_error_is_told_with_its_layer_and_else_as_it_is() -> None:
 
 
 def test_a_request_that_fails_names_the_layer(monkeypatch: pytest.MonkeyPatch) -> None:
-    def with_log_gamma(config: ModelConfig) -> Blueprint:
+    def with_log_gamma(config: Mlp) -> Blueprint:
         blueprint = mlp(config)
 
         def build(sizes: Sizes) -> nn.Module:
@@ -104,8 +103,8 @@ def test_a_request_that_fails_names_the_layer(monkeypatch: pytest.MonkeyPatch) -
 
         return replace(blueprint, build=build)
 
-    mlp = FAMILIES["mlp"]
-    monkeypatch.setattr("subfleet.elastic.families.FAMILIES", {"mlp": with_log_gamma})
+    mlp = Mlp.blueprint
+    monkeypatch.setattr(Mlp, "blueprint", with_log_gamma)
     with pytest.raises(ExportError, match=r"^layer 'special' \(LogGamma\) cannot be trained so: .*; use") as raised:
         export_training_program(train_request("onnx"))
     assert isinstance(raised.value.__cause__, ExportError)

@@ -14,9 +14,10 @@ from torch import fx
 from torch._subclasses.functional_tensor import FunctionalTensorMode, dispatch_functionalize
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from subfleet.elastic.building import network_of
 from subfleet.elastic.cost import Costs, estimate_cost
-from subfleet.elastic.families import FAMILIES, network_of
-from subfleet.elastic.network import ModelConfig, Network
+from subfleet.elastic.families import FAMILIES
+from subfleet.elastic.network import Family, Network
 from subfleet.elastic.sizes import SizeTable
 from subfleet.export.canonical.cleaning import clean
 from subfleet.export.canonical.constants import fold_constants
@@ -35,16 +36,16 @@ from subfleet.protocol.training import ObjectiveSettings
 
 pytestmark = [pytest.mark.export]
 
-SMALL: dict[str, ModelConfig] = {}
+SMALL: dict[str, Family] = {}
 for config in (*CONFIGS, *TOKEN_CONFIGS):
-    SMALL.setdefault(config.family, config)
+    SMALL.setdefault(config.TYPE, config)
 PER_TOKEN = frozenset({"decoder", "bert", "lstm"})
 QUICK = frozenset({"mlp", "vgg", "vit"})
 """Families whose programs are planned here; `benchmarks/plan_price.py` does so for all."""
 
 
-def request_for(config: ModelConfig, target: str, spec: SubnetSpec) -> TrainRequest:
-    objective = ObjectiveSettings(name="next_token" if config.family in PER_TOKEN else "cross_entropy")
+def request_for(config: Family, target: str, spec: SubnetSpec) -> TrainRequest:
+    objective = ObjectiveSettings(name="next_token" if config.TYPE in PER_TOKEN else "cross_entropy")
     return replace(train_request(target, config, spec=spec), objective=objective)
 
 

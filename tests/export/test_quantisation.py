@@ -9,8 +9,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from subfleet.elastic.families import build_module, network_of
-from subfleet.elastic.network import ModelConfig
+from subfleet.elastic.building import build_module, network_of
+from subfleet.elastic.families.records.residual import Mlp, PreactResNet
+from subfleet.elastic.network import Family
 from subfleet.export.programs import export_inference_model
 from subfleet.export.quantisation.models import export_quantised_model
 from subfleet.export.quantisation.report import Calibration, calibration_of
@@ -21,20 +22,18 @@ from subfleet.tasks import Dataset, digits
 
 pytestmark = [pytest.mark.export, pytest.mark.slow]
 
-MLP = ModelConfig(family="mlp", input_shape=(64,), class_count=10, widths=(64,), depths=(1,), group_size=8)
-RESNET = ModelConfig(
-    family="preact_resnet", input_shape=(1, 8, 8), class_count=10, widths=(16,), depths=(1,), group_size=8
-)
-MODELS = {"mlp": MLP, "resnet": RESNET}
+MLP = Mlp(input_shape=(64,), class_count=10, widths=(64,), depths=(1,), group_size=8)
+RESNET = PreactResNet(input_shape=(1, 8, 8), class_count=10, widths=(16,), depths=(1,), group_size=8)
+MODELS: dict[str, Family] = {"mlp": MLP, "resnet": RESNET}
 
 
-def samples_for(model: ModelConfig) -> Dataset:
+def samples_for(model: Family) -> Dataset:
     data = digits()
     return Dataset(inputs=data.inputs.reshape(len(data), *model.input_shape), labels=data.labels)
 
 
 @cache
-def trained(name: str) -> tuple[ModelConfig, dict[str, Tensor], Calibration]:
+def trained(name: str) -> tuple[Family, dict[str, Tensor], Calibration]:
     """A network that has learned the digits a little, so that its accuracy says something."""
     model = MODELS[name]
     data = samples_for(model)
@@ -51,7 +50,7 @@ def trained(name: str) -> tuple[ModelConfig, dict[str, Tensor], Calibration]:
     return model, state, calibration_of(data)
 
 
-def request_for(model: ModelConfig, target: str, mode: str, calibration: Calibration) -> InferRequest:
+def request_for(model: Family, target: str, mode: str, calibration: Calibration) -> InferRequest:
     return InferRequest(
         model=model,
         spec=network_of(model).full_spec(),

@@ -9,9 +9,9 @@ from export.step_rig import assert_close, draw, example, loaded, run, step_of_mo
 from torch import Tensor, nn
 from torch.nn import functional
 
-from subfleet.elastic.families import build_module, network_of
+from subfleet.elastic.building import build_module, network_of
 from subfleet.elastic.maps import extract, nested_maps
-from subfleet.elastic.network import ModelConfig
+from subfleet.elastic.network import Family
 from subfleet.export.steps import Student
 from subfleet.export.steps.objectives import mutual_distillation, self_distillation
 from subfleet.protocol.errors import ConfigError, ExportError
@@ -88,7 +88,7 @@ def check_update(results: dict[str, Tensor], inputs: dict[str, Tensor], paramete
         (UNGROUPED_RESNET, largest(UNGROUPED_RESNET), scattered(UNGROUPED_RESNET)),
     ],
 )
-def test_self_distillation_of_a_nested_subnet(model: ModelConfig, outer: SubnetSpec, inner: SubnetSpec) -> None:
+def test_self_distillation_of_a_nested_subnet(model: Family, outer: SubnetSpec, inner: SubnetSpec) -> None:
     """FjORD: the student's weights are the network's own, so every term moves them; the student's own has 1 - a."""
     network = network_of(model)
     student = Student(module=build_module(network, inner), maps=nested_maps(network, outer, inner))

@@ -9,8 +9,8 @@ from elastic.token_cases import BERT, CLASSIFIER, DECODER, LSTM, VIT
 from export.export_cases import FULL_SGD
 from torch import Tensor
 
-from subfleet.elastic.families import build_module, network_of
-from subfleet.elastic.network import ModelConfig
+from subfleet.elastic.building import build_module, network_of
+from subfleet.elastic.network import Family
 from subfleet.export.programs import export_inference_model, export_training_program
 from subfleet.export.request_steps import training_step_of
 from subfleet.export.requests import InferRequest, TrainRequest
@@ -24,12 +24,12 @@ pytestmark = [pytest.mark.export, pytest.mark.slow]
 
 SHALLOW_VIT = replace(VIT, widths=(10,), depths=(1,), heads=(3,), hidden_widths=(7,), scaler=True)
 SHALLOW_DECODER = replace(DECODER, widths=(8,), depths=(2,), heads=(2,), learnable_steps=True)
-MODELS = {model.family: model for model in (SHALLOW_VIT, SHALLOW_DECODER, BERT, CLASSIFIER, LSTM)}
+MODELS = {model.TYPE: model for model in (SHALLOW_VIT, SHALLOW_DECODER, BERT, CLASSIFIER, LSTM)}
 CASES = [(target, family) for family in MODELS for target in TARGET_NAMES if (target, family) != ("executorch", "bert")]
 """Every family on every target, but for an encoder's logits of tokens: the classifier has its blocks."""
 
 
-def narrow(model: ModelConfig) -> SubnetSpec:
+def narrow(model: Family) -> SubnetSpec:
     """About half of every axis, and no block that can be left out unless it has a step."""
     network = network_of(model)
     axes = {name: Prefix(size=(axis.size + 1) // 2) for name, axis in network.axes.items() if axis.kind != "class"}

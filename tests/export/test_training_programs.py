@@ -11,7 +11,7 @@ import torch
 from export.export_cases import CASES, FULL_SGD, MLP, PLAIN, RESNET, largest, program_of, step_of, train_request
 from safetensors.torch import save_file
 
-from subfleet.elastic.families import build_module, network_of
+from subfleet.elastic.building import build_module, network_of
 from subfleet.export.programs import export_training_program
 from subfleet.export.requests import TrainRequest
 from subfleet.export.targets import TARGETS

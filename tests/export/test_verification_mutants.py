@@ -11,9 +11,9 @@ from elastic.token_cases import BERT, CLASSIFIER, DECODER, LSTM, VIT
 from export.mutants import MUTATIONS, Again, Gradients, Mutation, Trained, gradients_of, swapped
 from torch import Tensor, nn
 
-from subfleet.elastic.families import FAMILIES, build_module, network_of
-from subfleet.elastic.families.presets import PRESETS, preset
-from subfleet.elastic.network import ModelConfig
+from subfleet.elastic.building import build_module, network_of
+from subfleet.elastic.families import FAMILIES, PRESETS, preset, presets
+from subfleet.elastic.network import Family
 from subfleet.export.programs import write_training_program
 from subfleet.export.request_steps import sample_of
 from subfleet.export.steps import SampleSpec, Step, training_step
@@ -25,7 +25,7 @@ from subfleet.protocol.training import ObjectiveSettings, OptimiserSettings
 
 pytestmark = pytest.mark.slow
 
-CONFIGS: dict[str, ModelConfig] = {
+CONFIGS: dict[str, Family] = {
     **CONVOLUTIONAL,
     "preact_resnet": RESNET,
     "mlp": MLP,
@@ -34,7 +34,7 @@ CONFIGS: dict[str, ModelConfig] = {
     "bert": BERT,
     "bert_classifier": CLASSIFIER,
     "lstm": LSTM,
-    "published ds_cnn": PRESETS["ds_cnn"],
+    "published ds_cnn": presets.ds_cnn.settings,
 }
 OPTIMISERS = {
     "momentum": OptimiserSettings(),
@@ -87,8 +87,8 @@ def step_of(name: str, optimiser: str) -> Step:
     accumulates = optimiser == "accumulated"
     return training_step(
         build_module(network, network.full_spec()),
-        sample_of(CONFIGS[name]),
-        objective=ObjectiveSettings(name="next_token" if CONFIGS[name].family in OVER_TOKENS else "cross_entropy"),
+        sample_of(network),
+        objective=ObjectiveSettings(name="next_token" if CONFIGS[name].TYPE in OVER_TOKENS else "cross_entropy"),
         accumulate=accumulates,
         one_part=accumulates,
         **settings,
@@ -117,7 +117,7 @@ def told_apart(step: Step, example: Sequence[Tensor]) -> tuple[Gradients, list[s
 
 
 def test_every_family_is_among_them() -> None:
-    assert {config.family for config in CONFIGS.values()} == set(FAMILIES)
+    assert {config.TYPE for config in CONFIGS.values()} == set(FAMILIES)
 
 
 CASES = [(name, "momentum") for name in (*CONFIGS, "U-Net")]
@@ -143,14 +143,15 @@ def test_every_wrong_gradient_is_caught(name: str, optimiser: str) -> None:
 @pytest.mark.parametrize("name", PRESETS)
 def test_every_wrong_gradient_of_a_published_network_is_caught(name: str) -> None:
     """By what a whole batch shows, where gradients may jump."""
-    config = PRESETS[name]
-    config = config if config.vocabulary else preset(name, input_shape=(3, 32, 32), class_count=10)
+    published: presets.Published = getattr(presets, name)
+    config = published.settings
+    config = config if len(config.input_shape) == 1 else preset(name, input_shape=(3, 32, 32), class_count=10)
     network = network_of(config)
     step = training_step(
         build_module(network, network.full_spec()),
-        sample_of(config),
+        sample_of(network),
         batch_size=6,
-        objective=ObjectiveSettings(name="next_token" if config.family in OVER_TOKENS else "cross_entropy"),
+        objective=ObjectiveSettings(name="next_token" if config.TYPE in OVER_TOKENS else "cross_entropy"),
         optimiser=OPTIMISERS["momentum"],
     )
     verify_training(lambda example: step.run(*example), step, torch.Generator().manual_seed(0))

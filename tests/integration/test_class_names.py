@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from subfleet.elastic.network import ModelConfig
+from subfleet.elastic.families.records.residual import Mlp
 from subfleet.export.cache import CacheFolder
 from subfleet.export.pool import ExportPool
 from subfleet.journal.records import RoundRecord
@@ -85,7 +85,7 @@ def test_a_device_with_three_of_ten_classes_trains_them_as_what_they_are(tmp_pat
     }
     settings = Run(
         name="classes",
-        model=ModelConfig(family="mlp", input_shape=(1, 8, 8), class_count=10, widths=(64,), depths=(1,)),
+        model=Mlp(input_shape=(1, 8, 8), class_count=10, widths=(64,), depths=(1,)),
         data=DataSettings(test=write_folders(tmp_path / "test", test, range(len(test)))),
         rounds=ROUNDS,
         min_clients=3,

@@ -9,8 +9,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from subfleet.elastic.families import init_state, network_of
-from subfleet.elastic.network import ModelConfig
+from subfleet.elastic.building import init_state, network_of
+from subfleet.elastic.families.records.residual import PreactResNet
 from subfleet.emulation.processes import run_processes
 from subfleet.export.cache import CacheFolder
 from subfleet.export.pool import ExportPool
@@ -22,9 +22,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.broker, pytest.mark.export]
 
 MODELS = {
     "mlp": read_run("quickstart").model,
-    "preact_resnet": ModelConfig(
-        family="preact_resnet", input_shape=(1, 8, 8), class_count=10, widths=(8, 16), depths=(2, 1), group_size=4
-    ),
+    "preact_resnet": PreactResNet(input_shape=(1, 8, 8), class_count=10, widths=(8, 16), depths=(2, 1), group_size=4),
 }
 
 

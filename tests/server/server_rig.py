@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from server.fake_device import CLASSES, SHAPE, Behaviour, Device
 
-from subfleet.elastic.network import ModelConfig
+from subfleet.elastic.families.records.residual import Mlp
 from subfleet.export.requests import InferRequest, TrainRequest
 from subfleet.journal.records import RoundRecord
 from subfleet.methods.heterofl import HeteroFL
@@ -25,7 +25,7 @@ from subfleet.settings.samples import DataSettings
 from subfleet.settings.timing import Deadlines, LogClock
 from subfleet.transport.memory import FaultPlan, MemoryBroker
 
-MODEL = ModelConfig(family="mlp", input_shape=SHAPE, class_count=CLASSES, widths=(8, 8), depths=(2, 1), group_size=4)
+MODEL = Mlp(input_shape=SHAPE, class_count=CLASSES, widths=(8, 8), depths=(2, 1), group_size=4)
 
 
 def evaluation() -> tuple[Any, Any]:

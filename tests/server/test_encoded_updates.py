@@ -15,10 +15,10 @@ from server.coordinator_cases import plan_of, training, update
 
 from subfleet.arrays import decode_arrays, encode_arrays
 from subfleet.arrays.codecs import encode_changes, rounding_numbers
-from subfleet.elastic.families import init_state
+from subfleet.elastic.building import init_state
+from subfleet.elastic.families.records.residual import Mlp
 from subfleet.elastic.merges import CoordinateMedian
 from subfleet.elastic.model_state import ModelState
-from subfleet.elastic.network import ModelConfig
 from subfleet.elastic.update_form import UpdateForm, update_bytes
 from subfleet.folding.folding import Folding
 from subfleet.folding.updates import check_update, read_change
@@ -37,9 +37,7 @@ from subfleet.settings.samples import DataSettings
 from subfleet.transport.blob_store import BlobStore
 
 Changes = dict[str, npt.NDArray[np.float32]]
-MODEL = ModelConfig(
-    family="mlp", input_shape=(6,), class_count=3, widths=(8, 8), depths=(2, 1), group_size=4, norm="batch"
-)
+MODEL = Mlp(input_shape=(6,), class_count=3, widths=(8, 8), depths=(2, 1), group_size=4, norm="batch")
 PLAN = plan_of(model=MODEL)
 NETWORK = PLAN.network
 STATE = init_state(NETWORK, 0)

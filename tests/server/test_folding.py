@@ -12,7 +12,7 @@ from server.fake_device import small_change
 from torch import Tensor
 
 from subfleet.arrays import decode_arrays, encode_arrays
-from subfleet.elastic.families import init_state, network_of
+from subfleet.elastic.building import init_state, network_of
 from subfleet.elastic.grid import largest_change
 from subfleet.elastic.merges import CoordinateMedian
 from subfleet.elastic.model_state import ModelState

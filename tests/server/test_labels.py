@@ -11,7 +11,7 @@ from server.coordinator_cases import CLIENTS, measured, measuring, plan_of, prep
 from server.fake_device import CLASSES, SHAPE
 from server.server_rig import World, config, fleet
 
-from subfleet.elastic.families import network_of
+from subfleet.elastic.building import network_of
 from subfleet.export.requests import InferRequest
 from subfleet.folding.evaluation_data import with_evaluation
 from subfleet.methods.heterofl import HeteroFL

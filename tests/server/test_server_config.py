@@ -3,6 +3,7 @@ from pathlib import Path
 import pytest
 from server.server_rig import config
 
+from subfleet.elastic.families.records.residual import Mlp, PreactResNet
 from subfleet.methods import METHODS
 from subfleet.methods.fedavg import FedAvg
 from subfleet.protocol.errors import ConfigError, FileError
@@ -50,7 +51,8 @@ def _file(tmp_path: Path, text: str) -> Path:
 
 def test_a_file_gives_a_complete_configuration(tmp_path: Path) -> None:
     found = read_run(_file(tmp_path, WHOLE))
-    assert (found.name, found.rounds, found.rates, found.model.widths) == ("digits", 3, (0.5, 1.0), (8, 8))
+    assert (found.name, found.rounds, found.rates) == ("digits", 3, (0.5, 1.0))
+    assert found.model == Mlp(input_shape=(64,), class_count=10, widths=(8, 8), depths=(1, 2))
     assert found.training.optimiser.momentum == 0.5
     assert found.method == FedAvg(weighting="uniform")
     assert found.log_time_s(3) == 60.0
@@ -64,11 +66,11 @@ def test_a_file_gives_a_complete_configuration(tmp_path: Path) -> None:
         ("step_s = 30.0", "pace = 30.0", "clock.pace is an unknown key; known are ['start_s', 'step_s']"),
         ("rounds = 3", 'rounds = "3"', "rounds is '3', but must be int"),
         ('data.test = "test.npz"', "", "data is missing"),
+        ('family = "mlp"', 'family = "mpl"', "model has the family 'mpl', but must be one of"),
         ('data.test = "test.npz"', "data.held_out = 0.1", "data: test and name are empty, but one must be there"),
-        ('family = "mlp"', 'family = "mpl"', "model.family is 'mpl', but must be one of"),
         ("rounds = 3", "rounds = 0", "must be 1 or more"),
         ('name = "digits"', 'name = "a/b"', "letters, digits"),
-        ('type = "fedavg"', 'type = "fedsomething"', "must be one of ['heterofl', 'fedavg', 'fedprox'"),
+        ('type = "fedavg"', 'type = "fedsomething"', "must be one of ['anycostfl', 'dynamic_selection', 'fedadam'"),
         ("step_s = 30.0", "step = 30.0", "clock.step is an unknown key; did you mean 'step_s'?"),
         ("momentum = 0.5", "momentum = 1.5", "below 1"),
         ("round_s = 60.0", "round_s = 0.0", "must be above 0"),
@@ -181,7 +183,8 @@ def test_a_preset_names_a_published_network_and_may_be_changed(tmp_path: Path) -
         '[model]\npreset = "resnet50"\ninput_shape = [3, 32, 32]\nclass_count = 10\ngroup_size = 8\nnorm = "group"\n\n'
     )
     found = read_run(_file(tmp_path, WHOLE[:start] + model + WHOLE[end:])).model
-    assert (found.family, found.block, found.depths, found.norm, found.group_size) == (
+    assert isinstance(found, PreactResNet)
+    assert (found.TYPE, found.block, found.depths, found.norm, found.group_size) == (
         "preact_resnet",
         "bottleneck",
         (3, 4, 6, 3),
@@ -189,7 +192,7 @@ def test_a_preset_names_a_published_network_and_may_be_changed(tmp_path: Path) -
         8,
     )
     wrong = model.replace("resnet50", "resnet51").replace("group_size", "groups")
-    with pytest.raises(ConfigError, match=r"'resnet51', but must be one of .* did you mean 'resnet5"):
+    with pytest.raises(ConfigError, match=r"no preset 'resnet51'; choose one of .* did you mean 'resnet5"):
         read_run(_file(tmp_path, WHOLE[:start] + wrong + WHOLE[end:]))
     wrong = model.replace("input_shape = [3, 32, 32]\nclass_count = 10", 'class_count = "ten"\ngroups = 1')
     with pytest.raises(ConfigError) as caught:

@@ -16,7 +16,7 @@ from server.fake_device import Device
 from server.server_rig import Notes, World, config, fleet
 
 from subfleet.device_profiles import demo_log_path
-from subfleet.elastic.network import ModelConfig
+from subfleet.elastic.families.records.residual import PreactResNet
 from subfleet.export.cache import CacheFolder
 from subfleet.export.pool import ExportPool
 from subfleet.link.broker import EmbeddedBroker
@@ -101,9 +101,7 @@ def test_real_agents_train_real_programs(tmp_path: Path, url: str) -> None:
         write_npz(tmp_path / f"{name}.npz", _samples(80, place + 1))
     settings = Run(
         name="real",
-        model=ModelConfig(
-            family="preact_resnet", input_shape=(1, 8, 8), class_count=2, widths=(8,), depths=(2,), group_size=4
-        ),
+        model=PreactResNet(input_shape=(1, 8, 8), class_count=2, widths=(8,), depths=(2,), group_size=4),
         data=DataSettings(test=str(tmp_path / "test.npz")),
         rounds=2,
         min_clients=2,

@@ -13,7 +13,7 @@ import torch
 from server.fake_device import PLENTY_BYTES, Behaviour
 from server.server_rig import World, config, fleet
 
-from subfleet.elastic.families import init_state
+from subfleet.elastic.building import init_state
 from subfleet.export.quantisation.report import calibration_of
 from subfleet.export.requests import InferRequest, TrainRequest
 from subfleet.folding.checkpoint import load_checkpoint

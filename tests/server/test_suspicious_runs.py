@@ -12,7 +12,7 @@ from server.coordinator_cases import plan_of, training, update
 from server.fake_device import Behaviour, small_change
 from server.server_rig import World, config, fleet
 
-from subfleet.elastic.families import init_state
+from subfleet.elastic.building import init_state
 from subfleet.elastic.model_state import ModelState
 from subfleet.folding import checking
 from subfleet.folding.checking import Checks

@@ -20,9 +20,9 @@ from subfleet.trainers.onnx import OnnxTrainer
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("executorch")
-from subfleet.elastic.families import network_of  # noqa: E402
+from subfleet.elastic.building import network_of  # noqa: E402
 from subfleet.elastic.maps import extract  # noqa: E402
-from subfleet.elastic.network import ModelConfig, Network  # noqa: E402
+from subfleet.elastic.network import Family, Network  # noqa: E402
 from subfleet.elastic.norm_layers import norm_layers  # noqa: E402
 from subfleet.elastic.running_statistics import measured_moments  # noqa: E402
 from subfleet.export.programs import export_training_program  # noqa: E402
@@ -46,7 +46,7 @@ def drawn(network: Network) -> dict[str, Any]:
 
 
 @cache
-def program_of(target: str, config: ModelConfig) -> bytes:
+def program_of(target: str, config: Family) -> bytes:
     """Written once for all tests."""
     request = TrainRequest(
         model=config,
@@ -60,7 +60,7 @@ def program_of(target: str, config: ModelConfig) -> bytes:
 
 
 def calibration_job(
-    folder: Path, target: str = "onnx", config: ModelConfig = CONFIG, data: Dataset | None = None
+    folder: Path, target: str = "onnx", config: Family = CONFIG, data: Dataset | None = None
 ) -> TrainJob:
     network = network_of(config)
     spec = smallest(network)
@@ -87,7 +87,7 @@ def calibrated(trainer: Trainer, job: TrainJob) -> dict[str, Any]:
     return dict(decode_arrays(job.output_path.read_bytes()))
 
 
-def in_pytorch(job: TrainJob, config: ModelConfig, data: Dataset) -> dict[str, Any]:
+def in_pytorch(job: TrainJob, config: Family, data: Dataset) -> dict[str, Any]:
     """By PyTorch's own layers, on the true smaller last batch."""
     network = network_of(config)
     order = iter_batches(

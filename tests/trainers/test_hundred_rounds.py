@@ -14,8 +14,8 @@ from safetensors.numpy import save_file
 from trainers.hidden_binding import NO_BINDING, hide_binding
 
 from subfleet.device_profiles import own_packing_width
-from subfleet.elastic.families import network_of
-from subfleet.elastic.network import ModelConfig
+from subfleet.elastic.building import network_of
+from subfleet.elastic.families.records.residual import Mlp
 from subfleet.elastic.spaces import uniform_space
 from subfleet.export.programs import export_training_program
 from subfleet.export.requests import TrainRequest
@@ -28,7 +28,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.export]
 BATCH, SAMPLES = 16, 56
 ROUNDS = 100
 LARGEST_EXCESS = 1.05
-MODEL = ModelConfig(family="mlp", input_shape=(1, 8, 8), class_count=10, widths=(256,), depths=(2,), group_size=16)
+MODEL = Mlp(input_shape=(1, 8, 8), class_count=10, widths=(256,), depths=(2,), group_size=16)
 PATTERNS = ((0,), (0, 1, 0, 0, 1, 1, 1, 0))
 """Which subnet is trained in each round, again and again: the same one, and one or the other."""
 SETTLED, FEW = 30, 20

@@ -22,8 +22,8 @@ from subfleet.trainers.torch import TorchTrainer
 torch = pytest.importorskip("torch")
 pytest.importorskip("executorch")
 pytest.importorskip("sklearn")
-from subfleet.elastic.families import build_module, init_state, network_of  # noqa: E402
-from subfleet.elastic.network import ModelConfig  # noqa: E402
+from subfleet.elastic.building import build_module, init_state, network_of  # noqa: E402
+from subfleet.elastic.families.records.residual import Mlp  # noqa: E402
 from subfleet.export.programs import export_inference_model  # noqa: E402
 from subfleet.export.quantisation.models import export_quantised_model  # noqa: E402
 from subfleet.export.quantisation.report import calibration_of  # noqa: E402
@@ -32,7 +32,7 @@ from subfleet.protocol.subnet import SubnetSpec  # noqa: E402
 
 pytestmark = [pytest.mark.export, pytest.mark.slow]
 
-MODEL = ModelConfig(family="mlp", input_shape=(1, 8, 8), class_count=10, widths=(16,), depths=(1,))
+MODEL = Mlp(input_shape=(1, 8, 8), class_count=10, widths=(16,), depths=(1,))
 NAMES = ("nine", "acht", "sept", "six", "cinque", "vier", "three", "dos", "caf\u00e9", "zero")
 """The run's order: digit d has the index 9 - d."""
 TRAINERS: dict[str, tuple[str, Callable[[], Trainer]]] = {

@@ -15,15 +15,15 @@ from subfleet.tasks import Dataset, write_npz
 from subfleet.trainers.torch import TorchTrainer
 
 torch = pytest.importorskip("torch")
-from subfleet.elastic.families import build_module, init_state, network_of  # noqa: E402
-from subfleet.elastic.network import ModelConfig  # noqa: E402
+from subfleet.elastic.building import build_module, init_state, network_of  # noqa: E402
+from subfleet.elastic.families.records.residual import Mlp  # noqa: E402
 from subfleet.export.requests import TrainRequest  # noqa: E402
 from subfleet.export.targets.torch import write_torch_model, write_torch_program  # noqa: E402
 
 pytestmark = [pytest.mark.export, pytest.mark.slow]
 
 BATCH = 4
-MODEL = ModelConfig(family="mlp", input_shape=(5,), class_count=3, widths=(8,), depths=(2,), group_size=2)
+MODEL = Mlp(input_shape=(5,), class_count=3, widths=(8,), depths=(2,), group_size=2)
 NETWORK = network_of(MODEL)
 SETTINGS = TrainingSettings(epochs=2, batch_size=BATCH, learning_rate=0.1, seed=5)
 
@@ -132,7 +132,7 @@ def test_a_plan_is_not_below_what_a_fresh_process_takes(tmp_path: Path) -> None:
 def spoiled(program: Program, **changes: object) -> Program:
     plain = parse_json(program.body, max_bytes=2**20)
     for name, value in changes.items():
-        part = plain["model"] if name in plain["model"] else plain
+        part = plain if name in plain else plain["model"]
         part[name] = value
     return replace(program, body=canonical_json(plain))
 
@@ -142,11 +142,11 @@ def spoiled(program: Program, **changes: object) -> Program:
     [
         ({"widths": [2**10]}, "has the shape"),
         ({"widths": [2**40]}, "may have 16777216 at most"),
-        ({"vocabulary": 2**40}, "may have 16777216 at most"),
+        ({"stem_width": 2**40}, "may have 16777216 at most"),
         ({"family": "preact_resnet", "input_shape": [1, 8, 8], "kernels": [2**24 - 1]}, "cannot be declared|shape|may"),
         ({"depths": [2**40]}, "blocks, but may have"),
         ({"depths": [1]}, "blocks|axis|keeps"),
-        ({"family": "os.system"}, "model family is 'os.system'"),
+        ({"family": "os.system"}, "family 'os.system', but must be one of"),
         ({"batch_size": 3}, "not those of its manifest, first"),
         ({"accumulate": True}, "not those of its manifest, first"),
         ({"recompute": 3}, "must be bool"),

@@ -21,9 +21,10 @@ from subfleet.trainers.torch import TorchTrainer
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("executorch")
-from subfleet.elastic.families import build_module, init_state, network_of  # noqa: E402
+from subfleet.elastic.building import build_module, init_state, network_of  # noqa: E402
+from subfleet.elastic.families.records.residual import Mlp, PreactResNet  # noqa: E402
 from subfleet.elastic.maps import extract  # noqa: E402
-from subfleet.elastic.network import ModelConfig, Network  # noqa: E402
+from subfleet.elastic.network import Family, Network  # noqa: E402
 from subfleet.elastic.spaces import uniform_space  # noqa: E402
 from subfleet.export.programs import export_inference_model, export_training_program  # noqa: E402
 from subfleet.export.requests import InferRequest, TrainRequest  # noqa: E402
@@ -39,9 +40,9 @@ SETTINGS = TrainingSettings(
     optimiser=OptimiserSettings(momentum=0.9, weight_decay=1e-3),
     seed=2,
 )
-CONFIGS = {
-    "resnet": ModelConfig(family="preact_resnet", input_shape=(1, 8, 8), class_count=10, widths=(8, 16), depths=(1, 1)),
-    "mlp": ModelConfig(family="mlp", input_shape=(1, 8, 8), class_count=10, widths=(32,), depths=(2,)),
+CONFIGS: dict[str, Family] = {
+    "resnet": PreactResNet(input_shape=(1, 8, 8), class_count=10, widths=(8, 16), depths=(1, 1)),
+    "mlp": Mlp(input_shape=(1, 8, 8), class_count=10, widths=(32,), depths=(2,)),
 }
 TRAINERS: dict[str, Callable[[], Trainer]] = {
     "onnx": OnnxTrainer,
@@ -90,7 +91,7 @@ def trainer_of(runtime: str, folder: Path) -> Trainer:
 
 
 def write_real_job(
-    folder: Path, config: ModelConfig, target: str, settings: TrainingSettings = SETTINGS, data: Dataset | None = None
+    folder: Path, config: Family, target: str, settings: TrainingSettings = SETTINGS, data: Dataset | None = None
 ) -> TrainJob:
     network = network_of(config)
     spec = smallest(network)
@@ -121,7 +122,7 @@ def write_real_job(
     )
 
 
-def train_eagerly(config: ModelConfig, job: TrainJob) -> tuple[Changes, float]:
+def train_eagerly(config: Family, job: TrainJob) -> tuple[Changes, float]:
     """An epoch of PyTorch on the true smaller last batch."""
     network = network_of(config)
     spec = smallest(network)

@@ -1,23 +1,18 @@
 """Finds the trainers that are installed, by entry point; nothing here knows a runtime."""
 
-from collections.abc import Callable, Iterable, Mapping
-from importlib.metadata import EntryPoint, entry_points
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from subfleet.protocol.errors import ConfigError, MissingExtraError
 from subfleet.protocol.programs import DataSummary, Trainer
-from subfleet.protocol.suggestion import did_you_mean
+from subfleet.protocol.registry import Registry
 
-__all__ = ["CPU", "GROUP", "choose_trainer", "installed", "load_trainer", "trainer_of_file"]
+__all__ = ["CPU", "TRAINERS", "choose_trainer", "load_trainer", "trainer_of_file"]
 
-GROUP = "subfleet.trainers"
+TRAINERS = Registry[Callable[..., Trainer]]("subfleet.trainers", "runtime")
+"""What makes the trainer of each runtime; loading one imports what it needs."""
 CPU = "cpu"
 """The provider that every runtime has."""
-
-
-def installed() -> Mapping[str, EntryPoint]:
-    """The entry points by name; loading one imports what it needs."""
-    return {entry.name: entry for entry in entry_points(group=GROUP)}
 
 
 def load_trainer(name: str, provider: str = CPU) -> Trainer:
@@ -31,17 +26,22 @@ def load_trainer(name: str, provider: str = CPU) -> Trainer:
         ConfigError: there is no trainer of that name, or it does not know the provider.
         MissingExtraError: a package that it needs is not installed.
     """
-    known = installed()
-    if name not in known:
-        raise ConfigError(f"there is no runtime {name!r:.80}; choose one of {sorted(known)}{did_you_mean(name, known)}")
     try:
-        make: Callable[..., Trainer] = known[name].load()
+        make = TRAINERS.named(name)
         trainer = make()
     except ModuleNotFoundError as error:
-        raise MissingExtraError((error.name or name).partition(".")[0], "edge") from error
+        raise _missing(error) from error
+    except ConfigError as error:
+        if isinstance(error.__cause__, ModuleNotFoundError):
+            raise _missing(error.__cause__) from error
+        raise
     if provider not in trainer.providers:
         raise ConfigError(f"runtime {name!r} has no provider {provider!r:.80}; choose one of {list(trainer.providers)}")
     return trainer if provider == trainer.providers[0] else make(provider=provider)
+
+
+def _missing(error: ModuleNotFoundError) -> MissingExtraError:
+    return MissingExtraError((error.name or TRAINERS.group).partition(".")[0], "edge")
 
 
 def choose_trainer(names: Iterable[str], data: str, provider: str = CPU) -> tuple[Trainer, DataSummary]:
@@ -60,7 +60,7 @@ def choose_trainer(names: Iterable[str], data: str, provider: str = CPU) -> tupl
             return trainer, trainer.describe(data)
         except MissingExtraError as error:
             missing = missing or error
-    raise missing or ConfigError(f"no runtime is named; choose one of {sorted(installed())}")
+    raise missing or ConfigError(f"no runtime is named; choose one of {list(TRAINERS.names)}")
 
 
 def trainer_of_file(path: Path) -> Trainer:
@@ -70,7 +70,7 @@ def trainer_of_file(path: Path) -> Trainer:
         ConfigError: no trainer runs such files.
         MissingExtraError: a package that trainers need is not installed.
     """
-    trainers = {trainer.suffix: trainer for trainer in map(load_trainer, installed())}
+    trainers = {trainer.suffix: trainer for trainer in map(load_trainer, TRAINERS.names)}
     if path.suffix not in trainers:
         raise ConfigError(f"the model is {path.name!r:.80}, but its name must end in one of {sorted(trainers)}")
     return trainers[path.suffix]

@@ -67,7 +67,7 @@ def estimate_cost(network: Network, spec: SubnetSpec, *, batch_size: int) -> Sub
             workspace = max(workspace, (math.prod(shape[1:]) + shape[0]) * decl.positions)
         elif decl.role == "gain":
             # Beside these a norm keeps mean and spread of each group.
-            saved += network.kept_of_norms * count * decl.positions + 2 * count // network.config.group_size
+            saved += network.kept_of_norms * count * decl.positions + 2 * count // network.group_size
         elif decl.role == "bias" and _layer_of(name) not in norms:
             # A layer with a bias has no norm behind it, which would take it away: what follows keeps its output.
             saved += count * decl.positions

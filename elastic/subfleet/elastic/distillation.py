@@ -21,7 +21,7 @@ from torch.func import functional_call
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from subfleet.elastic.accumulator import Accumulator
-from subfleet.elastic.families import build_module
+from subfleet.elastic.building import build_module
 from subfleet.elastic.maps import TensorMap, extract, tensor_maps
 from subfleet.elastic.network import BUFFER_ROLES, Network
 from subfleet.elastic.spaces import SearchSpace
@@ -191,9 +191,8 @@ def _noise(network: Network, settings: DistillationSettings, seed: int, device: 
     """The inputs of every iteration, the same for the same seed."""
     generator = torch.Generator().manual_seed(seed)
     shape = (settings.batch_size, *network.config.input_shape)
-    vocabulary = network.config.vocabulary
     for _ in range(settings.iterations):
-        if vocabulary:
-            yield torch.randint(vocabulary, shape, generator=generator).to(device)
+        if network.symbols:
+            yield torch.randint(network.symbols, shape, generator=generator).to(device)
         else:
             yield torch.randn(shape, generator=generator).to(device)

@@ -2,128 +2,80 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from typing import Literal
+from dataclasses import Field, dataclass, field, replace
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 from subfleet.elastic.axes import Axis, Dim, check_indices, kept_indices, local_size
 from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.subnet import Centre, Prefix, SubnetSpec
 
+if TYPE_CHECKING:
+    from subfleet.elastic.families.blueprint import Blueprint
+
 __all__ = [
     "BUFFER_ROLES",
     "Block",
+    "Family",
     "LocalShapes",
     "MatrixProduct",
-    "ModelConfig",
     "Network",
+    "Norm",
     "Role",
     "TensorDecl",
 ]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelConfig:
-    """The full network, in the words of its family.
+Norm = Literal["group", "batch", "layer", "none"]
+"""Kinds of norms; those of kind "batch" have running statistics."""
+
+
+class Family(Protocol):
+    """The full network in the words of its family: a frozen record of its settings, which loads no PyTorch.
+
+    Its fields stand in a configuration's table `[model]`, beside `family`, its name.
 
     Attributes:
-        family: a name of `subfleet.elastic.families.FAMILIES`.
-        input_shape: one sample without the batch; (channels, height, width) for images.
-        class_count: number of classes, 2 or more.
-        widths: channels of each section.
-        depths: blocks of each section, 1 or more; the first block of a section is always kept.
-        group_size: channels of one normalisation group, of which widths are multiples where norm is "group". Groups
-            are never split between subnets, so a subnet normalises its channels exactly as the full network does.
-        norm: "group"; "batch" with running statistics that travel with the weights; "layer"; or "none".
-        block: of residual networks, "basic" or "bottleneck" (He et al. 2016, figure 5).
-        hidden_widths: of each section, or of each block, the width inside a block: expanded, bottleneck's or
-            feed-forward; empty takes the family's usual share of its widths.
-        squeezed_widths: of each section, or of each block, the width inside squeeze-and-excitation; 0 for none; empty
-            for none at all.
-        kernels: of each section, the side of its kernels; empty takes the family's usual one.
-        strides: of each section, the step of its first block; empty takes the family's usual ones.
-        stem_width: channels of the first layer where it differs from what the first section has; 0 takes the usual.
-        stem_stride: step of the first convolution.
-        last_widths: of the layers between the last section and the head; empty takes the family's usual ones.
-        heads: of each section, the heads of its attention.
-        head_width: of each head's queries, keys and values; 0 takes width / heads.
-        vocabulary: symbols, where inputs are tokens; else 0.
-        embedding_width: of a symbol, where it is not that of the first section; 0 takes that.
-        patch: side of an image patch, where an image becomes tokens; else 0.
-        learnable_steps: each skippable block adds a learnable multiple of what it computes (NeFL, section 3.1).
-        scaler: while it trains, a subnet divides what enters a norm by its share of that axis (HeteroFL, section 3.2).
+        TAG: "family", the key of that name in plain data.
+        TYPE: its name.
     """
 
-    family: str
-    input_shape: tuple[int, ...]
-    class_count: int
-    widths: tuple[int, ...]
-    depths: tuple[int, ...]
-    group_size: int = 4
-    norm: Literal["group", "batch", "layer", "none"] = "group"
-    block: Literal["basic", "bottleneck"] = "basic"
-    hidden_widths: tuple[int, ...] = ()
-    squeezed_widths: tuple[int, ...] = ()
-    kernels: tuple[int, ...] = ()
-    strides: tuple[int, ...] = ()
-    stem_width: int = 0
-    stem_stride: int = 1
-    last_widths: tuple[int, ...] = ()
-    heads: tuple[int, ...] = ()
-    head_width: int = 0
-    vocabulary: int = 0
-    embedding_width: int = 0
-    patch: int = 0
-    learnable_steps: bool = False
-    scaler: bool = False
+    __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
+    TAG: ClassVar[str]
+    TYPE: ClassVar[str]
 
-    def __post_init__(self) -> None:
-        if not self.input_shape or min(self.input_shape) < 1:
-            raise ConfigError(f"input_shape is {self.input_shape}, but must hold one or more sizes of 1 or more")
-        if self.class_count < 2:
-            raise ConfigError(f"class_count is {self.class_count}, but must be 2 or more")
-        if not self.widths or len(self.widths) != len(self.depths):
-            raise ConfigError(
-                f"widths {self.widths} and depths {self.depths} must have one entry for each section, at least one"
-            )
-        if self.group_size < 1 or min(self.widths) < 1:
-            raise ConfigError(f"widths are {self.widths} and group_size is {self.group_size}, but must be 1 or more")
-        if self.norm == "group" and any(width % self.group_size for width in (*self.widths, *self.hidden_widths)):
-            raise ConfigError(
-                f"widths are {(*self.widths, *self.hidden_widths)}, but must be multiples of group_size "
-                f"{self.group_size}"
-            )
-        if min(self.depths) < 1:
-            raise ConfigError(f"depths are {self.depths}, but every section needs 1 block or more")
-        self._check_sections()
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """One sample without the batch, such as (channels, height, width)."""
 
-    def _check_sections(self) -> None:
-        sections, blocks = len(self.widths), sum(self.depths)
-        for name, least in (("kernels", 1), ("strides", 1), ("heads", 1)):
-            values = getattr(self, name)
-            if values and (len(values) != sections or min(values) < least):
-                raise ConfigError(
-                    f"{name} is {values}, but must be empty or one number of {least} or more for each of the "
-                    f"{sections} sections"
-                )
-        for name, least in (("hidden_widths", 1), ("squeezed_widths", 0)):
-            values = getattr(self, name)
-            if values and (len(values) not in {sections, blocks} or min(values) < least):
-                raise ConfigError(
-                    f"{name} is {values}, but must be empty or one number of {least} or more for each of the "
-                    f"{sections} sections or each of the {blocks} blocks"
-                )
-        sizes = ("stem_width", "head_width", "vocabulary", "embedding_width", "patch")
-        for name, least in (("stem_stride", 1), *((name, 0) for name in sizes)):
-            if getattr(self, name) < least:
-                raise ConfigError(f"{name} is {getattr(self, name)}, but must be {least} or more")
-        if min(self.last_widths, default=1) < 1:
-            raise ConfigError(f"last_widths are {self.last_widths}, but must be 1 or more")
+    @property
+    def class_count(self) -> int:
+        """Number of classes, 2 or more."""
 
-    def of_each_block(self, values: tuple[int, ...]) -> tuple[int, ...]:
-        """What each block has, of numbers that are given for each section or for each block; none of none."""
-        if len(values) in {0, sum(self.depths)}:
-            return values
-        return tuple(value for value, depth in zip(values, self.depths, strict=True) for _ in range(depth))
+    @property
+    def depths(self) -> tuple[int, ...]:
+        """Blocks of each section, 1 or more; the first of a section is always kept, the others are its `Block`s."""
+
+    @property
+    def norm(self) -> Norm:
+        """Which kind of norms it has."""
+
+    @property
+    def learnable_steps(self) -> bool:
+        """Each skippable block adds a learnable multiple of what it computes (NeFL, section 3.1)."""
+
+    @property
+    def scaler(self) -> bool:
+        """While it trains, a subnet divides what enters a norm by its share of that axis (HeteroFL, section 3.2)."""
+
+    def __hash__(self) -> int:
+        """Equal settings have equal hashes."""
+
+    def blueprint(self) -> "Blueprint":
+        """How the network is built; whatever needs PyTorch is imported in here.
+
+        Raises:
+            ConfigError: settings do not fit each other.
+        """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -210,14 +162,20 @@ class Network:
         products: of computed values, for what they cost.
         kept_of_norms: how many numbers training keeps for each that a norm gives: its input and what the activation
             behind it gives; and where the activation needs what it was given, too, that is a third.
+        group_size: how many numbers of a norm share a mean and a spread, for what these cost.
+        symbols: how many there are, where inputs are tokens; 0 where they are numbers.
+        other_sizes: sizes in its programs that neither its inputs nor its tensors show, such as the number of patches.
     """
 
-    config: ModelConfig
+    config: Family
     axes: Mapping[str, Axis] = field(repr=False)
     blocks: tuple[Block, ...] = field(repr=False)
     tensors: Mapping[str, TensorDecl] = field(repr=False)
     products: tuple[MatrixProduct, ...] = field(default=(), repr=False)
     kept_of_norms: int = field(default=2, repr=False)
+    group_size: int = field(default=4, repr=False)
+    symbols: int = field(default=0, repr=False)
+    other_sizes: tuple[int, ...] = field(default=(), repr=False)
 
     def full_spec(self) -> SubnetSpec:
         """The subnet that keeps everything."""

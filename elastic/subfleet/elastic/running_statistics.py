@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from subfleet.elastic.families import build_module
+from subfleet.elastic.building import build_module
 from subfleet.elastic.maps import TensorMap, extract, tensor_maps
 from subfleet.elastic.network import Network
 from subfleet.protocol.errors import DataError

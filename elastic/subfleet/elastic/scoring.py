@@ -8,7 +8,7 @@ from torch.nn.functional import cross_entropy
 
 from subfleet.arrays import Arrays
 from subfleet.arrays.scoring import zico
-from subfleet.elastic.families import build_module
+from subfleet.elastic.building import build_module
 from subfleet.elastic.maps import extract
 from subfleet.elastic.network import Network
 from subfleet.protocol.subnet import SubnetSpec

@@ -14,11 +14,12 @@ import torch
 from safetensors.torch import load
 
 from subfleet.device_profiles import DeviceProfile, LogRow, ResourceLog
+from subfleet.elastic.building import init_state
 from subfleet.elastic.evaluate import evaluate
-from subfleet.elastic.families import init_state
+from subfleet.elastic.families.records.residual import Mlp
 from subfleet.elastic.grafting import graft
 from subfleet.elastic.model_state import unpacked
-from subfleet.elastic.network import ModelConfig, Network
+from subfleet.elastic.network import Family, Network
 from subfleet.elastic.running_statistics import recalibrated
 from subfleet.elastic.stacking import Member, held_elements
 from subfleet.emulation.batch.exports import SettledExports
@@ -43,7 +44,7 @@ from subfleet.tasks import Dataset, digits
 __all__ = ["ROUNDS", "accepted_norms", "check_methods", "verdict_of"]
 
 ROUNDS = 3
-_MODEL = ModelConfig(family="mlp", input_shape=(1, 8, 8), class_count=10, widths=(32,), depths=(3,), group_size=4)
+_MODEL = Mlp(input_shape=(1, 8, 8), class_count=10, widths=(32,), depths=(3,), group_size=4)
 _KINDS: Mapping[NormPolicy, tuple[Literal["batch", "group"], ...]] = MappingProxyType(
     {
         "averaged": ("group",),
@@ -116,7 +117,7 @@ def _config(method: AnyMethod, norms: NormPolicy) -> Run | None:
     return None
 
 
-def _config_with(method: AnyMethod, norms: NormPolicy, model: ModelConfig) -> Run:
+def _config_with(method: AnyMethod, norms: NormPolicy, model: Family) -> Run:
     return Run(
         name="check",
         model=model,

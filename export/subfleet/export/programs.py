@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from subfleet.elastic.families import build_module, network_of
+from subfleet.elastic.building import build_module, network_of
 from subfleet.export.failures import as_export_errors
 from subfleet.export.preflight import with_layer
 from subfleet.export.request_steps import sample_of, training_step_of
@@ -48,8 +48,8 @@ def export_training_program(request: TrainRequest) -> Program:
     try:
         return write_training_program(step, target=request.target, program_id=program_id)
     except ExportError as error:
-        module = build_module(network_of(request.model), request.spec)
-        sample = sample_of(request.model)
+        network = network_of(request.model)
+        module, sample = build_module(network, request.spec), sample_of(network)
         raise with_layer(error, module, sample, target=request.target, batch_size=request.batch_size) from error
 
 
@@ -115,12 +115,13 @@ def export_inference_model(request: InferRequest, state: Mapping[str, Tensor]) -
         ExportError: the state does not fit the subnet, an operator cannot be written, or the model differs
             from PyTorch.
     """
-    module = build_module(network_of(request.model), request.spec)
+    network = network_of(request.model)
+    module = build_module(network, request.spec)
     if request.target == TORCH:
         _check_weights({name: tuple(tensor.shape) for name, tensor in module.state_dict().items()}, state)
         return write_torch_model(request.model, request.spec, state, request.classes), 0.0
     batch_size = target_named(request.target).inference_batch_size
-    step = inference_step(module, sample_of(request.model), batch_size=batch_size)
+    step = inference_step(module, sample_of(network), batch_size=batch_size)
     return write_inference_model(step, state, target=request.target, classes=request.classes)
 
 

@@ -2,20 +2,20 @@
 
 from torch import nn
 
-from subfleet.elastic.families import build_module, network_of
+from subfleet.elastic.building import build_module, network_of
 from subfleet.elastic.maps import nested_maps
-from subfleet.elastic.network import ModelConfig
+from subfleet.elastic.network import Network
 from subfleet.export.requests import TrainRequest
 from subfleet.export.steps import SampleSpec, Step, Student, training_step
 
 __all__ = ["sample_of", "training_step_of"]
 
 
-def sample_of(model: ModelConfig) -> SampleSpec:
-    """The input of one sample of a network: numbers, or symbols where it has a vocabulary."""
-    if model.vocabulary:
-        return SampleSpec(shape=model.input_shape, dtype="I64", limit=model.vocabulary)
-    return SampleSpec(shape=model.input_shape)
+def sample_of(network: Network) -> SampleSpec:
+    """The input of one sample of a network: numbers, or symbols where these are what it reads."""
+    if network.symbols:
+        return SampleSpec(shape=network.config.input_shape, dtype="I64", limit=network.symbols)
+    return SampleSpec(shape=network.config.input_shape)
 
 
 def training_step_of(request: TrainRequest, module: nn.Module | None = None) -> Step:
@@ -36,7 +36,7 @@ def training_step_of(request: TrainRequest, module: nn.Module | None = None) -> 
         student = Student(module=build_module(network, request.student), maps=maps)
     return training_step(
         build_module(network, request.spec) if module is None else module,
-        sample_of(request.model),
+        sample_of(network),
         batch_size=request.batch_size,
         objective=request.objective,
         optimiser=request.optimiser,

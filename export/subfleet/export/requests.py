@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import ClassVar, Literal
 
-from subfleet.elastic.network import ModelConfig
+from subfleet.elastic.families import AnyFamily
 from subfleet.export.versions import tool_versions
 from subfleet.protocol.class_names import check_class_names
 from subfleet.protocol.schema import ADDED_LATER, canonical_json, to_plain
@@ -45,7 +45,7 @@ class TrainRequest:
     """
 
     TYPE: ClassVar[str] = "train"
-    model: ModelConfig
+    model: AnyFamily
     spec: SubnetSpec
     target: str
     batch_size: int
@@ -90,7 +90,7 @@ class InferRequest:
     """
 
     TYPE: ClassVar[str] = "infer"
-    model: ModelConfig
+    model: AnyFamily
     spec: SubnetSpec
     target: str
     weights_sha256: str

@@ -9,7 +9,7 @@ from subfleet.protocol.errors import ExportError, MissingExtraError
 
 __all__ = ["FORMAT_VERSION", "TARGET_NAMES", "tool_versions"]
 
-FORMAT_VERSION = 6
+FORMAT_VERSION = 7
 """Raised with every change of ours that alters what is written, or what is planned, for the same request."""
 
 _TOOLS: Mapping[str, tuple[str, ...]] = MappingProxyType(

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO, TextIO
 
-from subfleet.elastic.network import ModelConfig
+from subfleet.elastic.families.records.residual import Mlp
 from subfleet.export.cache import is_whole, only_one_exports
 from subfleet.export.jobs import MAX_LINE_BYTES, TAKEN_LINE, Answer, Job, figure_path, write_atomically
 from subfleet.export.quiet import collecting_later
@@ -91,7 +91,7 @@ def warm_up(is_idle: Callable[[], bool]) -> None:
     """Import the tools and let them build their tables, target by target, while there is nothing else to do."""
     from subfleet.export.programs import export_training_program
 
-    model = ModelConfig(family="mlp", input_shape=(4,), class_count=2, widths=(4,), depths=(1,))
+    model = Mlp(input_shape=(4,), class_count=2, widths=(4,), depths=(1,))
     for target in TARGET_NAMES:
         if is_idle():
             export_training_program(

@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import Any, TypeVar
 
 from subfleet.protocol.errors import ConfigError, ProtocolError, SubfleetError
-from subfleet.protocol.schema import from_plain
+from subfleet.protocol.schema import from_plain, registry_of, tag_of
 from subfleet.protocol.suggestion import did_you_mean
 
 __all__ = ["from_written", "problems_with", "refusal_of"]
@@ -63,11 +63,14 @@ def problems_with(kind: Any, plain: Any, where: str = "") -> list[str]:
 
 def _chosen(kind: Any, plain: Any) -> Any:
     """The member of a union that is meant; the union itself where that cannot be told."""
+    if (registry := registry_of(kind)) is not None:
+        name = plain.get(registry.tag) if isinstance(plain, dict) else None
+        return registry.get(name, kind) if isinstance(name, str) else kind
     if typing.get_origin(kind) not in (typing.Union, types.UnionType):
         return kind
     members = [member for member in typing.get_args(kind) if member is not type(None)]
     if len(members) == 1:
-        return members[0]
+        return _chosen(members[0], plain)
     tag = plain.get("type") if isinstance(plain, dict) else None
     return next((member for member in members if tag is not None and getattr(member, "TYPE", None) == tag), kind)
 
@@ -85,14 +88,16 @@ def _meant(kind: Any, plain: Any) -> str:
     members = typing.get_args(kind)
     if typing.get_origin(kind) is typing.Literal:
         name, known = plain, [member for member in members if isinstance(member, str)]
+    elif (registry := registry_of(kind)) is not None:
+        name, known = plain.get(registry.tag) if isinstance(plain, dict) else None, list(registry.names)
     else:
         name = plain.get("type") if isinstance(plain, dict) else None
         known = [member.TYPE for member in members if hasattr(member, "TYPE")]
-    return did_you_mean(name, known) if isinstance(name, str) else ""
+    return did_you_mean(name, known) if isinstance(name, str) and name not in known else ""
 
 
 def _problems_of_record(kind: type, plain: Mapping[str, Any], where: str) -> Iterator[str]:
-    hints = typing.get_type_hints(kind)
+    hints = typing.get_type_hints(kind, include_extras=True)
     fields = {field.name: field for field in dataclasses.fields(kind)}
     inside = f"{where}." if where else ""
     values = {}
@@ -102,7 +107,7 @@ def _problems_of_record(kind: type, plain: Mapping[str, Any], where: str) -> Ite
             yield from problems
             if not problems:
                 values[key] = from_plain(hints[key], value)
-        elif key != "type" or not hasattr(kind, "TYPE"):
+        elif key != tag_of(kind) or not hasattr(kind, "TYPE"):
             meant = did_you_mean(key, fields) or f"; known are {sorted(fields)}"
             yield f"{inside}{key} is an unknown key{meant}"
     for name, field in fields.items():

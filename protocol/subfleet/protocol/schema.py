@@ -2,6 +2,9 @@
 
 `from_plain` is the only door through which received JSON enters: it checks every type against the annotations, refuses
 unknown and missing fields, and raises `ProtocolError` and nothing else, whatever it is given.
+
+A union of records is told apart by a tag, the key `type` unless the records' `TAG` says another. It is closed,
+`This | That`, or open, `Annotated[Seam, REGISTRY]`: then it has whatever is installed.
 """
 
 import dataclasses
@@ -15,9 +18,10 @@ from functools import cache
 from types import MappingProxyType
 from typing import Any, TypeVar
 
-from subfleet.protocol.errors import ProtocolError, TooLargeError
+from subfleet.protocol.errors import ConfigError, ProtocolError, TooLargeError
+from subfleet.protocol.registry import Registry
 
-__all__ = ["ADDED_LATER", "canonical_json", "from_plain", "parse_json", "to_plain"]
+__all__ = ["ADDED_LATER", "canonical_json", "from_plain", "parse_json", "registry_of", "tag_of", "to_plain"]
 
 T = TypeVar("T")
 
@@ -35,7 +39,7 @@ MAX_TEXT_CHARACTERS = 4096
 
 
 def to_plain(value: Any) -> Any:
-    """Turn a dataclass into dicts, lists, strings and numbers. Members of a union carry their class name as `type`."""
+    """Turn a dataclass into dicts, lists, strings and numbers. Members of a union carry their name under their tag."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         plain = {
             field.name: to_plain(getattr(value, field.name))
@@ -43,12 +47,25 @@ def to_plain(value: Any) -> Any:
             if _told(field, value)
         }
         tag = getattr(type(value), "TYPE", None)
-        return plain if tag is None else {"type": tag, **plain}
+        return plain if tag is None else {tag_of(type(value)): tag, **plain}
     if isinstance(value, Mapping):
         return {str(key): to_plain(item) for key, item in value.items()}
     if isinstance(value, (tuple, list)):
         return [to_plain(item) for item in value]
     return value
+
+
+def tag_of(kind: type) -> str:
+    """The key under which plain data has the name of a union's member."""
+    tag: str = getattr(kind, "TAG", "type")
+    return tag
+
+
+def registry_of(kind: Any) -> Registry[Any] | None:
+    """The registry of an open union; None for any other annotation."""
+    if typing.get_origin(kind) is not typing.Annotated:
+        return None
+    return next((marker for marker in kind.__metadata__ if isinstance(marker, Registry)), None)
 
 
 def _told(field: "dataclasses.Field[Any]", value: Any) -> bool:
@@ -94,7 +111,7 @@ def from_plain(kind: type[T], plain: Any, where: str = "") -> T:
 
 @cache
 def _fields(kind: type) -> dict[str, tuple[Any, bool]]:
-    hints = typing.get_type_hints(kind)
+    hints = typing.get_type_hints(kind, include_extras=True)
     return {
         field.name: (
             hints[field.name],
@@ -105,6 +122,8 @@ def _fields(kind: type) -> dict[str, tuple[Any, bool]]:
 
 
 def _build(kind: Any, plain: Any, where: str) -> Any:
+    if (registry := registry_of(kind)) is not None:
+        return _build_open(registry, plain, where)
     origin = typing.get_origin(kind)
     if origin in (typing.Union, types.UnionType):
         return _build_union(typing.get_args(kind), plain, where)
@@ -120,7 +139,7 @@ def _build(kind: Any, plain: Any, where: str) -> Any:
 def _build_dataclass(kind: type, plain: Any, where: str) -> Any:
     if not isinstance(plain, dict):
         raise ProtocolError(f"{where} is {type(plain).__name__}, but must be an object")
-    plain = {key: value for key, value in plain.items() if key != "type" or getattr(kind, "TYPE", None) is None}
+    plain = {key: value for key, value in plain.items() if key != tag_of(kind) or getattr(kind, "TYPE", None) is None}
     fields = _fields(kind)
     unknown = sorted(set(plain) - set(fields))
     if unknown:
@@ -147,6 +166,24 @@ def _build_union(members: tuple[Any, ...], plain: Any, where: str) -> Any:
             return _build(kind, plain, where)
     tags = [getattr(kind, "TYPE", kind) for kind in kinds]
     raise ProtocolError(f"{where} has the type {tag!r:.80}, but must be one of {tags}")
+
+
+def _build_open(registry: Registry[Any], plain: Any, where: str) -> Any:
+    if not isinstance(plain, dict):
+        raise ProtocolError(f"{where} is {type(plain).__name__}, but must be an object")
+    name = plain.get(registry.tag)
+    if not isinstance(name, str) or name not in registry.names:
+        said = (
+            f"{where} has the {registry.tag} {name!r:.80}"
+            if registry.tag in plain
+            else f"{where}.{registry.tag} is missing"
+        )
+        raise ProtocolError(f"{said}, but must be one of {list(registry.names)}")
+    try:
+        kind = registry.named(name)
+    except ConfigError as error:
+        raise ProtocolError(f"{where}: {error}") from error
+    return _build(kind, plain, where)
 
 
 def _build_tuple(members: tuple[Any, ...], plain: Any, where: str) -> tuple[Any, ...]:

@@ -7,25 +7,20 @@ from rich.table import Table
 
 from subfleet.cli.literal import literal
 from subfleet.methods import METHODS
-from subfleet.methods.describing import Setting, status_of
+from subfleet.methods.describing import MethodInfo, Setting, status_of
 
 __all__ = ["listing", "show"]
 
 Row = dict[str, str | list[str]]
+_UNTOLD = MethodInfo(title="", paper="", varies=(), runtimes=())
+"""Of a method that cannot be loaded."""
 
 
 def listing() -> dict[str, Row]:
-    """Every method as plain data, by the name that configurations give it."""
-    return {
-        name: {
-            "title": kind.INFO.title,
-            "paper": kind.INFO.paper,
-            "varies": list(kind.INFO.varies),
-            "runtimes": list(kind.INFO.runtimes),
-            "status": status_of(kind().departures(Setting())),
-        }
-        for name, kind in METHODS.items()
-    }
+    """Every method as plain data, by the name that configurations give it; of a broken one its status says why."""
+    rows = {name: _row(kind.INFO, status_of(kind().departures(Setting()))) for name, kind in METHODS.items()}
+    rows |= {name: _row(_UNTOLD, f"broken: {why}") for name, why in METHODS.broken.items()}
+    return dict(sorted(rows.items()))
 
 
 def show(console: Console, verdicts: Mapping[str, Mapping[str, str]] | None = None) -> None:
@@ -33,16 +28,25 @@ def show(console: Console, verdicts: Mapping[str, Mapping[str, str]] | None = No
     table = Table(title="Methods", title_justify="left", title_style="bold", show_lines=True)
     for title in ("name", "varies", "runtimes", "status", "paper", *(("check",) if verdicts is not None else ())):
         table.add_column(title, overflow="fold")
-    for name, kind in METHODS.items():
-        info = kind.INFO
+    for name, row in listing().items():
         cells = [
             name,
-            ", ".join(info.varies) or "nothing",
-            ", ".join(info.runtimes),
-            status_of(kind().departures(Setting())),
-            info.paper,
+            ", ".join(row["varies"]) or "nothing",
+            ", ".join(row["runtimes"]),
+            str(row["status"]),
+            str(row["paper"]),
         ]
         if verdicts is not None:
-            cells.append("\n".join(f"{norms}: {said}" for norms, said in verdicts[name].items()))
+            cells.append("\n".join(f"{norms}: {said}" for norms, said in verdicts.get(name, {}).items()))
         table.add_row(*map(literal, cells))
     console.print(table)
+
+
+def _row(info: MethodInfo, status: str) -> Row:
+    return {
+        "title": info.title,
+        "paper": info.paper,
+        "varies": list(info.varies),
+        "runtimes": list(info.runtimes),
+        "status": status,
+    }

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from subfleet.elastic.merges import AnyStackedMerge, CoordinateMedian, TrimmedMean
-from subfleet.elastic.network import ModelConfig
+from subfleet.elastic.network import Family
 from subfleet.elastic.server_optimisers import AnyServerOptimiser
 from subfleet.elastic.teaching import DistillationSettings
 from subfleet.methods.norms import NormPolicy, with_norms
@@ -23,7 +23,7 @@ class Combination:
 
     method: Method
     training: TrainingSettings
-    model: ModelConfig
+    model: Family
     norms: NormPolicy
     merge: AnyStackedMerge | None
     server_optimiser: AnyServerOptimiser | None

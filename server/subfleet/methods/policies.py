@@ -9,9 +9,9 @@ from __future__ import annotations
 import hashlib
 import random
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import Field, dataclass, field, replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING, ClassVar, Literal, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 from subfleet.elastic.network import Network
 from subfleet.elastic.server_optimisers import AnyServerOptimiser
@@ -363,6 +363,7 @@ class Method(Protocol):
         INFO: what people read of it, whatever its parameters.
     """
 
+    __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
     TYPE: ClassVar[str]
     INFO: ClassVar[MethodInfo]
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from concurrent.futures import CancelledError, Future
 from pathlib import Path
 
-from subfleet.elastic.families import build_module
+from subfleet.elastic.building import build_module
 from subfleet.export.requests import TrainRequest
 from subfleet.folding.updates import subnet_weights
 from subfleet.programs.requests import train_request

@@ -1,6 +1,6 @@
 """From a configuration to what a run works with: the network, its search space, its prices."""
 
-from subfleet.elastic.families import network_of
+from subfleet.elastic.building import network_of
 from subfleet.methods.norms import with_norms
 from subfleet.programs.pricing import price_list
 from subfleet.protocol.errors import ConfigError

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from subfleet.elastic.families import init_state
+from subfleet.elastic.building import init_state
 from subfleet.elastic.model_state import ModelState, unpacked
 from subfleet.export.quantisation.report import calibration_of
 from subfleet.folding.checking import Checks

@@ -9,8 +9,8 @@ __all__ = ["changed_settings"]
 _MOST_KEYS = 8
 _MOST_CHARACTERS = 40
 _UNSET = "unset"
-_TAG = "type"
-"""Names the kind of a table: where it differs, all other keys of the table do, and they are of no interest."""
+_TAGS = ("type", "family")
+"""Each names the kind of a table: where it differs, all other keys of the table do, and they are of no interest."""
 
 
 def changed_settings(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
@@ -26,7 +26,7 @@ def changed_settings(before: Mapping[str, Any], after: Mapping[str, Any]) -> str
 
 
 def _changes(before: Mapping[str, Any], after: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, str, str]]:
-    keys = sorted({*before, *after}) if before.get(_TAG) == after.get(_TAG) else [_TAG]
+    keys = [tag for tag in _TAGS if before.get(tag) != after.get(tag)] or sorted({*before, *after})
     for key in keys:
         old, new = before.get(key), after.get(key)
         if isinstance(old, Mapping) and isinstance(new, Mapping):

@@ -4,10 +4,9 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from subfleet.elastic.families import FAMILIES
-from subfleet.elastic.families.presets import preset
+from subfleet.elastic.families import FAMILIES, PublishedNorm, preset
 from subfleet.protocol.diagnosis import from_written, problems_with, refusal_of
 from subfleet.protocol.errors import ConfigError, FileError, ProtocolError
 from subfleet.protocol.schema import from_plain, to_plain
@@ -84,7 +83,6 @@ def _plain(name_or_path: str | Path, what: str, seen: tuple[str, ...] = ()) -> d
 
 def _checked(plain: dict[str, Any], what: str) -> Run:
     plain, problems = _with_preset(plain)
-    problems += _unknown_family(plain)
     if problems:
         raise refusal_of(what, [*problems, *problems_with(Run, plain)])
     return from_written(Run, plain, what)
@@ -103,17 +101,10 @@ def _with_preset(plain: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
     except (ConfigError, ProtocolError) as error:
         # Nothing is known of the network then: any other stands in for it, so that the rest of the file is heard.
         stand_in = to_plain(preset("resnet18", input_shape=(3, 32, 32), class_count=10))
-        unknown = {key: value for key, value in said.items() if key not in stand_in}
+        known = {field.name for kind in FAMILIES.values() for field in fields(kind)}
+        unknown = {key: value for key, value in said.items() if key not in known | stand_in.keys()}
         return {**plain, "model": stand_in | unknown}, problems_with(_Preset, named, "model") or [f"model: {error}"]
     return {**plain, "model": {**to_plain(network), **said}}, []
-
-
-def _unknown_family(plain: dict[str, Any]) -> list[str]:
-    model = plain.get("model")
-    name = model.get("family") if isinstance(model, dict) else None
-    if not isinstance(name, str) or name in FAMILIES:
-        return []
-    return [f"model.family is {name!r:.80}, but must be one of {sorted(FAMILIES)}{did_you_mean(name, FAMILIES)}"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,7 +114,7 @@ class _Preset:
     preset: str
     input_shape: tuple[int, ...]
     class_count: int
-    norm: Literal["group", "batch", "none"] = "batch"
+    norm: PublishedNorm = "batch"
 
 
 _PRESET_KEYS = frozenset(field.name for field in fields(_Preset))

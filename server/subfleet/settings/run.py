@@ -6,8 +6,8 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Literal
 
+from subfleet.elastic.families import AnyFamily
 from subfleet.elastic.merges import AnyStackedMerge
-from subfleet.elastic.network import ModelConfig
 from subfleet.elastic.server_optimisers import AnyServerOptimiser
 from subfleet.elastic.teaching import DistillationSettings
 from subfleet.methods import AnyMethod
@@ -88,7 +88,7 @@ class Run:
     """
 
     name: str
-    model: ModelConfig
+    model: AnyFamily
     data: DataSettings
     fleet: FleetSettings = field(default_factory=FleetSettings)
     host: HostSettings = field(default_factory=HostSettings, metadata=NO_PART)

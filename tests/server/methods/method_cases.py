@@ -14,9 +14,10 @@ from torch import Tensor
 
 from subfleet.arrays import encode_arrays
 from subfleet.arrays.codecs import encode_changes, rounding_numbers
-from subfleet.elastic.families import build_module, init_state
+from subfleet.elastic.building import build_module, init_state
+from subfleet.elastic.families.records.residual import Mlp
 from subfleet.elastic.model_state import ModelState
-from subfleet.elastic.network import BUFFER_ROLES, ModelConfig, Network
+from subfleet.elastic.network import BUFFER_ROLES, Family, Network
 from subfleet.elastic.teaching import DistillationSettings
 from subfleet.folding.folding import FoldedModel, Folding
 from subfleet.methods import METHODS, AnyMethod
@@ -35,7 +36,7 @@ from subfleet.settings.run import Run
 from subfleet.settings.samples import DataSettings
 from subfleet.transport.blob_store import BlobStore
 
-MODEL = ModelConfig(family="mlp", input_shape=(5,), class_count=4, widths=(8, 12), depths=(2, 3), group_size=2)
+MODEL = Mlp(input_shape=(5,), class_count=4, widths=(8, 12), depths=(2, 3), group_size=2)
 QUICK: Mapping[str, AnyMethod] = MappingProxyType(
     {
         **{name: kind() for name, kind in METHODS.items()},
@@ -69,13 +70,13 @@ class Client:
     codec: AnyUpdateCodec = field(default_factory=Uncompressed)
 
 
-def config_with(method: AnyMethod, model: ModelConfig = MODEL, **changes: Any) -> Run:
+def config_with(method: AnyMethod, model: Family = MODEL, **changes: Any) -> Run:
     """A run of a method on a small network, in which every update counts what the method says."""
     settings: dict[str, Any] = {"name": "methods", "data": DataSettings(test="unused"), "rates": RATES, "seed": SEED}
     return Run(**{**settings, "model": model, "method": method, "max_client_share": 1.0, **changes})
 
 
-def plan_with(method: AnyMethod, model: ModelConfig = MODEL, **changes: Any) -> Plan:
+def plan_with(method: AnyMethod, model: Family = MODEL, **changes: Any) -> Plan:
     """A plan of a method on a small network."""
     return plan_of(config_with(method, model, **changes), "run")
 

@@ -22,6 +22,7 @@ from server.methods.method_cases import (
     seen,
 )
 
+from subfleet.elastic.families.records.residual import Mlp
 from subfleet.elastic.merges import (
     STACKED_MERGES,
     AnyStackedMerge,
@@ -31,7 +32,7 @@ from subfleet.elastic.merges import (
     TrimmedMean,
 )
 from subfleet.elastic.model_state import ModelState
-from subfleet.elastic.network import ModelConfig
+from subfleet.elastic.network import Family
 from subfleet.elastic.server_optimisers import SERVER_OPTIMISERS, AnyServerOptimiser, FedAvgM
 from subfleet.elastic.teaching import DistillationSettings
 from subfleet.folding.folding import Folding
@@ -50,7 +51,7 @@ from subfleet.protocol.update_codecs import AnyUpdateCodec
 from subfleet.rounds.state import Plan, Seat
 from subfleet.transport.blob_store import BlobStore
 
-MODEL = ModelConfig(family="mlp", input_shape=(3,), class_count=4, widths=(8,), depths=(2,), group_size=2, norm="batch")
+MODEL = Mlp(input_shape=(3,), class_count=4, widths=(8,), depths=(2,), group_size=2, norm="batch")
 GROUPS = replace(MODEL, norm="group")
 NORMS: tuple[NormPolicy, ...] = get_args(NormPolicy)
 CODECS: tuple[AnyUpdateCodec, ...] = tuple(kind() for kind in get_args(AnyUpdateCodec))
@@ -98,7 +99,7 @@ class Case:
         return found.state
 
 
-def refusal(method: AnyMethod, model: ModelConfig, **settings: Any) -> str:
+def refusal(method: AnyMethod, model: Family, **settings: Any) -> str:
     """Why a configuration refuses a combination; empty where it does not."""
     try:
         config_with(method, model, **settings)

@@ -17,11 +17,12 @@ from server.methods.method_cases import MODEL, SEED, Client, ask, change_of, fir
 from torch import Tensor
 
 from subfleet.arrays.codecs import encode_changes
+from subfleet.elastic.building import build_module
 from subfleet.elastic.evaluate import evaluate
-from subfleet.elastic.families import build_module
+from subfleet.elastic.families.records.residual import PreactResNet
 from subfleet.elastic.maps import nested_maps, tensor_maps
 from subfleet.elastic.model_state import ModelState
-from subfleet.elastic.network import BUFFER_ROLES, ModelConfig, Network
+from subfleet.elastic.network import BUFFER_ROLES, Family, Network
 from subfleet.elastic.norm_layers import norm_tensors
 from subfleet.elastic.teaching import DistillationSettings
 from subfleet.export.steps import Student
@@ -51,9 +52,7 @@ VARIANTS: Mapping[str, AnyMethod] = {
 EVERY = pytest.mark.parametrize("kind", METHODS.values(), ids=METHODS.keys())
 BATCH_NORM = replace(MODEL, norm="batch")
 BOTTLENECK = CONVOLUTIONAL["bottleneck"]
-RESNET = ModelConfig(
-    family="preact_resnet", input_shape=(1, 6, 6), class_count=4, widths=(8, 12), depths=(2, 2), group_size=2
-)
+RESNET = PreactResNet(input_shape=(1, 6, 6), class_count=4, widths=(8, 12), depths=(2, 2), group_size=2)
 
 
 @functools.cache
@@ -257,7 +256,7 @@ def test_a_block_that_nobody_has_keeps_its_bits_for_those_who_will(method: AnyMe
 
 
 @pytest.mark.parametrize("model", [BOTTLENECK, BATCH_NORM], ids=["bottleneck", "batch norm"])
-def test_heterofl_trains_networks_that_its_own_code_refuses(model: ModelConfig, tmp_path: Path) -> None:
+def test_heterofl_trains_networks_that_its_own_code_refuses(model: Family, tmp_path: Path) -> None:
     """HeteroFL's federated path has no rule for bottleneck blocks."""
     plan = plan_with(HeteroFL(class_mask=False), model)
     state = ModelState(shared=random_state(plan.network, 3))

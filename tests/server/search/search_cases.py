@@ -8,9 +8,9 @@ from types import MappingProxyType
 
 from hypothesis import strategies as st
 
+from subfleet.elastic.building import network_of
 from subfleet.elastic.cost import estimate_cost
-from subfleet.elastic.families import network_of
-from subfleet.elastic.network import ModelConfig
+from subfleet.elastic.families.records.residual import PreactResNet
 from subfleet.elastic.spaces import SearchSpace, search_space, uniform_space
 from subfleet.protocol.readings import Budget
 from subfleet.protocol.subnet import SubnetSpec
@@ -19,9 +19,7 @@ from subfleet.search.query import Explored, Fit, Query, Search
 
 TARGETS = ("onnx", "executorch")
 RATES = (0.25, 0.5, 0.75, 1)
-MODEL = ModelConfig(
-    family="preact_resnet", input_shape=(1, 8, 8), class_count=10, widths=(16, 32), depths=(2, 2), group_size=4
-)
+MODEL = PreactResNet(input_shape=(1, 8, 8), class_count=10, widths=(16, 32), depths=(2, 2), group_size=4)
 NETWORK = network_of(MODEL)
 SPACE = search_space(NETWORK, RATES)
 UNIFORM = uniform_space(NETWORK, RATES)

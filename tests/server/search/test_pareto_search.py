@@ -16,8 +16,9 @@ from server.search.search_cases import (
     stream,
 )
 
-from subfleet.elastic.families import network_of
-from subfleet.elastic.network import ModelConfig, Network
+from subfleet.elastic.building import network_of
+from subfleet.elastic.families.records.residual import Mlp
+from subfleet.elastic.network import Network
 from subfleet.elastic.spaces import search_space, uniform_space
 from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.readings import Budget
@@ -103,9 +104,7 @@ def _linear(spec: SubnetSpec, network: Network) -> Candidate:
 
 def test_the_largest_is_found_where_memory_says_nothing_of_parameters() -> None:
     """Ranked by utilisation, half of the parameters were given away for a memory that was full."""
-    network = network_of(
-        ModelConfig(family="mlp", input_shape=(8,), class_count=4, widths=(32, 64), depths=(2, 2), group_size=4)
-    )
+    network = network_of(Mlp(input_shape=(8,), class_count=4, widths=(32, 64), depths=(2, 2), group_size=4))
     space = search_space(network, RATES)
 
     def dear(spec: SubnetSpec) -> Candidate:

@@ -1,111 +1,66 @@
-"""The families of networks, and how a network, its modules and its first weights come from one declaration."""
+"""The families of networks and the published networks that are installed: entry points, ours like everybody else's.
 
-import hashlib
-import math
-from collections.abc import Callable, Mapping
-from types import MappingProxyType
+Reading them loads no PyTorch: a family is a record of settings, which imports what builds its network when it is built.
+"""
 
-import torch
-from torch import Tensor, nn
+from typing import Annotated, Literal, Protocol
 
-from subfleet.elastic.families.blueprint import Blueprint, declare, module_of
-from subfleet.elastic.families.inverted import efficientnet_v2, mobilenet_v2, mobilenet_v3
-from subfleet.elastic.families.plain import ds_cnn, vgg
-from subfleet.elastic.families.preact import mlp, preact_resnet
-from subfleet.elastic.families.recurrent import lstm
-from subfleet.elastic.families.transformer import bert, bert_classifier, decoder, vit
-from subfleet.elastic.network import LocalShapes, ModelConfig, Network, Role, TensorDecl
-from subfleet.protocol.errors import ConfigError
-from subfleet.protocol.subnet import SubnetSpec
+from subfleet.elastic.network import Family
+from subfleet.protocol.registry import Registry, problem_with_record
 
-__all__ = ["FAMILIES", "build_module", "init_state", "network_of", "sized_module"]
+__all__ = ["FAMILIES", "PRESETS", "AnyFamily", "Preset", "PublishedNorm", "preset"]
+
+PublishedNorm = Literal["group", "batch", "none"]
+"""What may take the place of BatchNorm in a published network."""
+
+_MEMBERS = ("TAG", "input_shape", "class_count", "depths", "norm", "learnable_steps", "scaler", "blueprint")
 
 
-FAMILIES: Mapping[str, Callable[[ModelConfig], Blueprint]] = MappingProxyType(
-    {
-        "bert": bert,
-        "bert_classifier": bert_classifier,
-        "decoder": decoder,
-        "ds_cnn": ds_cnn,
-        "efficientnet_v2": efficientnet_v2,
-        "lstm": lstm,
-        "mlp": mlp,
-        "mobilenet_v2": mobilenet_v2,
-        "mobilenet_v3": mobilenet_v3,
-        "preact_resnet": preact_resnet,
-        "vgg": vgg,
-        "vit": vit,
-    }
-)
-"""A configuration to its network's blueprint, by the family's name."""
+class Preset(Protocol):
+    """A published network."""
 
-_MODULE_SEED = 0
+    def __call__(self, *, input_shape: tuple[int, ...], class_count: int, norm: PublishedNorm) -> Family:
+        """Its settings for other inputs.
+
+        Args:
+            input_shape: (channels, height, width); of networks over symbols (tokens,).
+            class_count: number of classes; where each next symbol is predicted, of symbols.
+            norm: instead of BatchNorm, where the published network has that; others keep theirs.
+
+        Raises:
+            ConfigError: the numbers are out of range.
+        """
 
 
-def network_of(config: ModelConfig) -> Network:
-    """Declare the network of a configuration.
-
-    Raises:
-        ConfigError: the family is unknown, or refuses the configuration.
-    """
-    return declare(config, _blueprint(config))
+def _problem(found: object, name: str) -> str:
+    problem = problem_with_record(found, name, _MEMBERS)
+    return problem or ("" if getattr(found, "TAG", "") == "family" else "its TAG must be 'family'")
 
 
-def init_state(network: Network, seed: int) -> dict[str, Tensor]:
-    """The first weights of the full network, float32.
-
-    Each tensor has a random stream of its own, derived from the seed and its name: adding a block to a network leaves
-    the weights of all others as they were.
-    """
-    return {
-        decl.name: torch.zeros(decl.shape) if decl.role == "residual" else _draw_tensor(decl, decl.shape, seed)
-        for decl in network.tensors.values()
-    }
+def _callable(found: object, name: str) -> str:
+    return "" if callable(found) else f"{name!r} must be a function that gives a family's settings"
 
 
-def build_module(network: Network, spec: SubnetSpec) -> nn.Module:
-    """A module of a subnet's own size, whose state has exactly the names and shapes of the subnet's maps.
+FAMILIES = Registry[type[Family]]("subfleet.families", "family", tag="family", check=_problem)
+"""The record of each family, by the name that a configuration's `[model] family = "..."` gives."""
 
-    Its weights are drawn from a fixed seed, no layer's are zero, so that they show every wiring error; load the
-    extracted state to use it. The global random state is untouched.
+AnyFamily = Annotated[Family, FAMILIES]
+"""A field of this type is read from plain data as the record of the family that it names."""
 
-    Raises:
-        ConfigError: the spec is no subnet of this network.
-    """
-    local = network.local(spec)
-    module = sized_module(network.config, local)
-    state = {name: _draw_tensor(network.tensors[name], shape, _MODULE_SEED) for name, shape in local.tensors.items()}
-    module.load_state_dict(state, assign=True)
-    return module
+PRESETS = Registry[Preset]("subfleet.presets", "preset", check=_callable)
+"""The published networks, by the name that a configuration's `[model] preset = "..."` gives."""
 
 
-def sized_module(config: ModelConfig, local: LocalShapes) -> nn.Module:
-    """A module of any sizes, without memory for its tensors.
+def preset(name: str, *, input_shape: tuple[int, ...], class_count: int, norm: PublishedNorm = "batch") -> Family:
+    """The settings of a published network.
 
     Args:
-        config: of the network.
-        local: sizes of its axes and shapes of its tensors; a block without tensors is left out.
+        name: a name in `PRESETS`.
+        input_shape: as in `Preset`.
+        class_count: as in `Preset`.
+        norm: as in `Preset`.
+
+    Raises:
+        ConfigError: there is no such network, or the numbers are out of range.
     """
-    with torch.device("meta"):
-        return module_of(_blueprint(config), local)
-
-
-def _blueprint(config: ModelConfig) -> Blueprint:
-    if config.family not in FAMILIES:
-        raise ConfigError(f"the model family is {config.family!r}, but must be one of {sorted(FAMILIES)}")
-    return FAMILIES[config.family](config)
-
-
-_CONSTANT_ROLES: Mapping[Role, float] = MappingProxyType(
-    {"gain": 1.0, "bias": 0.0, "step": 1.0, "mean": 0.0, "variance": 1.0}
-)
-_DEVIATIONS: Mapping[Role, float] = MappingProxyType({"embedding": 0.02, "symbol": 1.0})
-
-
-def _draw_tensor(decl: TensorDecl, shape: tuple[int, ...], seed: int) -> Tensor:
-    if decl.role in _CONSTANT_ROLES:
-        return torch.full(shape, _CONSTANT_ROLES[decl.role])
-    digest = hashlib.sha256(f"{seed}/{decl.name}".encode()).digest()
-    generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
-    deviation = _DEVIATIONS.get(decl.role) or math.sqrt(2 / math.prod(shape[1:]))
-    return torch.randn(shape, generator=generator) * deviation
+    return PRESETS.named(name)(input_shape=input_shape, class_count=class_count, norm=norm)

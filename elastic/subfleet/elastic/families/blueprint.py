@@ -7,8 +7,9 @@ not show is said beside it: tensors that start otherwise than their layers usual
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, fields
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Protocol, runtime_checkable
 
@@ -16,10 +17,10 @@ import torch
 from torch import Tensor, nn
 
 from subfleet.elastic.axes import Axis, Dim, Product, factors_of
-from subfleet.elastic.network import Block, LocalShapes, MatrixProduct, ModelConfig, Network, Role, TensorDecl
+from subfleet.elastic.network import Block, Family, LocalShapes, MatrixProduct, Network, Role, TensorDecl
 from subfleet.protocol.errors import ConfigError
 
-__all__ = ["Blueprint", "OwnTensors", "Sizes", "TiedSize", "check_used", "declare", "module_of", "share_of"]
+__all__ = ["Blueprint", "OwnTensors", "Sizes", "TiedSize", "declare", "module_of", "share_of"]
 
 
 class TiedSize(int):
@@ -98,6 +99,9 @@ class Blueprint:
             0, so that their blocks start as the identity; by name.
         products: as in `Network`.
         kept_of_norms: as in `Network`.
+        group_size: as in `Network`.
+        symbols: as in `Network`.
+        other_sizes: as in `Network`.
     """
 
     axes: tuple[Axis, ...]
@@ -106,18 +110,29 @@ class Blueprint:
     roles: Mapping[str, Role] = field(default_factory=dict)
     products: tuple[MatrixProduct, ...] = ()
     kept_of_norms: int = 2
+    group_size: int = 4
+    symbols: int = 0
+    other_sizes: tuple[int, ...] = ()
 
 
-def declare(config: ModelConfig, blueprint: Blueprint) -> Network:
+def declare(config: Family, blueprint: Blueprint) -> Network:
     """The declaration of a network.
 
     Raises:
-        ConfigError: an axis is no multiple of its granularity, or the input is too small for the network.
+        ConfigError: an axis is no multiple of its granularity, blocks are not in the family's sections, or the input is
+            too small for the network.
     """
+    depths = config.depths
+    inside = Counter(block.section for block in blueprint.blocks)
+    if any(not 0 <= section < len(depths) or count > depths[section] for section, count in inside.items()):
+        raise ConfigError(
+            f"family {config.TYPE!r} has {dict(inside)} blocks to leave out by section, but sections of {depths} "
+            "blocks; mend the package that has it"
+        )
     for axis in blueprint.axes:
         if axis.size % axis.granularity and axis.kind != "kernel":
             raise ConfigError(
-                f"axis {axis.name!r} of family {config.family!r} has size {axis.size}, but must be a multiple of "
+                f"axis {axis.name!r} of family {config.TYPE!r} has size {axis.size}, but must be a multiple of "
                 f"group_size {axis.granularity}; change the widths"
             )
     return Network(
@@ -127,6 +142,9 @@ def declare(config: ModelConfig, blueprint: Blueprint) -> Network:
         tensors=MappingProxyType({decl.name: decl for decl in _decls(config, blueprint)}),
         products=blueprint.products,
         kept_of_norms=blueprint.kept_of_norms,
+        group_size=blueprint.group_size,
+        symbols=blueprint.symbols,
+        other_sizes=blueprint.other_sizes,
     )
 
 
@@ -137,30 +155,6 @@ def module_of(blueprint: Blueprint, local: LocalShapes) -> nn.Module:
         block.name for block in blueprint.blocks if any(name.startswith(f"{block.name}.") for name in local.tensors)
     }
     return blueprint.build(Sizes(axes=axes, kept=local.sizes, blocks=frozenset(held)))
-
-
-def check_used(config: ModelConfig, used: Iterable[str], norms: Iterable[str]) -> None:
-    """Make sure that a configuration sets nothing that its family has no use for.
-
-    Args:
-        config: the configuration.
-        used: names of the optional fields that the family uses, besides norm and group_size.
-        norms: that it knows.
-
-    Raises:
-        ConfigError: it sets another field, or has a norm that the family does not know.
-    """
-    known = {"norm", "group_size", "scaler", *used}
-    for setting in fields(config):
-        value = getattr(config, setting.name)
-        if setting.name not in known and isinstance(setting.default, int | str | tuple) and value != setting.default:
-            raise ConfigError(
-                f"{setting.name} is {value!r}, but family {config.family!r} has no use for it; leave it out"
-            )
-    if config.norm not in norms:
-        raise ConfigError(f"norm is {config.norm!r}, but family {config.family!r} knows {sorted(norms)}")
-    if config.scaler and config.norm == "none":
-        raise ConfigError("scaler is set and norm is 'none', but a scaler stands before norms; choose a norm")
 
 
 _OWN_ROLES: Mapping[str, Role] = MappingProxyType(
@@ -195,7 +189,7 @@ def _built(blueprint: Blueprint, kept: Mapping[str, int]) -> nn.Module:
     return blueprint.build(sizes)
 
 
-def _decls(config: ModelConfig, blueprint: Blueprint) -> Iterator[TensorDecl]:
+def _decls(config: Family, blueprint: Blueprint) -> Iterator[TensorDecl]:
     """Every tensor of the full module, in the order of its state."""
     with torch.device("meta"):
         module = _built(blueprint, {})
@@ -242,7 +236,7 @@ def _dims(layer: nn.Module, own: str, rank: int) -> tuple[Dim, ...]:
     return tuple(size.dim if isinstance(size, TiedSize) else None for size in sizes[:rank])
 
 
-def _places(config: ModelConfig, blueprint: Blueprint) -> dict[str, int]:
+def _places(config: Family, blueprint: Blueprint) -> dict[str, int]:
     """At how many places of one sample each layer is applied, found by running the narrowest network of that depth.
 
     It has as many as any other. A run of the full one with shapes alone loads PyTorch's compiler, which takes seconds.
@@ -265,12 +259,12 @@ def _places(config: ModelConfig, blueprint: Blueprint) -> dict[str, int]:
     ]
     try:
         with torch.no_grad():
-            dtype = torch.int64 if config.vocabulary else torch.float32
+            dtype = torch.int64 if blueprint.symbols else torch.float32
             module.eval()(torch.zeros(1, *config.input_shape, dtype=dtype))
     except (RuntimeError, ValueError) as error:
         raise ConfigError(
-            f"input_shape is {config.input_shape} and group_size is {config.group_size}, but family "
-            f"{config.family!r} needs a larger input, or fewer sections that halve it, or larger groups: {error}"
+            f"input_shape is {config.input_shape} and group_size is {blueprint.group_size}, but family "
+            f"{config.TYPE!r} needs a larger input, or fewer sections that halve it, or larger groups: {error}"
         ) from error
     finally:
         for handle in handles:

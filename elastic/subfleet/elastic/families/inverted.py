@@ -12,27 +12,25 @@ from functools import partial
 from torch import nn
 
 from subfleet.elastic.axes import Axis
-from subfleet.elastic.families.blueprint import Blueprint, Sizes, check_used
+from subfleet.elastic.families.blueprint import Blueprint, Sizes
 from subfleet.elastic.families.layers import InvertedResidual, Layers, MakeActivation, SpatialMean, SqueezeExcitation
+from subfleet.elastic.families.records.inverted import EfficientNetV2, MobileNetV2, MobileNetV3
 from subfleet.elastic.families.sections import (
     BlockPlan,
     block_plans,
     channel_axis,
-    check_image,
     class_axis,
     in_sections,
     kernel_axes,
     kernel_of,
+    of_each_block,
     skippable,
     stream_axes,
 )
-from subfleet.elastic.network import ModelConfig
-from subfleet.protocol.errors import ConfigError
 
 __all__ = ["efficientnet_v2", "mobilenet_v2", "mobilenet_v3"]
 
-_NORMS = ("batch", "group", "none")
-_USED = ("hidden_widths", "kernels", "strides", "stem_width", "stem_stride", "last_widths", "learnable_steps")
+_AnyInverted = MobileNetV2 | MobileNetV3 | EfficientNetV2
 _MOBILE_EPSILON = 1e-3
 """Of BatchNorm in MobileNetV3's and EfficientNetV2's public code."""
 
@@ -62,23 +60,23 @@ class _Style:
     squeeze: tuple[MakeActivation, MakeActivation] | None = None
 
 
-def mobilenet_v2(config: ModelConfig) -> Blueprint:
+def mobilenet_v2(config: MobileNetV2) -> Blueprint:
     """MobileNetV2 (Sandler et al. 2018, section 4) without dropout.
 
     Raises:
-        ConfigError: the input is no image, or the configuration sets what the family has no use for.
+        ConfigError: a kernel has no middle.
     """
     relu6 = nn.ReLU6
     return _blueprint(config, _Style(expansion=6, last=(4,), epsilon=1e-5, stem=relu6, early=relu6, late=relu6))
 
 
-def mobilenet_v3(config: ModelConfig) -> Blueprint:
+def mobilenet_v3(config: MobileNetV3) -> Blueprint:
     """MobileNetV3 (Howard et al. 2019, section 5) without dropout; its small and large forms differ in numbers alone.
 
     Hardswish begins with the last but one section that halves its input, as in both of the paper's tables.
 
     Raises:
-        ConfigError: the input is no image, or the configuration sets what the family has no use for.
+        ConfigError: a kernel has no middle.
     """
     style = _Style(
         expansion=6,
@@ -91,13 +89,13 @@ def mobilenet_v3(config: ModelConfig) -> Blueprint:
     return _blueprint(config, style)
 
 
-def efficientnet_v2(config: ModelConfig) -> Blueprint:
+def efficientnet_v2(config: EfficientNetV2) -> Blueprint:
     """EfficientNetV2 (Tan and Le 2021, section 3.3) with SiLU, without dropout and stochastic depth.
 
     Blocks with squeeze-and-excitation are MBConv, the others fused MBConv.
 
     Raises:
-        ConfigError: the input is no image, or the configuration sets what the family has no use for.
+        ConfigError: a kernel has no middle.
     """
     silu = nn.SiLU
     style = _Style(expansion=4, last=(5,), stem=silu, early=silu, late=silu, fuses=True, squeeze=(silu, nn.Sigmoid))
@@ -121,19 +119,13 @@ class _Inside:
     activation: MakeActivation
 
 
-def _blueprint(config: ModelConfig, style: _Style) -> Blueprint:
-    check_image(config)
-    check_used(config, (*_USED, "squeezed_widths") if style.squeeze else _USED, _NORMS)
-    if len(config.last_widths) not in {0, len(style.last)}:
-        raise ConfigError(
-            f"last_widths are {config.last_widths}, but family {config.family!r} has {len(style.last)} layers between "
-            "the last section and the head"
-        )
+def _blueprint(config: _AnyInverted, style: _Style) -> Blueprint:
     plans = block_plans(
         config,
-        strides=(1, *(2 for _ in config.widths[1:])),
+        strides=config.strides or (1, *(2 for _ in config.widths[1:])),
         stem_width=config.stem_width or config.widths[0],
         keeping="all",
+        kernels=config.kernels,
     )
     insides = dict(_insides(config, style, plans))
     last = config.last_widths or tuple(config.widths[-1] * factor for factor in style.last)
@@ -149,14 +141,17 @@ def _blueprint(config: ModelConfig, style: _Style) -> Blueprint:
         build=partial(_build, config, style, plans, insides),
         # ReLU6, hardswish and SiLU cannot tell their slope from what they give.
         kept_of_norms=3,
+        group_size=config.group_size,
     )
 
 
-def _insides(config: ModelConfig, style: _Style, plans: tuple[BlockPlan, ...]) -> Iterator[tuple[str, _Inside]]:
+def _insides(config: _AnyInverted, style: _Style, plans: tuple[BlockPlan, ...]) -> Iterator[tuple[str, _Inside]]:
     halving = [plan.section for plan in plans if plan.stride > 1]
     late = halving[-2] if len(halving) > 1 else 0
-    hidden = config.of_each_block(config.hidden_widths) or tuple(plan.width_in * style.expansion for plan in plans)
-    squeezed = config.of_each_block(config.squeezed_widths) or (0,) * len(plans)
+    hidden = of_each_block(config.hidden_widths, config.depths)
+    hidden = hidden or tuple(plan.width_in * style.expansion for plan in plans)
+    squeezed = () if isinstance(config, MobileNetV2) else of_each_block(config.squeezed_widths, config.depths)
+    squeezed = squeezed or (0,) * len(plans)
     for plan, width, inside in zip(plans, hidden, squeezed, strict=True):
         yield (
             plan.name,
@@ -169,7 +164,7 @@ def _insides(config: ModelConfig, style: _Style, plans: tuple[BlockPlan, ...]) -
         )
 
 
-def _inner_axes(config: ModelConfig, insides: dict[str, _Inside]) -> Iterator[Axis]:
+def _inner_axes(config: _AnyInverted, insides: dict[str, _Inside]) -> Iterator[Axis]:
     for name, inside in insides.items():
         if inside.widens:
             yield channel_axis(config, f"{name}.inner", inside.width)
@@ -178,7 +173,7 @@ def _inner_axes(config: ModelConfig, insides: dict[str, _Inside]) -> Iterator[Ax
 
 
 def _build(
-    config: ModelConfig, style: _Style, plans: tuple[BlockPlan, ...], insides: dict[str, _Inside], sizes: Sizes
+    config: _AnyInverted, style: _Style, plans: tuple[BlockPlan, ...], insides: dict[str, _Inside], sizes: Sizes
 ) -> nn.Module:
     layers = Layers(config=config, epsilon=style.epsilon)
 

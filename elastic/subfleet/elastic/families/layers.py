@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from subfleet.elastic.families.blueprint import share_of
-from subfleet.elastic.network import ModelConfig
+from subfleet.elastic.families.sections import Normed
 
 __all__ = ["InvertedResidual", "Layers", "MakeActivation", "PreactBlock", "Scale", "SpatialMean", "SqueezeExcitation"]
 
@@ -23,16 +23,16 @@ MakeActivation = Callable[[], nn.Module]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layers:
-    """Makes the layers of a network in the way that its configuration asks for.
+    """Makes the layers of a network in the way that its settings ask for.
 
     Attributes:
-        config: norm, group_size and scaler are used. Layers have biases where there are no norms, which would take
+        config: the settings. Layers have biases where there are no norms, which would take
             them away again.
         spatial: convolutions of images; else linear layers of vectors.
         epsilon: added to the variance by BatchNorm.
     """
 
-    config: ModelConfig
+    config: Normed
     spatial: bool = True
     epsilon: float = 1e-5
 

@@ -8,12 +8,12 @@ from functools import partial
 
 from torch import nn
 
-from subfleet.elastic.families.blueprint import Blueprint, Sizes, check_used
+from subfleet.elastic.families.blueprint import Blueprint, Sizes
 from subfleet.elastic.families.layers import Layers, SpatialMean
+from subfleet.elastic.families.records.plain import DsCnn, Vgg
 from subfleet.elastic.families.sections import (
     BlockPlan,
     block_plans,
-    check_image,
     class_axis,
     in_sections,
     kernel_axes,
@@ -21,54 +21,49 @@ from subfleet.elastic.families.sections import (
     skippable,
     stream_axes,
 )
-from subfleet.elastic.network import ModelConfig
 
 __all__ = ["ds_cnn", "vgg"]
 
-_NORMS = ("batch", "group", "none")
 
-
-def vgg(config: ModelConfig) -> Blueprint:
+def vgg(config: Vgg) -> Blueprint:
     """Sections of 3x3 convolutions, each closed by 2x2 max pooling (Simonyan and Zisserman 2015, section 2.1).
 
     One linear layer instead of the paper's three ends it, as usual for small images.
 
     Raises:
-        ConfigError: the input is no image, or the configuration sets what the family has no use for.
+        ConfigError: a kernel has no middle.
     """
-    check_image(config)
-    check_used(config, ("kernels",), _NORMS)
     ones = (1,) * len(config.widths)
-    plans = block_plans(config, strides=ones, stem_width=config.input_shape[0], keeping="none")
+    plans = block_plans(config, strides=ones, stem_width=config.input_shape[0], keeping="none", kernels=config.kernels)
     return Blueprint(
         # The first section reads the image, which is never cut.
         axes=(*stream_axes(config, plans, stem=False), *kernel_axes(plans), class_axis(config)),
         blocks=skippable(plans),
+        group_size=config.group_size,
         build=partial(_build_vgg, config, plans),
     )
 
 
-def ds_cnn(config: ModelConfig) -> Blueprint:
+def ds_cnn(config: DsCnn) -> Blueprint:
     """A convolution over time and frequency, then depthwise separable ones (Zhang et al. 2017, section 3.5).
 
     Inputs are (1, frames, coefficients), such as 49 frames of 10 MFCC for one second of speech.
 
     Raises:
-        ConfigError: the input is no image, or the configuration sets what the family has no use for.
+        ConfigError: a kernel has no middle.
     """
-    check_image(config)
-    check_used(config, ("kernels", "stem_width"), _NORMS)
     stem_width = config.stem_width or config.widths[0]
     ones = (1,) * len(config.widths)
-    plans = block_plans(config, strides=ones, stem_width=stem_width, keeping="none")
+    plans = block_plans(config, strides=ones, stem_width=stem_width, keeping="none", kernels=config.kernels)
     return Blueprint(
         axes=(*stream_axes(config, plans), *kernel_axes(plans), class_axis(config)),
         blocks=skippable(plans),
+        group_size=config.group_size,
         build=partial(_build_ds_cnn, config, plans),
     )
 
 
-def _build_vgg(config: ModelConfig, plans: tuple[BlockPlan, ...], sizes: Sizes) -> nn.Module:
+def _build_vgg(config: Vgg, plans: tuple[BlockPlan, ...], sizes: Sizes) -> nn.Module:
     layers = Layers(config=config)
 
     def block(plan: BlockPlan) -> nn.Module:
@@ -80,7 +75,7 @@ def _build_vgg(config: ModelConfig, plans: tuple[BlockPlan, ...], sizes: Sizes) 
     return nn.Sequential(modules)
 
 
-def _build_ds_cnn(config: ModelConfig, plans: tuple[BlockPlan, ...], sizes: Sizes) -> nn.Module:
+def _build_ds_cnn(config: DsCnn, plans: tuple[BlockPlan, ...], sizes: Sizes) -> nn.Module:
     layers = Layers(config=config)
 
     def block(plan: BlockPlan) -> nn.Module:

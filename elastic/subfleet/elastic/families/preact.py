@@ -7,34 +7,53 @@ the residual sections. Layers before norms have no bias.
 import math
 from collections import OrderedDict
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import partial
 
 from torch import nn
 
 from subfleet.elastic.axes import Axis
-from subfleet.elastic.families.blueprint import Blueprint, Sizes, check_used
+from subfleet.elastic.families.blueprint import Blueprint, Sizes
 from subfleet.elastic.families.layers import Layers, PreactBlock, SpatialMean
+from subfleet.elastic.families.records.residual import Mlp, PreactResNet
 from subfleet.elastic.families.sections import (
     BlockPlan,
     block_plans,
     channel_axis,
-    check_image,
     class_axis,
     in_sections,
     kernel_axes,
     kernel_of,
+    of_each_block,
     skippable,
     stream_axes,
 )
-from subfleet.elastic.network import ModelConfig
 
 __all__ = ["mlp", "preact_resnet"]
 
-_NORMS = ("batch", "group", "none")
 _BOTTLENECK_SHARE = 4
 
 
-def preact_resnet(config: ModelConfig) -> Blueprint:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Style:
+    """What distinguishes the families.
+
+    Attributes:
+        layers: makes their layers.
+        strides: of each section.
+        kernels: of each section, where they are named.
+        stem_stride: of the first layer.
+        bottleneck: whether blocks are bottlenecks.
+    """
+
+    layers: Layers
+    strides: tuple[int, ...]
+    kernels: tuple[int, ...] = ()
+    stem_stride: int = 1
+    bottleneck: bool = False
+
+
+def preact_resnet(config: PreactResNet) -> Blueprint:
     """A residual network whose blocks normalise first (He et al. 2016, "Identity mappings", section 4.1).
 
     The stem is a 3x3 convolution without pooling, as usual for small images. Blocks have two 3x3 convolutions, or, as
@@ -42,53 +61,54 @@ def preact_resnet(config: ModelConfig) -> Blueprint:
     inside. Sections after the first halve height and width unless strides are given.
 
     Raises:
-        ConfigError: the input is no image, or the configuration sets what the family has no use for.
+        ConfigError: a kernel has no middle.
     """
-    check_image(config)
-    used = ("block", "hidden_widths", "kernels", "strides", "stem_width", "stem_stride", "learnable_steps")
-    check_used(config, used, _NORMS)
-    strides = (1, *(2 for _ in config.widths[1:]))
-    return _blueprint(config, strides, Layers(config=config))
+    style = _Style(
+        layers=Layers(config=config),
+        strides=config.strides or (1, *(2 for _ in config.widths[1:])),
+        kernels=config.kernels,
+        stem_stride=config.stem_stride,
+        bottleneck=config.block == "bottleneck",
+    )
+    return _blueprint(config, style)
 
 
-def mlp(config: ModelConfig) -> Blueprint:
-    """A residual network of linear layers; inputs of any shape are flattened.
-
-    Raises:
-        ConfigError: the configuration sets what the family has no use for.
-    """
-    check_used(config, ("hidden_widths", "stem_width", "learnable_steps"), _NORMS)
-    return _blueprint(config, (1,) * len(config.widths), Layers(config=config, spatial=False))
+def mlp(config: Mlp) -> Blueprint:
+    """A residual network of linear layers; inputs of any shape are flattened."""
+    return _blueprint(config, _Style(layers=Layers(config=config, spatial=False), strides=(1,) * len(config.widths)))
 
 
-def _blueprint(config: ModelConfig, strides: tuple[int, ...], layers: Layers) -> Blueprint:
+def _blueprint(config: Mlp | PreactResNet, style: _Style) -> Blueprint:
     stem_width = config.stem_width or config.widths[0]
-    plans = block_plans(config, strides=strides, stem_width=stem_width, keeping="first")
-    last = "layer3" if config.block == "bottleneck" else "layer2"
+    plans = block_plans(config, strides=style.strides, stem_width=stem_width, keeping="first", kernels=style.kernels)
+    last = "layer3" if style.bottleneck else "layer2"
+    inner = _inner_axes(config, style, plans)
     return Blueprint(
-        axes=(*stream_axes(config, plans), *_inner_axes(config, plans), *kernel_axes(plans), class_axis(config)),
+        axes=(*stream_axes(config, plans), *inner, *kernel_axes(plans), class_axis(config)),
         blocks=skippable(plans),
-        build=partial(_build, config, plans, layers),
+        build=partial(_build, config, style, plans),
         roles={f"{plan.name}.{last}.weight": "residual" for plan in plans},
+        group_size=config.group_size,
     )
 
 
-def _inner_axes(config: ModelConfig, plans: tuple[BlockPlan, ...]) -> Iterator[Axis]:
-    bottleneck = config.block == "bottleneck"
-    usual = tuple(max(1, width // _BOTTLENECK_SHARE) if bottleneck else width for width in config.widths)
-    for plan, width in zip(plans, config.of_each_block(config.hidden_widths or usual), strict=True):
+def _inner_axes(config: Mlp | PreactResNet, style: _Style, plans: tuple[BlockPlan, ...]) -> Iterator[Axis]:
+    share = _BOTTLENECK_SHARE if style.bottleneck else 1
+    usual = tuple(max(1, width // share) for width in config.widths)
+    for plan, width in zip(plans, of_each_block(config.hidden_widths or usual, config.depths), strict=True):
         yield channel_axis(config, f"{plan.name}.inner", width)
-        if bottleneck:
+        if style.bottleneck:
             yield channel_axis(config, f"{plan.name}.filtered", width)
 
 
-def _build(config: ModelConfig, plans: tuple[BlockPlan, ...], layers: Layers, sizes: Sizes) -> nn.Module:
+def _build(config: Mlp | PreactResNet, style: _Style, plans: tuple[BlockPlan, ...], sizes: Sizes) -> nn.Module:
+    layers = style.layers
     input_size = config.input_shape[0] if layers.spatial else math.prod(config.input_shape)
     modules = OrderedDict[str, nn.Module]()
     if not layers.spatial:
         modules["flatten"] = nn.Flatten()
-    modules["stem"] = layers.layer(input_size, sizes[plans[0].stream_in], 3, stride=config.stem_stride)
-    modules.update(in_sections(plans, sizes, partial(_block, config, layers, sizes)))
+    modules["stem"] = layers.layer(input_size, sizes[plans[0].stream_in], 3, stride=style.stem_stride)
+    modules.update(in_sections(plans, sizes, partial(_block, config, style, sizes)))
     width = sizes[plans[-1].stream]
     modules.update(norm=layers.norm(width), relu=nn.ReLU())
     if layers.spatial:
@@ -97,10 +117,11 @@ def _build(config: ModelConfig, plans: tuple[BlockPlan, ...], layers: Layers, si
     return nn.Sequential(modules)
 
 
-def _block(config: ModelConfig, layers: Layers, sizes: Sizes, plan: BlockPlan) -> PreactBlock:
+def _block(config: Mlp | PreactResNet, style: _Style, sizes: Sizes, plan: BlockPlan) -> PreactBlock:
+    layers = style.layers
     width_in, width, inner = sizes[plan.stream_in], sizes[plan.stream], sizes[f"{plan.name}.inner"]
     kernel = kernel_of(plan, sizes)
-    if config.block == "bottleneck":
+    if style.bottleneck:
         filtered = sizes[f"{plan.name}.filtered"]
         pairs = [
             (layers.norm(width_in), layers.layer(width_in, inner)),

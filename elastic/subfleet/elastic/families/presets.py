@@ -1,66 +1,86 @@
-"""Published networks by name, as configurations.
+"""Published networks, as settings of their families; each is an entry point of the group `subfleet.presets`.
 
 Images of 96 pixels or more take the published strides. For smaller ones the mobile networks keep the size in the first
 two places that would halve it, stems are 3x3 convolutions without pooling, and patches are 4x4, all as usual for images
 of 32 pixels.
 """
 
-import dataclasses
-from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
-from types import MappingProxyType
-from typing import Literal
+from typing import Any, Literal
 
-from subfleet.elastic.network import ModelConfig
-from subfleet.protocol.errors import ConfigError
-from subfleet.protocol.suggestion import did_you_mean
+from subfleet.elastic.families import PublishedNorm
+from subfleet.elastic.families.records.inverted import EfficientNetV2, MobileNetV2, MobileNetV3
+from subfleet.elastic.families.records.plain import DsCnn, Vgg
+from subfleet.elastic.families.records.recurrent import Lstm
+from subfleet.elastic.families.records.residual import PreactResNet
+from subfleet.elastic.families.records.transformers import BertClassifier, Decoder, Vit
+from subfleet.elastic.network import Family
 
-__all__ = ["PRESETS", "preset"]
+__all__ = [
+    "Published",
+    "bert_small",
+    "char_lstm",
+    "decoder_small",
+    "ds_cnn",
+    "efficientnet_v2_s",
+    "efficientnet_v2_tiny",
+    "mobilenet_v2",
+    "mobilenet_v3_large",
+    "mobilenet_v3_small",
+    "resnet18",
+    "resnet34",
+    "resnet50",
+    "resnet101",
+    "resnet152",
+    "vgg11",
+    "vgg13",
+    "vgg16",
+    "vgg19",
+    "vit_tiny",
+]
 
 _LARGE_IMAGE = 96
 _SMALL_PATCH = 4
 
 
-def preset(
-    name: str, *, input_shape: tuple[int, ...], class_count: int, norm: Literal["group", "batch", "none"] = "batch"
-) -> ModelConfig:
-    """The configuration of a published network.
+@dataclass(frozen=True, slots=True)
+class Published:
+    """A published network, for other inputs and classes; see `subfleet.elastic.families.Preset`.
 
-    Args:
-        name: a key of `PRESETS`.
-        input_shape: (channels, height, width); of networks over symbols (tokens,).
-        class_count: number of classes; where each next symbol is predicted, of symbols.
-        norm: instead of BatchNorm, where the published network has that; others keep theirs.
-
-    Raises:
-        ConfigError: there is no such network, or the numbers are out of range.
+    Attributes:
+        settings: as it was published.
     """
-    if name not in PRESETS:
-        raise ConfigError(f"the network is {name!r}, but must be one of {sorted(PRESETS)}{did_you_mean(name, PRESETS)}")
-    config = PRESETS[name]
-    strides = (config.stem_stride, *config.strides)
-    patch = config.patch
-    if max(input_shape[1:], default=0) < _LARGE_IMAGE:
-        patch = patch and _SMALL_PATCH
-        halving = [place for place, stride in enumerate(strides) if stride > 1][:2]
-        strides = tuple(1 if place in halving else stride for place, stride in enumerate(strides))
-    return dataclasses.replace(
-        config,
-        input_shape=input_shape,
-        class_count=class_count,
-        norm=norm if config.norm == "batch" else config.norm,
-        stem_stride=strides[0],
-        strides=strides[1:],
-        patch=patch,
-    )
+
+    settings: Family
+
+    def __call__(self, *, input_shape: tuple[int, ...], class_count: int, norm: PublishedNorm) -> Family:
+        """See `subfleet.elastic.families.Preset`."""
+        changes: dict[str, Any] = {"input_shape": input_shape, "class_count": class_count}
+        if self.settings.norm == "batch":
+            changes["norm"] = norm
+        if max(input_shape[1:], default=0) < _LARGE_IMAGE:
+            changes |= _for_small_images(self.settings)
+        return replace(self.settings, **changes)
 
 
-def _residual(depths: tuple[int, ...], block: Literal["basic", "bottleneck"]) -> ModelConfig:
+def _for_small_images(settings: Family) -> dict[str, Any]:
+    match settings:
+        case Vit():
+            return {"patch": _SMALL_PATCH}
+        case MobileNetV2() | MobileNetV3() | EfficientNetV2():
+            strides = (settings.stem_stride, *settings.strides)
+            halving = [place for place, stride in enumerate(strides) if stride > 1][:2]
+            stem, *others = (1 if place in halving else stride for place, stride in enumerate(strides))
+            return {"stem_stride": stem, "strides": tuple(others)}
+        case _:
+            return {}
+
+
+def _residual(depths: tuple[int, ...], block: Literal["basic", "bottleneck"]) -> Published:
     """He et al. 2016, "Deep residual learning", table 1, with the blocks of "Identity mappings"."""
     widths = (64, 128, 256, 512)
-    return ModelConfig(
-        family="preact_resnet",
+    settings = PreactResNet(
         input_shape=(3, 32, 32),
         class_count=10,
         widths=widths if block == "basic" else tuple(4 * width for width in widths),
@@ -69,18 +89,13 @@ def _residual(depths: tuple[int, ...], block: Literal["basic", "bottleneck"]) ->
         block=block,
         stem_width=64,
     )
+    return Published(settings)
 
 
-def _vgg(depths: tuple[int, ...]) -> ModelConfig:
+def _vgg(depths: tuple[int, ...]) -> Published:
     """Simonyan and Zisserman 2015, table 1."""
-    return ModelConfig(
-        family="vgg",
-        input_shape=(3, 32, 32),
-        class_count=10,
-        widths=(64, 128, 256, 512, 512),
-        depths=depths,
-        norm="batch",
-    )
+    widths = (64, 128, 256, 512, 512)
+    return Published(Vgg(input_shape=(3, 32, 32), class_count=10, widths=widths, depths=depths, norm="batch"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,30 +117,28 @@ class _Row:
     squeezed: tuple[int, ...] = ()
 
 
-def _inverted(family: str, stem_width: int, rows: tuple[_Row, ...], last_widths: tuple[int, ...]) -> ModelConfig:
-    squeezes = any(row.squeezed for row in rows)
-    return ModelConfig(
-        family=family,
-        input_shape=(3, 224, 224),
-        class_count=1000,
-        widths=tuple(row.width for row in rows),
-        depths=tuple(len(row.hidden) for row in rows),
-        norm="batch",
-        hidden_widths=tuple(width for row in rows for width in row.hidden),
-        squeezed_widths=tuple(width for row in rows for width in row.squeezed or (0,) * len(row.hidden))
-        if squeezes
-        else (),
-        kernels=tuple(row.kernel for row in rows),
-        strides=tuple(row.stride for row in rows),
-        stem_width=stem_width,
-        stem_stride=2,
-        last_widths=last_widths,
-    )
+def _settings(stem_width: int, rows: tuple[_Row, ...], last_widths: tuple[int, ...]) -> dict[str, Any]:
+    """What the families of inverted residual blocks have in common."""
+    return {
+        "input_shape": (3, 224, 224),
+        "class_count": 1000,
+        "widths": tuple(row.width for row in rows),
+        "depths": tuple(len(row.hidden) for row in rows),
+        "norm": "batch",
+        "hidden_widths": tuple(width for row in rows for width in row.hidden),
+        "kernels": tuple(row.kernel for row in rows),
+        "strides": tuple(row.stride for row in rows),
+        "stem_width": stem_width,
+        "stem_stride": 2,
+        "last_widths": last_widths,
+    }
 
 
-def _expanded(
-    family: str, stem_width: int, table: tuple[tuple[int, int, int, int, bool], ...], last_width: int
-) -> ModelConfig:
+def _squeezed(rows: tuple[_Row, ...]) -> tuple[int, ...]:
+    return tuple(width for row in rows for width in row.squeezed or (0,) * len(row.hidden))
+
+
+def _expanded(stem_width: int, table: tuple[tuple[int, int, int, int, bool], ...]) -> tuple[_Row, ...]:
     """Rows of expansion, width, depth, stride, and whether squeezed to a quarter of what each block reads."""
     rows = []
     for before, (expansion, width, depth, stride, squeezes) in pairwise(((0, stem_width, 0, 0, False), *table)):
@@ -139,12 +152,31 @@ def _expanded(
                 tuple(width_in // 4 for width_in in reads) if squeezes else (),
             )
         )
-    return _inverted(family, stem_width, tuple(rows), (last_width,))
+    return tuple(rows)
 
+
+def _mobilenet_v3(rows: tuple[_Row, ...], last_widths: tuple[int, ...]) -> Published:
+    return Published(MobileNetV3(**_settings(16, rows, last_widths), squeezed_widths=_squeezed(rows)))
+
+
+def _efficientnet_v2(stem_width: int, table: tuple[tuple[int, int, int, int, bool], ...], last_width: int) -> Published:
+    rows = _expanded(stem_width, table)
+    return Published(EfficientNetV2(**_settings(stem_width, rows, (last_width,)), squeezed_widths=_squeezed(rows)))
+
+
+resnet18 = _residual((2, 2, 2, 2), "basic")
+resnet34 = _residual((3, 4, 6, 3), "basic")
+resnet50 = _residual((3, 4, 6, 3), "bottleneck")
+resnet101 = _residual((3, 4, 23, 3), "bottleneck")
+resnet152 = _residual((3, 8, 36, 3), "bottleneck")
+
+vgg11 = _vgg((1, 1, 2, 2, 2))
+vgg13 = _vgg((2, 2, 2, 2, 2))
+vgg16 = _vgg((2, 2, 3, 3, 3))
+vgg19 = _vgg((2, 2, 4, 4, 4))
 
 # Sandler et al. 2018, table 2.
 _MOBILENET_V2 = _expanded(
-    "mobilenet_v2",
     32,
     (
         (1, 16, 1, 1, False),
@@ -155,13 +187,11 @@ _MOBILENET_V2 = _expanded(
         (6, 160, 3, 2, False),
         (6, 320, 1, 1, False),
     ),
-    1280,
 )
+mobilenet_v2 = Published(MobileNetV2(**_settings(32, _MOBILENET_V2, (1280,))))
 
 # Howard et al. 2019, table 2.
-_MOBILENET_V3_SMALL = _inverted(
-    "mobilenet_v3",
-    16,
+mobilenet_v3_small = _mobilenet_v3(
     (
         _Row(3, (16,), 16, 2, (8,)),
         _Row(3, (72, 88), 24, 2),
@@ -173,9 +203,7 @@ _MOBILENET_V3_SMALL = _inverted(
 )
 
 # Howard et al. 2019, table 1; squeezed widths as in the public code, a quarter rounded to multiples of 8.
-_MOBILENET_V3_LARGE = _inverted(
-    "mobilenet_v3",
-    16,
+mobilenet_v3_large = _mobilenet_v3(
     (
         _Row(3, (16,), 16),
         _Row(3, (64, 72), 24, 2),
@@ -188,8 +216,7 @@ _MOBILENET_V3_LARGE = _inverted(
 )
 
 # Tan and Le 2021, table 4.
-_EFFICIENTNET_V2_S = _expanded(
-    "efficientnet_v2",
+efficientnet_v2_s = _efficientnet_v2(
     24,
     (
         (1, 24, 2, 1, False),
@@ -203,8 +230,7 @@ _EFFICIENTNET_V2_S = _expanded(
 )
 
 # The same kinds of blocks, narrower and shallower.
-_EFFICIENTNET_V2_TINY = _expanded(
-    "efficientnet_v2",
+efficientnet_v2_tiny = _efficientnet_v2(
     16,
     (
         (1, 16, 1, 1, False),
@@ -218,72 +244,50 @@ _EFFICIENTNET_V2_TINY = _expanded(
 )
 
 # Zhang et al. 2017, section 3.5, DS-CNN-S.
-_DS_CNN = ModelConfig(family="ds_cnn", input_shape=(1, 49, 10), class_count=12, widths=(64,), depths=(4,), norm="batch")
+ds_cnn = Published(DsCnn(input_shape=(1, 49, 10), class_count=12, widths=(64,), depths=(4,), norm="batch"))
 
 # Touvron et al. 2021, "Training data-efficient image transformers", table 1: DeiT-Ti, which names ViT's smallest.
-_VIT_TINY = ModelConfig(
-    family="vit",
-    input_shape=(3, 224, 224),
-    class_count=1000,
-    widths=(192,),
-    depths=(12,),
-    norm="layer",
-    heads=(3,),
-    patch=16,
+vit_tiny = Published(
+    Vit(input_shape=(3, 224, 224), class_count=1000, widths=(192,), depths=(12,), heads=(3,), patch=16)
 )
 
 _SHAKESPEARE_SYMBOLS = 80
 """Of LEAF (Caldas et al. 2018), in sequences of 80."""
 
-
-def _symbols(family: str, width: int, depth: int, heads: int, hidden_width: int) -> ModelConfig:
-    return ModelConfig(
-        family=family,
+# Turc et al. 2019, "Well-read students learn better", table 1, classifying a sequence by its next symbol.
+bert_small = Published(
+    BertClassifier(
         input_shape=(80,),
         class_count=_SHAKESPEARE_SYMBOLS,
         vocabulary=_SHAKESPEARE_SYMBOLS,
-        widths=(width,),
-        depths=(depth,),
-        norm="layer",
-        heads=(heads,),
-        hidden_widths=(hidden_width,),
+        widths=(512,),
+        depths=(4,),
+        heads=(8,),
+        hidden_widths=(2048,),
     )
-
-
-# McMahan et al. 2017, section 3, and LEAF: 819,920 parameters, with two biases a layer as PyTorch has.
-_CHAR_LSTM = ModelConfig(
-    family="lstm",
-    input_shape=(80,),
-    class_count=_SHAKESPEARE_SYMBOLS,
-    vocabulary=_SHAKESPEARE_SYMBOLS,
-    widths=(256,),
-    depths=(2,),
-    norm="none",
-    embedding_width=8,
 )
 
-PRESETS: Mapping[str, ModelConfig] = MappingProxyType(
-    {
-        "resnet18": _residual((2, 2, 2, 2), "basic"),
-        "resnet34": _residual((3, 4, 6, 3), "basic"),
-        "resnet50": _residual((3, 4, 6, 3), "bottleneck"),
-        "resnet101": _residual((3, 4, 23, 3), "bottleneck"),
-        "resnet152": _residual((3, 8, 36, 3), "bottleneck"),
-        "vgg11": _vgg((1, 1, 2, 2, 2)),
-        "vgg13": _vgg((2, 2, 2, 2, 2)),
-        "vgg16": _vgg((2, 2, 3, 3, 3)),
-        "vgg19": _vgg((2, 2, 4, 4, 4)),
-        "mobilenet_v2": _MOBILENET_V2,
-        "mobilenet_v3_small": _MOBILENET_V3_SMALL,
-        "mobilenet_v3_large": _MOBILENET_V3_LARGE,
-        "efficientnet_v2_s": _EFFICIENTNET_V2_S,
-        "efficientnet_v2_tiny": _EFFICIENTNET_V2_TINY,
-        "ds_cnn": _DS_CNN,
-        "vit_tiny": _VIT_TINY,
-        # Turc et al. 2019, "Well-read students learn better", table 1, classifying a sequence by its next symbol.
-        "bert_small": _symbols("bert_classifier", width=512, depth=4, heads=8, hidden_width=2048),
-        # As wide as HeteroFL's transformer (Diao et al. 2021, section 4).
-        "decoder_small": _symbols("decoder", width=256, depth=2, heads=8, hidden_width=512),
-        "char_lstm": _CHAR_LSTM,
-    }
+# As wide as HeteroFL's transformer (Diao et al. 2021, section 4).
+decoder_small = Published(
+    Decoder(
+        input_shape=(80,),
+        class_count=_SHAKESPEARE_SYMBOLS,
+        vocabulary=_SHAKESPEARE_SYMBOLS,
+        widths=(256,),
+        depths=(2,),
+        heads=(8,),
+        hidden_widths=(512,),
+    )
+)
+
+# McMahan et al. 2017, section 3, and LEAF: 819,920 parameters, with two biases a layer as PyTorch has.
+char_lstm = Published(
+    Lstm(
+        input_shape=(80,),
+        class_count=_SHAKESPEARE_SYMBOLS,
+        vocabulary=_SHAKESPEARE_SYMBOLS,
+        widths=(256,),
+        depths=(2,),
+        embedding_width=8,
+    )
 )

@@ -6,55 +6,43 @@ from functools import partial
 from torch import Tensor, nn
 
 from subfleet.elastic.axes import Axis
-from subfleet.elastic.families.blueprint import Blueprint, Sizes, check_used
-from subfleet.elastic.families.sections import (
-    BlockPlan,
-    block_plans,
-    check_symbols,
-    class_axis,
-    in_sections,
-    skippable,
-    stream_axes,
-)
-from subfleet.elastic.network import ModelConfig
+from subfleet.elastic.families.blueprint import Blueprint, Sizes
+from subfleet.elastic.families.records.recurrent import Lstm
+from subfleet.elastic.families.sections import BlockPlan, Names, block_plans, class_axis, in_sections, skippable
 
 __all__ = ["lstm"]
 
 _EMBEDDING = "embedding"
 
 
-def lstm(config: ModelConfig) -> Blueprint:
+def lstm(config: Lstm) -> Blueprint:
     """An LSTM that gives logits of each next symbol, for indices (batch, tokens).
 
     A section's layers have states of the section's width.
-
-    Raises:
-        ConfigError: the input is no sequence of symbols, or the configuration sets what the family has no use for.
     """
-    check_used(config, ("vocabulary", "embedding_width"), ("none",))
-    check_symbols(config)
     embedding_width = config.embedding_width or config.widths[0]
     plans = block_plans(
         config,
         strides=(1,) * len(config.widths),
         stem_width=embedding_width,
         keeping="none",
-        stem=_EMBEDDING,
-        stream="state",
+        names=Names(stem=_EMBEDDING, stream="state"),
     )
+    states = {plan.stream: plan.width for plan in plans}
     return Blueprint(
         axes=(
             class_axis(config),
             Axis(name=_EMBEDDING, size=embedding_width, kind="embed"),
-            *stream_axes(config, plans, stem=False),
+            *(Axis(name=name, size=size, kind="channel") for name, size in states.items()),
         ),
         blocks=skippable(plans),
         build=partial(_build, config, plans),
         roles={"embedding.weight": "symbol"},
+        symbols=config.vocabulary,
     )
 
 
-def _build(config: ModelConfig, plans: tuple[BlockPlan, ...], sizes: Sizes) -> nn.Module:
+def _build(config: Lstm, plans: tuple[BlockPlan, ...], sizes: Sizes) -> nn.Module:
     def block(plan: BlockPlan) -> RecurrentLayer:
         return RecurrentLayer(sizes[plan.stream_in], sizes[plan.stream])
 

@@ -10,21 +10,23 @@ from torch import nn
 
 from subfleet.elastic.axes import Axis
 from subfleet.elastic.families.blueprint import Sizes
-from subfleet.elastic.network import Block, ModelConfig
+from subfleet.elastic.network import Block, Family, Norm
 from subfleet.protocol.errors import ConfigError
 
 __all__ = [
     "BlockPlan",
+    "Names",
+    "Normed",
     "Placed",
+    "Sectioned",
     "block_name",
     "block_plans",
     "channel_axis",
-    "check_image",
-    "check_symbols",
     "class_axis",
     "in_sections",
     "kernel_axes",
     "kernel_of",
+    "of_each_block",
     "skippable",
     "stream_axes",
 ]
@@ -46,6 +48,48 @@ class Placed(Protocol):
         """Its index in its section; blocks after the first can be left out."""
 
 
+class Sectioned(Protocol):
+    """Settings of a network whose sections have a width each."""
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """Of each section."""
+
+    @property
+    def depths(self) -> tuple[int, ...]:
+        """Blocks of each section."""
+
+
+class Normed(Protocol):
+    """Settings of a network's norms."""
+
+    @property
+    def norm(self) -> Norm:
+        """Which kind."""
+
+    @property
+    def group_size(self) -> int:
+        """Channels of one group, where norm is "group"."""
+
+    @property
+    def scaler(self) -> bool:
+        """Whether a scaler stands before each."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Names:
+    """Names of axes.
+
+    Attributes:
+        stem: of what the first block reads, where it starts a stream.
+        stream: the last part of the name of a section's.
+    """
+
+    stem: str = "stem"
+    stream: str = "stream"
+
+
+_USUAL_NAMES = Names()
 _Plan = TypeVar("_Plan", bound=Placed)
 
 
@@ -67,7 +111,7 @@ class BlockPlan:
         width_in: size of `stream_in`.
         width: size of `stream`.
         stride: step of its convolution, if it has one.
-        kernel: side of its kernels; 0 where the configuration names none.
+        kernel: side of its kernels; 0 where the settings name none.
     """
 
     name: str
@@ -87,13 +131,13 @@ class BlockPlan:
 
 
 def block_plans(
-    config: ModelConfig,
+    config: Sectioned,
     *,
     strides: tuple[int, ...],
     stem_width: int,
     keeping: Literal["none", "first", "all"],
-    stem: str = "stem",
-    stream: str = "stream",
+    kernels: tuple[int, ...] = (),
+    names: Names = _USUAL_NAMES,
 ) -> tuple[BlockPlan, ...]:
     """All blocks of a network, in order.
 
@@ -101,23 +145,22 @@ def block_plans(
     before where neither width nor stride change and it adds to what it reads.
 
     Args:
-        config: the configuration.
-        strides: of each section where the configuration names none.
+        config: the settings.
+        strides: of each section.
         stem_width: channels that the first block reads.
         keeping: which sections may keep the stream before them.
-        stem: the axis of what the first block reads, where it starts a stream.
-        stream: the last part of the name of a section's axis.
+        kernels: of each section; none where the settings name none.
+        names: of axes.
     """
-    strides = config.strides or strides
     before = (stem_width, *config.widths)
     keeps = [
         stride == 1 and width_in == width and (keeping == "all" or (keeping == "first" and not section))
         for section, (stride, width_in, width) in enumerate(zip(strides, before, config.widths, strict=False))
     ]
-    before_section = f"section0.{stream}" if keeps[0] else stem
+    before_section = f"section0.{names.stream}" if keeps[0] else names.stem
     plans: list[BlockPlan] = []
     for section, (width, depth) in enumerate(zip(config.widths, config.depths, strict=True)):
-        own = before_section if keeps[section] else f"section{section}.{stream}"
+        own = before_section if keeps[section] else f"section{section}.{names.stream}"
         plans += [
             BlockPlan(
                 name=block_name(section, position),
@@ -128,7 +171,7 @@ def block_plans(
                 width_in=width if position else before[section],
                 width=width,
                 stride=1 if position else strides[section],
-                kernel=config.kernels[section] if config.kernels else 0,
+                kernel=kernels[section] if kernels else 0,
             )
             for position in range(depth)
         ]
@@ -136,22 +179,29 @@ def block_plans(
     return tuple(plans)
 
 
+def of_each_block(values: tuple[int, ...], depths: tuple[int, ...]) -> tuple[int, ...]:
+    """What each block has, of numbers that are given for each section or for each block; none of none."""
+    if len(values) in {0, sum(depths)}:
+        return values
+    return tuple(value for value, depth in zip(values, depths, strict=True) for _ in range(depth))
+
+
 def skippable(plans: Iterable[Placed]) -> tuple[Block, ...]:
     """The blocks that a subnet may leave out: all but the first of each section."""
     return tuple(Block(name=plan.name, section=plan.section) for plan in plans if plan.position)
 
 
-def channel_axis(config: ModelConfig, name: str, size: int) -> Axis:
+def channel_axis(config: Normed, name: str, size: int) -> Axis:
     """An axis of channels, which are kept in whole groups where they are normalised in groups."""
     return Axis(name=name, size=size, kind="channel", granularity=config.group_size if config.norm == "group" else 1)
 
 
-def class_axis(config: ModelConfig) -> Axis:
+def class_axis(config: Family) -> Axis:
     """The axis of the classes."""
     return Axis(name="class", size=config.class_count, kind="class", granularity=config.class_count)
 
 
-def stream_axes(config: ModelConfig, plans: Iterable[BlockPlan], *, stem: bool = True) -> Iterator[Axis]:
+def stream_axes(config: Normed, plans: Iterable[BlockPlan], *, stem: bool = True) -> Iterator[Axis]:
     """The axis of each stream, in order; `stem` says whether that which the first block reads is one of them."""
     sizes = {}
     for plan in plans:
@@ -162,7 +212,7 @@ def stream_axes(config: ModelConfig, plans: Iterable[BlockPlan], *, stem: bool =
 
 
 def kernel_axes(plans: Iterable[BlockPlan]) -> Iterator[Axis]:
-    """The axis of each block's kernels, where the configuration names their size.
+    """The axis of each block's kernels, where the settings name their size.
 
     Raises:
         ConfigError: a kernel has no middle.
@@ -175,33 +225,8 @@ def kernel_axes(plans: Iterable[BlockPlan]) -> Iterator[Axis]:
 
 
 def kernel_of(plan: BlockPlan, sizes: Sizes) -> int:
-    """The side of a block's kernels: 3 where the configuration names none."""
+    """The side of a block's kernels: 3 where the settings name none."""
     return sizes[f"{plan.name}.kernel"] if plan.kernel else 3
-
-
-def check_image(config: ModelConfig) -> None:
-    """Make sure that inputs are images.
-
-    Raises:
-        ConfigError: they are not.
-    """
-    if len(config.input_shape) != 3:
-        raise ConfigError(
-            f"input_shape is {config.input_shape}, but family {config.family!r} needs (channels, height, width)"
-        )
-
-
-def check_symbols(config: ModelConfig) -> None:
-    """Make sure that inputs are sequences of symbols.
-
-    Raises:
-        ConfigError: they are not.
-    """
-    if len(config.input_shape) != 1 or not config.vocabulary:
-        raise ConfigError(
-            f"input_shape is {config.input_shape} and vocabulary is {config.vocabulary}, but family "
-            f"{config.family!r} needs (tokens,) and 1 symbol or more"
-        )
 
 
 def in_sections(

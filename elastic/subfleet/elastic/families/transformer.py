@@ -13,8 +13,9 @@ from functools import partial
 from torch import nn
 
 from subfleet.elastic.axes import Axis
-from subfleet.elastic.families.blueprint import Blueprint, Sizes, check_used
-from subfleet.elastic.families.sections import block_name, check_symbols, class_axis, in_sections, skippable
+from subfleet.elastic.families.blueprint import Blueprint, Sizes
+from subfleet.elastic.families.records.transformers import Bert, BertClassifier, Decoder, Vit
+from subfleet.elastic.families.sections import block_name, class_axis, in_sections, of_each_block, skippable
 from subfleet.elastic.families.transformer_layers import (
     BlockSize,
     FirstToken,
@@ -22,16 +23,15 @@ from subfleet.elastic.families.transformer_layers import (
     SymbolTokens,
     TransformerBlock,
 )
-from subfleet.elastic.network import MatrixProduct, ModelConfig, Role
-from subfleet.protocol.errors import ConfigError
+from subfleet.elastic.network import MatrixProduct, Role
 
 __all__ = ["bert", "bert_classifier", "decoder", "vit"]
 
 _STREAM = "stream"
 _HIDDEN_TIMES = 4
 """How much wider than the stream a feed-forward part usually is (Vaswani et al. 2017, section 3.3)."""
-_USED = ("hidden_widths", "heads", "head_width", "learnable_steps")
-_NORMS = ("layer",)
+_OfSymbols = Bert | BertClassifier | Decoder
+_AnyTransformer = Vit | _OfSymbols
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,18 +76,8 @@ class _BlockPlan:
     hidden_width: int
 
 
-def vit(config: ModelConfig) -> Blueprint:
-    """ViT (Dosovitskiy et al. 2021, section 3.1), with one layer for the queries, keys and values of a block.
-
-    Raises:
-        ConfigError: the input is no image of whole patches, or a setting does not fit.
-    """
-    check_used(config, (*_USED, "patch"), _NORMS)
-    if len(config.input_shape) != 3 or not config.patch or any(side % config.patch for side in config.input_shape[1:]):
-        raise ConfigError(
-            f"input_shape is {config.input_shape} and patch is {config.patch}, but family {config.family!r} needs "
-            "(channels, height, width) and a patch that divides height and width"
-        )
+def vit(config: Vit) -> Blueprint:
+    """ViT (Dosovitskiy et al. 2021, section 3.1), with one layer for the queries, keys and values of a block."""
     channels, height, width = config.input_shape
     places = (height // config.patch) * (width // config.patch)
     style = _Style(
@@ -97,42 +87,29 @@ def vit(config: ModelConfig) -> Blueprint:
         fused=True,
         pooled=True,
     )
-    return _blueprint(config, style)
+    return _blueprint(config, style, other_sizes=(places,))
 
 
-def bert(config: ModelConfig) -> Blueprint:
+def bert(config: Bert) -> Blueprint:
     """A transformer whose tokens see all others, which tells the symbols that its input hides.
 
     Devlin et al. 2019, section 3.1, with blocks as in GPT-2. It gives logits of each token, for indices (batch,
     tokens).
-
-    Raises:
-        ConfigError: the input is no sequence of symbols, or a setting does not fit.
     """
     return _of_symbols(config)
 
 
-def bert_classifier(config: ModelConfig) -> Blueprint:
-    """The same, which gives logits of a sequence.
-
-    Raises:
-        ConfigError: the input is no sequence of symbols, or a setting does not fit.
-    """
+def bert_classifier(config: BertClassifier) -> Blueprint:
+    """The same, which gives logits of a sequence."""
     return _of_symbols(config, pooled=True)
 
 
-def decoder(config: ModelConfig) -> Blueprint:
-    """A causal transformer that gives logits of each next symbol (GPT-2, Radford et al. 2019, section 2.3).
-
-    Raises:
-        ConfigError: the input is no sequence of symbols, or a setting does not fit.
-    """
+def decoder(config: Decoder) -> Blueprint:
+    """A causal transformer that gives logits of each next symbol (GPT-2, Radford et al. 2019, section 2.3)."""
     return _of_symbols(config, causal=True)
 
 
-def _of_symbols(config: ModelConfig, *, causal: bool = False, pooled: bool = False) -> Blueprint:
-    check_used(config, (*_USED, "vocabulary"), _NORMS)
-    check_symbols(config)
+def _of_symbols(config: _OfSymbols, *, causal: bool = False, pooled: bool = False) -> Blueprint:
     context = config.input_shape[0]
     style = _Style(
         tokens=partial(SymbolTokens, config.vocabulary, context, scaler=config.scaler),
@@ -141,10 +118,12 @@ def _of_symbols(config: ModelConfig, *, causal: bool = False, pooled: bool = Fal
         causal=causal,
         pooled=pooled,
     )
-    return _blueprint(config, style)
+    return _blueprint(config, style, symbols=config.vocabulary)
 
 
-def _blueprint(config: ModelConfig, style: _Style) -> Blueprint:
+def _blueprint(
+    config: _AnyTransformer, style: _Style, *, symbols: int = 0, other_sizes: tuple[int, ...] = ()
+) -> Blueprint:
     plans = tuple(_plans(config))
     residual = [f"{plan.name}.{layer}.weight" for plan in plans for layer in ("attention.out", "feed_forward.down")]
     roles: dict[str, Role] = dict.fromkeys(residual, "residual")
@@ -159,27 +138,16 @@ def _blueprint(config: ModelConfig, style: _Style) -> Blueprint:
         build=partial(_build, config, style, plans),
         roles=roles,
         products=tuple(product for plan in plans for product in _products(plan, style.token_count)),
+        symbols=symbols,
+        other_sizes=other_sizes,
     )
 
 
-def _plans(config: ModelConfig) -> Iterator[_BlockPlan]:
-    """All blocks of a network, in order.
-
-    Raises:
-        ConfigError: a setting does not fit.
-    """
+def _plans(config: _AnyTransformer) -> Iterator[_BlockPlan]:
+    """All blocks of a network, in order."""
     width = config.widths[0]
-    if set(config.widths) != {width}:
-        raise ConfigError(
-            f"widths are {config.widths}, but all sections of family {config.family!r} share one stream; give them "
-            "one width"
-        )
-    if not config.heads or (not config.head_width and any(width % heads for heads in config.heads)):
-        raise ConfigError(
-            f"heads is {config.heads}, but family {config.family!r} needs a number for each section that divides "
-            f"width {width}, or head_width"
-        )
-    hidden_widths = iter(config.of_each_block(config.hidden_widths or (_HIDDEN_TIMES * width,) * len(config.widths)))
+    usual = (_HIDDEN_TIMES * width,) * len(config.widths)
+    hidden_widths = iter(of_each_block(config.hidden_widths or usual, config.depths))
     for section, (depth, heads) in enumerate(zip(config.depths, config.heads, strict=True)):
         for position in range(depth):
             yield _BlockPlan(
@@ -205,7 +173,7 @@ def _products(plan: _BlockPlan, tokens: int) -> Iterator[MatrixProduct]:
     yield MatrixProduct(result=(heads, tokens, head_dim), summed=(tokens,), block=block)
 
 
-def _build(config: ModelConfig, style: _Style, plans: tuple[_BlockPlan, ...], sizes: Sizes) -> nn.Module:
+def _build(config: _AnyTransformer, style: _Style, plans: tuple[_BlockPlan, ...], sizes: Sizes) -> nn.Module:
     width = sizes[_STREAM]
 
     def block(plan: _BlockPlan) -> TransformerBlock:

@@ -11,7 +11,7 @@ from itertools import count
 from torch import nn
 
 from subfleet.elastic.axes import factors_of, local_size
-from subfleet.elastic.families import sized_module
+from subfleet.elastic.building import sized_module
 from subfleet.elastic.network import LocalShapes, Network, TensorDecl
 
 __all__ = ["Coding", "axes_of", "coded"]
@@ -73,8 +73,8 @@ def coded(network: Network, batch_size: int) -> Coding:
     for place, decl in enumerate(network.tensors.values()):
         for axis in axes_of(decl):
             tensors[axis] = (*tensors.get(axis, ()), place)
-    patches = (config.input_shape[-1] // config.patch) ** 2 if config.patch else 1
-    scales = {size >> halvings for size in (*config.input_shape, patches) for halvings in range(size.bit_length())}
+    fixed = (*config.input_shape, *network.other_sizes)
+    scales = {size >> halvings for size in fixed for halvings in range(size.bit_length())}
     others = {size + more for size in scales for more in range(-_BORDER, _BORDER)} | {batch_size, config.class_count}
     primes: dict[str, int] = {}
     for name in (name for name in tensors if network.axes[name].kind not in {"class", "kernel"}):

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from subfleet.elastic.families import build_module, network_of
+from subfleet.elastic.building import build_module, network_of
 from subfleet.export.programs import export_inference_model
 from subfleet.export.quantisation import QUANTISERS
 from subfleet.export.quantisation.report import Calibration, QuantisationReport, judge

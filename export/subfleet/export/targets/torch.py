@@ -5,15 +5,17 @@ and runs the very step that the other targets' programs are traced from. So they
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from subfleet.arrays import decode_arrays, encode_arrays
-from subfleet.elastic.families import build_module, network_of
-from subfleet.elastic.network import ModelConfig
+from subfleet.elastic.building import build_module, network_of
+from subfleet.elastic.families import AnyFamily
+from subfleet.elastic.families.records.residual import PreactResNet
+from subfleet.elastic.network import Family
 from subfleet.export.memory.liveness import activation_peak_bytes
 from subfleet.export.memory.values import fed_bytes, optimiser_bytes, value_bytes, weights_bytes
 from subfleet.export.request_steps import training_step_of
@@ -26,7 +28,7 @@ from subfleet.protocol.class_names import check_class_names
 from subfleet.protocol.errors import ProtocolError
 from subfleet.protocol.memory import MemoryPlan
 from subfleet.protocol.programs import Program, ProgramManifest, ValueInfo
-from subfleet.protocol.schema import ADDED_LATER, canonical_json, from_plain, parse_json
+from subfleet.protocol.schema import ADDED_LATER, canonical_json, from_plain, parse_json, to_plain
 from subfleet.protocol.subnet import SubnetSpec
 from subfleet.protocol.tensors import decode_container
 from subfleet.protocol.training import ObjectiveSettings, OptimiserSettings
@@ -67,7 +69,7 @@ OPTIMISER_SHARE = 0.75
 class TorchModel:
     """What an inference model's file says of its network, besides the weights."""
 
-    model: ModelConfig
+    model: AnyFamily
     spec: SubnetSpec
     classes: tuple[str, ...] = field(default=(), metadata=ADDED_LATER)
 
@@ -121,7 +123,7 @@ def read_torch_step(program: Program) -> Step:
 
 
 def write_torch_model(
-    model: ModelConfig, spec: SubnetSpec, state: Mapping[str, Tensor], classes: tuple[str, ...] = ()
+    model: Family, spec: SubnetSpec, state: Mapping[str, Tensor], classes: tuple[str, ...] = ()
 ) -> bytes:
     """Write an inference model: a tensor container of the weights, whose metadata name the network and its classes."""
     network = TorchModel(model=model, spec=replace(spec, name=""), classes=classes)
@@ -149,7 +151,7 @@ def read_torch_model(content: bytes) -> tuple[TorchModel, nn.Module]:
 
 def run_smallest_step(device: str) -> None:
     """Train a tiny network once, so that PyTorch loads what it loads only once."""
-    model = ModelConfig(family="preact_resnet", input_shape=(1, 4, 4), class_count=2, widths=(4,), depths=(1,))
+    model = PreactResNet(input_shape=(1, 4, 4), class_count=2, widths=(4,), depths=(1,))
     request = TrainRequest(
         model=model,
         spec=SubnetSpec(),
@@ -168,7 +170,7 @@ def _check_shapes(described: TorchModel, given: Mapping[str, tuple[int, ...]]) -
     if sum(described.model.depths) > _MAX_BLOCKS:
         raise ProtocolError(f"the network has {sum(described.model.depths)} blocks, but may have {_MAX_BLOCKS}")
     # Declaring builds the network without its memory, where even a shape may be too large for a number.
-    largest = max(_sizes_of(described.model))
+    largest = max(_sizes_of(described.model), default=0)
     if largest > _MAX_SIZE:
         raise ProtocolError(f"the network is said to have a size of {largest}, but may have {_MAX_SIZE} at most")
     try:
@@ -183,11 +185,17 @@ def _check_shapes(described: TorchModel, given: Mapping[str, tuple[int, ...]]) -
         )
 
 
-def _sizes_of(model: ModelConfig) -> Iterator[int]:
-    """Every number that describes a network."""
-    for one in fields(model):
-        value = getattr(model, one.name)
-        yield from value if isinstance(value, tuple) else (value,) if isinstance(value, int) else ()
+def _sizes_of(model: Family) -> Iterator[int]:
+    """Every whole number that describes a network, however deep in its settings."""
+    rest = [to_plain(model)]
+    while rest:
+        match rest.pop():
+            case dict(inside):
+                rest += inside.values()
+            case list(inside):
+                rest += inside
+            case int(size):
+                yield size
 
 
 def _first_odd(values: tuple[ValueInfo, ...], others: tuple[ValueInfo, ...]) -> str:

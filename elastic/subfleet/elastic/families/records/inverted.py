@@ -1,0 +1,181 @@
+"""Settings of networks of inverted residual blocks: MobileNetV2, MobileNetV3 and EfficientNetV2."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from subfleet.elastic.families.records.checks import check_image, check_settings
+from subfleet.elastic.network import Family
+from subfleet.protocol.errors import ConfigError
+
+if TYPE_CHECKING:
+    from subfleet.elastic.families.blueprint import Blueprint
+
+__all__ = ["EfficientNetV2", "MobileNetV2", "MobileNetV3"]
+
+_NORMS = ("batch", "group", "none")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MobileNetV2:
+    """MobileNetV2 (Sandler et al. 2018, section 4) without dropout.
+
+    Attributes:
+        input_shape: (channels, height, width).
+        class_count: as in `Family`.
+        widths: channels of each section.
+        depths: as in `Family`.
+        group_size: channels of one normalisation group, of which widths are multiples where norm is "group". Groups
+            are never split between subnets, so a subnet normalises its channels exactly as the full network does.
+        norm: "group"; "batch" with running statistics that travel with the weights; or "none".
+        hidden_widths: of each section, or of each block, the expanded width inside; empty takes 6 times what a block
+            reads.
+        kernels: of each section, the side of its filters, which are then cut as well; empty takes 3.
+        strides: of each section, the step of its first block; empty takes 1, and 2 after the first section.
+        stem_width: channels of the first layer where it differs from what the first section has; 0 takes that.
+        stem_stride: step of the first convolution.
+        last_widths: of the layer between the last section and the head; empty takes 4 times the last section's width.
+        learnable_steps: as in `Family`.
+        scaler: as in `Family`.
+    """
+
+    TAG: ClassVar[str] = "family"
+    TYPE: ClassVar[str] = "mobilenet_v2"
+    input_shape: tuple[int, ...]
+    class_count: int
+    widths: tuple[int, ...]
+    depths: tuple[int, ...]
+    group_size: int = 4
+    norm: Literal["group", "batch", "none"] = "group"
+    hidden_widths: tuple[int, ...] = ()
+    kernels: tuple[int, ...] = ()
+    strides: tuple[int, ...] = ()
+    stem_width: int = 0
+    stem_stride: int = 1
+    last_widths: tuple[int, ...] = ()
+    learnable_steps: bool = False
+    scaler: bool = False
+
+    def __post_init__(self) -> None:
+        check_settings(self, _NORMS)
+        check_image(self)
+        _check_last(self, self.last_widths, 1)
+
+    def blueprint(self) -> "Blueprint":
+        """See `Family`."""
+        from subfleet.elastic.families.inverted import mobilenet_v2
+
+        return mobilenet_v2(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MobileNetV3:
+    """MobileNetV3 (Howard et al. 2019, section 5) without dropout; its small and large forms differ in numbers alone.
+
+    Attributes:
+        input_shape: (channels, height, width).
+        class_count: as in `Family`.
+        widths: channels of each section.
+        depths: as in `Family`.
+        group_size: as in `MobileNetV2`.
+        norm: as in `MobileNetV2`.
+        hidden_widths: as in `MobileNetV2`; empty takes 6 times what a block reads.
+        squeezed_widths: of each section, or of each block, the width inside squeeze-and-excitation; 0 for none; empty
+            for none at all.
+        kernels: as in `MobileNetV2`.
+        strides: as in `MobileNetV2`.
+        stem_width: as in `MobileNetV2`.
+        stem_stride: as in `MobileNetV2`.
+        last_widths: of both layers between the last section and the head; empty takes 6 and 8 times the last width.
+        learnable_steps: as in `Family`.
+        scaler: as in `Family`.
+    """
+
+    TAG: ClassVar[str] = "family"
+    TYPE: ClassVar[str] = "mobilenet_v3"
+    input_shape: tuple[int, ...]
+    class_count: int
+    widths: tuple[int, ...]
+    depths: tuple[int, ...]
+    group_size: int = 4
+    norm: Literal["group", "batch", "none"] = "group"
+    hidden_widths: tuple[int, ...] = ()
+    squeezed_widths: tuple[int, ...] = ()
+    kernels: tuple[int, ...] = ()
+    strides: tuple[int, ...] = ()
+    stem_width: int = 0
+    stem_stride: int = 1
+    last_widths: tuple[int, ...] = ()
+    learnable_steps: bool = False
+    scaler: bool = False
+
+    def __post_init__(self) -> None:
+        check_settings(self, _NORMS)
+        check_image(self)
+        _check_last(self, self.last_widths, 2)
+
+    def blueprint(self) -> "Blueprint":
+        """See `Family`."""
+        from subfleet.elastic.families.inverted import mobilenet_v3
+
+        return mobilenet_v3(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EfficientNetV2:
+    """EfficientNetV2 (Tan and Le 2021, section 3.3) with SiLU, without dropout and stochastic depth.
+
+    Attributes:
+        input_shape: (channels, height, width).
+        class_count: as in `Family`.
+        widths: channels of each section.
+        depths: as in `Family`.
+        group_size: as in `MobileNetV2`.
+        norm: as in `MobileNetV2`.
+        hidden_widths: as in `MobileNetV2`; empty takes 4 times what a block reads.
+        squeezed_widths: of each section, or of each block, the width inside squeeze-and-excitation; 0 for none; empty
+            for none at all.
+        kernels: as in `MobileNetV2`.
+        strides: as in `MobileNetV2`.
+        stem_width: as in `MobileNetV2`.
+        stem_stride: as in `MobileNetV2`.
+        last_widths: as in `MobileNetV2`; empty takes 5 times the last section's width.
+        learnable_steps: as in `Family`.
+        scaler: as in `Family`.
+    """
+
+    TAG: ClassVar[str] = "family"
+    TYPE: ClassVar[str] = "efficientnet_v2"
+    input_shape: tuple[int, ...]
+    class_count: int
+    widths: tuple[int, ...]
+    depths: tuple[int, ...]
+    group_size: int = 4
+    norm: Literal["group", "batch", "none"] = "group"
+    hidden_widths: tuple[int, ...] = ()
+    squeezed_widths: tuple[int, ...] = ()
+    kernels: tuple[int, ...] = ()
+    strides: tuple[int, ...] = ()
+    stem_width: int = 0
+    stem_stride: int = 1
+    last_widths: tuple[int, ...] = ()
+    learnable_steps: bool = False
+    scaler: bool = False
+
+    def __post_init__(self) -> None:
+        check_settings(self, _NORMS)
+        check_image(self)
+        _check_last(self, self.last_widths, 1)
+
+    def blueprint(self) -> "Blueprint":
+        """See `Family`."""
+        from subfleet.elastic.families.inverted import efficientnet_v2
+
+        return efficientnet_v2(self)
+
+
+def _check_last(record: Family, last_widths: tuple[int, ...], count: int) -> None:
+    if len(last_widths) not in {0, count}:
+        raise ConfigError(
+            f"last_widths are {last_widths}, but family {record.TYPE!r} has {count} layers between the last section "
+            "and the head"
+        )

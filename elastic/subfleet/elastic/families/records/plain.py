@@ -1,0 +1,92 @@
+"""Settings of networks without residual connections: VGG, and depthwise separable convolutions that hear keywords."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from subfleet.elastic.families.records.checks import check_image, check_settings
+
+if TYPE_CHECKING:
+    from subfleet.elastic.families.blueprint import Blueprint
+
+__all__ = ["DsCnn", "Vgg"]
+
+_NORMS = ("batch", "group", "none")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Vgg:
+    """Sections of convolutions, each closed by 2x2 max pooling (Simonyan and Zisserman 2015, section 2.1).
+
+    Attributes:
+        input_shape: (channels, height, width).
+        class_count: as in `Family`.
+        widths: channels of each section.
+        depths: as in `Family`.
+        group_size: channels of one normalisation group, of which widths are multiples where norm is "group". Groups
+            are never split between subnets, so a subnet normalises its channels exactly as the full network does.
+        norm: "group"; "batch" with running statistics that travel with the weights; or "none".
+        kernels: of each section, the side of its kernels, which are then cut as well; empty takes 3.
+        scaler: as in `Family`.
+    """
+
+    TAG: ClassVar[str] = "family"
+    TYPE: ClassVar[str] = "vgg"
+    learnable_steps: ClassVar[bool] = False
+    input_shape: tuple[int, ...]
+    class_count: int
+    widths: tuple[int, ...]
+    depths: tuple[int, ...]
+    group_size: int = 4
+    norm: Literal["group", "batch", "none"] = "group"
+    kernels: tuple[int, ...] = ()
+    scaler: bool = False
+
+    def __post_init__(self) -> None:
+        check_settings(self, _NORMS)
+        check_image(self)
+
+    def blueprint(self) -> "Blueprint":
+        """See `Family`."""
+        from subfleet.elastic.families.plain import vgg
+
+        return vgg(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DsCnn:
+    """A convolution over time and frequency, then depthwise separable ones (Zhang et al. 2017, section 3.5).
+
+    Attributes:
+        input_shape: (1, frames, coefficients), such as 49 frames of 10 MFCC for one second of speech.
+        class_count: as in `Family`.
+        widths: channels of each section.
+        depths: as in `Family`.
+        group_size: as in `Vgg`.
+        norm: as in `Vgg`.
+        kernels: as in `Vgg`.
+        stem_width: channels of the first layer where it differs from what the first section has; 0 takes that.
+        scaler: as in `Family`.
+    """
+
+    TAG: ClassVar[str] = "family"
+    TYPE: ClassVar[str] = "ds_cnn"
+    learnable_steps: ClassVar[bool] = False
+    input_shape: tuple[int, ...]
+    class_count: int
+    widths: tuple[int, ...]
+    depths: tuple[int, ...]
+    group_size: int = 4
+    norm: Literal["group", "batch", "none"] = "group"
+    kernels: tuple[int, ...] = ()
+    stem_width: int = 0
+    scaler: bool = False
+
+    def __post_init__(self) -> None:
+        check_settings(self, _NORMS)
+        check_image(self)
+
+    def blueprint(self) -> "Blueprint":
+        """See `Family`."""
+        from subfleet.elastic.families.plain import ds_cnn
+
+        return ds_cnn(self)

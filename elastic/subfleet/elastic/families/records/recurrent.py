@@ -1,0 +1,48 @@
+"""Settings of LSTMs over symbols."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from subfleet.elastic.families.records.checks import check_settings, check_symbols
+
+if TYPE_CHECKING:
+    from subfleet.elastic.families.blueprint import Blueprint
+
+__all__ = ["Lstm"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lstm:
+    """An LSTM that gives logits of each next symbol (Hochreiter and Schmidhuber 1997).
+
+    Attributes:
+        input_shape: (tokens,).
+        class_count: how many symbols it tells apart, 2 or more.
+        widths: of each section, the width of its layers' states.
+        depths: as in `Family`; a block is a layer.
+        vocabulary: how many symbols there are, 1 or more.
+        norm: "none".
+        embedding_width: of a symbol, where it is not that of the first section; 0 takes that.
+    """
+
+    TAG: ClassVar[str] = "family"
+    TYPE: ClassVar[str] = "lstm"
+    learnable_steps: ClassVar[bool] = False
+    scaler: ClassVar[bool] = False
+    input_shape: tuple[int, ...]
+    class_count: int
+    widths: tuple[int, ...]
+    depths: tuple[int, ...]
+    vocabulary: int
+    norm: Literal["none"] = "none"
+    embedding_width: int = 0
+
+    def __post_init__(self) -> None:
+        check_settings(self, ("none",))
+        check_symbols(self)
+
+    def blueprint(self) -> "Blueprint":
+        """See `Family`."""
+        from subfleet.elastic.families.recurrent import lstm
+
+        return lstm(self)

@@ -1,0 +1,103 @@
+"""Settings of residual networks that normalise first: of linear layers for vectors, and of convolutions for images."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from subfleet.elastic.families.records.checks import check_image, check_settings
+
+if TYPE_CHECKING:
+    from subfleet.elastic.families.blueprint import Blueprint
+
+__all__ = ["Mlp", "PreactResNet"]
+
+_NORMS = ("batch", "group", "none")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mlp:
+    """A residual network of linear layers; inputs of any shape are flattened.
+
+    Attributes:
+        input_shape: as in `Family`.
+        class_count: as in `Family`.
+        widths: of each section.
+        depths: as in `Family`.
+        group_size: numbers of one normalisation group, of which widths are multiples where norm is "group". Groups are
+            never split between subnets, so a subnet normalises its numbers exactly as the full network does.
+        norm: "group"; "batch" with running statistics that travel with the weights; or "none".
+        hidden_widths: of each section, or of each block, the width inside a block; empty takes the section's width.
+        stem_width: of the first layer where it differs from what the first section has; 0 takes that.
+        learnable_steps: as in `Family`.
+        scaler: as in `Family`.
+    """
+
+    TAG: ClassVar[str] = "family"
+    TYPE: ClassVar[str] = "mlp"
+    input_shape: tuple[int, ...]
+    class_count: int
+    widths: tuple[int, ...]
+    depths: tuple[int, ...]
+    group_size: int = 4
+    norm: Literal["group", "batch", "none"] = "group"
+    hidden_widths: tuple[int, ...] = ()
+    stem_width: int = 0
+    learnable_steps: bool = False
+    scaler: bool = False
+
+    def __post_init__(self) -> None:
+        check_settings(self, _NORMS)
+
+    def blueprint(self) -> "Blueprint":
+        """See `Family`."""
+        from subfleet.elastic.families.preact import mlp
+
+        return mlp(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreactResNet:
+    """A residual network whose blocks normalise first (He et al. 2016, "Identity mappings", section 4.1).
+
+    Attributes:
+        input_shape: (channels, height, width).
+        class_count: as in `Family`.
+        widths: channels of each section.
+        depths: as in `Family`.
+        group_size: as in `Mlp`, of channels.
+        norm: as in `Mlp`.
+        block: "basic" or "bottleneck" (He et al. 2016, figure 5).
+        hidden_widths: as in `Mlp`; empty takes the section's width, or a quarter of it in bottlenecks.
+        kernels: of each section, the side of its kernels, which are then cut as well; empty takes 3.
+        strides: of each section, the step of its first block; empty takes 1, and 2 after the first section.
+        stem_width: as in `Mlp`.
+        stem_stride: step of the first convolution.
+        learnable_steps: as in `Family`.
+        scaler: as in `Family`.
+    """
+
+    TAG: ClassVar[str] = "family"
+    TYPE: ClassVar[str] = "preact_resnet"
+    input_shape: tuple[int, ...]
+    class_count: int
+    widths: tuple[int, ...]
+    depths: tuple[int, ...]
+    group_size: int = 4
+    norm: Literal["group", "batch", "none"] = "group"
+    block: Literal["basic", "bottleneck"] = "basic"
+    hidden_widths: tuple[int, ...] = ()
+    kernels: tuple[int, ...] = ()
+    strides: tuple[int, ...] = ()
+    stem_width: int = 0
+    stem_stride: int = 1
+    learnable_steps: bool = False
+    scaler: bool = False
+
+    def __post_init__(self) -> None:
+        check_settings(self, _NORMS)
+        check_image(self)
+
+    def blueprint(self) -> "Blueprint":
+        """See `Family`."""
+        from subfleet.elastic.families.preact import preact_resnet
+
+        return preact_resnet(self)

@@ -1,0 +1,208 @@
+"""Settings of transformers of image patches and of symbols."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from subfleet.elastic.families.records.checks import check_settings, check_symbols
+from subfleet.elastic.network import Family
+from subfleet.protocol.errors import ConfigError
+
+if TYPE_CHECKING:
+    from subfleet.elastic.families.blueprint import Blueprint
+
+__all__ = ["Bert", "BertClassifier", "Decoder", "Vit"]
+
+_NORMS = ("layer",)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Vit:
+    """ViT (Dosovitskiy et al. 2021, section 3.1).
+
+    Attributes:
+        input_shape: (channels, height, width), of which `patch` divides the last two.
+        class_count: as in `Family`.
+        widths: of each section, the width of the stream that all share.
+        depths: as in `Family`.
+        heads: of each section, the heads of its attention.
+        patch: side of the patches that become tokens, 1 or more.
+        norm: "layer".
+        hidden_widths: of each section, or of each block, the feed-forward width; empty takes 4 times the stream's.
+        head_width: of each head's queries, keys and values; 0 takes width / heads.
+        learnable_steps: as in `Family`.
+        scaler: as in `Family`.
+    """
+
+    TAG: ClassVar[str] = "family"
+    TYPE: ClassVar[str] = "vit"
+    input_shape: tuple[int, ...]
+    class_count: int
+    widths: tuple[int, ...]
+    depths: tuple[int, ...]
+    heads: tuple[int, ...]
+    patch: int
+    norm: Literal["layer"] = "layer"
+    hidden_widths: tuple[int, ...] = ()
+    head_width: int = 0
+    learnable_steps: bool = False
+    scaler: bool = False
+
+    def __post_init__(self) -> None:
+        check_settings(self, _NORMS)
+        if len(self.input_shape) != 3 or not self.patch or any(side % self.patch for side in self.input_shape[1:]):
+            raise ConfigError(
+                f"input_shape is {self.input_shape} and patch is {self.patch}, but family {self.TYPE!r} needs "
+                "(channels, height, width) and a patch that divides height and width"
+            )
+        _check_stream(self, self.widths, self.heads, self.head_width)
+
+    def blueprint(self) -> "Blueprint":
+        """See `Family`."""
+        from subfleet.elastic.families.transformer import vit
+
+        return vit(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bert:
+    """A transformer whose tokens see all others, which tells the symbols that its input hides (Devlin et al. 2019).
+
+    Attributes:
+        input_shape: (tokens,).
+        class_count: as in `Family`; where logits are of each token, so many symbols.
+        widths: of each section, the width of the stream that all share.
+        depths: as in `Family`.
+        heads: of each section, the heads of its attention.
+        vocabulary: how many symbols there are, 1 or more.
+        norm: "layer".
+        hidden_widths: of each section, or of each block, the feed-forward width; empty takes 4 times the stream's.
+        head_width: of each head's queries, keys and values; 0 takes width / heads.
+        learnable_steps: as in `Family`.
+        scaler: as in `Family`.
+    """
+
+    TAG: ClassVar[str] = "family"
+    TYPE: ClassVar[str] = "bert"
+    input_shape: tuple[int, ...]
+    class_count: int
+    widths: tuple[int, ...]
+    depths: tuple[int, ...]
+    heads: tuple[int, ...]
+    vocabulary: int
+    norm: Literal["layer"] = "layer"
+    hidden_widths: tuple[int, ...] = ()
+    head_width: int = 0
+    learnable_steps: bool = False
+    scaler: bool = False
+
+    def __post_init__(self) -> None:
+        check_settings(self, _NORMS)
+        check_symbols(self)
+        _check_stream(self, self.widths, self.heads, self.head_width)
+
+    def blueprint(self) -> "Blueprint":
+        """See `Family`."""
+        from subfleet.elastic.families.transformer import bert
+
+        return bert(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BertClassifier:
+    """The same, which gives logits of a sequence.
+
+    Attributes:
+        input_shape: (tokens,).
+        class_count: as in `Family`.
+        widths: as in `Bert`.
+        depths: as in `Family`.
+        heads: as in `Bert`.
+        vocabulary: as in `Bert`.
+        norm: "layer".
+        hidden_widths: as in `Bert`.
+        head_width: as in `Bert`.
+        learnable_steps: as in `Family`.
+        scaler: as in `Family`.
+    """
+
+    TAG: ClassVar[str] = "family"
+    TYPE: ClassVar[str] = "bert_classifier"
+    input_shape: tuple[int, ...]
+    class_count: int
+    widths: tuple[int, ...]
+    depths: tuple[int, ...]
+    heads: tuple[int, ...]
+    vocabulary: int
+    norm: Literal["layer"] = "layer"
+    hidden_widths: tuple[int, ...] = ()
+    head_width: int = 0
+    learnable_steps: bool = False
+    scaler: bool = False
+
+    def __post_init__(self) -> None:
+        check_settings(self, _NORMS)
+        check_symbols(self)
+        _check_stream(self, self.widths, self.heads, self.head_width)
+
+    def blueprint(self) -> "Blueprint":
+        """See `Family`."""
+        from subfleet.elastic.families.transformer import bert_classifier
+
+        return bert_classifier(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decoder:
+    """A causal transformer that gives logits of each next symbol (GPT-2, Radford et al. 2019, section 2.3).
+
+    Attributes:
+        input_shape: (tokens,).
+        class_count: as in `Bert`.
+        widths: as in `Bert`.
+        depths: as in `Family`.
+        heads: as in `Bert`.
+        vocabulary: as in `Bert`.
+        norm: "layer".
+        hidden_widths: as in `Bert`.
+        head_width: as in `Bert`.
+        learnable_steps: as in `Family`.
+        scaler: as in `Family`.
+    """
+
+    TAG: ClassVar[str] = "family"
+    TYPE: ClassVar[str] = "decoder"
+    input_shape: tuple[int, ...]
+    class_count: int
+    widths: tuple[int, ...]
+    depths: tuple[int, ...]
+    heads: tuple[int, ...]
+    vocabulary: int
+    norm: Literal["layer"] = "layer"
+    hidden_widths: tuple[int, ...] = ()
+    head_width: int = 0
+    learnable_steps: bool = False
+    scaler: bool = False
+
+    def __post_init__(self) -> None:
+        check_settings(self, _NORMS)
+        check_symbols(self)
+        _check_stream(self, self.widths, self.heads, self.head_width)
+
+    def blueprint(self) -> "Blueprint":
+        """See `Family`."""
+        from subfleet.elastic.families.transformer import decoder
+
+        return decoder(self)
+
+
+def _check_stream(record: Family, widths: tuple[int, ...], heads: tuple[int, ...], head_width: int) -> None:
+    width = widths[0]
+    if set(widths) != {width}:
+        raise ConfigError(
+            f"widths are {widths}, but all sections of family {record.TYPE!r} share one stream; give them one width"
+        )
+    if not heads or (not head_width and any(width % count for count in heads)):
+        raise ConfigError(
+            f"heads is {heads}, but family {record.TYPE!r} needs a number for each section that divides width {width}, "
+            "or head_width"
+        )

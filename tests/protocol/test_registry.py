@@ -1,0 +1,146 @@
+"""What is registered by entry points: found by name, loaded when asked for, and in nobody's way where it is broken."""
+
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass
+from importlib.metadata import EntryPoint
+from pathlib import Path
+from types import ModuleType
+from typing import Annotated, Any, ClassVar, Protocol
+
+import pytest
+
+from subfleet.protocol.diagnosis import from_written
+from subfleet.protocol.errors import ConfigError, ProtocolError
+from subfleet.protocol.registry import Registry, problem_with_record
+from subfleet.protocol.schema import from_plain, registry_of, to_plain
+
+GROUP = "test.shapes"
+
+
+class Shape(Protocol):
+    TYPE: ClassVar[str]
+
+    def area(self) -> int: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Square:
+    TYPE: ClassVar[str] = "square"
+    side: int
+
+    def area(self) -> int:
+        return self.side**2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Box:
+    TAG: ClassVar[str] = "kind"
+    TYPE: ClassVar[str] = "box"
+    width: int = 1
+
+
+@dataclass
+class Loose:
+    TYPE: ClassVar[str] = "loose"
+
+
+@pytest.fixture(autouse=True)
+def module(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = ModuleType("shapes_of_a_test")
+    vars(found).update(Square=Square, Box=Box, Loose=Loose, number=3)
+    monkeypatch.setitem(sys.modules, "shapes_of_a_test", found)
+
+
+def registry(*pairs: tuple[str, str], **settings: Any) -> Registry[type[Shape]]:
+    def find(group: str) -> Iterable[EntryPoint]:
+        assert group == GROUP
+        return [EntryPoint(name=name, value=f"shapes_of_a_test:{value}", group=GROUP) for name, value in pairs]
+
+    def check(found: object, name: str) -> str:
+        return problem_with_record(found, name, ("area",))
+
+    return Registry(GROUP, "shape", **{"find": find, "check": check, **settings})
+
+
+SOUND = ("square", "Square")
+
+
+def test_names_are_sorted_and_nothing_is_imported_for_them() -> None:
+    found = registry(("zebra", "Missing"), SOUND)
+    assert found.names == ("square", "zebra")
+    assert dict(found) == {"square": Square}
+    assert "zebra" not in found
+    assert found.named("square") is Square
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "why"),
+    [
+        ("missing", "Missing", "AttributeError"),
+        ("number", "number", "it must be a dataclass"),
+        ("loose", "Loose", "it must be a frozen dataclass"),
+        ("circle", "Square", "its TYPE is 'square', but must be 'circle'"),
+        ("box", "Box", "it lacks 'area'"),
+    ],
+)
+def test_what_cannot_be_used_is_told_where_it_is_named_and_nowhere_else(name: str, value: str, why: str) -> None:
+    found = registry((name, value), SOUND)
+    assert list(found) == ["square"]
+    assert list(found.broken) == [name]
+    with pytest.raises(ConfigError) as caught:
+        found.named(name)
+    said = str(caught.value)
+    assert said == found.broken[name]
+    assert f"shape {name!r}, which is shapes_of_a_test:{value} of no package, cannot be loaded: {why}" in said
+    assert said.endswith("mend or uninstall that package")
+
+
+def test_a_name_that_is_taken_twice_belongs_to_nobody() -> None:
+    found = registry(("square", "Box"), SOUND, ("other", "Square"))
+    assert "square" not in found
+    with pytest.raises(
+        ConfigError, match=r"'square' is registered as .*:Box .* and .*:Square .*; uninstall all but one"
+    ):
+        found.named("square")
+    assert dict(registry(SOUND, SOUND)) == {"square": Square}  # one package that is found in two folders
+
+
+def test_an_unknown_name_hears_of_all_others() -> None:
+    with pytest.raises(ConfigError, match=r"no shape 'sqare'; choose one of \['square'\]; did you mean 'square'\?"):
+        registry(SOUND).named("sqare")
+
+
+def test_an_open_union_is_read_by_its_tag(tmp_path: Path) -> None:
+    open_union: Any = Annotated[Shape, registry(SOUND, ("broken", "Missing"))]
+    assert from_plain(open_union, {"type": "square", "side": 3}) == Square(side=3)
+    assert from_plain(open_union, to_plain(Square(side=3))) == Square(side=3)
+    for plain, said in (
+        ({"side": 3}, r"it\.type is missing, but must be one of \['broken', 'square'\]"),
+        ({"type": "sqare"}, r"it has the type 'sqare', but must be one of"),
+        ({"type": ["square"]}, "must be one of"),
+        ({"type": "square", "edge": 3}, "unknown field 'edge'"),
+        ({"type": "broken"}, "'broken', which is shapes_of_a_test:Missing"),
+        ([], "must be an object"),
+    ):
+        with pytest.raises(ProtocolError, match=said):
+            from_plain(open_union, plain, "it")
+
+
+def test_the_tag_is_the_registrys() -> None:
+    boxes: Any = Annotated[object, Registry(GROUP, "box", tag="kind", find=registry(("box", "Box"))._find)]
+    assert to_plain(Box(width=2)) == {"kind": "box", "width": 2}
+    assert from_plain(boxes, {"kind": "box", "width": 2}) == Box(width=2)
+    assert registry_of(boxes) is not None
+
+
+def test_everything_that_is_wrong_inside_is_said_with_what_may_be_meant() -> None:
+    @dataclass(frozen=True, kw_only=True)
+    class Drawing:
+        shape: Annotated[Any, registry(SOUND)] | None = None
+
+    assert from_written(Drawing, {"shape": None}, "a file") == Drawing()
+    with pytest.raises(ConfigError, match=r"shape\.sid is an unknown key; did you mean 'side'\?[\s\S]*side is missing"):
+        from_written(Drawing, {"shape": {"type": "square", "sid": 3}}, "a file")
+    with pytest.raises(ConfigError, match=r"shape has the type 'sqare', .*did you mean 'square'\?"):
+        from_written(Drawing, {"shape": {"type": "sqare"}}, "a file")
