@@ -13,6 +13,8 @@ from torch import Tensor
 from subfleet.export.programs import write_inference_model, write_training_program
 from subfleet.export.steps import Step, inference_step
 from subfleet.export.targets import TARGETS
+from subfleet.export.verification.distances import EAGER_FACTOR
+from subfleet.export.verification.verifying import trials_of
 from subfleet.export.versions import TARGET_NAMES
 from subfleet.protocol.programs import Program
 
@@ -31,12 +33,24 @@ def run(program: Program, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
     return {value.name: result for value, result in zip(program.manifest.outputs, results, strict=True)}
 
 
+def eager_distance(step: Step) -> float:
+    """How far PyTorch's own single precision is off where a program may have passed: a batch, or two samples of it.
+
+    Two samples are next to no batch for a norm: 2e-3 were seen.
+    """
+    found = []
+    for trial in trials_of(step, torch.Generator().manual_seed(0)):
+        eager = step.reference(*trial.example)
+        found += [trial.exact.distance(place, one).largest for place, one in enumerate(eager)]
+    return max(found)
+
+
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("target", TARGET_NAMES)
 def test_three_steps_of_a_program_are_those_of_pytorch(target: str, name: str) -> None:
     step, program = written(name, target)
     assert (program.manifest.inputs, program.manifest.outputs) == (step.inputs, step.outputs)
-    assert 0 < program.manifest.max_abs_diff <= 1e-4
+    assert 0 < program.manifest.max_abs_diff <= max(1e-4, EAGER_FACTOR * eager_distance(step))
     inputs: dict[str, Tensor] = {}
     exact: dict[str, Tensor] = {}
     for seed in range(3):

@@ -10,7 +10,7 @@ from torch import Tensor
 from subfleet.export.steps import Step
 from subfleet.protocol.errors import ExportError
 
-__all__ = ["EAGER_FACTOR", "Distance", "Exact"]
+__all__ = ["EAGER_FACTOR", "VANISHING", "Distance", "Exact"]
 
 FREE = 2e-5
 """Any result may be this far off, as a share of itself: PyTorch's own distance may be small by chance."""
@@ -54,8 +54,8 @@ class Distance:
 
     @property
     def is_seen(self) -> bool:
-        """Whether the exact result stands out of PyTorch's rounding."""
-        return self.size >= SEEN * self.eager
+        """Whether the exact result stands out of PyTorch's rounding, and of rounding on the scale of its kind."""
+        return self.size >= SEEN * self.eager and self.size > VANISHING * self.usual
 
     @property
     def limit(self) -> float:
