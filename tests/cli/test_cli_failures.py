@@ -150,15 +150,15 @@ def test_a_wrong_address_is_refused_before_anything_is_loaded_or_cut(
 
 
 def test_a_finished_run_is_not_written_over(tmp_path: Path) -> None:
-    from subfleet.cli.running import run_folder
+    from subfleet.settings.kept import free_folder
 
-    first = run_folder(tmp_path, "quickstart", None)
+    first = free_folder(tmp_path, "quickstart", None)
     assert first.name == "quickstart"
-    assert run_folder(tmp_path, "quickstart", "quickstart") == first, "an unfinished run is taken up by its name"
+    assert free_folder(tmp_path, "quickstart", "quickstart") == first, "an unfinished run is taken up by its name"
     (first / "summary.json").write_text("{}", encoding="utf-8")
     with pytest.raises(ConfigError, match="over already"):
-        run_folder(tmp_path, "quickstart", "quickstart")
-    assert run_folder(tmp_path, "quickstart", None).name == "quickstart-2"
+        free_folder(tmp_path, "quickstart", "quickstart")
+    assert free_folder(tmp_path, "quickstart", None).name == "quickstart-2"
 
 
 def test_what_a_device_wrote_does_not_act_on_the_operators_terminal(tmp_path: Path) -> None:

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from subfleet.emulation import processes
+from subfleet.journal.guarding import GuardedObserver
 from subfleet.journal.records import DeployedModel, RoundRecord, RunResult
 from subfleet.protocol.errors import RunError
-from subfleet.serving.observing import GuardedObserver
 
 
 class Silent:

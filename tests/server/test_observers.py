@@ -10,9 +10,9 @@ from server.fake_device import Behaviour
 from server.server_rig import Notes, World, config, fleet
 
 from subfleet.cli.console import Tables
+from subfleet.journal.guarding import GuardedObserver
 from subfleet.journal.records import RoundRecord
 from subfleet.protocol.messages import Profile
-from subfleet.serving.observing import GuardedObserver
 
 
 @pytest.mark.parametrize("error", [ZeroDivisionError("division"), SystemExit(1), BrokenPipeError()])

@@ -13,13 +13,13 @@ from subfleet.emulation.gathering import gathered
 from subfleet.emulation.outcome import Outcome
 from subfleet.emulation.predictions import accuracies
 from subfleet.export.pool import ExportPool
+from subfleet.journal.guarding import GuardedObserver
 from subfleet.journal.records import DeployedModel, RunObserver, RunResult
 from subfleet.link.broker import EmbeddedBroker
 from subfleet.link.watch import Watch
 from subfleet.protocol.errors import RunError, SubfleetError
 from subfleet.protocol.topics import Topics
 from subfleet.reporting.results import write_results
-from subfleet.serving.observing import GuardedObserver
 from subfleet.serving.session import Server
 from subfleet.settings.fleet import DeviceSettings
 from subfleet.settings.run import Run
@@ -118,7 +118,7 @@ def _collect(folder: Path, result: RunResult, test: Path, observer: RunObserver)
         write_results(folder, name=folder.name, result=result)
         raise
     report = write_results(folder, name=folder.name, result=result, extra={"models": list(models)})
-    return Outcome(accuracy=result.accuracy, folder=folder, report=report, models=models)
+    return Outcome(accuracy=result.accuracy, folder=folder, report=report, rounds=result.rounds, models=models)
 
 
 def _own_models(folder: Path, result: RunResult, test: Path) -> tuple[dict[str, Any], ...]:

@@ -1,13 +1,12 @@
 """The commands of `subfleet`; each loads what it needs when it runs."""
 
 import json as json_module
-import os
 import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -18,9 +17,6 @@ from subfleet.cli.failures import reporting
 from subfleet.cli.keeping import runs as kept_runs
 from subfleet.protocol.errors import ConfigError, ExportError, RunError
 from subfleet.settings.host import HostKind
-
-if TYPE_CHECKING:
-    from subfleet.export.cache import CacheFolder
 
 __all__ = ["app"]
 
@@ -63,24 +59,6 @@ Overrides = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Set a key of the file, such as rounds=3 or method.type=fedavg."),
 ]
-
-
-def default_cache() -> "CacheFolder":
-    """Where exported programs are kept between runs: $SUBFLEET_CACHE, or the user's cache folder.
-
-    $SUBFLEET_CACHE_BYTES limits its size.
-
-    Raises:
-        ConfigError: the limit is no whole number of 1 or more.
-    """
-    from subfleet.export.cache import DEFAULT_LIMIT_BYTES, CacheFolder
-
-    chosen = os.environ.get("SUBFLEET_CACHE")
-    base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-    limit = os.environ.get("SUBFLEET_CACHE_BYTES") or str(DEFAULT_LIMIT_BYTES)
-    if not limit.isascii() or not limit.isdigit() or int(limit) < 1:
-        raise ConfigError(f"SUBFLEET_CACHE_BYTES is {limit!r}, but must be a whole number of bytes, 1 or more")
-    return CacheFolder(path=Path(chosen) if chosen else Path(base) / "subfleet" / "programs", limit_bytes=int(limit))
 
 
 @contextmanager
@@ -126,6 +104,7 @@ def run(
         # First of all, before anything is loaded, cut or started.
         address = broker_address(broker, ca=ca, cert=cert, key=key, password_file=password_file)
         from subfleet.cli.running import RunOptions, next_steps, on_host, run_all
+        from subfleet.programs.place import default_cache
         from subfleet.settings.reading import read_runs
         from subfleet.settings.sweeping import seeds_of
 
@@ -166,6 +145,7 @@ def serve(
         address = broker_address(broker, ca=ca, cert=cert, key=key, password_file=password_file)
         from subfleet.cli.console import display_for
         from subfleet.cli.serving import ServeOptions, serve_fleet
+        from subfleet.programs.place import default_cache
         from subfleet.reporting.address import HttpAddress
         from subfleet.settings.reading import read_run
 
@@ -197,6 +177,7 @@ def preflight(
         from subfleet.cli.console import progress
         from subfleet.cli.preflight import preflight as verdicts_of
         from subfleet.cli.preflight import table
+        from subfleet.programs.place import default_cache
         from subfleet.protocol.schema import to_plain
         from subfleet.settings.reading import read_run
 
@@ -265,6 +246,7 @@ def _checked_methods() -> dict[str, dict[str, str]]:
     from subfleet.cli.console import progress
     from subfleet.emulation.batch.exports import SettledExports
     from subfleet.emulation.method_checks import check_methods
+    from subfleet.programs.place import default_cache
 
     verdicts: dict[str, dict[str, str]] = {}
     with progress("Checking") as tell, SettledExports(default_cache()) as exports:

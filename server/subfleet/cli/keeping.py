@@ -54,9 +54,10 @@ def show(name: Name, folder: Runs = _FOLDER, json: Json = False, verbose: Verbos
 def resume(name: Name, folder: Runs = _FOLDER, json: Json = False, verbose: Verbose = False) -> None:
     """Go on with a run that was interrupted, with the settings that it was begun with."""
     with reporting(verbose=verbose):
-        from subfleet.cli.commands import default_cache, stopped_by_signals
+        from subfleet.cli.commands import stopped_by_signals
         from subfleet.cli.console import display_for
         from subfleet.cli.running import RunOptions, next_steps, run_all
+        from subfleet.programs.place import default_cache
         from subfleet.settings.kept import kept_run
 
         run = kept_run(_existing(folder, name))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from subfleet.protocol.errors import ConfigError
 from subfleet.settings.host import HostKind
-from subfleet.settings.kept import FILE, keep_run, kept_run, make_folder
+from subfleet.settings.kept import FILE, SUMMARY, free_folder, keep_run, kept_run, make_folder
 from subfleet.settings.parts import parts_of
 from subfleet.settings.run import Run
 
@@ -19,9 +19,7 @@ if TYPE_CHECKING:
     from subfleet.export.cache import CacheFolder
     from subfleet.transport.address import BrokerAddress
 
-__all__ = ["RunOptions", "next_steps", "on_host", "run_all", "run_folder"]
-
-_SUMMARY = "summary.json"
+__all__ = ["RunOptions", "next_steps", "on_host", "run_all"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +49,7 @@ def run_all(runs: Sequence[Run], options: RunOptions, *, display: "Display", sto
     for run in runs:
         run.emulated_devices()
     if len(runs) == 1:
-        folder = run_folder(options.runs, runs[0].name, options.name)
+        folder = free_folder(options.runs, runs[0].name, options.name)
         return [_run(runs[0], folder, options, display, stop)]
     if options.name is not None:
         raise ConfigError(f"--name is {options.name!r}, but there are {len(runs)} runs; leave it out, or set name")
@@ -73,7 +71,7 @@ def _time_left(each_s: float, count: int) -> str:
 
 
 def _is_over(folder: Path, run: Run) -> bool:
-    if not (folder / _SUMMARY).exists() or not (folder / FILE).exists():
+    if not (folder / SUMMARY).exists() or not (folder / FILE).exists():
         return False
     if parts_of(kept_run(folder)) == parts_of(run):
         return True
@@ -81,36 +79,11 @@ def _is_over(folder: Path, run: Run) -> bool:
 
 
 def _run(run: Run, folder: Path, options: RunOptions, display: "Display", stop: threading.Event) -> "Outcome":
+    from subfleet.emulation.hosting import Hosting, run_on_host
+
     keep_run(folder, run)
-    if run.host.type == "batch":
-        from subfleet.emulation.batch.exports import SettledExports
-        from subfleet.emulation.batch.host import run_in_batch
-
-        with SettledExports(options.cache) as settled:
-            return run_in_batch(run, folder, observer=display, stop=stop, exports=settled)
-    from subfleet.export.pool import ExportPool
-
-    with ExportPool(options.cache) as exports:  # it loads PyTorch while this process does
-        from subfleet.emulation.processes import run_processes
-
-        return run_processes(run, folder, observer=display, stop=stop, exports=exports, broker=options.broker)
-
-
-def run_folder(runs: Path, name: str, chosen: str | None) -> Path:
-    """The folder of a run: `runs/<chosen>`, by default the run's name with the first free number.
-
-    Raises:
-        ConfigError: a run of that name is over, and would be written over.
-        FileError: the folder cannot be made.
-    """
-    folder = runs / (chosen or name)
-    number = 2
-    while chosen is None and folder.exists():
-        folder = runs / f"{name}-{number}"
-        number += 1
-    if (folder / _SUMMARY).exists():
-        raise ConfigError(f"the run {folder} is over already; choose another --name, or remove that folder")
-    return make_folder(folder)
+    hosting = Hosting(cache=options.cache, observer=display, stop=stop, broker=options.broker)
+    return run_on_host(run, folder, hosting)
 
 
 def next_steps(outcome: "Outcome") -> Iterator[str]:

@@ -9,15 +9,16 @@ from pathlib import Path
 from subfleet.cli.console import Display
 from subfleet.export.cache import CacheFolder
 from subfleet.export.pool import ExportPool
-from subfleet.journal.records import RunResult
+from subfleet.journal.guarding import GuardedObserver
+from subfleet.journal.records import RunObserver, RunResult
 from subfleet.link.broker import EmbeddedBroker
 from subfleet.link.watch import Watch
+from subfleet.observers import observed
 from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.topics import Topics
 from subfleet.reporting.address import HttpAddress
 from subfleet.reporting.api import serve_http
 from subfleet.reporting.results import write_results
-from subfleet.serving.observing import GuardedObserver
 from subfleet.serving.session import Server
 from subfleet.settings.kept import keep_run, make_folder
 from subfleet.settings.run import Run
@@ -70,13 +71,13 @@ def serve_fleet(options: ServeOptions, *, display: Display, stop: threading.Even
         TransportError: the broker is not there.
         PortError: an address is taken.
     """
-    display = GuardedObserver(display)
     run = options.run
     folder = options.runs / run.name
     if (folder / "summary.json").exists():
         raise ConfigError(f"the run {folder} is over already; choose another name, or remove it")
     keep_run(make_folder(folder), run)
     with ExitStack() as stack:
+        observer = stack.enter_context(observed(run, folder, display))
         exports = stack.enter_context(ExportPool(options.cache))
         embedded, address = None, options.broker
         if address is None:
@@ -85,26 +86,27 @@ def serve_fleet(options: ServeOptions, *, display: Display, stop: threading.Even
         transport: Transport = MqttTransport(address, mqtt_client_id(run.fleet.name, "server", run.name))
         if options.wait:
             transport = WaitingTransport(transport, stop.is_set)
-        transport = ClaimingTransport(transport, server_place(Topics(run.fleet.name), run.name), tell=display.say)
+        transport = ClaimingTransport(transport, server_place(Topics(run.fleet.name), run.name), tell=observer.say)
         state = folder / "server"
-        server = Server(run, transport, display, state_folder=state, exports=exports)
+        server = Server(run, transport, observer, state_folder=state, exports=exports)
         page = stack.enter_context(serve_http(state, options.http))
-        display.say(f"Run {run.name!r} waits for {run.min_clients} devices; watch it at {page}")
+        observer.say(f"Run {run.name!r} waits for {run.min_clients} devices; watch it at {page}")
         if embedded is not None:
-            display.say(
+            observer.say(
                 f"Embedded broker at {embedded.url}, for this machine only; --broker takes one that devices can reach"
             )
-            display.say(f"Join from another terminal: subfleet-edge join {embedded.url} --data ./data")
+            observer.say(f"Join from another terminal: subfleet-edge join {embedded.url} --data ./data")
         watch = stack.enter_context(Watch([embedded.start] if embedded else [], stop))
         result = server.run(stop)
         watch.raise_failure()
+    guarded = GuardedObserver(display)
     if not result.finished:
-        display.say("Stopped; the same command takes the run up again")
+        guarded.say("Stopped; the same command takes the run up again")
         return None
-    return _keep(folder, run, result, display)
+    return _keep(folder, run, result, guarded)
 
 
-def _keep(folder: Path, run: Run, result: RunResult, display: Display) -> Path:
+def _keep(folder: Path, run: Run, result: RunResult, display: RunObserver) -> Path:
     if result.model_path is not None:
         shutil.copyfile(result.model_path, folder / "model.safetensors")
     for model in result.deployed:

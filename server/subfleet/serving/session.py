@@ -23,6 +23,7 @@ from subfleet.folding.folding import Folding
 from subfleet.folding.views import Views
 from subfleet.folding.workbench import Workbench
 from subfleet.journal.database import open_database
+from subfleet.journal.guarding import GuardedObserver
 from subfleet.journal.journal import Journal, begin_run
 from subfleet.journal.places import Places
 from subfleet.journal.records import RunObserver, RunResult
@@ -53,7 +54,6 @@ from subfleet.rounds.actions import (
 from subfleet.rounds.coordinator import resume_actions, round_info, step
 from subfleet.rounds.events import Event, Tick
 from subfleet.rounds.state import RunState
-from subfleet.serving.observing import GuardedObserver
 from subfleet.serving.planning import plan_of
 from subfleet.settings.run import Run
 from subfleet.transport.base import Connected, Delivery, Disconnected, Transport

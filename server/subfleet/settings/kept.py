@@ -10,9 +10,11 @@ from subfleet.protocol.schema import to_plain
 from subfleet.settings.parts import parts_of
 from subfleet.settings.run import Run
 
-__all__ = ["FILE", "keep_run", "kept_run", "make_folder"]
+__all__ = ["FILE", "SUMMARY", "free_folder", "keep_run", "kept_run", "make_folder"]
 
 FILE = "run.json"
+SUMMARY = "summary.json"
+"""Of what a run came to; it is there when the run is over."""
 
 
 def make_folder(folder: Path) -> Path:
@@ -26,6 +28,23 @@ def make_folder(folder: Path) -> Path:
     except OSError as error:
         raise FileError(f"the folder {folder} cannot be made: {error.strerror}; choose another with --runs") from error
     return folder.resolve()
+
+
+def free_folder(runs: Path, name: str, chosen: str | None) -> Path:
+    """The folder of a run: `runs/<chosen>`, by default the run's name with the first free number.
+
+    Raises:
+        ConfigError: a run of that name is over, and would be written over.
+        FileError: the folder cannot be made.
+    """
+    folder = runs / (chosen or name)
+    number = 2
+    while chosen is None and folder.exists():
+        folder = runs / f"{name}-{number}"
+        number += 1
+    if (folder / SUMMARY).exists():
+        raise ConfigError(f"the run {folder} is over already; choose another --name, or remove that folder")
+    return make_folder(folder)
 
 
 def keep_run(folder: Path, run: Run) -> None:

@@ -85,6 +85,7 @@ class Run:
             only saves exports: the exported program's own plan decides whether a subnet fits.
         memory_limits: memory that devices may give to training at most, beside their own share and limit.
         keep_rounds: rounds whose checkpoints and updates stay on disk.
+        observers: names of those that hear of the run besides the screen, such as "tensorboard".
     """
 
     name: str
@@ -122,6 +123,7 @@ class Run:
     memory_overhead_bytes: dict[str, int] = field(default_factory=lambda: dict(RUNTIME_OVERHEAD_BYTES))
     memory_limits: MemoryLimits = field(default_factory=MemoryLimits)
     keep_rounds: int = field(default=2, metadata=NO_PART)
+    observers: tuple[str, ...] = field(default=(), metadata=NO_PART)
 
     def __post_init__(self) -> None:
         check_client_id(self.name)

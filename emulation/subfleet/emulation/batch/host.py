@@ -7,10 +7,10 @@ from subfleet.emulation.batch.exports import SettledExports
 from subfleet.emulation.batch.run import run_batch
 from subfleet.emulation.gathering import gathered
 from subfleet.emulation.outcome import Outcome
+from subfleet.journal.guarding import GuardedObserver
 from subfleet.journal.records import RunObserver
 from subfleet.protocol.errors import RunError
 from subfleet.reporting.results import write_results
-from subfleet.serving.observing import GuardedObserver
 from subfleet.settings.run import Run
 
 __all__ = ["run_in_batch"]
@@ -42,4 +42,4 @@ def run_in_batch(
         )
     (folder / "model.safetensors").write_bytes(result.model)
     report = write_results(folder, name=folder.name, result=result.result)
-    return Outcome(accuracy=result.result.accuracy, folder=folder, report=report)
+    return Outcome(accuracy=result.result.accuracy, folder=folder, report=report, rounds=result.rounds)

@@ -1,0 +1,44 @@
+"""What trackers are told: a run's settings as flat parameters, a round as numbers."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from subfleet.journal.records import RoundRecord
+from subfleet.settings.parts import parts_of
+from subfleet.settings.run import Run
+
+__all__ = ["figures_of", "parameters_of"]
+
+_LONGEST = 250
+"""Characters of a parameter: trackers refuse longer ones."""
+
+
+def parameters_of(run: Run) -> dict[str, str]:
+    """Everything that takes part in a run's outcome, by dotted key."""
+    return {key: str(value)[:_LONGEST] for key, value in _flat(parts_of(run), "")}
+
+
+def _flat(plain: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
+    for key, value in plain.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{key}.")
+        elif value not in (None, [], ""):
+            yield f"{prefix}{key}", value
+
+
+def figures_of(record: RoundRecord) -> dict[str, float]:
+    """A finished round in numbers."""
+    folded = record.folded
+    used = [row.utilisation for row in folded if row.utilisation is not None]
+    return {
+        "accuracy": record.accuracy,
+        "loss": record.loss,
+        "participation": record.participation,
+        "seconds": record.seconds,
+        "subnets": float(len({row.spec_id for row in folded})),
+        "bytes_down": float(sum(row.bytes_down for row in record.clients)),
+        "bytes_up": float(sum(row.bytes_up for row in record.clients)),
+        "planned_peak_bytes": float(max((row.planned_peak_bytes for row in folded), default=0)),
+        "measured_peak_bytes": float(max((row.measured_peak_bytes for row in folded), default=0)),
+        "utilisation": sum(used) / len(used) if used else 0.0,
+    }

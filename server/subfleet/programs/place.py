@@ -1,0 +1,23 @@
+"""Where exported programs are kept between runs."""
+
+import os
+from pathlib import Path
+
+from subfleet.export.cache import DEFAULT_LIMIT_BYTES, CacheFolder
+from subfleet.protocol.errors import ConfigError
+
+__all__ = ["default_cache"]
+
+
+def default_cache() -> CacheFolder:
+    """$SUBFLEET_CACHE, or the user's cache folder; $SUBFLEET_CACHE_BYTES limits its size.
+
+    Raises:
+        ConfigError: the limit is no whole number of 1 or more.
+    """
+    chosen = os.environ.get("SUBFLEET_CACHE")
+    base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    limit = os.environ.get("SUBFLEET_CACHE_BYTES") or str(DEFAULT_LIMIT_BYTES)
+    if not limit.isascii() or not limit.isdigit() or int(limit) < 1:
+        raise ConfigError(f"SUBFLEET_CACHE_BYTES is {limit!r}, but must be a whole number of bytes, 1 or more")
+    return CacheFolder(path=Path(chosen) if chosen else Path(base) / "subfleet" / "programs", limit_bytes=int(limit))

@@ -1,0 +1,162 @@
+"""Every observer of ours against its real package, without a network; and what becomes of those that fail."""
+
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from importlib.metadata import EntryPoint
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from subfleet import observers
+from subfleet.journal.records import ClientRow, RoundRecord, RunObserver
+from subfleet.observers import OBSERVERS, observed
+from subfleet.observers.figures import figures_of, parameters_of
+from subfleet.protocol.errors import ConfigError, MissingExtraError
+from subfleet.protocol.registry import Registry
+from subfleet.settings.reading import read_run
+from subfleet.settings.run import Run
+
+ROUNDS = 3
+
+
+class Heard:
+    def __init__(self) -> None:
+        self.said: list[str] = []
+        self.rounds: list[int] = []
+
+    def say(self, text: str) -> None:
+        self.said.append(text)
+
+    def round_finished(self, record: RoundRecord) -> None:
+        self.rounds.append(record.round)
+
+
+def row(name: str, status: str = "folded", **changes: Any) -> ClientRow:
+    figures: dict[str, Any] = dict.fromkeys(ClientRow.__dataclass_fields__, 0)
+    words = {"client_id": name, "device": "d", "runtime": "onnx", "spec": "w1", "spec_id": "1", "status": status}
+    later = dict.fromkeys(("wanted", "refusals", "lowered", "limit"), "")
+    return ClientRow(**{**figures, **later, **words, **changes})
+
+
+def record(number: int) -> RoundRecord:
+    folded = row("a", planned_peak_bytes=10, budget_bytes=20, measured_peak_bytes=8, bytes_down=100, bytes_up=50)
+    left = row("b", "skipped: away", bytes_down=7)
+    return RoundRecord(
+        round=number, accuracy=number / 10, loss=1.0 / number, seconds=2.0, log_time_s=None, clients=(folded, left)
+    )
+
+
+def run_with(*names: str) -> Run:
+    return read_run("quickstart", ("name=watched-s3", f"observers={list(names)}"))
+
+
+def play(run: Run, folder: Path) -> Heard:
+    folder.mkdir(parents=True, exist_ok=True)
+    heard = Heard()
+    with observed(run, folder, heard) as observer:
+        observer.say("it begins")
+        for number in range(1, ROUNDS + 1):
+            observer.round_finished(record(number))
+    return heard
+
+
+def test_a_round_in_numbers() -> None:
+    figures = figures_of(record(2))
+    assert (figures["accuracy"], figures["loss"], figures["participation"]) == (0.2, 0.5, 0.5)
+    assert (figures["bytes_down"], figures["bytes_up"], figures["subnets"]) == (107.0, 50.0, 1.0)
+    assert (figures["planned_peak_bytes"], figures["measured_peak_bytes"], figures["utilisation"]) == (10.0, 8.0, 0.5)
+
+
+def test_parameters_are_what_takes_part_by_dotted_key() -> None:
+    parameters = parameters_of(run_with("tensorboard"))
+    assert parameters["method.type"] == "heterofl"
+    assert parameters["training.learning_rate"] == "0.08"
+    assert not [key for key in parameters if key.startswith(("deadlines", "host", "observers"))]
+    assert all(len(value) <= 250 for value in parameters.values())
+
+
+@pytest.mark.slow
+def test_tensorboard_has_every_round(tmp_path: Path) -> None:
+    accumulating = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    play(run_with("tensorboard"), tmp_path)
+    found = accumulating.EventAccumulator(str(tmp_path / "tensorboard")).Reload()
+    assert set(found.Tags()["scalars"]) == set(figures_of(record(1)))
+    told = [(event.step, event.value) for event in found.Scalars("accuracy")]
+    assert told == [(number, pytest.approx(number / 10)) for number in range(1, ROUNDS + 1)]
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_mlflow_has_an_experiment_with_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mlflow = pytest.importorskip("mlflow")
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    for seed in ("1", "2"):
+        play(run_with("mlflow"), tmp_path / seed)
+    client = mlflow.MlflowClient(tracking_uri=f"sqlite:///{tmp_path / 'mlflow.db'}")
+    experiment = client.get_experiment_by_name("watched")
+    runs = client.search_runs([experiment.experiment_id])
+    assert [one.info.status for one in runs] == ["FINISHED"] * 2
+    assert runs[0].data.params["method.type"] == "heterofl"
+    history = client.get_metric_history(runs[0].info.run_id, "accuracy")
+    assert sorted((one.step, one.value) for one in history) == [(number, number / 10) for number in (1, 2, 3)]
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_wandb_writes_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("wandb")
+    for variable in ("WANDB_MODE", "WANDB_PROJECT"):
+        monkeypatch.delenv(variable, raising=False)
+    play(run_with("wandb"), tmp_path)
+    (written,) = (tmp_path / "wandb").glob("offline-run-*/*.wandb")
+    content = written.read_bytes()
+    assert all(word in content for word in (b"accuracy", b"participation", b"heterofl"))
+
+
+@pytest.mark.parametrize(
+    ("name", "package"), [("tensorboard", "torch.utils.tensorboard"), ("mlflow", "mlflow"), ("wandb", "wandb")]
+)
+def test_without_its_package_the_extra_is_named(
+    name: str, package: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(MissingExtraError, match=rf"pip install 'subfleet\[{name}\]'"):
+        play(run_with(name), tmp_path)
+
+
+def test_an_unknown_observer_is_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="did you mean 'mlflow'"):
+        play(run_with("mlflo"), tmp_path)
+    assert set(OBSERVERS.names) >= {"mlflow", "tensorboard", "wandb"}
+
+
+@contextmanager
+def failing(run: Run, folder: Path) -> Iterator[RunObserver]:
+    class Failing:
+        def say(self, text: str) -> None:
+            raise ZeroDivisionError(text)
+
+        def round_finished(self, record: RoundRecord) -> None:
+            raise ZeroDivisionError
+
+    yield Failing()
+
+
+HEARD = Heard()
+
+
+@contextmanager
+def hearing(run: Run, folder: Path) -> Iterator[RunObserver]:
+    yield HEARD
+
+
+def test_one_that_fails_ends_neither_the_run_nor_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    here: Mapping[str, str] = {"failing": f"{__name__}:failing", "hearing": f"{__name__}:hearing"}
+    entries = [EntryPoint(name, value, "subfleet.observers") for name, value in here.items()]
+    monkeypatch.setitem(sys.modules, __name__, sys.modules.get(__name__) or sys.modules["observers.test_observers"])
+    monkeypatch.setattr(observers, "OBSERVERS", Registry("subfleet.observers", "observer", find=lambda group: entries))
+    heard = play(run_with("failing", "hearing"), tmp_path)
+    assert heard.rounds == HEARD.rounds == [1, 2, 3]
+    assert HEARD.said == ["it begins"]
