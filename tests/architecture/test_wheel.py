@@ -85,7 +85,13 @@ def test_the_wheel_registers_our_methods_families_and_networks_and_has_their_mod
         (name,) = (name for name in files if name.endswith(".dist-info/entry_points.txt"))
         registered.read_string(archive.read(name).decode("utf-8"))
     found = {group: dict(registered[group]) for group in registered if group.startswith("subfleet.")}
-    assert set(found) == {"subfleet.trainers", "subfleet.methods", "subfleet.families", "subfleet.presets"}
+    assert set(found) == {
+        "subfleet.trainers",
+        "subfleet.methods",
+        "subfleet.families",
+        "subfleet.presets",
+        "subfleet.observers",
+    }
     for value in (value for names in found.values() for value in names.values()):
         assert value.partition(":")[0].replace(".", "/") + ".py" in files, value
     for registry in (METHODS, FAMILIES, PRESETS):

@@ -43,7 +43,7 @@ def exports(cache: CacheFolder) -> Iterator[SettledExports]:
 
 
 def batch(run: Run, folder: Path, exports: SettledExports) -> dict[str, Any]:
-    run_in_batch(run, folder, observer=Silent(), stop=threading.Event(), exports=exports)
+    run_in_batch(run, folder, Silent(), threading.Event(), exports=exports)
     summary: dict[str, Any] = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
     return summary
 
@@ -69,7 +69,7 @@ def test_the_same_file_gives_the_same_choices_and_bits_on_processes_and_in_one(
     one = batch(run, tmp_path / "batch", exports)
     with ExportPool(cache) as pool:
         folder = tmp_path / "processes"
-        run_processes(run, folder, observer=Silent(), stop=threading.Event(), exports=pool)
+        run_processes(run, folder, Silent(), threading.Event(), exports=pool)
     other = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
     assert [_choices(record) for record in one["rounds"]] == [_choices(record) for record in other["rounds"]]
     models = [(tmp_path / host / "model.safetensors").read_bytes() for host in ("batch", "processes")]
@@ -86,4 +86,4 @@ def test_a_batch_that_is_stopped_says_so(exports: SettledExports, tmp_path: Path
     stop.set()
     run = replace(read_run("quickstart"), rounds=1)
     with pytest.raises(RunError, match="was stopped before its end"):
-        run_in_batch(run, tmp_path, observer=Silent(), stop=stop, exports=exports)
+        run_in_batch(run, tmp_path, Silent(), stop, exports=exports)

@@ -57,7 +57,7 @@ def test_a_round_with_learning_rate_0_changes_nothing(family: str, exports: Expo
         rounds=1,
     )
     observer = Rounds()
-    outcome = run_processes(experiment, tmp_path / "run", observer=observer, stop=threading.Event(), exports=exports)
+    outcome = run_processes(experiment, tmp_path / "run", observer, threading.Event(), exports=exports)
     rows = observer.records[0].clients
     assert {(row.runtime, row.status) for row in rows} == {("onnx", "folded"), ("executorch", "folded")}
     before = init_state(network_of(experiment.model), experiment.seed)

@@ -1,8 +1,9 @@
-"""Runs an emulated fleet on the host that its run names."""
+"""Hosts of emulated fleets: what runs a run, by the name that it gives."""
 
 import threading
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 
@@ -14,54 +15,49 @@ from subfleet.settings.host import HostKind
 from subfleet.settings.run import Run
 from subfleet.transport.address import BrokerAddress
 
-__all__ = ["Hosting", "run_on_host"]
+__all__ = ["Host", "opened_host"]
+
+Host = Callable[[Run, Path, RunObserver, threading.Event], Outcome]
+"""Runs a run to its end: in its folder, telling an observer, until an event is set that ends it early. It raises
+RunError where the run fails or is stopped, and whatever SubfleetError the data, devices or observers give rise to."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Hosting:
-    """What a host works with beside the run.
+@contextmanager
+def opened_host(kind: HostKind, cache: CacheFolder, broker: BrokerAddress | None = None) -> Iterator[Host]:
+    """A host with all that it runs with loaded, PyTorch above all; the exporter's processes end with the context.
 
-    Attributes:
+    Args:
+        kind: which.
         cache: where exported programs are kept between runs.
-        observer: is told what happens, before those that the run names.
-        stop: set it to end the run early.
         broker: of client processes, where one is that is there already; None starts an embedded one.
     """
+    with _HOSTS[kind](cache, broker) as host:
 
-    cache: CacheFolder
-    observer: RunObserver
-    stop: threading.Event
-    broker: BrokerAddress | None = None
+        def run(described: Run, folder: Path, observer: RunObserver, stop: threading.Event) -> Outcome:
+            with observed(described, folder, observer) as everyone:
+                return host(described, folder, everyone, stop)
 
-
-def run_on_host(run: Run, folder: Path, hosting: Hosting) -> Outcome:
-    """Run to the end, in the run's folder.
-
-    Raises:
-        RunError: the run failed, or was stopped before its end.
-        SubfleetError: what the run says of data, devices and observers cannot be had.
-    """
-    with observed(run, folder, hosting.observer) as observer:
-        return _HOSTS[run.host.type](run, folder, hosting, observer)
+        yield run
 
 
-def _processes(run: Run, folder: Path, hosting: Hosting, observer: RunObserver) -> Outcome:
+@contextmanager
+def _processes(cache: CacheFolder, broker: BrokerAddress | None) -> Iterator[Host]:
     from subfleet.export.pool import ExportPool
 
-    with ExportPool(hosting.cache) as exports:  # it loads PyTorch while this process does
+    with ExportPool(cache) as exports:  # it loads PyTorch while this process does
         from subfleet.emulation.processes import run_processes
 
-        return run_processes(run, folder, observer=observer, stop=hosting.stop, exports=exports, broker=hosting.broker)
+        yield partial(run_processes, exports=exports, broker=broker)
 
 
-def _batch(run: Run, folder: Path, hosting: Hosting, observer: RunObserver) -> Outcome:
+@contextmanager
+def _batch(cache: CacheFolder, broker: BrokerAddress | None) -> Iterator[Host]:
     from subfleet.emulation.batch.exports import SettledExports
     from subfleet.emulation.batch.host import run_in_batch
 
-    with SettledExports(hosting.cache) as exports:
-        return run_in_batch(run, folder, observer=observer, stop=hosting.stop, exports=exports)
+    with SettledExports(cache) as exports:
+        yield partial(run_in_batch, exports=exports)
 
 
-_HOSTS: Mapping[HostKind, Callable[[Run, Path, Hosting, RunObserver], Outcome]] = MappingProxyType(
-    {"processes": _processes, "batch": _batch}
-)
+_Opening = Callable[[CacheFolder, BrokerAddress | None], AbstractContextManager[Host]]
+_HOSTS: Mapping[HostKind, _Opening] = MappingProxyType({"processes": _processes, "batch": _batch})

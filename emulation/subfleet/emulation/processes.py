@@ -35,9 +35,9 @@ LEAVE_S = 20.0
 def run_processes(
     run: Run,
     folder: Path,
-    *,
     observer: RunObserver,
     stop: threading.Event,
+    *,
     exports: ExportPool,
     broker: BrokerAddress | None = None,
 ) -> Outcome:

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from subfleet.emulation.hosting import Hosting, run_on_host
+from subfleet.emulation.hosting import opened_host
 from subfleet.export.cache import CacheFolder
 from subfleet.journal.records import ClientRow, RoundRecord, RunObserver
 from subfleet.programs.place import default_cache
@@ -127,6 +127,6 @@ def run(
     described.emulated_devices()
     folder = free_folder(Path(runs), described.name, name)
     keep_run(folder, described)
-    hosting = Hosting(cache=cache or default_cache(), observer=observer or _Nobody(), stop=threading.Event())
-    outcome = run_on_host(described, folder, hosting)
+    with opened_host(described.host.type, cache or default_cache()) as host:
+        outcome = host(described, folder, observer or _Nobody(), threading.Event())
     return Result(run=described, folder=folder, accuracy=outcome.accuracy, rounds=outcome.rounds, models=outcome.models)

@@ -113,10 +113,8 @@ def run(
         from subfleet.cli.console import display_for
 
         display = display_for(json=json)
-        options = RunOptions(runs=runs, name=name, broker=address, cache=default_cache())
-        with stopped_by_signals() as stop:
-            outcomes = run_all(chosen, options, display=display, stop=stop)
-        for outcome in outcomes:
+        options = RunOptions(runs=runs, name=name, broker=address, cache=default_cache(), stopping=stopped_by_signals)
+        for outcome in run_all(chosen, options, display):
             if json:
                 typer.echo((outcome.folder / "summary.json").read_text(encoding="utf-8"))
             for line in next_steps(outcome):

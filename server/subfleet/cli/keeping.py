@@ -62,9 +62,8 @@ def resume(name: Name, folder: Runs = _FOLDER, json: Json = False, verbose: Verb
 
         run = kept_run(_existing(folder, name))
         display = display_for(json=json)
-        options = RunOptions(runs=folder, name=name, broker=None, cache=default_cache())
-        with stopped_by_signals() as stop:
-            (outcome,) = run_all([run], options, display=display, stop=stop)
+        options = RunOptions(runs=folder, name=name, broker=None, cache=default_cache(), stopping=stopped_by_signals)
+        (outcome,) = run_all([run], options, display)
         if json:
             typer.echo((outcome.folder / "summary.json").read_text(encoding="utf-8"))
         for line in next_steps(outcome):

@@ -2,7 +2,8 @@
 
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -31,15 +32,17 @@ class RunOptions:
         name: of the folder; None takes the run's name with the first free number.
         broker: of client processes, where one is that is there already; None starts an embedded one.
         cache: where exported programs are kept between runs.
+        stopping: a context in which signals set the event that it gives.
     """
 
     runs: Path
     name: str | None
     broker: "BrokerAddress | None"
     cache: "CacheFolder"
+    stopping: "Callable[[], AbstractContextManager[threading.Event]]"
 
 
-def run_all(runs: Sequence[Run], options: RunOptions, *, display: "Display", stop: threading.Event) -> "list[Outcome]":
+def run_all(runs: Sequence[Run], options: RunOptions, display: "Display") -> "list[Outcome]":
     """Run them one after the other. Those of a sweep that are over already are not run again.
 
     Raises:
@@ -50,7 +53,7 @@ def run_all(runs: Sequence[Run], options: RunOptions, *, display: "Display", sto
         run.emulated_devices()
     if len(runs) == 1:
         folder = free_folder(options.runs, runs[0].name, options.name)
-        return [_run(runs[0], folder, options, display, stop)]
+        return [_run(runs[0], folder, options, display)]
     if options.name is not None:
         raise ConfigError(f"--name is {options.name!r}, but there are {len(runs)} runs; leave it out, or set name")
     outcomes, started_s, played = list["Outcome"](), time.monotonic(), 0
@@ -61,7 +64,7 @@ def run_all(runs: Sequence[Run], options: RunOptions, *, display: "Display", sto
             continue
         left = _time_left((time.monotonic() - started_s) / played if played else 0.0, len(runs) - number + 1)
         display.say(f"{number} of {len(runs)}: {run.name}{left}")
-        outcomes.append(_run(run, folder, options, display, stop))
+        outcomes.append(_run(run, folder, options, display))
         played += 1
     return outcomes
 
@@ -78,12 +81,13 @@ def _is_over(folder: Path, run: Run) -> bool:
     raise ConfigError(f"the folder {folder} is of a run with other settings; choose another --runs, or remove it")
 
 
-def _run(run: Run, folder: Path, options: RunOptions, display: "Display", stop: threading.Event) -> "Outcome":
-    from subfleet.emulation.hosting import Hosting, run_on_host
+def _run(run: Run, folder: Path, options: RunOptions, display: "Display") -> "Outcome":
+    from subfleet.emulation.hosting import opened_host
 
     keep_run(folder, run)
-    hosting = Hosting(cache=options.cache, observer=display, stop=stop, broker=options.broker)
-    return run_on_host(run, folder, hosting)
+    # While packages are loaded, Ctrl-C ends the command at once; then it lets the run end.
+    with opened_host(run.host.type, options.cache, options.broker) as host, options.stopping() as stop:
+        return host(run, folder, display, stop)
 
 
 def next_steps(outcome: "Outcome") -> Iterator[str]:

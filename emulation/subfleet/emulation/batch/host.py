@@ -17,7 +17,7 @@ __all__ = ["run_in_batch"]
 
 
 def run_in_batch(
-    run: Run, folder: Path, *, observer: RunObserver, stop: threading.Event, exports: SettledExports
+    run: Run, folder: Path, observer: RunObserver, stop: threading.Event, *, exports: SettledExports
 ) -> Outcome:
     """Run an emulated fleet to the run's end.
 
