@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import cache, lru_cache
 
 from subfleet.elastic.cost import Costs, estimate_cost
+from subfleet.elastic.memory_prices import MemoryPrices
 from subfleet.elastic.network import Network
 from subfleet.elastic.update_form import update_bytes
 from subfleet.export.pricing.model import PriceModel
@@ -74,24 +75,29 @@ def _planned(config: ServerConfig, network: Network) -> _MemoryOf:
     training = config.method.policies().training(config.training_of(1), 1)
 
     @cache  # one for each target
-    def model_of(target: str) -> PriceModel | None:
+    def model_of(target: str) -> MemoryPrices | None:
         try:
-            return PriceModel(network, train_request(network, SubnetSpec(), target, training))
+            return PriceModel(network, train_request(network, SubnetSpec(), target, training)).prices
         except ExportError as error:
             _LOG.warning("the network cannot be trained on %s: %s", target, error)
             return None
 
-    return lambda spec: _PlannedMemory(config.targets, spec, model_of)
+    return lambda spec: _PlannedMemory(network, config.targets, spec, model_of)
 
 
 class _PlannedMemory(Mapping[str, int]):
     """Planned memory by target, told when it is asked for: a fleet may run few of the targets."""
 
-    __slots__ = ("_model_of", "_spec", "_targets", "_told")
+    __slots__ = ("_model_of", "_network", "_spec", "_targets", "_told")
 
     def __init__(
-        self, targets: tuple[str, ...], spec: SubnetSpec, model_of: Callable[[str], PriceModel | None]
+        self,
+        network: Network,
+        targets: tuple[str, ...],
+        spec: SubnetSpec,
+        model_of: Callable[[str], MemoryPrices | None],
     ) -> None:
+        self._network = network
         self._targets, self._spec, self._model_of = targets, spec, model_of
         self._told: dict[str, int] = {}
 
@@ -100,7 +106,7 @@ class _PlannedMemory(Mapping[str, int]):
             raise KeyError(target)
         if target not in self._told:
             model = self._model_of(target)
-            self._told[target] = INFINITE_BYTES if model is None else model.memory_bytes([self._spec])[0]
+            self._told[target] = INFINITE_BYTES if model is None else model.memory_bytes(self._network, [self._spec])[0]
         return self._told[target]
 
     def __iter__(self) -> Iterator[str]:
