@@ -25,7 +25,7 @@ from subfleet.emulation.virtual.description import VirtualClient, VirtualExperim
 from subfleet.emulation.virtual.exports import SettledExports
 from subfleet.emulation.virtual.hosting import SharedHost
 from subfleet.emulation.virtual.run import VirtualResult, run_in_process
-from subfleet.export.requests import InferRequest, TrainRequest
+from subfleet.export.requests import InferRequest, PriceRequest, TrainRequest
 from subfleet.journal.records import ClientRow, RoundRecord
 from subfleet.methods.flexifed import FlexiFed
 from subfleet.protocol.errors import ConfigError, LoadError, MemoryLimitError, RunError
@@ -230,6 +230,9 @@ class AtOnce:
     def submit_inference(
         self, request: InferRequest, weights_path: Path, *, calibration_data: str = ""
     ) -> "Future[Path]":
+        raise NotImplementedError
+
+    def submit_prices(self, request: PriceRequest) -> "Future[Path]":
         raise NotImplementedError
 
 

@@ -20,7 +20,8 @@ from subfleet.protocol.errors import ConfigError, FileError
 from subfleet.protocol.messages import Profile
 from subfleet.protocol.schema import canonical_json, from_plain
 from subfleet.rounds.actions import Close
-from subfleet.rounds.state import KnownPlan, Member, Queued, RunState, Seat, Suspicion, Tries
+from subfleet.rounds.state import Member, RunState, Seat, Suspicion, Tries
+from subfleet.rounds.written import KnownPlan, Queued
 from subfleet.search.query import Known
 from subfleet.settings.changes import changed_settings
 
@@ -49,7 +50,7 @@ def begin_run(engine: sql.Engine, *, name: str, settings: str, round_count: int)
             row = {"run_id": run_id, "name": name, "settings": settings, "round_count": round_count}
             start = {"phase": "waiting", "round": 0, "folded_round": 0, "failure": "", "started_at": _now()}
             start |= {"retry": 0, "lost": 0, "waits_for": "", "pool": "[]", "plans": "{}", "queue": "[]", "unfit": "{}"}
-            start |= {"suspicion": "{}"}
+            start |= {"suspicion": "{}", "explored_turn": 0, "wished_turn": 0}
             connection.execute(runs.insert().values(**row, **start))
             return run_id
     if known.settings != settings:
@@ -106,6 +107,8 @@ class Journal:
             last=MappingProxyType(last),
             settled=frozenset(task.task_id for task in settled if task is not None),
             pool=tuple(from_plain(Known, plain) for plain in json.loads(run.pool)),
+            explored_turn=run.explored_turn,
+            wished_turn=run.wished_turn,
             queue=tuple(from_plain(Queued, plain) for plain in json.loads(run.queue)),
             plans=MappingProxyType({key: from_plain(KnownPlan, plain) for key, plain in json.loads(run.plans).items()}),
             unfit=MappingProxyType(from_plain(dict[str, str], json.loads(run.unfit))),
@@ -143,7 +146,7 @@ class Journal:
         """
         changed = [seat for name, seat in after.seats.items() if seat is not before.seats.get(name)]
         profiles = _new_profiles(before, after)
-        names = ("phase", "round", "folded_round", "failure")
+        names = ("phase", "round", "folded_round", "failure", "explored_turn", "wished_turn")
         values = {name: getattr(after, name) for name in names if getattr(after, name) != getattr(before, name)}
         tries = ("retry", "lost", "waits_for")
         values |= {name: getattr(after.tries, name) for name in tries if after.tries != before.tries}

@@ -5,20 +5,23 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from types import MappingProxyType
 
-from subfleet.rounds.actions import Action, Export, PrepareModels, Withdraw
+from subfleet.rounds.actions import Action, Request, Withdraw
 from subfleet.rounds.closing import begin_fold
 from subfleet.rounds.members import SILENT_SINCE, silent_members
 from subfleet.rounds.notices import skip_notice
-from subfleet.rounds.proposing import proposed_seat, without_late_scores
+from subfleet.rounds.proposing import without_late_scores
+from subfleet.rounds.requests import ModelsWanted
 from subfleet.rounds.retrying import fruitless, opened
-from subfleet.rounds.seating import explored
 from subfleet.rounds.selection import NOT_DRAWN, selected
-from subfleet.rounds.state import Member, Phase, Plan, Queued, RunState, Seat
-from subfleet.search.queue import most_wanted
+from subfleet.rounds.sizing import lacking, sized
+from subfleet.rounds.state import Member, Phase, Plan, RunState, Seat
 
 __all__ = ["advance", "expected_clients"]
 
 Outcome = tuple[RunState, tuple[Action, ...]]
+
+_NO_SIZE = "no size was chosen for it in time"
+"""Why a client is missing that has answered: what is needed to choose one was not made before the deadline."""
 
 
 def advance(plan: Plan, state: RunState, now_s: float) -> Outcome:
@@ -113,34 +116,15 @@ def _missing_seat(state: RunState, client_id: str, reason: str) -> Seat:
 
 
 def _assign(plan: Plan, state: RunState, now_s: float) -> Outcome:
+    """Who was not drawn is left out; the others are given sizes while the phase goes on."""
+    drawn = set(_drawn(plan, state))
+    left_out = {
+        name: replace(seat, stage="skipped", reason=NOT_DRAWN)
+        for name, seat in state.seats.items()
+        if seat.stage == "answered" and name not in drawn
+    }
     state = _enter(state, "train", now_s)
-    seats: dict[str, Seat] = {}
-    actions: list[Action] = []
-    drawn = _drawn(plan, state)
-    # All look before any is given anything: what is found for one serves all others, whatever their names.
-    for name in drawn:
-        if found := explored(plan, state, state.seats[name]):
-            state = replace(state, pool=tuple(dict.fromkeys((*state.pool, *found))))
-    for name, seat in sorted(state.seats.items()):
-        seats[name] = seat
-        if seat.stage == "answered" and name not in drawn:
-            seats[name] = replace(seat, stage="skipped", reason=NOT_DRAWN)
-        elif seat.stage == "answered":
-            seats[name], more = proposed_seat(plan, state, seat)
-            actions += more
-    queue = _queue(plan, state, seats)
-    exports = tuple(Export(queued=one, round=state.round) for one in queue if one not in state.queue)
-    return replace(state, seats=MappingProxyType(seats), queue=queue), (*actions, *exports)
-
-
-def _queue(plan: Plan, state: RunState, seats: Mapping[str, Seat]) -> tuple[Queued, ...]:
-    """The programs to write for later rounds: those under way, and what clients would rather have had."""
-    if plan.config.calibrates(state.round):
-        return state.queue
-    wishes = [seat.wanted for seat in seats.values() if seat.wanted is not None]
-    known = {*state.plans, *(queued.key for queued in state.queue)}
-    new = most_wanted(wishes, known, plan.config.exports_per_round)
-    return (*state.queue, *(Queued(size=one.size, target=one.target) for one in new))
+    return replace(state, seats=MappingProxyType(dict(sorted({**state.seats, **left_out}.items())))), ()
 
 
 def _drawn(plan: Plan, state: RunState) -> tuple[str, ...]:
@@ -152,7 +136,9 @@ def _drawn(plan: Plan, state: RunState) -> tuple[str, ...]:
 
 
 def _train(plan: Plan, state: RunState, now_s: float) -> Outcome:
-    state, first = without_late_scores(plan, state, now_s)
+    state, unscored = (state, ()) if lacking(plan, state) else without_late_scores(plan, state, now_s)
+    state, given = sized(plan, state)
+    first = (*unscored, *given)
     still_open = [seat for seat in state.seats.values() if seat.open]
     done = sum(seat.stage == "done" for seat in state.seats.values())
     answered = done + sum(seat.stage == "refused" for seat in state.seats.values())
@@ -173,7 +159,10 @@ def _train(plan: Plan, state: RunState, now_s: float) -> Outcome:
 
 
 def _close_open_seats(state: RunState, still_open: list[Seat], reason: str) -> Outcome:
-    closed = {seat.client_id: replace(seat, stage="missing", reason=reason) for seat in still_open}
+    closed = {
+        seat.client_id: replace(seat, stage="missing", reason=_NO_SIZE if seat.stage == "answered" else reason)
+        for seat in still_open
+    }
     actions = tuple(Withdraw(task_id=seat.task.task_id) for seat in still_open if seat.task is not None)
     return replace(state, seats=MappingProxyType({**state.seats, **closed})), actions
 
@@ -186,7 +175,7 @@ def _open_deploy(plan: Plan, state: RunState, now_s: float) -> Outcome:
         for name, seat in state.last.items()
     }
     actions = tuple(
-        PrepareModels(participant=seat.participant, round=state.round)
+        Request(wanted=ModelsWanted(participant=seat.participant, round=state.round))
         for _, seat in sorted(seats.items())
         if seat.participant is not None
     )

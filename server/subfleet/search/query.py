@@ -14,7 +14,7 @@ __all__ = ["Explored", "Fit", "Known", "PriceList", "Query", "Search", "fit_of"]
 
 
 class PriceList(Protocol):
-    """The seam to the cost model. It keeps what it has priced once."""
+    """The seam to the cost model: arithmetic alone, microseconds for a subnet."""
 
     def __call__(self, spec: SubnetSpec) -> Candidate:
         """What a subnet costs. A target that cannot train it is missing in its memory, or is infinite there.
@@ -87,7 +87,10 @@ class Explored:
 
 
 class Search(Protocol):
-    """A way to choose subnets. All that it remembers is its pool."""
+    """A way to choose subnets: a value. Nothing changes it, so whoever holds one has what it knew then.
+
+    All that it remembers is its pool.
+    """
 
     @property
     def pool(self) -> tuple[Known, ...]:
@@ -98,8 +101,12 @@ class Search(Protocol):
         """Look for subnets for one device. Nothing is remembered; the same pool, query and stream find the same."""
         ...
 
-    def learn(self, found: Sequence[Known]) -> None:
-        """Remember, what is known already once. The pool only grows."""
+    def priced(self, price: PriceList) -> "Search":
+        """The search with another source of the same prices."""
+        ...
+
+    def learned(self, found: Sequence[Known]) -> "Search":
+        """The search that knows these too, what is known already once. The pool only grows."""
         ...
 
     def best(self, query: Query) -> Fit | None:

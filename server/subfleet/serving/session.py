@@ -37,22 +37,13 @@ from subfleet.protocol.blobs import Chunk
 from subfleet.protocol.errors import FileError, RunError
 from subfleet.protocol.messages import BlobMissing, ChunkRequest, Receipt, encode
 from subfleet.protocol.topics import Topics
-from subfleet.rounds.actions import (
-    Action,
-    Close,
-    Export,
-    Fetch,
-    Fold,
-    Prepare,
-    PrepareModels,
-    PrepareScoring,
-    Reply,
-    SendTask,
-    Withdraw,
-)
+from subfleet.rounds.actions import Action, Close, Fetch, Fold, GoOn, Reply, Request, SendTask, Withdraw
 from subfleet.rounds.coordinator import resume_actions, round_info, step
 from subfleet.rounds.events import Event, Tick
+from subfleet.rounds.exhaustive import never
+from subfleet.rounds.requests import SearchWanted
 from subfleet.rounds.state import RunState
+from subfleet.serving.lookout import Lookout
 from subfleet.serving.observing import GuardedObserver
 from subfleet.serving.planning import plan_of
 from subfleet.settings.config import ServerConfig
@@ -137,8 +128,10 @@ class Server:
         )
         folding, checkpoints = Folding.of(self._plan, self._blobs), self._places.checkpoints
         self._checks = Checks(self._plan, self._blobs)
+        self._lookout = Lookout(self._plan)
         self._workbench = Workbench(folding, views, evaluation, checkpoints=checkpoints)
         self._state = RunState()
+        self._goes_on = False
         self._model = self._folded = ModelState(shared={})
 
     @property
@@ -197,7 +190,8 @@ class Server:
     def step(self, timeout_s: float) -> None:
         """Handle what has come within `timeout_s` seconds, and send what is due."""
         self._take_outcomes()
-        event = self._transport.poll(timeout_s)
+        at_once, self._goes_on = self._goes_on or self._supply.more, False
+        event = self._transport.poll(0.0 if at_once else timeout_s)
         for _ in range(_EVENTS_PER_STEP):
             if event is None:
                 break
@@ -217,7 +211,7 @@ class Server:
         So what begins in this step is looked at in the next one, however fast it is, and a run under a logical clock
         takes the same steps on every machine.
         """
-        for event in (*self._checks.events(), *self._supply.events()):
+        for event in (*self._checks.events(), *self._supply.events(), *self._lookout.events()):
             self._apply(event)
         outcome = self._workbench.outcome()
         if outcome is not None:
@@ -227,12 +221,14 @@ class Server:
     def settle(self) -> None:
         """Wait until what goes on beside this loop has ended: under a logical clock it takes no time."""
         self._checks.settle()
+        self._lookout.settle()
         self._workbench.settle()
 
     def close(self) -> None:
         """Disconnect and let the threads end. The run can be taken up again."""
         self._transport.close()
         self._checks.close()
+        self._lookout.close()
         self._workbench.close()
         self._engine.dispose()
 
@@ -323,21 +319,33 @@ class Server:
         self._narrate(before, after)
 
     def _perform(self, action: Action) -> None:
-        if isinstance(action, (Prepare, PrepareScoring, PrepareModels, Export)):
-            self._supply.begin(action)
-        elif isinstance(action, SendTask):
-            topic = self._topics.down(action.task.client_id, "task")
-            self._outbox.put(action.task.message_id, topic, encode(action.task), retain=True)
-        elif isinstance(action, Withdraw):
-            self._outbox.settle(action.task_id)
-            self._uploads.drop(action.task_id)
-        elif isinstance(action, Reply):
-            topic = self._topics.down(action.client_id, "receipt")
-            self._transport.publish(topic, encode(action.receipt))
-        elif isinstance(action, Fetch):
-            self._uploads.pull(action.update)
-        elif isinstance(action, Fold):
-            self._workbench.begin(action, self._model)
+        match action:
+            case Request():
+                self._request(action)
+            case GoOn():
+                self._goes_on = True
+            case SendTask():
+                topic = self._topics.down(action.task.client_id, "task")
+                self._outbox.put(action.task.message_id, topic, encode(action.task), retain=True)
+            case Withdraw():
+                self._outbox.settle(action.task_id)
+                self._uploads.drop(action.task_id)
+            case Reply():
+                self._transport.publish(self._topics.down(action.client_id, "receipt"), encode(action.receipt))
+            case Fetch():
+                self._uploads.pull(action.update)
+            case Fold():
+                self._workbench.begin(action, self._model)
+            case Close():
+                pass  # its record is written with the state that it closes
+            case _:
+                never(action)
+
+    def _request(self, action: Request) -> None:
+        if isinstance(action.wanted, SearchWanted):
+            self._lookout.begin(action.wanted, self._state)
+        else:
+            self._supply.begin(action.wanted)
 
     def _send(self) -> None:
         now_s = self._clock()

@@ -10,9 +10,12 @@ from server.search.search_cases import (
     SPACE,
     TARGETS,
     UNIFORM,
+    Serving,
     answered,
     any_query,
     ends,
+    paper_search,
+    pareto_search,
     poorer_and_richer,
     price,
     queries,
@@ -24,15 +27,15 @@ from server.search.search_cases import (
 
 from subfleet.protocol.schema import from_plain, to_plain
 from subfleet.search.listed import ListedSearch, exhaustive_search
-from subfleet.search.paper import PaperSearch, PaperSettings
-from subfleet.search.pareto import ParetoSearch, ParetoSettings
+from subfleet.search.paper import PaperSettings
+from subfleet.search.pareto import ParetoSettings
 from subfleet.search.query import Known, Query, fit_of
 
-SEARCHES: Mapping[str, Callable[[], PaperSearch | ParetoSearch | ListedSearch]] = {
-    "paper": lambda: PaperSearch(SPACE, price, TARGETS, PaperSettings(epsilon=0.5)),
-    "pareto": lambda: ParetoSearch(SPACE, price, TARGETS, uniform=UNIFORM, settings=ParetoSettings(trials=12)),
-    "uniform": lambda: ListedSearch(UNIFORM, price, TARGETS),
-    "exhaustive": lambda: exhaustive_search(SPACE, price, TARGETS),
+SEARCHES: Mapping[str, Callable[[], Serving]] = {
+    "paper": lambda: paper_search(SPACE, PaperSettings(epsilon=0.5)),
+    "pareto": lambda: pareto_search(SPACE, uniform=UNIFORM, settings=ParetoSettings(trials=12)),
+    "uniform": lambda: Serving(search=ListedSearch(UNIFORM, price, TARGETS)),
+    "exhaustive": lambda: Serving(search=exhaustive_search(SPACE, price, TARGETS)),
 }
 EVERY = pytest.mark.parametrize("name", SEARCHES)
 WARM = {name: make() for name, make in SEARCHES.items()}
@@ -74,13 +77,11 @@ def test_the_pool_only_grows(name: str) -> None:
         assert search.pool == seen
 
 
-FULL: Mapping[str, tuple[Callable[[], PaperSearch | ParetoSearch], int]] = {
-    "paper": (lambda: PaperSearch(SPACE, price, TARGETS, PaperSettings(epsilon=0.2, pool_limit=8)), 8 - 2),
+FULL: Mapping[str, tuple[Callable[[], Serving], int]] = {
+    "paper": (lambda: paper_search(SPACE, PaperSettings(epsilon=0.2, pool_limit=8)), 8 - 2),
     "pareto": (
-        lambda: ParetoSearch(
+        lambda: pareto_search(
             SPACE,
-            price,
-            TARGETS,
             uniform=UNIFORM,
             settings=ParetoSettings(paper=PaperSettings(epsilon=0.2, pool_limit=20), trials=12, built_limit=40),
         ),
