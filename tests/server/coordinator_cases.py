@@ -32,14 +32,14 @@ from subfleet.rounds.seating import task_wanted
 from subfleet.rounds.state import Plan, RunState, Seat
 from subfleet.rounds.written import Queued
 from subfleet.serving.planning import plan_of as planned
+from subfleet.settings.config import Deadlines
 
 CLIENTS = ("ada", "bob", "cyd")
+PLAN_DEADLINES = Deadlines(lease_s=20.0)
 
 
 def plan_of(**changes: Any) -> Plan:
     """A plan of the tests' configuration; deadlines are the product's own where none are given."""
-    from subfleet.settings.config import Deadlines
-
     settings = config(**{"deadlines": Deadlines(), **changes})
     return planned(settings, "run")
 

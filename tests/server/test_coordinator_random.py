@@ -37,6 +37,7 @@ from subfleet.rounds.events import (
 )
 from subfleet.rounds.exhaustive import never
 from subfleet.rounds.exploring import explored
+from subfleet.rounds.persistent import PersistentMap
 from subfleet.rounds.requests import (
     Made,
     ModelsMade,
@@ -302,7 +303,7 @@ class Fleet(RuleBasedStateMachine):
         nothing: Any = MappingProxyType({})
         self.state = replace(
             self.state,
-            members=MappingProxyType(members),
+            members=PersistentMap(members),
             entered_s=self.now_s,
             opened_s=self.now_s,
             prices=nothing,

@@ -43,6 +43,7 @@ from subfleet.rounds.events import (
     UpdateRejected,
     UpdateStored,
 )
+from subfleet.rounds.persistent import PersistentMap
 from subfleet.rounds.phases import expected_clients
 from subfleet.rounds.requests import ModelsWanted, TaskWanted
 from subfleet.rounds.seating import ask_of
@@ -92,7 +93,7 @@ def test_too_few_clients_fail_at_the_deadline() -> None:
 
 def test_clients_of_before_count_for_nothing_until_they_speak() -> None:
     """A journal names them, and a strict run waits for them in its rounds; but a round needs clients that are there."""
-    gone = MappingProxyType({name: Member(profile=profile(name)) for name in ("bob", "cyd")})
+    gone = PersistentMap({name: Member(profile=profile(name)) for name in ("bob", "cyd")})
     plan = plan_of(min_clients=2)
     state, _ = step(plan, RunState(members=gone), Tick(), 1.0)
     state = joined(plan, state, "ada", 1.0)

@@ -134,7 +134,7 @@ def test_a_size_is_wanted_and_written_for_each_runtime_by_itself() -> None:
     other = state.members["cyd"].profile
     assert other is not None
     member = replace(state.members["cyd"], profile=replace(other, runtimes=("executorch",)))
-    state = replace(state, members=MappingProxyType({**state.members, "cyd": member}))
+    state = replace(state, members=state.members.updated({"cyd": member}))
     state, first = asked(plan, state)
     state, _ = folded(plan, written(plan, trained(plan, state)[0]))
     state, second = asked(plan, state)

@@ -34,7 +34,7 @@ from subfleet.rounds.events import (
     UpdateStored,
 )
 from subfleet.rounds.exhaustive import never
-from subfleet.rounds.members import without_strangers
+from subfleet.rounds.members import holds_lease, without_strangers
 from subfleet.rounds.notices import skip_notice, skip_notices
 from subfleet.rounds.phases import advance
 from subfleet.rounds.pricing import has_prices
@@ -42,7 +42,7 @@ from subfleet.rounds.proposing import scored_seat, scoring_wanted, unscored_seat
 from subfleet.rounds.requests import ModelsWanted, PricesWanted, ProgramWanted
 from subfleet.rounds.seating import measured_seat, reason_of, refused_seat, with_less_memory
 from subfleet.rounds.sizing import asking, lacking
-from subfleet.rounds.state import Member, Plan, RunState, Seat
+from subfleet.rounds.state import Member, Plan, RunState, Seat, Swept
 from subfleet.rounds.unfit import forgiven, with_unfit
 
 __all__ = ["resume_actions", "round_info", "step"]
@@ -53,6 +53,8 @@ Outcome = tuple[RunState, tuple[Action, ...]]
 def step(plan: Plan, state: RunState, event: Event, now_s: float) -> Outcome:
     """Take in an event, then move on as far as the state allows."""
     handled, actions = _handled(plan, state, event, now_s)
+    if isinstance(event, Heard | Profiled | Measured) and _moves_nothing(plan, state, handled, event, now_s):
+        return handled, actions
     after, more = advance(plan, handled, now_s)
     return after, (*actions, *more, *skip_notices(state, after))
 
@@ -119,6 +121,24 @@ def _request(wanted: Any) -> Request:
 
 def _handled(plan: Plan, state: RunState, event: Event, now_s: float) -> Outcome:
     return _told(plan, state, event, now_s) if isinstance(event, FromDevice) else _done(plan, state, event, now_s)
+
+
+def _moves_nothing(
+    plan: Plan, before: RunState, after: RunState, event: Heard | Profiled | Measured, now_s: float
+) -> bool:
+    """Whether a client that is there has said no more than that: what else is due is seen in the next tick.
+
+    So a heartbeat costs the same in a fleet of any size.
+    """
+    if after is before:
+        return True
+    if isinstance(event, Profiled) or after.seats is not before.seats:
+        return False
+    name = event.presence.client_id if isinstance(event, Heard) else event.telemetry.client_id
+    known, now = before.members.get(name), after.members.get(name)
+    if known is None or now is None or not holds_lease(plan, known, now_s):
+        return False
+    return replace(now, heard_s=known.heard_s, noted_s=known.noted_s) == known
 
 
 def _told(plan: Plan, state: RunState, event: FromDevice, now_s: float) -> Outcome:
@@ -194,7 +214,11 @@ def _profiled(plan: Plan, state: RunState, event: Profiled, now_s: float) -> Out
 
 
 def _with_member(state: RunState, client_id: str, member: Member) -> RunState:
-    return replace(state, members=MappingProxyType({**state.members, client_id: member}))
+    before = state.members.get(client_id)
+    members = state.members.updated({client_id: member})
+    if before is not None and before.profile is member.profile:
+        return replace(state, members=members)
+    return replace(state, members=members, swept=Swept())  # there may be too many of them now
 
 
 def _with_seat(state: RunState, seat: Seat) -> RunState:

@@ -1,20 +1,20 @@
 """From phase to phase: the only place where a run moves on, and where every deadline is kept. Pure."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from types import MappingProxyType
 
 from subfleet.rounds.actions import Action, Request, Withdraw
 from subfleet.rounds.closing import begin_fold
-from subfleet.rounds.members import SILENT_SINCE, silent_members
+from subfleet.rounds.members import SILENT_SINCE, holds_lease, silent_members
 from subfleet.rounds.notices import skip_notice
 from subfleet.rounds.proposing import without_late_scores
 from subfleet.rounds.requests import ModelsWanted
 from subfleet.rounds.retrying import fruitless, opened
 from subfleet.rounds.selection import NOT_DRAWN, selected
 from subfleet.rounds.sizing import lacking, sized
-from subfleet.rounds.state import Member, Phase, Plan, RunState, Seat
+from subfleet.rounds.state import Phase, Plan, RunState, Seat
 
 __all__ = ["advance", "expected_clients"]
 
@@ -42,18 +42,15 @@ def expected_clients(plan: Plan, state: RunState, now_s: float) -> tuple[str, ..
     back takes part as if nothing had happened. Who let a deadline pass without a word is not waited for until it is
     heard again; the rounds that it misses count against participation all the same.
     """
+    return tuple(sorted(_expected(plan, state, now_s)))
+
+
+def _expected(plan: Plan, state: RunState, now_s: float) -> Iterator[str]:
+    """Those clients, in no order."""
     strict = plan.config.strict
-    return tuple(
-        sorted(
-            name
-            for name, member in state.members.items()
-            if member.profile is not None and not member.silent_since and (strict or _holds_lease(plan, member, now_s))
-        )
-    )
-
-
-def _holds_lease(plan: Plan, member: Member, now_s: float) -> bool:
-    return member.heard_s is not None and now_s - member.heard_s <= plan.config.deadlines.lease_s
+    for name, member in state.members.items():
+        if member.profile is not None and not member.silent_since and (strict or holds_lease(plan, member, now_s)):
+            yield name
 
 
 def _enter(state: RunState, phase: Phase, now_s: float) -> RunState:
@@ -64,8 +61,7 @@ def _waiting(plan: Plan, state: RunState, now_s: float) -> Outcome:
     if state.folded_round >= plan.config.total_rounds:
         return _open_deploy(plan, state, now_s)
     # A strict run waits for those who went away, but begins no round on the strength of them.
-    expected = expected_clients(plan, state, now_s)
-    there = sum(_holds_lease(plan, state.members[name], now_s) for name in expected)
+    there = sum(holds_lease(plan, state.members[name], now_s) for name in _expected(plan, state, now_s))
     if there >= plan.config.min_clients:
         paused = state.round > state.folded_round and now_s - state.entered_s < state.tries.pause_s
         return (state if paused else opened(state, now_s)), ()
@@ -79,16 +75,16 @@ def _waiting(plan: Plan, state: RunState, now_s: float) -> Outcome:
 
 
 def _measure(plan: Plan, state: RunState, now_s: float) -> Outcome:
-    expected = expected_clients(plan, state, now_s)
     late = now_s - state.entered_s >= plan.config.deadlines.measure_s
-    complete = len(state.seats) >= plan.config.min_clients and all(name in state.seats for name in expected)
-    if not complete and not late:
+    waits_for = (name not in state.seats for name in _expected(plan, state, now_s))
+    if not late and (len(state.seats) < plan.config.min_clients or any(waits_for)):
         return state, ()
+    expected = expected_clients(plan, state, now_s)
     missed = [name for name in expected if name not in state.seats]
     silent = [name for name in silent_members(state) if name not in missed]
     since = {name: state.members[name].silent_since or state.round for name in (*missed, *silent)}
     members = {name: replace(state.members[name], silent_since=number) for name, number in since.items()}
-    state = replace(state, members=MappingProxyType({**state.members, **members}))
+    state = replace(state, members=state.members.updated(members))
     if not state.seats:
         return _unanswered(plan, state, now_s)
     reasons = dict.fromkeys(missed, "no telemetry came in time") | {

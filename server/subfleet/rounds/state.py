@@ -24,6 +24,7 @@ When a round's tasks are assigned, what sizes cost and what the method's search 
 it is there, seats stay answered. Then a few of them are given sizes in each step.
 """
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -41,6 +42,7 @@ from subfleet.protocol.readings import Budget
 from subfleet.protocol.subnet import SubnetSpec
 from subfleet.protocol.training import TrainingSettings
 from subfleet.protocol.update_codecs import AnyUpdateCodec
+from subfleet.rounds.persistent import PersistentMap
 from subfleet.rounds.requests import PricesWanted, SearchWanted
 from subfleet.rounds.suspicion import ChangeSize
 from subfleet.rounds.written import KnownPlan, ModelFile, Queued
@@ -58,6 +60,7 @@ __all__ = [
     "RunState",
     "Seat",
     "Suspicion",
+    "Swept",
     "TargetPrices",
     "Tries",
 ]
@@ -268,16 +271,25 @@ def _nothing() -> Mapping[str, "Seat"]:
     return MappingProxyType({})
 
 
-def _nobody() -> Mapping[str, Member]:
-    return MappingProxyType({})
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Swept:
+    """When members were last looked through for those to forget.
+
+    Attributes:
+        until_s: the monotonic time up to which none of them has been silent for too long.
+        seats: of the try and phase in which that was; who has a seat is not forgotten.
+    """
+
+    until_s: float = -math.inf
+    seats: tuple[int, str] = (0, "")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunState:
     """Where a run stands.
 
-    All survives a crash but `members`, `entered_s`, `opened_s`, `prices`, `searches`, `asked`, and what `Tries` leaves
-    out: prices and searches follow from the rest, and are asked for again.
+    All survives a crash but `members`, `swept`, `entered_s`, `opened_s`, `prices`, `searches`, `asked` and what
+    `Tries` leaves out: prices and searches follow from the rest, and are asked for again.
 
     Attributes:
         round: the open or last round; 0 before the first.
@@ -307,7 +319,8 @@ class RunState:
     phase: Phase = "waiting"
     entered_s: float = 0.0
     opened_s: float = 0.0
-    members: Mapping[str, Member] = field(default_factory=_nobody)
+    members: PersistentMap[Member] = field(default_factory=PersistentMap)
+    swept: Swept = field(default_factory=Swept)
     seats: Mapping[str, Seat] = field(default_factory=_nothing)
     last: Mapping[str, Seat] = field(default_factory=_nothing)
     pool: tuple[Known, ...] = ()

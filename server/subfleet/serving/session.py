@@ -301,10 +301,9 @@ class Server:
         """Decide, write down, act."""
         before = self._state
         after, actions = step(self._plan, before, event, self._clock())
-        counted = {name: self._traffic.of(name) for name in {*before.seats, *after.seats}}
         close = next((action for action in actions if isinstance(action, Close)), None)
         record = None if close is None else round_record(self._plan, close, self._traffic)
-        self._journal.save(before, after, counted=counted, close=close, record=record)
+        self._journal.save(before, after, counted=self._traffic.of, close=close, record=record)
         self._state = after
         if after.folded_round != before.folded_round:
             self._model = self._folded
@@ -369,8 +368,8 @@ class Server:
         self._blobs.prune(self._supply.digests | self._uploads.digests | self._checks.digests | stored | needed)
 
     def _narrate(self, before: RunState, after: RunState) -> None:
-        for name, member in after.members.items():
-            known = before.members.get(name)
+        for name in after.members.changed(before.members):
+            known, member = before.members.get(name), after.members[name]
             if member.profile is not None and (known is None or known.profile is None):
                 runtimes = ", ".join(member.profile.runtimes)
                 self._observer.say(
