@@ -308,6 +308,7 @@ class Fleet(RuleBasedStateMachine):
             opened_s=self.now_s,
             prices=nothing,
             searches=nothing,
+            written_prices=nothing,
             asked=frozenset(),
         )
         self.jobs.clear()

@@ -23,7 +23,7 @@ from subfleet.methods.describing import MethodInfo, Setting, those_true
 from subfleet.methods.policies import Ask, Assigned, Policies, Weighting, Written, weigh_by
 from subfleet.protocol.errors import ConfigError
 from subfleet.search.candidates import Candidate
-from subfleet.search.limits import INFINITE_BYTES
+from subfleet.search.fitting import INFINITE_BYTES
 from subfleet.search.paper import PaperSearch, PaperSettings
 from subfleet.search.pareto import ParetoSearch, ParetoSettings
 from subfleet.search.query import Known, PriceList, Query, Search, fit_of
@@ -154,7 +154,7 @@ class DynamicSelection:
         if self.prices == "estimated":
             return 1.0
         plans = (
-            (one.planned_peak_bytes, ask.price(one.size).training_memory_bytes[ask.target])
+            (one.planned_peak_bytes, _price_of(ask, one).training_memory_bytes[ask.target])
             for one in ask.written.values()
             if one.planned_peak_bytes < INFINITE_BYTES
         )
@@ -180,4 +180,8 @@ def _allows(ask: Ask, query: Query, candidate: Candidate) -> bool:
 def _as_planned(ask: Ask, written: Written) -> Candidate:
     """A written size with its program's own plan in place of the estimate."""
     memory = MappingProxyType({ask.target: written.planned_peak_bytes})
-    return replace(ask.price(written.size), training_memory_bytes=memory)
+    return replace(_price_of(ask, written), training_memory_bytes=memory)
+
+
+def _price_of(ask: Ask, written: Written) -> Candidate:
+    return written.price or ask.price(written.size)

@@ -24,8 +24,8 @@ from subfleet.protocol.readings import Budget
 from subfleet.protocol.subnet import SubnetSpec
 from subfleet.protocol.training import TrainingSettings
 from subfleet.protocol.update_codecs import AnyUpdateCodec, Uncompressed
-from subfleet.search.candidates import Candidate, Limit, exceeded_limits, lacking_operators, why_not
-from subfleet.search.limits import INFINITE_BYTES
+from subfleet.search.candidates import Candidate, exceeded_limits, lacking_operators, why_not
+from subfleet.search.fitting import INFINITE_BYTES, Limit
 from subfleet.search.query import Known, PriceList, Search
 from subfleet.search.queue import Wish
 
@@ -95,11 +95,18 @@ class Participant:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Written:
-    """A size whose program is there, what it plans to need, and the operators that it calls as far as it tells."""
+    """A size whose program is there.
+
+    Attributes:
+        planned_peak_bytes: that it plans to need.
+        operators: that it calls, as far as it tells.
+        price: what the size costs by prices, where that was told before.
+    """
 
     size: SubnetSpec
     planned_peak_bytes: int
     operators: tuple[str, ...] = ()
+    price: Candidate | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

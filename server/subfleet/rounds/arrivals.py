@@ -1,12 +1,13 @@
 """What follows when something that was asked for is made, or cannot be. Pure."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from types import MappingProxyType
 
 from subfleet.rounds.actions import Action, Request, SendTask
 from subfleet.rounds.events import Failed, Ready
 from subfleet.rounds.exhaustive import never
-from subfleet.rounds.pricing import target_prices
+from subfleet.rounds.pricing import has_prices, prices_of, target_prices
 from subfleet.rounds.proposing import scoring_seat
 from subfleet.rounds.requests import (
     Explored,
@@ -27,6 +28,7 @@ from subfleet.rounds.seating import prepared_seat, task_for_models, task_wanted
 from subfleet.rounds.sizing import asking, lacking
 from subfleet.rounds.state import Plan, RunState, Seat, TargetPrices
 from subfleet.rounds.written import NO_PROGRAM_BYTES, KnownPlan
+from subfleet.search.candidates import Candidate
 from subfleet.search.queue import plan_key
 
 __all__ = ["came", "failed", "tasks_wanted"]
@@ -45,7 +47,7 @@ def came(plan: Plan, state: RunState, event: Ready, now_s: float) -> Outcome:
         case ModelsMade():
             outcome = _models(plan, state, made, now_s)
         case ProgramMade():
-            outcome = _program(state, made.wanted, made.facts), ()
+            outcome = _program(plan, state, made.wanted, made.facts), ()
         case PricesMade():
             prices = target_prices(plan, made.wanted.target, made.memory)
             outcome = _with_prices(plan, state, made.wanted, prices)
@@ -61,13 +63,13 @@ def failed(plan: Plan, state: RunState, event: Failed, now_s: float) -> Outcome:
     wanted = event.wanted
     match wanted:
         case TaskWanted():
-            outcome: Outcome = _without(state, wanted.client_id, (wanted.round, wanted.attempt), event.reason), ()
+            outcome: Outcome = _without(plan, state, wanted.client_id, (wanted.round, wanted.attempt), event.reason), ()
         case ModelsWanted():
-            outcome = _without(state, wanted.client_id, (wanted.round, 0), event.reason), ()
+            outcome = _without(plan, state, wanted.client_id, (wanted.round, 0), event.reason), ()
         case ScoringWanted():
             outcome = _scoring(plan, state, ScoringMade(wanted=wanted, candidates=()), now_s)
         case ProgramWanted():
-            outcome = _program(state, wanted, ProgramFacts(planned_peak_bytes=NO_PROGRAM_BYTES)), ()
+            outcome = _program(plan, state, wanted, ProgramFacts(planned_peak_bytes=NO_PROGRAM_BYTES)), ()
         case PricesWanted():
             prices = target_prices(plan, wanted.target, None, event.reason)
             outcome = _with_prices(plan, state, wanted, prices)
@@ -98,12 +100,12 @@ def _task(plan: Plan, state: RunState, made: TaskMade, now_s: float) -> Outcome:
         return state, ()
     if lacking(plan, state):  # a smaller size could not be chosen yet; it is asked for again when it can
         return state, ()
-    state = _with_known(state, seat, made.facts)
+    state = _with_known(plan, state, seat, made.facts)
     seat, actions = prepared_seat(plan, state, seat, made, now_s)
     return _with_seat(state, seat), actions
 
 
-def _with_known(state: RunState, seat: Seat, facts: ProgramFacts) -> RunState:
+def _with_known(plan: Plan, state: RunState, seat: Seat, facts: ProgramFacts) -> RunState:
     """The state with what was learned of the program of a seat; in the deploy phase it is no training program."""
     if seat.size is None or state.phase != "train":
         return state
@@ -118,15 +120,24 @@ def _with_known(state: RunState, seat: Seat, facts: ProgramFacts) -> RunState:
         packings=facts.packings,
         student=seat.student,
     )
-    return replace(state, plans=MappingProxyType({**state.plans, known.key: known}))
+    plans = MappingProxyType({**state.plans, known.key: known})
+    return replace(state, plans=plans, written_prices=_priced(plan, state, known))
 
 
-def _without(state: RunState, client_id: str, choice: tuple[int, int], reason: str) -> RunState:
+def _priced(plan: Plan, state: RunState, known: KnownPlan) -> Mapping[str, Candidate]:
+    """What written programs cost by prices, with one more: told once, as each choice goes by all of them."""
+    if plan.policies.search is None or not has_prices(plan, state, known.target):
+        return state.written_prices
+    price = prices_of(plan, state, known.target)(known.size)
+    return MappingProxyType({**state.written_prices, known.key: price})
+
+
+def _without(plan: Plan, state: RunState, client_id: str, choice: tuple[int, int], reason: str) -> RunState:
     """Without a client whose task or models cannot be made."""
     seat = state.seats.get(client_id)
     if seat is None or seat.stage != "preparing" or (state.round, seat.attempt) != choice:
         return state
-    state = _with_known(state, seat, ProgramFacts(planned_peak_bytes=NO_PROGRAM_BYTES))
+    state = _with_known(plan, state, seat, ProgramFacts(planned_peak_bytes=NO_PROGRAM_BYTES))
     return _with_seat(state, replace(seat, stage="skipped", reason=reason))
 
 
@@ -148,7 +159,7 @@ def _models(plan: Plan, state: RunState, made: ModelsMade, now_s: float) -> Outc
     return _with_seat(state, replace(seat, stage="out", task=task, models=made.models)), (SendTask(task=task),)
 
 
-def _program(state: RunState, wanted: ProgramWanted, facts: ProgramFacts) -> RunState:
+def _program(plan: Plan, state: RunState, wanted: ProgramWanted, facts: ProgramFacts) -> RunState:
     """A program for later rounds; of one that cannot be written it is known that nobody can be given it."""
     queued = wanted.queued
     if queued not in state.queue:
@@ -165,6 +176,7 @@ def _program(state: RunState, wanted: ProgramWanted, facts: ProgramFacts) -> Run
         state,
         queue=tuple(one for one in state.queue if one != queued),
         plans=MappingProxyType({known.key: known, **state.plans}),
+        written_prices=_priced(plan, state, known),
     )
 
 
@@ -181,7 +193,8 @@ def _explored(plan: Plan, state: RunState, made: Explored) -> Outcome:
     if state.explored_turn != state.turn:
         pool = tuple(dict.fromkeys((*state.pool, *made.found)))
         state = replace(state, pool=pool, explored_turn=state.turn)
-    return _onwards(plan, replace(state, searches=made.searches))
+    written = MappingProxyType({**state.written_prices, **made.written_prices})
+    return _onwards(plan, replace(state, searches=made.searches, written_prices=written))
 
 
 def _unexplored(state: RunState, wanted: SearchWanted, reason: str) -> RunState:

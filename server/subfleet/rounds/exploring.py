@@ -43,7 +43,13 @@ def explored(plan: Plan, state: RunState, wanted: SearchWanted) -> Explored:
         new += found
         searches = {target: search.learned(found) for target, search in searches.items()}
     handed = {target: search.priced(prices[target]) for target, search in searches.items()}
-    return Explored(wanted=wanted, found=tuple(new), searches=MappingProxyType(handed))
+    unpriced = (one for key, one in state.plans.items() if key not in state.written_prices and one.target in prices)
+    return Explored(
+        wanted=wanted,
+        found=tuple(new),
+        searches=MappingProxyType(handed),
+        written_prices=MappingProxyType({one.key: prices[one.target](one.size) for one in unpriced}),
+    )
 
 
 def _search_of(plan: Plan, state: RunState, target: str) -> Search:

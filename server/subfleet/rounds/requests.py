@@ -16,6 +16,7 @@ from subfleet.protocol.memory import Packing
 from subfleet.protocol.programs import ProgramRef
 from subfleet.protocol.subnet import SubnetSpec
 from subfleet.rounds.written import ModelFile, Queued
+from subfleet.search.candidates import Candidate
 from subfleet.search.query import Known, Search
 
 __all__ = [
@@ -178,11 +179,13 @@ class Explored:
     Attributes:
         found: sizes to be remembered, in the order in which they were found.
         searches: by target, the search that knows them and all that was found before.
+        written_prices: by their keys, what programs that were written cost by prices, as far as that was not known.
     """
 
     wanted: SearchWanted
     found: tuple[Known, ...]
     searches: Mapping[str, Search] = field(default_factory=dict)
+    written_prices: Mapping[str, Candidate] = field(default_factory=dict)
 
 
 Made = TaskMade | ScoringMade | ModelsMade | ProgramMade | PricesMade | Explored

@@ -22,7 +22,8 @@ from subfleet.rounds.pricing import candidates_of, prices_of
 from subfleet.rounds.requests import TaskMade, TaskWanted
 from subfleet.rounds.state import Plan, RunState, Seat
 from subfleet.rounds.unfit import unfit_sizes
-from subfleet.search.candidates import Limit, budget_of, forward_macs_of, lacking_operators
+from subfleet.search.candidates import budget_of, forward_macs_of, lacking_operators
+from subfleet.search.fitting import Limit
 from subfleet.search.query import Search
 from subfleet.tasks import shape_problem
 
@@ -263,8 +264,9 @@ def ask_of(
             size=found.size,
             planned_peak_bytes=planned_for(found.planned_peak_bytes, found.packings, seat.packing_width),
             operators=found.operators,
+            price=state.written_prices.get(key),
         )
-        for found in state.plans.values()
+        for key, found in state.plans.items()
         if found.target == seat.runtime and found.student is None and found.turn < state.turn
     }
     return Ask(

@@ -19,8 +19,8 @@ from subfleet.search.queue import most_wanted
 
 __all__ = ["AT_ONCE", "asking", "lacking", "sized"]
 
-AT_ONCE = 8
-"""Clients that are given a size in one step: of the largest networks and spaces these take milliseconds."""
+AT_ONCE = 4
+"""Clients that are given a size in one step: each takes milliseconds where hundreds of programs are written."""
 
 Outcome = tuple[RunState, tuple[Action, ...]]
 

@@ -288,8 +288,8 @@ class Swept:
 class RunState:
     """Where a run stands.
 
-    All survives a crash but `members`, `swept`, `entered_s`, `opened_s`, `prices`, `searches`, `asked` and what
-    `Tries` leaves out: prices and searches follow from the rest, and are asked for again.
+    All survives a crash but `members`, `swept`, `entered_s`, `opened_s`, `prices`, `searches`, `written_prices`,
+    `asked` and what `Tries` leaves out: prices and searches follow from the rest, and are asked for again.
 
     Attributes:
         round: the open or last round; 0 before the first.
@@ -305,6 +305,7 @@ class RunState:
         wished_turn: the last turn whose clients had all been given a first size, so that their wishes were weighed.
         prices: by target, what memory costs there, where the method goes by `planned_prices`.
         searches: by target, the method's search, which has learned the pool.
+        written_prices: by their keys, what programs that were written cost by prices, where the method has a search.
         asked: which prices and searches are being made.
         queue: programs that are being written for later rounds.
         unfit: by "client/target/size's id", why a device said that its runtime cannot run the program that trains it;
@@ -328,6 +329,7 @@ class RunState:
     wished_turn: int = 0
     prices: Mapping[str, TargetPrices] = field(default_factory=lambda: MappingProxyType({}))
     searches: Mapping[str, Search] = field(default_factory=lambda: MappingProxyType({}))
+    written_prices: Mapping[str, Candidate] = field(default_factory=lambda: MappingProxyType({}))
     asked: frozenset[PricesWanted | SearchWanted] = frozenset()
     queue: tuple[Queued, ...] = ()
     plans: Mapping[str, KnownPlan] = field(default_factory=lambda: MappingProxyType({}))

@@ -11,7 +11,7 @@ from subfleet.elastic.update_form import update_bytes
 from subfleet.protocol.subnet import SubnetSpec
 from subfleet.protocol.update_codecs import AnyUpdateCodec, Uncompressed
 from subfleet.search.candidates import Candidate
-from subfleet.search.limits import INFINITE_BYTES
+from subfleet.search.fitting import INFINITE_BYTES
 
 __all__ = ["MemoryOf", "Prices", "estimated_memory", "planned_memory"]
 

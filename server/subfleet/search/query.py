@@ -7,8 +7,8 @@ from typing import Protocol
 
 from subfleet.protocol.readings import Budget
 from subfleet.protocol.subnet import SubnetSpec
-from subfleet.search.candidates import Candidate
-from subfleet.search.limits import columns_of, fitting, utilisation
+from subfleet.search.candidates import Candidate, exceeded_limits
+from subfleet.search.limits import columns_of, utilisation
 
 __all__ = ["Explored", "Fit", "Known", "PriceList", "Query", "Search", "fit_of"]
 
@@ -121,7 +121,7 @@ def fit_of(candidate: Candidate, query: Query) -> Fit | None:
     """A subnet held against one device; None where it does not fit or is refused."""
     if query.below_parameters is not None and candidate.parameters >= query.below_parameters:
         return None
-    columns = columns_of(candidate, query.target)
-    if not fitting(columns, query.limits)[0] or query.refused(candidate):
+    if exceeded_limits(candidate, query.target, query.limits) or query.refused(candidate):
         return None
-    return Fit(candidate=candidate, utilisation=float(utilisation(columns, query.limits)[0]))
+    used = utilisation(columns_of(candidate, query.target), query.limits)
+    return Fit(candidate=candidate, utilisation=float(used[0]))

@@ -43,6 +43,7 @@ from subfleet.rounds.events import Event, Tick
 from subfleet.rounds.exhaustive import never
 from subfleet.rounds.requests import SearchWanted
 from subfleet.rounds.state import RunState
+from subfleet.serving.garbage import settle_down
 from subfleet.serving.lookout import Lookout
 from subfleet.serving.observing import GuardedObserver
 from subfleet.serving.planning import plan_of
@@ -159,6 +160,7 @@ class Server:
         """
         with self._places.locked():
             self.open()
+            settle_down()
             try:
                 while not stop.is_set() and not self.finished:
                     self.step(_POLL_S)
