@@ -213,9 +213,9 @@ class Server:
         So what begins in this step is looked at in the next one, however fast it is, and a run under a logical clock
         takes the same steps on every machine.
         """
+        outcome = self._workbench.outcome()
         for event in (*self._checks.events(), *self._supply.events(), *self._lookout.events()):
             self._apply(event)
-        outcome = self._workbench.outcome()
         if outcome is not None:
             self._folded = outcome.model
             self._apply(outcome.event)
