@@ -208,16 +208,17 @@ def prices_of(job: tuple[Case, tuple[str, ...]]) -> tuple[float, float, list[int
     (_, family, target), texts = job
     config = config_of(job[0])
     torch.set_num_threads(1)
-    PriceModel(network_of(TINY), request_for(TINY, target, SubnetSpec())).memory_bytes([SubnetSpec()])
+    tiny = network_of(TINY)
+    PriceModel(tiny, request_for(TINY, target, SubnetSpec())).prices.memory_bytes(tiny, [SubnetSpec()])
     network = network_of(config)
     started_s = time.process_time()
-    model = PriceModel(network, request_for(config, target, network.full_spec()))
+    prices = PriceModel(network, request_for(config, target, network.full_spec())).prices
     ready_s = time.process_time() - started_s
     specs = timed_specs(network, family)
     started_s = time.process_time()
-    model.memory_bytes(specs)
+    prices.memory_bytes(network, specs)
     took_s = time.process_time() - started_s
-    return ready_s, len(specs) / took_s, model.memory_bytes([parse_spec(text) for text in texts])
+    return ready_s, len(specs) / took_s, prices.memory_bytes(network, [parse_spec(text) for text in texts])
 
 
 def row_of(plans: Sequence[Plan], found: tuple[float, float, list[int]], spoil: float) -> Row:

@@ -17,7 +17,7 @@ from subfleet.protocol.schema import canonical_json
 from subfleet.protocol.subnet import SubnetSpec
 from subfleet.search.candidates import Candidate, why_not
 from subfleet.search.listed import exhaustive_search
-from subfleet.search.query import Known, Query
+from subfleet.search.query import Query, Search
 
 __all__ = ["ExactFigures", "Plans", "exact_figures"]
 
@@ -90,18 +90,17 @@ class _Server:
     plans: Plans
     checks: bool
     policies: Policies = field(init=False)
-    pool: tuple[Known, ...] = ()
+    search: Search = field(init=False)
     written: dict[str, Written] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.policies = self.case.method.policies()
+        self.search = self.case.method.search_of(self.case.network, self.case.price, TARGET)
 
     def seek(self, asked: Sequence[Query], first: int) -> None:
         """Let devices look, one after the other, and remember what they come by."""
-        explore = self.policies.explore
         for place, query in enumerate(asked, start=first):
-            found = explore(self._ask(query, place)) if explore is not None else ()
-            self.pool = tuple(dict.fromkeys((*self.pool, *found)))
+            self.search = self.search.learned(self.policies.explore(self._ask(query, place)))
 
     def chosen(self, query: Query) -> SubnetSpec | None:
         """The answer of the search: a program to write, or one that is written and about as good."""
@@ -134,7 +133,7 @@ class _Server:
             draw=Draw(seed=0, round=1, client_id=str(place)),
             target=TARGET,
             budget=replace(query.limits, memory_bytes=memory_bytes),
-            pool=self.pool,
+            search=self.search,
             written=MappingProxyType(self.written),
         )
 

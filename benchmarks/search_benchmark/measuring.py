@@ -11,8 +11,6 @@ from random import Random
 from search_benchmark.budgets import Share, queries
 from search_benchmark.long_search import most_found
 from search_benchmark.spaces import TARGET, TINY, Case, case_of
-from subfleet.methods.policies import Ask, Draw
-from subfleet.protocol.readings import Budget
 from subfleet.search.candidates import Candidate, ordered
 from subfleet.search.listed import ListedSearch, exhaustive_search
 from subfleet.search.paper import PaperSearch, PaperSettings
@@ -71,24 +69,34 @@ def _stream(*names: object) -> Random:
     return Random(hashlib.sha256(repr(names).encode()).digest())  # noqa: S311 - draws are no secrets
 
 
-def _ours(case: Case) -> Search:
+@dataclass(kw_only=True)
+class _Server:
+    """As much of a server as holds a search: what it has learned takes its place."""
+
+    search: Search
+
+
+def _ours(case: Case) -> _Server:
     """The search of the default configuration, which knows nothing yet."""
-    nobody = Draw(seed=0, round=1, client_id="nobody")
-    budget = Budget(memory_bytes=0)
-    ask = Ask(network=case.network, candidates=(), price=case.price, draw=nobody, target=TARGET, budget=budget)
-    return case.method.search_of(ask)
+    return _Server(search=case.method.search_of(case.network, case.price, TARGET))
 
 
-def _served(search: Search, asked: Sequence[Query], first: int = 0, *, at_once: int = 1) -> list[Answer]:
+def _paper(case: Case, settings: PaperSettings | None = None) -> _Server:
+    """The paper's search, which knows nothing yet."""
+    return _Server(search=PaperSearch.over(case.space, case.price, [TARGET], settings))
+
+
+def _served(server: _Server, asked: Sequence[Query], first: int = 0, *, at_once: int = 1) -> list[Answer]:
     """So many devices at once; the paper's algorithm serves one after the other."""
     answers: list[Answer] = []
     for begin in range(0, len(asked), at_once):
         together = asked[begin : begin + at_once]
         explored = []
         for place, query in enumerate(together, start=first + begin):
-            explored.append(search.explore(query, _stream(place)))
-            search.learn(explored[-1].found)
-        answers += [Answer(fit=search.best(query), explored=one) for query, one in zip(together, explored, strict=True)]
+            explored.append(server.search.explore(query, _stream(place)))
+            server.search = server.search.learned(explored[-1].found)
+        best = server.search.best
+        answers += [Answer(fit=best(query), explored=one) for query, one in zip(together, explored, strict=True)]
     return answers
 
 
@@ -150,14 +158,14 @@ def large_figures(name: str, shares: Sequence[Share], *, count: int) -> Figures:
     _served(ours, asked[:_FIRST], at_once=_FIRST)
     first_s = time.process_time() - begun_s
     _served(ours, asked[_FIRST:_WARMING], _FIRST, at_once=_ROUND)
-    paper = PaperSearch(case.space, case.price, [TARGET])
+    paper = _paper(case)
     _served(paper, asked[:_WARMING])
     rest = asked[_WARMING:]
     begun_s = time.process_time()
     given = _served(ours, rest, _WARMING, at_once=_ROUND)
     warm_per_s = len(rest) / (time.process_time() - begun_s)
     theirs = _served(paper, rest, _WARMING)
-    widths = _served(ListedSearch(case.uniform, case.price, [TARGET]), rest)
+    widths = _served(_Server(search=ListedSearch(case.uniform, case.price, [TARGET])), rest)
     below = sum(
         mine.parameters < max(one.parameters for one in others)
         for mine, *others in zip(given, theirs, widths, strict=True)
@@ -196,7 +204,7 @@ def exhaustive_figures(case: Case, shares: Sequence[Share], *, count: int) -> Fi
     asked = queries(case, shares[: 2 * count])
     optima = [0 if (fit := most.best(query)) is None else fit.candidate.parameters for query in asked]
     given = _served(_ours(case), asked, at_once=_ROUND)
-    theirs = _served(PaperSearch(case.space, case.price, [TARGET]), asked)
+    theirs = _served(_paper(case), asked)
     first, cold, warm = (
         _of_most(given[part], optima[part]) for part in (slice(_ROUND), slice(count), slice(count, None))
     )
@@ -221,7 +229,7 @@ def hit_rates(case: Case, shares: Sequence[Share], *, count: int) -> Iterator[st
     for epsilon in _EPSILONS:
         cells = []
         for t_max in _T_MAX:
-            search = PaperSearch(case.space, case.price, [TARGET], PaperSettings(epsilon=epsilon, t_max=t_max))
+            search = _paper(case, PaperSettings(epsilon=epsilon, t_max=t_max))
             answers = _served(search, asked)
             cells.append(f"{_mean([answer.explored.hit for answer in answers]):.4f}, {_used(answers):.3f}")
         yield f"| {epsilon} | " + " | ".join(cells) + " |"

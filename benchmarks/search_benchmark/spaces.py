@@ -2,17 +2,22 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache, lru_cache
 from types import MappingProxyType
 
 from subfleet.elastic.building import network_of
+from subfleet.elastic.cost import Costs
 from subfleet.elastic.families.records.residual import Mlp, PreactResNet
+from subfleet.elastic.memory_prices import MemoryPrices
 from subfleet.elastic.network import Family, Network
 from subfleet.elastic.spaces import SearchSpace, search_space, uniform_space
+from subfleet.export.pricing.model import PriceModel
 from subfleet.methods.dynamic_selection import DynamicSelection
-from subfleet.programs.pricing import price_list
+from subfleet.programs.requests import train_request
 from subfleet.protocol.subnet import SubnetSpec
 from subfleet.protocol.training import TrainingSettings
 from subfleet.search.candidates import Candidate
+from subfleet.search.prices import Prices, planned_memory
 from subfleet.search.query import PriceList
 from subfleet.settings.run import Run
 from subfleet.settings.samples import DataSettings
@@ -20,6 +25,8 @@ from subfleet.settings.samples import DataSettings
 __all__ = ["LARGE", "SMALL", "TARGET", "TINY", "Case", "case_of"]
 
 TARGET = "onnx"
+_KEPT = 2**15
+"""Prices that are kept, as the rounds keep them while their clients' sizes are looked for."""
 _PAPER_RATES = (0.0625, 0.125, 0.25, 0.5, 1)
 """The paper's ratio set of settings 1 and 2; its 0 drops a block."""
 _QUARTERS = (0.25, 0.5, 0.75, 1)
@@ -96,12 +103,27 @@ def case_of(name: str) -> Case:
     model, rates = _CONFIGS[name]
     network, method = network_of(model), DynamicSelection(rates=rates)
     config = Run(name="search", model=model, data=DataSettings(test="none"), method=method)
+    training = method.policies().training(config.training_of(1), 1)
+
+    @cache
+    def prices() -> MemoryPrices:
+        return PriceModel(network, train_request(network, SubnetSpec(), TARGET, training)).prices
+
+    def memory(spec: SubnetSpec) -> Mapping[str, int]:
+        return planned_memory(network, TARGET, prices())(spec)
+
+    price = Prices(
+        network=network,
+        costs=Costs(network),
+        codec=config.policies.update_codec,
+        memory=memory,
+    )
     return Case(
         name=name,
         network=network,
         space=search_space(network, rates),
         method=method,
-        training=method.policies().training(config.training_of(1), 1),
+        training=training,
         rates=rates or _SIXTEENTHS,
-        price=price_list(config, network, planned=True),
+        price=lru_cache(maxsize=_KEPT)(price),
     )

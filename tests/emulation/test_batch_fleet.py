@@ -25,7 +25,7 @@ from subfleet.emulation.batch.hosting import SharedHost
 from subfleet.emulation.batch.run import BatchResult, run_batch
 from subfleet.emulation.fleet import ClientCommand
 from subfleet.emulation.gathered import EmulatedDevice, GatheredRun, fingerprint
-from subfleet.export.requests import InferRequest, TrainRequest
+from subfleet.export.requests import InferRequest, PriceRequest, TrainRequest
 from subfleet.journal.records import ClientRow, RoundRecord
 from subfleet.methods.flexifed import FlexiFed
 from subfleet.protocol.errors import ConfigError, LoadError, MemoryLimitError, RunError
@@ -233,6 +233,9 @@ class AtOnce:
     def submit_inference(
         self, request: InferRequest, weights_path: Path, *, calibration_data: str = ""
     ) -> "Future[Path]":
+        raise NotImplementedError
+
+    def submit_prices(self, request: PriceRequest) -> "Future[Path]":
         raise NotImplementedError
 
 

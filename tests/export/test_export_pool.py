@@ -14,11 +14,13 @@ from export.export_cases import MLP, RESNET, largest, smallest, train_request
 from safetensors.torch import save
 
 from subfleet.elastic.building import init_state, network_of
+from subfleet.elastic.memory_prices import MemoryPrices
 from subfleet.export import pool as pool_module
 from subfleet.export.cache import CacheFolder
 from subfleet.export.jobs import write_atomically
 from subfleet.export.pool import ExportPool
-from subfleet.export.requests import InferRequest
+from subfleet.export.pricing.model import PriceModel
+from subfleet.export.requests import InferRequest, PriceRequest
 from subfleet.protocol.blobs import BlobRef
 from subfleet.protocol.errors import ExportError, FileError
 from subfleet.protocol.programs import decode_program
@@ -55,6 +57,20 @@ def test_a_written_program_is_found_by_another_pool(pool: ExportPool, folder: Pa
         assert future.done()
         assert future.result() == path
     assert path.stat().st_mtime_ns == before
+
+
+def test_prices_are_made_by_a_worker_and_stay(pool: ExportPool, folder: Path) -> None:
+    request = PriceRequest(training=train_request("onnx"))
+    path = pool.submit_prices(request).result(PATIENCE_S)
+    assert path == folder / request.file_name
+    network = network_of(request.training.model)
+    here = PriceModel(network, request.training).prices
+    full = [network.full_spec()]
+    assert MemoryPrices.unpacked(path.read_bytes()).memory_bytes(network, full) == here.memory_bytes(network, full)
+    with ExportPool(CacheFolder(path=folder), workers=1) as another:
+        assert another.submit_prices(request).done()
+    path.write_bytes(b"prices")
+    assert MemoryPrices.unpacked(pool.submit_prices(request).result(PATIENCE_S).read_bytes()).packed()
 
 
 def test_a_damaged_result_is_exported_anew(pool: ExportPool) -> None:

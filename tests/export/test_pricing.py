@@ -14,9 +14,11 @@ from torch import fx
 from torch._subclasses.functional_tensor import FunctionalTensorMode, dispatch_functionalize
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from subfleet.arrays import decode_arrays, encode_arrays
 from subfleet.elastic.building import network_of
 from subfleet.elastic.cost import Costs, estimate_cost
 from subfleet.elastic.families import FAMILIES
+from subfleet.elastic.memory_prices import MemoryPrices
 from subfleet.elastic.network import Family, Network
 from subfleet.elastic.sizes import SizeTable
 from subfleet.export.canonical.cleaning import clean
@@ -29,8 +31,8 @@ from subfleet.export.pricing.model import PriceModel
 from subfleet.export.programs import export_training_program
 from subfleet.export.recording import recorded
 from subfleet.export.request_steps import training_step_of
-from subfleet.export.requests import TrainRequest
-from subfleet.protocol.errors import ExportError
+from subfleet.export.requests import PriceRequest, TrainRequest
+from subfleet.protocol.errors import ExportError, ProtocolError
 from subfleet.protocol.subnet import Centre, Prefix, SubnetSpec
 from subfleet.protocol.training import ObjectiveSettings
 
@@ -66,9 +68,9 @@ def value_of(node: fx.Node) -> object:
 
 
 @cache
-def model_of(family: str, target: str) -> PriceModel:
+def prices_of(family: str, target: str) -> MemoryPrices:
     network = network_of(SMALL[family])
-    return PriceModel(network, request_for(SMALL[family], target, SubnetSpec()))
+    return PriceModel(network, request_for(SMALL[family], target, SubnetSpec())).prices
 
 
 def test_every_family_has_a_small_network() -> None:
@@ -83,14 +85,14 @@ def test_prices_are_near_the_plans_of_written_programs(family: str, target: str)
     for seed in range(2):
         spec = random_spec(network, seed)
         program = export_training_program(request_for(SMALL[family], target, spec))
-        (price,) = model_of(family, target).memory_bytes([spec])
+        (price,) = prices_of(family, target).memory_bytes(network, [spec])
         assert price == pytest.approx(program.manifest.planned_peak_bytes, rel=0.12)
 
 
 @pytest.mark.parametrize("family", sorted(QUICK))
 def test_more_of_anything_costs_more(family: str) -> None:
     network = network_of(SMALL[family])
-    model = model_of(family, "onnx")
+    prices = prices_of(family, "onnx")
     full = network.full_spec()
     smaller = [
         replace(full, axes=((name, Prefix(size=axis.granularity)),))
@@ -100,18 +102,50 @@ def test_more_of_anything_costs_more(family: str) -> None:
     shallower = [
         replace(full, blocks=tuple(name for name in full.blocks if name != left_out)) for left_out in full.blocks
     ]
-    whole, *others = model.memory_bytes([full, *smaller, *shallower])
+    whole, *others = prices.memory_bytes(network, [full, *smaller, *shallower])
     assert others
     assert all(0 < other < whole for other in others)
 
 
 def test_prices_of_many_are_those_of_each() -> None:
     network = network_of(SMALL["mlp"])
-    model = model_of("mlp", "onnx")
+    prices = prices_of("mlp", "onnx")
     specs = [random_spec(network, seed) for seed in range(50)]
-    assert model.memory_bytes(specs) == [price for spec in specs for price in model.memory_bytes([spec])]
-    again = PriceModel(network, request_for(SMALL["mlp"], "onnx", network.full_spec()))
-    assert again.memory_bytes(specs) == model.memory_bytes(specs)
+    told = prices.memory_bytes(network, specs)
+    assert told == [price for spec in specs for price in prices.memory_bytes(network, [spec])]
+    again = PriceModel(network, request_for(SMALL["mlp"], "onnx", network.full_spec())).prices
+    assert again.memory_bytes(network, specs) == told
+
+
+@pytest.mark.parametrize("target", ["onnx", "executorch", "torch"])
+def test_prices_are_the_same_after_they_were_written_and_read(target: str) -> None:
+    network, prices = network_of(SMALL["mlp"]), prices_of("mlp", target)
+    specs = [random_spec(network, seed) for seed in range(20)]
+    read = MemoryPrices.unpacked(prices.packed())
+    assert read.packed() == prices.packed()
+    assert read.memory_bytes(network, specs) == prices.memory_bytes(network, specs)
+
+
+def test_bytes_that_are_no_prices_are_refused() -> None:
+    arrays = decode_arrays(prices_of("mlp", "onnx").packed())
+    for name in arrays:
+        with pytest.raises(ProtocolError):
+            MemoryPrices.unpacked(encode_arrays({key: value for key, value in arrays.items() if key != name}))
+    for name in ("powers", "held", "peaks", "blocks", "least", "parts", "line"):
+        with pytest.raises(ProtocolError):
+            MemoryPrices.unpacked(encode_arrays({**arrays, name: arrays[name][..., :-1]}))
+    with pytest.raises(ProtocolError):
+        MemoryPrices.unpacked(b"prices")
+
+
+def test_prices_have_an_id_of_their_own_whatever_subnet_is_named() -> None:
+    request = request_for(SMALL["mlp"], "onnx", SubnetSpec())
+    prices = PriceRequest(training=request)
+    assert prices.program_id != request.program_id
+    assert prices == PriceRequest(training=request)
+    full = replace(request, spec=network_of(SMALL["mlp"]).full_spec())
+    assert PriceRequest(training=full).file_name == prices.file_name
+    assert PriceRequest(training=replace(request, batch_size=3)).file_name != prices.file_name
 
 
 def test_unknown_targets_are_refused() -> None:

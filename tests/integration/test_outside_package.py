@@ -51,12 +51,12 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 from subfleet.device_profiles import DeviceProfile, LogRow, ResourceLog
-from subfleet.emulation.virtual.description import VirtualClient, VirtualExperiment
-from subfleet.emulation.virtual.exports import SettledExports
-from subfleet.emulation.virtual.run import run_in_process
+from subfleet.emulation.gathered import EmulatedDevice, GatheredRun
+from subfleet.emulation.batch.exports import SettledExports
+from subfleet.emulation.batch.run import run_batch
 from subfleet.export.cache import CacheFolder
 from subfleet.protocol.readings import Reading
-from subfleet.settings.config import LogClock
+from subfleet.settings.timing import LogClock
 from subfleet.settings.reading import load_config
 from subfleet.tasks import Dataset, digits
 
@@ -68,12 +68,12 @@ def client(name, place):
     profile = DeviceProfile(name="virtual", title="A device", memory_share=1.0, runtimes=("onnx",))
     row = LogRow(t_s=0.0, reading=Reading(memory_free_bytes=10**8, downlink_bps=1e7, uplink_bps=1e6))
     log = ResourceLog(device="virtual", source="a test", licence="none", rows=(row,))
-    return VirtualClient(client_id=name, profile=profile, data=part(place), log=log)
+    return EmulatedDevice(client_id=name, profile=profile, data=part(place), log=log)
 
 config = replace(load_config(sys.argv[1]), clock=LogClock(), targets=("onnx",), deploy_targets=())
 clients = tuple(client(name, place) for place, name in enumerate(("ada", "bob")))
 with SettledExports(CacheFolder(path=Path(sys.argv[2]))) as exports:
-    result = run_in_process(VirtualExperiment(config=config, clients=clients, evaluation=part(5)), exports)
+    result = run_batch(GatheredRun(config=config, clients=clients, evaluation=part(5)), exports)
 (record,) = result.rounds
 print([row.client_id for row in record.folded], len(result.model) > 0)
 """

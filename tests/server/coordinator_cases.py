@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, TypeVar
 
 from server.fake_device import CLASSES, PLENTY_BYTES, SHAPE
 from server.server_rig import config
@@ -12,19 +12,34 @@ from subfleet.protocol.memory import Packing
 from subfleet.protocol.messages import Deployed, Presence, Profile, Refusal, Task, Telemetry, Update
 from subfleet.protocol.programs import ProgramRef
 from subfleet.protocol.readings import Reading
-from subfleet.rounds.actions import Action, Reply
+from subfleet.rounds.actions import Action, Reply, Request
 from subfleet.rounds.coordinator import step
-from subfleet.rounds.events import DeployPrepared, Event, Heard, Measured, Prepared, Profiled
+from subfleet.rounds.events import Event, Failed, Heard, Measured, Profiled, Ready
+from subfleet.rounds.exploring import explored
+from subfleet.rounds.requests import (
+    ModelsMade,
+    ModelsWanted,
+    PricesWanted,
+    ProgramFacts,
+    ProgramMade,
+    ProgramWanted,
+    ScoringWanted,
+    SearchWanted,
+    TaskMade,
+    TaskWanted,
+)
+from subfleet.rounds.seating import task_wanted
 from subfleet.rounds.state import Plan, RunState, Seat
+from subfleet.rounds.written import Queued
 from subfleet.serving.planning import plan_of as planned
+from subfleet.settings.timing import Deadlines
 
 CLIENTS = ("ada", "bob", "cyd")
+PLAN_DEADLINES = Deadlines(lease_s=20.0)
 
 
 def plan_of(**changes: Any) -> Plan:
     """A plan of the tests' configuration; deadlines are the product's own where none are given."""
-    from subfleet.settings.timing import Deadlines
-
     settings = config(**{"deadlines": Deadlines(), **changes})
     return planned(settings, "run")
 
@@ -88,22 +103,33 @@ def prepared(
     *,
     planned_peak_bytes: int = 1000,
     packings: tuple[Packing, ...] = (),
+    operators: tuple[str, ...] = (),
     models: bool = False,
 ) -> Event:
     program = ProgramRef(program_id="program", target="onnx", blob=blob("program"))
-    if models:
-        return DeployPrepared(client_id=name, programs=(program,), models=())
     seat = state.seats[name]
-    return Prepared(
-        client_id=name,
-        round=state.round,
-        attempt=seat.attempt,
-        size_id=size_of(seat),
-        program=program,
-        weights=blob(f"weights {size_of(seat)}"),
-        planned_peak_bytes=planned_peak_bytes,
-        packings=packings,
-    )
+    if models:
+        assert seat.participant is not None
+        wanted = ModelsWanted(participant=seat.participant, round=state.round)
+        return Ready(made=ModelsMade(wanted=wanted, programs=(program,), models=()))
+    task = task_wanted(state, seat)
+    assert task is not None
+    facts = ProgramFacts(planned_peak_bytes=planned_peak_bytes, operators=operators, packings=packings)
+    return Ready(made=TaskMade(wanted=task, program=program, weights=blob(f"weights {size_of(seat)}"), facts=facts))
+
+
+def task_failed(state: RunState, name: str, reason: str = "export failed: no") -> Failed:
+    """A client's task cannot be made."""
+    task = task_wanted(state, state.seats[name])
+    assert task is not None
+    return Failed(wanted=task, reason=reason)
+
+
+def written_ahead(state: RunState, queued: Queued, planned_peak_bytes: int, operators: tuple[str, ...] = ()) -> Ready:
+    """A program for later rounds is there."""
+    wanted = ProgramWanted(queued=queued, round=state.round)
+    facts = ProgramFacts(planned_peak_bytes=planned_peak_bytes, operators=operators)
+    return Ready(made=ProgramMade(wanted=wanted, facts=facts))
 
 
 def size_of(seat: Seat) -> str:
@@ -159,6 +185,25 @@ def refusal(plan: Plan, state: RunState, name: str, available_bytes: int | None 
 
 def deployed(plan: Plan, state: RunState, name: str) -> Deployed:
     return Deployed(task_id=task(state, name).task_id, run_id=plan.run_id, client_id=name, files=("model.onnx",))
+
+
+W = TypeVar("W", TaskWanted, ScoringWanted, ModelsWanted, ProgramWanted, PricesWanted, SearchWanted)
+
+
+def wanted_of(kind: type[W], actions: Iterable[Action]) -> list[W]:
+    """What is asked for of one kind, in order."""
+    return [one.wanted for one in actions if isinstance(one, Request) and isinstance(one.wanted, kind)]
+
+
+def looked_around(
+    plan: Plan, state: RunState, actions: Iterable[Action], now_s: float
+) -> tuple[RunState, tuple[Action, ...]]:
+    """The state, and what is then to be done, after the searches that actions ask for have found something."""
+    found: tuple[Action, ...] = ()
+    for one in wanted_of(SearchWanted, actions):
+        state, more = step(plan, state, Ready(made=explored(plan, state, one)), now_s)
+        found += more
+    return state, (*actions, *found)
 
 
 def replies(actions: Iterable[Action]) -> list[str]:

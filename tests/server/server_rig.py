@@ -11,14 +11,20 @@ from typing import Any
 import numpy as np
 from server.fake_device import CLASSES, SHAPE, Behaviour, Device
 
+from subfleet.elastic.building import network_of
+from subfleet.elastic.cost import Costs
 from subfleet.elastic.families.records.residual import Mlp
-from subfleet.export.requests import InferRequest, TrainRequest
+from subfleet.elastic.memory_prices import MemoryPrices
+from subfleet.elastic.network import Network
+from subfleet.export.requests import AnyRequest, InferRequest, PriceRequest, TrainRequest
 from subfleet.journal.records import RoundRecord
 from subfleet.methods.heterofl import HeteroFL
 from subfleet.protocol.errors import ExportError
 from subfleet.protocol.memory import MemoryPlan, Packing
 from subfleet.protocol.programs import Program, ProgramManifest, encode_program
 from subfleet.protocol.training import TrainingSettings
+from subfleet.rounds.state import Plan
+from subfleet.search.query import Search
 from subfleet.serving.session import Server
 from subfleet.settings.run import Run
 from subfleet.settings.samples import DataSettings
@@ -53,6 +59,25 @@ def config(**changes: Any) -> Run:
     return Run(**{**settings, **changes})
 
 
+def prices_of(network: Network, bytes_per_parameter: int = 16) -> MemoryPrices:
+    """Prices that go by parameters alone."""
+    costs = Costs(network)
+    return MemoryPrices(
+        columns=costs._columns,
+        held=bytes_per_parameter * costs._told[:, 0],
+        peaks=np.zeros((0, len(costs._told))),
+        parts=(),
+        factor=1.0,
+        base_bytes=1000.0,
+    )
+
+
+def search_of(plan: Plan, target: str = "onnx") -> Search | None:
+    """A method's search that has learned nothing; None where it has none."""
+    search = plan.policies.search
+    return None if search is None else search(plan.network, plan.price, target)
+
+
 class HandClock:
     """Time that passes when a test says so."""
 
@@ -85,7 +110,7 @@ class FakeExports:
         self.planned = planned
         self.operators: tuple[str, ...] = ()
         self.packings: tuple[Packing, ...] = ()
-        self.requests: list[TrainRequest | InferRequest] = []
+        self.requests: list[AnyRequest] = []
         folder.mkdir(parents=True, exist_ok=True)
 
     def submit_training(self, request: TrainRequest) -> "Future[Path]":
@@ -109,6 +134,14 @@ class FakeExports:
         )
         path = self.folder / f"{request.program_id}.program"
         path.write_bytes(encode_program(Program(manifest=manifest, body=request.spec.spec_id.encode())))
+        future.set_result(path)
+        return future
+
+    def submit_prices(self, request: PriceRequest) -> "Future[Path]":
+        self.requests.append(request)
+        path = self.folder / request.file_name
+        path.write_bytes(prices_of(network_of(request.training.model)).packed())
+        future: Future[Path] = Future()
         future.set_result(path)
         return future
 
@@ -171,6 +204,7 @@ class World:
     def kill_server(self) -> None:
         """Drop the server as a kill does, without a word to anyone; its thread ends, as a process's would."""
         self.server._checks.close()
+        self.server._lookout.close()
         self.server._workbench.close()
         self.server = self.new_server()
         self.server.open()

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from server.methods.method_cases import QUICK
-from server.server_rig import config
+from server.server_rig import config, search_of
 
 from subfleet.elastic.maps import nested_maps
 from subfleet.methods import METHODS, Method
@@ -40,6 +40,7 @@ def ask(plan: Plan, budget: Budget, below: Candidate | None = None) -> Ask:
         target="onnx",
         budget=budget,
         below=below,
+        search=search_of(plan),
     )
 
 

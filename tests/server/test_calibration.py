@@ -13,7 +13,17 @@ import torch
 from elastic.elastic_cases import same_bits
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from server.coordinator_cases import CLIENTS, measured, measuring, plan_of, prepared, refusal, replies, update
+from server.coordinator_cases import (
+    CLIENTS,
+    measured,
+    measuring,
+    plan_of,
+    prepared,
+    refusal,
+    replies,
+    update,
+    wanted_of,
+)
 from server.fake_device import small_change
 from server.server_rig import MODEL, World, config, fleet
 
@@ -32,9 +42,10 @@ from subfleet.protocol.calibration import Calibration, NormLayer, sum_names
 from subfleet.protocol.errors import FileError, ProtocolError
 from subfleet.protocol.messages import Task
 from subfleet.protocol.training import TrainingSettings
-from subfleet.rounds.actions import Action, Prepare, SendTask
+from subfleet.rounds.actions import Action, SendTask
 from subfleet.rounds.coordinator import step
 from subfleet.rounds.events import Folded, Refused, UpdateStored
+from subfleet.rounds.requests import TaskWanted
 from subfleet.rounds.state import Plan, RunState
 from subfleet.settings.run import Run
 from subfleet.transport.blob_store import BlobStore
@@ -93,9 +104,7 @@ def measured_round(plan: Plan, number: int = 1) -> tuple[RunState, tuple[Action,
 def test_everybody_is_asked_for_the_norms_of_its_size_by_the_program_that_trains(method: AnyMethod) -> None:
     plan = plan_of(**calibrating(rounds=1, method=method, clients_per_round=1))
     state, asked = measured_round(plan, 2)
-    assert [action.student for action in asked if isinstance(action, Prepare)] == [None] * 3, (
-        "no candidates, no student"
-    )
+    assert [one.student for one in wanted_of(TaskWanted, asked)] == [None] * 3, "no candidates, no student"
     for name in CLIENTS:
         state, (sent,) = step(plan, state, prepared(plan, state, name), 2.0)
         assert isinstance(sent, SendTask)

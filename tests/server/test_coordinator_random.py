@@ -1,68 +1,92 @@
 """The coordinator under random sequences of events, restarts included."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
+from typing import Any
 
 import pytest
 from hypothesis import event, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 from server.coordinator_cases import CLIENTS, blob, measured, plan_of, profile, telemetry
+from server.server_rig import MODEL, prices_of
 
+from subfleet.elastic.building import network_of
+from subfleet.methods import METHODS, AnyMethod
 from subfleet.methods.fedfa import FedFA
-from subfleet.methods.heterofl import HeteroFL
 from subfleet.protocol.messages import Deployed, Presence, Refusal, Scores, Task, Update
 from subfleet.protocol.programs import ProgramRef
 from subfleet.protocol.scoring import CandidateScore
-from subfleet.rounds.actions import Action, Close, Fetch, Fold, Prepare, PrepareModels, PrepareScoring, Reply, SendTask
+from subfleet.rounds.actions import Action, Close, Fetch, Fold, Reply, Request, SendTask
 from subfleet.rounds.coordinator import resume_actions, round_info, step
 from subfleet.rounds.events import (
-    DeployPrepared,
     Event,
+    Failed,
     Folded,
     Heard,
     Measured,
-    Prepared,
-    PrepareFailed,
     Profiled,
+    Ready,
     Refused,
     Reported,
-    Scorable,
     Scored,
-    ScoringPrepared,
     Tick,
     UpdateOffered,
     UpdateStored,
 )
+from subfleet.rounds.exhaustive import never
+from subfleet.rounds.exploring import explored
+from subfleet.rounds.persistent import PersistentMap
+from subfleet.rounds.requests import (
+    Made,
+    ModelsMade,
+    ModelsWanted,
+    PricesMade,
+    PricesWanted,
+    ProgramFacts,
+    ProgramMade,
+    ProgramWanted,
+    Scorable,
+    ScoringMade,
+    ScoringWanted,
+    SearchWanted,
+    TaskMade,
+    TaskWanted,
+    Wanted,
+)
+from subfleet.rounds.sizing import lacking
 from subfleet.rounds.state import Member, Plan, RunState
 from subfleet.settings.timing import Deadlines
 
 pytestmark = pytest.mark.slow
 
+PRICES = prices_of(network_of(MODEL))
+
 names = st.sampled_from(CLIENTS)
-PLANS = tuple(
-    plan_of(
-        rounds=2,
-        min_clients=2,
-        quorum=quorum,
-        method=method,
-        deadlines=Deadlines(join_s=40, measure_s=10, round_s=30, deploy_s=20, lease_s=15, linger_s=0),
+VARIANTS: Mapping[str, AnyMethod] = {
+    **{name: kind() for name, kind in METHODS.items()},
+    "fedfa by scores": FedFA(choice="score"),
+}
+
+
+def plans_of(method: AnyMethod) -> tuple[Plan, ...]:
+    deadlines = Deadlines(join_s=40, measure_s=10, round_s=30, deploy_s=20, lease_s=15, linger_s=0)
+    return tuple(
+        plan_of(rounds=2, min_clients=2, quorum=quorum, method=method, deadlines=deadlines) for quorum in (1.0, 0.5)
     )
-    for method in (HeteroFL(), FedFA(choice="score"))
-    for quorum in (1.0, 0.5)
-)
-
-
-Job = Prepare | PrepareScoring | PrepareModels
 
 
 class Fleet(RuleBasedStateMachine):
+    plans: Sequence[Plan]
+
     def __init__(self) -> None:
         super().__init__()
-        self.plan = PLANS[0]
+        self.plan = self.plans[0]
         self.state = RunState()
         self.now_s = 0.0
-        self.jobs: list[Job] = []
+        self.jobs: list[Wanted] = []
+        self.seen: dict[SearchWanted, RunState] = {}
         self.tasks: dict[str, Task] = {}
         self.fold: Fold | None = None
         self.accepted: dict[str, Update] = {}  # by task
@@ -78,8 +102,10 @@ class Fleet(RuleBasedStateMachine):
         return actions
 
     def perform(self, action: Action) -> None:
-        if isinstance(action, Job):
-            self.jobs.append(action)
+        if isinstance(action, Request):
+            self.jobs.append(action.wanted)
+            if isinstance(action.wanted, SearchWanted):
+                self.seen[action.wanted] = self.state
         elif isinstance(action, SendTask):
             known = self.tasks.setdefault(action.task.task_id, action.task)
             assert known == action.task, "a task is sent again unchanged"
@@ -90,10 +116,10 @@ class Fleet(RuleBasedStateMachine):
         elif isinstance(action, Close):
             self.closed.append(action.round)
 
-    @rule(plan=st.sampled_from(PLANS))
+    @rule(place=st.integers(0, 1))
     @precondition(lambda self: self.state == RunState())
-    def choose(self, plan: Plan) -> None:
-        self.plan = plan
+    def choose(self, place: int) -> None:
+        self.plan = self.plans[place]
 
     @rule(name=names, life=st.integers(1, 2), online=st.booleans())
     def presence(self, name: str, life: int, online: bool) -> None:
@@ -129,32 +155,37 @@ class Fleet(RuleBasedStateMachine):
         while self.jobs:
             self.finish_job(self.jobs[0], 1000, False)
 
-    def finish_job(self, job: Job, planned: int, fails: bool) -> None:
+    def finish_job(self, job: Wanted, planned: int, fails: bool) -> None:
         self.jobs.remove(job)
-        program = ProgramRef(program_id="p", target="onnx", blob=blob("p"))
-        if isinstance(job, PrepareScoring):
-            made = [
-                Scorable(size=size, program=program, weights=blob("f"), planned_peak_bytes=planned)
-                for size in job.sizes[fails:]
-            ]
-            self.apply(ScoringPrepared(client_id=job.client_id, round=job.round, candidates=tuple(made)))
-        elif fails:
-            attempt = job.attempt if isinstance(job, Prepare) else 0
-            self.apply(PrepareFailed(client_id=job.client_id, round=job.round, attempt=attempt, reason="no"))
-        elif isinstance(job, PrepareModels):
-            self.apply(DeployPrepared(client_id=job.client_id, programs=(program,), models=()))
+        if fails and not isinstance(job, ScoringWanted):
+            self.apply(Failed(wanted=job, reason="no"))
         else:
-            self.apply(
-                Prepared(
-                    client_id=job.client_id,
-                    round=job.round,
-                    attempt=job.attempt,
-                    size_id=job.participant.size.spec_id,
-                    program=program,
-                    weights=blob(f"w{job.participant.size.spec_id}"),
-                    planned_peak_bytes=planned,
+            self.apply(Ready(made=self.made(job, planned, fails)))
+
+    def made(self, job: Wanted, planned: int, fails: bool) -> Made:
+        program = ProgramRef(program_id="p", target="onnx", blob=blob("p"))
+        match job:
+            case TaskWanted():
+                weights = blob(f"w{job.participant.size.spec_id}")
+                facts = ProgramFacts(planned_peak_bytes=planned)
+                made: Made = TaskMade(wanted=job, program=program, weights=weights, facts=facts)
+            case ScoringWanted():
+                candidates = (
+                    Scorable(size=size, program=program, weights=blob("f"), planned_peak_bytes=planned)
+                    for size in job.sizes[fails:]
                 )
-            )
+                made = ScoringMade(wanted=job, candidates=tuple(candidates))
+            case ModelsWanted():
+                made = ModelsMade(wanted=job, programs=(program,), models=())
+            case ProgramWanted():
+                made = ProgramMade(wanted=job, facts=ProgramFacts(planned_peak_bytes=planned))
+            case PricesWanted():
+                made = PricesMade(wanted=job, memory=PRICES)
+            case SearchWanted():
+                made = explored(self.plan, self.seen[job], job)
+            case _:
+                never(job)
+        return made
 
     @rule(data=st.data(), stored=st.booleans())
     @precondition(lambda self: self.tasks)
@@ -269,7 +300,17 @@ class Fleet(RuleBasedStateMachine):
         members = {
             name: Member(profile=member.profile) for name, member in self.state.members.items() if member.profile
         }
-        self.state = replace(self.state, members=MappingProxyType(members), entered_s=self.now_s, opened_s=self.now_s)
+        nothing: Any = MappingProxyType({})
+        self.state = replace(
+            self.state,
+            members=PersistentMap(members),
+            entered_s=self.now_s,
+            opened_s=self.now_s,
+            prices=nothing,
+            searches=nothing,
+            written_prices=nothing,
+            asked=frozenset(),
+        )
         self.jobs.clear()
         self.fold = None
         for action in resume_actions(self.plan, self.state):
@@ -286,11 +327,16 @@ class Fleet(RuleBasedStateMachine):
     @invariant()
     def what_is_awaited_is_under_way(self) -> None:
         """Every open seat has a job at work or a task out, so that only devices and deadlines are waited for."""
+        lacks = self.state.phase == "train" and lacking(self.plan, self.state)
         for seat in self.state.seats.values():
-            if seat.stage == "preparing":
+            if lacks and seat.stage in ("preparing", "answered"):
+                assert any(isinstance(job, PricesWanted | SearchWanted) for job in self.jobs)
+            elif seat.stage == "preparing":
                 assert any(getattr(job, "participant", None) == seat.participant for job in self.jobs)
+            elif seat.stage == "answered":
+                assert self.state.phase == "measure", "who can be given a size has one"
             if seat.stage == "scoring" and seat.task is None:
-                assert any(isinstance(job, PrepareScoring) and job.client_id == seat.client_id for job in self.jobs)
+                assert any(isinstance(job, ScoringWanted) and job.client_id == seat.client_id for job in self.jobs)
             if seat.stage == "out" or (seat.stage == "scoring" and seat.task is not None):
                 assert seat.task is not None
                 assert seat.task.task_id in self.tasks
@@ -314,5 +360,9 @@ def answers(actions: tuple[Action, ...], message_id: str) -> list[str]:
     return [reply.receipt.status for reply in replies if reply.receipt.of == message_id]
 
 
-def test_random_events_keep_the_invariants() -> None:
-    run_state_machine_as_test(Fleet, settings=settings(max_examples=100, stateful_step_count=60, deadline=None))
+@pytest.mark.parametrize("name", VARIANTS)
+def test_random_events_keep_the_invariants(name: str) -> None:
+    class FleetOfMethod(Fleet):
+        plans = plans_of(VARIANTS[name])
+
+    run_state_machine_as_test(FleetOfMethod, settings=settings(max_examples=30, stateful_step_count=60, deadline=None))

@@ -17,22 +17,24 @@ from server.coordinator_cases import (
     refusal,
     replies,
     size_of,
+    task_failed,
     telemetry,
     training,
     update,
+    wanted_of,
 )
 from server.fake_device import PLENTY_BYTES
 
 from subfleet.protocol.memory import Packing, PackingWidth
 from subfleet.protocol.messages import Presence, Task
-from subfleet.rounds.actions import Fetch, Fold, Prepare, PrepareModels, SendTask, Withdraw
+from subfleet.rounds.actions import Fetch, Fold, SendTask, Withdraw
 from subfleet.rounds.answers import MAX_HEADER_BYTES
 from subfleet.rounds.coordinator import round_info, step
 from subfleet.rounds.events import (
+    Failed,
     Folded,
     Heard,
     Measured,
-    PrepareFailed,
     Profiled,
     Refused,
     Reported,
@@ -41,7 +43,9 @@ from subfleet.rounds.events import (
     UpdateRejected,
     UpdateStored,
 )
+from subfleet.rounds.persistent import PersistentMap
 from subfleet.rounds.phases import expected_clients
+from subfleet.rounds.requests import ModelsWanted, TaskWanted
 from subfleet.rounds.seating import ask_of
 from subfleet.rounds.state import Member, RunState
 from subfleet.settings.timing import Deadlines
@@ -60,11 +64,11 @@ def _deploying() -> RunState:
     folded = Folded(round=1, accuracy=0.5, loss=1.0, sha256="0" * 64, refused={})
     plan = plan_of(rounds=1)
     state, actions = step(plan, state, folded, 6.0)
-    assert [action.client_id for action in actions if isinstance(action, PrepareModels)] == list(CLIENTS)
+    assert [one.client_id for one in wanted_of(ModelsWanted, actions)] == list(CLIENTS)
     return state
 
 
-def given(action: Prepare) -> tuple[int, str]:
+def given(action: TaskWanted) -> tuple[int, str]:
     """Which attempt it is, and of what size."""
     return action.attempt, action.participant.size.spec_id
 
@@ -89,7 +93,7 @@ def test_too_few_clients_fail_at_the_deadline() -> None:
 
 def test_clients_of_before_count_for_nothing_until_they_speak() -> None:
     """A journal names them, and a strict run waits for them in its rounds; but a round needs clients that are there."""
-    gone = MappingProxyType({name: Member(profile=profile(name)) for name in ("bob", "cyd")})
+    gone = PersistentMap({name: Member(profile=profile(name)) for name in ("bob", "cyd")})
     plan = plan_of(min_clients=2)
     state, _ = step(plan, RunState(members=gone), Tick(), 1.0)
     state = joined(plan, state, "ada", 1.0)
@@ -127,7 +131,7 @@ def test_tasks_are_prepared_when_everyone_has_answered() -> None:
     assert state.phase == "measure"
     state, actions = step(PLAN, state, measured(PLAN, CLIENTS[-1]), 2.0)
     assert state.phase == "train"
-    assert [action.client_id for action in actions if isinstance(action, Prepare)] == list(CLIENTS)
+    assert [one.client_id for one in wanted_of(TaskWanted, actions)] == list(CLIENTS)
 
 
 def test_the_silent_are_missing_after_the_deadline_and_late_telemetry_is_refused() -> None:
@@ -178,7 +182,7 @@ def test_a_program_that_plans_too_much_leads_to_the_next_smaller_subnet() -> Non
     fitting, _ = step(PLAN, state, prepared(PLAN, state, "ada", planned_peak_bytes=PLENTY_BYTES), 2.0)
     assert fitting.seats["ada"].stage == "out"
     state, actions = step(PLAN, state, prepared(PLAN, state, "ada", planned_peak_bytes=PLENTY_BYTES + 1), 2.0)
-    assert [given(action) for action in actions if isinstance(action, Prepare)] == [(0, sizes[place - 1])]
+    assert [given(one) for one in wanted_of(TaskWanted, actions)] == [(0, sizes[place - 1])]
     for _ in range(place):
         state, actions = step(PLAN, state, prepared(PLAN, state, "ada", planned_peak_bytes=10**12), 2.0)
     assert state.seats["ada"].stage == "skipped"
@@ -262,7 +266,7 @@ def test_a_refusal_for_memory_gives_a_smaller_task_and_its_repetition_nothing() 
     smaller = sizes[sizes.index(size_of(state.seats["ada"])) - 1]
     state, actions = step(PLAN, state, Refused(refusal=first), 3.0)
     assert replies(actions) == ["accepted"]
-    assert [given(action) for action in actions if isinstance(action, Prepare)] == [(1, smaller)]
+    assert [given(one) for one in wanted_of(TaskWanted, actions)] == [(1, smaller)]
     again, actions = step(PLAN, state, Refused(refusal=first), 3.0)
     assert (replies(actions), again.seats) == (["duplicate"], state.seats)
     state, actions = step(PLAN, state, prepared(PLAN, state, "ada"), 3.0)
@@ -309,8 +313,7 @@ def test_a_failed_export_skips_the_client() -> None:
     state = measuring(PLAN)
     for name in CLIENTS:
         state, _ = step(PLAN, state, measured(PLAN, name), 2.0)
-    failed = PrepareFailed(client_id="ada", round=1, attempt=0, reason="export failed: no")
-    state, _ = step(PLAN, state, failed, 3.0)
+    state, _ = step(PLAN, state, task_failed(state, "ada"), 3.0)
     assert (state.seats["ada"].stage, state.seats["ada"].reason) == ("skipped", "export failed: no")
 
 
@@ -365,7 +368,9 @@ def test_models_that_cannot_be_made_skip_a_client_that_had_a_second_task() -> No
     folded = Folded(round=1, accuracy=0.5, loss=1.0, sha256="0" * 64, refused={})
     state, _ = step(plan, state, folded, 5.0)
     assert state.phase == "deploy"
-    failed = PrepareFailed(client_id="ada", round=1, attempt=0, reason="export failed")
+    participant = state.seats["ada"].participant
+    assert participant is not None
+    failed = Failed(wanted=ModelsWanted(participant=participant, round=1), reason="export failed")
     state, _ = step(plan, state, failed, 6.0)
     assert (state.seats["ada"].stage, state.seats["ada"].reason) == ("skipped", "export failed")
 

@@ -11,8 +11,8 @@ from server.test_assignment import CANDIDATES, PLAN, ask, budgets
 from subfleet.methods.policies import Ask, Written, largest_fitting
 from subfleet.protocol.readings import Budget
 from subfleet.rounds.deciding import BY_METHOD, deciding_limit
-from subfleet.search.candidates import LIMITS, Candidate
-from subfleet.search.limits import INFINITE_BYTES
+from subfleet.search.candidates import Candidate
+from subfleet.search.fitting import INFINITE_BYTES, LIMITS
 
 PLENTY = Budget(memory_bytes=10**9)
 

@@ -15,6 +15,7 @@ from server.coordinator_cases import (
     profile,
     refusal,
     telemetry,
+    wanted_of,
 )
 from server.fake_device import PLENTY_BYTES
 from server.server_rig import World, config, fleet
@@ -25,10 +26,11 @@ from subfleet.methods.flexifed import FlexiFed
 from subfleet.methods.standalone import Standalone
 from subfleet.protocol.messages import Receipt
 from subfleet.protocol.subnet import Explicit, Full, Prefix, Roll, SubnetSpec
-from subfleet.rounds.actions import Prepare, Reply, SendTask
+from subfleet.rounds.actions import Reply, SendTask
 from subfleet.rounds.coordinator import step
 from subfleet.rounds.declarations import declaration_of
 from subfleet.rounds.events import Measured, Profiled, Refused
+from subfleet.rounds.requests import TaskWanted
 from subfleet.rounds.state import Plan, RunState
 from subfleet.transport.memory import FaultPlan
 
@@ -140,7 +142,8 @@ def test_what_does_not_fit_now_is_left_out_and_never_shrunk() -> None:
 def test_a_program_that_plans_too_much_leaves_the_device_out_with_the_reason() -> None:
     state = assigned(PLAN, declared(PLAN, PLAN.space[-1], PLAN.space[0], PLAN.space[0]))
     state, actions = step(PLAN, state, prepared(PLAN, state, "ada", planned_peak_bytes=PLENTY_BYTES + 1), 2.0)
-    assert not any(isinstance(action, Prepare | SendTask) for action in actions)
+    assert not wanted_of(TaskWanted, actions)
+    assert not any(isinstance(action, SendTask) for action in actions)
     assert state.seats["ada"].reason == (
         f"its declared architecture, {PLAN.space[-1].name!r}, needs more memory than the budget of {PLENTY_BYTES}, as "
         "its program says"
@@ -153,7 +156,7 @@ def test_a_refusal_of_it_is_final_in_its_round(reason: Any) -> None:
     state, _ = step(PLAN, state, prepared(PLAN, state, "ada"), 2.0)
     answer = replace(refusal(PLAN, state, "ada", 1000), reason=reason)
     state, actions = step(PLAN, state, Refused(refusal=answer), 3.0)
-    assert not any(isinstance(action, Prepare) for action in actions)
+    assert not wanted_of(TaskWanted, actions)
     assert (state.seats["ada"].stage, state.seats["ada"].reason) == ("refused", f"{reason}: as told")
 
 

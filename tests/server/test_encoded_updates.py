@@ -76,7 +76,8 @@ def seats(blobs: BlobStore, codec: AnyUpdateCodec, scale: float = 0.1, *, decode
 
 
 def folded(found: list[Seat], blobs: BlobStore, **changes: Any) -> dict[str, torch.Tensor]:
-    folding = Folding(network=NETWORK, policies=HeteroFL().policies(), space=PLAN.space, blobs=blobs, **changes)
+    policies = replace(HeteroFL().policies(), **changes)
+    folding = Folding(network=NETWORK, policies=policies, space=PLAN.space, blobs=blobs)
     result = folding.fold(ModelState(shared=STATE), 1, found)
     assert not result.refused
     return dict(result.state.shared)

@@ -7,8 +7,21 @@ from types import MappingProxyType
 from typing import Any
 
 import pytest
-from server.coordinator_cases import CLIENTS, measured, measuring, plan_of, prepared, refusal, telemetry, update
+from server.coordinator_cases import (
+    CLIENTS,
+    looked_around,
+    measured,
+    measuring,
+    plan_of,
+    prepared,
+    refusal,
+    telemetry,
+    update,
+    wanted_of,
+    written_ahead,
+)
 from server.methods.method_cases import QUICK
+from server.server_rig import search_of
 
 from subfleet.journal.database import open_database
 from subfleet.journal.journal import Journal, begin_run
@@ -19,10 +32,12 @@ from subfleet.methods.policies import Ask, Assigned, Draw, Written
 from subfleet.protocol.readings import Budget
 from subfleet.protocol.subnet import SubnetSpec
 from subfleet.protocol.topics import Topics
-from subfleet.rounds.actions import Action, Close, Export, Fold
+from subfleet.rounds.actions import Action, Close, Fold
 from subfleet.rounds.coordinator import resume_actions, step
-from subfleet.rounds.events import Exported, Folded, Measured, Refused, Tick, UpdateStored
-from subfleet.rounds.state import NO_PROGRAM_BYTES, Plan, Queued, RunState
+from subfleet.rounds.events import Folded, Measured, Refused, Tick, UpdateStored
+from subfleet.rounds.requests import ProgramWanted
+from subfleet.rounds.state import Plan, RunState
+from subfleet.rounds.written import NO_PROGRAM_BYTES, Queued
 from subfleet.search.queue import Wish
 from subfleet.settings.timing import Deadlines
 
@@ -63,7 +78,8 @@ def asked(plan: Plan, state: RunState, now_s: float = 2.0) -> tuple[RunState, li
         state, actions = step(plan, state, measured(plan, name, state.round), now_s)
         found += actions
     assert state.phase == "train"
-    return state, [action.queued for action in found if isinstance(action, Export)]
+    state, found = looked_around(plan, state, found, now_s)
+    return state, [one.queued for one in wanted_of(ProgramWanted, found)]
 
 
 def _price_bytes(plan: Plan, size: SubnetSpec | None) -> int:
@@ -94,7 +110,7 @@ def written(plan: Plan, state: RunState, *, planned_peak_bytes: int | None = Non
     """All of the queue is written; programs plan what prices say, where nothing else is told."""
     for queued in state.queue:
         peak_bytes = planned_peak_bytes or _price_bytes(plan, queued.size)
-        state, _ = step(plan, state, Exported(queued=queued, planned_peak_bytes=peak_bytes), 3.0)
+        state, _ = step(plan, state, written_ahead(state, queued, peak_bytes), 3.0)
     return state
 
 
@@ -118,7 +134,7 @@ def test_a_size_is_wanted_and_written_for_each_runtime_by_itself() -> None:
     other = state.members["cyd"].profile
     assert other is not None
     member = replace(state.members["cyd"], profile=replace(other, runtimes=("executorch",)))
-    state = replace(state, members=MappingProxyType({**state.members, "cyd": member}))
+    state = replace(state, members=state.members.updated({"cyd": member}))
     state, first = asked(plan, state)
     state, _ = folded(plan, written(plan, trained(plan, state)[0]))
     state, second = asked(plan, state)
@@ -138,7 +154,7 @@ def test_nothing_is_begun_twice_whatever_is_under_way_or_written() -> None:
     state, more = asked(plan, state)
     assert places(plan, state.queue) == [1, 2], "the first is still under way"
     assert places(plan, [*begun, *more]) == [1, 2]
-    state, _ = step(plan, state, Exported(queued=begun[0], planned_peak_bytes=1000), 3.0)
+    state, _ = step(plan, state, written_ahead(state, begun[0], 1000), 3.0)
     state, _ = folded(plan, trained(plan, state)[0])
     state, last = asked(plan, state)
     assert places(plan, last) == [3]
@@ -160,7 +176,7 @@ def test_a_program_counts_from_the_next_round_on() -> None:
     wishes = Wishes(ada=2, bob=2, cyd=2)
     plan = wishing(wishes)
     state, (queued,) = asked(plan, measuring(plan))
-    state, _ = step(plan, state, Exported(queued=queued, planned_peak_bytes=777), 3.0)
+    state, _ = step(plan, state, written_ahead(state, queued, 777), 3.0)
     assert (state.queue, state.plans[queued.key].planned_peak_bytes, state.plans[queued.key].turn) == ((), 777, 1)
     state, _ = step(plan, state, prepared(plan, state, "ada"), 3.0)
     step(plan, state, Refused(refusal=refusal(plan, state, "ada", available_bytes=10**6)), 3.0)
@@ -183,9 +199,9 @@ def test_what_was_never_queued_is_not_taken_for_written() -> None:
     plan = wishing(Wishes(ada=2))
     state, (queued,) = asked(plan, measuring(plan))
     stray = replace(queued, target="executorch")
-    assert step(plan, state, Exported(queued=stray, planned_peak_bytes=1), 3.0) == (state, ())
-    once, _ = step(plan, state, Exported(queued=queued, planned_peak_bytes=1), 3.0)
-    assert step(plan, once, Exported(queued=queued, planned_peak_bytes=2), 3.0) == (once, ())
+    assert step(plan, state, written_ahead(state, stray, 1), 3.0) == (state, ())
+    once, _ = step(plan, state, written_ahead(state, queued, 1), 3.0)
+    assert step(plan, once, written_ahead(state, queued, 2), 3.0) == (once, ())
 
 
 def _is_folding(actions: tuple[Action, ...]) -> bool:
@@ -197,9 +213,9 @@ def test_a_strict_round_waits_for_the_queue_and_ends_with_its_last_program() -> 
     state, exports = asked(plan, measuring(plan))
     state, actions = trained(plan, state)
     assert (state.phase, _is_folding(actions)) == ("train", False)
-    state, actions = step(plan, state, Exported(queued=exports[0], planned_peak_bytes=1), 5.0)
+    state, actions = step(plan, state, written_ahead(state, exports[0], 1), 5.0)
     assert (state.phase, _is_folding(actions)) == ("train", False)
-    state, actions = step(plan, state, Exported(queued=exports[1], planned_peak_bytes=1), 6.0)
+    state, actions = step(plan, state, written_ahead(state, exports[1], 1), 6.0)
     assert (state.phase, _is_folding(actions)) == ("fold", True)
 
 
@@ -231,6 +247,7 @@ def test_no_method_gives_a_size_that_its_target_cannot_train(name: str) -> None:
         budget=Budget(memory_bytes=2**61),
         previous=None,
         written=broken,
+        search=search_of(plan),
     )
     found = plan.policies.assign(base)
     assert found.candidate is not None
@@ -243,12 +260,13 @@ def test_no_method_gives_a_size_that_its_target_cannot_train(name: str) -> None:
 
 
 def _told(plan: Plan, state: RunState, budgets: Mapping[str, int]) -> tuple[RunState, list[Queued]]:
-    exports: list[Queued] = []
+    found: tuple[Action, ...] = ()
     for name in CLIENTS:
         event = Measured(telemetry=telemetry(plan, name, state.round, memory_bytes=budgets[name]))
         state, actions = step(plan, state, event, 2.0)
-        exports += [action.queued for action in actions if isinstance(action, Export)]
-    return state, exports
+        found += actions
+    state, found = looked_around(plan, state, found, 2.0)
+    return state, [one.queued for one in wanted_of(ProgramWanted, found)]
 
 
 BUDGETS = {"ada": 13_000, "bob": 9_000, "cyd": 16_000}
@@ -307,10 +325,10 @@ def test_a_server_that_starts_again_goes_on_writing(phase: str) -> None:
     state, exports = asked(plan, measuring(plan))
     state, _ = trained(plan, state)
     assert state.phase == phase
-    found = [action.queued for action in resume_actions(plan, state) if isinstance(action, Export)]
+    found = [one.queued for one in wanted_of(ProgramWanted, resume_actions(plan, state))]
     assert found == exports
-    state, _ = step(plan, state, Exported(queued=exports[0], planned_peak_bytes=1), 5.0)
-    found = [action.queued for action in resume_actions(plan, state) if isinstance(action, Export)]
+    state, _ = step(plan, state, written_ahead(state, exports[0], 1), 5.0)
+    found = [one.queued for one in wanted_of(ProgramWanted, resume_actions(plan, state))]
     assert found == exports[1:]
 
 
@@ -320,7 +338,7 @@ def test_the_journal_gives_back_pool_plans_and_queue_and_the_search_goes_on_alik
     run_id = begin_run(engine, name="test", settings="{}", round_count=2)
     journal = Journal(engine, run_id)
     state = _searched_once(plan)
-    state, _ = step(plan, state, Exported(queued=state.queue[0], planned_peak_bytes=5000), 3.0)
+    state, _ = step(plan, state, written_ahead(state, state.queue[0], 5000), 3.0)
     assert state.pool
     assert state.queue
     journal.save(RunState(), state)

@@ -39,9 +39,14 @@ WHOLE = UpdateForm.of(NETWORK, NETWORK.full_spec(), Uncompressed())
 LIMITS = {name: largest_change(name, tensor) for name, tensor in STATE.items()}
 
 
-def fold(method: Method, seats: list[Seat], blobs: BlobStore, **settings: Any) -> FoldedModel:
+def fold(
+    method: Method, seats: list[Seat], blobs: BlobStore, *, max_client_share: float = 1.0, **changes: Any
+) -> FoldedModel:
     """A round's updates folded into the first model, by default with the weights that the method gives them."""
-    folding = Folding(network=NETWORK, policies=method.policies(), space=PLAN.space, blobs=blobs, **settings)
+    policies = replace(method.policies(), **changes)
+    folding = Folding(
+        network=NETWORK, policies=policies, space=PLAN.space, blobs=blobs, max_client_share=max_client_share
+    )
     return folding.fold(ModelState(shared=STATE), 1, seats)
 
 
@@ -95,12 +100,11 @@ def test_running_statistics_take_the_plain_mean_whatever_the_server_does_with_we
         plain, stepped = (
             Folding(
                 network=plan.network,
-                policies=one.policies(),
+                policies=replace(one.policies(), server_optimiser=its_own),
                 space=plan.space,
                 blobs=blobs,
-                server_optimiser=its_own,
             ).fold(model, number, seats)
-            for one, its_own in ((FedAvg(), None), (method, optimiser))
+            for one, its_own in ((FedAvg(), None), (method, optimiser or method.policies().server_optimiser))
         )
         for name, tensor in stepped.state.shared.items():
             assert not torch.equal(tensor, model.shared[name])
@@ -160,9 +164,8 @@ def test_a_median_is_not_moved_by_one_client(tmp_path: Path) -> None:
     blobs = BlobStore(tmp_path)
     seats = _seats(blobs, {"ada": 3, "bob": 10, "cyd": 7})
     arrays = [decode_arrays(blobs.path(seat.result.blob).read_bytes()) for seat in seats if seat.result is not None]
-    folding = Folding(
-        network=NETWORK, policies=HeteroFL().policies(), space=PLAN.space, blobs=blobs, merge=CoordinateMedian()
-    )
+    policies = replace(HeteroFL().policies(), merge=CoordinateMedian())
+    folding = Folding(network=NETWORK, policies=policies, space=PLAN.space, blobs=blobs)
     folded = folding.fold(ModelState(shared=STATE), 1, seats).state.shared
     for name, old in STATE.items():
         median = np.median([one[name] for one in arrays], axis=0)

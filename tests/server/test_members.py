@@ -16,6 +16,7 @@ from subfleet.protocol.messages import Presence, encode
 from subfleet.rounds import members
 from subfleet.rounds.coordinator import step
 from subfleet.rounds.events import Heard, Tick
+from subfleet.rounds.persistent import PersistentMap
 from subfleet.rounds.state import Member, RunState
 from subfleet.settings.timing import Deadlines
 
@@ -64,7 +65,7 @@ def test_large_profiles_are_fewer(monkeypatch: pytest.MonkeyPatch) -> None:
         f"eve-{number}": Member(profile=replace(profile(f"eve-{number}"), class_counts=(1,) * 300), noted_s=number)
         for number in range(9)
     }
-    state, _ = step(plan_of(), RunState(members=MappingProxyType(large)), Tick(), 9.0)
+    state, _ = step(plan_of(), RunState(members=PersistentMap(large)), Tick(), 9.0)
     assert set(state.members) == {"eve-6", "eve-7", "eve-8"}
 
 

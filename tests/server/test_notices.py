@@ -4,7 +4,17 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from server.coordinator_cases import CLIENTS, measured, measuring, plan_of, prepared, profile, telemetry, training
+from server.coordinator_cases import (
+    CLIENTS,
+    measured,
+    measuring,
+    plan_of,
+    prepared,
+    profile,
+    task_failed,
+    telemetry,
+    training,
+)
 from server.fake_device import Behaviour
 from server.server_rig import World, config, fleet
 
@@ -12,7 +22,7 @@ from subfleet.protocol.messages import Presence, Receipt
 from subfleet.protocol.readings import Reading
 from subfleet.rounds.actions import Action, Reply
 from subfleet.rounds.coordinator import step
-from subfleet.rounds.events import Heard, Measured, PrepareFailed
+from subfleet.rounds.events import Heard, Measured
 from subfleet.transport.memory import FaultPlan
 
 PLAN = plan_of()
@@ -54,7 +64,7 @@ def test_a_program_that_cannot_be_written_is_told_too_and_who_has_a_task_is_told
         state, _ = step(PLAN, state, measured(PLAN, name), 2.0)
     state, actions = step(PLAN, state, prepared(PLAN, state, "bob"), 2.0)
     assert notices(actions) == {}
-    failed = PrepareFailed(client_id="ada", round=1, attempt=0, reason="export failed: no")
+    failed = task_failed(state, "ada")
     assert notices(step(PLAN, state, failed, 2.0)[1])["ada"].reason == "export failed: no"
     assert profile("bob").client_id in training(PLAN).seats
 

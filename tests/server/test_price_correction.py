@@ -6,12 +6,13 @@ from dataclasses import replace
 
 import pytest
 from server.coordinator_cases import plan_of
+from server.server_rig import search_of
 
 from subfleet.methods.dynamic_selection import DynamicSelection
 from subfleet.methods.policies import Ask, Draw, Written
 from subfleet.protocol.readings import Budget
 from subfleet.protocol.subnet import Prefix, SubnetSpec
-from subfleet.rounds.state import NO_PROGRAM_BYTES
+from subfleet.rounds.written import NO_PROGRAM_BYTES
 from subfleet.search.candidates import Candidate
 
 PLAN = plan_of(method=DynamicSelection(distillation=None, prices="estimated"))
@@ -29,6 +30,7 @@ def asked(memory_bytes: int, written: Mapping[str, Written]) -> Ask:
         target="onnx",
         budget=Budget(memory_bytes=memory_bytes),
         written=written,
+        search=search_of(PLAN),
     )
 
 

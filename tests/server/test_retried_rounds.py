@@ -16,6 +16,7 @@ from server.coordinator_cases import (
     refusal,
     replies,
     size_of,
+    task_failed,
     telemetry,
     training,
     update,
@@ -31,7 +32,7 @@ from subfleet.reporting.address import HttpAddress
 from subfleet.reporting.api import serve_http
 from subfleet.rounds.actions import Close, SendTask
 from subfleet.rounds.coordinator import round_info, step
-from subfleet.rounds.events import Folded, Measured, PrepareFailed, Refused, Tick, UpdateOffered, UpdateStored
+from subfleet.rounds.events import Folded, Measured, Refused, Tick, UpdateOffered, UpdateStored
 from subfleet.rounds.retrying import what_is_lacking
 from subfleet.rounds.selection import selected
 from subfleet.rounds.state import Plan, RunState, Seat
@@ -214,8 +215,7 @@ def test_a_program_that_could_not_be_written_is_not_asked_for_again_in_the_next_
     state = measuring_again(LIVE, measuring(LIVE), 2.0)
     first = size_of(state.seats["ada"])
     for name in CLIENTS:
-        failed = PrepareFailed(client_id=name, round=1, attempt=0, reason="export failed: no")
-        state, _ = step(LIVE, state, failed, 2.0)
+        state, _ = step(LIVE, state, task_failed(state, name), 2.0)
     assert state.tries.waits_for == "ada, bob, cyd skipped: export failed: no"
     state = measuring_again(LIVE, step(LIVE, state, Tick(), 3.0)[0], 3.0)
     assert {size_of(seat) for seat in state.seats.values()} == {LIVE.space[-2].spec_id} != {first}

@@ -18,6 +18,7 @@ from server.coordinator_cases import (
     size_of,
     task,
     update,
+    wanted_of,
 )
 from server.fake_device import PLENTY_BYTES
 from server.methods.method_cases import ask, plan_with
@@ -31,19 +32,20 @@ from subfleet.protocol.messages import Presence, Scores, Task
 from subfleet.protocol.programs import ProgramRef
 from subfleet.protocol.readings import Budget
 from subfleet.protocol.scoring import CandidateScore
-from subfleet.rounds.actions import Action, Prepare, PrepareScoring, Reply, SendTask, Withdraw
+from subfleet.rounds.actions import Action, Reply, SendTask, Withdraw
 from subfleet.rounds.coordinator import resume_actions, step
 from subfleet.rounds.events import (
     Folded,
     Heard,
+    Ready,
     Refused,
-    Scorable,
     Scored,
-    ScoringPrepared,
     Tick,
     UpdateOffered,
     UpdateStored,
 )
+from subfleet.rounds.proposing import scoring_wanted
+from subfleet.rounds.requests import Scorable, ScoringMade, ScoringWanted, TaskWanted
 from subfleet.rounds.state import RunState
 from subfleet.transport.memory import FaultPlan
 
@@ -67,7 +69,7 @@ def answered(state: RunState, round_number: int, now_s: float) -> tuple[RunState
 
 def candidates(
     state: RunState, name: str, planned_peak_bytes: int = 1000, packings: tuple[Packing, ...] = ()
-) -> ScoringPrepared:
+) -> ScoringMade:
     scorable = tuple(
         Scorable(
             size=size,
@@ -78,14 +80,14 @@ def candidates(
         )
         for place, size in enumerate(state.seats[name].proposals)
     )
-    return ScoringPrepared(client_id=name, round=state.round, candidates=scorable)
+    return ScoringMade(wanted=scoring_wanted(state, state.seats[name]), candidates=scorable)
 
 
 def scoring() -> RunState:
     """Every client has its candidates since second 2."""
     state, _ = proposed()
     for name in CLIENTS:
-        state, _ = step(PLAN, state, candidates(state, name), 2.0)
+        state, _ = step(PLAN, state, Ready(made=candidates(state, name)), 2.0)
     return state
 
 
@@ -103,21 +105,22 @@ def scores(state: RunState, name: str, *found: float | None, **changes: Any) -> 
 
 def given(actions: tuple[Action, ...]) -> list[str]:
     """Ids of the sizes that are being prepared."""
-    return [action.participant.size.spec_id for action in actions if isinstance(action, Prepare)]
+    return [one.participant.size.spec_id for one in wanted_of(TaskWanted, actions)]
 
 
 def test_candidates_that_fit_are_proposed_before_anything_is_trained() -> None:
     state, actions = proposed()
-    assert [getattr(action, "client_id", "") for action in actions] == list(CLIENTS)
+    asked = wanted_of(ScoringWanted, actions)
+    assert [one.client_id for one in asked] == list(CLIENTS)
+    assert len(asked) == len(actions)
     order = [size.spec_id for size in PLAN.space]
-    for action in actions:
-        assert isinstance(action, PrepareScoring)
+    for action in asked:
         places = [order.index(size.spec_id) for size in action.sizes]
         assert len(places) == 4
         assert places == sorted(set(places))
         assert places[-1] == len(order) - 1
         assert state.seats[action.client_id].proposals == action.sizes
-    state, actions = step(PLAN, state, candidates(state, "ada"), 3.0)
+    state, actions = step(PLAN, state, Ready(made=candidates(state, "ada")), 3.0)
     (sent,) = actions
     assert isinstance(sent, SendTask)
     assert (sent.task.work, sent.task.planned_peak_bytes, sent.task.deadline_s) == ("score", 1003, 299.0)
@@ -125,7 +128,7 @@ def test_candidates_that_fit_are_proposed_before_anything_is_trained() -> None:
     assert sent.task.scoring.specs == state.seats["ada"].proposals
     assert sent.task.training is not None
     assert (sent.task.training.micro_batch_size, sent.task.training.learning_rate) == (4, 0.0)
-    again, actions = step(PLAN, state, candidates(state, "ada"), 3.0)
+    again, actions = step(PLAN, state, Ready(made=candidates(state, "ada")), 3.0)
     assert (again.seats, actions) == (state.seats, ())
 
 
@@ -133,10 +136,12 @@ def test_candidates_are_planned_for_the_width_of_the_devices_kernels() -> None:
     state, _ = proposed()
     seat = replace(state.seats["ada"], packing_width=32)
     state = replace(state, seats=MappingProxyType({**state.seats, "ada": seat}))
-    _, actions = step(PLAN, state, candidates(state, "ada", packings=(Packing(width=32, more_bytes=500),)), 3.0)
+    _, actions = step(
+        PLAN, state, Ready(made=candidates(state, "ada", packings=(Packing(width=32, more_bytes=500),))), 3.0
+    )
     assert [one.task.planned_peak_bytes for one in actions if isinstance(one, SendTask)] == [1503]
     far = candidates(state, "ada", packings=(Packing(width=32, more_bytes=2 * PLENTY_BYTES),))
-    _, actions = step(PLAN, state, far, 3.0)
+    _, actions = step(PLAN, state, Ready(made=far), 3.0)
     assert not any(isinstance(one, SendTask) for one in actions)
 
 
@@ -228,12 +233,12 @@ def test_programs_that_plan_too_much_are_not_scored() -> None:
     whole = candidates(state, "ada")
     large = [replace(one, planned_peak_bytes=10**10) for one in whole.candidates]
     some = replace(whole, candidates=(*whole.candidates[:2], *large[2:]))
-    _, (sent,) = step(PLAN, state, some, 3.0)
+    _, (sent,) = step(PLAN, state, Ready(made=some), 3.0)
     assert isinstance(sent, SendTask)
     assert sent.task.scoring is not None
     assert sent.task.scoring.specs == state.seats["ada"].proposals[:2]
     for few in (whole.candidates[:1], (whole.candidates[0], *large[1:]), ()):
-        after, actions = step(PLAN, state, replace(whole, candidates=tuple(few)), 3.0)
+        after, actions = step(PLAN, state, Ready(made=replace(whole, candidates=tuple(few))), 3.0)
         assert given(actions) == [LARGEST], "one alone needs no score"
         assert after.seats["ada"].stage == "preparing"
 
@@ -245,7 +250,7 @@ def test_a_candidate_may_plan_the_whole_budget_and_no_byte_more() -> None:
     assert budget is not None
     for more, scored in ((0, 3), (1, 2)):
         last = replace(whole.candidates[2], planned_peak_bytes=budget.memory_bytes + more)
-        _, (sent,) = step(PLAN, state, replace(whole, candidates=(*whole.candidates[:2], last)), 3.0)
+        _, (sent,) = step(PLAN, state, Ready(made=replace(whole, candidates=(*whole.candidates[:2], last))), 3.0)
         assert isinstance(sent, SendTask)
         assert sent.task.scoring is not None
         assert len(sent.task.scoring.specs) == scored
@@ -270,14 +275,14 @@ def stored(state: RunState, folder: Path) -> RunState:
 
 def test_candidates_and_the_chosen_one_survive_a_crash(tmp_path: Path) -> None:
     state, asked = proposed()
-    state, _ = step(PLAN, state, candidates(state, "ada"), 2.0)
-    state, _ = step(PLAN, state, candidates(state, "bob"), 2.0)
+    state, _ = step(PLAN, state, Ready(made=candidates(state, "ada")), 2.0)
+    state, _ = step(PLAN, state, Ready(made=candidates(state, "bob")), 2.0)
     state, chosen = step(PLAN, state, Scored(scores=scores(state, "bob", 1.0, 2.0, 1.0, 1.0)), 3.0)
     found = stored(state, tmp_path)
     assert found.seats == state.seats
     actions = resume_actions(PLAN, found)
     assert SendTask(task=task(state, "ada")) in actions
-    assert [action for action in actions if isinstance(action, PrepareScoring)] == [asked[-1]]
+    assert wanted_of(ScoringWanted, actions) == wanted_of(ScoringWanted, asked)[-1:]
     assert given(actions) == given(chosen) == [state.seats["bob"].proposals[1].spec_id]
     after, actions = step(PLAN, found, Scored(scores=scores(state, "ada", 1.0, 2.0, 1.0, 1.0)), 4.0)
     assert size_of(after.seats["ada"]) == state.seats["ada"].proposals[1].spec_id

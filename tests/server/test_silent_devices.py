@@ -13,6 +13,7 @@ from subfleet.protocol.topics import Topics
 from subfleet.rounds.actions import Close
 from subfleet.rounds.coordinator import step
 from subfleet.rounds.events import Folded, Heard, Measured, Profiled, Tick, UpdateStored
+from subfleet.rounds.persistent import PersistentMap
 from subfleet.rounds.phases import expected_clients
 from subfleet.rounds.state import Member, Plan, RunState
 from subfleet.settings.timing import Deadlines, LogClock
@@ -109,7 +110,7 @@ def test_of_a_journal_only_those_count_who_took_part_or_are_heard() -> None:
     plan = plan_of(min_clients=2, rounds=5, quorum=0.99)
     state, _ = closed(plan, begun(plan, measuring(plan), 2.0, *OTHERS, "cyd"), 2.0, *OTHERS, "cyd")
     known = {name: Member(profile=profile(name), noted_s=3.0) for name in (*OTHERS, "cyd", "ghost")}
-    state = replace(state, phase="waiting", round=1, members=MappingProxyType(known), seats=MappingProxyType({}))
+    state = replace(state, phase="waiting", round=1, members=PersistentMap(known), seats=MappingProxyType({}))
     for name in OTHERS:
         state = joined(plan, state, name, 3.0)
     _, close = closed(plan, begun(plan, state, 3.0, *OTHERS), 3.0, *OTHERS)

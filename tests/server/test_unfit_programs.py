@@ -12,13 +12,17 @@ from hypothesis import strategies as st
 from server.coordinator_cases import (
     CLIENTS,
     blob,
+    looked_around,
     measured,
     measuring,
     plan_of,
     prepared,
     refusal,
     size_of,
+    task_failed,
     update,
+    wanted_of,
+    written_ahead,
 )
 from server.server_rig import World, config, fleet
 
@@ -28,23 +32,21 @@ from subfleet.methods.dynamic_selection import DynamicSelection
 from subfleet.methods.fedfa import FedFA
 from subfleet.protocol.messages import RefusalReason
 from subfleet.protocol.programs import ProgramRef
-from subfleet.rounds.actions import Action, Export, Prepare, PrepareScoring, SendTask
+from subfleet.rounds.actions import Action, SendTask
 from subfleet.rounds.coordinator import step
 from subfleet.rounds.events import (
     Event,
-    Exported,
     Folded,
-    Prepared,
-    PrepareFailed,
     Profiled,
+    Ready,
     Refused,
-    Scorable,
-    ScoringPrepared,
     UpdateStored,
 )
-from subfleet.rounds.proposing import proposed_seat
-from subfleet.rounds.state import NO_PROGRAM_BYTES, KnownPlan, Plan, Queued, RunState
+from subfleet.rounds.proposing import proposed_seat, scoring_wanted
+from subfleet.rounds.requests import ProgramWanted, Scorable, ScoringMade, ScoringWanted, TaskWanted
+from subfleet.rounds.state import Plan, RunState
 from subfleet.rounds.unfit import with_unfit
+from subfleet.rounds.written import NO_PROGRAM_BYTES, KnownPlan, Queued
 
 PLAN = plan_of(rounds=4)
 CALLED = ("Conv", "Gelu")
@@ -65,13 +67,11 @@ def assigned(plan: Plan, state: RunState) -> tuple[RunState, tuple[Action, ...]]
         state, actions = step(plan, state, measured(plan, name, state.round), 2.0)
         found += actions
     assert state.phase == "train"
-    return state, found
+    return looked_around(plan, state, found, 2.0)
 
 
 def written(plan: Plan, state: RunState, name: str, operators: tuple[str, ...] = CALLED) -> Event:
-    event = prepared(plan, state, name)
-    assert isinstance(event, Prepared)
-    return replace(event, operators=operators)
+    return prepared(plan, state, name, operators=operators)
 
 
 def closed(plan: Plan, state: RunState) -> RunState:
@@ -147,7 +147,7 @@ def test_a_runtime_that_refuses_every_program_ends_its_round_refused_and_its_run
 def test_a_size_that_cannot_be_exported_is_not_asked_for_again_by_any_device_of_that_runtime() -> None:
     state, _ = assigned(PLAN, measuring(PLAN))
     largest = PLAN.space[-1].spec_id
-    failed = PrepareFailed(client_id="ada", round=1, attempt=0, reason="export failed: no such lowering")
+    failed = task_failed(state, "ada", "export failed: no such lowering")
     state, _ = step(PLAN, state, failed, 2.0)
     assert state.seats["ada"].reason == failed.reason
     state, _ = assigned(PLAN, closed(PLAN, state))
@@ -159,9 +159,8 @@ def test_a_size_that_cannot_be_exported_is_not_asked_for_again_by_any_device_of_
 
 def scored(plan: Plan, state: RunState) -> RunState:
     """The first client has candidates to score."""
-    ready = ScoringPrepared(
-        client_id="ada",
-        round=state.round,
+    made = ScoringMade(
+        wanted=scoring_wanted(state, state.seats["ada"]),
         candidates=tuple(
             Scorable(
                 size=size,
@@ -172,7 +171,7 @@ def scored(plan: Plan, state: RunState) -> RunState:
             for size in state.seats["ada"].proposals
         ),
     )
-    return step(plan, state, ready, 2.0)[0]
+    return step(plan, state, Ready(made=made), 2.0)[0]
 
 
 def test_candidates_that_a_runtime_could_not_score_are_not_proposed_again() -> None:
@@ -183,12 +182,12 @@ def test_candidates_that_a_runtime_could_not_score_are_not_proposed_again() -> N
     proposals = state.seats["ada"].proposals
     answer = replace(refusal(plan, state, "ada"), reason="runtime", detail="no kernel")
     state, actions = step(plan, state, Refused(refusal=answer), 3.0)
-    assert [action.participant.size for action in actions if isinstance(action, Prepare)] == [plan.space[-1]]
+    assert [one.participant.size for one in wanted_of(TaskWanted, actions)] == [plan.space[-1]]
     assert state.unfit == {f"ada/score/onnx/{size.spec_id}": "runtime: no kernel" for size in proposals}
     assert state.seats["ada"].refusals == ("runtime: no kernel",)
     anew, actions = proposed_seat(plan, state, replace(state.seats["ada"], stage="answered"))[:2]
     assert anew.stage == "preparing"
-    assert not any(isinstance(action, PrepareScoring) for action in actions)
+    assert not wanted_of(ScoringWanted, actions)
     assert proposed_seat(plan, state, replace(state.seats["bob"], stage="answered"))[0].stage == "scoring"
 
 
@@ -242,7 +241,7 @@ def test_a_program_with_an_operator_that_the_device_lacks_leads_to_other_tasks_a
     seat = state.seats["ada"]
     assert (seat.stage, seat.size) == ("skipped", None)
     assert seat.reason == "its runtime 'onnx' lacks Gelu, which the program calls"
-    assert [action for action in actions if isinstance(action, Prepare)] == []
+    assert wanted_of(TaskWanted, actions) == []
 
 
 @pytest.mark.parametrize("listed", [(), CALLED, ("Relu", *CALLED)])
@@ -303,13 +302,13 @@ def test_a_search_gives_and_wants_nothing_that_the_device_lacks() -> None:
     state, exports = assigned(plan, replace(state, plans=known(plan, {3: CALLED, 2: ("Conv",)})))
     assert (state.seats["ada"].size, state.seats["bob"].size) == (plan.space[2], plan.space[3])
     assert state.seats["ada"].wanted is None or state.seats["ada"].wanted.size != plan.space[3]
-    assert all(action.queued.size != plan.space[3] for action in exports if isinstance(action, Export))
+    assert all(one.queued.size != plan.space[3] for one in wanted_of(ProgramWanted, exports))
 
 
 def test_a_program_that_is_written_ahead_keeps_its_operators() -> None:
     queued = Queued(size=PLAN.space[1], target="onnx")
     state = replace(measuring(PLAN), queue=(queued,))
-    state, _ = step(PLAN, state, Exported(queued=queued, planned_peak_bytes=1, operators=CALLED), 3.0)
+    state, _ = step(PLAN, state, written_ahead(state, queued, 1, CALLED), 3.0)
     assert state.plans[queued.key].operators == CALLED
 
 

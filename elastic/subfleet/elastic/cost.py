@@ -91,27 +91,28 @@ class Costs:
     """
 
     def __init__(self, network: Network) -> None:
-        self._sizes = SizeTable(network)
+        self._network, sizes = network, SizeTable(network)
         parameters, macs = Counter[int](), Counter[int]()
         for decl in network.tensors.values():
             factors = [one for dim, size in zip(decl.axes, decl.shape, strict=True) for one in factors_of(dim, size)]
-            column = self._column(factors, decl.block)
+            column = _column(sizes, factors, decl.block)
             parameters[column] += 1
             macs[column] += decl.positions if decl.role in ("weight", "residual") else 0
         for product in network.products:
-            macs[self._column([*product.result, *product.summed], product.block)] += 1
-        self._told = np.zeros((len(self._sizes), 2))
+            macs[_column(sizes, [*product.result, *product.summed], product.block)] += 1
+        self._columns, self._told = sizes.columns(), np.zeros((len(sizes), 2))
         for place, counts in enumerate((parameters, macs)):
             self._told[list(counts), place] = list(counts.values())
 
     def of(self, specs: Sequence[SubnetSpec]) -> list[tuple[int, int]]:
         """Parameters, and multiply-accumulates of one sample's forward pass, of subnets, which are not checked."""
-        found = np.rint(np.rint(self._sizes.of(specs)) @ self._told)
+        found = np.rint(np.rint(self._columns.of(self._network, specs)) @ self._told)
         return [(int(parameters), int(macs)) for parameters, macs in found]
 
-    def _column(self, factors: Sequence[str | int], block: str | None) -> int:
-        axes = Counter(factor for factor in factors if isinstance(factor, str))
-        return self._sizes.column(math.prod(factor for factor in factors if isinstance(factor, int)), axes, block)
+
+def _column(sizes: SizeTable, factors: Sequence[str | int], block: str | None) -> int:
+    axes = Counter(factor for factor in factors if isinstance(factor, str))
+    return sizes.column(math.prod(factor for factor in factors if isinstance(factor, int)), axes, block)
 
 
 def _layer_of(tensor_name: str) -> str:

@@ -5,6 +5,7 @@ a training step takes.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -13,15 +14,56 @@ from subfleet.elastic.axes import kept_indices
 from subfleet.elastic.network import Network
 from subfleet.protocol.subnet import SubnetSpec
 
-__all__ = ["Floats", "SizeTable"]
+__all__ = ["Columns", "Floats", "SizeTable"]
 
 Floats = npt.NDArray[np.float64]
 _Key = tuple[str | None, float, tuple[tuple[str, int], ...], tuple[str, ...], int]
-_Told = tuple[Floats, Floats, npt.NDArray[np.int64], list[tuple[int, int, int]]]
+Integers = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Columns:
+    """What columns of sizes follow from: plain arrays, which read nothing and change nothing.
+
+    Attributes:
+        numbers: that powers of axes are multiplied with, (columns,).
+        powers: of how many indices a subnet keeps of each axis, (axes, columns).
+        blocks: places of the blocks that columns belong to, (columns,); -1 for a part that is always kept.
+        least: axis, column, and the indices of the axis below which the column is 0, (rules, 3).
+    """
+
+    numbers: Floats
+    powers: Floats
+    blocks: Integers
+    least: Integers
+
+    def of(self, network: Network, specs: Sequence[SubnetSpec]) -> Floats:
+        """The sizes of subnets of the network that this was made for; they are not checked: (subnets, columns)."""
+        axes, blocks = network.axes, [block.name for block in network.blocks]
+        whole = {name: axis.size for name, axis in axes.items()}
+        kept = [
+            [*{**whole, **{name: len(kept_indices(one, axes[name].size)) for name, one in spec.axes}}.values()]
+            for spec in specs
+        ]
+        within = [[name in spec.blocks for name in blocks] for spec in specs]
+        return self.at(np.array(kept, dtype=np.float64), np.array(within, dtype=np.float64).reshape(len(specs), -1))
+
+    def at(self, kept: Floats, within: Floats) -> Floats:
+        """The sizes of subnets: (subnets, columns).
+
+        Args:
+            kept: indices of each axis, (subnets, axes).
+            within: 1 for each kept block, (subnets, blocks).
+        """
+        found: Floats = self.numbers * np.exp(np.log(kept) @ self.powers)
+        found *= np.column_stack([within, np.ones(len(kept))])[:, self.blocks]
+        for axis, column, channels in self.least:
+            found[:, column] *= kept[:, axis] >= channels
+        return found
 
 
 class SizeTable:
-    """The columns, and how they follow from what subnets keep.
+    """Collects columns, and tells how they follow from what subnets keep.
 
     Args:
         network: whose subnets they are of.
@@ -30,7 +72,6 @@ class SizeTable:
     def __init__(self, network: Network) -> None:
         self._network = network
         self._columns: dict[_Key, int] = {}
-        self._compiled: _Told | None = None
 
     def __len__(self) -> int:
         return len(self._columns)
@@ -58,14 +99,7 @@ class SizeTable:
 
     def of(self, specs: Sequence[SubnetSpec]) -> Floats:
         """The sizes of subnets, which are not checked: (subnets, columns)."""
-        axes, blocks = self._network.axes, [block.name for block in self._network.blocks]
-        whole = {name: axis.size for name, axis in axes.items()}
-        kept = [
-            [*{**whole, **{name: len(kept_indices(one, axes[name].size)) for name, one in spec.axes}}.values()]
-            for spec in specs
-        ]
-        within = [[name in spec.blocks for name in blocks] for spec in specs]
-        return self._of(np.array(kept, dtype=np.float64), np.array(within, dtype=np.float64).reshape(len(specs), -1))
+        return self.columns().of(self._network, specs)
 
     def random(self, count: int) -> Floats:
         """The sizes of random subnets, of any width and depth alike: (subnets, columns)."""
@@ -74,28 +108,20 @@ class SizeTable:
         groups = np.array([axis.size for axis in axes]) / step
         kept = step * np.maximum(np.rint(groups ** draw.random((count, len(groups)))), 1)
         within = draw.random((count, len(self._network.blocks))) < draw.random((count, 1))
-        return self._of(kept, np.float64(within))
+        return self.columns().at(kept, np.float64(within))
 
-    def _of(self, kept: Floats, within: Floats) -> Floats:
-        """Args: kept: indices of each axis, (subnets, axes). within: 1 for each kept block, (subnets, blocks)."""
-        numbers, powers, blocks, least = self._told()
-        found: Floats = numbers * np.exp(np.log(kept) @ powers)
-        found *= np.column_stack([within, np.ones(len(kept))])[:, blocks]
-        for axis, column, channels in least:
-            found[:, column] *= kept[:, axis] >= channels
-        return found
-
-    def _told(self) -> _Told:
-        """What columns follow from: numbers, powers of axes, blocks, and the least size of an axis."""
-        if self._compiled is None or len(self._compiled[0]) < len(self):
-            axes = {name: place for place, name in enumerate(self._network.axes)}
-            places: dict[str | None, int] = {block.name: place for place, block in enumerate(self._network.blocks)}
-            powers = np.zeros((len(axes), len(self)))
-            for (_, _, of_axes, _, _), column in self._columns.items():
-                for name, power in of_axes:
-                    powers[axes[name], column] = power
-            numbers = np.array([key[1] for key in self._columns], dtype=np.float64)
-            blocks = np.array([places.get(key[0], -1) for key in self._columns], dtype=np.int64)
-            least = [(axes[name], column, key[4]) for key, column in self._columns.items() for name in key[3]]
-            self._compiled = numbers, powers, blocks, least
-        return self._compiled
+    def columns(self) -> Columns:
+        """The columns so far, as arrays."""
+        axes = {name: place for place, name in enumerate(self._network.axes)}
+        places: dict[str | None, int] = {block.name: place for place, block in enumerate(self._network.blocks)}
+        powers = np.zeros((len(axes), len(self)))
+        for (_, _, of_axes, _, _), column in self._columns.items():
+            for name, power in of_axes:
+                powers[axes[name], column] = power
+        least = [(axes[name], column, key[4]) for key, column in self._columns.items() for name in key[3]]
+        return Columns(
+            numbers=np.array([key[1] for key in self._columns], dtype=np.float64),
+            powers=powers,
+            blocks=np.array([places.get(key[0], -1) for key in self._columns], dtype=np.int64),
+            least=np.array(least, dtype=np.int64).reshape(-1, 3),
+        )

@@ -10,8 +10,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from subfleet.elastic.memory_prices import MemoryPrices
 from subfleet.export.jobs import figure_path
-from subfleet.export.requests import MODEL_SUFFIXES, InferRequest, TrainRequest
+from subfleet.export.requests import MODEL_SUFFIXES, AnyRequest, InferRequest, PriceRequest
 from subfleet.protocol.errors import FileError, ProtocolError
 from subfleet.protocol.programs import program_id_of
 
@@ -22,7 +23,7 @@ LEFTOVER_S = 3600.0
 """A half-written file of this age is nobody's: no export takes as long."""
 KEPT_S = 60.0
 """Whoever asked for a file has read it after this time; until then it stays, whatever the limit."""
-_SUFFIXES = frozenset({".program", *MODEL_SUFFIXES.values()})
+_SUFFIXES = frozenset({".program", ".prices", *MODEL_SUFFIXES.values()})
 
 logger = logging.getLogger(__name__)
 
@@ -63,11 +64,11 @@ class ExportCache:
         self._remove_leftovers()
         self.trim()
 
-    def path(self, request: TrainRequest | InferRequest) -> Path:
+    def path(self, request: AnyRequest) -> Path:
         """Where the result of a request lies, or will lie."""
         return self._folder / request.file_name
 
-    def find(self, request: TrainRequest | InferRequest) -> Path | None:
+    def find(self, request: AnyRequest) -> Path | None:
         """The whole result of a request, marked as used now; None where there is none, or a damaged one."""
         path = self.path(request)
         try:
@@ -109,7 +110,7 @@ class ExportCache:
                     partial.unlink()
 
 
-def is_whole(path: Path, request: TrainRequest | InferRequest) -> bool:
+def is_whole(path: Path, request: AnyRequest) -> bool:
     """Whether a file is there and is the whole result of a request."""
     try:
         _check(path, request)
@@ -118,12 +119,15 @@ def is_whole(path: Path, request: TrainRequest | InferRequest) -> bool:
     return True
 
 
-def _check(path: Path, request: TrainRequest | InferRequest) -> None:
+def _check(path: Path, request: AnyRequest) -> None:
     """Raises OSError or ProtocolError where a file is not the whole result of a request."""
     if isinstance(request, InferRequest):
         figure_path(path).stat()
         if path.stat().st_size == 0:
             raise ProtocolError(f"the model {path} is empty")
+        return
+    if isinstance(request, PriceRequest):
+        MemoryPrices.unpacked(path.read_bytes())
         return
     found = program_id_of(path.read_bytes())
     if found != request.program_id:

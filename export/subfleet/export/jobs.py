@@ -5,7 +5,7 @@ import secrets
 from dataclasses import dataclass
 from pathlib import Path
 
-from subfleet.export.requests import InferRequest, TrainRequest
+from subfleet.export.requests import AnyRequest
 
 __all__ = ["MAX_LINE_BYTES", "TAKEN_LINE", "Answer", "Job", "write_atomically"]
 
@@ -25,7 +25,7 @@ class Job:
         calibration_data: for an 8-bit model, the data set that `subfleet.tasks.read_dataset` reads.
     """
 
-    request: TrainRequest | InferRequest
+    request: AnyRequest
     result_path: str
     weights_path: str = ""
     calibration_data: str = ""

@@ -12,7 +12,7 @@ from types import TracebackType
 
 from subfleet.export.cache import CacheFolder, ExportCache
 from subfleet.export.jobs import MAX_LINE_BYTES, TAKEN_LINE, Answer, Job
-from subfleet.export.requests import InferRequest, TrainRequest
+from subfleet.export.requests import AnyRequest, InferRequest, PriceRequest, TrainRequest
 from subfleet.export.waiting_jobs import WaitingJobs
 from subfleet.protocol.errors import ExportError, ProtocolError
 from subfleet.protocol.schema import canonical_json, from_plain, parse_json
@@ -212,6 +212,13 @@ class ExportPool:
         """
         return self._submit(request, str(weights_path.resolve()), calibration_data)
 
+    def submit_prices(self, request: PriceRequest) -> "Future[Path]":
+        """The file with the prices of all subnets (`subfleet.elastic.memory_prices.MemoryPrices.unpacked` reads it).
+
+        The future raises ExportError where no subnet can be trained on the target.
+        """
+        return self._submit(request)
+
     def close(self) -> None:
         """End the workers. What is running or waiting fails with ExportError."""
         with self._lock:
@@ -224,9 +231,7 @@ class ExportPool:
         for thread in self._threads:
             thread.join()
 
-    def _submit(
-        self, request: TrainRequest | InferRequest, weights_path: str = "", calibration_data: str = ""
-    ) -> "Future[Path]":
+    def _submit(self, request: AnyRequest, weights_path: str = "", calibration_data: str = "") -> "Future[Path]":
         path = self._cache.path(request)
         with self._lock:
             if self._closed:

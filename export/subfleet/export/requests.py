@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import ClassVar, Literal
 
@@ -13,7 +13,7 @@ from subfleet.protocol.schema import ADDED_LATER, canonical_json, to_plain
 from subfleet.protocol.subnet import SubnetSpec
 from subfleet.protocol.training import ObjectiveSettings, OptimiserSettings
 
-__all__ = ["MODEL_SUFFIXES", "InferRequest", "TrainRequest"]
+__all__ = ["MODEL_SUFFIXES", "AnyRequest", "InferRequest", "PriceRequest", "TrainRequest"]
 
 MODEL_SUFFIXES: Mapping[str, str] = MappingProxyType({"onnx": ".onnx", "executorch": ".pte", "torch": ".safetensors"})
 """File endings of inference models, by target."""
@@ -74,6 +74,34 @@ class TrainRequest:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PriceRequest:
+    """What the training programs of all subnets would be planned to take, for one target.
+
+    Attributes:
+        training: what would be asked for one of them; its subnet does not matter.
+    """
+
+    TYPE: ClassVar[str] = "price"
+    training: TrainRequest
+
+    @property
+    def target(self) -> str:
+        """As in `TrainRequest`."""
+        return self.training.target
+
+    @property
+    def program_id(self) -> str:
+        """64 hexadecimal digits: the same for the same request and tools, and no program's."""
+        anyone = replace(self.training, spec=SubnetSpec())
+        return hashlib.sha256(f"{self.TYPE}/{anyone.program_id}".encode()).hexdigest()
+
+    @property
+    def file_name(self) -> str:
+        """Of the prices in a cache folder."""
+        return f"{self.program_id}.prices"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class InferRequest:
     """An inference model with its weights inside.
 
@@ -117,3 +145,7 @@ class InferRequest:
     def file_name(self) -> str:
         """Of the model in a cache folder; its ending is what its runtime expects."""
         return self.program_id + MODEL_SUFFIXES[self.target]
+
+
+AnyRequest = TrainRequest | InferRequest | PriceRequest
+"""Whatever is asked of the exporter."""

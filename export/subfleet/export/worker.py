@@ -16,7 +16,7 @@ from subfleet.elastic.families.records.residual import Mlp
 from subfleet.export.cache import is_whole, only_one_exports
 from subfleet.export.jobs import MAX_LINE_BYTES, TAKEN_LINE, Answer, Job, figure_path, write_atomically
 from subfleet.export.quiet import collecting_later
-from subfleet.export.requests import InferRequest, TrainRequest
+from subfleet.export.requests import InferRequest, PriceRequest, TrainRequest
 from subfleet.export.versions import TARGET_NAMES
 from subfleet.protocol.errors import ExportError, SubfleetError
 from subfleet.protocol.programs import encode_program
@@ -28,7 +28,7 @@ __all__ = ["main", "run_job"]
 
 
 def run_job(job: Job) -> None:
-    """Export one program or model into its file, unless another process has done so meanwhile.
+    """Export one program or model, or prices, into its file, unless another process has done so meanwhile.
 
     Raises:
         SubfleetError: it cannot be written, or differs from PyTorch.
@@ -45,11 +45,20 @@ def _export(job: Job, path: Path) -> None:
 
     if isinstance(job.request, TrainRequest):
         content = encode_program(export_training_program(job.request))
+    elif isinstance(job.request, PriceRequest):
+        content = _prices(job.request)
     else:
         content, figures = _model(job, job.request)
         # Written first: a model file that is there has its figures beside it.
         write_atomically(figure_path(path), canonical_json(figures))
     write_atomically(path, content)
+
+
+def _prices(request: PriceRequest) -> bytes:
+    from subfleet.elastic.building import network_of
+    from subfleet.export.pricing.model import PriceModel
+
+    return PriceModel(network_of(request.training.model), request.training).prices.packed()
 
 
 def _model(job: Job, request: InferRequest) -> tuple[bytes, dict[str, object]]:

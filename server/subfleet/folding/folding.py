@@ -11,13 +11,11 @@ from torch import Tensor, as_tensor
 from subfleet.elastic.accumulator import Accumulator, Contribution
 from subfleet.elastic.distillation import distil, draw_students
 from subfleet.elastic.maps import Placement, extract, placements
-from subfleet.elastic.merges import AnyStackedMerge
 from subfleet.elastic.model_state import ModelState
 from subfleet.elastic.network import BUFFER_ROLES, Network
-from subfleet.elastic.server_optimisers import AnyServerOptimiser, Moments
+from subfleet.elastic.server_optimisers import Moments
 from subfleet.elastic.stacked import Stack, stacked_merge
 from subfleet.elastic.stacking import Member, held_elements
-from subfleet.elastic.teaching import DistillationSettings
 from subfleet.elastic.update_form import UpdateForm
 from subfleet.folding.updates import mapped_change, read_change
 from subfleet.methods.policies import AfterRound, Draw, Participant, Policies, Replacement, Trained
@@ -65,13 +63,10 @@ class Folding:
 
     Attributes:
         network: the declaration of the whole model.
-        policies: of the method.
+        policies: of the run.
         space: the sizes that clients may have.
         blobs: where the updates are stored.
         seed: of the run.
-        merge: in place of the weighted mean; None takes the mean.
-        server_optimiser: in place of the method's own; None leaves it to the method.
-        distillation: after every round, in place of what the method does; None leaves it to the method.
         max_client_share: of the weights of a round, that one client's may have; 1 lowers none.
     """
 
@@ -80,9 +75,6 @@ class Folding:
     space: tuple[SubnetSpec, ...]
     blobs: BlobStore
     seed: int = 0
-    merge: AnyStackedMerge | None = None
-    server_optimiser: AnyServerOptimiser | None = None
-    distillation: DistillationSettings | None = None
     max_client_share: float = 1.0
 
     @classmethod
@@ -95,9 +87,6 @@ class Folding:
             space=plan.space,
             blobs=blobs,
             seed=config.seed,
-            merge=config.merge,
-            server_optimiser=config.server_optimiser,
-            distillation=config.distillation,
             max_client_share=config.max_client_share,
         )
 
@@ -134,7 +123,7 @@ class Folding:
 
     def _taught(self, state: ModelState, context: AfterRound) -> ModelState:
         """The model after in-place distillation, where that is wanted."""
-        settings = self.distillation or self.policies.distillation
+        settings = self.policies.distillation
         if settings is None or not context.clients:
             return state
         draw = Draw(seed=self.seed, round=context.round, client_id="")
@@ -179,7 +168,7 @@ class Folding:
                 for client in members
                 if cohorts[client.participant.client_id]
             }
-            new, held = (self._averaged if self.merge is None else self._merged)(start, members, elsewhere)
+            new, held = (self._averaged if self.policies.merge is None else self._merged)(start, members, elsewhere)
             if key == _SHARED:
                 new, moments = self._stepped(start, new, held, state.moments)
                 shared = {**shared, **new}
@@ -221,13 +210,13 @@ class Folding:
         self, start: Tensors, members: Sequence["_Client"], places: Mapping[str, Sequence[Placement]]
     ) -> tuple[Tensors, Callable[[], Tensors]]:
         """What a robust merge makes of the members' changes; it looks at them all, tensor by tensor."""
-        if self.merge is None:
+        if self.policies.merge is None:
             return self._averaged(start, members, places)
         with ExitStack() as stack:
             changes = [self._open(client, stack) for client in members]
             who = [self._member(client, places) for client in members]
             read = partial(_of_each, changes)
-            new = stacked_merge(self.merge, Stack(network=self.network, state=start, members=who, read=read))
+            new = stacked_merge(self.policies.merge, Stack(network=self.network, state=start, members=who, read=read))
         return new, partial(held_elements, self.network, start, who)
 
     def _member(self, client: "_Client", places: Mapping[str, Sequence[Placement]]) -> Member:
@@ -252,7 +241,7 @@ class Folding:
         self, old: Tensors, folded: Tensors, held: Callable[[], Tensors], moments: Moments
     ) -> tuple[Tensors, Moments]:
         """The shared model after the server optimiser's step, where there is one."""
-        optimiser = self.server_optimiser or self.policies.server_optimiser
+        optimiser = self.policies.server_optimiser
         if optimiser is None:
             return folded, moments
         buffers = [name for name in old if self.network.tensors[name].role in BUFFER_ROLES]

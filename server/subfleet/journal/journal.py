@@ -8,7 +8,7 @@ import contextlib
 import datetime
 import json
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import MappingProxyType
 from typing import Any
 
@@ -20,7 +20,9 @@ from subfleet.protocol.errors import ConfigError, FileError
 from subfleet.protocol.messages import Profile
 from subfleet.protocol.schema import canonical_json, from_plain
 from subfleet.rounds.actions import Close
-from subfleet.rounds.state import KnownPlan, Member, Queued, RunState, Seat, Suspicion, Tries
+from subfleet.rounds.persistent import PersistentMap
+from subfleet.rounds.state import Member, RunState, Seat, Suspicion, Tries
+from subfleet.rounds.written import KnownPlan, Queued
 from subfleet.search.query import Known
 from subfleet.settings.changes import changed_settings
 
@@ -49,7 +51,7 @@ def begin_run(engine: sql.Engine, *, name: str, settings: str, round_count: int)
             row = {"run_id": run_id, "name": name, "settings": settings, "round_count": round_count}
             start = {"phase": "waiting", "round": 0, "folded_round": 0, "failure": "", "started_at": _now()}
             start |= {"retry": 0, "lost": 0, "waits_for": "", "pool": "[]", "plans": "{}", "queue": "[]", "unfit": "{}"}
-            start |= {"suspicion": "{}"}
+            start |= {"suspicion": "{}", "explored_turn": 0, "wished_turn": 0}
             connection.execute(runs.insert().values(**row, **start))
             return run_id
     if known.settings != settings:
@@ -97,7 +99,7 @@ class Journal:
             failure=run.failure,
             entered_s=now_s,
             opened_s=now_s,
-            members=MappingProxyType(members),
+            members=PersistentMap(members),
             seats=MappingProxyType(
                 {seat.client_id: seat for number, of, seat in seats if (number, of) == (run.round, work)}
                 if run.phase != "waiting" or run.round > run.folded_round
@@ -106,6 +108,8 @@ class Journal:
             last=MappingProxyType(last),
             settled=frozenset(task.task_id for task in settled if task is not None),
             pool=tuple(from_plain(Known, plain) for plain in json.loads(run.pool)),
+            explored_turn=run.explored_turn,
+            wished_turn=run.wished_turn,
             queue=tuple(from_plain(Queued, plain) for plain in json.loads(run.queue)),
             plans=MappingProxyType({key: from_plain(KnownPlan, plain) for key, plain in json.loads(run.plans).items()}),
             unfit=MappingProxyType(from_plain(dict[str, str], json.loads(run.unfit))),
@@ -125,7 +129,7 @@ class Journal:
         before: RunState,
         after: RunState,
         *,
-        counted: dict[str, Bytes] | None = None,
+        counted: Callable[[str], Bytes] = lambda client_id: (0, 0),
         close: Close | None = None,
         record: RoundRecord | None = None,
     ) -> None:
@@ -134,16 +138,17 @@ class Journal:
         Args:
             before: the state before the step.
             after: the state after it.
-            counted: bytes of each client in this round.
+            counted: bytes of a client in this round.
             close: the closed round, with its final seats and its checkpoint's digest.
             record: of the closed round.
 
         Raises:
             FileError: the database cannot be written.
         """
-        changed = [seat for name, seat in after.seats.items() if seat is not before.seats.get(name)]
+        seats = () if after.seats is before.seats else after.seats.items()
+        changed = [seat for name, seat in seats if seat is not before.seats.get(name)]
         profiles = _new_profiles(before, after)
-        names = ("phase", "round", "folded_round", "failure")
+        names = ("phase", "round", "folded_round", "failure", "explored_turn", "wished_turn")
         values = {name: getattr(after, name) for name in names if getattr(after, name) != getattr(before, name)}
         tries = ("retry", "lost", "waits_for")
         values |= {name: getattr(after.tries, name) for name in tries if after.tries != before.tries}
@@ -154,7 +159,7 @@ class Journal:
         }
         same = after.round == before.round > after.folded_round
         emptied = same and not before.seats.keys() <= after.seats.keys()
-        forgotten = before.members.keys() - after.members.keys() if after.members is not before.members else set()
+        forgotten = [name for name in before.members.changed(after.members) if name not in after.members]
         if not (changed or profiles or values or record or forgotten):
             return
         with _writing(self._engine) as connection:
@@ -173,9 +178,9 @@ class Journal:
             if record is not None and close is not None:
                 self._save_record(connection, record, close.sha256)
                 for seat in close.seats:
-                    self._save_seat(connection, close.round, "train", seat, counted or {})
+                    self._save_seat(connection, close.round, "train", seat, counted(seat.client_id))
             for seat in changed:
-                self._save_seat(connection, after.round, _work_of(after), seat, counted or {})
+                self._save_seat(connection, after.round, _work_of(after), seat, counted(seat.client_id))
 
     def records(self, *, newest: int | None = None) -> tuple[RoundRecord, ...]:
         """The finished rounds, in order: all of them, or the newest few."""
@@ -205,10 +210,8 @@ class Journal:
         text = canonical_json(record).decode()
         _put(connection, rounds, {"run_id": self._run_id, **row, "checkpoint_sha256": sha256, "record": text})
 
-    def _save_seat(
-        self, connection: sql.Connection, round_number: int, work: str, seat: Seat, counted: dict[str, Bytes]
-    ) -> None:
-        down, up = counted.get(seat.client_id, (0, 0))
+    def _save_seat(self, connection: sql.Connection, round_number: int, work: str, seat: Seat, counted: Bytes) -> None:
+        down, up = counted
         key = {"run_id": self._run_id, "round": round_number, "client_id": seat.client_id}
         row = {
             "stage": seat.stage,
@@ -262,11 +265,13 @@ def _needed_seats(run_id: str, round_number: int, folded_round: int) -> sql.Sele
 
 
 def _new_profiles(before: RunState, after: RunState) -> list[Profile]:
-    if after.members is before.members:
-        return []
-    known = {name: member.profile for name, member in before.members.items()}
-    profiles = ((name, member.profile) for name, member in after.members.items())
-    return [profile for name, profile in profiles if profile is not None and profile is not known.get(name)]
+    """Of members that are new or have told another; what two states share costs nothing."""
+    found = []
+    for name in after.members.changed(before.members):
+        known, profile = before.members.get(name), after.members[name].profile
+        if profile is not None and (known is None or profile is not known.profile):
+            found.append(profile)
+    return found
 
 
 def _work_of(state: RunState) -> str:

@@ -7,7 +7,8 @@ from subfleet.elastic.merges import AnyStackedMerge, CoordinateMedian, TrimmedMe
 from subfleet.elastic.network import Family
 from subfleet.elastic.server_optimisers import AnyServerOptimiser
 from subfleet.elastic.teaching import DistillationSettings
-from subfleet.methods.norms import NormPolicy, with_norms
+from subfleet.methods.norms import NormPolicy
+from subfleet.methods.overrides import Overrides
 from subfleet.methods.policies import Method, shared_by_all
 from subfleet.protocol.training import TrainingSettings
 
@@ -58,10 +59,10 @@ class Combination:
 
     def _of_copies(self) -> Iterator[str]:
         policies = self.method.policies()
-        distillation = self.distillation or policies.distillation
-        if distillation is None or not distillation.iterations:
+        applied = Overrides(norms=self.norms, distillation=self.distillation).applied(policies)
+        if applied.distillation is None or not applied.distillation.iterations:
             return
-        if with_norms(policies, self.norms).cohorts is not shared_by_all:
+        if applied.cohorts is not shared_by_all:
             apart, remedy = f"method {self.method.TYPE!r} keeps tensors of its own for clients or sizes", ""
             if policies.cohorts is shared_by_all:
                 apart, remedy = "norms = 'bank' keeps norms of its own for each size", ", or norms = 'averaged'"

@@ -16,16 +16,17 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import ClassVar, Literal
 
+from subfleet.elastic.network import Network
 from subfleet.elastic.spaces import search_space, uniform_space
 from subfleet.elastic.teaching import DistillationSettings
 from subfleet.methods.describing import MethodInfo, Setting, those_true
 from subfleet.methods.policies import Ask, Assigned, Policies, Weighting, Written, weigh_by
 from subfleet.protocol.errors import ConfigError
 from subfleet.search.candidates import Candidate
-from subfleet.search.limits import INFINITE_BYTES
+from subfleet.search.fitting import INFINITE_BYTES
 from subfleet.search.paper import PaperSearch, PaperSettings
 from subfleet.search.pareto import ParetoSearch, ParetoSettings
-from subfleet.search.query import Known, Query, Search, fit_of
+from subfleet.search.query import Known, PriceList, Query, Search, fit_of
 from subfleet.search.queue import given_now, wish_of
 
 __all__ = ["DynamicSelection"]
@@ -100,45 +101,33 @@ class DynamicSelection:
 
     def policies(self) -> Policies:
         """A search for each client, and what the whole model teaches."""
-        memory = _Memory(self)
         return Policies(
-            explore=memory.explore,
-            assign=memory.assign,
+            search=self.search_of,
+            explore=self._explore,
+            assign=self._assign,
             weigh=weigh_by(self.weighting),
             distillation=self.distillation,
             taught=lambda network, sizes: search_space(network, self.rates),
             planned_prices=self.prices == "planned",
         )
 
-    def search_of(self, ask: Ask) -> Search:
+    def search_of(self, network: Network, price: PriceList, target: str) -> Search:
         """A search that knows nothing yet."""
-        space = search_space(ask.network, self.rates)
-        targets = (ask.target,)
+        space = search_space(network, self.rates)
         if self.search == "paper":
-            return PaperSearch(space, ask.price, targets, self._settings())
-        uniform = uniform_space(ask.network, self.rates or _EVERY_RATE)
+            return PaperSearch.over(space, price, (target,), self._settings())
+        uniform = uniform_space(network, self.rates or _EVERY_RATE)
         settings = ParetoSettings(paper=self._settings(), built_limit=_POOL)
-        return ParetoSearch(space, ask.price, targets, uniform=uniform, settings=settings)
+        return ParetoSearch.over(space, price, (target,), uniform=uniform, settings=settings)
 
-    def _settings(self) -> PaperSettings:
-        return PaperSettings(epsilon=self.epsilon, t_max=self.t_max, pool_limit=_POOL)
-
-
-class _Memory:
-    """The search of each target, with the pool that it was last asked with: the next most often only adds to it."""
-
-    def __init__(self, method: DynamicSelection) -> None:
-        self._method = method
-        self._searches: dict[str, tuple[Search, tuple[Known, ...]]] = {}
-
-    def explore(self, ask: Ask) -> tuple[Known, ...]:
+    def _explore(self, ask: Ask) -> tuple[Known, ...]:
         """What the search comes by when it looks for subnets for a client."""
-        return self._search_with(ask).explore(self._query(ask), ask.draw.stream("search")).found
+        return _search_of(ask).explore(self._query(ask), ask.draw.stream("search")).found
 
-    def assign(self, ask: Ask) -> Assigned:
+    def _assign(self, ask: Ask) -> Assigned:
         """See the module. The answer depends on what is asked alone."""
         query = self._query(ask)
-        fit = self._search_with(ask).best(query)
+        fit = _search_of(ask).best(query)
         if fit is None:
             return Assigned(candidate=None)
         best = fit.candidate
@@ -146,14 +135,6 @@ class _Memory:
         written = (_as_planned(ask, one) for one in ask.written.values())
         ready = given_now(written, ask.candidates, lambda one: _allows(ask, query, one)) or best
         return Assigned(candidate=ready, wanted=wish_of(best, ready, ask.target))
-
-    def _search_with(self, ask: Ask) -> Search:
-        search, pool = self._searches.get(ask.target, (None, ()))
-        if search is None or ask.pool[: len(pool)] != pool:
-            search, pool = self._method.search_of(ask), ()
-        search.learn(ask.pool[len(pool) :])
-        self._searches[ask.target] = (search, ask.pool)
-        return search
 
     def _query(self, ask: Ask) -> Query:
         """What the client can give, in prices: a budget of so much less as they tell too little."""
@@ -170,15 +151,24 @@ class _Memory:
 
         It follows from what is asked alone, whatever was asked before.
         """
-        if self._method.prices == "estimated":
+        if self.prices == "estimated":
             return 1.0
         plans = (
-            (one.planned_peak_bytes, ask.price(one.size).training_memory_bytes[ask.target])
+            (one.planned_peak_bytes, _price_of(ask, one).training_memory_bytes[ask.target])
             for one in ask.written.values()
             if one.planned_peak_bytes < INFINITE_BYTES
         )
         over = sorted(planned_bytes / price_bytes for planned_bytes, price_bytes in plans)
         return over[math.ceil(_SURE * (len(over) - 1))] if over else _UNSHOWN
+
+    def _settings(self) -> PaperSettings:
+        return PaperSettings(epsilon=self.epsilon, t_max=self.t_max, pool_limit=_POOL)
+
+
+def _search_of(ask: Ask) -> Search:
+    if ask.search is None:
+        raise ValueError(f"client {ask.draw.client_id!r} is asked for without the search of target {ask.target!r}")
+    return ask.search
 
 
 def _allows(ask: Ask, query: Query, candidate: Candidate) -> bool:
@@ -190,4 +180,8 @@ def _allows(ask: Ask, query: Query, candidate: Candidate) -> bool:
 def _as_planned(ask: Ask, written: Written) -> Candidate:
     """A written size with its program's own plan in place of the estimate."""
     memory = MappingProxyType({ask.target: written.planned_peak_bytes})
-    return replace(ask.price(written.size), training_memory_bytes=memory)
+    return replace(_price_of(ask, written), training_memory_bytes=memory)
+
+
+def _price_of(ask: Ask, written: Written) -> Candidate:
+    return written.price or ask.price(written.size)

@@ -13,6 +13,7 @@ from dataclasses import Field, dataclass, field, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
+from subfleet.elastic.merges import AnyStackedMerge
 from subfleet.elastic.network import Network
 from subfleet.elastic.server_optimisers import AnyServerOptimiser
 from subfleet.elastic.spaces import SearchSpace, uniform_space
@@ -23,9 +24,9 @@ from subfleet.protocol.readings import Budget
 from subfleet.protocol.subnet import SubnetSpec
 from subfleet.protocol.training import TrainingSettings
 from subfleet.protocol.update_codecs import AnyUpdateCodec, Uncompressed
-from subfleet.search.candidates import Candidate, Limit, exceeded_limits, lacking_operators, why_not
-from subfleet.search.limits import INFINITE_BYTES
-from subfleet.search.query import Known, PriceList
+from subfleet.search.candidates import Candidate, exceeded_limits, lacking_operators, why_not
+from subfleet.search.fitting import INFINITE_BYTES, Limit
+from subfleet.search.query import Known, PriceList, Search
 from subfleet.search.queue import Wish
 
 if TYPE_CHECKING:  # methods are read where no PyTorch is; what is folded is passed through
@@ -94,11 +95,18 @@ class Participant:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Written:
-    """A size whose program is there, what it plans to need, and the operators that it calls as far as it tells."""
+    """A size whose program is there.
+
+    Attributes:
+        planned_peak_bytes: that it plans to need.
+        operators: that it calls, as far as it tells.
+        price: what the size costs by prices, where that was told before.
+    """
 
     size: SubnetSpec
     planned_peak_bytes: int
     operators: tuple[str, ...] = ()
+    price: Candidate | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,7 +121,7 @@ class Ask:
         previous: the size that it trained last; None before its first round.
         below: a candidate whose program could not be run in this round; only smaller ones may be given.
         below_limit: what kept it from the client.
-        pool: sizes that a search has found so far.
+        search: what the method's search knows, of the sizes that it has found so far; None where it has none.
         written: by size's id, the programs for this target that were written before this round.
         operators: that the device's runtime has; empty lists nothing, and every program is tried.
         refused: by size's id, why the device said that its runtime cannot run the program.
@@ -130,7 +138,7 @@ class Ask:
     previous: SubnetSpec | None = None
     below: Candidate | None = None
     below_limit: Limit = "memory"
-    pool: tuple[Known, ...] = ()
+    search: Search | None = None
     written: Mapping[str, Written] = field(default_factory=lambda: MappingProxyType({}))
     operators: tuple[str, ...] = ()
     refused: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
@@ -295,8 +303,10 @@ class Policies:
 
     Attributes:
         space: the network and width rates to the sizes that may be assigned.
-        explore: what a search comes by when it looks for sizes for a client, to be remembered: asked for all clients of
-            a round before any of them is given one, so that all have the same to choose from; None looks for nothing.
+        search: a search for a program target that knows nothing yet, of the network and what its subnets cost there; it
+            is told what was found before, and handed to `explore` and `assign` with each client. None searches nothing.
+        explore: what the search comes by when it looks for sizes for a client, to be remembered: asked for all clients
+            of a round before any of them is given one, so that all have the same to choose from. It may take seconds.
         assign: chooses a size for a client.
         propose: candidates, from smallest to largest, that a client is to score on its own data; it then has the one
             of the highest score, and what `assign` chooses where it gives none. Fewer than two propose nothing; None
@@ -319,12 +329,11 @@ class Policies:
         transform: the model that the round started from and its updates, in the order of client ids, to what is
             folded in their place; None folds them as they are. It needs the memory of them all.
         after_round: the model that the next round starts from.
-        server_optimiser: takes the mean change for a gradient, where the run's configuration names none; None adds it.
-        distillation: what the full model teaches its subnets after each round, where the run's configuration does not
-            say; None is nothing.
+        merge: of every single update, in place of the weighted mean; None takes that. A run's configuration names it.
+        server_optimiser: takes the mean change for a gradient; None adds it.
+        distillation: what the full model teaches its subnets after each round; None is nothing.
         taught: its sizes to the space from which the subnets are drawn that the full model teaches.
-        update_codec: how devices write their updates, where the run's configuration does not say; sizes are priced by
-            it.
+        update_codec: how devices write their updates; sizes are priced by it.
         fit_codec: that codec, what an update of a size takes with any codec, and the client's budget, to the codec of
             the client's task. What it writes must fit the budget too.
         planned_prices: sizes are priced by a model of the planner: for searches, which look at many and give few.
@@ -332,7 +341,8 @@ class Policies:
     """
 
     space: Callable[[Network, Sequence[float]], tuple[SubnetSpec, ...]] = uniform_space
-    explore: Callable[[Ask], tuple[Known, ...]] | None = None
+    search: Callable[[Network, PriceList, str], Search] | None = None
+    explore: Callable[[Ask], tuple[Known, ...]] = lambda ask: ()
     assign: Callable[[Ask], Assigned] = largest_fitting
     propose: Callable[[Ask], tuple[Candidate, ...]] | None = None
     declarations: bool = False
@@ -346,6 +356,7 @@ class Policies:
     factors: Callable[[Network, Participant], Mapping[str, float | Tensor]] = lambda network, client: {}
     transform: Callable[[Network, Mapping[str, Tensor], Sequence[Trained]], Sequence[Replacement]] | None = None
     after_round: Callable[[AfterRound], ModelState] = as_folded
+    merge: AnyStackedMerge | None = None
     server_optimiser: AnyServerOptimiser | None = None
     distillation: DistillationSettings | None = None
     taught: Callable[[Network, Sequence[SubnetSpec]], Sequence[SubnetSpec] | SearchSpace] = lambda network, sizes: sizes

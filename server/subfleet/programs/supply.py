@@ -1,34 +1,65 @@
-"""What tasks need: programs from the exporter, weights cut from the model, inference models. Never waited for."""
+"""What tasks need: programs and prices from the exporter, weights cut from the model, models. Never waited for.
+
+Every request goes one way: it is begun as a job with the files that it waits for, and told as ready or failed when
+these are there. A few are told at a time, as to finish one is work of the loop's own thread.
+"""
 
 import json
 import logging
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import CancelledError, Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Protocol
 
+from subfleet.elastic.memory_prices import MemoryPrices
 from subfleet.elastic.model_state import ModelState
-from subfleet.export.requests import InferRequest, TrainRequest
+from subfleet.export.requests import InferRequest, PriceRequest, TrainRequest
 from subfleet.folding.updates import subnet_weights
 from subfleet.folding.views import Views
 from subfleet.methods.policies import Participant
 from subfleet.programs.requests import train_request
-from subfleet.programs.score_supply import ScoreSupply
+from subfleet.programs.scoring_weights import ScoringWeights
 from subfleet.protocol.blobs import BlobRef
 from subfleet.protocol.errors import SubfleetError
-from subfleet.protocol.memory import Packing
 from subfleet.protocol.programs import ProgramRef, decode_program
-from subfleet.rounds.actions import Export, Prepare, PrepareModels, PrepareScoring
-from subfleet.rounds.events import DeployPrepared, Event, Exported, Prepared, PrepareFailed
-from subfleet.rounds.state import NO_PROGRAM_BYTES, ModelFile, Plan, Queued
+from subfleet.protocol.subnet import SubnetSpec
+from subfleet.rounds.events import Failed, Ready
+from subfleet.rounds.exhaustive import never
+from subfleet.rounds.proposing import BATCHES, score_training
+from subfleet.rounds.requests import (
+    Made,
+    ModelsMade,
+    ModelsWanted,
+    PricesMade,
+    PricesWanted,
+    ProgramFacts,
+    ProgramMade,
+    ProgramWanted,
+    Scorable,
+    ScoringMade,
+    ScoringWanted,
+    TaskMade,
+    TaskWanted,
+)
+from subfleet.rounds.state import Plan
+from subfleet.rounds.written import ModelFile
 from subfleet.transport.blob_store import BlobStore
 
-__all__ = ["Exports", "Supply"]
+__all__ = ["Exports", "Supplied", "Supply"]
 
 _LOG = logging.getLogger(__name__)
+_AT_ONCE = 8
+"""Requests that are told of in one step: each may cut weights out of the model."""
+_MOST_CHARACTERS = 400  # of a reason, as it stands in tables
+
+Supplied = TaskWanted | ScoringWanted | ModelsWanted | ProgramWanted | PricesWanted
+"""What is made of the exporter's files."""
+_Files = Mapping[str, "Future[Path]"]
 
 
 class Exports(Protocol):
@@ -44,13 +75,34 @@ class Exports(Protocol):
         """A plain inference model file; the weights are a container of the subnet's own tensors."""
         ...
 
+    def submit_prices(self, request: PriceRequest) -> "Future[Path]":
+        """A file with what the programs of all subnets would be planned to take."""
+        ...
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Program:
     ref: ProgramRef
-    planned_peak_bytes: int
-    operators: tuple[str, ...]
-    packings: tuple[Packing, ...]
+    facts: ProgramFacts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Job:
+    """One request under way.
+
+    Attributes:
+        files: that it waits for.
+        finished: what they come to.
+    """
+
+    wanted: Supplied
+    finished: Callable[[], Made]
+    files: _Files = field(default_factory=lambda: MappingProxyType({}))
+
+    @property
+    def done(self) -> bool:
+        """Whether nothing is waited for."""
+        return all(file.done() for file in self.files.values())
 
 
 class Supply:
@@ -85,165 +137,178 @@ class Supply:
         self._model = ModelState(shared={})
         self._weights: dict[tuple[str, tuple[tuple[str, str], ...]], BlobRef] = {}
         self._programs: dict[str, _Program] = {}
-        self._training: list[tuple[Prepare, TrainRequest, Future[Path] | None]] = []
-        self._inference: list[tuple[PrepareModels, dict[str, Future[Path]]]] = []
-        self._scoring = ScoreSupply(plan, blobs)
-        self._failed: list[PrepareFailed] = []
-        self._ahead: list[tuple[Queued, TrainRequest, Future[Path]]] = []
-        self._written: list[Exported] = []
+        self._first_weights = ScoringWeights(plan.network, blobs)
+        self._jobs: dict[Supplied, _Job] = {}
+        self._failed: list[Failed] = []
         self._deployed: set[str] = set()
 
     @property
     def digests(self) -> set[str]:
         """Of every blob that tasks may still need."""
-        weights = {ref.sha256 for ref in self._weights.values()} | self._deployed
-        return weights | {program.ref.blob.sha256 for program in self._programs.values()} | self._scoring.digests
+        weights = {ref.sha256 for ref in self._weights.values()} | self._deployed | self._first_weights.digests
+        return weights | {program.ref.blob.sha256 for program in self._programs.values()}
+
+    @property
+    def more(self) -> bool:
+        """Whether the next call of `events` tells of something."""
+        return bool(self._failed) or any(job.done for job in self._jobs.values())
 
     def renew(self, model: ModelState) -> None:
         """From now on cut weights from this model."""
         self._model = model
         self._weights.clear()
 
-    def begin(self, action: Prepare | PrepareScoring | PrepareModels | Export) -> None:
-        """Begin whatever is asked for; `events` tells when it is ready."""
-        if isinstance(action, Prepare):
-            self.prepare(action)
-        elif isinstance(action, PrepareScoring):
-            self.prepare_scoring(action)
-        elif isinstance(action, PrepareModels):
-            self.prepare_models(action)
-        else:
-            self.export(action)
-
-    def prepare(self, action: Prepare) -> None:
-        """Begin a training task."""
-        training = self._plan.training(action.round, student=action.student)
-        size = action.participant.size
-        request = train_request(self._network, size, action.target, training, student=action.student)
-        try:
-            known = request.program_id in self._programs
-            future = None if known else self._exports.submit_training(request)
-        except SubfleetError as error:
-            self._fail(action, error)
+    def begin(self, wanted: Supplied) -> None:
+        """Begin what is asked for; `events` tells when it is ready. What is under way is not begun again."""
+        if wanted in self._jobs:
             return
-        self._training.append((action, request, future))
-
-    def prepare_scoring(self, action: PrepareScoring) -> None:
-        """Begin a score task."""
-        futures = {}
-        for size, request in self._scoring.requests(action).items():
-            try:
-                futures[size] = self._exports.submit_training(request)
-            except SubfleetError as error:
-                _LOG.warning("size %s cannot be scored on %s: %s", size.name, action.target, error)
-        self._scoring.await_programs(action, futures)
-
-    def export(self, action: Export) -> None:
-        """Begin to write a program for later rounds."""
-        queued, training = action.queued, self._plan.training(action.round)
-        request = train_request(self._network, queued.size, queued.target, training)
         try:
-            self._ahead.append((queued, request, self._exports.submit_training(request)))
+            self._jobs[wanted] = self._begun(wanted)
         except SubfleetError as error:
-            self._written.append(_no_program(queued, error))
+            self._failed.append(_failure(wanted, error))
 
-    def prepare_models(self, action: PrepareModels) -> None:
-        """Begin a client's inference models."""
-        config = self._plan.config
-        try:
-            seen = self._views.for_use(self._model, action.participant)
-            weights = self._blobs.add(subnet_weights(self._network, action.participant.spec, seen))
-            self._deployed.add(weights.sha256)
-            futures = {
-                target: self._exports.submit_inference(
-                    InferRequest(
-                        model=self._network.config,
-                        spec=action.participant.size,
-                        target=target,
-                        weights_sha256=weights.sha256,
-                        quantisation=config.deploy_quantisation,
-                        calibration_sha256=self._calibration_sha256,
-                        classes=config.data.classes,
-                    ),
-                    self._blobs.path(weights),
-                    calibration_data=config.data.evaluated_on if self._calibration_sha256 else "",
-                )
-                for target in config.deploy_targets
-            }
-        except SubfleetError as error:
-            self._fail(action, error)
-            return
-        self._inference.append((action, futures))
-
-    def events(self) -> tuple[Event, ...]:
-        """What has become ready, or has failed, since the last call."""
-        events: list[Event] = [*self._failed, *self._written]
+    def events(self) -> tuple[Ready | Failed, ...]:
+        """What has become ready, or has failed, since the last call: a few, in the order in which they were begun."""
+        events: list[Ready | Failed] = [*self._failed]
         self._failed.clear()
-        self._written.clear()
-        events += [*self._exported(), *self._scoring.events()]
-        ready = [job for job in self._training if job[2] is None or job[2].done()]
-        self._training = [job for job in self._training if job not in ready]
-        for action, request, future in ready:
+        for job in [job for job in self._jobs.values() if job.done][:_AT_ONCE]:
+            del self._jobs[job.wanted]
             try:
-                events.append(self._prepared(action, request, future))
+                events.append(Ready(made=job.finished()))
             except (SubfleetError, CancelledError, OSError) as error:
-                events.append(_failure(action, error))
-        finished = [job for job in self._inference if all(future.done() for future in job[1].values())]
-        self._inference = [job for job in self._inference if job not in finished]
-        for deploy, futures in finished:
-            try:
-                events.append(self._deploy_prepared(deploy, futures))
-            except (SubfleetError, CancelledError, OSError) as error:
-                events.append(_failure(deploy, error))
+                events.append(_failure(job.wanted, error))
         return tuple(events)
 
-    def _prepared(self, action: Prepare, request: TrainRequest, future: "Future[Path] | None") -> Prepared:
-        program_id = request.program_id
-        if program_id not in self._programs and future is not None:
-            self._programs[program_id] = self._pack(request, future.result())
-        program = self._programs[program_id]
-        return Prepared(
-            client_id=action.client_id,
-            round=action.round,
-            attempt=action.attempt,
-            size_id=action.participant.size.spec_id,
+    def _begun(self, wanted: Supplied) -> _Job:
+        match wanted:
+            case TaskWanted():
+                job = self._task(wanted)
+            case ScoringWanted():
+                job = self._scoring(wanted)
+            case ModelsWanted():
+                job = self._models(wanted)
+            case ProgramWanted():
+                job = self._program(wanted)
+            case PricesWanted():
+                job = self._prices(wanted)
+            case _:
+                never(wanted)
+        return job
+
+    def _task(self, wanted: TaskWanted) -> _Job:
+        training = self._plan.training(wanted.round, student=wanted.student)
+        size = wanted.participant.size
+        request = train_request(self._network, size, wanted.target, training, student=wanted.student)
+        files = {} if request.program_id in self._programs else {"": self._exports.submit_training(request)}
+
+        def finished() -> Made:
+            program = self._packed(request, files)
+            weights = self._weights_of(wanted.participant)
+            return TaskMade(wanted=wanted, program=program.ref, weights=weights, facts=program.facts)
+
+        return _Job(wanted=wanted, files=files, finished=finished)
+
+    def _program(self, wanted: ProgramWanted) -> _Job:
+        queued, training = wanted.queued, self._plan.training(wanted.round)
+        request = train_request(self._network, queued.size, queued.target, training)
+        files = {"": self._exports.submit_training(request)}
+        return _Job(
+            wanted=wanted,
+            files=files,
+            finished=lambda: ProgramMade(wanted=wanted, facts=self._packed(request, files).facts),
+        )
+
+    def _prices(self, wanted: PricesWanted) -> _Job:
+        request = train_request(self._network, SubnetSpec(), wanted.target, self._plan.training(1))
+        file = self._exports.submit_prices(PriceRequest(training=request))
+        return _Job(
+            wanted=wanted,
+            files={"": file},
+            finished=lambda: PricesMade(wanted=wanted, memory=MemoryPrices.unpacked(file.result().read_bytes())),
+        )
+
+    def _scoring(self, wanted: ScoringWanted) -> _Job:
+        training = score_training(self._plan.training(wanted.round))
+        requests = {size: train_request(self._network, size, wanted.target, training) for size in wanted.sizes}
+        files = {size.spec_id: self._training_file(request) for size, request in requests.items()}
+
+        def finished() -> Made:
+            found = (self._scorable(size, request, files[size.spec_id]) for size, request in requests.items())
+            return ScoringMade(wanted=wanted, candidates=tuple(one for one in found if one is not None))
+
+        return _Job(wanted=wanted, files=files, finished=finished)
+
+    def _training_file(self, request: TrainRequest) -> "Future[Path]":
+        """A candidate without a program is left out, however that comes."""
+        try:
+            return self._exports.submit_training(request)
+        except SubfleetError as error:
+            failed: Future[Path] = Future()
+            failed.set_exception(error)
+            return failed
+
+    def _scorable(self, size: SubnetSpec, request: TrainRequest, file: "Future[Path]") -> Scorable | None:
+        try:
+            program = self._packed(request, {"": file})
+        except (SubfleetError, CancelledError, OSError) as error:
+            _LOG.warning("size %s cannot be scored on %s: %s", size.name, request.target, error)
+            return None
+        weights = self._first_weights.of(size)
+        return Scorable(
+            size=size,
             program=program.ref,
-            weights=self._weights_of(action.participant),
-            planned_peak_bytes=program.planned_peak_bytes,
-            operators=program.operators,
-            packings=program.packings,
+            weights=weights,
+            # A gradient of each batch is held beside the program.
+            planned_peak_bytes=program.facts.planned_peak_bytes + BATCHES * weights.size_bytes,
+            packings=program.facts.packings,
         )
 
-    def _exported(self) -> list[Event]:
-        """The programs for later rounds that have become ready."""
-        events: list[Event] = []
-        ready = [job for job in self._ahead if job[2].done()]
-        self._ahead = [job for job in self._ahead if job not in ready]
-        for queued, request, future in ready:
-            try:
-                program = self._programs.setdefault(request.program_id, self._pack(request, future.result()))
-                events.append(
-                    Exported(
-                        queued=queued,
-                        planned_peak_bytes=program.planned_peak_bytes,
-                        operators=program.operators,
-                        packings=program.packings,
-                    )
-                )
-            except (SubfleetError, CancelledError, OSError) as error:
-                events.append(_no_program(queued, error))
-        return events
+    def _models(self, wanted: ModelsWanted) -> _Job:
+        config = self._plan.config
+        seen = self._views.for_use(self._model, wanted.participant)
+        weights = self._blobs.add(subnet_weights(self._network, wanted.participant.spec, seen))
+        self._deployed.add(weights.sha256)
+        files = {
+            target: self._exports.submit_inference(
+                InferRequest(
+                    model=self._network.config,
+                    spec=wanted.participant.size,
+                    target=target,
+                    weights_sha256=weights.sha256,
+                    quantisation=config.deploy_quantisation,
+                    calibration_sha256=self._calibration_sha256,
+                    classes=config.data.classes,
+                ),
+                self._blobs.path(weights),
+                calibration_data=config.data.evaluated_on if self._calibration_sha256 else "",
+            )
+            for target in config.deploy_targets
+        }
+        return _Job(wanted=wanted, files=files, finished=partial(self._models_made, wanted, files))
 
-    def _pack(self, request: TrainRequest, path: Path) -> _Program:
-        content = path.read_bytes()
-        manifest = decode_program(content).manifest
-        ref = ProgramRef(program_id=manifest.program_id, target=request.target, blob=self._blobs.add(content))
-        return _Program(
-            ref=ref,
-            planned_peak_bytes=manifest.planned_peak_bytes,
-            operators=manifest.operators,
-            packings=manifest.memory.packings,
-        )
+    def _models_made(self, wanted: ModelsWanted, files: _Files) -> ModelsMade:
+        programs, models = [], []
+        for target, file in files.items():
+            exported = file.result()
+            kept = _kept(exported, self._models_folder / wanted.client_id / f"model{exported.suffix}")
+            blob = self._blobs.add_file(kept)
+            programs.append(ProgramRef(program_id=blob.sha256, target=target, blob=blob))
+            models.append(ModelFile(target=target, file=str(kept), **_figures(exported)))
+        return ModelsMade(wanted=wanted, programs=tuple(programs), models=tuple(models))
+
+    def _packed(self, request: TrainRequest, files: _Files) -> _Program:
+        """The program of a request, read from the exporter's one file where it is not known yet."""
+        if request.program_id not in self._programs:
+            content = files[""].result().read_bytes()
+            manifest = decode_program(content).manifest
+            ref = ProgramRef(program_id=manifest.program_id, target=request.target, blob=self._blobs.add(content))
+            facts = ProgramFacts(
+                planned_peak_bytes=manifest.planned_peak_bytes,
+                operators=manifest.operators,
+                packings=manifest.memory.packings,
+            )
+            self._programs[request.program_id] = _Program(ref=ref, facts=facts)
+        return self._programs[request.program_id]
 
     def _weights_of(self, client: Participant) -> BlobRef:
         key = (client.spec.spec_id, tuple(sorted(self._views.cohorts(self._model, client).items())))
@@ -252,38 +317,34 @@ class Supply:
             self._weights[key] = self._blobs.add(subnet_weights(self._network, client.spec, seen))
         return self._weights[key]
 
-    def _deploy_prepared(self, action: PrepareModels, futures: "Mapping[str, Future[Path]]") -> DeployPrepared:
-        programs, models = [], []
-        for target, future in futures.items():
-            exported = future.result()
-            kept = self._keep(exported, self._models_folder / action.client_id / f"model{exported.suffix}")
-            blob = self._blobs.add_file(kept)
-            programs.append(ProgramRef(program_id=blob.sha256, target=target, blob=blob))
-            models.append(ModelFile(target=target, file=str(kept), **_figures(exported)))
-        return DeployPrepared(client_id=action.client_id, programs=tuple(programs), models=tuple(models))
 
-    def _keep(self, source: Path, target: Path) -> Path:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        aside = target.with_name(target.name + ".partial")
-        shutil.copyfile(source, aside)
-        with aside.open("rb") as file:
-            os.fsync(file.fileno())
-        return aside.replace(target)
-
-    def _fail(self, action: Prepare | PrepareModels, error: Exception) -> None:
-        self._failed.append(_failure(action, error))
+def _kept(source: Path, target: Path) -> Path:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    aside = target.with_name(target.name + ".partial")
+    shutil.copyfile(source, aside)
+    with aside.open("rb") as file:
+        os.fsync(file.fileno())
+    return aside.replace(target)
 
 
-def _no_program(queued: Queued, error: BaseException) -> Exported:
-    _LOG.warning("size %s cannot be trained on %s: %s", queued.size.name, queued.target, error)
-    return Exported(queued=queued, planned_peak_bytes=NO_PROGRAM_BYTES)
+def _failure(wanted: Supplied, error: BaseException) -> Failed:
+    _LOG.warning("%s", _told(wanted, error))
+    reason = f"export failed: {str(error) or type(error).__name__}"[:_MOST_CHARACTERS]
+    return Failed(wanted=wanted, reason=reason)
 
 
-def _failure(action: Prepare | PrepareModels, error: BaseException) -> PrepareFailed:
-    _LOG.warning("a task for client %s cannot be prepared: %s", action.client_id, error)
-    attempt = action.attempt if isinstance(action, Prepare) else 0
-    reason = f"export failed: {str(error) or type(error).__name__}"[:400]
-    return PrepareFailed(client_id=action.client_id, round=action.round, attempt=attempt, reason=reason)
+def _told(wanted: Supplied, error: BaseException) -> str:
+    match wanted:
+        case TaskWanted() | ScoringWanted() | ModelsWanted():
+            said = f"a task for client {wanted.client_id} cannot be prepared: {error}"
+        case ProgramWanted():
+            queued = wanted.queued
+            said = f"size {queued.size.name} cannot be trained on {queued.target}: {error}"
+        case PricesWanted():
+            said = f"the network cannot be trained on {wanted.target}: {error}"
+        case _:
+            never(wanted)
+    return said
 
 
 def _figures(exported: Path) -> dict[str, float | None]:

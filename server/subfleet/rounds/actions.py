@@ -2,71 +2,33 @@
 
 from dataclasses import dataclass
 
-from subfleet.methods.policies import Participant
 from subfleet.protocol.messages import Receipt, Task, Update
-from subfleet.protocol.subnet import SubnetSpec
-from subfleet.rounds.state import Queued, Seat
+from subfleet.rounds.requests import Wanted
+from subfleet.rounds.state import Seat
 
 __all__ = [
     "Action",
     "Close",
-    "Export",
     "Fetch",
     "Fold",
-    "Prepare",
-    "PrepareModels",
-    "PrepareScoring",
+    "GoOn",
     "Reply",
+    "Request",
     "SendTask",
     "Withdraw",
 ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Prepare:
-    """Export the size's program, extract the subnet's weights; answer with Prepared or PrepareFailed."""
+class Request:
+    """Make something beside the loop; answer with Ready or Failed."""
 
-    participant: Participant
-    round: int
-    attempt: int
-    target: str
-    student: SubnetSpec | None = None
-
-    @property
-    def client_id(self) -> str:
-        """Whose task it is."""
-        return self.participant.client_id
+    wanted: Wanted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PrepareScoring:
-    """Export programs that score these sizes, extract their first weights; answer with ScoringPrepared."""
-
-    client_id: str
-    round: int
-    target: str
-    sizes: tuple[SubnetSpec, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PrepareModels:
-    """Export the client's own models for inference; answer with DeployPrepared or PrepareFailed."""
-
-    participant: Participant
-    round: int
-
-    @property
-    def client_id(self) -> str:
-        """Whose models they are."""
-        return self.participant.client_id
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Export:
-    """Write a program for later rounds; answer with Exported."""
-
-    queued: Queued
-    round: int
+class GoOn:
+    """More is to be decided: let the next step wait for nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,4 +83,4 @@ class Close:
     retries: int = 0
 
 
-Action = Prepare | PrepareScoring | PrepareModels | Export | SendTask | Withdraw | Reply | Fetch | Fold | Close
+Action = Request | GoOn | SendTask | Withdraw | Reply | Fetch | Fold | Close

@@ -4,52 +4,46 @@ Handlers take in what happened; `advance` alone moves from phase to phase. A cal
 it performs the actions, so that whatever was promised to a client survives a crash.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
-from subfleet.protocol.memory import Packing
 from subfleet.protocol.messages import RoundInfo
-from subfleet.rounds.actions import Action, Export, Fetch, PrepareModels, SendTask, Withdraw
+from subfleet.rounds.actions import Action, Fetch, Request, SendTask, Withdraw
 from subfleet.rounds.answers import judge, reply
+from subfleet.rounds.arrivals import came, failed, tasks_wanted
 from subfleet.rounds.closing import fold_action, folded, with_exclusion
 from subfleet.rounds.declarations import declaration_reply
 from subfleet.rounds.events import (
-    DeployPrepared,
     Event,
-    Exported,
+    Failed,
     Folded,
+    FromDevice,
+    FromServer,
     Heard,
     Measured,
-    Prepared,
-    PrepareFailed,
     Profiled,
+    Ready,
     Refused,
     Reported,
     Scored,
-    ScoringPrepared,
     Tick,
     UpdateOffered,
     UpdateRejected,
     UpdateStored,
 )
-from subfleet.rounds.members import without_strangers
+from subfleet.rounds.exhaustive import never
+from subfleet.rounds.members import holds_lease, without_strangers
 from subfleet.rounds.notices import skip_notice, skip_notices
 from subfleet.rounds.phases import advance
-from subfleet.rounds.proposing import prepare_scoring_action, scored_seat, scoring_seat, unscored_seat
-from subfleet.rounds.seating import (
-    measured_seat,
-    prepare_action,
-    prepared_seat,
-    reason_of,
-    refused_seat,
-    task_for_models,
-    with_less_memory,
-)
-from subfleet.rounds.state import NO_PROGRAM_BYTES, KnownPlan, Member, Plan, RunState, Seat
+from subfleet.rounds.pricing import has_prices
+from subfleet.rounds.proposing import scored_seat, scoring_wanted, unscored_seat
+from subfleet.rounds.requests import ModelsWanted, PricesWanted, ProgramWanted
+from subfleet.rounds.seating import measured_seat, reason_of, refused_seat, with_less_memory
+from subfleet.rounds.sizing import asking, lacking
+from subfleet.rounds.state import Member, Plan, RunState, Seat, Swept
 from subfleet.rounds.unfit import forgiven, with_unfit
-from subfleet.search.queue import plan_key
 
 __all__ = ["resume_actions", "round_info", "step"]
 
@@ -58,7 +52,9 @@ Outcome = tuple[RunState, tuple[Action, ...]]
 
 def step(plan: Plan, state: RunState, event: Event, now_s: float) -> Outcome:
     """Take in an event, then move on as far as the state allows."""
-    handled, actions = _HANDLERS[type(event)](plan, state, event, now_s)
+    handled, actions = _handled(plan, state, event, now_s)
+    if isinstance(event, Heard | Profiled | Measured) and _moves_nothing(plan, state, handled, event, now_s):
+        return handled, actions
     after, more = advance(plan, handled, now_s)
     return after, (*actions, *more, *skip_notices(state, after))
 
@@ -94,26 +90,95 @@ def round_info(plan: Plan, state: RunState, now_s: float) -> RoundInfo | None:
 
 def resume_actions(plan: Plan, state: RunState) -> tuple[Action, ...]:
     """What is to be done again when a stored state is taken up: everything that was under way."""
-    actions: list[Action] = [Export(queued=one, round=state.round) for one in state.queue]
+    ahead = (ProgramWanted(queued=one, round=state.round) for one in state.queue)
+    actions: list[Action] = [Request(wanted=one) for one in ahead]
     if state.phase == "fold":
         return (fold_action(state), *actions)
+    if state.phase == "deploy":
+        return (*actions, *_deploying(state))
+    if state.phase not in ("measure", "train"):
+        return tuple(actions)
     for seat in state.seats.values():
         if seat.stage in ("scoring", "out") and seat.task is not None:
             actions.append(SendTask(task=seat.task))
         elif seat.stage == "scoring":
-            actions.append(prepare_scoring_action(state, seat))
-        if seat.stage != "preparing" or seat.participant is None:
-            continue
-        prepare = prepare_action(state, seat)
-        if state.phase == "deploy":
-            actions.append(PrepareModels(participant=seat.participant, round=state.round))
-        elif prepare is not None:
-            actions.append(prepare)
-    return tuple(actions)
+            actions.append(Request(wanted=scoring_wanted(state, seat)))
+    # Tasks that are not out yet are asked for when a smaller size could be chosen, should one be too large.
+    wanted = lacking(plan, state)
+    return (*actions, *(map(_request, wanted) if wanted else tasks_wanted(state)))
 
 
-def _tick(plan: Plan, state: RunState, event: Tick, now_s: float) -> Outcome:
-    return without_strangers(plan, state, now_s), ()
+def _deploying(state: RunState) -> tuple[Action, ...]:
+    sent = (SendTask(task=seat.task) for seat in state.seats.values() if seat.stage == "out" and seat.task is not None)
+    waiting = (seat.participant for seat in state.seats.values() if seat.stage == "preparing")
+    made = (Request(wanted=ModelsWanted(participant=one, round=state.round)) for one in waiting if one is not None)
+    return (*sent, *made)
+
+
+def _request(wanted: Any) -> Request:
+    return Request(wanted=wanted)
+
+
+def _handled(plan: Plan, state: RunState, event: Event, now_s: float) -> Outcome:
+    return _told(plan, state, event, now_s) if isinstance(event, FromDevice) else _done(plan, state, event, now_s)
+
+
+def _moves_nothing(
+    plan: Plan, before: RunState, after: RunState, event: Heard | Profiled | Measured, now_s: float
+) -> bool:
+    """Whether a client that is there has said no more than that: what else is due is seen in the next tick.
+
+    So a heartbeat costs the same in a fleet of any size.
+    """
+    if after is before:
+        return True
+    if isinstance(event, Profiled) or after.seats is not before.seats:
+        return False
+    name = event.presence.client_id if isinstance(event, Heard) else event.telemetry.client_id
+    known, now = before.members.get(name), after.members.get(name)
+    if known is None or now is None or not holds_lease(plan, known, now_s):
+        return False
+    return replace(now, heard_s=known.heard_s, noted_s=known.noted_s) == known
+
+
+def _told(plan: Plan, state: RunState, event: FromDevice, now_s: float) -> Outcome:
+    match event:
+        case Heard():
+            outcome = _heard(plan, state, event, now_s)
+        case Profiled():
+            outcome = _profiled(plan, state, event, now_s)
+        case Measured():
+            outcome = _measured(plan, state, event, now_s)
+        case Scored():
+            outcome = _scored(plan, state, event)
+        case Refused():
+            outcome = _refused(plan, state, event)
+        case UpdateOffered():
+            outcome = _update_offered(plan, state, event)
+        case Reported():
+            outcome = _reported(plan, state, event)
+        case _:
+            never(event)
+    return outcome
+
+
+def _done(plan: Plan, state: RunState, event: FromServer, now_s: float) -> Outcome:
+    match event:
+        case Tick():
+            outcome: Outcome = without_strangers(plan, state, now_s), ()
+        case Ready():
+            outcome = came(plan, state, event, now_s)
+        case Failed():
+            outcome = failed(plan, state, event, now_s)
+        case UpdateStored():
+            outcome = _update_stored(plan, state, event)
+        case UpdateRejected():
+            outcome = _update_rejected(plan, state, event)
+        case Folded():
+            outcome = folded(plan, state, event, now_s)
+        case _:
+            never(event)
+    return outcome
 
 
 def _heard(plan: Plan, state: RunState, event: Heard, now_s: float) -> Outcome:
@@ -149,7 +214,11 @@ def _profiled(plan: Plan, state: RunState, event: Profiled, now_s: float) -> Out
 
 
 def _with_member(state: RunState, client_id: str, member: Member) -> RunState:
-    return replace(state, members=MappingProxyType({**state.members, client_id: member}))
+    before = state.members.get(client_id)
+    members = state.members.updated({client_id: member})
+    if before is not None and before.profile is member.profile:
+        return replace(state, members=members)
+    return replace(state, members=members, swept=Swept())  # there may be too many of them now
 
 
 def _with_seat(state: RunState, seat: Seat) -> RunState:
@@ -173,105 +242,34 @@ def _measured(plan: Plan, state: RunState, event: Measured, now_s: float) -> Out
         # Its profile is still on its way; the client sends the telemetry again until it has a receipt.
         return state, ()
     seat = with_exclusion(state, measured_seat(plan, member.profile, telemetry))
-    return _with_seat(state, seat), (reply(client_id, message_id, "accepted"),)
+    state, requests = _with_seat(state, seat), tuple[Action, ...]()
+    if seat.stage == "answered" and not has_prices(plan, state, seat.runtime):
+        state, requests = asking(state, [PricesWanted(target=seat.runtime)])
+    return state, (reply(client_id, message_id, "accepted"), *requests)
 
 
-def _prepared(plan: Plan, state: RunState, event: Prepared, now_s: float) -> Outcome:
-    seat = state.seats.get(event.client_id)
-    if state.phase != "train" or seat is None or event.round != state.round or seat.stage != "preparing":
-        return state, ()
-    if seat.size is None or (seat.attempt, seat.size.spec_id) != (event.attempt, event.size_id):
-        return state, ()
-    state = _with_known(state, seat, event.planned_peak_bytes, event.operators, event.packings)
-    seat, actions = prepared_seat(plan, state, seat, event, now_s)
-    return _with_seat(state, seat), actions
-
-
-def _with_known(
-    state: RunState,
-    seat: Seat,
-    planned_peak_bytes: int,
-    operators: tuple[str, ...] = (),
-    packings: tuple[Packing, ...] = (),
-) -> RunState:
-    """The state with what was learned of the program of a seat; in the deploy phase it is no training program."""
-    if seat.size is None or state.phase != "train":
-        return state
-    if plan_key(seat.runtime, seat.size, seat.student) in state.plans:
-        return state
-    known = KnownPlan(
-        size=seat.size,
-        target=seat.runtime,
-        planned_peak_bytes=planned_peak_bytes,
-        turn=state.turn,
-        operators=operators,
-        packings=packings,
-        student=seat.student,
-    )
-    return replace(state, plans=MappingProxyType({**state.plans, known.key: known}))
-
-
-def _scoring_prepared(plan: Plan, state: RunState, event: ScoringPrepared, now_s: float) -> Outcome:
-    seat = state.seats.get(event.client_id)
-    if state.phase != "train" or seat is None or event.round != state.round:
-        return state, ()
-    if seat.stage != "scoring" or seat.task is not None:
-        return state, ()
-    seat, actions = scoring_seat(plan, state, seat, event, now_s)
-    return _with_seat(state, seat), actions
-
-
-def _scored(plan: Plan, state: RunState, event: Scored, now_s: float) -> Outcome:
+def _scored(plan: Plan, state: RunState, event: Scored) -> Outcome:
     scores = event.scores
     verdict, reason = judge(plan, state, scores)
     answer = reply(scores.client_id, scores.message_id, verdict, reason)
     if verdict != "accepted":
         return state, (answer,)
+    if lacking(plan, state):
+        # No size can be chosen yet; the client sends it again until it has a receipt.
+        return state, ()
     seat, actions = scored_seat(plan, state, state.seats[scores.client_id], scores)
     return _with_seat(state, seat), (answer, Withdraw(task_id=scores.task_id), *actions)
 
 
-def _exported(plan: Plan, state: RunState, event: Exported, now_s: float) -> Outcome:
-    queued = event.queued
-    if queued not in state.queue:
-        return state, ()
-    known = KnownPlan(
-        size=queued.size,
-        target=queued.target,
-        planned_peak_bytes=event.planned_peak_bytes,
-        turn=state.turn,
-        operators=event.operators,
-        packings=event.packings,
-    )
-    return replace(
-        state,
-        queue=tuple(one for one in state.queue if one != queued),
-        plans=MappingProxyType({known.key: known, **state.plans}),
-    ), ()
-
-
-def _prepare_failed(plan: Plan, state: RunState, event: PrepareFailed, now_s: float) -> Outcome:
-    seat = state.seats.get(event.client_id)
-    if seat is None or event.round != state.round or seat.stage != "preparing" or seat.attempt != event.attempt:
-        return state, ()
-    state = _with_known(state, seat, NO_PROGRAM_BYTES)
-    return _with_seat(state, replace(seat, stage="skipped", reason=event.reason)), ()
-
-
-def _deploy_prepared(plan: Plan, state: RunState, event: DeployPrepared, now_s: float) -> Outcome:
-    seat = state.seats.get(event.client_id)
-    if state.phase != "deploy" or seat is None or seat.stage != "preparing":
-        return state, ()
-    task = task_for_models(plan, state, seat, event.programs, now_s)
-    return _with_seat(state, replace(seat, stage="out", task=task, models=event.models)), (SendTask(task=task),)
-
-
-def _refused(plan: Plan, state: RunState, event: Refused, now_s: float) -> Outcome:
+def _refused(plan: Plan, state: RunState, event: Refused) -> Outcome:
     refusal = event.refusal
     verdict, reason = judge(plan, state, refusal)
     answer = reply(refusal.client_id, refusal.message_id, verdict, reason)
     if verdict != "accepted":
         return state, (answer,)
+    if lacking(plan, state):
+        # As with scores: what it is given instead cannot be chosen yet.
+        return state, ()
     why = reason_of(refusal)
     seat = state.seats[refusal.client_id]
     seat = replace(seat, refusals=(*seat.refusals, why))
@@ -283,7 +281,7 @@ def _refused(plan: Plan, state: RunState, event: Refused, now_s: float) -> Outco
     return _with_seat(state, seat), (answer, Withdraw(task_id=refusal.task_id), *actions)
 
 
-def _update_offered(plan: Plan, state: RunState, event: UpdateOffered, now_s: float) -> Outcome:
+def _update_offered(plan: Plan, state: RunState, event: UpdateOffered) -> Outcome:
     update = event.update
     verdict, reason = judge(plan, state, update)
     if verdict == "accepted":
@@ -291,7 +289,7 @@ def _update_offered(plan: Plan, state: RunState, event: UpdateOffered, now_s: fl
     return state, (reply(update.client_id, update.message_id, verdict, reason),)
 
 
-def _update_stored(plan: Plan, state: RunState, event: UpdateStored, now_s: float) -> Outcome:
+def _update_stored(plan: Plan, state: RunState, event: UpdateStored) -> Outcome:
     update = event.update
     verdict, reason = judge(plan, state, update)
     answer = reply(update.client_id, update.message_id, verdict, reason)
@@ -301,7 +299,7 @@ def _update_stored(plan: Plan, state: RunState, event: UpdateStored, now_s: floa
     return _with_seat(state, seat), (answer, Withdraw(task_id=update.task_id))
 
 
-def _update_rejected(plan: Plan, state: RunState, event: UpdateRejected, now_s: float) -> Outcome:
+def _update_rejected(plan: Plan, state: RunState, event: UpdateRejected) -> Outcome:
     update = event.update
     verdict, reason = judge(plan, state, update)
     if verdict != "accepted":
@@ -311,7 +309,7 @@ def _update_rejected(plan: Plan, state: RunState, event: UpdateRejected, now_s: 
     return _with_seat(state, seat), (answer, Withdraw(task_id=update.task_id))
 
 
-def _reported(plan: Plan, state: RunState, event: Reported, now_s: float) -> Outcome:
+def _reported(plan: Plan, state: RunState, event: Reported) -> Outcome:
     deployed = event.deployed
     verdict, reason = judge(plan, state, deployed)
     answer = reply(deployed.client_id, deployed.message_id, verdict, reason)
@@ -319,25 +317,3 @@ def _reported(plan: Plan, state: RunState, event: Reported, now_s: float) -> Out
         return state, (answer,)
     seat = replace(state.seats[deployed.client_id], stage="done")
     return _with_seat(state, seat), (answer, Withdraw(task_id=deployed.task_id))
-
-
-_HANDLERS: Mapping[type, Callable[[Plan, RunState, Any, float], Outcome]] = MappingProxyType(
-    {
-        Tick: _tick,
-        Heard: _heard,
-        Profiled: _profiled,
-        Measured: _measured,
-        Prepared: _prepared,
-        PrepareFailed: _prepare_failed,
-        ScoringPrepared: _scoring_prepared,
-        Scored: _scored,
-        Exported: _exported,
-        DeployPrepared: _deploy_prepared,
-        Refused: _refused,
-        UpdateOffered: _update_offered,
-        UpdateStored: _update_stored,
-        UpdateRejected: _update_rejected,
-        Folded: folded,
-        Reported: _reported,
-    }
-)

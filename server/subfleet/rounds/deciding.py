@@ -1,7 +1,8 @@
 """Which limit decided what a client was given, for those who read a run's tables. Pure."""
 
 from subfleet.methods.policies import Ask
-from subfleet.search.candidates import LIMITS, Candidate
+from subfleet.search.candidates import Candidate
+from subfleet.search.fitting import LIMITS
 
 __all__ = ["BY_METHOD", "deciding_limit"]
 

@@ -3,29 +3,23 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from subfleet.protocol.blobs import BlobRef
-from subfleet.protocol.memory import Packing
 from subfleet.protocol.messages import Deployed, Presence, Profile, Refusal, Scores, Telemetry, Update
-from subfleet.protocol.programs import ProgramRef
-from subfleet.protocol.subnet import SubnetSpec
-from subfleet.rounds.state import ModelFile, Queued
+from subfleet.rounds.requests import Made, Wanted
 from subfleet.rounds.suspicion import ChangeSize
 
 __all__ = [
-    "DeployPrepared",
     "Event",
-    "Exported",
+    "Failed",
     "Folded",
+    "FromDevice",
+    "FromServer",
     "Heard",
     "Measured",
-    "PrepareFailed",
-    "Prepared",
     "Profiled",
+    "Ready",
     "Refused",
     "Reported",
-    "Scorable",
     "Scored",
-    "ScoringPrepared",
     "Tick",
     "UpdateOffered",
     "UpdateRejected",
@@ -60,43 +54,18 @@ class Measured:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Prepared:
-    """A task's program and weights are ready. `attempt` and `size_id` tell for which choice.
+class Ready:
+    """What was asked for is made."""
 
-    Attributes:
-        operators: that the program's runtime must have; empty where it is not told.
-        packings: what of the plan differs between processors.
-    """
-
-    client_id: str
-    round: int
-    attempt: int
-    size_id: str
-    program: ProgramRef
-    weights: BlobRef
-    planned_peak_bytes: int
-    operators: tuple[str, ...] = ()
-    packings: tuple[Packing, ...] = ()
+    made: Made
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Scorable:
-    """A candidate with the program and the weights that it is scored with, and what both plan to need."""
+class Failed:
+    """What was asked for cannot be made."""
 
-    size: SubnetSpec
-    program: ProgramRef
-    weights: BlobRef
-    planned_peak_bytes: int
-    packings: tuple[Packing, ...] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ScoringPrepared:
-    """The candidates of a score task are ready, from smallest to largest; those without a program are left out."""
-
-    client_id: str
-    round: int
-    candidates: tuple[Scorable, ...]
+    wanted: Wanted
+    reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,35 +73,6 @@ class Scored:
     """A client has scored its candidates."""
 
     scores: Scores
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeployPrepared:
-    """A client's inference models are ready."""
-
-    client_id: str
-    programs: tuple[ProgramRef, ...]
-    models: tuple[ModelFile, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PrepareFailed:
-    """A program or model could not be made."""
-
-    client_id: str
-    round: int
-    attempt: int
-    reason: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Exported:
-    """A queued program was written, or cannot be: then its plan is `NO_PROGRAM_BYTES`."""
-
-    queued: Queued
-    planned_peak_bytes: int
-    operators: tuple[str, ...] = ()
-    packings: tuple[Packing, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,21 +127,8 @@ class Reported:
     deployed: Deployed
 
 
-Event = (
-    Tick
-    | Heard
-    | Profiled
-    | Measured
-    | Prepared
-    | ScoringPrepared
-    | Scored
-    | DeployPrepared
-    | PrepareFailed
-    | Exported
-    | Refused
-    | UpdateOffered
-    | UpdateStored
-    | UpdateRejected
-    | Folded
-    | Reported
-)
+FromDevice = Heard | Profiled | Measured | Scored | Refused | UpdateOffered | Reported
+"""What devices say."""
+FromServer = Tick | Ready | Failed | UpdateStored | UpdateRejected | Folded
+"""What happens at the server."""
+Event = FromDevice | FromServer

@@ -1,12 +1,12 @@
 """Whom the server remembers: who took part; and for a while, and up to a number, those it only heard of. Pure."""
 
+import math
 from dataclasses import replace
-from types import MappingProxyType
 
 from subfleet.protocol.messages import Profile
-from subfleet.rounds.state import Member, Plan, RunState
+from subfleet.rounds.state import Member, Plan, RunState, Swept
 
-__all__ = ["MOST_STRANGERS", "SILENT_SINCE", "silent_members", "without_strangers"]
+__all__ = ["MOST_STRANGERS", "SILENT_SINCE", "holds_lease", "silent_members", "without_strangers"]
 
 MOST_STRANGERS = 16_384
 """Clients that never took part; beyond them those go first that were silent for the longest."""
@@ -16,6 +16,11 @@ MOST_OF_SPEC = 1000
 """What a declared architecture counts for."""
 SILENT_SINCE = "it has been silent since round"
 """Why a client is missing that a round has not waited for; the round follows."""
+
+
+def holds_lease(plan: Plan, member: Member, now_s: float) -> bool:
+    """Whether a client has given a sign of life not long ago."""
+    return member.heard_s is not None and now_s - member.heard_s <= plan.config.deadlines.lease_s
 
 
 def silent_members(state: RunState) -> tuple[str, ...]:
@@ -36,13 +41,18 @@ def silent_members(state: RunState) -> tuple[str, ...]:
 def without_strangers(plan: Plan, state: RunState, now_s: float) -> RunState:
     """The state without those that never took part and are silent, or are too many.
 
-    A client that is forgotten and comes back is as new as it was the first time.
+    A client that is forgotten and comes back is as new as it was the first time. Members are looked through where one
+    may have to go: some are new, or who has a seat has changed, or one may have been silent for too long.
     """
+    if now_s <= state.swept.until_s and state.swept.seats == (state.turn, state.phase):
+        return state
     deadlines = plan.config.deadlines
 
+    def expires_s(member: Member) -> float:
+        return member.noted_s + (deadlines.forget_s if member.profile is not None else deadlines.lease_s)
+
     def silent(member: Member) -> bool:
-        limit_s = deadlines.forget_s if member.profile is not None else deadlines.lease_s
-        return now_s - member.noted_s > limit_s
+        return now_s > expires_s(member)
 
     # That a client is missing is no part in the round.
     seated = {name for name, seat in state.seats.items() if seat.stage != "missing"}
@@ -59,10 +69,9 @@ def without_strangers(plan: Plan, state: RunState, now_s: float) -> RunState:
             if name not in gone:
                 gone.add(name)
                 count, values = count - 1, values - _values(member.profile)
-    if not gone:
-        return state
-    kept = {name: member for name, member in state.members.items() if name not in gone}
-    return replace(state, members=MappingProxyType(kept))
+    members = state.members.without(gone)
+    until_s = min((expires_s(member) for name, member in members.items() if name not in state.last), default=math.inf)
+    return replace(state, members=members, swept=Swept(until_s=until_s, seats=(state.turn, state.phase)))
 
 
 def _values(profile: Profile | None) -> int:

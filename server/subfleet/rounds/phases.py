@@ -1,24 +1,27 @@
 """From phase to phase: the only place where a run moves on, and where every deadline is kept. Pure."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from types import MappingProxyType
 
-from subfleet.rounds.actions import Action, Export, PrepareModels, Withdraw
+from subfleet.rounds.actions import Action, Request, Withdraw
 from subfleet.rounds.closing import begin_fold
-from subfleet.rounds.members import SILENT_SINCE, silent_members
+from subfleet.rounds.members import SILENT_SINCE, holds_lease, silent_members
 from subfleet.rounds.notices import skip_notice
-from subfleet.rounds.proposing import proposed_seat, without_late_scores
+from subfleet.rounds.proposing import without_late_scores
+from subfleet.rounds.requests import ModelsWanted
 from subfleet.rounds.retrying import fruitless, opened
-from subfleet.rounds.seating import explored
 from subfleet.rounds.selection import NOT_DRAWN, selected
-from subfleet.rounds.state import Member, Phase, Plan, Queued, RunState, Seat
-from subfleet.search.queue import most_wanted
+from subfleet.rounds.sizing import lacking, sized
+from subfleet.rounds.state import Phase, Plan, RunState, Seat
 
 __all__ = ["advance", "expected_clients"]
 
 Outcome = tuple[RunState, tuple[Action, ...]]
+
+_NO_SIZE = "no size was chosen for it in time"
+"""Why a client is missing that has answered: what is needed to choose one was not made before the deadline."""
 
 
 def advance(plan: Plan, state: RunState, now_s: float) -> Outcome:
@@ -39,18 +42,15 @@ def expected_clients(plan: Plan, state: RunState, now_s: float) -> tuple[str, ..
     back takes part as if nothing had happened. Who let a deadline pass without a word is not waited for until it is
     heard again; the rounds that it misses count against participation all the same.
     """
+    return tuple(sorted(_expected(plan, state, now_s)))
+
+
+def _expected(plan: Plan, state: RunState, now_s: float) -> Iterator[str]:
+    """Those clients, in no order."""
     strict = plan.config.strict
-    return tuple(
-        sorted(
-            name
-            for name, member in state.members.items()
-            if member.profile is not None and not member.silent_since and (strict or _holds_lease(plan, member, now_s))
-        )
-    )
-
-
-def _holds_lease(plan: Plan, member: Member, now_s: float) -> bool:
-    return member.heard_s is not None and now_s - member.heard_s <= plan.config.deadlines.lease_s
+    for name, member in state.members.items():
+        if member.profile is not None and not member.silent_since and (strict or holds_lease(plan, member, now_s)):
+            yield name
 
 
 def _enter(state: RunState, phase: Phase, now_s: float) -> RunState:
@@ -61,8 +61,7 @@ def _waiting(plan: Plan, state: RunState, now_s: float) -> Outcome:
     if state.folded_round >= plan.config.total_rounds:
         return _open_deploy(plan, state, now_s)
     # A strict run waits for those who went away, but begins no round on the strength of them.
-    expected = expected_clients(plan, state, now_s)
-    there = sum(_holds_lease(plan, state.members[name], now_s) for name in expected)
+    there = sum(holds_lease(plan, state.members[name], now_s) for name in _expected(plan, state, now_s))
     if there >= plan.config.min_clients:
         paused = state.round > state.folded_round and now_s - state.entered_s < state.tries.pause_s
         return (state if paused else opened(state, now_s)), ()
@@ -76,16 +75,16 @@ def _waiting(plan: Plan, state: RunState, now_s: float) -> Outcome:
 
 
 def _measure(plan: Plan, state: RunState, now_s: float) -> Outcome:
-    expected = expected_clients(plan, state, now_s)
     late = now_s - state.entered_s >= plan.config.deadlines.measure_s
-    complete = len(state.seats) >= plan.config.min_clients and all(name in state.seats for name in expected)
-    if not complete and not late:
+    waits_for = (name not in state.seats for name in _expected(plan, state, now_s))
+    if not late and (len(state.seats) < plan.config.min_clients or any(waits_for)):
         return state, ()
+    expected = expected_clients(plan, state, now_s)
     missed = [name for name in expected if name not in state.seats]
     silent = [name for name in silent_members(state) if name not in missed]
     since = {name: state.members[name].silent_since or state.round for name in (*missed, *silent)}
     members = {name: replace(state.members[name], silent_since=number) for name, number in since.items()}
-    state = replace(state, members=MappingProxyType({**state.members, **members}))
+    state = replace(state, members=state.members.updated(members))
     if not state.seats:
         return _unanswered(plan, state, now_s)
     reasons = dict.fromkeys(missed, "no telemetry came in time") | {
@@ -113,34 +112,15 @@ def _missing_seat(state: RunState, client_id: str, reason: str) -> Seat:
 
 
 def _assign(plan: Plan, state: RunState, now_s: float) -> Outcome:
+    """Who was not drawn is left out; the others are given sizes while the phase goes on."""
+    drawn = set(_drawn(plan, state))
+    left_out = {
+        name: replace(seat, stage="skipped", reason=NOT_DRAWN)
+        for name, seat in state.seats.items()
+        if seat.stage == "answered" and name not in drawn
+    }
     state = _enter(state, "train", now_s)
-    seats: dict[str, Seat] = {}
-    actions: list[Action] = []
-    drawn = _drawn(plan, state)
-    # All look before any is given anything: what is found for one serves all others, whatever their names.
-    for name in drawn:
-        if found := explored(plan, state, state.seats[name]):
-            state = replace(state, pool=tuple(dict.fromkeys((*state.pool, *found))))
-    for name, seat in sorted(state.seats.items()):
-        seats[name] = seat
-        if seat.stage == "answered" and name not in drawn:
-            seats[name] = replace(seat, stage="skipped", reason=NOT_DRAWN)
-        elif seat.stage == "answered":
-            seats[name], more = proposed_seat(plan, state, seat)
-            actions += more
-    queue = _queue(plan, state, seats)
-    exports = tuple(Export(queued=one, round=state.round) for one in queue if one not in state.queue)
-    return replace(state, seats=MappingProxyType(seats), queue=queue), (*actions, *exports)
-
-
-def _queue(plan: Plan, state: RunState, seats: Mapping[str, Seat]) -> tuple[Queued, ...]:
-    """The programs to write for later rounds: those under way, and what clients would rather have had."""
-    if plan.config.calibrates(state.round):
-        return state.queue
-    wishes = [seat.wanted for seat in seats.values() if seat.wanted is not None]
-    known = {*state.plans, *(queued.key for queued in state.queue)}
-    new = most_wanted(wishes, known, plan.config.exports_per_round)
-    return (*state.queue, *(Queued(size=one.size, target=one.target) for one in new))
+    return replace(state, seats=MappingProxyType(dict(sorted({**state.seats, **left_out}.items())))), ()
 
 
 def _drawn(plan: Plan, state: RunState) -> tuple[str, ...]:
@@ -152,7 +132,9 @@ def _drawn(plan: Plan, state: RunState) -> tuple[str, ...]:
 
 
 def _train(plan: Plan, state: RunState, now_s: float) -> Outcome:
-    state, first = without_late_scores(plan, state, now_s)
+    state, unscored = (state, ()) if lacking(plan, state) else without_late_scores(plan, state, now_s)
+    state, given = sized(plan, state)
+    first = (*unscored, *given)
     still_open = [seat for seat in state.seats.values() if seat.open]
     done = sum(seat.stage == "done" for seat in state.seats.values())
     answered = done + sum(seat.stage == "refused" for seat in state.seats.values())
@@ -173,7 +155,10 @@ def _train(plan: Plan, state: RunState, now_s: float) -> Outcome:
 
 
 def _close_open_seats(state: RunState, still_open: list[Seat], reason: str) -> Outcome:
-    closed = {seat.client_id: replace(seat, stage="missing", reason=reason) for seat in still_open}
+    closed = {
+        seat.client_id: replace(seat, stage="missing", reason=_NO_SIZE if seat.stage == "answered" else reason)
+        for seat in still_open
+    }
     actions = tuple(Withdraw(task_id=seat.task.task_id) for seat in still_open if seat.task is not None)
     return replace(state, seats=MappingProxyType({**state.seats, **closed})), actions
 
@@ -186,7 +171,7 @@ def _open_deploy(plan: Plan, state: RunState, now_s: float) -> Outcome:
         for name, seat in state.last.items()
     }
     actions = tuple(
-        PrepareModels(participant=seat.participant, round=state.round)
+        Request(wanted=ModelsWanted(participant=seat.participant, round=state.round))
         for _, seat in sorted(seats.items())
         if seat.participant is not None
     )

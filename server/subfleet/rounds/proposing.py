@@ -13,20 +13,20 @@ from subfleet.protocol.messages import Scores, Task
 from subfleet.protocol.scoring import Scoring
 from subfleet.protocol.subnet import SubnetSpec
 from subfleet.protocol.training import OptimiserSettings, TrainingSettings
-from subfleet.rounds.actions import Action, PrepareScoring, SendTask, Withdraw
+from subfleet.rounds.actions import Action, Request, SendTask, Withdraw
 from subfleet.rounds.answers import score_task_id
-from subfleet.rounds.events import ScoringPrepared
+from subfleet.rounds.requests import ScoringMade, ScoringWanted
 from subfleet.rounds.seating import ask_of, assigned_seat, given_seat
 from subfleet.rounds.state import Plan, RunState, Seat
 from subfleet.rounds.unfit import unscorable_sizes
 
 __all__ = [
     "BATCHES",
-    "prepare_scoring_action",
     "proposed_seat",
     "score_training",
     "scored_seat",
     "scoring_seat",
+    "scoring_wanted",
     "unscored_seat",
     "without_late_scores",
 ]
@@ -49,12 +49,12 @@ def proposed_seat(plan: Plan, state: RunState, seat: Seat) -> tuple[Seat, tuple[
     if len(proposals) < _LEAST:
         return assigned_seat(plan, state, seat)
     waiting = replace(seat, stage="scoring", proposals=tuple(one.spec for one in proposals))
-    return waiting, (prepare_scoring_action(state, waiting),)
+    return waiting, (Request(wanted=scoring_wanted(state, waiting)),)
 
 
-def prepare_scoring_action(state: RunState, seat: Seat) -> PrepareScoring:
-    """What makes a seat's score task."""
-    return PrepareScoring(client_id=seat.client_id, round=state.round, target=seat.runtime, sizes=seat.proposals)
+def scoring_wanted(state: RunState, seat: Seat) -> ScoringWanted:
+    """What a seat's score task is made of."""
+    return ScoringWanted(client_id=seat.client_id, round=state.round, target=seat.runtime, sizes=seat.proposals)
 
 
 def score_training(training: TrainingSettings) -> TrainingSettings:
@@ -75,11 +75,11 @@ def score_training(training: TrainingSettings) -> TrainingSettings:
 
 
 def scoring_seat(
-    plan: Plan, state: RunState, seat: Seat, event: ScoringPrepared, now_s: float
+    plan: Plan, state: RunState, seat: Seat, made: ScoringMade, now_s: float
 ) -> tuple[Seat, tuple[Action, ...]]:
     """Send the candidates whose programs' own plans fit the budget; with too few of them no score is needed."""
     budget = seat.budget
-    planned = {one: planned_for(one.planned_peak_bytes, one.packings, seat.packing_width) for one in event.candidates}
+    planned = {one: planned_for(one.planned_peak_bytes, one.packings, seat.packing_width) for one in made.candidates}
     fitting = [one for one, size_bytes in planned.items() if budget is not None and size_bytes <= budget.memory_bytes]
     if budget is None or len(fitting) < _LEAST:
         return unscored_seat(plan, state, seat)
@@ -112,7 +112,8 @@ def scored_seat(plan: Plan, state: RunState, seat: Seat, scores: Scores) -> tupl
     best = _best(seat, scores)
     if best is None:
         return unscored_seat(plan, state, seat)
-    return given_seat(plan, state, seat, ask_of(plan, state, seat), Assigned(candidate=plan.price(best)))
+    ask = ask_of(plan, state, seat)
+    return given_seat(plan, state, seat, ask, Assigned(candidate=ask.price(best)))
 
 
 def _best(seat: Seat, scores: Scores) -> SubnetSpec | None:

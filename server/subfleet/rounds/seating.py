@@ -13,29 +13,30 @@ from subfleet.protocol.readings import Budget, LogLow, Reading
 from subfleet.protocol.subnet import SubnetSpec
 from subfleet.protocol.text import printable
 from subfleet.protocol.update_codecs import Uncompressed
-from subfleet.rounds.actions import Action, Prepare, SendTask
+from subfleet.rounds.actions import Action, Request, SendTask
 from subfleet.rounds.answers import deploy_task_id, task_id
 from subfleet.rounds.deciding import deciding_limit
 from subfleet.rounds.declarations import declaration_of
-from subfleet.rounds.events import Prepared
 from subfleet.rounds.labels import class_counts_of
+from subfleet.rounds.pricing import candidates_of, prices_of
+from subfleet.rounds.requests import TaskMade, TaskWanted
 from subfleet.rounds.state import Plan, RunState, Seat
 from subfleet.rounds.unfit import unfit_sizes
-from subfleet.search.candidates import Limit, budget_of, forward_macs_of, lacking_operators
-from subfleet.search.query import Known
+from subfleet.search.candidates import budget_of, forward_macs_of, lacking_operators
+from subfleet.search.fitting import Limit
+from subfleet.search.query import Search
 from subfleet.tasks import shape_problem
 
 __all__ = [
     "ask_of",
     "assigned_seat",
-    "explored",
     "given_seat",
     "measured_seat",
-    "prepare_action",
     "prepared_seat",
     "reason_of",
     "refused_seat",
     "task_for_models",
+    "task_wanted",
     "with_less_memory",
 ]
 
@@ -103,26 +104,20 @@ def _why_not(plan: Plan, profile: Profile, telemetry: Telemetry, runtime: str) -
     return ""
 
 
-def explored(plan: Plan, state: RunState, seat: Seat) -> tuple[Known, ...]:
-    """What the method's search has come by for a client that has answered."""
-    if plan.policies.explore is None or seat.budget is None:
-        return ()
-    return plan.policies.explore(ask_of(plan, state, seat))
-
-
 def assigned_seat(plan: Plan, state: RunState, seat: Seat) -> tuple[Seat, tuple[Action, ...]]:
     """Choose a subnet for a client that has answered."""
     if seat.budget is None:
         return replace(seat, stage="skipped", reason="it told no budget"), ()
     ask = ask_of(plan, state, seat)
-    return given_seat(plan, state, seat, ask, plan.policies.assign(ask))
+    assigned = plan.policies.assign(ask)
+    return given_seat(plan, state, replace(seat, first_wanted=assigned.wanted), ask, assigned)
 
 
-def prepare_action(state: RunState, seat: Seat) -> Prepare | None:
-    """What makes a seat's task; None where it has no subnet yet."""
+def task_wanted(state: RunState, seat: Seat) -> TaskWanted | None:
+    """What a seat's task is made of; None where it has no subnet yet."""
     if seat.participant is None:
         return None
-    return Prepare(
+    return TaskWanted(
         participant=seat.participant,
         round=state.round,
         attempt=seat.attempt,
@@ -132,13 +127,14 @@ def prepare_action(state: RunState, seat: Seat) -> Prepare | None:
 
 
 def prepared_seat(
-    plan: Plan, state: RunState, seat: Seat, event: Prepared, now_s: float
+    plan: Plan, state: RunState, seat: Seat, made: TaskMade, now_s: float
 ) -> tuple[Seat, tuple[Action, ...]]:
     """Send the task if the program's own plan fits the budget, and the runtime has what it calls; else look below."""
-    lacking = lacking_operators(event.operators, _operators(state, seat))
+    facts = made.facts
+    lacking = lacking_operators(facts.operators, _operators(state, seat))
     if lacking:
         return _without_operators(plan, state, seat, lacking)
-    planned_bytes = planned_for(event.planned_peak_bytes, event.packings, seat.packing_width)
+    planned_bytes = planned_for(facts.planned_peak_bytes, facts.packings, seat.packing_width)
     if seat.budget is None or seat.spec is None or planned_bytes > _room_bytes(plan, state, seat):
         return _choose_below(plan, state, seat, "memory")
     task_name = task_id(plan, state, seat.client_id, seat.attempt)
@@ -150,8 +146,8 @@ def prepared_seat(
         round=state.round,
         client_id=seat.client_id,
         spec=seat.spec,
-        programs=(event.program,),
-        weights=event.weights,
+        programs=(made.program,),
+        weights=made.weights,
         training=plan.training(state.round, student=seat.student),
         planned_peak_bytes=planned_bytes,
         budget=seat.budget,
@@ -243,30 +239,47 @@ def task_for_models(plan: Plan, state: RunState, seat: Seat, programs: Sequence[
 
 
 def ask_of(
-    plan: Plan, state: RunState, seat: Seat, *, below: SubnetSpec | None = None, below_limit: Limit = "memory"
+    plan: Plan,
+    state: RunState,
+    seat: Seat,
+    *,
+    below: SubnetSpec | None = None,
+    below_limit: Limit = "memory",
+    search: Search | None = None,
 ) -> Ask:
-    """What a method is asked for a client."""
+    """What a method is asked for a client; prices of its target must be there.
+
+    Args:
+        plan: of the run.
+        state: of the run.
+        seat: of the client.
+        below: the size that it cannot have.
+        below_limit: what keeps that from it.
+        search: in place of the state's.
+    """
+    price = prices_of(plan, state, seat.runtime)
     known = state.last.get(seat.client_id)
     written = {
         found.size.spec_id: Written(
             size=found.size,
             planned_peak_bytes=planned_for(found.planned_peak_bytes, found.packings, seat.packing_width),
             operators=found.operators,
+            price=state.written_prices.get(key),
         )
-        for found in state.plans.values()
+        for key, found in state.plans.items()
         if found.target == seat.runtime and found.student is None and found.turn < state.turn
     }
     return Ask(
         network=plan.network,
-        candidates=plan.candidates,
-        price=plan.price,
+        candidates=candidates_of(plan, state, seat.runtime),
+        price=price,
         draw=_draw(plan, state, seat),
         target=seat.runtime,
         budget=seat.budget or Budget(memory_bytes=0),
         previous=known.size if known is not None else None,
-        below=plan.price(below) if below is not None else None,
+        below=price(below) if below is not None else None,
         below_limit=below_limit,
-        pool=state.pool,
+        search=search or state.searches.get(seat.runtime),
         written=MappingProxyType(written),
         operators=_operators(state, seat),
         refused=unfit_sizes(state, seat.client_id, seat.runtime),
@@ -291,7 +304,7 @@ def given_seat(
     """Give a client what was chosen for it; skipped where that is nothing."""
     seat = replace(seat, limit=deciding_limit(ask, assigned.candidate, assigned.only))
     if assigned.candidate is None:
-        reason = assigned.reason or _why_none(seat, ask)
+        reason = assigned.reason or _why_none(state, seat, ask)
         return replace(seat, stage="skipped", size=None, spec=None, reason=reason[:_MOST_CHARACTERS]), ()
     size, draw = assigned.candidate.spec, _draw(plan, state, seat)
     given = replace(
@@ -303,13 +316,16 @@ def given_seat(
         wanted=assigned.wanted,
         task=None,
     )
-    action = prepare_action(state, given)
-    return given, (action,) if action is not None else ()
+    wanted = task_wanted(state, given)
+    return given, (Request(wanted=wanted),) if wanted is not None else ()
 
 
-def _why_none(seat: Seat, ask: Ask) -> str:
+def _why_none(state: RunState, seat: Seat, ask: Ask) -> str:
     if seat.budget is None:
         return "it told no budget"
+    prices = state.prices.get(seat.runtime)
+    if prices is not None and prices.problem:
+        return prices.problem
     if ask.below is not None:
         return (
             f"no subnet below {ask.below.spec.name!r} fits: the program needs more than the budget of "

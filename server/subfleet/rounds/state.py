@@ -19,47 +19,51 @@ A client's seat in a round:
     out       --> done       its update is stored             (refused; missing at the deadline)
     done      --> refused    its update is far from what is usual (suspect: the model has diverged, see `closing`)
     out       --> preparing  refused for memory, or by the runtime: a smaller task
+
+When a round's tasks are assigned, what sizes cost and what the method's search finds may be made beside the loop: until
+it is there, seats stay answered. Then a few of them are given sizes in each step.
 """
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from types import MappingProxyType
 from typing import Literal
 
+from subfleet.elastic.memory_prices import MemoryPrices
 from subfleet.elastic.network import Network
 from subfleet.elastic.update_form import update_bytes
 from subfleet.methods.norms import calibration_training
 from subfleet.methods.policies import Participant, Policies, by_samples, without_self_distillation
-from subfleet.protocol.memory import Packing, PackingWidth
+from subfleet.protocol.memory import PackingWidth
 from subfleet.protocol.messages import MAX_SAMPLES, Profile, Task, Update
 from subfleet.protocol.readings import Budget
 from subfleet.protocol.subnet import SubnetSpec
 from subfleet.protocol.training import TrainingSettings
 from subfleet.protocol.update_codecs import AnyUpdateCodec
+from subfleet.rounds.persistent import PersistentMap
+from subfleet.rounds.requests import PricesWanted, SearchWanted
 from subfleet.rounds.suspicion import ChangeSize
+from subfleet.rounds.written import KnownPlan, ModelFile, Queued
 from subfleet.search.candidates import Candidate
-from subfleet.search.query import Known, PriceList
-from subfleet.search.queue import Wish, plan_key
+from subfleet.search.prices import Prices
+from subfleet.search.query import Known, Search
+from subfleet.search.queue import Wish
 from subfleet.settings.run import Run
 
 __all__ = [
-    "NO_PROGRAM_BYTES",
     "Exclusion",
-    "KnownPlan",
     "Member",
-    "ModelFile",
     "Phase",
     "Plan",
-    "Queued",
     "RunState",
     "Seat",
     "Suspicion",
+    "Swept",
+    "TargetPrices",
     "Tries",
 ]
-
-NO_PROGRAM_BYTES = 2**62
-"""The planned peak of a size that a target cannot train: more than any budget."""
 
 Phase = Literal["waiting", "measure", "train", "fold", "deploy", "finished", "failed"]
 Stage = Literal["answered", "scoring", "preparing", "out", "done", "suspect", "refused", "skipped", "missing"]
@@ -72,9 +76,10 @@ class Plan:
     Attributes:
         run_id: the configured name and a part that no other run has: devices remember what they did for a run.
         network: the declaration of the whole model.
-        policies: of the configured method.
-        candidates: the method's space with its costs, from smallest to largest.
-        price: the cost of any subnet.
+        policies: of the configured method, with what the configuration says in their place.
+        candidates: the method's space with its costs, from smallest to largest; memory is estimated from shapes.
+        price: the cost of any subnet, told in the same way. Where the method goes by `planned_prices`, sizes are chosen
+            by those in the state, see `pricing`.
     """
 
     config: Run
@@ -82,7 +87,7 @@ class Plan:
     network: Network
     policies: Policies
     candidates: tuple[Candidate, ...]
-    price: PriceList
+    price: Prices
 
     @property
     def space(self) -> tuple[SubnetSpec, ...]:
@@ -111,8 +116,6 @@ class Plan:
 
     def update_codec(self, size: SubnetSpec, budget: Budget) -> AnyUpdateCodec:
         """How a client with this budget writes the update of its size."""
-        if self.config.update_codec is not None:
-            return self.config.update_codec
         return self.policies.fit_codec(self.policies.update_codec, partial(update_bytes, self.network, size), budget)
 
 
@@ -136,24 +139,6 @@ class Member:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ModelFile:
-    """One inference model of a client.
-
-    Attributes:
-        file: its path.
-        max_abs_diff: largest difference from PyTorch; None where the exporter did not tell.
-        quantised_accuracy: of a model in 8-bit integers, on evaluation samples; else None.
-        float_accuracy: of the same model in float32, on the same samples.
-    """
-
-    target: str
-    file: str
-    max_abs_diff: float | None
-    quantised_accuracy: float | None = None
-    float_accuracy: float | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Seat:
     """One client's place in a round.
 
@@ -170,6 +155,7 @@ class Seat:
         spec: the same, as placed in the model.
         student: the nested subnet of self-distillation; None where there is none.
         wanted: what the method would rather have given, had its program been written; None where it was given that.
+        first_wanted: the same of the first size that it was given in the round, which tells what is written ahead.
         limit: what kept it from a larger size, see `deciding.deciding_limit`.
         refusals: why it refused tasks of this round, in order.
         reason: why it was refused, skipped or is missing.
@@ -198,6 +184,7 @@ class Seat:
     spec: SubnetSpec | None = None
     student: SubnetSpec | None = None
     wanted: Wish | None = None
+    first_wanted: Wish | None = None
     limit: str = ""
     refusals: tuple[str, ...] = ()
     reason: str = ""
@@ -208,8 +195,8 @@ class Seat:
 
     @property
     def open(self) -> bool:
-        """Whether an answer of this client is still awaited."""
-        return self.stage in ("scoring", "preparing", "out")
+        """Whether this client is still to be given something, or an answer of it is awaited."""
+        return self.stage in ("answered", "scoring", "preparing", "out")
 
     @property
     def participant(self) -> Participant | None:
@@ -220,44 +207,18 @@ class Seat:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KnownPlan:
-    """A written program.
+class TargetPrices:
+    """What memory costs on a target, as the exporter's planner told.
 
     Attributes:
-        size: that it trains.
-        target: that it is for.
-        planned_peak_bytes: from its manifest; `NO_PROGRAM_BYTES` where the target cannot train the size.
-        turn: in which it was learned; later turns may count on it, whatever came first within the turn.
-        operators: that its runtime must have; empty where it is not told.
-        packings: what of the plan differs between processors.
-        student: nested in the size and trained with it, so that the plan is of both; None where there is none.
+        memory: of any size; None where nothing can be trained on the target.
+        candidates: the method's space with these costs, from smallest to largest.
+        problem: why there is none.
     """
 
-    size: SubnetSpec
-    target: str
-    planned_peak_bytes: int
-    turn: int
-    operators: tuple[str, ...] = ()
-    packings: tuple[Packing, ...] = ()
-    student: SubnetSpec | None = None
-
-    @property
-    def key(self) -> str:
-        """Names the program among those of a run."""
-        return plan_key(self.target, self.size, self.student)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Queued:
-    """A size whose program is being written for later rounds."""
-
-    size: SubnetSpec
-    target: str
-
-    @property
-    def key(self) -> str:
-        """Names the program among those of a run."""
-        return plan_key(self.target, self.size)
+    memory: MemoryPrices | None
+    candidates: tuple[Candidate, ...]
+    problem: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -310,13 +271,25 @@ def _nothing() -> Mapping[str, "Seat"]:
     return MappingProxyType({})
 
 
-def _nobody() -> Mapping[str, Member]:
-    return MappingProxyType({})
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Swept:
+    """When members were last looked through for those to forget.
+
+    Attributes:
+        until_s: the monotonic time up to which none of them has been silent for too long.
+        seats: of the try and phase in which that was; who has a seat is not forgotten.
+    """
+
+    until_s: float = -math.inf
+    seats: tuple[int, str] = (0, "")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunState:
-    """Where a run stands. All but `members`, `entered_s`, `opened_s` and what `Tries` leaves out survives a crash.
+    """Where a run stands.
+
+    All survives a crash but `members`, `swept`, `entered_s`, `opened_s`, `prices`, `searches`, `written_prices`,
+    `asked` and what `Tries` leaves out: prices and searches follow from the rest, and are asked for again.
 
     Attributes:
         round: the open or last round; 0 before the first.
@@ -328,6 +301,12 @@ class RunState:
         last: each client's seat in the last round that folded it: from it follows the model it is given.
         pool: sizes that the method's search has found so far, in the order in which they were found.
         plans: the programs written so far, by their keys.
+        explored_turn: the last turn for whose clients the search has looked; its finds are in the pool.
+        wished_turn: the last turn whose clients had all been given a first size, so that their wishes were weighed.
+        prices: by target, what memory costs there, where the method goes by `planned_prices`.
+        searches: by target, the method's search, which has learned the pool.
+        written_prices: by their keys, what programs that were written cost by prices, where the method has a search.
+        asked: which prices and searches are being made.
         queue: programs that are being written for later rounds.
         unfit: by "client/target/size's id", why a device said that its runtime cannot run the program that trains it;
             by "client/score/target/size's id", the one that scores it. It is not given it again until it starts anew.
@@ -341,10 +320,17 @@ class RunState:
     phase: Phase = "waiting"
     entered_s: float = 0.0
     opened_s: float = 0.0
-    members: Mapping[str, Member] = field(default_factory=_nobody)
+    members: PersistentMap[Member] = field(default_factory=PersistentMap)
+    swept: Swept = field(default_factory=Swept)
     seats: Mapping[str, Seat] = field(default_factory=_nothing)
     last: Mapping[str, Seat] = field(default_factory=_nothing)
     pool: tuple[Known, ...] = ()
+    explored_turn: int = 0
+    wished_turn: int = 0
+    prices: Mapping[str, TargetPrices] = field(default_factory=lambda: MappingProxyType({}))
+    searches: Mapping[str, Search] = field(default_factory=lambda: MappingProxyType({}))
+    written_prices: Mapping[str, Candidate] = field(default_factory=lambda: MappingProxyType({}))
+    asked: frozenset[PricesWanted | SearchWanted] = frozenset()
     queue: tuple[Queued, ...] = ()
     plans: Mapping[str, KnownPlan] = field(default_factory=lambda: MappingProxyType({}))
     unfit: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))

@@ -2,16 +2,14 @@
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
 
 from subfleet.protocol.readings import Budget, LogLow, Reading
 from subfleet.protocol.subnet import SubnetSpec
+from subfleet.search.fitting import INFINITE_BYTES, Limit, compared
 
 __all__ = [
-    "LIMITS",
     "TRAINING_MACS_PER_FORWARD",
     "Candidate",
-    "Limit",
     "budget_of",
     "exceeded_limits",
     "forward_macs_of",
@@ -22,10 +20,6 @@ __all__ = [
 
 TRAINING_MACS_PER_FORWARD = 3
 """A training step is a forward pass and a backward pass of twice its multiply-accumulates."""
-
-Limit = Literal["memory", "link", "compute", "runtime"]
-"""What keeps a size from a client: a part of its budget, or a runtime that cannot run the size's program."""
-LIMITS: tuple[Limit, ...] = get_args(Limit)
 
 _MOST = 2**60
 """Of any part of a budget."""
@@ -86,22 +80,32 @@ def forward_macs_of(macs_per_s: float | None, training_s: float, sample_passes: 
     return int(min(macs_per_s * training_s / (TRAINING_MACS_PER_FORWARD * sample_passes), _MOST))
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Taken:
+    """What one candidate takes on one target."""
+
+    memory_bytes: int
+    weight_bytes: int
+    update_bytes: int
+    forward_macs: int
+
+
 def exceeded_limits(candidate: Candidate, target: str, budget: Budget) -> frozenset[Limit]:
     """The parts of a budget of which a candidate takes more than there is; none where it fits."""
-    moved = ((candidate.weight_bytes, budget.downlink_bytes), (candidate.update_bytes, budget.uplink_bytes))
-    exceeded: dict[Limit, bool] = {
-        "memory": candidate.training_memory_bytes[target] > budget.memory_bytes,
-        "link": any(link_bytes is not None and moved_bytes > link_bytes for moved_bytes, link_bytes in moved),
-        "compute": budget.forward_macs is not None and candidate.forward_macs > budget.forward_macs,
-    }
-    return frozenset(limit for limit, is_exceeded in exceeded.items() if is_exceeded)
+    taken = _Taken(
+        memory_bytes=candidate.training_memory_bytes.get(target, INFINITE_BYTES),
+        weight_bytes=candidate.weight_bytes,
+        update_bytes=candidate.update_bytes,
+        forward_macs=candidate.forward_macs,
+    )
+    return frozenset(limit for limit, amount, most in compared(taken, budget) if amount > most)
 
 
 def why_not(candidate: Candidate, target: str, budget: Budget) -> str:
     """What a candidate takes of a budget more than there is; empty where it fits."""
     exceeded = exceeded_limits(candidate, target, budget)
     if "memory" in exceeded:
-        need_bytes = candidate.training_memory_bytes[target]
+        need_bytes = candidate.training_memory_bytes.get(target, INFINITE_BYTES)
         return f"needs {need_bytes} bytes of memory and the budget is {budget.memory_bytes}"
     if "link" in exceeded:
         links = f"{_told(budget.downlink_bytes)} down and {_told(budget.uplink_bytes)} up"

@@ -7,7 +7,8 @@ from numpy.typing import NDArray
 
 from subfleet.protocol.subnet import SubnetSpec
 from subfleet.search.candidates import Candidate
-from subfleet.search.limits import INFINITE_BYTES, Columns, columns_of, fitting, utilisation
+from subfleet.search.fitting import INFINITE_BYTES
+from subfleet.search.limits import Columns, columns_of, fitting, utilisation
 from subfleet.search.query import Fit, Query
 
 __all__ = ["PriceIndex"]

@@ -7,11 +7,9 @@ from numpy.typing import NDArray
 
 from subfleet.protocol.readings import Budget
 from subfleet.search.candidates import Candidate
+from subfleet.search.fitting import INFINITE_BYTES, compared
 
-__all__ = ["INFINITE_BYTES", "Columns", "columns_of", "fitting", "utilisation"]
-
-INFINITE_BYTES = 2**62
-"""The memory of a subnet on a runtime that cannot train it."""
+__all__ = ["Columns", "columns_of", "fitting", "utilisation"]
 
 Integers = NDArray[np.int64]
 
@@ -40,24 +38,17 @@ def columns_of(candidate: Candidate, target: str) -> Columns:
 
 
 def fitting(columns: Columns, limits: Budget) -> NDArray[np.bool_]:
-    """Which rows are within every limit. The program is not counted: it moves once for many rounds."""
-    fits = columns.memory_bytes <= min(limits.memory_bytes, INFINITE_BYTES - 1)
-    for moved_bytes, link_bytes in _moved(columns, limits):
-        fits &= moved_bytes <= link_bytes
-    if limits.forward_macs is not None:
-        fits &= columns.forward_macs <= limits.forward_macs
+    """Which rows are within every limit."""
+    fits = np.ones(len(columns.parameters), dtype=np.bool_)
+    for _, amount, most in compared(columns, limits):
+        fits &= amount <= most
     return fits
 
 
 def utilisation(columns: Columns, limits: Budget) -> NDArray[np.float64]:
     """The larger share of what each row takes of memory and of the links; at most 1 for rows that fit."""
     shares = columns.memory_bytes / max(limits.memory_bytes, 1)
-    for moved_bytes, link_bytes in _moved(columns, limits):
-        np.maximum(shares, moved_bytes / max(link_bytes, 1), out=shares)
+    for limit, moved_bytes, link_bytes in compared(columns, limits):
+        if limit == "link":
+            np.maximum(shares, moved_bytes / max(link_bytes, 1), out=shares)
     return shares
-
-
-def _moved(columns: Columns, limits: Budget) -> tuple[tuple[Integers, int], ...]:
-    """What each row moves over each link that has a limit, and that limit."""
-    moved = ((columns.weight_bytes, limits.downlink_bytes), (columns.update_bytes, limits.uplink_bytes))
-    return tuple((moved_bytes, link_bytes) for moved_bytes, link_bytes in moved if link_bytes is not None)

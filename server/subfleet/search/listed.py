@@ -37,8 +37,13 @@ class ListedSearch:
         """Nothing: all is known."""
         return Explored()
 
-    def learn(self, found: Sequence[Known]) -> None:
-        """Nothing: the list is fixed."""
+    def priced(self, price: PriceList) -> "ListedSearch":
+        """This one: the list has its prices."""
+        return self
+
+    def learned(self, found: Sequence[Known]) -> "ListedSearch":
+        """This one: the list is fixed."""
+        return self
 
     def best(self, query: Query) -> Fit | None:
         """The one with the most parameters that fits."""

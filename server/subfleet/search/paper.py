@@ -8,7 +8,7 @@ looked at instead.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 
 from subfleet.elastic.spaces import SearchSpace
@@ -42,52 +42,56 @@ class PaperSettings:
             )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PaperSearch:
     """See the module.
 
-    Args:
+    Attributes:
         space: to draw from.
         price: of its subnets.
-        targets: program targets that devices may run.
         settings: of the search.
+        known: the pool with the smallest and the largest subnet, and their prices.
+        pool: what was learned beside the smallest and the largest subnet.
     """
 
-    def __init__(
-        self, space: SearchSpace, price: PriceList, targets: Sequence[str], settings: PaperSettings | None = None
-    ) -> None:
-        self._space, self._price = space, price
-        self._settings = settings or PaperSettings()
-        self._index = PriceIndex(targets, (price(space.spec(genes)) for genes in (space.smallest, space.largest)))
-        self._pool: list[Known] = []
+    space: SearchSpace
+    price: PriceList
+    settings: PaperSettings
+    known: PriceIndex
+    pool: tuple[Known, ...] = ()
 
-    @property
-    def pool(self) -> tuple[Known, ...]:
-        """What was learned beside the smallest and the largest subnet."""
-        return tuple(self._pool)
-
-    @property
-    def known(self) -> PriceIndex:
-        """The pool with the smallest and the largest subnet, and their prices."""
-        return self._index
+    @classmethod
+    def over(
+        cls, space: SearchSpace, price: PriceList, targets: Sequence[str], settings: PaperSettings | None = None
+    ) -> "PaperSearch":
+        """A search that has learned nothing yet, for devices that may run these targets."""
+        ends = (price(space.spec(genes)) for genes in (space.smallest, space.largest))
+        return cls(space=space, price=price, settings=settings or PaperSettings(), known=PriceIndex(targets, ends))
 
     def explore(self, query: Query, rng: Random) -> Explored:
         """Draw while the stream says so; what is drawn does not depend on the budget."""
         found: list[Known] = []
         draws, hit = 0, False
-        while not hit and rng.random() > self._settings.epsilon:
-            found.append(Known(spec=self._space.spec(self._space.random(rng)), drawn=True))
+        while not hit and rng.random() > self.settings.epsilon:
+            found.append(Known(spec=self.space.spec(self.space.random(rng)), drawn=True))
             draws += 1
-            hit = draws > self._settings.t_max
-        new = [one for one in dict.fromkeys(found) if one.spec not in self._index]
-        room = max(0, self._settings.pool_limit - len(self._index))
+            hit = draws > self.settings.t_max
+        new = [one for one in dict.fromkeys(found) if one.spec not in self.known]
+        room = max(0, self.settings.pool_limit - len(self.known))
         return Explored(found=tuple(new[:room]), draws=draws, hit=hit)
 
-    def learn(self, found: Sequence[Known]) -> None:
-        """Remember draws, up to the limit."""
+    def priced(self, price: PriceList) -> "PaperSearch":
+        """With another source of the same prices."""
+        return replace(self, price=price)
+
+    def learned(self, found: Sequence[Known]) -> "PaperSearch":
+        """With draws, up to the limit."""
+        known, new = self.known.copied(), list[Known]()
         for one in found:
-            if len(self._index) < self._settings.pool_limit and self._index.add(self._price(one.spec)):
-                self._pool.append(one)
+            if len(known) < self.settings.pool_limit and known.add(self.price(one.spec)):
+                new.append(one)
+        return replace(self, known=known, pool=(*self.pool, *new))
 
     def best(self, query: Query) -> Fit | None:
         """The largest subnet of the pool that fits."""
-        return self._index.best(query)
+        return self.known.best(query)

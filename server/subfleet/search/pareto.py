@@ -14,8 +14,7 @@ and serves budgets that nobody has had yet.
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
-from functools import lru_cache
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from random import Random
 
@@ -30,8 +29,6 @@ from subfleet.search.query import Explored, Fit, Known, PriceList, Query
 
 __all__ = ["ParetoSearch", "ParetoSettings"]
 
-_PRICES = 16_384
-"""Prices that are kept beside the pool: neighbours of subnets that are given often are asked for again and again."""
 _STARTS = 8
 """Known subnets of each kind from which a climb begins."""
 _IN_VAIN = 4
@@ -72,93 +69,116 @@ class ParetoSettings:
                 raise ConfigError(f"{name} is {getattr(self, name)}, but must be 0 or more")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ParetoSearch:
     """See the module.
 
-    Args:
+    Attributes:
         space: to choose from.
         price: of its subnets.
         targets: program targets that devices may run.
-        uniform: subnets of one width rate, which are known from the start; they need not be in the space.
         settings: of the search.
+        paper: the paper's search, which has learned the draws.
+        known: every subnet that is known, with its price.
+        most_parameters: of any subnet of the space.
+        pool: what was learned beside the smallest, the largest and the uniform subnets.
     """
 
-    def __init__(
-        self,
+    space: SearchSpace
+    price: PriceList
+    targets: tuple[str, ...]
+    settings: ParetoSettings
+    paper: PaperSearch
+    known: PriceIndex
+    most_parameters: int
+    pool: tuple[Known, ...] = ()
+
+    @classmethod
+    def over(
+        cls,
         space: SearchSpace,
         price: PriceList,
         targets: Sequence[str],
         *,
         uniform: Sequence[SubnetSpec] = (),
         settings: ParetoSettings | None = None,
-    ) -> None:
-        self._settings = settings or ParetoSettings()
-        self._space, self._targets = space, tuple(targets)
-        self._price = lru_cache(maxsize=_PRICES)(price)
-        self._paper = PaperSearch(space, self._price, targets, self._settings.paper)
-        self._index = PriceIndex(targets, (*self._paper.known, *map(price, uniform)))
-        self._most_parameters = price(space.spec(space.largest)).parameters
-        self._pool: list[Known] = []
-        self._climb = Climb(space=space, price=self._price, trials=self._settings.trials)
+    ) -> "ParetoSearch":
+        """A search that has learned nothing yet.
 
-    @property
-    def pool(self) -> tuple[Known, ...]:
-        """What was learned beside the smallest, the largest and the uniform subnets."""
-        return tuple(self._pool)
-
-    @property
-    def known(self) -> PriceIndex:
-        """Every subnet that is known, with its price."""
-        return self._index
+        Args:
+            space: to choose from.
+            price: of its subnets.
+            targets: program targets that devices may run.
+            uniform: subnets of one width rate, which are known from the start; they need not be in the space.
+            settings: of the search.
+        """
+        settings = settings or ParetoSettings()
+        paper = PaperSearch.over(space, price, targets, settings.paper)
+        return cls(
+            space=space,
+            price=price,
+            targets=tuple(targets),
+            settings=settings,
+            paper=paper,
+            known=PriceIndex(targets, (*paper.known, *map(price, uniform))),
+            most_parameters=price(space.spec(space.largest)).parameters,
+        )
 
     def best(self, query: Query) -> Fit | None:
         """The known subnet with the most parameters that fits."""
-        return self._index.best(query)
+        return self.known.best(query)
 
     def explore(self, query: Query, rng: Random) -> Explored:
         """The paper's draws, subnets of any size, and what a climb towards the budget comes by."""
-        drawn = self._paper.explore(query, rng)
-        full = self._settings.paper.epsilon >= 1 or len(self._pool) >= self._settings.built_limit
-        cold = len(self._pool) < self._settings.small_pool and self._yield() > _STILL_GROWS
+        drawn = self.paper.explore(query, rng)
+        full = self.settings.paper.epsilon >= 1 or len(self.pool) >= self.settings.built_limit
+        cold = len(self.pool) < self.settings.small_pool and self._yield() > _STILL_GROWS
         if full or (rng.random() >= self._yield() and not cold):
             return drawn
-        drawers = (self._space.spread, self._space.corner)
-        tried = [self._price(self._space.spec(draw(rng))) for draw in drawers for _ in range(self._settings.samples)]
-        tried += self._climbed(tried, query, rng, most=self._settings.climbs if cold else 1)
+        drawers = (self.space.spread, self.space.corner)
+        tried = [self.price(self.space.spec(draw(rng))) for draw in drawers for _ in range(self.settings.samples)]
+        tried += self._climbed(tried, query, rng, most=self.settings.climbs if cold else 1)
         known = {one.spec for one in drawn.found}
         built = [one for one in self._worth_knowing(tried, query) if one.spec not in known]
-        room = max(0, self._settings.built_limit - len(self._pool) - len(drawn.found))
+        room = max(0, self.settings.built_limit - len(self.pool) - len(drawn.found))
         return Explored(found=(*drawn.found, *built[:room]), draws=drawn.draws, hit=drawn.hit)
 
-    def learn(self, found: Sequence[Known]) -> None:
-        """Remember draws as far as the paper's search does, and what was built while it is below its own limit."""
+    def priced(self, price: PriceList) -> "ParetoSearch":
+        """With another source of the same prices."""
+        return replace(self, price=price, paper=self.paper.priced(price))
+
+    def learned(self, found: Sequence[Known]) -> "ParetoSearch":
+        """With draws as far as the paper's search takes them, and what was built while it is below its own limit."""
+        paper, known, new = self.paper, self.known.copied(), list[Known]()
         for one in found:
-            before = len(self._paper.pool), len(self._index)
+            before = len(paper.pool), len(known)
             if one.drawn:
-                self._paper.learn([one])
-            room = one.spec in self._paper.known if one.drawn else len(self._pool) < self._settings.built_limit
-            if room:
-                self._index.add(self._price(one.spec))
-            if before != (len(self._paper.pool), len(self._index)):
-                self._pool.append(one)
+                paper = paper.learned([one])
+            built = len(self.pool) + len(new) < self.settings.built_limit
+            if one.spec in paper.known if one.drawn else built:
+                known.add(self.price(one.spec))
+            if before != (len(paper.pool), len(known)):
+                new.append(one)
+        return replace(self, paper=paper, known=known, pool=(*self.pool, *new))
 
     def _climbed(self, tried: Sequence[Candidate], query: Query, rng: Random, *, most: int) -> list[Candidate]:
         """What climbs look at: each begins from what is known and from what was looked at before it.
 
         They end where no more can fit, or where some of them in a row have come no higher.
         """
-        known = self._index
+        known = self.known
         if most > 1:
             known = known.copied()
             for one in tried:
                 known.add(one)
+        climb = Climb(space=self.space, price=self.price, trials=self.settings.trials)
         found: list[Candidate] = []
         in_vain = 0
         for _ in range(most):
             best = known.best(query)
             if best is None or in_vain == _IN_VAIN or not self._may_grow(best, query):
                 break
-            looked_at = self._climb.tried(*self._starts(known, query), query, rng)
+            looked_at = climb.tried(*self._starts(known, query), query, rng)
             found += looked_at
             if most > 1:
                 for one in looked_at:
@@ -171,33 +191,33 @@ class ParetoSearch:
         """Whether a subnet may fit that has more parameters by the slack: they travel, so links bound them."""
         candidate, limits = best.candidate, query.limits
         moved = ((candidate.weight_bytes, limits.downlink_bytes), (candidate.update_bytes, limits.uplink_bytes))
-        near = 1 - self._settings.slack
-        return candidate.parameters < self._most_parameters and not any(
+        near = 1 - self.settings.slack
+        return candidate.parameters < self.most_parameters and not any(
             link_bytes is not None and moved_bytes >= near * link_bytes for moved_bytes, link_bytes in moved
         )
 
     def _yield(self) -> float:
         """Of what joined the pool lately, the share that was built and not drawn; never 0, and 1 in the beginning."""
-        recent = self._pool[-_RECENT:]
+        recent = self.pool[-_RECENT:]
         drawn = sum(one.drawn for one in recent)
         return 1 - min(drawn, _RECENT - 1) / _RECENT
 
     def _starts(self, known: PriceIndex, query: Query) -> tuple[list[Genes], list[Genes]]:
         """Genes of known subnets just within the budget, and of larger ones just beyond it."""
         within, beyond = (list(islice(self._genes_of(every), _STARTS)) for every in known.around(query, 2 * _STARTS))
-        return within or [self._space.smallest], beyond
+        return within or [self.space.smallest], beyond
 
     def _genes_of(self, candidates: Iterable[Candidate]) -> Iterator[Genes]:
         """Of those that are in the space."""
         for one in candidates:
             with suppress(ConfigError):
-                yield self._space.genes_of(one.spec)
+                yield self.space.genes_of(one.spec)
 
     def _worth_knowing(self, tried: Iterable[Candidate], query: Query) -> Iterable[Known]:
         """Those that nothing known stands in for, nor one before them; the ones with most parameters come first."""
-        new = PriceIndex(self._targets)
+        new = PriceIndex(self.targets)
         for one in sorted(tried, key=lambda one: one.order, reverse=True):
-            held = (index.stands_in(one, query, self._settings.slack) for index in (self._index, new))
-            if one.spec not in self._index and not any(held):
+            held = (index.stands_in(one, query, self.settings.slack) for index in (self.known, new))
+            if one.spec not in self.known and not any(held):
                 new.add(one)
                 yield Known(spec=one.spec, drawn=False)

@@ -7,14 +7,14 @@ from typing import Protocol
 
 from subfleet.protocol.readings import Budget
 from subfleet.protocol.subnet import SubnetSpec
-from subfleet.search.candidates import Candidate
-from subfleet.search.limits import columns_of, fitting, utilisation
+from subfleet.search.candidates import Candidate, exceeded_limits
+from subfleet.search.limits import columns_of, utilisation
 
 __all__ = ["Explored", "Fit", "Known", "PriceList", "Query", "Search", "fit_of"]
 
 
 class PriceList(Protocol):
-    """The seam to the cost model. It keeps what it has priced once."""
+    """The seam to the cost model: arithmetic alone, microseconds for a subnet."""
 
     def __call__(self, spec: SubnetSpec) -> Candidate:
         """What a subnet costs. A target that cannot train it is missing in its memory, or is infinite there.
@@ -87,7 +87,10 @@ class Explored:
 
 
 class Search(Protocol):
-    """A way to choose subnets. All that it remembers is its pool."""
+    """A way to choose subnets: a value. Nothing changes it, so whoever holds one has what it knew then.
+
+    All that it remembers is its pool.
+    """
 
     @property
     def pool(self) -> tuple[Known, ...]:
@@ -98,8 +101,12 @@ class Search(Protocol):
         """Look for subnets for one device. Nothing is remembered; the same pool, query and stream find the same."""
         ...
 
-    def learn(self, found: Sequence[Known]) -> None:
-        """Remember, what is known already once. The pool only grows."""
+    def priced(self, price: PriceList) -> "Search":
+        """The search with another source of the same prices."""
+        ...
+
+    def learned(self, found: Sequence[Known]) -> "Search":
+        """The search that knows these too, what is known already once. The pool only grows."""
         ...
 
     def best(self, query: Query) -> Fit | None:
@@ -114,7 +121,7 @@ def fit_of(candidate: Candidate, query: Query) -> Fit | None:
     """A subnet held against one device; None where it does not fit or is refused."""
     if query.below_parameters is not None and candidate.parameters >= query.below_parameters:
         return None
-    columns = columns_of(candidate, query.target)
-    if not fitting(columns, query.limits)[0] or query.refused(candidate):
+    if exceeded_limits(candidate, query.target, query.limits) or query.refused(candidate):
         return None
-    return Fit(candidate=candidate, utilisation=float(utilisation(columns, query.limits)[0]))
+    used = utilisation(columns_of(candidate, query.target), query.limits)
+    return Fit(candidate=candidate, utilisation=float(used[0]))

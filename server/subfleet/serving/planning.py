@@ -1,11 +1,11 @@
 """From a configuration to what a run works with: the network, its search space, its prices."""
 
 from subfleet.elastic.building import network_of
-from subfleet.methods.norms import with_norms
-from subfleet.programs.pricing import price_list
+from subfleet.elastic.cost import Costs
 from subfleet.protocol.errors import ConfigError
 from subfleet.rounds.state import Plan
 from subfleet.search.candidates import ordered
+from subfleet.search.prices import Prices, estimated_memory
 from subfleet.settings.run import Run
 
 __all__ = ["plan_of"]
@@ -26,8 +26,13 @@ def plan_of(config: Run, run_id: str) -> Plan:
     problem = config.training.augmentation.problem_with(config.model.input_shape)
     if problem is not None:
         raise ConfigError(problem)
-    policies = with_norms(config.method.policies(), config.norms)
-    price = price_list(config, network, planned=policies.planned_prices)
+    policies = config.policies
+    overhead_bytes = {target: config.memory_overhead_bytes.get(target, 0) for target in config.targets}
+    training = config.training
+    memory = estimated_memory(
+        network, overhead_bytes, batch_size=training.program_batch_size, recompute=training.recompute
+    )
+    price = Prices(network=network, costs=Costs(network), codec=policies.update_codec, memory=memory)
     candidates = [price(spec) for spec in policies.space(network, config.rates)]
     if not candidates:
         raise ConfigError("the method's space of subnets is empty; name one or more width rates")

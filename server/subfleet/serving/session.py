@@ -38,22 +38,14 @@ from subfleet.protocol.blobs import Chunk
 from subfleet.protocol.errors import FileError, RunError
 from subfleet.protocol.messages import BlobMissing, ChunkRequest, Receipt, encode
 from subfleet.protocol.topics import Topics
-from subfleet.rounds.actions import (
-    Action,
-    Close,
-    Export,
-    Fetch,
-    Fold,
-    Prepare,
-    PrepareModels,
-    PrepareScoring,
-    Reply,
-    SendTask,
-    Withdraw,
-)
+from subfleet.rounds.actions import Action, Close, Fetch, Fold, GoOn, Reply, Request, SendTask, Withdraw
 from subfleet.rounds.coordinator import resume_actions, round_info, step
 from subfleet.rounds.events import Event, Tick
+from subfleet.rounds.exhaustive import never
+from subfleet.rounds.requests import SearchWanted
 from subfleet.rounds.state import RunState
+from subfleet.serving.garbage import settle_down
+from subfleet.serving.lookout import Lookout
 from subfleet.serving.planning import plan_of
 from subfleet.settings.run import Run
 from subfleet.transport.base import Connected, Delivery, Disconnected, Transport
@@ -137,8 +129,10 @@ class Server:
         )
         folding, checkpoints = Folding.of(self._plan, self._blobs), self._places.checkpoints
         self._checks = Checks(self._plan, self._blobs)
+        self._lookout = Lookout(self._plan)
         self._workbench = Workbench(folding, views, evaluation, checkpoints=checkpoints)
         self._state = RunState()
+        self._goes_on = False
         self._model = self._folded = ModelState(shared={})
 
     @property
@@ -166,6 +160,7 @@ class Server:
         """
         with self._places.locked():
             self.open()
+            settle_down()
             try:
                 while not stop.is_set() and not self.finished:
                     self.step(_POLL_S)
@@ -197,7 +192,8 @@ class Server:
     def step(self, timeout_s: float) -> None:
         """Handle what has come within `timeout_s` seconds, and send what is due."""
         self._take_outcomes()
-        event = self._transport.poll(timeout_s)
+        at_once, self._goes_on = self._goes_on or self._supply.more, False
+        event = self._transport.poll(0.0 if at_once else timeout_s)
         for _ in range(_EVENTS_PER_STEP):
             if event is None:
                 break
@@ -217,9 +213,9 @@ class Server:
         So what begins in this step is looked at in the next one, however fast it is, and a run under a logical clock
         takes the same steps on every machine.
         """
-        for event in (*self._checks.events(), *self._supply.events()):
-            self._apply(event)
         outcome = self._workbench.outcome()
+        for event in (*self._checks.events(), *self._supply.events(), *self._lookout.events()):
+            self._apply(event)
         if outcome is not None:
             self._folded = outcome.model
             self._apply(outcome.event)
@@ -227,12 +223,14 @@ class Server:
     def settle(self) -> None:
         """Wait until what goes on beside this loop has ended: under a logical clock it takes no time."""
         self._checks.settle()
+        self._lookout.settle()
         self._workbench.settle()
 
     def close(self) -> None:
         """Disconnect and let the threads end. The run can be taken up again."""
         self._transport.close()
         self._checks.close()
+        self._lookout.close()
         self._workbench.close()
         self._engine.dispose()
 
@@ -305,10 +303,9 @@ class Server:
         """Decide, write down, act."""
         before = self._state
         after, actions = step(self._plan, before, event, self._clock())
-        counted = {name: self._traffic.of(name) for name in {*before.seats, *after.seats}}
         close = next((action for action in actions if isinstance(action, Close)), None)
         record = None if close is None else round_record(self._plan, close, self._traffic)
-        self._journal.save(before, after, counted=counted, close=close, record=record)
+        self._journal.save(before, after, counted=self._traffic.of, close=close, record=record)
         self._state = after
         if after.folded_round != before.folded_round:
             self._model = self._folded
@@ -323,21 +320,33 @@ class Server:
         self._narrate(before, after)
 
     def _perform(self, action: Action) -> None:
-        if isinstance(action, (Prepare, PrepareScoring, PrepareModels, Export)):
-            self._supply.begin(action)
-        elif isinstance(action, SendTask):
-            topic = self._topics.down(action.task.client_id, "task")
-            self._outbox.put(action.task.message_id, topic, encode(action.task), retain=True)
-        elif isinstance(action, Withdraw):
-            self._outbox.settle(action.task_id)
-            self._uploads.drop(action.task_id)
-        elif isinstance(action, Reply):
-            topic = self._topics.down(action.client_id, "receipt")
-            self._transport.publish(topic, encode(action.receipt))
-        elif isinstance(action, Fetch):
-            self._uploads.pull(action.update)
-        elif isinstance(action, Fold):
-            self._workbench.begin(action, self._model)
+        match action:
+            case Request():
+                self._request(action)
+            case GoOn():
+                self._goes_on = True
+            case SendTask():
+                topic = self._topics.down(action.task.client_id, "task")
+                self._outbox.put(action.task.message_id, topic, encode(action.task), retain=True)
+            case Withdraw():
+                self._outbox.settle(action.task_id)
+                self._uploads.drop(action.task_id)
+            case Reply():
+                self._transport.publish(self._topics.down(action.client_id, "receipt"), encode(action.receipt))
+            case Fetch():
+                self._uploads.pull(action.update)
+            case Fold():
+                self._workbench.begin(action, self._model)
+            case Close():
+                pass  # its record is written with the state that it closes
+            case _:
+                never(action)
+
+    def _request(self, action: Request) -> None:
+        if isinstance(action.wanted, SearchWanted):
+            self._lookout.begin(action.wanted, self._state)
+        else:
+            self._supply.begin(action.wanted)
 
     def _send(self) -> None:
         now_s = self._clock()
@@ -361,8 +370,8 @@ class Server:
         self._blobs.prune(self._supply.digests | self._uploads.digests | self._checks.digests | stored | needed)
 
     def _narrate(self, before: RunState, after: RunState) -> None:
-        for name, member in after.members.items():
-            known = before.members.get(name)
+        for name in after.members.changed(before.members):
+            known, member = before.members.get(name), after.members[name]
             if member.profile is not None and (known is None or known.profile is None):
                 runtimes = ", ".join(member.profile.runtimes)
                 self._observer.say(

@@ -15,6 +15,8 @@ from subfleet.methods.combining import Combination
 from subfleet.methods.describing import Setting
 from subfleet.methods.heterofl import HeteroFL
 from subfleet.methods.norms import NormPolicy
+from subfleet.methods.overrides import Overrides
+from subfleet.methods.policies import Policies
 from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.messages import check_client_id
 from subfleet.protocol.schema import canonical_json
@@ -217,6 +219,18 @@ class Run:
             update_codec=self.update_codec,
             distillation=self.distillation,
         )
+
+    @property
+    def policies(self) -> Policies:
+        """The steps of a round: the method's, with what this configuration says in their place."""
+        overrides = Overrides(
+            norms=self.norms,
+            merge=self.merge,
+            server_optimiser=self.server_optimiser,
+            distillation=self.distillation,
+            update_codec=self.update_codec,
+        )
+        return overrides.applied(self.method.policies())
 
     @property
     def strict(self) -> bool:

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from elastic.elastic_cases import held_places
+from server.server_rig import search_of
 from torch import Tensor
 
 from subfleet.arrays import encode_arrays
@@ -93,6 +94,7 @@ def ask(
         target="onnx",
         budget=Budget(memory_bytes=memory_bytes),
         previous=previous,
+        search=search_of(plan),
     )
 
 

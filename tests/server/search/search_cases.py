@@ -1,6 +1,7 @@
 """A small space, its prices and devices that the tests of searches share."""
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from random import Random
@@ -15,7 +16,11 @@ from subfleet.elastic.spaces import SearchSpace, search_space, uniform_space
 from subfleet.protocol.readings import Budget
 from subfleet.protocol.subnet import SubnetSpec
 from subfleet.search.candidates import Candidate
-from subfleet.search.query import Explored, Fit, Query, Search
+from subfleet.search.index import PriceIndex
+from subfleet.search.listed import ListedSearch
+from subfleet.search.paper import PaperSearch, PaperSettings
+from subfleet.search.pareto import ParetoSearch, ParetoSettings
+from subfleet.search.query import Explored, Fit, Known, PriceList, Query, Search
 
 TARGETS = ("onnx", "executorch")
 RATES = (0.25, 0.5, 0.75, 1)
@@ -132,13 +137,52 @@ class Answer:
         return 0 if self.fit is None else self.fit.candidate.parameters
 
 
-def answered(search: Search, query: Query, rng: Random) -> Answer:
+@dataclass(kw_only=True)
+class Serving:
+    """A search in use: what it has learned takes its place."""
+
+    search: Search
+
+    @property
+    def pool(self) -> tuple[Known, ...]:
+        return self.search.pool
+
+    @property
+    def known(self) -> PriceIndex:
+        assert isinstance(self.search, PaperSearch | ParetoSearch | ListedSearch)
+        return self.search.known
+
+    def explore(self, query: Query, rng: Random) -> Explored:
+        return self.search.explore(query, rng)
+
+    def learn(self, found: Sequence[Known]) -> None:
+        self.search = self.search.learned(found)
+
+    def best(self, query: Query) -> Fit | None:
+        return self.search.best(query)
+
+
+def paper_search(space: SearchSpace = SPACE, settings: PaperSettings | None = None) -> Serving:
+    return Serving(search=PaperSearch.over(space, price, TARGETS, settings))
+
+
+def pareto_search(
+    space: SearchSpace = SPACE,
+    priced: PriceList = price,
+    *,
+    uniform: Sequence[SubnetSpec] = (),
+    settings: ParetoSettings | None = None,
+) -> Serving:
+    return Serving(search=ParetoSearch.over(space, priced, TARGETS, uniform=uniform, settings=settings))
+
+
+def answered(search: Serving, query: Query, rng: Random) -> Answer:
     """Look, learn and answer, as for a device that is alone in its round."""
     explored = search.explore(query, rng)
     search.learn(explored.found)
     return Answer(fit=search.best(query), explored=explored)
 
 
-def run(search: Search, asked: list[Query], *, first: int = 0) -> list[Answer]:
+def run(search: Serving, asked: list[Query], *, first: int = 0) -> list[Answer]:
     """Serve devices one after the other, each with a stream of its own."""
     return [answered(search, query, stream("device", place)) for place, query in enumerate(asked, start=first)]

@@ -6,10 +6,9 @@ from types import MappingProxyType
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from server.search.search_cases import SPACE, TARGETS, UNIFORM, ends, price, queries, query_at, run
+from server.search.search_cases import SPACE, TARGETS, UNIFORM, ends, pareto_search, price, queries, query_at, run
 
 from subfleet.search.candidates import Candidate
-from subfleet.search.pareto import ParetoSearch
 from subfleet.search.query import Query, fit_of
 from subfleet.search.queue import LEAST_GAIN, Wish, given_now, most_wanted, wish_of
 
@@ -97,7 +96,7 @@ def test_the_order_of_devices_takes_no_part(wishes: list[Wish], seed: int, limit
 
 
 def test_what_is_lost_falls_as_programs_are_written() -> None:
-    search = ParetoSearch(SPACE, price, TARGETS, uniform=UNIFORM)
+    search = pareto_search(SPACE, uniform=UNIFORM)
     written = {ends()[0].spec.spec_id: ends()[0]}
     losses = []
     for number in range(8):

@@ -8,6 +8,8 @@ from server.search.search_cases import (
     TARGETS,
     answered,
     ends,
+    paper_search,
+    pareto_search,
     price,
     queries,
     query_at,
@@ -19,13 +21,12 @@ from subfleet.elastic.spaces import search_space, uniform_space
 from subfleet.protocol.errors import ConfigError
 from subfleet.search.candidates import ordered, why_not
 from subfleet.search.listed import ListedSearch, exhaustive_search
-from subfleet.search.paper import PaperSearch, PaperSettings
-from subfleet.search.pareto import ParetoSearch
+from subfleet.search.paper import PaperSettings
 from subfleet.search.query import Known, Search
 
 
 def test_the_pool_begins_with_the_smallest_and_the_largest() -> None:
-    search = PaperSearch(SPACE, price, TARGETS)
+    search = paper_search(SPACE)
     assert [one.spec for one in search.known] == [one.spec for one in ends()]
     run(search, queries(200))
     assert {one.spec for one in ends()} < {one.spec for one in search.known}
@@ -33,19 +34,19 @@ def test_the_pool_begins_with_the_smallest_and_the_largest() -> None:
 
 
 def test_an_epsilon_of_one_never_explores() -> None:
-    search = PaperSearch(SPACE, price, TARGETS, PaperSettings(epsilon=1))
+    search = paper_search(SPACE, PaperSettings(epsilon=1))
     assert {answer.explored.draws for answer in run(search, queries(300))} == {0}
     assert search.pool == ()
 
 
 def test_an_epsilon_of_zero_always_ends_at_t_max() -> None:
-    search = PaperSearch(SPACE, price, TARGETS, PaperSettings(epsilon=0, t_max=3))
+    search = paper_search(SPACE, PaperSettings(epsilon=0, t_max=3))
     explored = [answer.explored for answer in run(search, queries(20))]
     assert {(one.draws, one.hit) for one in explored} == {(4, True)}
 
 
 def test_the_hit_rate_is_that_of_as_many_draws_in_a_row() -> None:
-    search = PaperSearch(SPACE, price, TARGETS, PaperSettings(epsilon=0.3, t_max=1))
+    search = paper_search(SPACE, PaperSettings(epsilon=0.3, t_max=1))
     hits = sum(search.explore(query_at(0.5, 0.5), stream(place)).hit for place in range(2000))
     # t_max + 1 draws, each with probability 0.7: 0.49; four standard deviations of 2000 are 0.045.
     assert hits / 2000 == pytest.approx(0.7**2, abs=0.045)
@@ -53,19 +54,19 @@ def test_the_hit_rate_is_that_of_as_many_draws_in_a_row() -> None:
 
 def test_a_draw_joins_the_pool_whether_it_fits_or_not_and_a_larger_one_is_taken() -> None:
     low = price(SPACE.spec(SPACE.smallest)).training_memory_bytes["onnx"]
-    tight = answered(PaperSearch(SPACE, price, TARGETS, PaperSettings(epsilon=0)), query_at(0.12, 1), stream(1))
+    tight = answered(paper_search(SPACE, PaperSettings(epsilon=0)), query_at(0.12, 1), stream(1))
     found = tight.explored.found
     assert tight.fit is not None
     assert any(price(one.spec).training_memory_bytes["onnx"] > 3 * low for one in found)
     assert all(one.drawn for one in found)
-    wide = answered(PaperSearch(SPACE, price, TARGETS, PaperSettings(epsilon=0)), query_at(0.9, 0.9), stream(1))
+    wide = answered(paper_search(SPACE, PaperSettings(epsilon=0)), query_at(0.9, 0.9), stream(1))
     assert wide.explored == tight.explored, "what is drawn does not depend on the budget"
     assert wide.fit is not None
     assert wide.fit.candidate.spec in {one.spec for one in found}
 
 
 def test_the_largest_of_the_pool_is_the_one_with_most_parameters() -> None:
-    search = PaperSearch(SPACE, price, TARGETS, PaperSettings(epsilon=1))
+    search = paper_search(SPACE, PaperSettings(epsilon=1))
     search.learn([Known(spec=SPACE.spec(SPACE.random(stream(place))), drawn=True) for place in range(300)])
     for query in queries(50):
         fit = search.best(query)
@@ -74,7 +75,7 @@ def test_the_largest_of_the_pool_is_the_one_with_most_parameters() -> None:
 
 
 def test_a_full_pool_draws_but_does_not_grow() -> None:
-    search = PaperSearch(SPACE, price, TARGETS, PaperSettings(epsilon=0.2, pool_limit=10))
+    search = paper_search(SPACE, PaperSettings(epsilon=0.2, pool_limit=10))
     answers = run(search, queries(60))
     assert len(search.known) == 10
     assert sum(answer.explored.draws for answer in answers[-3:]) > 0
@@ -84,11 +85,11 @@ def test_uniform_ratios_reproduce_heterofl_exactly() -> None:
     space = search_space(NETWORK, RATES, width="network", depth="whole")
     every = [space.spec(genes) for genes in space.enumerate()]
     listed = [spec for spec in uniform_space(NETWORK, RATES) if len(spec.blocks) == len(NETWORK.blocks)]
-    paper = PaperSearch(space, price, TARGETS)
+    paper = paper_search(space)
     paper.learn([Known(spec=spec, drawn=True) for spec in every])
     searches: list[Search] = [
-        paper,
-        ParetoSearch(space, price, TARGETS, uniform=listed),
+        paper.search,
+        pareto_search(space, uniform=listed).search,
         exhaustive_search(space, price, TARGETS),
         ListedSearch(listed, price, TARGETS),
     ]

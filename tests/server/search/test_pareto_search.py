@@ -7,7 +7,10 @@ from server.search.search_cases import (
     SPACE,
     TARGETS,
     UNIFORM,
+    Serving,
     answered,
+    paper_search,
+    pareto_search,
     poorer_and_richer,
     price,
     queries,
@@ -26,8 +29,8 @@ from subfleet.protocol.subnet import SubnetSpec
 from subfleet.search.candidates import Candidate
 from subfleet.search.index import PriceIndex
 from subfleet.search.listed import ListedSearch, exhaustive_search
-from subfleet.search.paper import PaperSearch, PaperSettings
-from subfleet.search.pareto import ParetoSearch, ParetoSettings
+from subfleet.search.paper import PaperSettings
+from subfleet.search.pareto import ParetoSettings
 from subfleet.search.query import Query, fit_of
 
 MANY = list(enumerate(queries(40, seed=6)))
@@ -38,11 +41,9 @@ MANY = list(enumerate(queries(40, seed=6)))
 )
 def test_no_client_gets_less_than_with_the_papers_search_or_the_best_uniform_width(paper: PaperSettings) -> None:
     asked = queries(150, seed=3)
-    ours = run(
-        ParetoSearch(SPACE, price, TARGETS, uniform=UNIFORM, settings=ParetoSettings(paper=paper, trials=8)), asked
-    )
-    theirs = run(PaperSearch(SPACE, price, TARGETS, paper), asked)
-    uniform = run(ListedSearch(UNIFORM, price, TARGETS), asked)
+    ours = run(pareto_search(SPACE, uniform=UNIFORM, settings=ParetoSettings(paper=paper, trials=8)), asked)
+    theirs = run(paper_search(SPACE, paper), asked)
+    uniform = run(Serving(search=ListedSearch(UNIFORM, price, TARGETS)), asked)
     assert [one.explored.draws for one in ours] == [one.explored.draws for one in theirs]
     for own, other, width in zip(ours, theirs, uniform, strict=True):
         assert own.parameters >= max(other.parameters, width.parameters)
@@ -52,12 +53,12 @@ def test_no_client_gets_less_than_with_the_papers_search_or_the_best_uniform_wid
 
 def test_an_epsilon_of_one_never_explores() -> None:
     still = ParetoSettings(paper=PaperSettings(epsilon=1))
-    search = ParetoSearch(SPACE, price, TARGETS, uniform=UNIFORM, settings=still)
+    search = pareto_search(SPACE, uniform=UNIFORM, settings=still)
     assert all(answer.explored.found == () for answer in run(search, queries(100)))
 
 
 def test_answers_have_99_percent_of_the_most_parameters_that_fit() -> None:
-    search = ParetoSearch(SPACE, price, TARGETS, uniform=UNIFORM)
+    search = pareto_search(SPACE, uniform=UNIFORM)
     best = exhaustive_search(SPACE, price, TARGETS)
     run(search, queries(200, seed=8))
     asked = queries(100, seed=9)
@@ -74,7 +75,7 @@ def test_answers_have_99_percent_of_the_most_parameters_that_fit() -> None:
 def test_the_first_round_of_a_small_fleet_has_985_of_1000_parameters_that_fit() -> None:
     best, shares = exhaustive_search(SPACE, price, TARGETS), []
     for number in range(6):
-        search = ParetoSearch(SPACE, price, TARGETS, uniform=UNIFORM)
+        search = pareto_search(SPACE, uniform=UNIFORM)
         asked = [query_at(stream(number, 0, place).random() * 0.9, 1.0) for place in range(5)]
         for place, query in enumerate(asked):
             search.learn(search.explore(query, stream("x", number, 0, place)).found)
@@ -111,7 +112,7 @@ def test_the_largest_is_found_where_memory_says_nothing_of_parameters() -> None:
         return _linear(spec, network)
 
     best = exhaustive_search(space, dear, ["onnx"])
-    search = ParetoSearch(space, dear, ["onnx"], uniform=uniform_space(network, RATES))
+    search = pareto_search(space, dear, uniform=uniform_space(network, RATES))
     low, high = (dear(space.spec(genes)).training_memory_bytes["onnx"] for genes in (space.smallest, space.largest))
     asked = [Query(target="onnx", limits=Budget(memory_bytes=low + (high - low) * place // 30)) for place in range(31)]
     for number in range(4):
@@ -129,7 +130,7 @@ def test_the_largest_is_found_where_memory_says_nothing_of_parameters() -> None:
     assert len(unused) > 10
 
 
-HALF = ParetoSearch(SPACE, price, TARGETS, uniform=UNIFORM)
+HALF = pareto_search(SPACE, uniform=UNIFORM)
 run(HALF, queries(10, seed=7))
 
 
@@ -139,7 +140,7 @@ def test_of_two_devices_of_a_round_the_poorer_never_gets_more_whoever_looks_firs
     queries: tuple[Query, Query], richer_first: bool, known: int
 ) -> None:
     """As all look before any is answered, what one comes by serves the other."""
-    search = ParetoSearch(SPACE, price, TARGETS, uniform=UNIFORM, settings=ParetoSettings(trials=24))
+    search = pareto_search(SPACE, uniform=UNIFORM, settings=ParetoSettings(trials=24))
     search.learn(HALF.pool[:known])
     for query in reversed(queries) if richer_first else queries:
         search.learn(search.explore(query, stream(richer_first, known)).found)
@@ -152,8 +153,8 @@ def test_a_climb_serves_the_device_that_it_was_made_for() -> None:
     climbing, best = ParetoSettings(paper=paper, samples=0), exhaustive_search(SPACE, price, TARGETS)
     pairs = [
         (
-            answered(ParetoSearch(SPACE, price, TARGETS, settings=climbing), query, stream(place)).parameters,
-            answered(PaperSearch(SPACE, price, TARGETS, paper), query, stream(place)).parameters,
+            answered(pareto_search(SPACE, settings=climbing), query, stream(place)).parameters,
+            answered(paper_search(SPACE, paper), query, stream(place)).parameters,
             fit.candidate.parameters,
         )
         for place, query in MANY
@@ -166,7 +167,7 @@ def test_a_climb_serves_the_device_that_it_was_made_for() -> None:
 
 def test_what_is_remembered_is_not_stood_in_for() -> None:
     """Nothing joins the pool beside something that takes no more and has 0.99 of its parameters, but for draws."""
-    search = ParetoSearch(SPACE, price, TARGETS, uniform=UNIFORM)
+    search = pareto_search(SPACE, uniform=UNIFORM)
     for place, query in MANY:
         before = PriceIndex(TARGETS, search.known)
         for one in search.explore(query, stream(place)).found:
@@ -184,7 +185,7 @@ def test_what_is_remembered_is_not_stood_in_for() -> None:
 
 def test_the_pool_is_bounded_and_draws_have_their_own_room() -> None:
     small = ParetoSettings(paper=PaperSettings(epsilon=0.5, pool_limit=30), built_limit=50)
-    search = ParetoSearch(SPACE, price, TARGETS, settings=small)
+    search = pareto_search(SPACE, settings=small)
     run(search, queries(120))
     drawn = [one for one in search.pool if one.drawn]
     assert len(drawn) == 30 - 2
@@ -194,13 +195,13 @@ def test_the_pool_is_bounded_and_draws_have_their_own_room() -> None:
 def test_a_uniform_subnet_outside_the_space_is_given_but_no_start() -> None:
     space = search_space(NETWORK, (0.5, 1), width="network", depth="whole")
     outside = [spec for spec in UNIFORM if not space.holds(spec)]
-    search = ParetoSearch(space, price, TARGETS, uniform=outside)
+    search = pareto_search(space, uniform=outside)
     given = [answer.fit for answer in run(search, queries(60)) if answer.fit is not None]
     assert {fit.candidate.spec.name for fit in given} & {spec.name for spec in outside}
 
 
 def test_nobody_climbs_whose_link_carries_nothing_larger() -> None:
-    search = ParetoSearch(SPACE, price, TARGETS, uniform=UNIFORM, settings=ParetoSettings(samples=0))
+    search = pareto_search(SPACE, uniform=UNIFORM, settings=ParetoSettings(samples=0))
     fit = search.best(query_at(0.6, 0.6))
     assert fit is not None
     plenty = Budget(memory_bytes=2**40, downlink_bytes=fit.candidate.weight_bytes)

@@ -2,17 +2,22 @@
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
+from hypothesis import strategies as st
 from server.search.search_cases import (
     SPACE,
     TARGETS,
     UNIFORM,
+    Serving,
     answered,
     any_query,
     ends,
+    paper_search,
+    pareto_search,
     poorer_and_richer,
     price,
     queries,
@@ -22,17 +27,21 @@ from server.search.search_cases import (
     within,
 )
 
+from subfleet.protocol.readings import Budget
 from subfleet.protocol.schema import from_plain, to_plain
+from subfleet.search.candidates import exceeded_limits, why_not
+from subfleet.search.fitting import INFINITE_BYTES
+from subfleet.search.limits import Columns, columns_of, fitting
 from subfleet.search.listed import ListedSearch, exhaustive_search
-from subfleet.search.paper import PaperSearch, PaperSettings
-from subfleet.search.pareto import ParetoSearch, ParetoSettings
+from subfleet.search.paper import PaperSettings
+from subfleet.search.pareto import ParetoSettings
 from subfleet.search.query import Known, Query, fit_of
 
-SEARCHES: Mapping[str, Callable[[], PaperSearch | ParetoSearch | ListedSearch]] = {
-    "paper": lambda: PaperSearch(SPACE, price, TARGETS, PaperSettings(epsilon=0.5)),
-    "pareto": lambda: ParetoSearch(SPACE, price, TARGETS, uniform=UNIFORM, settings=ParetoSettings(trials=12)),
-    "uniform": lambda: ListedSearch(UNIFORM, price, TARGETS),
-    "exhaustive": lambda: exhaustive_search(SPACE, price, TARGETS),
+SEARCHES: Mapping[str, Callable[[], Serving]] = {
+    "paper": lambda: paper_search(SPACE, PaperSettings(epsilon=0.5)),
+    "pareto": lambda: pareto_search(SPACE, uniform=UNIFORM, settings=ParetoSettings(trials=12)),
+    "uniform": lambda: Serving(search=ListedSearch(UNIFORM, price, TARGETS)),
+    "exhaustive": lambda: Serving(search=exhaustive_search(SPACE, price, TARGETS)),
 }
 EVERY = pytest.mark.parametrize("name", SEARCHES)
 WARM = {name: make() for name, make in SEARCHES.items()}
@@ -74,13 +83,11 @@ def test_the_pool_only_grows(name: str) -> None:
         assert search.pool == seen
 
 
-FULL: Mapping[str, tuple[Callable[[], PaperSearch | ParetoSearch], int]] = {
-    "paper": (lambda: PaperSearch(SPACE, price, TARGETS, PaperSettings(epsilon=0.2, pool_limit=8)), 8 - 2),
+FULL: Mapping[str, tuple[Callable[[], Serving], int]] = {
+    "paper": (lambda: paper_search(SPACE, PaperSettings(epsilon=0.2, pool_limit=8)), 8 - 2),
     "pareto": (
-        lambda: ParetoSearch(
+        lambda: pareto_search(
             SPACE,
-            price,
-            TARGETS,
             uniform=UNIFORM,
             settings=ParetoSettings(paper=PaperSettings(epsilon=0.2, pool_limit=20), trials=12, built_limit=40),
         ),
@@ -103,6 +110,44 @@ def test_a_journal_holds_no_more_than_the_pool_and_gives_the_same_answers(name: 
     restored.learn(found)
     asked = queries(40, seed=6)
     assert [restored.best(query) for query in asked] == [search.best(query) for query in asked]
+
+
+COLUMNS = st.integers(0, 3) | st.sampled_from([2**61, INFINITE_BYTES - 1, INFINITE_BYTES])
+
+
+@given(
+    rows=st.lists(st.tuples(COLUMNS, COLUMNS, COLUMNS, COLUMNS), max_size=8),
+    limits=st.builds(
+        Budget,
+        memory_bytes=COLUMNS,
+        downlink_bytes=st.none() | COLUMNS,
+        uplink_bytes=st.none() | COLUMNS,
+        forward_macs=st.none() | COLUMNS,
+    ),
+)
+def test_what_fits_alone_fits_in_a_column(rows: list[tuple[int, int, int, int]], limits: Budget) -> None:
+    candidates = [
+        replace(
+            ends()[0],
+            training_memory_bytes={"onnx": memory},
+            weight_bytes=weights,
+            update_bytes=update,
+            forward_macs=macs,
+        )
+        for memory, weights, update, macs in rows
+    ]
+    for target in TARGETS:
+        query = Query(target=target, limits=limits)
+        alone = [not exceeded_limits(one, target, limits) for one in candidates]
+        assert alone == [fit_of(one, query) is not None for one in candidates]
+        assert alone == [not why_not(one, target, limits) for one in candidates]
+        every = [columns_of(one, target) for one in candidates]
+        assert alone == [bool(fitting(one, limits)[0]) for one in every]
+        if every:
+            joined = Columns(
+                **{one.name: np.concatenate([getattr(of, one.name) for of in every]) for one in fields(Columns)}
+            )
+            assert alone == fitting(joined, limits).tolist()
 
 
 @EVERY

@@ -6,7 +6,7 @@ from types import TracebackType
 
 from subfleet.export.cache import CacheFolder, ExportCache
 from subfleet.export.pool import ExportPool
-from subfleet.export.requests import InferRequest, TrainRequest
+from subfleet.export.requests import AnyRequest, InferRequest, PriceRequest, TrainRequest
 
 __all__ = ["SettledExports"]
 
@@ -56,6 +56,10 @@ class SettledExports:
             found = self._open_pool().submit_inference(request, weights_path, calibration_data=calibration_data)
         return self._answer(found)
 
+    def submit_prices(self, request: PriceRequest) -> "Future[Path]":
+        """See `Exports.submit_prices`."""
+        return self._answer(self._found(request) or self._open_pool().submit_prices(request))
+
     def settle(self) -> None:
         """Wait for everything that was asked for; each export has its own deadline."""
         asked, self._asked = self._asked, []
@@ -77,7 +81,7 @@ class SettledExports:
         self._asked.append((exported, answer))
         return answer
 
-    def _found(self, request: TrainRequest | InferRequest) -> "Future[Path] | None":
+    def _found(self, request: AnyRequest) -> "Future[Path] | None":
         path = self._cache.find(request)
         if path is None:
             return None

@@ -8,6 +8,7 @@ from types import MappingProxyType
 
 import numpy as np
 
+from subfleet.elastic.memory_prices import MemoryPrices
 from subfleet.elastic.network import Network
 from subfleet.elastic.sizes import Floats, SizeTable
 from subfleet.export.memory.blocks import blocks_of
@@ -21,7 +22,6 @@ from subfleet.export.request_steps import training_step_of
 from subfleet.export.requests import TrainRequest
 from subfleet.export.steps.values import Step
 from subfleet.protocol.errors import ExportError
-from subfleet.protocol.subnet import SubnetSpec
 
 __all__ = ["PriceModel"]
 
@@ -35,11 +35,11 @@ _Happening = list[tuple[str, int, int]]
 
 
 class PriceModel:
-    """Prices of a network's subnets under fixed settings, for one target. It is made in seconds, and holds kilobytes.
+    """Makes the prices of a network's subnets under fixed settings, for one target, in seconds.
 
     The whole network's step is traced once, with sizes that tell their axes (`coding`). What a runtime makes of it is
     the same for its subnets but for the sizes, and for blocks that are left out. So memory is a sum of products of axes
-    at each moment, and the peak is that of the largest moment.
+    at each moment, and the peak is that of the largest moment. `prices` are these sums.
 
     Args:
         network: the declaration.
@@ -62,31 +62,27 @@ class PriceModel:
         layers = layers_of(program, step, list(network.tensors))
         linear = self._held(network, step, program) + self._objects(program, layers)
         happenings, samples = self._happenings(program, layers), self._sizes.random(_SAMPLES)
-        self._linear = np.bincount([*linear], [*linear.values()], len(self._sizes))
-        moments = [_moments(one, len(self._sizes)) for one in happenings if one]
-        self._peaks = [each[np.unique((samples @ each.T).argmax(axis=1))] for each in moments]
-        self._factor, self._base_bytes = program.passing_factor, float(program.base_bytes)
+        moments = [
+            each[np.unique((samples @ each.T).argmax(axis=1))]
+            for each in (_moments(one, len(self._sizes)) for one in happenings if one)
+        ]
+        prices = MemoryPrices(
+            columns=self._sizes.columns(),
+            held=np.float64(np.bincount([*linear], [*linear.values()], len(self._sizes))),
+            peaks=np.concatenate([np.zeros((0, len(self._sizes))), *moments]),
+            parts=tuple(len(one) for one in moments),
+            factor=program.passing_factor,
+            base_bytes=float(program.base_bytes),
+        )
+        self.prices = prices
         if program.filled is not None:
             few, order = samples[:_FILLED], happenings[0]
             runs = ([(name, int(row[at]) if up > 0 else None) for name, at, up in order if row[at] >= 1] for row in few)
             taken = np.array([program.filled(run) for run in runs])
-            rows = np.column_stack([self._passing(few), np.ones(_FILLED)]) / taken[:, None]
-            self._factor, extra_bytes = np.linalg.lstsq(rows, np.ones(_FILLED))[0]
-            self._base_bytes += extra_bytes
-
-    def memory_bytes(self, specs: Sequence[SubnetSpec]) -> list[int]:
-        """About what the programs of subnets are planned to take: a guide, and no bound.
-
-        Args:
-            specs: subnets of the network; they are not checked.
-        """
-        sizes = self._sizes.of(specs)
-        found = self._base_bytes + sizes @ self._linear + self._factor * self._passing(sizes)
-        return [int(one) for one in np.ceil(found)]
-
-    def _passing(self, sizes: Floats) -> Floats:
-        """The most that blocks come to at once."""
-        return sum(((sizes @ peaks.T).max(axis=1) for peaks in self._peaks), np.zeros(len(sizes)))
+            rows = np.column_stack([prices.passing(few), np.ones(_FILLED)]) / taken[:, None]
+            factor, extra_bytes = np.linalg.lstsq(rows, np.ones(_FILLED))[0]
+            base_bytes = prices.base_bytes + float(extra_bytes)
+            self.prices = replace(prices, factor=float(factor), base_bytes=base_bytes)
 
     def _column(self, size: int, tensor: int, *, side: str | None = None, least: int = 0) -> int:
         """The column of a size of the coded program in the layer of a tensor, by its place; -1 for none.

@@ -1,0 +1,1 @@
+"""What the loop's steps cost, in a simulated fleet."""

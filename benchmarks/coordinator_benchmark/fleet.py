@@ -1,0 +1,203 @@
+"""Simulated devices and an exporter that has everything at once: what drives the pure coordinator."""
+
+from collections import deque
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from random import Random
+
+from subfleet.elastic.memory_prices import MemoryPrices
+from subfleet.protocol.blobs import BlobRef
+from subfleet.protocol.messages import Deployed, Presence, Profile, Refusal, Task, Telemetry, Update
+from subfleet.protocol.programs import ProgramRef
+from subfleet.protocol.readings import Reading
+from subfleet.protocol.subnet import SubnetSpec
+from subfleet.rounds.actions import Action, Fetch, Fold, GoOn, Request, SendTask
+from subfleet.rounds.events import (
+    Event,
+    Folded,
+    Heard,
+    Measured,
+    Profiled,
+    Ready,
+    Refused,
+    Reported,
+    Tick,
+    UpdateOffered,
+    UpdateStored,
+)
+from subfleet.rounds.exhaustive import never
+from subfleet.rounds.pricing import prices_of
+from subfleet.rounds.requests import (
+    Made,
+    ModelsMade,
+    ModelsWanted,
+    PricesMade,
+    PricesWanted,
+    ProgramFacts,
+    ProgramMade,
+    ProgramWanted,
+    ScoringMade,
+    ScoringWanted,
+    SearchWanted,
+    TaskMade,
+    TaskWanted,
+)
+from subfleet.rounds.state import Plan, RunState
+from subfleet.rounds.suspicion import ChangeSize
+
+__all__ = ["Fleet", "presence", "profile"]
+
+_BLOB = BlobRef(sha256="0" * 64, size_bytes=1000)
+_PROGRAM = ProgramRef(program_id="program", target="onnx", blob=_BLOB)
+_OVER = 1.03
+"""Plans over prices."""
+_REFUSE = 20
+"""One device of so many refuses its first task of a round, for memory."""
+
+
+def presence(name: str) -> Presence:
+    """A heartbeat."""
+    return Presence(client_id=name, session_id=f"{name}-1", online=True)
+
+
+def profile(plan: Plan, name: str) -> Profile:
+    """What a device is."""
+    classes = plan.config.model.class_count
+    return Profile(
+        client_id=name,
+        session_id=f"{name}-1",
+        device="simulated",
+        runtimes=("onnx",),
+        sample_count=100,
+        class_counts=(100 // classes,) * classes,
+        input_shape=plan.config.model.input_shape,
+        memory_total_bytes=2**40,
+        memory_share=1.0,
+        message_id=f"{name}/profile",
+    )
+
+
+@dataclass(slots=True, kw_only=True)
+class Fleet:
+    """Answers what the coordinator asks of devices and of the exporter.
+
+    Attributes:
+        prices: what memory costs, by target.
+        names: of the devices.
+        waiting: what happens next.
+    """
+
+    plan: Plan
+    prices: Mapping[str, MemoryPrices]
+    names: tuple[str, ...]
+    waiting: deque[Event] = field(default_factory=deque)
+    _told: tuple[int, int] = (0, 0)
+    _planned: dict[str, int] = field(default_factory=dict)
+
+    def joins(self) -> Iterator[Event]:
+        """Everybody comes."""
+        for name in self.names:
+            yield Heard(presence=presence(name))
+            yield Profiled(profile=profile(self.plan, name))
+
+    def measures(self, state: RunState) -> None:
+        """Everybody tells what it can give, once in each try of a round; some say besides that they are there."""
+        if state.phase != "measure" or self._told == (state.round, state.retry):
+            return
+        self._told = (state.round, state.retry)
+        for place, name in enumerate(self.names):
+            self.waiting.append(Measured(telemetry=self._telemetry(state, name)))
+            if place % 10 == 0:
+                self.waiting.append(Heard(presence=presence(name)))
+
+    def _telemetry(self, state: RunState, name: str) -> Telemetry:
+        """Memory and links of all orders of size, from below the smallest subnet to above the largest."""
+        chance = Random(f"{name}/{state.round}")  # noqa: S311 - no secret
+        low, high = (one.training_memory_bytes["onnx"] for one in (self.plan.candidates[0], self.plan.candidates[-1]))
+        memory_bytes = int(low * (1.5 * high / low) ** chance.random())
+        rate_bps = 16 * self.plan.candidates[-1].weight_bytes * (0.05 + chance.random())
+        link_bps = rate_bps / self.plan.config.communication_s
+        reading = Reading(memory_free_bytes=memory_bytes, downlink_bps=link_bps, uplink_bps=link_bps)
+        return Telemetry(
+            client_id=name,
+            session_id=f"{name}-1",
+            run_id=self.plan.run_id,
+            round=state.round,
+            log_time_s=0.0,
+            reading=reading,
+            memory_budget_bytes=memory_bytes,
+            retry=state.retry,
+        )
+
+    def take(self, state: RunState, action: Action) -> None:
+        """What follows from an action; searches are the caller's, as they take seconds."""
+        if isinstance(action, SendTask):
+            self.waiting.append(self._answer(action.task))
+        elif isinstance(action, Fetch):
+            self.waiting.append(UpdateStored(update=action.update, change=ChangeSize(weights=1.0)))
+        elif isinstance(action, Fold):
+            done = Folded(round=action.round, accuracy=0.5, loss=1.0, sha256="0" * 64, refused={})
+            self.waiting.append(done)
+        elif isinstance(action, GoOn):
+            self.waiting.appendleft(Tick())
+        elif isinstance(action, Request) and not isinstance(action.wanted, SearchWanted):
+            self.waiting.append(Ready(made=self._made(state, action.wanted)))
+
+    def _answer(self, task: Task) -> Event:
+        name = task.client_id
+        if task.work == "deploy":
+            return Reported(deployed=Deployed(task_id=task.task_id, run_id=task.run_id, client_id=name, files=()))
+        number = int(name.removeprefix("client"))
+        if number % _REFUSE == task.round and task.task_id.endswith("/0"):
+            refusal = Refusal(
+                task_id=task.task_id,
+                run_id=task.run_id,
+                round=task.round,
+                client_id=name,
+                reason="memory",
+                detail="something else came",
+                available_bytes=task.planned_peak_bytes - 1,
+            )
+            return Refused(refusal=refusal)
+        update = Update(
+            task_id=task.task_id,
+            run_id=task.run_id,
+            round=task.round,
+            client_id=name,
+            blob=replace(_BLOB, size_bytes=10),
+            sample_count=100,
+            step_count=1,
+            loss=1.0,
+            accuracy=0.5,
+            measured_peak_bytes=1,
+            train_seconds=0.0,
+            seconds=0.0,
+        )
+        return UpdateOffered(update=update)
+
+    def _made(
+        self, state: RunState, wanted: TaskWanted | ScoringWanted | ModelsWanted | ProgramWanted | PricesWanted
+    ) -> Made:
+        match wanted:
+            case TaskWanted():
+                facts = self._facts(state, wanted.participant.size, wanted.target)
+                made: Made = TaskMade(wanted=wanted, program=_PROGRAM, weights=_BLOB, facts=facts)
+            case ScoringWanted():
+                made = ScoringMade(wanted=wanted, candidates=())
+            case ModelsWanted():
+                made = ModelsMade(wanted=wanted, programs=(_PROGRAM,), models=())
+            case ProgramWanted():
+                facts = self._facts(state, wanted.queued.size, wanted.queued.target)
+                made = ProgramMade(wanted=wanted, facts=facts)
+            case PricesWanted():
+                made = PricesMade(wanted=wanted, memory=self.prices[wanted.target])
+            case _:
+                never(wanted)
+        return made
+
+    def _facts(self, state: RunState, size: SubnetSpec, target: str) -> ProgramFacts:
+        """Programs plan a little more than prices say."""
+        if size.spec_id not in self._planned:
+            price = prices_of(self.plan, state, target)(size)
+            self._planned[size.spec_id] = int(_OVER * price.training_memory_bytes[target])
+        return ProgramFacts(planned_peak_bytes=self._planned[size.spec_id])

@@ -1,0 +1,145 @@
+"""What a heartbeat costs in fleets of different sizes: in the coordinator, in the whole server, and in memory."""
+
+import time
+import tracemalloc
+from collections.abc import Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
+
+from coordinator_benchmark.fleet import presence, profile
+from subfleet.export.requests import InferRequest, PriceRequest, TrainRequest
+from subfleet.journal.records import RoundRecord
+from subfleet.protocol.messages import encode
+from subfleet.protocol.topics import Topics
+from subfleet.rounds.coordinator import step
+from subfleet.rounds.events import Heard, Tick
+from subfleet.rounds.persistent import PersistentMap
+from subfleet.rounds.state import Member, Plan, RunState
+from subfleet.serving.session import Server
+from subfleet.settings.run import Run
+from subfleet.transport.memory import MemoryBroker
+
+__all__ = ["bytes_per_member", "heartbeat_us", "server_heartbeat_us"]
+
+_BEATS, _TRIES = 2000, 7
+
+
+def _members(plan: Plan, count: int) -> PersistentMap[Member]:
+    return PersistentMap(
+        {
+            name: Member(profile=profile(plan, name), session_id=f"{name}-1", heard_s=1.0, noted_s=1.0)
+            for name in (f"client{number}" for number in range(count))
+        }
+    )
+
+
+def heartbeat_us(plan: Plan, count: int, *, spoil: bool) -> float:
+    """CPU microseconds of the coordinator for one heartbeat among so many members: the median of some tries.
+
+    Args:
+        plan: of a run that waits for more members than there are.
+        count: of the members.
+        spoil: copy all members with each heartbeat.
+    """
+    state, _ = step(plan, RunState(members=_members(plan, count)), Tick(), 1.0)
+    beats = [Heard(presence=presence(f"client{7 * number % count}")) for number in range(_BEATS if not spoil else 50)]
+    took = []
+    for _ in range(_TRIES):
+        begun_s = time.thread_time()
+        for beat in beats:
+            state, _ = step(plan, state, beat, 2.0)
+            if spoil:
+                state = replace(state, members=PersistentMap({**state.members}))
+        took.append(1e6 * (time.thread_time() - begun_s) / len(beats))
+    return median(took)
+
+
+def bytes_per_member(plan: Plan, count: int) -> float:
+    """Memory of a state for each of so many members, their profiles included."""
+    tracemalloc.start()
+    members = _members(plan, count)
+    held, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    return held / len(members)
+
+
+class _Nothing:
+    """Neither an exporter that is asked for anything nor an observer that listens."""
+
+    def submit_training(self, request: TrainRequest) -> "Future[Path]":
+        """See `Exports`."""
+        return Future()
+
+    def submit_inference(
+        self, request: InferRequest, weights_path: Path, *, calibration_data: str = ""
+    ) -> "Future[Path]":
+        """See `Exports`."""
+        return Future()
+
+    def submit_prices(self, request: PriceRequest) -> "Future[Path]":
+        """See `Exports`."""
+        return Future()
+
+    def say(self, text: str) -> None:
+        """See `RunObserver`."""
+
+    def round_finished(self, record: RoundRecord) -> None:
+        """See `RunObserver`."""
+
+
+@contextmanager
+def _serving(config: Run, folder: Path, broker: MemoryBroker) -> Iterator[Server]:
+    nothing = _Nothing()
+    link = broker.client("server")
+    server = Server(config, link, nothing, state_folder=folder, exports=nothing, clock=lambda: 1.0)
+    server.open()
+    try:
+        yield server
+    finally:
+        server.close()
+
+
+def server_heartbeat_us(config: Run, plan: Plan, count: int, folder: Path) -> float:
+    """CPU microseconds of the whole server for one heartbeat: read, decided, written down, told.
+
+    Args:
+        config: of a run that waits for more members than there are.
+        plan: of the same.
+        count: of the members.
+        folder: for its state.
+    """
+    broker, topics = MemoryBroker(clock=lambda: 1.0), Topics()
+    names = [f"client{number}" for number in range(count)]
+    device = broker.client("devices")
+    device.open(())
+    with _serving(config, folder, broker) as server:
+
+        def say(kind: str, name: str, payload: bytes) -> None:
+            device.publish(topics.up(name, kind), payload)
+
+        for name in names:
+            say("presence", name, encode(presence(name)))
+            say("profile", name, encode(profile(plan, name)))
+            if len(server.state.members) % 100 == 0:
+                server.step(0.0)
+        while len(server.state.members) < count or any(one.profile is None for one in server.state.members.values()):
+            server.step(0.0)
+        took = []
+        for _ in range(_TRIES):
+            for number in range(_BEATS):
+                name = names[7 * number % count]
+                say("presence", name, encode(presence(name)))
+            # A step takes up to 257 deliveries and one tick, which looks at the whole fleet and is no heartbeat's.
+            steps = -(-_BEATS // 257)
+            begun_s = time.thread_time()
+            for _ in range(steps):
+                server.step(0.0)
+            busy_s = time.thread_time() - begun_s
+            begun_s = time.thread_time()
+            for _ in range(steps):
+                server.step(0.0)
+            took.append(1e6 * (busy_s - (time.thread_time() - begun_s)) / _BEATS)
+    return median(took)

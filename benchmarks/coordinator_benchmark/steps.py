@@ -1,0 +1,90 @@
+"""Rounds of a method with a thousand members, and what each step of the pure coordinator costs."""
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from coordinator_benchmark.fleet import Fleet
+from subfleet.elastic.memory_prices import MemoryPrices
+from subfleet.rounds.actions import Action, Request
+from subfleet.rounds.coordinator import step
+from subfleet.rounds.events import Event, Ready, Tick
+from subfleet.rounds.exploring import explored
+from subfleet.rounds.requests import SearchWanted
+from subfleet.rounds.state import Plan, RunState
+from subfleet.serving.garbage import settle_down
+
+__all__ = ["StepFigures", "step_figures"]
+
+_MOST_STEPS = 200_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepFigures:
+    """What a method's run took.
+
+    Attributes:
+        worst_ms: CPU of the dearest step before any program was written, and after a round has written some.
+        of: the event and the phase of the dearest.
+        mean_ms: of all steps.
+        beside_s: CPU of what was looked for beside the loop.
+        steps: how many there were.
+        folded: rounds.
+    """
+
+    worst_ms: tuple[float, float]
+    of: str
+    mean_ms: float
+    beside_s: float
+    steps: int
+    folded: int
+
+
+def step_figures(plan: Plan, prices: Mapping[str, MemoryPrices], *, members: int, spoil: bool) -> StepFigures:
+    """Play a run to its end.
+
+    Args:
+        plan: of the run.
+        prices: that the exporter tells, by target.
+        members: how many devices there are.
+        spoil: search within the step that asks for it.
+    """
+    fleet = Fleet(plan=plan, prices=prices, names=tuple(f"client{number}" for number in range(members)))
+    fleet.waiting.extend(fleet.joins())
+    settle_down()  # as a server does before it serves
+    state, now_s, worst, of = RunState(), 1.0, [0.0, 0.0], ""
+    total_s = beside_s = 0.0
+    steps = 0
+    while state.phase not in ("finished", "failed") and steps < _MOST_STEPS:
+        if not fleet.waiting:
+            now_s += 1.0
+        event: Event = fleet.waiting.popleft() if fleet.waiting else Tick()
+        before, begun_s = state, time.thread_time()
+        state, actions = step(plan, state, event, now_s)
+        found = _searched(plan, state, actions) if spoil else ()
+        took_s = time.thread_time() - begun_s
+        steps, total_s = steps + 1, total_s + took_s
+        part = min(before.folded_round, 1)
+        if 1000 * took_s > max(worst):
+            of = f"{type(event).__name__} in {before.phase}"
+        worst[part] = max(worst[part], 1000 * took_s)
+        begun_s = time.thread_time()
+        fleet.waiting.extend(found if spoil else _searched(plan, state, actions))
+        beside_s += time.thread_time() - begun_s
+        for action in actions:
+            fleet.take(state, action)
+        fleet.measures(state)
+    return StepFigures(
+        worst_ms=(worst[0], worst[1]),
+        of=of,
+        mean_ms=1000 * total_s / steps,
+        beside_s=beside_s,
+        steps=steps,
+        folded=state.folded_round,
+    )
+
+
+def _searched(plan: Plan, state: RunState, actions: tuple[Action, ...]) -> tuple[Event, ...]:
+    """What the server's search would find in its own thread."""
+    wanted = (one.wanted for one in actions if isinstance(one, Request) and isinstance(one.wanted, SearchWanted))
+    return tuple(Ready(made=explored(plan, state, one)) for one in wanted)

@@ -1,0 +1,191 @@
+"""What is made beside the loop: what is asked for, and what comes of it. Plain data, one way for all.
+
+    Request(wanted) --> Ready(made)               what was made carries the request that it answers
+                    --> Failed(wanted, reason)    it cannot be made
+
+Whatever takes longer than a step of the loop is asked for in this way. Each may be asked for and answered twice.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from subfleet.elastic.memory_prices import MemoryPrices
+from subfleet.methods.policies import Participant
+from subfleet.protocol.blobs import BlobRef
+from subfleet.protocol.memory import Packing
+from subfleet.protocol.programs import ProgramRef
+from subfleet.protocol.subnet import SubnetSpec
+from subfleet.rounds.written import ModelFile, Queued
+from subfleet.search.candidates import Candidate
+from subfleet.search.query import Known, Search
+
+__all__ = [
+    "Explored",
+    "Made",
+    "ModelsMade",
+    "ModelsWanted",
+    "PricesMade",
+    "PricesWanted",
+    "ProgramFacts",
+    "ProgramMade",
+    "ProgramWanted",
+    "Scorable",
+    "ScoringMade",
+    "ScoringWanted",
+    "SearchWanted",
+    "TaskMade",
+    "TaskWanted",
+    "Wanted",
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskWanted:
+    """A client's training task: the program of its size, and the weights of its subnet."""
+
+    participant: Participant
+    round: int
+    attempt: int
+    target: str
+    student: SubnetSpec | None = None
+
+    @property
+    def client_id(self) -> str:
+        """Whose task it is."""
+        return self.participant.client_id
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScoringWanted:
+    """A client's score task: programs that score these sizes, and the weights that they begin with."""
+
+    client_id: str
+    round: int
+    target: str
+    sizes: tuple[SubnetSpec, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelsWanted:
+    """A client's own models for inference."""
+
+    participant: Participant
+    round: int
+
+    @property
+    def client_id(self) -> str:
+        """Whose models they are."""
+        return self.participant.client_id
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProgramWanted:
+    """A program for later rounds."""
+
+    queued: Queued
+    round: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PricesWanted:
+    """What all sizes take in training on a target, told by the exporter's planner."""
+
+    target: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchWanted:
+    """Sizes for the clients of a turn, looked for by the method's search."""
+
+    turn: int
+
+
+Wanted = TaskWanted | ScoringWanted | ModelsWanted | ProgramWanted | PricesWanted | SearchWanted
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProgramFacts:
+    """What is known of a written program.
+
+    Attributes:
+        planned_peak_bytes: from its manifest.
+        operators: that its runtime must have; empty where it is not told.
+        packings: what of the plan differs between processors.
+    """
+
+    planned_peak_bytes: int
+    operators: tuple[str, ...] = ()
+    packings: tuple[Packing, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskMade:
+    """A task's program and weights."""
+
+    wanted: TaskWanted
+    program: ProgramRef
+    weights: BlobRef
+    facts: ProgramFacts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scorable:
+    """A candidate with the program and the weights that it is scored with, and what both plan to need."""
+
+    size: SubnetSpec
+    program: ProgramRef
+    weights: BlobRef
+    planned_peak_bytes: int
+    packings: tuple[Packing, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScoringMade:
+    """The candidates of a score task, from smallest to largest; those without a program are left out."""
+
+    wanted: ScoringWanted
+    candidates: tuple[Scorable, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelsMade:
+    """A client's inference models."""
+
+    wanted: ModelsWanted
+    programs: tuple[ProgramRef, ...]
+    models: tuple[ModelFile, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProgramMade:
+    """A program for later rounds was written."""
+
+    wanted: ProgramWanted
+    facts: ProgramFacts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PricesMade:
+    """What memory costs on a target."""
+
+    wanted: PricesWanted
+    memory: MemoryPrices
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Explored:
+    """What the method's search came by for a turn.
+
+    Attributes:
+        found: sizes to be remembered, in the order in which they were found.
+        searches: by target, the search that knows them and all that was found before.
+        written_prices: by their keys, what programs that were written cost by prices, as far as that was not known.
+    """
+
+    wanted: SearchWanted
+    found: tuple[Known, ...]
+    searches: Mapping[str, Search] = field(default_factory=dict)
+    written_prices: Mapping[str, Candidate] = field(default_factory=dict)
+
+
+Made = TaskMade | ScoringMade | ModelsMade | ProgramMade | PricesMade | Explored

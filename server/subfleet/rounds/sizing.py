@@ -1,0 +1,80 @@
+"""A round's clients get their sizes: a few in each step, once what is needed to choose was made. Pure.
+
+All have the same to choose from, whoever comes first: what the search finds is there before anyone is given anything,
+and a program that is written meanwhile counts from the next round on.
+"""
+
+from collections.abc import Iterable
+from dataclasses import replace
+from heapq import nsmallest
+from types import MappingProxyType
+
+from subfleet.rounds.actions import Action, GoOn, Request
+from subfleet.rounds.pricing import has_prices
+from subfleet.rounds.proposing import proposed_seat
+from subfleet.rounds.requests import PricesWanted, ProgramWanted, SearchWanted
+from subfleet.rounds.state import Plan, RunState
+from subfleet.rounds.written import Queued
+from subfleet.search.queue import most_wanted
+
+__all__ = ["AT_ONCE", "asking", "lacking", "sized"]
+
+AT_ONCE = 4
+"""Clients that are given a size in one step: each takes milliseconds where hundreds of programs are written."""
+
+Outcome = tuple[RunState, tuple[Action, ...]]
+
+
+def lacking(plan: Plan, state: RunState) -> tuple[PricesWanted | SearchWanted, ...]:
+    """What is to be made next before sizes can be chosen for the round's clients; nothing where all is there."""
+    policies = plan.policies
+    if policies.search is None and not policies.planned_prices:
+        return ()
+    targets = {seat.runtime for seat in state.seats.values() if seat.stage not in ("skipped", "missing")}
+    unpriced = [PricesWanted(target=target) for target in sorted(targets) if not has_prices(plan, state, target)]
+    if unpriced or policies.search is None or not targets:
+        return tuple(unpriced)
+    found = state.explored_turn == state.turn and targets <= state.searches.keys()
+    return () if found else (SearchWanted(turn=state.turn),)
+
+
+def asking(state: RunState, wanted: Iterable[PricesWanted | SearchWanted]) -> Outcome:
+    """Ask for what is not being made already."""
+    new = tuple(one for one in wanted if one not in state.asked)
+    if not new:
+        return state, ()
+    return replace(state, asked=state.asked.union(new)), tuple(Request(wanted=one) for one in new)
+
+
+def sized(plan: Plan, state: RunState) -> Outcome:
+    """Give sizes to the next of those that have answered, or have candidates proposed to them."""
+    count = sum(seat.stage == "answered" for seat in state.seats.values())
+    if not count:
+        return _with_wishes(plan, state)
+    if wanted := lacking(plan, state):
+        return asking(state, wanted)
+    seats, actions = dict(state.seats), list[Action]()
+    for name in nsmallest(AT_ONCE, (name for name, seat in seats.items() if seat.stage == "answered")):
+        seats[name], more = proposed_seat(plan, state, seats[name])
+        actions += more
+    state = replace(state, seats=MappingProxyType(seats))
+    if count > AT_ONCE:
+        return state, (*actions, GoOn())
+    state, last = _with_wishes(plan, state)
+    return state, (*actions, *last)
+
+
+def _with_wishes(plan: Plan, state: RunState) -> Outcome:
+    """Begin the programs for later rounds that this one's clients would rather have had, once all have been asked."""
+    if state.wished_turn == state.turn:
+        return state, ()
+    state = replace(state, wished_turn=state.turn)
+    if plan.config.calibrates(state.round):
+        return state, ()
+    wishes = [seat.first_wanted for seat in state.seats.values() if seat.first_wanted is not None]
+    known = {*state.plans, *(queued.key for queued in state.queue)}
+    new = tuple(
+        Queued(size=one.size, target=one.target) for one in most_wanted(wishes, known, plan.config.exports_per_round)
+    )
+    actions = tuple(Request(wanted=ProgramWanted(queued=one, round=state.round)) for one in new)
+    return replace(state, queue=(*state.queue, *new)), actions

@@ -1,0 +1,51 @@
+"""What fits a budget: written once, for a subnet and for columns of them."""
+
+from typing import Literal, Protocol, TypeVar, get_args
+
+from subfleet.protocol.readings import Budget
+
+__all__ = ["INFINITE_BYTES", "LIMITS", "Limit", "Taken", "compared"]
+
+INFINITE_BYTES = 2**62
+"""The memory of a subnet on a runtime that cannot train it: more than any budget."""
+
+Limit = Literal["memory", "link", "compute", "runtime"]
+"""What keeps a size from a client: a part of its budget, or a runtime that cannot run the size's program."""
+LIMITS: tuple[Limit, ...] = get_args(Limit)
+
+T_co = TypeVar("T_co", covariant=True)
+
+
+class Taken(Protocol[T_co]):
+    """What training takes of a budget: numbers of one subnet, or columns with a row for each of many."""
+
+    @property
+    def memory_bytes(self) -> T_co:
+        """Of the device process while it trains."""
+        ...
+
+    @property
+    def weight_bytes(self) -> T_co:
+        """That travel to a device; the program is not counted, as it moves once for many rounds."""
+        ...
+
+    @property
+    def update_bytes(self) -> T_co:
+        """That travel back."""
+        ...
+
+    @property
+    def forward_macs(self) -> T_co:
+        """Multiply-accumulates of one sample's forward pass."""
+        ...
+
+
+def compared(taken: Taken[T_co], limits: Budget) -> tuple[tuple[Limit, T_co, int], ...]:
+    """For each part of a budget that is limited: its name, what is taken of it, and the most that fits."""
+    parts: tuple[tuple[Limit, T_co, int | None], ...] = (
+        ("memory", taken.memory_bytes, min(limits.memory_bytes, INFINITE_BYTES - 1)),
+        ("link", taken.weight_bytes, limits.downlink_bytes),
+        ("link", taken.update_bytes, limits.uplink_bytes),
+        ("compute", taken.forward_macs, limits.forward_macs),
+    )
+    return tuple((limit, amount, most) for limit, amount, most in parts if most is not None)

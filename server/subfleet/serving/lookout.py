@@ -1,0 +1,57 @@
+"""The method's search, beside the loop: it takes seconds, and reads a state that nothing changes."""
+
+import logging
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+
+from subfleet.protocol.errors import SubfleetError
+from subfleet.rounds.events import Failed, Ready
+from subfleet.rounds.exploring import explored
+from subfleet.rounds.requests import Explored, SearchWanted
+from subfleet.rounds.state import Plan, RunState
+
+__all__ = ["Lookout"]
+
+_LOG = logging.getLogger(__name__)
+
+
+class Lookout:
+    """One thread that searches; one turn after the other.
+
+    Args:
+        plan: of the run.
+    """
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="subfleet-search")
+        self._work: dict[SearchWanted, Future[Explored]] = {}
+
+    def begin(self, wanted: SearchWanted, state: RunState) -> None:
+        """Begin to look for sizes; what is under way is not begun again.
+
+        Args:
+            wanted: what is asked for.
+            state: in which that was decided.
+        """
+        if wanted not in self._work:
+            self._work[wanted] = self._pool.submit(explored, self._plan, state, wanted)
+
+    def events(self) -> tuple[Ready | Failed, ...]:
+        """What has been found, or could not be, since the last call."""
+        done = [wanted for wanted, work in self._work.items() if work.done()]
+        return tuple(self._event(wanted, self._work.pop(wanted)) for wanted in done)
+
+    def settle(self) -> None:
+        """Wait until what was begun is found; `events` then has it."""
+        wait(self._work.values())
+
+    def close(self) -> None:
+        """Let the thread end; what it is looking for can be looked for again."""
+        self._pool.shutdown(wait=True, cancel_futures=True)
+
+    def _event(self, wanted: SearchWanted, work: "Future[Explored]") -> Ready | Failed:
+        try:
+            return Ready(made=work.result())
+        except SubfleetError as error:
+            _LOG.warning("the search for turn %d failed: %s", wanted.turn, error)
+            return Failed(wanted=wanted, reason=f"the search failed: {error}")

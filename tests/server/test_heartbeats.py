@@ -1,0 +1,93 @@
+"""A heartbeat touches nobody but the one whose it is, in a fleet of any size."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from server.coordinator_cases import PLAN_DEADLINES, plan_of, profile, telemetry
+
+from subfleet.protocol.messages import Presence
+from subfleet.rounds import coordinator
+from subfleet.rounds.coordinator import step
+from subfleet.rounds.events import Heard, Measured, Profiled, Tick
+from subfleet.rounds.persistent import PersistentMap
+from subfleet.rounds.state import Member, Plan, RunState
+
+keys = st.text(max_size=3)
+
+
+@given(st.dictionaries(keys, st.integers()), st.lists(st.dictionaries(keys, st.integers(), max_size=5)), st.sets(keys))
+def test_a_persistent_map_is_the_mapping_that_it_stands_for(
+    first: dict[str, int], changes: list[dict[str, int]], gone: set[str]
+) -> None:
+    found, known = PersistentMap(first), dict(first)
+    for change in changes:
+        before, was = found, dict(known)
+        found, known = found.updated(change), {**known, **change}
+        assert before == was, "nothing changes a map that is there"
+        assert set(found.changed(before)) == {key for key in known if key not in was or known[key] is not was[key]}
+    assert dict(found) == known
+    assert len(found) == len(known)
+    kept = {key: value for key, value in known.items() if key not in gone}
+    assert found.without(gone) == kept
+    assert len(found.without(gone)) == len(kept)
+    assert set(found.changed(found.without(gone))) == set(known) - set(kept)
+    assert list(PersistentMap(known)) == list(PersistentMap(dict(reversed(known.items()))))
+
+
+def fleet_of(plan: Plan, count: int) -> RunState:
+    members = {
+        f"client{number}": Member(
+            profile=profile(f"client{number}"), session_id=f"client{number}-1", heard_s=1.0, noted_s=1.0
+        )
+        for number in range(count)
+    }
+    return step(plan, RunState(members=PersistentMap(members)), Tick(), 2.0)[0]
+
+
+@pytest.mark.parametrize("count", [10, 3000])
+@pytest.mark.parametrize("phase", ["waiting", "measure"])
+def test_a_heartbeat_shares_all_other_members_and_looks_at_none(
+    count: int, phase: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = plan_of(min_clients=1 if phase == "measure" else count + 1, deadlines=PLAN_DEADLINES)
+    state = fleet_of(plan, count)
+    assert state.phase == phase
+    monkeypatch.setattr(coordinator, "advance", lambda *_: pytest.fail("the whole fleet was looked at"))
+    heard = Heard(presence=Presence(client_id="client7", session_id="client7-1", online=True))
+    regular = Measured(telemetry=replace(telemetry(plan, "client7"), run_id=None, round=None))
+    known = state.members["client7"].profile
+    assert known is not None
+    for event in (heard, regular, Profiled(profile=replace(known))):
+        after, actions = step(plan, state, event, 3.0)
+        assert actions == ()
+        assert list(after.members.changed(state.members)) == ([] if isinstance(event, Profiled) else ["client7"])
+        own = [branch for branch, old in zip(after.members.root, state.members.root, strict=True) if branch is not old]
+        assert len(own) <= 1
+        assert sum(leaf is not old for branch in own for leaf, old in zip(branch, _old(state, after), strict=True)) <= 1
+        assert after.seats is state.seats
+
+
+def _old(state: RunState, after: RunState) -> tuple[object, ...]:
+    pairs = zip(after.members.root, state.members.root, strict=True)
+    return next(old for branch, old in pairs if branch is not old)
+
+
+def test_whose_word_moves_the_run_moves_it_at_once() -> None:
+    """Who comes back, begins anew, is heard again after its lease, or says that it goes."""
+    plan = plan_of(min_clients=3, deadlines=PLAN_DEADLINES)
+    state = fleet_of(plan, 2)
+    came = Heard(presence=Presence(client_id="new", session_id="new-1", online=True))
+    state, _ = step(plan, state, came, 3.0)
+    assert step(plan, state, Profiled(profile=profile("new")), 3.0)[0].phase == "measure"
+    state = fleet_of(plan, 3)
+    assert state.phase == "measure"
+    lapsed = replace(state, phase="waiting", round=0)
+    late_s = 1.0 + PLAN_DEADLINES.lease_s + 1
+    for number in range(3):
+        assert lapsed.phase == "waiting"
+        name = f"client{number}"
+        said = Heard(presence=Presence(client_id=name, session_id=f"{name}-1", online=True))
+        lapsed, _ = step(plan, lapsed, said, late_s)
+    assert lapsed.phase == "measure"
