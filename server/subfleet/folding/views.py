@@ -35,7 +35,7 @@ class Views:
     def for_use(self, state: ModelState, client: Participant) -> dict[str, Tensor]:
         """The same, with running statistics as evaluation and deployment need them."""
         seen = self.for_training(state, client)
-        if self.plan.config.norms != "recalibrated":
+        if not self.plan.policies.recalibrates:
             return seen
         return recalibrated(self.plan.network, seen, client.spec, torch.split(self.samples, _BATCH_SIZE))
 

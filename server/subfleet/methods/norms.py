@@ -22,6 +22,7 @@ in rounds of their own devices measure the running statistics, each of its subne
 
 def with_norms(policies: Policies, norms: NormPolicy) -> Policies:
     """A method's policies with norms shared so."""
+    policies = replace(policies, recalibrates=norms == "recalibrated")
     if norms != "bank":
         return policies
 

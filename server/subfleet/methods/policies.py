@@ -337,6 +337,7 @@ class Policies:
         fit_codec: that codec, what an update of a size takes with any codec, and the client's budget, to the codec of
             the client's task. What it writes must fit the budget too.
         planned_prices: sizes are priced by a model of the planner: for searches, which look at many and give few.
+        recalibrates: running statistics are measured anew for every subnet that is evaluated or deployed.
         personal: there is no model for all: a round's accuracy is the mean of its clients' own.
     """
 
@@ -360,6 +361,7 @@ class Policies:
     server_optimiser: AnyServerOptimiser | None = None
     distillation: DistillationSettings | None = None
     taught: Callable[[Network, Sequence[SubnetSpec]], Sequence[SubnetSpec] | SearchSpace] = lambda network, sizes: sizes
+    recalibrates: bool = False
     personal: bool = False
     update_codec: AnyUpdateCodec = field(default_factory=Uncompressed)
     fit_codec: Callable[[AnyUpdateCodec, UpdateBytes, Budget], AnyUpdateCodec] = as_priced

@@ -105,7 +105,7 @@ def resume_actions(plan: Plan, state: RunState) -> tuple[Action, ...]:
             actions.append(Request(wanted=scoring_wanted(state, seat)))
     # Tasks that are not out yet are asked for when a smaller size could be chosen, should one be too large.
     wanted = lacking(plan, state)
-    return (*actions, *(map(_request, wanted) if wanted else tasks_wanted(state)))
+    return (*actions, *([Request(wanted=one) for one in wanted] if wanted else tasks_wanted(state)))
 
 
 def _deploying(state: RunState) -> tuple[Action, ...]:
@@ -113,10 +113,6 @@ def _deploying(state: RunState) -> tuple[Action, ...]:
     waiting = (seat.participant for seat in state.seats.values() if seat.stage == "preparing")
     made = (Request(wanted=ModelsWanted(participant=one, round=state.round)) for one in waiting if one is not None)
     return (*sent, *made)
-
-
-def _request(wanted: Any) -> Request:
-    return Request(wanted=wanted)
 
 
 def _handled(plan: Plan, state: RunState, event: Event, now_s: float) -> Outcome:

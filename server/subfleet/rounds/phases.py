@@ -1,12 +1,13 @@
 """From phase to phase: the only place where a run moves on, and where every deadline is kept. Pure."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 from types import MappingProxyType
 
 from subfleet.rounds.actions import Action, Request, Withdraw
 from subfleet.rounds.closing import begin_fold
+from subfleet.rounds.exhaustive import never
 from subfleet.rounds.members import SILENT_SINCE, holds_lease, silent_members
 from subfleet.rounds.notices import skip_notice
 from subfleet.rounds.proposing import without_late_scores
@@ -29,10 +30,29 @@ def advance(plan: Plan, state: RunState, now_s: float) -> Outcome:
     actions: tuple[Action, ...] = ()
     while True:
         before = state.phase
-        state, more = _PHASES[state.phase](plan, state, now_s)
+        state, more = _moved(plan, state, now_s)
         actions += more
         if state.phase == before:
             return state, actions
+
+
+def _moved(plan: Plan, state: RunState, now_s: float) -> Outcome:
+    """What the phase comes to now."""
+    outcome: Outcome = state, ()
+    match state.phase:
+        case "waiting":
+            outcome = _waiting(plan, state, now_s)
+        case "measure":
+            outcome = _measure(plan, state, now_s)
+        case "train":
+            outcome = _train(plan, state, now_s)
+        case "deploy":
+            outcome = _deploy(plan, state, now_s)
+        case "fold" | "finished" | "failed":
+            pass  # an event ends the one, and nothing the others
+        case _:
+            never(state.phase)
+    return outcome
 
 
 def expected_clients(plan: Plan, state: RunState, now_s: float) -> tuple[str, ...]:
@@ -184,20 +204,3 @@ def _deploy(plan: Plan, state: RunState, now_s: float) -> Outcome:
         return state, ()
     state, actions = _close_open_seats(state, still_open, "it did not fetch its models in time")
     return _enter(state, "finished", now_s), actions
-
-
-def _stay(plan: Plan, state: RunState, now_s: float) -> Outcome:
-    return state, ()
-
-
-_PHASES: Mapping[Phase, Callable[[Plan, RunState, float], Outcome]] = MappingProxyType(
-    {
-        "waiting": _waiting,
-        "measure": _measure,
-        "train": _train,
-        "fold": _stay,
-        "deploy": _deploy,
-        "finished": _stay,
-        "failed": _stay,
-    }
-)

@@ -29,7 +29,7 @@ from subfleet.journal.places import Places
 from subfleet.journal.records import RunObserver, RunResult
 from subfleet.journal.rows import deployed_models, round_record
 from subfleet.link.announcing import Announcer
-from subfleet.link.inbox import read_delivery
+from subfleet.link.inbox import Incoming, read_delivery
 from subfleet.link.traffic import Traffic
 from subfleet.link.uploads import Uploads
 from subfleet.methods.judging import method_status
@@ -277,17 +277,18 @@ class Server:
             if read is not None:
                 self._take_message(*read)
 
-    def _take_message(self, client_id: str, incoming: object) -> None:
-        if isinstance(incoming, Receipt):
-            self._settle(client_id, incoming)
-        elif isinstance(incoming, ChunkRequest):
-            self._exchange.handle_request(client_id, incoming)
-        elif isinstance(incoming, Chunk):
-            self._exchange.handle_chunk(client_id, incoming)
-        elif isinstance(incoming, BlobMissing):
-            self._exchange.handle_missing(client_id, incoming)
-        else:
-            self._apply(incoming)  # type: ignore[arg-type]  # the remaining members of Incoming are events
+    def _take_message(self, client_id: str, incoming: Incoming) -> None:
+        match incoming:
+            case Receipt():
+                self._settle(client_id, incoming)
+            case ChunkRequest():
+                self._exchange.handle_request(client_id, incoming)
+            case Chunk():
+                self._exchange.handle_chunk(client_id, incoming)
+            case BlobMissing():
+                self._exchange.handle_missing(client_id, incoming)
+            case _:
+                self._apply(incoming)
 
     def _settle(self, client_id: str, receipt: Receipt) -> None:
         """A device acknowledges its own task; the ids of others' tasks are no secret."""

@@ -306,8 +306,7 @@ def _moved(plan: Plan, before: ModelState, after: ModelState, client: Client, na
 
 def _evaluated(norms: NormPolicy, spoiled: bool = False) -> list[float]:
     """The loss of a subnet on the same samples, in batches of several sizes."""
-    plan = plan_with(HeteroFL(), BATCH_NORM)
-    plan = replace(plan, config=replace(plan.config, norms=norms))
+    plan = plan_with(HeteroFL(), BATCH_NORM, norms=norms)
     state: Mapping[str, Tensor] = random_state(plan.network, 3)
     if spoiled:
         roles = {name: decl.role for name, decl in plan.network.tensors.items()}
