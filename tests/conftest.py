@@ -10,7 +10,13 @@ def pytest_configure() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def pytest_collection() -> None:
+    """Look for no garbage while modules are loaded: what they make stays."""
+    gc.disable()
+
+
 def pytest_collection_finish() -> None:
     """Leave what is loaded by now to itself: looking through millions of objects again and again takes minutes."""
     gc.collect()
     gc.freeze()
+    gc.enable()

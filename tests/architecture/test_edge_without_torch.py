@@ -11,6 +11,8 @@ PACKAGES = {
     "protocol": ROOT / "protocol/subfleet/protocol",
     "transport": ROOT / "protocol/subfleet/transport",
     "device_profiles": ROOT / "device_profiles/subfleet/device_profiles",
+    "agent": ROOT / "edge_client/subfleet/agent",
+    "device": ROOT / "edge_client/subfleet/device",
     "edge_client": ROOT / "edge_client/subfleet/edge_client",
 }
 BLOCKED = ("torch", "numpy", "executorch", "onnx", "onnxruntime", "fastapi", "safetensors", "sqlalchemy", "pydantic")

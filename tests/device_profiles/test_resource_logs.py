@@ -49,6 +49,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("logs")
 
 
+@pytest.mark.slow
 @given(log=logs())
 def test_a_log_is_read_back_exactly_as_it_was_written(log: ResourceLog, folder: Path) -> None:
     path = folder / "round_trip.csv"

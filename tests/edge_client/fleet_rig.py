@@ -7,11 +7,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import ClassVar
 
-from edge_client.agent_cases import RESULT, announce, deploy_task, profile, train_task
+from agent.agent_cases import RESULT, announce, deploy_task, profile, train_task
 
-from subfleet.edge_client.meters import Direction
+from subfleet.agent.states import AgentSettings
+from subfleet.device.meters import Direction
 from subfleet.edge_client.session import Device, Session
-from subfleet.edge_client.states import AgentSettings
 from subfleet.edge_client.store import AgentStore
 from subfleet.edge_client.worker import TrainingWorker
 from subfleet.protocol.blobs import BlobRef, decode_chunk

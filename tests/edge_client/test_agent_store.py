@@ -8,9 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from edge_client.agent_cases import RESULT, announce, blob, deploy_task, score_task, train_task
+from agent.agent_cases import RESULT, announce, blob, deploy_task, score_task, train_task
 
-from subfleet.edge_client.states import Saved, Scored, WorkFailed
+from subfleet.agent.states import Saved, Scored, WorkFailed
 from subfleet.edge_client.store import AgentStore
 from subfleet.edge_client.worker import Finished, TrainingWorker
 from subfleet.protocol.errors import DataError, FileError, MemoryLimitError, ProtocolError

@@ -15,12 +15,13 @@ import numpy as np
 import pytest
 from trainers.recording_program import manifest
 
+from subfleet.agent.states import Saved
+from subfleet.device import describing, runtimes
+from subfleet.device.capture import CaptureOptions, capture
+from subfleet.device.describing import architecture_of, default_client_id, profile_with
 from subfleet.device_profiles.logs import read_log
-from subfleet.edge_client import cli, joining, runtimes
-from subfleet.edge_client.capture import CaptureOptions, capture
-from subfleet.edge_client.joining import architecture_of, default_client_id, default_state_folder, profile_with
-from subfleet.edge_client.states import Saved
-from subfleet.edge_client.store import AgentStore
+from subfleet.edge_client import cli
+from subfleet.edge_client.store import AgentStore, default_state_folder
 from subfleet.protocol.errors import ConfigError, DataError, FileError, MissingExtraError, ProtocolError
 from subfleet.protocol.exit_codes import ExitCode
 from subfleet.protocol.memory import MemoryPlan, Packing
@@ -314,7 +315,7 @@ def test_doctor_names_what_is_there_what_is_not_and_the_remedy(
 def test_doctor_says_that_a_program_fits_a_budget_of_just_its_plan_and_none_of_a_byte_less(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(joining, "own_packing_width", lambda: 32)
+    monkeypatch.setattr(describing, "own_packing_width", lambda: 32)
     memory = MemoryPlan(runtime_bytes=990, packings=(Packing(width=32, more_bytes=10),))
     planned = replace(manifest(4), memory=memory)
     store = AgentStore(tmp_path)
@@ -380,7 +381,7 @@ def test_the_agent_loads_without_any_tensor_package() -> None:
         "import sys\n"
         "for name in ('torch', 'numpy', 'onnx', 'onnxruntime', 'executorch', 'fastapi', 'PIL'):\n"
         "    sys.modules[name] = None\n"
-        "import subfleet.edge_client.joining, subfleet.edge_client.doctor, subfleet.edge_client.capture\n"
+        "import subfleet.edge_client.joining, subfleet.edge_client.doctor, subfleet.device.capture\n"
         "from subfleet.edge_client.cli import main\n"
         "sys.exit(main(['doctor', '--json']))\n"
     )

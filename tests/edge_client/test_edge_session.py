@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from edge_client.agent_cases import announce
+from agent.agent_cases import announce
 from edge_client.fleet_rig import PROGRAM, WEIGHTS, Rig, trained
 
 from subfleet.protocol.errors import (

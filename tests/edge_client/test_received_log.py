@@ -5,11 +5,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from edge_client.agent_cases import announce, profile, train_task
+from agent.agent_cases import announce, profile, train_task
 from edge_client.fleet_rig import Rig
 
+from subfleet.agent.states import AgentSettings
 from subfleet.edge_client.received_log import ReceivedLog
-from subfleet.edge_client.states import AgentSettings
 from subfleet.protocol.messages import Message, Receipt, encode
 
 WHY = "no subnet fits: the smallest needs 4000 bytes"

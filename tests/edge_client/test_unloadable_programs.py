@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import ClassVar
 
 import pytest
-from edge_client.agent_cases import score_task
+from agent.agent_cases import score_task
 
-from subfleet.edge_client.states import Scored, WorkFailed
+from subfleet.agent.states import Scored, WorkFailed
 from subfleet.edge_client.worker import TrainingWorker
 from subfleet.protocol.errors import LoadError, TrainingError
 from subfleet.protocol.programs import DataSummary, Prediction, ScoreJob, TrainJob, TrainResult

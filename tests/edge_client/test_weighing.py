@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from edge_client.agent_cases import announce, blob, connected, deploy_task, kinds, one, score_task, train_task
+from agent.agent_cases import announce, blob, connected, deploy_task, kinds, one, score_task, train_task
 from edge_client.fleet_rig import PROGRAM, WEIGHTS, Rig
 
-from subfleet.edge_client.states import Keep, Prune
+from subfleet.agent.states import Keep, Prune
+from subfleet.agent.weighing import HEADER_BYTES, Weigh, Weighed, needed_bytes, objection
 from subfleet.edge_client.store import AgentStore
-from subfleet.edge_client.weighing import HEADER_BYTES, Weigh, Weighed, needed_bytes, objection
 from subfleet.protocol.blobs import BlobRef
 from subfleet.protocol.messages import ChunkRequest, Refusal, Task
 from subfleet.protocol.programs import ProgramRef

@@ -12,11 +12,11 @@ import pytest
 from emulation.batch_cases import LARGE_BYTES, SMALL_BYTES, client, config, experiment, part
 
 from subfleet import tasks
+from subfleet.agent.states import AgentSettings
+from subfleet.device.describing import architecture_of, packing_width_of
+from subfleet.device.meters import ReplayMeter
 from subfleet.device_profiles import ReplayedLog
-from subfleet.edge_client.joining import architecture_of, packing_width_of
-from subfleet.edge_client.meters import ReplayMeter
 from subfleet.edge_client.session import Device, Session
-from subfleet.edge_client.states import AgentSettings
 from subfleet.edge_client.store import AgentStore
 from subfleet.edge_client.worker import TrainingWorker
 from subfleet.emulation.batch.announcing import announcement

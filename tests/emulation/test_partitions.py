@@ -39,6 +39,7 @@ def parts_of(dataset: Dataset, name: str, clients: int, **more: float) -> tuple[
     return partition(dataset, chosen, clients=clients, seed=7)
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(data=st.data())
 def test_every_sample_goes_to_exactly_one_client_or_a_sentence_says_why_not(data: st.DataObject) -> None:

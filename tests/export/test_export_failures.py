@@ -33,6 +33,8 @@ def step_through(layer: nn.Module) -> Step:
     return training_step(module, SampleSpec(shape=(6,)), batch_size=2, objective=ObjectiveSettings(), optimiser=PLAIN)
 
 
+@pytest.mark.slow
+@pytest.mark.export
 @pytest.mark.parametrize("target", TARGET_NAMES)
 def test_an_operator_without_translation_is_named(target: str) -> None:
     class Unusual(nn.Module):

@@ -158,6 +158,7 @@ class Deep(nn.Module):
         return logits
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("real_count", [3, 2])
 def test_padding_does_not_grow_beyond_all_numbers(real_count: int) -> None:
     """No norm counts it, so that each could take it further from 0; and infinity times a mask of 0 is no number."""

@@ -46,6 +46,7 @@ def changed(step: Step, name: str, change: Callable[[Tensor], Tensor], *, from_s
     return run
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", [2e-2, math.nan, math.inf])
 def test_a_program_that_differs_is_an_error(fault: float) -> None:
     step = step_of_request(train_request("onnx"))

@@ -27,7 +27,6 @@ from subfleet.trainers.onnx import OnnxTrainer
 from subfleet.transport.address import parse_url
 from subfleet.transport.mqtt import MqttTransport
 
-pytest.importorskip("sklearn")
 pytestmark = [pytest.mark.slow, pytest.mark.broker, pytest.mark.export]
 
 ROUNDS = 3

@@ -1,8 +1,9 @@
-"""Small ExecuTorch programs for tests of what runs them."""
+"""Small ExecuTorch programs for tests of what runs them.
+
+The exporter is imported where a program is written: it takes seconds, and most of those who collect write none.
+"""
 
 import torch
-from executorch.exir import EdgeCompileConfig, ExecutorchBackendConfig, to_edge
-from executorch.exir.passes import MemoryPlanningPass
 
 BIG = 4_000_000
 
@@ -30,6 +31,9 @@ class Division(torch.nn.Module):
 
 def write(module: torch.nn.Module, arguments: tuple[torch.Tensor, ...], *, planned: bool) -> bytes:
     """Export a module; `planned` puts its inputs and outputs into the planned memory."""
+    from executorch.exir import EdgeCompileConfig, ExecutorchBackendConfig, to_edge
+    from executorch.exir.passes import MemoryPlanningPass
+
     edge = to_edge(torch.export.export(module, arguments), compile_config=EdgeCompileConfig(_check_ir_validity=False))
     memory = MemoryPlanningPass(alloc_graph_input=planned, alloc_graph_output=planned)
     return bytes(edge.to_executorch(ExecutorchBackendConfig(memory_planning_pass=memory)).buffer)
@@ -48,6 +52,8 @@ class Scale(torch.nn.Module):
 
 def scattered() -> bytes:
     """A program whose constants lie in a file of their own (.ptd), which it names by no path."""
+    from executorch.exir import EdgeCompileConfig, ExecutorchBackendConfig, to_edge
+
     module = torch.export.export(Scale(), (torch.ones(2, 3),))
     edge = to_edge(module, compile_config=EdgeCompileConfig(_check_ir_validity=False))
     return bytes(edge.to_executorch(ExecutorchBackendConfig(external_constants=True)).buffer)

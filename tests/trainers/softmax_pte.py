@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import torch
-from executorch.exir import EdgeCompileConfig, to_edge
 from trainers.softmax_program import BATCH, CLASSES, FEATURES, MOMENTUM, SHAPE, manifest
 
 from subfleet.protocol.programs import Program
@@ -41,6 +40,8 @@ class Linear(torch.nn.Module):
 
 
 def _write(module: torch.nn.Module, arguments: tuple[torch.Tensor, ...]) -> bytes:
+    from executorch.exir import EdgeCompileConfig, to_edge  # it takes seconds, and most of those who collect write none
+
     edge = to_edge(torch.export.export(module, arguments), compile_config=EdgeCompileConfig(_check_ir_validity=False))
     return bytes(edge.to_executorch().buffer)
 

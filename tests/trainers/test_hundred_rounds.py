@@ -38,7 +38,7 @@ SETTLED, FEW = 30, 20
 CLIENT = """
 import json, sys
 from pathlib import Path
-from subfleet.edge_client.runtimes import load_trainer
+from subfleet.device.runtimes import load_trainer
 from subfleet.edge_client.worker import Finished, TrainingWorker
 from subfleet.protocol.messages import Task
 from subfleet.protocol.programs import ProgramRef

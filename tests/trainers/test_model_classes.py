@@ -21,7 +21,6 @@ from subfleet.trainers.torch import TorchTrainer
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("executorch")
-pytest.importorskip("sklearn")
 from subfleet.elastic.building import build_module, init_state, network_of  # noqa: E402
 from subfleet.elastic.families.records.residual import Mlp  # noqa: E402
 from subfleet.export.programs import export_inference_model  # noqa: E402

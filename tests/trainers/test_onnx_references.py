@@ -198,6 +198,7 @@ def test_depth_is_bounded() -> None:
         check_self_contained(_field(7, content))
 
 
+@pytest.mark.slow
 def test_a_program_of_empty_messages_takes_no_memory() -> None:
     content = _field(7, _field(1, b"") * 200_000)
     tracemalloc.start()

@@ -1,1 +1,1 @@
-"""The device agent: joins a fleet, trains what fits, and keeps what it did until the server has it."""
+"""The device's program: does what the agent decides, over a link and in a folder, until the server has it."""

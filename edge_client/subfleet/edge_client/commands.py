@@ -99,8 +99,8 @@ def _broker_of(options: argparse.Namespace) -> "BrokerOptions":
 
 
 def _capture(options: argparse.Namespace) -> int:
-    from subfleet.edge_client.capture import CaptureOptions, capture
-    from subfleet.edge_client.monitor import LiveMeter
+    from subfleet.device.capture import CaptureOptions, capture
+    from subfleet.device.monitor import LiveMeter
 
     settings = CaptureOptions(path=options.out, duration_s=options.seconds, step_s=options.every)
     sys.stderr.write(f"recording to {options.out}; Ctrl-C ends it\n")
@@ -141,7 +141,7 @@ def _doctor(options: argparse.Namespace) -> int:
 
 
 def _predict(options: argparse.Namespace) -> int:
-    from subfleet.edge_client.runtimes import trainer_of_file
+    from subfleet.device.runtimes import trainer_of_file
 
     prediction = trainer_of_file(options.model).predict(options.model, options.data, options.threads)
     if options.json:

@@ -10,11 +10,11 @@ from importlib.util import find_spec
 from pathlib import Path
 from types import MappingProxyType
 
+from subfleet.device.describing import default_client_id, packing_width_of, profile_with
+from subfleet.device.monitor import LiveMeter
+from subfleet.device.runtimes import choose_trainer, load_trainer
 from subfleet.device_profiles import DeviceProfile, memory_budget_bytes
-from subfleet.edge_client.joining import default_client_id, default_state_folder, packing_width_of, profile_with
-from subfleet.edge_client.monitor import LiveMeter
-from subfleet.edge_client.runtimes import choose_trainer, load_trainer
-from subfleet.edge_client.store import read_saved
+from subfleet.edge_client.store import default_state_folder, read_saved
 from subfleet.protocol.errors import FileError, MissingExtraError, SubfleetError, install_command
 from subfleet.protocol.exit_codes import ExitCode
 from subfleet.protocol.memory import planned_for

@@ -2,30 +2,24 @@
 
 import logging
 import os
-import platform
-import re
 import signal
 import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import FrameType
 
-from subfleet.device_profiles import DeviceProfile, ReplayedLog, load_log, load_profile, own_packing_width
-from subfleet.edge_client.meters import Meter, ReplayMeter
-from subfleet.edge_client.monitor import LiveMeter
-from subfleet.edge_client.runtimes import choose_trainer
+from subfleet.agent.states import AgentSettings
+from subfleet.device.describing import architecture_of, default_client_id, description, profile_with
+from subfleet.device.meters import Meter, ReplayMeter
+from subfleet.device.monitor import LiveMeter
+from subfleet.device.runtimes import choose_trainer
+from subfleet.device_profiles import ReplayedLog, load_log
 from subfleet.edge_client.session import Device, Session
-from subfleet.edge_client.states import AgentSettings
-from subfleet.edge_client.store import AgentStore
+from subfleet.edge_client.store import AgentStore, default_state_folder
 from subfleet.edge_client.worker import TrainingWorker
-from subfleet.protocol.errors import ConfigError, FileError, ProtocolError
-from subfleet.protocol.memory import PackingWidth
-from subfleet.protocol.messages import Profile, check_client_id, new_message_id
-from subfleet.protocol.programs import DataSummary, Trainer
-from subfleet.protocol.subnet import SubnetSpec, parse_spec
+from subfleet.protocol.programs import Trainer
 from subfleet.protocol.topics import DEFAULT_FLEET, Topics
 from subfleet.transport.address import BrokerOptions, mqtt_client_id
 from subfleet.transport.base import Transport
@@ -34,11 +28,9 @@ from subfleet.transport.mqtt import MqttTransport
 from subfleet.transport.pacing import PacedTransport
 from subfleet.transport.waiting import WaitingTransport
 
-__all__ = ["JoinOptions", "architecture_of", "default_client_id", "default_state_folder", "join", "profile_with"]
+__all__ = ["JoinOptions", "join"]
 
 _LOG = logging.getLogger(__name__)
-
-_SOFTWARE = ("subfleet", "onnxruntime", "onnxruntime-gpu", "subfleet-executorch", "executorch", "numpy", "paho-mqtt")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,7 +111,7 @@ def join(options: JoinOptions) -> None:
         trainer, summary = choose_trainer(runtimes, options.data, options.provider or profile.provider)
         trainers.append(trainer)
         settings = AgentSettings(
-            profile=_announcement(client_id, profile, trainer, summary, meter),
+            profile=description(client_id, profile, trainer, summary, meter),
             data_bytes=summary.data_bytes,
             leave_when_finished=options.leave_when_finished,
         )
@@ -143,132 +135,11 @@ def join(options: JoinOptions) -> None:
         _LOG.info("the run is over" if session.left else "stopped; start the same command again to go on")
 
 
-def default_client_id(client_id: str | None, user: str | None) -> str:
-    """The device's id: as given, else the user that it signs in as, else the host's name.
-
-    Raises:
-        ConfigError: the device signs in as a user of another name.
-        ProtocolError: the id cannot stand in a topic.
-    """
-    if client_id and user and client_id != user:
-        raise ConfigError(
-            f"the id is {client_id!r:.80}, but the broker's address names the user {user!r:.80}; the broker's access "
-            "list goes by the user, so they must be the same: leave --id out, or say --shared-user where many devices "
-            "sign in as one user"
-        )
-    host = re.sub(r"[^A-Za-z0-9_.-]", "-", platform.node())[:64]
-    return check_client_id(client_id or user or host or "device")
-
-
-def default_state_folder(fleet: str, client_id: str) -> Path:
-    """Where the agent keeps what must outlive it: below XDG_STATE_HOME, else below ~/.local/state."""
-    base = os.environ.get("XDG_STATE_HOME")
-    root = Path(base) if base else Path.home() / ".local" / "state"
-    return root / "subfleet" / fleet / client_id
-
-
-def profile_with(
-    name_or_path: str,
-    *,
-    memory_share: float | None = None,
-    memory_limit: str | None = None,
-    disk_limit: str | None = None,
-    threads: int | None = None,
-) -> DeviceProfile:
-    """A device profile with what the command line says in place of its own.
-
-    Raises:
-        ConfigError: there is no such profile, or a value is out of its range.
-    """
-    profile = load_profile(name_or_path)
-    try:
-        return replace(
-            profile,
-            memory_share=profile.memory_share if memory_share is None else memory_share,
-            memory_limit=profile.memory_limit if memory_limit is None else memory_limit,
-            disk_limit=profile.disk_limit if disk_limit is None else disk_limit,
-            threads=profile.threads if threads is None else threads,
-        )
-    except ValueError as error:
-        raise ConfigError(str(error)) from error
-
-
-def architecture_of(text_or_path: str) -> SubnetSpec:
-    """The subnet that `--architecture` says: JSON, or the path of a file with it.
-
-    Raises:
-        FileError: the file cannot be read.
-        ConfigError: it is no subnet.
-    """
-    text: str | bytes = text_or_path
-    if not text_or_path.lstrip().startswith("{"):
-        try:
-            text = Path(text_or_path).read_bytes()
-        except (OSError, ValueError) as error:
-            reason = error.strerror if isinstance(error, OSError) else str(error)
-            raise FileError(
-                f"the architecture {text_or_path!r:.200} cannot be read ({reason}); name a file with a subnet as JSON"
-            ) from error
-    try:
-        return parse_spec(text)
-    except ProtocolError as error:
-        raise ConfigError(
-            f"the architecture cannot be used: {error}; `subfleet preflight --json` tells some"
-        ) from error
-
-
 def _link(replay: str | None, broker: Transport, held_bytes: Callable[[], int]) -> tuple[Transport, Meter]:
     if replay is None:
         return broker, LiveMeter(held_bytes=held_bytes)
     paced = PacedTransport(broker)
     return paced, ReplayMeter(ReplayedLog(load_log(replay)), paced.set_rates)
-
-
-def packing_width_of(profile: DeviceProfile) -> PackingWidth:
-    """The wider of a profile's and of this machine's: an emulated device runs on the kernels that are here."""
-    return max(profile.packing_width or 4, own_packing_width())
-
-
-def _announcement(
-    client_id: str, profile: DeviceProfile, trainer: Trainer, summary: DataSummary, meter: Meter
-) -> Profile:
-    total_bytes = profile.memory_total_bytes
-    if total_bytes is None:
-        total_bytes = (meter if isinstance(meter, LiveMeter) else LiveMeter()).memory_total_bytes()
-    session_id = new_message_id()
-    try:
-        return Profile(
-            client_id=client_id,
-            session_id=session_id,
-            device=profile.name,
-            runtimes=(trainer.target,),
-            sample_count=summary.sample_count,
-            class_counts=summary.class_counts,
-            input_shape=summary.input_shape,
-            memory_total_bytes=total_bytes,
-            memory_share=profile.memory_share,
-            memory_limit_bytes=profile.memory_limit_bytes,
-            software={"python": platform.python_version(), **_versions()},
-            message_id=f"profile.{session_id}",
-            operators=profile.operators,
-            macs_per_s=profile.macs_per_s,
-            architecture=profile.architecture,
-            class_names=summary.class_names,
-            other_input_shapes=summary.other_input_shapes,
-            packing_width=packing_width_of(profile),
-        )
-    except ValueError as error:
-        raise ConfigError(f"this device cannot be announced: {error}; correct its device profile") from error
-
-
-def _versions() -> dict[str, str]:
-    found = {}
-    for name in _SOFTWARE:
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            continue
-    return found
 
 
 class _StopRequest:

@@ -2,8 +2,8 @@
 
 import logging
 
-from subfleet.edge_client.composing import telemetry_id
-from subfleet.edge_client.states import AgentSettings
+from subfleet.agent.composing import telemetry_id
+from subfleet.agent.states import AgentSettings
 from subfleet.protocol.messages import Message, Receipt, RoundInfo, Task
 from subfleet.protocol.text import printable
 

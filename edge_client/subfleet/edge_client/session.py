@@ -8,12 +8,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from subfleet.device_profiles.profiles import memory_budget_bytes
-from subfleet.edge_client.agent import start, step
-from subfleet.edge_client.composing import presence
-from subfleet.edge_client.meters import Meter
-from subfleet.edge_client.received_log import ReceivedLog
-from subfleet.edge_client.states import (
+from subfleet.agent.composing import presence
+from subfleet.agent.states import (
     Action,
     AgentSettings,
     BlobArrived,
@@ -40,8 +36,12 @@ from subfleet.edge_client.states import (
     Trained,
     WorkFailed,
 )
+from subfleet.agent.stepping import start, step
+from subfleet.agent.weighing import Weigh
+from subfleet.device.meters import Meter
+from subfleet.device_profiles.profiles import memory_budget_bytes
+from subfleet.edge_client.received_log import ReceivedLog
 from subfleet.edge_client.store import AgentStore
-from subfleet.edge_client.weighing import Weigh
 from subfleet.edge_client.worker import Finished, Outcome, TrainingWorker
 from subfleet.protocol.blobs import decode_chunk
 from subfleet.protocol.errors import FileError, ProtocolError

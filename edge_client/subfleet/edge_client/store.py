@@ -24,15 +24,15 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TextIO
 
-from subfleet.edge_client.states import Saved
-from subfleet.edge_client.weighing import Weigh, Weighed, needed_bytes
+from subfleet.agent.states import Saved
+from subfleet.agent.weighing import Weigh, Weighed, needed_bytes
 from subfleet.protocol.blobs import BlobRef
 from subfleet.protocol.errors import FileError, ProtocolError
 from subfleet.protocol.messages import Task
 from subfleet.protocol.schema import canonical_json, from_plain, parse_json, to_plain
 from subfleet.transport.blob_store import BlobStore
 
-__all__ = ["AgentStore", "read_saved"]
+__all__ = ["AgentStore", "default_state_folder", "read_saved"]
 
 _LOG = logging.getLogger(__name__)
 
@@ -197,6 +197,13 @@ class AgentStore:
                 ) from error
             files.append(path.relative_to(self.folder).as_posix())
         return tuple(files)
+
+
+def default_state_folder(fleet: str, client_id: str) -> Path:
+    """Where the agent keeps what must outlive it: below XDG_STATE_HOME, else below ~/.local/state."""
+    base = os.environ.get("XDG_STATE_HOME")
+    root = Path(base) if base else Path.home() / ".local" / "state"
+    return root / "subfleet" / fleet / client_id
 
 
 def read_saved(folder: Path) -> Saved:

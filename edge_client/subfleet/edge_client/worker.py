@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
-from subfleet.edge_client.states import Scored, WorkFailed
+from subfleet.agent.states import Scored, WorkFailed
 from subfleet.protocol.blobs import BlobRef
 from subfleet.protocol.errors import (
     DataError,

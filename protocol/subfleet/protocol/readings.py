@@ -4,9 +4,11 @@ from dataclasses import dataclass, field
 
 from subfleet.protocol.schema import ADDED_LATER
 
-__all__ = ["Budget", "LogLow", "Reading"]
+__all__ = ["LEAST_LINK_BPS", "Budget", "LogLow", "Reading"]
 
 MAX_NETWORK_CHARACTERS = 64
+LEAST_LINK_BPS = 16_000.0
+"""No link is taken to be slower: a log's second without any signal would otherwise last for a whole round."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

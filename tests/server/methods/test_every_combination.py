@@ -209,6 +209,7 @@ def keys_of(case: Case, state: ModelState, client: Client) -> Mapping[str, str]:
     return case.plan.policies.cohorts(case.plan.network, who, state.sizes)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", QUICK)
 def test_learning_rate_0_and_what_nobody_held_change_nothing_that_anybody_sees(name: str, tmp_path: Path) -> None:
     accepted = 0

@@ -57,6 +57,7 @@ def test_an_epsilon_of_one_never_explores() -> None:
     assert all(answer.explored.found == () for answer in run(search, queries(100)))
 
 
+@pytest.mark.slow
 def test_answers_have_99_percent_of_the_most_parameters_that_fit() -> None:
     search = pareto_search(SPACE, uniform=UNIFORM)
     best = exhaustive_search(SPACE, price, TARGETS)
@@ -72,6 +73,7 @@ def test_answers_have_99_percent_of_the_most_parameters_that_fit() -> None:
     assert min(shares) >= 0.95
 
 
+@pytest.mark.slow
 def test_the_first_round_of_a_small_fleet_has_985_of_1000_parameters_that_fit() -> None:
     best, shares = exhaustive_search(SPACE, price, TARGETS), []
     for number in range(6):
@@ -103,6 +105,7 @@ def _linear(spec: SubnetSpec, network: Network) -> Candidate:
     )
 
 
+@pytest.mark.slow
 def test_the_largest_is_found_where_memory_says_nothing_of_parameters() -> None:
     """Ranked by utilisation, half of the parameters were given away for a memory that was full."""
     network = network_of(Mlp(input_shape=(8,), class_count=4, widths=(32, 64), depths=(2, 2), group_size=4))

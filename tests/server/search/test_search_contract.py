@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
+from functools import cache
 
 import numpy as np
 import pytest
@@ -44,16 +45,21 @@ SEARCHES: Mapping[str, Callable[[], Serving]] = {
     "exhaustive": lambda: Serving(search=exhaustive_search(SPACE, price, TARGETS)),
 }
 EVERY = pytest.mark.parametrize("name", SEARCHES)
-WARM = {name: make() for name, make in SEARCHES.items()}
-for _search in WARM.values():
-    run(_search, queries(40, seed=5))
+
+
+@cache
+def warm(name: str) -> Serving:
+    """A search that has seen some queries; no test has it learn more."""
+    search = SEARCHES[name]()
+    run(search, queries(40, seed=5))
+    return search
 
 
 @EVERY
 @settings(deadline=None, max_examples=100)
 @given(query=any_query())
 def test_an_answer_is_never_over_any_budget(name: str, query: Query) -> None:
-    fit = WARM[name].best(query)
+    fit = warm(name).best(query)
     smallest = ends()[0]
     if fit is None:
         # Whatever a search knows, it knows the smallest; the uniform space has a smallest of its own.
@@ -154,22 +160,23 @@ def test_what_fits_alone_fits_in_a_column(rows: list[tuple[int, int, int, int]],
 @settings(deadline=None, max_examples=100)
 @given(queries=poorer_and_richer())
 def test_who_can_give_more_never_gets_fewer_parameters(name: str, queries: tuple[Query, Query]) -> None:
-    poorer, richer = (WARM[name].best(query) for query in queries)
+    poorer, richer = (warm(name).best(query) for query in queries)
     assert poorer is None or (richer is not None and richer.rank[0] >= poorer.rank[0])
 
 
+@pytest.mark.slow
 @EVERY
 @settings(deadline=None, max_examples=60)
 @given(query=any_query())
 def test_of_what_is_known_the_answer_has_the_most_parameters_and_then_uses_most(name: str, query: Query) -> None:
-    held = [fit for one in WARM[name].known if (fit := fit_of(one, query)) is not None]
-    best = WARM[name].best(query)
+    held = [fit for one in warm(name).known if (fit := fit_of(one, query)) is not None]
+    best = warm(name).best(query)
     assert (best.rank if best else None) == max((fit.rank for fit in held), default=None)
 
 
 @EVERY
 def test_looking_remembers_nothing_and_follows_the_stream(name: str) -> None:
-    search = WARM[name]
+    search = warm(name)
     query, before = query_at(0.6, 0.4), search.pool
     found = [search.explore(query, stream("same")) for _ in range(3)]
     assert found[0] == found[1] == found[2]
@@ -191,16 +198,16 @@ def test_a_search_that_learned_a_journal_goes_on_alike(name: str) -> None:
 @EVERY
 def test_a_refused_subnet_is_not_given(name: str) -> None:
     query = query_at(0.7, 0.7)
-    first = WARM[name].best(query)
+    first = warm(name).best(query)
     assert first is not None
     gone = first.candidate.spec.spec_id
     picky = replace(query, refused=lambda candidate: "no" if candidate.spec.spec_id == gone else "")
-    second = WARM[name].best(picky)
+    second = warm(name).best(picky)
     assert second is not None
     assert second.candidate.spec.spec_id != gone
-    assert WARM[name].best(replace(query, refused=lambda candidate: "no")) is None
+    assert warm(name).best(replace(query, refused=lambda candidate: "no")) is None
 
 
 @EVERY
 def test_a_target_without_a_price_is_infinitely_dear(name: str) -> None:
-    assert WARM[name].best(replace(query_at(1, 1), target="unknown")) is None
+    assert warm(name).best(replace(query_at(1, 1), target="unknown")) is None

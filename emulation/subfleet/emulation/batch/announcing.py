@@ -1,6 +1,6 @@
 """What a virtual client tells the server of itself."""
 
-from subfleet.edge_client.joining import packing_width_of
+from subfleet.device.describing import packing_width_of
 from subfleet.emulation.gathered import EmulatedDevice
 from subfleet.protocol.messages import Profile
 

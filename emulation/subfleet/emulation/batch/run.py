@@ -15,10 +15,10 @@ from pathlib import Path
 from types import MappingProxyType
 
 from subfleet import tasks
+from subfleet.agent.states import AgentSettings
+from subfleet.device.meters import ReplayMeter
 from subfleet.device_profiles import ReplayedLog
-from subfleet.edge_client.meters import ReplayMeter
 from subfleet.edge_client.session import Device, Session
-from subfleet.edge_client.states import AgentSettings
 from subfleet.edge_client.store import AgentStore
 from subfleet.edge_client.worker import TrainingWorker
 from subfleet.emulation.batch.announcing import announcement

@@ -2,9 +2,9 @@
 
 from dataclasses import replace
 
-from edge_client.agent_cases import announce, connected, deploy_task, kinds, one, train_task
+from agent.agent_cases import announce, connected, deploy_task, kinds, one, train_task
 
-from subfleet.edge_client.states import Fetch, Keep, Measure, Publish, Settle, StopTraining
+from subfleet.agent.states import Fetch, Keep, Measure, Publish, Settle, StopTraining
 from subfleet.protocol.messages import Receipt, RoundInfo
 
 

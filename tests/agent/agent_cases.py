@@ -3,8 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from subfleet.edge_client.agent import start, step
-from subfleet.edge_client.states import (
+from subfleet.agent.states import (
     Action,
     AgentSettings,
     AgentState,
@@ -18,7 +17,8 @@ from subfleet.edge_client.states import (
     Scored,
     Trained,
 )
-from subfleet.edge_client.weighing import Weigh, Weighed
+from subfleet.agent.stepping import start, step
+from subfleet.agent.weighing import Weigh, Weighed
 from subfleet.protocol.blobs import BlobRef
 from subfleet.protocol.messages import Profile, Receipt, RoundInfo, Task
 from subfleet.protocol.programs import ProgramRef, TrainResult

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import Literal
 
-from subfleet.edge_client.states import AgentSettings, Job, Measured, Placed, Scored, Trained
+from subfleet.agent.states import AgentSettings, Job, Measured, Placed, Scored, Trained
 from subfleet.protocol.messages import (
     Deployed,
     Presence,

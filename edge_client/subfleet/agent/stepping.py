@@ -16,9 +16,9 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
-from subfleet.edge_client.composing import deployed, presence, receipt, refusal, scores, telemetry, update
-from subfleet.edge_client.rounds import is_before, is_open, is_over, is_past, is_stale
-from subfleet.edge_client.states import (
+from subfleet.agent.announcements import is_before, is_open, is_over, is_past, is_stale
+from subfleet.agent.composing import deployed, presence, receipt, refusal, scores, telemetry, update
+from subfleet.agent.states import (
     Action,
     AgentSettings,
     AgentState,
@@ -51,7 +51,7 @@ from subfleet.edge_client.states import (
     Trained,
     WorkFailed,
 )
-from subfleet.edge_client.weighing import Weigh, Weighed, objection
+from subfleet.agent.weighing import Weigh, Weighed, objection
 from subfleet.protocol.messages import Receipt, RefusalReason, RoundInfo, Task, Telemetry
 
 __all__ = ["start", "step"]

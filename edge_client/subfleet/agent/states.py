@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from subfleet.edge_client.weighing import Weigh, Weighed
+from subfleet.agent.weighing import Weigh, Weighed
 from subfleet.protocol.blobs import BlobRef
 from subfleet.protocol.messages import (
     Deployed,

@@ -8,7 +8,7 @@ import pytest
 
 PROGRAM = """
 import json, resource, sys
-from subfleet.edge_client.monitor import LiveMeter, load_psutil
+from subfleet.device.monitor import LiveMeter, load_psutil
 kind = getattr(resource, sys.argv[1])
 meter, process = LiveMeter(), load_psutil().Process()
 def look():

@@ -7,10 +7,9 @@ alone.
 from collections.abc import Set
 from dataclasses import dataclass
 
-from subfleet.edge_client.meters import LEAST_LINK_BPS
 from subfleet.protocol.blobs import BlobRef
 from subfleet.protocol.messages import RefusalReason
-from subfleet.protocol.readings import Reading
+from subfleet.protocol.readings import LEAST_LINK_BPS, Reading
 from subfleet.protocol.task import Task
 from subfleet.protocol.update_codecs import Uncompressed
 

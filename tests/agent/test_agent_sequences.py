@@ -1,12 +1,12 @@
 """The agent under any sequence of events: what must hold always."""
 
 import pytest
-from edge_client.agent_cases import RESULT, SCORES, Agent, announce, blob, deploy_task, profile, score_task, train_task
+from agent.agent_cases import RESULT, SCORES, Agent, announce, blob, deploy_task, profile, score_task, train_task
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from subfleet.edge_client.states import (
+from subfleet.agent.states import (
     Action,
     AgentSettings,
     BlobArrived,
@@ -30,7 +30,7 @@ from subfleet.edge_client.states import (
     Trained,
     WorkFailed,
 )
-from subfleet.edge_client.weighing import Weigh, needed_bytes
+from subfleet.agent.weighing import Weigh, needed_bytes
 from subfleet.protocol.messages import Message, Receipt, Refusal, RoundInfo, Scores, Task, Update
 
 pytestmark = pytest.mark.slow

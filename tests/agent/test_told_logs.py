@@ -2,9 +2,9 @@
 
 from dataclasses import replace
 
-from edge_client.agent_cases import announce, connected, one
+from agent.agent_cases import announce, connected, one
 
-from subfleet.edge_client.states import Keep, Measure
+from subfleet.agent.states import Keep, Measure
 from subfleet.protocol.readings import LogLow
 
 

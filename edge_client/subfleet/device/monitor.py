@@ -8,8 +8,8 @@ from pathlib import Path
 from types import MappingProxyType, ModuleType
 from typing import TypeVar
 
-from subfleet.edge_client.meters import Direction, TransferRate
-from subfleet.edge_client.process_limits import process_room_bytes
+from subfleet.device.meters import Direction, TransferRate
+from subfleet.device.process_limits import process_room_bytes
 from subfleet.protocol.errors import MissingExtraError
 from subfleet.protocol.readings import Reading
 

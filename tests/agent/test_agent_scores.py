@@ -1,9 +1,9 @@
 """The agent and its candidates, state by state: what each event leads to."""
 
 import pytest
-from edge_client.agent_cases import SCORES, Agent, announce, blob, connected, deploy_task, one, score_task, train_task
+from agent.agent_cases import SCORES, Agent, announce, blob, connected, deploy_task, one, score_task, train_task
 
-from subfleet.edge_client.states import Fetch, Keep, Measure, Prune, Publish, Save, Scored, Settle, StopTraining, Train
+from subfleet.agent.states import Fetch, Keep, Measure, Prune, Publish, Save, Scored, Settle, StopTraining, Train
 from subfleet.protocol.messages import Receipt, Scores, Task, Update, decode, encode
 from subfleet.protocol.scoring import CandidateScore
 

@@ -1,6 +1,6 @@
 """What an announcement of the server means for what is known, in hand and on its way."""
 
-from subfleet.edge_client.states import AgentState, Answer
+from subfleet.agent.states import AgentState, Answer
 from subfleet.protocol.messages import RoundInfo, Scores, Task, Telemetry, Update
 
 __all__ = ["is_before", "is_open", "is_over", "is_past", "is_stale"]

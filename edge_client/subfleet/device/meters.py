@@ -4,14 +4,11 @@ from collections.abc import Callable
 from typing import Literal, Protocol
 
 from subfleet.device_profiles.replay import ReplayedLog
-from subfleet.protocol.readings import Reading
+from subfleet.protocol.readings import LEAST_LINK_BPS, Reading
 
 __all__ = ["Direction", "Meter", "ReplayMeter", "TransferRate"]
 
 Direction = Literal["down", "up"]
-
-LEAST_LINK_BPS = 16_000.0
-"""A replayed link is never slower: a log's second without any signal would otherwise last for a whole round."""
 
 
 class Meter(Protocol):

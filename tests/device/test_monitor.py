@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from subfleet.device.meters import ReplayMeter, TransferRate
+from subfleet.device.monitor import ControlGroups, LiveMeter, MemoryHeadroom
 from subfleet.device_profiles.logs import LogRow, ResourceLog
 from subfleet.device_profiles.replay import ReplayedLog
-from subfleet.edge_client.meters import LEAST_LINK_BPS, ReplayMeter, TransferRate
-from subfleet.edge_client.monitor import ControlGroups, LiveMeter, MemoryHeadroom
-from subfleet.protocol.readings import Reading
+from subfleet.protocol.readings import LEAST_LINK_BPS, Reading
 
 V1 = {"memory.limit_in_bytes": "1000\n", "memory.usage_in_bytes": "700\n", "memory.stat": "total_inactive_file 100\n"}
 V2 = {"memory.max": "1000\n", "memory.current": "700\n", "memory.stat": "anon 5\ninactive_file 100\n"}

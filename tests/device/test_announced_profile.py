@@ -3,10 +3,10 @@ from typing import cast
 
 import pytest
 
+from subfleet.device import describing
+from subfleet.device.describing import description
+from subfleet.device.meters import Meter
 from subfleet.device_profiles import load_profile
-from subfleet.edge_client import joining
-from subfleet.edge_client.joining import _announcement
-from subfleet.edge_client.meters import Meter
 from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.memory import PackingWidth
 from subfleet.protocol.programs import DataSummary, Trainer
@@ -28,11 +28,11 @@ def test_a_device_announces_what_its_profile_says_of_its_runtime(
 ) -> None:
     spec = SubnetSpec(axes=(("stream", Prefix(size=4)),)) if operators else None
     profile = replace(load_profile("raspberry_pi_4"), operators=operators, macs_per_s=macs_per_s, architecture=spec)
-    told = _announcement("pi", profile, cast("Trainer", _Trainer()), SUMMARY, METER)
+    told = description("pi", profile, cast("Trainer", _Trainer()), SUMMARY, METER)
     assert told.architecture == spec
     assert (told.operators, told.macs_per_s) == (operators, macs_per_s)
     assert told.memory_limit_bytes is None
-    limited = _announcement("pi", replace(profile, memory_limit="300M"), cast("Trainer", _Trainer()), SUMMARY, METER)
+    limited = description("pi", replace(profile, memory_limit="300M"), cast("Trainer", _Trainer()), SUMMARY, METER)
     assert limited.memory_limit_bytes == 300_000_000
     assert (told.device, told.runtimes, told.sample_count) == ("raspberry_pi_4", ("onnx",), 3)
 
@@ -41,12 +41,12 @@ def test_a_device_announces_what_its_profile_says_of_its_runtime(
 def test_the_width_of_kernels_is_the_wider_of_the_profiles_and_of_this_machines(
     own: PackingWidth, of_profile: PackingWidth | None, told: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(joining, "own_packing_width", lambda: own)
+    monkeypatch.setattr(describing, "own_packing_width", lambda: own)
     profile = replace(load_profile("raspberry_pi_4"), packing_width=of_profile)
-    assert _announcement("pi", profile, cast("Trainer", _Trainer()), SUMMARY, METER).packing_width == told
+    assert description("pi", profile, cast("Trainer", _Trainer()), SUMMARY, METER).packing_width == told
 
 
 def test_what_no_server_would_keep_is_one_sentence() -> None:
     profile = replace(load_profile("raspberry_pi_4"), operators=("Conv",) * 1025)
     with pytest.raises(ConfigError, match="cannot be announced: operators has 1025 items, but may have 1024 at most"):
-        _announcement("pi", profile, cast("Trainer", _Trainer()), SUMMARY, METER)
+        description("pi", profile, cast("Trainer", _Trainer()), SUMMARY, METER)

@@ -4,7 +4,7 @@ import math
 from dataclasses import replace
 
 import pytest
-from edge_client.agent_cases import (
+from agent.agent_cases import (
     RESULT,
     Agent,
     announce,
@@ -17,7 +17,7 @@ from edge_client.agent_cases import (
     train_task,
 )
 
-from subfleet.edge_client.states import (
+from subfleet.agent.states import (
     AgentSettings,
     BlobArrived,
     BlobFailed,

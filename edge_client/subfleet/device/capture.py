@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from subfleet.device.meters import Meter
 from subfleet.device_profiles.logs import LogRow, encode_header, encode_row
-from subfleet.edge_client.meters import Meter
 from subfleet.protocol.errors import FileError
 
 __all__ = ["CaptureOptions", "capture"]
