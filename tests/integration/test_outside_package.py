@@ -15,7 +15,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 FILE = """
 name = "outside"
-evaluation_data = "digits:test"
+data.test = "digits:test"
 rounds = 1
 
 [method]
@@ -38,9 +38,9 @@ lopsided = tower:Lottery
 """
 READING = """
 import sys
-from subfleet.settings.reading import load_config
+from subfleet.settings.reading import read_run
 try:
-    config = load_config(sys.argv[1])
+    config = read_run(sys.argv[1])
     print(config.method, config.model)
 except Exception as error:
     print(type(error).__name__, error)
@@ -57,7 +57,7 @@ from subfleet.emulation.batch.run import run_batch
 from subfleet.export.cache import CacheFolder
 from subfleet.protocol.readings import Reading
 from subfleet.settings.timing import LogClock
-from subfleet.settings.reading import load_config
+from subfleet.settings.reading import read_run
 from subfleet.tasks import Dataset, digits
 
 def part(place):
@@ -70,10 +70,10 @@ def client(name, place):
     log = ResourceLog(device="virtual", source="a test", licence="none", rows=(row,))
     return EmulatedDevice(client_id=name, profile=profile, data=part(place), log=log)
 
-config = replace(load_config(sys.argv[1]), clock=LogClock(), targets=("onnx",), deploy_targets=())
+config = replace(read_run(sys.argv[1]), clock=LogClock(), targets=("onnx",), deploy_targets=())
 clients = tuple(client(name, place) for place, name in enumerate(("ada", "bob")))
 with SettledExports(CacheFolder(path=Path(sys.argv[2]))) as exports:
-    result = run_batch(GatheredRun(config=config, clients=clients, evaluation=part(5)), exports)
+    result = run_batch(GatheredRun(run=config, devices=clients, evaluation=part(5)), exports)
 (record,) = result.rounds
 print([row.client_id for row in record.folded], len(result.model) > 0)
 """
