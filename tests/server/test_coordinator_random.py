@@ -11,9 +11,9 @@ from server.coordinator_cases import CLIENTS, blob, measured, plan_of, profile, 
 
 from subfleet.methods.fedfa import FedFA
 from subfleet.methods.heterofl import HeteroFL
+from subfleet.protocol.candidate_scores import CandidateScore
 from subfleet.protocol.messages import Deployed, Presence, Refusal, Scores, Task, Update
 from subfleet.protocol.programs import ProgramRef
-from subfleet.protocol.scoring import CandidateScore
 from subfleet.rounds.actions import Action, Close, Fetch, Fold, Prepare, PrepareModels, PrepareScoring, Reply, SendTask
 from subfleet.rounds.coordinator import resume_actions, round_info, step
 from subfleet.rounds.events import (
