@@ -20,10 +20,10 @@ from subfleet.agent.states import (
 from subfleet.agent.stepping import start, step
 from subfleet.agent.weighing import Weigh, Weighed
 from subfleet.protocol.blobs import BlobRef
+from subfleet.protocol.candidate_scores import CandidateScore, Scoring
 from subfleet.protocol.messages import Profile, Receipt, RoundInfo, Task
 from subfleet.protocol.programs import ProgramRef, TrainResult
 from subfleet.protocol.readings import Budget, Reading
-from subfleet.protocol.scoring import CandidateScore, Scoring
 from subfleet.protocol.subnet import SubnetSpec
 from subfleet.protocol.training import TrainingSettings
 

@@ -14,7 +14,7 @@ from subfleet.elastic.families.records.residual import Mlp, PreactResNet
 from subfleet.elastic.network import Family
 from subfleet.export.programs import export_inference_model
 from subfleet.export.quantisation.models import export_quantised_model
-from subfleet.export.quantisation.report import Calibration, calibration_of
+from subfleet.export.quantisation.report import QuantisationSamples, samples_of
 from subfleet.export.requests import InferRequest
 from subfleet.export.targets import TARGETS
 from subfleet.protocol.errors import ExportError
@@ -33,7 +33,7 @@ def samples_for(model: Family) -> Dataset:
 
 
 @cache
-def trained(name: str) -> tuple[Family, dict[str, Tensor], Calibration]:
+def trained(name: str) -> tuple[Family, dict[str, Tensor], QuantisationSamples]:
     """A network that has learned the digits a little, so that its accuracy says something."""
     model = MODELS[name]
     data = samples_for(model)
@@ -47,17 +47,17 @@ def trained(name: str) -> tuple[Family, dict[str, Tensor], Calibration]:
         nn.functional.cross_entropy(module(inputs[part]), labels[part]).backward()  # type: ignore[no-untyped-call]
         optimiser.step()
     state = {name: tensor.detach() for name, tensor in module.named_parameters()}
-    return model, state, calibration_of(data)
+    return model, state, samples_of(data)
 
 
-def request_for(model: Family, target: str, mode: str, calibration: Calibration) -> InferRequest:
+def request_for(model: Family, target: str, mode: str, samples: QuantisationSamples) -> InferRequest:
     return InferRequest(
         model=model,
         spec=network_of(model).full_spec(),
         target=target,
         weights_sha256="0" * 64,
         quantisation=mode,  # type: ignore[arg-type]
-        calibration_sha256=calibration.sha256,
+        calibration_sha256=samples.sha256,
     )
 
 
@@ -73,16 +73,16 @@ def request_for(model: Family, target: str, mode: str, calibration: Calibration)
     ],
 )
 def test_a_quantised_model_is_smaller_and_nearly_as_good(name: str, target: str, mode: str) -> None:
-    model, state, calibration = trained(name)
-    request = request_for(model, target, mode, calibration)
-    body, report = export_quantised_model(request, state, calibration)
+    model, state, samples = trained(name)
+    request = request_for(model, target, mode, samples)
+    body, report = export_quantised_model(request, state, samples)
     float_body, _ = export_inference_model(replace(request, quantisation="none", calibration_sha256=""), state)
 
     assert report.sample_count == 128
     assert report.float_accuracy >= 0.4
     assert report.accuracy >= report.float_accuracy - 0.05
     assert report.agreement >= 0.9
-    sample = torch.from_numpy(calibration.inputs[:1].copy())
+    sample = torch.from_numpy(samples.inputs[:1].copy())
     right, got = (TARGETS[target].run(each, {"input": sample})[0] for each in (float_body, body))
     assert 0 < float((right - got).abs().max()) < 0.2 * float(right.abs().max())
     if target == "onnx":
@@ -91,29 +91,32 @@ def test_a_quantised_model_is_smaller_and_nearly_as_good(name: str, target: str,
 
 
 def test_other_samples_than_the_requests_are_refused() -> None:
-    model, state, calibration = trained("mlp")
-    request = request_for(model, "onnx", "static", calibration)
+    model, state, samples = trained("mlp")
+    request = request_for(model, "onnx", "static", samples)
     with pytest.raises(ExportError, match="not those of the request"):
-        export_quantised_model(request, state, replace(calibration, sha256="1" * 64))
+        export_quantised_model(request, state, replace(samples, sha256="1" * 64))
     with pytest.raises(ExportError, match="are of the shape"):
-        export_quantised_model(request, state, replace(calibration, inputs=calibration.inputs[..., :3]))
+        export_quantised_model(request, state, replace(samples, inputs=samples.inputs[..., :3]))
 
 
 def test_calibration_takes_two_samples_with_classes_or_more() -> None:
     data = digits()
     with pytest.raises(ExportError, match="hold 1 samples"):
-        calibration_of(Dataset(inputs=data.inputs[:1], labels=data.labels[:1]))
+        samples_of(Dataset(inputs=data.inputs[:1], labels=data.labels[:1]))
     targets = np.zeros((4, 3), np.float32)
     with pytest.raises(ExportError, match=r"labels of the shape \(4, 3\)"):
-        calibration_of(Dataset(inputs=data.inputs[:4], labels=targets))
-    first, second = calibration_of(data), calibration_of(Dataset(inputs=data.inputs[1:], labels=data.labels[1:]))
+        samples_of(Dataset(inputs=data.inputs[:4], labels=targets))
+    first, second = (
+        samples_of(data),
+        samples_of(Dataset(inputs=data.inputs[1:], labels=data.labels[1:])),
+    )
     assert first.sha256 != second.sha256
     assert len(first.ranges) == len(first.inputs) == 128
 
 
 def test_a_request_names_samples_just_where_it_needs_them() -> None:
     plain = InferRequest(model=MLP, spec=network_of(MLP).full_spec(), target="onnx", weights_sha256="0" * 64)
-    with pytest.raises(ValueError, match="need calibration samples"):
+    with pytest.raises(ValueError, match="need quantisation samples"):
         replace(plain, quantisation="static")
-    with pytest.raises(ValueError, match="need calibration samples"):
+    with pytest.raises(ValueError, match="need quantisation samples"):
         replace(plain, calibration_sha256="1" * 64)

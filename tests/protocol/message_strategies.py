@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from subfleet.protocol.blobs import BlobRef, ByteRange
 from subfleet.protocol.calibration import Calibration, NormLayer
+from subfleet.protocol.candidate_scores import CandidateScore, Scoring
 from subfleet.protocol.messages import MAX_SAMPLES, MESSAGES, Message
 from subfleet.protocol.schema import MAX_INTEGER
-from subfleet.protocol.scoring import CandidateScore, Scoring
 from subfleet.protocol.subnet import Explicit, Full, Prefix, Roll, SubnetSpec
 from subfleet.protocol.training import OptimiserSettings, TrainingSettings
 

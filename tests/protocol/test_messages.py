@@ -10,6 +10,7 @@ from protocol.message_strategies import EVERY_MESSAGE, MESSAGE_STRATEGIES
 
 from subfleet.protocol.blobs import BlobRef
 from subfleet.protocol.calibration import Calibration, NormLayer
+from subfleet.protocol.candidate_scores import CandidateScore, Scoring
 from subfleet.protocol.errors import ProtocolError, TooLargeError
 from subfleet.protocol.messages import (
     MAX_CONTROL_BYTES,
@@ -30,7 +31,6 @@ from subfleet.protocol.messages import (
 )
 from subfleet.protocol.programs import ProgramRef
 from subfleet.protocol.readings import Budget
-from subfleet.protocol.scoring import CandidateScore, Scoring
 from subfleet.protocol.subnet import Prefix, SubnetSpec
 from subfleet.protocol.training import TrainingSettings
 from subfleet.protocol.update_codecs import TopKQsgd

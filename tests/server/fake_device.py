@@ -10,6 +10,7 @@ import numpy as np
 
 from subfleet.arrays import decode_arrays, encode_arrays
 from subfleet.protocol.blobs import BlobRef, decode_chunk
+from subfleet.protocol.candidate_scores import CandidateScore
 from subfleet.protocol.memory import PackingWidth
 from subfleet.protocol.messages import (
     BlobMissing,
@@ -29,7 +30,6 @@ from subfleet.protocol.messages import (
     encode,
 )
 from subfleet.protocol.readings import Reading
-from subfleet.protocol.scoring import CandidateScore
 from subfleet.protocol.subnet import SubnetSpec
 from subfleet.protocol.topics import CHUNK, Topics
 from subfleet.transport.base import Connected, Delivery, Transport

@@ -15,9 +15,9 @@ from server.server_rig import MODEL, prices_of
 from subfleet.elastic.building import network_of
 from subfleet.methods import METHODS, AnyMethod
 from subfleet.methods.fedfa import FedFA
+from subfleet.protocol.candidate_scores import CandidateScore
 from subfleet.protocol.messages import Deployed, Presence, Refusal, Scores, Task, Update
 from subfleet.protocol.programs import ProgramRef
-from subfleet.protocol.scoring import CandidateScore
 from subfleet.rounds.actions import Action, Close, Fetch, Fold, Reply, Request, SendTask
 from subfleet.rounds.coordinator import resume_actions, round_info, step
 from subfleet.rounds.events import (

@@ -27,11 +27,11 @@ from server.server_rig import World, config, fleet
 from subfleet.journal.database import open_database
 from subfleet.journal.journal import Journal, begin_run
 from subfleet.methods.fedfa import FedFA
+from subfleet.protocol.candidate_scores import CandidateScore
 from subfleet.protocol.memory import Packing
 from subfleet.protocol.messages import Presence, Scores, Task
 from subfleet.protocol.programs import ProgramRef
 from subfleet.protocol.readings import Budget
-from subfleet.protocol.scoring import CandidateScore
 from subfleet.rounds.actions import Action, Reply, SendTask, Withdraw
 from subfleet.rounds.coordinator import resume_actions, step
 from subfleet.rounds.events import (

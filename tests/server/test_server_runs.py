@@ -14,7 +14,7 @@ from server.fake_device import PLENTY_BYTES, Behaviour
 from server.server_rig import World, config, fleet
 
 from subfleet.elastic.building import init_state
-from subfleet.export.quantisation.report import calibration_of
+from subfleet.export.quantisation.report import samples_of
 from subfleet.export.requests import InferRequest, TrainRequest
 from subfleet.folding.checkpoint import load_checkpoint
 from subfleet.protocol.errors import ConfigError, ExportError, FileError
@@ -228,7 +228,7 @@ def test_models_are_deployed_in_the_wanted_numbers_with_their_accuracy(tmp_path:
     asked = [request for request in world.exports.requests if isinstance(request, InferRequest)]
     assert {request.quantisation for request in asked} == {mode}
     # Samples of the evaluation data set the ranges; a model in float32 takes none.
-    wanted = "" if mode == "none" else calibration_of(read_dataset(config().data.test)).sha256
+    wanted = "" if mode == "none" else samples_of(read_dataset(config().data.test)).sha256
     assert {request.calibration_sha256 for request in asked} == {wanted}
     figures = {(model.max_abs_diff, model.quantised_accuracy, model.float_accuracy) for model in models}
     assert figures == ({(1e-6, None, None)} if mode == "none" else {(None, 0.75, 0.875)})

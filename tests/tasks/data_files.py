@@ -15,10 +15,10 @@ from types import MappingProxyType
 import numpy as np
 import numpy.typing as npt
 
-from subfleet.tasks.catalogue import TASKS
+from subfleet.tasks.catalogue import DATASETS
+from subfleet.tasks.named_dataset import NamedDataset
 from subfleet.tasks.readers.speech import KEYWORDS, WORDS
 from subfleet.tasks.source_files import DataFolders
-from subfleet.tasks.task import Task
 
 Bytes = npt.NDArray[np.uint8]
 TRAIN, TEST = 7, 3
@@ -205,14 +205,14 @@ def folders(folder: Path) -> DataFolders:
     return DataFolders(given=folder / "given", cache=folder / "cache")
 
 
-def placed(name: str, folder: Path, *, pinned: bool = True) -> Task:
-    """Put a data set's small files into a folder; the task with their checksums, or without any."""
-    task = TASKS[name]
+def placed(name: str, folder: Path, *, pinned: bool = True) -> NamedDataset:
+    """Put a data set's small files into a folder; the data set with their checksums, or without any."""
+    named = DATASETS[name]
     files = []
-    for file, content in zip(task.files, MADE[name](), strict=True):
+    for file, content in zip(named.files, MADE[name](), strict=True):
         path = folder / "given" / file.paths[0]
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(content)
         checksum = f"sha256:{hashlib.sha256(content).hexdigest()}" if pinned else ""
         files.append(replace(file, url="", checksum=checksum))
-    return replace(task, files=tuple(files))
+    return replace(named, files=tuple(files))

@@ -29,31 +29,31 @@ def test_damage_without_a_checksum_is_a_data_error_or_harmless(
     name: str, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ) -> None:
     folder = tmp_path_factory.mktemp(name)
-    task = placed(name, folder, pinned=False)
-    path = folder / "given" / data.draw(st.sampled_from(task.files)).paths[0]
+    named = placed(name, folder, pinned=False)
+    path = folder / "given" / data.draw(st.sampled_from(named.files)).paths[0]
     content = bytearray(path.read_bytes())
     for _ in range(data.draw(st.integers(1, 3))):
         content[data.draw(st.integers(0, len(content) - 1))] ^= data.draw(st.integers(1, 255))
     path.write_bytes(content[: data.draw(st.one_of(st.just(len(content)), st.integers(0, len(content) - 1)))])
     try:
-        parts = task.load(folders(folder))
+        parts = named.load(folders(folder))
     except DataError:
         return
-    assert parts.train.sample_shape == task.input_shape
+    assert parts.train.sample_shape == named.input_shape
 
 
 @pytest.mark.parametrize("name", sorted(MADE))
 def test_one_other_byte_is_caught_by_the_checksum(name: str, tmp_path: Path) -> None:
-    task = placed(name, tmp_path)
-    path = tmp_path / "given" / task.files[-1].paths[0]
+    named = placed(name, tmp_path)
+    path = tmp_path / "given" / named.files[-1].paths[0]
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
     path.write_bytes(content)
     with pytest.raises(DataError, match=f"{re.escape(str(path))}.* sha256 checksum .*put the right file there"):
-        task.load(folders(tmp_path))
+        named.load(folders(tmp_path))
     path.write_bytes(content[:-1])
     with pytest.raises(DataError, match="sha256 checksum"):
-        task.load(folders(tmp_path))
+        named.load(folders(tmp_path))
 
 
 @pytest.mark.parametrize("kind", ["gzip", "tar", "zip", "npz", "folder"])
@@ -87,11 +87,11 @@ def test_what_would_unpack_to_too_much_takes_no_memory(kind: str, tmp_path: Path
 
 
 def test_a_header_that_announces_too_much_allocates_nothing(tmp_path: Path) -> None:
-    task = placed("mnist", tmp_path, pinned=False)
+    named = placed("mnist", tmp_path, pinned=False)
     header = bytes((0, 0, 8, 3)) + np.array([2**31, 28, 28], ">u4").tobytes()
-    (tmp_path / "given" / task.files[0].paths[0]).write_bytes(gzip.compress(header))
+    (tmp_path / "given" / named.files[0].paths[0]).write_bytes(gzip.compress(header))
     with pytest.raises(DataError, match="does not fit its shape"):
-        task.load(folders(tmp_path))
+        named.load(folders(tmp_path))
 
 
 def test_the_limits_hold_the_real_files() -> None:

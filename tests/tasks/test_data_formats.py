@@ -22,25 +22,25 @@ from tasks.data_files import (
 )
 
 from subfleet.protocol.errors import DataError, FileError
-from subfleet.tasks.catalogue import TASKS
+from subfleet.tasks.catalogue import DATASETS
 from subfleet.tasks.readers.speech import KEYWORDS, WORDS
 from subfleet.tasks.transforms.tokens import character_tokens
 
 
 def test_every_data_set_with_files_is_made_here() -> None:
-    assert set(MADE) == set(TASKS) - {"digits"}
+    assert set(MADE) == set(DATASETS) - {"digits"}
 
 
 @pytest.mark.parametrize("name", sorted(MADE))
 def test_a_data_set_is_what_its_task_says(name: str, tmp_path: Path) -> None:
-    task = placed(name, tmp_path)
-    parts = task.load(folders(tmp_path))
+    named = placed(name, tmp_path)
+    parts = named.load(folders(tmp_path))
     for part in (parts.train, parts.test):
-        assert part.sample_shape == task.input_shape
-        assert part.inputs.dtype == (np.int64 if task.objective == "next_token" else np.float32)
-        assert part.label_shape == (task.input_shape if task.objective == "next_token" else ())
-        assert len(part.class_counts()) <= task.class_count
-        assert (part.owners is not None) == bool(task.owner)
+        assert part.sample_shape == named.input_shape
+        assert part.inputs.dtype == (np.int64 if named.objective == "next_token" else np.float32)
+        assert part.label_shape == (named.input_shape if named.objective == "next_token" else ())
+        assert len(part.class_counts()) <= named.class_count
+        assert (part.owners is not None) == bool(named.owner)
 
 
 def test_idx_files_become_images_of_0_to_1(tmp_path: Path) -> None:
@@ -73,12 +73,12 @@ def test_arrays_with_channels_last_become_channels_first(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("unpacked", [False, True])
 def test_leafs_users_keep_their_number_in_both_parts(unpacked: bool, tmp_path: Path) -> None:
-    task = placed("femnist", tmp_path, pinned=False)
+    named = placed("femnist", tmp_path, pinned=False)
     if unpacked:
         archive = tmp_path / "given" / "femnist" / "leaf.zip"
         zipfile.ZipFile(archive).extractall(archive.with_suffix(""))
         archive.unlink()
-    parts = task.load(folders(tmp_path))
+    parts = named.load(folders(tmp_path))
     assert parts.train.owners is not None
     assert parts.test.owners is not None
     assert parts.train.owners.tolist() == [1, 1, 1, 0, 0, 0]
@@ -175,23 +175,23 @@ def test_no_speaker_of_the_subset_is_in_both_parts_and_silence_is_nobodys(tmp_pa
 def test_another_file_in_its_place_is_refused_in_one_sentence(
     name: str, content: bytes, words: str, tmp_path: Path
 ) -> None:
-    task = placed(name, tmp_path, pinned=False)
-    (tmp_path / "given" / task.files[0].paths[0]).write_bytes(content)
+    named = placed(name, tmp_path, pinned=False)
+    (tmp_path / "given" / named.files[0].paths[0]).write_bytes(content)
     with pytest.raises(DataError, match=words) as caught:
-        task.load(folders(tmp_path))
+        named.load(folders(tmp_path))
     assert str(caught.value).startswith(f"data set '{name}' cannot be read from ")
     assert "\n" not in str(caught.value)
 
 
 def test_a_class_beyond_the_tasks_own_is_refused(tmp_path: Path) -> None:
-    task = placed("femnist", tmp_path, pinned=False)
+    named = placed("femnist", tmp_path, pinned=False)
     user = {"user_data": {"u": {"x": [[0.0] * 784], "y": [62]}}}
     files = {f"{part}/a.json": json.dumps(user).encode() for part in ("train", "test")}
-    (tmp_path / "given" / task.files[0].paths[0]).write_bytes(zipped(files))
+    (tmp_path / "given" / named.files[0].paths[0]).write_bytes(zipped(files))
     with pytest.raises(DataError, match="classes go up to 62, but must be below 62"):
-        task.load(folders(tmp_path))
+        named.load(folders(tmp_path))
 
 
 def test_a_missing_file_without_an_address_says_what_to_do(tmp_path: Path) -> None:
     with pytest.raises(FileError, match=r"femnist/leaf\.zip.*docs/reference/tasks\.md"):
-        TASKS["femnist"].load(folders(tmp_path))
+        DATASETS["femnist"].load(folders(tmp_path))

@@ -25,7 +25,7 @@ from subfleet.elastic.building import build_module, init_state, network_of  # no
 from subfleet.elastic.families.records.residual import Mlp  # noqa: E402
 from subfleet.export.programs import export_inference_model  # noqa: E402
 from subfleet.export.quantisation.models import export_quantised_model  # noqa: E402
-from subfleet.export.quantisation.report import calibration_of  # noqa: E402
+from subfleet.export.quantisation.report import samples_of  # noqa: E402
 from subfleet.export.requests import InferRequest  # noqa: E402
 from subfleet.protocol.subnet import SubnetSpec  # noqa: E402
 
@@ -129,9 +129,9 @@ def test_a_model_without_names_answers_numbers(tmp_path: Path, trainer: Trainer)
 def test_models_in_8_bit_integers_carry_names_too(
     tmp_path: Path, target: str, mode: Literal["dynamic", "static"]
 ) -> None:
-    calibration = calibration_of(digits())
-    wanted = replace(REQUEST, target=target, classes=NAMES, quantisation=mode, calibration_sha256=calibration.sha256)
-    body, _ = export_quantised_model(wanted, state(), calibration)
+    samples = samples_of(digits())
+    wanted = replace(REQUEST, target=target, classes=NAMES, quantisation=mode, calibration_sha256=samples.sha256)
+    body, _ = export_quantised_model(wanted, state(), samples)
     trainer: Trainer = {"onnx": OnnxTrainer, "executorch": ExecutorchTrainer}[target]()
     (tmp_path / f"model{trainer.suffix}").write_bytes(body)
     data = write_folders(tmp_path / "data", lambda digit: NAMES[9 - digit])

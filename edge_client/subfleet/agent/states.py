@@ -5,6 +5,7 @@ from typing import Literal
 
 from subfleet.agent.weighing import Weigh, Weighed
 from subfleet.protocol.blobs import BlobRef
+from subfleet.protocol.candidate_scores import CandidateScore
 from subfleet.protocol.messages import (
     Deployed,
     Message,
@@ -18,7 +19,6 @@ from subfleet.protocol.messages import (
 )
 from subfleet.protocol.programs import TrainResult
 from subfleet.protocol.readings import LogLow, Reading
-from subfleet.protocol.scoring import CandidateScore
 from subfleet.protocol.task import Task
 
 __all__ = [

@@ -13,6 +13,7 @@ from types import MappingProxyType
 
 from subfleet.agent.states import Scored, WorkFailed
 from subfleet.protocol.blobs import BlobRef
+from subfleet.protocol.candidate_scores import CandidateScore
 from subfleet.protocol.errors import (
     DataError,
     FileError,
@@ -25,7 +26,6 @@ from subfleet.protocol.errors import (
 )
 from subfleet.protocol.messages import RefusalReason, Task
 from subfleet.protocol.programs import ProgramRef, ScoreJob, Trainer, TrainJob, TrainResult
-from subfleet.protocol.scoring import CandidateScore
 from subfleet.protocol.training import TrainingSettings
 from subfleet.transport.blob_store import BlobStore
 

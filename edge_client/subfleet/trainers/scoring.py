@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 
-from subfleet.arrays.scoring import zico
+from subfleet.arrays.zico import zico
 from subfleet.protocol.errors import TrainingError
 from subfleet.protocol.programs import ScoreJob
 from subfleet.trainers.feeding import batches_to_score, check_settings, constant_values
@@ -21,7 +21,7 @@ _LAYER_DIMENSIONS = 2
 def score_job(
     job: ScoreJob, stopped: Callable[[], bool], *, target: str, open_session: OpenSession, slot: Host
 ) -> float:
-    """The ZiCo score of a candidate on a device's own data; see `subfleet.arrays.scoring`. Nothing is trained.
+    """The ZiCo score of a candidate on a device's own data; see `subfleet.arrays.zico`. Nothing is trained.
 
     Every batch starts from the given weights, buffers and gradients of zero, and no part of it lets the optimiser take
     a step: what the program has summed at the end of a batch is the gradient of its mean loss.

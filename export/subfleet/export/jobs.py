@@ -7,7 +7,7 @@ from pathlib import Path
 
 from subfleet.export.requests import AnyRequest
 
-__all__ = ["MAX_LINE_BYTES", "TAKEN_LINE", "Answer", "Job", "write_atomically"]
+__all__ = ["MAX_LINE_BYTES", "TAKEN_LINE", "Answer", "ExportJob", "write_atomically"]
 
 MAX_LINE_BYTES = 2**20
 TAKEN_LINE = b"taken\n"
@@ -15,7 +15,7 @@ TAKEN_LINE = b"taken\n"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
+class ExportJob:
     """One export.
 
     Attributes:

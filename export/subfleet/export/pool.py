@@ -11,7 +11,7 @@ from pathlib import Path
 from types import TracebackType
 
 from subfleet.export.cache import CacheFolder, ExportCache
-from subfleet.export.jobs import MAX_LINE_BYTES, TAKEN_LINE, Answer, Job
+from subfleet.export.jobs import MAX_LINE_BYTES, TAKEN_LINE, Answer, ExportJob
 from subfleet.export.requests import AnyRequest, InferRequest, PriceRequest, TrainRequest
 from subfleet.export.waiting_jobs import WaitingJobs
 from subfleet.protocol.errors import ExportError, ProtocolError
@@ -97,7 +97,7 @@ class _Worker:
                 self._process = _Process(self._log_path)
             return self._process
 
-    def run(self, job: Job, timeout_s: float) -> None:
+    def run(self, job: ExportJob, timeout_s: float) -> None:
         """Have one job done.
 
         Raises:
@@ -118,7 +118,7 @@ class _Worker:
         if answer.error:
             raise ExportError(answer.error)
 
-    def _exchange(self, job: Job, deadline_s: float) -> bytes | None:
+    def _exchange(self, job: ExportJob, deadline_s: float) -> bytes | None:
         """Send a job and wait for its answer; None where the process ended before it took the job."""
         process = self.start()
         timer = threading.Timer(max(deadline_s - time.monotonic(), 0), process.kill)
@@ -245,7 +245,7 @@ class ExportPool:
                 future.set_result(path)
                 return future
             self._pending[path.name] = future
-            job = Job(
+            job = ExportJob(
                 request=request,
                 result_path=str(path.resolve()),
                 weights_path=weights_path,

@@ -113,7 +113,7 @@ class InferRequest:
         quantisation: "dynamic" and "static" write weights as 8-bit integers, and quantise activations in every run, or
             by ranges that samples have shown.
         calibration_sha256: with quantisation, the content id of the samples; see
-            `subfleet.export.quantisation.report.calibration_of`.
+            `subfleet.export.quantisation.report.samples_of`.
         classes: names of the classes in the network's order, which the model carries; empty where they are numbered.
     """
 
@@ -130,7 +130,7 @@ class InferRequest:
         if (self.quantisation == "none") != (not self.calibration_sha256):
             raise ValueError(
                 f"quantisation is {self.quantisation!r} and calibration_sha256 {self.calibration_sha256!r}, but "
-                "8-bit models need calibration samples and others take none"
+                "8-bit models need quantisation samples and others take none"
             )
         if self.classes and len(self.classes) != self.model.class_count:
             raise ValueError(f"there are {len(self.classes)} class names, but the network has {self.model.class_count}")

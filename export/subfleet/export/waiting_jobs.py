@@ -6,11 +6,11 @@ from collections import deque
 from concurrent.futures import Future
 from pathlib import Path
 
-from subfleet.export.jobs import Job
+from subfleet.export.jobs import ExportJob
 
 __all__ = ["WaitingJobs"]
 
-Waiting = tuple[Job, "Future[Path]"]
+Waiting = tuple[ExportJob, "Future[Path]"]
 
 
 class WaitingJobs:
@@ -21,7 +21,7 @@ class WaitingJobs:
         self._changed = threading.Condition()
         self._closed = False
 
-    def put(self, job: Job, future: "Future[Path]") -> None:
+    def put(self, job: ExportJob, future: "Future[Path]") -> None:
         """Add a job behind the others."""
         with self._changed:
             self._waiting.append((time.monotonic(), (job, future)))

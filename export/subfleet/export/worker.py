@@ -14,7 +14,7 @@ from typing import BinaryIO, TextIO
 
 from subfleet.elastic.families.records.residual import Mlp
 from subfleet.export.cache import is_whole, only_one_exports
-from subfleet.export.jobs import MAX_LINE_BYTES, TAKEN_LINE, Answer, Job, figure_path, write_atomically
+from subfleet.export.jobs import MAX_LINE_BYTES, TAKEN_LINE, Answer, ExportJob, figure_path, write_atomically
 from subfleet.export.quiet import collecting_later
 from subfleet.export.requests import InferRequest, PriceRequest, TrainRequest
 from subfleet.export.versions import TARGET_NAMES
@@ -27,7 +27,7 @@ from subfleet.protocol.training import ObjectiveSettings, OptimiserSettings
 __all__ = ["main", "run_job"]
 
 
-def run_job(job: Job) -> None:
+def run_job(job: ExportJob) -> None:
     """Export one program or model, or prices, into its file, unless another process has done so meanwhile.
 
     Raises:
@@ -40,7 +40,7 @@ def run_job(job: Job) -> None:
 
 
 @collecting_later()
-def _export(job: Job, path: Path) -> None:
+def _export(job: ExportJob, path: Path) -> None:
     from subfleet.export.programs import export_training_program
 
     if isinstance(job.request, TrainRequest):
@@ -61,13 +61,13 @@ def _prices(request: PriceRequest) -> bytes:
     return PriceModel(network_of(request.training.model), request.training).prices.packed()
 
 
-def _model(job: Job, request: InferRequest) -> tuple[bytes, dict[str, object]]:
+def _model(job: ExportJob, request: InferRequest) -> tuple[bytes, dict[str, object]]:
     """An inference model, and what is known of it."""
     from safetensors.torch import load
 
     from subfleet.export.programs import export_inference_model
     from subfleet.export.quantisation.models import export_quantised_model
-    from subfleet.export.quantisation.report import calibration_of
+    from subfleet.export.quantisation.report import samples_of
     from subfleet.tasks import DataForm, read_dataset
 
     try:
@@ -81,14 +81,14 @@ def _model(job: Job, request: InferRequest) -> tuple[bytes, dict[str, object]]:
         return body, {"max_abs_diff": max_abs_diff}
     model = request.model
     form = DataForm(input_shape=model.input_shape, class_count=model.class_count, classes=request.classes)
-    calibration = calibration_of(read_dataset(job.calibration_data, form))
-    body, report = export_quantised_model(request, load(weights), calibration)
+    samples = samples_of(read_dataset(job.calibration_data, form))
+    body, report = export_quantised_model(request, load(weights), samples)
     return body, {"quantisation": report}
 
 
 def _answer(line: str) -> Answer:
     try:
-        run_job(from_plain(Job, parse_json(line.encode(), max_bytes=MAX_LINE_BYTES)))
+        run_job(from_plain(ExportJob, parse_json(line.encode(), max_bytes=MAX_LINE_BYTES)))
     except SubfleetError as error:
         return Answer(error=str(error))
     except Exception as error:  # noqa: BLE001 - whatever a tool raises concerns this job alone

@@ -11,6 +11,7 @@ from types import MappingProxyType
 from typing import Any, ClassVar, Literal, get_args
 
 from subfleet.protocol.blobs import BlobRef, ByteRange
+from subfleet.protocol.candidate_scores import MAX_CANDIDATES, CandidateScore
 from subfleet.protocol.class_names import check_class_counts
 from subfleet.protocol.errors import ProtocolError
 from subfleet.protocol.identifiers import check_client_id, new_message_id
@@ -18,7 +19,6 @@ from subfleet.protocol.limits import PRESENCE_LIMITS, PROFILE_LIMITS, TELEMETRY_
 from subfleet.protocol.memory import PackingWidth
 from subfleet.protocol.readings import LogLow, Reading
 from subfleet.protocol.schema import ADDED_LATER, canonical_json, from_plain, parse_json, to_plain
-from subfleet.protocol.scoring import MAX_CANDIDATES, CandidateScore
 from subfleet.protocol.subnet import MAX_SPEC_BYTES, SubnetSpec
 from subfleet.protocol.task import Task
 

@@ -5,12 +5,12 @@ from typing import ClassVar, Literal
 
 from subfleet.protocol.blobs import BlobRef
 from subfleet.protocol.calibration import Calibration
+from subfleet.protocol.candidate_scores import Scoring
 from subfleet.protocol.class_names import check_class_names
 from subfleet.protocol.identifiers import check_client_id, new_message_id
 from subfleet.protocol.programs import ProgramRef
 from subfleet.protocol.readings import Budget
 from subfleet.protocol.schema import ADDED_LATER
-from subfleet.protocol.scoring import Scoring
 from subfleet.protocol.subnet import SubnetSpec
 from subfleet.protocol.training import TrainingSettings
 from subfleet.protocol.update_codecs import AnyUpdateCodec, Uncompressed

@@ -41,9 +41,9 @@ def list_all(json: Json = False, verbose: Verbose = False) -> None:
         from rich.table import Table
 
         from subfleet.cli.literal import literal
-        from subfleet.tasks.catalogue import TASKS
+        from subfleet.tasks.catalogue import DATASETS
 
-        described = {name: _described(name) for name in TASKS}
+        described = {name: _described(name) for name in DATASETS}
         if json:
             typer.echo(json_module.dumps(described))
             return
@@ -51,11 +51,11 @@ def list_all(json: Json = False, verbose: Verbose = False) -> None:
         # Only the last column wraps: names must be there as a whole to be copied.
         for column in table.columns[:-1]:
             column.no_wrap = True
-        for name, task in described.items():
-            shape = "x".join(map(str, task["input_shape"]))
-            stands_in = f" (stands in for {task['stand_in_for']})" if task["stand_in_for"] else ""
-            place = _PLACES[task["files"]]
-            cells = (name, shape, str(task["classes"]), task["owner"], place, task["summary"] + stands_in)
+        for name, named in described.items():
+            shape = "x".join(map(str, named["input_shape"]))
+            stands_in = f" (stands in for {named['stand_in_for']})" if named["stand_in_for"] else ""
+            place = _PLACES[named["files"]]
+            cells = (name, shape, str(named["classes"]), named["owner"], place, named["summary"] + stands_in)
             table.add_row(*map(literal, cells))
         Console().print(table)
 
@@ -75,13 +75,13 @@ def show(  # noqa: PLR0913, PLR0917 - one parameter per option is how typer read
         from subfleet.emulation.partitions import partition as divide
         from subfleet.protocol.diagnosis import from_written
         from subfleet.settings.samples import PartitionSettings
-        from subfleet.tasks.catalogue import task_named
+        from subfleet.tasks.catalogue import dataset_named
 
-        task = task_named(name)
+        named = dataset_named(name)
         settings = None
         if partition:
             settings = from_written(PartitionSettings, {"name": partition, "alpha": alpha}, "the partition")
-        parts = task.load(announce=lambda text: typer.echo(text, err=True))
+        parts = named.load(announce=lambda text: typer.echo(text, err=True))
         shown = {**_described(name), "train": _counted(parts.train), "test": _counted(parts.test)}
         if settings is not None:
             pieces = divide(parts.train, settings, clients=clients, seed=seed)
@@ -94,23 +94,23 @@ def show(  # noqa: PLR0913, PLR0917 - one parameter per option is how typer read
 
 
 def _described(name: str) -> dict[str, Any]:
-    from subfleet.tasks.catalogue import TASKS
+    from subfleet.tasks.catalogue import DATASETS
     from subfleet.tasks.source_files import availability, data_folders
 
-    task = TASKS[name]
-    places = [availability(file, data_folders()) for file in task.files]
+    named = DATASETS[name]
+    places = [availability(file, data_folders()) for file in named.files]
     return {
         "name": name,
-        "summary": task.summary,
-        "input_shape": list(task.input_shape),
-        "classes": task.class_count,
-        "class_names": list(task.class_names),
-        "objective": task.objective,
-        "metric": task.metric,
-        "owner": task.owner,
-        "stand_in_for": task.stand_in_for,
-        "licence": task.licence,
-        "source": task.source,
+        "summary": named.summary,
+        "input_shape": list(named.input_shape),
+        "classes": named.class_count,
+        "class_names": list(named.class_names),
+        "objective": named.objective,
+        "metric": named.metric,
+        "owner": named.owner,
+        "stand_in_for": named.stand_in_for,
+        "licence": named.licence,
+        "source": named.source,
         # The worst of them says what is still to do.
         "files": max(places, key=list(_PLACES).index) if places else "installed",
     }

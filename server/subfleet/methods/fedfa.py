@@ -31,8 +31,8 @@ from subfleet.methods.describing import MethodInfo, Setting, those_true
 from subfleet.methods.masking import held_classes, with_class_mask
 from subfleet.methods.policies import Ask, Policies, Replacement, Trained
 from subfleet.methods.sizes import whole_depth, with_fixed_sizes
+from subfleet.protocol.candidate_scores import MAX_CANDIDATES
 from subfleet.protocol.schema import ADDED_LATER
-from subfleet.protocol.scoring import MAX_CANDIDATES
 from subfleet.search.candidates import Candidate, ordered
 
 if TYPE_CHECKING:  # who reads settings needs no PyTorch; the server half imports what it computes with

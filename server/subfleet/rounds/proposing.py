@@ -8,9 +8,9 @@ from dataclasses import replace
 from types import MappingProxyType
 
 from subfleet.methods.policies import Assigned
+from subfleet.protocol.candidate_scores import Scoring
 from subfleet.protocol.memory import planned_for
 from subfleet.protocol.messages import Scores, Task
-from subfleet.protocol.scoring import Scoring
 from subfleet.protocol.subnet import SubnetSpec
 from subfleet.protocol.training import OptimiserSettings, TrainingSettings
 from subfleet.rounds.actions import Action, Request, SendTask, Withdraw

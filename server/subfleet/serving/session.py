@@ -15,7 +15,7 @@ import torch
 
 from subfleet.elastic.building import init_state
 from subfleet.elastic.model_state import ModelState, unpacked
-from subfleet.export.quantisation.report import calibration_of
+from subfleet.export.quantisation.report import samples_of
 from subfleet.folding.checking import Checks
 from subfleet.folding.checkpoint import checkpoint_path, load_checkpoint, prune_checkpoints
 from subfleet.folding.evaluation_data import with_evaluation
@@ -125,7 +125,7 @@ class Server:
             exports,
             blobs=self._blobs,
             models_folder=self._places.models / run_id,
-            calibration_sha256=calibration_of(evaluation).sha256 if config.deploy_quantisation != "none" else "",
+            calibration_sha256=samples_of(evaluation).sha256 if config.deploy_quantisation != "none" else "",
         )
         folding, checkpoints = Folding.of(self._plan, self._blobs), self._places.checkpoints
         self._checks = Checks(self._plan, self._blobs)

@@ -6,6 +6,7 @@ from types import MappingProxyType
 from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.suggestion import did_you_mean
 from subfleet.tasks.known_classes import CIFAR10, CIFAR100, CLOTHES, DIGITS, LETTERS_AND_DIGITS
+from subfleet.tasks.named_dataset import NamedDataset
 from subfleet.tasks.readers.images import read_cifar10, read_cifar100, read_image_arrays, read_mnist
 from subfleet.tasks.readers.installed import read_digits
 from subfleet.tasks.readers.leaf import read_femnist, read_leaf_text
@@ -19,10 +20,9 @@ from subfleet.tasks.readers.texts import (
     read_wikitext_words,
 )
 from subfleet.tasks.source_files import SourceFile
-from subfleet.tasks.task import Task
 from subfleet.tasks.transforms.tokens import CHARACTERS
 
-__all__ = ["TASKS", "task_named"]
+__all__ = ["DATASETS", "dataset_named"]
 
 
 def _gzips(folder: str, url: str, files: Mapping[str, tuple[int, str]]) -> tuple[SourceFile, ...]:
@@ -107,7 +107,7 @@ _WIKITEXT_LICENCE = "CC BY-SA 3.0"
 _WIKITEXT_SOURCE = "Merity et al. 2016, articles of the English Wikipedia; the address is Stephen Merity's own."
 
 _ALL = (
-    Task(
+    NamedDataset(
         name="digits",
         summary="handwritten digits in 10 classes, tiny",
         files=(),
@@ -120,7 +120,7 @@ _ALL = (
         licence="CC BY 4.0",
         source="UCI's optical recognition of handwritten digits, its test part, as scikit-learn has it.",
     ),
-    Task(
+    NamedDataset(
         name="mnist",
         summary="handwritten digits in 10 classes",
         files=_MNIST_FILES,
@@ -133,7 +133,7 @@ _ALL = (
         licence="CC BY-SA 3.0",
         source="LeCun et al. 1998, made of NIST's special databases 1 and 3.",
     ),
-    Task(
+    NamedDataset(
         name="fashion_mnist",
         summary="articles of clothing in 10 classes",
         files=_FASHION_FILES,
@@ -146,7 +146,7 @@ _ALL = (
         licence="MIT",
         source="Xiao et al. 2017, photographs of Zalando's catalogue.",
     ),
-    Task(
+    NamedDataset(
         name="cifar10",
         summary="photographs in 10 classes",
         files=(_CIFAR10_FILE,),
@@ -159,7 +159,7 @@ _ALL = (
         licence=_CIFAR_LICENCE,
         source="Krizhevsky 2009, a labelled part of the Tiny Images.",
     ),
-    Task(
+    NamedDataset(
         name="cifar10_subset",
         summary="photographs in 10 classes, 1,000 of each for training and 200 for the test",
         files=(_CIFAR10_SUBSET_FILE,),
@@ -173,7 +173,7 @@ _ALL = (
         source="12,000 images of CIFAR-10, unchanged, in one .npz file.",
         stand_in_for="cifar10",
     ),
-    Task(
+    NamedDataset(
         name="cifar100",
         summary="photographs in 100 classes",
         files=(_CIFAR100_FILE,),
@@ -186,7 +186,7 @@ _ALL = (
         licence=_CIFAR_LICENCE,
         source="Krizhevsky 2009, a labelled part of the Tiny Images.",
     ),
-    Task(
+    NamedDataset(
         name="femnist",
         summary="handwritten digits and letters in 62 classes, by writer",
         files=(SourceFile(paths=("femnist/leaf.zip", "femnist/leaf")),),
@@ -200,7 +200,7 @@ _ALL = (
         licence="public domain (NIST); LEAF's programs BSD-2-Clause",
         source="Caldas et al. 2018 (LEAF), made of NIST's special database 19 by LEAF's own programs.",
     ),
-    Task(
+    NamedDataset(
         name="shakespeare",
         summary="the next character of plays, by role",
         files=(_ROLES_FILE,),
@@ -213,7 +213,7 @@ _ALL = (
         licence="public domain",
         source="The plays of Shakespeare, speeches by role.",
     ),
-    Task(
+    NamedDataset(
         name="shakespeare_leaf",
         summary="the next character of plays, by role, as LEAF cuts them",
         files=(SourceFile(paths=("shakespeare/leaf.zip", "shakespeare/leaf")),),
@@ -226,7 +226,7 @@ _ALL = (
         licence="public domain; LEAF's programs BSD-2-Clause",
         source="Caldas et al. 2018 (LEAF), made of Project Gutenberg's Shakespeare by LEAF's own programs.",
     ),
-    Task(
+    NamedDataset(
         name="tinyshakespeare",
         summary="the next character of one text",
         files=(_TINY_SHAKESPEARE_FILE,),
@@ -238,7 +238,7 @@ _ALL = (
         licence="public domain; the selection MIT",
         source="Karpathy's char-rnn, 40,000 lines of Shakespeare.",
     ),
-    Task(
+    NamedDataset(
         name="wikitext2",
         summary="the next word of articles",
         files=(_WIKITEXT_FILE,),
@@ -250,7 +250,7 @@ _ALL = (
         licence=_WIKITEXT_LICENCE,
         source=_WIKITEXT_SOURCE,
     ),
-    Task(
+    NamedDataset(
         name="wikitext2_characters",
         summary="the next character of articles",
         files=(_WIKITEXT_FILE,),
@@ -262,7 +262,7 @@ _ALL = (
         licence=_WIKITEXT_LICENCE,
         source=_WIKITEXT_SOURCE,
     ),
-    Task(
+    NamedDataset(
         name="speech_commands",
         summary="35 spoken words as log-mel bands, by speaker",
         files=(_SPEECH_FILE,),
@@ -276,7 +276,7 @@ _ALL = (
         licence=_SPEECH_LICENCE,
         source="Warden 2018, version 0.02.",
     ),
-    Task(
+    NamedDataset(
         name="speech_commands_subset",
         summary="10 spoken words, other words and silence as log-mel bands, by speaker",
         files=(_SPEECH_SUBSET_FILE,),
@@ -292,17 +292,18 @@ _ALL = (
         stand_in_for="speech_commands",
     ),
 )
-TASKS: Mapping[str, Task] = MappingProxyType({task.name: task for task in _ALL})
+DATASETS: Mapping[str, NamedDataset] = MappingProxyType({named.name: named for named in _ALL})
 
 
-def task_named(name: str) -> Task:
+def dataset_named(name: str) -> NamedDataset:
     """The data set of that name.
 
     Raises:
         ConfigError: there is none; the text lists those there are.
     """
-    if name not in TASKS:
+    if name not in DATASETS:
         raise ConfigError(
-            f"there is no data set {name!r:.200}; choose one of: {', '.join(sorted(TASKS))}{did_you_mean(name, TASKS)}"
+            f"there is no data set {name!r:.200}; choose one of: {', '.join(sorted(DATASETS))}"
+            f"{did_you_mean(name, DATASETS)}"
         )
-    return TASKS[name]
+    return DATASETS[name]

@@ -80,16 +80,16 @@ def _read(source: str, taken: tuple[int, ...] | None) -> Dataset:
 
 def _read_named(source: str, name: str, part: str) -> Dataset:
     # Here, because a device that has its own data needs none of the readers in its memory.
-    from subfleet.tasks.catalogue import TASKS
+    from subfleet.tasks.catalogue import DATASETS
 
-    task = TASKS.get(name)
-    if task is None:
+    named = DATASETS.get(name)
+    if named is None:
         return _read_entry_point(source, name, part)
     if part not in ("train", "test"):
         raise DataError(
-            f"data source {source!r} must name a part of {task.name}: {task.name}:train or {task.name}:test"
+            f"data source {source!r} must name a part of {named.name}: {named.name}:train or {named.name}:test"
         )
-    parts = task.load()
+    parts = named.load()
     return parts.train if part == "train" else parts.test
 
 

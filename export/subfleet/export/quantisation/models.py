@@ -8,7 +8,7 @@ from torch import Tensor
 from subfleet.elastic.building import build_module, network_of
 from subfleet.export.programs import export_inference_model
 from subfleet.export.quantisation import QUANTISERS
-from subfleet.export.quantisation.report import Calibration, QuantisationReport, judge
+from subfleet.export.quantisation.report import QuantisationReport, QuantisationSamples, judge
 from subfleet.export.requests import InferRequest
 from subfleet.export.targets import target_named
 from subfleet.protocol.errors import ExportError
@@ -19,24 +19,24 @@ _INPUT = "input"
 
 
 def export_quantised_model(
-    request: InferRequest, state: Mapping[str, Tensor], calibration: Calibration
+    request: InferRequest, state: Mapping[str, Tensor], samples: QuantisationSamples
 ) -> tuple[bytes, QuantisationReport]:
     """Write an inference model with its weights as 8-bit integers inside.
 
     Args:
         request: what to write; its `quantisation` is not "none".
         state: the subnet's own tensors, by name.
-        calibration: the samples that the request names.
+        samples: the samples that the request names.
 
     Raises:
         ConfigError: the network or the subnet is not valid.
         ExportError: the state or the samples do not fit, or a tool refuses the model.
     """
-    if calibration.sha256 != request.calibration_sha256:
-        raise ExportError("the calibration samples are not those of the request; name the data that it was made for")
-    if calibration.inputs.shape[1:] != request.model.input_shape:
+    if samples.sha256 != request.calibration_sha256:
+        raise ExportError("the quantisation samples are not those of the request; name the data that it was made for")
+    if samples.inputs.shape[1:] != request.model.input_shape:
         raise ExportError(
-            f"the calibration samples are of the shape {calibration.inputs.shape[1:]}, but the model takes "
+            f"the quantisation samples are of the shape {samples.inputs.shape[1:]}, but the model takes "
             f"{request.model.input_shape}; use data of that shape"
         )
     if request.target not in QUANTISERS:
@@ -47,10 +47,10 @@ def export_quantised_model(
     module.load_state_dict(dict(state))
     try:
         quantise = QUANTISERS[request.target]
-        body = quantise(module.eval(), float_body, request.quantisation, calibration.ranges, request.classes)
+        body = quantise(module.eval(), float_body, request.quantisation, samples.ranges, request.classes)
     except Exception as error:
         reason = str(error).strip().partition("\n")[0]
         raise ExportError(
             f"the model cannot be quantised ({type(error).__name__}: {reason:.300}); deploy it in float32"
         ) from error
-    return body, judge(target_named(request.target), float_body, body, _INPUT, calibration)
+    return body, judge(target_named(request.target), float_body, body, _INPUT, samples)

@@ -11,13 +11,13 @@ from subfleet.export.targets.base import Target
 from subfleet.protocol.errors import ExportError
 from subfleet.tasks import Dataset
 
-__all__ = ["Calibration", "QuantisationReport", "calibration_of", "judge"]
+__all__ = ["QuantisationReport", "QuantisationSamples", "judge", "samples_of"]
 
 MOST_SAMPLES = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Calibration:
+class QuantisationSamples:
     """Samples such as the model will meet: one half sets the ranges of activations, the other judges the result.
 
     Attributes:
@@ -50,7 +50,7 @@ class QuantisationReport:
     agreement: float
 
 
-def calibration_of(dataset: Dataset) -> Calibration:
+def samples_of(dataset: Dataset) -> QuantisationSamples:
     """Every second of the first samples of a data set for the ranges, the others for the judgement.
 
     Raises:
@@ -58,31 +58,31 @@ def calibration_of(dataset: Dataset) -> Calibration:
     """
     if len(dataset) < 2 or dataset.labels.ndim != 1 or not np.issubdtype(dataset.labels.dtype, np.integer):
         raise ExportError(
-            f"the calibration data hold {len(dataset)} samples with labels of the shape {dataset.labels.shape}, type "
+            f"the quantisation data hold {len(dataset)} samples with labels of the shape {dataset.labels.shape}, type "
             f"{dataset.labels.dtype}, but must hold two or more, each with a class"
         )
     inputs, labels = dataset.inputs[:MOST_SAMPLES], dataset.labels[:MOST_SAMPLES]
     digest = hashlib.sha256(str((inputs.shape, inputs.dtype)).encode())
     digest.update(np.ascontiguousarray(inputs).tobytes() + np.ascontiguousarray(labels).tobytes())
-    return Calibration(ranges=inputs[::2], inputs=inputs[1::2], labels=labels[1::2], sha256=digest.hexdigest())
+    return QuantisationSamples(ranges=inputs[::2], inputs=inputs[1::2], labels=labels[1::2], sha256=digest.hexdigest())
 
 
 def judge(
-    target: Target, float_body: bytes, body: bytes, input_name: str, calibration: Calibration
+    target: Target, float_body: bytes, body: bytes, input_name: str, samples: QuantisationSamples
 ) -> QuantisationReport:
     """Compare a quantised model with its float32 original."""
-    before = _classes(target, float_body, input_name, calibration)
-    after = _classes(target, body, input_name, calibration)
+    before = _classes(target, float_body, input_name, samples)
+    after = _classes(target, body, input_name, samples)
     return QuantisationReport(
-        sample_count=len(calibration.labels),
-        accuracy=float((after == calibration.labels).mean()),
-        float_accuracy=float((before == calibration.labels).mean()),
+        sample_count=len(samples.labels),
+        accuracy=float((after == samples.labels).mean()),
+        float_accuracy=float((before == samples.labels).mean()),
         agreement=float((before == after).mean()),
     )
 
 
-def _classes(target: Target, body: bytes, input_name: str, calibration: Calibration) -> npt.NDArray[np.int64]:
-    inputs = torch.from_numpy(np.ascontiguousarray(calibration.inputs))
+def _classes(target: Target, body: bytes, input_name: str, samples: QuantisationSamples) -> npt.NDArray[np.int64]:
+    inputs = torch.from_numpy(np.ascontiguousarray(samples.inputs))
     size = len(inputs) if target.any_inference_batch else target.inference_batch_size
     batches = [inputs[first : first + size] for first in range(0, len(inputs), size)]
     found = [target.run(body, {input_name: batch})[0].argmax(dim=-1) for batch in batches]

@@ -11,7 +11,7 @@ from subfleet.protocol.errors import DataError
 from subfleet.tasks.archives import check_zip, gzip_bytes, tar_members
 from subfleet.tasks.arrays_file import dataset_of
 from subfleet.tasks.dataset import Dataset
-from subfleet.tasks.task import TrainTest
+from subfleet.tasks.named_dataset import TrainTest
 
 __all__ = ["read_cifar10", "read_cifar100", "read_image_arrays", "read_mnist"]
 

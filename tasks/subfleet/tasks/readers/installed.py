@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from subfleet.tasks.hold_out import hold_out
+from subfleet.tasks.named_dataset import TrainTest
 from subfleet.tasks.samples import digits
-from subfleet.tasks.task import TrainTest
 
 __all__ = ["read_digits"]
 

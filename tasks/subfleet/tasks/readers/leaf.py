@@ -11,7 +11,7 @@ import numpy.typing as npt
 from subfleet.protocol.errors import DataError
 from subfleet.tasks.archives import members
 from subfleet.tasks.dataset import Dataset
-from subfleet.tasks.task import TrainTest
+from subfleet.tasks.named_dataset import TrainTest
 from subfleet.tasks.transforms.tokens import character_tokens
 
 __all__ = ["read_femnist", "read_leaf_text"]

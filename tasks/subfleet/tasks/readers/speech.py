@@ -13,7 +13,7 @@ import numpy.typing as npt
 from subfleet.protocol.errors import DataError
 from subfleet.tasks.archives import check_zip, tar_members
 from subfleet.tasks.dataset import NO_OWNER, Dataset
-from subfleet.tasks.task import TrainTest
+from subfleet.tasks.named_dataset import TrainTest
 from subfleet.tasks.transforms.mel import MelSettings, log_mel
 
 __all__ = ["CLIP_SAMPLES", "KEYWORDS", "MEL", "WORDS", "read_speech_commands", "read_speech_subset"]

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from subfleet.protocol.errors import DataError
 from subfleet.tasks.archives import gzip_bytes, members
 from subfleet.tasks.dataset import Dataset
-from subfleet.tasks.task import TrainTest
+from subfleet.tasks.named_dataset import TrainTest
 from subfleet.tasks.transforms.tokens import character_tokens, line_words, token_windows, vocabulary_of, word_tokens
 
 __all__ = ["CHARACTER_CONTEXT", "VOCABULARY", "WORD_CONTEXT", "read_characters", "read_roles", "read_wikitext_words"]

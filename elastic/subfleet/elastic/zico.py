@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from subfleet.arrays import Arrays
-from subfleet.arrays.scoring import zico
+from subfleet.arrays.zico import zico
 from subfleet.elastic.building import build_module
 from subfleet.elastic.maps import extract
 from subfleet.elastic.network import Network
@@ -28,7 +28,7 @@ def scored_tensors(network: Network, spec: SubnetSpec) -> tuple[str, ...]:
 def zico_score(
     network: Network, spec: SubnetSpec, state: Mapping[str, Tensor], batches: Iterable[tuple[Tensor, Tensor]]
 ) -> float:
-    """How well a subnet will learn: see `subfleet.arrays.scoring`.
+    """How well a subnet will learn: see `subfleet.arrays.zico`.
 
     Score before training, with the state of `build_module(network, network.full_spec())`: in `init_state` the last
     layer of every block is 0 and hides the layers before it.

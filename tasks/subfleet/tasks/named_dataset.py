@@ -11,7 +11,7 @@ from subfleet.protocol.errors import DataError, FileError, SubfleetError
 from subfleet.tasks.dataset import Dataset
 from subfleet.tasks.source_files import DataFolders, SourceFile, data_folders, locate
 
-__all__ = ["Reader", "Task", "TrainTest", "silent"]
+__all__ = ["NamedDataset", "Reader", "TrainTest", "silent"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,7 +23,7 @@ class TrainTest:
 
 
 Reader = Callable[[Sequence[Path]], TrainTest]
-"""Reads a task's files, given in its order; whatever it stumbles over becomes a `DataError` in `Task.load`."""
+"""Reads a data set's files, given in its order; what it stumbles over becomes a `DataError` in `NamedDataset.load`."""
 
 
 def silent(text: str) -> None:
@@ -31,7 +31,7 @@ def silent(text: str) -> None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Task:
+class NamedDataset:
     """A data set by name.
 
     Attributes:

@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from subfleet.arrays import Arrays
-from subfleet.arrays.scoring import zico
+from subfleet.arrays.zico import zico
 from subfleet.elastic.building import build_module, init_state, network_of
 from subfleet.elastic.network import Network
-from subfleet.elastic.scoring import scored_tensors, zico_score
 from subfleet.elastic.spaces import uniform_space
+from subfleet.elastic.zico import scored_tensors, zico_score
 from subfleet.protocol.errors import DataError
 
 
