@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from subfleet.cli.data import data
 from subfleet.protocol.exit_codes import ExitCode
-from subfleet.tasks.catalogue import TASKS
+from subfleet.tasks.catalogue import DATASETS
 
 
 @pytest.fixture
@@ -36,7 +36,7 @@ def told(*arguments: str) -> Mapping[str, Any]:
 def test_the_list_names_every_data_set_and_where_its_files_are(given: Path) -> None:
     assert given.is_dir()
     listed = told("list", "--json")
-    assert set(listed) == set(TASKS)
+    assert set(listed) == set(DATASETS)
     assert [listed[name]["files"] for name in ("digits", "femnist", "mnist", "shakespeare")] == [
         "installed",
         "given",
@@ -46,7 +46,7 @@ def test_the_list_names_every_data_set_and_where_its_files_are(given: Path) -> N
     assert listed["cifar10_subset"]["stand_in_for"] == "cifar10"
     done = CliRunner().invoke(data, ["list"])
     assert done.exit_code == 0
-    assert all(name in done.stdout for name in TASKS), "whole names, also on a narrow screen"
+    assert all(name in done.stdout for name in DATASETS), "whole names, also on a narrow screen"
 
 
 def test_a_set_with_one_file_of_four_is_still_to_be_downloaded(given: Path) -> None:

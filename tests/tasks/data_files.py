@@ -15,7 +15,7 @@ from types import MappingProxyType
 import numpy as np
 import numpy.typing as npt
 
-from subfleet.tasks.catalogue import TASKS
+from subfleet.tasks.catalogue import DATASETS
 from subfleet.tasks.readers.speech import KEYWORDS, WORDS
 from subfleet.tasks.source_files import DataFolders
 from subfleet.tasks.task import Task
@@ -207,7 +207,7 @@ def folders(folder: Path) -> DataFolders:
 
 def placed(name: str, folder: Path, *, pinned: bool = True) -> Task:
     """Put a data set's small files into a folder; the task with their checksums, or without any."""
-    task = TASKS[name]
+    task = DATASETS[name]
     files = []
     for file, content in zip(task.files, MADE[name](), strict=True):
         path = folder / "given" / file.paths[0]

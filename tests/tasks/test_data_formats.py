@@ -22,13 +22,13 @@ from tasks.data_files import (
 )
 
 from subfleet.protocol.errors import DataError, FileError
-from subfleet.tasks.catalogue import TASKS
+from subfleet.tasks.catalogue import DATASETS
 from subfleet.tasks.readers.speech import KEYWORDS, WORDS
 from subfleet.tasks.transforms.tokens import character_tokens
 
 
 def test_every_data_set_with_files_is_made_here() -> None:
-    assert set(MADE) == set(TASKS) - {"digits"}
+    assert set(MADE) == set(DATASETS) - {"digits"}
 
 
 @pytest.mark.parametrize("name", sorted(MADE))
@@ -194,4 +194,4 @@ def test_a_class_beyond_the_tasks_own_is_refused(tmp_path: Path) -> None:
 
 def test_a_missing_file_without_an_address_says_what_to_do(tmp_path: Path) -> None:
     with pytest.raises(FileError, match=r"femnist/leaf\.zip.*docs/reference/tasks\.md"):
-        TASKS["femnist"].load(folders(tmp_path))
+        DATASETS["femnist"].load(folders(tmp_path))

@@ -14,7 +14,7 @@ from hypothesis.extra import numpy as hnp
 from subfleet.protocol.errors import DataError, FileError
 from subfleet.protocol.messages import Profile, decode, encode
 from subfleet.tasks import Dataset, digits, read_dataset, write_npz
-from subfleet.tasks.catalogue import task_named
+from subfleet.tasks.catalogue import DATASETS
 from subfleet.tasks.dataset import MAX_CLASSES
 
 INPUTS = hnp.arrays(
@@ -256,7 +256,7 @@ def test_the_parts_of_a_known_data_set_are_sources() -> None:
     assert (len(train), len(test)) == (1438, 359)
     rows = np.concatenate([train.inputs, test.inputs]).reshape(-1, 64)
     assert sorted(map(bytes, rows)) == sorted(map(bytes, digits().inputs.reshape(-1, 64)))
-    again = task_named("digits").load()
+    again = DATASETS.named("digits").load()
     assert again.test.inputs.tobytes() == test.inputs.tobytes()
 
 

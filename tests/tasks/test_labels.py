@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from subfleet.protocol.errors import DataError
 from subfleet.tasks import DataForm, Dataset, read_dataset, write_npz
-from subfleet.tasks.catalogue import TASKS
+from subfleet.tasks.catalogue import DATASETS
 from subfleet.tasks.data_form import in_form
 
 FORM = DataForm(input_shape=(2,), class_count=3)
@@ -54,13 +54,13 @@ def test_a_known_data_set_is_checked_and_mapped_by_its_names() -> None:
 
 
 def test_every_known_data_set_names_each_of_its_classes_or_none() -> None:
-    named = {name for name, task in TASKS.items() if task.class_names}
-    assert named == {name for name, task in TASKS.items() if task.objective == "cross_entropy"}
+    named = {name for name, task in DATASETS.items() if task.class_names}
+    assert named == {name for name, task in DATASETS.items() if task.objective == "cross_entropy"}
     for name in named:
-        assert len(TASKS[name].class_names) == TASKS[name].class_count
-        labels = np.arange(TASKS[name].class_count)
+        assert len(DATASETS[name].class_names) == DATASETS[name].class_count
+        labels = np.arange(DATASETS[name].class_count)
         inputs = np.zeros((len(labels), 1), np.float32)
-        assert Dataset(inputs=inputs, labels=labels, class_names=TASKS[name].class_names).class_counts().all()
+        assert Dataset(inputs=inputs, labels=labels, class_names=DATASETS[name].class_names).class_counts().all()
 
 
 @given(data=st.data())

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from subfleet.tasks import read_dataset
-from subfleet.tasks.catalogue import TASKS
+from subfleet.tasks.catalogue import DATASETS
 from subfleet.tasks.source_files import availability, data_folders
 
 DATA = os.environ.get("SUBFLEET_DATA", "")
@@ -15,13 +15,13 @@ pytestmark = [pytest.mark.slow, pytest.mark.skipif(not DATA, reason="SUBFLEET_DA
 
 
 def needed(name: str) -> None:
-    if any(availability(file, data_folders()) != "given" for file in TASKS[name].files):
+    if any(availability(file, data_folders()) != "given" for file in DATASETS[name].files):
         pytest.skip(f"SUBFLEET_DATA has no {name}")
 
 
 def test_fashion_mnist_has_its_published_counts() -> None:
     needed("fashion_mnist")
-    parts = TASKS["fashion_mnist"].load()
+    parts = DATASETS["fashion_mnist"].load()
     assert parts.train.class_counts().tolist() == [6000] * 10
     assert parts.test.class_counts().tolist() == [1000] * 10
     assert parts.train.labels[:4].tolist() == [9, 0, 0, 3]
@@ -32,7 +32,7 @@ def test_fashion_mnist_has_its_published_counts() -> None:
 
 def test_cifar10s_subset_has_its_counts_and_channels() -> None:
     needed("cifar10_subset")
-    parts = TASKS["cifar10_subset"].load()
+    parts = DATASETS["cifar10_subset"].load()
     assert parts.train.class_counts().tolist() == [1000] * 10
     assert parts.test.class_counts().tolist() == [200] * 10
     means = parts.train.inputs.mean((0, 2, 3), dtype=np.float64)
@@ -41,7 +41,7 @@ def test_cifar10s_subset_has_its_counts_and_channels() -> None:
 
 def test_shakespeares_roles_speak_english() -> None:
     needed("shakespeare")
-    parts = TASKS["shakespeare"].load()
+    parts = DATASETS["shakespeare"].load()
     assert parts.train.owners is not None
     assert parts.test.owners is not None
     owners = set(parts.train.owners.tolist())
@@ -55,14 +55,14 @@ def test_shakespeares_roles_speak_english() -> None:
 
 def test_tiny_shakespeare_knows_65_symbols() -> None:
     needed("tinyshakespeare")
-    parts = TASKS["tinyshakespeare"].load()
+    parts = DATASETS["tinyshakespeare"].load()
     assert np.count_nonzero(parts.train.class_counts()) == 65
     assert len(parts.train) + len(parts.test) == pytest.approx(1_115_394 / 80, abs=2)
 
 
 def test_the_clips_of_speech_commands_can_be_told_apart() -> None:
     needed("speech_commands_subset")
-    parts = TASKS["speech_commands_subset"].load()
+    parts = DATASETS["speech_commands_subset"].load()
     assert (parts.train.class_counts() + parts.test.class_counts()).tolist() == [130] * 12
     assert parts.train.owners is not None
     assert parts.test.owners is not None
