@@ -20,7 +20,6 @@ from server.coordinator_cases import (
     update,
 )
 from server.fake_device import PLENTY_BYTES
-from server.methods.method_cases import ask, plan_with
 from server.server_rig import World, config, fleet
 
 from subfleet.journal.database import open_database
@@ -45,6 +44,7 @@ from subfleet.rounds.events import (
     UpdateStored,
 )
 from subfleet.rounds.state import RunState
+from subfleet.testing.rounds import ask, plan_with
 from subfleet.transport.memory import FaultPlan
 
 METHOD = FedFA(choice="score")
