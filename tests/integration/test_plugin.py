@@ -5,10 +5,12 @@ Whatever is there is from a wheel: neither this checkout nor an editable install
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
 import sysconfig
+import textwrap
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -105,6 +107,14 @@ def test_its_run_ends_on_every_host(fresh: Fresh, host: str) -> None:
     summary = json.loads(fresh.run("subfleet", "run", file, "--host", host, "--runs", runs, *SHORT, "--json"))
     assert [row["status"] for record in summary["rounds"] for row in record["clients"]] == ["folded"] * 2
     assert (fresh.folder / host / "ridges" / "model.safetensors").stat().st_size > 0
+
+
+def test_the_file_of_the_recipe_runs(fresh: Fresh) -> None:
+    page = (ROOT / "docs" / "how-to" / "make-a-plugin.md").read_text(encoding="utf-8")
+    _, file = re.findall(r"^   ```toml\n(.*?)^   ```$", page, re.MULTILINE | re.DOTALL)
+    (fresh.folder / "recipe.toml").write_text(textwrap.dedent(file))
+    summary = json.loads(fresh.run("subfleet", "run", "recipe.toml", "--host", "batch", *SHORT, "--json"))
+    assert [row["status"] for record in summary["rounds"] for row in record["clients"]] == ["folded"] * 2
 
 
 @pytest.mark.broker
