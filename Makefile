@@ -13,7 +13,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 ARGS ?=
 OLDEST := build/onnxruntime-1.23.2
-SOURCES := protocol device_profiles tasks elastic export edge_client server emulation scripts
+SOURCES := protocol device_profiles tasks elastic export edge_client server emulation scripts examples
 
 NATIVE := edge_client/native
 NATIVE_FILES := $(wildcard $(NATIVE)/*.t* $(NATIVE)/src/* $(NATIVE)/subfleet_executorch/*.py*)

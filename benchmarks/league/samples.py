@@ -13,7 +13,7 @@ import numpy.typing as npt
 from subfleet.emulation.partitions import partition
 from subfleet.settings.samples import PartitionSettings
 from subfleet.tasks import Dataset
-from subfleet.tasks.catalogue import dataset_named
+from subfleet.tasks.catalogue import DATASETS
 
 __all__ = ["SampleCounts", "Samples", "cut", "read"]
 
@@ -53,7 +53,7 @@ def cut(folder: Path, seed: int, clients: int, counts: SampleCounts, split: Spli
     path = folder / f"{split}-{counts.train}-{counts.evaluation}-{clients}-{seed}.npz"
     if path.exists():
         return path
-    task = dataset_named("fashion_mnist").load()
+    task = DATASETS.named("fashion_mnist").load()
     generator = np.random.default_rng(seed)
     drawn = np.sort(generator.permutation(len(task.train))[: counts.train])
     mean, deviation = task.train.inputs.mean(), task.train.inputs.std()

@@ -8,7 +8,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 MAX_MODULE_LINES = 400
 MAX_FUNCTION_LINES = 60
-FOLDERS = (*(path.parent.name for path in ROOT.glob("*/subfleet")), "tests", "benchmarks", "scripts")
+FOLDERS = (*(path.parent.name for path in ROOT.glob("*/subfleet")), "tests", "benchmarks", "scripts", "examples")
 MODULES = sorted(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py"))
 
 

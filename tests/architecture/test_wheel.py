@@ -13,6 +13,7 @@ import pytest
 
 from subfleet.elastic.families import FAMILIES, PRESETS
 from subfleet.methods import METHODS
+from subfleet.tasks.catalogue import DATASETS
 
 ROOT = Path(__file__).parents[2]
 SHIPPED = (
@@ -78,23 +79,18 @@ def test_the_wheel_has_every_file_that_a_name_stands_for(wheel: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_wheel_registers_our_methods_families_and_networks_and_has_their_modules(wheel: Path) -> None:
+def test_the_wheel_registers_our_methods_families_networks_and_data_and_has_their_modules(wheel: Path) -> None:
     registered = configparser.ConfigParser()
     with zipfile.ZipFile(wheel) as archive:
         files = set(archive.namelist())
         (name,) = (name for name in files if name.endswith(".dist-info/entry_points.txt"))
         registered.read_string(archive.read(name).decode("utf-8"))
     found = {group: dict(registered[group]) for group in registered if group.startswith("subfleet.")}
-    assert set(found) == {
-        "subfleet.trainers",
-        "subfleet.methods",
-        "subfleet.families",
-        "subfleet.presets",
-        "subfleet.observers",
-    }
+    ours = {f"subfleet.{group}" for group in ("trainers", "methods", "families", "presets", "datasets", "observers")}
+    assert set(found) == ours
     for value in (value for names in found.values() for value in names.values()):
         assert value.partition(":")[0].replace(".", "/") + ".py" in files, value
-    for registry in (METHODS, FAMILIES, PRESETS):
+    for registry in (METHODS, FAMILIES, PRESETS, DATASETS):
         assert set(found[registry.group]) <= set(registry.names), "install the checkout again: it has new entry points"
 
 

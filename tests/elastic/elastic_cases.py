@@ -8,7 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from subfleet.elastic.axes import Axis, factors_of
+from subfleet.elastic.axes import Axis
 from subfleet.elastic.building import network_of
 from subfleet.elastic.families.records.inverted import EfficientNetV2, MobileNetV2, MobileNetV3
 from subfleet.elastic.families.records.plain import DsCnn, Vgg
@@ -135,44 +135,3 @@ def random_change(network: Network, spec: SubnetSpec, seed: int, scale: float = 
 def moved_to(device: torch.device, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The same tensors on a device."""
     return {name: tensor.to(device) for name, tensor in tensors.items()}
-
-
-def same_bits(left: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> bool:
-    """Whether two float32 states are the same, sign of zero included."""
-    return left.keys() == right.keys() and all(
-        torch.equal(left[name].view(torch.int32), right[name].view(torch.int32)) for name in left
-    )
-
-
-def held_places(network: Network, spec: SubnetSpec) -> dict[str, Tensor]:
-    """For every tensor of the full model, which elements a subnet holds; told element by element from the axes."""
-    return {name: _held(network, spec, name) for name in network.tensors}
-
-
-def _held(network: Network, spec: SubnetSpec, name: str) -> Tensor:
-    decl = network.tensors[name]
-    held = torch.full(decl.shape, decl.block is None or decl.block in spec.blocks)
-    for dimension, (dim, size) in enumerate(zip(decl.axes, decl.shape, strict=True)):
-        kept = torch.tensor([_keeps_row(network, spec, factors_of(dim, size), index) for index in range(size)])
-        held &= kept.reshape([-1 if place == dimension else 1 for place in range(len(decl.shape))])
-    return held
-
-
-def _keeps_row(network: Network, spec: SubnetSpec, factors: tuple[str | int, ...], index: int) -> bool:
-    """Whether a subnet keeps an index of a dimension; the last factor runs fastest."""
-    for factor in reversed(factors):
-        size = factor if isinstance(factor, int) else network.axes[factor].size
-        index, place = divmod(index, size)
-        if isinstance(factor, str) and not _keeps(spec.index_set(factor), place, size):
-            return False
-    return True
-
-
-def _keeps(index_set: IndexSet, index: int, size: int) -> bool:
-    if isinstance(index_set, Prefix):
-        return index < index_set.size
-    if isinstance(index_set, Roll):
-        return (index - index_set.start) % size < index_set.size
-    if isinstance(index_set, Centre):
-        return 0 <= index - (size - index_set.size) // 2 < index_set.size
-    return not isinstance(index_set, Explicit) or index in index_set.indices

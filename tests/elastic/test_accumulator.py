@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 import torch
-from elastic.elastic_cases import MLP, RESNET, held_places, moved_to, random_change, random_state, same_bits
+from elastic.elastic_cases import MLP, RESNET, moved_to, random_change, random_state
 from torch import Tensor
 
 from subfleet.elastic import compiled_loops, exact_add, exact_mean
@@ -18,6 +18,7 @@ from subfleet.elastic.network import Network
 from subfleet.elastic.spaces import uniform_space
 from subfleet.protocol.errors import ConfigError, ProtocolError
 from subfleet.protocol.subnet import Explicit, Roll, SubnetSpec
+from subfleet.testing.subnets import held_places, same_bits
 
 NETWORK = network_of(MLP)
 FULL = NETWORK.full_spec()

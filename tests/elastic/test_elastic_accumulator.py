@@ -7,12 +7,10 @@ from elastic.elastic_cases import (
     MLP,
     RESNET,
     UNGROUPED_RESNET,
-    held_places,
     networks_and_specs,
     random_change,
     random_state,
     relaxed,
-    same_bits,
     specs,
 )
 from hypothesis import given
@@ -26,6 +24,7 @@ from subfleet.elastic.network import Family, Network
 from subfleet.elastic.spaces import uniform_space
 from subfleet.protocol.errors import ConfigError, ProtocolError
 from subfleet.protocol.subnet import SubnetSpec
+from subfleet.testing.subnets import held_places, same_bits
 
 pytestmark = pytest.mark.slow
 

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from elastic.elastic_cases import CONFIGS, held_places, moved_to, random_state, same_bits
+from elastic.elastic_cases import CONFIGS, moved_to, random_state
 
 from subfleet.elastic.building import network_of
 from subfleet.elastic.maps import extract, tensor_maps
@@ -11,6 +11,7 @@ from subfleet.elastic.permuting import importance_order, sorted_by_importance
 from subfleet.elastic.scaling import scale_factors
 from subfleet.elastic.spaces import uniform_space
 from subfleet.protocol.subnet import SubnetSpec
+from subfleet.testing.subnets import held_places, same_bits
 
 CPU = torch.device("cpu")
 NETWORKS = pytest.mark.parametrize("config", CONFIGS, ids=lambda config: f"{config.TYPE} {config.norm}")

@@ -3,7 +3,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from elastic.elastic_cases import MLP, RESNET, held_places, random_state, same_bits
+from elastic.elastic_cases import MLP, RESNET, random_state
 from torch import Tensor
 from torch.nn.functional import kl_div, log_softmax, softmax
 
@@ -16,6 +16,7 @@ from subfleet.elastic.spaces import uniform_space
 from subfleet.elastic.teaching import DistillationSettings
 from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.subnet import Explicit, IndexSet, Roll, SubnetSpec
+from subfleet.testing.subnets import held_places, same_bits
 
 BATCH_RESNET = replace(RESNET, norm="batch")
 RECURRENT = Lstm(

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from elastic.elastic_cases import CONVOLUTIONAL, MLP, RESNET, held_places, random_change, random_state, same_bits, specs
+from elastic.elastic_cases import CONVOLUTIONAL, MLP, RESNET, random_change, random_state, specs
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -21,6 +21,7 @@ from subfleet.elastic.spaces import uniform_space
 from subfleet.elastic.weight_sizes import NORMS, Central, WeightNorm
 from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.subnet import Explicit, Prefix, Roll, SubnetSpec
+from subfleet.testing.subnets import held_places, same_bits
 
 DEEP = replace(MLP, widths=(8, 6), depths=(4, 3))
 State = Mapping[str, Tensor]

@@ -2,15 +2,7 @@ import dataclasses
 
 import pytest
 import torch
-from elastic.elastic_cases import (
-    CONFIGS,
-    held_places,
-    networks_and_specs,
-    random_change,
-    random_state,
-    relaxed,
-    same_bits,
-)
+from elastic.elastic_cases import CONFIGS, networks_and_specs, random_change, random_state, relaxed
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -19,6 +11,7 @@ from subfleet.elastic.maps import extract, tensor_maps
 from subfleet.elastic.network import Network
 from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.subnet import SubnetSpec
+from subfleet.testing.subnets import held_places, same_bits
 
 pytestmark = pytest.mark.slow
 

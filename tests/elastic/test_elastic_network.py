@@ -59,14 +59,6 @@ def test_first_weights_depend_on_the_seed_and_the_tensors_name_alone() -> None:
     assert float(spread.std()) == pytest.approx((2 / (64 * 9)) ** 0.5, rel=0.02)
 
 
-def test_building_leaves_the_global_random_state_alone() -> None:
-    network = network_of(MLP)
-    before = torch.random.get_rng_state()
-    build_module(network, network.full_spec())
-    init_state(network, 3)
-    assert torch.equal(before, torch.random.get_rng_state())
-
-
 @pytest.mark.parametrize(
     ("change", "reason"),
     [

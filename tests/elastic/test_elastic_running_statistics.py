@@ -4,7 +4,7 @@ from typing import Literal
 
 import pytest
 import torch
-from elastic.elastic_cases import RESNET, held_places, random_state, same_bits
+from elastic.elastic_cases import RESNET, random_state
 from torch import Tensor, nn
 
 from subfleet.elastic.building import build_module, network_of
@@ -21,6 +21,7 @@ from subfleet.elastic.running_statistics import (
 from subfleet.elastic.spaces import uniform_space
 from subfleet.protocol.errors import DataError
 from subfleet.protocol.subnet import SubnetSpec
+from subfleet.testing.subnets import held_places, same_bits
 
 BATCH_RESNET = replace(RESNET, norm="batch", widths=(8, 8))
 

@@ -3,13 +3,14 @@ import itertools
 from collections.abc import Sequence
 
 import pytest
-from elastic.elastic_cases import CONFIGS, RESNET, held_places
+from elastic.elastic_cases import CONFIGS, RESNET
 
 from subfleet.elastic.building import network_of
 from subfleet.elastic.network import Family
 from subfleet.elastic.spaces import uniform_space
 from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.subnet import Prefix
+from subfleet.testing.subnets import held_places
 
 RATES = (0.25, 0.5, 0.75, 1)
 

@@ -4,7 +4,6 @@ from collections.abc import Mapping
 
 import pytest
 import torch
-from elastic.elastic_cases import same_bits
 from torch import Tensor
 
 from subfleet.elastic.server_optimisers import (
@@ -17,6 +16,7 @@ from subfleet.elastic.server_optimisers import (
 )
 from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.schema import from_plain
+from subfleet.testing.subnets import same_bits
 
 ALL = [kind() for kind in SERVER_OPTIMISERS.values()]
 Round = tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Tensor]]

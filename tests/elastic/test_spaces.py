@@ -4,7 +4,7 @@ import math
 from random import Random
 
 import pytest
-from elastic.elastic_cases import CONFIGS, MLP, RESNET, held_places
+from elastic.elastic_cases import CONFIGS, MLP, RESNET
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -15,6 +15,7 @@ from subfleet.elastic.network import Block, Network, TensorDecl
 from subfleet.elastic.spaces import SearchSpace, search_space, uniform_space
 from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.subnet import Centre, SubnetSpec
+from subfleet.testing.subnets import held_places
 
 RATES = (0.25, 0.5, 0.75, 1)
 

@@ -3,7 +3,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 import torch
-from elastic.elastic_cases import MLP, held_places, random_change, random_state, relaxed, same_bits
+from elastic.elastic_cases import MLP, random_change, random_state, relaxed
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from torch import Tensor
@@ -26,6 +26,7 @@ from subfleet.elastic.stacking import Member, ReadChanges
 from subfleet.protocol.errors import ConfigError, ProtocolError
 from subfleet.protocol.schema import from_plain
 from subfleet.protocol.subnet import SubnetSpec
+from subfleet.testing.subnets import held_places, same_bits
 
 Change = dict[str, Tensor]
 NETWORK = network_of(MLP)

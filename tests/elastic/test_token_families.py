@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from elastic.elastic_cases import held_places, random_change, relaxed, same_bits
+from elastic.elastic_cases import random_change, relaxed
 from elastic.token_cases import (
     BERT,
     DECODER,
@@ -30,6 +30,7 @@ from subfleet.elastic.permuting import permuted
 from subfleet.elastic.spaces import uniform_space
 from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.subnet import Explicit, Prefix, SubnetSpec
+from subfleet.testing.subnets import held_places, same_bits
 
 pytestmark = pytest.mark.slow
 

@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from elastic.elastic_cases import same_bits
 from emulation.batch_cases import LARGE_BYTES, MODEL, NESTED, client, experiment
 
 from subfleet.arrays import decode_arrays
@@ -15,6 +14,7 @@ from subfleet.emulation.batch.run import BatchResult, run_batch
 from subfleet.emulation.gathered import GatheredRun
 from subfleet.methods import AnyMethod
 from subfleet.tasks import Dataset, iter_batches
+from subfleet.testing.subnets import same_bits
 
 pytestmark = [pytest.mark.slow, pytest.mark.export]
 

@@ -1,4 +1,4 @@
-"""A method and a family of a package that is not ours are as good as ours; a broken package is in nobody's way.
+"""What a package that is not ours registers is as good as ours; a broken package is in nobody's way.
 
 The package is that of the recipes in `docs/how-to/`, laid out as an installed one, for processes of their own.
 """
@@ -15,8 +15,9 @@ import pytest
 ROOT = Path(__file__).parents[2]
 FILE = """
 name = "outside"
-data.test = "digits:test"
 rounds = 1
+targets = ["onnx"]
+deploy_targets = []
 
 [method]
 type = "lottery"
@@ -27,6 +28,45 @@ family = "tower"
 input_shape = [64]
 class_count = 10
 floors = 2
+
+[data]
+name = "waves"
+
+[clock]
+
+[host]
+type = "batch"
+
+[[fleet.devices]]
+id = "ada"
+profile = "laptop"
+log = "laptop"
+count = 2
+"""
+WAVES = """
+import numpy as np
+from subfleet.tasks import Dataset
+from subfleet.tasks.named_dataset import NamedDataset, TrainTest
+
+def drawn(seed, count):
+    labels = np.arange(count) % 10
+    inputs = np.random.default_rng(seed).random((count, 64), np.float32) + np.float32(0.1) * labels[:, None]
+    return Dataset(inputs=inputs.astype(np.float32), labels=labels)
+
+def read(paths):
+    return TrainTest(train=drawn(1, 80), test=drawn(2, 40))
+
+def waves():
+    return Task(
+        name="waves", summary="drawn numbers", files=(), read=read, input_shape=(64,), class_count=10,
+        objective="cross_entropy", metric="accuracy", licence="none", source="Drawn by a test.",
+    )
+
+def misnamed():
+    return waves()
+
+def raising():
+    raise ValueError("no waves today")
 """
 BROKEN = """
 [subfleet.methods]
@@ -35,47 +75,32 @@ fedavg = tower:Tower
 
 [subfleet.families]
 lopsided = tower:Lottery
+
+[subfleet.datasets]
+lost = there_is_no_such_module:LOST
+ripples = waves:misnamed
+calm = waves:raising
+floors = tower:Tower
+digits = waves:waves
 """
 READING = """
 import sys
 from subfleet.settings.reading import read_run
 try:
-    config = read_run(sys.argv[1])
-    print(config.method, config.model)
+    run = read_run(sys.argv[1])
+    print(run.method, run.model)
 except Exception as error:
     print(type(error).__name__, error)
 assert "torch" not in sys.modules, "torch was loaded"
 """
-ROUND = """
+SAMPLES = """
 import sys
-from dataclasses import replace
-from pathlib import Path
-from subfleet.device_profiles import DeviceProfile, LogRow, ResourceLog
-from subfleet.emulation.gathered import EmulatedDevice, GatheredRun
-from subfleet.emulation.batch.exports import SettledExports
-from subfleet.emulation.batch.run import run_batch
-from subfleet.export.cache import CacheFolder
-from subfleet.protocol.readings import Reading
-from subfleet.settings.timing import LogClock
-from subfleet.settings.reading import read_run
-from subfleet.tasks import Dataset, digits
-
-def part(place):
-    whole, here = digits(), slice(40 * place, 40 * place + 40)
-    return Dataset(inputs=whole.inputs[here].reshape(40, 64), labels=whole.labels[here])
-
-def client(name, place):
-    profile = DeviceProfile(name="virtual", title="A device", memory_share=1.0, runtimes=("onnx",))
-    row = LogRow(t_s=0.0, reading=Reading(memory_free_bytes=10**8, downlink_bps=1e7, uplink_bps=1e6))
-    log = ResourceLog(device="virtual", source="a test", licence="none", rows=(row,))
-    return EmulatedDevice(client_id=name, profile=profile, data=part(place), log=log)
-
-config = replace(read_run(sys.argv[1]), clock=LogClock(), targets=("onnx",), deploy_targets=())
-clients = tuple(client(name, place) for place, name in enumerate(("ada", "bob")))
-with SettledExports(CacheFolder(path=Path(sys.argv[2]))) as exports:
-    result = run_batch(GatheredRun(run=config, devices=clients, evaluation=part(5)), exports)
-(record,) = result.rounds
-print([row.client_id for row in record.folded], len(result.model) > 0)
+from subfleet.tasks import read_dataset
+try:
+    print(len(read_dataset(sys.argv[1])))
+except Exception as error:
+    print(type(error).__name__, error)
+assert "subfleet.tasks.published" not in sys.modules, "readers of ours were loaded"
 """
 
 
@@ -97,7 +122,11 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (lottery,), (settings, network) = _python_of("add-a-method.md"), _python_of("add-a-model-family.md")
     for name, source in (("lottery", lottery), ("tower", settings), ("tower_network", network)):
         (folder / f"{name}.py").write_text(source)
-    named = "[subfleet.methods]\nlottery = lottery:Lottery\n\n[subfleet.families]\ntower = tower:Tower\n"
+    (folder / "waves.py").write_text(WAVES)
+    named = (
+        "[subfleet.methods]\nlottery = lottery:Lottery\n\n[subfleet.families]\ntower = tower:Tower\n\n"
+        "[subfleet.datasets]\nwaves = waves:waves\n"
+    )
     _install(folder, "lottery-and-tower", named)
     return folder
 
@@ -109,9 +138,9 @@ def broken_package(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def _run(*arguments: str, packages: tuple[Path, ...]) -> str:
+def _run(*arguments: str, packages: tuple[Path, ...], **variables: str) -> str:
     paths = [*map(str, packages), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [*sys.path, *paths]))}
+    environment = {**os.environ, **variables, "PYTHONPATH": os.pathsep.join(filter(None, [*sys.path, *paths]))}
     done = subprocess.run(
         [sys.executable, *arguments], env=environment, capture_output=True, text=True, check=False, timeout=300
     )
@@ -157,9 +186,10 @@ def test_methods_of_others_are_listed_with_ours(package: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.export
-def test_a_fleet_trains_with_both_by_a_program_of_a_worker_process(package: Path, tmp_path: Path) -> None:
-    said = _run("-c", ROUND, _file(tmp_path), str(tmp_path / "programs"), packages=(package,))
-    assert said == "['ada', 'bob'] True\n"
+def test_a_fleet_trains_with_all_three_by_a_program_of_a_worker_process(package: Path, tmp_path: Path) -> None:
+    command = ("-m", "subfleet.cli.main", "run", _file(tmp_path), "--runs", str(tmp_path / "runs"), "--json")
+    said = json.loads(_run(*command, packages=(package,), SUBFLEET_CACHE=str(tmp_path / "programs")))
+    assert [row["status"] for record in said["rounds"] for row in record["clients"]] == ["folded"] * 2
     assert list((tmp_path / "programs").glob("*.program"))
 
 
@@ -197,6 +227,41 @@ def test_what_is_broken_is_told_by_one_sentence_where_it_is_named(
     assert told.startswith("ConfigError")
     assert said in told
     assert len(told.splitlines()) == 1
+
+
+def test_data_sets_of_others_are_listed_shown_and_read_like_ours(package: Path) -> None:
+    command = ("-m", "subfleet.cli.main", "data")
+    listed = json.loads(_run(*command, "list", "--json", packages=(package,)))
+    assert (listed["waves"]["summary"], listed["waves"]["files"]) == ("drawn numbers", "installed")
+    assert listed["waves"].keys() == listed["mnist"].keys()
+    assert json.loads(_run(*command, "show", "waves", "--json", packages=(package,)))["train"]["samples"] == 80
+    assert _run("-c", SAMPLES, "waves:test", packages=(package,)) == "40\n"
+    assert "did you mean 'waves'?" in _run("-c", SAMPLES, "wavs:test", packages=(package,))
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("lost", "ModuleNotFoundError: No module named"),
+        ("ripples", "its name is 'waves', but must be 'ripples'"),
+        ("calm", "ValueError: no waves today"),
+        ("floors", "TypeError"),
+        ("digits", "uninstall all but one"),
+    ],
+)
+def test_a_broken_data_set_is_told_in_one_sentence_where_it_is_named(
+    package: Path, broken_package: Path, name: str, why: str
+) -> None:
+    packages = (package, broken_package)
+    told = _run("-c", SAMPLES, f"{name}:test", packages=packages)
+    assert told.startswith(f"DataError data source '{name}:test': data set '{name}'")
+    assert why in told
+    assert len(told.splitlines()) == 1
+    listed = json.loads(_run("-m", "subfleet.cli.main", "data", "list", "--json", packages=packages))
+    assert listed[name].keys() == listed["waves"].keys()
+    assert listed[name]["files"] == "broken"
+    assert why in listed[name]["summary"]
+    assert listed["waves"]["files"] == "installed"
 
 
 def test_help_loads_neither_torch_nor_any_package() -> None:

@@ -74,6 +74,16 @@ def test_names_are_sorted_and_nothing_is_imported_for_them() -> None:
     assert found.named("square") is Square
 
 
+def test_what_is_registered_is_what_is_read_of_an_entry_point() -> None:
+    found: Registry[Any] = registry(("number", "number"), ("square", "Square"), read=lambda one: one + 1, check=_even)
+    assert dict(found) == {"number": 4}
+    assert "TypeError" in found.broken["square"]
+
+
+def _even(found: int, name: str) -> str:
+    return "it is odd" if found % 2 else ""
+
+
 @pytest.mark.parametrize(
     ("name", "value", "why"),
     [

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from elastic.elastic_cases import same_bits
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from server.coordinator_cases import (
@@ -48,6 +47,7 @@ from subfleet.rounds.events import Folded, Refused, UpdateStored
 from subfleet.rounds.requests import TaskWanted
 from subfleet.rounds.state import Plan, RunState
 from subfleet.settings.run import Run
+from subfleet.testing.subnets import same_bits
 from subfleet.transport.blob_store import BlobStore
 from subfleet.transport.memory import FaultPlan
 

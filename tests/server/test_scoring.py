@@ -21,7 +21,6 @@ from server.coordinator_cases import (
     wanted_of,
 )
 from server.fake_device import PLENTY_BYTES
-from server.methods.method_cases import ask, plan_with
 from server.server_rig import World, config, fleet
 
 from subfleet.journal.database import open_database
@@ -47,6 +46,7 @@ from subfleet.rounds.events import (
 from subfleet.rounds.proposing import scoring_wanted
 from subfleet.rounds.requests import Scorable, ScoringMade, ScoringWanted, TaskWanted
 from subfleet.rounds.state import RunState
+from subfleet.testing.rounds import ask, plan_with
 from subfleet.transport.memory import FaultPlan
 
 METHOD = FedFA(choice="score")

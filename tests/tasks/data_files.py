@@ -206,7 +206,7 @@ def folders(folder: Path) -> DataFolders:
 
 
 def placed(name: str, folder: Path, *, pinned: bool = True) -> NamedDataset:
-    """Put a data set's small files into a folder; the data set with their checksums, or without any."""
+    """Put a data set's small files into a folder; the task with their checksums, or without any."""
     named = DATASETS[name]
     files = []
     for file, content in zip(named.files, MADE[name](), strict=True):

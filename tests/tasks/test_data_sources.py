@@ -1,4 +1,6 @@
 import contextlib
+import os
+import subprocess
 import sys
 import zipfile
 from collections.abc import Mapping
@@ -14,7 +16,7 @@ from hypothesis.extra import numpy as hnp
 from subfleet.protocol.errors import DataError, FileError
 from subfleet.protocol.messages import Profile, decode, encode
 from subfleet.tasks import Dataset, digits, read_dataset, write_npz
-from subfleet.tasks.catalogue import dataset_named
+from subfleet.tasks.catalogue import DATASETS
 from subfleet.tasks.dataset import MAX_CLASSES
 
 INPUTS = hnp.arrays(
@@ -256,10 +258,23 @@ def test_the_parts_of_a_known_data_set_are_sources() -> None:
     assert (len(train), len(test)) == (1438, 359)
     rows = np.concatenate([train.inputs, test.inputs]).reshape(-1, 64)
     assert sorted(map(bytes, rows)) == sorted(map(bytes, digits().inputs.reshape(-1, 64)))
-    again = dataset_named("digits").load()
+    again = DATASETS.named("digits").load()
     assert again.test.inputs.tobytes() == test.inputs.tobytes()
 
 
 def test_another_part_of_a_known_data_set_is_refused() -> None:
     with pytest.raises(DataError, match="must name a part of digits: digits:train or digits:test"):
         read_dataset("digits:validation")
+
+
+def test_a_device_with_data_of_its_own_reads_no_registry(tmp_path: Path) -> None:
+    write_npz(tmp_path / "own.npz", digits())
+    program = (
+        "import sys; from subfleet.tasks import read_dataset; print(len(read_dataset(sys.argv[1])))\n"
+        "named = ('catalogue', 'published', 'task', 'download')\n"
+        "assert not {f'subfleet.tasks.{name}' for name in named} & set(sys.modules)\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    command = [sys.executable, "-c", program, str(tmp_path / "own.npz")]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=120)
+    assert (done.returncode, done.stdout) == (0, "1797\n"), done.stderr

@@ -12,7 +12,7 @@ import pytest
 
 from subfleet.protocol.errors import ConfigError, DataError, FileError, SubfleetError, TransportError
 from subfleet.tasks import download as download_module
-from subfleet.tasks.catalogue import DATASETS, dataset_named
+from subfleet.tasks.catalogue import DATASETS
 from subfleet.tasks.download import download
 from subfleet.tasks.source_files import DataFolders, SourceFile, availability, data_folders, locate
 
@@ -168,15 +168,15 @@ def test_nothing_is_downloaded_unchecked_or_over_an_open_link(wrong: dict[str, o
 
 
 def test_every_task_stands_under_its_name_with_well_formed_files() -> None:
-    for name, named in DATASETS.items():
-        assert named.name == name
-        assert named.stand_in_for == "" or named.stand_in_for in DATASETS
-        for file in named.files:
+    for name, task in DATASETS.items():
+        assert task.name == name
+        assert task.stand_in_for == "" or task.stand_in_for in DATASETS
+        for file in task.files:
             kind, _, digits = file.checksum.partition(":")
             assert not file.checksum or (kind, len(digits)) in {("sha256", 64), ("md5", 32)}
             assert file.url or not file.limit_bytes
 
 
 def test_an_unknown_name_lists_the_known_ones() -> None:
-    with pytest.raises(ConfigError, match=r"'mnits'; choose one of: cifar10, .*mnist"):
-        dataset_named("mnits")
+    with pytest.raises(ConfigError, match=r"no data set 'mnits'; choose one of \['cifar10', .*did you mean 'mnist'"):
+        DATASETS.named("mnits")

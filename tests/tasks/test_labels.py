@@ -54,8 +54,8 @@ def test_a_known_data_set_is_checked_and_mapped_by_its_names() -> None:
 
 
 def test_every_known_data_set_names_each_of_its_classes_or_none() -> None:
-    named = {name for name, entry in DATASETS.items() if entry.class_names}
-    assert named == {name for name, entry in DATASETS.items() if entry.objective == "cross_entropy"}
+    named = {name for name, task in DATASETS.items() if task.class_names}
+    assert named == {name for name, task in DATASETS.items() if task.objective == "cross_entropy"}
     for name in named:
         assert len(DATASETS[name].class_names) == DATASETS[name].class_count
         labels = np.arange(DATASETS[name].class_count)

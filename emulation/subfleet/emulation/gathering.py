@@ -13,7 +13,7 @@ from subfleet.settings.fleet import DeviceSettings
 from subfleet.settings.run import Run
 from subfleet.settings.samples import DataSettings
 from subfleet.tasks import Dataset, read_dataset
-from subfleet.tasks.catalogue import dataset_named
+from subfleet.tasks.catalogue import DATASETS
 
 __all__ = ["gathered"]
 
@@ -64,7 +64,7 @@ def _pieces(run: Run, names: Sequence[str]) -> tuple[Mapping[str, Dataset], Data
             f"data.name is empty, but {names[0]!r} has no samples of its own; name a known data set there, or data of "
             "the device"
         )
-    train = dataset_named(run.data.name).load().train
+    train = DATASETS.named(run.data.name).load().train
     if 0 < run.data.samples < len(train):
         drawn = np.random.default_rng(run.seed).permutation(len(train))[: run.data.samples]
         train = train.take(np.sort(drawn))

@@ -5,6 +5,8 @@ A number is never used for a second meaning; docs/reference/exit-codes.md says f
 
 from enum import IntEnum
 
+__all__ = ["ExitCode"]
+
 
 class ExitCode(IntEnum):
     """What a process says when it ends. Hundreds are not available in a shell, so tens group the causes."""

@@ -47,7 +47,8 @@ class Registry(Mapping[str, T]):
         group: of entry points, such as "subfleet.methods".
         what: one of them, in the words of errors, such as "method".
         tag: the key under which plain data has a record's name.
-        check: what was loaded and its name to the reason why it cannot be used; empty where it can.
+        read: what an entry point names to what is registered; the same by default.
+        check: what is registered and its name to the reason why it cannot be used; empty where it can.
         find: what is registered.
     """
 
@@ -57,12 +58,14 @@ class Registry(Mapping[str, T]):
         what: str,
         *,
         tag: str = "type",
+        read: Callable[[Any], T] = lambda found: found,
         check: Callable[[Any, str], str] = lambda found, name: "",
         find: Callable[[str], Iterable[EntryPoint]] = lambda group: entry_points(group=group),
     ) -> None:
         self.group = group
         self.what = what
         self.tag = tag
+        self._read = read
         self._check = check
         self._find = find
         self._entries: Mapping[str, tuple[EntryPoint, ...]] | None = None
@@ -133,7 +136,7 @@ class Registry(Mapping[str, T]):
             return ConfigError(f"{self.what} {name!r:.80} is registered as {owners}; uninstall all but one")
         subject = f"{self.what} {name!r:.80}, which is {entry.value} of {_package(entry)}, cannot be loaded"
         try:
-            found: T = entry.load()
+            found = self._read(entry.load())
             problem = self._check(found, name)
         except Exception as error:  # noqa: BLE001 - whatever others' code raises concerns this name alone
             broken = ConfigError(f"{subject}: {type(error).__name__}: {error}; mend or uninstall that package")

@@ -10,6 +10,7 @@ from subfleet.cli.failures import reporting
 
 if TYPE_CHECKING:
     from subfleet.tasks import Dataset
+    from subfleet.tasks.named_dataset import NamedDataset
 
 __all__ = ["data"]
 
@@ -28,6 +29,7 @@ _PLACES = {
     "cached": "in the cache",
     "download": "to download",
     "missing": "to put there",
+    "broken": "broken",
 }
 """Where files are, the nearest first."""
 _SHOWN_CLASSES = 12
@@ -43,7 +45,9 @@ def list_all(json: Json = False, verbose: Verbose = False) -> None:
         from subfleet.cli.literal import literal
         from subfleet.tasks.catalogue import DATASETS
 
-        described = {name: _described(name) for name in DATASETS}
+        described = {name: _described(task) for name, task in DATASETS.items()}
+        described |= {name: _broken(name, why) for name, why in DATASETS.broken.items()}
+        described = dict(sorted(described.items()))
         if json:
             typer.echo(json_module.dumps(described))
             return
@@ -75,14 +79,14 @@ def show(  # noqa: PLR0913, PLR0917 - one parameter per option is how typer read
         from subfleet.emulation.partitions import partition as divide
         from subfleet.protocol.diagnosis import from_written
         from subfleet.settings.samples import PartitionSettings
-        from subfleet.tasks.catalogue import dataset_named
+        from subfleet.tasks.catalogue import DATASETS
 
-        named = dataset_named(name)
+        task = DATASETS.named(name)
         settings = None
         if partition:
             settings = from_written(PartitionSettings, {"name": partition, "alpha": alpha}, "the partition")
-        parts = named.load(announce=lambda text: typer.echo(text, err=True))
-        shown = {**_described(name), "train": _counted(parts.train), "test": _counted(parts.test)}
+        parts = task.load(announce=lambda text: typer.echo(text, err=True))
+        shown = {**_described(task), "train": _counted(parts.train), "test": _counted(parts.test)}
         if settings is not None:
             pieces = divide(parts.train, settings, clients=clients, seed=seed)
             split = [_counted(parts.train.take(indices)) for indices in pieces]
@@ -93,27 +97,32 @@ def show(  # noqa: PLR0913, PLR0917 - one parameter per option is how typer read
             _print(shown)
 
 
-def _described(name: str) -> dict[str, Any]:
-    from subfleet.tasks.catalogue import DATASETS
+def _described(task: "NamedDataset") -> dict[str, Any]:
     from subfleet.tasks.source_files import availability, data_folders
 
-    named = DATASETS[name]
-    places = [availability(file, data_folders()) for file in named.files]
+    places = [availability(file, data_folders()) for file in task.files]
     return {
-        "name": name,
-        "summary": named.summary,
-        "input_shape": list(named.input_shape),
-        "classes": named.class_count,
-        "class_names": list(named.class_names),
-        "objective": named.objective,
-        "metric": named.metric,
-        "owner": named.owner,
-        "stand_in_for": named.stand_in_for,
-        "licence": named.licence,
-        "source": named.source,
+        "name": task.name,
+        "summary": task.summary,
+        "input_shape": list(task.input_shape),
+        "classes": task.class_count,
+        "class_names": list(task.class_names),
+        "objective": task.objective,
+        "metric": task.metric,
+        "owner": task.owner,
+        "stand_in_for": task.stand_in_for,
+        "licence": task.licence,
+        "source": task.source,
         # The worst of them says what is still to do.
         "files": max(places, key=list(_PLACES).index) if places else "installed",
     }
+
+
+def _broken(name: str, why: str) -> dict[str, Any]:
+    """Of one that cannot be loaded: the same fields, of which nothing is known but why."""
+    untold = {"objective": "", "metric": "", "owner": "", "stand_in_for": "", "licence": "", "source": ""}
+    sizes: dict[str, Any] = {"input_shape": [], "classes": 0, "class_names": []}
+    return {"name": name, "summary": f"broken: {why}", **sizes, **untold, "files": "broken"}
 
 
 def _counted(dataset: "Dataset") -> dict[str, Any]:

@@ -66,7 +66,7 @@ class AnycostFL:
         """See `subfleet.methods.policies.Method`."""
         codec = setting.update_codec or self.codec
         return (
-            "the largest width comes first, then the densest update that the link carries; the paper tunes both",
+            "the largest width comes first, then the densest update that the link carries, where the paper tunes both",
             "an update counts by its samples in place of tuned coefficients",
             *those_true(
                 {

@@ -10,8 +10,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from subfleet.protocol.errors import DataError, FileError
+from subfleet.protocol.errors import ConfigError, DataError, FileError
 from subfleet.protocol.programs import DataSummary
+from subfleet.protocol.suggestion import did_you_mean
 from subfleet.tasks.arrays_file import dataset_of, read_npz, write_npz
 from subfleet.tasks.data_form import DataForm, in_form
 from subfleet.tasks.dataset import Dataset
@@ -20,6 +21,7 @@ from subfleet.tasks.image_folder import CHANNEL_COUNTS, read_image_folder
 __all__ = ["describe_source", "read_dataset", "write_npz"]
 
 _OTHERS = "a known data set's part such as digits:test, or module:function"
+_PARTS = ("train", "test")
 _ENTRY_POINT = re.compile(r"([A-Za-z_]\w*(?:\.\w+)*):([A-Za-z_]\w*)")
 
 
@@ -79,13 +81,17 @@ def _read(source: str, taken: tuple[int, ...] | None) -> Dataset:
 
 
 def _read_named(source: str, name: str, part: str) -> Dataset:
-    # Here, because a device that has its own data needs none of the readers in its memory.
+    # Here, because a device that has its own data needs none of this in its memory.
     from subfleet.tasks.catalogue import DATASETS
 
-    named = DATASETS.get(name)
-    if named is None:
-        return _read_entry_point(source, name, part)
-    if part not in ("train", "test"):
+    if name not in DATASETS.names:
+        meant = did_you_mean(name, DATASETS.names) if part in _PARTS else ""
+        return _read_entry_point(source, name, part, meant)
+    try:
+        named = DATASETS.named(name)
+    except ConfigError as error:
+        raise DataError(f"data source {source!r}: {error}") from error
+    if part not in _PARTS:
         raise DataError(
             f"data source {source!r} must name a part of {named.name}: {named.name}:train or {named.name}:test"
         )
@@ -93,8 +99,8 @@ def _read_named(source: str, name: str, part: str) -> Dataset:
     return parts.train if part == "train" else parts.test
 
 
-def _read_entry_point(source: str, module_name: str, function_name: str) -> Dataset:
-    function = _import(source, module_name, function_name)
+def _read_entry_point(source: str, module_name: str, function_name: str, meant: str) -> Dataset:
+    function = _import(source, module_name, function_name, meant)
     try:
         result = function()
     # The user's own code may raise anything, and they need its words.
@@ -107,12 +113,13 @@ def _read_entry_point(source: str, module_name: str, function_name: str) -> Data
     return dataset_of(result[0], result[1], source)
 
 
-def _import(source: str, module_name: str, function_name: str) -> Callable[[], Any]:
+def _import(source: str, module_name: str, function_name: str, meant: str) -> Callable[[], Any]:
     try:
         module = importlib.import_module(module_name)
     except ImportError as error:
         raise DataError(
             f"data source {source!r} cannot be imported ({error}); install the module, or set PYTHONPATH to its folder"
+            f"{meant}"
         ) from error
     # The user's own module may raise anything while it is imported.
     except Exception as error:

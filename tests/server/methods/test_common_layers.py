@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from server.methods.method_cases import Client, change_of, first_state, plan_with, play, same_bits, seen
 
 from subfleet.elastic.maps import extract
 from subfleet.elastic.model_state import ModelState, packed, unpacked
@@ -13,6 +12,8 @@ from subfleet.methods.fedavg import FedAvg
 from subfleet.methods.flexifed import FlexiFed, Sharing
 from subfleet.methods.standalone import Standalone
 from subfleet.rounds.state import Plan
+from subfleet.testing.rounds import Client, change_of, first_state, plan_with, play, seen
+from subfleet.testing.subnets import same_bits
 
 SHARINGS: tuple[Sharing, ...] = ("basic", "clustered", "max")
 EVERY = pytest.mark.parametrize("sharing", SHARINGS)

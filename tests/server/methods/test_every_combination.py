@@ -9,18 +9,7 @@ from typing import Any, get_args
 
 import pytest
 import torch
-from server.methods.method_cases import (
-    QUICK,
-    Client,
-    config_with,
-    first_state,
-    held,
-    logits,
-    plan_with,
-    same_bits,
-    seat_of,
-    seen,
-)
+from server.methods.method_cases import QUICK
 
 from subfleet.elastic.families.records.residual import Mlp
 from subfleet.elastic.merges import (
@@ -49,6 +38,8 @@ from subfleet.methods.standalone import Standalone
 from subfleet.protocol.training import ObjectiveSettings, TrainingSettings
 from subfleet.protocol.update_codecs import AnyUpdateCodec
 from subfleet.rounds.state import Plan, Seat
+from subfleet.testing.rounds import Client, config_with, first_state, held, logits, plan_with, seat_of, seen
+from subfleet.testing.subnets import same_bits
 from subfleet.transport.blob_store import BlobStore
 
 MODEL = Mlp(input_shape=(3,), class_count=4, widths=(8,), depths=(2,), group_size=2, norm="batch")

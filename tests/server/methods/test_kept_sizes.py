@@ -3,13 +3,13 @@
 from dataclasses import replace
 
 import pytest
-from server.methods.method_cases import ask, plan_with
 
 from subfleet.methods import AnyMethod
 from subfleet.methods.fedfa import FedFA
 from subfleet.methods.flexifed import FlexiFed
 from subfleet.methods.standalone import Standalone
 from subfleet.protocol.readings import Budget
+from subfleet.testing.rounds import ask, plan_with
 
 FIXED = pytest.mark.parametrize("method", [FedFA(), FlexiFed(), Standalone()], ids=lambda one: one.TYPE)
 

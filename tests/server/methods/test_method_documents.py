@@ -5,10 +5,11 @@ import re
 from pathlib import Path
 
 import pytest
-from server.methods.method_cases import Client, ask, first_state, plan_with, play, same_bits
 
 from subfleet.methods import METHODS
 from subfleet.protocol.errors import ConfigError
+from subfleet.testing.rounds import Client, ask, first_state, plan_with, play
+from subfleet.testing.subnets import same_bits
 
 ROOT = Path(__file__).resolve().parents[3]
 

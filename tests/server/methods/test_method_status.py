@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from server.methods.method_cases import MODEL, config_with, plan_with
 
 from subfleet.elastic.merges import CoordinateMedian
 from subfleet.elastic.server_optimisers import FedYogi as YogiStep
@@ -29,6 +28,7 @@ from subfleet.methods.judging import method_status
 from subfleet.methods.nefl import NeFL
 from subfleet.methods.standalone import Standalone
 from subfleet.protocol.update_codecs import Qsgd, TopK, Uncompressed
+from subfleet.testing.rounds import MODEL, config_with, plan_with
 
 ROOT = Path(__file__).resolve().parents[3]
 PUBLISHED = DynamicSelection(search="paper", distillation=DistillationSettings())

@@ -7,23 +7,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from server.methods.method_cases import (
-    CLASSES,
-    MODEL,
-    SEED,
-    Client,
-    ask,
-    change_of,
-    every_size,
-    first_state,
-    held,
-    logits,
-    placed,
-    plan_with,
-    play,
-    same_bits,
-    seen,
-)
 
 from subfleet.elastic.maps import extract
 from subfleet.methods import AnyMethod
@@ -43,6 +26,23 @@ from subfleet.methods.standalone import Standalone
 from subfleet.programs.requests import train_request
 from subfleet.protocol.subnet import Explicit, Roll, SubnetSpec
 from subfleet.rounds.state import Plan
+from subfleet.testing.rounds import (
+    CLASSES,
+    MODEL,
+    SEED,
+    Client,
+    ask,
+    change_of,
+    every_size,
+    first_state,
+    held,
+    logits,
+    placed,
+    plan_with,
+    play,
+    seen,
+)
+from subfleet.testing.subnets import same_bits
 
 
 def test_a_tensor_is_averaged_over_those_who_hold_it(tmp_path: Path) -> None:

@@ -9,11 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from elastic.elastic_cases import CONVOLUTIONAL, held_places, random_state
+from elastic.elastic_cases import CONVOLUTIONAL, random_state
 from export.step_rig import carried, example, run, step_of_module
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from server.methods.method_cases import MODEL, SEED, Client, ask, change_of, first_state, placed, plan_with, play, seen
 from torch import Tensor
 
 from subfleet.arrays.codecs import encode_changes
@@ -42,6 +41,8 @@ from subfleet.methods.policies import Draw, Participant, Written
 from subfleet.protocol.readings import Budget
 from subfleet.protocol.subnet import Roll, SubnetSpec
 from subfleet.rounds.state import Plan
+from subfleet.testing.rounds import MODEL, SEED, Client, ask, change_of, first_state, placed, plan_with, play, seen
+from subfleet.testing.subnets import held_places
 
 VARIANTS: Mapping[str, AnyMethod] = {
     **{name: kind() for name, kind in METHODS.items()},

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from server.methods.method_cases import RATES, Client, first_state, plan_with, play
 
 from subfleet.elastic.spaces import search_space
 from subfleet.elastic.teaching import DistillationSettings
@@ -15,6 +14,7 @@ from subfleet.methods.federated_dropout import FederatedDropout
 from subfleet.methods.fedrolex import FedRolex
 from subfleet.methods.heterofl import HeteroFL
 from subfleet.protocol.subnet import Explicit, Roll, SubnetSpec
+from subfleet.testing.rounds import RATES, Client, first_state, plan_with, play
 
 LESSONS = DistillationSettings(iterations=1, batch_size=2)
 

@@ -1,0 +1,154 @@
+"""What every family of elastic networks keeps, as tests to be subclassed."""
+
+import importlib.util
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from subfleet.elastic.building import build_module, init_state, network_of
+from subfleet.elastic.families import FAMILIES
+from subfleet.elastic.maps import extract, tensor_maps
+from subfleet.elastic.network import Family, Network
+from subfleet.elastic.spaces import uniform_space
+from subfleet.export.programs import export_training_program
+from subfleet.export.requests import TrainRequest
+from subfleet.protocol.registry import problem_with_record
+from subfleet.protocol.schema import canonical_json, from_plain, parse_json
+from subfleet.protocol.subnet import SubnetSpec
+from subfleet.protocol.training import ObjectiveSettings, OptimiserSettings
+from subfleet.testing.subnets import drawn_subnets, held_places, same_bits
+
+__all__ = ["FamilyContract"]
+
+_MOST_BYTES = 2**20
+"""Longer is no settings."""
+_LOADS_NO_TORCH = """
+import importlib, sys
+importlib.import_module(sys.argv[1])
+sys.exit("torch" in sys.modules)
+"""
+
+
+class FamilyContract:
+    """What every family must keep; subclass it, and pytest runs it.
+
+    Attributes:
+        family: a record of its settings, of a network as small as it can be.
+        rates: width rates, of which the smallest subnet is exported.
+        objective: that its programs are written with.
+    """
+
+    family: Family
+    rates: tuple[float, ...] = (0.5, 1.0)
+    objective: ObjectiveSettings = ObjectiveSettings()
+
+    def test_it_is_a_record_that_survives_json(self) -> None:
+        """A frozen dataclass of the family's own fields: so it stands in run files and in programs."""
+        kind = type(self.family)
+        problem = problem_with_record(kind, self.family.TYPE, ("TAG", "depths", "blueprint", "norm", "scaler"))
+        assert not problem, problem
+        assert FAMILIES.tag == self.family.TAG, f"TAG is {self.family.TAG!r}, but must be {FAMILIES.tag!r}"
+        again = from_plain(kind, parse_json(canonical_json(self.family), max_bytes=_MOST_BYTES))
+        assert again == self.family, f"{again} was read of what {self.family} wrote"
+        assert hash(again) == hash(self.family), "equal settings have different hashes"
+
+    def test_reading_its_settings_loads_no_torch(self) -> None:
+        """`blueprint` imports what builds the network."""
+        paths = os.pathsep.join(filter(None, sys.path))
+        command = [sys.executable, "-c", _LOADS_NO_TORCH, type(self.family).__module__]
+        done = subprocess.run(
+            command, env={**os.environ, "PYTHONPATH": paths}, capture_output=True, text=True, check=False, timeout=120
+        )
+        assert done.returncode == 0, f"{type(self.family).__module__} loads torch when it is imported {done.stderr}"
+
+    def test_the_declaration_has_the_shapes_of_the_whole_module(self) -> None:
+        """Names, shapes and order of the state."""
+        network = network_of(self.family)
+        declared = {name: decl.shape for name, decl in network.tensors.items()}
+        assert list(declared.items()) == _shapes(build_module(network, network.full_spec()))
+        assert network.shapes(network.full_spec()) == declared
+
+    def test_every_subnets_module_has_exactly_the_shapes_of_its_maps(self) -> None:
+        """And computes something for each class."""
+        network = network_of(self.family)
+        for spec in drawn_subnets(network):
+            module, local = build_module(network, spec), extract(network, spec, init_state(network, 0))
+            assert _shapes(module) == [(name, tuple(tensor.shape)) for name, tensor in local.items()], spec
+            assert _shapes(module) == list(network.shapes(spec).items()), spec
+            said = module.eval()(_inputs(network))
+            assert said.shape[0] == len(_inputs(network)), f"outputs are of shape {tuple(said.shape)}"
+            assert self.family.class_count in said.shape[1:], f"outputs are of shape {tuple(said.shape)}"
+            assert said.isfinite().all(), "outputs are not finite"
+
+    def test_extract_after_scatter_is_the_identity(self) -> None:
+        """A map writes the elements whose indices are all kept, and no other, and reads the same ones."""
+        network = network_of(self.family)
+        for place, spec in enumerate(drawn_subnets(network)):
+            local = _drawn(network, spec, place)
+            full = {name: torch.full(decl.shape, torch.nan) for name, decl in network.tensors.items()}
+            for name, tensor_map in tensor_maps(network, spec).items():
+                tensor_map.scatter(local[name], full[name].zero_())
+            assert same_bits(extract(network, spec, full), local), spec
+            ones = {name: torch.zeros(decl.shape) for name, decl in network.tensors.items()}
+            for name, tensor_map in tensor_maps(network, spec).items():
+                tensor_map.scatter(torch.ones_like(local[name]), ones[name])
+            held = held_places(network, spec)
+            assert all(torch.equal(one, held[name].float()) for name, one in ones.items()), spec
+
+    def test_first_weights_are_those_of_the_seed(self) -> None:
+        """Whatever was drawn before, and without a draw from the generator that is everybody's."""
+        network = network_of(self.family)
+        before = torch.random.get_rng_state()
+        first, again, other = (init_state(network_of(self.family), seed) for seed in (7, 7, 8))
+        build_module(network, network.full_spec())
+        assert torch.equal(before, torch.random.get_rng_state()), "the global generator was drawn from"
+        assert same_bits(first, again), "the same seed gives other weights"
+        assert not same_bits(first, other), "another seed gives the same weights"
+
+    def test_a_subnet_computes_the_same_whenever_it_is_built(self) -> None:
+        """A module keeps nothing of the one before."""
+        network = network_of(self.family)
+        for spec in drawn_subnets(network, count=2):
+            one, other = (build_module(network, spec).eval()(_inputs(network)) for _ in range(2))
+            assert torch.equal(one, other), spec
+
+    @pytest.mark.parametrize("target", ["onnx", "executorch"])
+    def test_a_small_subnets_program_is_written_and_verified(self, target: str) -> None:
+        """Against PyTorch; where the target's tools are installed."""
+        if importlib.util.find_spec(target) is None:
+            pytest.skip(f"{target} is not installed")
+        network = network_of(self.family)
+        request = TrainRequest(
+            model=self.family,
+            spec=uniform_space(network, self.rates)[0],
+            target=target,
+            batch_size=2,
+            objective=self.objective,
+            optimiser=OptimiserSettings(),
+        )
+        program = export_training_program(request)
+        assert program.manifest.target == target
+        trained = {value.name.partition(".")[2] for value in program.manifest.inputs if value.role == "parameter"}
+        assert trained <= set(network.shapes(request.spec)), "the program trains what the subnet lacks"
+        assert trained, "the program trains nothing"
+
+
+def _shapes(module: nn.Module) -> list[tuple[str, tuple[int, ...]]]:
+    return [(name, tuple(tensor.shape)) for name, tensor in module.state_dict().items()]
+
+
+def _inputs(network: Network) -> Tensor:
+    generator = torch.Generator().manual_seed(5)
+    shape = (2, *network.config.input_shape)
+    if network.symbols:
+        return torch.randint(network.symbols, shape, generator=generator)
+    return torch.randn(shape, generator=generator)
+
+
+def _drawn(network: Network, spec: SubnetSpec, seed: int) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return {name: torch.randn(shape, generator=generator) for name, shape in network.shapes(spec).items()}

@@ -1,0 +1,253 @@
+"""What every federated method keeps, as tests to be subclassed."""
+
+import random
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from subfleet.arrays.codecs import encode_changes
+from subfleet.elastic.model_state import packed, unpacked
+from subfleet.elastic.network import BUFFER_ROLES, Family, Network
+from subfleet.elastic.teaching import DistillationSettings
+from subfleet.methods import AnyMethod
+from subfleet.methods.describing import MethodInfo, Setting
+from subfleet.methods.policies import Ask, Draw, Written, as_folded
+from subfleet.protocol.readings import Budget
+from subfleet.protocol.registry import problem_with_record
+from subfleet.protocol.schema import canonical_json, from_plain, parse_json
+from subfleet.protocol.subnet import SubnetSpec
+from subfleet.rounds.state import Plan
+from subfleet.search.candidates import Candidate
+from subfleet.testing.rounds import (
+    MODEL,
+    SEED,
+    ask,
+    every_size,
+    first_state,
+    held,
+    logits,
+    moves_the_whole,
+    plan_with,
+    play,
+    seen,
+)
+from subfleet.testing.subnets import same_bits
+
+__all__ = ["MethodContract"]
+
+_SETTINGS = (
+    Setting(),
+    Setting(norm="batch", norms="recalibrated"),
+    Setting(norm="layer", scaler=True, norms="bank"),
+    Setting(learnable_steps=True, distillation=DistillationSettings()),
+)
+_MOST_BYTES = 2**20
+"""Longer is no settings."""
+_BUDGETS = 40
+"""Drawn for a method."""
+
+
+class MethodContract:
+    """What every method must keep; subclass it, and pytest runs it.
+
+    Attributes:
+        method: the method, with parameters with which a round takes a moment.
+        model: a small network that it is tried on.
+    """
+
+    method: AnyMethod
+    model: Family = MODEL
+
+    def moved(self, network: Network, spec: SubnetSpec) -> SubnetSpec:
+        """The subnet that an update of another moves; they differ only where `Policies.transform` says so."""
+        return spec
+
+    def test_it_is_a_record_that_says_what_it_is(self) -> None:
+        """A frozen dataclass with a name and a description, whose parameters all have defaults."""
+        kind = type(self.method)
+        problem = problem_with_record(kind, self.method.TYPE, ("INFO", "departures", "policies"))
+        assert not problem, problem
+        assert isinstance(self.method.INFO, MethodInfo), "INFO must be a MethodInfo"
+        assert self.method.INFO.title, "INFO.title is empty"
+        assert self.method.INFO.paper, "INFO.paper is empty"
+        assert isinstance(kind(), kind)
+
+    def test_its_parameters_survive_json(self) -> None:
+        """A run that is taken up has the very method that it was begun with."""
+        written = canonical_json(self.method)
+        again = from_plain(type(self.method), parse_json(written, max_bytes=_MOST_BYTES))
+        assert again == self.method, f"{again} was read of what {self.method} wrote"
+        assert canonical_json(again) == written, "it writes itself otherwise the second time"
+
+    def test_departures_are_sentences(self) -> None:
+        """They are joined by semicolons, and the same whenever they are asked for."""
+        for setting in _SETTINGS:
+            told = self.method.departures(setting)
+            assert isinstance(told, tuple), "departures() must give a tuple"
+            assert told == self.method.departures(setting), "departures() tells something else the second time"
+            for text in told:
+                well = text == text.strip() and text.isprintable() and len(text.split()) > 1
+                assert well, f"{text!r} is no sentence on one line"
+                assert "; " not in text, f"{text!r} has a semicolon, by which departures are joined"
+                assert not text.endswith("."), f"{text!r} ends with a full stop, but is joined with others"
+
+    def test_policies_are_pure(self) -> None:
+        """The same answers twice, by records that stay as they are, and no draw from a generator that others use."""
+        written = canonical_json(self.method)
+        generators = _generators()
+        first, second = (self._answers() for _ in range(2))
+        assert first == second, "the same question has two answers"
+        assert canonical_json(self.method) == written, "the method's parameters were changed by its policies"
+        assert _generators() == generators, "a generator was drawn from that is everybody's; take Draw.stream"
+
+    def test_a_round_with_learning_rate_0_changes_nothing_for_anybody(self, tmp_path: Path) -> None:
+        """Bit for bit; where the whole model is transformed after a round, its outputs stay."""
+        plan = plan_with(self.method, self.model)
+        plan = replace(plan, policies=replace(plan.policies, distillation=None))
+        state = first_state(plan.network)
+        clients = [replace(client, scale=0.0) for client in every_size(plan)]
+        folded = play(plan, state, clients, tmp_path).state
+        if moves_the_whole(plan):
+            before, after = (torch.tensor(logits(plan, one.shared)) for one in (state, folded))
+            torch.testing.assert_close(after, before, rtol=1e-6, atol=1e-4)
+            return
+        assert same_bits(folded.shared, state.shared), "the model moved, although nobody learned"
+        for client in clients:
+            assert same_bits(seen(plan, folded, client), state.shared), f"the copy of {client.name} moved"
+
+    def test_what_nobody_held_keeps_its_bits(self, tmp_path: Path) -> None:
+        """And something moves for the clients that trained."""
+        plan = plan_with(self.method, self.model)
+        if moves_the_whole(plan):
+            plan = replace(plan, policies=replace(plan.policies, after_round=as_folded, distillation=None))
+        state, clients = first_state(plan.network), every_size(plan)[:2]
+        for round_number in (1, 2):
+            folded = play(plan, state, clients, tmp_path, round_number)
+            assert not folded.refused, f"updates were refused: {dict(folded.refused)}"
+            kept = held(plan, clients, round_number, self.moved)
+            for name, tensor in folded.state.shared.items():
+                free = ~kept[name]
+                assert torch.equal(tensor[free], state.shared[name][free]), f"{name!r} moved where nobody held it"
+            moved = any(
+                not torch.equal(seen(plan, folded.state, client)[name], seen(plan, state, client)[name])
+                for client in clients
+                for name in state.shared
+            )
+            assert moved, "nothing moved, although everybody learned"
+
+    def test_the_order_of_clients_does_not_matter_and_the_state_survives_a_crash(self, tmp_path: Path) -> None:
+        """To the last bit, over two rounds."""
+        plan = plan_with(self.method, self.model)
+        state, clients = first_state(plan.network), every_size(plan)
+        there = play(plan, state, clients, tmp_path).state
+        back = play(plan, unpacked(packed(state)), clients[::-1], tmp_path).state
+        assert same_bits(packed(there), packed(back)), "the model depends on the order in which updates came"
+        again = unpacked(packed(there))
+        one, other = (play(plan, start, clients, tmp_path, 2).state for start in (there, again))
+        assert same_bits(packed(one), packed(other)), "the model is another one after it was stored"
+
+    def test_places_keep_the_size(self) -> None:
+        """Programs and costs are those of the size, wherever it lies in the model."""
+        plan = plan_with(self.method, self.model)
+        for size, draw in ((size, draw) for size in plan.space for draw in _draws()):
+            placed = plan.policies.place(plan.network, size, draw)
+            plan.network.check(placed)
+            found = plan.network.size_of(placed).spec_id
+            assert found == size.spec_id, f"{size.name!r} has another size where it is placed"
+            student = plan.policies.student(plan.network, size, draw)
+            if student is not None:
+                plan.network.check(student)
+                fewer = plan.network.parameter_count(student) < plan.network.parameter_count(size)
+                assert fewer, f"the student of {size.name!r} is not smaller"
+
+    def test_sizes_fit_the_budget(self) -> None:
+        """Memory, both directions of the link, and whatever else `Ask.allows` knows."""
+        plan = plan_with(self.method, self.model)
+        generator = random.Random(SEED)  # noqa: S311 - tries choices, keeps no secret
+        needs = sorted({one.training_memory_bytes["onnx"] for one in plan.candidates})
+        least = _question(plan, generator, Budget(memory_bytes=min(needs) - 1, downlink_bytes=0, uplink_bytes=0))
+        assert plan.policies.assign(replace(least, written={})).candidate is None, "a size was given for no budget"
+        given = 0
+        for _ in range(_BUDGETS):
+            waiting = _question(plan, generator, _budget(plan, generator))
+            found = plan.policies.assign(waiting).candidate
+            if found is not None:
+                _assert_fits(plan, waiting, found)
+                given += 1
+        assert given, "no budget of many had room for a size"
+
+    def _answers(self) -> list[Any]:
+        plan = plan_with(self.method, self.model)
+        answers: list[Any] = [plan.space, [plan.training(number) for number in (1, 2)]]
+        for client, number in ((client, number) for client in every_size(plan)[:3] for number in (1, 2)):
+            question = ask(plan, client.name, round_number=number)
+            answers.append(plan.policies.assign(question))
+            if plan.policies.propose is not None:
+                answers.append(plan.policies.propose(question))
+        for size, draw in ((size, draw) for size in plan.space[:3] for draw in _draws()):
+            answers += [plan.policies.place(plan.network, size, draw), plan.policies.student(plan.network, size, draw)]
+        return answers
+
+
+def _draws() -> list[Draw]:
+    return [Draw(seed=SEED, round=number, client_id=name) for number in (1, 2, 7) for name in ("a", "b")]
+
+
+def _generators() -> tuple[object, ...]:
+    """The states of the generators that a process has once."""
+    return (random.getstate(), str(np.random.get_state()), torch.random.get_rng_state().tolist())
+
+
+def _budget(plan: Plan, generator: random.Random) -> Budget:
+    """Near what a size takes."""
+    near = [generator.randint(-1, 1) for _ in range(3)]
+    one, two, three = (generator.choice(plan.candidates) for _ in range(3))
+    return Budget(
+        memory_bytes=one.training_memory_bytes["onnx"] + near[0],
+        downlink_bytes=generator.choice([None, two.weight_bytes + near[1]]),
+        uplink_bytes=generator.choice([None, three.update_bytes + near[2]]),
+    )
+
+
+def _question(plan: Plan, generator: random.Random, budget: Budget) -> Ask:
+    """A client that waits, with some programs written, some of them larger than planned."""
+    some = generator.sample(plan.candidates, min(3, len(plan.candidates)))
+    written = {
+        one.spec.spec_id: Written(
+            size=one.spec, planned_peak_bytes=one.training_memory_bytes["onnx"] + generator.choice([0, 1, 10**6])
+        )
+        for one in some
+    }
+    return replace(
+        ask(plan, generator.choice("abc"), round_number=generator.randint(1, 5)),
+        budget=budget,
+        below=generator.choice([None, None, generator.choice(plan.candidates)]),
+        written=written,
+        previous=generator.choice([None, generator.choice(plan.space)]),
+    )
+
+
+def _assert_fits(plan: Plan, waiting: Ask, found: Candidate) -> None:
+    budget, price = waiting.budget, plan.price(found.spec)
+    known = waiting.written.get(found.spec.spec_id)
+    name = found.spec.name
+    needed_bytes = price.training_memory_bytes["onnx"]
+    assert needed_bytes <= budget.memory_bytes, f"{name!r} needs {needed_bytes} bytes of {budget.memory_bytes}"
+    assert known is None or known.planned_peak_bytes <= budget.memory_bytes, f"the program of {name!r} needs more"
+    assert budget.downlink_bytes is None or price.weight_bytes <= budget.downlink_bytes, f"{name!r} is too much to send"
+    sent_bytes = _sent_bytes(plan, found.spec, budget)
+    assert budget.uplink_bytes is None or sent_bytes <= budget.uplink_bytes, f"the update of {name!r} is too large"
+    smaller = waiting.below is None or found.order < waiting.below.order
+    assert smaller, f"{name!r} is no smaller than one that was too large"
+
+
+def _sent_bytes(plan: Plan, spec: SubnetSpec, budget: Budget) -> int:
+    """What a client with this budget really sends for a subnet: a change, written by its codec."""
+    codec = plan.update_codec(spec, budget)
+    changes = {name: np.ones(shape, np.float32) for name, shape in plan.network.shapes(spec).items()}
+    exact = {name for name, decl in plan.network.tensors.items() if decl.role in BUFFER_ROLES}
+    encoded = encode_changes(codec, changes, exact=exact, uniform=lambda name: np.zeros)
+    return sum(array.nbytes for array in encoded.values())

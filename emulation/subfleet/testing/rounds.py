@@ -1,0 +1,234 @@
+"""Rounds of a method without devices: clients whose changes are drawn, folded by the server's own folding."""
+
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from subfleet.arrays import encode_arrays
+from subfleet.arrays.codecs import encode_changes, rounding_numbers
+from subfleet.elastic.building import build_module, init_state
+from subfleet.elastic.families.records.residual import Mlp
+from subfleet.elastic.model_state import ModelState
+from subfleet.elastic.network import BUFFER_ROLES, Family, Network
+from subfleet.folding.folding import FoldedModel, Folding
+from subfleet.methods import AnyMethod
+from subfleet.methods.policies import Ask, Draw, Participant, as_folded
+from subfleet.protocol.blobs import BlobRef
+from subfleet.protocol.messages import Task, Update
+from subfleet.protocol.programs import ProgramRef
+from subfleet.protocol.readings import Budget
+from subfleet.protocol.subnet import SubnetSpec
+from subfleet.protocol.training import TrainingSettings
+from subfleet.protocol.update_codecs import AnyUpdateCodec, Uncompressed
+from subfleet.rounds.state import Plan, Seat
+from subfleet.serving.planning import plan_of
+from subfleet.settings.run import Run
+from subfleet.settings.samples import DataSettings
+from subfleet.testing.subnets import held_places
+from subfleet.transport.blob_store import BlobStore
+
+__all__ = [
+    "CLASSES",
+    "MODEL",
+    "RATES",
+    "SEED",
+    "Client",
+    "as_trained",
+    "ask",
+    "change_of",
+    "config_with",
+    "every_size",
+    "first_state",
+    "held",
+    "logits",
+    "moves_the_whole",
+    "placed",
+    "plan_with",
+    "play",
+    "seat_of",
+    "seen",
+]
+
+MODEL = Mlp(input_shape=(5,), class_count=4, widths=(8, 12), depths=(2, 3), group_size=2)
+RATES = (0.25, 0.5, 1.0)
+CLASSES = 4
+SEED = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Client:
+    """A client of a drawn round.
+
+    Attributes:
+        size: place of its size in the method's space.
+        scale: size of its change; 0 is a round with learning rate 0.
+        classes: samples of each class.
+        codec: by which its update is written.
+    """
+
+    name: str
+    size: int
+    samples: int = 10
+    scale: float = 0.1
+    classes: tuple[int, ...] = (1,) * CLASSES
+    codec: AnyUpdateCodec = field(default_factory=Uncompressed)
+
+
+def config_with(method: AnyMethod, model: Family = MODEL, **changes: Any) -> Run:
+    """A run of a method on a small network, in which every update counts what the method says."""
+    settings: dict[str, Any] = {"name": "methods", "data": DataSettings(test="unused"), "rates": RATES, "seed": SEED}
+    return Run(**{**settings, "model": model, "method": method, "max_client_share": 1.0, **changes})
+
+
+def plan_with(method: AnyMethod, model: Family = MODEL, **changes: Any) -> Plan:
+    """A plan of a method on a small network."""
+    return plan_of(config_with(method, model, **changes), "run")
+
+
+def ask(
+    plan: Plan, name: str, *, memory_bytes: int = 2**40, round_number: int = 1, previous: SubnetSpec | None = None
+) -> Ask:
+    """A client that waits for a size."""
+    return Ask(
+        network=plan.network,
+        candidates=plan.candidates,
+        price=plan.price,
+        draw=Draw(seed=SEED, round=round_number, client_id=name),
+        target="onnx",
+        budget=Budget(memory_bytes=memory_bytes),
+        previous=previous,
+    )
+
+
+def first_state(network: Network) -> ModelState:
+    """A model whose every tensor is drawn, so that no error hides behind a zero; variances are 1 or more."""
+    generator = torch.Generator().manual_seed(1)
+    state = init_state(network, 0)
+    drawn = {name: torch.randn(tensor.shape, generator=generator) for name, tensor in state.items()}
+    roles = {name: decl.role for name, decl in network.tensors.items()}
+    return ModelState(
+        shared={name: 1 + tensor.abs() if roles[name] == "variance" else tensor for name, tensor in drawn.items()}
+    )
+
+
+def placed(plan: Plan, client: Client, round_number: int) -> SubnetSpec:
+    """Where a client's size lies in the model in a round."""
+    draw = Draw(seed=SEED, round=round_number, client_id=client.name)
+    return plan.policies.place(plan.network, plan.space[client.size], draw)
+
+
+def change_of(plan: Plan, client: Client, round_number: int) -> dict[str, Tensor]:
+    """What a client learned in a round."""
+    spec = placed(plan, client, round_number)
+    generator = torch.Generator().manual_seed(zlib.crc32(f"{client.name}/{round_number}".encode()))
+    return {
+        name: torch.randn(shape, generator=generator) * client.scale
+        for name, shape in plan.network.shapes(spec).items()
+    }
+
+
+def play(plan: Plan, state: ModelState, clients: Sequence[Client], folder: Path, round_number: int = 1) -> FoldedModel:
+    """Fold one round of drawn changes."""
+    blobs = BlobStore(folder)
+    seats = [seat_of(plan, client, blobs, round_number) for client in clients]
+    return Folding.of(plan, blobs).fold(state, round_number, seats)
+
+
+def seat_of(plan: Plan, client: Client, blobs: BlobStore, round_number: int = 1) -> Seat:
+    """The seat of a client whose update is stored."""
+    change = {name: tensor.numpy() for name, tensor in change_of(plan, client, round_number).items()}
+    exact = {name for name, decl in plan.network.tensors.items() if decl.role in BUFFER_ROLES}
+    uniform = partial(rounding_numbers, seed=SEED, round_number=round_number, client_id=client.name)
+    ref = blobs.add(encode_arrays(encode_changes(client.codec, change, exact=exact, uniform=uniform)))
+    result = Update(
+        task_id=f"{client.name}/{round_number}",
+        run_id="run",
+        round=round_number,
+        client_id=client.name,
+        blob=ref,
+        sample_count=client.samples,
+        step_count=1,
+        loss=1.0,
+        accuracy=0.5,
+        measured_peak_bytes=0,
+        train_seconds=0.0,
+        seconds=0.0,
+    )
+    return Seat(
+        client_id=client.name,
+        device="drawn",
+        stage="done",
+        class_counts=client.classes,
+        size=plan.space[client.size],
+        spec=placed(plan, client, round_number),
+        task=_task(client, placed(plan, client, round_number), ref, round_number),
+        result=result,
+    )
+
+
+def _task(client: Client, spec: SubnetSpec, blob: BlobRef, round_number: int) -> Task:
+    return Task(
+        task_id=f"{client.name}/{round_number}",
+        work="train",
+        run_id="run",
+        round=round_number,
+        client_id=client.name,
+        spec=spec,
+        programs=(ProgramRef(program_id="drawn", target="onnx", blob=blob),),
+        weights=blob,
+        training=TrainingSettings(),
+        planned_peak_bytes=0,
+        budget=Budget(memory_bytes=0),
+        deadline_s=1.0,
+        update_codec=client.codec,
+    )
+
+
+def as_trained(network: Network, spec: SubnetSpec) -> SubnetSpec:
+    """An update moves the very subnet that was trained."""
+    return spec
+
+
+def held(
+    plan: Plan,
+    clients: Sequence[Client],
+    round_number: int = 1,
+    moved: Callable[[Network, SubnetSpec], SubnetSpec] = as_trained,
+) -> Mapping[str, Tensor]:
+    """Which elements of the model any of the clients' updates moves."""
+    specs = [moved(plan.network, placed(plan, client, round_number)) for client in clients]
+    found = [held_places(plan.network, spec) for spec in specs]
+    return {name: torch.stack([one[name] for one in found]).any(dim=0) for name in plan.network.tensors}
+
+
+def moves_the_whole(plan: Plan) -> bool:
+    """Whether a method goes on with the whole model after a round."""
+    return plan.policies.after_round is not as_folded or plan.policies.distillation is not None
+
+
+def every_size(plan: Plan) -> list[Client]:
+    """A client of every size, the largest left out where there are several."""
+    count = max(1, len(plan.space) - 1)
+    return [Client(name=f"client{place}", size=place, samples=place + 1) for place in range(count)]
+
+
+def logits(plan: Plan, tensors: Mapping[str, Tensor]) -> list[float]:
+    """What the whole model says of drawn inputs."""
+    module = build_module(plan.network, plan.network.full_spec())
+    module.load_state_dict(dict(tensors))
+    inputs = torch.randn(6, *plan.network.config.input_shape, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        return [float(value) for value in module.eval()(inputs).flatten()]
+
+
+def seen(plan: Plan, state: ModelState, client: Client) -> Mapping[str, Tensor]:
+    """The model as a client sees it."""
+    size = plan.space[client.size]
+    who = Participant(client_id=client.name, spec=size, size=size)
+    return state.seen_with(plan.policies.cohorts(plan.network, who, state.sizes))

@@ -1,0 +1,83 @@
+"""The page of the public API says what is there."""
+
+import ast
+import importlib
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import typer.main
+
+from subfleet.cli.commands import app
+from subfleet.edge_client import options
+from subfleet.elastic.families import FAMILIES, PRESETS
+from subfleet.methods import METHODS
+from subfleet.protocol.messages import SCHEMA_VERSION
+from subfleet.protocol.topics import Topics
+from subfleet.tasks.catalogue import DATASETS
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "reference" / "public-api.md").read_text(encoding="utf-8")
+
+
+def rows(heading: str) -> dict[str, list[str]]:
+    """The second column of a section's first table by the first; names in backticks alone."""
+    section = PAGE.partition(f"## {heading}\n")[2].partition("\n## ")[0]
+    table = re.findall(r"^\| `([\w.-]+)` \| (.*) \|$", section, re.MULTILINE)
+    return {name: re.findall(r"`([\w.-]+)`", told) for name, told in table}
+
+
+NAMES = rows("Modules and names")
+
+
+@pytest.mark.parametrize("module", NAMES)
+def test_every_name_that_is_promised_can_be_imported(module: str) -> None:
+    found = importlib.import_module(module)
+    assert NAMES[module] == sorted(
+        set(NAMES[module]), key=lambda name: (not name.isupper(), not name[0].isupper(), name)
+    )
+    for name in NAMES[module]:
+        assert hasattr(found, name), f"{module} has no {name}"
+        assert name in found.__all__, f"{name} is no public name of {module}"
+
+
+def test_modules_are_found_in_order() -> None:
+    assert len(NAMES) > 20
+    assert {module.split(".")[0] for module in NAMES} == {"subfleet"}
+
+
+def test_the_groups_are_those_that_we_register_under() -> None:
+    ours = re.findall(r'^\[project\.entry-points\."([\w.]+)"\]$', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
+    assert sorted(rows("Entry points")) == sorted(ours)
+    assert {registry.group for registry in (METHODS, FAMILIES, PRESETS, DATASETS)} <= set(ours)
+    for names in rows("Entry points").values():
+        for name in (name for name in names if name.startswith("subfleet.")):
+            module, _, thing = name.rpartition(".")
+            assert thing in NAMES[module], f"{name} is a signature, but not promised"
+
+
+def test_the_commands_are_those_that_there_are() -> None:
+    told = rows("Commands")
+    group = typer.main.get_group(app)
+    assert told["subfleet"] == sorted(group.commands)
+    assert told["subfleet-edge"] == sorted(options._COMMANDS)
+
+
+def test_the_versions_are_those_on_the_wire() -> None:
+    versions = dict(re.findall(r"^\| (messages|topics) \(.*\) \| (\d+) \|$", PAGE, re.MULTILINE))
+    assert versions["messages"] == str(SCHEMA_VERSION)
+    assert Topics("main").all("round").split("/")[1] == versions["topics"]
+
+
+def imported(folder: Path) -> Iterator[tuple[str, str]]:
+    for path in folder.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("subfleet."):
+                yield from ((node.module or "", alias.name) for alias in node.names)
+
+
+def test_a_plug_in_needs_nothing_but_what_is_promised() -> None:
+    found = set(imported(ROOT / "examples" / "plugin"))
+    assert len(found) > 10
+    assert [pair for pair in sorted(found) if pair[1] not in NAMES.get(pair[0], ())] == []

@@ -1,0 +1,145 @@
+"""The example plug-in, built and installed beside ours in a fresh environment: nothing of the repository is edited.
+
+Whatever is there is from a wheel: neither this checkout nor an editable install of it is on any path.
+"""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+import textwrap
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from subfleet.link.broker import EmbeddedBroker
+
+pytestmark = [pytest.mark.slow, pytest.mark.export]
+
+ROOT = Path(__file__).parents[2]
+PLUGIN = ROOT / "examples" / "plugin"
+SHORT = ("--set", "rounds=1", "--set", "training.epochs=1")
+LIMIT_S = 240
+
+
+class Fresh:
+    """An environment that has what the tests run with, our wheel and the plug-in's, and nothing of this checkout."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.bin = folder / "env" / ("Scripts" if os.name == "nt" else "bin")
+        # No path of the tests' own: else it would be this checkout that answers.
+        self.variables = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+        self.variables |= {"SUBFLEET_CACHE": str(folder / "programs"), "XDG_CACHE_HOME": str(folder / "cache")}
+
+    def run(self, command: str, *arguments: str, cwd: Path | None = None) -> str:
+        done = subprocess.run(
+            [str(self.bin / command), *arguments],
+            env=self.variables, cwd=cwd or self.folder, capture_output=True, text=True, timeout=LIMIT_S, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    @contextmanager
+    def started(self, command: str, *arguments: str) -> Iterator["subprocess.Popen[str]"]:
+        with subprocess.Popen(
+            [str(self.bin / command), *arguments],
+            env=self.variables, cwd=self.folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        ) as process:  # fmt: skip
+            try:
+                yield process
+            finally:
+                process.kill()
+
+
+def _wheel(source: Path, folder: Path) -> Path:
+    command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)]
+    done = subprocess.run(command, cwd=source, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    (built,) = folder.glob("*.whl")
+    return built
+
+
+@pytest.fixture(scope="module")
+def fresh(tmp_path_factory: pytest.TempPathFactory) -> Fresh:
+    pytest.importorskip("hatchling")
+    pytest.importorskip("pip")
+    found = Fresh(tmp_path_factory.mktemp("fresh"))
+    wheels = [_wheel(ROOT, found.folder / "ours"), _wheel(PLUGIN, found.folder / "theirs")]
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(found.folder / "env")], check=True, timeout=120)
+    # By the environment's own Python, which sees nothing else yet: no other install is touched.
+    options = ("--quiet", "--disable-pip-version-check", "--no-deps", "--no-index")
+    python = str(found.bin / "python")
+    pip = [sys.executable, "-m", "pip", "--python", python, "install", *options, *map(str, wheels)]
+    done = subprocess.run(pip, env=found.variables, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    site = found.run("python", "-c", "import sysconfig; print(sysconfig.get_paths()['purelib'])").strip()
+    shared = {sysconfig.get_paths()[name] for name in ("purelib", "platlib")}
+    # Behind its own packages, and without what those folders' own .pth files add, such as an editable install.
+    (Path(site) / "shared.pth").write_text("\n".join(sorted(shared)) + "\n")
+    return found
+
+
+def test_it_is_the_wheels_that_answer(fresh: Fresh) -> None:
+    said = fresh.run("python", "-c", "import subfleet.methods, subfleet_example; print(subfleet.methods.__file__)")
+    assert said.startswith(str(fresh.folder))
+    assert str(ROOT) not in fresh.run("python", "-c", "import sys; print(sys.path)")
+
+
+def test_what_it_brings_is_listed_with_ours(fresh: Fresh) -> None:
+    methods = json.loads(fresh.run("subfleet", "methods", "--json"))
+    assert methods["steady"] == {**methods["fedavg"], **methods["steady"]}
+    assert (methods["steady"]["title"], methods["steady"]["status"]) == ("Steady", "exact")
+    assert not [name for name, row in methods.items() if row["status"].startswith("broken")]
+    assert json.loads(fresh.run("subfleet", "data", "list", "--json"))["ridges"]["files"] == "installed"
+    shown = json.loads(fresh.run("subfleet", "data", "show", "ridges", "--json"))
+    assert (shown["train"]["samples"], shown["test"]["samples"]) == (400, 100)
+
+
+@pytest.mark.parametrize("host", ["batch", pytest.param("processes", marks=pytest.mark.broker)])
+def test_its_run_ends_on_every_host(fresh: Fresh, host: str) -> None:
+    file, runs = str(PLUGIN / "run.toml"), str(fresh.folder / host)
+    summary = json.loads(fresh.run("subfleet", "run", file, "--host", host, "--runs", runs, *SHORT, "--json"))
+    assert [row["status"] for record in summary["rounds"] for row in record["clients"]] == ["folded"] * 2
+    assert (fresh.folder / host / "ridges" / "model.safetensors").stat().st_size > 0
+
+
+def test_the_file_of_the_recipe_runs(fresh: Fresh) -> None:
+    page = (ROOT / "docs" / "how-to" / "make-a-plugin.md").read_text(encoding="utf-8")
+    _, file = re.findall(r"^   ```toml\n(.*?)^   ```$", page, re.MULTILINE | re.DOTALL)
+    (fresh.folder / "recipe.toml").write_text(textwrap.dedent(file))
+    summary = json.loads(fresh.run("subfleet", "run", "recipe.toml", "--host", "batch", *SHORT, "--json"))
+    assert [row["status"] for record in summary["rounds"] for row in record["clients"]] == ["folded"] * 2
+
+
+@pytest.mark.broker
+def test_it_is_served_to_a_device(fresh: Fresh) -> None:
+    file, runs = str(PLUGIN / "run.toml"), str(fresh.folder / "served")
+    alone = (*SHORT, "--set", "min_clients=1", "--runs", runs, "--port", "0")
+    device = ("--id", "laptop", "--data", "ridges:train", "--profile", "laptop", "--replay", "laptop")
+    with (
+        EmbeddedBroker() as broker,
+        fresh.started("subfleet", "serve", file, "--broker", broker.url, *alone) as server,
+        fresh.started(
+            "subfleet-edge", "join", broker.url, *device, "--state", str(fresh.folder / "device"),
+            "--leave-when-finished",
+        ) as joined,
+    ):  # fmt: skip
+        said, _ = server.communicate(timeout=LIMIT_S)
+        assert server.returncode == 0, said
+        told, _ = joined.communicate(timeout=60)
+        assert joined.returncode == 0, told
+    summary = json.loads((fresh.folder / "served" / "ridges" / "summary.json").read_text())
+    assert [row["status"] for record in summary["rounds"] for row in record["clients"]] == ["folded"]
+
+
+def test_its_own_tests_pass(fresh: Fresh) -> None:
+    shutil.copytree(PLUGIN / "tests", fresh.folder / "own" / "tests")
+    said = fresh.run("python", "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests", cwd=fresh.folder / "own")
+    assert " passed" in said
+    assert " failed" not in said

@@ -1,0 +1,211 @@
+"""The contracts see what a method, a family or a data set does wrong."""
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from subfleet.elastic.axes import Axis
+from subfleet.elastic.families.blueprint import Blueprint, Sizes
+from subfleet.elastic.model_state import ModelState
+from subfleet.elastic.network import Network
+from subfleet.methods.describing import MethodInfo, Setting
+from subfleet.methods.policies import AfterRound, Ask, Assigned, Draw, Policies, Replacement, Trained
+from subfleet.protocol.subnet import SubnetSpec
+from subfleet.tasks import Dataset
+from subfleet.tasks.named_dataset import NamedDataset, TrainTest
+from subfleet.testing import DatasetContract, FamilyContract, MethodContract
+
+LOOSE: list[int] = []
+
+
+def _any_size(ask: Ask) -> Assigned:
+    return Assigned(candidate=ask.candidates[-1])
+
+
+def _by_chance(ask: Ask) -> Assigned:
+    fitting = [one for one in ask.candidates if ask.allows(one)]
+    return Assigned(candidate=random.choice(fitting) if fitting else None)
+
+
+def _by_memory(ask: Ask) -> Assigned:
+    LOOSE.append(1)
+    fitting = [one for one in ask.candidates if ask.allows(one)]
+    return Assigned(candidate=fitting[len(LOOSE) % len(fitting)] if fitting else None)
+
+
+def _wider(network: Network, size: SubnetSpec, draw: Draw) -> SubnetSpec:
+    return network.full_spec()
+
+
+def _decayed(context: AfterRound) -> ModelState:
+    return context.after.mapped(lambda tensors: {name: 0.9 * tensor for name, tensor in tensors.items()})
+
+
+def _everywhere(network: Network, state: Mapping[str, Tensor], trained: Sequence[Trained]) -> list[Replacement]:
+    whole = network.full_spec()
+    return [
+        Replacement(spec=whole, change={name: torch.ones(shape) for name, shape in network.shapes(whole).items()})
+        for _ in trained
+    ]
+
+
+POLICIES: dict[str, Policies] = {
+    "sound": Policies(),
+    "any size": Policies(assign=_any_size),
+    "by chance": Policies(assign=_by_chance),
+    "by memory": Policies(assign=_by_memory),
+    "wider": Policies(place=_wider),
+    "decayed": Policies(after_round=_decayed),
+    "everywhere": Policies(transform=_everywhere),
+    "told badly": Policies(),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tried:
+    TYPE: ClassVar[str] = "tried"
+    INFO: ClassVar[MethodInfo] = MethodInfo(title="Tried", paper="a test", varies=())
+    kind: str = "sound"
+
+    def departures(self, setting: Setting) -> tuple[str, ...]:
+        return ("Wrong.",) if self.kind == "told badly" else ()
+
+    def policies(self) -> Policies:
+        return POLICIES[self.kind]
+
+
+def method_contract(kind: str) -> MethodContract:
+    contract = MethodContract()
+    contract.method = Tried(kind=kind)
+    return contract
+
+
+@pytest.mark.parametrize(
+    ("kind", "test"),
+    [
+        ("any size", MethodContract.test_sizes_fit_the_budget),
+        ("by chance", MethodContract.test_policies_are_pure),
+        ("by memory", MethodContract.test_policies_are_pure),
+        ("wider", MethodContract.test_places_keep_the_size),
+        ("told badly", MethodContract.test_departures_are_sentences),
+    ],
+)
+def test_a_method_that_breaks_a_promise_fails(kind: str, test: Callable[[MethodContract], None]) -> None:
+    test(method_contract("sound"))
+    with pytest.raises(AssertionError):
+        test(method_contract(kind))
+
+
+def test_a_method_that_moves_what_nobody_trained_fails(tmp_path: Path) -> None:
+    method_contract("sound").test_a_round_with_learning_rate_0_changes_nothing_for_anybody(tmp_path)
+    with pytest.raises(AssertionError):
+        method_contract("decayed").test_a_round_with_learning_rate_0_changes_nothing_for_anybody(tmp_path)
+
+
+def test_a_method_that_moves_what_nobody_held_fails(tmp_path: Path) -> None:
+    method_contract("sound").test_what_nobody_held_keeps_its_bits(tmp_path)
+    with pytest.raises(AssertionError, match="moved where nobody held it"):
+        method_contract("everywhere").test_what_nobody_held_keeps_its_bits(tmp_path)
+
+
+def _plain(sizes: Sizes, width: int) -> nn.Module:
+    return nn.Sequential(nn.Linear(3, width), nn.ReLU(), nn.Linear(width, sizes["class"]))
+
+
+BUILDERS: dict[str, Callable[[Sizes], nn.Module]] = {
+    "sound": lambda sizes: _plain(sizes, sizes["width"]),
+    "uncut": lambda sizes: nn.Sequential(nn.Linear(3, sizes["width"]), nn.Flatten(), nn.Linear(8, sizes["class"])),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Little:
+    TAG: ClassVar[str] = "family"
+    TYPE: ClassVar[str] = "little"
+    norm: ClassVar[str] = "none"
+    learnable_steps: ClassVar[bool] = False
+    scaler: ClassVar[bool] = False
+    depths: ClassVar[tuple[int, ...]] = (1,)
+    input_shape: tuple[int, ...] = (3,)
+    class_count: int = 2
+    kind: str = "sound"
+    told: float = field(default=0.0, compare=False)
+
+    def blueprint(self) -> Blueprint:
+        return Blueprint(
+            axes=(
+                Axis(name="width", size=8, kind="channel"),
+                Axis(name="class", size=self.class_count, kind="class", granularity=self.class_count),
+            ),
+            blocks=(),
+            build=partial(BUILDERS[self.kind]),
+        )
+
+
+def family_contract(kind: str) -> FamilyContract:
+    contract = FamilyContract()
+    contract.family = Little(kind=kind)  # type: ignore[assignment]  # its norm is any text, as one's own may be
+    return contract
+
+
+def test_a_family_that_leaves_an_axis_uncut_fails() -> None:
+    for test in (
+        FamilyContract.test_it_is_a_record_that_survives_json,
+        FamilyContract.test_the_declaration_has_the_shapes_of_the_whole_module,
+        FamilyContract.test_every_subnets_module_has_exactly_the_shapes_of_its_maps,
+        FamilyContract.test_extract_after_scatter_is_the_identity,
+        FamilyContract.test_first_weights_are_those_of_the_seed,
+    ):
+        test(family_contract("sound"))
+    with pytest.raises(Exception, match=r"shape|size"):
+        family_contract("uncut").test_every_subnets_module_has_exactly_the_shapes_of_its_maps()
+
+
+def test_a_family_whose_settings_load_torch_fails() -> None:
+    with pytest.raises(AssertionError, match="torch"):
+        family_contract("sound").test_reading_its_settings_loads_no_torch()
+
+
+def _read(generator: np.random.Generator, shape: tuple[int, ...], classes: int) -> TrainTest:
+    def part() -> Dataset:
+        inputs = generator.random((12, *shape), np.float32)
+        return Dataset(inputs=inputs, labels=np.arange(12) % classes)
+
+    return TrainTest(train=part(), test=part())
+
+
+def data_contract(**changes: Any) -> DatasetContract:
+    def read(paths: object) -> TrainTest:
+        return _read(np.random.default_rng(0), (2,), 3)
+
+    task = NamedDataset(
+        name="drawn", summary="drawn numbers", files=(), read=read, input_shape=(2,), class_count=3,
+        objective="cross_entropy", metric="accuracy", licence="none", source="Drawn here.",
+    )  # fmt: skip
+    contract = DatasetContract()
+    contract.dataset = replace(task, **changes)
+    return contract
+
+
+def test_a_data_set_that_is_not_what_it_says_fails() -> None:
+    sound = data_contract()
+    sound.test_it_says_what_it_is()
+    sound.test_both_parts_are_what_it_says()
+    sound.test_it_is_the_same_every_time()
+    with pytest.raises(AssertionError, match="licence"):
+        data_contract(licence="").test_it_says_what_it_is()
+    with pytest.raises(AssertionError, match="letters, digits and underscores"):
+        data_contract(name="drawn numbers").test_it_says_what_it_is()
+    with pytest.raises(AssertionError, match="owners"):
+        data_contract(owner="writer").test_both_parts_are_what_it_says()
+    endless = np.random.default_rng(0)
+    with pytest.raises(AssertionError, match="second time"):
+        data_contract(read=lambda paths: _read(endless, (2,), 3)).test_it_is_the_same_every_time()
