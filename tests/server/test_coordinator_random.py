@@ -212,6 +212,7 @@ class Fleet(RuleBasedStateMachine):
             train_seconds=0.0,
             seconds=0.0,
         )
+        self.apply(Tick())  # as below
         seats = self.state.seats
         actions = self.apply(UpdateStored(update=update) if stored else UpdateOffered(update=update))
         statuses = answers(actions, update.message_id)
@@ -244,6 +245,7 @@ class Fleet(RuleBasedStateMachine):
             scores=found,
             seconds=0.0,
         )
+        self.apply(Tick())  # what is due since a restart is done, whatever is said now
         seats = self.state.seats
         actions = self.apply(Scored(scores=scores))
         (status,) = answers(actions, scores.message_id)
