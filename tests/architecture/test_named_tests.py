@@ -8,14 +8,16 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs/reference/invariants.md"
-NAMED = re.compile(r"`(tests/[^`]+)`")
+NAMED = re.compile(r"`((?:tests|emulation)/[^`]+)`")
 ROWS = [line for line in PAGE.read_text(encoding="utf-8").splitlines()[2:] if line.startswith("| ")][1:]
 
 
 def names_in(path: Path) -> set[str]:
-    """Names of a file's functions, and of what hypothesis makes of state machines."""
+    """Names of a file's functions, of those of its contracts, and of what hypothesis makes of state machines."""
     names = set()
-    for node in ast.parse(path.read_text(encoding="utf-8")).body:
+    body = ast.parse(path.read_text(encoding="utf-8")).body
+    contracts = (one for node in body if isinstance(node, ast.ClassDef) for one in node.body)
+    for node in (*body, *contracts):
         if isinstance(node, ast.FunctionDef):
             names.add(node.name)
         elif isinstance(node, ast.Assign):

@@ -198,14 +198,14 @@ def _explored(plan: Plan, state: RunState, made: Explored) -> Outcome:
 
 
 def _unexplored(state: RunState, wanted: SearchWanted, reason: str) -> RunState:
-    """A search that fails leaves nothing to give."""
+    """A search that fails leaves nothing to give, nor a smaller size where a server before this one had given one."""
     state = replace(state, asked=state.asked - {wanted})
     if wanted.turn != state.turn:
         return state
     skipped = {
         name: replace(seat, stage="skipped", reason=reason)
         for name, seat in state.seats.items()
-        if seat.stage == "answered"
+        if seat.stage in ("answered", "preparing")
     }
     return replace(state, seats=MappingProxyType({**state.seats, **skipped}))
 
