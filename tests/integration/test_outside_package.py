@@ -57,7 +57,7 @@ def read(paths):
     return TrainTest(train=drawn(1, 80), test=drawn(2, 40))
 
 def waves():
-    return Task(
+    return NamedDataset(
         name="waves", summary="drawn numbers", files=(), read=read, input_shape=(64,), class_count=10,
         objective="cross_entropy", metric="accuracy", licence="none", source="Drawn by a test.",
     )

@@ -94,7 +94,8 @@ def plan_with(method: AnyMethod, model: Family = MODEL, **changes: Any) -> Plan:
 def ask(
     plan: Plan, name: str, *, memory_bytes: int = 2**40, round_number: int = 1, previous: SubnetSpec | None = None
 ) -> Ask:
-    """A client that waits for a size."""
+    """A client that waits for a size, of a search that has found nothing yet."""
+    search = plan.policies.search
     return Ask(
         network=plan.network,
         candidates=plan.candidates,
@@ -103,6 +104,7 @@ def ask(
         target="onnx",
         budget=Budget(memory_bytes=memory_bytes),
         previous=previous,
+        search=None if search is None else search(plan.network, plan.price, "onnx"),
     )
 
 
