@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from subfleet.emulation.hosting import opened_host
 from subfleet.export.cache import CacheFolder
+from subfleet.journal.guarding import Unobserved
 from subfleet.journal.records import ClientRow, RoundRecord, RunObserver
 from subfleet.programs.place import default_cache
 from subfleet.protocol.errors import MissingExtraError
@@ -77,14 +78,6 @@ class Result:
         return pd.DataFrame(rows)
 
 
-class _Nobody:
-    def say(self, text: str) -> None:
-        """Nobody listens."""
-
-    def round_finished(self, record: RoundRecord) -> None:
-        """Nobody looks."""
-
-
 def load(name_or_path: str | Path, *overrides: str) -> Run:
     """Read a run: a TOML file, or one that we ship.
 
@@ -128,5 +121,5 @@ def run(
     folder = free_folder(Path(runs), described.name, name)
     keep_run(folder, described)
     with opened_host(described.host.type, cache or default_cache()) as host:
-        outcome = host(described, folder, observer or _Nobody(), threading.Event())
+        outcome = host(described, folder, observer or Unobserved(), threading.Event())
     return Result(run=described, folder=folder, accuracy=outcome.accuracy, rounds=outcome.rounds, models=outcome.models)

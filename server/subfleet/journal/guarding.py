@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from subfleet.journal.records import RoundRecord, RunObserver
 
-__all__ = ["GuardedObserver"]
+__all__ = ["GuardedObserver", "Unobserved"]
 
 _LOG = logging.getLogger(__name__)
 
@@ -39,3 +39,13 @@ class GuardedObserver:
                 error,
                 exc_info=_LOG.isEnabledFor(logging.DEBUG),
             )
+
+
+class Unobserved:
+    """The observer of a run that nobody watches."""
+
+    def say(self, text: str) -> None:
+        """Nobody listens."""
+
+    def round_finished(self, record: RoundRecord) -> None:
+        """Nobody looks."""

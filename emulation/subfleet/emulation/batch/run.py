@@ -26,6 +26,7 @@ from subfleet.emulation.batch.attacking import AttackingTrainer
 from subfleet.emulation.batch.exports import SettledExports
 from subfleet.emulation.batch.hosting import shared_trainers
 from subfleet.emulation.gathered import EmulatedDevice, GatheredRun
+from subfleet.journal.guarding import Unobserved
 from subfleet.journal.records import RoundRecord, RunObserver, RunResult
 from subfleet.methods.policies import Participant
 from subfleet.protocol.errors import RunError
@@ -48,19 +49,6 @@ TRAINING_LIMIT_S = 600.0
 """Real seconds that one training may take."""
 _MEMORY_FOLDER = Path("/dev/shm")  # noqa: S108 - a folder of our own is made below it
 _LEAST_ROOM_BYTES = 4 * 2**30  # containers often have 64 MiB there, and a fleet of 50 takes some hundreds
-
-
-class _Nobody:
-    """Watches a run that nobody watches."""
-
-    def say(self, text: str) -> None:
-        """Nothing is done."""
-
-    def round_finished(self, record: RoundRecord) -> None:
-        """Nothing is done."""
-
-
-NOBODY: RunObserver = _Nobody()
 
 
 class LogicalClock:
@@ -103,7 +91,7 @@ def run_batch(
     gathered: GatheredRun,
     exports: SettledExports,
     *,
-    observer: RunObserver = NOBODY,
+    observer: RunObserver | None = None,
     stop: threading.Event | None = None,
     trainers: Mapping[str, Trainer] | None = None,
 ) -> BatchResult:
@@ -112,7 +100,7 @@ def run_batch(
     Args:
         gathered: what to run.
         exports: the exporter; several runs may use it one after the other.
-        observer: is told what happens.
+        observer: is told what happens; None tells nobody.
         stop: set it to end the run early.
         trainers: in place of the real one, by client id.
 
@@ -128,7 +116,7 @@ def run_batch(
         evaluation = folder / "evaluation.npz"
         tasks.write_npz(evaluation, gathered.evaluation)
         link = CountingTransport(broker.client("server"))
-        notes = _Notes(observer)
+        notes = _Notes(observer or Unobserved())
         server = Server(
             _reading(gathered.run, evaluation),
             link,
