@@ -36,7 +36,7 @@ from subfleet.export.pricing.model import PriceModel
 from subfleet.methods import METHODS
 from subfleet.programs.requests import train_request
 from subfleet.protocol.subnet import SubnetSpec
-from subfleet.serving.planning import plan_of
+from subfleet.serving.terms import terms_of
 from subfleet.settings.run import Run
 from subfleet.settings.samples import DataSettings
 
@@ -98,9 +98,9 @@ def beats(*, spoil: bool) -> dict[str, dict[str, float]]:
         tasks.write_npz(folder / "evaluation.npz", samples)
         for count in (FEW, MANY):
             config = config_of("fedavg", 10 * MANY, model=SMALL, evaluation=str(folder / "evaluation.npz"))
-            plan = plan_of(config, "loop")
-            found["heartbeat_us"][str(count)] = heartbeat_us(plan, count, spoil=spoil)
-            found["server_heartbeat_us"][str(count)] = server_heartbeat_us(config, plan, count, folder / str(count))
+            terms = terms_of(config, "loop")
+            found["heartbeat_us"][str(count)] = heartbeat_us(terms, count, spoil=spoil)
+            found["server_heartbeat_us"][str(count)] = server_heartbeat_us(config, terms, count, folder / str(count))
     return found
 
 
@@ -142,15 +142,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     lines, worst_ms = [], dict[str, float]()
     prices = {"onnx": prices_of(config_of("fedavg", MEMBERS))}
     for name in chosen.methods:
-        plan = plan_of(config_of(name, MEMBERS), "loop")
-        found = step_figures(plan, prices, members=MEMBERS, spoil=chosen.spoil)
-        if found.folded < plan.config.rounds:
-            print(f"{name} has folded {found.folded} rounds of {plan.config.rounds}", file=sys.stderr)
+        terms = terms_of(config_of(name, MEMBERS), "loop")
+        found = step_figures(terms, prices, members=MEMBERS, spoil=chosen.spoil)
+        if found.folded < terms.config.rounds:
+            print(f"{name} has folded {found.folded} rounds of {terms.config.rounds}", file=sys.stderr)
             return 1
         worst_ms[name] = max(found.worst_ms)
         lines.append(row_of(name, found))
         print(lines[-1], flush=True)
-    heard, held = beats(spoil=chosen.spoil), bytes_per_member(plan_of(config_of("fedavg", MEMBERS), "loop"), MANY)
+    heard, held = beats(spoil=chosen.spoil), bytes_per_member(terms_of(config_of("fedavg", MEMBERS), "loop"), MANY)
     last = table_of(heard, held)
     print("\n".join(last))
     wrong = problems(worst_ms, heard)

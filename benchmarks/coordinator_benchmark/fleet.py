@@ -42,7 +42,7 @@ from subfleet.rounds.requests import (
     TaskMade,
     TaskWanted,
 )
-from subfleet.rounds.state import Plan, RunState
+from subfleet.rounds.state import RunState, Terms
 from subfleet.rounds.suspicion import ChangeSize
 
 __all__ = ["Fleet", "presence", "profile"]
@@ -60,9 +60,9 @@ def presence(name: str) -> Presence:
     return Presence(client_id=name, session_id=f"{name}-1", online=True)
 
 
-def profile(plan: Plan, name: str) -> Profile:
+def profile(terms: Terms, name: str) -> Profile:
     """What a device is."""
-    classes = plan.config.model.class_count
+    classes = terms.config.model.class_count
     return Profile(
         client_id=name,
         session_id=f"{name}-1",
@@ -70,7 +70,7 @@ def profile(plan: Plan, name: str) -> Profile:
         runtimes=("onnx",),
         sample_count=100,
         class_counts=(100 // classes,) * classes,
-        input_shape=plan.config.model.input_shape,
+        input_shape=terms.config.model.input_shape,
         memory_total_bytes=2**40,
         memory_share=1.0,
         message_id=f"{name}/profile",
@@ -87,7 +87,7 @@ class Fleet:
         waiting: what happens next.
     """
 
-    plan: Plan
+    terms: Terms
     prices: Mapping[str, MemoryPrices]
     names: tuple[str, ...]
     waiting: deque[Event] = field(default_factory=deque)
@@ -98,7 +98,7 @@ class Fleet:
         """Everybody comes."""
         for name in self.names:
             yield Heard(presence=presence(name))
-            yield Profiled(profile=profile(self.plan, name))
+            yield Profiled(profile=profile(self.terms, name))
 
     def measures(self, state: RunState) -> None:
         """Everybody tells what it can give, once in each try of a round; some say besides that they are there."""
@@ -113,15 +113,15 @@ class Fleet:
     def _telemetry(self, state: RunState, name: str) -> Telemetry:
         """Memory and links of all orders of size, from below the smallest subnet to above the largest."""
         chance = Random(f"{name}/{state.round}")  # noqa: S311 - no secret
-        low, high = (one.training_memory_bytes["onnx"] for one in (self.plan.candidates[0], self.plan.candidates[-1]))
+        low, high = (one.training_memory_bytes["onnx"] for one in (self.terms.candidates[0], self.terms.candidates[-1]))
         memory_bytes = int(low * (1.5 * high / low) ** chance.random())
-        rate_bps = 16 * self.plan.candidates[-1].weight_bytes * (0.05 + chance.random())
-        link_bps = rate_bps / self.plan.config.communication_s
+        rate_bps = 16 * self.terms.candidates[-1].weight_bytes * (0.05 + chance.random())
+        link_bps = rate_bps / self.terms.config.communication_s
         reading = Reading(memory_free_bytes=memory_bytes, downlink_bps=link_bps, uplink_bps=link_bps)
         return Telemetry(
             client_id=name,
             session_id=f"{name}-1",
-            run_id=self.plan.run_id,
+            run_id=self.terms.run_id,
             round=state.round,
             log_time_s=0.0,
             reading=reading,
@@ -198,6 +198,6 @@ class Fleet:
     def _facts(self, state: RunState, size: SubnetSpec, target: str) -> ProgramFacts:
         """Programs plan a little more than prices say."""
         if size.spec_id not in self._planned:
-            price = prices_of(self.plan, state, target)(size)
+            price = prices_of(self.terms, state, target)(size)
             self._planned[size.spec_id] = int(_OVER * price.training_memory_bytes[target])
         return ProgramFacts(planned_peak_bytes=self._planned[size.spec_id])

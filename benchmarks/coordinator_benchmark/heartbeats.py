@@ -17,7 +17,7 @@ from subfleet.protocol.topics import Topics
 from subfleet.rounds.coordinator import step
 from subfleet.rounds.events import Heard, Tick
 from subfleet.rounds.persistent import PersistentMap
-from subfleet.rounds.state import Member, Plan, RunState
+from subfleet.rounds.state import Member, RunState, Terms
 from subfleet.serving.session import Server
 from subfleet.settings.run import Run
 from subfleet.transport.memory import MemoryBroker
@@ -27,40 +27,40 @@ __all__ = ["bytes_per_member", "heartbeat_us", "server_heartbeat_us"]
 _BEATS, _TRIES = 2000, 7
 
 
-def _members(plan: Plan, count: int) -> PersistentMap[Member]:
+def _members(terms: Terms, count: int) -> PersistentMap[Member]:
     return PersistentMap(
         {
-            name: Member(profile=profile(plan, name), session_id=f"{name}-1", heard_s=1.0, noted_s=1.0)
+            name: Member(profile=profile(terms, name), session_id=f"{name}-1", heard_s=1.0, noted_s=1.0)
             for name in (f"client{number}" for number in range(count))
         }
     )
 
 
-def heartbeat_us(plan: Plan, count: int, *, spoil: bool) -> float:
+def heartbeat_us(terms: Terms, count: int, *, spoil: bool) -> float:
     """CPU microseconds of the coordinator for one heartbeat among so many members: the median of some tries.
 
     Args:
-        plan: of a run that waits for more members than there are.
+        terms: of a run that waits for more members than there are.
         count: of the members.
         spoil: copy all members with each heartbeat.
     """
-    state, _ = step(plan, RunState(members=_members(plan, count)), Tick(), 1.0)
+    state, _ = step(terms, RunState(members=_members(terms, count)), Tick(), 1.0)
     beats = [Heard(presence=presence(f"client{7 * number % count}")) for number in range(_BEATS if not spoil else 50)]
     took = []
     for _ in range(_TRIES):
         begun_s = time.thread_time()
         for beat in beats:
-            state, _ = step(plan, state, beat, 2.0)
+            state, _ = step(terms, state, beat, 2.0)
             if spoil:
                 state = replace(state, members=PersistentMap({**state.members}))
         took.append(1e6 * (time.thread_time() - begun_s) / len(beats))
     return median(took)
 
 
-def bytes_per_member(plan: Plan, count: int) -> float:
+def bytes_per_member(terms: Terms, count: int) -> float:
     """Memory of a state for each of so many members, their profiles included."""
     tracemalloc.start()
-    members = _members(plan, count)
+    members = _members(terms, count)
     held, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     return held / len(members)
@@ -73,9 +73,7 @@ class _Nothing:
         """See `Exports`."""
         return Future()
 
-    def submit_inference(
-        self, request: InferRequest, weights_path: Path, *, calibration_data: str = ""
-    ) -> "Future[Path]":
+    def submit_inference(self, request: InferRequest, weights_path: Path, *, samples_from: str = "") -> "Future[Path]":
         """See `Exports`."""
         return Future()
 
@@ -102,12 +100,12 @@ def _serving(config: Run, folder: Path, broker: MemoryBroker) -> Iterator[Server
         server.close()
 
 
-def server_heartbeat_us(config: Run, plan: Plan, count: int, folder: Path) -> float:
+def server_heartbeat_us(config: Run, terms: Terms, count: int, folder: Path) -> float:
     """CPU microseconds of the whole server for one heartbeat: read, decided, written down, told.
 
     Args:
         config: of a run that waits for more members than there are.
-        plan: of the same.
+        terms: of the same.
         count: of the members.
         folder: for its state.
     """
@@ -122,7 +120,7 @@ def server_heartbeat_us(config: Run, plan: Plan, count: int, folder: Path) -> fl
 
         for name in names:
             say("presence", name, encode(presence(name)))
-            say("profile", name, encode(profile(plan, name)))
+            say("profile", name, encode(profile(terms, name)))
             if len(server.state.members) % 100 == 0:
                 server.step(0.0)
         while len(server.state.members) < count or any(one.profile is None for one in server.state.members.values()):

@@ -11,8 +11,8 @@ from subfleet.rounds.coordinator import step
 from subfleet.rounds.events import Event, Ready, Tick
 from subfleet.rounds.exploring import explored
 from subfleet.rounds.requests import SearchWanted
-from subfleet.rounds.state import Plan, RunState
-from subfleet.serving.garbage import settle_down
+from subfleet.rounds.state import RunState, Terms
+from subfleet.serving.garbage import freeze_what_is_loaded
 
 __all__ = ["StepFigures", "step_figures"]
 
@@ -40,18 +40,18 @@ class StepFigures:
     folded: int
 
 
-def step_figures(plan: Plan, prices: Mapping[str, MemoryPrices], *, members: int, spoil: bool) -> StepFigures:
+def step_figures(terms: Terms, prices: Mapping[str, MemoryPrices], *, members: int, spoil: bool) -> StepFigures:
     """Play a run to its end.
 
     Args:
-        plan: of the run.
+        terms: of the run.
         prices: that the exporter tells, by target.
         members: how many devices there are.
         spoil: search within the step that asks for it.
     """
-    fleet = Fleet(plan=plan, prices=prices, names=tuple(f"client{number}" for number in range(members)))
+    fleet = Fleet(terms=terms, prices=prices, names=tuple(f"client{number}" for number in range(members)))
     fleet.waiting.extend(fleet.joins())
-    settle_down()  # as a server does before it serves
+    freeze_what_is_loaded()  # as a server does before it serves
     state, now_s, worst, of = RunState(), 1.0, [0.0, 0.0], ""
     total_s = beside_s = 0.0
     steps = 0
@@ -60,8 +60,8 @@ def step_figures(plan: Plan, prices: Mapping[str, MemoryPrices], *, members: int
             now_s += 1.0
         event: Event = fleet.waiting.popleft() if fleet.waiting else Tick()
         before, begun_s = state, time.thread_time()
-        state, actions = step(plan, state, event, now_s)
-        found = _searched(plan, state, actions) if spoil else ()
+        state, actions = step(terms, state, event, now_s)
+        found = _searched(terms, state, actions) if spoil else ()
         took_s = time.thread_time() - begun_s
         steps, total_s = steps + 1, total_s + took_s
         part = min(before.folded_round, 1)
@@ -69,7 +69,7 @@ def step_figures(plan: Plan, prices: Mapping[str, MemoryPrices], *, members: int
             of = f"{type(event).__name__} in {before.phase}"
         worst[part] = max(worst[part], 1000 * took_s)
         begun_s = time.thread_time()
-        fleet.waiting.extend(found if spoil else _searched(plan, state, actions))
+        fleet.waiting.extend(found if spoil else _searched(terms, state, actions))
         beside_s += time.thread_time() - begun_s
         for action in actions:
             fleet.take(state, action)
@@ -84,7 +84,7 @@ def step_figures(plan: Plan, prices: Mapping[str, MemoryPrices], *, members: int
     )
 
 
-def _searched(plan: Plan, state: RunState, actions: tuple[Action, ...]) -> tuple[Event, ...]:
+def _searched(terms: Terms, state: RunState, actions: tuple[Action, ...]) -> tuple[Event, ...]:
     """What the server's search would find in its own thread."""
     wanted = (one.wanted for one in actions if isinstance(one, Request) and isinstance(one.wanted, SearchWanted))
-    return tuple(Ready(made=explored(plan, state, one)) for one in wanted)
+    return tuple(Ready(made=explored(terms, state, one)) for one in wanted)

@@ -35,7 +35,7 @@ from subfleet.protocol.topics import CHUNK, Topics
 from subfleet.transport.base import Connected, Delivery
 from subfleet.transport.blob_store import BlobStore
 from subfleet.transport.exchange import BlobExchange, Fetched
-from subfleet.transport.memory import FaultPlan, MemoryBroker, MemoryTransport
+from subfleet.transport.memory import Faults, MemoryBroker, MemoryTransport
 from subfleet.transport.outbox import Outbox
 
 PROGRAM = b"program" * 50_000  # three chunks
@@ -223,7 +223,7 @@ class FakeServer:
 class Rig:
     """A server and a device; `start` and `kill` are the device's power switch."""
 
-    def __init__(self, folder: Path, faults: FaultPlan | None = None) -> None:
+    def __init__(self, folder: Path, faults: Faults | None = None) -> None:
         self.folder = folder
         self.clock = HandClock()
         self.broker = MemoryBroker(faults, clock=self.clock)

@@ -19,7 +19,7 @@ from subfleet.protocol.errors import (
     TrainingError,
 )
 from subfleet.protocol.messages import Deployed, Presence, Profile, Receipt, Refusal, Telemetry, Update, encode
-from subfleet.transport.memory import FaultPlan
+from subfleet.transport.memory import Faults
 
 
 @pytest.fixture
@@ -216,7 +216,7 @@ def test_a_power_cut_in_any_phase_costs_time_and_no_result(
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(5))
 def test_rounds_come_to_an_end_over_a_link_that_loses_doubles_and_reorders(tmp_path: Path, seed: int) -> None:
-    rig = Rig(tmp_path, FaultPlan(seed=seed, loss=0.2, double=0.2, delay_s=0.4))
+    rig = Rig(tmp_path, Faults(seed=seed, loss=0.2, double=0.2, delay_s=0.4))
     for number in (1, 2):
         rig.play_round(number, f"t{number}")
         assert stored(rig, f"t{number}") == trained(PROGRAM, WEIGHTS + f"t{number}".encode())

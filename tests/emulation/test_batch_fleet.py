@@ -20,7 +20,7 @@ from subfleet.edge_client.session import Device, Session
 from subfleet.edge_client.store import AgentStore
 from subfleet.edge_client.worker import TrainingWorker
 from subfleet.emulation.batch.announcing import announcement
-from subfleet.emulation.batch.exports import SettledExports
+from subfleet.emulation.batch.exports import AwaitedExports
 from subfleet.emulation.batch.hosting import SharedHost
 from subfleet.emulation.batch.run import BatchResult, run_batch
 from subfleet.emulation.fleet import ClientCommand
@@ -38,13 +38,13 @@ from subfleet.settings.samples import DataSettings
 from subfleet.settings.timing import Deadlines, LogClock
 from subfleet.trainers.onnx import OnnxTrainer
 from subfleet.transport.address import parse_url
-from subfleet.transport.memory import FaultPlan, MemoryBroker
+from subfleet.transport.memory import Faults, MemoryBroker
 
 pytestmark = [pytest.mark.slow, pytest.mark.export]
 
 
 @pytest.fixture(scope="module")
-def calm(exports: SettledExports) -> BatchResult:
+def calm(exports: AwaitedExports) -> BatchResult:
     """The run that nothing disturbs."""
     return run_batch(experiment(), exports)
 
@@ -105,7 +105,7 @@ def test_subnets_follow_the_log_at_the_rounds_time(calm: BatchResult) -> None:
         assert row.bytes_up > 4 * row.parameters, "the update was really sent"
 
 
-def test_the_same_experiment_gives_the_same_bits(calm: BatchResult, exports: SettledExports) -> None:
+def test_the_same_experiment_gives_the_same_bits(calm: BatchResult, exports: AwaitedExports) -> None:
     again = run_batch(experiment(), exports)
     assert again.model == calm.model
     assert (again.rounds, again.turns) == (calm.rounds, calm.turns), "byte counts and times are the same, too"
@@ -117,15 +117,15 @@ def test_it_takes_next_to_no_logical_time(calm: BatchResult) -> None:
     assert calm.turns < 50
 
 
-def test_losses_doubles_and_delays_change_no_bit(calm: BatchResult, exports: SettledExports) -> None:
+def test_losses_doubles_and_delays_change_no_bit(calm: BatchResult, exports: AwaitedExports) -> None:
     for seed in range(2):
-        faults = FaultPlan(seed=seed, loss=0.2, double=0.2, delay_s=1.5)
+        faults = Faults(seed=seed, loss=0.2, double=0.2, delay_s=1.5)
         found = run_batch(replace(experiment(), faults=faults), exports)
         assert found.model == calm.model
         assert found.logical_seconds > 2.0, "what was lost was sent again after a while"
 
 
-def test_who_always_refuses_keeps_nobody_from_ending(exports: SettledExports) -> None:
+def test_who_always_refuses_keeps_nobody_from_ending(exports: AwaitedExports) -> None:
     refuser = Refuser()
     result = run_batch(experiment(), exports, trainers={"cyd": refuser})
     for record in result.rounds:
@@ -136,7 +136,7 @@ def test_who_always_refuses_keeps_nobody_from_ending(exports: SettledExports) ->
     assert "cyd" not in result.trained
 
 
-def test_what_clients_declare_is_what_is_trained(exports: SettledExports) -> None:
+def test_what_clients_declare_is_what_is_trained(exports: AwaitedExports) -> None:
     """The small device declares what it can carry from the second round on, and is never given less."""
     small = SubnetSpec(axes=tuple((f"section0.{axis}", Prefix(size=32)) for axis in ("block0.inner", "stream")))
     described = experiment(method=FlexiFed(choice="declared"))
@@ -183,7 +183,7 @@ class Limited(OnnxTrainer):
         return super().train(job, stopped)
 
 
-def test_a_runtime_that_loads_no_large_program_ends_up_with_a_smaller_one(exports: SettledExports) -> None:
+def test_a_runtime_that_loads_no_large_program_ends_up_with_a_smaller_one(exports: AwaitedExports) -> None:
     limited = Limited(20_000)
     result = run_batch(experiment(rounds=3), exports, trainers={"cyd": limited})
     rows = [by_name(record)["cyd"] for record in result.rounds]
@@ -193,27 +193,27 @@ def test_a_runtime_that_loads_no_large_program_ends_up_with_a_smaller_one(export
     assert by_name(result.rounds[1])["bob"].spec == "w1 d1", "others may have it"
 
 
-def test_a_training_program_of_pytorch_runs_too(exports: SettledExports) -> None:
+def test_a_training_program_of_pytorch_runs_too(exports: AwaitedExports) -> None:
     large = tuple(client(name, place, LARGE_BYTES, runtime="torch") for place, name in enumerate(("ada", "bob", "cyd")))
     result = run_batch(replace(experiment(rounds=1), devices=large), exports)
     assert [(row.runtime, row.status) for row in result.rounds[0].clients] == [("torch", "folded")] * 3
 
 
-def test_a_run_that_does_not_end_is_given_up(exports: SettledExports) -> None:
+def test_a_run_that_does_not_end_is_given_up(exports: AwaitedExports) -> None:
     with pytest.raises(RunError, match=r"within 6 turns: it stands in phase '\w+' of round 1"):
         run_batch(experiment(host=HostSettings(turns_per_round=2)), exports)
 
 
-def test_a_run_that_fails_says_why(exports: SettledExports) -> None:
+def test_a_run_that_fails_says_why(exports: AwaitedExports) -> None:
     # Everything is lost, all the time: nobody is ever there, and logical seconds pass at no cost.
     started_s = time.monotonic()
-    deaf = replace(experiment(deadlines=Deadlines(join_s=3000.0)), faults=FaultPlan(loss=0.999999))
+    deaf = replace(experiment(deadlines=Deadlines(join_s=3000.0)), faults=Faults(loss=0.999999))
     with pytest.raises(RunError, match="0 of 3 clients were there after 3000 s"):
         run_batch(deaf, exports)
     assert time.monotonic() - started_s < 3000.0
 
 
-def test_a_runtime_that_is_unknown_here_is_refused(exports: SettledExports) -> None:
+def test_a_runtime_that_is_unknown_here_is_refused(exports: AwaitedExports) -> None:
     one = replace(experiment(), devices=tuple(replace(one, runtime="other") for one in experiment().devices))
     with pytest.raises(ConfigError, match="clients run other, but in one process they can run executorch, onnx, torch"):
         run_batch(one, exports)
@@ -223,16 +223,14 @@ def test_a_runtime_that_is_unknown_here_is_refused(exports: SettledExports) -> N
 class AtOnce:
     """An exporter that is waited for where it is asked."""
 
-    exports: SettledExports
+    exports: AwaitedExports
 
     def submit_training(self, request: TrainRequest) -> "Future[Path]":
         future = self.exports.submit_training(request)
-        self.exports.settle()
+        self.exports.finish()
         return future
 
-    def submit_inference(
-        self, request: InferRequest, weights_path: Path, *, calibration_data: str = ""
-    ) -> "Future[Path]":
+    def submit_inference(self, request: InferRequest, weights_path: Path, *, samples_from: str = "") -> "Future[Path]":
         raise NotImplementedError
 
     def submit_prices(self, request: PriceRequest) -> "Future[Path]":
@@ -242,7 +240,7 @@ class AtOnce:
 class InThreads:
     """The same fleet as it runs on devices: real time, a thread and a trainer of its own for each client."""
 
-    def __init__(self, described: GatheredRun, exports: SettledExports, folder: Path) -> None:
+    def __init__(self, described: GatheredRun, exports: AwaitedExports, folder: Path) -> None:
         self.stop = threading.Event()
         broker = MemoryBroker()
         tasks.write_npz(folder / "evaluation.npz", described.evaluation)
@@ -282,7 +280,7 @@ class InThreads:
             Session(settings, broker.client(described.client_id), Topics(), device).run(self.stop.is_set, poll_s=0.01)
 
 
-def test_the_bits_are_those_of_devices_in_real_time(exports: SettledExports, tmp_path: Path) -> None:
+def test_the_bits_are_those_of_devices_in_real_time(exports: AwaitedExports, tmp_path: Path) -> None:
     # On budgets that the memory of this one process, which all clients share, cannot pass by chance.
     described = replace(
         experiment(rates=(0.5,), clock=LogClock(), deadlines=Deadlines(linger_s=0.0)),
@@ -313,7 +311,7 @@ def test_a_fingerprint_tells_of_everything_that_matters() -> None:
     others = [
         experiment(seed=6),
         experiment(rounds=3),
-        replace(base, faults=FaultPlan(seed=1)),
+        replace(base, faults=Faults(seed=1)),
         replace(base, evaluation=part(11)),
         replace(base, devices=(replace(first, data=part(7)), *base.devices[1:])),
         replace(base, devices=(replace(first, test=part(7)), *base.devices[1:])),
@@ -324,7 +322,7 @@ def test_a_fingerprint_tells_of_everything_that_matters() -> None:
     assert len({fingerprint(base), *map(fingerprint, others)}) == 1 + len(others)
 
 
-def test_a_size_that_is_kept_is_one_that_the_log_has_room_for_most_of_the_time(exports: SettledExports) -> None:
+def test_a_size_that_is_kept_is_one_that_the_log_has_room_for_most_of_the_time(exports: AwaitedExports) -> None:
     """A client whose first moment is its best took the whole model for good, and sat every later round out."""
     free_bytes = (LARGE_BYTES, *(SMALL_BYTES,) * 9)
     clients = (client("ada", 0, *free_bytes), client("bob", 1, SMALL_BYTES), client("cyd", 2, LARGE_BYTES))

@@ -8,14 +8,14 @@ from emulation.batch_cases import LARGE_BYTES, MODEL, client, config, experiment
 
 from subfleet.elastic.update_form import update_bytes
 from subfleet.emulation.attacks import LabelShuffling
-from subfleet.emulation.batch.exports import SettledExports
+from subfleet.emulation.batch.exports import AwaitedExports
 from subfleet.emulation.batch.figures import figures
 from subfleet.emulation.batch.run import BatchResult, run_batch
 from subfleet.emulation.gathered import EmulatedDevice, GatheredRun
 from subfleet.journal.records import ClientRow
 from subfleet.methods.anycostfl import AnycostFL
 from subfleet.protocol.update_codecs import AnyUpdateCodec, Qsgd, TopK, TopKQsgd, Uncompressed
-from subfleet.serving.planning import plan_of
+from subfleet.serving.terms import terms_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.export]
 
@@ -28,17 +28,17 @@ def rows(result: BatchResult) -> list[ClientRow]:
 
 
 @pytest.fixture(scope="module")
-def plain(exports: SettledExports) -> BatchResult:
+def plain(exports: AwaitedExports) -> BatchResult:
     return run_batch(experiment(), exports)
 
 
 @pytest.mark.parametrize("codec", [Qsgd(), TopK(), TopKQsgd()], ids=lambda codec: codec.TYPE)
 def test_updates_take_what_the_codec_says_and_the_fleet_learns(
-    exports: SettledExports, plain: BatchResult, codec: AnyUpdateCodec
+    exports: AwaitedExports, plain: BatchResult, codec: AnyUpdateCodec
 ) -> None:
     described = experiment(update_codec=codec)
     result = run_batch(described, exports)
-    network = plan_of(described.run, "run").network
+    network = terms_of(described.run, "run").network
     specs = {found.spec.spec_id: found.spec for by_round in result.trained.values() for found in by_round.values()}
     for row, before in zip(rows(result), rows(plain), strict=True):
         assert row.status == "folded"
@@ -54,12 +54,12 @@ def test_updates_take_what_the_codec_says_and_the_fleet_learns(
     assert figures(described, result)["violations"] == 0
 
 
-def test_the_same_seed_rounds_alike(exports: SettledExports) -> None:
+def test_the_same_seed_rounds_alike(exports: AwaitedExports) -> None:
     first, second = (run_batch(experiment(update_codec=Qsgd(levels=3)), exports) for _ in range(2))
     assert first.model == second.model
 
 
-def test_learning_rate_0_changes_no_bit_of_the_model(exports: SettledExports) -> None:
+def test_learning_rate_0_changes_no_bit_of_the_model(exports: AwaitedExports) -> None:
     training = replace(config().training, learning_rate=0.0)
     models = {
         run_batch(experiment(training=training, rounds=1, update_codec=codec), exports).model
@@ -68,7 +68,7 @@ def test_learning_rate_0_changes_no_bit_of_the_model(exports: SettledExports) ->
     assert len(models) == 1
 
 
-def test_running_statistics_are_the_same_with_any_codec(exports: SettledExports) -> None:
+def test_running_statistics_are_the_same_with_any_codec(exports: AwaitedExports) -> None:
     """They do not depend on how changes of weights were written in the round in which they were measured."""
     import torch
     from safetensors.torch import load
@@ -84,7 +84,7 @@ def test_running_statistics_are_the_same_with_any_codec(exports: SettledExports)
     assert not all(torch.equal(exact[name], rounded[name]) for name in exact)
 
 
-def test_an_attacker_encodes_what_it_sends(exports: SettledExports) -> None:
+def test_an_attacker_encodes_what_it_sends(exports: AwaitedExports) -> None:
     found = experiment(update_codec=Qsgd())
     honest = replace(found.devices[-1], attack=LabelShuffling(strength=0.0))
     fleet = replace(found, devices=(*found.devices[:-1], honest))
@@ -106,8 +106,8 @@ def _on_uplink(found: EmulatedDevice, link_bytes: int) -> EmulatedDevice:
     return replace(found, log=replace(found.log, rows=rows))
 
 
-def test_anycostfl_gives_weak_uplinks_more_than_it_could_without_its_codec(exports: SettledExports) -> None:
-    whole = plan_of(config(), "run").candidates[-1].weight_bytes
+def test_anycostfl_gives_weak_uplinks_more_than_it_could_without_its_codec(exports: AwaitedExports) -> None:
+    whole = terms_of(config(), "run").candidates[-1].weight_bytes
     links = (math.ceil(0.06 * whole), math.ceil(0.2 * whole), whole)
     plain, coded = (
         rows(run_batch(on_uplinks(AnycostFL(steps=2, codec=codec), *links), exports))

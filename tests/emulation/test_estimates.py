@@ -4,7 +4,7 @@ import pytest
 
 from subfleet.export.programs import export_training_program
 from subfleet.programs.requests import train_request
-from subfleet.serving.planning import plan_of
+from subfleet.serving.terms import terms_of
 from subfleet.settings.reading import read_run
 
 pytestmark = [pytest.mark.slow, pytest.mark.export]
@@ -13,8 +13,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.export]
 @pytest.mark.parametrize("target", ["onnx", "executorch"])
 @pytest.mark.parametrize("place", [0, 2, -1])
 def test_an_estimate_is_at_most_the_programs_own_plan(target: str, place: int) -> None:
-    plan = plan_of(read_run("quickstart"), "run")
-    candidate = plan.candidates[place]
-    request = train_request(plan.network, candidate.spec, target, plan.training(1))
+    terms = terms_of(read_run("quickstart"), "run")
+    candidate = terms.candidates[place]
+    request = train_request(terms.network, candidate.spec, target, terms.training(1))
     planned_bytes = export_training_program(request).manifest.planned_peak_bytes
     assert 0.5 * planned_bytes < candidate.training_memory_bytes[target] <= planned_bytes

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from subfleet.emulation.batch.exports import SettledExports
+from subfleet.emulation.batch.exports import AwaitedExports
 from subfleet.emulation.batch.host import run_in_batch
 from subfleet.emulation.processes import run_processes
 from subfleet.export.cache import CacheFolder
@@ -37,19 +37,19 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> CacheFolder:
 
 
 @pytest.fixture(scope="module")
-def exports(cache: CacheFolder) -> Iterator[SettledExports]:
-    with SettledExports(cache) as settled:
+def exports(cache: CacheFolder) -> Iterator[AwaitedExports]:
+    with AwaitedExports(cache) as settled:
         yield settled
 
 
-def batch(run: Run, folder: Path, exports: SettledExports) -> dict[str, Any]:
+def batch(run: Run, folder: Path, exports: AwaitedExports) -> dict[str, Any]:
     run_in_batch(run, folder, Silent(), threading.Event(), exports=exports)
     summary: dict[str, Any] = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
     return summary
 
 
 @pytest.mark.parametrize("name", sorted(METHODS))
-def test_a_round_of_every_method_that_we_ship(name: str, exports: SettledExports, tmp_path: Path) -> None:
+def test_a_round_of_every_method_that_we_ship(name: str, exports: AwaitedExports, tmp_path: Path) -> None:
     (record,) = batch(read_run(name, ("rounds=1", "training.epochs=1", "deploy_targets=[]")), tmp_path, exports)[
         "rounds"
     ]
@@ -63,7 +63,7 @@ def test_a_round_of_every_method_that_we_ship(name: str, exports: SettledExports
 
 @pytest.mark.broker
 def test_the_same_file_gives_the_same_choices_and_bits_on_processes_and_in_one(
-    cache: CacheFolder, exports: SettledExports, tmp_path: Path
+    cache: CacheFolder, exports: AwaitedExports, tmp_path: Path
 ) -> None:
     run = read_run("quickstart", ("rounds=2", "deploy_targets=[]"))
     one = batch(run, tmp_path / "batch", exports)
@@ -81,7 +81,7 @@ def _choices(record: dict[str, Any]) -> list[tuple[Any, ...]]:
     return [tuple(row[name] for name in names) for row in record["clients"]]
 
 
-def test_a_batch_that_is_stopped_says_so(exports: SettledExports, tmp_path: Path) -> None:
+def test_a_batch_that_is_stopped_says_so(exports: AwaitedExports, tmp_path: Path) -> None:
     stop = threading.Event()
     stop.set()
     run = replace(read_run("quickstart"), rounds=1)

@@ -7,7 +7,7 @@ import pytest
 from emulation.batch_cases import LARGE_BYTES, client, experiment
 
 from subfleet.emulation.attacks import LabelShuffling
-from subfleet.emulation.batch.exports import SettledExports
+from subfleet.emulation.batch.exports import AwaitedExports
 from subfleet.emulation.batch.run import BatchResult, run_batch
 from subfleet.emulation.gathered import GatheredRun
 from subfleet.settings.suspicion import SuspicionSettings
@@ -32,7 +32,7 @@ def statuses(result: BatchResult) -> list[str]:
 
 
 @pytest.mark.parametrize("honest", [3, 2])
-def test_a_run_is_as_good_as_that_of_the_honest_ones(honest: int, exports: SettledExports) -> None:
+def test_a_run_is_as_good_as_that_of_the_honest_ones(honest: int, exports: AwaitedExports) -> None:
     alone = run_batch(fleet(attacked=False, honest=honest), exports)
     attacked = run_batch(fleet(attacked=True, honest=honest), exports)
     assert attacked.model == alone.model
@@ -40,7 +40,7 @@ def test_a_run_is_as_good_as_that_of_the_honest_ones(honest: int, exports: Settl
     assert [status.split(":")[0] for status in statuses(attacked)] == ["refused", "skipped", "skipped"]
 
 
-def test_a_run_that_suspects_nobody_is_spoiled(exports: SettledExports) -> None:
+def test_a_run_that_suspects_nobody_is_spoiled(exports: AwaitedExports) -> None:
     """What the others are spared."""
     off = SuspicionSettings(change_factor=0, loss_factor=0)
     spoiled = run_batch(fleet(attacked=True, honest=3, suspicion=off), exports)

@@ -57,7 +57,7 @@ def request_for(model: Family, target: str, mode: str, samples: QuantisationSamp
         target=target,
         weights_sha256="0" * 64,
         quantisation=mode,  # type: ignore[arg-type]
-        calibration_sha256=samples.sha256,
+        samples_sha256=samples.sha256,
     )
 
 
@@ -76,7 +76,7 @@ def test_a_quantised_model_is_smaller_and_nearly_as_good(name: str, target: str,
     model, state, samples = trained(name)
     request = request_for(model, target, mode, samples)
     body, report = export_quantised_model(request, state, samples)
-    float_body, _ = export_inference_model(replace(request, quantisation="none", calibration_sha256=""), state)
+    float_body, _ = export_inference_model(replace(request, quantisation="none", samples_sha256=""), state)
 
     assert report.sample_count == 128
     assert report.float_accuracy >= 0.4
@@ -119,4 +119,4 @@ def test_a_request_names_samples_just_where_it_needs_them() -> None:
     with pytest.raises(ValueError, match="need quantisation samples"):
         replace(plain, quantisation="static")
     with pytest.raises(ValueError, match="need quantisation samples"):
-        replace(plain, calibration_sha256="1" * 64)
+        replace(plain, samples_sha256="1" * 64)

@@ -29,17 +29,17 @@ from subfleet.rounds.requests import (
     TaskWanted,
 )
 from subfleet.rounds.seating import task_wanted
-from subfleet.rounds.state import Plan, RunState, Seat
+from subfleet.rounds.state import RunState, Seat, Terms
 from subfleet.rounds.written import Queued
-from subfleet.serving.planning import plan_of as planned
+from subfleet.serving.terms import terms_of as planned
 from subfleet.settings.timing import Deadlines
 
 CLIENTS = ("ada", "bob", "cyd")
 PLAN_DEADLINES = Deadlines(lease_s=20.0)
 
 
-def plan_of(**changes: Any) -> Plan:
-    """A plan of the tests' configuration; deadlines are the product's own where none are given."""
+def terms_of(**changes: Any) -> Terms:
+    """The terms of the tests' configuration; deadlines are the product's own where none are given."""
     settings = config(**{"deadlines": Deadlines(), **changes})
     return planned(settings, "run")
 
@@ -58,19 +58,19 @@ def profile(name: str) -> Profile:
     )
 
 
-def joined(plan: Plan, state: RunState, name: str, now_s: float) -> RunState:
+def joined(terms: Terms, state: RunState, name: str, now_s: float) -> RunState:
     heard = Heard(presence=Presence(client_id=name, session_id=f"{name}-1", online=True))
-    state, _ = step(plan, state, heard, now_s)
-    return step(plan, state, Profiled(profile=profile(name)), now_s)[0]
+    state, _ = step(terms, state, heard, now_s)
+    return step(terms, state, Profiled(profile=profile(name)), now_s)[0]
 
 
 def telemetry(
-    plan: Plan, name: str, round_number: int = 1, memory_bytes: int = PLENTY_BYTES, *, retry: int = 0
+    terms: Terms, name: str, round_number: int = 1, memory_bytes: int = PLENTY_BYTES, *, retry: int = 0
 ) -> Telemetry:
     return Telemetry(
         client_id=name,
         session_id=f"{name}-1",
-        run_id=plan.run_id,
+        run_id=terms.run_id,
         round=round_number,
         log_time_s=0.0,
         reading=Reading(memory_free_bytes=memory_bytes),
@@ -79,15 +79,15 @@ def telemetry(
     )
 
 
-def measured(plan: Plan, name: str, round_number: int = 1, *, retry: int = 0) -> Measured:
-    return Measured(telemetry=telemetry(plan, name, round_number, retry=retry))
+def measured(terms: Terms, name: str, round_number: int = 1, *, retry: int = 0) -> Measured:
+    return Measured(telemetry=telemetry(terms, name, round_number, retry=retry))
 
 
-def measuring(plan: Plan) -> RunState:
+def measuring(terms: Terms) -> RunState:
     """Round 1 was announced at second 1."""
     state = RunState()
     for name in CLIENTS:
-        state = joined(plan, state, name, 1.0)
+        state = joined(terms, state, name, 1.0)
     assert state.phase == "measure"
     return state
 
@@ -97,7 +97,7 @@ def blob(text: str, size_bytes: int = 1000) -> BlobRef:
 
 
 def prepared(
-    plan: Plan,
+    terms: Terms,
     state: RunState,
     name: str,
     *,
@@ -137,13 +137,13 @@ def size_of(seat: Seat) -> str:
     return "" if seat.size is None else seat.size.spec_id
 
 
-def training(plan: Plan) -> RunState:
+def training(terms: Terms) -> RunState:
     """Every client has its task since second 2."""
-    state = measuring(plan)
+    state = measuring(terms)
     for name in CLIENTS:
-        state, _ = step(plan, state, measured(plan, name), 2.0)
+        state, _ = step(terms, state, measured(terms, name), 2.0)
     for name in CLIENTS:
-        state, _ = step(plan, state, prepared(plan, state, name), 2.0)
+        state, _ = step(terms, state, prepared(terms, state, name), 2.0)
     assert {seat.stage for seat in state.seats.values()} == {"out"}
     return state
 
@@ -154,10 +154,10 @@ def task(state: RunState, name: str) -> Task:
     return given
 
 
-def update(plan: Plan, state: RunState, name: str) -> Update:
+def update(terms: Terms, state: RunState, name: str) -> Update:
     return Update(
         task_id=task(state, name).task_id,
-        run_id=plan.run_id,
+        run_id=terms.run_id,
         round=state.round,
         client_id=name,
         blob=blob(f"update {name} {state.round}"),
@@ -171,10 +171,10 @@ def update(plan: Plan, state: RunState, name: str) -> Update:
     )
 
 
-def refusal(plan: Plan, state: RunState, name: str, available_bytes: int | None = None) -> Refusal:
+def refusal(terms: Terms, state: RunState, name: str, available_bytes: int | None = None) -> Refusal:
     return Refusal(
         task_id=task(state, name).task_id,
-        run_id=plan.run_id,
+        run_id=terms.run_id,
         round=state.round,
         client_id=name,
         reason="memory",
@@ -183,8 +183,8 @@ def refusal(plan: Plan, state: RunState, name: str, available_bytes: int | None 
     )
 
 
-def deployed(plan: Plan, state: RunState, name: str) -> Deployed:
-    return Deployed(task_id=task(state, name).task_id, run_id=plan.run_id, client_id=name, files=("model.onnx",))
+def deployed(terms: Terms, state: RunState, name: str) -> Deployed:
+    return Deployed(task_id=task(state, name).task_id, run_id=terms.run_id, client_id=name, files=("model.onnx",))
 
 
 W = TypeVar("W", TaskWanted, ScoringWanted, ModelsWanted, ProgramWanted, PricesWanted, SearchWanted)
@@ -196,12 +196,12 @@ def wanted_of(kind: type[W], actions: Iterable[Action]) -> list[W]:
 
 
 def looked_around(
-    plan: Plan, state: RunState, actions: Iterable[Action], now_s: float
+    terms: Terms, state: RunState, actions: Iterable[Action], now_s: float
 ) -> tuple[RunState, tuple[Action, ...]]:
     """The state, and what is then to be done, after the searches that actions ask for have found something."""
     found: tuple[Action, ...] = ()
     for one in wanted_of(SearchWanted, actions):
-        state, more = step(plan, state, Ready(made=explored(plan, state, one)), now_s)
+        state, more = step(terms, state, Ready(made=explored(terms, state, one)), now_s)
         found += more
     return state, (*actions, *found)
 

@@ -23,13 +23,13 @@ from subfleet.protocol.errors import ExportError
 from subfleet.protocol.memory import MemoryPlan, Packing
 from subfleet.protocol.programs import Program, ProgramManifest, encode_program
 from subfleet.protocol.training import TrainingSettings
-from subfleet.rounds.state import Plan
+from subfleet.rounds.state import Terms
 from subfleet.search.query import Search
 from subfleet.serving.session import Server
 from subfleet.settings.run import Run
 from subfleet.settings.samples import DataSettings
 from subfleet.settings.timing import Deadlines, LogClock
-from subfleet.transport.memory import FaultPlan, MemoryBroker
+from subfleet.transport.memory import Faults, MemoryBroker
 
 MODEL = Mlp(input_shape=SHAPE, class_count=CLASSES, widths=(8, 8), depths=(2, 1), group_size=4)
 
@@ -72,10 +72,10 @@ def prices_of(network: Network, bytes_per_parameter: int = 16) -> MemoryPrices:
     )
 
 
-def search_of(plan: Plan, target: str = "onnx") -> Search | None:
+def search_of(terms: Terms, target: str = "onnx") -> Search | None:
     """A method's search that has learned nothing; None where it has none."""
-    search = plan.policies.search
-    return None if search is None else search(plan.network, plan.price, target)
+    search = terms.policies.search
+    return None if search is None else search(terms.network, terms.price, target)
 
 
 class HandClock:
@@ -145,10 +145,8 @@ class FakeExports:
         future.set_result(path)
         return future
 
-    def submit_inference(
-        self, request: InferRequest, weights_path: Path, *, calibration_data: str = ""
-    ) -> "Future[Path]":
-        assert bool(calibration_data) == bool(request.calibration_sha256)
+    def submit_inference(self, request: InferRequest, weights_path: Path, *, samples_from: str = "") -> "Future[Path]":
+        assert bool(samples_from) == bool(request.samples_sha256)
         self.requests.append(request)
         path = self.folder / f"{request.program_id}.{request.target}"
         plain = {"max_abs_diff": 1e-6}
@@ -171,7 +169,7 @@ class World:
         settings: Run,
         devices: Mapping[str, Behaviour],
         *,
-        faults: FaultPlan | None = None,
+        faults: Faults | None = None,
         planned: Callable[[TrainRequest], int] = lambda _: 1000,
         order: int = 0,
     ) -> None:
@@ -217,7 +215,7 @@ class World:
         for name in names:
             self.devices[name].step()
         self.server.step(0.0)
-        self.server.settle()  # real time, of which these tests have none: the next step finds it done, or a kill does
+        self.server.finish()  # real time, of which these tests have none: the next step finds it done, or a kill does
 
     def run(self, until: Callable[[], bool] | None = None, *, turns: int = 4000, seconds: float = 0.25) -> None:
         for _ in range(turns):

@@ -11,7 +11,7 @@ from subfleet.elastic.maps import nested_maps
 from subfleet.methods import METHODS, Method
 from subfleet.methods.policies import Ask, Draw, Written, largest_fitting
 from subfleet.protocol.readings import Budget, Reading
-from subfleet.rounds.state import Plan
+from subfleet.rounds.state import Terms
 from subfleet.search.candidates import (
     Candidate,
     budget_of,
@@ -23,24 +23,24 @@ from subfleet.search.candidates import (
 )
 from subfleet.search.index import PriceIndex
 from subfleet.search.query import Query, fit_of
-from subfleet.serving.planning import plan_of
+from subfleet.serving.terms import terms_of
 
 SETTINGS = config(rates=(0.5, 1.0))
-PLAN = plan_of(SETTINGS, "run")
+PLAN = terms_of(SETTINGS, "run")
 CANDIDATES = PLAN.candidates
 
 
-def ask(plan: Plan, budget: Budget, below: Candidate | None = None) -> Ask:
+def ask(terms: Terms, budget: Budget, below: Candidate | None = None) -> Ask:
     """A client with this budget."""
     return Ask(
-        network=plan.network,
-        candidates=plan.candidates,
-        price=plan.price,
+        network=terms.network,
+        candidates=terms.candidates,
+        price=terms.price,
         draw=Draw(seed=0, round=1, client_id="ada"),
         target="onnx",
         budget=budget,
         below=below,
-        search=search_of(plan),
+        search=search_of(terms),
     )
 
 
@@ -177,22 +177,22 @@ def test_the_reason_names_the_limit_that_is_broken(limit: dict[str, int], words:
     assert why_not(CANDIDATES[0], "onnx", plenty) == ""
 
 
-PLANS = {name: plan_of(config(method=method), "run") for name, method in QUICK.items()}
+PLANS = {name: terms_of(config(method=method), "run") for name, method in QUICK.items()}
 
 
 @pytest.mark.parametrize("name", PLANS)
 @settings(max_examples=25, deadline=None)
 @given(budgets)
 def test_no_method_gives_more_than_any_part_of_the_budget(name: str, budget: Budget) -> None:
-    plan = PLANS[name]
-    found = plan.policies.assign(ask(plan, budget))
+    terms = PLANS[name]
+    found = terms.policies.assign(ask(terms, budget))
     assert found.candidate is None or within(found.candidate, budget)
-    assert found.wanted is None or within(plan.price(found.wanted.size), budget)
+    assert found.wanted is None or within(terms.price(found.wanted.size), budget)
 
 
 def test_an_estimate_passes_over_no_subnet_whose_activations_are_computed_twice() -> None:
     frugal = config(rates=(0.5, 1.0), training=replace(SETTINGS.training, recompute=True))
-    for whole, half in zip(CANDIDATES, plan_of(frugal, "run").candidates, strict=True):
+    for whole, half in zip(CANDIDATES, terms_of(frugal, "run").candidates, strict=True):
         overhead_bytes = frugal.memory_overhead_bytes.get("onnx", 0)
         assert half.training_memory_bytes["onnx"] == 2 * whole.weight_bytes + overhead_bytes
         assert half.training_memory_bytes["onnx"] < whole.training_memory_bytes["onnx"]
@@ -200,19 +200,19 @@ def test_an_estimate_passes_over_no_subnet_whose_activations_are_computed_twice(
 
 @pytest.mark.parametrize("kind", METHODS.values(), ids=METHODS.keys())
 def test_every_method_keeps_the_contract(kind: type[Method]) -> None:
-    plan = plan_of(config(method=kind()), "run")
-    for one in plan.candidates:
-        plan.network.check(one.spec)
-        assert plan.network.size_of(one.spec) == one.spec
-    assign, draw = plan.policies.assign, Draw(seed=0, round=1, client_id="ada")
+    terms = terms_of(config(method=kind()), "run")
+    for one in terms.candidates:
+        terms.network.check(one.spec)
+        assert terms.network.size_of(one.spec) == one.spec
+    assign, draw = terms.policies.assign, Draw(seed=0, round=1, client_id="ada")
     nothing, plenty = Budget(memory_bytes=0), Budget(memory_bytes=2**40)
-    assert assign(ask(plan, nothing)).candidate is None
-    given = assign(ask(plan, plenty)).candidate
+    assert assign(ask(terms, nothing)).candidate is None
+    given = assign(ask(terms, plenty)).candidate
     assert given is not None
-    assert assign(ask(plan, plenty)) == assign(ask(plan, plenty))
-    assert assign(ask(plan, plenty, below=plan.candidates[0])).candidate is None
-    placed = plan.policies.place(plan.network, given.spec, draw)
-    assert plan.network.size_of(placed).spec_id == given.spec.spec_id
-    student = plan.policies.student(plan.network, given.spec, draw)
-    assert student is None or nested_maps(plan.network, given.spec, student)
+    assert assign(ask(terms, plenty)) == assign(ask(terms, plenty))
+    assert assign(ask(terms, plenty, below=terms.candidates[0])).candidate is None
+    placed = terms.policies.place(terms.network, given.spec, draw)
+    assert terms.network.size_of(placed).spec_id == given.spec.spec_id
+    student = terms.policies.student(terms.network, given.spec, draw)
+    assert student is None or nested_maps(terms.network, given.spec, student)
     assert kind.INFO.title

@@ -16,10 +16,10 @@ from server.coordinator_cases import (
     CLIENTS,
     measured,
     measuring,
-    plan_of,
     prepared,
     refusal,
     replies,
+    terms_of,
     update,
     wanted_of,
 )
@@ -45,11 +45,11 @@ from subfleet.rounds.actions import Action, SendTask
 from subfleet.rounds.coordinator import step
 from subfleet.rounds.events import Folded, Refused, UpdateStored
 from subfleet.rounds.requests import TaskWanted
-from subfleet.rounds.state import Plan, RunState
+from subfleet.rounds.state import RunState, Terms
 from subfleet.settings.run import Run
 from subfleet.testing.subnets import same_bits
 from subfleet.transport.blob_store import BlobStore
-from subfleet.transport.memory import FaultPlan
+from subfleet.transport.memory import Faults
 
 BATCH_NORM = replace(MODEL, norm="batch")
 
@@ -88,12 +88,12 @@ def test_what_cannot_be_calibrated_is_refused(changes: dict[str, Any], words: st
         config(**changes)
 
 
-def measured_round(plan: Plan, number: int = 1) -> tuple[RunState, tuple[Action, ...]]:
+def measured_round(terms: Terms, number: int = 1) -> tuple[RunState, tuple[Action, ...]]:
     """Everybody has answered the announcement of a round."""
-    state = replace(measuring(plan), round=number, folded_round=number - 1)
+    state = replace(measuring(terms), round=number, folded_round=number - 1)
     actions: tuple[Action, ...] = ()
     for name in CLIENTS:
-        state, more = step(plan, state, measured(plan, name, number), 2.0)
+        state, more = step(terms, state, measured(terms, name, number), 2.0)
         actions += more
     return state, actions
 
@@ -102,24 +102,24 @@ def measured_round(plan: Plan, number: int = 1) -> tuple[RunState, tuple[Action,
     "method", [HeteroFL(), FedFA(choice="score"), FjORD(self_distillation=False)], ids=lambda method: method.TYPE
 )
 def test_everybody_is_asked_for_the_norms_of_its_size_by_the_program_that_trains(method: AnyMethod) -> None:
-    plan = plan_of(**calibrating(rounds=1, method=method, clients_per_round=1))
-    state, asked = measured_round(plan, 2)
+    terms = terms_of(**calibrating(rounds=1, method=method, clients_per_round=1))
+    state, asked = measured_round(terms, 2)
     assert [one.student for one in wanted_of(TaskWanted, asked)] == [None] * 3, "no candidates, no student"
     for name in CLIENTS:
-        state, (sent,) = step(plan, state, prepared(plan, state, name), 2.0)
+        state, (sent,) = step(terms, state, prepared(terms, state, name), 2.0)
         assert isinstance(sent, SendTask)
-        task, training = sent.task, plan.training(2)
+        task, training = sent.task, terms.training(2)
         assert (task.work, task.training) == ("calibrate", training)
         assert (training.learning_rate, training.epochs, training.objective.distillation) == (0.0, 1, "none")
-        assert training.optimiser == plan.training(1).optimiser
-        assert task.calibration == calibration_of(plan.network, task.spec)
-    refused = replace(refusal(plan, state, "ada"), reason="data")
-    state, actions = step(plan, state, Refused(refusal=refused), 3.0)
+        assert training.optimiser == terms.training(1).optimiser
+        assert task.calibration == calibration_of(terms.network, task.spec)
+    refused = replace(refusal(terms, state, "ada"), reason="data")
+    state, actions = step(terms, state, Refused(refusal=refused), 3.0)
     assert replies(actions) == ["accepted"]
     for name in CLIENTS[1:]:
-        state, actions = step(plan, state, UpdateStored(update=update(plan, state, name)), 3.0)
+        state, actions = step(terms, state, UpdateStored(update=update(terms, state, name)), 3.0)
         assert replies(actions) == ["accepted"]
-    state, _ = step(plan, state, Folded(round=2, accuracy=0.5, loss=1.0, sha256="0" * 64, refused={}), 4.0)
+    state, _ = step(terms, state, Folded(round=2, accuracy=0.5, loss=1.0, sha256="0" * 64, refused={}), 4.0)
     assert state.phase == "deploy"
 
 
@@ -135,7 +135,7 @@ def sums(calibration: Calibration, shapes: Mapping[str, tuple[int, ...]], sample
     return found
 
 
-PLAN = plan_of(**calibrating(rounds=1))
+PLAN = terms_of(**calibrating(rounds=1))
 SIZE = PLAN.space[0]
 ASKED = calibration_of(PLAN.network, SIZE)
 LAYER = ASKED.norms[0].name
@@ -192,28 +192,28 @@ def test_what_is_no_container_is_refused(tmp_path: Path) -> None:
         check_sums(PLAN.network, SIZE, ASKED, tmp_path / "absent", 7, 7)
 
 
-def answered(plan: Plan, folder: Path) -> tuple[Folding, RunState, dict[str, dict[str, Any]]]:
+def answered(terms: Terms, folder: Path) -> tuple[Folding, RunState, dict[str, dict[str, Any]]]:
     """Every client has sent its sums; the first has a smaller size."""
     blobs = BlobStore(folder)
-    state, _ = measured_round(plan, 2)
-    small = replace(state.seats["ada"], size=plan.space[0], spec=plan.space[0])
+    state, _ = measured_round(terms, 2)
+    small = replace(state.seats["ada"], size=terms.space[0], spec=terms.space[0])
     state = replace(state, seats={**state.seats, "ada": small})
     said = {}
     for place, name in enumerate(CLIENTS):
-        state, _ = step(plan, state, prepared(plan, state, name), 2.0)
+        state, _ = step(terms, state, prepared(terms, state, name), 2.0)
         task = state.seats[name].task
         assert task is not None
         assert task.calibration is not None
-        said[name] = sums(task.calibration, plan.network.shapes(task.spec), 5 + place, name)
-        answer = replace(update(plan, state, name), blob=blobs.add(encode_arrays(said[name])))
+        said[name] = sums(task.calibration, terms.network.shapes(task.spec), 5 + place, name)
+        answer = replace(update(terms, state, name), blob=blobs.add(encode_arrays(said[name])))
         state = replace(state, seats={**state.seats, name: replace(state.seats[name], stage="done", result=answer)})
-    folding = Folding(network=plan.network, policies=plan.policies, space=plan.space, blobs=blobs)
+    folding = Folding(network=terms.network, policies=terms.policies, space=terms.space, blobs=blobs)
     return folding, state, said
 
 
-def drawn_state(plan: Plan) -> ModelState:
+def drawn_state(terms: Terms) -> ModelState:
     generator = torch.Generator().manual_seed(1)
-    tensors = plan.network.tensors.values()
+    tensors = terms.network.tensors.values()
     return ModelState(shared={decl.name: torch.rand(decl.shape, generator=generator) + 0.5 for decl in tensors})
 
 
@@ -249,13 +249,13 @@ def test_without_any_answer_the_model_stays_as_it_is(tmp_path: Path) -> None:
 
 
 def test_a_copy_has_the_statistics_of_its_own_clients(tmp_path: Path) -> None:
-    plan = plan_of(**calibrating(rounds=1, method=Standalone()))
-    folding, state, said = answered(plan, tmp_path)
-    model = drawn_state(plan)
+    terms = terms_of(**calibrating(rounds=1, method=Standalone()))
+    folding, state, said = answered(terms, tmp_path)
+    model = drawn_state(terms)
     folded = calibrated_model(folding, model, list(state.seats.values()))
     assert same_bits(dict(folded.state.shared), dict(model.shared))
     for client in folded.clients:
-        own = shared_statistics(plan.network, model.shared, [(client.spec, moments(said[client.client_id]))])
+        own = shared_statistics(terms.network, model.shared, [(client.spec, moments(said[client.client_id]))])
         assert same_bits(dict(folded.state.copies[client.client_id]), own)
 
 
@@ -283,7 +283,7 @@ def learned(weights: Mapping[str, Any], task: Task) -> dict[str, Any]:
     )
 
 
-def played(folder: Path, faults: FaultPlan | None = None, *, kill: bool = False) -> World:
+def played(folder: Path, faults: Faults | None = None, *, kill: bool = False) -> World:
     run: Run = config(**calibrating(calibrate_every=1, deploy_targets=()))
     world = World(folder, run, fleet(change=learned), faults=faults)
     if kill:
@@ -300,7 +300,7 @@ def test_a_run_has_the_same_bits_whatever_is_lost_and_whoever_dies(tmp_path: Pat
     assert [record.calibrated for record in calm.notes.records] == [False, True, False, True]
     assert {row.status for record in calm.notes.records for row in record.clients} == {"folded"}
     assert [task.work for task in calm.devices["ada"].tasks] == ["train", "calibrate", "train", "calibrate"]
-    rough = played(tmp_path / "rough", FaultPlan(seed=3, loss=0.2, double=0.2, delay_s=1.5), kill=True)
+    rough = played(tmp_path / "rough", Faults(seed=3, loss=0.2, double=0.2, delay_s=1.5), kill=True)
     assert rough.model_bytes() == calm.model_bytes()
 
 
@@ -320,6 +320,6 @@ def test_sums_of_other_norms_are_refused_by_a_run(tmp_path: Path) -> None:
 
 def test_a_norm_that_is_asked_for_must_make_sense() -> None:
     with pytest.raises(ValueError, match="one or more"):
-        calibration_of(plan_of().network, plan_of().space[0])
+        calibration_of(terms_of().network, terms_of().space[0])
     with pytest.raises(ValueError, match="positions is 0"):
         NormLayer(name="norm", positions=0, momentum=0.1)

@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from server.coordinator_cases import joined, measured, plan_of, prepared, update
+from server.coordinator_cases import joined, measured, prepared, terms_of, update
 
 from subfleet.journal.database import open_database
 from subfleet.journal.journal import Journal, begin_run
 from subfleet.rounds.actions import Action, Close, Fold
 from subfleet.rounds.coordinator import resume_actions, step
 from subfleet.rounds.events import Folded, UpdateStored
-from subfleet.rounds.state import Plan, RunState
+from subfleet.rounds.state import RunState, Terms
 from subfleet.rounds.suspicion import ChangeSize
 from subfleet.settings.suspicion import SuspicionSettings
 
@@ -22,39 +22,39 @@ FOUR = ("ada", "bob", "cyd", "eve")
 HONEST = {"ada": 1.0, "bob": 1.1, "cyd": 0.9}
 
 
-def plan(names: Sequence[str] = FOUR, **suspicion: Any) -> Plan:
-    return plan_of(min_clients=len(names), rounds=9, suspicion=SuspicionSettings(**suspicion))
+def terms(names: Sequence[str] = FOUR, **suspicion: Any) -> Terms:
+    return terms_of(min_clients=len(names), rounds=9, suspicion=SuspicionSettings(**suspicion))
 
 
-def answered(plan: Plan, state: RunState, names: Sequence[str], now_s: float) -> RunState:
+def answered(terms: Terms, state: RunState, names: Sequence[str], now_s: float) -> RunState:
     """The open round is announced, and all have told what they can give."""
     for name in names:
-        state = joined(plan, state, name, now_s)
+        state = joined(terms, state, name, now_s)
     assert state.phase == "measure"
     for name in names:
-        state, _ = step(plan, state, measured(plan, name, state.round, retry=state.retry), now_s)
+        state, _ = step(terms, state, measured(terms, name, state.round, retry=state.retry), now_s)
     return state
 
 
 def trained(
-    plan: Plan, state: RunState, changes: Mapping[str, float], *, now_s: float = 2.0
+    terms: Terms, state: RunState, changes: Mapping[str, float], *, now_s: float = 2.0
 ) -> tuple[RunState, tuple[Action, ...]]:
     """Everybody has answered a round, and sent a change of a size where it was given a task."""
-    state = answered(plan, state, tuple(changes), now_s)
+    state = answered(terms, state, tuple(changes), now_s)
     given = [name for name, seat in state.seats.items() if seat.open]
     for name in given:
-        state, _ = step(plan, state, prepared(plan, state, name), now_s)
+        state, _ = step(terms, state, prepared(terms, state, name), now_s)
     actions: tuple[Action, ...] = ()
     for name in given:
-        stored = UpdateStored(update=update(plan, state, name), change=ChangeSize(weights=changes[name]))
-        state, actions = step(plan, state, stored, now_s)
+        stored = UpdateStored(update=update(terms, state, name), change=ChangeSize(weights=changes[name]))
+        state, actions = step(terms, state, stored, now_s)
     return state, actions
 
 
-def after(plan: Plan, state: RunState, loss: float, now_s: float = 3.0) -> tuple[RunState, tuple[Action, ...]]:
+def after(terms: Terms, state: RunState, loss: float, now_s: float = 3.0) -> tuple[RunState, tuple[Action, ...]]:
     """The round is folded and evaluated."""
     event = Folded(round=state.round, accuracy=0.5, loss=loss, sha256="a" * 64, refused={})
-    return step(plan, state, event, now_s)
+    return step(terms, state, event, now_s)
 
 
 def folding(actions: tuple[Action, ...]) -> list[str]:
@@ -70,7 +70,7 @@ def closed(actions: tuple[Action, ...]) -> dict[str, str]:
 
 
 def test_a_change_far_outside_is_not_folded_and_costs_three_rounds() -> None:
-    four = plan()
+    four = terms()
     state, actions = trained(four, RunState(), {**HONEST, "eve": 1e6})
     assert folding(actions) == ["ada", "bob", "cyd"]
     why = "its change of weights is 1e+06 times the median of the round, but may be 10 times at most"
@@ -88,7 +88,7 @@ def test_a_change_far_outside_is_not_folded_and_costs_three_rounds() -> None:
 
 
 def test_with_no_rounds_of_exclusion_the_next_round_is_open_to_it() -> None:
-    four = plan(exclusion_rounds=0)
+    four = terms(exclusion_rounds=0)
     state, _ = trained(four, RunState(), {**HONEST, "eve": 1e6})
     state, _ = after(four, state, 1.0)
     _, actions = trained(four, state, {**HONEST, "eve": 1.0})
@@ -96,7 +96,7 @@ def test_with_no_rounds_of_exclusion_the_next_round_is_open_to_it() -> None:
 
 
 def test_fewer_than_four_are_held_against_the_last_rounds() -> None:
-    three = plan(FOUR[1:], remembered_rounds=2)
+    three = terms(FOUR[1:], remembered_rounds=2)
     state = RunState()
     for size in (1e6, 1.0, 2.0):
         state, actions = trained(three, state, dict.fromkeys(FOUR[1:], size))
@@ -108,7 +108,7 @@ def test_fewer_than_four_are_held_against_the_last_rounds() -> None:
 
 
 def test_where_all_are_far_outside_nobody_is_to_blame() -> None:
-    three = plan(FOUR[1:])
+    three = terms(FOUR[1:])
     state, _ = trained(three, RunState(), dict.fromkeys(FOUR[1:], 1.0))
     state, _ = after(three, state, 1.0)
     state, actions = trained(three, state, dict.fromkeys(FOUR[1:], 1e6))
@@ -122,7 +122,7 @@ def test_where_all_are_far_outside_nobody_is_to_blame() -> None:
 
 @pytest.mark.parametrize("loss", [math.nan, math.inf, 12.0])
 def test_a_fold_that_diverged_is_done_again_without_the_most_suspect(loss: float) -> None:
-    three = plan(FOUR[1:])
+    three = terms(FOUR[1:])
     state, actions = trained(three, RunState(), {"bob": 1.0, "cyd": 1.1, "eve": 9.0})
     assert folding(actions) == ["bob", "cyd", "eve"]
     state, actions = after(three, state, loss)
@@ -141,7 +141,7 @@ def test_a_fold_that_diverged_is_done_again_without_the_most_suspect(loss: float
 
 def test_suspects_are_twice_as_many_each_time_and_in_the_order_of_their_change() -> None:
     names = tuple("abcdefgh")
-    eight = plan(names, change_factor=0)
+    eight = terms(names, change_factor=0)
     state, actions = trained(eight, RunState(), {name: float(place) for place, name in enumerate(names, 1)})
     assert folding(actions) == list(names)
     for left in ("abcdefg", "abcdef", "abcd"):
@@ -154,7 +154,7 @@ def test_suspects_are_twice_as_many_each_time_and_in_the_order_of_their_change()
 
 
 def test_a_model_that_diverges_whoever_is_left_out_ends_a_run_after_a_few_tries() -> None:
-    three = plan(FOUR[1:])
+    three = terms(FOUR[1:])
     state = RunState()
     for number in (1, 2, 3):
         state, actions = trained(three, state, dict.fromkeys(FOUR[1:], 1.0), now_s=100.0 * number)
@@ -172,7 +172,7 @@ def test_a_model_that_diverges_whoever_is_left_out_ends_a_run_after_a_few_tries(
 
 
 def test_a_round_that_can_be_folded_forgets_the_tries_before() -> None:
-    three = plan(FOUR[1:])
+    three = terms(FOUR[1:])
     state, _ = trained(three, RunState(), dict.fromkeys(FOUR[1:], 1.0), now_s=100.0)
     while state.phase == "fold":
         state, _ = after(three, state, math.nan, 100.0)
@@ -183,7 +183,7 @@ def test_a_round_that_can_be_folded_forgets_the_tries_before() -> None:
 
 
 def test_a_loss_is_held_against_the_last_one() -> None:
-    four = plan()
+    four = terms()
     state, _ = trained(four, RunState(), {**HONEST, "eve": 1.0})
     state, _ = after(four, state, 8.0)
     assert state.suspicion.loss == 8.0
@@ -193,7 +193,7 @@ def test_a_loss_is_held_against_the_last_one() -> None:
 
 
 def test_a_server_that_dies_between_two_folds_folds_again_what_is_left(tmp_path: Path) -> None:
-    three = plan(FOUR[1:])
+    three = terms(FOUR[1:])
     engine = open_database(tmp_path)
     journal = Journal(engine, begin_run(engine, name="test", settings="{}", round_count=9))
     state, _ = trained(three, RunState(), {"bob": 1.0, "cyd": 1.1, "eve": 9.0})

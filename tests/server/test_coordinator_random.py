@@ -9,7 +9,7 @@ import pytest
 from hypothesis import event, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
-from server.coordinator_cases import CLIENTS, blob, measured, plan_of, profile, telemetry
+from server.coordinator_cases import CLIENTS, blob, measured, profile, telemetry, terms_of
 from server.server_rig import MODEL, prices_of
 
 from subfleet.elastic.building import network_of
@@ -56,7 +56,7 @@ from subfleet.rounds.requests import (
     Wanted,
 )
 from subfleet.rounds.sizing import lacking
-from subfleet.rounds.state import Member, Plan, RunState
+from subfleet.rounds.state import Member, RunState, Terms
 from subfleet.settings.timing import Deadlines
 
 pytestmark = pytest.mark.slow
@@ -70,19 +70,19 @@ VARIANTS: Mapping[str, AnyMethod] = {
 }
 
 
-def plans_of(method: AnyMethod) -> tuple[Plan, ...]:
+def plans_of(method: AnyMethod) -> tuple[Terms, ...]:
     deadlines = Deadlines(join_s=40, measure_s=10, round_s=30, deploy_s=20, lease_s=15, linger_s=0)
     return tuple(
-        plan_of(rounds=2, min_clients=2, quorum=quorum, method=method, deadlines=deadlines) for quorum in (1.0, 0.5)
+        terms_of(rounds=2, min_clients=2, quorum=quorum, method=method, deadlines=deadlines) for quorum in (1.0, 0.5)
     )
 
 
 class Fleet(RuleBasedStateMachine):
-    plans: Sequence[Plan]
+    plans: Sequence[Terms]
 
     def __init__(self) -> None:
         super().__init__()
-        self.plan = self.plans[0]
+        self.terms = self.plans[0]
         self.state = RunState()
         self.now_s = 0.0
         self.jobs: list[Wanted] = []
@@ -95,8 +95,8 @@ class Fleet(RuleBasedStateMachine):
 
     def apply(self, event: Event) -> tuple[Action, ...]:
         before = self.state
-        self.state, actions = step(self.plan, before, event, self.now_s)
-        assert step(self.plan, before, event, self.now_s) == (self.state, actions)
+        self.state, actions = step(self.terms, before, event, self.now_s)
+        assert step(self.terms, before, event, self.now_s) == (self.state, actions)
         for action in actions:
             self.perform(action)
         return actions
@@ -119,7 +119,7 @@ class Fleet(RuleBasedStateMachine):
     @rule(place=st.integers(0, 1))
     @precondition(lambda self: self.state == RunState())
     def choose(self, place: int) -> None:
-        self.plan = self.plans[place]
+        self.terms = self.plans[place]
 
     @rule(name=names, life=st.integers(1, 2), online=st.booleans())
     def presence(self, name: str, life: int, online: bool) -> None:
@@ -132,14 +132,14 @@ class Fleet(RuleBasedStateMachine):
     @rule(name=names, memory=st.sampled_from([10, 3000, 14_000, 10**9]), back=st.integers(0, 1))
     def telemetry(self, name: str, memory: int, back: int) -> None:
         number = max(self.state.round - back, 1)
-        self.apply(Measured(telemetry=telemetry(self.plan, name, number, memory, retry=self.state.retry)))
+        self.apply(Measured(telemetry=telemetry(self.terms, name, number, memory, retry=self.state.retry)))
 
     @rule()
     def everyone_is_there(self) -> None:
         for name in CLIENTS:
             self.presence(name, 1, online=True)
             self.profile(name)
-            self.apply(measured(self.plan, name, max(self.state.round, 1), retry=self.state.retry))
+            self.apply(measured(self.terms, name, max(self.state.round, 1), retry=self.state.retry))
 
     @rule(
         data=st.data(),
@@ -182,7 +182,7 @@ class Fleet(RuleBasedStateMachine):
             case PricesWanted():
                 made = PricesMade(wanted=job, memory=PRICES)
             case SearchWanted():
-                made = explored(self.plan, self.seen[job], job)
+                made = explored(self.terms, self.seen[job], job)
             case _:
                 never(job)
         return made
@@ -268,7 +268,7 @@ class Fleet(RuleBasedStateMachine):
             detail="as told",
             available_bytes=available,
         )
-        before, lacks = self.state, self.state.phase == "train" and lacking(self.plan, self.state)
+        before, lacks = self.state, self.state.phase == "train" and lacking(self.terms, self.state)
         found = answers(self.apply(Refused(refusal=refusal)), refusal.message_id)
         if lacks and not found:
             assert self.state.seats == before.seats, "what is not answered has changed nothing: it is sent again"
@@ -319,21 +319,21 @@ class Fleet(RuleBasedStateMachine):
         )
         self.jobs.clear()
         self.fold = None
-        for action in resume_actions(self.plan, self.state):
+        for action in resume_actions(self.terms, self.state):
             self.perform(action)
 
     @invariant()
     def one_open_round(self) -> None:
         assert self.state.folded_round <= self.state.round <= self.state.folded_round + 1
         assert self.closed == list(range(1, len(self.closed) + 1))
-        assert len(self.closed) == self.state.folded_round <= self.plan.config.rounds
-        info = round_info(self.plan, self.state, self.now_s)
+        assert len(self.closed) == self.state.folded_round <= self.terms.config.rounds
+        info = round_info(self.terms, self.state, self.now_s)
         assert info is None or info.round == self.state.round
 
     @invariant()
     def what_is_awaited_is_under_way(self) -> None:
         """Every open seat has a job at work or a task out, so that only devices and deadlines are waited for."""
-        lacks = self.state.phase == "train" and lacking(self.plan, self.state)
+        lacks = self.state.phase == "train" and lacking(self.terms, self.state)
         for seat in self.state.seats.values():
             if lacks and seat.stage in ("preparing", "answered"):
                 assert any(isinstance(job, PricesWanted | SearchWanted) for job in self.jobs)

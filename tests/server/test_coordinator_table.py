@@ -11,7 +11,6 @@ from server.coordinator_cases import (
     joined,
     measured,
     measuring,
-    plan_of,
     prepared,
     profile,
     refusal,
@@ -19,6 +18,7 @@ from server.coordinator_cases import (
     size_of,
     task_failed,
     telemetry,
+    terms_of,
     training,
     update,
     wanted_of,
@@ -50,7 +50,7 @@ from subfleet.rounds.seating import ask_of
 from subfleet.rounds.state import Member, RunState
 from subfleet.settings.timing import Deadlines
 
-PLAN = plan_of()
+PLAN = terms_of()
 
 
 def _folding(state: RunState) -> RunState:
@@ -62,8 +62,8 @@ def _folding(state: RunState) -> RunState:
 def _deploying() -> RunState:
     state = _folding(training(PLAN))
     folded = Folded(round=1, accuracy=0.5, loss=1.0, sha256="0" * 64, refused={})
-    plan = plan_of(rounds=1)
-    state, actions = step(plan, state, folded, 6.0)
+    terms = terms_of(rounds=1)
+    state, actions = step(terms, state, folded, 6.0)
     assert [one.client_id for one in wanted_of(ModelsWanted, actions)] == list(CLIENTS)
     return state
 
@@ -83,10 +83,10 @@ def test_a_round_opens_when_enough_clients_are_there() -> None:
 
 
 def test_too_few_clients_fail_at_the_deadline() -> None:
-    plan = plan_of(deadlines=Deadlines(join_s=10))
-    state = joined(plan, RunState(), "ada", 1.0)
-    assert step(plan, state, Tick(), 9.9)[0].phase == "waiting"
-    state, _ = step(plan, state, Tick(), 10.0)
+    terms = terms_of(deadlines=Deadlines(join_s=10))
+    state = joined(terms, RunState(), "ada", 1.0)
+    assert step(terms, state, Tick(), 9.9)[0].phase == "waiting"
+    state, _ = step(terms, state, Tick(), 10.0)
     assert state.phase == "failed"
     assert "1 of 3 clients" in state.failure
 
@@ -94,12 +94,12 @@ def test_too_few_clients_fail_at_the_deadline() -> None:
 def test_clients_of_before_count_for_nothing_until_they_speak() -> None:
     """A journal names them, and a strict run waits for them in its rounds; but a round needs clients that are there."""
     gone = PersistentMap({name: Member(profile=profile(name)) for name in ("bob", "cyd")})
-    plan = plan_of(min_clients=2)
-    state, _ = step(plan, RunState(members=gone), Tick(), 1.0)
-    state = joined(plan, state, "ada", 1.0)
+    terms = terms_of(min_clients=2)
+    state, _ = step(terms, RunState(members=gone), Tick(), 1.0)
+    state = joined(terms, state, "ada", 1.0)
     assert state.phase == "waiting"
-    state = joined(plan, state, "bob", 2.0)
-    assert (state.phase, expected_clients(plan, state, 2.0)) == ("measure", ("ada", "bob", "cyd"))
+    state = joined(terms, state, "bob", 2.0)
+    assert (state.phase, expected_clients(terms, state, 2.0)) == ("measure", ("ada", "bob", "cyd"))
 
 
 def test_the_end_of_a_client_that_nobody_knows_is_no_news() -> None:
@@ -299,13 +299,13 @@ def test_a_will_of_an_earlier_session_says_nothing() -> None:
 
 def test_a_client_past_its_lease_is_waited_for_in_a_strict_run_alone() -> None:
     for quorum, phase in ((1.0, "measure"), (0.5, "train")):
-        plan = plan_of(quorum=quorum, min_clients=2, deadlines=Deadlines(lease_s=10.0, measure_s=100.0))
+        terms = terms_of(quorum=quorum, min_clients=2, deadlines=Deadlines(lease_s=10.0, measure_s=100.0))
         state = RunState()
         for name, heard_s in (("cyd", 0.0), ("ada", 9.0), ("bob", 9.0)):
-            state = joined(plan, state, name, heard_s)
+            state = joined(terms, state, name, heard_s)
         state = replace(state, phase="measure", round=1, entered_s=9.0, seats=MappingProxyType({}))
         for name in ("ada", "bob"):
-            state, _ = step(plan, state, measured(plan, name), 12.0)
+            state, _ = step(terms, state, measured(terms, name), 12.0)
         assert state.phase == phase
 
 
@@ -318,21 +318,21 @@ def test_a_failed_export_skips_the_client() -> None:
 
 
 def test_the_deploy_phase_ends_when_everyone_has_its_models_or_at_its_deadline() -> None:
-    plan = plan_of(rounds=1)
+    terms = terms_of(rounds=1)
     state = _deploying()
     for name in CLIENTS:
-        state, actions = step(plan, state, prepared(plan, state, name, models=True), 7.0)
+        state, actions = step(terms, state, prepared(terms, state, name, models=True), 7.0)
         assert [action.task.work for action in actions if isinstance(action, SendTask)] == ["deploy"]
     for name in CLIENTS[:-1]:
-        state, actions = step(plan, state, Reported(deployed=deployed(plan, state, name)), 8.0)
+        state, actions = step(terms, state, Reported(deployed=deployed(terms, state, name)), 8.0)
         assert replies(actions) == ["accepted"]
     assert state.phase == "deploy"
-    late, _ = step(plan, state, Tick(), 6.0 + plan.config.deadlines.deploy_s)
+    late, _ = step(terms, state, Tick(), 6.0 + terms.config.deadlines.deploy_s)
     assert (late.phase, late.seats[CLIENTS[-1]].stage) == ("finished", "missing")
-    done, _ = step(plan, state, Reported(deployed=deployed(plan, state, CLIENTS[-1])), 8.0)
+    done, _ = step(terms, state, Reported(deployed=deployed(terms, state, CLIENTS[-1])), 8.0)
     assert done.phase == "finished"
-    again = Reported(deployed=deployed(plan, state, CLIENTS[0]))
-    assert replies(step(plan, done, again, 9.0)[1]) == ["duplicate"]
+    again = Reported(deployed=deployed(terms, state, CLIENTS[0]))
+    assert replies(step(terms, done, again, 9.0)[1]) == ["duplicate"]
 
 
 def test_what_everyone_is_told() -> None:
@@ -348,36 +348,36 @@ def test_what_everyone_is_told() -> None:
 
 
 def test_a_profile_that_comes_again_changes_nothing() -> None:
-    plan = plan_of()
-    state = joined(plan, RunState(), "ada", 1.0)
+    terms = terms_of()
+    state = joined(terms, RunState(), "ada", 1.0)
     known = state.members["ada"].profile
     assert known is not None
-    again, _ = step(plan, state, Profiled(profile=replace(known)), 2.0)
+    again, _ = step(terms, state, Profiled(profile=replace(known)), 2.0)
     assert again.members is state.members
-    changed, _ = step(plan, state, Profiled(profile=replace(known, sample_count=99)), 2.0)
+    changed, _ = step(terms, state, Profiled(profile=replace(known, sample_count=99)), 2.0)
     assert changed.members["ada"].profile != known
 
 
 def test_models_that_cannot_be_made_skip_a_client_that_had_a_second_task() -> None:
-    plan = plan_of(rounds=1)
-    state = training(plan)
-    again, _ = step(plan, state, Refused(refusal=refusal(plan, state, "ada")), 3.0)
-    state, _ = step(plan, again, prepared(plan, again, "ada"), 3.0)
+    terms = terms_of(rounds=1)
+    state = training(terms)
+    again, _ = step(terms, state, Refused(refusal=refusal(terms, state, "ada")), 3.0)
+    state, _ = step(terms, again, prepared(terms, again, "ada"), 3.0)
     for name in CLIENTS:
-        state, _ = step(plan, state, UpdateStored(update=update(plan, state, name)), 4.0)
+        state, _ = step(terms, state, UpdateStored(update=update(terms, state, name)), 4.0)
     folded = Folded(round=1, accuracy=0.5, loss=1.0, sha256="0" * 64, refused={})
-    state, _ = step(plan, state, folded, 5.0)
+    state, _ = step(terms, state, folded, 5.0)
     assert state.phase == "deploy"
     participant = state.seats["ada"].participant
     assert participant is not None
     failed = Failed(wanted=ModelsWanted(participant=participant, round=1), reason="export failed")
-    state, _ = step(plan, state, failed, 6.0)
+    state, _ = step(terms, state, failed, 6.0)
     assert (state.seats["ada"].stage, state.seats["ada"].reason) == ("skipped", "export failed")
 
 
 def test_control_characters_of_a_refusal_reach_no_terminal() -> None:
-    plan = plan_of()
-    state = training(plan)
-    told = replace(refusal(plan, state, "ada"), reason="data", detail="\x1b[2J gone\n")
-    state, _ = step(plan, state, Refused(refusal=told), 3.0)
+    terms = terms_of()
+    state = training(terms)
+    told = replace(refusal(terms, state, "ada"), reason="data", detail="\x1b[2J gone\n")
+    state, _ = step(terms, state, Refused(refusal=told), 3.0)
     assert state.seats["ada"].reason == "data:  [2J gone "

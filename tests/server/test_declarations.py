@@ -10,11 +10,11 @@ from server.coordinator_cases import (
     CLIENTS,
     measured,
     measuring,
-    plan_of,
     prepared,
     profile,
     refusal,
     telemetry,
+    terms_of,
     wanted_of,
 )
 from server.fake_device import PLENTY_BYTES
@@ -31,34 +31,34 @@ from subfleet.rounds.coordinator import step
 from subfleet.rounds.declarations import declaration_of
 from subfleet.rounds.events import Measured, Profiled, Refused
 from subfleet.rounds.requests import TaskWanted
-from subfleet.rounds.state import Plan, RunState
-from subfleet.transport.memory import FaultPlan
+from subfleet.rounds.state import RunState, Terms
+from subfleet.transport.memory import Faults
 
 METHODS: tuple[AnyMethod, ...] = (FlexiFed(choice="declared"), Standalone(choice="declared"), FedFA(choice="declared"))
-PLAN = plan_of(rounds=3, method=METHODS[0])
+PLAN = terms_of(rounds=3, method=METHODS[0])
 SMALL = next(size for size in PLAN.space if size.axes and size.blocks)
 AXES = dict(SMALL.axes)
 AXIS, LENGTH = next((name, PLAN.network.axes[name].size) for name in AXES)
 
 
-def declared(plan: Plan, *sizes: SubnetSpec | None) -> RunState:
+def declared(terms: Terms, *sizes: SubnetSpec | None) -> RunState:
     """Round 1 is announced to clients that have declared these architectures."""
-    state = measuring(plan)
+    state = measuring(terms)
     for name, size in zip(CLIENTS, sizes, strict=False):
-        state, _ = step(plan, state, Profiled(profile=replace(profile(name), architecture=size)), 1.0)
+        state, _ = step(terms, state, Profiled(profile=replace(profile(name), architecture=size)), 1.0)
     return state
 
 
-def assigned(plan: Plan, state: RunState, memory_bytes: int = PLENTY_BYTES) -> RunState:
+def assigned(terms: Terms, state: RunState, memory_bytes: int = PLENTY_BYTES) -> RunState:
     for name in CLIENTS:
-        state, _ = step(plan, state, Measured(telemetry=telemetry(plan, name, 1, memory_bytes)), 2.0)
+        state, _ = step(terms, state, Measured(telemetry=telemetry(terms, name, 1, memory_bytes)), 2.0)
     assert state.phase == "train"
     return state
 
 
-def receipts(plan: Plan, state: RunState, size: SubnetSpec | None) -> list[Receipt]:
+def receipts(terms: Terms, state: RunState, size: SubnetSpec | None) -> list[Receipt]:
     event = Profiled(profile=replace(profile("ada"), architecture=size, message_id="p"))
-    return [action.receipt for action in step(plan, state, event, 1.0)[1] if isinstance(action, Reply)]
+    return [action.receipt for action in step(terms, state, event, 1.0)[1] if isinstance(action, Reply)]
 
 
 @pytest.mark.parametrize(
@@ -107,19 +107,19 @@ def test_each_profile_is_answered_as_answers_may_be_lost_and_one_without_a_decla
 
 
 def test_a_method_that_goes_by_no_declarations_says_so_and_gives_what_fits() -> None:
-    plan = plan_of(rounds=3)
-    (receipt,) = receipts(plan, measuring(plan), SMALL)
+    terms = terms_of(rounds=3)
+    (receipt,) = receipts(terms, measuring(terms), SMALL)
     assert (receipt.status, receipt.problem) == ("refused", "not_used")
     assert receipt.reason == "the run's method 'heterofl' goes by no declarations, and gives what fits"
-    state = assigned(plan, declared(plan, SMALL))
-    assert {seat.size for seat in state.seats.values()} == {plan.space[-1]}
+    state = assigned(terms, declared(terms, SMALL))
+    assert {seat.size for seat in state.seats.values()} == {terms.space[-1]}
 
 
 @pytest.mark.parametrize("method", METHODS, ids=lambda method: method.TYPE)
 def test_everyone_is_given_what_it_declares_and_who_declares_nothing_is_left_out(method: AnyMethod) -> None:
-    plan = plan_of(rounds=3, method=method)
-    state = assigned(plan, declared(plan, plan.space[1], plan.space[-1]))
-    assert [state.seats[name].size for name in CLIENTS] == [plan.space[1], plan.space[-1], None]
+    terms = terms_of(rounds=3, method=method)
+    state = assigned(terms, declared(terms, terms.space[1], terms.space[-1]))
+    assert [state.seats[name].size for name in CLIENTS] == [terms.space[1], terms.space[-1], None]
     assert state.seats["cyd"].reason == (
         "the method goes by declared architectures, but the device declares none; name it with --architecture, or in "
         "its profile"
@@ -170,7 +170,7 @@ def test_one_that_is_declared_anew_counts_from_the_next_announcement_on() -> Non
     assert state.seats["ada"].size == PLAN.space[0], "what it said before it was measured"
 
 
-def played(folder: Path, faults: FaultPlan | None = None, *, kill: bool = False) -> World:
+def played(folder: Path, faults: Faults | None = None, *, kill: bool = False) -> World:
     """The third device declares what no run has."""
     devices = fleet()
     wrong = SubnetSpec(axes=(("width", Prefix(size=4)),))
@@ -201,5 +201,5 @@ def test_what_was_declared_is_what_is_trained_whatever_is_lost_and_whoever_dies(
         "bob": ("accepted", None),
         "cyd": ("refused", "unknown_axis"),
     }
-    rough = played(tmp_path / "rough", FaultPlan(seed=3, loss=0.2, double=0.2, delay_s=1.5), kill=True)
+    rough = played(tmp_path / "rough", Faults(seed=3, loss=0.2, double=0.2, delay_s=1.5), kill=True)
     assert rough.model_bytes() == calm.model_bytes()

@@ -11,7 +11,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from server.coordinator_cases import plan_of, training, update
+from server.coordinator_cases import terms_of, training, update
 
 from subfleet.arrays import decode_arrays, encode_arrays
 from subfleet.arrays.codecs import encode_changes, rounding_numbers
@@ -29,8 +29,8 @@ from subfleet.protocol.errors import ConfigError, ProtocolError
 from subfleet.protocol.messages import Task
 from subfleet.protocol.readings import Budget
 from subfleet.protocol.update_codecs import AnyUpdateCodec, Qsgd, TopK, TopKQsgd, Uncompressed
-from subfleet.rounds.state import Plan, Seat
-from subfleet.serving.planning import plan_of as planned
+from subfleet.rounds.state import Seat, Terms
+from subfleet.serving.terms import terms_of as planned
 from subfleet.settings.reading import read_run
 from subfleet.settings.run import Run
 from subfleet.settings.samples import DataSettings
@@ -38,7 +38,7 @@ from subfleet.transport.blob_store import BlobStore
 
 Changes = dict[str, npt.NDArray[np.float32]]
 MODEL = Mlp(input_shape=(6,), class_count=3, widths=(8, 8), depths=(2, 1), group_size=4, norm="batch")
-PLAN = plan_of(model=MODEL)
+PLAN = terms_of(model=MODEL)
 NETWORK = PLAN.network
 STATE = init_state(NETWORK, 0)
 BUFFERS = {name for name, decl in NETWORK.tensors.items() if decl.role in ("mean", "variance")}
@@ -119,8 +119,8 @@ def checked(form: UpdateForm, path: Path) -> None:
 
 @EVERY
 def test_an_update_takes_what_its_subnet_was_priced_with(tmp_path: Path, codec: AnyUpdateCodec) -> None:
-    plan = plan_of(model=MODEL, update_codec=codec)
-    for candidate in plan.candidates:
+    terms = terms_of(model=MODEL, update_codec=codec)
+    for candidate in terms.candidates:
         task = replace(_task(), spec=candidate.spec)
         content = written(codec, drawn(task), "ada")
         values = sum(array.nbytes for array in decode_arrays(content).values())
@@ -173,27 +173,27 @@ def test_what_decodes_to_no_number_is_refused(tmp_path: Path) -> None:
         checked(form, tmp_path / "update")
 
 
-def ask(plan: Plan, **links: int) -> Ask:
+def ask(terms: Terms, **links: int) -> Ask:
     return Ask(
-        network=plan.network,
-        candidates=plan.candidates,
-        price=plan.price,
+        network=terms.network,
+        candidates=terms.candidates,
+        price=terms.price,
         draw=Draw(seed=0, round=1, client_id="ada"),
         target="onnx",
         budget=Budget(memory_bytes=2**40, **links),
     )
 
 
-def given_parameters(plan: Plan, **links: int) -> int:
-    found = plan.policies.assign(ask(plan, **links)).candidate
+def given_parameters(terms: Terms, **links: int) -> int:
+    found = terms.policies.assign(ask(terms, **links)).candidate
     return 0 if found is None else found.parameters
 
 
 def test_a_weak_uplink_carries_a_larger_subnet_with_a_codec_and_a_weak_downlink_does_not() -> None:
-    plans = [plan_of(model=MODEL, update_codec=codec) for codec in (None, *CODECS)]
+    plans = [terms_of(model=MODEL, update_codec=codec) for codec in (None, *CODECS)]
     limit = PLAN.candidates[2].weight_bytes
-    assert len({given_parameters(plan, downlink_bytes=limit) for plan in plans}) == 1
-    raw, *compressed = (given_parameters(plan, uplink_bytes=limit) for plan in plans)
+    assert len({given_parameters(terms, downlink_bytes=limit) for terms in plans}) == 1
+    raw, *compressed = (given_parameters(terms, uplink_bytes=limit) for terms in plans)
     assert min(compressed) > raw > 0
 
 
@@ -237,13 +237,13 @@ def test_anycostfl_sends_all_where_nothing_limits_it_and_nothing_else_where_it_i
     size, free = ANYCOST.candidates[-1].spec, Budget(memory_bytes=1)
     assert ANYCOST.update_codec(size, free) == TopKQsgd(fraction=1.0)
     for codec, expected in ((None, Uncompressed()), (Qsgd(), Qsgd()), (TopK(fraction=0.5), TopK(fraction=1.0))):
-        assert plan_of(method=AnycostFL(codec=codec)).update_codec(PLAN.space[0], free) == expected
-    told = plan_of(method=AnycostFL(), update_codec=TopK(fraction=0.5))
+        assert terms_of(method=AnycostFL(codec=codec)).update_codec(PLAN.space[0], free) == expected
+    told = terms_of(method=AnycostFL(), update_codec=TopK(fraction=0.5))
     assert told.update_codec(PLAN.space[0], free) == TopK(fraction=0.5)
 
 
 def test_a_task_names_the_codec() -> None:
-    state = training(plan_of(model=MODEL, update_codec=CODECS[0]))
+    state = training(terms_of(model=MODEL, update_codec=CODECS[0]))
     assert {seat.task.update_codec for seat in state.seats.values() if seat.task is not None} == {CODECS[0]}
     assert {seat.task.update_codec for seat in training(PLAN).seats.values() if seat.task is not None} == {
         Uncompressed()

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from server.coordinator_cases import plan_of, training, update
+from server.coordinator_cases import terms_of, training, update
 from server.fake_device import small_change
 from torch import Tensor
 
@@ -28,11 +28,11 @@ from subfleet.methods.fedyogi import FedYogi
 from subfleet.methods.heterofl import HeteroFL
 from subfleet.protocol.errors import FileError, ProtocolError
 from subfleet.protocol.update_codecs import Uncompressed
-from subfleet.rounds.state import Plan, Seat
+from subfleet.rounds.state import Seat, Terms
 from subfleet.rounds.suspicion import ChangeSize
 from subfleet.transport.blob_store import BlobStore
 
-PLAN = plan_of()
+PLAN = terms_of()
 NETWORK = network_of(PLAN.config.model)
 STATE = init_state(NETWORK, 0)
 WHOLE = UpdateForm.of(NETWORK, NETWORK.full_spec(), Uncompressed())
@@ -51,21 +51,21 @@ def fold(
 
 
 def _seats(
-    blobs: BlobStore, samples: dict[str, int], plan: Plan = PLAN, model: Mapping[str, Tensor] = STATE, number: int = 1
+    blobs: BlobStore, samples: dict[str, int], terms: Terms = PLAN, model: Mapping[str, Tensor] = STATE, number: int = 1
 ) -> list[Seat]:
     """Every client trained the whole network; client names give their changes."""
-    state, seats = training(plan), []
+    state, seats = training(terms), []
     for name, count in samples.items():
         seat = state.seats[name]
         assert seat.task is not None
-        weights = decode_arrays(subnet_weights(plan.network, seat.task.spec, model))
+        weights = decode_arrays(subnet_weights(terms.network, seat.task.spec, model))
         ref = blobs.add(encode_arrays(small_change(weights, name, number, 0.1)))
         seats.append(
             replace(
                 seat,
                 stage="done",
                 sample_count=count,
-                result=replace(update(plan, state, name), blob=ref, sample_count=count),
+                result=replace(update(terms, state, name), blob=ref, sample_count=count),
             )
         )
     return seats
@@ -89,19 +89,19 @@ def test_all_full_clients_equal_fedavg(tmp_path: Path) -> None:
 def test_running_statistics_take_the_plain_mean_whatever_the_server_does_with_weights(
     tmp_path: Path, method: Method, optimiser: AnyServerOptimiser | None
 ) -> None:
-    plan = plan_of(model=replace(PLAN.config.model, norm="batch"))
-    tensors = plan.network.tensors
-    model = ModelState(shared=init_state(plan.network, 0))
+    terms = terms_of(model=replace(PLAN.config.model, norm="batch"))
+    tensors = terms.network.tensors
+    model = ModelState(shared=init_state(terms.network, 0))
     blobs, samples = BlobStore(tmp_path), {"ada": 3, "bob": 10, "cyd": 7}
     statistics = {name for name in tensors if name.rpartition(".")[2] in ("running_mean", "running_var")}
     assert len(statistics) >= 2
     for number in (1, 2, 3):  # momentum shows in the second round
-        seats = _seats(blobs, samples, plan, model.shared, number)
+        seats = _seats(blobs, samples, terms, model.shared, number)
         plain, stepped = (
             Folding(
-                network=plan.network,
+                network=terms.network,
                 policies=replace(one.policies(), server_optimiser=its_own),
-                space=plan.space,
+                space=terms.space,
                 blobs=blobs,
             ).fold(model, number, seats)
             for one, its_own in ((FedAvg(), None), (method, optimiser or method.policies().server_optimiser))

@@ -5,14 +5,14 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from server.coordinator_cases import PLAN_DEADLINES, plan_of, profile, telemetry
+from server.coordinator_cases import PLAN_DEADLINES, profile, telemetry, terms_of
 
 from subfleet.protocol.messages import Presence
 from subfleet.rounds import coordinator
 from subfleet.rounds.coordinator import step
 from subfleet.rounds.events import Heard, Measured, Profiled, Tick
 from subfleet.rounds.persistent import PersistentMap
-from subfleet.rounds.state import Member, Plan, RunState
+from subfleet.rounds.state import Member, RunState, Terms
 
 keys = st.text(max_size=3)
 
@@ -36,14 +36,14 @@ def test_a_persistent_map_is_the_mapping_that_it_stands_for(
     assert list(PersistentMap(known)) == list(PersistentMap(dict(reversed(known.items()))))
 
 
-def fleet_of(plan: Plan, count: int) -> RunState:
+def fleet_of(terms: Terms, count: int) -> RunState:
     members = {
         f"client{number}": Member(
             profile=profile(f"client{number}"), session_id=f"client{number}-1", heard_s=1.0, noted_s=1.0
         )
         for number in range(count)
     }
-    return step(plan, RunState(members=PersistentMap(members)), Tick(), 2.0)[0]
+    return step(terms, RunState(members=PersistentMap(members)), Tick(), 2.0)[0]
 
 
 @pytest.mark.parametrize("count", [10, 3000])
@@ -51,16 +51,16 @@ def fleet_of(plan: Plan, count: int) -> RunState:
 def test_a_heartbeat_shares_all_other_members_and_looks_at_none(
     count: int, phase: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plan = plan_of(min_clients=1 if phase == "measure" else count + 1, deadlines=PLAN_DEADLINES)
-    state = fleet_of(plan, count)
+    terms = terms_of(min_clients=1 if phase == "measure" else count + 1, deadlines=PLAN_DEADLINES)
+    state = fleet_of(terms, count)
     assert state.phase == phase
     monkeypatch.setattr(coordinator, "advance", lambda *_: pytest.fail("the whole fleet was looked at"))
     heard = Heard(presence=Presence(client_id="client7", session_id="client7-1", online=True))
-    regular = Measured(telemetry=replace(telemetry(plan, "client7"), run_id=None, round=None))
+    regular = Measured(telemetry=replace(telemetry(terms, "client7"), run_id=None, round=None))
     known = state.members["client7"].profile
     assert known is not None
     for event in (heard, regular, Profiled(profile=replace(known))):
-        after, actions = step(plan, state, event, 3.0)
+        after, actions = step(terms, state, event, 3.0)
         assert actions == ()
         assert list(after.members.changed(state.members)) == ([] if isinstance(event, Profiled) else ["client7"])
         own = [branch for branch, old in zip(after.members.root, state.members.root, strict=True) if branch is not old]
@@ -76,12 +76,12 @@ def _old(state: RunState, after: RunState) -> tuple[object, ...]:
 
 def test_whose_word_moves_the_run_moves_it_at_once() -> None:
     """Who comes back, begins anew, is heard again after its lease, or says that it goes."""
-    plan = plan_of(min_clients=3, deadlines=PLAN_DEADLINES)
-    state = fleet_of(plan, 2)
+    terms = terms_of(min_clients=3, deadlines=PLAN_DEADLINES)
+    state = fleet_of(terms, 2)
     came = Heard(presence=Presence(client_id="new", session_id="new-1", online=True))
-    state, _ = step(plan, state, came, 3.0)
-    assert step(plan, state, Profiled(profile=profile("new")), 3.0)[0].phase == "measure"
-    state = fleet_of(plan, 3)
+    state, _ = step(terms, state, came, 3.0)
+    assert step(terms, state, Profiled(profile=profile("new")), 3.0)[0].phase == "measure"
+    state = fleet_of(terms, 3)
     assert state.phase == "measure"
     lapsed = replace(state, phase="waiting", round=0)
     late_s = 1.0 + PLAN_DEADLINES.lease_s + 1
@@ -89,5 +89,5 @@ def test_whose_word_moves_the_run_moves_it_at_once() -> None:
         assert lapsed.phase == "waiting"
         name = f"client{number}"
         said = Heard(presence=Presence(client_id=name, session_id=f"{name}-1", online=True))
-        lapsed, _ = step(plan, lapsed, said, late_s)
+        lapsed, _ = step(terms, lapsed, said, late_s)
     assert lapsed.phase == "measure"

@@ -3,7 +3,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from server.coordinator_cases import plan_of, profile, telemetry
+from server.coordinator_cases import profile, telemetry, terms_of
 
 from subfleet.link.inbox import read_delivery
 from subfleet.link.traffic import Traffic
@@ -14,7 +14,7 @@ from subfleet.rounds.events import Heard, Measured, Profiled
 from subfleet.transport.base import Delivery
 
 TOPICS = Topics("main")
-PLAN = plan_of()
+PLAN = terms_of()
 
 
 def _up(kind: str, payload: bytes, client_id: str = "ada") -> Delivery:

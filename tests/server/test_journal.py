@@ -7,7 +7,7 @@ from types import MappingProxyType
 from typing import Any
 
 import pytest
-from server.coordinator_cases import CLIENTS, plan_of, training, update
+from server.coordinator_cases import CLIENTS, terms_of, training, update
 
 from subfleet.journal import journal as store
 from subfleet.journal.database import DATABASE_NAME, open_database
@@ -23,7 +23,7 @@ from subfleet.rounds.events import Folded, UpdateStored
 from subfleet.rounds.persistent import PersistentMap
 from subfleet.rounds.state import Member, RunState, Seat
 
-PLAN = plan_of()
+PLAN = terms_of()
 
 
 def _journal(folder: Path) -> Journal:

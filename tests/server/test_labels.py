@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
-from server.coordinator_cases import CLIENTS, measured, measuring, plan_of, prepared, profile, task
+from server.coordinator_cases import CLIENTS, measured, measuring, prepared, profile, task, terms_of
 from server.fake_device import CLASSES, SHAPE
 from server.server_rig import World, config, fleet
 
@@ -22,7 +22,7 @@ from subfleet.protocol.training import ObjectiveSettings, TrainingSettings
 from subfleet.rounds.coordinator import step
 from subfleet.rounds.events import Profiled
 from subfleet.rounds.labels import class_counts_of
-from subfleet.rounds.state import Plan, RunState, Seat
+from subfleet.rounds.state import RunState, Seat, Terms
 from subfleet.settings.reading import read_run
 from subfleet.settings.samples import DataSettings
 from subfleet.tasks import Dataset, write_npz
@@ -37,12 +37,12 @@ def naming(classes: tuple[str, ...], test: str = "server.server_rig:evaluation")
 RUN = config(data=naming(NAMES))
 
 
-def seat_of(plan: Plan, told: Profile) -> tuple[RunState, Seat]:
+def seat_of(terms: Terms, told: Profile) -> tuple[RunState, Seat]:
     """The seat of a client with such a profile, once it has been measured."""
-    state = measuring(plan)
-    state, _ = step(plan, state, Profiled(profile=told), 1.5)
+    state = measuring(terms)
+    state, _ = step(terms, state, Profiled(profile=told), 1.5)
     for name in CLIENTS:
-        state, _ = step(plan, state, measured(plan, name), 2.0)
+        state, _ = step(terms, state, measured(terms, name), 2.0)
     return state, state.seats[told.client_id]
 
 
@@ -77,35 +77,35 @@ def test_counts_by_name_are_put_into_the_runs_order() -> None:
 def test_a_device_with_other_classes_is_skipped_with_the_reason(
     classes: tuple[str, ...], told: Profile, words: str
 ) -> None:
-    _, seat = seat_of(plan_of(data=naming(classes)), told)
+    _, seat = seat_of(terms_of(data=naming(classes)), told)
     assert (seat.stage, seat.task) == ("skipped", None)
     assert words in seat.reason
 
 
 def test_a_device_with_some_of_the_classes_is_told_all_names_in_its_task() -> None:
-    plan = plan_of(data=naming(NAMES))
-    state, seat = seat_of(plan, with_classes("dog"))
+    terms = terms_of(data=naming(NAMES))
+    state, seat = seat_of(terms, with_classes("dog"))
     assert (seat.stage, seat.class_counts) == ("preparing", (0, 0, 5))
-    state, _ = step(plan, state, prepared(plan, state, "ada"), 2.0)
+    state, _ = step(terms, state, prepared(terms, state, "ada"), 2.0)
     assert task(state, "ada").classes == NAMES
 
 
 def test_masks_are_made_of_the_classes_that_a_device_names() -> None:
-    plan = plan_of(data=naming(NAMES), method=HeteroFL())
-    _, seat = seat_of(plan, with_classes("dog", "bee", counts=(7, 2)))
+    terms = terms_of(data=naming(NAMES), method=HeteroFL())
+    _, seat = seat_of(terms, with_classes("dog", "bee", counts=(7, 2)))
     assert seat.participant is not None
     (bias,) = (
-        mask for name, mask in held_classes(plan.network, seat.participant).items()
-        if network_of(plan.config.model).tensors[name].shape == (CLASSES,)
+        mask for name, mask in held_classes(terms.network, seat.participant).items()
+        if network_of(terms.config.model).tensors[name].shape == (CLASSES,)
     )  # fmt: skip
     assert np.asarray(bias).tolist() == [0, 1, 1]
 
 
 def test_gray_and_coloured_pictures_are_the_same_samples() -> None:
-    plan = plan_of()
+    terms = terms_of()
     refused = replace(profile("ada"), input_shape=(3, *SHAPE))
-    assert "its samples have shape" in seat_of(plan, refused)[1].reason
-    assert seat_of(plan, replace(refused, other_input_shapes=(SHAPE,)))[1].stage == "preparing"
+    assert "its samples have shape" in seat_of(terms, refused)[1].reason
+    assert seat_of(terms, replace(refused, other_input_shapes=(SHAPE,)))[1].stage == "preparing"
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 import pytest
-from server.coordinator_cases import CLIENTS, joined, plan_of, profile, training
+from server.coordinator_cases import CLIENTS, joined, profile, terms_of, training
 from server.server_rig import World, config, fleet
 
 from subfleet.journal.database import open_database
@@ -20,7 +20,7 @@ from subfleet.rounds.persistent import PersistentMap
 from subfleet.rounds.state import Member, RunState
 from subfleet.settings.timing import Deadlines
 
-PLAN = plan_of(deadlines=Deadlines(lease_s=30.0, forget_s=100.0))
+PLAN = terms_of(deadlines=Deadlines(lease_s=30.0, forget_s=100.0))
 
 
 def test_who_never_took_part_and_is_silent_is_forgotten() -> None:
@@ -50,11 +50,11 @@ def test_who_is_heard_who_has_a_seat_and_who_took_part_stay() -> None:
 
 def test_beyond_a_number_those_go_first_that_were_silent_for_the_longest(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(members, "MOST_STRANGERS", 3)
-    plan = plan_of(min_clients=100, deadlines=Deadlines(forget_s=1e6))
+    terms = terms_of(min_clients=100, deadlines=Deadlines(forget_s=1e6))
     state = RunState()
     for number in range(50):
-        state = joined(plan, state, f"eve-{number}", float(number))
-        state, _ = step(plan, state, Tick(), float(number))
+        state = joined(terms, state, f"eve-{number}", float(number))
+        state, _ = step(terms, state, Tick(), float(number))
         assert len(state.members) <= 3
     assert set(state.members) == {"eve-47", "eve-48", "eve-49"}
 
@@ -65,7 +65,7 @@ def test_large_profiles_are_fewer(monkeypatch: pytest.MonkeyPatch) -> None:
         f"eve-{number}": Member(profile=replace(profile(f"eve-{number}"), class_counts=(1,) * 300), noted_s=number)
         for number in range(9)
     }
-    state, _ = step(plan_of(), RunState(members=PersistentMap(large)), Tick(), 9.0)
+    state, _ = step(terms_of(), RunState(members=PersistentMap(large)), Tick(), 9.0)
     assert set(state.members) == {"eve-6", "eve-7", "eve-8"}
 
 

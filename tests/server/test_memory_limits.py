@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from server.coordinator_cases import plan_of, profile, telemetry
+from server.coordinator_cases import profile, telemetry, terms_of
 
 from subfleet.protocol.errors import ConfigError
 from subfleet.rounds.seating import measured_seat
@@ -25,15 +25,15 @@ OFFERED_BYTES = 1_000_000_000
     ],
 )
 def test_the_closest_limit_bounds_what_a_device_offers(limits: MemoryLimits, budget_bytes: int) -> None:
-    plan = plan_of(memory_limits=limits)
-    seat = measured_seat(plan, profile("ada"), telemetry(plan, "ada", memory_bytes=OFFERED_BYTES))
+    terms = terms_of(memory_limits=limits)
+    seat = measured_seat(terms, profile("ada"), telemetry(terms, "ada", memory_bytes=OFFERED_BYTES))
     assert seat.budget is not None
     assert (seat.budget.memory_bytes, seat.memory_budget_bytes) == (budget_bytes, budget_bytes)
     assert seat.memory_free_bytes == OFFERED_BYTES
 
 
 def test_a_run_is_only_taken_up_with_the_same_limits() -> None:
-    plain, limited = plan_of().config, plan_of(memory_limits=MemoryLimits(every_device="1G")).config
+    plain, limited = terms_of().config, terms_of(memory_limits=MemoryLimits(every_device="1G")).config
     assert plain.fingerprint() != limited.fingerprint()
 
 

@@ -8,11 +8,11 @@ from server.coordinator_cases import (
     CLIENTS,
     measured,
     measuring,
-    plan_of,
     prepared,
     profile,
     task_failed,
     telemetry,
+    terms_of,
     training,
 )
 from server.fake_device import Behaviour
@@ -23,9 +23,9 @@ from subfleet.protocol.readings import Reading
 from subfleet.rounds.actions import Action, Reply
 from subfleet.rounds.coordinator import step
 from subfleet.rounds.events import Heard, Measured
-from subfleet.transport.memory import FaultPlan
+from subfleet.transport.memory import Faults
 
-PLAN = plan_of()
+PLAN = terms_of()
 LITTLE = 10
 
 
@@ -83,7 +83,7 @@ def test_in_a_try_that_leaves_nothing_to_fold_everybody_is_told() -> None:
 def test_on_a_link_that_loses_half_of_all_messages_a_skipped_device_hears_why(tmp_path: Path) -> None:
     devices = {**fleet(), "dot": Behaviour(memory_budget_bytes=lambda _: LITTLE)}
     for seed in range(3):
-        faults = FaultPlan(seed=seed, loss=0.5)
+        faults = Faults(seed=seed, loss=0.5)
         world = World(tmp_path / str(seed), config(min_clients=4), devices, faults=faults)
         heard = world.devices["dot"].receipts
         world.run(until=lambda heard=heard: any(receipt.reason for receipt in heard.values()))  # type: ignore[misc]  # bound now

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 import pytest
-from server.coordinator_cases import plan_of
+from server.coordinator_cases import terms_of
 from server.server_rig import search_of
 
 from subfleet.methods.dynamic_selection import DynamicSelection
@@ -15,7 +15,7 @@ from subfleet.protocol.subnet import Prefix, SubnetSpec
 from subfleet.rounds.written import NO_PROGRAM_BYTES
 from subfleet.search.candidates import Candidate
 
-PLAN = plan_of(method=DynamicSelection(distillation=None, prices="estimated"))
+PLAN = terms_of(method=DynamicSelection(distillation=None, prices="estimated"))
 CORRECTED = DynamicSelection(distillation=None)
 LARGEST = PLAN.candidates[-1]
 WIDTHS = tuple(name for name, axis in sorted(PLAN.network.axes.items()) if axis.kind == "channel")

@@ -12,10 +12,10 @@ from server.coordinator_cases import (
     CLIENTS,
     measured,
     measuring,
-    plan_of,
     prepared,
     refusal,
     replies,
+    terms_of,
     wanted_of,
 )
 from server.server_rig import MODEL, World, config, fleet, prices_of
@@ -37,7 +37,7 @@ from subfleet.rounds.state import RunState
 from subfleet.search import pareto
 
 METHOD = DynamicSelection(distillation=None)
-PLAN = plan_of(method=METHOD)
+PLAN = terms_of(method=METHOD)
 PRICES = prices_of(network_of(MODEL))
 ONNX = PricesWanted(target="onnx")
 FIRST = SearchWanted(turn=1)
@@ -175,10 +175,10 @@ def test_a_refusal_is_answered_when_a_smaller_size_can_be_chosen(tmp_path: Path)
 
 
 def test_a_few_are_given_sizes_in_each_step_and_their_choices_are_those_of_one_step() -> None:
-    plan = plan_of(min_clients=3)
-    state = measuring(plan)
+    terms = terms_of(min_clients=3)
+    state = measuring(terms)
     for name in CLIENTS:
-        state, _ = step(plan, state, measured(plan, name), 2.0)
+        state, _ = step(terms, state, measured(terms, name), 2.0)
     one = state.seats["ada"]
     count = 2 * AT_ONCE + 1
     names = [f"c{number:02}" for number in range(count)]
@@ -190,7 +190,7 @@ def test_a_few_are_given_sizes_in_each_step_and_their_choices_are_those_of_one_s
     sized = []
     while any(seat.stage == "answered" for seat in state.seats.values()):
         assert state.wished_turn == 0, "wishes are weighed when all are told"
-        state, actions = step(plan, state, Tick(), 2.0)
+        state, actions = step(terms, state, Tick(), 2.0)
         sized.append([one.client_id for one in wanted_of(TaskWanted, actions)])
     assert [len(some) for some in sized] == [AT_ONCE, AT_ONCE, 1]
     assert [name for some in sized for name in some] == names

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from server.coordinator_cases import plan_of
+from server.coordinator_cases import terms_of
 
 from subfleet.programs.requests import train_request
 from subfleet.protocol.training import TrainingSettings
@@ -14,7 +14,7 @@ from subfleet.rounds.proposing import score_training
 def test_a_batch_that_is_trained_at_once_is_scored_at_once(
     micro_batch_size: int, part_size: int, one_part: bool
 ) -> None:
-    network = plan_of().network
+    network = terms_of().network
     training = TrainingSettings(batch_size=8, micro_batch_size=micro_batch_size)
     trained = train_request(network, network.full_spec(), "onnx", training)
     assert (trained.batch_size, trained.accumulate) == (part_size, micro_batch_size > 0)

@@ -11,13 +11,13 @@ from server.coordinator_cases import (
     CLIENTS,
     measured,
     measuring,
-    plan_of,
     prepared,
     refusal,
     replies,
     size_of,
     task_failed,
     telemetry,
+    terms_of,
     training,
     update,
 )
@@ -35,56 +35,56 @@ from subfleet.rounds.coordinator import round_info, step
 from subfleet.rounds.events import Folded, Measured, Refused, Tick, UpdateOffered, UpdateStored
 from subfleet.rounds.retrying import what_is_lacking
 from subfleet.rounds.selection import selected
-from subfleet.rounds.state import Plan, RunState, Seat
+from subfleet.rounds.state import RunState, Seat, Terms
 from subfleet.settings.timing import Deadlines, LogClock
 
-LIVE = plan_of(clock=None, deadlines=Deadlines(lease_s=1e4))
-LOGS = plan_of(clock=LogClock(start_s=5.0, step_s=10.0), deadlines=Deadlines(retry_s=35.0))
+LIVE = terms_of(clock=None, deadlines=Deadlines(lease_s=1e4))
+LOGS = terms_of(clock=LogClock(start_s=5.0, step_s=10.0), deadlines=Deadlines(retry_s=35.0))
 LITTLE = 10
 
 
-def measuring_again(plan: Plan, state: RunState, now_s: float) -> RunState:
+def measuring_again(terms: Terms, state: RunState, now_s: float) -> RunState:
     """Everybody says again what it can give."""
     for name in CLIENTS:
-        state, _ = step(plan, state, measured(plan, name, state.round, retry=state.retry), now_s)
+        state, _ = step(terms, state, measured(terms, name, state.round, retry=state.retry), now_s)
     return state
 
 
-def starved(plan: Plan, state: RunState, now_s: float) -> RunState:
+def starved(terms: Terms, state: RunState, now_s: float) -> RunState:
     """Nobody has memory for anything."""
     for name in CLIENTS:
-        told = telemetry(plan, name, state.round, LITTLE, retry=state.retry)
-        state, _ = step(plan, state, Measured(telemetry=told), now_s)
+        told = telemetry(terms, name, state.round, LITTLE, retry=state.retry)
+        state, _ = step(terms, state, Measured(telemetry=told), now_s)
     return state
 
 
-def refused(plan: Plan, state: RunState, now_s: float) -> RunState:
+def refused(terms: Terms, state: RunState, now_s: float) -> RunState:
     """Everybody is given a task, and nobody does it."""
     for name in CLIENTS:
-        state, _ = step(plan, state, prepared(plan, state, name), now_s)
+        state, _ = step(terms, state, prepared(terms, state, name), now_s)
     for name in CLIENTS:
-        told = replace(refusal(plan, state, name), reason="data")
-        state, _ = step(plan, state, Refused(refusal=told), now_s)
+        told = replace(refusal(terms, state, name), reason="data")
+        state, _ = step(terms, state, Refused(refusal=told), now_s)
     return state
 
 
-def silent(plan: Plan, state: RunState, now_s: float) -> RunState:
+def silent(terms: Terms, state: RunState, now_s: float) -> RunState:
     """Everybody is given a task, and nobody answers."""
     for name in CLIENTS:
-        state, _ = step(plan, state, prepared(plan, state, name), now_s)
-    return step(plan, state, Tick(), state.entered_s + plan.config.deadlines.round_s)[0]
+        state, _ = step(terms, state, prepared(terms, state, name), now_s)
+    return step(terms, state, Tick(), state.entered_s + terms.config.deadlines.round_s)[0]
 
 
-def unusable(plan: Plan, state: RunState, now_s: float) -> RunState:
+def unusable(terms: Terms, state: RunState, now_s: float) -> RunState:
     """Everybody answers with what cannot be folded after all."""
     for name in CLIENTS:
-        state, _ = step(plan, state, prepared(plan, state, name), now_s)
+        state, _ = step(terms, state, prepared(terms, state, name), now_s)
     for name in CLIENTS:
-        state, _ = step(plan, state, UpdateStored(update=update(plan, state, name)), now_s)
+        state, _ = step(terms, state, UpdateStored(update=update(terms, state, name)), now_s)
     event = Folded(
         round=state.round, accuracy=0.5, loss=1.0, sha256="0" * 64, refused=dict.fromkeys(CLIENTS, "too large")
     )
-    state, actions = step(plan, state, event, now_s)
+    state, actions = step(terms, state, event, now_s)
     assert not [action for action in actions if isinstance(action, Close)]
     return state
 
@@ -98,7 +98,7 @@ def unusable(plan: Plan, state: RunState, now_s: float) -> RunState:
     ],
 )
 def test_a_round_without_anything_to_fold_is_tried_again_under_its_number(
-    end: Callable[[Plan, RunState, float], RunState], why: str
+    end: Callable[[Terms, RunState, float], RunState], why: str
 ) -> None:
     state = end(LIVE, measuring_again(LIVE, measuring(LIVE), 2.0), 3.0)
     assert (state.phase, state.round, state.folded_round, state.retry) == ("waiting", 1, 0, 1)
@@ -120,42 +120,42 @@ def test_nobody_with_room_for_anything_is_no_round_either() -> None:
 
 
 def test_pauses_double_up_to_the_longest_and_the_run_fails_at_its_deadline_with_a_sentence() -> None:
-    plan = plan_of(clock=None, deadlines=Deadlines(retry_s=40.0, pause_s=2.0, longest_pause_s=9.0))
-    state, pauses = measuring(plan), []
+    terms = terms_of(clock=None, deadlines=Deadlines(retry_s=40.0, pause_s=2.0, longest_pause_s=9.0))
+    state, pauses = measuring(terms), []
     while state.phase != "failed":
-        state = starved(plan, state, state.entered_s)
+        state = starved(terms, state, state.entered_s)
         paused_s = state.tries.pause_s
         if state.phase == "waiting":
             pauses.append(paused_s)
-            state, _ = step(plan, state, Tick(), state.entered_s + paused_s)
+            state, _ = step(terms, state, Tick(), state.entered_s + paused_s)
     assert pauses == [2.0, 4.0, 8.0, 9.0, 9.0, 9.0]
     assert state.failure.startswith(
         "round 1 left nothing to fold for 40 s, in 7 tries (ada, bob, cyd skipped: no subnet"
     )
     assert "start the server again" in state.failure
-    info = round_info(plan, state, state.entered_s)
+    info = round_info(terms, state, state.entered_s)
     assert info is not None
     assert info.phase == "finished"
 
 
 def test_the_deadline_of_the_next_round_begins_anew() -> None:
-    plan = plan_of(clock=None, deadlines=Deadlines(retry_s=40.0, lease_s=1e4))
-    state = starved(plan, measuring(plan), 2.0)
-    state, _ = step(plan, state, Tick(), 3.0)
-    state = folded(plan, measuring_again(plan, state, 20.0), 20.0)
+    terms = terms_of(clock=None, deadlines=Deadlines(retry_s=40.0, lease_s=1e4))
+    state = starved(terms, measuring(terms), 2.0)
+    state, _ = step(terms, state, Tick(), 3.0)
+    state = folded(terms, measuring_again(terms, state, 20.0), 20.0)
     assert (state.phase, state.round, state.retry, state.tries.waits_for) == ("measure", 2, 0, "")
-    state = starved(plan, state, 44.0)
+    state = starved(terms, state, 44.0)
     assert (state.phase, state.retry, state.tries.pause_s) == ("waiting", 1, 1.0)
 
 
-def folded(plan: Plan, state: RunState, now_s: float) -> RunState:
+def folded(terms: Terms, state: RunState, now_s: float) -> RunState:
     """Everybody trains, and the round is closed."""
     for name in CLIENTS:
-        state, _ = step(plan, state, prepared(plan, state, name), now_s)
+        state, _ = step(terms, state, prepared(terms, state, name), now_s)
     for name in CLIENTS:
-        state, _ = step(plan, state, UpdateStored(update=update(plan, state, name)), now_s)
+        state, _ = step(terms, state, UpdateStored(update=update(terms, state, name)), now_s)
     event = Folded(round=state.round, accuracy=0.5, loss=1.0, sha256="0" * 64, refused={})
-    return step(plan, state, event, now_s)[0]
+    return step(terms, state, event, now_s)[0]
 
 
 def test_each_try_reads_replayed_logs_one_step_later_at_once_and_rounds_after_it_too() -> None:
@@ -185,8 +185,8 @@ def test_what_logs_did_not_decide_takes_time_under_a_logical_clock_as_well() -> 
 
 
 def test_a_clock_that_stands_still_is_no_reason_to_try_at_once() -> None:
-    plan = plan_of(clock=LogClock(step_s=0.0))
-    state = starved(plan, measuring(plan), 2.0)
+    terms = terms_of(clock=LogClock(step_s=0.0))
+    state = starved(terms, measuring(terms), 2.0)
     assert (state.phase, state.tries.pause_s) == ("waiting", 1.0)
 
 
@@ -373,6 +373,6 @@ def test_a_round_that_measures_norms_is_tried_again_likewise(tmp_path: Path) -> 
     world = World(tmp_path, config(**calibrating(rounds=1, deploy_targets=())), fleet(refuse=refuse))
     world.run(until=lambda: world.server.state.retry == 2 and world.server.state.phase == "measure")
     assert (world.server.state.round, world.server.state.folded_round) == (2, 1)
-    info = round_info(world.server._plan, world.server.state, world.clock.now_s)
+    info = round_info(world.server._terms, world.server.state, world.clock.now_s)
     assert info is not None
     assert (info.round, info.log_time_s) == (2, 30.0)

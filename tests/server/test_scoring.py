@@ -11,12 +11,12 @@ from server.coordinator_cases import (
     blob,
     measured,
     measuring,
-    plan_of,
     prepared,
     refusal,
     replies,
     size_of,
     task,
+    terms_of,
     update,
     wanted_of,
 )
@@ -46,11 +46,11 @@ from subfleet.rounds.events import (
 from subfleet.rounds.proposing import scoring_wanted
 from subfleet.rounds.requests import Scorable, ScoringMade, ScoringWanted, TaskWanted
 from subfleet.rounds.state import RunState
-from subfleet.testing.rounds import ask, plan_with
-from subfleet.transport.memory import FaultPlan
+from subfleet.testing.rounds import ask, terms_with
+from subfleet.transport.memory import Faults
 
 METHOD = FedFA(choice="score")
-PLAN = plan_of(method=METHOD, rates=(0.25, 0.5, 0.75, 1.0))
+PLAN = terms_of(method=METHOD, rates=(0.25, 0.5, 0.75, 1.0))
 LARGEST = PLAN.space[-1].spec_id
 
 
@@ -290,23 +290,23 @@ def test_candidates_and_the_chosen_one_survive_a_crash(tmp_path: Path) -> None:
 
 
 def test_proposals_are_spread_drawn_alike_and_within_the_links_budget() -> None:
-    plan = plan_with(FedFA(choice="score", proposals=3))
-    propose = plan.policies.propose
+    terms = terms_with(FedFA(choice="score", proposals=3))
+    propose = terms.policies.propose
     assert propose is not None
-    known = {name: tuple(one.spec.spec_id for one in propose(ask(plan, name))) for name in "abcdefgh"}
-    assert known == {name: tuple(one.spec.spec_id for one in propose(ask(plan, name))) for name in "abcdefgh"}
+    known = {name: tuple(one.spec.spec_id for one in propose(ask(terms, name))) for name in "abcdefgh"}
+    assert known == {name: tuple(one.spec.spec_id for one in propose(ask(terms, name))) for name in "abcdefgh"}
     assert len(set(known.values())) > 1
-    order = [one.spec.spec_id for one in plan.candidates]
+    order = [one.spec.spec_id for one in terms.candidates]
     half = (len(order) - 1) // 2
     for sizes in known.values():
         small, middle, large = (order.index(size) for size in sizes)
         assert small < half <= middle < large == len(order) - 1
-    assert propose(ask(plan, "a", previous=plan.space[0])) == ()
-    assert propose(ask(plan, "a", memory_bytes=1)) == ()
+    assert propose(ask(terms, "a", previous=terms.space[0])) == ()
+    assert propose(ask(terms, "a", memory_bytes=1)) == ()
     assert FedFA().policies().propose is None
-    for link_bytes in range(0, 4 * plan.candidates[-1].weight_bytes, 500):
+    for link_bytes in range(0, 4 * terms.candidates[-1].weight_bytes, 500):
         budget = Budget(memory_bytes=2**40, downlink_bytes=link_bytes)
-        found = propose(replace(ask(plan, "a"), budget=budget))
+        found = propose(replace(ask(terms, "a"), budget=budget))
         if len(found) > 1:
             assert sum(one.weight_bytes for one in found) + found[-1].weight_bytes <= link_bytes
 
@@ -323,7 +323,7 @@ def score_by_width(task: Task) -> tuple[float, ...]:
     return tuple(float(place == 1) for place in range(len(task.scoring.specs)))
 
 
-def played(folder: Path, faults: FaultPlan | None = None, *, kill: bool = False) -> World:
+def played(folder: Path, faults: Faults | None = None, *, kill: bool = False) -> World:
     settings = config(method=METHOD, rates=(0.25, 0.5, 0.75, 1.0), deploy_targets=())
     world = World(folder, settings, fleet(score=score_by_width), faults=faults)
     if kill:
@@ -344,7 +344,7 @@ def test_a_run_has_the_same_bits_whatever_is_lost_and_whoever_dies(tmp_path: Pat
         assert first.scoring is not None
         assert (name, first.scoring.specs[1].spec_id) in rows
         assert [one.work for one in device.tasks] == ["score", "train", "train"]
-    rough = played(tmp_path / "rough", FaultPlan(seed=3, loss=0.2, double=0.2, delay_s=1.5), kill=True)
+    rough = played(tmp_path / "rough", Faults(seed=3, loss=0.2, double=0.2, delay_s=1.5), kill=True)
     assert rough.model_bytes() == calm.model_bytes()
 
 

@@ -8,7 +8,7 @@ from subfleet.methods import METHODS
 from subfleet.methods.fedavg import FedAvg
 from subfleet.protocol.errors import ConfigError, FileError
 from subfleet.protocol.training import AugmentationSettings
-from subfleet.serving.planning import plan_of
+from subfleet.serving.terms import terms_of
 from subfleet.settings.fleet import FleetSettings
 from subfleet.settings.reading import read_run
 from subfleet.settings.timing import LogClock
@@ -169,9 +169,9 @@ AUGMENTED = WHOLE.replace("epochs = 2\n", 'epochs = 2\naugmentation = { name = "
 def test_images_are_augmented_by_one_line_and_other_inputs_are_refused_before_a_run(tmp_path: Path) -> None:
     found = read_run(_file(tmp_path, AUGMENTED.replace("[64]", "[1, 8, 8]")))
     assert found.training.augmentation == AugmentationSettings(name="crop", padding=2)
-    assert plan_of(found, "digits-1").training(1).augmentation.padding == 2
+    assert terms_of(found, "digits-1").training(1).augmentation.padding == 2
     with pytest.raises(ConfigError, match=r"samples are of the shape \(64,\), but it is for images"):
-        plan_of(read_run(_file(tmp_path, AUGMENTED)), "digits-1")
+        terms_of(read_run(_file(tmp_path, AUGMENTED)), "digits-1")
     with pytest.raises(ConfigError, match="augmentation 'flip' has no border"):
         read_run(_file(tmp_path, AUGMENTED.replace('"crop"', '"flip"')))
 

@@ -25,7 +25,7 @@ from subfleet.protocol.training import TrainingSettings
 from subfleet.settings.run import Run
 from subfleet.settings.timing import Deadlines
 from subfleet.tasks import read_dataset
-from subfleet.transport.memory import FaultPlan
+from subfleet.transport.memory import Faults
 
 pytestmark = pytest.mark.slow
 
@@ -74,7 +74,7 @@ def test_devices_get_the_largest_subnet_that_fits_now(tmp_path: Path) -> None:
     first, second = ({row.client_id: row for row in record.clients} for record in world.server.result().rounds)
     assert first["ada"].spec_id == first["bob"].spec_id == second["bob"].spec_id != first["cyd"].spec_id
     assert second["ada"].spec_id == second["cyd"].spec_id
-    candidates = world.server._plan.candidates
+    candidates = world.server._terms.candidates
     for row in (*first.values(), *second.values()):
         smaller = [one for one in candidates if one.training_memory_bytes["onnx"] <= row.budget_bytes]
         assert row.spec_id == smaller[-1].spec.spec_id
@@ -87,7 +87,7 @@ def test_the_order_of_arrival_does_not_matter(tmp_path: Path, calm: bytes) -> No
 
 def test_losses_doubles_and_delays_do_not_matter(tmp_path: Path, calm: bytes) -> None:
     for seed in range(3):
-        faults = FaultPlan(seed=seed, loss=0.2, double=0.2, delay_s=1.5)
+        faults = Faults(seed=seed, loss=0.2, double=0.2, delay_s=1.5)
         assert final_bytes(tmp_path / str(seed), faults=faults, order=seed) == calm
 
 
@@ -229,7 +229,7 @@ def test_models_are_deployed_in_the_wanted_numbers_with_their_accuracy(tmp_path:
     assert {request.quantisation for request in asked} == {mode}
     # Samples of the evaluation data set the ranges; a model in float32 takes none.
     wanted = "" if mode == "none" else samples_of(read_dataset(config().data.test)).sha256
-    assert {request.calibration_sha256 for request in asked} == {wanted}
+    assert {request.samples_sha256 for request in asked} == {wanted}
     figures = {(model.max_abs_diff, model.quantised_accuracy, model.float_accuracy) for model in models}
     assert figures == ({(1e-6, None, None)} if mode == "none" else {(None, 0.75, 0.875)})
 
@@ -250,7 +250,7 @@ def test_the_programs_own_plan_decides(tmp_path: Path) -> None:
         tmp_path, config(rounds=1), fleet(), planned=lambda request: 2 * LARGE if request.spec.axes == () else 1000
     )
     rows = finished(world).server.result().rounds[0].clients
-    narrow = [one for one in world.server._plan.candidates if one.spec.axes]
+    narrow = [one for one in world.server._terms.candidates if one.spec.axes]
     assert {(row.spec_id, row.status) for row in rows} == {(narrow[-1].spec.spec_id, "folded")}
     assert all(row.planned_peak_bytes <= row.budget_bytes for row in rows)
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 from types import MappingProxyType
 
 import pytest
-from server.coordinator_cases import joined, measured, measuring, plan_of, prepared, profile, telemetry, update
+from server.coordinator_cases import joined, measured, measuring, prepared, profile, telemetry, terms_of, update
 
 from subfleet.journal.rows import round_record
 from subfleet.link.traffic import Traffic
@@ -15,43 +15,43 @@ from subfleet.rounds.coordinator import step
 from subfleet.rounds.events import Folded, Heard, Measured, Profiled, Tick, UpdateStored
 from subfleet.rounds.persistent import PersistentMap
 from subfleet.rounds.phases import expected_clients
-from subfleet.rounds.state import Member, Plan, RunState
+from subfleet.rounds.state import Member, RunState, Terms
 from subfleet.settings.timing import Deadlines, LogClock
 
-STRICT = plan_of(min_clients=2, rounds=5)
+STRICT = terms_of(min_clients=2, rounds=5)
 OTHERS = ("ada", "bob")
 
 
-def begun(plan: Plan, state: RunState, now_s: float, *names: str) -> RunState:
+def begun(terms: Terms, state: RunState, now_s: float, *names: str) -> RunState:
     """These tell what they can give."""
     for name in names:
-        state, _ = step(plan, state, measured(plan, name, state.round), now_s)
+        state, _ = step(terms, state, measured(terms, name, state.round), now_s)
     return state
 
 
-def closed(plan: Plan, state: RunState, now_s: float, *names: str) -> tuple[RunState, Close]:
+def closed(terms: Terms, state: RunState, now_s: float, *names: str) -> tuple[RunState, Close]:
     """These train, and the round is closed."""
     for name in names:
-        state, _ = step(plan, state, prepared(plan, state, name), now_s)
+        state, _ = step(terms, state, prepared(terms, state, name), now_s)
     for name in names:
-        state, _ = step(plan, state, UpdateStored(update=update(plan, state, name)), now_s)
+        state, _ = step(terms, state, UpdateStored(update=update(terms, state, name)), now_s)
     event = Folded(round=state.round, accuracy=0.5, loss=1.0, sha256="0" * 64, refused={})
-    state, actions = step(plan, state, event, now_s)
+    state, actions = step(terms, state, event, now_s)
     return state, next(action for action in actions if isinstance(action, Close))
 
 
-def told(plan: Plan, close: Close) -> tuple[float, dict[str, str]]:
-    record = round_record(plan, close, Traffic(Topics("main")))
+def told(terms: Terms, close: Close) -> tuple[float, dict[str, str]]:
+    record = round_record(terms, close, Traffic(Topics("main")))
     return record.participation, {row.client_id: row.status for row in record.clients}
 
 
-def after_a_miss(plan: Plan) -> tuple[RunState, Close, float]:
+def after_a_miss(terms: Terms) -> tuple[RunState, Close, float]:
     """Everyone joined, and one was not heard again in round 1."""
-    state = begun(plan, measuring(plan), 2.0, *OTHERS)
-    late = 2.0 + plan.config.deadlines.measure_s
-    state, _ = step(plan, state, Tick(), late)
+    state = begun(terms, measuring(terms), 2.0, *OTHERS)
+    late = 2.0 + terms.config.deadlines.measure_s
+    state, _ = step(terms, state, Tick(), late)
     assert state.phase == "train"
-    return *closed(plan, state, late, *OTHERS), late
+    return *closed(terms, state, late, *OTHERS), late
 
 
 def said(name: str, *, online: bool) -> Heard:
@@ -83,63 +83,63 @@ def test_who_says_that_it_goes_is_not_silent() -> None:
 
 
 def test_who_is_silent_opens_no_round() -> None:
-    plan = plan_of(min_clients=3, rounds=5)
-    state = begun(plan, measuring(plan), 2.0, *OTHERS)
-    late = 2.0 + plan.config.deadlines.measure_s
-    state, _ = step(plan, state, Tick(), late)
-    state, _ = closed(plan, state, late, *OTHERS)
+    terms = terms_of(min_clients=3, rounds=5)
+    state = begun(terms, measuring(terms), 2.0, *OTHERS)
+    late = 2.0 + terms.config.deadlines.measure_s
+    state, _ = step(terms, state, Tick(), late)
+    state, _ = closed(terms, state, late, *OTHERS)
     assert state.phase == "waiting"
-    assert step(plan, state, Tick(), late)[0].phase == "waiting"
+    assert step(terms, state, Tick(), late)[0].phase == "waiting"
 
 
 def test_a_run_with_a_quorum_tells_of_those_whose_lease_ran_out() -> None:
-    plan = plan_of(min_clients=2, rounds=5, quorum=0.99, deadlines=Deadlines(lease_s=5.0))
-    state, _ = closed(plan, begun(plan, measuring(plan), 2.0, *OTHERS, "cyd"), 2.0, *OTHERS, "cyd")
+    terms = terms_of(min_clients=2, rounds=5, quorum=0.99, deadlines=Deadlines(lease_s=5.0))
+    state, _ = closed(terms, begun(terms, measuring(terms), 2.0, *OTHERS, "cyd"), 2.0, *OTHERS, "cyd")
     assert (state.phase, state.round) == ("measure", 2)
     for name in OTHERS:
-        state, _ = step(plan, state, said(name, online=True), 8.0)
-    state = begun(plan, state, 8.0, *OTHERS)
-    _, close = closed(plan, state, 8.0, *OTHERS)
-    share, rows = told(plan, close)
+        state, _ = step(terms, state, said(name, online=True), 8.0)
+    state = begun(terms, state, 8.0, *OTHERS)
+    _, close = closed(terms, state, 8.0, *OTHERS)
+    share, rows = told(terms, close)
     assert share == pytest.approx(2 / 3)
     assert rows["cyd"] == "missing: it has been silent since round 2"
 
 
 def test_of_a_journal_only_those_count_who_took_part_or_are_heard() -> None:
     """A run with a quorum does not wait for whom only its journal knows."""
-    plan = plan_of(min_clients=2, rounds=5, quorum=0.99)
-    state, _ = closed(plan, begun(plan, measuring(plan), 2.0, *OTHERS, "cyd"), 2.0, *OTHERS, "cyd")
+    terms = terms_of(min_clients=2, rounds=5, quorum=0.99)
+    state, _ = closed(terms, begun(terms, measuring(terms), 2.0, *OTHERS, "cyd"), 2.0, *OTHERS, "cyd")
     known = {name: Member(profile=profile(name), noted_s=3.0) for name in (*OTHERS, "cyd", "ghost")}
     state = replace(state, phase="waiting", round=1, members=PersistentMap(known), seats=MappingProxyType({}))
     for name in OTHERS:
-        state = joined(plan, state, name, 3.0)
-    _, close = closed(plan, begun(plan, state, 3.0, *OTHERS), 3.0, *OTHERS)
-    assert told(plan, close)[1] == dict.fromkeys(OTHERS, "folded") | {
+        state = joined(terms, state, name, 3.0)
+    _, close = closed(terms, begun(terms, state, 3.0, *OTHERS), 3.0, *OTHERS)
+    assert told(terms, close)[1] == dict.fromkeys(OTHERS, "folded") | {
         "cyd": "missing: it has been silent since round 2"
     }
 
 
 def test_a_profile_alone_is_no_device() -> None:
-    plan = plan_of(min_clients=2, rounds=5, quorum=0.99)
-    state, _ = step(plan, measuring(plan), Profiled(profile=profile("ghost")), 2.0)
-    _, close = closed(plan, begun(plan, state, 2.0, *OTHERS, "cyd"), 2.0, *OTHERS, "cyd")
-    assert "ghost" not in told(plan, close)[1]
+    terms = terms_of(min_clients=2, rounds=5, quorum=0.99)
+    state, _ = step(terms, measuring(terms), Profiled(profile=profile("ghost")), 2.0)
+    _, close = closed(terms, begun(terms, state, 2.0, *OTHERS, "cyd"), 2.0, *OTHERS, "cyd")
+    assert "ghost" not in told(terms, close)[1]
 
 
 def test_who_never_took_part_is_forgotten_though_rounds_tell_of_it() -> None:
-    plan = plan_of(min_clients=2, rounds=5, deadlines=Deadlines(forget_s=100.0, round_s=1e4))
-    state, _, now_s = after_a_miss(plan)
-    state = begun(plan, state, now_s, *OTHERS)
-    state, _ = step(plan, state, Tick(), now_s + 101.0)
+    terms = terms_of(min_clients=2, rounds=5, deadlines=Deadlines(forget_s=100.0, round_s=1e4))
+    state, _, now_s = after_a_miss(terms)
+    state = begun(terms, state, now_s, *OTHERS)
+    state, _ = step(terms, state, Tick(), now_s + 101.0)
     assert state.phase == "train"
     assert set(state.members) == set(OTHERS)
 
 
 def test_logs_are_replayed_at_once_though_somebody_is_silent() -> None:
-    plan = plan_of(min_clients=2, rounds=5, clock=LogClock(start_s=0.0, step_s=10.0))
-    state, _, now_s = after_a_miss(plan)
+    terms = terms_of(min_clients=2, rounds=5, clock=LogClock(start_s=0.0, step_s=10.0))
+    state, _, now_s = after_a_miss(terms)
     for name in OTHERS:
-        starved = Measured(telemetry=telemetry(plan, name, state.round, memory_bytes=0))
-        state, _ = step(plan, state, starved, now_s)
+        starved = Measured(telemetry=telemetry(terms, name, state.round, memory_bytes=0))
+        state, _ = step(terms, state, starved, now_s)
     assert (state.phase, state.retry) == ("measure", 1)
     assert "cyd missing: it has been silent since round 1" in state.tries.waits_for

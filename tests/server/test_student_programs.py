@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from server.coordinator_cases import CLIENTS, measured, measuring, plan_of, prepared, update
+from server.coordinator_cases import CLIENTS, measured, measuring, prepared, terms_of, update
 from server.server_rig import World, config, fleet
 
 from subfleet.export.requests import TrainRequest
@@ -14,27 +14,27 @@ from subfleet.rounds.actions import Close
 from subfleet.rounds.coordinator import step
 from subfleet.rounds.events import Folded, UpdateStored
 from subfleet.rounds.seating import ask_of
-from subfleet.rounds.state import Plan, RunState
+from subfleet.rounds.state import RunState, Terms
 
 
-def played(plan: Plan, state: RunState) -> tuple[RunState, int]:
+def played(terms: Terms, state: RunState) -> tuple[RunState, int]:
     """A round in which everybody trains; the programs that its record tells."""
     for name in CLIENTS:
-        state, _ = step(plan, state, measured(plan, name, state.round), 2.0)
+        state, _ = step(terms, state, measured(terms, name, state.round), 2.0)
     for name in CLIENTS:
-        state, _ = step(plan, state, prepared(plan, state, name), 3.0)
-        state, _ = step(plan, state, UpdateStored(update=update(plan, state, name)), 3.0)
+        state, _ = step(terms, state, prepared(terms, state, name), 3.0)
+        state, _ = step(terms, state, UpdateStored(update=update(terms, state, name)), 3.0)
     event = Folded(round=state.round, accuracy=0.5, loss=1.0, sha256="0" * 64, refused={})
-    state, actions = step(plan, state, event, 4.0)
+    state, actions = step(terms, state, event, 4.0)
     close = next(action for action in actions if isinstance(action, Close))
-    return state, round_record(plan, close, Traffic(Topics())).programs_written
+    return state, round_record(terms, close, Traffic(Topics())).programs_written
 
 
 def test_each_pair_of_size_and_student_is_one_program_of_the_round_that_wrote_it() -> None:
-    plan = plan_of(method=FjORD(), rounds=6)
-    state, known = measuring(plan), set[tuple[str, str]]()
+    terms = terms_of(method=FjORD(), rounds=6)
+    state, known = measuring(terms), set[tuple[str, str]]()
     for _ in range(5):
-        state, written = played(plan, state)
+        state, written = played(terms, state)
         pairs = {
             (seat.size.spec_id, "" if seat.student is None else seat.student.spec_id)
             for seat in state.last.values()
@@ -45,13 +45,13 @@ def test_each_pair_of_size_and_student_is_one_program_of_the_round_that_wrote_it
     assert len(known) > len({size for size, _ in known}), "or nothing is shown of students"
     seat = next(iter(state.last.values()))
     alone = {size for size, student in known if not student}
-    assert ask_of(plan, state, seat).written.keys() == alone, "what two networks need says nothing of one"
+    assert ask_of(terms, state, seat).written.keys() == alone, "what two networks need says nothing of one"
     assert 0 < len(alone) < len(known)
 
 
 def test_a_device_with_memory_for_the_smallest_network_alone_takes_part_in_every_round(tmp_path: Path) -> None:
     """Two copies of the smallest took 8.51 MB against 6.14 of one, so that small devices were skipped."""
-    smallest = plan_of(method=FjORD()).candidates[0].training_memory_bytes["onnx"]
+    smallest = terms_of(method=FjORD()).candidates[0].training_memory_bytes["onnx"]
 
     def planned(request: TrainRequest) -> int:
         return smallest if request.student is None else smallest + 1

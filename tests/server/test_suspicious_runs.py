@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from server.coordinator_cases import plan_of, training, update
+from server.coordinator_cases import terms_of, training, update
 from server.fake_device import Behaviour, small_change
 from server.server_rig import World, config, fleet
 
@@ -141,27 +141,27 @@ def test_the_loop_goes_on_while_an_update_is_looked_at(tmp_path: Path, monkeypat
 
     monkeypatch.setattr(checking, "check_update", slow)
     world = World(tmp_path, settings(), fleet())
-    settle, world.server.settle = world.server.settle, lambda: None  # type: ignore[method-assign]  # time does not stand
+    finish, world.server.finish = world.server.finish, lambda: None  # type: ignore[method-assign]  # time does not stand
     # What is looked at first takes its time where nothing was loaded yet, and turns take next to none.
     world.run(until=lambda: asked.wait(0.01))
     for _ in range(20):
         world.turn()
     assert {seat.stage for seat in world.server.state.seats.values()} == {"out"}
     told.set()
-    world.server.settle = settle  # type: ignore[method-assign]
+    world.server.finish = finish  # type: ignore[method-assign]
     world.run()
     assert {status for name in world.devices for status in statuses(world, name)} == {"folded"}
 
 
 def test_an_update_that_is_offered_twice_is_looked_at_once(tmp_path: Path) -> None:
-    plan, blobs = plan_of(), BlobStore(tmp_path)
-    state = training(plan)
-    offered = replace(update(plan, state, "ada"), blob=blobs.add(b"no container"))
-    checks = Checks(plan, blobs)
+    terms, blobs = terms_of(), BlobStore(tmp_path)
+    state = training(terms)
+    offered = replace(update(terms, state, "ada"), blob=blobs.add(b"no container"))
+    checks = Checks(terms, blobs)
     for _ in range(2):
-        checks.begin(offered, state.seats["ada"], ModelState(shared=init_state(plan.network, 0)))
+        checks.begin(offered, state.seats["ada"], ModelState(shared=init_state(terms.network, 0)))
     assert checks.digests == {offered.blob.sha256}
-    checks.settle()
+    checks.finish()
     (found,) = checks.events()
     assert isinstance(found, UpdateRejected)
     assert checks.digests == frozenset()

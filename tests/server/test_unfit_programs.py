@@ -15,11 +15,11 @@ from server.coordinator_cases import (
     looked_around,
     measured,
     measuring,
-    plan_of,
     prepared,
     refusal,
     size_of,
     task_failed,
+    terms_of,
     update,
     wanted_of,
     written_ahead,
@@ -44,11 +44,11 @@ from subfleet.rounds.events import (
 )
 from subfleet.rounds.proposing import proposed_seat, scoring_wanted
 from subfleet.rounds.requests import ProgramWanted, Scorable, ScoringMade, ScoringWanted, TaskWanted
-from subfleet.rounds.state import Plan, RunState
+from subfleet.rounds.state import RunState, Terms
 from subfleet.rounds.unfit import with_unfit
 from subfleet.rounds.written import NO_PROGRAM_BYTES, KnownPlan, Queued
 
-PLAN = plan_of(rounds=4)
+PLAN = terms_of(rounds=4)
 CALLED = ("Conv", "Gelu")
 EVERY = dict.fromkeys(range(len(PLAN.space)), ("Erf", *CALLED))
 
@@ -60,28 +60,28 @@ def told(state: RunState, name: str, **changes: Any) -> RunState:
     return step(PLAN, state, Profiled(profile=replace(before, **changes)), 1.0)[0]
 
 
-def assigned(plan: Plan, state: RunState) -> tuple[RunState, tuple[Action, ...]]:
+def assigned(terms: Terms, state: RunState) -> tuple[RunState, tuple[Action, ...]]:
     """Everybody has told what it can give."""
     found: tuple[Action, ...] = ()
     for name in CLIENTS:
-        state, actions = step(plan, state, measured(plan, name, state.round), 2.0)
+        state, actions = step(terms, state, measured(terms, name, state.round), 2.0)
         found += actions
     assert state.phase == "train"
-    return looked_around(plan, state, found, 2.0)
+    return looked_around(terms, state, found, 2.0)
 
 
-def written(plan: Plan, state: RunState, name: str, operators: tuple[str, ...] = CALLED) -> Event:
-    return prepared(plan, state, name, operators=operators)
+def written(terms: Terms, state: RunState, name: str, operators: tuple[str, ...] = CALLED) -> Event:
+    return prepared(terms, state, name, operators=operators)
 
 
-def closed(plan: Plan, state: RunState) -> RunState:
+def closed(terms: Terms, state: RunState) -> RunState:
     """Those with a subnet have trained it; the next round is announced."""
     for name in [name for name, seat in state.seats.items() if seat.open]:
         if state.seats[name].stage == "preparing":
-            state, _ = step(plan, state, written(plan, state, name), 3.0)
-        state, _ = step(plan, state, UpdateStored(update=update(plan, state, name)), 3.0)
+            state, _ = step(terms, state, written(terms, state, name), 3.0)
+        state, _ = step(terms, state, UpdateStored(update=update(terms, state, name)), 3.0)
     assert state.phase == "fold"
-    return step(plan, state, Folded(round=state.round, accuracy=0.5, loss=1.0, sha256="0" * 64, refused={}), 4.0)[0]
+    return step(terms, state, Folded(round=state.round, accuracy=0.5, loss=1.0, sha256="0" * 64, refused={}), 4.0)[0]
 
 
 def refused(state: RunState, reason: RefusalReason) -> RunState:
@@ -157,7 +157,7 @@ def test_a_size_that_cannot_be_exported_is_not_asked_for_again_by_any_device_of_
     ]
 
 
-def scored(plan: Plan, state: RunState) -> RunState:
+def scored(terms: Terms, state: RunState) -> RunState:
     """The first client has candidates to score."""
     made = ScoringMade(
         wanted=scoring_wanted(state, state.seats["ada"]),
@@ -171,24 +171,24 @@ def scored(plan: Plan, state: RunState) -> RunState:
             for size in state.seats["ada"].proposals
         ),
     )
-    return step(plan, state, Ready(made=made), 2.0)[0]
+    return step(terms, state, Ready(made=made), 2.0)[0]
 
 
 def test_candidates_that_a_runtime_could_not_score_are_not_proposed_again() -> None:
     """The device is given what fits in the same round; what it could not score says nothing of what it can train."""
-    plan = plan_of(rounds=4, method=FedFA(choice="score"))
-    state, _ = assigned(plan, measuring(plan))
-    state = scored(plan, state)
+    terms = terms_of(rounds=4, method=FedFA(choice="score"))
+    state, _ = assigned(terms, measuring(terms))
+    state = scored(terms, state)
     proposals = state.seats["ada"].proposals
-    answer = replace(refusal(plan, state, "ada"), reason="runtime", detail="no kernel")
-    state, actions = step(plan, state, Refused(refusal=answer), 3.0)
-    assert [one.participant.size for one in wanted_of(TaskWanted, actions)] == [plan.space[-1]]
+    answer = replace(refusal(terms, state, "ada"), reason="runtime", detail="no kernel")
+    state, actions = step(terms, state, Refused(refusal=answer), 3.0)
+    assert [one.participant.size for one in wanted_of(TaskWanted, actions)] == [terms.space[-1]]
     assert state.unfit == {f"ada/score/onnx/{size.spec_id}": "runtime: no kernel" for size in proposals}
     assert state.seats["ada"].refusals == ("runtime: no kernel",)
-    anew, actions = proposed_seat(plan, state, replace(state.seats["ada"], stage="answered"))[:2]
+    anew, actions = proposed_seat(terms, state, replace(state.seats["ada"], stage="answered"))[:2]
     assert anew.stage == "preparing"
     assert not wanted_of(ScoringWanted, actions)
-    assert proposed_seat(plan, state, replace(state.seats["bob"], stage="answered"))[0].stage == "scoring"
+    assert proposed_seat(terms, state, replace(state.seats["bob"], stage="answered"))[0].stage == "scoring"
 
 
 def test_a_device_that_starts_anew_is_given_anything_again() -> None:
@@ -251,10 +251,10 @@ def test_a_device_that_has_every_operator_or_lists_none_is_given_its_task(listed
     assert [action.task.client_id for action in actions if isinstance(action, SendTask)] == ["ada"]
 
 
-def known(plan: Plan, operators: Mapping[int, tuple[str, ...]]) -> Mapping[str, KnownPlan]:
+def known(terms: Terms, operators: Mapping[int, tuple[str, ...]]) -> Mapping[str, KnownPlan]:
     """Programs of places of the space, written before the first round."""
     plans = [
-        KnownPlan(size=plan.space[place], target="onnx", planned_peak_bytes=1000, turn=0, operators=names)
+        KnownPlan(size=terms.space[place], target="onnx", planned_peak_bytes=1000, turn=0, operators=names)
         for place, names in operators.items()
     ]
     return MappingProxyType({one.key: one for one in plans})
@@ -297,12 +297,12 @@ def test_a_run_goes_on_without_the_device_whose_runtime_lacks_an_operator(tmp_pa
 
 
 def test_a_search_gives_and_wants_nothing_that_the_device_lacks() -> None:
-    plan = plan_of(rounds=4, method=DynamicSelection(distillation=None, prices="estimated"))
-    state = told(measuring(plan), "ada", operators=("Conv",))
-    state, exports = assigned(plan, replace(state, plans=known(plan, {3: CALLED, 2: ("Conv",)})))
-    assert (state.seats["ada"].size, state.seats["bob"].size) == (plan.space[2], plan.space[3])
-    assert state.seats["ada"].wanted is None or state.seats["ada"].wanted.size != plan.space[3]
-    assert all(one.queued.size != plan.space[3] for one in wanted_of(ProgramWanted, exports))
+    terms = terms_of(rounds=4, method=DynamicSelection(distillation=None, prices="estimated"))
+    state = told(measuring(terms), "ada", operators=("Conv",))
+    state, exports = assigned(terms, replace(state, plans=known(terms, {3: CALLED, 2: ("Conv",)})))
+    assert (state.seats["ada"].size, state.seats["bob"].size) == (terms.space[2], terms.space[3])
+    assert state.seats["ada"].wanted is None or state.seats["ada"].wanted.size != terms.space[3]
+    assert all(one.queued.size != terms.space[3] for one in wanted_of(ProgramWanted, exports))
 
 
 def test_a_program_that_is_written_ahead_keeps_its_operators() -> None:
@@ -317,12 +317,12 @@ def test_a_program_that_is_written_ahead_keeps_its_operators() -> None:
 def test_training_keeps_within_the_seconds_that_a_device_gives_to_it(
     macs_per_s: float, training_s: float, epochs: int
 ) -> None:
-    plan = plan_of(training_s=training_s, training=replace(PLAN.config.training, epochs=epochs))
-    state, _ = assigned(plan, told(measuring(plan), "ada", macs_per_s=macs_per_s))
+    terms = terms_of(training_s=training_s, training=replace(PLAN.config.training, epochs=epochs))
+    state, _ = assigned(terms, told(measuring(terms), "ada", macs_per_s=macs_per_s))
     ada, bob = state.seats["ada"], state.seats["bob"]
-    seconds = [3 * one.forward_macs * 10 * epochs / macs_per_s for one in plan.candidates]  # of 10 samples
+    seconds = [3 * one.forward_macs * 10 * epochs / macs_per_s for one in terms.candidates]  # of 10 samples
     fitting = [place for place, needed in enumerate(seconds) if not training_s or needed <= training_s]
-    assert ada.size == (plan.space[fitting[-1]] if fitting else None)
-    assert bob.size == plan.space[-1], "it does not tell what it computes in a second"
+    assert ada.size == (terms.space[fitting[-1]] if fitting else None)
+    assert bob.size == terms.space[-1], "it does not tell what it computes in a second"
     if not fitting:
-        assert ada.reason.startswith(f"no subnet fits: the smallest takes {plan.candidates[0].forward_macs} multiply")
+        assert ada.reason.startswith(f"no subnet fits: the smallest takes {terms.candidates[0].forward_macs} multiply")

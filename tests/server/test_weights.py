@@ -6,13 +6,13 @@ from fractions import Fraction
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from server.coordinator_cases import CLIENTS, plan_of, training, update
+from server.coordinator_cases import CLIENTS, terms_of, training, update
 
 from subfleet.methods.policies import by_samples
 from subfleet.rounds.state import Seat
 from subfleet.rounds.weights import round_weights, share_limit
 
-PLAN = plan_of()
+PLAN = terms_of()
 WEIGHTS = st.lists(st.floats(min_value=2.0**-20, max_value=2.0**40), min_size=1, max_size=12)
 SHARES = st.integers(min_value=1, max_value=100).map(lambda percent: percent / 100)
 

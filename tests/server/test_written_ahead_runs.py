@@ -11,17 +11,17 @@ from server.test_export_queue import BUDGETS, SEARCH
 from subfleet.elastic.teaching import DistillationSettings
 from subfleet.export.requests import TrainRequest
 from subfleet.protocol.errors import ExportError
-from subfleet.rounds.state import Plan
-from subfleet.serving.planning import plan_of as planned
+from subfleet.rounds.state import Terms
+from subfleet.serving.terms import terms_of as planned
 
 
-def _unwritable(plan: Plan, names: set[str]) -> Callable[[TrainRequest], int]:
+def _unwritable(terms: Terms, names: set[str]) -> Callable[[TrainRequest], int]:
     """An exporter that plans what prices say, and cannot write what a search composes of some widths."""
 
     def peak_bytes(request: TrainRequest) -> int:
         if request.spec.spec_id in names:
             raise ExportError("a layer cannot be trained")
-        return plan.price(request.spec).training_memory_bytes["onnx"]
+        return terms.price(request.spec).training_memory_bytes["onnx"]
 
     return peak_bytes
 

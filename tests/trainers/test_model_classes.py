@@ -130,7 +130,7 @@ def test_models_in_8_bit_integers_carry_names_too(
     tmp_path: Path, target: str, mode: Literal["dynamic", "static"]
 ) -> None:
     samples = samples_of(digits())
-    wanted = replace(REQUEST, target=target, classes=NAMES, quantisation=mode, calibration_sha256=samples.sha256)
+    wanted = replace(REQUEST, target=target, classes=NAMES, quantisation=mode, samples_sha256=samples.sha256)
     body, _ = export_quantised_model(wanted, state(), samples)
     trainer: Trainer = {"onnx": OnnxTrainer, "executorch": ExecutorchTrainer}[target]()
     (tmp_path / f"model{trainer.suffix}").write_bytes(body)

@@ -10,12 +10,12 @@ from transport.cuttable_proxy import CuttableProxy
 
 from subfleet.transport.address import parse_url
 from subfleet.transport.base import Connected, Delivery, Disconnected, Event, Transport
-from subfleet.transport.memory import FaultPlan, MemoryBroker
+from subfleet.transport.memory import Faults, MemoryBroker
 from subfleet.transport.mqtt import MqttTransport
 from subfleet.transport.pacing import PacedTransport
 
 DEADLINE_S = 30.0
-FAULTS = FaultPlan(seed=7, loss=0.1, double=0.3, delay_s=0.02)
+FAULTS = Faults(seed=7, loss=0.1, double=0.3, delay_s=0.02)
 _NUMBERS = itertools.count()
 
 
@@ -85,7 +85,7 @@ def drain(transport: Transport, quiet_s: float = 0.2) -> list[Event]:
     return events
 
 
-def memory_rig(faults: FaultPlan | None = None) -> Rig:
+def memory_rig(faults: Faults | None = None) -> Rig:
     broker = MemoryBroker(faults)
     return Rig(lossless=faults is None, make=broker.client, cut=broker.cut)
 

@@ -13,7 +13,7 @@ from subfleet.protocol.topics import Topics
 from subfleet.transport.address import mqtt_client_id, parse_url
 from subfleet.transport.base import Delivery, Transport
 from subfleet.transport.claiming import ClaimingTransport, Place, device_place, server_place
-from subfleet.transport.memory import FaultPlan, MemoryBroker
+from subfleet.transport.memory import Faults, MemoryBroker
 from subfleet.transport.mqtt import MqttTransport
 
 TOPICS = Topics("main")
@@ -52,7 +52,7 @@ class Holder:
 class Street:
     """A broker and those who claim places at it, moved by hand."""
 
-    def __init__(self, faults: FaultPlan | None = None) -> None:
+    def __init__(self, faults: Faults | None = None) -> None:
         self.clock = Time()
         self.broker = MemoryBroker(faults, clock=self.clock)
         self.holders: list[Holder] = []
@@ -75,7 +75,7 @@ class Street:
 
 
 @pytest.mark.parametrize("faults", [None, FAULTS], ids=["calm", "faulty"])
-def test_the_one_that_came_later_leaves_and_both_are_told(faults: FaultPlan | None) -> None:
+def test_the_one_that_came_later_leaves_and_both_are_told(faults: Faults | None) -> None:
     street = Street(faults)
     first = street.join("a", since_s=10.0)
     street.run(40.0)

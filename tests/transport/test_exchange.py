@@ -15,7 +15,7 @@ from subfleet.protocol.errors import FileError
 from subfleet.protocol.messages import BlobMissing, ChunkRequest, decode
 from subfleet.transport.blob_store import BlobStore, PartialBlob
 from subfleet.transport.exchange import Fetched, FetchFailed
-from subfleet.transport.memory import FaultPlan, MemoryBroker
+from subfleet.transport.memory import Faults, MemoryBroker
 
 
 def _pair(broker: MemoryBroker, folder: Path, clock: HandClock) -> tuple[Side, Side]:
@@ -73,7 +73,7 @@ def test_any_size_arrives_under_any_faults(
     tmp_path_factory: pytest.TempPathFactory, size_bytes: int, seed: int, loss: float, double: float, delay_s: float
 ) -> None:
     clock = HandClock()
-    broker = MemoryBroker(FaultPlan(seed=seed, loss=loss, double=double, delay_s=delay_s), clock)
+    broker = MemoryBroker(Faults(seed=seed, loss=loss, double=double, delay_s=delay_s), clock)
     sender, receiver = _pair(broker, tmp_path_factory.mktemp("pair"), clock)
     content = random.Random(seed).randbytes(size_bytes)
     ref = sender.store.add(content)

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from transport.sides import HandClock
 
 from subfleet.transport.base import Connected, Delivery, Disconnected, Event, Will
-from subfleet.transport.memory import FaultPlan, MemoryBroker, MemoryTransport
+from subfleet.transport.memory import Faults, MemoryBroker, MemoryTransport
 from subfleet.transport.topic_filter import matches
 
 
@@ -21,7 +21,7 @@ def _numbers(transport: MemoryTransport) -> list[int]:
     return [int(event.payload) for event in _drain(transport) if isinstance(event, Delivery)]
 
 
-def _traffic(faults: FaultPlan, *, second_sender: bool) -> list[int]:
+def _traffic(faults: Faults, *, second_sender: bool) -> list[int]:
     """What one receiver gets of 200 messages from one sender, after everything is due."""
     clock = HandClock()
     broker = MemoryBroker(faults, clock)
@@ -38,30 +38,30 @@ def _traffic(faults: FaultPlan, *, second_sender: bool) -> list[int]:
 
 
 def test_without_faults_everything_arrives_once_and_in_order() -> None:
-    assert _traffic(FaultPlan(), second_sender=True) == list(range(200))
+    assert _traffic(Faults(), second_sender=True) == list(range(200))
 
 
 def test_equal_seeds_give_equal_faults_whatever_others_send() -> None:
-    faults = FaultPlan(seed=3, loss=0.2, double=0.2, delay_s=5.0)
+    faults = Faults(seed=3, loss=0.2, double=0.2, delay_s=5.0)
     assert _traffic(faults, second_sender=False) == _traffic(faults, second_sender=True)
     assert _traffic(faults, second_sender=False) != _traffic(
-        FaultPlan(seed=4, loss=0.2, double=0.2, delay_s=5.0), second_sender=False
+        Faults(seed=4, loss=0.2, double=0.2, delay_s=5.0), second_sender=False
     )
 
 
 def test_each_fault_does_what_it_says() -> None:
-    lost = _traffic(FaultPlan(loss=0.2), second_sender=False)
+    lost = _traffic(Faults(loss=0.2), second_sender=False)
     assert lost == sorted(set(lost))
     assert 90 <= len(lost) <= 165  # 0.8 twice: 128 of 200
-    doubled = _traffic(FaultPlan(double=1.0), second_sender=False)
+    doubled = _traffic(Faults(double=1.0), second_sender=False)
     assert doubled == [number for number in range(200) for _ in range(2)]
-    late = _traffic(FaultPlan(delay_s=3.0), second_sender=False)
+    late = _traffic(Faults(delay_s=3.0), second_sender=False)
     assert sorted(late) == list(range(200)) != late
 
 
 def test_a_delayed_message_comes_when_the_clock_says_so() -> None:
     clock = HandClock()
-    broker = MemoryBroker(FaultPlan(seed=1, delay_s=10.0), clock)
+    broker = MemoryBroker(Faults(seed=1, delay_s=10.0), clock)
     receiver = broker.client("a")
     receiver.open(("n",))
     receiver.publish("n", b"0")
@@ -73,7 +73,7 @@ def test_a_delayed_message_comes_when_the_clock_says_so() -> None:
 @pytest.mark.parametrize("wrong", [{"loss": 1.0}, {"loss": -0.1}, {"double": 1.1}, {"delay_s": -1.0}])
 def test_a_plan_that_cannot_be_is_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(ValueError, match="faults are"):
-        FaultPlan(**wrong)  # type: ignore[arg-type]  # seed is the one field that is no float
+        Faults(**wrong)  # type: ignore[arg-type]  # seed is the one field that is no float
 
 
 def test_a_cut_loses_what_was_on_its_way_and_mends_after_its_time() -> None:

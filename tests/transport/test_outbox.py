@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from transport.sides import HandClock
 
 from subfleet.transport.base import Connected, Delivery
-from subfleet.transport.memory import FaultPlan, MemoryBroker
+from subfleet.transport.memory import Faults, MemoryBroker
 from subfleet.transport.outbox import Outbox, Outgoing
 
 
@@ -53,7 +53,7 @@ def disturb(broker: MemoryBroker, now_s: float, chance: random.Random, seed: int
     longest wait is 16 s, and nothing is on its way for longer than the delay.
     """
     if now_s >= 2900:
-        broker._faults = FaultPlan(seed=seed)
+        broker._faults = Faults(seed=seed)
     elif chance.random() < 0.002:
         broker.cut(chance.choice("sr"), mend_after_s=1.0)
 
@@ -64,7 +64,7 @@ def disturb(broker: MemoryBroker, now_s: float, chance: random.Random, seed: int
 @example(seed=4264175, loss=0.6, delay_s=5.0)
 def test_everything_arrives_with_receipts_over_a_bad_link(seed: int, loss: float, delay_s: float) -> None:
     clock = HandClock()
-    broker = MemoryBroker(FaultPlan(seed=seed, loss=loss, double=0.3, delay_s=delay_s), clock)
+    broker = MemoryBroker(Faults(seed=seed, loss=loss, double=0.3, delay_s=delay_s), clock)
     sender, receiver = broker.client("s"), broker.client("r")
     sender.open(("receipt",))
     receiver.open(("data",))

@@ -13,7 +13,7 @@ from subfleet.settings.parts import parts_of
 from subfleet.settings.run import Run
 from subfleet.settings.samples import DataSettings
 from subfleet.tasks import Dataset
-from subfleet.transport.memory import FaultPlan
+from subfleet.transport.memory import Faults
 
 __all__ = ["EmulatedDevice", "GatheredRun", "fingerprint"]
 
@@ -61,7 +61,7 @@ class GatheredRun:
     run: Run
     devices: tuple[EmulatedDevice, ...]
     evaluation: Dataset
-    faults: FaultPlan = field(default_factory=FaultPlan)
+    faults: Faults = field(default_factory=Faults)
 
     def __post_init__(self) -> None:
         names = [device.client_id for device in self.devices]

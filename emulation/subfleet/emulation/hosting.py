@@ -52,10 +52,10 @@ def _processes(cache: CacheFolder, broker: BrokerAddress | None) -> Iterator[Hos
 
 @contextmanager
 def _batch(cache: CacheFolder, broker: BrokerAddress | None) -> Iterator[Host]:
-    from subfleet.emulation.batch.exports import SettledExports
+    from subfleet.emulation.batch.exports import AwaitedExports
     from subfleet.emulation.batch.host import run_in_batch
 
-    with SettledExports(cache) as exports:
+    with AwaitedExports(cache) as exports:
         yield partial(run_in_batch, exports=exports)
 
 

@@ -22,7 +22,7 @@ from subfleet.elastic.model_state import unpacked
 from subfleet.elastic.network import Family, Network
 from subfleet.elastic.running_statistics import recalibrated
 from subfleet.elastic.stacking import Member, held_elements
-from subfleet.emulation.batch.exports import SettledExports
+from subfleet.emulation.batch.exports import AwaitedExports
 from subfleet.emulation.batch.figures import violates
 from subfleet.emulation.batch.run import BatchResult, run_batch
 from subfleet.emulation.gathered import EmulatedDevice, GatheredRun
@@ -34,8 +34,8 @@ from subfleet.protocol.errors import SubfleetError
 from subfleet.protocol.readings import Reading
 from subfleet.protocol.subnet import SubnetSpec
 from subfleet.protocol.training import TrainingSettings
-from subfleet.rounds.state import Plan
-from subfleet.serving.planning import plan_of
+from subfleet.rounds.state import Terms
+from subfleet.serving.terms import terms_of
 from subfleet.settings.run import Run
 from subfleet.settings.samples import DataSettings
 from subfleet.settings.timing import LogClock
@@ -61,7 +61,7 @@ _COMMUNICATION_S = 1.0
 
 
 def check_methods(
-    exports: SettledExports, methods: Mapping[str, type[AnyMethod]] = METHODS
+    exports: AwaitedExports, methods: Mapping[str, type[AnyMethod]] = METHODS
 ) -> Iterator[tuple[str, NormPolicy, str]]:
     """Try every method; yields its name, the policy of norms, and "ok" or the reason why not."""
     for name, kind in methods.items():
@@ -74,27 +74,27 @@ def accepted_norms(method: AnyMethod) -> tuple[NormPolicy, ...]:
     return tuple(norms for norms in get_args(NormPolicy) if _config(method, norms) is not None)
 
 
-def verdict_of(method: AnyMethod, exports: SettledExports, norms: NormPolicy = "averaged") -> str:
+def verdict_of(method: AnyMethod, exports: AwaitedExports, norms: NormPolicy = "averaged") -> str:
     """What three rounds of a method show: "ok", or the first thing that is not as it should be."""
     config = _config(method, norms)
     if config is None:
         return f"no configuration accepts it with norms = {norms!r}"
     try:
-        plan = plan_of(config, "check")
-        experiment = _experiment(plan)
+        terms = terms_of(config, "check")
+        experiment = _experiment(terms)
         result = run_batch(experiment, exports)
     except SubfleetError as error:
         return str(error)
-    return next(_complaints(plan, experiment, result), "ok")
+    return next(_complaints(terms, experiment, result), "ok")
 
 
-def _experiment(plan: Plan) -> GatheredRun:
+def _experiment(terms: Terms) -> GatheredRun:
     """Three clients on digits, whose links carry a small, a middling and the second largest size of the space.
 
     Where sizes have norms of their own, the third has the largest: those of the whole model are else never trained.
     """
-    space = plan.candidates
-    banked = plan.policies.cohorts is not shared_by_all and not plan.policies.personal
+    space = terms.candidates
+    banked = terms.policies.cohorts is not shared_by_all and not terms.policies.personal
     places = (0, len(space) // 2, max(0, len(space) - (1 if banked else 2)))
     whole = digits()
     clients = tuple(
@@ -106,7 +106,7 @@ def _experiment(plan: Plan) -> GatheredRun:
         )
         for number, place in enumerate(places)
     )
-    return GatheredRun(run=plan.config, devices=clients, evaluation=_part(whole, len(places)))
+    return GatheredRun(run=terms.config, devices=clients, evaluation=_part(whole, len(places)))
 
 
 def _config(method: AnyMethod, norms: NormPolicy) -> Run | None:
@@ -148,8 +148,8 @@ def _log(link_bytes: int) -> ResourceLog:
     return ResourceLog(device="checked", source="a check of methods", licence="none", rows=rows)
 
 
-def _complaints(plan: Plan, experiment: GatheredRun, result: BatchResult) -> Iterator[str]:
-    untrained, last = _untrained_loss(plan, experiment.evaluation), result.rounds[-1]
+def _complaints(terms: Terms, experiment: GatheredRun, result: BatchResult) -> Iterator[str]:
+    untrained, last = _untrained_loss(terms, experiment.evaluation), result.rounds[-1]
     if not last.loss < untrained:
         yield f"the loss does not fall: {untrained:.4f} before round 1 and {last.loss:.4f} after round {last.round}"
     rows = [row for record in result.rounds for row in record.clients]
@@ -161,30 +161,30 @@ def _complaints(plan: Plan, experiment: GatheredRun, result: BatchResult) -> Ite
         elif violates(row):
             yield f"client {row.client_id} was given more than its budget"
     # What a method does to the whole model after a round moves more than was trained.
-    whole = plan.policies.after_round is not as_folded or plan.policies.distillation is not None
-    moved = () if whole else _moved_elsewhere(plan, result)
+    whole = terms.policies.after_round is not as_folded or terms.policies.distillation is not None
+    moved = () if whole else _moved_elsewhere(terms, result)
     if moved:
         yield f"tensor {moved[0]!r} moved where nobody trained it"
 
 
-def _untrained_loss(plan: Plan, evaluation: Dataset) -> float:
-    network, state = plan.network, init_state(plan.network, plan.config.seed)
+def _untrained_loss(terms: Terms, evaluation: Dataset) -> float:
+    network, state = terms.network, init_state(terms.network, terms.config.seed)
     inputs, labels = torch.from_numpy(evaluation.inputs.copy()), torch.from_numpy(evaluation.labels.copy())
     # Statistics are measured and not learned: what they do to the loss is no lesson.
     measured = recalibrated(network, state, network.full_spec(), [inputs])
     return min(evaluate(network, network.full_spec(), one, inputs, labels).loss for one in (state, measured))
 
 
-def _moved_elsewhere(plan: Plan, result: BatchResult) -> list[str]:
+def _moved_elsewhere(terms: Terms, result: BatchResult) -> list[str]:
     """Tensors, of the shared model or of a copy, that changed at places that no client of it held in any round."""
-    before: Mapping[str, Any] = init_state(plan.network, plan.config.seed)
+    before: Mapping[str, Any] = init_state(terms.network, terms.config.seed)
     after = unpacked(load(result.model))
     clients = [one for rounds in result.trained.values() for one in rounds.values()]
-    keys = [plan.policies.cohorts(plan.network, client, after.sizes) for client in clients]
+    keys = [terms.policies.cohorts(terms.network, client, after.sizes) for client in clients]
     specs = [client.spec for client in clients]
-    if isinstance(plan.config.method, FedFA):
-        specs = [graft(plan.network, spec).spec for spec in specs]
-    held = [_held(plan.network, spec) for spec in specs]
+    if isinstance(terms.config.method, FedFA):
+        specs = [graft(terms.network, spec).spec for spec in specs]
+    held = [_held(terms.network, spec) for spec in specs]
     found = []
     for copy, tensors in {_SHARED: after.shared, **after.copies}.items():
         for name, tensor in ((name, tensors[name]) for name in before if name in tensors):

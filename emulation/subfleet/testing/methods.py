@@ -19,7 +19,7 @@ from subfleet.protocol.readings import Budget
 from subfleet.protocol.registry import problem_with_record
 from subfleet.protocol.schema import canonical_json, from_plain, parse_json
 from subfleet.protocol.subnet import SubnetSpec
-from subfleet.rounds.state import Plan
+from subfleet.rounds.state import Terms
 from subfleet.search.candidates import Candidate
 from subfleet.testing.rounds import (
     MODEL,
@@ -30,9 +30,9 @@ from subfleet.testing.rounds import (
     held,
     logits,
     moves_the_whole,
-    plan_with,
     play,
     seen,
+    terms_with,
 )
 from subfleet.testing.subnets import same_bits
 
@@ -105,34 +105,34 @@ class MethodContract:
 
     def test_a_round_with_learning_rate_0_changes_nothing_for_anybody(self, tmp_path: Path) -> None:
         """Bit for bit; where the whole model is transformed after a round, its outputs stay."""
-        plan = plan_with(self.method, self.model)
-        plan = replace(plan, policies=replace(plan.policies, distillation=None))
-        state = first_state(plan.network)
-        clients = [replace(client, scale=0.0) for client in every_size(plan)]
-        folded = play(plan, state, clients, tmp_path).state
-        if moves_the_whole(plan):
-            before, after = (torch.tensor(logits(plan, one.shared)) for one in (state, folded))
+        terms = terms_with(self.method, self.model)
+        terms = replace(terms, policies=replace(terms.policies, distillation=None))
+        state = first_state(terms.network)
+        clients = [replace(client, scale=0.0) for client in every_size(terms)]
+        folded = play(terms, state, clients, tmp_path).state
+        if moves_the_whole(terms):
+            before, after = (torch.tensor(logits(terms, one.shared)) for one in (state, folded))
             torch.testing.assert_close(after, before, rtol=1e-6, atol=1e-4)
             return
         assert same_bits(folded.shared, state.shared), "the model moved, although nobody learned"
         for client in clients:
-            assert same_bits(seen(plan, folded, client), state.shared), f"the copy of {client.name} moved"
+            assert same_bits(seen(terms, folded, client), state.shared), f"the copy of {client.name} moved"
 
     def test_what_nobody_held_keeps_its_bits(self, tmp_path: Path) -> None:
         """And something moves for the clients that trained."""
-        plan = plan_with(self.method, self.model)
-        if moves_the_whole(plan):
-            plan = replace(plan, policies=replace(plan.policies, after_round=as_folded, distillation=None))
-        state, clients = first_state(plan.network), every_size(plan)[:2]
+        terms = terms_with(self.method, self.model)
+        if moves_the_whole(terms):
+            terms = replace(terms, policies=replace(terms.policies, after_round=as_folded, distillation=None))
+        state, clients = first_state(terms.network), every_size(terms)[:2]
         for round_number in (1, 2):
-            folded = play(plan, state, clients, tmp_path, round_number)
+            folded = play(terms, state, clients, tmp_path, round_number)
             assert not folded.refused, f"updates were refused: {dict(folded.refused)}"
-            kept = held(plan, clients, round_number, self.moved)
+            kept = held(terms, clients, round_number, self.moved)
             for name, tensor in folded.state.shared.items():
                 free = ~kept[name]
                 assert torch.equal(tensor[free], state.shared[name][free]), f"{name!r} moved where nobody held it"
             moved = any(
-                not torch.equal(seen(plan, folded.state, client)[name], seen(plan, state, client)[name])
+                not torch.equal(seen(terms, folded.state, client)[name], seen(terms, state, client)[name])
                 for client in clients
                 for name in state.shared
             )
@@ -140,55 +140,58 @@ class MethodContract:
 
     def test_the_order_of_clients_does_not_matter_and_the_state_survives_a_crash(self, tmp_path: Path) -> None:
         """To the last bit, over two rounds."""
-        plan = plan_with(self.method, self.model)
-        state, clients = first_state(plan.network), every_size(plan)
-        there = play(plan, state, clients, tmp_path).state
-        back = play(plan, unpacked(packed(state)), clients[::-1], tmp_path).state
+        terms = terms_with(self.method, self.model)
+        state, clients = first_state(terms.network), every_size(terms)
+        there = play(terms, state, clients, tmp_path).state
+        back = play(terms, unpacked(packed(state)), clients[::-1], tmp_path).state
         assert same_bits(packed(there), packed(back)), "the model depends on the order in which updates came"
         again = unpacked(packed(there))
-        one, other = (play(plan, start, clients, tmp_path, 2).state for start in (there, again))
+        one, other = (play(terms, start, clients, tmp_path, 2).state for start in (there, again))
         assert same_bits(packed(one), packed(other)), "the model is another one after it was stored"
 
     def test_places_keep_the_size(self) -> None:
         """Programs and costs are those of the size, wherever it lies in the model."""
-        plan = plan_with(self.method, self.model)
-        for size, draw in ((size, draw) for size in plan.space for draw in _draws()):
-            placed = plan.policies.place(plan.network, size, draw)
-            plan.network.check(placed)
-            found = plan.network.size_of(placed).spec_id
+        terms = terms_with(self.method, self.model)
+        for size, draw in ((size, draw) for size in terms.space for draw in _draws()):
+            placed = terms.policies.place(terms.network, size, draw)
+            terms.network.check(placed)
+            found = terms.network.size_of(placed).spec_id
             assert found == size.spec_id, f"{size.name!r} has another size where it is placed"
-            student = plan.policies.student(plan.network, size, draw)
+            student = terms.policies.student(terms.network, size, draw)
             if student is not None:
-                plan.network.check(student)
-                fewer = plan.network.parameter_count(student) < plan.network.parameter_count(size)
+                terms.network.check(student)
+                fewer = terms.network.parameter_count(student) < terms.network.parameter_count(size)
                 assert fewer, f"the student of {size.name!r} is not smaller"
 
     def test_sizes_fit_the_budget(self) -> None:
         """Memory, both directions of the link, and whatever else `Ask.allows` knows."""
-        plan = plan_with(self.method, self.model)
+        terms = terms_with(self.method, self.model)
         generator = random.Random(SEED)  # noqa: S311 - tries choices, keeps no secret
-        needs = sorted({one.training_memory_bytes["onnx"] for one in plan.candidates})
-        least = _question(plan, generator, Budget(memory_bytes=min(needs) - 1, downlink_bytes=0, uplink_bytes=0))
-        assert plan.policies.assign(replace(least, written={})).candidate is None, "a size was given for no budget"
+        needs = sorted({one.training_memory_bytes["onnx"] for one in terms.candidates})
+        least = _question(terms, generator, Budget(memory_bytes=min(needs) - 1, downlink_bytes=0, uplink_bytes=0))
+        assert terms.policies.assign(replace(least, written={})).candidate is None, "a size was given for no budget"
         given = 0
         for _ in range(_BUDGETS):
-            waiting = _question(plan, generator, _budget(plan, generator))
-            found = plan.policies.assign(waiting).candidate
+            waiting = _question(terms, generator, _budget(terms, generator))
+            found = terms.policies.assign(waiting).candidate
             if found is not None:
-                _assert_fits(plan, waiting, found)
+                _assert_fits(terms, waiting, found)
                 given += 1
         assert given, "no budget of many had room for a size"
 
     def _answers(self) -> list[Any]:
-        plan = plan_with(self.method, self.model)
-        answers: list[Any] = [plan.space, [plan.training(number) for number in (1, 2)]]
-        for client, number in ((client, number) for client in every_size(plan)[:3] for number in (1, 2)):
-            question = ask(plan, client.name, round_number=number)
-            answers.append(plan.policies.assign(question))
-            if plan.policies.propose is not None:
-                answers.append(plan.policies.propose(question))
-        for size, draw in ((size, draw) for size in plan.space[:3] for draw in _draws()):
-            answers += [plan.policies.place(plan.network, size, draw), plan.policies.student(plan.network, size, draw)]
+        terms = terms_with(self.method, self.model)
+        answers: list[Any] = [terms.space, [terms.training(number) for number in (1, 2)]]
+        for client, number in ((client, number) for client in every_size(terms)[:3] for number in (1, 2)):
+            question = ask(terms, client.name, round_number=number)
+            answers.append(terms.policies.assign(question))
+            if terms.policies.propose is not None:
+                answers.append(terms.policies.propose(question))
+        for size, draw in ((size, draw) for size in terms.space[:3] for draw in _draws()):
+            answers += [
+                terms.policies.place(terms.network, size, draw),
+                terms.policies.student(terms.network, size, draw),
+            ]
         return answers
 
 
@@ -201,10 +204,10 @@ def _generators() -> tuple[object, ...]:
     return (random.getstate(), str(np.random.get_state()), torch.random.get_rng_state().tolist())
 
 
-def _budget(plan: Plan, generator: random.Random) -> Budget:
+def _budget(terms: Terms, generator: random.Random) -> Budget:
     """Near what a size takes."""
     near = [generator.randint(-1, 1) for _ in range(3)]
-    one, two, three = (generator.choice(plan.candidates) for _ in range(3))
+    one, two, three = (generator.choice(terms.candidates) for _ in range(3))
     return Budget(
         memory_bytes=one.training_memory_bytes["onnx"] + near[0],
         downlink_bytes=generator.choice([None, two.weight_bytes + near[1]]),
@@ -212,9 +215,9 @@ def _budget(plan: Plan, generator: random.Random) -> Budget:
     )
 
 
-def _question(plan: Plan, generator: random.Random, budget: Budget) -> Ask:
+def _question(terms: Terms, generator: random.Random, budget: Budget) -> Ask:
     """A client that waits, with some programs written, some of them larger than planned."""
-    some = generator.sample(plan.candidates, min(3, len(plan.candidates)))
+    some = generator.sample(terms.candidates, min(3, len(terms.candidates)))
     written = {
         one.spec.spec_id: Written(
             size=one.spec, planned_peak_bytes=one.training_memory_bytes["onnx"] + generator.choice([0, 1, 10**6])
@@ -222,32 +225,32 @@ def _question(plan: Plan, generator: random.Random, budget: Budget) -> Ask:
         for one in some
     }
     return replace(
-        ask(plan, generator.choice("abc"), round_number=generator.randint(1, 5)),
+        ask(terms, generator.choice("abc"), round_number=generator.randint(1, 5)),
         budget=budget,
-        below=generator.choice([None, None, generator.choice(plan.candidates)]),
+        below=generator.choice([None, None, generator.choice(terms.candidates)]),
         written=written,
-        previous=generator.choice([None, generator.choice(plan.space)]),
+        previous=generator.choice([None, generator.choice(terms.space)]),
     )
 
 
-def _assert_fits(plan: Plan, waiting: Ask, found: Candidate) -> None:
-    budget, price = waiting.budget, plan.price(found.spec)
+def _assert_fits(terms: Terms, waiting: Ask, found: Candidate) -> None:
+    budget, price = waiting.budget, terms.price(found.spec)
     known = waiting.written.get(found.spec.spec_id)
     name = found.spec.name
     needed_bytes = price.training_memory_bytes["onnx"]
     assert needed_bytes <= budget.memory_bytes, f"{name!r} needs {needed_bytes} bytes of {budget.memory_bytes}"
     assert known is None or known.planned_peak_bytes <= budget.memory_bytes, f"the program of {name!r} needs more"
     assert budget.downlink_bytes is None or price.weight_bytes <= budget.downlink_bytes, f"{name!r} is too much to send"
-    sent_bytes = _sent_bytes(plan, found.spec, budget)
+    sent_bytes = _sent_bytes(terms, found.spec, budget)
     assert budget.uplink_bytes is None or sent_bytes <= budget.uplink_bytes, f"the update of {name!r} is too large"
     smaller = waiting.below is None or found.order < waiting.below.order
     assert smaller, f"{name!r} is no smaller than one that was too large"
 
 
-def _sent_bytes(plan: Plan, spec: SubnetSpec, budget: Budget) -> int:
+def _sent_bytes(terms: Terms, spec: SubnetSpec, budget: Budget) -> int:
     """What a client with this budget really sends for a subnet: a change, written by its codec."""
-    codec = plan.update_codec(spec, budget)
-    changes = {name: np.ones(shape, np.float32) for name, shape in plan.network.shapes(spec).items()}
-    exact = {name for name, decl in plan.network.tensors.items() if decl.role in BUFFER_ROLES}
+    codec = terms.update_codec(spec, budget)
+    changes = {name: np.ones(shape, np.float32) for name, shape in terms.network.shapes(spec).items()}
+    exact = {name for name, decl in terms.network.tensors.items() if decl.role in BUFFER_ROLES}
     encoded = encode_changes(codec, changes, exact=exact, uniform=lambda name: np.zeros)
     return sum(array.nbytes for array in encoded.values())

@@ -26,8 +26,8 @@ from subfleet.protocol.readings import Budget
 from subfleet.protocol.subnet import SubnetSpec
 from subfleet.protocol.training import TrainingSettings
 from subfleet.protocol.update_codecs import AnyUpdateCodec, Uncompressed
-from subfleet.rounds.state import Plan, Seat
-from subfleet.serving.planning import plan_of
+from subfleet.rounds.state import Seat, Terms
+from subfleet.serving.terms import terms_of
 from subfleet.settings.run import Run
 from subfleet.settings.samples import DataSettings
 from subfleet.testing.subnets import held_places
@@ -49,10 +49,10 @@ __all__ = [
     "logits",
     "moves_the_whole",
     "placed",
-    "plan_with",
     "play",
     "seat_of",
     "seen",
+    "terms_with",
 ]
 
 MODEL = Mlp(input_shape=(5,), class_count=4, widths=(8, 12), depths=(2, 3), group_size=2)
@@ -86,25 +86,25 @@ def config_with(method: AnyMethod, model: Family = MODEL, **changes: Any) -> Run
     return Run(**{**settings, "model": model, "method": method, "max_client_share": 1.0, **changes})
 
 
-def plan_with(method: AnyMethod, model: Family = MODEL, **changes: Any) -> Plan:
-    """A plan of a method on a small network."""
-    return plan_of(config_with(method, model, **changes), "run")
+def terms_with(method: AnyMethod, model: Family = MODEL, **changes: Any) -> Terms:
+    """The terms of a method on a small network."""
+    return terms_of(config_with(method, model, **changes), "run")
 
 
 def ask(
-    plan: Plan, name: str, *, memory_bytes: int = 2**40, round_number: int = 1, previous: SubnetSpec | None = None
+    terms: Terms, name: str, *, memory_bytes: int = 2**40, round_number: int = 1, previous: SubnetSpec | None = None
 ) -> Ask:
     """A client that waits for a size, of a search that has found nothing yet."""
-    search = plan.policies.search
+    search = terms.policies.search
     return Ask(
-        network=plan.network,
-        candidates=plan.candidates,
-        price=plan.price,
+        network=terms.network,
+        candidates=terms.candidates,
+        price=terms.price,
         draw=Draw(seed=SEED, round=round_number, client_id=name),
         target="onnx",
         budget=Budget(memory_bytes=memory_bytes),
         previous=previous,
-        search=None if search is None else search(plan.network, plan.price, "onnx"),
+        search=None if search is None else search(terms.network, terms.price, "onnx"),
     )
 
 
@@ -119,33 +119,35 @@ def first_state(network: Network) -> ModelState:
     )
 
 
-def placed(plan: Plan, client: Client, round_number: int) -> SubnetSpec:
+def placed(terms: Terms, client: Client, round_number: int) -> SubnetSpec:
     """Where a client's size lies in the model in a round."""
     draw = Draw(seed=SEED, round=round_number, client_id=client.name)
-    return plan.policies.place(plan.network, plan.space[client.size], draw)
+    return terms.policies.place(terms.network, terms.space[client.size], draw)
 
 
-def change_of(plan: Plan, client: Client, round_number: int) -> dict[str, Tensor]:
+def change_of(terms: Terms, client: Client, round_number: int) -> dict[str, Tensor]:
     """What a client learned in a round."""
-    spec = placed(plan, client, round_number)
+    spec = placed(terms, client, round_number)
     generator = torch.Generator().manual_seed(zlib.crc32(f"{client.name}/{round_number}".encode()))
     return {
         name: torch.randn(shape, generator=generator) * client.scale
-        for name, shape in plan.network.shapes(spec).items()
+        for name, shape in terms.network.shapes(spec).items()
     }
 
 
-def play(plan: Plan, state: ModelState, clients: Sequence[Client], folder: Path, round_number: int = 1) -> FoldedModel:
+def play(
+    terms: Terms, state: ModelState, clients: Sequence[Client], folder: Path, round_number: int = 1
+) -> FoldedModel:
     """Fold one round of drawn changes."""
     blobs = BlobStore(folder)
-    seats = [seat_of(plan, client, blobs, round_number) for client in clients]
-    return Folding.of(plan, blobs).fold(state, round_number, seats)
+    seats = [seat_of(terms, client, blobs, round_number) for client in clients]
+    return Folding.of(terms, blobs).fold(state, round_number, seats)
 
 
-def seat_of(plan: Plan, client: Client, blobs: BlobStore, round_number: int = 1) -> Seat:
+def seat_of(terms: Terms, client: Client, blobs: BlobStore, round_number: int = 1) -> Seat:
     """The seat of a client whose update is stored."""
-    change = {name: tensor.numpy() for name, tensor in change_of(plan, client, round_number).items()}
-    exact = {name for name, decl in plan.network.tensors.items() if decl.role in BUFFER_ROLES}
+    change = {name: tensor.numpy() for name, tensor in change_of(terms, client, round_number).items()}
+    exact = {name for name, decl in terms.network.tensors.items() if decl.role in BUFFER_ROLES}
     uniform = partial(rounding_numbers, seed=SEED, round_number=round_number, client_id=client.name)
     ref = blobs.add(encode_arrays(encode_changes(client.codec, change, exact=exact, uniform=uniform)))
     result = Update(
@@ -167,9 +169,9 @@ def seat_of(plan: Plan, client: Client, blobs: BlobStore, round_number: int = 1)
         device="drawn",
         stage="done",
         class_counts=client.classes,
-        size=plan.space[client.size],
-        spec=placed(plan, client, round_number),
-        task=_task(client, placed(plan, client, round_number), ref, round_number),
+        size=terms.space[client.size],
+        spec=placed(terms, client, round_number),
+        task=_task(client, placed(terms, client, round_number), ref, round_number),
         result=result,
     )
 
@@ -198,39 +200,39 @@ def as_trained(network: Network, spec: SubnetSpec) -> SubnetSpec:
 
 
 def held(
-    plan: Plan,
+    terms: Terms,
     clients: Sequence[Client],
     round_number: int = 1,
     moved: Callable[[Network, SubnetSpec], SubnetSpec] = as_trained,
 ) -> Mapping[str, Tensor]:
     """Which elements of the model any of the clients' updates moves."""
-    specs = [moved(plan.network, placed(plan, client, round_number)) for client in clients]
-    found = [held_places(plan.network, spec) for spec in specs]
-    return {name: torch.stack([one[name] for one in found]).any(dim=0) for name in plan.network.tensors}
+    specs = [moved(terms.network, placed(terms, client, round_number)) for client in clients]
+    found = [held_places(terms.network, spec) for spec in specs]
+    return {name: torch.stack([one[name] for one in found]).any(dim=0) for name in terms.network.tensors}
 
 
-def moves_the_whole(plan: Plan) -> bool:
+def moves_the_whole(terms: Terms) -> bool:
     """Whether a method goes on with the whole model after a round."""
-    return plan.policies.after_round is not as_folded or plan.policies.distillation is not None
+    return terms.policies.after_round is not as_folded or terms.policies.distillation is not None
 
 
-def every_size(plan: Plan) -> list[Client]:
+def every_size(terms: Terms) -> list[Client]:
     """A client of every size, the largest left out where there are several."""
-    count = max(1, len(plan.space) - 1)
+    count = max(1, len(terms.space) - 1)
     return [Client(name=f"client{place}", size=place, samples=place + 1) for place in range(count)]
 
 
-def logits(plan: Plan, tensors: Mapping[str, Tensor]) -> list[float]:
+def logits(terms: Terms, tensors: Mapping[str, Tensor]) -> list[float]:
     """What the whole model says of drawn inputs."""
-    module = build_module(plan.network, plan.network.full_spec())
+    module = build_module(terms.network, terms.network.full_spec())
     module.load_state_dict(dict(tensors))
-    inputs = torch.randn(6, *plan.network.config.input_shape, generator=torch.Generator().manual_seed(0))
+    inputs = torch.randn(6, *terms.network.config.input_shape, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         return [float(value) for value in module.eval()(inputs).flatten()]
 
 
-def seen(plan: Plan, state: ModelState, client: Client) -> Mapping[str, Tensor]:
+def seen(terms: Terms, state: ModelState, client: Client) -> Mapping[str, Tensor]:
     """The model as a client sees it."""
-    size = plan.space[client.size]
+    size = terms.space[client.size]
     who = Participant(client_id=client.name, spec=size, size=size)
-    return state.seen_with(plan.policies.cohorts(plan.network, who, state.sizes))
+    return state.seen_with(terms.policies.cohorts(terms.network, who, state.sizes))

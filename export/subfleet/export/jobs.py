@@ -22,13 +22,13 @@ class ExportJob:
         request: what to write.
         result_path: the file to write it to.
         weights_path: safetensors file of the subnet's own tensors, for an inference model.
-        calibration_data: for an 8-bit model, the data set that `subfleet.tasks.read_dataset` reads.
+        samples_from: for an 8-bit model, the data set that `subfleet.tasks.read_dataset` reads.
     """
 
     request: AnyRequest
     result_path: str
     weights_path: str = ""
-    calibration_data: str = ""
+    samples_from: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

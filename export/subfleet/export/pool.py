@@ -200,17 +200,15 @@ class ExportPool:
         """
         return self._submit(request)
 
-    def submit_inference(
-        self, request: InferRequest, weights_path: Path, *, calibration_data: str = ""
-    ) -> "Future[Path]":
+    def submit_inference(self, request: InferRequest, weights_path: Path, *, samples_from: str = "") -> "Future[Path]":
         """The inference model's file.
 
         Args:
             request: names the weights by their content id.
             weights_path: safetensors file of the subnet's own tensors; it must stay until the future is done.
-            calibration_data: for an 8-bit model, the data set that the request names by its content id.
+            samples_from: for an 8-bit model, the data set that the request names by its content id.
         """
-        return self._submit(request, str(weights_path.resolve()), calibration_data)
+        return self._submit(request, str(weights_path.resolve()), samples_from)
 
     def submit_prices(self, request: PriceRequest) -> "Future[Path]":
         """The file with the prices of all subnets (`subfleet.elastic.memory_prices.MemoryPrices.unpacked` reads it).
@@ -231,7 +229,7 @@ class ExportPool:
         for thread in self._threads:
             thread.join()
 
-    def _submit(self, request: AnyRequest, weights_path: str = "", calibration_data: str = "") -> "Future[Path]":
+    def _submit(self, request: AnyRequest, weights_path: str = "", samples_from: str = "") -> "Future[Path]":
         path = self._cache.path(request)
         with self._lock:
             if self._closed:
@@ -249,7 +247,7 @@ class ExportPool:
                 request=request,
                 result_path=str(path.resolve()),
                 weights_path=weights_path,
-                calibration_data=calibration_data,
+                samples_from=samples_from,
             )
             self._jobs.put(job, future)
             return future

@@ -112,7 +112,7 @@ class InferRequest:
         weights_sha256: content id of the container of the subnet's own weights.
         quantisation: "dynamic" and "static" write weights as 8-bit integers, and quantise activations in every run, or
             by ranges that samples have shown.
-        calibration_sha256: with quantisation, the content id of the samples; see
+        samples_sha256: with quantisation, the content id of the samples; see
             `subfleet.export.quantisation.report.samples_of`.
         classes: names of the classes in the network's order, which the model carries; empty where they are numbered.
     """
@@ -123,13 +123,13 @@ class InferRequest:
     target: str
     weights_sha256: str
     quantisation: Literal["none", "dynamic", "static"] = "none"
-    calibration_sha256: str = ""
+    samples_sha256: str = ""
     classes: tuple[str, ...] = field(default=(), metadata=ADDED_LATER)
 
     def __post_init__(self) -> None:
-        if (self.quantisation == "none") != (not self.calibration_sha256):
+        if (self.quantisation == "none") != (not self.samples_sha256):
             raise ValueError(
-                f"quantisation is {self.quantisation!r} and calibration_sha256 {self.calibration_sha256!r}, but "
+                f"quantisation is {self.quantisation!r} and samples_sha256 {self.samples_sha256!r}, but "
                 "8-bit models need quantisation samples and others take none"
             )
         if self.classes and len(self.classes) != self.model.class_count:

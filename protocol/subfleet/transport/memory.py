@@ -16,11 +16,11 @@ from subfleet.protocol.errors import TooLargeError
 from subfleet.transport.base import MAX_PAYLOAD_BYTES, Connected, Delivery, Disconnected, Event, Will
 from subfleet.transport.topic_filter import matches
 
-__all__ = ["FaultPlan", "MemoryBroker", "MemoryTransport"]
+__all__ = ["Faults", "MemoryBroker", "MemoryTransport"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FaultPlan:
+class Faults:
     """What goes wrong, drawn from a seed for each pair of sender and receiver, in the sender's order.
 
     Attributes:
@@ -63,8 +63,8 @@ class MemoryBroker:
         clock: seconds, monotonic.
     """
 
-    def __init__(self, faults: FaultPlan | None = None, clock: Callable[[], float] = time.monotonic) -> None:
-        self._faults = faults or FaultPlan()
+    def __init__(self, faults: Faults | None = None, clock: Callable[[], float] = time.monotonic) -> None:
+        self._faults = faults or Faults()
         self._clock = clock
         self._links: dict[str, Link] = {}
         self._retained: dict[str, tuple[str, bytes]] = {}  # topic to sender and payload
@@ -192,7 +192,7 @@ class MemoryBroker:
     def _draw(self, sender: str, receiver: str) -> float:
         pair = (sender, receiver)
         if pair not in self._generators:
-            # Not for secrets: a reproducible sequence is what a fault plan is for.
+            # Not for secrets: a reproducible sequence is what faults are drawn for.
             self._generators[pair] = random.Random(f"{self._faults.seed}/{sender}/{receiver}")  # noqa: S311
         return self._generators[pair].random()
 

@@ -18,7 +18,7 @@ from subfleet.protocol.memory import MemoryPlan
 from subfleet.protocol.programs import decode_program
 from subfleet.protocol.subnet import SubnetSpec
 from subfleet.search.candidates import Candidate
-from subfleet.serving.planning import plan_of
+from subfleet.serving.terms import terms_of
 from subfleet.settings.run import Run
 
 __all__ = ["Verdict", "preflight", "table"]
@@ -60,15 +60,15 @@ def preflight(config: Run, cache: CacheFolder) -> Iterator[Verdict]:
 
     What was exported stays in the cache, so that the run finds it there.
     """
-    plan = plan_of(config, config.name)
+    terms = terms_of(config, config.name)
     with ExportPool(cache) as pool:
         asked = [
             (
                 candidate,
                 target,
-                pool.submit_training(train_request(plan.network, candidate.spec, target, plan.training(1))),
+                pool.submit_training(train_request(terms.network, candidate.spec, target, terms.training(1))),
             )
-            for candidate in plan.candidates
+            for candidate in terms.candidates
             for target in config.targets
         ]
         for candidate, target, future in asked:

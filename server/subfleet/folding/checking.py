@@ -13,7 +13,7 @@ from subfleet.folding.updates import check_update
 from subfleet.protocol.errors import FileError, ProtocolError
 from subfleet.protocol.messages import Task, Update
 from subfleet.rounds.events import UpdateRejected, UpdateStored
-from subfleet.rounds.state import Plan, Seat
+from subfleet.rounds.state import Seat, Terms
 from subfleet.rounds.suspicion import ChangeSize
 from subfleet.transport.blob_store import BlobStore
 
@@ -32,12 +32,12 @@ class Checks:
     """One thread that looks at updates, one after the other: whatever keeps one from being folded shows here.
 
     Args:
-        plan: of the run.
+        terms: of the run.
         blobs: where updates are stored.
     """
 
-    def __init__(self, plan: Plan, blobs: BlobStore) -> None:
-        self._plan = plan
+    def __init__(self, terms: Terms, blobs: BlobStore) -> None:
+        self._terms = terms
         self._blobs = blobs
         self._limits = _Limits(ModelState(shared={}))
         self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="subfleet-check")
@@ -70,7 +70,7 @@ class Checks:
             found.append(self._under_way.popleft().outcome.result())
         return found
 
-    def settle(self) -> None:
+    def finish(self) -> None:
         """Wait until everything is looked at; `events` then tells."""
         wait([check.outcome for check in self._under_way])
 
@@ -88,12 +88,12 @@ class Checks:
             return UpdateRejected(update=update, reason=str(error))
 
     def _change(self, update: Update, seat: Seat, task: Task, limits: "_Limits") -> ChangeSize:
-        network, path = self._plan.network, self._blobs.path(update.blob)
+        network, path = self._terms.network, self._blobs.path(update.blob)
         if task.calibration is not None:
             return check_sums(network, task.spec, task.calibration, path, update.sample_count, seat.sample_count)
         form = UpdateForm.of(network, task.spec, task.update_codec)
         client = seat.participant
-        cohorts = {} if client is None else self._plan.policies.cohorts(network, client, limits.model.sizes)
+        cohorts = {} if client is None else self._terms.policies.cohorts(network, client, limits.model.sizes)
         own = frozenset(name for name, key in cohorts.items() if key == seat.client_id)
         return check_update(
             form, path, limits=limits.of({name: cohorts.get(name, _SHARED) for name in form.shapes}), own=own

@@ -23,7 +23,7 @@ from subfleet.protocol.blobs import BlobRef
 from subfleet.protocol.errors import FileError, ProtocolError
 from subfleet.protocol.subnet import SubnetSpec
 from subfleet.protocol.update_codecs import AnyUpdateCodec, Uncompressed
-from subfleet.rounds.state import Plan, Seat
+from subfleet.rounds.state import Seat, Terms
 from subfleet.rounds.weights import round_weights
 from subfleet.transport.blob_store import BlobStore
 
@@ -78,13 +78,13 @@ class Folding:
     max_client_share: float = 1.0
 
     @classmethod
-    def of(cls, plan: Plan, blobs: BlobStore) -> "Folding":
+    def of(cls, terms: Terms, blobs: BlobStore) -> "Folding":
         """As a run's configuration has it."""
-        config = plan.config
+        config = terms.config
         return cls(
-            network=plan.network,
-            policies=plan.policies,
-            space=plan.space,
+            network=terms.network,
+            policies=terms.policies,
+            space=terms.space,
             blobs=blobs,
             seed=config.seed,
             max_client_share=config.max_client_share,

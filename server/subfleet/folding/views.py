@@ -9,7 +9,7 @@ from torch import Tensor
 from subfleet.elastic.model_state import ModelState
 from subfleet.elastic.running_statistics import recalibrated
 from subfleet.methods.policies import Participant
-from subfleet.rounds.state import Plan
+from subfleet.rounds.state import Terms
 
 __all__ = ["Views"]
 
@@ -21,11 +21,11 @@ class Views:
     """What clients see of a model.
 
     Attributes:
-        plan: of the run.
+        terms: of the run.
         samples: inputs on which running statistics are measured, where the configuration asks for it.
     """
 
-    plan: Plan
+    terms: Terms
     samples: Tensor
 
     def for_training(self, state: ModelState, client: Participant) -> dict[str, Tensor]:
@@ -35,10 +35,10 @@ class Views:
     def for_use(self, state: ModelState, client: Participant) -> dict[str, Tensor]:
         """The same, with running statistics as evaluation and deployment need them."""
         seen = self.for_training(state, client)
-        if not self.plan.policies.recalibrates:
+        if not self.terms.policies.recalibrates:
             return seen
-        return recalibrated(self.plan.network, seen, client.spec, torch.split(self.samples, _BATCH_SIZE))
+        return recalibrated(self.terms.network, seen, client.spec, torch.split(self.samples, _BATCH_SIZE))
 
     def cohorts(self, state: ModelState, client: Participant) -> Mapping[str, str]:
         """Which copy of each tensor is the client's."""
-        return self.plan.policies.cohorts(self.plan.network, client, state.sizes)
+        return self.terms.policies.cohorts(self.terms.network, client, state.sizes)

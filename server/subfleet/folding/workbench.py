@@ -63,7 +63,7 @@ class Workbench:
         work, self._work = self._work, None
         return work.result()
 
-    def settle(self) -> None:
+    def finish(self) -> None:
         """Wait until the round in hand is folded; `outcome` then has it."""
         wait([] if self._work is None else [self._work])
 
@@ -72,7 +72,7 @@ class Workbench:
         self._pool.shutdown(wait=True, cancel_futures=True)
 
     def _fold(self, action: Fold, model: ModelState) -> FoldOutcome:
-        if self._views.plan.config.calibrates(action.round):
+        if self._views.terms.config.calibrates(action.round):
             folded = calibrated_model(self._folding, model, action.seats)
         else:
             folded = self._folding.fold(model, action.round, action.seats)

@@ -8,31 +8,31 @@ from subfleet.elastic.update_form import update_bytes
 from subfleet.journal.records import ClientRow, DeployedModel, RoundRecord
 from subfleet.link.traffic import Traffic
 from subfleet.rounds.actions import Close
-from subfleet.rounds.state import Plan, Seat
+from subfleet.rounds.state import Seat, Terms
 from subfleet.rounds.weights import Weight, round_weights
 
 __all__ = ["deployed_models", "round_record"]
 
 
-def round_record(plan: Plan, close: Close, traffic: Traffic) -> RoundRecord:
+def round_record(terms: Terms, close: Close, traffic: Traffic) -> RoundRecord:
     """The record of a closed round."""
     folded = [seat for seat in close.seats if seat.stage == "done"]
-    weights = round_weights(plan.weigh(close.round), folded, plan.config.max_client_share)
+    weights = round_weights(terms.weigh(close.round), folded, terms.config.max_client_share)
     return RoundRecord(
         round=close.round,
         accuracy=close.accuracy,
         loss=close.loss,
         seconds=close.seconds,
-        log_time_s=plan.config.log_time_s(close.turn),
-        clients=tuple(_client_row(plan, seat, traffic, weights.get(seat.client_id)) for seat in close.seats),
+        log_time_s=terms.config.log_time_s(close.turn),
+        clients=tuple(_client_row(terms, seat, traffic, weights.get(seat.client_id)) for seat in close.seats),
         programs_written=close.exported,
-        calibrated=plan.config.calibrates(close.round),
+        calibrated=terms.config.calibrates(close.round),
         retries=close.retries,
     )
 
 
-def _client_row(plan: Plan, seat: Seat, traffic: Traffic, weight: Weight | None) -> ClientRow:
-    candidate = plan.price(seat.size) if seat.size is not None else None
+def _client_row(terms: Terms, seat: Seat, traffic: Traffic, weight: Weight | None) -> ClientRow:
+    candidate = terms.price(seat.size) if seat.size is not None else None
     down, up = traffic.of(seat.client_id)
     row = ClientRow(
         client_id=seat.client_id,
@@ -45,7 +45,7 @@ def _client_row(plan: Plan, seat: Seat, traffic: Traffic, weight: Weight | None)
         budget_bytes=seat.memory_budget_bytes,
         downlink_budget_bytes=seat.budget.downlink_bytes if seat.budget is not None else None,
         uplink_budget_bytes=seat.budget.uplink_bytes if seat.budget is not None else None,
-        update_bytes=_update_bytes(plan, seat),
+        update_bytes=_update_bytes(terms, seat),
         planned_peak_bytes=seat.task.planned_peak_bytes if seat.task is not None else 0,
         measured_peak_bytes=seat.result.measured_peak_bytes if seat.result is not None else 0,
         bytes_down=down,
@@ -62,19 +62,19 @@ def _client_row(plan: Plan, seat: Seat, traffic: Traffic, weight: Weight | None)
     )
     if seat.wanted is None or row.utilisation is None:
         return row
-    wanted = plan.price(seat.wanted.size)
+    wanted = terms.price(seat.wanted.size)
     lost = max(0.0, 1 - row.parameters / wanted.parameters)
     return replace(row, wanted=wanted.spec.name, parameters_lost=lost)
 
 
-def _update_bytes(plan: Plan, seat: Seat) -> int:
+def _update_bytes(terms: Terms, seat: Seat) -> int:
     """Of the update that its task asks for; a score task asks for none."""
     if seat.task is None or seat.task.work != "train":
         return 0
-    return update_bytes(plan.network, seat.task.spec, seat.task.update_codec)
+    return update_bytes(terms.network, seat.task.spec, seat.task.update_codec)
 
 
-def deployed_models(plan: Plan, seats: Iterable[Seat]) -> tuple[DeployedModel, ...]:
+def deployed_models(terms: Terms, seats: Iterable[Seat]) -> tuple[DeployedModel, ...]:
     """What the deploy phase made for each client."""
     return tuple(
         DeployedModel(

@@ -46,7 +46,7 @@ from subfleet.rounds.requests import (
     TaskMade,
     TaskWanted,
 )
-from subfleet.rounds.state import Plan
+from subfleet.rounds.state import Terms
 from subfleet.rounds.written import ModelFile
 from subfleet.transport.blob_store import BlobStore
 
@@ -69,9 +69,7 @@ class Exports(Protocol):
         """A file with the packed training program."""
         ...
 
-    def submit_inference(
-        self, request: InferRequest, weights_path: Path, *, calibration_data: str = ""
-    ) -> "Future[Path]":
+    def submit_inference(self, request: InferRequest, weights_path: Path, *, samples_from: str = "") -> "Future[Path]":
         """A plain inference model file; the weights are a container of the subnet's own tensors."""
         ...
 
@@ -109,35 +107,35 @@ class Supply:
     """Prepares tasks. Every method belongs to the server's one thread; the exporter works elsewhere.
 
     Args:
-        plan: of the run.
+        terms: of the run.
         views: what clients see of the model.
         exports: the exporter.
         blobs: where programs and weights are served from.
         models_folder: where each client's inference models are kept.
-        calibration_sha256: content id of the samples for models in 8-bit integers; empty where none are wanted.
+        samples_sha256: content id of the samples for models in 8-bit integers; empty where none are wanted.
     """
 
     def __init__(
         self,
-        plan: Plan,
+        terms: Terms,
         views: Views,
         exports: Exports,
         *,
         blobs: BlobStore,
         models_folder: Path,
-        calibration_sha256: str = "",
+        samples_sha256: str = "",
     ) -> None:
-        self._plan = plan
-        self._network = plan.network
+        self._terms = terms
+        self._network = terms.network
         self._views = views
         self._exports = exports
         self._blobs = blobs
         self._models_folder = models_folder
-        self._calibration_sha256 = calibration_sha256
+        self._samples_sha256 = samples_sha256
         self._model = ModelState(shared={})
         self._weights: dict[tuple[str, tuple[tuple[str, str], ...]], BlobRef] = {}
         self._programs: dict[str, _Program] = {}
-        self._first_weights = ScoringWeights(plan.network, blobs)
+        self._first_weights = ScoringWeights(terms.network, blobs)
         self._jobs: dict[Supplied, _Job] = {}
         self._failed: list[Failed] = []
         self._deployed: set[str] = set()
@@ -196,7 +194,7 @@ class Supply:
         return job
 
     def _task(self, wanted: TaskWanted) -> _Job:
-        training = self._plan.training(wanted.round, student=wanted.student)
+        training = self._terms.training(wanted.round, student=wanted.student)
         size = wanted.participant.size
         request = train_request(self._network, size, wanted.target, training, student=wanted.student)
         files = {} if request.program_id in self._programs else {"": self._exports.submit_training(request)}
@@ -209,7 +207,7 @@ class Supply:
         return _Job(wanted=wanted, files=files, finished=finished)
 
     def _program(self, wanted: ProgramWanted) -> _Job:
-        queued, training = wanted.queued, self._plan.training(wanted.round)
+        queued, training = wanted.queued, self._terms.training(wanted.round)
         request = train_request(self._network, queued.size, queued.target, training)
         files = {"": self._exports.submit_training(request)}
         return _Job(
@@ -219,7 +217,7 @@ class Supply:
         )
 
     def _prices(self, wanted: PricesWanted) -> _Job:
-        request = train_request(self._network, SubnetSpec(), wanted.target, self._plan.training(1))
+        request = train_request(self._network, SubnetSpec(), wanted.target, self._terms.training(1))
         file = self._exports.submit_prices(PriceRequest(training=request))
         return _Job(
             wanted=wanted,
@@ -228,7 +226,7 @@ class Supply:
         )
 
     def _scoring(self, wanted: ScoringWanted) -> _Job:
-        training = score_training(self._plan.training(wanted.round))
+        training = score_training(self._terms.training(wanted.round))
         requests = {size: train_request(self._network, size, wanted.target, training) for size in wanted.sizes}
         files = {size.spec_id: self._training_file(request) for size, request in requests.items()}
 
@@ -264,7 +262,7 @@ class Supply:
         )
 
     def _models(self, wanted: ModelsWanted) -> _Job:
-        config = self._plan.config
+        config = self._terms.config
         seen = self._views.for_use(self._model, wanted.participant)
         weights = self._blobs.add(subnet_weights(self._network, wanted.participant.spec, seen))
         self._deployed.add(weights.sha256)
@@ -276,11 +274,11 @@ class Supply:
                     target=target,
                     weights_sha256=weights.sha256,
                     quantisation=config.deploy_quantisation,
-                    calibration_sha256=self._calibration_sha256,
+                    samples_sha256=self._samples_sha256,
                     classes=config.data.classes,
                 ),
                 self._blobs.path(weights),
-                calibration_data=config.data.evaluated_on if self._calibration_sha256 else "",
+                samples_from=config.data.evaluated_on if self._samples_sha256 else "",
             )
             for target in config.deploy_targets
         }

@@ -6,7 +6,7 @@ from typing import Literal
 
 from subfleet.protocol.messages import ArchitectureProblem, Deployed, Receipt, Refusal, Scores, Update
 from subfleet.rounds.actions import Reply
-from subfleet.rounds.state import Plan, RunState, Seat
+from subfleet.rounds.state import RunState, Seat, Terms
 
 __all__ = ["Verdict", "deploy_task_id", "judge", "reply", "score_task_id", "task_id"]
 
@@ -16,23 +16,23 @@ MAX_HEADER_BYTES = 1024 * 1024
 """By how much an update's container may be larger than the weights that it changes."""
 
 
-def task_id(plan: Plan, state: RunState, client_id: str, attempt: int) -> str:
+def task_id(terms: Terms, state: RunState, client_id: str, attempt: int) -> str:
     """Names a task of the open round, the same again after a crash."""
-    return f"{_try_id(plan, state)}/{client_id}/{attempt}"
+    return f"{_try_id(terms, state)}/{client_id}/{attempt}"
 
 
-def score_task_id(plan: Plan, state: RunState, client_id: str) -> str:
+def score_task_id(terms: Terms, state: RunState, client_id: str) -> str:
     """Names a client's one score task in this try of the open round."""
-    return f"{_try_id(plan, state)}/{client_id}/score"
+    return f"{_try_id(terms, state)}/{client_id}/score"
 
 
-def deploy_task_id(plan: Plan, client_id: str) -> str:
+def deploy_task_id(terms: Terms, client_id: str) -> str:
     """Names a client's one deploy task."""
-    return f"{plan.run_id}/deploy/{client_id}/0"
+    return f"{terms.run_id}/deploy/{client_id}/0"
 
 
-def _try_id(plan: Plan, state: RunState) -> str:
-    return f"{plan.run_id}/r{state.round}.{state.retry}" if state.retry else f"{plan.run_id}/r{state.round}"
+def _try_id(terms: Terms, state: RunState) -> str:
+    return f"{terms.run_id}/r{state.round}.{state.retry}" if state.retry else f"{terms.run_id}/r{state.round}"
 
 
 def reply(
@@ -49,17 +49,17 @@ def reply(
     return Reply(client_id=client_id, receipt=receipt)
 
 
-def judge(plan: Plan, state: RunState, answer: _Answer) -> tuple[Verdict, str]:
+def judge(terms: Terms, state: RunState, answer: _Answer) -> tuple[Verdict, str]:
     """Whether an answer to a task counts, was counted before, or is refused and why."""
-    if answer.run_id != plan.run_id:
-        return "refused", f"run {answer.run_id!r:.80} is not the current run {plan.run_id!r}"
+    if answer.run_id != terms.run_id:
+        return "refused", f"run {answer.run_id!r:.80} is not the current run {terms.run_id!r}"
     if answer.task_id in state.settled:
         return "duplicate", ""
     seat = state.seats.get(answer.client_id)
     if seat is None or (not isinstance(answer, Deployed) and answer.round != state.round):
         return "refused", f"task {answer.task_id!r:.120} is closed; the run is in round {state.round}"
     if not _is_for(seat, answer):
-        return _judge_other_task(plan, state, seat, answer)
+        return _judge_other_task(terms, state, seat, answer)
     return _judge_stage(state, seat, answer)
 
 
@@ -67,12 +67,12 @@ def _is_for(seat: Seat, answer: _Answer) -> bool:
     return seat.task is not None and seat.task.task_id == answer.task_id
 
 
-def _judge_other_task(plan: Plan, state: RunState, seat: Seat, answer: _Answer) -> tuple[Verdict, str]:
+def _judge_other_task(terms: Terms, state: RunState, seat: Seat, answer: _Answer) -> tuple[Verdict, str]:
     """An answer to an earlier task of this round: its refusal, or its scores, are why there is a newer one."""
     if isinstance(answer, Refusal) and seat.attempt > 0:
         return "duplicate", ""
     if isinstance(answer, (Refusal, Scores)) and seat.stage != "scoring" and seat.proposals:
-        was_scored = answer.task_id == score_task_id(plan, state, answer.client_id)
+        was_scored = answer.task_id == score_task_id(terms, state, answer.client_id)
         return ("duplicate", "") if was_scored else _not_the_last(answer)
     return _not_the_last(answer)
 

@@ -16,7 +16,7 @@ from types import MappingProxyType
 from subfleet.rounds.actions import Action, Close, Fold
 from subfleet.rounds.events import Folded
 from subfleet.rounds.retrying import fruitless, what_is_lacking
-from subfleet.rounds.state import Exclusion, Plan, RunState, Seat, Suspicion
+from subfleet.rounds.state import Exclusion, RunState, Seat, Suspicion, Terms
 from subfleet.rounds.suspicion import ChangeSize, divergence, most_suspect, outsiders, usual_change
 
 __all__ = ["begin_fold", "fold_action", "folded", "with_exclusion"]
@@ -32,13 +32,13 @@ def with_exclusion(state: RunState, seat: Seat) -> Seat:
     return replace(seat, stage="skipped", reason=excluded.reason)
 
 
-def begin_fold(plan: Plan, state: RunState, now_s: float) -> Outcome:
+def begin_fold(terms: Terms, state: RunState, now_s: float) -> Outcome:
     """Fold what has come, one update or more, without those far outside what is usual."""
     sizes = _sizes(state, "done")
-    far = outsiders(sizes, state.suspicion.changes, plan.config.suspicion)
+    far = outsiders(sizes, state.suspicion.changes, terms.config.suspicion)
     if far.keys() == sizes.keys():
-        return _spoiled(plan, _suspected(state, far), now_s)
-    state = _left_out(plan, replace(state, phase="fold", entered_s=now_s), far)
+        return _spoiled(terms, _suspected(state, far), now_s)
+    state = _left_out(terms, replace(state, phase="fold", entered_s=now_s), far)
     return state, (fold_action(state),)
 
 
@@ -47,32 +47,32 @@ def fold_action(state: RunState) -> Fold:
     return Fold(round=state.round, seats=_of_stage(state, "done"))
 
 
-def folded(plan: Plan, state: RunState, event: Folded, now_s: float) -> Outcome:
+def folded(terms: Terms, state: RunState, event: Folded, now_s: float) -> Outcome:
     """Close the round; or fold it once more, where the model has diverged."""
     if state.phase != "fold" or event.round != state.round:
         return state, ()
     damaged = {name: why for name, why in event.refused.items() if name in state.seats}
     state = _refused(state, damaged)
     if not _of_stage(state, "done"):
-        return fruitless(plan, state, now_s), ()
-    classes = plan.config.model.class_count
-    why = divergence(event.loss, state.suspicion.loss, classes, plan.config.suspicion)
-    return _again(plan, state, why, now_s) if why else _closed(plan, state, event, now_s)
+        return fruitless(terms, state, now_s), ()
+    classes = terms.config.model.class_count
+    why = divergence(event.loss, state.suspicion.loss, classes, terms.config.suspicion)
+    return _again(terms, state, why, now_s) if why else _closed(terms, state, event, now_s)
 
 
-def _again(plan: Plan, state: RunState, why: str, now_s: float) -> Outcome:
+def _again(terms: Terms, state: RunState, why: str, now_s: float) -> Outcome:
     sizes = _sizes(state, "done", "suspect")
     count = max(1, 2 * len(_of_stage(state, "suspect")))
     if count >= len(sizes):
-        return _spoiled(plan, _suspected(state, dict.fromkeys(sizes, f"{why}, whoever was left out")), now_s)
+        return _spoiled(terms, _suspected(state, dict.fromkeys(sizes, f"{why}, whoever was left out")), now_s)
     state = _suspected(state, dict.fromkeys(most_suspect(sizes)[:count], why))
     return state, (fold_action(state),)
 
 
-def _closed(plan: Plan, state: RunState, event: Folded, now_s: float) -> Outcome:
+def _closed(terms: Terms, state: RunState, event: Folded, now_s: float) -> Outcome:
     suspects = _of_stage(state, "suspect")
     without = "it" if len(suspects) == 1 else f"{len(suspects)} suspects"
-    state = _left_out(plan, state, {one.client_id: f"{one.reason}, but not without {without}" for one in suspects})
+    state = _left_out(terms, state, {one.client_id: f"{one.reason}, but not without {without}" for one in suspects})
     close = Close(
         round=state.round,
         accuracy=event.accuracy,
@@ -94,29 +94,29 @@ def _closed(plan: Plan, state: RunState, event: Folded, now_s: float) -> Outcome
         last=MappingProxyType({**state.last, **done}),
         settled=frozenset(seat.task.task_id for seat in done.values() if seat.task is not None),
         tries=replace(state.tries, waits_for=""),
-        suspicion=_remembered(plan, state, event.loss),
+        suspicion=_remembered(terms, state, event.loss),
     )
     return state, (close,)
 
 
-def _remembered(plan: Plan, state: RunState, loss: float) -> Suspicion:
+def _remembered(terms: Terms, state: RunState, loss: float) -> Suspicion:
     """What a round tells about the next ones."""
     usual = usual_change(_sizes(state, "done").values())
     excluded = {name: one for name, one in state.suspicion.excluded.items() if one.until_round > state.round}
     return Suspicion(
         loss=loss,
-        changes=(*state.suspicion.changes, usual)[-plan.config.suspicion.remembered_rounds :],
+        changes=(*state.suspicion.changes, usual)[-terms.config.suspicion.remembered_rounds :],
         excluded=MappingProxyType(excluded),
     )
 
 
-def _spoiled(plan: Plan, state: RunState, now_s: float) -> Outcome:
+def _spoiled(terms: Terms, state: RunState, now_s: float) -> Outcome:
     """No update is more suspect than the others: try the round again, but not for ever."""
     state = _refused(state, {seat.client_id: seat.reason for seat in _of_stage(state, "suspect")})
     count = state.suspicion.spoiled + 1
-    if count < plan.config.suspicion.spoiled_tries:
+    if count < terms.config.suspicion.spoiled_tries:
         state = replace(state, suspicion=replace(state.suspicion, spoiled=count))
-        return fruitless(plan, state, now_s), ()
+        return fruitless(terms, state, now_s), ()
     failure = (
         f"round {state.round} could not be folded in {count} tries ({what_is_lacking(state.seats)}); lower the "
         "learning rate and begin a new run, or mend the devices and start the server again"
@@ -125,9 +125,9 @@ def _spoiled(plan: Plan, state: RunState, now_s: float) -> Outcome:
     return replace(state, phase="failed", entered_s=now_s, failure=failure, suspicion=forgotten), ()
 
 
-def _left_out(plan: Plan, state: RunState, why: Mapping[str, str]) -> RunState:
+def _left_out(terms: Terms, state: RunState, why: Mapping[str, str]) -> RunState:
     """The state without the updates of some clients, and without the clients for some rounds."""
-    state, until = _refused(state, why), state.round + plan.config.suspicion.exclusion_rounds
+    state, until = _refused(state, why), state.round + terms.config.suspicion.exclusion_rounds
     if not why or until == state.round:
         return state
     said = {name: f"left out until round {until}: in round {state.round} {reason}" for name, reason in why.items()}

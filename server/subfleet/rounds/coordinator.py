@@ -1,4 +1,4 @@
-"""The run as a pure state machine: (plan, state, event, now) to (state, actions). No clock, no file, no network.
+"""The run as a pure state machine: (terms, state, event, now) to (state, actions). No clock, no file, no network.
 
 Handlers take in what happened; `advance` alone moves from phase to phase. A caller stores the new state durably before
 it performs the actions, so that whatever was promised to a client survives a crash.
@@ -42,7 +42,7 @@ from subfleet.rounds.proposing import scored_seat, scoring_wanted, unscored_seat
 from subfleet.rounds.requests import ModelsWanted, PricesWanted, ProgramWanted
 from subfleet.rounds.seating import measured_seat, reason_of, refused_seat, with_less_memory
 from subfleet.rounds.sizing import asking, lacking
-from subfleet.rounds.state import Member, Plan, RunState, Seat, Swept
+from subfleet.rounds.state import Member, RunState, Seat, Swept, Terms
 from subfleet.rounds.unfit import forgiven, with_unfit
 
 __all__ = ["resume_actions", "round_info", "step"]
@@ -50,45 +50,45 @@ __all__ = ["resume_actions", "round_info", "step"]
 Outcome = tuple[RunState, tuple[Action, ...]]
 
 
-def step(plan: Plan, state: RunState, event: Event, now_s: float) -> Outcome:
+def step(terms: Terms, state: RunState, event: Event, now_s: float) -> Outcome:
     """Take in an event, then move on as far as the state allows."""
-    handled, actions = _handled(plan, state, event, now_s)
-    if isinstance(event, Heard | Profiled | Measured) and _moves_nothing(plan, state, handled, event, now_s):
+    handled, actions = _handled(terms, state, event, now_s)
+    if isinstance(event, Heard | Profiled | Measured) and _moves_nothing(terms, state, handled, event, now_s):
         return handled, actions
-    after, more = advance(plan, handled, now_s)
+    after, more = advance(terms, handled, now_s)
     return after, (*actions, *more, *skip_notices(state, after))
 
 
-def round_info(plan: Plan, state: RunState, now_s: float) -> RoundInfo | None:
+def round_info(terms: Terms, state: RunState, now_s: float) -> RoundInfo | None:
     """What everyone is told of the run now; None where there is nothing to tell, between rounds.
 
     Its message id follows from what it says, so that repetitions are recognised.
     """
     phases: Mapping[str, tuple[Any, float]] = {
-        "measure": ("measure", plan.config.deadlines.measure_s),
-        "train": ("train", plan.config.deadlines.round_s),
-        "deploy": ("train", plan.config.deadlines.deploy_s),
-        "finished": ("finished", plan.config.deadlines.linger_s),
-        "failed": ("finished", plan.config.deadlines.linger_s),
+        "measure": ("measure", terms.config.deadlines.measure_s),
+        "train": ("train", terms.config.deadlines.round_s),
+        "deploy": ("train", terms.config.deadlines.deploy_s),
+        "finished": ("finished", terms.config.deadlines.linger_s),
+        "failed": ("finished", terms.config.deadlines.linger_s),
     }
     if state.phase not in phases:
         return None
     phase, limit_s = phases[state.phase]
     again = f".{state.retry}" if state.retry else ""
     return RoundInfo(
-        run_id=plan.run_id,
+        run_id=terms.run_id,
         round=state.round,
-        round_count=plan.config.total_rounds,
+        round_count=terms.config.total_rounds,
         phase=phase,
-        log_time_s=plan.config.log_time_s(max(state.turn, 1)),
+        log_time_s=terms.config.log_time_s(max(state.turn, 1)),
         deadline_s=max(0.0, limit_s - (now_s - state.entered_s)),
-        message_id=f"{plan.run_id}/{state.round}{again}/{phase}",
+        message_id=f"{terms.run_id}/{state.round}{again}/{phase}",
         retry=state.retry,
-        log_quantile=plan.log_quantile if phase == "measure" else None,
+        log_quantile=terms.log_quantile if phase == "measure" else None,
     )
 
 
-def resume_actions(plan: Plan, state: RunState) -> tuple[Action, ...]:
+def resume_actions(terms: Terms, state: RunState) -> tuple[Action, ...]:
     """What is to be done again when a stored state is taken up: everything that was under way."""
     ahead = (ProgramWanted(queued=one, round=state.round) for one in state.queue)
     actions: list[Action] = [Request(wanted=one) for one in ahead]
@@ -104,7 +104,7 @@ def resume_actions(plan: Plan, state: RunState) -> tuple[Action, ...]:
         elif seat.stage == "scoring":
             actions.append(Request(wanted=scoring_wanted(state, seat)))
     # Tasks that are not out yet are asked for when a smaller size could be chosen, should one be too large.
-    wanted = lacking(plan, state)
+    wanted = lacking(terms, state)
     return (*actions, *([Request(wanted=one) for one in wanted] if wanted else tasks_wanted(state)))
 
 
@@ -115,12 +115,12 @@ def _deploying(state: RunState) -> tuple[Action, ...]:
     return (*sent, *made)
 
 
-def _handled(plan: Plan, state: RunState, event: Event, now_s: float) -> Outcome:
-    return _told(plan, state, event, now_s) if isinstance(event, FromDevice) else _done(plan, state, event, now_s)
+def _handled(terms: Terms, state: RunState, event: Event, now_s: float) -> Outcome:
+    return _told(terms, state, event, now_s) if isinstance(event, FromDevice) else _done(terms, state, event, now_s)
 
 
 def _moves_nothing(
-    plan: Plan, before: RunState, after: RunState, event: Heard | Profiled | Measured, now_s: float
+    terms: Terms, before: RunState, after: RunState, event: Heard | Profiled | Measured, now_s: float
 ) -> bool:
     """Whether a client that is there has said no more than that: what else is due is seen in the next tick.
 
@@ -132,52 +132,52 @@ def _moves_nothing(
         return False
     name = event.presence.client_id if isinstance(event, Heard) else event.telemetry.client_id
     known, now = before.members.get(name), after.members.get(name)
-    if known is None or now is None or not holds_lease(plan, known, now_s):
+    if known is None or now is None or not holds_lease(terms, known, now_s):
         return False
     return replace(now, heard_s=known.heard_s, noted_s=known.noted_s) == known
 
 
-def _told(plan: Plan, state: RunState, event: FromDevice, now_s: float) -> Outcome:
+def _told(terms: Terms, state: RunState, event: FromDevice, now_s: float) -> Outcome:
     match event:
         case Heard():
-            outcome = _heard(plan, state, event, now_s)
+            outcome = _heard(terms, state, event, now_s)
         case Profiled():
-            outcome = _profiled(plan, state, event, now_s)
+            outcome = _profiled(terms, state, event, now_s)
         case Measured():
-            outcome = _measured(plan, state, event, now_s)
+            outcome = _measured(terms, state, event, now_s)
         case Scored():
-            outcome = _scored(plan, state, event)
+            outcome = _scored(terms, state, event)
         case Refused():
-            outcome = _refused(plan, state, event)
+            outcome = _refused(terms, state, event)
         case UpdateOffered():
-            outcome = _update_offered(plan, state, event)
+            outcome = _update_offered(terms, state, event)
         case Reported():
-            outcome = _reported(plan, state, event)
+            outcome = _reported(terms, state, event)
         case _:
             never(event)
     return outcome
 
 
-def _done(plan: Plan, state: RunState, event: FromServer, now_s: float) -> Outcome:
+def _done(terms: Terms, state: RunState, event: FromServer, now_s: float) -> Outcome:
     match event:
         case Tick():
-            outcome: Outcome = without_strangers(plan, state, now_s), ()
+            outcome: Outcome = without_strangers(terms, state, now_s), ()
         case Ready():
-            outcome = came(plan, state, event, now_s)
+            outcome = came(terms, state, event, now_s)
         case Failed():
-            outcome = failed(plan, state, event, now_s)
+            outcome = failed(terms, state, event, now_s)
         case UpdateStored():
-            outcome = _update_stored(plan, state, event)
+            outcome = _update_stored(terms, state, event)
         case UpdateRejected():
-            outcome = _update_rejected(plan, state, event)
+            outcome = _update_rejected(terms, state, event)
         case Folded():
-            outcome = folded(plan, state, event, now_s)
+            outcome = folded(terms, state, event, now_s)
         case _:
             never(event)
     return outcome
 
 
-def _heard(plan: Plan, state: RunState, event: Heard, now_s: float) -> Outcome:
+def _heard(terms: Terms, state: RunState, event: Heard, now_s: float) -> Outcome:
     presence = event.presence
     member = state.members.get(presence.client_id, Member())
     if not presence.online:
@@ -199,10 +199,10 @@ def _spoke(member: Member, session_id: str, now_s: float) -> Member:
     return replace(member, session_id=session_id, heard_s=now_s, left=False, silent_since=0, noted_s=now_s)
 
 
-def _profiled(plan: Plan, state: RunState, event: Profiled, now_s: float) -> Outcome:
+def _profiled(terms: Terms, state: RunState, event: Profiled, now_s: float) -> Outcome:
     member = state.members.get(event.profile.client_id, Member())
     # It comes with every heartbeat, and so does the answer to what it declares, which may have been lost.
-    answer = declaration_reply(plan, event.profile)
+    answer = declaration_reply(terms, event.profile)
     if member.profile == event.profile:
         return state, answer
     state = forgiven(state, event.profile.client_id)
@@ -221,14 +221,14 @@ def _with_seat(state: RunState, seat: Seat) -> RunState:
     return replace(state, seats=MappingProxyType({**state.seats, seat.client_id: seat}))
 
 
-def _measured(plan: Plan, state: RunState, event: Measured, now_s: float) -> Outcome:
+def _measured(terms: Terms, state: RunState, event: Measured, now_s: float) -> Outcome:
     telemetry = event.telemetry
     client_id, message_id = telemetry.client_id, telemetry.message_id
     member = _spoke(state.members.get(client_id, Member()), telemetry.session_id, now_s)
     state = _with_member(state, client_id, member)
     if telemetry.round is None:
         return state, ()
-    if (telemetry.run_id, telemetry.round, telemetry.retry) != (plan.run_id, state.round, state.retry):
+    if (telemetry.run_id, telemetry.round, telemetry.retry) != (terms.run_id, state.round, state.retry):
         return state, (reply(client_id, message_id, "refused", f"round {telemetry.round} of that run is not open"),)
     if client_id in state.seats and state.seats[client_id].stage != "missing":
         return state, (reply(client_id, message_id, "duplicate"),)
@@ -237,33 +237,33 @@ def _measured(plan: Plan, state: RunState, event: Measured, now_s: float) -> Out
     if member.profile is None:
         # Its profile is still on its way; the client sends the telemetry again until it has a receipt.
         return state, ()
-    seat = with_exclusion(state, measured_seat(plan, member.profile, telemetry))
+    seat = with_exclusion(state, measured_seat(terms, member.profile, telemetry))
     state, requests = _with_seat(state, seat), tuple[Action, ...]()
-    if seat.stage == "answered" and not has_prices(plan, state, seat.runtime):
+    if seat.stage == "answered" and not has_prices(terms, state, seat.runtime):
         state, requests = asking(state, [PricesWanted(target=seat.runtime)])
     return state, (reply(client_id, message_id, "accepted"), *requests)
 
 
-def _scored(plan: Plan, state: RunState, event: Scored) -> Outcome:
+def _scored(terms: Terms, state: RunState, event: Scored) -> Outcome:
     scores = event.scores
-    verdict, reason = judge(plan, state, scores)
+    verdict, reason = judge(terms, state, scores)
     answer = reply(scores.client_id, scores.message_id, verdict, reason)
     if verdict != "accepted":
         return state, (answer,)
-    if lacking(plan, state):
+    if lacking(terms, state):
         # No size can be chosen yet; the client sends it again until it has a receipt.
         return state, ()
-    seat, actions = scored_seat(plan, state, state.seats[scores.client_id], scores)
+    seat, actions = scored_seat(terms, state, state.seats[scores.client_id], scores)
     return _with_seat(state, seat), (answer, Withdraw(task_id=scores.task_id), *actions)
 
 
-def _refused(plan: Plan, state: RunState, event: Refused) -> Outcome:
+def _refused(terms: Terms, state: RunState, event: Refused) -> Outcome:
     refusal = event.refusal
-    verdict, reason = judge(plan, state, refusal)
+    verdict, reason = judge(terms, state, refusal)
     answer = reply(refusal.client_id, refusal.message_id, verdict, reason)
     if verdict != "accepted":
         return state, (answer,)
-    if lacking(plan, state):
+    if lacking(terms, state):
         # As with scores: what it is given instead cannot be chosen yet.
         return state, ()
     why = reason_of(refusal)
@@ -271,23 +271,23 @@ def _refused(plan: Plan, state: RunState, event: Refused) -> Outcome:
     seat = replace(seat, refusals=(*seat.refusals, why))
     state = with_unfit(state, seat, refusal, why)
     if seat.stage == "scoring":
-        seat, actions = unscored_seat(plan, state, with_less_memory(seat, refusal))
+        seat, actions = unscored_seat(terms, state, with_less_memory(seat, refusal))
     else:
-        seat, actions = refused_seat(plan, state, seat, refusal)
+        seat, actions = refused_seat(terms, state, seat, refusal)
     return _with_seat(state, seat), (answer, Withdraw(task_id=refusal.task_id), *actions)
 
 
-def _update_offered(plan: Plan, state: RunState, event: UpdateOffered) -> Outcome:
+def _update_offered(terms: Terms, state: RunState, event: UpdateOffered) -> Outcome:
     update = event.update
-    verdict, reason = judge(plan, state, update)
+    verdict, reason = judge(terms, state, update)
     if verdict == "accepted":
         return state, (Fetch(update=update),)
     return state, (reply(update.client_id, update.message_id, verdict, reason),)
 
 
-def _update_stored(plan: Plan, state: RunState, event: UpdateStored) -> Outcome:
+def _update_stored(terms: Terms, state: RunState, event: UpdateStored) -> Outcome:
     update = event.update
-    verdict, reason = judge(plan, state, update)
+    verdict, reason = judge(terms, state, update)
     answer = reply(update.client_id, update.message_id, verdict, reason)
     if verdict != "accepted":
         return state, (answer,)
@@ -295,9 +295,9 @@ def _update_stored(plan: Plan, state: RunState, event: UpdateStored) -> Outcome:
     return _with_seat(state, seat), (answer, Withdraw(task_id=update.task_id))
 
 
-def _update_rejected(plan: Plan, state: RunState, event: UpdateRejected) -> Outcome:
+def _update_rejected(terms: Terms, state: RunState, event: UpdateRejected) -> Outcome:
     update = event.update
-    verdict, reason = judge(plan, state, update)
+    verdict, reason = judge(terms, state, update)
     if verdict != "accepted":
         return state, (reply(update.client_id, update.message_id, verdict, reason),)
     seat = replace(state.seats[update.client_id], stage="refused", reason=event.reason)
@@ -305,9 +305,9 @@ def _update_rejected(plan: Plan, state: RunState, event: UpdateRejected) -> Outc
     return _with_seat(state, seat), (answer, Withdraw(task_id=update.task_id))
 
 
-def _reported(plan: Plan, state: RunState, event: Reported) -> Outcome:
+def _reported(terms: Terms, state: RunState, event: Reported) -> Outcome:
     deployed = event.deployed
-    verdict, reason = judge(plan, state, deployed)
+    verdict, reason = judge(terms, state, deployed)
     answer = reply(deployed.client_id, deployed.message_id, verdict, reason)
     if verdict != "accepted":
         return state, (answer,)

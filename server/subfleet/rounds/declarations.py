@@ -9,7 +9,7 @@ from subfleet.protocol.messages import ArchitectureProblem, Profile
 from subfleet.protocol.subnet import Explicit, Full, IndexSet, Roll, SubnetSpec
 from subfleet.rounds.actions import Reply
 from subfleet.rounds.answers import Verdict, reply
-from subfleet.rounds.state import Plan
+from subfleet.rounds.state import Terms
 
 __all__ = ["Declaration", "declaration_of", "declaration_reply"]
 
@@ -32,41 +32,41 @@ class Declaration:
     reason: str = ""
 
 
-def declaration_of(plan: Plan, architecture: SubnetSpec | None) -> Declaration:
+def declaration_of(terms: Terms, architecture: SubnetSpec | None) -> Declaration:
     """Judge what a device declares. Wherever on an axis it lies, it is the size that counts."""
     if architecture is None:
         return Declaration(
             reason="the method goes by declared architectures, but the device declares none; name it with "
             "--architecture, or in its profile"
         )
-    if not plan.policies.declarations:
+    if not terms.policies.declarations:
         return Declaration(
             problem="not_used",
-            reason=f"the run's method {plan.config.method.TYPE!r} goes by no declarations, and gives what fits",
+            reason=f"the run's method {terms.config.method.TYPE!r} goes by no declarations, and gives what fits",
         )
     try:
-        size = plan.network.size_of(architecture)
+        size = terms.network.size_of(architecture)
     except ConfigError as error:
-        problems = (*_problems(plan.network, architecture), _OTHERWISE)
+        problems = (*_problems(terms.network, architecture), _OTHERWISE)
         return Declaration(problem=problems[0], reason=_told(str(error)))
-    known = next((one for one in plan.space if (one.axes, one.blocks) == (size.axes, size.blocks)), None)
+    known = next((one for one in terms.space if (one.axes, one.blocks) == (size.axes, size.blocks)), None)
     if known is None:
-        smallest, largest = plan.space[0].name, plan.space[-1].name
+        smallest, largest = terms.space[0].name, terms.space[-1].name
         return Declaration(
             problem="not_in_space",
             reason=_told(
-                f"the declared architecture is none of the {len(plan.space)} sizes of the run, from {smallest!r} to "
+                f"the declared architecture is none of the {len(terms.space)} sizes of the run, from {smallest!r} to "
                 f"{largest!r}; declare one of those that `subfleet preflight --json` lists, or change its rates"
             ),
         )
     return Declaration(size=known)
 
 
-def declaration_reply(plan: Plan, profile: Profile) -> tuple[Reply, ...]:
+def declaration_reply(terms: Terms, profile: Profile) -> tuple[Reply, ...]:
     """The answer to a profile that declares an architecture; none to others."""
     if profile.architecture is None:
         return ()
-    found = declaration_of(plan, profile.architecture)
+    found = declaration_of(terms, profile.architecture)
     status: Verdict = "refused" if found.size is None else "accepted"
     return (reply(profile.client_id, profile.message_id, status, found.reason, problem=found.problem),)
 

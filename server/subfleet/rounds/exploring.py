@@ -10,7 +10,7 @@ from types import MappingProxyType
 from subfleet.rounds.pricing import prices_of
 from subfleet.rounds.requests import Explored, SearchWanted
 from subfleet.rounds.seating import ask_of
-from subfleet.rounds.state import Plan, RunState
+from subfleet.rounds.state import RunState, Terms
 from subfleet.search.query import Known, PriceList, Search
 
 __all__ = ["explored"]
@@ -19,26 +19,26 @@ _KEPT = 2**15
 """Prices that are kept for one look: a search asks for the neighbours of what it knows again and again."""
 
 
-def explored(plan: Plan, state: RunState, wanted: SearchWanted) -> Explored:
+def explored(terms: Terms, state: RunState, wanted: SearchWanted) -> Explored:
     """Look for sizes for all clients that are to be given one; or, where that was done, know again what was found.
 
     Args:
-        plan: of the run.
+        terms: of the run.
         state: with the prices of all their targets.
         wanted: what is answered.
     """
     seats = [seat for _, seat in sorted(state.seats.items()) if seat.stage not in ("skipped", "missing")]
-    prices = {target: prices_of(plan, state, target) for target in sorted({seat.runtime for seat in seats})}
+    prices = {target: prices_of(terms, state, target) for target in sorted({seat.runtime for seat in seats})}
     # Remembered while this look lasts: a search that is handed back keeps nothing of it.
     recalled: dict[str, PriceList] = {target: lru_cache(maxsize=_KEPT)(price) for target, price in prices.items()}
-    searches = {target: _search_of(plan, state, target).priced(price) for target, price in recalled.items()}
+    searches = {target: _search_of(terms, state, target).priced(price) for target, price in recalled.items()}
     new: list[Known] = []
     pool = dict.fromkeys(state.pool)
     for seat in seats:
         if seat.stage != "answered" or seat.budget is None or state.explored_turn == state.turn:
             continue
-        ask = replace(ask_of(plan, state, seat, search=searches[seat.runtime]), price=recalled[seat.runtime])
-        found = [one for one in dict.fromkeys(plan.policies.explore(ask)) if one not in pool]
+        ask = replace(ask_of(terms, state, seat, search=searches[seat.runtime]), price=recalled[seat.runtime])
+        found = [one for one in dict.fromkeys(terms.policies.explore(ask)) if one not in pool]
         pool |= dict.fromkeys(found)
         new += found
         searches = {target: search.learned(found) for target, search in searches.items()}
@@ -52,9 +52,9 @@ def explored(plan: Plan, state: RunState, wanted: SearchWanted) -> Explored:
     )
 
 
-def _search_of(plan: Plan, state: RunState, target: str) -> Search:
+def _search_of(terms: Terms, state: RunState, target: str) -> Search:
     """The search of a target, with all that was found so far."""
-    if plan.policies.search is None:
+    if terms.policies.search is None:
         raise ValueError("a search was asked for, but the method has none")
     known = state.searches.get(target)  # it has learned the whole pool, which grows here alone
-    return known or plan.policies.search(plan.network, prices_of(plan, state, target), target).learned(state.pool)
+    return known or terms.policies.search(terms.network, prices_of(terms, state, target), target).learned(state.pool)

@@ -4,7 +4,7 @@ import math
 from dataclasses import replace
 
 from subfleet.protocol.messages import Profile
-from subfleet.rounds.state import Member, Plan, RunState, Swept
+from subfleet.rounds.state import Member, RunState, Swept, Terms
 
 __all__ = ["MOST_STRANGERS", "SILENT_SINCE", "holds_lease", "silent_members", "without_strangers"]
 
@@ -18,9 +18,9 @@ SILENT_SINCE = "it has been silent since round"
 """Why a client is missing that a round has not waited for; the round follows."""
 
 
-def holds_lease(plan: Plan, member: Member, now_s: float) -> bool:
+def holds_lease(terms: Terms, member: Member, now_s: float) -> bool:
     """Whether a client has given a sign of life not long ago."""
-    return member.heard_s is not None and now_s - member.heard_s <= plan.config.deadlines.lease_s
+    return member.heard_s is not None and now_s - member.heard_s <= terms.config.deadlines.lease_s
 
 
 def silent_members(state: RunState) -> tuple[str, ...]:
@@ -38,7 +38,7 @@ def silent_members(state: RunState) -> tuple[str, ...]:
     )
 
 
-def without_strangers(plan: Plan, state: RunState, now_s: float) -> RunState:
+def without_strangers(terms: Terms, state: RunState, now_s: float) -> RunState:
     """The state without those that never took part and are silent, or are too many.
 
     A client that is forgotten and comes back is as new as it was the first time. Members are looked through where one
@@ -46,7 +46,7 @@ def without_strangers(plan: Plan, state: RunState, now_s: float) -> RunState:
     """
     if now_s <= state.swept.until_s and state.swept.seats == (state.turn, state.phase):
         return state
-    deadlines = plan.config.deadlines
+    deadlines = terms.config.deadlines
 
     def expires_s(member: Member) -> float:
         return member.noted_s + (deadlines.forget_s if member.profile is not None else deadlines.lease_s)

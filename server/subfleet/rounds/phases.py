@@ -15,7 +15,7 @@ from subfleet.rounds.requests import ModelsWanted
 from subfleet.rounds.retrying import fruitless, opened
 from subfleet.rounds.selection import NOT_DRAWN, selected
 from subfleet.rounds.sizing import lacking, sized
-from subfleet.rounds.state import Phase, Plan, RunState, Seat
+from subfleet.rounds.state import Phase, RunState, Seat, Terms
 
 __all__ = ["advance", "expected_clients"]
 
@@ -25,29 +25,29 @@ _NO_SIZE = "no size was chosen for it in time"
 """Why a client is missing that has answered: what is needed to choose one was not made before the deadline."""
 
 
-def advance(plan: Plan, state: RunState, now_s: float) -> Outcome:
+def advance(terms: Terms, state: RunState, now_s: float) -> Outcome:
     """Move on until the phase has to wait for something."""
     actions: tuple[Action, ...] = ()
     while True:
         before = state.phase
-        state, more = _moved(plan, state, now_s)
+        state, more = _moved(terms, state, now_s)
         actions += more
         if state.phase == before:
             return state, actions
 
 
-def _moved(plan: Plan, state: RunState, now_s: float) -> Outcome:
+def _moved(terms: Terms, state: RunState, now_s: float) -> Outcome:
     """What the phase comes to now."""
     outcome: Outcome = state, ()
     match state.phase:
         case "waiting":
-            outcome = _waiting(plan, state, now_s)
+            outcome = _waiting(terms, state, now_s)
         case "measure":
-            outcome = _measure(plan, state, now_s)
+            outcome = _measure(terms, state, now_s)
         case "train":
-            outcome = _train(plan, state, now_s)
+            outcome = _train(terms, state, now_s)
         case "deploy":
-            outcome = _deploy(plan, state, now_s)
+            outcome = _deploy(terms, state, now_s)
         case "fold" | "finished" | "failed":
             pass  # an event ends the one, and nothing the others
         case _:
@@ -55,21 +55,21 @@ def _moved(plan: Plan, state: RunState, now_s: float) -> Outcome:
     return outcome
 
 
-def expected_clients(plan: Plan, state: RunState, now_s: float) -> tuple[str, ...]:
+def expected_clients(terms: Terms, state: RunState, now_s: float) -> tuple[str, ...]:
     """The clients that a round waits for at its start.
 
     Whoever holds its lease; in a strict run everyone who ever spoke in this run: a client that was killed and comes
     back takes part as if nothing had happened. Who let a deadline pass without a word is not waited for until it is
     heard again; the rounds that it misses count against participation all the same.
     """
-    return tuple(sorted(_expected(plan, state, now_s)))
+    return tuple(sorted(_expected(terms, state, now_s)))
 
 
-def _expected(plan: Plan, state: RunState, now_s: float) -> Iterator[str]:
+def _expected(terms: Terms, state: RunState, now_s: float) -> Iterator[str]:
     """Those clients, in no order."""
-    strict = plan.config.strict
+    strict = terms.config.strict
     for name, member in state.members.items():
-        if member.profile is not None and not member.silent_since and (strict or holds_lease(plan, member, now_s)):
+        if member.profile is not None and not member.silent_since and (strict or holds_lease(terms, member, now_s)):
             yield name
 
 
@@ -77,49 +77,49 @@ def _enter(state: RunState, phase: Phase, now_s: float) -> RunState:
     return replace(state, phase=phase, entered_s=now_s)
 
 
-def _waiting(plan: Plan, state: RunState, now_s: float) -> Outcome:
-    if state.folded_round >= plan.config.total_rounds:
-        return _open_deploy(plan, state, now_s)
+def _waiting(terms: Terms, state: RunState, now_s: float) -> Outcome:
+    if state.folded_round >= terms.config.total_rounds:
+        return _open_deploy(terms, state, now_s)
     # A strict run waits for those who went away, but begins no round on the strength of them.
-    there = sum(holds_lease(plan, state.members[name], now_s) for name in _expected(plan, state, now_s))
-    if there >= plan.config.min_clients:
+    there = sum(holds_lease(terms, state.members[name], now_s) for name in _expected(terms, state, now_s))
+    if there >= terms.config.min_clients:
         paused = state.round > state.folded_round and now_s - state.entered_s < state.tries.pause_s
         return (state if paused else opened(state, now_s)), ()
-    if now_s - state.entered_s < plan.config.deadlines.join_s:
+    if now_s - state.entered_s < terms.config.deadlines.join_s:
         return state, ()
     failure = (
-        f"{there} of {plan.config.min_clients} clients were there after {plan.config.deadlines.join_s:g} s; "
+        f"{there} of {terms.config.min_clients} clients were there after {terms.config.deadlines.join_s:g} s; "
         "start more clients or lower min_clients"
     )
     return _enter(replace(state, failure=failure), "failed", now_s), ()
 
 
-def _measure(plan: Plan, state: RunState, now_s: float) -> Outcome:
-    late = now_s - state.entered_s >= plan.config.deadlines.measure_s
-    waits_for = (name not in state.seats for name in _expected(plan, state, now_s))
-    if not late and (len(state.seats) < plan.config.min_clients or any(waits_for)):
+def _measure(terms: Terms, state: RunState, now_s: float) -> Outcome:
+    late = now_s - state.entered_s >= terms.config.deadlines.measure_s
+    waits_for = (name not in state.seats for name in _expected(terms, state, now_s))
+    if not late and (len(state.seats) < terms.config.min_clients or any(waits_for)):
         return state, ()
-    expected = expected_clients(plan, state, now_s)
+    expected = expected_clients(terms, state, now_s)
     missed = [name for name in expected if name not in state.seats]
     silent = [name for name in silent_members(state) if name not in missed]
     since = {name: state.members[name].silent_since or state.round for name in (*missed, *silent)}
     members = {name: replace(state.members[name], silent_since=number) for name, number in since.items()}
     state = replace(state, members=state.members.updated(members))
     if not state.seats:
-        return _unanswered(plan, state, now_s)
+        return _unanswered(terms, state, now_s)
     reasons = dict.fromkeys(missed, "no telemetry came in time") | {
         name: f"{SILENT_SINCE} {since[name]}" for name in silent
     }
     seats = {**state.seats, **{name: _missing_seat(state, name, reason) for name, reason in reasons.items()}}
-    return _assign(plan, replace(state, seats=MappingProxyType(seats)), now_s)
+    return _assign(terms, replace(state, seats=MappingProxyType(seats)), now_s)
 
 
-def _unanswered(plan: Plan, state: RunState, now_s: float) -> Outcome:
+def _unanswered(terms: Terms, state: RunState, now_s: float) -> Outcome:
     """Wait for clients anew, but not for ever: some may give signs of life and yet never say what they can give."""
-    if now_s - state.opened_s < plan.config.deadlines.join_s:
+    if now_s - state.opened_s < terms.config.deadlines.join_s:
         return _enter(state, "waiting", now_s), ()
     failure = (
-        f"no client answered the announcement of round {state.round} within {plan.config.deadlines.join_s:g} s; "
+        f"no client answered the announcement of round {state.round} within {terms.config.deadlines.join_s:g} s; "
         "see the clients' logs, or raise measure_s"
     )
     return _enter(replace(state, failure=failure), "failed", now_s), ()
@@ -131,9 +131,9 @@ def _missing_seat(state: RunState, client_id: str, reason: str) -> Seat:
     return Seat(client_id=client_id, device=device, stage="missing", reason=reason)
 
 
-def _assign(plan: Plan, state: RunState, now_s: float) -> Outcome:
+def _assign(terms: Terms, state: RunState, now_s: float) -> Outcome:
     """Who was not drawn is left out; the others are given sizes while the phase goes on."""
-    drawn = set(_drawn(plan, state))
+    drawn = set(_drawn(terms, state))
     left_out = {
         name: replace(seat, stage="skipped", reason=NOT_DRAWN)
         for name, seat in state.seats.items()
@@ -143,34 +143,34 @@ def _assign(plan: Plan, state: RunState, now_s: float) -> Outcome:
     return replace(state, seats=MappingProxyType(dict(sorted({**state.seats, **left_out}.items())))), ()
 
 
-def _drawn(plan: Plan, state: RunState) -> tuple[str, ...]:
+def _drawn(terms: Terms, state: RunState) -> tuple[str, ...]:
     able = [name for name, seat in state.seats.items() if seat.stage == "answered"]
-    config = plan.config
+    config = terms.config
     # Statistics are those of everybody's data.
     count = 0 if config.calibrates(state.round) else config.clients_per_round
     return selected(able, count, seed=config.seed, round_number=state.round, retry=state.retry)
 
 
-def _train(plan: Plan, state: RunState, now_s: float) -> Outcome:
-    state, unscored = (state, ()) if lacking(plan, state) else without_late_scores(plan, state, now_s)
-    state, given = sized(plan, state)
+def _train(terms: Terms, state: RunState, now_s: float) -> Outcome:
+    state, unscored = (state, ()) if lacking(terms, state) else without_late_scores(terms, state, now_s)
+    state, given = sized(terms, state)
     first = (*unscored, *given)
     still_open = [seat for seat in state.seats.values() if seat.open]
     done = sum(seat.stage == "done" for seat in state.seats.values())
     answered = done + sum(seat.stage == "refused" for seat in state.seats.values())
-    enough = done > 0 and answered >= math.ceil(plan.config.quorum * (answered + len(still_open)))
-    late = now_s - state.entered_s >= plan.config.deadlines.round_s
-    if still_open and not late and not (enough and not plan.config.strict):
+    enough = done > 0 and answered >= math.ceil(terms.config.quorum * (answered + len(still_open)))
+    late = now_s - state.entered_s >= terms.config.deadlines.round_s
+    if still_open and not late and not (enough and not terms.config.strict):
         return state, first
-    if state.queue and plan.config.strict and not late:  # which programs the next round finds must not depend on speed
+    if state.queue and terms.config.strict and not late:  # which programs the next round finds must not depend on speed
         return state, first
     reason = "no answer came in time" if late else "the round closed at its quorum"
     state, actions = _close_open_seats(state, still_open, reason)
     if not any(seat.stage == "done" for seat in state.seats.values()):
         # Where the next try begins at once, nobody would be told after this step.
         notices = [notice for seat in state.seats.values() for notice in skip_notice(seat)]
-        return fruitless(plan, state, now_s), (*first, *actions, *notices)
-    state, last = begin_fold(plan, state, now_s)
+        return fruitless(terms, state, now_s), (*first, *actions, *notices)
+    state, last = begin_fold(terms, state, now_s)
     return state, (*first, *actions, *last)
 
 
@@ -183,8 +183,8 @@ def _close_open_seats(state: RunState, still_open: list[Seat], reason: str) -> O
     return replace(state, seats=MappingProxyType({**state.seats, **closed})), actions
 
 
-def _open_deploy(plan: Plan, state: RunState, now_s: float) -> Outcome:
-    if not plan.config.deploy_targets or not state.last:
+def _open_deploy(terms: Terms, state: RunState, now_s: float) -> Outcome:
+    if not terms.config.deploy_targets or not state.last:
         return _enter(state, "finished", now_s), ()
     seats = {
         name: replace(seat, stage="preparing", attempt=0, reason="", task=None, result=None)
@@ -198,9 +198,9 @@ def _open_deploy(plan: Plan, state: RunState, now_s: float) -> Outcome:
     return _enter(replace(state, seats=MappingProxyType(seats)), "deploy", now_s), actions
 
 
-def _deploy(plan: Plan, state: RunState, now_s: float) -> Outcome:
+def _deploy(terms: Terms, state: RunState, now_s: float) -> Outcome:
     still_open = [seat for seat in state.seats.values() if seat.open]
-    if still_open and now_s - state.entered_s < plan.config.deadlines.deploy_s:
+    if still_open and now_s - state.entered_s < terms.config.deadlines.deploy_s:
         return state, ()
     state, actions = _close_open_seats(state, still_open, "it did not fetch its models in time")
     return _enter(state, "finished", now_s), actions

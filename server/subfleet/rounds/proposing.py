@@ -17,7 +17,7 @@ from subfleet.rounds.actions import Action, Request, SendTask, Withdraw
 from subfleet.rounds.answers import score_task_id
 from subfleet.rounds.requests import ScoringMade, ScoringWanted
 from subfleet.rounds.seating import ask_of, assigned_seat, given_seat
-from subfleet.rounds.state import Plan, RunState, Seat
+from subfleet.rounds.state import RunState, Seat, Terms
 from subfleet.rounds.unfit import unscorable_sizes
 
 __all__ = [
@@ -39,15 +39,15 @@ _LEAST = 2
 """Candidates; one alone needs no score."""
 
 
-def proposed_seat(plan: Plan, state: RunState, seat: Seat) -> tuple[Seat, tuple[Action, ...]]:
+def proposed_seat(terms: Terms, state: RunState, seat: Seat) -> tuple[Seat, tuple[Action, ...]]:
     """Propose candidates to a client that has answered, where the method has some; else choose a size at once."""
-    propose = plan.policies.propose
-    if propose is None or seat.budget is None or plan.config.calibrates(state.round):
-        return assigned_seat(plan, state, seat)
+    propose = terms.policies.propose
+    if propose is None or seat.budget is None or terms.config.calibrates(state.round):
+        return assigned_seat(terms, state, seat)
     unscorable = unscorable_sizes(state, seat.client_id, seat.runtime)
-    proposals = [one for one in propose(ask_of(plan, state, seat)) if one.spec.spec_id not in unscorable]
+    proposals = [one for one in propose(ask_of(terms, state, seat)) if one.spec.spec_id not in unscorable]
     if len(proposals) < _LEAST:
-        return assigned_seat(plan, state, seat)
+        return assigned_seat(terms, state, seat)
     waiting = replace(seat, stage="scoring", proposals=tuple(one.spec for one in proposals))
     return waiting, (Request(wanted=scoring_wanted(state, waiting)),)
 
@@ -75,45 +75,45 @@ def score_training(training: TrainingSettings) -> TrainingSettings:
 
 
 def scoring_seat(
-    plan: Plan, state: RunState, seat: Seat, made: ScoringMade, now_s: float
+    terms: Terms, state: RunState, seat: Seat, made: ScoringMade, now_s: float
 ) -> tuple[Seat, tuple[Action, ...]]:
     """Send the candidates whose programs' own plans fit the budget; with too few of them no score is needed."""
     budget = seat.budget
     planned = {one: planned_for(one.planned_peak_bytes, one.packings, seat.packing_width) for one in made.candidates}
     fitting = [one for one, size_bytes in planned.items() if budget is not None and size_bytes <= budget.memory_bytes]
     if budget is None or len(fitting) < _LEAST:
-        return unscored_seat(plan, state, seat)
-    name = score_task_id(plan, state, seat.client_id)
+        return unscored_seat(terms, state, seat)
+    name = score_task_id(terms, state, seat.client_id)
     task = Task(
         task_id=name,
         work="score",
-        run_id=plan.run_id,
+        run_id=terms.run_id,
         round=state.round,
         client_id=seat.client_id,
         spec=fitting[-1].size,
         programs=tuple(one.program for one in fitting),
         weights=None,
-        training=score_training(plan.training(state.round)),
+        training=score_training(terms.training(state.round)),
         planned_peak_bytes=max(planned[one] for one in fitting),
         budget=budget,
-        deadline_s=max(0.0, _limit_s(plan) - (now_s - state.entered_s)),
+        deadline_s=max(0.0, _limit_s(terms) - (now_s - state.entered_s)),
         message_id=name,
         retry=state.retry,
         scoring=Scoring(
             specs=tuple(one.size for one in fitting), weights=tuple(one.weights for one in fitting), batches=BATCHES
         ),
-        classes=plan.config.data.classes,
+        classes=terms.config.data.classes,
     )
     return replace(seat, task=task), (SendTask(task=task),)
 
 
-def scored_seat(plan: Plan, state: RunState, seat: Seat, scores: Scores) -> tuple[Seat, tuple[Action, ...]]:
+def scored_seat(terms: Terms, state: RunState, seat: Seat, scores: Scores) -> tuple[Seat, tuple[Action, ...]]:
     """Give the client its best-scored candidate, of equals the largest; without any score as without scores."""
     best = _best(seat, scores)
     if best is None:
-        return unscored_seat(plan, state, seat)
-    ask = ask_of(plan, state, seat)
-    return given_seat(plan, state, seat, ask, Assigned(candidate=ask.price(best)))
+        return unscored_seat(terms, state, seat)
+    ask = ask_of(terms, state, seat)
+    return given_seat(terms, state, seat, ask, Assigned(candidate=ask.price(best)))
 
 
 def _best(seat: Seat, scores: Scores) -> SubnetSpec | None:
@@ -124,26 +124,26 @@ def _best(seat: Seat, scores: Scores) -> SubnetSpec | None:
     return seat.task.scoring.specs[max(known)[1]] if known else None
 
 
-def unscored_seat(plan: Plan, state: RunState, seat: Seat) -> tuple[Seat, tuple[Action, ...]]:
+def unscored_seat(terms: Terms, state: RunState, seat: Seat) -> tuple[Seat, tuple[Action, ...]]:
     """Give the client what the method gives without scores.
 
     What a search finds now is not remembered: it would depend on who was answered first.
     """
-    given, actions = assigned_seat(plan, state, replace(seat, task=None))
+    given, actions = assigned_seat(terms, state, replace(seat, task=None))
     return given, actions
 
 
-def without_late_scores(plan: Plan, state: RunState, now_s: float) -> tuple[RunState, tuple[Action, ...]]:
+def without_late_scores(terms: Terms, state: RunState, now_s: float) -> tuple[RunState, tuple[Action, ...]]:
     """Wait no longer for scores when half of the round's time is over."""
     late = [seat for _, seat in sorted(state.seats.items()) if seat.stage == "scoring"]
-    if not late or now_s - state.entered_s < _limit_s(plan):
+    if not late or now_s - state.entered_s < _limit_s(terms):
         return state, ()
     seats, actions = dict(state.seats), list[Action]()
     for seat in late:
-        seats[seat.client_id], more = unscored_seat(plan, state, replace(seat, proposals=()))
+        seats[seat.client_id], more = unscored_seat(terms, state, replace(seat, proposals=()))
         actions += more if seat.task is None else (Withdraw(task_id=seat.task.task_id), *more)
     return replace(state, seats=MappingProxyType(seats)), tuple(actions)
 
 
-def _limit_s(plan: Plan) -> float:
-    return _SHARE * plan.config.deadlines.round_s
+def _limit_s(terms: Terms) -> float:
+    return _SHARE * terms.config.deadlines.round_s

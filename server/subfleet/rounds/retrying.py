@@ -10,7 +10,7 @@ from dataclasses import replace
 from types import MappingProxyType
 
 from subfleet.rounds.members import SILENT_SINCE
-from subfleet.rounds.state import Plan, RunState, Seat, Tries
+from subfleet.rounds.state import RunState, Seat, Terms, Tries
 
 __all__ = ["fruitless", "opened", "what_is_lacking"]
 
@@ -36,9 +36,9 @@ def opened(state: RunState, now_s: float) -> RunState:
     )
 
 
-def fruitless(plan: Plan, state: RunState, now_s: float) -> RunState:
+def fruitless(terms: Terms, state: RunState, now_s: float) -> RunState:
     """The state after a try of the open round that left nothing to fold: it waits for the next one, or has failed."""
-    before, limit_s = state.tries, plan.config.deadlines.retry_s
+    before, limit_s = state.tries, terms.config.deadlines.retry_s
     since_s, since_turn = (now_s, state.turn) if before.since_s is None else (before.since_s, before.since_turn)
     waits_for = what_is_lacking(state.seats)
     tries = Tries(
@@ -47,10 +47,10 @@ def fruitless(plan: Plan, state: RunState, now_s: float) -> RunState:
         waits_for=waits_for,
         since_s=since_s,
         since_turn=since_turn,
-        pause_s=_pause_s(plan, state),
+        pause_s=_pause_s(terms, state),
     )
     state = replace(state, phase="waiting", entered_s=now_s, tries=tries)
-    if max(now_s - since_s, _log_s(plan, state.turn - since_turn)) < limit_s:
+    if max(now_s - since_s, _log_s(terms, state.turn - since_turn)) < limit_s:
         return state
     failure = (
         f"round {state.round} left nothing to fold for {limit_s:g} s, in {state.turn - since_turn} tries "
@@ -76,13 +76,13 @@ def _names(names: list[str]) -> str:
     return ", ".join(names[:_MOST_NAMES]) + (f" and {rest} more" if rest > 0 else "")
 
 
-def _pause_s(plan: Plan, state: RunState) -> float:
-    deadlines = plan.config.deadlines
+def _pause_s(terms: Terms, state: RunState) -> float:
+    deadlines = terms.config.deadlines
     waited_for = (seat for seat in state.seats.values() if not seat.reason.startswith(SILENT_SINCE))
-    if _log_s(plan, 1) > 0 and all(seat.stage == "skipped" for seat in waited_for):
+    if _log_s(terms, 1) > 0 and all(seat.stage == "skipped" for seat in waited_for):
         return 0.0
     return float(min(deadlines.pause_s * 2 ** min(state.tries.retry, _MOST_DOUBLINGS), deadlines.longest_pause_s))
 
 
-def _log_s(plan: Plan, turns: int) -> float:
-    return 0.0 if plan.config.clock is None else turns * plan.config.clock.step_s
+def _log_s(terms: Terms, turns: int) -> float:
+    return 0.0 if terms.config.clock is None else turns * terms.config.clock.step_s

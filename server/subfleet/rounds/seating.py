@@ -20,7 +20,7 @@ from subfleet.rounds.declarations import declaration_of
 from subfleet.rounds.labels import class_counts_of
 from subfleet.rounds.pricing import candidates_of, prices_of
 from subfleet.rounds.requests import TaskMade, TaskWanted
-from subfleet.rounds.state import Plan, RunState, Seat
+from subfleet.rounds.state import RunState, Seat, Terms
 from subfleet.rounds.unfit import unfit_sizes
 from subfleet.search.candidates import budget_of, forward_macs_of, lacking_operators
 from subfleet.search.fitting import Limit
@@ -45,72 +45,72 @@ _MENDABLE = ("memory", "runtime", "disk", "link")
 """Reasons of refusals that a smaller task may not meet: it needs less, and may do without an operator."""
 
 
-def measured_seat(plan: Plan, profile: Profile, telemetry: Telemetry) -> Seat:
+def measured_seat(terms: Terms, profile: Profile, telemetry: Telemetry) -> Seat:
     """The seat of a client that has told what it can give; skipped where it can take no part at all."""
-    class_counts, odd_classes = class_counts_of(plan.config, profile)
+    class_counts, odd_classes = class_counts_of(terms.config, profile)
     seat = Seat(
         client_id=profile.client_id,
         device=profile.device,
         stage="answered",
-        runtime=next((name for name in profile.runtimes if name in plan.config.targets), ""),
+        runtime=next((name for name in profile.runtimes if name in terms.config.targets), ""),
         packing_width=profile.packing_width,
-        budget=_budget(plan, profile, telemetry, telemetry.reading, telemetry.memory_budget_bytes),
-        lasting=_lasting(plan, profile, telemetry),
+        budget=_budget(terms, profile, telemetry, telemetry.reading, telemetry.memory_budget_bytes),
+        lasting=_lasting(terms, profile, telemetry),
         memory_free_bytes=telemetry.reading.memory_free_bytes,
-        memory_budget_bytes=_memory_bytes(plan, profile, telemetry.memory_budget_bytes),
+        memory_budget_bytes=_memory_bytes(terms, profile, telemetry.memory_budget_bytes),
         sample_count=profile.sample_count,
         telemetry_id=telemetry.message_id,
         class_counts=class_counts,
     )
-    declared = declaration_of(plan, profile.architecture)
-    reason = _why_not(plan, profile, telemetry, seat.runtime) or odd_classes
-    if plan.policies.declarations:
+    declared = declaration_of(terms, profile.architecture)
+    reason = _why_not(terms, profile, telemetry, seat.runtime) or odd_classes
+    if terms.policies.declarations:
         seat, reason = replace(seat, architecture=declared.size), reason or declared.reason
     return replace(seat, stage="skipped", reason=reason[:_MOST_CHARACTERS]) if reason else seat
 
 
-def _budget(plan: Plan, profile: Profile, telemetry: Telemetry, link: Reading | LogLow, offered_bytes: int) -> Budget:
-    passes = plan.training(telemetry.round or 1).epochs * profile.sample_count
+def _budget(terms: Terms, profile: Profile, telemetry: Telemetry, link: Reading | LogLow, offered_bytes: int) -> Budget:
+    passes = terms.training(telemetry.round or 1).epochs * profile.sample_count
     return budget_of(
         link,
-        _memory_bytes(plan, profile, offered_bytes),
-        communication_s=plan.config.communication_s,
-        forward_macs=forward_macs_of(profile.macs_per_s, plan.config.training_s, passes),
+        _memory_bytes(terms, profile, offered_bytes),
+        communication_s=terms.config.communication_s,
+        forward_macs=forward_macs_of(profile.macs_per_s, terms.config.training_s, passes),
     )
 
 
-def _lasting(plan: Plan, profile: Profile, telemetry: Telemetry) -> Budget | None:
+def _lasting(terms: Terms, profile: Profile, telemetry: Telemetry) -> Budget | None:
     """What it says of its log; believed as its budget is: what it claims beyond that, no task is held against."""
     low = telemetry.log_low
-    if low is None or plan.log_quantile is None:
+    if low is None or terms.log_quantile is None:
         return None
-    return _budget(plan, profile, telemetry, low, low.memory_budget_bytes)
+    return _budget(terms, profile, telemetry, low, low.memory_budget_bytes)
 
 
-def _memory_bytes(plan: Plan, profile: Profile, offered_bytes: int) -> int:
-    limits = plan.config.memory_limits
+def _memory_bytes(terms: Terms, profile: Profile, offered_bytes: int) -> int:
+    limits = terms.config.memory_limits
     return limits.bounded(offered_bytes, device=profile.device, client_id=profile.client_id)
 
 
-def _why_not(plan: Plan, profile: Profile, telemetry: Telemetry, runtime: str) -> str:
-    model = plan.config.model
+def _why_not(terms: Terms, profile: Profile, telemetry: Telemetry, runtime: str) -> str:
+    model = terms.config.model
     if not telemetry.reading.available:
         return "the device is not available now"
     shapes = (profile.input_shape, *profile.other_input_shapes)
     if all(shape_problem(shape, model.input_shape) for shape in shapes):
         return f"its samples {shape_problem(profile.input_shape, model.input_shape)}"
     if not runtime:
-        return f"it runs {', '.join(profile.runtimes)}, but programs are made for {', '.join(plan.config.targets)}"
+        return f"it runs {', '.join(profile.runtimes)}, but programs are made for {', '.join(terms.config.targets)}"
     return ""
 
 
-def assigned_seat(plan: Plan, state: RunState, seat: Seat) -> tuple[Seat, tuple[Action, ...]]:
+def assigned_seat(terms: Terms, state: RunState, seat: Seat) -> tuple[Seat, tuple[Action, ...]]:
     """Choose a subnet for a client that has answered."""
     if seat.budget is None:
         return replace(seat, stage="skipped", reason="it told no budget"), ()
-    ask = ask_of(plan, state, seat)
-    assigned = plan.policies.assign(ask)
-    return given_seat(plan, state, replace(seat, first_wanted=assigned.wanted), ask, assigned)
+    ask = ask_of(terms, state, seat)
+    assigned = terms.policies.assign(ask)
+    return given_seat(terms, state, replace(seat, first_wanted=assigned.wanted), ask, assigned)
 
 
 def task_wanted(state: RunState, seat: Seat) -> TaskWanted | None:
@@ -127,60 +127,60 @@ def task_wanted(state: RunState, seat: Seat) -> TaskWanted | None:
 
 
 def prepared_seat(
-    plan: Plan, state: RunState, seat: Seat, made: TaskMade, now_s: float
+    terms: Terms, state: RunState, seat: Seat, made: TaskMade, now_s: float
 ) -> tuple[Seat, tuple[Action, ...]]:
     """Send the task if the program's own plan fits the budget, and the runtime has what it calls; else look below."""
     facts = made.facts
     lacking = lacking_operators(facts.operators, _operators(state, seat))
     if lacking:
-        return _without_operators(plan, state, seat, lacking)
+        return _without_operators(terms, state, seat, lacking)
     planned_bytes = planned_for(facts.planned_peak_bytes, facts.packings, seat.packing_width)
-    if seat.budget is None or seat.spec is None or planned_bytes > _room_bytes(plan, state, seat):
-        return _choose_below(plan, state, seat, "memory")
-    task_name = task_id(plan, state, seat.client_id, seat.attempt)
-    calibrates = plan.config.calibrates(state.round)
+    if seat.budget is None or seat.spec is None or planned_bytes > _room_bytes(terms, state, seat):
+        return _choose_below(terms, state, seat, "memory")
+    task_name = task_id(terms, state, seat.client_id, seat.attempt)
+    calibrates = terms.config.calibrates(state.round)
     task = Task(
         task_id=task_name,
         work="calibrate" if calibrates else "train",
-        run_id=plan.run_id,
+        run_id=terms.run_id,
         round=state.round,
         client_id=seat.client_id,
         spec=seat.spec,
         programs=(made.program,),
         weights=made.weights,
-        training=plan.training(state.round, student=seat.student),
+        training=terms.training(state.round, student=seat.student),
         planned_peak_bytes=planned_bytes,
         budget=seat.budget,
-        deadline_s=max(0.0, plan.config.deadlines.round_s - (now_s - state.entered_s)),
+        deadline_s=max(0.0, terms.config.deadlines.round_s - (now_s - state.entered_s)),
         message_id=task_name,
-        update_codec=Uncompressed() if calibrates else plan.update_codec(seat.spec, seat.budget),
-        calibration=calibration_of(plan.network, seat.spec) if calibrates else None,
+        update_codec=Uncompressed() if calibrates else terms.update_codec(seat.spec, seat.budget),
+        calibration=calibration_of(terms.network, seat.spec) if calibrates else None,
         retry=state.retry,
-        classes=plan.config.data.classes,
+        classes=terms.config.data.classes,
     )
     return replace(seat, stage="out", task=task, reason=""), (SendTask(task=task),)
 
 
-def _room_bytes(plan: Plan, state: RunState, seat: Seat) -> int:
+def _room_bytes(terms: Terms, state: RunState, seat: Seat) -> int:
     """What a program may plan: what there is now, and for a size that is given for good also what its log has.
 
     The smallest size is given for good whatever the log has, as there is nothing below it.
     """
     room_bytes = seat.budget.memory_bytes if seat.budget is not None else 0
-    if seat.lasting is None or seat.client_id in state.last or seat.size == plan.space[0]:
+    if seat.lasting is None or seat.client_id in state.last or seat.size == terms.space[0]:
         return room_bytes
     return min(room_bytes, seat.lasting.memory_bytes)
 
 
 def _without_operators(
-    plan: Plan, state: RunState, seat: Seat, lacking: Sequence[str]
+    terms: Terms, state: RunState, seat: Seat, lacking: Sequence[str]
 ) -> tuple[Seat, tuple[Action, ...]]:
     """Another task while attempts are left: subnets of one network mostly call the same operators."""
     reason = f"its runtime {seat.runtime!r} lacks {', '.join(lacking)}, which the program calls"[:_MOST_CHARACTERS]
     skipped = replace(seat, stage="skipped", size=None, spec=None, reason=reason)
-    if seat.attempt + 1 >= plan.config.max_attempts:
+    if seat.attempt + 1 >= terms.config.max_attempts:
         return skipped, ()
-    chosen, actions = _choose_below(plan, state, replace(seat, attempt=seat.attempt + 1), "runtime")
+    chosen, actions = _choose_below(terms, state, replace(seat, attempt=seat.attempt + 1), "runtime")
     return (chosen, actions) if chosen.open else (skipped, ())
 
 
@@ -194,18 +194,18 @@ def reason_of(refusal: Refusal) -> str:
     return f"{refusal.reason}: {printable(refusal.detail)}"[:_MOST_CHARACTERS]
 
 
-def refused_seat(plan: Plan, state: RunState, seat: Seat, refusal: Refusal) -> tuple[Seat, tuple[Action, ...]]:
+def refused_seat(terms: Terms, state: RunState, seat: Seat, refusal: Refusal) -> tuple[Seat, tuple[Action, ...]]:
     """A smaller task after a refusal that a smaller one may mend, while there is one and attempts are left.
 
     Else the seat is refused. What a device cannot run at all is told by the state.
     """
     final = replace(seat, stage="refused", reason=reason_of(refusal))
-    if refusal.reason not in _MENDABLE or state.phase != "train" or seat.attempt + 1 >= plan.config.max_attempts:
+    if refusal.reason not in _MENDABLE or state.phase != "train" or seat.attempt + 1 >= terms.config.max_attempts:
         return final, ()
     if seat.budget is None or seat.size is None:
         return final, ()
     smaller = with_less_memory(replace(seat, attempt=seat.attempt + 1), refusal)
-    chosen, actions = _choose_below(plan, state, smaller, "memory" if refusal.reason == "memory" else "runtime")
+    chosen, actions = _choose_below(terms, state, smaller, "memory" if refusal.reason == "memory" else "runtime")
     return (chosen, actions) if chosen.open else (final, ())
 
 
@@ -217,29 +217,29 @@ def with_less_memory(seat: Seat, refusal: Refusal) -> Seat:
     return replace(seat, budget=replace(seat.budget, memory_bytes=memory_bytes))
 
 
-def task_for_models(plan: Plan, state: RunState, seat: Seat, programs: Sequence[ProgramRef], now_s: float) -> Task:
+def task_for_models(terms: Terms, state: RunState, seat: Seat, programs: Sequence[ProgramRef], now_s: float) -> Task:
     """The task that brings a client its own models."""
-    task_name = deploy_task_id(plan, seat.client_id)
+    task_name = deploy_task_id(terms, seat.client_id)
     return Task(
         task_id=task_name,
         work="deploy",
-        run_id=plan.run_id,
+        run_id=terms.run_id,
         round=state.round,
         client_id=seat.client_id,
-        spec=seat.spec or plan.space[0],
+        spec=seat.spec or terms.space[0],
         programs=tuple(programs),
         weights=None,
         training=None,
         planned_peak_bytes=0,
         budget=seat.budget or Budget(memory_bytes=0),
-        deadline_s=max(0.0, plan.config.deadlines.deploy_s - (now_s - state.entered_s)),
+        deadline_s=max(0.0, terms.config.deadlines.deploy_s - (now_s - state.entered_s)),
         message_id=task_name,
         retry=state.retry,
     )
 
 
 def ask_of(
-    plan: Plan,
+    terms: Terms,
     state: RunState,
     seat: Seat,
     *,
@@ -250,14 +250,14 @@ def ask_of(
     """What a method is asked for a client; prices of its target must be there.
 
     Args:
-        plan: of the run.
+        terms: of the run.
         state: of the run.
         seat: of the client.
         below: the size that it cannot have.
         below_limit: what keeps that from it.
         search: in place of the state's.
     """
-    price = prices_of(plan, state, seat.runtime)
+    price = prices_of(terms, state, seat.runtime)
     known = state.last.get(seat.client_id)
     written = {
         found.size.spec_id: Written(
@@ -270,10 +270,10 @@ def ask_of(
         if found.target == seat.runtime and found.student is None and found.turn < state.turn
     }
     return Ask(
-        network=plan.network,
-        candidates=candidates_of(plan, state, seat.runtime),
+        network=terms.network,
+        candidates=candidates_of(terms, state, seat.runtime),
         price=price,
-        draw=_draw(plan, state, seat),
+        draw=_draw(terms, state, seat),
         target=seat.runtime,
         budget=seat.budget or Budget(memory_bytes=0),
         previous=known.size if known is not None else None,
@@ -288,31 +288,31 @@ def ask_of(
     )
 
 
-def _draw(plan: Plan, state: RunState, seat: Seat) -> Draw:
-    return Draw(seed=plan.config.seed, round=state.round, client_id=seat.client_id)
+def _draw(terms: Terms, state: RunState, seat: Seat) -> Draw:
+    return Draw(seed=terms.config.seed, round=state.round, client_id=seat.client_id)
 
 
-def _choose_below(plan: Plan, state: RunState, seat: Seat, limit: Limit) -> tuple[Seat, tuple[Action, ...]]:
+def _choose_below(terms: Terms, state: RunState, seat: Seat, limit: Limit) -> tuple[Seat, tuple[Action, ...]]:
     """A smaller subnet, of those that were known when the round began: nothing depends on who was answered first."""
-    ask = ask_of(plan, state, seat, below=seat.size, below_limit=limit)
-    return given_seat(plan, state, seat, ask, plan.policies.assign(ask))
+    ask = ask_of(terms, state, seat, below=seat.size, below_limit=limit)
+    return given_seat(terms, state, seat, ask, terms.policies.assign(ask))
 
 
 def given_seat(
-    plan: Plan, state: RunState, seat: Seat, ask: Ask, assigned: Assigned
+    terms: Terms, state: RunState, seat: Seat, ask: Ask, assigned: Assigned
 ) -> tuple[Seat, tuple[Action, ...]]:
     """Give a client what was chosen for it; skipped where that is nothing."""
     seat = replace(seat, limit=deciding_limit(ask, assigned.candidate, assigned.only))
     if assigned.candidate is None:
         reason = assigned.reason or _why_none(state, seat, ask)
         return replace(seat, stage="skipped", size=None, spec=None, reason=reason[:_MOST_CHARACTERS]), ()
-    size, draw = assigned.candidate.spec, _draw(plan, state, seat)
+    size, draw = assigned.candidate.spec, _draw(terms, state, seat)
     given = replace(
         seat,
         stage="preparing",
         size=size,
-        spec=plan.policies.place(plan.network, size, draw),
-        student=plan.policies.student(plan.network, size, draw),
+        spec=terms.policies.place(terms.network, size, draw),
+        student=terms.policies.student(terms.network, size, draw),
         wanted=assigned.wanted,
         task=None,
     )

@@ -13,7 +13,7 @@ from subfleet.rounds.actions import Action, GoOn, Request
 from subfleet.rounds.pricing import has_prices
 from subfleet.rounds.proposing import proposed_seat
 from subfleet.rounds.requests import PricesWanted, ProgramWanted, SearchWanted
-from subfleet.rounds.state import Plan, RunState
+from subfleet.rounds.state import RunState, Terms
 from subfleet.rounds.written import Queued
 from subfleet.search.queue import most_wanted
 
@@ -25,13 +25,13 @@ AT_ONCE = 4
 Outcome = tuple[RunState, tuple[Action, ...]]
 
 
-def lacking(plan: Plan, state: RunState) -> tuple[PricesWanted | SearchWanted, ...]:
+def lacking(terms: Terms, state: RunState) -> tuple[PricesWanted | SearchWanted, ...]:
     """What is to be made next before sizes can be chosen for the round's clients; nothing where all is there."""
-    policies = plan.policies
+    policies = terms.policies
     if policies.search is None and not policies.planned_prices:
         return ()
     targets = {seat.runtime for seat in state.seats.values() if seat.stage not in ("skipped", "missing")}
-    unpriced = [PricesWanted(target=target) for target in sorted(targets) if not has_prices(plan, state, target)]
+    unpriced = [PricesWanted(target=target) for target in sorted(targets) if not has_prices(terms, state, target)]
     if unpriced or policies.search is None or not targets:
         return tuple(unpriced)
     found = state.explored_turn == state.turn and targets <= state.searches.keys()
@@ -46,35 +46,35 @@ def asking(state: RunState, wanted: Iterable[PricesWanted | SearchWanted]) -> Ou
     return replace(state, asked=state.asked.union(new)), tuple(Request(wanted=one) for one in new)
 
 
-def sized(plan: Plan, state: RunState) -> Outcome:
+def sized(terms: Terms, state: RunState) -> Outcome:
     """Give sizes to the next of those that have answered, or have candidates proposed to them."""
     count = sum(seat.stage == "answered" for seat in state.seats.values())
     if not count:
-        return _with_wishes(plan, state)
-    if wanted := lacking(plan, state):
+        return _with_wishes(terms, state)
+    if wanted := lacking(terms, state):
         return asking(state, wanted)
     seats, actions = dict(state.seats), list[Action]()
     for name in nsmallest(AT_ONCE, (name for name, seat in seats.items() if seat.stage == "answered")):
-        seats[name], more = proposed_seat(plan, state, seats[name])
+        seats[name], more = proposed_seat(terms, state, seats[name])
         actions += more
     state = replace(state, seats=MappingProxyType(seats))
     if count > AT_ONCE:
         return state, (*actions, GoOn())
-    state, last = _with_wishes(plan, state)
+    state, last = _with_wishes(terms, state)
     return state, (*actions, *last)
 
 
-def _with_wishes(plan: Plan, state: RunState) -> Outcome:
+def _with_wishes(terms: Terms, state: RunState) -> Outcome:
     """Begin the programs for later rounds that this one's clients would rather have had, once all have been asked."""
     if state.wished_turn == state.turn:
         return state, ()
     state = replace(state, wished_turn=state.turn)
-    if plan.config.calibrates(state.round):
+    if terms.config.calibrates(state.round):
         return state, ()
     wishes = [seat.first_wanted for seat in state.seats.values() if seat.first_wanted is not None]
     known = {*state.plans, *(queued.key for queued in state.queue)}
     new = tuple(
-        Queued(size=one.size, target=one.target) for one in most_wanted(wishes, known, plan.config.exports_per_round)
+        Queued(size=one.size, target=one.target) for one in most_wanted(wishes, known, terms.config.exports_per_round)
     )
     actions = tuple(Request(wanted=ProgramWanted(queued=one, round=state.round)) for one in new)
     return replace(state, queue=(*state.queue, *new)), actions

@@ -56,12 +56,12 @@ __all__ = [
     "Exclusion",
     "Member",
     "Phase",
-    "Plan",
     "RunState",
     "Seat",
     "Suspicion",
     "Swept",
     "TargetPrices",
+    "Terms",
     "Tries",
 ]
 
@@ -70,7 +70,7 @@ Stage = Literal["answered", "scoring", "preparing", "out", "done", "suspect", "r
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class Terms:
     """What does not change during a run.
 
     Attributes:

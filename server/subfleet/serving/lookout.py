@@ -7,7 +7,7 @@ from subfleet.protocol.errors import SubfleetError
 from subfleet.rounds.events import Failed, Ready
 from subfleet.rounds.exploring import explored
 from subfleet.rounds.requests import Explored, SearchWanted
-from subfleet.rounds.state import Plan, RunState
+from subfleet.rounds.state import RunState, Terms
 
 __all__ = ["Lookout"]
 
@@ -18,11 +18,11 @@ class Lookout:
     """One thread that searches; one turn after the other.
 
     Args:
-        plan: of the run.
+        terms: of the run.
     """
 
-    def __init__(self, plan: Plan) -> None:
-        self._plan = plan
+    def __init__(self, terms: Terms) -> None:
+        self._terms = terms
         self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="subfleet-search")
         self._work: dict[SearchWanted, Future[Explored]] = {}
 
@@ -34,14 +34,14 @@ class Lookout:
             state: in which that was decided.
         """
         if wanted not in self._work:
-            self._work[wanted] = self._pool.submit(explored, self._plan, state, wanted)
+            self._work[wanted] = self._pool.submit(explored, self._terms, state, wanted)
 
     def events(self) -> tuple[Ready | Failed, ...]:
         """What has been found, or could not be, since the last call."""
         done = [wanted for wanted, work in self._work.items() if work.done()]
         return tuple(self._event(wanted, self._work.pop(wanted)) for wanted in done)
 
-    def settle(self) -> None:
+    def finish(self) -> None:
         """Wait until what was begun is found; `events` then has it."""
         wait(self._work.values())
 

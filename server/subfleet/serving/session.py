@@ -44,9 +44,9 @@ from subfleet.rounds.events import Event, Tick
 from subfleet.rounds.exhaustive import never
 from subfleet.rounds.requests import SearchWanted
 from subfleet.rounds.state import RunState
-from subfleet.serving.garbage import settle_down
+from subfleet.serving.garbage import freeze_what_is_loaded
 from subfleet.serving.lookout import Lookout
-from subfleet.serving.planning import plan_of
+from subfleet.serving.terms import terms_of
 from subfleet.settings.run import Run
 from subfleet.transport.base import Connected, Delivery, Disconnected, Transport
 from subfleet.transport.blob_store import BlobStore
@@ -102,8 +102,8 @@ class Server:
         run_id = begin_run(engine, name=config.name, settings=config.fingerprint(), round_count=config.total_rounds)
         self._engine = engine
         self._journal = Journal(engine, run_id)
-        self._plan = plan_of(config, run_id)
-        self._network = self._plan.network
+        self._terms = terms_of(config, run_id)
+        self._network = self._terms.network
         self._traffic = Traffic(self._topics)
         self._transport = CountingTransport(transport, on_payload=self._traffic.count)
         self._blobs = BlobStore(self._places.blobs)
@@ -118,18 +118,18 @@ class Server:
         self._uploads = Uploads(self._exchange, self._complaints.note)
         self._outbox = Outbox()
         self._announcer = Announcer()
-        views = Views(plan=self._plan, samples=torch.from_numpy(evaluation.inputs.copy()))
+        views = Views(terms=self._terms, samples=torch.from_numpy(evaluation.inputs.copy()))
         self._supply = Supply(
-            self._plan,
+            self._terms,
             views,
             exports,
             blobs=self._blobs,
             models_folder=self._places.models / run_id,
-            calibration_sha256=samples_of(evaluation).sha256 if config.deploy_quantisation != "none" else "",
+            samples_sha256=samples_of(evaluation).sha256 if config.deploy_quantisation != "none" else "",
         )
-        folding, checkpoints = Folding.of(self._plan, self._blobs), self._places.checkpoints
-        self._checks = Checks(self._plan, self._blobs)
-        self._lookout = Lookout(self._plan)
+        folding, checkpoints = Folding.of(self._terms, self._blobs), self._places.checkpoints
+        self._checks = Checks(self._terms, self._blobs)
+        self._lookout = Lookout(self._terms)
         self._workbench = Workbench(folding, views, evaluation, checkpoints=checkpoints)
         self._state = RunState()
         self._goes_on = False
@@ -138,7 +138,7 @@ class Server:
     @property
     def run_id(self) -> str:
         """The run's name and a part of its own."""
-        return self._plan.run_id
+        return self._terms.run_id
 
     @property
     def state(self) -> RunState:
@@ -160,7 +160,7 @@ class Server:
         """
         with self._places.locked():
             self.open()
-            settle_down()
+            freeze_what_is_loaded()
             try:
                 while not stop.is_set() and not self.finished:
                     self.step(_POLL_S)
@@ -186,7 +186,7 @@ class Server:
         self._transport.open((self._topics.up("+", "+"),))
         if state.round > 0:
             self._observer.say(f"run {self.run_id} is taken up in round {state.round}, phase {state.phase}")
-        for action in resume_actions(self._plan, state):
+        for action in resume_actions(self._terms, state):
             self._perform(action)
 
     def step(self, timeout_s: float) -> None:
@@ -220,11 +220,11 @@ class Server:
             self._folded = outcome.model
             self._apply(outcome.event)
 
-    def settle(self) -> None:
+    def finish(self) -> None:
         """Wait until what goes on beside this loop has ended: under a logical clock it takes no time."""
-        self._checks.settle()
-        self._lookout.settle()
-        self._workbench.settle()
+        self._checks.finish()
+        self._lookout.finish()
+        self._workbench.finish()
 
     def close(self) -> None:
         """Disconnect and let the threads end. The run can be taken up again."""
@@ -245,7 +245,7 @@ class Server:
             finished=self._state.phase == "finished",
             accuracy=records[-1].accuracy if records else 0.0,
             rounds=records,
-            deployed=deployed_models(self._plan, [seat for _, seat in sorted(self._state.seats.items())]),
+            deployed=deployed_models(self._terms, [seat for _, seat in sorted(self._state.seats.items())]),
             model_path=path if self._state.folded_round else None,
         )
 
@@ -303,9 +303,9 @@ class Server:
     def _apply(self, event: Event) -> None:
         """Decide, write down, act."""
         before = self._state
-        after, actions = step(self._plan, before, event, self._clock())
+        after, actions = step(self._terms, before, event, self._clock())
         close = next((action for action in actions if isinstance(action, Close)), None)
-        record = None if close is None else round_record(self._plan, close, self._traffic)
+        record = None if close is None else round_record(self._terms, close, self._traffic)
         self._journal.save(before, after, counted=self._traffic.of, close=close, record=record)
         self._state = after
         if after.folded_round != before.folded_round:
@@ -353,7 +353,7 @@ class Server:
         now_s = self._clock()
         for outgoing in (*self._exchange.tick(now_s), *self._outbox.due(now_s)):
             self._transport.publish(outgoing.topic, outgoing.payload, retain=outgoing.retain)
-        info = round_info(self._plan, self._state, now_s)
+        info = round_info(self._terms, self._state, now_s)
         if info is not None and self._announcer.due(info, now_s):
             self._transport.publish(self._topics.all("round"), encode(info), retain=True)
 

@@ -37,8 +37,8 @@ from subfleet.methods.policies import Participant, as_folded
 from subfleet.methods.standalone import Standalone
 from subfleet.protocol.training import ObjectiveSettings, TrainingSettings
 from subfleet.protocol.update_codecs import AnyUpdateCodec
-from subfleet.rounds.state import Plan, Seat
-from subfleet.testing.rounds import Client, config_with, first_state, held, logits, plan_with, seat_of, seen
+from subfleet.rounds.state import Seat, Terms
+from subfleet.testing.rounds import Client, config_with, first_state, held, logits, seat_of, seen, terms_with
 from subfleet.testing.subnets import same_bits
 from subfleet.transport.blob_store import BlobStore
 
@@ -77,15 +77,15 @@ class Case:
     """A combination that a configuration accepts, and the updates that its clients have stored."""
 
     name: str
-    plan: Plan
+    terms: Terms
     blobs: BlobStore
     clients: tuple[Client, ...]
     quiet: tuple[Seat, ...]
     loud: tuple[Seat, ...]
 
     def folded(self, state: ModelState, seats: tuple[Seat, ...], **policies: Any) -> ModelState:
-        plan = replace(self.plan, policies=replace(self.plan.policies, **policies)) if policies else self.plan
-        found = Folding.of(plan, self.blobs).fold(state, 1, seats)
+        terms = replace(self.terms, policies=replace(self.terms.policies, **policies)) if policies else self.terms
+        found = Folding.of(terms, self.blobs).fold(state, 1, seats)
         assert not found.refused, self.name
         return found.state
 
@@ -136,7 +136,7 @@ def triples() -> list[Choice]:
 def cases(name: str, choices: Iterable[Choice], folder: Path) -> Iterator[Case]:
     """The accepted ones; the others are refused when they are read, with the words that are expected."""
     method, model, blobs = QUICK[name], GROUPS if name == "fjord" else MODEL, BlobStore(folder)
-    plans: dict[NormPolicy, Plan] = {}
+    plans: dict[NormPolicy, Terms] = {}
     stored: dict[str, tuple[tuple[Client, ...], tuple[Seat, ...], tuple[Seat, ...]]] = {}
     for one in choices:
         optimiser = None if name in PERSONAL else one.optimiser
@@ -148,45 +148,45 @@ def cases(name: str, choices: Iterable[Choice], folder: Path) -> Iterator[Case]:
         if said:
             continue
         if one.norms not in plans:
-            plans[one.norms] = plan_with(method, model, norms=one.norms)
-        plan = replace(plans[one.norms], config=config_with(method, model, **settings))
+            plans[one.norms] = terms_with(method, model, norms=one.norms)
+        terms = replace(plans[one.norms], config=config_with(method, model, **settings))
         if one.codec.TYPE not in stored:
-            most = len(plan.space) - 1
+            most = len(terms.space) - 1
             clients = tuple(replace(client, codec=one.codec, size=min(client.size, most)) for client in CLIENTS)
-            quiet = tuple(seat_of(plan, replace(client, scale=0.0), blobs) for client in clients)
-            stored[one.codec.TYPE] = (clients, quiet, tuple(seat_of(plan, client, blobs) for client in clients))
+            quiet = tuple(seat_of(terms, replace(client, scale=0.0), blobs) for client in clients)
+            stored[one.codec.TYPE] = (clients, quiet, tuple(seat_of(terms, client, blobs) for client in clients))
         clients, quiet, loud = stored[one.codec.TYPE]
-        yield Case(name=one.name, plan=plan, blobs=blobs, clients=clients, quiet=quiet, loud=loud)
+        yield Case(name=one.name, terms=terms, blobs=blobs, clients=clients, quiet=quiet, loud=loud)
 
 
 def check(case: Case) -> None:
     """A round in which everybody learned, and one in which nobody did."""
-    state = first_state(case.plan.network)
+    state = first_state(case.terms.network)
     folded = case.folded(state, case.loud, after_round=as_folded, distillation=None)
     check_what_moved(case, state, folded)
     # Copies are there now, and differ from what is shared. Momentum would go on by itself.
     start = replace(folded, moments={})
     still = case.folded(start, case.quiet, after_round=as_folded, distillation=None)
-    sorts = case.plan.policies.after_round is not as_folded
+    sorts = case.terms.policies.after_round is not as_folded
     after = case.folded(start, case.quiet, distillation=None) if sorts else still
     for client in case.clients:
-        before = seen(case.plan, folded, client)
-        assert same_bits(before, seen(case.plan, still, client)), case.name
+        before = seen(case.terms, folded, client)
+        assert same_bits(before, seen(case.terms, still, client)), case.name
         if sorts:
-            said = logits(case.plan, seen(case.plan, after, client))
-            assert said == pytest.approx(logits(case.plan, before), rel=1e-4, abs=1e-4), case.name
+            said = logits(case.terms, seen(case.terms, after, client))
+            assert said == pytest.approx(logits(case.terms, before), rel=1e-4, abs=1e-4), case.name
 
 
 def check_what_moved(case: Case, state: ModelState, folded: ModelState) -> None:
     """No element that nobody held of those who share it with a client; something for every client."""
     keys = {client.name: keys_of(case, folded, client) for client in case.clients}
-    places = {client.name: held(case.plan, [client]) for client in case.clients}
+    places = {client.name: held(case.terms, [client]) for client in case.clients}
     for client in case.clients:
-        before, after = seen(case.plan, state, client), seen(case.plan, folded, client)
+        before, after = seen(case.terms, state, client), seen(case.terms, folded, client)
         moved = [name for name in before if not torch.equal(before[name], after[name])]
         assert moved, case.name
         for name in moved:
-            if isinstance(case.plan.config.method, FedFA) and case.plan.network.tensors[name].block is not None:
+            if isinstance(case.terms.config.method, FedFA) and case.terms.network.tensors[name].block is not None:
                 continue  # grafting also moves the blocks that clients lack
             key = keys[client.name].get(name)
             together = [places[one.name][name] for one in case.clients if keys[one.name].get(name) == key]
@@ -195,9 +195,9 @@ def check_what_moved(case: Case, state: ModelState, folded: ModelState) -> None:
 
 
 def keys_of(case: Case, state: ModelState, client: Client) -> Mapping[str, str]:
-    size = case.plan.space[client.size]
+    size = case.terms.space[client.size]
     who = Participant(client_id=client.name, spec=size, size=size)
-    return case.plan.policies.cohorts(case.plan.network, who, state.sizes)
+    return case.terms.policies.cohorts(case.terms.network, who, state.sizes)
 
 
 @pytest.mark.slow
@@ -221,10 +221,10 @@ def test_so_it_is_with_every_three_of_them(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("merge", [one for one in MERGES if one is not None], ids=lambda one: one.TYPE)
 def test_no_merge_moves_rows_of_classes_that_nobody_holds(merge: AnyStackedMerge, tmp_path: Path) -> None:
-    plan = plan_with(QUICK["heterofl"], MODEL, merge=merge, server_optimiser=FedAvgM())
-    blobs, state = BlobStore(tmp_path), first_state(plan.network)
-    seats = [seat_of(plan, client, blobs) for client in CLIENTS]
-    folded = Folding.of(plan, blobs).fold(state, 1, seats).state
+    terms = terms_with(QUICK["heterofl"], MODEL, merge=merge, server_optimiser=FedAvgM())
+    blobs, state = BlobStore(tmp_path), first_state(terms.network)
+    seats = [seat_of(terms, client, blobs) for client in CLIENTS]
+    folded = Folding.of(terms, blobs).fold(state, 1, seats).state
     for name in ("head.weight", "head.bias"):
         assert torch.equal(folded.shared[name][3], state.shared[name][3])
         assert not folded.moments["mean"][name][3].any()

@@ -8,7 +8,7 @@ import pytest
 
 from subfleet.methods import METHODS
 from subfleet.protocol.errors import ConfigError
-from subfleet.testing.rounds import Client, ask, first_state, plan_with, play
+from subfleet.testing.rounds import Client, ask, first_state, play, terms_with
 from subfleet.testing.subnets import same_bits
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -45,15 +45,15 @@ def test_the_method_of_the_recipe_works(tmp_path: Path) -> None:
     exec(compile(source, "lottery.py", "exec"), module)  # noqa: S102 - our own document
     kind = module["Lottery"]
     assert isinstance(kind, type)
-    plan = plan_with(kind())
+    terms = terms_with(kind())
     drawn = {
         found.spec.spec_id
         for number in range(80)
-        if (found := plan.policies.assign(ask(plan, "a", round_number=number)).candidate) is not None
+        if (found := terms.policies.assign(ask(terms, "a", round_number=number)).candidate) is not None
     }
-    assert drawn == {size.spec_id for size in plan.space}
-    state = first_state(plan.network)
-    folded = play(plan, state, [Client(name="a", size=0), Client(name="b", size=1)], tmp_path).state
+    assert drawn == {size.spec_id for size in terms.space}
+    state = first_state(terms.network)
+    folded = play(terms, state, [Client(name="a", size=0), Client(name="b", size=1)], tmp_path).state
     assert not same_bits(folded.shared, state.shared)
     with pytest.raises(ConfigError, match="least is -1"):
         kind(least=-1)

@@ -16,8 +16,8 @@ from subfleet.testing import MethodContract
 from subfleet.testing.rounds import (
     Client,
     first_state,
-    plan_with,
     play,
+    terms_with,
 )
 from subfleet.testing.subnets import same_bits
 
@@ -40,9 +40,9 @@ class TestEveryMethod(MethodContract):
 def test_clients_of_the_whole_model_equal_fedavg(name: str, tmp_path: Path) -> None:
     kind = METHODS[name]
     method = kind(weighting="samples") if name in ("heterofl", "fedrolex") else kind()  # type: ignore[call-arg]
-    plan, reference = plan_with(method), plan_with(FedAvg())
-    clients = [Client(name=name, size=len(plan.space) - 1, samples=count) for name, count in (("a", 3), ("b", 8))]
+    terms, reference = terms_with(method), terms_with(FedAvg())
+    clients = [Client(name=name, size=len(terms.space) - 1, samples=count) for name, count in (("a", 3), ("b", 8))]
     whole = [replace(client, size=0) for client in clients]
-    state = first_state(plan.network)
-    folded = play(plan, state, clients, tmp_path).state.shared
+    state = first_state(terms.network)
+    folded = play(terms, state, clients, tmp_path).state.shared
     assert same_bits(folded, play(reference, state, whole, tmp_path).state.shared)

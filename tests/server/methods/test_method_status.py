@@ -28,7 +28,7 @@ from subfleet.methods.judging import method_status
 from subfleet.methods.nefl import NeFL
 from subfleet.methods.standalone import Standalone
 from subfleet.protocol.update_codecs import Qsgd, TopK, Uncompressed
-from subfleet.testing.rounds import MODEL, config_with, plan_with
+from subfleet.testing.rounds import MODEL, config_with, terms_with
 
 ROOT = Path(__file__).resolve().parents[3]
 PUBLISHED = DynamicSelection(search="paper", distillation=DistillationSettings())
@@ -164,9 +164,9 @@ def test_a_configuration_tells_its_setting() -> None:
 def test_defaults_are_those_of_the_papers_where_these_work() -> None:
     """HeteroFL's code cuts widths alone, counts every client as 1 and masks the classes that a client lacks."""
     assert HeteroFL() == HeteroFL(weighting="uniform", class_mask=True, depth=False)
-    plan = plan_with(HeteroFL())
-    assert {len(size.blocks) for size in plan.space} == {len(plan.network.blocks)}
-    assert plan.training(1).objective.class_mask
+    terms = terms_with(HeteroFL())
+    assert {len(size.blocks) for size in terms.space} == {len(terms.network.blocks)}
+    assert terms.training(1).objective.class_mask
 
 
 def test_the_page_tells_the_status_of_every_method_by_default() -> None:

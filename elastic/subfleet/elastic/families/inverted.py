@@ -16,8 +16,8 @@ from subfleet.elastic.families.blueprint import Blueprint, Sizes
 from subfleet.elastic.families.layers import InvertedResidual, Layers, MakeActivation, SpatialMean, SqueezeExcitation
 from subfleet.elastic.families.records.inverted import EfficientNetV2, MobileNetV2, MobileNetV3
 from subfleet.elastic.families.sections import (
-    BlockPlan,
-    block_plans,
+    BlockPlace,
+    block_places,
     channel_axis,
     class_axis,
     in_sections,
@@ -120,46 +120,46 @@ class _Inside:
 
 
 def _blueprint(config: _AnyInverted, style: _Style) -> Blueprint:
-    plans = block_plans(
+    places = block_places(
         config,
         strides=config.strides or (1, *(2 for _ in config.widths[1:])),
         stem_width=config.stem_width or config.widths[0],
         keeping="all",
         kernels=config.kernels,
     )
-    insides = dict(_insides(config, style, plans))
+    insides = dict(_insides(config, style, places))
     last = config.last_widths or tuple(config.widths[-1] * factor for factor in style.last)
     return Blueprint(
         axes=(
-            *stream_axes(config, plans),
+            *stream_axes(config, places),
             *_inner_axes(config, insides),
-            *kernel_axes(plans),
+            *kernel_axes(places),
             *(channel_axis(config, f"last{position}", width) for position, width in enumerate(last)),
             class_axis(config),
         ),
-        blocks=skippable(plans),
-        build=partial(_build, config, style, plans, insides),
+        blocks=skippable(places),
+        build=partial(_build, config, style, places, insides),
         # ReLU6, hardswish and SiLU cannot tell their slope from what they give.
         kept_of_norms=3,
         group_size=config.group_size,
     )
 
 
-def _insides(config: _AnyInverted, style: _Style, plans: tuple[BlockPlan, ...]) -> Iterator[tuple[str, _Inside]]:
-    halving = [plan.section for plan in plans if plan.stride > 1]
+def _insides(config: _AnyInverted, style: _Style, places: tuple[BlockPlace, ...]) -> Iterator[tuple[str, _Inside]]:
+    halving = [place.section for place in places if place.stride > 1]
     late = halving[-2] if len(halving) > 1 else 0
     hidden = of_each_block(config.hidden_widths, config.depths)
-    hidden = hidden or tuple(plan.width_in * style.expansion for plan in plans)
+    hidden = hidden or tuple(place.width_in * style.expansion for place in places)
     squeezed = () if isinstance(config, MobileNetV2) else of_each_block(config.squeezed_widths, config.depths)
-    squeezed = squeezed or (0,) * len(plans)
-    for plan, width, inside in zip(plans, hidden, squeezed, strict=True):
+    squeezed = squeezed or (0,) * len(places)
+    for place, width, inside in zip(places, hidden, squeezed, strict=True):
         yield (
-            plan.name,
+            place.name,
             _Inside(
                 width=width,
                 squeezed=inside,
-                widens=width != plan.width_in,
-                activation=style.late if plan.section >= late else style.early,
+                widens=width != place.width_in,
+                activation=style.late if place.section >= late else style.early,
             ),
         )
 
@@ -173,23 +173,23 @@ def _inner_axes(config: _AnyInverted, insides: dict[str, _Inside]) -> Iterator[A
 
 
 def _build(
-    config: _AnyInverted, style: _Style, plans: tuple[BlockPlan, ...], insides: dict[str, _Inside], sizes: Sizes
+    config: _AnyInverted, style: _Style, places: tuple[BlockPlace, ...], insides: dict[str, _Inside], sizes: Sizes
 ) -> nn.Module:
     layers = Layers(config=config, epsilon=style.epsilon)
 
-    def block(plan: BlockPlan) -> nn.Module:
-        inside = insides[plan.name]
+    def block(place: BlockPlace) -> nn.Module:
+        inside = insides[place.name]
         make = _fused if style.fuses and not inside.squeezed else partial(_separable, style)
         return InvertedResidual(
-            nn.Sequential(make(layers, plan, inside, sizes)),
-            residual=plan.residual,
-            learnable_step=config.learnable_steps and plan.position > 0,
+            nn.Sequential(make(layers, place, inside, sizes)),
+            residual=place.residual,
+            learnable_step=config.learnable_steps and place.position > 0,
         )
 
-    stem_widths = (config.input_shape[0], sizes[plans[0].stream_in])
+    stem_widths = (config.input_shape[0], sizes[places[0].stream_in])
     stem = layers.normed(stem_widths, 3, stride=config.stem_stride, activation=style.stem)
-    modules = OrderedDict[str, nn.Module](stem=stem, **dict(in_sections(plans, sizes, block)))
-    modules["last"] = layers.normed((sizes[plans[-1].stream], sizes["last0"]), activation=style.stem)
+    modules = OrderedDict[str, nn.Module](stem=stem, **dict(in_sections(places, sizes, block)))
+    modules["last"] = layers.normed((sizes[places[-1].stream], sizes["last0"]), activation=style.stem)
     modules["pool"] = SpatialMean()
     if len(style.last) > 1:
         modules["hidden"] = nn.Linear(sizes["last0"], sizes["last1"])
@@ -199,30 +199,32 @@ def _build(
 
 
 def _separable(
-    style: _Style, layers: Layers, plan: BlockPlan, inside: _Inside, sizes: Sizes
+    style: _Style, layers: Layers, place: BlockPlace, inside: _Inside, sizes: Sizes
 ) -> OrderedDict[str, nn.Module]:
     """A 1x1 convolution that widens, a depthwise one that filters, squeeze-and-excitation, and one that narrows."""
-    width_in, activation = sizes[plan.stream_in], inside.activation
-    inner = sizes[f"{plan.name}.inner"] if inside.widens else width_in
+    width_in, activation = sizes[place.stream_in], inside.activation
+    inner = sizes[f"{place.name}.inner"] if inside.widens else width_in
     modules = OrderedDict[str, nn.Module]()
     if inside.widens:
         modules["widen"] = layers.normed((width_in, inner), activation=activation)
     modules["depthwise"] = layers.normed(
-        (inner, inner), kernel_of(plan, sizes), stride=plan.stride, groups=inner, activation=activation
+        (inner, inner), kernel_of(place, sizes), stride=place.stride, groups=inner, activation=activation
     )
     if inside.squeezed and style.squeeze:
         squeezing, gate = style.squeeze
-        squeezed = sizes[f"{plan.name}.squeezed"]
+        squeezed = sizes[f"{place.name}.squeezed"]
         modules["squeeze"] = SqueezeExcitation(inner, squeezed, activation=squeezing, gate=gate)
-    modules["narrow"] = layers.normed((inner, sizes[plan.stream]))
+    modules["narrow"] = layers.normed((inner, sizes[place.stream]))
     return modules
 
 
-def _fused(layers: Layers, plan: BlockPlan, inside: _Inside, sizes: Sizes) -> OrderedDict[str, nn.Module]:
+def _fused(layers: Layers, place: BlockPlace, inside: _Inside, sizes: Sizes) -> OrderedDict[str, nn.Module]:
     """One convolution that widens and filters, and one that narrows; where nothing is widened, one does all."""
-    width_in, width = sizes[plan.stream_in], sizes[plan.stream]
-    filtering = partial(layers.normed, kernel=kernel_of(plan, sizes), stride=plan.stride, activation=inside.activation)
+    width_in, width = sizes[place.stream_in], sizes[place.stream]
+    filtering = partial(
+        layers.normed, kernel=kernel_of(place, sizes), stride=place.stride, activation=inside.activation
+    )
     if not inside.widens:
         return OrderedDict(filter=filtering((width_in, width)))
-    inner = sizes[f"{plan.name}.inner"]
+    inner = sizes[f"{place.name}.inner"]
     return OrderedDict(widen=filtering((width_in, inner)), narrow=layers.normed((inner, width)))

@@ -12,8 +12,8 @@ from subfleet.elastic.families.blueprint import Blueprint, Sizes
 from subfleet.elastic.families.layers import Layers, SpatialMean
 from subfleet.elastic.families.records.plain import DsCnn, Vgg
 from subfleet.elastic.families.sections import (
-    BlockPlan,
-    block_plans,
+    BlockPlace,
+    block_places,
     class_axis,
     in_sections,
     kernel_axes,
@@ -34,13 +34,15 @@ def vgg(config: Vgg) -> Blueprint:
         ConfigError: a kernel has no middle.
     """
     ones = (1,) * len(config.widths)
-    plans = block_plans(config, strides=ones, stem_width=config.input_shape[0], keeping="none", kernels=config.kernels)
+    places = block_places(
+        config, strides=ones, stem_width=config.input_shape[0], keeping="none", kernels=config.kernels
+    )
     return Blueprint(
         # The first section reads the image, which is never cut.
-        axes=(*stream_axes(config, plans, stem=False), *kernel_axes(plans), class_axis(config)),
-        blocks=skippable(plans),
+        axes=(*stream_axes(config, places, stem=False), *kernel_axes(places), class_axis(config)),
+        blocks=skippable(places),
         group_size=config.group_size,
-        build=partial(_build_vgg, config, plans),
+        build=partial(_build_vgg, config, places),
     )
 
 
@@ -54,41 +56,41 @@ def ds_cnn(config: DsCnn) -> Blueprint:
     """
     stem_width = config.stem_width or config.widths[0]
     ones = (1,) * len(config.widths)
-    plans = block_plans(config, strides=ones, stem_width=stem_width, keeping="none", kernels=config.kernels)
+    places = block_places(config, strides=ones, stem_width=stem_width, keeping="none", kernels=config.kernels)
     return Blueprint(
-        axes=(*stream_axes(config, plans), *kernel_axes(plans), class_axis(config)),
-        blocks=skippable(plans),
+        axes=(*stream_axes(config, places), *kernel_axes(places), class_axis(config)),
+        blocks=skippable(places),
         group_size=config.group_size,
-        build=partial(_build_ds_cnn, config, plans),
+        build=partial(_build_ds_cnn, config, places),
     )
 
 
-def _build_vgg(config: Vgg, plans: tuple[BlockPlan, ...], sizes: Sizes) -> nn.Module:
+def _build_vgg(config: Vgg, places: tuple[BlockPlace, ...], sizes: Sizes) -> nn.Module:
     layers = Layers(config=config)
 
-    def block(plan: BlockPlan) -> nn.Module:
-        width_in = sizes[plan.stream_in] if plan is not plans[0] else config.input_shape[0]
-        return layers.normed((width_in, sizes[plan.stream]), kernel_of(plan, sizes), activation=nn.ReLU)
+    def block(place: BlockPlace) -> nn.Module:
+        width_in = sizes[place.stream_in] if place is not places[0] else config.input_shape[0]
+        return layers.normed((width_in, sizes[place.stream]), kernel_of(place, sizes), activation=nn.ReLU)
 
-    modules = OrderedDict[str, nn.Module](in_sections(plans, sizes, block, close=partial(nn.MaxPool2d, 2)))
-    modules.update(pool=SpatialMean(), head=nn.Linear(sizes[plans[-1].stream], sizes["class"]))
+    modules = OrderedDict[str, nn.Module](in_sections(places, sizes, block, close=partial(nn.MaxPool2d, 2)))
+    modules.update(pool=SpatialMean(), head=nn.Linear(sizes[places[-1].stream], sizes["class"]))
     return nn.Sequential(modules)
 
 
-def _build_ds_cnn(config: DsCnn, plans: tuple[BlockPlan, ...], sizes: Sizes) -> nn.Module:
+def _build_ds_cnn(config: DsCnn, places: tuple[BlockPlace, ...], sizes: Sizes) -> nn.Module:
     layers = Layers(config=config)
 
-    def block(plan: BlockPlan) -> nn.Module:
-        width_in, kernel = sizes[plan.stream_in], kernel_of(plan, sizes)
+    def block(place: BlockPlace) -> nn.Module:
+        width_in, kernel = sizes[place.stream_in], kernel_of(place, sizes)
         depthwise = layers.normed((width_in, width_in), kernel, groups=width_in, activation=nn.ReLU)
-        pointwise = layers.normed((width_in, sizes[plan.stream]), activation=nn.ReLU)
+        pointwise = layers.normed((width_in, sizes[place.stream]), activation=nn.ReLU)
         return nn.Sequential(OrderedDict(depthwise=depthwise, pointwise=pointwise))
 
-    stem_width = sizes[plans[0].stream_in]
+    stem_width = sizes[places[0].stream_in]
     # Rows 5 and columns 1 of padding give 25 x 5 places for 49 x 10, as "same" padding does at stride 2.
     conv = nn.Conv2d(config.input_shape[0], stem_width, (10, 4), stride=2, padding=(5, 1), bias=config.norm == "none")
     stem = OrderedDict[str, nn.Module](conv=conv, norm=layers.norm(stem_width), activation=nn.ReLU())
     modules = OrderedDict[str, nn.Module](stem=nn.Sequential(stem))
-    modules.update(in_sections(plans, sizes, block))
-    modules.update(pool=SpatialMean(), head=nn.Linear(sizes[plans[-1].stream], sizes["class"]))
+    modules.update(in_sections(places, sizes, block))
+    modules.update(pool=SpatialMean(), head=nn.Linear(sizes[places[-1].stream], sizes["class"]))
     return nn.Sequential(modules)

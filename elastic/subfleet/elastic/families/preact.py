@@ -17,8 +17,8 @@ from subfleet.elastic.families.blueprint import Blueprint, Sizes
 from subfleet.elastic.families.layers import Layers, PreactBlock, SpatialMean
 from subfleet.elastic.families.records.residual import Mlp, PreactResNet
 from subfleet.elastic.families.sections import (
-    BlockPlan,
-    block_plans,
+    BlockPlace,
+    block_places,
     channel_axis,
     class_axis,
     in_sections,
@@ -80,36 +80,36 @@ def mlp(config: Mlp) -> Blueprint:
 
 def _blueprint(config: Mlp | PreactResNet, style: _Style) -> Blueprint:
     stem_width = config.stem_width or config.widths[0]
-    plans = block_plans(config, strides=style.strides, stem_width=stem_width, keeping="first", kernels=style.kernels)
+    places = block_places(config, strides=style.strides, stem_width=stem_width, keeping="first", kernels=style.kernels)
     last = "layer3" if style.bottleneck else "layer2"
-    inner = _inner_axes(config, style, plans)
+    inner = _inner_axes(config, style, places)
     return Blueprint(
-        axes=(*stream_axes(config, plans), *inner, *kernel_axes(plans), class_axis(config)),
-        blocks=skippable(plans),
-        build=partial(_build, config, style, plans),
-        roles={f"{plan.name}.{last}.weight": "residual" for plan in plans},
+        axes=(*stream_axes(config, places), *inner, *kernel_axes(places), class_axis(config)),
+        blocks=skippable(places),
+        build=partial(_build, config, style, places),
+        roles={f"{place.name}.{last}.weight": "residual" for place in places},
         group_size=config.group_size,
     )
 
 
-def _inner_axes(config: Mlp | PreactResNet, style: _Style, plans: tuple[BlockPlan, ...]) -> Iterator[Axis]:
+def _inner_axes(config: Mlp | PreactResNet, style: _Style, places: tuple[BlockPlace, ...]) -> Iterator[Axis]:
     share = _BOTTLENECK_SHARE if style.bottleneck else 1
     usual = tuple(max(1, width // share) for width in config.widths)
-    for plan, width in zip(plans, of_each_block(config.hidden_widths or usual, config.depths), strict=True):
-        yield channel_axis(config, f"{plan.name}.inner", width)
+    for place, width in zip(places, of_each_block(config.hidden_widths or usual, config.depths), strict=True):
+        yield channel_axis(config, f"{place.name}.inner", width)
         if style.bottleneck:
-            yield channel_axis(config, f"{plan.name}.filtered", width)
+            yield channel_axis(config, f"{place.name}.filtered", width)
 
 
-def _build(config: Mlp | PreactResNet, style: _Style, plans: tuple[BlockPlan, ...], sizes: Sizes) -> nn.Module:
+def _build(config: Mlp | PreactResNet, style: _Style, places: tuple[BlockPlace, ...], sizes: Sizes) -> nn.Module:
     layers = style.layers
     input_size = config.input_shape[0] if layers.spatial else math.prod(config.input_shape)
     modules = OrderedDict[str, nn.Module]()
     if not layers.spatial:
         modules["flatten"] = nn.Flatten()
-    modules["stem"] = layers.layer(input_size, sizes[plans[0].stream_in], 3, stride=style.stem_stride)
-    modules.update(in_sections(plans, sizes, partial(_block, config, style, sizes)))
-    width = sizes[plans[-1].stream]
+    modules["stem"] = layers.layer(input_size, sizes[places[0].stream_in], 3, stride=style.stem_stride)
+    modules.update(in_sections(places, sizes, partial(_block, config, style, sizes)))
+    width = sizes[places[-1].stream]
     modules.update(norm=layers.norm(width), relu=nn.ReLU())
     if layers.spatial:
         modules["pool"] = SpatialMean()
@@ -117,24 +117,24 @@ def _build(config: Mlp | PreactResNet, style: _Style, plans: tuple[BlockPlan, ..
     return nn.Sequential(modules)
 
 
-def _block(config: Mlp | PreactResNet, style: _Style, sizes: Sizes, plan: BlockPlan) -> PreactBlock:
+def _block(config: Mlp | PreactResNet, style: _Style, sizes: Sizes, place: BlockPlace) -> PreactBlock:
     layers = style.layers
-    width_in, width, inner = sizes[plan.stream_in], sizes[plan.stream], sizes[f"{plan.name}.inner"]
-    kernel = kernel_of(plan, sizes)
+    width_in, width, inner = sizes[place.stream_in], sizes[place.stream], sizes[f"{place.name}.inner"]
+    kernel = kernel_of(place, sizes)
     if style.bottleneck:
-        filtered = sizes[f"{plan.name}.filtered"]
+        filtered = sizes[f"{place.name}.filtered"]
         pairs = [
             (layers.norm(width_in), layers.layer(width_in, inner)),
-            (layers.norm(inner), layers.layer(inner, filtered, kernel, stride=plan.stride)),
+            (layers.norm(inner), layers.layer(inner, filtered, kernel, stride=place.stride)),
             (layers.norm(filtered), layers.layer(filtered, width)),
         ]
     else:
         pairs = [
-            (layers.norm(width_in), layers.layer(width_in, inner, kernel, stride=plan.stride)),
+            (layers.norm(width_in), layers.layer(width_in, inner, kernel, stride=place.stride)),
             (layers.norm(inner), layers.layer(inner, width, kernel)),
         ]
     return PreactBlock(
         *pairs,
-        shortcut=None if plan.residual else layers.layer(width_in, width, stride=plan.stride),
-        learnable_step=config.learnable_steps and plan.position > 0,
+        shortcut=None if place.residual else layers.layer(width_in, width, stride=place.stride),
+        learnable_step=config.learnable_steps and place.position > 0,
     )

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from subfleet.elastic.axes import Axis
 from subfleet.elastic.families.blueprint import Blueprint, Sizes
 from subfleet.elastic.families.records.recurrent import Lstm
-from subfleet.elastic.families.sections import BlockPlan, Names, block_plans, class_axis, in_sections, skippable
+from subfleet.elastic.families.sections import BlockPlace, Names, block_places, class_axis, in_sections, skippable
 
 __all__ = ["lstm"]
 
@@ -21,34 +21,34 @@ def lstm(config: Lstm) -> Blueprint:
     A section's layers have states of the section's width.
     """
     embedding_width = config.embedding_width or config.widths[0]
-    plans = block_plans(
+    places = block_places(
         config,
         strides=(1,) * len(config.widths),
         stem_width=embedding_width,
         keeping="none",
         names=Names(stem=_EMBEDDING, stream="state"),
     )
-    states = {plan.stream: plan.width for plan in plans}
+    states = {place.stream: place.width for place in places}
     return Blueprint(
         axes=(
             class_axis(config),
             Axis(name=_EMBEDDING, size=embedding_width, kind="embed"),
             *(Axis(name=name, size=size, kind="channel") for name, size in states.items()),
         ),
-        blocks=skippable(plans),
-        build=partial(_build, config, plans),
+        blocks=skippable(places),
+        build=partial(_build, config, places),
         roles={"embedding.weight": "symbol"},
         symbols=config.vocabulary,
     )
 
 
-def _build(config: Lstm, plans: tuple[BlockPlan, ...], sizes: Sizes) -> nn.Module:
-    def block(plan: BlockPlan) -> RecurrentLayer:
-        return RecurrentLayer(sizes[plan.stream_in], sizes[plan.stream])
+def _build(config: Lstm, places: tuple[BlockPlace, ...], sizes: Sizes) -> nn.Module:
+    def block(place: BlockPlace) -> RecurrentLayer:
+        return RecurrentLayer(sizes[place.stream_in], sizes[place.stream])
 
     modules = OrderedDict[str, nn.Module](embedding=nn.Embedding(config.vocabulary, sizes[_EMBEDDING]))
-    modules.update(in_sections(plans, sizes, block))
-    modules["head"] = nn.Linear(sizes[plans[-1].stream], sizes["class"])
+    modules.update(in_sections(places, sizes, block))
+    modules["head"] = nn.Linear(sizes[places[-1].stream], sizes["class"])
     return nn.Sequential(modules)
 
 

@@ -14,13 +14,13 @@ from subfleet.elastic.network import Block, Family, Norm
 from subfleet.protocol.errors import ConfigError
 
 __all__ = [
-    "BlockPlan",
+    "BlockPlace",
     "Names",
     "Normed",
     "Placed",
     "Sectioned",
     "block_name",
-    "block_plans",
+    "block_places",
     "channel_axis",
     "class_axis",
     "in_sections",
@@ -33,7 +33,7 @@ __all__ = [
 
 
 class Placed(Protocol):
-    """Where a block of the full network is, whatever else its plan says."""
+    """Where a block of the full network is, whatever else its place says."""
 
     @property
     def name(self) -> str:
@@ -99,7 +99,7 @@ def block_name(section: int, position: int) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BlockPlan:
+class BlockPlace:
     """One block of the full network, which reads one stream and gives one.
 
     Attributes:
@@ -130,7 +130,7 @@ class BlockPlan:
         return self.stream_in == self.stream
 
 
-def block_plans(
+def block_places(
     config: Sectioned,
     *,
     strides: tuple[int, ...],
@@ -138,7 +138,7 @@ def block_plans(
     keeping: Literal["none", "first", "all"],
     kernels: tuple[int, ...] = (),
     names: Names = _USUAL_NAMES,
-) -> tuple[BlockPlan, ...]:
+) -> tuple[BlockPlace, ...]:
     """All blocks of a network, in order.
 
     A section has one stream, which all blocks after its first keep. Its first block starts a new one, or keeps the one
@@ -158,11 +158,11 @@ def block_plans(
         for section, (stride, width_in, width) in enumerate(zip(strides, before, config.widths, strict=False))
     ]
     before_section = f"section0.{names.stream}" if keeps[0] else names.stem
-    plans: list[BlockPlan] = []
+    places: list[BlockPlace] = []
     for section, (width, depth) in enumerate(zip(config.widths, config.depths, strict=True)):
         own = before_section if keeps[section] else f"section{section}.{names.stream}"
-        plans += [
-            BlockPlan(
+        places += [
+            BlockPlace(
                 name=block_name(section, position),
                 section=section,
                 position=position,
@@ -176,7 +176,7 @@ def block_plans(
             for position in range(depth)
         ]
         before_section = own
-    return tuple(plans)
+    return tuple(places)
 
 
 def of_each_block(values: tuple[int, ...], depths: tuple[int, ...]) -> tuple[int, ...]:
@@ -186,9 +186,9 @@ def of_each_block(values: tuple[int, ...], depths: tuple[int, ...]) -> tuple[int
     return tuple(value for value, depth in zip(values, depths, strict=True) for _ in range(depth))
 
 
-def skippable(plans: Iterable[Placed]) -> tuple[Block, ...]:
+def skippable(places: Iterable[Placed]) -> tuple[Block, ...]:
     """The blocks that a subnet may leave out: all but the first of each section."""
-    return tuple(Block(name=plan.name, section=plan.section) for plan in plans if plan.position)
+    return tuple(Block(name=place.name, section=place.section) for place in places if place.position)
 
 
 def channel_axis(config: Normed, name: str, size: int) -> Axis:
@@ -201,36 +201,36 @@ def class_axis(config: Family) -> Axis:
     return Axis(name="class", size=config.class_count, kind="class", granularity=config.class_count)
 
 
-def stream_axes(config: Normed, plans: Iterable[BlockPlan], *, stem: bool = True) -> Iterator[Axis]:
+def stream_axes(config: Normed, places: Iterable[BlockPlace], *, stem: bool = True) -> Iterator[Axis]:
     """The axis of each stream, in order; `stem` says whether that which the first block reads is one of them."""
     sizes = {}
-    for plan in plans:
+    for place in places:
         if stem:
-            sizes[plan.stream_in] = plan.width_in
-        sizes[plan.stream] = plan.width
+            sizes[place.stream_in] = place.width_in
+        sizes[place.stream] = place.width
     yield from (channel_axis(config, name, size) for name, size in sizes.items())
 
 
-def kernel_axes(plans: Iterable[BlockPlan]) -> Iterator[Axis]:
+def kernel_axes(places: Iterable[BlockPlace]) -> Iterator[Axis]:
     """The axis of each block's kernels, where the settings name their size.
 
     Raises:
         ConfigError: a kernel has no middle.
     """
-    for plan in plans:
-        if plan.kernel:
-            if plan.kernel % 2 == 0:
-                raise ConfigError(f"a kernel of section {plan.section} is {plan.kernel} wide, but must be odd")
-            yield Axis(name=f"{plan.name}.kernel", size=plan.kernel, kind="kernel", granularity=2)
+    for place in places:
+        if place.kernel:
+            if place.kernel % 2 == 0:
+                raise ConfigError(f"a kernel of section {place.section} is {place.kernel} wide, but must be odd")
+            yield Axis(name=f"{place.name}.kernel", size=place.kernel, kind="kernel", granularity=2)
 
 
-def kernel_of(plan: BlockPlan, sizes: Sizes) -> int:
+def kernel_of(place: BlockPlace, sizes: Sizes) -> int:
     """The side of a block's kernels: 3 where the settings name none."""
-    return sizes[f"{plan.name}.kernel"] if plan.kernel else 3
+    return sizes[f"{place.name}.kernel"] if place.kernel else 3
 
 
 def in_sections(
-    plans: Iterable[_Plan],
+    places: Iterable[_Plan],
     sizes: Sizes,
     make: Callable[[_Plan], nn.Module],
     *,
@@ -239,14 +239,16 @@ def in_sections(
     """The blocks that a network has, as a module for each section, with its name.
 
     Args:
-        plans: all blocks.
+        places: all blocks.
         sizes: of the network that is built.
         make: makes a block.
         close: makes what ends a section, if anything does.
     """
-    for section, inside in groupby(plans, lambda plan: plan.section):
+    for section, inside in groupby(places, lambda place: place.section):
         modules = OrderedDict(
-            (f"block{plan.position}", make(plan)) for plan in inside if not plan.position or plan.name in sizes.blocks
+            (f"block{place.position}", make(place))
+            for place in inside
+            if not place.position or place.name in sizes.blocks
         )
         if close is not None:
             modules["pool"] = close()

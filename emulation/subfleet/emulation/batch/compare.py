@@ -16,7 +16,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from subfleet.emulation.batch.exports import SettledExports
+from subfleet.emulation.batch.exports import AwaitedExports
 from subfleet.emulation.batch.figures import figures
 from subfleet.emulation.batch.run import run_batch
 from subfleet.emulation.gathered import GatheredRun, fingerprint
@@ -123,7 +123,7 @@ def _run(job: _Job) -> str:
         mark = fingerprint(experiment)
         if _known_mark(job.path) == mark:
             return ""
-        with SettledExports(job.cache) as exports:
+        with AwaitedExports(job.cache) as exports:
             found = figures(experiment, run_batch(experiment, exports))
         _write(job.path, {"name": job.name, "fingerprint": mark, **found})
     # An error crosses processes as text: not every exception can.

@@ -8,11 +8,11 @@ from subfleet.export.cache import CacheFolder, ExportCache
 from subfleet.export.pool import ExportPool
 from subfleet.export.requests import AnyRequest, InferRequest, PriceRequest, TrainRequest
 
-__all__ = ["SettledExports"]
+__all__ = ["AwaitedExports"]
 
 
-class SettledExports:
-    """The exporter of a logical clock: `settle` waits until all that was asked for is there, in no logical time.
+class AwaitedExports:
+    """The exporter of a logical clock: `finish` waits until all that was asked for is there, in no logical time.
 
     Nothing is answered before that, so that it makes no difference what the cache had. Worker processes start with the
     first request that the cache does not answer: where everything was exported before, there are none. Close it, or use
@@ -35,7 +35,7 @@ class SettledExports:
         self._pool: ExportPool | None = None
         self._asked: list[tuple[Future[Path], Future[Path]]] = []  # the exporter's, and ours that waits for it
 
-    def __enter__(self) -> "SettledExports":
+    def __enter__(self) -> "AwaitedExports":
         return self
 
     def __exit__(
@@ -47,20 +47,18 @@ class SettledExports:
         """See `Exports.submit_training`."""
         return self._answer(self._found(request) or self._open_pool().submit_training(request))
 
-    def submit_inference(
-        self, request: InferRequest, weights_path: Path, *, calibration_data: str = ""
-    ) -> "Future[Path]":
+    def submit_inference(self, request: InferRequest, weights_path: Path, *, samples_from: str = "") -> "Future[Path]":
         """See `Exports.submit_inference`."""
         found = self._found(request)
         if found is None:
-            found = self._open_pool().submit_inference(request, weights_path, calibration_data=calibration_data)
+            found = self._open_pool().submit_inference(request, weights_path, samples_from=samples_from)
         return self._answer(found)
 
     def submit_prices(self, request: PriceRequest) -> "Future[Path]":
         """See `Exports.submit_prices`."""
         return self._answer(self._found(request) or self._open_pool().submit_prices(request))
 
-    def settle(self) -> None:
+    def finish(self) -> None:
         """Wait for everything that was asked for; each export has its own deadline."""
         asked, self._asked = self._asked, []
         wait([exported for exported, _ in asked])

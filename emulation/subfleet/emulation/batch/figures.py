@@ -19,8 +19,8 @@ from subfleet.folding.views import Views
 from subfleet.journal.records import ClientRow, participation_of
 from subfleet.methods.policies import Participant
 from subfleet.protocol.errors import RunError
-from subfleet.rounds.state import Plan
-from subfleet.serving.planning import plan_of
+from subfleet.rounds.state import Terms
+from subfleet.serving.terms import terms_of
 from subfleet.tasks import Dataset
 
 __all__ = ["figures", "violates"]
@@ -59,10 +59,10 @@ def figures(experiment: GatheredRun, result: BatchResult) -> dict[str, Any]:
     """
     if not result.model:
         raise RunError("no round of the run folded an update, so there is no model to evaluate")
-    plan = plan_of(experiment.run, experiment.run.name)
+    terms = terms_of(experiment.run, experiment.run.name)
     rows = [row for record in result.rounds for row in record.clients]
-    macs = _macs(plan.network, experiment, result)
-    gallery = _Gallery.of(plan, experiment, result)
+    macs = _macs(terms.network, experiment, result)
+    gallery = _Gallery.of(terms, experiment, result)
     return {
         "accuracy": result.rounds[-1].accuracy,
         "loss": result.rounds[-1].loss,
@@ -104,8 +104,8 @@ class _Gallery:
     known: dict[tuple[int, str, tuple[tuple[str, str], ...]], float]
 
     @classmethod
-    def of(cls, plan: Plan, experiment: GatheredRun, result: BatchResult) -> "_Gallery":
-        views = Views(plan=plan, samples=torch.from_numpy(experiment.evaluation.inputs.copy()))
+    def of(cls, terms: Terms, experiment: GatheredRun, result: BatchResult) -> "_Gallery":
+        views = Views(terms=terms, samples=torch.from_numpy(experiment.evaluation.inputs.copy()))
         return cls(views=views, state=unpacked(load(result.model)), known={})
 
     def accuracy(self, client: Participant, data: Dataset) -> float:
@@ -114,7 +114,7 @@ class _Gallery:
         if key not in self.known:
             inputs, labels = torch.from_numpy(data.inputs.copy()), torch.from_numpy(data.labels.copy())
             seen = self.views.for_use(self.state, client)
-            self.known[key] = evaluate(self.views.plan.network, client.spec, seen, inputs, labels).accuracy
+            self.known[key] = evaluate(self.views.terms.network, client.spec, seen, inputs, labels).accuracy
         return self.known[key]
 
 
@@ -145,7 +145,7 @@ def _backdoor(gallery: _Gallery, experiment: GatheredRun) -> dict[str, float]:
         return {}
     triggered = with_trigger(experiment.evaluation, target, 1.0, seed=0)
     others = experiment.evaluation.labels != target
-    full = gallery.views.plan.network.full_spec()
+    full = gallery.views.terms.network.full_spec()
     # All of them are labelled with the target, so that accuracy is the share that the attack succeeds with.
     shown = Dataset(inputs=triggered.inputs[others], labels=triggered.labels[others])
     return {"backdoor": gallery.accuracy(Participant(client_id="", spec=full, size=full), shown)}

@@ -3,7 +3,7 @@
 import threading
 from pathlib import Path
 
-from subfleet.emulation.batch.exports import SettledExports
+from subfleet.emulation.batch.exports import AwaitedExports
 from subfleet.emulation.batch.run import run_batch
 from subfleet.emulation.gathering import gathered
 from subfleet.emulation.outcome import Outcome
@@ -17,7 +17,7 @@ __all__ = ["run_in_batch"]
 
 
 def run_in_batch(
-    run: Run, folder: Path, observer: RunObserver, stop: threading.Event, *, exports: SettledExports
+    run: Run, folder: Path, observer: RunObserver, stop: threading.Event, *, exports: AwaitedExports
 ) -> Outcome:
     """Run an emulated fleet to the run's end.
 

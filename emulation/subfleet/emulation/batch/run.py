@@ -23,7 +23,7 @@ from subfleet.edge_client.store import AgentStore
 from subfleet.edge_client.worker import TrainingWorker
 from subfleet.emulation.batch.announcing import announcement
 from subfleet.emulation.batch.attacking import AttackingTrainer
-from subfleet.emulation.batch.exports import SettledExports
+from subfleet.emulation.batch.exports import AwaitedExports
 from subfleet.emulation.batch.hosting import shared_trainers
 from subfleet.emulation.gathered import EmulatedDevice, GatheredRun
 from subfleet.journal.guarding import Unobserved
@@ -89,7 +89,7 @@ class BatchResult:
 
 def run_batch(
     gathered: GatheredRun,
-    exports: SettledExports,
+    exports: AwaitedExports,
     *,
     observer: RunObserver | None = None,
     stop: threading.Event | None = None,
@@ -228,7 +228,7 @@ class _Stage:
 
     server: Server
     devices: Sequence[_BatchDevice]
-    exports: SettledExports
+    exports: AwaitedExports
     link: CountingTransport
     notes: _Notes
     clock: LogicalClock
@@ -256,8 +256,8 @@ class _Stage:
         before = self.link.sent_bytes + self.link.received_bytes
         for device in self.devices:
             device.turn()
-        self.exports.settle()
-        self.server.settle()
+        self.exports.finish()
+        self.server.finish()
         folded = self.server.state.folded_round
         self.server.step(0.0)
         if self.server.state.folded_round != folded:

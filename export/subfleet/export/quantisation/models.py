@@ -32,7 +32,7 @@ def export_quantised_model(
         ConfigError: the network or the subnet is not valid.
         ExportError: the state or the samples do not fit, or a tool refuses the model.
     """
-    if samples.sha256 != request.calibration_sha256:
+    if samples.sha256 != request.samples_sha256:
         raise ExportError("the quantisation samples are not those of the request; name the data that it was made for")
     if samples.inputs.shape[1:] != request.model.input_shape:
         raise ExportError(
@@ -41,7 +41,7 @@ def export_quantised_model(
         )
     if request.target not in QUANTISERS:
         raise ExportError(f"target {request.target!r} has no 8-bit models, but {sorted(QUANTISERS)} have; use another")
-    plain = replace(request, quantisation="none", calibration_sha256="")
+    plain = replace(request, quantisation="none", samples_sha256="")
     float_body, _ = export_inference_model(plain, state)
     module = build_module(network_of(request.model), request.spec)
     module.load_state_dict(dict(state))

@@ -3,15 +3,15 @@
 from subfleet.elastic.building import network_of
 from subfleet.elastic.cost import Costs
 from subfleet.protocol.errors import ConfigError
-from subfleet.rounds.state import Plan
+from subfleet.rounds.state import Terms
 from subfleet.search.candidates import ordered
 from subfleet.search.prices import Prices, estimated_memory
 from subfleet.settings.run import Run
 
-__all__ = ["plan_of"]
+__all__ = ["terms_of"]
 
 
-def plan_of(config: Run, run_id: str) -> Plan:
+def terms_of(config: Run, run_id: str) -> Terms:
     """Everything about a run that does not change.
 
     Args:
@@ -36,7 +36,7 @@ def plan_of(config: Run, run_id: str) -> Plan:
     candidates = [price(spec) for spec in policies.space(network, config.rates)]
     if not candidates:
         raise ConfigError("the method's space of subnets is empty; name one or more width rates")
-    return Plan(
+    return Terms(
         config=config,
         run_id=run_id,
         network=network,
