@@ -33,7 +33,6 @@ from subfleet.rounds.requests import (
     ModelsWanted,
     PricesMade,
     PricesWanted,
-    ProgramFacts,
     ProgramMade,
     ProgramWanted,
     ScoringMade,
@@ -44,6 +43,7 @@ from subfleet.rounds.requests import (
 )
 from subfleet.rounds.state import RunState, Terms
 from subfleet.rounds.suspicion import ChangeSize
+from subfleet.rounds.written import ProgramFacts
 
 __all__ = ["Fleet", "presence", "profile"]
 
@@ -187,7 +187,7 @@ class Fleet:
             case ModelsWanted():
                 made = ModelsMade(wanted=wanted, programs=(_PROGRAM,), models=())
             case ProgramWanted():
-                facts = self._facts(state, wanted.queued.size, wanted.queued.target)
+                facts = self._facts(state, wanted.program.size, wanted.program.target)
                 made = ProgramMade(wanted=wanted, facts=facts)
             case PricesWanted():
                 made = PricesMade(wanted=wanted, memory=self.prices[wanted.target])

@@ -107,7 +107,7 @@ class _Server:
         assigned = self.policies.assign(self._ask(query))
         if assigned.candidate is None:
             return None
-        return assigned.candidate.spec if assigned.wanted is None else assigned.wanted.size
+        return assigned.candidate.spec if assigned.wanted is None else assigned.wanted.program.size
 
     def write(self, spec: SubnetSpec) -> int:
         """Write a program, and tell its plan."""

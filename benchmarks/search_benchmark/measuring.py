@@ -15,7 +15,7 @@ from subfleet.search.candidates import Candidate, ordered
 from subfleet.search.listed import ListedSearch, exhaustive_search
 from subfleet.search.paper import PaperSearch, PaperSettings
 from subfleet.search.query import Explored, Fit, Query, Search
-from subfleet.search.queue import Wish, given_now, most_wanted, plan_key, wish_of
+from subfleet.search.queue import SizedProgram, Wish, given_now, most_wanted, wish_of
 
 __all__ = ["Figures", "exhaustive_figures", "export_figures", "hit_rates", "large_figures"]
 
@@ -254,8 +254,8 @@ def export_figures(case: Case, shares: Sequence[Share], *, rounds: int, clients:
             lost.append(sum(wish.lost for wish in wishes) / max(len(given), 1))
             ahead.append(len(begun))
             # What was given without a program was written at once; both count from the next round on.
-            for candidate in (*(one for one, _ in given), *(case.price(wish.size) for wish in begun)):
-                written[plan_key(TARGET, candidate.spec)] = candidate
+            for candidate in (*(one for one, _ in given), *(case.price(wish.program.size) for wish in begun)):
+                written[SizedProgram(size=candidate.spec, target=TARGET).key] = candidate
         yield (
             f"| {limit} | {_mean(lost[:5]):.3f} | {_mean(lost[-5:]):.3f} | {len(written)} | {sum(ahead)} "
             f"| {_mean(ahead[-5:]):.1f} |"

@@ -20,7 +20,6 @@ from subfleet.rounds.requests import (
     ModelsMade,
     ModelsWanted,
     PricesWanted,
-    ProgramFacts,
     ProgramMade,
     ProgramWanted,
     ScoringWanted,
@@ -30,7 +29,8 @@ from subfleet.rounds.requests import (
 )
 from subfleet.rounds.seating import task_wanted
 from subfleet.rounds.state import RunState, Seat, Terms
-from subfleet.rounds.written import Queued
+from subfleet.rounds.written import ProgramFacts
+from subfleet.search.queue import SizedProgram
 from subfleet.serving.terms import terms_of as planned
 from subfleet.settings.timing import Deadlines
 
@@ -125,9 +125,11 @@ def task_failed(state: RunState, name: str, reason: str = "export failed: no") -
     return Failed(wanted=task, reason=reason)
 
 
-def written_ahead(state: RunState, queued: Queued, planned_peak_bytes: int, operators: tuple[str, ...] = ()) -> Ready:
+def written_ahead(
+    state: RunState, queued: SizedProgram, planned_peak_bytes: int, operators: tuple[str, ...] = ()
+) -> Ready:
     """A program for later rounds is there."""
-    wanted = ProgramWanted(queued=queued, round=state.round)
+    wanted = ProgramWanted(program=queued, round=state.round)
     facts = ProgramFacts(planned_peak_bytes=planned_peak_bytes, operators=operators)
     return Ready(made=ProgramMade(wanted=wanted, facts=facts))
 

@@ -187,7 +187,7 @@ def test_no_method_gives_more_than_any_part_of_the_budget(name: str, budget: Bud
     terms = PLANS[name]
     found = terms.policies.assign(ask(terms, budget))
     assert found.candidate is None or within(found.candidate, budget)
-    assert found.wanted is None or within(terms.price(found.wanted.size), budget)
+    assert found.wanted is None or within(terms.price(found.wanted.program.size), budget)
 
 
 def test_an_estimate_passes_over_no_subnet_whose_activations_are_computed_twice() -> None:

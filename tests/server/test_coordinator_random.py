@@ -44,7 +44,6 @@ from subfleet.rounds.requests import (
     ModelsWanted,
     PricesMade,
     PricesWanted,
-    ProgramFacts,
     ProgramMade,
     ProgramWanted,
     Scorable,
@@ -57,6 +56,7 @@ from subfleet.rounds.requests import (
 )
 from subfleet.rounds.sizing import lacking
 from subfleet.rounds.state import Member, RunState, Terms
+from subfleet.rounds.written import ProgramFacts
 from subfleet.settings.timing import Deadlines
 
 pytestmark = pytest.mark.slow

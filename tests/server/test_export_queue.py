@@ -37,8 +37,8 @@ from subfleet.rounds.coordinator import resume_actions, step
 from subfleet.rounds.events import Folded, Measured, Refused, Tick, UpdateStored
 from subfleet.rounds.requests import ProgramWanted
 from subfleet.rounds.state import RunState, Terms
-from subfleet.rounds.written import NO_PROGRAM_BYTES, Queued
-from subfleet.search.queue import Wish
+from subfleet.rounds.written import NO_PROGRAM_BYTES
+from subfleet.search.queue import SizedProgram, Wish
 from subfleet.settings.timing import Deadlines
 
 SEARCH = DynamicSelection(distillation=None, prices="estimated")
@@ -62,7 +62,7 @@ class Wishes:
         ready = wanted == ask.candidates[0] or (self.content and wanted.spec.spec_id in ask.written)
         if ready and ask.allows(wanted):
             return Assigned(candidate=wanted)
-        wish = Wish(size=wanted.spec, target=ask.target, lost=(30 - place) / 100)
+        wish = Wish(program=SizedProgram(size=wanted.spec, target=ask.target), lost=(30 - place) / 100)
         return Assigned(candidate=ask.candidates[0], wanted=None if ready else wish)
 
 
@@ -71,7 +71,7 @@ def wishing(wishes: Wishes, **changes: Any) -> Terms:
     return replace(terms, policies=replace(terms.policies, assign=wishes))
 
 
-def asked(terms: Terms, state: RunState, now_s: float = 2.0) -> tuple[RunState, list[Queued]]:
+def asked(terms: Terms, state: RunState, now_s: float = 2.0) -> tuple[RunState, list[SizedProgram]]:
     """Everybody has told what it can give; what is then to be written."""
     found: tuple[Action, ...] = ()
     for name in CLIENTS:
@@ -79,7 +79,7 @@ def asked(terms: Terms, state: RunState, now_s: float = 2.0) -> tuple[RunState, 
         found += actions
     assert state.phase == "train"
     state, found = looked_around(terms, state, found, now_s)
-    return state, [one.queued for one in wanted_of(ProgramWanted, found)]
+    return state, [one.program for one in wanted_of(ProgramWanted, found)]
 
 
 def _price_bytes(terms: Terms, size: SubnetSpec | None) -> int:
@@ -114,7 +114,7 @@ def written(terms: Terms, state: RunState, *, planned_peak_bytes: int | None = N
     return state
 
 
-def places(terms: Terms, queue: list[Queued] | tuple[Queued, ...]) -> list[int]:
+def places(terms: Terms, queue: list[SizedProgram] | tuple[SizedProgram, ...]) -> list[int]:
     sizes = [size.spec_id for size in terms.space]
     return [sizes.index(queued.size.spec_id) for queued in queue]
 
@@ -171,7 +171,7 @@ def test_what_is_written_is_not_written_again_even_where_a_method_asks_for_it() 
     state, _ = folded(terms, written(terms, trained(terms, state)[0]))
     state, again = asked(terms, state)
     assert (len(begun), again, state.queue) == (1, [], ())
-    assert state.seats["ada"].wanted == Wish(size=terms.space[2], target="onnx", lost=0.28)
+    assert state.seats["ada"].wanted == Wish(program=SizedProgram(size=terms.space[2], target="onnx"), lost=0.28)
 
 
 def test_a_program_counts_from_the_next_round_on() -> None:
@@ -179,7 +179,11 @@ def test_a_program_counts_from_the_next_round_on() -> None:
     terms = wishing(wishes)
     state, (queued,) = asked(terms, measuring(terms))
     state, _ = step(terms, state, written_ahead(state, queued, 777), 3.0)
-    assert (state.queue, state.plans[queued.key].planned_peak_bytes, state.plans[queued.key].turn) == ((), 777, 1)
+    assert (state.queue, state.written[queued.key].facts.planned_peak_bytes, state.written[queued.key].turn) == (
+        (),
+        777,
+        1,
+    )
     state, _ = step(terms, state, prepared(terms, state, "ada"), 3.0)
     step(terms, state, Refused(refusal=refusal(terms, state, "ada", available_bytes=10**6)), 3.0)
     assert wishes.seen[-1].below is not None, "it asked again within the round"
@@ -254,21 +258,21 @@ def test_no_method_gives_a_size_that_its_target_cannot_train(name: str) -> None:
     found = terms.policies.assign(base)
     assert found.candidate is not None
     assert found.candidate.spec.spec_id not in broken
-    assert found.wanted is None or found.wanted.size.spec_id not in broken
+    assert found.wanted is None or found.wanted.program.size.spec_id not in broken
     last = found.candidate.spec
     everything = {**broken, last.spec_id: Written(size=last, planned_peak_bytes=NO_PROGRAM_BYTES)}
     again = terms.policies.assign(replace(base, written=everything, previous=last))
     assert again.candidate is None or again.candidate.spec.spec_id not in everything
 
 
-def _told(terms: Terms, state: RunState, budgets: Mapping[str, int]) -> tuple[RunState, list[Queued]]:
+def _told(terms: Terms, state: RunState, budgets: Mapping[str, int]) -> tuple[RunState, list[SizedProgram]]:
     found: tuple[Action, ...] = ()
     for name in CLIENTS:
         event = Measured(telemetry=telemetry(terms, name, state.round, memory_bytes=budgets[name]))
         state, actions = step(terms, state, event, 2.0)
         found += actions
     state, found = looked_around(terms, state, found, 2.0)
-    return state, [one.queued for one in wanted_of(ProgramWanted, found)]
+    return state, [one.program for one in wanted_of(ProgramWanted, found)]
 
 
 BUDGETS = {"ada": 13_000, "bob": 9_000, "cyd": 16_000}
@@ -298,7 +302,7 @@ def test_a_size_that_cannot_be_written_is_neither_given_nor_queued_again() -> No
 def test_a_search_gets_what_it_wanted_one_round_later_and_the_records_say_so() -> None:
     terms = terms_of(method=SEARCH)
     state = _searched_once(terms)
-    wanted = {name: None if seat.wanted is None else seat.wanted.size for name, seat in state.seats.items()}
+    wanted = {name: None if seat.wanted is None else seat.wanted.program.size for name, seat in state.seats.items()}
     state, close = folded(terms, written(terms, state))
     record = round_record(terms, close, Traffic(Topics()))
     # Three first programs, of which clients may share one, and those for the next round.
@@ -314,7 +318,7 @@ def test_a_search_gets_what_it_wanted_one_round_later_and_the_records_say_so() -
     assert {row.wanted for row in record.clients} != {""}
     state, exports = _told(terms, state, BUDGETS)
     given = {seat.size for seat in state.seats.values()}
-    assert {f"onnx/{size.spec_id}" for size in given if size} <= {known.key for known in state.plans.values()}
+    assert {f"onnx/{size.spec_id}" for size in given if size} <= {known.program.key for known in state.written.values()}
     assert given & {size for size in wanted.values() if size}
     state = trained(terms, state)[0]
     record = round_record(terms, folded(terms, written(terms, state))[1], Traffic(Topics()))
@@ -327,10 +331,10 @@ def test_a_server_that_starts_again_goes_on_writing(phase: str) -> None:
     state, exports = asked(terms, measuring(terms))
     state, _ = trained(terms, state)
     assert state.phase == phase
-    found = [one.queued for one in wanted_of(ProgramWanted, resume_actions(terms, state))]
+    found = [one.program for one in wanted_of(ProgramWanted, resume_actions(terms, state))]
     assert found == exports
     state, _ = step(terms, state, written_ahead(state, exports[0], 1), 5.0)
-    found = [one.queued for one in wanted_of(ProgramWanted, resume_actions(terms, state))]
+    found = [one.program for one in wanted_of(ProgramWanted, resume_actions(terms, state))]
     assert found == exports[1:]
 
 
@@ -345,7 +349,7 @@ def test_the_journal_gives_back_pool_plans_and_queue_and_the_search_goes_on_alik
     assert state.queue
     journal.save(RunState(), state)
     loaded = Journal(open_database(tmp_path), run_id).load(9.0)
-    assert (loaded.pool, loaded.queue, dict(loaded.plans)) == (state.pool, state.queue, dict(state.plans))
+    assert (loaded.pool, loaded.queue, dict(loaded.written)) == (state.pool, state.queue, dict(state.written))
     there, back = (
         _told(fresh, folded(fresh, replace(one, members=state.members))[0], BUDGETS)
         for fresh, one in ((terms, state), (terms_of(method=SEARCH, exports_per_round=2, quorum=0.9), loaded))

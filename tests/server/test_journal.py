@@ -110,7 +110,8 @@ def test_a_file_that_is_no_database_is_one_sentence(tmp_path: Path) -> None:
     ("change", "told"),
     [
         # As the first release had it.
-        *[(f"ALTER TABLE runs DROP COLUMN {name}", name) for name in ("pool", "plans", "queue", "unfit")],
+        *[(f"ALTER TABLE runs DROP COLUMN {name}", name) for name in ("pool", "queue", "unfit")],
+        ("ALTER TABLE runs ADD COLUMN plans TEXT", "plans"),
         ("ALTER TABLE tasks ADD COLUMN energy_j REAL", "energy_j"),
     ],
 )

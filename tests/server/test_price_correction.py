@@ -46,7 +46,7 @@ def chosen(ask: Ask, method: DynamicSelection = CORRECTED) -> Candidate:
     """What the search would give, whether it has a program or not."""
     found = method.policies().assign(ask)
     assert found.candidate is not None
-    return PLAN.price(found.candidate.spec if found.wanted is None else found.wanted.size)
+    return PLAN.price(found.candidate.spec if found.wanted is None else found.wanted.program.size)
 
 
 def whole(ask: Ask, method: DynamicSelection = CORRECTED) -> bool:

@@ -46,7 +46,8 @@ from subfleet.rounds.proposing import proposed_seat, scoring_wanted
 from subfleet.rounds.requests import ProgramWanted, Scorable, ScoringMade, ScoringWanted, TaskWanted
 from subfleet.rounds.state import RunState, Terms
 from subfleet.rounds.unfit import with_unfit
-from subfleet.rounds.written import NO_PROGRAM_BYTES, KnownPlan, Queued
+from subfleet.rounds.written import NO_PROGRAM_BYTES, ProgramFacts, WrittenProgram
+from subfleet.search.queue import SizedProgram
 
 PLAN = terms_of(rounds=4)
 CALLED = ("Conv", "Gelu")
@@ -152,7 +153,7 @@ def test_a_size_that_cannot_be_exported_is_not_asked_for_again_by_any_device_of_
     assert state.seats["ada"].reason == failed.reason
     state, _ = assigned(PLAN, closed(PLAN, state))
     assert {size_of(seat) for seat in state.seats.values()} == {PLAN.space[-2].spec_id}
-    assert [key for key, one in state.plans.items() if one.planned_peak_bytes == NO_PROGRAM_BYTES] == [
+    assert [key for key, one in state.written.items() if one.facts.planned_peak_bytes == NO_PROGRAM_BYTES] == [
         f"onnx/{largest}"
     ]
 
@@ -224,8 +225,8 @@ def test_the_journal_remembers_operators_and_refusals(tmp_path: Path) -> None:
     Journal(engine, begin_run(engine, name="test", settings="{}", round_count=2)).save(RunState(), state)
     engine = open_database(tmp_path)
     loaded = Journal(engine, begin_run(engine, name="test", settings="{}", round_count=2)).load(9.0)
-    assert (loaded.unfit, loaded.plans) == (state.unfit, state.plans)
-    assert {known.operators for known in loaded.plans.values()} == {CALLED}
+    assert (loaded.unfit, loaded.written) == (state.unfit, state.written)
+    assert {known.facts.operators for known in loaded.written.values()} == {CALLED}
 
 
 def test_a_program_with_an_operator_that_the_device_lacks_leads_to_other_tasks_and_then_to_none() -> None:
@@ -251,33 +252,34 @@ def test_a_device_that_has_every_operator_or_lists_none_is_given_its_task(listed
     assert [action.task.client_id for action in actions if isinstance(action, SendTask)] == ["ada"]
 
 
-def known(terms: Terms, operators: Mapping[int, tuple[str, ...]]) -> Mapping[str, KnownPlan]:
+def known(terms: Terms, operators: Mapping[int, tuple[str, ...]]) -> Mapping[str, WrittenProgram]:
     """Programs of places of the space, written before the first round."""
-    plans = [
-        KnownPlan(size=terms.space[place], target="onnx", planned_peak_bytes=1000, turn=0, operators=names)
-        for place, names in operators.items()
-    ]
-    return MappingProxyType({one.key: one for one in plans})
+    programs = {place: SizedProgram(size=terms.space[place], target="onnx") for place in operators}
+    facts = {place: ProgramFacts(planned_peak_bytes=1000, operators=names) for place, names in operators.items()}
+    return MappingProxyType(
+        {one.key: WrittenProgram(program=one, facts=facts[place], turn=0) for place, one in programs.items()}
+    )
 
 
 def test_a_known_program_with_an_operator_that_the_device_lacks_is_not_given() -> None:
     state = told(measuring(PLAN), "ada", operators=("Conv",))
-    state = replace(state, plans=known(PLAN, {3: CALLED, 2: CALLED, 1: ("Conv",)}))
+    state = replace(state, written=known(PLAN, {3: CALLED, 2: CALLED, 1: ("Conv",)}))
     state, _ = assigned(PLAN, state)
     assert [seat.size for _, seat in sorted(state.seats.items())] == [PLAN.space[1], PLAN.space[3], PLAN.space[3]]
 
 
 def test_where_nothing_is_left_the_reason_names_the_operator() -> None:
     state = told(measuring(PLAN), "ada", operators=("Conv",))
-    state, _ = assigned(PLAN, replace(state, plans=known(PLAN, EVERY)))
+    state, _ = assigned(PLAN, replace(state, written=known(PLAN, EVERY)))
     assert state.seats["ada"].reason == (
         "no subnet fits: the smallest calls Erf, Gelu, which the device's runtime 'onnx' lacks"
     )
 
 
 def test_where_no_size_can_be_written_the_reason_says_so() -> None:
-    gone = {key: replace(one, planned_peak_bytes=NO_PROGRAM_BYTES) for key, one in known(PLAN, EVERY).items()}
-    state, _ = assigned(PLAN, replace(told(measuring(PLAN), "bob", runtimes=("executorch",)), plans=gone))
+    none = ProgramFacts(planned_peak_bytes=NO_PROGRAM_BYTES)
+    gone = {key: replace(one, facts=none) for key, one in known(PLAN, EVERY).items()}
+    state, _ = assigned(PLAN, replace(told(measuring(PLAN), "bob", runtimes=("executorch",)), written=gone))
     assert state.seats["ada"].reason == "no subnet fits: the smallest cannot be trained on 'onnx'"
     assert state.seats["bob"].size == PLAN.space[-1]
 
@@ -299,17 +301,17 @@ def test_a_run_goes_on_without_the_device_whose_runtime_lacks_an_operator(tmp_pa
 def test_a_search_gives_and_wants_nothing_that_the_device_lacks() -> None:
     terms = terms_of(rounds=4, method=DynamicSelection(distillation=None, prices="estimated"))
     state = told(measuring(terms), "ada", operators=("Conv",))
-    state, exports = assigned(terms, replace(state, plans=known(terms, {3: CALLED, 2: ("Conv",)})))
+    state, exports = assigned(terms, replace(state, written=known(terms, {3: CALLED, 2: ("Conv",)})))
     assert (state.seats["ada"].size, state.seats["bob"].size) == (terms.space[2], terms.space[3])
-    assert state.seats["ada"].wanted is None or state.seats["ada"].wanted.size != terms.space[3]
-    assert all(one.queued.size != terms.space[3] for one in wanted_of(ProgramWanted, exports))
+    assert state.seats["ada"].wanted is None or state.seats["ada"].wanted.program.size != terms.space[3]
+    assert all(one.program.size != terms.space[3] for one in wanted_of(ProgramWanted, exports))
 
 
 def test_a_program_that_is_written_ahead_keeps_its_operators() -> None:
-    queued = Queued(size=PLAN.space[1], target="onnx")
+    queued = SizedProgram(size=PLAN.space[1], target="onnx")
     state = replace(measuring(PLAN), queue=(queued,))
     state, _ = step(PLAN, state, written_ahead(state, queued, 1, CALLED), 3.0)
-    assert state.plans[queued.key].operators == CALLED
+    assert state.written[queued.key].facts.operators == CALLED
 
 
 @settings(max_examples=30, deadline=None)

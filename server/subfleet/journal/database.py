@@ -14,6 +14,7 @@ __all__ = [
     "METADATA",
     "clients",
     "open_database",
+    "programs",
     "rounds",
     "runs",
     "tasks",
@@ -40,7 +41,6 @@ runs = sql.Table(
     sql.Column("pool", sql.Text, nullable=False),
     sql.Column("explored_turn", sql.Integer, nullable=False),
     sql.Column("wished_turn", sql.Integer, nullable=False),
-    sql.Column("plans", sql.Text, nullable=False),
     sql.Column("queue", sql.Text, nullable=False),
     sql.Column("unfit", sql.Text, nullable=False),
     sql.Column("suspicion", sql.Text, nullable=False),
@@ -79,6 +79,13 @@ tasks = sql.Table(
     sql.Column("bytes_down", sql.BigInteger, nullable=False),
     sql.Column("bytes_up", sql.BigInteger, nullable=False),
     sql.Column("seat", sql.Text, nullable=False),
+)
+programs = sql.Table(
+    "programs",
+    METADATA,
+    sql.Column("run_id", sql.String, sql.ForeignKey("runs.run_id"), primary_key=True),
+    sql.Column("key", sql.String, primary_key=True),
+    sql.Column("written", sql.Text, nullable=False),
 )
 updates = sql.Table(
     "updates",

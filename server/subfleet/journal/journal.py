@@ -14,7 +14,7 @@ from typing import Any
 
 import sqlalchemy as sql
 
-from subfleet.journal.database import clients, rounds, runs, tasks, updates
+from subfleet.journal.database import clients, programs, rounds, runs, tasks, updates
 from subfleet.journal.records import RoundRecord
 from subfleet.protocol.errors import ConfigError, FileError
 from subfleet.protocol.messages import Profile
@@ -22,8 +22,9 @@ from subfleet.protocol.schema import canonical_json, from_plain
 from subfleet.rounds.actions import Close
 from subfleet.rounds.persistent import PersistentMap
 from subfleet.rounds.state import Member, RunState, Seat, Suspicion, Tries
-from subfleet.rounds.written import KnownPlan, Queued
-from subfleet.search.query import Known
+from subfleet.rounds.written import WrittenProgram
+from subfleet.search.query import FoundSize
+from subfleet.search.queue import SizedProgram
 from subfleet.settings.changes import changed_settings
 
 __all__ = ["Journal", "begin_run"]
@@ -50,7 +51,7 @@ def begin_run(engine: sql.Engine, *, name: str, settings: str, round_count: int)
             run_id = f"{name}-{uuid.uuid4().hex[:8]}"
             row = {"run_id": run_id, "name": name, "settings": settings, "round_count": round_count}
             start = {"phase": "waiting", "round": 0, "folded_round": 0, "failure": "", "started_at": _now()}
-            start |= {"retry": 0, "lost": 0, "waits_for": "", "pool": "[]", "plans": "{}", "queue": "[]", "unfit": "{}"}
+            start |= {"retry": 0, "lost": 0, "waits_for": "", "pool": "[]", "queue": "[]", "unfit": "{}"}
             start |= {"suspicion": "{}", "explored_turn": 0, "wished_turn": 0}
             connection.execute(runs.insert().values(**row, **start))
             return run_id
@@ -86,6 +87,10 @@ class Journal:
                 (row.round, row.work, from_plain(Seat, json.loads(row.seat)))
                 for row in connection.execute(_needed_seats(self._run_id, run.round, run.folded_round))
             ]
+            written = [
+                from_plain(WrittenProgram, json.loads(text))
+                for text in connection.scalars(_programs_of(self._run_id)).all()
+            ]
         work = "deploy" if run.phase in ("deploy", "finished") else "train"
         last = {seat.client_id: seat for number, of, seat in seats if _was_folded(run.folded_round, number, of, seat)}
         settled = (
@@ -107,11 +112,11 @@ class Journal:
             ),
             last=MappingProxyType(last),
             settled=frozenset(task.task_id for task in settled if task is not None),
-            pool=tuple(from_plain(Known, plain) for plain in json.loads(run.pool)),
+            pool=tuple(from_plain(FoundSize, plain) for plain in json.loads(run.pool)),
             explored_turn=run.explored_turn,
             wished_turn=run.wished_turn,
-            queue=tuple(from_plain(Queued, plain) for plain in json.loads(run.queue)),
-            plans=MappingProxyType({key: from_plain(KnownPlan, plain) for key, plain in json.loads(run.plans).items()}),
+            queue=tuple(from_plain(SizedProgram, plain) for plain in json.loads(run.queue)),
+            written=MappingProxyType({one.program.key: one for one in written}),
             unfit=MappingProxyType(from_plain(dict[str, str], json.loads(run.unfit))),
             suspicion=from_plain(Suspicion, json.loads(run.suspicion)),
         )
@@ -148,29 +153,20 @@ class Journal:
         seats = () if after.seats is before.seats else after.seats.items()
         changed = [seat for name, seat in seats if seat is not before.seats.get(name)]
         profiles = _new_profiles(before, after)
-        names = ("phase", "round", "folded_round", "failure", "explored_turn", "wished_turn")
-        values = {name: getattr(after, name) for name in names if getattr(after, name) != getattr(before, name)}
-        tries = ("retry", "lost", "waits_for")
-        values |= {name: getattr(after.tries, name) for name in tries if after.tries != before.tries}
-        values |= {
-            name: canonical_json(getattr(after, name)).decode()
-            for name in ("pool", "plans", "queue", "unfit", "suspicion")
-            if getattr(after, name) is not getattr(before, name)
-        }
+        written = [] if after.written is before.written else [*(after.written.keys() - before.written.keys())]
+        values = _new_values(before, after)
         same = after.round == before.round > after.folded_round
         emptied = same and not before.seats.keys() <= after.seats.keys()
         forgotten = [name for name in before.members.changed(after.members) if name not in after.members]
-        if not (changed or profiles or values or record or forgotten):
+        if not (changed or profiles or values or written or record or forgotten):
             return
         with _writing(self._engine) as connection:
             if values:
                 connection.execute(runs.update().where(runs.c.run_id == self._run_id).values(**values))
-            for name in forgotten:
-                mine = sql.and_(clients.c.run_id == self._run_id, clients.c.client_id == name)
-                connection.execute(clients.delete().where(mine))
-            for profile in profiles:
-                row = {"run_id": self._run_id, "client_id": profile.client_id, "device": profile.device}
-                _put(connection, clients, {**row, "profile": canonical_json(profile).decode()})
+            self._save_members(connection, forgotten, profiles)
+            for key in sorted(written):
+                text = canonical_json(after.written[key]).decode()
+                connection.execute(programs.insert().values(run_id=self._run_id, key=key, written=text))
             if emptied:  # the round is tried again, and who answered before is not waiting in it
                 for table in (tasks, updates):
                     of_round = sql.and_(table.c.run_id == self._run_id, table.c.round == after.round)
@@ -203,6 +199,14 @@ class Journal:
         query = sql.select(updates.c.sha256).where(updates.c.run_id == self._run_id, updates.c.round >= since_round)
         with self._engine.connect() as connection:
             return set(connection.scalars(query))
+
+    def _save_members(self, connection: sql.Connection, forgotten: list[str], profiles: list[Profile]) -> None:
+        for name in forgotten:
+            mine = sql.and_(clients.c.run_id == self._run_id, clients.c.client_id == name)
+            connection.execute(clients.delete().where(mine))
+        for profile in profiles:
+            row = {"run_id": self._run_id, "client_id": profile.client_id, "device": profile.device}
+            _put(connection, clients, {**row, "profile": canonical_json(profile).decode()})
 
     def _save_record(self, connection: sql.Connection, record: RoundRecord, sha256: str) -> None:
         names = ("round", "accuracy", "loss", "seconds", "log_time_s")
@@ -246,6 +250,10 @@ def _put(connection: sql.Connection, table: sql.Table, row: dict[str, Any]) -> N
         connection.execute(table.insert().values(**row))
 
 
+def _programs_of(run_id: str) -> sql.Select[Any]:
+    return sql.select(programs.c.written).where(programs.c.run_id == run_id).order_by(programs.c.key)
+
+
 def _needed_seats(run_id: str, round_number: int, folded_round: int) -> sql.Select[Any]:
     """The rows of the open round, and of the last round that folded each client; a long run has many more."""
     folded = sql.and_(
@@ -262,6 +270,17 @@ def _needed_seats(run_id: str, round_number: int, folded_round: int) -> sql.Sele
         sql.and_(tasks.c.run_id == run_id, tasks.c.round == round_number), sql.exists().where(is_last).correlate(tasks)
     )
     return sql.select(tasks).where(needed).order_by(tasks.c.round)
+
+
+def _new_values(before: RunState, after: RunState) -> dict[str, Any]:
+    """What has changed of the run's own row."""
+    names = ("phase", "round", "folded_round", "failure", "explored_turn", "wished_turn")
+    values = {name: getattr(after, name) for name in names if getattr(after, name) != getattr(before, name)}
+    tries = ("retry", "lost", "waits_for")
+    values |= {name: getattr(after.tries, name) for name in tries if after.tries != before.tries}
+    texts = ("pool", "queue", "unfit", "suspicion")
+    changed = [name for name in texts if getattr(after, name) is not getattr(before, name)]
+    return values | {name: canonical_json(getattr(after, name)).decode() for name in changed}
 
 
 def _new_profiles(before: RunState, after: RunState) -> list[Profile]:

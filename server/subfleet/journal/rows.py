@@ -62,7 +62,7 @@ def _client_row(terms: Terms, seat: Seat, traffic: Traffic, weight: Weight | Non
     )
     if seat.wanted is None or row.utilisation is None:
         return row
-    wanted = terms.price(seat.wanted.size)
+    wanted = terms.price(seat.wanted.program.size)
     lost = max(0.0, 1 - row.parameters / wanted.parameters)
     return replace(row, wanted=wanted.spec.name, parameters_lost=lost)
 

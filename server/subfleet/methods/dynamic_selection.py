@@ -26,7 +26,7 @@ from subfleet.search.candidates import Candidate
 from subfleet.search.fitting import INFINITE_BYTES
 from subfleet.search.paper import PaperSearch, PaperSettings
 from subfleet.search.pareto import ParetoSearch, ParetoSettings
-from subfleet.search.query import Known, PriceList, Query, Search, fit_of
+from subfleet.search.query import FoundSize, PriceList, Query, Search, fit_of
 from subfleet.search.queue import given_now, wish_of
 
 __all__ = ["DynamicSelection"]
@@ -120,7 +120,7 @@ class DynamicSelection:
         settings = ParetoSettings(paper=self._settings(), built_limit=_POOL)
         return ParetoSearch.over(space, price, (target,), uniform=uniform, settings=settings)
 
-    def _explore(self, ask: Ask) -> tuple[Known, ...]:
+    def _explore(self, ask: Ask) -> tuple[FoundSize, ...]:
         """What the search comes by when it looks for subnets for a client."""
         return _search_of(ask).explore(self._query(ask), ask.draw.stream("search")).found
 

@@ -26,7 +26,7 @@ from subfleet.protocol.training import TrainingSettings
 from subfleet.protocol.update_codecs import AnyUpdateCodec, Uncompressed
 from subfleet.search.candidates import Candidate, exceeded_limits, lacking_operators, why_not
 from subfleet.search.fitting import INFINITE_BYTES, Limit
-from subfleet.search.query import Known, PriceList, Search
+from subfleet.search.query import FoundSize, PriceList, Search
 from subfleet.search.queue import Wish
 
 if TYPE_CHECKING:  # methods are read where no PyTorch is; what is folded is passed through
@@ -343,7 +343,7 @@ class Policies:
 
     space: Callable[[Network, Sequence[float]], tuple[SubnetSpec, ...]] = uniform_space
     search: Callable[[Network, PriceList, str], Search] | None = None
-    explore: Callable[[Ask], tuple[Known, ...]] = lambda ask: ()
+    explore: Callable[[Ask], tuple[FoundSize, ...]] = lambda ask: ()
     assign: Callable[[Ask], Assigned] = largest_fitting
     propose: Callable[[Ask], tuple[Candidate, ...]] | None = None
     declarations: bool = False

@@ -37,7 +37,6 @@ from subfleet.rounds.requests import (
     ModelsWanted,
     PricesMade,
     PricesWanted,
-    ProgramFacts,
     ProgramMade,
     ProgramWanted,
     Scorable,
@@ -47,7 +46,7 @@ from subfleet.rounds.requests import (
     TaskWanted,
 )
 from subfleet.rounds.state import Terms
-from subfleet.rounds.written import ModelFile
+from subfleet.rounds.written import ModelFile, ProgramFacts
 from subfleet.transport.blob_store import BlobStore
 
 __all__ = ["Exports", "Supplied", "Supply"]
@@ -207,8 +206,8 @@ class Supply:
         return _Job(wanted=wanted, files=files, finished=finished)
 
     def _program(self, wanted: ProgramWanted) -> _Job:
-        queued, training = wanted.queued, self._terms.training(wanted.round)
-        request = train_request(self._network, queued.size, queued.target, training)
+        program, training = wanted.program, self._terms.training(wanted.round)
+        request = train_request(self._network, program.size, program.target, training)
         files = {"": self._exports.submit_training(request)}
         return _Job(
             wanted=wanted,
@@ -336,8 +335,8 @@ def _told(wanted: Supplied, error: BaseException) -> str:
         case TaskWanted() | ScoringWanted() | ModelsWanted():
             said = f"a task for client {wanted.client_id} cannot be prepared: {error}"
         case ProgramWanted():
-            queued = wanted.queued
-            said = f"size {queued.size.name} cannot be trained on {queued.target}: {error}"
+            program = wanted.program
+            said = f"size {program.size.name} cannot be trained on {program.target}: {error}"
         case PricesWanted():
             said = f"the network cannot be trained on {wanted.target}: {error}"
         case _:

@@ -10,16 +10,15 @@ from subfleet.rounds.exhaustive import never
 from subfleet.rounds.pricing import has_prices, prices_of, target_prices
 from subfleet.rounds.proposing import scoring_seat
 from subfleet.rounds.requests import (
-    Explored,
     ModelsMade,
     ModelsWanted,
     PricesMade,
     PricesWanted,
-    ProgramFacts,
     ProgramMade,
     ProgramWanted,
     ScoringMade,
     ScoringWanted,
+    SearchMade,
     SearchWanted,
     TaskMade,
     TaskWanted,
@@ -27,9 +26,9 @@ from subfleet.rounds.requests import (
 from subfleet.rounds.seating import prepared_seat, task_for_models, task_wanted
 from subfleet.rounds.sizing import asking, lacking
 from subfleet.rounds.state import RunState, Seat, TargetPrices, Terms
-from subfleet.rounds.written import NO_PROGRAM_BYTES, KnownPlan
+from subfleet.rounds.written import NO_PROGRAM_BYTES, ProgramFacts, WrittenProgram
 from subfleet.search.candidates import Candidate
-from subfleet.search.queue import plan_key
+from subfleet.search.queue import SizedProgram
 
 __all__ = ["came", "failed", "tasks_wanted"]
 
@@ -51,7 +50,7 @@ def came(terms: Terms, state: RunState, event: Ready, now_s: float) -> Outcome:
         case PricesMade():
             prices = target_prices(terms, made.wanted.target, made.memory)
             outcome = _with_prices(terms, state, made.wanted, prices)
-        case Explored():
+        case SearchMade():
             outcome = _explored(terms, state, made)
         case _:
             never(made)
@@ -112,27 +111,23 @@ def _with_known(terms: Terms, state: RunState, seat: Seat, facts: ProgramFacts) 
     """The state with what was learned of the program of a seat; in the deploy phase it is no training program."""
     if seat.size is None or state.phase != "train":
         return state
-    if plan_key(seat.runtime, seat.size, seat.student) in state.plans:
-        return state
-    known = KnownPlan(
-        size=seat.size,
-        target=seat.runtime,
-        planned_peak_bytes=facts.planned_peak_bytes,
-        turn=state.turn,
-        operators=facts.operators,
-        packings=facts.packings,
-        student=seat.student,
-    )
-    plans = MappingProxyType({**state.plans, known.key: known})
-    return replace(state, plans=plans, written_prices=_priced(terms, state, known))
+    program = SizedProgram(size=seat.size, target=seat.runtime, student=seat.student)
+    return state if program.key in state.written else _learned(terms, state, program, facts)
 
 
-def _priced(terms: Terms, state: RunState, known: KnownPlan) -> Mapping[str, Candidate]:
+def _learned(terms: Terms, state: RunState, program: SizedProgram, facts: ProgramFacts) -> RunState:
+    """The state that knows one more written program; what was told of it first stays."""
+    one = WrittenProgram(program=program, facts=facts, turn=state.turn)
+    written = MappingProxyType({program.key: one, **state.written})
+    return replace(state, written=written, written_prices=_priced(terms, state, program))
+
+
+def _priced(terms: Terms, state: RunState, program: SizedProgram) -> Mapping[str, Candidate]:
     """What written programs cost by prices, with one more: told once, as each choice goes by all of them."""
-    if terms.policies.search is None or not has_prices(terms, state, known.target):
+    if terms.policies.search is None or not has_prices(terms, state, program.target):
         return state.written_prices
-    price = prices_of(terms, state, known.target)(known.size)
-    return MappingProxyType({**state.written_prices, known.key: price})
+    price = prices_of(terms, state, program.target)(program.size)
+    return MappingProxyType({**state.written_prices, program.key: price})
 
 
 def _without(terms: Terms, state: RunState, client_id: str, choice: tuple[int, int], reason: str) -> RunState:
@@ -164,23 +159,10 @@ def _models(terms: Terms, state: RunState, made: ModelsMade, now_s: float) -> Ou
 
 def _program(terms: Terms, state: RunState, wanted: ProgramWanted, facts: ProgramFacts) -> RunState:
     """A program for later rounds; of one that cannot be written it is known that nobody can be given it."""
-    queued = wanted.queued
-    if queued not in state.queue:
+    if wanted.program not in state.queue:
         return state
-    known = KnownPlan(
-        size=queued.size,
-        target=queued.target,
-        planned_peak_bytes=facts.planned_peak_bytes,
-        turn=state.turn,
-        operators=facts.operators,
-        packings=facts.packings,
-    )
-    return replace(
-        state,
-        queue=tuple(one for one in state.queue if one != queued),
-        plans=MappingProxyType({known.key: known, **state.plans}),
-        written_prices=_priced(terms, state, known),
-    )
+    state = replace(state, queue=tuple(one for one in state.queue if one != wanted.program))
+    return _learned(terms, state, wanted.program, facts)
 
 
 def _with_prices(terms: Terms, state: RunState, wanted: PricesWanted, prices: TargetPrices) -> Outcome:
@@ -189,7 +171,7 @@ def _with_prices(terms: Terms, state: RunState, wanted: PricesWanted, prices: Ta
     return _onwards(terms, replace(state, asked=state.asked - {wanted}, prices=known))
 
 
-def _explored(terms: Terms, state: RunState, made: Explored) -> Outcome:
+def _explored(terms: Terms, state: RunState, made: SearchMade) -> Outcome:
     state = replace(state, asked=state.asked - {made.wanted})
     if made.wanted.turn != state.turn:
         return state, ()

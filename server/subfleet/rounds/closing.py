@@ -80,7 +80,7 @@ def _closed(terms: Terms, state: RunState, event: Folded, now_s: float) -> Outco
         sha256=event.sha256,
         seconds=now_s - state.opened_s,
         seats=tuple(seat for _, seat in sorted(state.seats.items())),
-        exported=sum(known.turn >= state.turn - state.retry for known in state.plans.values()),
+        exported=sum(known.turn >= state.turn - state.retry for known in state.written.values()),
         turn=state.turn,
         retries=state.retry,
     )

@@ -90,7 +90,7 @@ def round_info(terms: Terms, state: RunState, now_s: float) -> RoundInfo | None:
 
 def resume_actions(terms: Terms, state: RunState) -> tuple[Action, ...]:
     """What is to be done again when a stored state is taken up: everything that was under way."""
-    ahead = (ProgramWanted(queued=one, round=state.round) for one in state.queue)
+    ahead = (ProgramWanted(program=one, round=state.round) for one in state.queue)
     actions: list[Action] = [Request(wanted=one) for one in ahead]
     if state.phase == "fold":
         return (fold_action(state), *actions)

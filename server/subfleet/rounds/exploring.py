@@ -8,10 +8,10 @@ from functools import lru_cache
 from types import MappingProxyType
 
 from subfleet.rounds.pricing import prices_of
-from subfleet.rounds.requests import Explored, SearchWanted
+from subfleet.rounds.requests import SearchMade, SearchWanted
 from subfleet.rounds.seating import ask_of
 from subfleet.rounds.state import RunState, Terms
-from subfleet.search.query import Known, PriceList, Search
+from subfleet.search.query import FoundSize, PriceList, Search
 
 __all__ = ["explored"]
 
@@ -19,7 +19,7 @@ _KEPT = 2**15
 """Prices that are kept for one look: a search asks for the neighbours of what it knows again and again."""
 
 
-def explored(terms: Terms, state: RunState, wanted: SearchWanted) -> Explored:
+def explored(terms: Terms, state: RunState, wanted: SearchWanted) -> SearchMade:
     """Look for sizes for all clients that are to be given one; or, where that was done, know again what was found.
 
     Args:
@@ -32,7 +32,7 @@ def explored(terms: Terms, state: RunState, wanted: SearchWanted) -> Explored:
     # Remembered while this look lasts: a search that is handed back keeps nothing of it.
     recalled: dict[str, PriceList] = {target: lru_cache(maxsize=_KEPT)(price) for target, price in prices.items()}
     searches = {target: _search_of(terms, state, target).priced(price) for target, price in recalled.items()}
-    new: list[Known] = []
+    new: list[FoundSize] = []
     pool = dict.fromkeys(state.pool)
     for seat in seats:
         if seat.stage != "answered" or seat.budget is None or state.explored_turn == state.turn:
@@ -43,8 +43,9 @@ def explored(terms: Terms, state: RunState, wanted: SearchWanted) -> Explored:
         new += found
         searches = {target: search.learned(found) for target, search in searches.items()}
     handed = {target: search.priced(prices[target]) for target, search in searches.items()}
-    unpriced = (one for key, one in state.plans.items() if key not in state.written_prices and one.target in prices)
-    return Explored(
+    written = (one.program for key, one in state.written.items() if key not in state.written_prices)
+    unpriced = (program for program in written if program.target in prices)
+    return SearchMade(
         wanted=wanted,
         found=tuple(new),
         searches=MappingProxyType(handed),

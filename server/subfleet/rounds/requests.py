@@ -15,23 +15,23 @@ from subfleet.protocol.blobs import BlobRef
 from subfleet.protocol.memory import Packing
 from subfleet.protocol.programs import ProgramRef
 from subfleet.protocol.subnet import SubnetSpec
-from subfleet.rounds.written import ModelFile, Queued
+from subfleet.rounds.written import ModelFile, ProgramFacts
 from subfleet.search.candidates import Candidate
-from subfleet.search.query import Known, Search
+from subfleet.search.query import FoundSize, Search
+from subfleet.search.queue import SizedProgram
 
 __all__ = [
-    "Explored",
     "Made",
     "ModelsMade",
     "ModelsWanted",
     "PricesMade",
     "PricesWanted",
-    "ProgramFacts",
     "ProgramMade",
     "ProgramWanted",
     "Scorable",
     "ScoringMade",
     "ScoringWanted",
+    "SearchMade",
     "SearchWanted",
     "TaskMade",
     "TaskWanted",
@@ -82,7 +82,7 @@ class ModelsWanted:
 class ProgramWanted:
     """A program for later rounds."""
 
-    queued: Queued
+    program: SizedProgram
     round: int
 
 
@@ -101,21 +101,6 @@ class SearchWanted:
 
 
 Wanted = TaskWanted | ScoringWanted | ModelsWanted | ProgramWanted | PricesWanted | SearchWanted
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProgramFacts:
-    """What is known of a written program.
-
-    Attributes:
-        planned_peak_bytes: from its manifest.
-        operators: that its runtime must have; empty where it is not told.
-        packings: what of the plan differs between processors.
-    """
-
-    planned_peak_bytes: int
-    operators: tuple[str, ...] = ()
-    packings: tuple[Packing, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,7 +158,7 @@ class PricesMade:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Explored:
+class SearchMade:
     """What the method's search came by for a turn.
 
     Attributes:
@@ -183,9 +168,9 @@ class Explored:
     """
 
     wanted: SearchWanted
-    found: tuple[Known, ...]
+    found: tuple[FoundSize, ...]
     searches: Mapping[str, Search] = field(default_factory=dict)
     written_prices: Mapping[str, Candidate] = field(default_factory=dict)
 
 
-Made = TaskMade | ScoringMade | ModelsMade | ProgramMade | PricesMade | Explored
+Made = TaskMade | ScoringMade | ModelsMade | ProgramMade | PricesMade | SearchMade

@@ -260,14 +260,14 @@ def ask_of(
     price = prices_of(terms, state, seat.runtime)
     known = state.last.get(seat.client_id)
     written = {
-        found.size.spec_id: Written(
-            size=found.size,
-            planned_peak_bytes=planned_for(found.planned_peak_bytes, found.packings, seat.packing_width),
-            operators=found.operators,
+        one.program.size.spec_id: Written(
+            size=one.program.size,
+            planned_peak_bytes=planned_for(one.facts.planned_peak_bytes, one.facts.packings, seat.packing_width),
+            operators=one.facts.operators,
             price=state.written_prices.get(key),
         )
-        for key, found in state.plans.items()
-        if found.target == seat.runtime and found.student is None and found.turn < state.turn
+        for key, one in state.written.items()
+        if one.program.target == seat.runtime and one.program.student is None and one.turn < state.turn
     }
     return Ask(
         network=terms.network,

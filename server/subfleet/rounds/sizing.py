@@ -14,7 +14,6 @@ from subfleet.rounds.pricing import has_prices
 from subfleet.rounds.proposing import proposed_seat
 from subfleet.rounds.requests import PricesWanted, ProgramWanted, SearchWanted
 from subfleet.rounds.state import RunState, Terms
-from subfleet.rounds.written import Queued
 from subfleet.search.queue import most_wanted
 
 __all__ = ["AT_ONCE", "asking", "lacking", "sized"]
@@ -72,9 +71,7 @@ def _with_wishes(terms: Terms, state: RunState) -> Outcome:
     if terms.config.calibrates(state.round):
         return state, ()
     wishes = [seat.first_wanted for seat in state.seats.values() if seat.first_wanted is not None]
-    known = {*state.plans, *(queued.key for queued in state.queue)}
-    new = tuple(
-        Queued(size=one.size, target=one.target) for one in most_wanted(wishes, known, terms.config.exports_per_round)
-    )
-    actions = tuple(Request(wanted=ProgramWanted(queued=one, round=state.round)) for one in new)
+    known = {*state.written, *(program.key for program in state.queue)}
+    new = tuple(wish.program for wish in most_wanted(wishes, known, terms.config.exports_per_round))
+    actions = tuple(Request(wanted=ProgramWanted(program=one, round=state.round)) for one in new)
     return replace(state, queue=(*state.queue, *new)), actions

@@ -45,11 +45,11 @@ from subfleet.protocol.update_codecs import AnyUpdateCodec
 from subfleet.rounds.persistent import PersistentMap
 from subfleet.rounds.requests import PricesWanted, SearchWanted
 from subfleet.rounds.suspicion import ChangeSize
-from subfleet.rounds.written import KnownPlan, ModelFile, Queued
+from subfleet.rounds.written import ModelFile, WrittenProgram
 from subfleet.search.candidates import Candidate
 from subfleet.search.prices import Prices
-from subfleet.search.query import Known, Search
-from subfleet.search.queue import Wish
+from subfleet.search.query import FoundSize, Search
+from subfleet.search.queue import SizedProgram, Wish
 from subfleet.settings.run import Run
 
 __all__ = [
@@ -300,7 +300,7 @@ class RunState:
         tries: those that left nothing to fold.
         last: each client's seat in the last round that folded it: from it follows the model it is given.
         pool: sizes that the method's search has found so far, in the order in which they were found.
-        plans: the programs written so far, by their keys.
+        written: the programs written so far, by their keys.
         explored_turn: the last turn for whose clients the search has looked; its finds are in the pool.
         wished_turn: the last turn whose clients had all been given a first size, so that their wishes were weighed.
         prices: by target, what memory costs there, where the method goes by `planned_prices`.
@@ -324,15 +324,15 @@ class RunState:
     swept: Swept = field(default_factory=Swept)
     seats: Mapping[str, Seat] = field(default_factory=_nothing)
     last: Mapping[str, Seat] = field(default_factory=_nothing)
-    pool: tuple[Known, ...] = ()
+    pool: tuple[FoundSize, ...] = ()
     explored_turn: int = 0
     wished_turn: int = 0
     prices: Mapping[str, TargetPrices] = field(default_factory=lambda: MappingProxyType({}))
     searches: Mapping[str, Search] = field(default_factory=lambda: MappingProxyType({}))
     written_prices: Mapping[str, Candidate] = field(default_factory=lambda: MappingProxyType({}))
     asked: frozenset[PricesWanted | SearchWanted] = frozenset()
-    queue: tuple[Queued, ...] = ()
-    plans: Mapping[str, KnownPlan] = field(default_factory=lambda: MappingProxyType({}))
+    queue: tuple[SizedProgram, ...] = ()
+    written: Mapping[str, WrittenProgram] = field(default_factory=lambda: MappingProxyType({}))
     unfit: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     suspicion: Suspicion = field(default_factory=Suspicion)
     settled: frozenset[str] = frozenset()

@@ -6,7 +6,7 @@ from types import MappingProxyType
 
 from subfleet.protocol.messages import Refusal
 from subfleet.rounds.state import RunState, Seat
-from subfleet.search.queue import plan_key
+from subfleet.search.queue import SizedProgram
 
 __all__ = ["forgiven", "unfit_sizes", "unscorable_sizes", "with_unfit"]
 
@@ -37,8 +37,9 @@ def with_unfit(state: RunState, seat: Seat, refusal: Refusal, why: str) -> RunSt
 
 def _keys(seat: Seat) -> tuple[str, ...]:
     if seat.task is not None and seat.task.scoring is not None:
-        return tuple(f"{seat.client_id}/{_SCORE}/{plan_key(seat.runtime, size)}" for size in seat.task.scoring.specs)
-    return () if seat.size is None else (f"{seat.client_id}/{plan_key(seat.runtime, seat.size)}",)
+        programs = (SizedProgram(size=size, target=seat.runtime) for size in seat.task.scoring.specs)
+        return tuple(f"{seat.client_id}/{_SCORE}/{program.key}" for program in programs)
+    return () if seat.size is None else (f"{seat.client_id}/{SizedProgram(size=seat.size, target=seat.runtime).key}",)
 
 
 def unfit_sizes(state: RunState, client_id: str, target: str) -> Mapping[str, str]:

@@ -1,12 +1,11 @@
-"""Programs and models of a run: what was written, and what is being written. Plain data."""
+"""Programs and models of a run that were written. Plain data."""
 
 from dataclasses import dataclass
 
 from subfleet.protocol.memory import Packing
-from subfleet.protocol.subnet import SubnetSpec
-from subfleet.search.queue import plan_key
+from subfleet.search.queue import SizedProgram
 
-__all__ = ["NO_PROGRAM_BYTES", "KnownPlan", "ModelFile", "Queued"]
+__all__ = ["NO_PROGRAM_BYTES", "ModelFile", "ProgramFacts", "WrittenProgram"]
 
 NO_PROGRAM_BYTES = 2**62
 """The planned peak of a size that a target cannot train: more than any budget."""
@@ -31,41 +30,30 @@ class ModelFile:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KnownPlan:
-    """A written program.
+class ProgramFacts:
+    """What is known of a written program.
 
     Attributes:
-        size: that it trains.
-        target: that it is for.
         planned_peak_bytes: from its manifest; `NO_PROGRAM_BYTES` where the target cannot train the size.
-        turn: in which it was learned; later turns may count on it, whatever came first within the turn.
         operators: that its runtime must have; empty where it is not told.
         packings: what of the plan differs between processors.
-        student: nested in the size and trained with it, so that the plan is of both; None where there is none.
     """
 
-    size: SubnetSpec
-    target: str
     planned_peak_bytes: int
-    turn: int
     operators: tuple[str, ...] = ()
     packings: tuple[Packing, ...] = ()
-    student: SubnetSpec | None = None
-
-    @property
-    def key(self) -> str:
-        """Names the program among those of a run."""
-        return plan_key(self.target, self.size, self.student)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Queued:
-    """A size whose program is being written for later rounds."""
+class WrittenProgram:
+    """A program that was written, or found not to be writable.
 
-    size: SubnetSpec
-    target: str
+    Attributes:
+        program: which one; with a student, its plan is of both networks.
+        facts: what is known of it.
+        turn: in which it was learned; later turns may count on it, whatever came first within the turn.
+    """
 
-    @property
-    def key(self) -> str:
-        """Names the program among those of a run."""
-        return plan_key(self.target, self.size)
+    program: SizedProgram
+    facts: ProgramFacts
+    turn: int

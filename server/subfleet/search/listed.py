@@ -6,7 +6,7 @@ from random import Random
 from subfleet.elastic.spaces import SearchSpace
 from subfleet.protocol.subnet import SubnetSpec
 from subfleet.search.index import PriceIndex
-from subfleet.search.query import Explored, Fit, Known, PriceList, Query
+from subfleet.search.query import Explored, Fit, FoundSize, PriceList, Query
 
 __all__ = ["ListedSearch", "exhaustive_search"]
 
@@ -24,7 +24,7 @@ class ListedSearch:
         self._index = PriceIndex(targets, map(price, specs))
 
     @property
-    def pool(self) -> tuple[Known, ...]:
+    def pool(self) -> tuple[FoundSize, ...]:
         """Nothing is learned."""
         return ()
 
@@ -41,7 +41,7 @@ class ListedSearch:
         """This one: the list has its prices."""
         return self
 
-    def learned(self, found: Sequence[Known]) -> "ListedSearch":
+    def learned(self, found: Sequence[FoundSize]) -> "ListedSearch":
         """This one: the list is fixed."""
         return self
 

@@ -14,7 +14,7 @@ from random import Random
 from subfleet.elastic.spaces import SearchSpace
 from subfleet.protocol.errors import ConfigError
 from subfleet.search.index import PriceIndex
-from subfleet.search.query import Explored, Fit, Known, PriceList, Query
+from subfleet.search.query import Explored, Fit, FoundSize, PriceList, Query
 
 __all__ = ["PaperSearch", "PaperSettings"]
 
@@ -58,7 +58,7 @@ class PaperSearch:
     price: PriceList
     settings: PaperSettings
     known: PriceIndex
-    pool: tuple[Known, ...] = ()
+    pool: tuple[FoundSize, ...] = ()
 
     @classmethod
     def over(
@@ -70,10 +70,10 @@ class PaperSearch:
 
     def explore(self, query: Query, rng: Random) -> Explored:
         """Draw while the stream says so; what is drawn does not depend on the budget."""
-        found: list[Known] = []
+        found: list[FoundSize] = []
         draws, hit = 0, False
         while not hit and rng.random() > self.settings.epsilon:
-            found.append(Known(spec=self.space.spec(self.space.random(rng)), drawn=True))
+            found.append(FoundSize(spec=self.space.spec(self.space.random(rng)), drawn=True))
             draws += 1
             hit = draws > self.settings.t_max
         new = [one for one in dict.fromkeys(found) if one.spec not in self.known]
@@ -84,9 +84,9 @@ class PaperSearch:
         """With another source of the same prices."""
         return replace(self, price=price)
 
-    def learned(self, found: Sequence[Known]) -> "PaperSearch":
+    def learned(self, found: Sequence[FoundSize]) -> "PaperSearch":
         """With draws, up to the limit."""
-        known, new = self.known.copied(), list[Known]()
+        known, new = self.known.copied(), list[FoundSize]()
         for one in found:
             if len(known) < self.settings.pool_limit and known.add(self.price(one.spec)):
                 new.append(one)

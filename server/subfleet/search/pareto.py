@@ -25,7 +25,7 @@ from subfleet.search.candidates import Candidate
 from subfleet.search.climbing import Climb
 from subfleet.search.index import PriceIndex
 from subfleet.search.paper import PaperSearch, PaperSettings
-from subfleet.search.query import Explored, Fit, Known, PriceList, Query
+from subfleet.search.query import Explored, Fit, FoundSize, PriceList, Query
 
 __all__ = ["ParetoSearch", "ParetoSettings"]
 
@@ -91,7 +91,7 @@ class ParetoSearch:
     paper: PaperSearch
     known: PriceIndex
     most_parameters: int
-    pool: tuple[Known, ...] = ()
+    pool: tuple[FoundSize, ...] = ()
 
     @classmethod
     def over(
@@ -147,9 +147,9 @@ class ParetoSearch:
         """With another source of the same prices."""
         return replace(self, price=price, paper=self.paper.priced(price))
 
-    def learned(self, found: Sequence[Known]) -> "ParetoSearch":
+    def learned(self, found: Sequence[FoundSize]) -> "ParetoSearch":
         """With draws as far as the paper's search takes them, and what was built while it is below its own limit."""
-        paper, known, new = self.paper, self.known.copied(), list[Known]()
+        paper, known, new = self.paper, self.known.copied(), list[FoundSize]()
         for one in found:
             before = len(paper.pool), len(known)
             if one.drawn:
@@ -213,11 +213,11 @@ class ParetoSearch:
             with suppress(ConfigError):
                 yield self.space.genes_of(one.spec)
 
-    def _worth_knowing(self, tried: Iterable[Candidate], query: Query) -> Iterable[Known]:
+    def _worth_knowing(self, tried: Iterable[Candidate], query: Query) -> Iterable[FoundSize]:
         """Those that nothing known stands in for, nor one before them; the ones with most parameters come first."""
         new = PriceIndex(self.targets)
         for one in sorted(tried, key=lambda one: one.order, reverse=True):
             held = (index.stands_in(one, query, self.settings.slack) for index in (self.known, new))
             if one.spec not in self.known and not any(held):
                 new.add(one)
-                yield Known(spec=one.spec, drawn=False)
+                yield FoundSize(spec=one.spec, drawn=False)

@@ -10,7 +10,7 @@ from subfleet.protocol.subnet import SubnetSpec
 from subfleet.search.candidates import Candidate, exceeded_limits
 from subfleet.search.limits import columns_of, utilisation
 
-__all__ = ["Explored", "Fit", "Known", "PriceList", "Query", "Search", "fit_of"]
+__all__ = ["Explored", "Fit", "FoundSize", "PriceList", "Query", "Search", "fit_of"]
 
 
 class PriceList(Protocol):
@@ -60,7 +60,7 @@ class Fit:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Known:
+class FoundSize:
     """A subnet that a search wants to remember: an entry of its pool, for the journal.
 
     Attributes:
@@ -81,7 +81,7 @@ class Explored:
         hit: the draws ended because they were as many as are allowed.
     """
 
-    found: tuple[Known, ...] = ()
+    found: tuple[FoundSize, ...] = ()
     draws: int = 0
     hit: bool = False
 
@@ -93,7 +93,7 @@ class Search(Protocol):
     """
 
     @property
-    def pool(self) -> tuple[Known, ...]:
+    def pool(self) -> tuple[FoundSize, ...]:
         """What was learned so far, in that order."""
         ...
 
@@ -105,7 +105,7 @@ class Search(Protocol):
         """The search with another source of the same prices."""
         ...
 
-    def learned(self, found: Sequence[Known]) -> "Search":
+    def learned(self, found: Sequence[FoundSize]) -> "Search":
         """The search that knows these too, what is known already once. The pool only grows."""
         ...
 

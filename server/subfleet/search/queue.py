@@ -12,10 +12,31 @@ from dataclasses import dataclass, replace
 from subfleet.protocol.subnet import SubnetSpec
 from subfleet.search.candidates import Candidate
 
-__all__ = ["LEAST_GAIN", "Wish", "given_now", "most_wanted", "plan_key", "wish_of"]
+__all__ = ["LEAST_GAIN", "SizedProgram", "Wish", "given_now", "most_wanted", "wish_of"]
 
 LEAST_GAIN = 0.01
 """Share of its parameters that a device must lose before a program is wanted: nearly the same program is no gain."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SizedProgram:
+    """The program that trains a size on a target, written or not.
+
+    Attributes:
+        size: that it trains.
+        target: that it is for.
+        student: nested in the size and trained with it; None where there is none.
+    """
+
+    size: SubnetSpec
+    target: str
+    student: SubnetSpec | None = None
+
+    @property
+    def key(self) -> str:
+        """Names the program among those of a run, such as "onnx/0123456789abcdef"."""
+        alone = f"{self.target}/{self.size.spec_id}"
+        return alone if self.student is None else f"{alone}/{self.student.spec_id}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,22 +44,12 @@ class Wish:
     """A size that would have been given, had its program been written.
 
     Attributes:
+        program: that would train it.
         lost: share of its parameters that is lost without it, 0 to 1: of one device, or the sum over several.
     """
 
-    size: SubnetSpec
-    target: str
+    program: SizedProgram
     lost: float
-
-    @property
-    def key(self) -> str:
-        """Names the program among those of a run."""
-        return plan_key(self.target, self.size)
-
-
-def plan_key(target: str, size: SubnetSpec, student: SubnetSpec | None = None) -> str:
-    """Names the program of a size, and of a student nested in it, such as "onnx/0123456789abcdef"."""
-    return f"{target}/{size.spec_id}" if student is None else f"{target}/{size.spec_id}/{student.spec_id}"
 
 
 def given_now(
@@ -64,7 +75,7 @@ def wish_of(chosen: Candidate, given: Candidate, target: str) -> Wish | None:
         target: that its program would be for.
     """
     lost = 1 - given.parameters / chosen.parameters
-    return Wish(size=chosen.spec, target=target, lost=lost) if lost >= LEAST_GAIN else None
+    return Wish(program=SizedProgram(size=chosen.spec, target=target), lost=lost) if lost >= LEAST_GAIN else None
 
 
 def most_wanted(wishes: Iterable[Wish], known: Container[str], limit: int) -> tuple[Wish, ...]:
@@ -77,8 +88,8 @@ def most_wanted(wishes: Iterable[Wish], known: Container[str], limit: int) -> tu
     """
     alike: dict[str, list[Wish]] = {}
     for wish in wishes:
-        if wish.key not in known:
-            alike.setdefault(wish.key, []).append(wish)
+        if wish.program.key not in known:
+            alike.setdefault(wish.program.key, []).append(wish)
     # Summed exactly, so that the order of devices takes no part.
     summed = [replace(same[0], lost=math.fsum(one.lost for one in same)) for same in alike.values()]
-    return tuple(sorted(summed, key=lambda wish: (-wish.lost, wish.key))[:limit])
+    return tuple(sorted(summed, key=lambda wish: (-wish.lost, wish.program.key))[:limit])

@@ -6,7 +6,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from subfleet.protocol.errors import SubfleetError
 from subfleet.rounds.events import Failed, Ready
 from subfleet.rounds.exploring import explored
-from subfleet.rounds.requests import Explored, SearchWanted
+from subfleet.rounds.requests import SearchMade, SearchWanted
 from subfleet.rounds.state import RunState, Terms
 
 __all__ = ["Lookout"]
@@ -24,7 +24,7 @@ class Lookout:
     def __init__(self, terms: Terms) -> None:
         self._terms = terms
         self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="subfleet-search")
-        self._work: dict[SearchWanted, Future[Explored]] = {}
+        self._work: dict[SearchWanted, Future[SearchMade]] = {}
 
     def begin(self, wanted: SearchWanted, state: RunState) -> None:
         """Begin to look for sizes; what is under way is not begun again.
@@ -49,7 +49,7 @@ class Lookout:
         """Let the thread end; what it is looking for can be looked for again."""
         self._pool.shutdown(wait=True, cancel_futures=True)
 
-    def _event(self, wanted: SearchWanted, work: "Future[Explored]") -> Ready | Failed:
+    def _event(self, wanted: SearchWanted, work: "Future[SearchMade]") -> Ready | Failed:
         try:
             return Ready(made=work.result())
         except SubfleetError as error:

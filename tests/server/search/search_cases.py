@@ -20,7 +20,7 @@ from subfleet.search.index import PriceIndex
 from subfleet.search.listed import ListedSearch
 from subfleet.search.paper import PaperSearch, PaperSettings
 from subfleet.search.pareto import ParetoSearch, ParetoSettings
-from subfleet.search.query import Explored, Fit, Known, PriceList, Query, Search
+from subfleet.search.query import Explored, Fit, FoundSize, PriceList, Query, Search
 
 TARGETS = ("onnx", "executorch")
 RATES = (0.25, 0.5, 0.75, 1)
@@ -144,7 +144,7 @@ class Serving:
     search: Search
 
     @property
-    def pool(self) -> tuple[Known, ...]:
+    def pool(self) -> tuple[FoundSize, ...]:
         return self.search.pool
 
     @property
@@ -155,7 +155,7 @@ class Serving:
     def explore(self, query: Query, rng: Random) -> Explored:
         return self.search.explore(query, rng)
 
-    def learn(self, found: Sequence[Known]) -> None:
+    def learn(self, found: Sequence[FoundSize]) -> None:
         self.search = self.search.learned(found)
 
     def best(self, query: Query) -> Fit | None:

@@ -10,7 +10,7 @@ from server.search.search_cases import SPACE, TARGETS, UNIFORM, ends, pareto_sea
 
 from subfleet.search.candidates import Candidate
 from subfleet.search.query import Query, fit_of
-from subfleet.search.queue import LEAST_GAIN, Wish, given_now, most_wanted, wish_of
+from subfleet.search.queue import LEAST_GAIN, SizedProgram, Wish, given_now, most_wanted, wish_of
 
 UNIFORM_PRICES = sorted(map(price, UNIFORM), key=lambda one: one.order)
 
@@ -25,7 +25,7 @@ def _given(written: Iterable[Candidate], query: Query, space: Iterable[Candidate
 
 
 def _wish(place: int, lost: float, target: str = "onnx") -> Wish:
-    return Wish(size=UNIFORM_PRICES[place].spec, target=target, lost=lost)
+    return Wish(program=SizedProgram(size=UNIFORM_PRICES[place].spec, target=target), lost=lost)
 
 
 def test_a_device_gets_the_largest_written_size_that_fits() -> None:
@@ -55,7 +55,8 @@ def test_where_no_written_size_fits_it_is_the_largest_of_the_space_that_does() -
 def test_a_wish_tells_which_share_of_its_parameters_is_lost() -> None:
     best, now = UNIFORM_PRICES[-1], UNIFORM_PRICES[2]
     wish = wish_of(best, now, "onnx")
-    assert wish == Wish(size=best.spec, target="onnx", lost=(best.parameters - now.parameters) / best.parameters)
+    lost = (best.parameters - now.parameters) / best.parameters
+    assert wish == Wish(program=SizedProgram(size=best.spec, target="onnx"), lost=lost)
     assert wish_of(best, best, "onnx") is None
     assert wish_of(now, best, "onnx") is None, "nothing is lost by what has more"
 
@@ -72,14 +73,14 @@ def test_what_gains_next_to_nothing_is_no_wish(share: float) -> None:
 def test_programs_are_begun_up_to_the_limit_and_those_first_that_lose_most_together() -> None:
     wishes = [_wish(3, 0.2), _wish(4, 0.3), _wish(5, 0.25), _wish(3, 0.2)]
     started = most_wanted(wishes, (), 2)
-    assert [wish.size for wish in started] == [UNIFORM_PRICES[3].spec, UNIFORM_PRICES[4].spec]
+    assert [wish.program.size for wish in started] == [UNIFORM_PRICES[3].spec, UNIFORM_PRICES[4].spec]
     assert started[0].lost == pytest.approx(0.4)
     assert most_wanted(wishes, (), 0) == ()
 
 
 def test_programs_that_there_are_are_not_begun_and_targets_have_their_own() -> None:
     wishes = [_wish(3, 0.5), _wish(3, 0.4, "executorch"), _wish(4, 0.3)]
-    assert most_wanted(wishes, {wishes[0].key, "onnx/other"}, 9) == tuple(wishes[1:])
+    assert most_wanted(wishes, {wishes[0].program.key, "onnx/other"}, 9) == tuple(wishes[1:])
 
 
 @given(
@@ -92,7 +93,7 @@ def test_the_order_of_devices_takes_no_part(wishes: list[Wish], seed: int, limit
     Random(seed).shuffle(shuffled)
     begun = most_wanted(wishes, (), limit)
     assert begun == most_wanted(shuffled, (), limit)
-    assert len(begun) == min(limit, len({wish.key for wish in wishes}))
+    assert len(begun) == min(limit, len({wish.program.key for wish in wishes}))
 
 
 def test_what_is_lost_falls_as_programs_are_written() -> None:
@@ -110,5 +111,6 @@ def test_what_is_lost_falls_as_programs_are_written() -> None:
         losses.append(sum(wish.lost for wish in wishes if wish is not None) / len(asked))
         known = {f"onnx/{name}" for name in written}
         for begun in most_wanted(filter(None, wishes), known, 4):
-            written[begun.size.spec_id] = price(begun.size)
+            size = begun.program.size
+            written[size.spec_id] = price(size)
     assert sum(losses[-3:]) < 0.5 * sum(losses[:3])

@@ -22,7 +22,7 @@ from subfleet.protocol.errors import ConfigError
 from subfleet.search.candidates import ordered, why_not
 from subfleet.search.listed import ListedSearch, exhaustive_search
 from subfleet.search.paper import PaperSettings
-from subfleet.search.query import Known, Search
+from subfleet.search.query import FoundSize, Search
 
 
 def test_the_pool_begins_with_the_smallest_and_the_largest() -> None:
@@ -67,7 +67,7 @@ def test_a_draw_joins_the_pool_whether_it_fits_or_not_and_a_larger_one_is_taken(
 
 def test_the_largest_of_the_pool_is_the_one_with_most_parameters() -> None:
     search = paper_search(SPACE, PaperSettings(epsilon=1))
-    search.learn([Known(spec=SPACE.spec(SPACE.random(stream(place))), drawn=True) for place in range(300)])
+    search.learn([FoundSize(spec=SPACE.spec(SPACE.random(stream(place))), drawn=True) for place in range(300)])
     for query in queries(50):
         fit = search.best(query)
         held = [one.parameters for one in search.known if not why_not(one, "onnx", query.limits)]
@@ -86,7 +86,7 @@ def test_uniform_ratios_reproduce_heterofl_exactly() -> None:
     every = [space.spec(genes) for genes in space.enumerate()]
     listed = [spec for spec in uniform_space(NETWORK, RATES) if len(spec.blocks) == len(NETWORK.blocks)]
     paper = paper_search(space)
-    paper.learn([Known(spec=spec, drawn=True) for spec in every])
+    paper.learn([FoundSize(spec=spec, drawn=True) for spec in every])
     searches: list[Search] = [
         paper.search,
         pareto_search(space, uniform=listed).search,

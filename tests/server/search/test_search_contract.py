@@ -36,7 +36,7 @@ from subfleet.search.limits import Columns, columns_of, fitting
 from subfleet.search.listed import ListedSearch, exhaustive_search
 from subfleet.search.paper import PaperSettings
 from subfleet.search.pareto import ParetoSettings
-from subfleet.search.query import Known, Query, fit_of
+from subfleet.search.query import FoundSize, Query, fit_of
 
 SEARCHES: Mapping[str, Callable[[], Serving]] = {
     "paper": lambda: paper_search(SPACE, PaperSettings(epsilon=0.5)),
@@ -78,7 +78,7 @@ def test_an_answer_is_never_over_any_budget(name: str, query: Query) -> None:
 @EVERY
 def test_the_pool_only_grows(name: str) -> None:
     search = SEARCHES[name]()
-    seen: tuple[Known, ...] = ()
+    seen: tuple[FoundSize, ...] = ()
     for place, query in enumerate(queries(30)):
         found = search.explore(query, stream(place)).found
         search.learn(found)
@@ -106,7 +106,7 @@ FULL: Mapping[str, tuple[Callable[[], Serving], int]] = {
 def test_a_journal_holds_no_more_than_the_pool_and_gives_the_same_answers(name: str) -> None:
     """A round remembers everything that was found: what a full pool cannot hold is not found."""
     make, most = FULL[name]
-    search, found = make(), list[Known]()
+    search, found = make(), list[FoundSize]()
     for place, query in enumerate(queries(150, seed=4)):
         found += answered(search, query, stream(place)).explored.found
         assert found == list(search.pool)
@@ -190,7 +190,7 @@ def test_a_search_that_learned_a_journal_goes_on_alike(name: str) -> None:
     begun = run(whole, asked[:30])
     journal = json.dumps([to_plain(one) for answer in begun for one in answer.explored.found])
     restored = SEARCHES[name]()
-    restored.learn([from_plain(Known, plain) for plain in json.loads(journal)])
+    restored.learn([from_plain(FoundSize, plain) for plain in json.loads(journal)])
     assert restored.pool == whole.pool
     assert run(restored, asked[30:], first=30) == run(whole, asked[30:], first=30)
 
