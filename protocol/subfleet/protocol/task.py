@@ -15,7 +15,10 @@ from subfleet.protocol.subnet import SubnetSpec
 from subfleet.protocol.training import TrainingSettings
 from subfleet.protocol.update_codecs import AnyUpdateCodec, Uncompressed
 
-__all__ = ["Task"]
+__all__ = ["Task", "Work"]
+
+Work = Literal["train", "deploy", "score", "calibrate"]
+"""What a device can be asked for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +47,7 @@ class Task:
 
     KIND: ClassVar[str] = "task"
     task_id: str
-    work: Literal["train", "deploy", "score", "calibrate"]
+    work: Work
     run_id: str
     round: int
     client_id: str

@@ -1,33 +1,39 @@
 """From a delivery to what it means: the only place of the server that reads what devices send."""
 
-from collections.abc import Callable, Mapping
-from types import MappingProxyType
-from typing import Any
+from collections.abc import Callable
+from typing import cast, get_args
 
 from subfleet.protocol.blobs import Chunk, decode_chunk
 from subfleet.protocol.errors import ProtocolError
-from subfleet.protocol.messages import BlobMissing, ChunkRequest, Claim, Receipt, decode
+from subfleet.protocol.messages import (
+    BlobMissing,
+    ChunkRequest,
+    Claim,
+    Deployed,
+    Presence,
+    Profile,
+    Receipt,
+    Refusal,
+    Scores,
+    Telemetry,
+    Update,
+    decode,
+)
 from subfleet.protocol.topics import CHUNK, Topics
 from subfleet.rounds.events import Event, Heard, Measured, Profiled, Refused, Reported, Scored, UpdateOffered
+from subfleet.rounds.exhaustive import never
 from subfleet.transport.base import Delivery
 
 __all__ = ["Incoming", "read_delivery"]
 
 Incoming = Event | Receipt | ChunkRequest | BlobMissing | Chunk
 
-_EVENTS: Mapping[str, Callable[[Any], Event]] = MappingProxyType(
-    {
-        "presence": lambda message: Heard(presence=message),
-        "profile": lambda message: Profiled(profile=message),
-        "telemetry": lambda message: Measured(telemetry=message),
-        "refusal": lambda message: Refused(refusal=message),
-        "update": lambda message: UpdateOffered(update=message),
-        "scores": lambda message: Scored(scores=message),
-        "deployed": lambda message: Reported(deployed=message),
-    }
+_FromDevice = (
+    Presence | Profile | Telemetry | Refusal | Update | Scores | Deployed | Receipt | ChunkRequest | BlobMissing
 )
+"""What a device may send as a control message."""
+_KINDS = frozenset(message.KIND for message in get_args(_FromDevice))
 _NOBODY = "a sender without an id"
-_TRANSFERS = ("receipt", "request", "missing")
 
 
 def read_delivery(
@@ -64,10 +70,35 @@ def _read(topics: Topics, delivery: Delivery) -> tuple[str, Incoming] | None:
         return None  # devices of one id settle that among themselves
     if address.kind == CHUNK:
         return address.client_id, decode_chunk(delivery.payload)
-    if address.kind not in _EVENTS and address.kind not in _TRANSFERS:
+    if address.kind not in _KINDS:
         raise ProtocolError(f"a device sends no message of kind {address.kind!r:.80}")
-    message: Any = decode(delivery.payload, expected=address.kind)
-    if getattr(message, "client_id", address.client_id) != address.client_id:
-        raise ProtocolError(f"client {address.client_id} speaks for client {message.client_id!r:.80}")
-    event = _EVENTS.get(address.kind)
-    return address.client_id, (message if event is None else event(message))
+    message = cast("_FromDevice", decode(delivery.payload, expected=address.kind))
+    speaker = getattr(message, "client_id", address.client_id)
+    if speaker != address.client_id:
+        raise ProtocolError(f"client {address.client_id} speaks for client {speaker!r:.80}")
+    return address.client_id, _incoming(message)
+
+
+def _incoming(message: _FromDevice) -> Incoming:
+    """What the message means to the run, or to the exchange of blobs."""
+    meant: Incoming
+    match message:
+        case Presence():
+            meant = Heard(presence=message)
+        case Profile():
+            meant = Profiled(profile=message)
+        case Telemetry():
+            meant = Measured(telemetry=message)
+        case Refusal():
+            meant = Refused(refusal=message)
+        case Update():
+            meant = UpdateOffered(update=message)
+        case Scores():
+            meant = Scored(scores=message)
+        case Deployed():
+            meant = Reported(deployed=message)
+        case Receipt() | ChunkRequest() | BlobMissing():
+            meant = message
+        case _:
+            never(message)
+    return meant

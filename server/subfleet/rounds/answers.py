@@ -1,12 +1,12 @@
 """What a message about a task deserves: pure judgements, the same before and after a blob was pulled."""
 
-from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Literal
 
 from subfleet.protocol.messages import ArchitectureProblem, Deployed, Receipt, Refusal, Scores, Update
+from subfleet.protocol.task import Work
 from subfleet.rounds.actions import Reply
-from subfleet.rounds.state import RunState, Seat, Terms
+from subfleet.rounds.exhaustive import never
+from subfleet.rounds.state import Phase, RunState, Seat, Stage, Terms
 
 __all__ = ["Verdict", "deploy_task_id", "judge", "reply", "score_task_id", "task_id"]
 
@@ -82,12 +82,11 @@ def _not_the_last(answer: _Answer) -> tuple[Verdict, str]:
 
 
 def _judge_stage(state: RunState, seat: Seat, answer: _Answer) -> tuple[Verdict, str]:
-    if seat.task is None or not isinstance(answer, _ANSWERS[seat.task.work]):
+    if seat.task is None or not _answers(seat.task.work, answer):
         return "refused", f"a message of kind {answer.KIND!r} is no answer to that task"
     if seat.stage == ("refused" if isinstance(answer, Refusal) else "done"):
         return "duplicate", ""
-    awaited = _AWAITED[seat.task.work]
-    if (state.phase, seat.stage) != awaited:
+    if (state.phase, seat.stage) != _awaited(seat.task.work):
         return "refused", f"the task is closed: {seat.stage} {seat.reason}".rstrip()
     limit_bytes = MAX_HEADER_BYTES + (seat.task.weights.size_bytes if seat.task.weights is not None else 0)
     if isinstance(answer, Update) and answer.blob.size_bytes > limit_bytes:
@@ -98,20 +97,31 @@ def _judge_stage(state: RunState, seat: Seat, answer: _Answer) -> tuple[Verdict,
     return "accepted", ""
 
 
-_ANSWERS: Mapping[str, tuple[type, ...]] = MappingProxyType(
-    {
-        "train": (Update, Refusal),
-        "calibrate": (Update, Refusal),
-        "score": (Scores, Refusal),
-        "deploy": (Deployed, Refusal),
-    }
-)
-_AWAITED: Mapping[str, tuple[str, str]] = MappingProxyType(
-    {
-        "train": ("train", "out"),
-        "calibrate": ("train", "out"),
-        "score": ("train", "scoring"),
-        "deploy": ("deploy", "out"),
-    }
-)
-"""By a task's work, the phase of the run and the stage of the seat in which it is answered."""
+def _answers(work: Work, answer: _Answer) -> bool:
+    """Whether a message of this kind may answer such a task."""
+    if isinstance(answer, Refusal):
+        return True
+    match work:
+        case "train" | "calibrate":
+            fits = isinstance(answer, Update)
+        case "score":
+            fits = isinstance(answer, Scores)
+        case "deploy":
+            fits = isinstance(answer, Deployed)
+        case _:
+            never(work)
+    return fits
+
+
+def _awaited(work: Work) -> tuple[Phase, Stage]:
+    """The phase of the run and the stage of the seat in which such a task is answered."""
+    match work:
+        case "train" | "calibrate":
+            awaited: tuple[Phase, Stage] = "train", "out"
+        case "score":
+            awaited = "train", "scoring"
+        case "deploy":
+            awaited = "deploy", "out"
+        case _:
+            never(work)
+    return awaited

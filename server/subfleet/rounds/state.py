@@ -58,6 +58,7 @@ __all__ = [
     "Phase",
     "RunState",
     "Seat",
+    "Stage",
     "Suspicion",
     "Swept",
     "TargetPrices",
