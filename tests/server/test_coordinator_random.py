@@ -70,7 +70,7 @@ VARIANTS: Mapping[str, AnyMethod] = {
 }
 
 
-def plans_of(method: AnyMethod) -> tuple[Terms, ...]:
+def terms_of_places(method: AnyMethod) -> tuple[Terms, ...]:
     deadlines = Deadlines(join_s=40, measure_s=10, round_s=30, deploy_s=20, lease_s=15, linger_s=0)
     return tuple(
         terms_of(rounds=2, min_clients=2, quorum=quorum, method=method, deadlines=deadlines) for quorum in (1.0, 0.5)
@@ -78,11 +78,11 @@ def plans_of(method: AnyMethod) -> tuple[Terms, ...]:
 
 
 class Fleet(RuleBasedStateMachine):
-    plans: Sequence[Terms]
+    every_terms: Sequence[Terms]
 
     def __init__(self) -> None:
         super().__init__()
-        self.terms = self.plans[0]
+        self.terms = self.every_terms[0]
         self.state = RunState()
         self.now_s = 0.0
         self.jobs: list[Wanted] = []
@@ -119,7 +119,7 @@ class Fleet(RuleBasedStateMachine):
     @rule(place=st.integers(0, 1))
     @precondition(lambda self: self.state == RunState())
     def choose(self, place: int) -> None:
-        self.terms = self.plans[place]
+        self.terms = self.every_terms[place]
 
     @rule(name=names, life=st.integers(1, 2), online=st.booleans())
     def presence(self, name: str, life: int, online: bool) -> None:
@@ -369,6 +369,6 @@ def answers(actions: tuple[Action, ...], message_id: str) -> list[str]:
 @pytest.mark.parametrize("name", VARIANTS)
 def test_random_events_keep_the_invariants(name: str) -> None:
     class FleetOfMethod(Fleet):
-        plans = plans_of(VARIANTS[name])
+        every_terms = terms_of_places(VARIANTS[name])
 
     run_state_machine_as_test(FleetOfMethod, settings=settings(max_examples=30, stateful_step_count=60, deadline=None))
