@@ -15,14 +15,8 @@ from subfleet.rounds.actions import Action, Fetch, Fold, GoOn, Request, SendTask
 from subfleet.rounds.events import (
     Event,
     Folded,
-    Heard,
-    Measured,
-    Profiled,
     Ready,
-    Refused,
-    Reported,
     Tick,
-    UpdateOffered,
     UpdateStored,
 )
 from subfleet.rounds.exhaustive import never
@@ -97,8 +91,8 @@ class Fleet:
     def joins(self) -> Iterator[Event]:
         """Everybody comes."""
         for name in self.names:
-            yield Heard(presence=presence(name))
-            yield Profiled(profile=profile(self.terms, name))
+            yield presence(name)
+            yield profile(self.terms, name)
 
     def measures(self, state: RunState) -> None:
         """Everybody tells what it can give, once in each try of a round; some say besides that they are there."""
@@ -106,9 +100,9 @@ class Fleet:
             return
         self._told = (state.round, state.retry)
         for place, name in enumerate(self.names):
-            self.waiting.append(Measured(telemetry=self._telemetry(state, name)))
+            self.waiting.append(self._telemetry(state, name))
             if place % 10 == 0:
-                self.waiting.append(Heard(presence=presence(name)))
+                self.waiting.append(presence(name))
 
     def _telemetry(self, state: RunState, name: str) -> Telemetry:
         """Memory and links of all orders of size, from below the smallest subnet to above the largest."""
@@ -146,10 +140,10 @@ class Fleet:
     def _answer(self, task: Task) -> Event:
         name = task.client_id
         if task.work == "deploy":
-            return Reported(deployed=Deployed(task_id=task.task_id, run_id=task.run_id, client_id=name, files=()))
+            return Deployed(task_id=task.task_id, run_id=task.run_id, client_id=name, files=())
         number = int(name.removeprefix("client"))
         if number % _REFUSE == task.round and task.task_id.endswith("/0"):
-            refusal = Refusal(
+            return Refusal(
                 task_id=task.task_id,
                 run_id=task.run_id,
                 round=task.round,
@@ -158,8 +152,7 @@ class Fleet:
                 detail="something else came",
                 available_bytes=task.planned_peak_bytes - 1,
             )
-            return Refused(refusal=refusal)
-        update = Update(
+        return Update(
             task_id=task.task_id,
             run_id=task.run_id,
             round=task.round,
@@ -173,7 +166,6 @@ class Fleet:
             train_seconds=0.0,
             seconds=0.0,
         )
-        return UpdateOffered(update=update)
 
     def _made(
         self, state: RunState, wanted: TaskWanted | ScoringWanted | ModelsWanted | ProgramWanted | PricesWanted

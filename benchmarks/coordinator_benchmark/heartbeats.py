@@ -15,7 +15,7 @@ from subfleet.journal.records import RoundRecord
 from subfleet.protocol.messages import encode
 from subfleet.protocol.topics import Topics
 from subfleet.rounds.coordinator import step
-from subfleet.rounds.events import Heard, Tick
+from subfleet.rounds.events import Tick
 from subfleet.rounds.persistent import PersistentMap
 from subfleet.rounds.state import Member, RunState, Terms
 from subfleet.serving.session import Server
@@ -45,7 +45,7 @@ def heartbeat_us(terms: Terms, count: int, *, spoil: bool) -> float:
         spoil: copy all members with each heartbeat.
     """
     state, _ = step(terms, RunState(members=_members(terms, count)), Tick(), 1.0)
-    beats = [Heard(presence=presence(f"client{7 * number % count}")) for number in range(_BEATS if not spoil else 50)]
+    beats = [presence(f"client{7 * number % count}") for number in range(_BEATS if not spoil else 50)]
     took = []
     for _ in range(_TRIES):
         begun_s = time.thread_time()

@@ -14,7 +14,7 @@ from subfleet.protocol.programs import ProgramRef
 from subfleet.protocol.readings import Reading
 from subfleet.rounds.actions import Action, Reply, Request
 from subfleet.rounds.coordinator import step
-from subfleet.rounds.events import Event, Failed, Heard, Measured, Profiled, Ready
+from subfleet.rounds.events import Event, Failed, Ready
 from subfleet.rounds.exploring import explored
 from subfleet.rounds.requests import (
     ModelsMade,
@@ -59,9 +59,9 @@ def profile(name: str) -> Profile:
 
 
 def joined(terms: Terms, state: RunState, name: str, now_s: float) -> RunState:
-    heard = Heard(presence=Presence(client_id=name, session_id=f"{name}-1", online=True))
+    heard = Presence(client_id=name, session_id=f"{name}-1", online=True)
     state, _ = step(terms, state, heard, now_s)
-    return step(terms, state, Profiled(profile=profile(name)), now_s)[0]
+    return step(terms, state, profile(name), now_s)[0]
 
 
 def telemetry(
@@ -77,10 +77,6 @@ def telemetry(
         memory_budget_bytes=memory_bytes,
         retry=retry,
     )
-
-
-def measured(terms: Terms, name: str, round_number: int = 1, *, retry: int = 0) -> Measured:
-    return Measured(telemetry=telemetry(terms, name, round_number, retry=retry))
 
 
 def measuring(terms: Terms) -> RunState:
@@ -143,7 +139,7 @@ def training(terms: Terms) -> RunState:
     """Every client has its task since second 2."""
     state = measuring(terms)
     for name in CLIENTS:
-        state, _ = step(terms, state, measured(terms, name), 2.0)
+        state, _ = step(terms, state, telemetry(terms, name), 2.0)
     for name in CLIENTS:
         state, _ = step(terms, state, prepared(terms, state, name), 2.0)
     assert {seat.stage for seat in state.seats.values()} == {"out"}

@@ -14,11 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from server.coordinator_cases import (
     CLIENTS,
-    measured,
     measuring,
     prepared,
     refusal,
     replies,
+    telemetry,
     terms_of,
     update,
     wanted_of,
@@ -43,7 +43,7 @@ from subfleet.protocol.messages import Task
 from subfleet.protocol.training import TrainingSettings
 from subfleet.rounds.actions import Action, SendTask
 from subfleet.rounds.coordinator import step
-from subfleet.rounds.events import Folded, Refused, UpdateStored
+from subfleet.rounds.events import Folded, UpdateStored
 from subfleet.rounds.requests import TaskWanted
 from subfleet.rounds.state import RunState, Terms
 from subfleet.settings.run import Run
@@ -93,7 +93,7 @@ def measured_round(terms: Terms, number: int = 1) -> tuple[RunState, tuple[Actio
     state = replace(measuring(terms), round=number, folded_round=number - 1)
     actions: tuple[Action, ...] = ()
     for name in CLIENTS:
-        state, more = step(terms, state, measured(terms, name, number), 2.0)
+        state, more = step(terms, state, telemetry(terms, name, number), 2.0)
         actions += more
     return state, actions
 
@@ -114,7 +114,7 @@ def test_everybody_is_asked_for_the_norms_of_its_size_by_the_program_that_trains
         assert training.optimiser == terms.training(1).optimiser
         assert task.calibration == calibration_of(terms.network, task.spec)
     refused = replace(refusal(terms, state, "ada"), reason="data")
-    state, actions = step(terms, state, Refused(refusal=refused), 3.0)
+    state, actions = step(terms, state, refused, 3.0)
     assert replies(actions) == ["accepted"]
     for name in CLIENTS[1:]:
         state, actions = step(terms, state, UpdateStored(update=update(terms, state, name)), 3.0)

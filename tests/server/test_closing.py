@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from server.coordinator_cases import joined, measured, prepared, terms_of, update
+from server.coordinator_cases import joined, prepared, telemetry, terms_of, update
 
 from subfleet.journal.database import open_database
 from subfleet.journal.journal import Journal, begin_run
@@ -32,7 +32,7 @@ def answered(terms: Terms, state: RunState, names: Sequence[str], now_s: float) 
         state = joined(terms, state, name, now_s)
     assert state.phase == "measure"
     for name in names:
-        state, _ = step(terms, state, measured(terms, name, state.round, retry=state.retry), now_s)
+        state, _ = step(terms, state, telemetry(terms, name, state.round, retry=state.retry), now_s)
     return state
 
 

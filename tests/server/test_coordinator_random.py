@@ -9,7 +9,7 @@ import pytest
 from hypothesis import event, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
-from server.coordinator_cases import CLIENTS, blob, measured, profile, telemetry, terms_of
+from server.coordinator_cases import CLIENTS, blob, profile, telemetry, terms_of
 from server.server_rig import MODEL, prices_of
 
 from subfleet.elastic.building import network_of
@@ -24,15 +24,8 @@ from subfleet.rounds.events import (
     Event,
     Failed,
     Folded,
-    Heard,
-    Measured,
-    Profiled,
     Ready,
-    Refused,
-    Reported,
-    Scored,
     Tick,
-    UpdateOffered,
     UpdateStored,
 )
 from subfleet.rounds.exhaustive import never
@@ -123,23 +116,23 @@ class Fleet(RuleBasedStateMachine):
 
     @rule(name=names, life=st.integers(1, 2), online=st.booleans())
     def presence(self, name: str, life: int, online: bool) -> None:
-        self.apply(Heard(presence=Presence(client_id=name, session_id=f"{name}-{life}", online=online)))
+        self.apply(Presence(client_id=name, session_id=f"{name}-{life}", online=online))
 
     @rule(name=names)
     def profile(self, name: str) -> None:
-        self.apply(Profiled(profile=profile(name)))
+        self.apply(profile(name))
 
     @rule(name=names, memory=st.sampled_from([10, 3000, 14_000, 10**9]), back=st.integers(0, 1))
     def telemetry(self, name: str, memory: int, back: int) -> None:
         number = max(self.state.round - back, 1)
-        self.apply(Measured(telemetry=telemetry(self.terms, name, number, memory, retry=self.state.retry)))
+        self.apply(telemetry(self.terms, name, number, memory, retry=self.state.retry))
 
     @rule()
     def everyone_is_there(self) -> None:
         for name in CLIENTS:
             self.presence(name, 1, online=True)
             self.profile(name)
-            self.apply(measured(self.terms, name, max(self.state.round, 1), retry=self.state.retry))
+            self.apply(telemetry(self.terms, name, max(self.state.round, 1), retry=self.state.retry))
 
     @rule(
         data=st.data(),
@@ -214,7 +207,7 @@ class Fleet(RuleBasedStateMachine):
         )
         self.apply(Tick())  # as below
         seats = self.state.seats
-        actions = self.apply(UpdateStored(update=update) if stored else UpdateOffered(update=update))
+        actions = self.apply(UpdateStored(update=update) if stored else update)
         statuses = answers(actions, update.message_id)
         assert len(statuses) + sum(isinstance(action, Fetch) for action in actions) == 1
         if "accepted" in statuses:
@@ -247,7 +240,7 @@ class Fleet(RuleBasedStateMachine):
         )
         self.apply(Tick())  # what is due since a restart is done, whatever is said now
         seats = self.state.seats
-        actions = self.apply(Scored(scores=scores))
+        actions = self.apply(scores)
         (status,) = answers(actions, scores.message_id)
         if status == "accepted":
             assert (seats[task.client_id].stage, seats[task.client_id].task) == ("scoring", task)
@@ -269,7 +262,7 @@ class Fleet(RuleBasedStateMachine):
             available_bytes=available,
         )
         before, lacks = self.state, self.state.phase == "train" and lacking(self.terms, self.state)
-        found = answers(self.apply(Refused(refusal=refusal)), refusal.message_id)
+        found = answers(self.apply(refusal), refusal.message_id)
         if lacks and not found:
             assert self.state.seats == before.seats, "what is not answered has changed nothing: it is sent again"
         else:
@@ -280,7 +273,7 @@ class Fleet(RuleBasedStateMachine):
     def report(self, data: st.DataObject) -> None:
         task = data.draw(st.sampled_from(sorted(self.tasks.values(), key=lambda one: one.task_id)))
         report = Deployed(task_id=task.task_id, run_id=task.run_id, client_id=task.client_id, files=())
-        self.apply(Reported(deployed=report))
+        self.apply(report)
 
     @rule()
     @precondition(lambda self: self.fold is not None)

@@ -9,7 +9,6 @@ from server.coordinator_cases import (
     CLIENTS,
     deployed,
     joined,
-    measured,
     measuring,
     prepared,
     profile,
@@ -33,13 +32,7 @@ from subfleet.rounds.coordinator import round_info, step
 from subfleet.rounds.events import (
     Failed,
     Folded,
-    Heard,
-    Measured,
-    Profiled,
-    Refused,
-    Reported,
     Tick,
-    UpdateOffered,
     UpdateRejected,
     UpdateStored,
 )
@@ -103,45 +96,45 @@ def test_clients_of_before_count_for_nothing_until_they_speak() -> None:
 
 
 def test_the_end_of_a_client_that_nobody_knows_is_no_news() -> None:
-    gone = Heard(presence=Presence(client_id="eve", session_id="", online=False))
+    gone = Presence(client_id="eve", session_id="", online=False)
     assert step(PLAN, RunState(), gone, 1.0)[0].members == {}
 
 
 def test_telemetry_is_accepted_once_and_only_for_the_open_round() -> None:
     state = measuring(PLAN)
-    state, actions = step(PLAN, state, measured(PLAN, "ada"), 2.0)
+    state, actions = step(PLAN, state, telemetry(PLAN, "ada"), 2.0)
     assert replies(actions) == ["accepted"]
-    assert replies(step(PLAN, state, measured(PLAN, "ada"), 2.0)[1]) == ["duplicate"]
-    assert replies(step(PLAN, state, measured(PLAN, "bob", round_number=2), 2.0)[1]) == ["refused"]
-    other = Measured(telemetry=replace(telemetry(PLAN, "bob"), run_id="another"))
+    assert replies(step(PLAN, state, telemetry(PLAN, "ada"), 2.0)[1]) == ["duplicate"]
+    assert replies(step(PLAN, state, telemetry(PLAN, "bob", round_number=2), 2.0)[1]) == ["refused"]
+    other = replace(telemetry(PLAN, "bob"), run_id="another")
     assert replies(step(PLAN, state, other, 2.0)[1]) == ["refused"]
-    regular = Measured(telemetry=replace(telemetry(PLAN, "bob"), run_id=None, round=None))
+    regular = replace(telemetry(PLAN, "bob"), run_id=None, round=None)
     assert step(PLAN, state, regular, 2.0)[1] == ()
 
 
 def test_telemetry_before_the_profile_waits_for_it() -> None:
     state = measuring(PLAN)
-    assert step(PLAN, state, measured(PLAN, "new"), 2.0)[1] == ()
+    assert step(PLAN, state, telemetry(PLAN, "new"), 2.0)[1] == ()
 
 
 def test_tasks_are_prepared_when_everyone_has_answered() -> None:
     state = measuring(PLAN)
     for name in CLIENTS[:-1]:
-        state, _ = step(PLAN, state, measured(PLAN, name), 2.0)
+        state, _ = step(PLAN, state, telemetry(PLAN, name), 2.0)
     assert state.phase == "measure"
-    state, actions = step(PLAN, state, measured(PLAN, CLIENTS[-1]), 2.0)
+    state, actions = step(PLAN, state, telemetry(PLAN, CLIENTS[-1]), 2.0)
     assert state.phase == "train"
     assert [one.client_id for one in wanted_of(TaskWanted, actions)] == list(CLIENTS)
 
 
 def test_the_silent_are_missing_after_the_deadline_and_late_telemetry_is_refused() -> None:
     state = measuring(PLAN)
-    state, _ = step(PLAN, state, measured(PLAN, "ada"), 2.0)
+    state, _ = step(PLAN, state, telemetry(PLAN, "ada"), 2.0)
     state, _ = step(PLAN, state, Tick(), 1.0 + PLAN.config.deadlines.measure_s)
     assert state.phase == "train"
     assert state.seats["bob"].stage == "missing"
     assert state.members["bob"].silent_since == 1
-    assert replies(step(PLAN, state, measured(PLAN, "bob"), 40.0)[1]) == ["refused"]
+    assert replies(step(PLAN, state, telemetry(PLAN, "bob"), 40.0)[1]) == ["refused"]
 
 
 def test_nobody_answering_is_no_round() -> None:
@@ -154,12 +147,12 @@ def test_a_plan_is_held_against_a_budget_by_the_width_of_the_devices_kernels(
     width: PackingWidth | None, more_bytes: int
 ) -> None:
     packings = (Packing(width=8, more_bytes=-30), Packing(width=32, more_bytes=50))
-    state, _ = step(PLAN, RunState(), Heard(presence=Presence(client_id="ada", session_id="ada-1", online=True)), 1.0)
-    state, _ = step(PLAN, state, Profiled(profile=replace(profile("ada"), packing_width=width)), 1.0)
+    state, _ = step(PLAN, RunState(), Presence(client_id="ada", session_id="ada-1", online=True), 1.0)
+    state, _ = step(PLAN, state, replace(profile("ada"), packing_width=width), 1.0)
     for name in CLIENTS[1:]:
         state = joined(PLAN, state, name, 1.0)
     for name in CLIENTS:
-        state, _ = step(PLAN, state, measured(PLAN, name), 2.0)
+        state, _ = step(PLAN, state, telemetry(PLAN, name), 2.0)
     most_bytes = PLENTY_BYTES - more_bytes
     over = prepared(PLAN, state, "ada", planned_peak_bytes=most_bytes + 1, packings=packings)
     refused, _ = step(PLAN, state, over, 2.0)
@@ -176,7 +169,7 @@ def test_a_plan_is_held_against_a_budget_by_the_width_of_the_devices_kernels(
 def test_a_program_that_plans_too_much_leads_to_the_next_smaller_subnet() -> None:
     state = measuring(PLAN)
     for name in CLIENTS:
-        state, _ = step(PLAN, state, measured(PLAN, name), 2.0)
+        state, _ = step(PLAN, state, telemetry(PLAN, name), 2.0)
     sizes = [size.spec_id for size in PLAN.space]
     place = sizes.index(size_of(state.seats["ada"]))
     fitting, _ = step(PLAN, state, prepared(PLAN, state, "ada", planned_peak_bytes=PLENTY_BYTES), 2.0)
@@ -198,12 +191,12 @@ def test_an_export_for_an_earlier_choice_is_ignored() -> None:
 def test_an_update_is_fetched_then_accepted_then_a_duplicate() -> None:
     state = training(PLAN)
     offered = update(PLAN, state, "ada")
-    after, actions = step(PLAN, state, UpdateOffered(update=offered), 3.0)
+    after, actions = step(PLAN, state, offered, 3.0)
     assert (after.seats, actions) == (state.seats, (Fetch(update=offered),))
     state, actions = step(PLAN, after, UpdateStored(update=offered), 4.0)
     assert replies(actions) == ["accepted"]
     assert Withdraw(task_id=offered.task_id) in actions
-    for event in (UpdateOffered(update=offered), UpdateStored(update=offered)):
+    for event in (offered, UpdateStored(update=offered)):
         assert replies(step(PLAN, state, event, 5.0)[1]) == ["duplicate"]
 
 
@@ -219,7 +212,7 @@ def test_an_update_is_fetched_then_accepted_then_a_duplicate() -> None:
 def test_an_update_for_anything_else_is_refused_with_a_reason(changes: dict[str, Any]) -> None:
     state = training(PLAN)
     wrong = replace(update(PLAN, state, "ada"), **changes)
-    after, actions = step(PLAN, state, UpdateOffered(update=wrong), 3.0)
+    after, actions = step(PLAN, state, wrong, 3.0)
     assert replies(actions) == ["refused"]
     assert actions[0].receipt.reason  # type: ignore[union-attr]  # replies() has just shown that it is a Reply
     assert after.seats == state.seats
@@ -229,13 +222,13 @@ def test_an_update_that_announces_too_much_is_refused_before_it_is_fetched() -> 
     state = training(PLAN)
     offered = update(PLAN, state, "ada")
     huge = replace(offered, blob=replace(offered.blob, size_bytes=2**40))
-    assert replies(step(PLAN, state, UpdateOffered(update=huge), 3.0)[1]) == ["refused"]
+    assert replies(step(PLAN, state, huge, 3.0)[1]) == ["refused"]
     weights = _task(state, "ada").weights
     assert weights is not None
     for more, answer in ((0, []), (1, ["refused"])):
         size_bytes = MAX_HEADER_BYTES + weights.size_bytes + more
         large = replace(offered, blob=replace(offered.blob, size_bytes=size_bytes))
-        assert replies(step(PLAN, state, UpdateOffered(update=large), 3.0)[1]) == answer
+        assert replies(step(PLAN, state, large, 3.0)[1]) == answer
 
 
 def test_an_update_after_the_close_is_refused_unless_it_was_accepted() -> None:
@@ -247,8 +240,8 @@ def test_an_update_after_the_close_is_refused_unless_it_was_accepted() -> None:
     assert [seat.client_id for seat in fold.seats] == ["ada"]
     assert replies(step(PLAN, state, UpdateStored(update=late), 700.0)[1]) == ["refused"]
     state, _ = step(PLAN, state, Folded(round=1, accuracy=1.0, loss=0.0, sha256="0" * 64, refused={}), 700.0)
-    assert replies(step(PLAN, state, UpdateOffered(update=early), 701.0)[1]) == ["duplicate"]
-    assert replies(step(PLAN, state, UpdateOffered(update=late), 701.0)[1]) == ["refused"]
+    assert replies(step(PLAN, state, early, 701.0)[1]) == ["duplicate"]
+    assert replies(step(PLAN, state, late, 701.0)[1]) == ["refused"]
 
 
 def test_a_rejected_update_ends_its_seat() -> None:
@@ -264,22 +257,22 @@ def test_a_refusal_for_memory_gives_a_smaller_task_and_its_repetition_nothing() 
     first = refusal(PLAN, state, "ada", available_bytes=10**9)
     sizes = [size.spec_id for size in PLAN.space]
     smaller = sizes[sizes.index(size_of(state.seats["ada"])) - 1]
-    state, actions = step(PLAN, state, Refused(refusal=first), 3.0)
+    state, actions = step(PLAN, state, first, 3.0)
     assert replies(actions) == ["accepted"]
     assert [given(one) for one in wanted_of(TaskWanted, actions)] == [(1, smaller)]
-    again, actions = step(PLAN, state, Refused(refusal=first), 3.0)
+    again, actions = step(PLAN, state, first, 3.0)
     assert (replies(actions), again.seats) == (["duplicate"], state.seats)
     state, actions = step(PLAN, state, prepared(PLAN, state, "ada"), 3.0)
     sent = next(action.task for action in actions if isinstance(action, SendTask))
     assert sent.task_id != first.task_id
-    assert replies(step(PLAN, state, Refused(refusal=first), 3.0)[1]) == ["duplicate"]
+    assert replies(step(PLAN, state, first, 3.0)[1]) == ["duplicate"]
 
 
 def test_a_device_that_starts_anew_gets_its_task_again() -> None:
     state = training(PLAN)
-    same = Heard(presence=Presence(client_id="ada", session_id="ada-1", online=True))
+    same = Presence(client_id="ada", session_id="ada-1", online=True)
     assert step(PLAN, state, same, 3.0)[1] == ()
-    anew = Heard(presence=Presence(client_id="ada", session_id="ada-2", online=True))
+    anew = Presence(client_id="ada", session_id="ada-2", online=True)
     assert step(PLAN, state, anew, 3.0)[1] == (SendTask(task=_task(state, "ada")),)
 
 
@@ -291,9 +284,9 @@ def _task(state: RunState, name: str) -> Task:
 
 def test_a_will_of_an_earlier_session_says_nothing() -> None:
     state = training(PLAN)
-    old = Heard(presence=Presence(client_id="ada", session_id="ada-0", online=False))
+    old = Presence(client_id="ada", session_id="ada-0", online=False)
     assert step(PLAN, state, old, 3.0)[0].members["ada"].heard_s is not None
-    will = Heard(presence=Presence(client_id="ada", session_id="ada-1", online=False))
+    will = Presence(client_id="ada", session_id="ada-1", online=False)
     assert step(PLAN, state, will, 3.0)[0].members["ada"].heard_s is None
 
 
@@ -305,14 +298,14 @@ def test_a_client_past_its_lease_is_waited_for_in_a_strict_run_alone() -> None:
             state = joined(terms, state, name, heard_s)
         state = replace(state, phase="measure", round=1, entered_s=9.0, seats=MappingProxyType({}))
         for name in ("ada", "bob"):
-            state, _ = step(terms, state, measured(terms, name), 12.0)
+            state, _ = step(terms, state, telemetry(terms, name), 12.0)
         assert state.phase == phase
 
 
 def test_a_failed_export_skips_the_client() -> None:
     state = measuring(PLAN)
     for name in CLIENTS:
-        state, _ = step(PLAN, state, measured(PLAN, name), 2.0)
+        state, _ = step(PLAN, state, telemetry(PLAN, name), 2.0)
     state, _ = step(PLAN, state, task_failed(state, "ada"), 3.0)
     assert (state.seats["ada"].stage, state.seats["ada"].reason) == ("skipped", "export failed: no")
 
@@ -324,14 +317,14 @@ def test_the_deploy_phase_ends_when_everyone_has_its_models_or_at_its_deadline()
         state, actions = step(terms, state, prepared(terms, state, name, models=True), 7.0)
         assert [action.task.work for action in actions if isinstance(action, SendTask)] == ["deploy"]
     for name in CLIENTS[:-1]:
-        state, actions = step(terms, state, Reported(deployed=deployed(terms, state, name)), 8.0)
+        state, actions = step(terms, state, deployed(terms, state, name), 8.0)
         assert replies(actions) == ["accepted"]
     assert state.phase == "deploy"
     late, _ = step(terms, state, Tick(), 6.0 + terms.config.deadlines.deploy_s)
     assert (late.phase, late.seats[CLIENTS[-1]].stage) == ("finished", "missing")
-    done, _ = step(terms, state, Reported(deployed=deployed(terms, state, CLIENTS[-1])), 8.0)
+    done, _ = step(terms, state, deployed(terms, state, CLIENTS[-1]), 8.0)
     assert done.phase == "finished"
-    again = Reported(deployed=deployed(terms, state, CLIENTS[0]))
+    again = deployed(terms, state, CLIENTS[0])
     assert replies(step(terms, done, again, 9.0)[1]) == ["duplicate"]
 
 
@@ -352,16 +345,16 @@ def test_a_profile_that_comes_again_changes_nothing() -> None:
     state = joined(terms, RunState(), "ada", 1.0)
     known = state.members["ada"].profile
     assert known is not None
-    again, _ = step(terms, state, Profiled(profile=replace(known)), 2.0)
+    again, _ = step(terms, state, replace(known), 2.0)
     assert again.members is state.members
-    changed, _ = step(terms, state, Profiled(profile=replace(known, sample_count=99)), 2.0)
+    changed, _ = step(terms, state, replace(known, sample_count=99), 2.0)
     assert changed.members["ada"].profile != known
 
 
 def test_models_that_cannot_be_made_skip_a_client_that_had_a_second_task() -> None:
     terms = terms_of(rounds=1)
     state = training(terms)
-    again, _ = step(terms, state, Refused(refusal=refusal(terms, state, "ada")), 3.0)
+    again, _ = step(terms, state, refusal(terms, state, "ada"), 3.0)
     state, _ = step(terms, again, prepared(terms, again, "ada"), 3.0)
     for name in CLIENTS:
         state, _ = step(terms, state, UpdateStored(update=update(terms, state, name)), 4.0)
@@ -379,5 +372,5 @@ def test_control_characters_of_a_refusal_reach_no_terminal() -> None:
     terms = terms_of()
     state = training(terms)
     told = replace(refusal(terms, state, "ada"), reason="data", detail="\x1b[2J gone\n")
-    state, _ = step(terms, state, Refused(refusal=told), 3.0)
+    state, _ = step(terms, state, told, 3.0)
     assert state.seats["ada"].reason == "data:  [2J gone "

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 from server.coordinator_cases import (
     CLIENTS,
-    measured,
     measuring,
     prepared,
     profile,
@@ -29,7 +28,6 @@ from subfleet.protocol.subnet import Explicit, Full, Prefix, Roll, SubnetSpec
 from subfleet.rounds.actions import Reply, SendTask
 from subfleet.rounds.coordinator import step
 from subfleet.rounds.declarations import declaration_of
-from subfleet.rounds.events import Measured, Profiled, Refused
 from subfleet.rounds.requests import TaskWanted
 from subfleet.rounds.state import RunState, Terms
 from subfleet.transport.memory import Faults
@@ -45,19 +43,19 @@ def declared(terms: Terms, *sizes: SubnetSpec | None) -> RunState:
     """Round 1 is announced to clients that have declared these architectures."""
     state = measuring(terms)
     for name, size in zip(CLIENTS, sizes, strict=False):
-        state, _ = step(terms, state, Profiled(profile=replace(profile(name), architecture=size)), 1.0)
+        state, _ = step(terms, state, replace(profile(name), architecture=size), 1.0)
     return state
 
 
 def assigned(terms: Terms, state: RunState, memory_bytes: int = PLENTY_BYTES) -> RunState:
     for name in CLIENTS:
-        state, _ = step(terms, state, Measured(telemetry=telemetry(terms, name, 1, memory_bytes)), 2.0)
+        state, _ = step(terms, state, telemetry(terms, name, 1, memory_bytes), 2.0)
     assert state.phase == "train"
     return state
 
 
 def receipts(terms: Terms, state: RunState, size: SubnetSpec | None) -> list[Receipt]:
-    event = Profiled(profile=replace(profile("ada"), architecture=size, message_id="p"))
+    event = replace(profile("ada"), architecture=size, message_id="p")
     return [action.receipt for action in step(terms, state, event, 1.0)[1] if isinstance(action, Reply)]
 
 
@@ -102,7 +100,7 @@ def test_each_profile_is_answered_as_answers_may_be_lost_and_one_without_a_decla
     for _ in range(2):
         answers = receipts(PLAN, state, SMALL)
         assert [(one.of, one.status, one.message_id) for one in answers] == [("p", "accepted", "receipt/p")]
-        state, _ = step(PLAN, state, Profiled(profile=replace(profile("ada"), architecture=SMALL, message_id="p")), 1.0)
+        state, _ = step(PLAN, state, replace(profile("ada"), architecture=SMALL, message_id="p"), 1.0)
     assert receipts(PLAN, state, None) == []
 
 
@@ -155,18 +153,18 @@ def test_a_refusal_of_it_is_final_in_its_round(reason: Any) -> None:
     state = assigned(PLAN, declared(PLAN, PLAN.space[-1], PLAN.space[0], PLAN.space[0]))
     state, _ = step(PLAN, state, prepared(PLAN, state, "ada"), 2.0)
     answer = replace(refusal(PLAN, state, "ada", 1000), reason=reason)
-    state, actions = step(PLAN, state, Refused(refusal=answer), 3.0)
+    state, actions = step(PLAN, state, answer, 3.0)
     assert not wanted_of(TaskWanted, actions)
     assert (state.seats["ada"].stage, state.seats["ada"].reason) == ("refused", f"{reason}: as told")
 
 
 def test_one_that_is_declared_anew_counts_from_the_next_announcement_on() -> None:
     state = declared(PLAN, PLAN.space[0], PLAN.space[0], PLAN.space[0])
-    state, _ = step(PLAN, state, measured(PLAN, "ada"), 2.0)
+    state, _ = step(PLAN, state, telemetry(PLAN, "ada"), 2.0)
     anew = replace(profile("ada"), architecture=PLAN.space[-1])
-    state, _ = step(PLAN, state, Profiled(profile=anew), 2.0)
+    state, _ = step(PLAN, state, anew, 2.0)
     for name in CLIENTS[1:]:
-        state, _ = step(PLAN, state, measured(PLAN, name), 2.0)
+        state, _ = step(PLAN, state, telemetry(PLAN, name), 2.0)
     assert state.seats["ada"].size == PLAN.space[0], "what it said before it was measured"
 
 

@@ -10,7 +10,6 @@ import pytest
 from server.coordinator_cases import (
     CLIENTS,
     looked_around,
-    measured,
     measuring,
     prepared,
     refusal,
@@ -34,7 +33,7 @@ from subfleet.protocol.subnet import SubnetSpec
 from subfleet.protocol.topics import Topics
 from subfleet.rounds.actions import Action, Close, Fold
 from subfleet.rounds.coordinator import resume_actions, step
-from subfleet.rounds.events import Folded, Measured, Refused, Tick, UpdateStored
+from subfleet.rounds.events import Folded, Tick, UpdateStored
 from subfleet.rounds.requests import ProgramWanted
 from subfleet.rounds.state import RunState, Terms
 from subfleet.rounds.written import NO_PROGRAM_BYTES
@@ -75,7 +74,7 @@ def asked(terms: Terms, state: RunState, now_s: float = 2.0) -> tuple[RunState, 
     """Everybody has told what it can give; what is then to be written."""
     found: tuple[Action, ...] = ()
     for name in CLIENTS:
-        state, actions = step(terms, state, measured(terms, name, state.round), now_s)
+        state, actions = step(terms, state, telemetry(terms, name, state.round), now_s)
         found += actions
     assert state.phase == "train"
     state, found = looked_around(terms, state, found, now_s)
@@ -185,7 +184,7 @@ def test_a_program_counts_from_the_next_round_on() -> None:
         1,
     )
     state, _ = step(terms, state, prepared(terms, state, "ada"), 3.0)
-    step(terms, state, Refused(refusal=refusal(terms, state, "ada", available_bytes=10**6)), 3.0)
+    step(terms, state, refusal(terms, state, "ada", available_bytes=10**6), 3.0)
     assert wishes.seen[-1].below is not None, "it asked again within the round"
     assert all(not ask.written for ask in wishes.seen), "also what its own tasks were made of counts later"
     state = replace(state, seats=MappingProxyType({**state.seats, "ada": replace(state.seats["ada"], stage="done")}))
@@ -268,7 +267,7 @@ def test_no_method_gives_a_size_that_its_target_cannot_train(name: str) -> None:
 def _told(terms: Terms, state: RunState, budgets: Mapping[str, int]) -> tuple[RunState, list[SizedProgram]]:
     found: tuple[Action, ...] = ()
     for name in CLIENTS:
-        event = Measured(telemetry=telemetry(terms, name, state.round, memory_bytes=budgets[name]))
+        event = telemetry(terms, name, state.round, memory_bytes=budgets[name])
         state, actions = step(terms, state, event, 2.0)
         found += actions
     state, found = looked_around(terms, state, found, 2.0)

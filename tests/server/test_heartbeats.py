@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from server.coordinator_cases import PLAN_DEADLINES, profile, telemetry, terms_of
 
-from subfleet.protocol.messages import Presence
+from subfleet.protocol.messages import Presence, Profile
 from subfleet.rounds import coordinator
 from subfleet.rounds.coordinator import step
-from subfleet.rounds.events import Heard, Measured, Profiled, Tick
+from subfleet.rounds.events import Tick
 from subfleet.rounds.persistent import PersistentMap
 from subfleet.rounds.state import Member, RunState, Terms
 
@@ -55,14 +55,14 @@ def test_a_heartbeat_shares_all_other_members_and_looks_at_none(
     state = fleet_of(terms, count)
     assert state.phase == phase
     monkeypatch.setattr(coordinator, "advance", lambda *_: pytest.fail("the whole fleet was looked at"))
-    heard = Heard(presence=Presence(client_id="client7", session_id="client7-1", online=True))
-    regular = Measured(telemetry=replace(telemetry(terms, "client7"), run_id=None, round=None))
+    heard = Presence(client_id="client7", session_id="client7-1", online=True)
+    regular = replace(telemetry(terms, "client7"), run_id=None, round=None)
     known = state.members["client7"].profile
     assert known is not None
-    for event in (heard, regular, Profiled(profile=replace(known))):
+    for event in (heard, regular, replace(known)):
         after, actions = step(terms, state, event, 3.0)
         assert actions == ()
-        assert list(after.members.changed(state.members)) == ([] if isinstance(event, Profiled) else ["client7"])
+        assert list(after.members.changed(state.members)) == ([] if isinstance(event, Profile) else ["client7"])
         own = [branch for branch, old in zip(after.members.root, state.members.root, strict=True) if branch is not old]
         assert len(own) <= 1
         assert sum(leaf is not old for branch in own for leaf, old in zip(branch, _old(state, after), strict=True)) <= 1
@@ -78,9 +78,9 @@ def test_whose_word_moves_the_run_moves_it_at_once() -> None:
     """Who comes back, begins anew, is heard again after its lease, or says that it goes."""
     terms = terms_of(min_clients=3, deadlines=PLAN_DEADLINES)
     state = fleet_of(terms, 2)
-    came = Heard(presence=Presence(client_id="new", session_id="new-1", online=True))
+    came = Presence(client_id="new", session_id="new-1", online=True)
     state, _ = step(terms, state, came, 3.0)
-    assert step(terms, state, Profiled(profile=profile("new")), 3.0)[0].phase == "measure"
+    assert step(terms, state, profile("new"), 3.0)[0].phase == "measure"
     state = fleet_of(terms, 3)
     assert state.phase == "measure"
     lapsed = replace(state, phase="waiting", round=0)
@@ -88,6 +88,6 @@ def test_whose_word_moves_the_run_moves_it_at_once() -> None:
     for number in range(3):
         assert lapsed.phase == "waiting"
         name = f"client{number}"
-        said = Heard(presence=Presence(client_id=name, session_id=f"{name}-1", online=True))
+        said = Presence(client_id=name, session_id=f"{name}-1", online=True)
         lapsed, _ = step(terms, lapsed, said, late_s)
     assert lapsed.phase == "measure"

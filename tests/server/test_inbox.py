@@ -8,9 +8,8 @@ from server.coordinator_cases import profile, telemetry, terms_of
 from subfleet.link.inbox import read_delivery
 from subfleet.link.traffic import Traffic
 from subfleet.protocol.blobs import Chunk, encode_chunk
-from subfleet.protocol.messages import Presence, Receipt, encode
+from subfleet.protocol.messages import Presence, Receipt, Telemetry, encode
 from subfleet.protocol.topics import Topics
-from subfleet.rounds.events import Heard, Measured, Profiled
 from subfleet.transport.base import Delivery
 
 TOPICS = Topics("main")
@@ -27,12 +26,12 @@ def _no_complaint(sender: str, text: str) -> None:
 
 def test_messages_become_events() -> None:
     presence = Presence(client_id="ada", session_id="s", online=True)
-    assert read_delivery(TOPICS, _up("presence", encode(presence)), _no_complaint) == ("ada", Heard(presence=presence))
+    assert read_delivery(TOPICS, _up("presence", encode(presence)), _no_complaint) == ("ada", presence)
     known = profile("ada")
-    assert read_delivery(TOPICS, _up("profile", encode(known)), _no_complaint) == ("ada", Profiled(profile=known))
+    assert read_delivery(TOPICS, _up("profile", encode(known)), _no_complaint) == ("ada", known)
     read = read_delivery(TOPICS, _up("telemetry", encode(telemetry(PLAN, "ada"))), _no_complaint)
     assert read is not None
-    assert isinstance(read[1], Measured)
+    assert isinstance(read[1], Telemetry)
     receipt = Receipt(of="x", status="accepted")
     assert read_delivery(TOPICS, _up("receipt", encode(receipt)), _no_complaint) == ("ada", receipt)
     chunk = read_delivery(

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
-from server.coordinator_cases import CLIENTS, measured, measuring, prepared, profile, task, terms_of
+from server.coordinator_cases import CLIENTS, measuring, prepared, profile, task, telemetry, terms_of
 from server.fake_device import CLASSES, SHAPE
 from server.server_rig import World, config, fleet
 
@@ -20,7 +20,6 @@ from subfleet.protocol.errors import ConfigError, DataError
 from subfleet.protocol.messages import Profile
 from subfleet.protocol.training import ObjectiveSettings, TrainingSettings
 from subfleet.rounds.coordinator import step
-from subfleet.rounds.events import Profiled
 from subfleet.rounds.labels import class_counts_of
 from subfleet.rounds.state import RunState, Seat, Terms
 from subfleet.settings.reading import read_run
@@ -40,9 +39,9 @@ RUN = config(data=naming(NAMES))
 def seat_of(terms: Terms, told: Profile) -> tuple[RunState, Seat]:
     """The seat of a client with such a profile, once it has been measured."""
     state = measuring(terms)
-    state, _ = step(terms, state, Profiled(profile=told), 1.5)
+    state, _ = step(terms, state, told, 1.5)
     for name in CLIENTS:
-        state, _ = step(terms, state, measured(terms, name), 2.0)
+        state, _ = step(terms, state, telemetry(terms, name), 2.0)
     return state, state.seats[told.client_id]
 
 

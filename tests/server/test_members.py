@@ -15,7 +15,7 @@ from subfleet.journal.journal import Journal, begin_run
 from subfleet.protocol.messages import Presence, encode
 from subfleet.rounds import members
 from subfleet.rounds.coordinator import step
-from subfleet.rounds.events import Heard, Tick
+from subfleet.rounds.events import Tick
 from subfleet.rounds.persistent import PersistentMap
 from subfleet.rounds.state import Member, RunState
 from subfleet.settings.timing import Deadlines
@@ -25,13 +25,13 @@ PLAN = terms_of(deadlines=Deadlines(lease_s=30.0, forget_s=100.0))
 
 def test_who_never_took_part_and_is_silent_is_forgotten() -> None:
     state = joined(PLAN, RunState(), "eve", 1.0)
-    ghost = Heard(presence=Presence(client_id="ghost", session_id="s", online=True))
+    ghost = Presence(client_id="ghost", session_id="s", online=True)
     state, _ = step(PLAN, state, ghost, 1.0)
     state, _ = step(PLAN, state, Tick(), 31.0)
     assert set(state.members) == {"eve", "ghost"}
     state, _ = step(PLAN, state, Tick(), 31.1)  # it never said what it is
     assert set(state.members) == {"eve"}
-    gone = Heard(presence=Presence(client_id="eve", session_id="eve-1", online=False))
+    gone = Presence(client_id="eve", session_id="eve-1", online=False)
     state, _ = step(PLAN, state, gone, 50.0)
     assert set(step(PLAN, state, Tick(), 150.0)[0].members) == {"eve"}
     assert step(PLAN, state, Tick(), 150.1)[0].members == {}
@@ -43,7 +43,7 @@ def test_who_is_heard_who_has_a_seat_and_who_took_part_stay() -> None:
     assert set(seated.members) == set(CLIENTS)
     later = replace(state, seats=MappingProxyType({}), last=MappingProxyType({"ada": state.seats["ada"]}))
     later = replace(later, phase="waiting", round=0)
-    later, _ = step(PLAN, later, Heard(presence=Presence(client_id="bob", session_id="bob-1", online=True)), 490.0)
+    later, _ = step(PLAN, later, Presence(client_id="bob", session_id="bob-1", online=True), 490.0)
     later, _ = step(PLAN, later, Tick(), 500.0)
     assert set(later.members) == {"ada", "bob"}
 

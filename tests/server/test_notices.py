@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 from server.coordinator_cases import (
     CLIENTS,
-    measured,
     measuring,
     prepared,
     profile,
@@ -22,7 +21,6 @@ from subfleet.protocol.messages import Presence, Receipt
 from subfleet.protocol.readings import Reading
 from subfleet.rounds.actions import Action, Reply
 from subfleet.rounds.coordinator import step
-from subfleet.rounds.events import Heard, Measured
 from subfleet.transport.memory import Faults
 
 PLAN = terms_of()
@@ -38,30 +36,30 @@ def notices(actions: tuple[Action, ...]) -> dict[str, Receipt]:
 def test_who_is_skipped_is_told_in_the_very_step_and_with_every_heartbeat_of_the_round() -> None:
     state = measuring(PLAN)
     poor = replace(telemetry(PLAN, "ada", memory_bytes=LITTLE), message_id="its telemetry")
-    state, actions = step(PLAN, state, Measured(telemetry=poor), 2.0)
+    state, actions = step(PLAN, state, poor, 2.0)
     assert notices(actions) == {}
     for name in CLIENTS[1:]:
-        state, actions = step(PLAN, state, measured(PLAN, name), 2.0)
+        state, actions = step(PLAN, state, telemetry(PLAN, name), 2.0)
     told = notices(actions)
     assert told.keys() == {"ada"}
     assert told["ada"].of == "its telemetry"
     assert told["ada"].reason.startswith("no subnet fits: the smallest needs")
     for name in CLIENTS:
-        alive = Heard(presence=Presence(client_id=name, session_id=f"{name}-1", online=True))
+        alive = Presence(client_id=name, session_id=f"{name}-1", online=True)
         assert notices(step(PLAN, state, alive, 3.0)[1]) == ({"ada": told["ada"]} if name == "ada" else {})
 
 
 def test_a_device_that_can_take_no_part_at_all_is_told_with_its_receipt() -> None:
     state = measuring(PLAN)
     away = replace(telemetry(PLAN, "ada"), reading=Reading(available=False))
-    _, actions = step(PLAN, state, Measured(telemetry=away), 2.0)
+    _, actions = step(PLAN, state, away, 2.0)
     assert notices(actions)["ada"].reason == "the device is not available now"
 
 
 def test_a_program_that_cannot_be_written_is_told_too_and_who_has_a_task_is_told_nothing() -> None:
     state = measuring(PLAN)
     for name in CLIENTS:
-        state, _ = step(PLAN, state, measured(PLAN, name), 2.0)
+        state, _ = step(PLAN, state, telemetry(PLAN, name), 2.0)
     state, actions = step(PLAN, state, prepared(PLAN, state, "bob"), 2.0)
     assert notices(actions) == {}
     failed = task_failed(state, "ada")
@@ -73,7 +71,7 @@ def test_in_a_try_that_leaves_nothing_to_fold_everybody_is_told() -> None:
     state = measuring(PLAN)
     told: dict[str, Receipt] = {}
     for name in CLIENTS:
-        state, actions = step(PLAN, state, Measured(telemetry=telemetry(PLAN, name, memory_bytes=LITTLE)), 2.0)
+        state, actions = step(PLAN, state, telemetry(PLAN, name, memory_bytes=LITTLE), 2.0)
         told |= notices(actions)
     assert (state.phase, state.retry) == ("measure", 1)
     assert told.keys() == set(CLIENTS)

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from server.coordinator_cases import (
     CLIENTS,
-    measured,
     measuring,
     prepared,
     refusal,
     replies,
+    telemetry,
     terms_of,
     wanted_of,
 )
@@ -28,7 +28,7 @@ from subfleet.journal.journal import Journal, begin_run
 from subfleet.methods.dynamic_selection import DynamicSelection
 from subfleet.rounds.actions import Action
 from subfleet.rounds.coordinator import resume_actions, step
-from subfleet.rounds.events import Failed, Ready, Refused, Tick
+from subfleet.rounds.events import Failed, Ready, Tick
 from subfleet.rounds.exploring import explored
 from subfleet.rounds.persistent import PersistentMap
 from subfleet.rounds.requests import PricesMade, PricesWanted, SearchWanted, TaskWanted
@@ -47,7 +47,7 @@ def asked() -> tuple[RunState, tuple[Action, ...]]:
     """Everybody has told what it can give; nothing is made yet."""
     state, found = measuring(PLAN), tuple[Action, ...]()
     for name in CLIENTS:
-        state, actions = step(PLAN, state, measured(PLAN, name), 2.0)
+        state, actions = step(PLAN, state, telemetry(PLAN, name), 2.0)
         found += actions
     assert state.phase == "train"
     return state, found
@@ -162,7 +162,7 @@ def test_what_was_found_before_a_kill_is_not_looked_for_again(tmp_path: Path) ->
 
 def test_a_refusal_is_answered_when_a_smaller_size_can_be_chosen(tmp_path: Path) -> None:
     state, _ = step(PLAN, given(), prepared(PLAN, given(), "ada"), 4.0)
-    no = Refused(refusal=refusal(PLAN, state, "ada", available_bytes=2000))
+    no = refusal(PLAN, state, "ada", available_bytes=2000)
     after, actions = step(PLAN, state, no, 5.0)
     assert replies(actions) == ["accepted"]
     found = stored(state, tmp_path)
@@ -178,7 +178,7 @@ def test_a_few_are_given_sizes_in_each_step_and_their_choices_are_those_of_one_s
     terms = terms_of(min_clients=3)
     state = measuring(terms)
     for name in CLIENTS:
-        state, _ = step(terms, state, measured(terms, name), 2.0)
+        state, _ = step(terms, state, telemetry(terms, name), 2.0)
     one = state.seats["ada"]
     count = 2 * AT_ONCE + 1
     names = [f"c{number:02}" for number in range(count)]

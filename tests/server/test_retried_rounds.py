@@ -9,7 +9,6 @@ import httpx
 import pytest
 from server.coordinator_cases import (
     CLIENTS,
-    measured,
     measuring,
     prepared,
     refusal,
@@ -32,7 +31,7 @@ from subfleet.reporting.address import HttpAddress
 from subfleet.reporting.api import serve_http
 from subfleet.rounds.actions import Close, SendTask
 from subfleet.rounds.coordinator import round_info, step
-from subfleet.rounds.events import Folded, Measured, Refused, Tick, UpdateOffered, UpdateStored
+from subfleet.rounds.events import Folded, Tick, UpdateStored
 from subfleet.rounds.retrying import what_is_lacking
 from subfleet.rounds.selection import selected
 from subfleet.rounds.state import RunState, Seat, Terms
@@ -46,7 +45,7 @@ LITTLE = 10
 def measuring_again(terms: Terms, state: RunState, now_s: float) -> RunState:
     """Everybody says again what it can give."""
     for name in CLIENTS:
-        state, _ = step(terms, state, measured(terms, name, state.round, retry=state.retry), now_s)
+        state, _ = step(terms, state, telemetry(terms, name, state.round, retry=state.retry), now_s)
     return state
 
 
@@ -54,7 +53,7 @@ def starved(terms: Terms, state: RunState, now_s: float) -> RunState:
     """Nobody has memory for anything."""
     for name in CLIENTS:
         told = telemetry(terms, name, state.round, LITTLE, retry=state.retry)
-        state, _ = step(terms, state, Measured(telemetry=told), now_s)
+        state, _ = step(terms, state, told, now_s)
     return state
 
 
@@ -64,7 +63,7 @@ def refused(terms: Terms, state: RunState, now_s: float) -> RunState:
         state, _ = step(terms, state, prepared(terms, state, name), now_s)
     for name in CLIENTS:
         told = replace(refusal(terms, state, name), reason="data")
-        state, _ = step(terms, state, Refused(refusal=told), now_s)
+        state, _ = step(terms, state, told, now_s)
     return state
 
 
@@ -194,12 +193,12 @@ def test_answers_to_an_earlier_try_do_not_count() -> None:
     state = training(LIVE)
     late, old = update(LIVE, state, "ada"), refusal(LIVE, state, "bob")
     state, _ = step(LIVE, state, Tick(), 2.0 + LIVE.config.deadlines.round_s)
-    assert replies(step(LIVE, state, UpdateOffered(update=late), 700.0)[1]) == ["refused"]
+    assert replies(step(LIVE, state, late, 700.0)[1]) == ["refused"]
     state, _ = step(LIVE, state, Tick(), 700.0)
     for name in CLIENTS:
-        before = Measured(telemetry=replace(telemetry(LIVE, name), message_id="old"))
+        before = replace(telemetry(LIVE, name), message_id="old")
         assert replies(step(LIVE, state, before, 700.0)[1]) == ["refused"]
-        state, actions = step(LIVE, state, measured(LIVE, name, retry=1), 700.0)
+        state, actions = step(LIVE, state, telemetry(LIVE, name, retry=1), 700.0)
         assert replies(actions) == ["accepted"]
     sent: list[Task] = []
     for name in CLIENTS:
@@ -207,7 +206,7 @@ def test_answers_to_an_earlier_try_do_not_count() -> None:
         sent += [action.task for action in actions if isinstance(action, SendTask)]
     assert [(one.task_id, one.round, one.retry) for one in sent] == [(f"run/r1.1/{name}/0", 1, 1) for name in CLIENTS]
     assert replies(step(LIVE, state, UpdateStored(update=late), 701.0)[1]) == ["refused"]
-    assert replies(step(LIVE, state, Refused(refusal=old), 701.0)[1]) == ["refused"]
+    assert replies(step(LIVE, state, old, 701.0)[1]) == ["refused"]
     assert {seat.stage for seat in state.seats.values()} == {"out"}
 
 
@@ -264,7 +263,7 @@ def test_the_journal_knows_the_tries_and_forgets_who_answered_in_them(tmp_path: 
     state = moved(state, step(LIVE, state, event, 700.0)[0])
     state = moved(state, step(LIVE, state, Tick(), 701.0)[0])
     assert journal.update_digests(since_round=1) == set()
-    state = moved(state, step(LIVE, state, measured(LIVE, "ada", retry=1), 702.0)[0])
+    state = moved(state, step(LIVE, state, telemetry(LIVE, "ada", retry=1), 702.0)[0])
     assert set(journal.load(9.0).seats) == {"ada"}
 
 

@@ -9,13 +9,13 @@ import pytest
 from server.coordinator_cases import (
     CLIENTS,
     blob,
-    measured,
     measuring,
     prepared,
     refusal,
     replies,
     size_of,
     task,
+    telemetry,
     terms_of,
     update,
     wanted_of,
@@ -35,12 +35,8 @@ from subfleet.rounds.actions import Action, Reply, SendTask, Withdraw
 from subfleet.rounds.coordinator import resume_actions, step
 from subfleet.rounds.events import (
     Folded,
-    Heard,
     Ready,
-    Refused,
-    Scored,
     Tick,
-    UpdateOffered,
     UpdateStored,
 )
 from subfleet.rounds.proposing import scoring_wanted
@@ -63,7 +59,7 @@ def answered(state: RunState, round_number: int, now_s: float) -> tuple[RunState
     """Everyone answers a round's announcement; what is then done, without receipts."""
     actions: tuple[Action, ...] = ()
     for name in CLIENTS:
-        state, actions = step(PLAN, state, measured(PLAN, name, round_number), now_s)
+        state, actions = step(PLAN, state, telemetry(PLAN, name, round_number), now_s)
     return state, tuple(action for action in actions if not isinstance(action, Reply))
 
 
@@ -153,7 +149,7 @@ def test_the_best_candidate_is_trained_in_the_same_round_and_kept_in_the_next() 
     ):
         best = {"ada": 1, "bob": 0, "cyd": 2}[name]  # of equals the largest
         chosen[name] = state.seats[name].proposals[best].spec_id
-        state, actions = step(PLAN, state, Scored(scores=scores(state, name, *found)), 3.0)
+        state, actions = step(PLAN, state, scores(state, name, *found), 3.0)
         assert (replies(actions), given(actions)) == (["accepted"], [chosen[name]])
         assert Withdraw(task_id=f"run/r1/{name}/score") in actions
     for name in CLIENTS:
@@ -169,7 +165,7 @@ def test_the_best_candidate_is_trained_in_the_same_round_and_kept_in_the_next() 
 
 def test_scores_that_come_again_change_nothing() -> None:
     state = scoring()
-    said = Scored(scores=scores(state, "ada", 1.0, 2.0, 3.0, 2.0))
+    said = scores(state, "ada", 1.0, 2.0, 3.0, 2.0)
     state, _ = step(PLAN, state, said, 3.0)
     for _ in range(2):
         again, actions = step(PLAN, state, said, 3.0)
@@ -190,27 +186,27 @@ def test_scores_that_come_again_change_nothing() -> None:
 )
 def test_scores_of_anything_else_are_refused_with_a_reason(changes: dict[str, Any], found: tuple[float, ...]) -> None:
     state = scoring()
-    after, actions = step(PLAN, state, Scored(scores=scores(state, "ada", *found, **changes)), 3.0)
+    after, actions = step(PLAN, state, scores(state, "ada", *found, **changes), 3.0)
     assert (replies(actions), after.seats) == (["refused"], state.seats)
 
 
 def test_an_update_is_no_answer_to_candidates() -> None:
     state = scoring()
-    after, actions = step(PLAN, state, UpdateOffered(update=update(PLAN, state, "ada")), 3.0)
+    after, actions = step(PLAN, state, update(PLAN, state, "ada"), 3.0)
     assert (replies(actions), after.seats) == (["refused"], state.seats)
 
 
 def test_who_scores_none_or_refuses_is_given_what_fits_and_its_repetition_nothing() -> None:
     state = scoring()
-    state, actions = step(PLAN, state, Scored(scores=scores(state, "ada", None, None, None, None)), 3.0)
+    state, actions = step(PLAN, state, scores(state, "ada", None, None, None, None), 3.0)
     assert (replies(actions), given(actions)) == (["accepted"], [LARGEST])
     refused = replace(refusal(PLAN, state, "bob"), reason="data")
-    state, actions = step(PLAN, state, Refused(refusal=refused), 3.0)
+    state, actions = step(PLAN, state, refused, 3.0)
     assert (replies(actions), given(actions)) == (["accepted"], [LARGEST])
-    again, actions = step(PLAN, state, Refused(refusal=refused), 3.0)
+    again, actions = step(PLAN, state, refused, 3.0)
     assert (replies(actions), again.seats) == (["duplicate"], state.seats)
     least = PLAN.candidates[0].training_memory_bytes["onnx"]
-    state, actions = step(PLAN, state, Refused(refusal=refusal(PLAN, state, "cyd", least)), 3.0)
+    state, actions = step(PLAN, state, refusal(PLAN, state, "cyd", least), 3.0)
     assert given(actions) == [PLAN.space[0].spec_id], "what is free now decides"
 
 
@@ -224,7 +220,7 @@ def test_half_of_a_rounds_time_is_for_scores_and_the_rest_for_training_without()
     assert [action.task_id for action in actions if isinstance(action, Withdraw)] == [
         f"run/r1/{name}/score" for name in CLIENTS
     ]
-    late, actions = step(PLAN, state, Scored(scores=said), 303.0)
+    late, actions = step(PLAN, state, said, 303.0)
     assert (replies(actions), late.seats) == (["refused"], state.seats)
 
 
@@ -258,7 +254,7 @@ def test_a_candidate_may_plan_the_whole_budget_and_no_byte_more() -> None:
 
 def test_a_device_that_starts_anew_gets_its_candidates_again() -> None:
     state = scoring()
-    anew = Heard(presence=Presence(client_id="ada", session_id="ada-2", online=True))
+    anew = Presence(client_id="ada", session_id="ada-2", online=True)
     assert step(PLAN, state, anew, 3.0)[1] == (SendTask(task=task(state, "ada")),)
 
 
@@ -277,14 +273,14 @@ def test_candidates_and_the_chosen_one_survive_a_crash(tmp_path: Path) -> None:
     state, asked = proposed()
     state, _ = step(PLAN, state, Ready(made=candidates(state, "ada")), 2.0)
     state, _ = step(PLAN, state, Ready(made=candidates(state, "bob")), 2.0)
-    state, chosen = step(PLAN, state, Scored(scores=scores(state, "bob", 1.0, 2.0, 1.0, 1.0)), 3.0)
+    state, chosen = step(PLAN, state, scores(state, "bob", 1.0, 2.0, 1.0, 1.0), 3.0)
     found = stored(state, tmp_path)
     assert found.seats == state.seats
     actions = resume_actions(PLAN, found)
     assert SendTask(task=task(state, "ada")) in actions
     assert wanted_of(ScoringWanted, actions) == wanted_of(ScoringWanted, asked)[-1:]
     assert given(actions) == given(chosen) == [state.seats["bob"].proposals[1].spec_id]
-    after, actions = step(PLAN, found, Scored(scores=scores(state, "ada", 1.0, 2.0, 1.0, 1.0)), 4.0)
+    after, actions = step(PLAN, found, scores(state, "ada", 1.0, 2.0, 1.0, 1.0), 4.0)
     assert size_of(after.seats["ada"]) == state.seats["ada"].proposals[1].spec_id
     assert replies(actions) == ["accepted"]
 

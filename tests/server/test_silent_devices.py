@@ -4,7 +4,7 @@ from dataclasses import replace
 from types import MappingProxyType
 
 import pytest
-from server.coordinator_cases import joined, measured, measuring, prepared, profile, telemetry, terms_of, update
+from server.coordinator_cases import joined, measuring, prepared, profile, telemetry, terms_of, update
 
 from subfleet.journal.rows import round_record
 from subfleet.link.traffic import Traffic
@@ -12,7 +12,7 @@ from subfleet.protocol.messages import Presence
 from subfleet.protocol.topics import Topics
 from subfleet.rounds.actions import Close
 from subfleet.rounds.coordinator import step
-from subfleet.rounds.events import Folded, Heard, Measured, Profiled, Tick, UpdateStored
+from subfleet.rounds.events import Folded, Tick, UpdateStored
 from subfleet.rounds.persistent import PersistentMap
 from subfleet.rounds.phases import expected_clients
 from subfleet.rounds.state import Member, RunState, Terms
@@ -25,7 +25,7 @@ OTHERS = ("ada", "bob")
 def begun(terms: Terms, state: RunState, now_s: float, *names: str) -> RunState:
     """These tell what they can give."""
     for name in names:
-        state, _ = step(terms, state, measured(terms, name, state.round), now_s)
+        state, _ = step(terms, state, telemetry(terms, name, state.round), now_s)
     return state
 
 
@@ -54,8 +54,8 @@ def after_a_miss(terms: Terms) -> tuple[RunState, Close, float]:
     return *closed(terms, state, late, *OTHERS), late
 
 
-def said(name: str, *, online: bool) -> Heard:
-    return Heard(presence=Presence(client_id=name, session_id=f"{name}-1", online=online))
+def said(name: str, *, online: bool) -> Presence:
+    return Presence(client_id=name, session_id=f"{name}-1", online=online)
 
 
 def test_every_round_tells_of_who_is_silent_and_waits_no_longer() -> None:
@@ -121,7 +121,7 @@ def test_of_a_journal_only_those_count_who_took_part_or_are_heard() -> None:
 
 def test_a_profile_alone_is_no_device() -> None:
     terms = terms_of(min_clients=2, rounds=5, quorum=0.99)
-    state, _ = step(terms, measuring(terms), Profiled(profile=profile("ghost")), 2.0)
+    state, _ = step(terms, measuring(terms), profile("ghost"), 2.0)
     _, close = closed(terms, begun(terms, state, 2.0, *OTHERS, "cyd"), 2.0, *OTHERS, "cyd")
     assert "ghost" not in told(terms, close)[1]
 
@@ -139,7 +139,7 @@ def test_logs_are_replayed_at_once_though_somebody_is_silent() -> None:
     terms = terms_of(min_clients=2, rounds=5, clock=LogClock(start_s=0.0, step_s=10.0))
     state, _, now_s = after_a_miss(terms)
     for name in OTHERS:
-        starved = Measured(telemetry=telemetry(terms, name, state.round, memory_bytes=0))
+        starved = telemetry(terms, name, state.round, memory_bytes=0)
         state, _ = step(terms, state, starved, now_s)
     assert (state.phase, state.retry) == ("measure", 1)
     assert "cyd missing: it has been silent since round 1" in state.tries.waits_for

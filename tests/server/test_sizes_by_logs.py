@@ -10,7 +10,6 @@ from subfleet.methods.fedfa import FedFA
 from subfleet.methods.heterofl import HeteroFL
 from subfleet.protocol.readings import Budget, LogLow
 from subfleet.rounds.coordinator import round_info, step
-from subfleet.rounds.events import Measured
 from subfleet.rounds.seating import ask_of
 from subfleet.settings.memory_limits import MemoryLimits
 from subfleet.settings.timing import LogClock
@@ -43,7 +42,7 @@ def test_what_a_log_has_is_bounded_by_the_limits_of_the_run_and_told_to_the_meth
         ),
         (terms_of(method=HeteroFL(), clock=clock), None),
     ):
-        state, _ = step(terms, measuring(terms), Measured(telemetry=replace(telemetry(terms, "ada"), log_low=low)), 2.0)
+        state, _ = step(terms, measuring(terms), replace(telemetry(terms, "ada"), log_low=low), 2.0)
         assert state.seats["ada"].lasting == expected
         assert ask_of(terms, state, state.seats["ada"]).lasting == expected
 
@@ -54,7 +53,7 @@ def test_the_program_of_a_size_for_good_is_held_against_the_log_and_that_of_the_
     for name in CLIENTS:
         # Prices say that the largest fits; what programs plan is told when they are written.
         low = LogLow(memory_budget_bytes=PLENTY_BYTES // 2)
-        state, _ = step(terms, state, Measured(telemetry=replace(telemetry(terms, name), log_low=low)), 2.0)
+        state, _ = step(terms, state, replace(telemetry(terms, name), log_low=low), 2.0)
     sizes = [size.spec_id for size in terms.space]
     assert size_of(state.seats["ada"]) == sizes[-1]
     whole, more = PLENTY_BYTES // 2, PLENTY_BYTES // 2 + 1

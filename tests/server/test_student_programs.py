@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from server.coordinator_cases import CLIENTS, measured, measuring, prepared, terms_of, update
+from server.coordinator_cases import CLIENTS, measuring, prepared, telemetry, terms_of, update
 from server.server_rig import World, config, fleet
 
 from subfleet.export.requests import TrainRequest
@@ -20,7 +20,7 @@ from subfleet.rounds.state import RunState, Terms
 def played(terms: Terms, state: RunState) -> tuple[RunState, int]:
     """A round in which everybody trains; the programs that its record tells."""
     for name in CLIENTS:
-        state, _ = step(terms, state, measured(terms, name, state.round), 2.0)
+        state, _ = step(terms, state, telemetry(terms, name, state.round), 2.0)
     for name in CLIENTS:
         state, _ = step(terms, state, prepared(terms, state, name), 3.0)
         state, _ = step(terms, state, UpdateStored(update=update(terms, state, name)), 3.0)

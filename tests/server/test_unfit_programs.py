@@ -13,12 +13,12 @@ from server.coordinator_cases import (
     CLIENTS,
     blob,
     looked_around,
-    measured,
     measuring,
     prepared,
     refusal,
     size_of,
     task_failed,
+    telemetry,
     terms_of,
     update,
     wanted_of,
@@ -37,9 +37,7 @@ from subfleet.rounds.coordinator import step
 from subfleet.rounds.events import (
     Event,
     Folded,
-    Profiled,
     Ready,
-    Refused,
     UpdateStored,
 )
 from subfleet.rounds.proposing import proposed_seat, scoring_wanted
@@ -58,14 +56,14 @@ def told(state: RunState, name: str, **changes: Any) -> RunState:
     """A client tells its profile again, with changes."""
     before = state.members[name].profile
     assert before is not None
-    return step(PLAN, state, Profiled(profile=replace(before, **changes)), 1.0)[0]
+    return step(PLAN, state, replace(before, **changes), 1.0)[0]
 
 
 def assigned(terms: Terms, state: RunState) -> tuple[RunState, tuple[Action, ...]]:
     """Everybody has told what it can give."""
     found: tuple[Action, ...] = ()
     for name in CLIENTS:
-        state, actions = step(terms, state, measured(terms, name, state.round), 2.0)
+        state, actions = step(terms, state, telemetry(terms, name, state.round), 2.0)
         found += actions
     assert state.phase == "train"
     return looked_around(terms, state, found, 2.0)
@@ -90,7 +88,7 @@ def refused(state: RunState, reason: RefusalReason) -> RunState:
     state, _ = step(PLAN, state, written(PLAN, state, "ada"), 2.0)
     answer = replace(refusal(PLAN, state, "ada", available_bytes=None if reason == "memory" else 10), reason=reason)
     answer = replace(answer, detail="no kernel")
-    return step(PLAN, state, Refused(refusal=answer), 3.0)[0]
+    return step(PLAN, state, answer, 3.0)[0]
 
 
 @pytest.mark.parametrize(("reason", "stage"), [("runtime", "preparing"), ("program", "refused")])
@@ -182,7 +180,7 @@ def test_candidates_that_a_runtime_could_not_score_are_not_proposed_again() -> N
     state = scored(terms, state)
     proposals = state.seats["ada"].proposals
     answer = replace(refusal(terms, state, "ada"), reason="runtime", detail="no kernel")
-    state, actions = step(terms, state, Refused(refusal=answer), 3.0)
+    state, actions = step(terms, state, answer, 3.0)
     assert [one.participant.size for one in wanted_of(TaskWanted, actions)] == [terms.space[-1]]
     assert state.unfit == {f"ada/score/onnx/{size.spec_id}": "runtime: no kernel" for size in proposals}
     assert state.seats["ada"].refusals == ("runtime: no kernel",)

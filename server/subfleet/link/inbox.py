@@ -5,34 +5,17 @@ from typing import cast, get_args
 
 from subfleet.protocol.blobs import Chunk, decode_chunk
 from subfleet.protocol.errors import ProtocolError
-from subfleet.protocol.messages import (
-    BlobMissing,
-    ChunkRequest,
-    Claim,
-    Deployed,
-    Presence,
-    Profile,
-    Receipt,
-    Refusal,
-    Scores,
-    Telemetry,
-    Update,
-    decode,
-)
+from subfleet.protocol.messages import BlobMissing, ChunkRequest, Claim, Receipt, decode
 from subfleet.protocol.topics import CHUNK, Topics
-from subfleet.rounds.events import Event, Heard, Measured, Profiled, Refused, Reported, Scored, UpdateOffered
-from subfleet.rounds.exhaustive import never
+from subfleet.rounds.events import FromDevice
 from subfleet.transport.base import Delivery
 
 __all__ = ["Incoming", "read_delivery"]
 
-Incoming = Event | Receipt | ChunkRequest | BlobMissing | Chunk
+Incoming = FromDevice | Receipt | ChunkRequest | BlobMissing | Chunk
 
-_FromDevice = (
-    Presence | Profile | Telemetry | Refusal | Update | Scores | Deployed | Receipt | ChunkRequest | BlobMissing
-)
-"""What a device may send as a control message."""
-_KINDS = frozenset(message.KIND for message in get_args(_FromDevice))
+_KINDS = frozenset(message.KIND for message in get_args(FromDevice | Receipt | ChunkRequest | BlobMissing))
+"""Of the control messages that a device may send."""
 _NOBODY = "a sender without an id"
 
 
@@ -72,33 +55,8 @@ def _read(topics: Topics, delivery: Delivery) -> tuple[str, Incoming] | None:
         return address.client_id, decode_chunk(delivery.payload)
     if address.kind not in _KINDS:
         raise ProtocolError(f"a device sends no message of kind {address.kind!r:.80}")
-    message = cast("_FromDevice", decode(delivery.payload, expected=address.kind))
+    message = cast("FromDevice | Receipt | ChunkRequest | BlobMissing", decode(delivery.payload, expected=address.kind))
     speaker = getattr(message, "client_id", address.client_id)
     if speaker != address.client_id:
         raise ProtocolError(f"client {address.client_id} speaks for client {speaker!r:.80}")
-    return address.client_id, _incoming(message)
-
-
-def _incoming(message: _FromDevice) -> Incoming:
-    """What the message means to the run, or to the exchange of blobs."""
-    meant: Incoming
-    match message:
-        case Presence():
-            meant = Heard(presence=message)
-        case Profile():
-            meant = Profiled(profile=message)
-        case Telemetry():
-            meant = Measured(telemetry=message)
-        case Refusal():
-            meant = Refused(refusal=message)
-        case Update():
-            meant = UpdateOffered(update=message)
-        case Scores():
-            meant = Scored(scores=message)
-        case Deployed():
-            meant = Reported(deployed=message)
-        case Receipt() | ChunkRequest() | BlobMissing():
-            meant = message
-        case _:
-            never(message)
-    return meant
+    return address.client_id, message

@@ -9,7 +9,7 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
-from subfleet.protocol.messages import RoundInfo
+from subfleet.protocol.messages import Deployed, Presence, Profile, Refusal, RoundInfo, Scores, Telemetry, Update
 from subfleet.rounds.actions import Action, Fetch, Request, SendTask, Withdraw
 from subfleet.rounds.answers import judge, reply
 from subfleet.rounds.arrivals import came, failed, tasks_wanted
@@ -21,15 +21,8 @@ from subfleet.rounds.events import (
     Folded,
     FromDevice,
     FromServer,
-    Heard,
-    Measured,
-    Profiled,
     Ready,
-    Refused,
-    Reported,
-    Scored,
     Tick,
-    UpdateOffered,
     UpdateRejected,
     UpdateStored,
 )
@@ -53,7 +46,7 @@ Outcome = tuple[RunState, tuple[Action, ...]]
 def step(terms: Terms, state: RunState, event: Event, now_s: float) -> Outcome:
     """Take in an event, then move on as far as the state allows."""
     handled, actions = _handled(terms, state, event, now_s)
-    if isinstance(event, Heard | Profiled | Measured) and _moves_nothing(terms, state, handled, event, now_s):
+    if isinstance(event, Presence | Profile | Telemetry) and _moves_nothing(terms, state, handled, event, now_s):
         return handled, actions
     after, more = advance(terms, handled, now_s)
     return after, (*actions, *more, *skip_notices(state, after))
@@ -120,7 +113,7 @@ def _handled(terms: Terms, state: RunState, event: Event, now_s: float) -> Outco
 
 
 def _moves_nothing(
-    terms: Terms, before: RunState, after: RunState, event: Heard | Profiled | Measured, now_s: float
+    terms: Terms, before: RunState, after: RunState, event: Presence | Profile | Telemetry, now_s: float
 ) -> bool:
     """Whether a client that is there has said no more than that: what else is due is seen in the next tick.
 
@@ -128,10 +121,9 @@ def _moves_nothing(
     """
     if after is before:
         return True
-    if isinstance(event, Profiled) or after.seats is not before.seats:
+    if isinstance(event, Profile) or after.seats is not before.seats:
         return False
-    name = event.presence.client_id if isinstance(event, Heard) else event.telemetry.client_id
-    known, now = before.members.get(name), after.members.get(name)
+    known, now = before.members.get(event.client_id), after.members.get(event.client_id)
     if known is None or now is None or not holds_lease(terms, known, now_s):
         return False
     return replace(now, heard_s=known.heard_s, noted_s=known.noted_s) == known
@@ -139,19 +131,19 @@ def _moves_nothing(
 
 def _told(terms: Terms, state: RunState, event: FromDevice, now_s: float) -> Outcome:
     match event:
-        case Heard():
+        case Presence():
             outcome = _heard(terms, state, event, now_s)
-        case Profiled():
+        case Profile():
             outcome = _profiled(terms, state, event, now_s)
-        case Measured():
+        case Telemetry():
             outcome = _measured(terms, state, event, now_s)
-        case Scored():
+        case Scores():
             outcome = _scored(terms, state, event)
-        case Refused():
+        case Refusal():
             outcome = _refused(terms, state, event)
-        case UpdateOffered():
+        case Update():
             outcome = _update_offered(terms, state, event)
-        case Reported():
+        case Deployed():
             outcome = _reported(terms, state, event)
         case _:
             never(event)
@@ -177,8 +169,7 @@ def _done(terms: Terms, state: RunState, event: FromServer, now_s: float) -> Out
     return outcome
 
 
-def _heard(terms: Terms, state: RunState, event: Heard, now_s: float) -> Outcome:
-    presence = event.presence
+def _heard(terms: Terms, state: RunState, presence: Presence, now_s: float) -> Outcome:
     member = state.members.get(presence.client_id, Member())
     if not presence.online:
         # A will is only a hint, and one of an earlier session says nothing of this one.
@@ -199,14 +190,14 @@ def _spoke(member: Member, session_id: str, now_s: float) -> Member:
     return replace(member, session_id=session_id, heard_s=now_s, left=False, silent_since=0, noted_s=now_s)
 
 
-def _profiled(terms: Terms, state: RunState, event: Profiled, now_s: float) -> Outcome:
-    member = state.members.get(event.profile.client_id, Member())
+def _profiled(terms: Terms, state: RunState, profile: Profile, now_s: float) -> Outcome:
+    member = state.members.get(profile.client_id, Member())
     # It comes with every heartbeat, and so does the answer to what it declares, which may have been lost.
-    answer = declaration_reply(terms, event.profile)
-    if member.profile == event.profile:
+    answer = declaration_reply(terms, profile)
+    if member.profile == profile:
         return state, answer
-    state = forgiven(state, event.profile.client_id)
-    return _with_member(state, event.profile.client_id, replace(member, profile=event.profile, noted_s=now_s)), answer
+    state = forgiven(state, profile.client_id)
+    return _with_member(state, profile.client_id, replace(member, profile=profile, noted_s=now_s)), answer
 
 
 def _with_member(state: RunState, client_id: str, member: Member) -> RunState:
@@ -221,8 +212,7 @@ def _with_seat(state: RunState, seat: Seat) -> RunState:
     return replace(state, seats=MappingProxyType({**state.seats, seat.client_id: seat}))
 
 
-def _measured(terms: Terms, state: RunState, event: Measured, now_s: float) -> Outcome:
-    telemetry = event.telemetry
+def _measured(terms: Terms, state: RunState, telemetry: Telemetry, now_s: float) -> Outcome:
     client_id, message_id = telemetry.client_id, telemetry.message_id
     member = _spoke(state.members.get(client_id, Member()), telemetry.session_id, now_s)
     state = _with_member(state, client_id, member)
@@ -244,8 +234,7 @@ def _measured(terms: Terms, state: RunState, event: Measured, now_s: float) -> O
     return state, (reply(client_id, message_id, "accepted"), *requests)
 
 
-def _scored(terms: Terms, state: RunState, event: Scored) -> Outcome:
-    scores = event.scores
+def _scored(terms: Terms, state: RunState, scores: Scores) -> Outcome:
     verdict, reason = judge(terms, state, scores)
     answer = reply(scores.client_id, scores.message_id, verdict, reason)
     if verdict != "accepted":
@@ -257,8 +246,7 @@ def _scored(terms: Terms, state: RunState, event: Scored) -> Outcome:
     return _with_seat(state, seat), (answer, Withdraw(task_id=scores.task_id), *actions)
 
 
-def _refused(terms: Terms, state: RunState, event: Refused) -> Outcome:
-    refusal = event.refusal
+def _refused(terms: Terms, state: RunState, refusal: Refusal) -> Outcome:
     verdict, reason = judge(terms, state, refusal)
     answer = reply(refusal.client_id, refusal.message_id, verdict, reason)
     if verdict != "accepted":
@@ -277,8 +265,7 @@ def _refused(terms: Terms, state: RunState, event: Refused) -> Outcome:
     return _with_seat(state, seat), (answer, Withdraw(task_id=refusal.task_id), *actions)
 
 
-def _update_offered(terms: Terms, state: RunState, event: UpdateOffered) -> Outcome:
-    update = event.update
+def _update_offered(terms: Terms, state: RunState, update: Update) -> Outcome:
     verdict, reason = judge(terms, state, update)
     if verdict == "accepted":
         return state, (Fetch(update=update),)
@@ -305,8 +292,7 @@ def _update_rejected(terms: Terms, state: RunState, event: UpdateRejected) -> Ou
     return _with_seat(state, seat), (answer, Withdraw(task_id=update.task_id))
 
 
-def _reported(terms: Terms, state: RunState, event: Reported) -> Outcome:
-    deployed = event.deployed
+def _reported(terms: Terms, state: RunState, deployed: Deployed) -> Outcome:
     verdict, reason = judge(terms, state, deployed)
     answer = reply(deployed.client_id, deployed.message_id, verdict, reason)
     if verdict != "accepted":

@@ -13,15 +13,8 @@ __all__ = [
     "Folded",
     "FromDevice",
     "FromServer",
-    "Heard",
-    "Measured",
-    "Profiled",
     "Ready",
-    "Refused",
-    "Reported",
-    "Scored",
     "Tick",
-    "UpdateOffered",
     "UpdateRejected",
     "UpdateStored",
 ]
@@ -30,27 +23,6 @@ __all__ = [
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tick:
     """Time has passed."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Heard:
-    """A client's presence: a heartbeat, or its will."""
-
-    presence: Presence
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Profiled:
-    """A client says what it is."""
-
-    profile: Profile
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Measured:
-    """A client says what it can give."""
-
-    telemetry: Telemetry
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,27 +38,6 @@ class Failed:
 
     wanted: Wanted
     reason: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Scored:
-    """A client has scored its candidates."""
-
-    scores: Scores
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Refused:
-    """A client does not do its task."""
-
-    refusal: Refusal
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UpdateOffered:
-    """A client has an update; its blob is still on the device."""
-
-    update: Update
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,15 +71,8 @@ class Folded:
     refused: Mapping[str, str]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reported:
-    """A client has its models."""
-
-    deployed: Deployed
-
-
-FromDevice = Heard | Profiled | Measured | Scored | Refused | UpdateOffered | Reported
-"""What devices say."""
+FromDevice = Presence | Profile | Telemetry | Scores | Refusal | Update | Deployed
+"""What devices say: of an update, that it is there; its blob is still on the device."""
 FromServer = Tick | Ready | Failed | UpdateStored | UpdateRejected | Folded
 """What happens at the server."""
 Event = FromDevice | FromServer
