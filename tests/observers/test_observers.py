@@ -1,8 +1,8 @@
 """Every observer of ours against its real package, without a network; and what becomes of those that fail."""
 
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from subfleet.protocol.errors import ConfigError, MissingExtraError
 from subfleet.protocol.registry import Registry
 from subfleet.settings.reading import read_run
 from subfleet.settings.run import Run
+from subfleet.testing import ObserverContract
 
 ROUNDS = 3
 
@@ -160,3 +161,57 @@ def test_one_that_fails_ends_neither_the_run_nor_the_others(tmp_path: Path, monk
     heard = play(run_with("failing", "hearing"), tmp_path)
     assert heard.rounds == HEARD.rounds == [1, 2, 3]
     assert HEARD.said == ["it begins"]
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+class TestTensorboard(ObserverContract):
+    observer = "tensorboard"
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+class TestMlflow(ObserverContract):
+    observer = "mlflow"
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+class TestWandb(ObserverContract):
+    observer = "wandb"
+
+
+@contextmanager
+def breaking(run: Run, folder: Path) -> Iterator[RunObserver]:
+    """Works once in a folder, takes only numbers, and hides what fails."""
+    (folder / "made").mkdir()
+
+    class Breaking:
+        def say(self, text: str) -> None:
+            """Nothing."""
+
+        def round_finished(self, record: RoundRecord) -> None:
+            int(record.loss)
+
+    with suppress(RuntimeError):
+        yield Breaking()
+
+
+@pytest.mark.parametrize(
+    ("test", "error"),
+    [
+        (ObserverContract.test_it_hears_a_run_from_its_begin_to_its_end, ValueError),
+        (ObserverContract.test_a_run_that_is_taken_up_is_heard_again, FileExistsError),
+        (ObserverContract.test_a_run_that_fails_is_not_hidden, pytest.fail.Exception),
+    ],
+)
+def test_the_contract_sees_what_an_observer_does_wrong(
+    test: Callable[[ObserverContract, Path], None], error: type[BaseException], tmp_path: Path
+) -> None:
+    contract = ObserverContract()
+    contract.observer = hearing
+    test(contract, tmp_path / "sound")
+    contract.observer = breaking
+    (tmp_path / "broken").mkdir()
+    with pytest.raises(error):
+        test(contract, tmp_path / "broken")

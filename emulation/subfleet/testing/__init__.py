@@ -1,4 +1,4 @@
-"""Contracts for methods, families and data sets of one's own: classes of tests, to be subclassed and run with pytest.
+"""Contracts for methods, families, data sets and observers of one's own: classes of tests, to be subclassed.
 
     class TestMine(MethodContract):
         method = Mine()
@@ -10,5 +10,6 @@ contract. Networks are tiny and nothing is trained.
 from subfleet.testing.datasets import DatasetContract
 from subfleet.testing.families import FamilyContract
 from subfleet.testing.methods import MethodContract
+from subfleet.testing.observers import ObserverContract
 
-__all__ = ["DatasetContract", "FamilyContract", "MethodContract"]
+__all__ = ["DatasetContract", "FamilyContract", "MethodContract", "ObserverContract"]

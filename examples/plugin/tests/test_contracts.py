@@ -1,7 +1,7 @@
 """What Subfleet asks of everything of its kind, asked of ours."""
 
 from subfleet.testing import DatasetContract, FamilyContract, MethodContract
-from subfleet.testing.rounds import ask, plan_with
+from subfleet.testing.rounds import ask, terms_with
 from subfleet_example.plain_cnn import PlainCnn
 from subfleet_example.steady import Steady
 
@@ -10,12 +10,12 @@ class TestSteady(MethodContract):
     method = Steady()
 
     def test_a_size_grows_by_one_step_a_round(self) -> None:
-        plan = plan_with(self.method, self.model)
-        sizes = [one.spec for one in plan.candidates]
-        first = plan.policies.assign(ask(plan, "a")).candidate
+        terms = terms_with(self.method, self.model)
+        sizes = [one.spec for one in terms.candidates]
+        first = terms.policies.assign(ask(terms, "a")).candidate
         assert first is not None
         assert first.spec == sizes[1]
-        second = plan.policies.assign(ask(plan, "a", round_number=2, previous=first.spec)).candidate
+        second = terms.policies.assign(ask(terms, "a", round_number=2, previous=first.spec)).candidate
         assert second is not None
         assert second.spec == sizes[2]
 
