@@ -55,6 +55,7 @@ def test_a_set_with_one_file_of_four_is_still_to_be_downloaded(given: Path) -> N
     assert told("list", "--json")["mnist"]["files"] == "download"
 
 
+@pytest.mark.slow
 def test_show_counts_samples_classes_owners_and_clients(given: Path) -> None:
     assert given.is_dir()
     shown = told("show", "femnist", "--json", "--partition", "natural", "--clients", "2")

@@ -98,6 +98,7 @@ def test_a_configuration_that_is_not_there_may_be_one_that_we_ship() -> None:
         read_run("fleat")
 
 
+@pytest.mark.slow
 def test_links_lead_somewhere() -> None:
     done = subprocess.run(
         [sys.executable, "scripts/check_links.py"], capture_output=True, text=True, cwd=ROOT, check=False

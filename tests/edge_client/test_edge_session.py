@@ -236,6 +236,7 @@ def test_a_broken_link_is_taken_up_where_it_broke(rig: Rig) -> None:
     assert len(rig.trainer.jobs) == 1
 
 
+@pytest.mark.slow
 def test_a_late_receipt_ends_the_resending(rig: Rig) -> None:
     rig.server.hold = {Update.KIND}
     rig.play_round()

@@ -49,6 +49,7 @@ def cut_specs() -> list[SubnetSpec]:
     return [space[0], space[-1], rolled, listed]
 
 
+@pytest.mark.slow
 def test_every_order_batch_and_grouping_gives_the_same_bits(device: torch.device) -> None:
     contributions = spread(NETWORK, cut_specs())
     total = sum(one.weight for one in contributions)
@@ -70,6 +71,7 @@ def test_every_order_batch_and_grouping_gives_the_same_bits(device: torch.device
         assert same_bits(moved_to(torch.device("cpu"), left.finish()), expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("compiled", [True, False])
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("cut", [True, False])
@@ -139,6 +141,7 @@ def test_elements_move_only_where_enough_clients_hold_them(device: torch.device)
     assert stayed
 
 
+@pytest.mark.slow
 def test_factors_weigh_tensors_and_their_rows(device: torch.device) -> None:
     state = random_state(NETWORK, 0)
     accumulator = Accumulator(NETWORK, moved_to(device, state), total_weight=12, min_contributors=2)
@@ -217,6 +220,7 @@ def test_some_tensors_alone_are_folded(device: torch.device) -> None:
     assert torch.equal(part.finish()["head.bias"], whole.finish()["head.bias"])
 
 
+@pytest.mark.slow
 def test_a_tensor_that_few_hold_is_not_pulled_towards_its_old_value() -> None:
     # A denominator of at least 1 would.
     state = random_state(NETWORK, 0)

@@ -14,6 +14,7 @@ from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.subnet import SubnetSpec
 
 
+@pytest.mark.slow
 @relaxed
 @given(case=networks_and_specs())
 def test_counts_are_those_of_the_real_module(case: tuple[Network, SubnetSpec]) -> None:
@@ -48,6 +49,7 @@ def saved_bytes(network: Network, spec: SubnetSpec, batch_size: int) -> int:
     return sum(saved.values())
 
 
+@pytest.mark.slow
 @relaxed
 @given(case=networks_and_specs())
 def test_memory_holds_what_autograd_keeps(case: tuple[Network, SubnetSpec]) -> None:

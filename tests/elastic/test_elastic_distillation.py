@@ -152,6 +152,7 @@ def test_the_gradient_is_exactly_zero_where_both_agree_up_to_rounding() -> None:
     assert torch.count_nonzero(divergence_gradient(unsure, unsure * (1 + 1e-3), 0.7)) == logits.numel()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["shared", "anchored"])
 @pytest.mark.parametrize("config", [RESNET, MLP, BATCH_RESNET])
 def test_shared_weights_take_the_steps_of_the_mean_divergence(mode: str, config: Family, device: torch.device) -> None:

@@ -252,6 +252,7 @@ def test_what_no_client_has_in_common_is_not_scaled() -> None:
     assert all(one["stem.weight"] == 1 for one in scale_factors(network, clients, norm="common"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("norm", "drifts"), [("l2", True), ("rms", False), ("common", False)])
 def test_only_the_papers_norm_shrinks_what_wide_clients_hold_without_any_training(
     norm: WeightNorm, drifts: bool

@@ -12,6 +12,7 @@ from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.subnet import Explicit, IndexSet, Prefix, Roll, SubnetSpec
 
 
+@pytest.mark.slow
 @relaxed
 @given(case=networks_and_specs())
 def test_a_subnets_module_has_exactly_the_shapes_of_its_maps(case: tuple[Network, SubnetSpec]) -> None:

@@ -21,6 +21,7 @@ def parameter_count(network: Network) -> int:
     return sum(math.prod(decl.shape) for decl in network.tensors.values() if decl.role not in BUFFER_ROLES)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "published"),
     [
@@ -83,6 +84,7 @@ def halvings(network: Network) -> float:
     return math.log2(math.prod(network.config.input_shape[1:]) / last) / 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "small", "large"),
     [

@@ -63,6 +63,7 @@ def test_a_gene_of_a_kept_and_a_dropped_block_counts_by_the_kept_one() -> None:
     assert len(alike) == 1, "the options differ in a dropped block alone"
 
 
+@pytest.mark.slow
 @relaxed
 @given(spaces_and_genes(2))
 def test_larger_genes_hold_what_smaller_ones_hold(case: tuple[SearchSpace, list[tuple[int, ...]]]) -> None:

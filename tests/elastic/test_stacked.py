@@ -153,6 +153,7 @@ def test_the_order_of_clients_changes_no_bit(merge: AnyStackedMerge) -> None:
         assert same_bits(stacked_merge(merge, turned), expected)
 
 
+@pytest.mark.slow
 def test_krum_chooses_as_brute_force_does() -> None:
     state = random_state(NETWORK, 0)
     specs = mixed_specs(NETWORK)

@@ -174,6 +174,7 @@ def _assert_same(graph: fx.GraphModule, step: Step, tolerance: float) -> None:
         torch.testing.assert_close(actual, right, atol=tolerance, rtol=tolerance, msg=f"{value.name}: {{}}".format)
 
 
+@pytest.mark.slow
 def test_every_pass_keeps_its_promise_and_the_numbers(step: Step) -> None:
     graph = captured(step)
     clean(graph)

@@ -80,6 +80,7 @@ def _fail(*_arguments: object) -> None:
     raise KeyError("a shape")
 
 
+@pytest.mark.slow
 def test_an_error_of_any_type_is_one_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever a tool raises while it writes or runs a program names what it was, and what to do."""
     step = training_step_of(train_request("onnx"))

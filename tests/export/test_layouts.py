@@ -92,6 +92,7 @@ def _convolutions(x: Tensor, *weights: Tensor) -> tuple[Tensor, ...]:
     return (x.mean((2, 3)),)
 
 
+@pytest.mark.slow
 def test_convolutions_in_a_row_are_not_turned_round() -> None:
     weights = [drawn(8, 8, 3, 3, seed=seed) / 6 for seed in range(3)]
     inputs = drawn(2, 8, 4, 4)

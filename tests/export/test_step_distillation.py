@@ -81,6 +81,7 @@ def check_update(results: dict[str, Tensor], inputs: dict[str, Tensor], paramete
     assert_close({name: results[f"new.parameter.{name}"] for name in right}, right, 1e-11)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "outer", "inner"),
     [

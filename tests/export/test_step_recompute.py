@@ -66,6 +66,7 @@ def test_the_step_is_the_same_bit_by_bit() -> None:
     assert "forward" not in vars(network.blocks[0])
 
 
+@pytest.mark.slow
 def test_the_second_run_waits_for_the_gradient() -> None:
     """A runtime could merge it with the first one, or do it beforehand, if it took only what the first one takes."""
     graph = trace(step_of_module(Network(), (6,), recompute=True), {})

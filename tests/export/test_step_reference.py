@@ -47,6 +47,7 @@ def test_every_kind_of_step_is_its_reference(name: str) -> None:
     assert_alike(step, tolerance=tolerance, apply=False, sample_count=3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("group", GROUPS)
 def test_every_layer_is_that_of_pytorch(group: str) -> None:
     module, sample = group_of(group)
@@ -79,6 +80,7 @@ class Dropping(nn.Module):
         return logits
 
 
+@pytest.mark.slow
 def test_layers_drop_what_the_step_says() -> None:
     assert_alike(step_of_module(Dropping(), (2, 5, 5), batch_size=4), sample_count=2)
 

@@ -158,11 +158,13 @@ def _file(folder: Path, *changes: tuple[str, str]) -> str:
     return str(path)
 
 
+@pytest.mark.slow
 def test_a_runs_file_names_them_as_it_names_ours_and_loads_no_torch(package: Path, tmp_path: Path) -> None:
     said = _run("-c", READING, _file(tmp_path), packages=(package,))
     assert said == "Lottery(least=1) Tower(input_shape=(64,), class_count=10, floors=2, width=8)\n"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [
@@ -178,6 +180,7 @@ def test_errors_are_as_clear_as_for_ours(package: Path, tmp_path: Path, old: str
     assert said in _run("-c", READING, _file(tmp_path, (old, new)), packages=(package,))
 
 
+@pytest.mark.slow
 def test_methods_of_others_are_listed_with_ours(package: Path) -> None:
     listed = json.loads(_run("-m", "subfleet.cli.main", "methods", "--json", packages=(package,)))
     assert listed["lottery"]["title"] == "Lottery"
@@ -193,6 +196,7 @@ def test_a_fleet_trains_with_all_three_by_a_program_of_a_worker_process(package:
     assert list((tmp_path / "programs").glob("*.program"))
 
 
+@pytest.mark.slow
 def test_a_broken_package_is_in_nobodys_way(package: Path, broken_package: Path, tmp_path: Path) -> None:
     packages = (broken_package, package)
     assert "Usage" in _run("-m", "subfleet.cli.main", "--help", packages=packages)
@@ -229,6 +233,7 @@ def test_what_is_broken_is_told_by_one_sentence_where_it_is_named(
     assert len(told.splitlines()) == 1
 
 
+@pytest.mark.slow
 def test_data_sets_of_others_are_listed_shown_and_read_like_ours(package: Path) -> None:
     command = ("-m", "subfleet.cli.main", "data")
     listed = json.loads(_run(*command, "list", "--json", packages=(package,)))
@@ -239,6 +244,7 @@ def test_data_sets_of_others_are_listed_shown_and_read_like_ours(package: Path) 
     assert "did you mean 'waves'?" in _run("-c", SAMPLES, "wavs:test", packages=(package,))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "why"),
     [

@@ -40,6 +40,7 @@ def _equal(left: dict[str, Array], right: dict[str, Array]) -> bool:
     )
 
 
+@pytest.mark.slow
 @settings(max_examples=150)
 @given(arrays=_SETS, metadata=st.none() | st.just({"key": "value"}))
 def test_the_bytes_are_those_of_the_safetensors_package(arrays: dict[str, Array], metadata: dict[str, str]) -> None:

@@ -41,6 +41,7 @@ def test_two_names_of_one_number_are_refused(names: list[str]) -> None:
         in_natural_order(names)
 
 
+@pytest.mark.slow
 @given(classes=WORDS, data=st.data())
 def test_a_name_has_its_place_in_the_run_whatever_else_a_device_holds(classes: list[str], data: st.DataObject) -> None:
     held = data.draw(st.lists(st.sampled_from(classes), unique=True))

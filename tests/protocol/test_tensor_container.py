@@ -56,6 +56,7 @@ def test_the_bytes_are_the_golden_ones() -> None:
     assert container.tensors == {"w": _WEIGHTS, "mask": _MASK}
 
 
+@pytest.mark.slow
 @given(tensors=_LISTS, metadata=st.dictionaries(st.text(max_size=5), st.text(max_size=5), max_size=3))
 def test_a_container_comes_back_as_it_was(tensors: list[Tensor], metadata: dict[str, str]) -> None:
     payload = encode_container(tensors, metadata)

@@ -180,6 +180,7 @@ def test_the_reason_names_the_limit_that_is_broken(limit: dict[str, int], words:
 PLANS = {name: terms_of(config(method=method), "run") for name, method in QUICK.items()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PLANS)
 @settings(max_examples=25, deadline=None)
 @given(budgets)

@@ -183,6 +183,7 @@ def played(folder: Path, faults: Faults | None = None, *, kill: bool = False) ->
     return world
 
 
+@pytest.mark.slow
 def test_what_was_declared_is_what_is_trained_whatever_is_lost_and_whoever_dies(tmp_path: Path) -> None:
     calm = played(tmp_path / "calm")
     for record in calm.notes.records:

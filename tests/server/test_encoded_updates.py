@@ -117,6 +117,7 @@ def checked(form: UpdateForm, path: Path) -> None:
     check_update(form, path, limits=dict.fromkeys(form.shapes, 2.0**20))
 
 
+@pytest.mark.slow
 @EVERY
 def test_an_update_takes_what_its_subnet_was_priced_with(tmp_path: Path, codec: AnyUpdateCodec) -> None:
     terms = terms_of(model=MODEL, update_codec=codec)

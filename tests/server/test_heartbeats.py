@@ -17,6 +17,7 @@ from subfleet.rounds.state import Member, RunState, Terms
 keys = st.text(max_size=3)
 
 
+@pytest.mark.slow
 @given(st.dictionaries(keys, st.integers()), st.lists(st.dictionaries(keys, st.integers(), max_size=5)), st.sets(keys))
 def test_a_persistent_map_is_the_mapping_that_it_stands_for(
     first: dict[str, int], changes: list[dict[str, int]], gone: set[str]

@@ -65,6 +65,7 @@ def test_half_a_character_is_dropped_before_the_journal_meets_it(tmp_path: Path)
     assert "eve" not in world.server.state.members
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rate_bps", [1e300, 1.7e308])
 def test_a_link_faster_than_any_number_is_a_fast_link(tmp_path: Path, rate_bps: float) -> None:
     devices = {**fleet(), "eve": Behaviour(reading=lambda _: Reading(downlink_bps=rate_bps, uplink_bps=rate_bps))}
@@ -82,6 +83,7 @@ def test_the_most_samples_that_clients_may_claim_can_be_weighed(tmp_path: Path) 
     assert set(_statuses(world).values()) == {"folded"}
 
 
+@pytest.mark.slow
 def test_what_a_client_claims_of_its_samples_is_bounded_and_the_table_says_so(tmp_path: Path) -> None:
     devices = {**fleet(), "eve": Behaviour(sample_count=10)}
     world = World(tmp_path / "lying", config(rounds=1, deploy_targets=()), devices)

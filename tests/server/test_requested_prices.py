@@ -221,6 +221,7 @@ def _sizes(world: World) -> list[Mapping[str, str]]:
     return [{row.client_id: row.spec_id for row in record.clients} for record in world.notes.records]
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_alike_where_the_server_is_killed_while_prices_are_on_their_way(tmp_path: Path) -> None:
     settings = config(method=METHOD, rounds=2)
     calm = World(tmp_path / "calm", settings, fleet())

@@ -242,6 +242,7 @@ def test_what_is_lacking_is_told_shortly_and_the_most_frequent_first() -> None:
     assert what_is_lacking(many) == "a, b, c and 3 more missing: late"
 
 
+@pytest.mark.slow
 def test_the_journal_knows_the_tries_and_forgets_who_answered_in_them(tmp_path: Path) -> None:
     engine = open_database(tmp_path)
     journal = Journal(engine, begin_run(engine, name="test", settings="{}", round_count=2))

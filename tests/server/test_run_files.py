@@ -83,6 +83,7 @@ def test_a_wrong_override_is_one_sentence(override: str, words: str) -> None:
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.slow
 @given(plain=TABLES, keys=st.lists(st.sampled_from("abc"), min_size=1, max_size=3), value=PLAIN)
 def test_an_override_sets_its_key_and_no_other(plain: dict[str, object], keys: list[str], value: object) -> None:
     try:
@@ -99,6 +100,7 @@ def test_an_override_sets_its_key_and_no_other(plain: dict[str, object], keys: l
     }
 
 
+@pytest.mark.slow
 @given(base=TABLES, own=TABLES)
 def test_a_file_upon_another_has_all_of_its_own_values_and_the_others_rest(
     base: dict[str, object], own: dict[str, object]

@@ -331,6 +331,7 @@ def played(folder: Path, faults: Faults | None = None, *, kill: bool = False) ->
     return world
 
 
+@pytest.mark.slow
 def test_a_run_has_the_same_bits_whatever_is_lost_and_whoever_dies(tmp_path: Path) -> None:
     calm = played(tmp_path / "calm")
     rows = {(row.client_id, row.spec_id) for record in calm.notes.records for row in record.clients}

@@ -15,6 +15,7 @@ NAMES = st.sets(st.from_regex(r"[a-z][a-z0-9]{0,5}", fullmatch=True), max_size=2
 SEEDS = st.integers(0, 2**32)
 
 
+@pytest.mark.slow
 @given(names=NAMES, count=st.integers(0, 25), seed=SEEDS, number=st.integers(1, 1000))
 def test_it_is_a_sample_without_replacement(names: set[str], count: int, seed: int, number: int) -> None:
     found = selected(names, count, seed=seed, round_number=number)
@@ -56,6 +57,7 @@ def test_a_count_below_0_is_refused() -> None:
         selected(["a"], -1, seed=0, round_number=1)
 
 
+@pytest.mark.slow
 def test_a_run_gives_tasks_to_those_drawn_alone(tmp_path: Path) -> None:
     world = World(tmp_path, config(rounds=4, clients_per_round=2, seed=3, deploy_targets=()), fleet())
     world.run()

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import pytest
 from server.coordinator_cases import CLIENTS, measuring, prepared, telemetry, terms_of, update
 from server.server_rig import World, config, fleet
 
@@ -49,6 +50,7 @@ def test_each_pair_of_size_and_student_is_one_program_of_the_round_that_wrote_it
     assert 0 < len(alone) < len(known)
 
 
+@pytest.mark.slow
 def test_a_device_with_memory_for_the_smallest_network_alone_takes_part_in_every_round(tmp_path: Path) -> None:
     """Two copies of the smallest took 8.51 MB against 6.14 of one, so that small devices were skipped."""
     smallest = terms_of(method=FjORD()).candidates[0].training_memory_bytes["onnx"]

@@ -59,6 +59,7 @@ def three() -> dict[str, Behaviour]:
     return {name: behaviour for name, behaviour in fleet().items() if name != "cyd"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("others", [fleet, three], ids=["four", "three"])
 def test_a_run_goes_on_with_the_bits_that_the_honest_ones_have_alone(others: Any, tmp_path: Path) -> None:
     honest = ended(World(tmp_path / "honest", config(rounds=ROUNDS, deploy_targets=(), min_clients=2), others()))
@@ -73,6 +74,7 @@ def test_a_run_goes_on_with_the_bits_that_the_honest_ones_have_alone(others: Any
     assert [text for text in attacked.notes.said if text.startswith("client eve is left out until round 4")]
 
 
+@pytest.mark.slow
 def test_a_client_comes_back_after_its_rounds_and_is_watched_again(tmp_path: Path) -> None:
     world = ended(World(tmp_path, settings(exclusion_rounds=1), {**fleet(), "eve": Behaviour(change=enormous)}))
     assert [status.split(":")[0] for status in statuses(world, "eve")] == ["refused", "skipped", "refused"]
@@ -80,6 +82,7 @@ def test_a_client_comes_back_after_its_rounds_and_is_watched_again(tmp_path: Pat
     assert [status.split(":")[0] for status in statuses(world, "eve")] == ["refused", "skipped", "folded"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("acts", [True, False], ids=["after", "before"])
 def test_a_server_that_dies_between_detection_and_the_next_fold_ends_with_the_same_bits(
     acts: bool, tmp_path: Path
@@ -102,6 +105,7 @@ def test_a_server_that_dies_between_detection_and_the_next_fold_ends_with_the_sa
     assert statuses(world, "eve") == statuses(calm, "eve")
 
 
+@pytest.mark.slow
 def test_a_run_that_diverges_whoever_is_left_out_ends_with_a_sentence(tmp_path: Path) -> None:
     world = World(tmp_path, settings(), fleet(change=enormous))
     world.run()
@@ -112,6 +116,7 @@ def test_a_run_that_diverges_whoever_is_left_out_ends_with_a_sentence(tmp_path: 
     assert world.server.result().rounds == ()
 
 
+@pytest.mark.slow
 def test_what_cannot_be_folded_is_refused_when_it_comes_and_each_round_is_folded_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -131,6 +136,7 @@ def test_what_cannot_be_folded_is_refused_when_it_comes_and_each_round_is_folded
     assert receipt == "refused"
 
 
+@pytest.mark.slow
 def test_the_loop_goes_on_while_an_update_is_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked, told = threading.Event(), threading.Event()
 

@@ -312,6 +312,7 @@ def test_a_program_that_is_written_ahead_keeps_its_operators() -> None:
     assert state.written[queued.key].facts.operators == CALLED
 
 
+@pytest.mark.slow
 @settings(max_examples=30, deadline=None)
 @given(macs_per_s=st.floats(10, 10_000), training_s=st.sampled_from([0.0, 10.0, 60.0]), epochs=st.integers(1, 5))
 def test_training_keeps_within_the_seconds_that_a_device_gives_to_it(

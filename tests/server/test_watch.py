@@ -8,6 +8,7 @@ from subfleet.link.watch import Watch
 from subfleet.protocol.errors import RunError
 
 
+@pytest.mark.slow
 def test_checks_are_made_again_until_the_end() -> None:
     made = threading.Semaphore(0)
     stop = threading.Event()
@@ -18,6 +19,7 @@ def test_checks_are_made_again_until_the_end() -> None:
     assert not stop.is_set()
 
 
+@pytest.mark.slow
 def test_a_check_that_cannot_mend_stops_the_run_and_says_why() -> None:
     def fail() -> None:
         raise RunError("the client pi-4 ended with exit code 31")

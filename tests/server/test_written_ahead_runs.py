@@ -5,6 +5,7 @@ from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
 from server.server_rig import FakeExports, World, config, fleet
 from server.test_export_queue import BUDGETS, SEARCH
 
@@ -61,6 +62,7 @@ def _wanted_first(world: World) -> set[str]:
     return {one.spec.spec_id for one in training} - given
 
 
+@pytest.mark.slow
 def test_a_run_writes_ahead_and_the_same_bits_come_after_a_kill(tmp_path: Path) -> None:
     calm = _run(tmp_path / "calm", set())
     first, second, _ = calm.notes.records
@@ -70,6 +72,7 @@ def test_a_run_writes_ahead_and_the_same_bits_come_after_a_kill(tmp_path: Path) 
     assert _run(tmp_path / "killed", set(), kill=True).model_bytes() == calm.model_bytes()
 
 
+@pytest.mark.slow
 def test_a_run_whose_wishes_cannot_be_written_goes_on_without_them(tmp_path: Path) -> None:
     broken = _wanted_first(_run(tmp_path / "whole", set()))
     assert broken

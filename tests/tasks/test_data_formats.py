@@ -138,6 +138,7 @@ def test_no_speaker_of_the_subset_is_in_both_parts_and_silence_is_nobodys(tmp_pa
         assert ((part.owners == -1) == silent).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "content", "words"),
     [

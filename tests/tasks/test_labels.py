@@ -63,6 +63,7 @@ def test_every_known_data_set_names_each_of_its_classes_or_none() -> None:
         assert Dataset(inputs=inputs, labels=labels, class_names=DATASETS[name].class_names).class_counts().all()
 
 
+@pytest.mark.slow
 @given(data=st.data())
 def test_a_sample_keeps_the_name_of_its_class_in_every_order_of_a_runs_classes(data: st.DataObject) -> None:
     names = data.draw(st.lists(st.sampled_from("abcdefgh"), min_size=1, unique=True))

@@ -169,6 +169,7 @@ def test_a_family_that_leaves_an_axis_uncut_fails() -> None:
         family_contract("uncut").test_every_subnets_module_has_exactly_the_shapes_of_its_maps()
 
 
+@pytest.mark.slow
 def test_a_family_whose_settings_load_torch_fails() -> None:
     with pytest.raises(AssertionError, match="torch"):
         family_contract("sound").test_reading_its_settings_loads_no_torch()

@@ -125,6 +125,7 @@ def hoard(job: TrainJob, slot: Slot, made: list["weakref.ref[Hoarder]"], size_by
     return train_job(job, lambda: False, target="recording", open_session=load, slot=slot)
 
 
+@pytest.mark.slow
 def test_what_a_kept_session_holds_is_known_and_counts_as_growth(tmp_path: Path) -> None:
     size_bytes = 64 * MEBIBYTE
     job = write_recording_job(tmp_path, texts(10), SETTINGS)

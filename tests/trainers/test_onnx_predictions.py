@@ -71,6 +71,7 @@ def _with_samples_at(folder: Path, *shape: int) -> None:
     write_npz(folder / "data.npz", Dataset(inputs=np.zeros((4, *shape), np.float32), labels=np.zeros(4, np.int64)))
 
 
+@pytest.mark.slow
 def test_memory_that_the_system_refuses_is_a_memory_error(tmp_path: Path) -> None:
     """In a process whose address space ends a little above where it is; ONNX Runtime has errors of its own for that."""
     values = 10**8

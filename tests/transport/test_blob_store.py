@@ -206,6 +206,7 @@ class _Limited:
             self.known[name] = ref
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(
     limit_bytes=st.integers(0, 100),

@@ -40,6 +40,7 @@ def test_a_sender_has_one_line_a_minute_with_how_many_were_left_out(caplog: pyte
     assert _lines(caplog) == ["eve: much later"]
 
 
+@pytest.mark.slow
 def test_ever_new_senders_share_one_account(caplog: pytest.LogCaptureFixture) -> None:
     clock = _Clock()
     complaints = Complaints(logging.getLogger("test"), clock, most_senders=3)

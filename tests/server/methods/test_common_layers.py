@@ -68,6 +68,7 @@ def test_with_one_architecture_it_is_fedavg_but_for_the_head(sharing: Sharing, t
     assert not torch.equal(folded["head.weight"], mean["head.weight"])
 
 
+@pytest.mark.slow
 @EVERY
 def test_with_other_first_layers_it_is_standalone(sharing: Sharing, tmp_path: Path) -> None:
     terms, reference = terms_with(FlexiFed(sharing=sharing)), terms_with(Standalone())

@@ -32,6 +32,10 @@ class TestEveryMethod(MethodContract):
     def _one(self, request: pytest.FixtureRequest) -> None:
         self.method = QUICK[request.param]
 
+    @pytest.mark.slow
+    def test_the_order_of_clients_does_not_matter_and_the_state_survives_a_crash(self, tmp_path: Path) -> None:
+        super().test_the_order_of_clients_does_not_matter_and_the_state_survives_a_crash(tmp_path)
+
     def moved(self, network: Network, spec: SubnetSpec) -> SubnetSpec:
         return graft(network, spec).spec if isinstance(self.method, FedFA) else spec
 

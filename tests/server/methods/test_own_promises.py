@@ -93,6 +93,7 @@ def test_fedprox_asks_for_the_proximal_term() -> None:
     assert len(terms_with(FedProx(model="nested")).space) > len(terms_with(FedProx()).space) == 1
 
 
+@pytest.mark.slow
 def test_fjord_draws_a_nested_student_of_every_width_that_fits() -> None:
     terms = terms_with(FjORD())
     training = terms.training(1, student=terms.space[0])
@@ -116,6 +117,7 @@ def _student(terms: Terms, size: int, number: int) -> SubnetSpec | None:
     return terms.policies.student(terms.network, terms.space[size], draw)
 
 
+@pytest.mark.slow
 def test_fjord_teaches_no_width_to_itself_and_trains_it_on_labels_alone() -> None:
     """A copy of itself would learn nothing from itself, and take its memory twice."""
     terms = terms_with(FjORD())
@@ -167,6 +169,7 @@ def test_dropout_keeps_random_groups_of_each_axis_anew_for_each_client_and_round
     assert (often - 200).abs().max() < 5 * (400 * 0.25) ** 0.5
 
 
+@pytest.mark.slow
 def test_anycostfl_sorts_what_each_size_has_to_itself_alike(tmp_path: Path) -> None:
     """What a size has learned of a channel stays with the channel, and so does what it has not."""
     terms = terms_with(AnycostFL(), norms="bank")
@@ -302,6 +305,7 @@ def test_fedfa_grafts_what_the_last_block_learned_onto_the_blocks_that_a_client_
     torch.testing.assert_close(plain.state.shared[lacking] - state.shared[lacking], deep[lacking], rtol=0, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_fedfa_as_printed_moves_a_model_that_nobody_trained(tmp_path: Path) -> None:
     terms = terms_with(FedFA(fidelity="paper", class_mask=False))
     state = first_state(terms.network)

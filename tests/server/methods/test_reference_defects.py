@@ -77,6 +77,7 @@ def sent_bytes(terms: Terms, spec: SubnetSpec, budget: Budget) -> int:
     return sum(array.nbytes for array in encoded.values())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", VARIANTS)
 @settings(deadline=None, max_examples=25)
 @given(data=st.data())
@@ -234,6 +235,7 @@ def _distance(mu: float) -> float:
     return float(torch.stack(squares).sum().sqrt())
 
 
+@pytest.mark.slow
 def test_fedprox_holds_weights_near_those_received_the_more_the_larger_mu_is() -> None:
     """FedScale's FedProx has the sign that pushes them away."""
     free, near, nearer = (_distance(mu) for mu in (0.0, 1.0, 19.0))

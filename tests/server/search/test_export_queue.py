@@ -96,6 +96,7 @@ def test_the_order_of_devices_takes_no_part(wishes: list[Wish], seed: int, limit
     assert len(begun) == min(limit, len({wish.program.key for wish in wishes}))
 
 
+@pytest.mark.slow
 def test_what_is_lost_falls_as_programs_are_written() -> None:
     search = pareto_search(SPACE, uniform=UNIFORM)
     written = {ends()[0].spec.spec_id: ends()[0]}

@@ -36,6 +36,7 @@ from subfleet.search.query import Query, fit_of
 MANY = list(enumerate(queries(40, seed=6)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "paper", [PaperSettings(), PaperSettings(epsilon=0.3, pool_limit=40), PaperSettings(epsilon=1)]
 )
@@ -137,6 +138,7 @@ HALF = pareto_search(SPACE, uniform=UNIFORM)
 run(HALF, queries(10, seed=7))
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=25)
 @given(queries=poorer_and_richer(), richer_first=st.booleans(), known=st.integers(0, 200))
 def test_of_two_devices_of_a_round_the_poorer_never_gets_more_whoever_looks_first(
@@ -151,6 +153,7 @@ def test_of_two_devices_of_a_round_the_poorer_never_gets_more_whoever_looks_firs
     assert poorer is None or (richer is not None and richer.rank[0] >= poorer.rank[0])
 
 
+@pytest.mark.slow
 def test_a_climb_serves_the_device_that_it_was_made_for() -> None:
     paper = PaperSettings(epsilon=0.9)
     climbing, best = ParetoSettings(paper=paper, samples=0), exhaustive_search(SPACE, price, TARGETS)
@@ -168,6 +171,7 @@ def test_a_climb_serves_the_device_that_it_was_made_for() -> None:
     assert sum(other) / len(other) < 0.6
 
 
+@pytest.mark.slow
 def test_what_is_remembered_is_not_stood_in_for() -> None:
     """Nothing joins the pool beside something that takes no more and has 0.99 of its parameters, but for draws."""
     search = pareto_search(SPACE, uniform=UNIFORM)

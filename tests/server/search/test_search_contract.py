@@ -55,6 +55,7 @@ def warm(name: str) -> Serving:
     return search
 
 
+@pytest.mark.slow
 @EVERY
 @settings(deadline=None, max_examples=100)
 @given(query=any_query())
@@ -75,6 +76,7 @@ def test_an_answer_is_never_over_any_budget(name: str, query: Query) -> None:
     assert fit.utilisation == max(shares) <= 1
 
 
+@pytest.mark.slow
 @EVERY
 def test_the_pool_only_grows(name: str) -> None:
     search = SEARCHES[name]()
@@ -156,6 +158,7 @@ def test_what_fits_alone_fits_in_a_column(rows: list[tuple[int, int, int, int]],
             assert alone == fitting(joined, limits).tolist()
 
 
+@pytest.mark.slow
 @EVERY
 @settings(deadline=None, max_examples=100)
 @given(queries=poorer_and_richer())
@@ -183,6 +186,7 @@ def test_looking_remembers_nothing_and_follows_the_stream(name: str) -> None:
     assert search.pool == before
 
 
+@pytest.mark.slow
 @EVERY
 def test_a_search_that_learned_a_journal_goes_on_alike(name: str) -> None:
     asked = queries(60, seed=2)
