@@ -10,7 +10,6 @@ from typing import Annotated, Any, ClassVar, Protocol
 
 import pytest
 
-from subfleet.protocol.diagnosis import from_written
 from subfleet.protocol.errors import ConfigError, ProtocolError
 from subfleet.protocol.registry import Registry, problem_with_record
 from subfleet.protocol.schema import from_plain, registry_of, to_plain
@@ -142,15 +141,3 @@ def test_the_tag_is_the_registrys() -> None:
     assert to_plain(Box(width=2)) == {"kind": "box", "width": 2}
     assert from_plain(boxes, {"kind": "box", "width": 2}) == Box(width=2)
     assert registry_of(boxes) is not None
-
-
-def test_everything_that_is_wrong_inside_is_said_with_what_may_be_meant() -> None:
-    @dataclass(frozen=True, kw_only=True)
-    class Drawing:
-        shape: Annotated[Any, registry(SOUND)] | None = None
-
-    assert from_written(Drawing, {"shape": None}, "a file") == Drawing()
-    with pytest.raises(ConfigError, match=r"shape\.sid is an unknown key; did you mean 'side'\?[\s\S]*side is missing"):
-        from_written(Drawing, {"shape": {"type": "square", "sid": 3}}, "a file")
-    with pytest.raises(ConfigError, match=r"shape has the type 'sqare', .*did you mean 'square'\?"):
-        from_written(Drawing, {"shape": {"type": "sqare"}}, "a file")

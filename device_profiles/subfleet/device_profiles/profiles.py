@@ -7,12 +7,11 @@ from importlib import resources
 from pathlib import Path
 from types import MappingProxyType
 
-from subfleet.protocol.diagnosis import from_written
-from subfleet.protocol.errors import ConfigError, FileError
+from subfleet.protocol.errors import ConfigError, FileError, ProtocolError
 from subfleet.protocol.memory import PackingWidth
 from subfleet.protocol.memory_size import bytes_of
 from subfleet.protocol.readings import Reading
-from subfleet.protocol.schema import ADDED_LATER
+from subfleet.protocol.schema import ADDED_LATER, from_plain
 from subfleet.protocol.subnet import SubnetSpec
 from subfleet.protocol.suggestion import did_you_mean
 
@@ -134,13 +133,16 @@ def parse_profile(text: str, where: str) -> DeviceProfile:
     """Read a profile from TOML text; `where` names it in errors.
 
     Raises:
-        ConfigError: the text is not TOML, or fields are missing, unknown or out of their range; all of them are named.
+        ConfigError: the text is not TOML, or a field is missing, unknown or out of its range.
     """
     try:
         plain = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"the device profile {where} is not valid TOML: {error}") from error
-    return from_written(DeviceProfile, plain, f"the device profile {where}")
+    try:
+        return from_plain(DeviceProfile, plain, f"the device profile {where}")
+    except ProtocolError as error:
+        raise ConfigError(str(error)) from error
 
 
 def load_profile(name_or_path: str) -> DeviceProfile:

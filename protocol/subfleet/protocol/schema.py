@@ -21,7 +21,18 @@ from typing import Any, TypeVar
 from subfleet.protocol.errors import ConfigError, ProtocolError, TooLargeError
 from subfleet.protocol.registry import Registry
 
-__all__ = ["ADDED_LATER", "canonical_json", "from_plain", "parse_json", "registry_of", "tag_of", "to_plain"]
+__all__ = [
+    "ADDED_LATER",
+    "MAX_INTEGER",
+    "MAX_TEXT_CHARACTERS",
+    "canonical_json",
+    "from_plain",
+    "is_union",
+    "parse_json",
+    "registry_of",
+    "tag_of",
+    "to_plain",
+]
 
 T = TypeVar("T")
 
@@ -66,6 +77,11 @@ def registry_of(kind: Any) -> Registry[Any] | None:
     if typing.get_origin(kind) is not typing.Annotated:
         return None
     return next((marker for marker in kind.__metadata__ if isinstance(marker, Registry)), None)
+
+
+def is_union(kind: Any) -> bool:
+    """Whether an annotation is a closed union."""
+    return typing.get_origin(kind) in (typing.Union, types.UnionType)
 
 
 def _told(field: "dataclasses.Field[Any]", value: Any) -> bool:
@@ -124,9 +140,9 @@ def _fields(kind: type) -> dict[str, tuple[Any, bool]]:
 def _build(kind: Any, plain: Any, where: str) -> Any:
     if (registry := registry_of(kind)) is not None:
         return _build_open(registry, plain, where)
-    origin = typing.get_origin(kind)
-    if origin in (typing.Union, types.UnionType):
+    if is_union(kind):
         return _build_union(typing.get_args(kind), plain, where)
+    origin = typing.get_origin(kind)
     if origin is tuple:
         return _build_tuple(typing.get_args(kind), plain, where)
     if origin in (dict, Mapping):

@@ -4,11 +4,11 @@ import json
 import os
 from pathlib import Path
 
-from subfleet.protocol.diagnosis import from_written
 from subfleet.protocol.errors import ConfigError, FileError
 from subfleet.protocol.schema import to_plain
 from subfleet.settings.parts import parts_of
 from subfleet.settings.run import Run
+from subfleet.settings.validation import validated
 
 __all__ = ["FILE", "SUMMARY", "free_folder", "keep_run", "kept_run", "make_folder"]
 
@@ -79,4 +79,4 @@ def kept_run(folder: Path) -> Run:
         raise FileError(f"{path} cannot be read: {error.strerror}; name the folder of a run") from error
     except ValueError as error:
         raise ConfigError(f"{path} is no JSON: {error}; remove that run") from error
-    return from_written(Run, plain, str(path))
+    return validated(Run, plain, str(path))

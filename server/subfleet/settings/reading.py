@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from subfleet.elastic.families import FAMILIES, PublishedNorm, preset
-from subfleet.protocol.diagnosis import from_written, problems_with, refusal_of
 from subfleet.protocol.errors import ConfigError, FileError, ProtocolError
 from subfleet.protocol.schema import from_plain, to_plain
 from subfleet.protocol.suggestion import did_you_mean
@@ -15,6 +14,7 @@ from subfleet.settings.overrides import merged, parsed, with_override
 from subfleet.settings.run import Run
 from subfleet.settings.shipped import RUNS, shipped_text
 from subfleet.settings.sweeping import swept
+from subfleet.settings.validation import problems_with, refusal_of, validated
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -85,7 +85,7 @@ def _checked(plain: dict[str, Any], what: str) -> Run:
     plain, problems = _with_preset(plain)
     if problems:
         raise refusal_of(what, [*problems, *problems_with(Run, plain)])
-    return from_written(Run, plain, what)
+    return validated(Run, plain, what)
 
 
 def _with_preset(plain: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
