@@ -1,0 +1,139 @@
+"""Real processes of every method's run, killed without warning: the run ends with the bits of one that nobody killed.
+
+Three methods in `make test`, the quickstart among them; all of them in `make test-long`.
+"""
+
+import json
+import os
+import random
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from subfleet.emulation.batch.exports import AwaitedExports
+from subfleet.emulation.batch.host import run_in_batch
+from subfleet.export.cache import CacheFolder
+from subfleet.journal.guarding import Unobserved
+from subfleet.methods import METHODS
+from subfleet.settings.reading import read_run
+
+pytestmark = [pytest.mark.slow, pytest.mark.broker, pytest.mark.export, pytest.mark.timeout(600)]
+
+OFTEN = ("dynamic_selection", "fedfa")
+"""Beside HeteroFL, which `test_quickstart` kills: a search that is taken up, and grafted models."""
+FILE = """
+base = "{name}"
+name = "{name}"
+rounds = 3
+min_clients = 3
+deploy_targets = []
+exports_per_round = 1
+communication_s = 0.15
+training = {{ epochs = 2 }}
+model = {{ widths = [64], depths = [2] }}
+
+[[fleet.devices]]
+id = "pi-4"
+profile = "raspberry_pi_4"
+log = "raspberry_pi_4"
+
+[[fleet.devices]]
+id = "phone"
+profile = "android_phone"
+log = "android_phone"
+
+[[fleet.devices]]
+id = "laptop"
+profile = "laptop"
+log = "laptop"
+"""
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> CacheFolder:
+    return CacheFolder(path=tmp_path_factory.mktemp("cache"))
+
+
+class Command:
+    """A `subfleet` command that may be killed; what it started ends with it, and is never asked to."""
+
+    def __init__(self, cache: CacheFolder, *arguments: str) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-u", "-m", "subfleet.cli.main", *arguments],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env={**os.environ, "SUBFLEET_CACHE": str(cache.path)},
+        )
+
+    def lines(self) -> Iterator[str]:
+        assert self._process.stdout is not None
+        yield from self._process.stdout
+
+    def kill_child(self, *words: str) -> bool:
+        """Kill one of the processes below this one; whether there was one with one of the words."""
+        for child in psutil.Process(self._process.pid).children(recursive=True):
+            if set(words) & set(child.cmdline()):
+                child.kill()
+                return True
+        return False
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.wait()
+
+    def ended(self) -> tuple[int, str]:
+        output, _ = self._process.communicate(timeout=300)
+        return self._process.returncode, output
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in OFTEN else pytest.mark.long) for name in sorted(METHODS)]
+)
+def test_whatever_is_killed_the_run_ends_with_the_same_choices_and_bits(
+    name: str, cache: CacheFolder, tmp_path: Path
+) -> None:
+    path, calm, chance = tmp_path / "run.toml", tmp_path / "calm", random.Random(name)
+    path.write_text(FILE.format(name=name), encoding="utf-8")
+    with AwaitedExports(cache) as exports:
+        run_in_batch(read_run(path), calm, Unobserved(), threading.Event(), exports=exports)
+    runs = str(tmp_path / "runs")
+
+    first = Command(cache, "run", str(path), "--runs", runs)
+    for line in first.lines():
+        if line.startswith("round 1:"):
+            assert first.kill_child(chance.choice(["pi-4", "phone", "laptop"]))
+            time.sleep(chance.uniform(0.0, 2.0))
+            first.kill()
+            break
+    assert not (tmp_path / "runs" / name / "summary.json").exists(), "it was killed before its end"
+
+    second = Command(cache, "runs", "resume", name, "--runs", runs)
+    for line in second.lines():
+        if line.startswith("Broker at"):
+            assert second.kill_child("subfleet.link.broker")
+            time.sleep(chance.uniform(1.0, 4.0))
+            second.kill()
+            break
+
+    if not (tmp_path / "runs" / name / "summary.json").exists():
+        code, output = Command(cache, "runs", "resume", name, "--runs", runs).ended()
+        assert code == 0, output
+        assert "round 1:" not in output, "what was folded before is not done again"
+    hurt = tmp_path / "runs" / name
+    assert _choices(hurt) == _choices(calm)
+    assert (hurt / "model.safetensors").read_bytes() == (calm / "model.safetensors").read_bytes()
+
+
+def _choices(folder: Path) -> list[list[tuple[Any, ...]]]:
+    names = ("client_id", "spec_id", "budget_bytes", "planned_peak_bytes", "limit", "status", "weight")
+    summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+    assert len(summary["rounds"]) == 3
+    return [[tuple(row[name] for name in names) for row in record["clients"]] for record in summary["rounds"]]
