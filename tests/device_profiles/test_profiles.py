@@ -1,5 +1,7 @@
 """Device profiles: what ships is sound, and what is wrong is named."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -49,8 +51,8 @@ def test_a_profile_is_read_from_a_file(tmp_path: Path) -> None:
         (MINIMAL + 'operators = ["Conv", ""]\n', "operators is ['Conv', '']"),
         (MINIMAL + 'memory_limit = "300MB"\n', "memory_limit is '300MB', but must be a size such as 300M"),
         (MINIMAL + 'disk_limit = "much"\n', "disk_limit is 'much', but must be a size such as 300M"),
-        (MINIMAL + "memory = 7\n", "has the unknown field 'memory'; known are"),
-        (MINIMAL.replace('name = "board"\n', ""), "lacks the field 'name'"),
+        (MINIMAL + "memory = 7\n", "memory is an unknown key"),
+        (MINIMAL.replace('name = "board"\n', ""), "name is missing"),
         (MINIMAL + "threads = true\n", "threads is True, but must be int"),
         ("name = ", "not valid TOML"),
     ],
@@ -60,6 +62,36 @@ def test_a_wrong_profile_is_one_sentence_that_names_the_field(text: str, words: 
         parse_profile(text, "board.toml")
     assert words in str(caught.value)
     assert "board.toml" in str(caught.value)
+
+
+def test_all_keys_and_types_that_are_wrong_are_told_at_once() -> None:
+    wrong = MINIMAL.replace('title = "A board"\n', "") + 'thread = 2\ncores = "four"\nmemory_limit = 300\n'
+    with pytest.raises(ConfigError) as caught:
+        parse_profile(wrong, "board.toml")
+    assert str(caught.value).split("\n  - ") == [
+        "the device profile board.toml has 4 problems:",
+        "thread is an unknown key; did you mean 'threads'?",
+        "title is missing, but must be there",
+        "cores is 'four', but must be int",
+        "memory_limit is 300, but must be str",
+    ]
+
+
+def test_a_device_without_pydantic_reads_profiles_and_hears_what_is_wrong() -> None:
+    program = (
+        "import sys\n"
+        "sys.modules['pydantic'] = sys.modules['pydantic_core'] = None\n"
+        "from subfleet.device_profiles.profiles import load_profile, parse_profile\n"
+        "print(load_profile('laptop').name)\n"
+        "try:\n    parse_profile(sys.argv[1], 'board.toml')\n"
+        "except Exception as error:\n    print(type(error).__name__, error)\n"
+    )
+    command = [sys.executable, "-c", program, MINIMAL + "cors = 2\n"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout.splitlines() == [
+        "laptop",
+        "ConfigError the device profile board.toml: cors is an unknown key; did you mean 'cores'?",
+    ]
 
 
 def test_an_unknown_name_lists_the_known_ones() -> None:

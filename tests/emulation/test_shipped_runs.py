@@ -1,8 +1,12 @@
 """Every run that we ship is run, and the same file gives the same choices wherever its devices are."""
 
 import json
+import os
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,10 +15,13 @@ import pytest
 
 from subfleet.emulation.batch.exports import AwaitedExports
 from subfleet.emulation.batch.host import run_in_batch
+from subfleet.emulation.files import Files, written
+from subfleet.emulation.gathering import gathered
 from subfleet.emulation.processes import run_processes
 from subfleet.export.cache import CacheFolder
 from subfleet.export.pool import ExportPool
 from subfleet.journal.records import RoundRecord
+from subfleet.link.broker import EmbeddedBroker
 from subfleet.methods import METHODS
 from subfleet.protocol.errors import RunError
 from subfleet.settings.reading import read_run
@@ -61,24 +68,74 @@ def test_a_round_of_every_method_that_we_ship(name: str, exports: AwaitedExports
     assert record["accuracy"] > 0.1, "of ten classes"
 
 
+SHORT = ("rounds=2", "deploy_targets=[]")
+
+
 @pytest.mark.broker
-def test_the_same_file_gives_the_same_choices_and_bits_on_processes_and_in_one(
+@pytest.mark.timeout(400)
+def test_the_same_file_gives_the_same_choices_and_bits_in_one_process_in_many_and_with_a_testbed(
     cache: CacheFolder, exports: AwaitedExports, tmp_path: Path
 ) -> None:
-    run = read_run("quickstart", ("rounds=2", "deploy_targets=[]"))
-    one = batch(run, tmp_path / "batch", exports)
+    run, folders = read_run("quickstart", SHORT), {host: tmp_path / host for host in ("batch", "processes")}
+    batch(run, folders["batch"], exports)
     with ExportPool(cache) as pool:
-        folder = tmp_path / "processes"
-        run_processes(run, folder, Silent(), threading.Event(), exports=pool)
-    other = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
-    assert [_choices(record) for record in one["rounds"]] == [_choices(record) for record in other["rounds"]]
-    models = [(tmp_path / host / "model.safetensors").read_bytes() for host in ("batch", "processes")]
-    assert models[0] == models[1]
+        run_processes(run, folders["processes"], Silent(), threading.Event(), exports=pool)
+    # The devices of the testbed have the samples that the others have, and replay the same logs.
+    folders["serve"] = served(run, written(gathered(run), tmp_path / "testbed"), cache, tmp_path)
+    choices = {host: _choices(folder) for host, folder in folders.items()}
+    assert choices["batch"] == choices["processes"] == choices["serve"]
+    models = {host: (folder / "model.safetensors").read_bytes() for host, folder in folders.items()}
+    assert models["batch"] == models["processes"] == models["serve"]
 
 
-def _choices(record: dict[str, Any]) -> list[tuple[Any, ...]]:
+def served(run: Run, files: Files, cache: CacheFolder, folder: Path) -> Path:
+    """The same file served as to real devices: a process of the server and one of each agent, as people start them."""
+    variables = {**os.environ, "SUBFLEET_CACHE": str(cache.path), "OMP_NUM_THREADS": "1"}
+    overrides = [part for text in SHORT for part in ("--set", text)]
+    with ExitStack() as stack:
+        broker = stack.enter_context(EmbeddedBroker())
+        server = [
+            "serve",
+            "quickstart",
+            *overrides,
+            "--broker",
+            broker.url,
+            "--runs",
+            str(folder / "served"),
+            "--port",
+            "0",
+        ]
+        commands = [["subfleet.cli.main", *server]]
+        for device in run.fleet.each():
+            own = ["--data", str(files.clients[device.id]), "--profile", device.profile, "--replay", device.log]
+            own += [
+                "--runtime",
+                device.runtime,
+                "--state",
+                str(folder / "devices" / device.id),
+                "--leave-when-finished",
+            ]
+            commands.append(["subfleet.edge_client.cli", "join", broker.url, "--id", device.id, *own])
+        started = [
+            stack.enter_context(
+                subprocess.Popen(
+                    [sys.executable, "-m", *command], stdout=output, stderr=subprocess.STDOUT, env=variables
+                )
+            )
+            for number, command in enumerate(commands)
+            for output in [stack.enter_context((folder / f"{number}.txt").open("wb"))]
+        ]
+        for process in started:
+            stack.callback(process.kill)
+        for number, process in enumerate(started):
+            assert process.wait(timeout=300) == 0, (folder / f"{number}.txt").read_text(encoding="utf-8")
+    return folder / "served" / run.name
+
+
+def _choices(folder: Path) -> list[list[tuple[Any, ...]]]:
     names = ("client_id", "spec_id", "budget_bytes", "planned_peak_bytes", "limit", "status", "weight")
-    return [tuple(row[name] for name in names) for row in record["clients"]]
+    summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+    return [[tuple(row[name] for name in names) for row in record["clients"]] for record in summary["rounds"]]
 
 
 def test_a_batch_that_is_stopped_says_so(exports: AwaitedExports, tmp_path: Path) -> None:

@@ -123,6 +123,10 @@ def test_a_record_is_built_of_what_was_written() -> None:
         ({"title": "x" * 4097}, "but must be text of at most 4096 characters"),
         ({"filled": 1}, "filled is 1, but must be bool"),
         ({"least": True}, "least is True, but must be int"),
+        (
+            {"frame": {"type": "circle", "radius": 2**63}},
+            "frame.radius is 9223372036854775808, but must be a finite number",
+        ),
         ({"least": 2**63}, "least is 9223372036854775808, but must be int"),
         ({"leest": 3}, "leest is an unknown key; did you mean 'least'?"),
         ({"zzzzz": 3}, "zzzzz is an unknown key; known are ['colour', "),

@@ -2,11 +2,13 @@
 
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import MISSING, dataclass, field, fields
 from importlib import resources
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any, get_type_hints
 
+from subfleet.protocol.diagnosis import MISSING_KEY, refusal_of, unknown_key
 from subfleet.protocol.errors import ConfigError, FileError, ProtocolError
 from subfleet.protocol.memory import PackingWidth
 from subfleet.protocol.memory_size import bytes_of
@@ -133,16 +135,36 @@ def parse_profile(text: str, where: str) -> DeviceProfile:
     """Read a profile from TOML text; `where` names it in errors.
 
     Raises:
-        ConfigError: the text is not TOML, or a field is missing, unknown or out of its range.
+        ConfigError: the text is not TOML, or fields are missing, unknown or of a wrong type, all of which are named; or
+            a value is out of its range.
     """
     try:
         plain = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"the device profile {where} is not valid TOML: {error}") from error
-    try:
-        return from_plain(DeviceProfile, plain, f"the device profile {where}")
-    except ProtocolError as error:
-        raise ConfigError(str(error)) from error
+    values, problems = _values(plain)
+    if not problems:
+        try:
+            return DeviceProfile(**values)
+        except ValueError as error:
+            problems = [str(error)]
+    raise refusal_of(f"the device profile {where}", problems)
+
+
+def _values(plain: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """The fields of a profile that can be read, and what is wrong with the others."""
+    hints = get_type_hints(DeviceProfile)
+    values = {}
+    problems = [f"{key} {unknown_key(key, hints)}" for key in plain if key not in hints]
+    for one in fields(DeviceProfile):
+        if one.name in plain:
+            try:
+                values[one.name] = from_plain(hints[one.name], plain[one.name], one.name)
+            except ProtocolError as error:
+                problems.append(str(error))
+        elif one.default is MISSING:
+            problems.append(f"{one.name} {MISSING_KEY}")
+    return values, problems
 
 
 def load_profile(name_or_path: str) -> DeviceProfile:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from subfleet.elastic.families import FAMILIES, PublishedNorm, preset
+from subfleet.protocol.diagnosis import refusal_of
 from subfleet.protocol.errors import ConfigError, FileError, ProtocolError
 from subfleet.protocol.schema import from_plain, to_plain
 from subfleet.protocol.suggestion import did_you_mean
@@ -14,7 +15,7 @@ from subfleet.settings.overrides import merged, parsed, with_override
 from subfleet.settings.run import Run
 from subfleet.settings.shipped import RUNS, shipped_text
 from subfleet.settings.sweeping import swept
-from subfleet.settings.validation import problems_with, refusal_of, validated
+from subfleet.settings.validation import problems_with, validated
 
 if sys.version_info >= (3, 11):
     import tomllib

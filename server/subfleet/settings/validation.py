@@ -15,19 +15,20 @@ from typing import Any, Literal, TypeVar
 from pydantic import ValidationError
 from pydantic_core import CoreSchema, InitErrorDetails, PydanticCustomError, SchemaValidator, core_schema
 
+from subfleet.protocol.diagnosis import MISSING_KEY, refusal_of, unknown_key
 from subfleet.protocol.errors import ConfigError, SubfleetError
 from subfleet.protocol.schema import MAX_INTEGER, MAX_TEXT_CHARACTERS, is_union, registry_of, tag_of
 from subfleet.protocol.suggestion import did_you_mean
 from subfleet.settings.objections import default_of, objections
 
-__all__ = ["problems_with", "refusal_of", "validated"]
+__all__ = ["problems_with", "validated"]
 
 T = TypeVar("T")
 
 _SCALARS: Mapping[Any, tuple[CoreSchema, str]] = MappingProxyType(
     {
         bool: (core_schema.bool_schema(strict=True), "bool"),
-        int: (core_schema.int_schema(strict=True, ge=-MAX_INTEGER, le=MAX_INTEGER), "int"),
+        int: (core_schema.int_schema(strict=True), "int"),
         float: (core_schema.float_schema(strict=True, allow_inf_nan=False), "a finite number"),
         str: (
             core_schema.str_schema(strict=True, max_length=MAX_TEXT_CHARACTERS, pattern=r"^[^\x00]*\z"),
@@ -61,13 +62,6 @@ def problems_with(kind: type, plain: Any, where: str = "") -> list[str]:
     except ValidationError as error:
         return _sentences(error, where)
     return []
-
-
-def refusal_of(what: str, problems: Sequence[str]) -> ConfigError:
-    """One sentence for one problem, a list for several."""
-    if len(problems) == 1:
-        return ConfigError(f"{what}: {problems[0]}")
-    return ConfigError("\n  - ".join([f"{what} has {len(problems)} problems:", *problems]))
 
 
 def _sentences(error: ValidationError, where: str) -> list[str]:
@@ -140,6 +134,8 @@ def _worded(schema: CoreSchema, words: str) -> CoreSchema:
     """The same, which says in our words what a value of another type must be."""
 
     def check(plain: Any, go_on: _Next) -> Any:
+        if isinstance(plain, int) and abs(plain) > MAX_INTEGER:  # which a float would take
+            raise _error(f"is {plain!r:.80}, but must be {words}")
         try:
             return go_on(plain)
         except ValidationError as error:
@@ -203,10 +199,9 @@ def _told(kind: type, error: Any) -> InitErrorDetails:
     """An error of a field, in our words where it is pydantic's own: then it is of this record, and of none inside."""
     name, message, key = error["type"], error["msg"], error["loc"][0]
     if name == "extra_forbidden":
-        known = sorted(field.name for field in dataclasses.fields(kind))
-        message = f"is an unknown key{did_you_mean(key, known) or f'; known are {known}'}"
+        message = unknown_key(str(key), (field.name for field in dataclasses.fields(kind)))
     elif name == "missing":
-        message = "is missing, but must be there"
+        message = MISSING_KEY
     told = _OBJECTION if name == _OBJECTION else _WRONG
     return InitErrorDetails(type=_error(message, told), loc=error["loc"], input=error["input"])
 
