@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from subfleet.emulation.batch.exports import AwaitedExports
 from subfleet.emulation.batch.host import run_in_batch
@@ -55,11 +56,15 @@ def batch(run: Run, folder: Path, exports: AwaitedExports) -> dict[str, Any]:
     return summary
 
 
+DEVICES = ["cpu", *([pytest.param("cuda", marks=pytest.mark.gpu)] if torch.cuda.is_available() else [])]
+"""Where the server computes; without a GPU there is no test for one, rather than one that is skipped."""
+
+
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("name", sorted(METHODS))
-def test_a_round_of_every_method_that_we_ship(name: str, exports: AwaitedExports, tmp_path: Path) -> None:
-    (record,) = batch(read_run(name, ("rounds=1", "training.epochs=1", "deploy_targets=[]")), tmp_path, exports)[
-        "rounds"
-    ]
+def test_a_round_of_every_method_that_we_ship(name: str, device: str, exports: AwaitedExports, tmp_path: Path) -> None:
+    short = ("rounds=1", "training.epochs=1", "deploy_targets=[]", f"device={device}")
+    (record,) = batch(read_run(name, short), tmp_path, exports)["rounds"]
     rows = record["clients"]
     assert {row["client_id"] for row in rows} == {device.id for device in read_run(name).fleet.devices}
     folded = [row for row in rows if row["status"] == "folded"]

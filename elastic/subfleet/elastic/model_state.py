@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 import numpy as np
+import torch
 from torch import Tensor, from_numpy
 
 from subfleet.protocol.errors import ConfigError
@@ -62,6 +63,10 @@ class ModelState:
             copies={key: change(own) for key, own in self.copies.items()},
             moments={kind: change(own) for kind, own in self.moments.items()},
         )
+
+    def on(self, device: torch.device) -> "ModelState":
+        """The same on a device: whatever is done with it afterwards is done there."""
+        return self.mapped(lambda tensors: {name: tensor.to(device) for name, tensor in tensors.items()})
 
 
 def packed(state: ModelState) -> dict[str, Tensor]:

@@ -12,6 +12,7 @@ from rich.table import Table
 from subfleet.cli.literal import literal
 from subfleet.export.cache import CacheFolder
 from subfleet.export.pool import ExportPool
+from subfleet.folding.devices import compute_device
 from subfleet.programs.requests import train_request
 from subfleet.protocol.errors import ExportError
 from subfleet.protocol.memory import MemoryPlan
@@ -59,7 +60,11 @@ def preflight(config: Run, cache: CacheFolder) -> Iterator[Verdict]:
     """Export the training program of every subnet, from the smallest to the largest, for every target of the run.
 
     What was exported stays in the cache, so that the run finds it there.
+
+    Raises:
+        ConfigError: the run's description is wrong, or names a device that is not there.
     """
+    compute_device(config.device)
     terms = terms_of(config, config.name)
     with ExportPool(cache) as pool:
         asked = [

@@ -9,6 +9,7 @@ from pathlib import Path
 from subfleet.cli.console import Display
 from subfleet.export.cache import CacheFolder
 from subfleet.export.pool import ExportPool
+from subfleet.folding.devices import compute_device
 from subfleet.journal.guarding import GuardedObserver
 from subfleet.journal.records import RunObserver, RunResult
 from subfleet.link.broker import EmbeddedBroker
@@ -67,7 +68,7 @@ def serve_fleet(options: ServeOptions, *, display: Display, stop: threading.Even
         The folder with the results; None where the run was stopped before its end.
 
     Raises:
-        ConfigError: the description is wrong, or its run is over already.
+        ConfigError: the description is wrong, its run is over already, or its device is not there.
         TransportError: the broker is not there.
         PortError: an address is taken.
     """
@@ -75,6 +76,7 @@ def serve_fleet(options: ServeOptions, *, display: Display, stop: threading.Even
     folder = options.runs / run.name
     if (folder / "summary.json").exists():
         raise ConfigError(f"the run {folder} is over already; choose another name, or remove it")
+    compute_device(run.device)
     keep_run(make_folder(folder), run)
     with ExitStack() as stack:
         observer = stack.enter_context(observed(run, folder, display))

@@ -24,7 +24,7 @@ def save_checkpoint(folder: Path, round_number: int, state: Mapping[str, torch.T
     Raises:
         FileError: the folder cannot be written.
     """
-    content = save({name: state[name].contiguous() for name in sorted(state)}, {"round": str(round_number)})
+    content = save({name: state[name].cpu().contiguous() for name in sorted(state)}, {"round": str(round_number)})
     path = checkpoint_path(folder, round_number)
     aside = path.with_suffix(".partial")
     try:

@@ -215,7 +215,7 @@ class Folding:
         with ExitStack() as stack:
             changes = [self._open(client, stack) for client in members]
             who = [self._member(client, places) for client in members]
-            read = partial(_of_each, changes)
+            read = partial(_of_each, changes, start)
             new = stacked_merge(self.policies.merge, Stack(network=self.network, state=start, members=who, read=read))
         return new, partial(held_elements, self.network, start, who)
 
@@ -253,17 +253,12 @@ class Folding:
         """The clients with what is folded in place of their own updates."""
         if self.policies.transform is None:
             return clients
-        trained = [
-            Trained(
-                client=client.participant,
-                weight=client.weight,
-                received=extract(
-                    self.network, client.participant.spec, state.seen_with(cohorts[client.participant.client_id])
-                ),
-                change=self._change_of(client),
-            )
-            for client in clients
-        ]
+        trained = []
+        for client in clients:
+            seen = state.seen_with(cohorts[client.participant.client_id])
+            received = extract(self.network, client.participant.spec, seen)
+            change = {name: one.to(received[name].device) for name, one in self._change_of(client).items()}
+            trained.append(Trained(client=client.participant, weight=client.weight, received=received, change=change))
         replacements = self.policies.transform(self.network, state.shared, trained)
         return [replace(client, instead=one) for client, one in zip(clients, replacements, strict=True)]
 
@@ -305,9 +300,9 @@ def _in_cohort(places: Sequence[Placement], keys: Mapping[str, str], key: str) -
     return tuple(place for place in places if keys.get(place.name, _SHARED) == key)
 
 
-def _of_each(changes: Sequence[Mapping[str, Tensor]], name: str) -> list[Tensor | None]:
-    """What each changed a tensor by; None where it lacks it."""
-    return [change.get(name) for change in changes]
+def _of_each(changes: Sequence[Mapping[str, Tensor]], start: Tensors, name: str) -> list[Tensor | None]:
+    """What each changed a tensor by, where that is; None where it lacks it."""
+    return [change[name].to(start[name].device) if name in change else None for change in changes]
 
 
 def _add_each(accumulator: Accumulator, members: Sequence[_Client], batch: Sequence[Contribution]) -> None:

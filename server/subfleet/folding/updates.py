@@ -35,7 +35,7 @@ _FLOAT_BYTES = 4
 
 def subnet_weights(network: Network, spec: SubnetSpec, state: Mapping[str, Tensor]) -> bytes:
     """A subnet's weights as a tensor container; equal models and specs give equal bytes."""
-    return encode_arrays({name: tensor.numpy() for name, tensor in extract(network, spec, state).items()})
+    return encode_arrays({name: tensor.cpu().numpy() for name, tensor in extract(network, spec, state).items()})
 
 
 def check_update(

@@ -18,6 +18,7 @@ from subfleet.elastic.model_state import ModelState, unpacked
 from subfleet.export.quantisation.report import samples_of
 from subfleet.folding.checking import Checks
 from subfleet.folding.checkpoint import checkpoint_path, load_checkpoint, prune_checkpoints
+from subfleet.folding.devices import compute_device
 from subfleet.folding.evaluation_data import with_evaluation
 from subfleet.folding.folding import Folding
 from subfleet.folding.views import Views
@@ -93,6 +94,7 @@ class Server:
     ) -> None:
         config, evaluation = with_evaluation(config)
         self._config = config
+        self._device = compute_device(config.device)
         self._observer = GuardedObserver(observer)
         self._clock = clock
         self._topics = Topics(config.fleet.name)
@@ -259,11 +261,11 @@ class Server:
 
     def _load_model(self, round_number: int) -> ModelState:
         if round_number == 0:
-            return ModelState(shared=init_state(self._network, self._config.seed))
+            return ModelState(shared=init_state(self._network, self._config.seed)).on(self._device)
         sha256 = self._journal.checkpoint_sha256(round_number)
         if sha256 is None:
             raise FileError(f"the journal has no checkpoint of round {round_number}; restore the state folder")
-        return unpacked(load_checkpoint(self._places.checkpoints, round_number, sha256))
+        return unpacked(load_checkpoint(self._places.checkpoints, round_number, sha256)).on(self._device)
 
     def _take(self, event: Connected | Disconnected | Delivery) -> None:
         if isinstance(event, Connected):

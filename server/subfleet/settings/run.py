@@ -88,6 +88,8 @@ class Run:
         memory_limits: memory that devices may give to training at most, beside their own share and limit.
         keep_rounds: rounds whose checkpoints and updates stay on disk.
         observers: names of those that hear of the run besides the screen, such as "tensorboard".
+        device: where the server computes. Folding has the same bits on both; distillation, server optimisers, measured
+            statistics and evaluation have not, so that a run ends where it was begun. Clients compute where they do.
     """
 
     name: str
@@ -126,6 +128,7 @@ class Run:
     memory_limits: MemoryLimits = field(default_factory=MemoryLimits)
     keep_rounds: int = field(default=2, metadata=NO_PART)
     observers: tuple[str, ...] = field(default=(), metadata=NO_PART)
+    device: Literal["cpu", "cuda"] = "cpu"
 
     def __post_init__(self) -> None:
         check_client_id(self.name)

@@ -15,6 +15,7 @@ from subfleet.elastic.network import Network
 from subfleet.emulation.attacks import Backdoor, with_trigger
 from subfleet.emulation.batch.run import BatchResult
 from subfleet.emulation.gathered import GatheredRun
+from subfleet.folding.devices import compute_device
 from subfleet.folding.views import Views
 from subfleet.journal.records import ClientRow, participation_of
 from subfleet.methods.policies import Participant
@@ -106,7 +107,7 @@ class _Gallery:
     @classmethod
     def of(cls, terms: Terms, experiment: GatheredRun, result: BatchResult) -> "_Gallery":
         views = Views(terms=terms, samples=torch.from_numpy(experiment.evaluation.inputs.copy()))
-        return cls(views=views, state=unpacked(load(result.model)), known={})
+        return cls(views=views, state=unpacked(load(result.model)).on(compute_device(terms.config.device)), known={})
 
     def accuracy(self, client: Participant, data: Dataset) -> float:
         """Of a client's own subnet."""

@@ -1,0 +1,21 @@
+"""Where the server computes: on the CPU, or on an accelerator."""
+
+import torch
+
+from subfleet.protocol.errors import ConfigError
+
+__all__ = ["compute_device"]
+
+
+def compute_device(name: str) -> torch.device:
+    """The device of a run's file, once it is known that it is there.
+
+    Raises:
+        ConfigError: PyTorch finds none of that kind.
+    """
+    if name == "cuda" and not torch.cuda.is_available():
+        raise ConfigError(
+            f"device is 'cuda', but PyTorch {torch.__version__} finds no GPU here; install a build with CUDA and its "
+            "driver, or leave device out"
+        )
+    return torch.device(name)

@@ -1,0 +1,162 @@
+"""Wherever the model is, what is done with it is done there: by every method, merge, optimiser, norm and judgement.
+
+Without a GPU a second device is one in name (`elsewhere`), which refuses what a real one refuses. With a GPU the same
+tests run on it, too: `make gpu`.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from elsewhere import ELSEWHERE, elsewhere
+from server.methods.method_cases import QUICK
+
+from subfleet.elastic import exact_add, exact_mean
+from subfleet.elastic.evaluate import evaluate
+from subfleet.elastic.merges import STACKED_MERGES, CoordinateMedian, MultiKrum, NormClipping, TrimmedMean
+from subfleet.elastic.model_state import ModelState, packed, unpacked
+from subfleet.elastic.server_optimisers import SERVER_OPTIMISERS
+from subfleet.elastic.zico import zico_score
+from subfleet.folding.checkpoint import load_checkpoint, save_checkpoint
+from subfleet.folding.devices import compute_device
+from subfleet.folding.updates import subnet_weights
+from subfleet.folding.views import Views
+from subfleet.methods.fedavg import FedAvg
+from subfleet.methods.heterofl import HeteroFL
+from subfleet.methods.policies import Participant
+from subfleet.protocol.errors import ConfigError
+from subfleet.rounds.state import Terms
+from subfleet.testing.rounds import MODEL, config_with, every_size, first_state, play, terms_with
+from subfleet.testing.subnets import same_bits
+
+pytestmark = pytest.mark.slow
+
+CPU = torch.device("cpu")
+EXACT = {
+    "anycostfl",
+    "fedavg",
+    "federated_dropout",
+    "fedprox",
+    "fedrolex",
+    "fjord",
+    "flexifed",
+    "heterofl",
+    "nefl",
+    "standalone",
+}
+"""Methods that fold and do no other arithmetic on the server, so that an accelerator has the CPU's bits."""
+PLACES = [
+    pytest.param(ELSEWHERE, id="elsewhere"),
+    *([pytest.param(torch.device("cuda"), id="cuda", marks=pytest.mark.gpu)] if torch.cuda.is_available() else []),
+]
+
+
+@pytest.fixture(params=PLACES)
+def place(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[torch.device]:
+    found: torch.device = request.param
+    if found != ELSEWHERE:
+        yield found
+        return
+    for module in (exact_add, exact_mean):  # other threads do not know of the second device
+        monkeypatch.setattr(module, "run_until_one_fails", _in_turn)
+    with elsewhere() as there:
+        yield there
+
+
+def _in_turn(jobs: Iterable[Callable[[], bool]], thread_count: int) -> None:
+    left = deque(jobs)
+    while left and left.popleft()():
+        pass
+
+
+def folded(terms: Terms, place: torch.device, folder: Path) -> ModelState:
+    return play(terms, first_state(terms.network).on(place), every_size(terms), folder).state
+
+
+def check(terms: Terms, place: torch.device, folder: Path, *, exact: bool) -> None:
+    """A round of every size there is a round of every size here."""
+    there, here = folded(terms, place, folder / "there"), folded(terms, CPU, folder / "here")
+    assert {tensor.device.type for tensor in packed(there).values()} == {place.type}
+    back = packed(there.on(CPU))
+    if exact or place == ELSEWHERE:
+        assert same_bits(back, packed(here))
+        return
+    for name, tensor in packed(here).items():
+        torch.testing.assert_close(back[name], tensor, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_a_round_of_every_method_is_folded_where_the_model_is(name: str, place: torch.device, tmp_path: Path) -> None:
+    check(terms_with(QUICK[name]), place, tmp_path, exact=name in EXACT)
+
+
+MADE = {one.TYPE: one for one in (CoordinateMedian(), MultiKrum(), NormClipping(max_norm=2.0), TrimmedMean())}
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_so_it_is_with_every_merge(name: str, place: torch.device, tmp_path: Path) -> None:
+    assert MADE.keys() == STACKED_MERGES.keys()
+    check(terms_with(HeteroFL(), merge=MADE[name]), place, tmp_path, exact=False)
+
+
+@pytest.mark.parametrize("name", SERVER_OPTIMISERS)
+def test_so_it_is_with_every_server_optimiser(name: str, place: torch.device, tmp_path: Path) -> None:
+    check(terms_with(FedAvg(model="nested"), server_optimiser=SERVER_OPTIMISERS[name]()), place, tmp_path, exact=False)
+
+
+@pytest.mark.parametrize("norms", ["averaged", "recalibrated"])
+def test_a_model_is_used_judged_and_scored_where_it_is(norms: Any, place: torch.device) -> None:
+    terms = terms_with(HeteroFL(), replace(MODEL, norm="batch"), norms=norms)
+    inputs = torch.randn(40, *MODEL.input_shape, generator=torch.Generator().manual_seed(2))
+    labels = torch.arange(40) % MODEL.class_count
+    views = Views(terms=terms, samples=inputs)
+    client = Participant(client_id="ada", spec=terms.space[-2], size=terms.space[-2])
+    found = []
+    for device in (CPU, place):
+        seen = views.for_use(first_state(terms.network).on(device), client)
+        assert {tensor.device.type for tensor in seen.values()} == {device.type}
+        evaluation = evaluate(terms.network, client.spec, seen, inputs, labels)
+        score = zico_score(terms.network, client.spec, seen, [(inputs[:8], labels[:8]), (inputs[8:16], labels[8:16])])
+        found.append((evaluation.loss, evaluation.accuracy, score))
+    assert found[1] == pytest.approx(found[0], rel=1e-4)
+
+
+def test_what_leaves_the_server_has_the_same_bytes(place: torch.device, tmp_path: Path) -> None:
+    terms = terms_with(QUICK["fedadam"])
+    here = folded(terms, CPU, tmp_path / "blobs")
+    there = here.on(place)
+    spec = terms.space[0]
+    assert subnet_weights(terms.network, spec, there.shared) == subnet_weights(terms.network, spec, here.shared)
+    sha256 = save_checkpoint(tmp_path / "there", 1, packed(there))
+    assert sha256 == save_checkpoint(tmp_path / "here", 1, packed(here))
+    back = unpacked(load_checkpoint(tmp_path / "there", 1, sha256)).on(place)
+    assert same_bits(packed(back.on(CPU)), packed(here))
+
+
+def test_a_second_device_refuses_what_an_accelerator_refuses() -> None:
+    with elsewhere() as there:
+        one, other = torch.ones(2, 3, device=there), torch.ones(2, 3)
+        assert (one.device, (one * 2 + one).cpu().sum().item()) == (ELSEWHERE, 18.0)
+        for wrong in (
+            lambda: one + other,
+            lambda: torch.cat([one, other]),
+            one.numpy,
+            lambda: one.add_(other),
+        ):
+            with pytest.raises(RuntimeError):
+                wrong()
+        assert one[torch.tensor([1])].device == ELSEWHERE
+        with pytest.raises(RuntimeError, match="on the CPU with indices"):
+            other[torch.tensor([1], device=there)]
+
+
+def test_a_run_on_an_accelerator_that_is_not_there_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(ConfigError, match=r"device is 'cuda', but PyTorch .* finds no GPU here"):
+        compute_device("cuda")
+    assert compute_device("cpu") == CPU
+    assert config_with(HeteroFL(), device="cuda").fingerprint() != config_with(HeteroFL()).fingerprint()
