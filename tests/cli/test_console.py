@@ -10,8 +10,8 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
-from subfleet.cli.console import PlainLines, Tables, display_for
-from subfleet.journal.records import ClientRow, RoundRecord
+from subfleet.cli.console import PlainLines, Tables, display_for, progress_text
+from subfleet.journal.records import ClientRow, Progress, RoundRecord
 from subfleet.reporting.columns import CLIENT_COLUMNS
 
 SNAPSHOTS = Path(__file__).parent / "tables"
@@ -150,3 +150,43 @@ def test_tables_need_a_terminal_of_80_characters(
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(sys, "stdout", file())
     assert isinstance(display_for(json=False), kind)
+
+
+HALF = Progress(round=2, round_count=5, answered=3, devices=6, left_s=None)
+
+
+@pytest.mark.parametrize(
+    ("left_s", "said"),
+    [
+        (None, "round 2 of 5: 3 of 6 devices have answered"),
+        (0.0, "round 2 of 5: 3 of 6 devices have answered, about 1 s left"),
+        (42.4, "round 2 of 5: 3 of 6 devices have answered, about 42 s left"),
+        (100.0, "round 2 of 5: 3 of 6 devices have answered, about 2 min left"),
+        (7500.0, "round 2 of 5: 3 of 6 devices have answered, about 2 h 5 min left"),
+    ],
+)
+def test_progress_tells_rounds_devices_and_the_time_left(left_s: float | None, said: str) -> None:
+    assert progress_text(replace(HALF, left_s=left_s)) == said
+
+
+def test_on_a_terminal_the_next_thing_takes_the_place_of_progress() -> None:
+    output = io.StringIO()
+    display = Tables(Console(file=output, force_terminal=True, width=100, color_system=None))
+    display.progressed(HALF)
+    display.progressed(replace(HALF, answered=4))
+    display.say("it goes on")
+    display.say("and on")
+    erased = "\r\x1b[2K"
+    first, second = (progress_text(replace(HALF, answered=count)) for count in (3, 4))
+    assert output.getvalue() == f"{first}{erased}{second}{erased}it goes on\nand on\n"
+
+
+def test_in_a_log_a_round_has_one_line_at_its_begin() -> None:
+    output = io.StringIO()
+    display = PlainLines(Console(file=output, width=100))
+    for number, answered in ((2, 0), (2, 1), (2, 2), (3, 0), (3, 1)):
+        display.progressed(replace(HALF, round=number, answered=answered))
+    assert output.getvalue().splitlines() == [
+        "round 2 of 5: 0 of 6 devices have answered",
+        "round 3 of 5: 0 of 6 devices have answered",
+    ]

@@ -8,24 +8,27 @@ from typing import Protocol
 from rich.box import SIMPLE_HEAD
 from rich.cells import cell_len
 from rich.console import Console, JustifyMethod
+from rich.control import Control
+from rich.segment import ControlType
 from rich.table import Table
 from rich.text import Text
 
 from subfleet.cli.literal import literal
-from subfleet.journal.records import ClientRow, RoundRecord
+from subfleet.journal.records import ClientRow, Progress, RoundRecord
 from subfleet.protocol.text import printable
 from subfleet.reporting.columns import CLIENT_COLUMNS, Column, participation_text
 
-__all__ = ["Display", "PlainLines", "SilentDisplay", "Tables", "display_for", "progress"]
+__all__ = ["Display", "PlainLines", "SilentDisplay", "Tables", "display_for", "progress", "progress_text"]
 
 LEAST_WIDTH = 80
 """Characters of the narrowest terminal that a table fits on."""
 _MOST_CHARACTERS = 24  # of words before they go over several lines, while numbers want room
 _GAP = 2
+_MINUTE_S = 60
 
 
 class Display(Protocol):
-    """What shows a run. It is a run observer of the server."""
+    """What shows a run. It is a run observer of the server, and may want to hear of its progress, too."""
 
     def say(self, text: str) -> None:
         """Show one sentence."""
@@ -41,13 +44,28 @@ class Tables:
 
     def __init__(self, console: Console) -> None:
         self._console = console
+        self._in_progress = False
 
     def say(self, text: str) -> None:
         """Show one sentence."""
+        self._clear()
         self._console.print(literal(text))
+
+    def progressed(self, progress: Progress) -> None:
+        """Show how far the round is on a line that the next thing to show takes the place of."""
+        self._clear()
+        self._in_progress = True
+        self._console.print(literal(progress_text(progress)), style="dim", end="", no_wrap=True, overflow="ellipsis")
+
+    def _clear(self) -> None:
+        if not self._in_progress:
+            return
+        self._in_progress = False
+        self._console.control(Control((ControlType.CARRIAGE_RETURN,), (ControlType.ERASE_IN_LINE, 2)))
 
     def round_finished(self, record: RoundRecord) -> None:
         """Show a table with one row per device."""
+        self._clear()
         columns = _that_fit(record.clients, self._console.width)
         # A title of the table's own would be broken at the table's width, which may be less than the screen's.
         self._console.print(literal(_title(record), "bold"))
@@ -88,10 +106,17 @@ class PlainLines:
 
     def __init__(self, console: Console) -> None:
         self._console = console
+        self._round = 0
 
     def say(self, text: str) -> None:
         """Show one sentence."""
         self._line(text)
+
+    def progressed(self, progress: Progress) -> None:
+        """Show a line where a round begins."""
+        if progress.round != self._round:
+            self._round = progress.round
+            self._line(progress_text(progress))
 
     def round_finished(self, record: RoundRecord) -> None:
         """Show a line for the round and one for each device."""
@@ -132,6 +157,22 @@ def progress(title: str) -> Iterator[Callable[[str], None]]:
         return
     with console.status(title) as status:
         yield lambda text: status.update(literal(f"{title}: {text}"))
+
+
+def progress_text(progress: Progress) -> str:
+    """How far a run is, in a line."""
+    left = "" if progress.left_s is None else f", {_duration(progress.left_s)} left"
+    return (
+        f"round {progress.round} of {progress.round_count}: {progress.answered} of {progress.devices} devices have "
+        f"answered{left}"
+    )
+
+
+def _duration(seconds: float) -> str:
+    if seconds < _MINUTE_S:
+        return f"about {max(1, round(seconds))} s"
+    hours, minutes = divmod(round(seconds / _MINUTE_S), 60)
+    return f"about {hours} h {minutes} min" if hours else f"about {minutes} min"
 
 
 def _title(record: RoundRecord) -> str:

@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Callable
 
-from subfleet.journal.records import RoundRecord, RunObserver
+from subfleet.journal.records import Progress, ProgressObserver, RoundRecord, RunObserver
 
 __all__ = ["GuardedObserver", "Unobserved"]
 
@@ -27,6 +27,12 @@ class GuardedObserver:
     def round_finished(self, record: RoundRecord) -> None:
         """See `RunObserver.round_finished`."""
         self._tell(lambda: self._observer.round_finished(record))
+
+    def progressed(self, progress: Progress) -> None:
+        """See `ProgressObserver.progressed`; one that does not want to hear of it is told nothing."""
+        observer = self._observer
+        if isinstance(observer, ProgressObserver):
+            self._tell(lambda: observer.progressed(progress))
 
     def _tell(self, tell: Callable[[], None]) -> None:
         try:

@@ -4,11 +4,20 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from subfleet.rounds.selection import NOT_DRAWN
 
-__all__ = ["ClientRow", "DeployedModel", "RoundRecord", "RunObserver", "RunResult", "participation_of"]
+__all__ = [
+    "ClientRow",
+    "DeployedModel",
+    "Progress",
+    "ProgressObserver",
+    "RoundRecord",
+    "RunObserver",
+    "RunResult",
+    "participation_of",
+]
 
 _FLOAT_BYTES = 4
 
@@ -207,6 +216,25 @@ class RunResult:
     model_path: Path | None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """How far a run is in one of its rounds.
+
+    Attributes:
+        round: that is open.
+        round_count: of the run.
+        answered: devices whose task of this round is over, whatever came of it.
+        devices: that take part in it.
+        left_s: seconds until the last round will be over, if rounds go on as they did; None before one was seen whole.
+    """
+
+    round: int
+    round_count: int
+    answered: int
+    devices: int
+    left_s: float | None
+
+
 class RunObserver(Protocol):
     """Who wants to hear of a run while it goes on. Called from the server's one thread.
 
@@ -219,4 +247,13 @@ class RunObserver(Protocol):
 
     def round_finished(self, record: RoundRecord) -> None:
         """A round was folded and evaluated."""
+        ...
+
+
+@runtime_checkable
+class ProgressObserver(RunObserver, Protocol):
+    """An observer that also wants to hear how far a round is."""
+
+    def progressed(self, progress: Progress) -> None:
+        """Another device has ended its task, or a round has begun."""
         ...

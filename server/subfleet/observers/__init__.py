@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 
 from subfleet.journal.guarding import GuardedObserver
-from subfleet.journal.records import RoundRecord, RunObserver
+from subfleet.journal.records import Progress, RoundRecord, RunObserver
 from subfleet.protocol.registry import Registry
 from subfleet.settings.run import Run
 
@@ -40,6 +40,11 @@ class _All:
         """See `RunObserver.round_finished`."""
         for one in self._observers:
             one.round_finished(record)
+
+    def progressed(self, progress: Progress) -> None:
+        """See `ProgressObserver.progressed`."""
+        for one in self._observers:
+            one.progressed(progress)
 
 
 @contextmanager

@@ -47,6 +47,7 @@ from subfleet.rounds.requests import SearchWanted
 from subfleet.rounds.state import RunState
 from subfleet.serving.garbage import freeze_what_is_loaded
 from subfleet.serving.lookout import Lookout
+from subfleet.serving.pace import Pace
 from subfleet.serving.terms import terms_of
 from subfleet.settings.run import Run
 from subfleet.transport.base import Connected, Delivery, Disconnected, Transport
@@ -97,6 +98,7 @@ class Server:
         self._device = compute_device(config.device)
         self._observer = GuardedObserver(observer)
         self._clock = clock
+        self._pace = Pace(config.total_rounds, time.monotonic)
         self._topics = Topics(config.fleet.name)
         self._places = Places(state_folder)
         self._places.make()
@@ -321,6 +323,9 @@ class Server:
             self._observer.round_finished(record)
             self._tidy()
         self._narrate(before, after)
+        progress = self._pace.progress(after)
+        if progress is not None:
+            self._observer.progressed(progress)
 
     def _perform(self, action: Action) -> None:
         match action:

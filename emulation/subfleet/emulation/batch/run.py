@@ -26,8 +26,8 @@ from subfleet.emulation.batch.attacking import AttackingTrainer
 from subfleet.emulation.batch.exports import AwaitedExports
 from subfleet.emulation.batch.hosting import shared_trainers
 from subfleet.emulation.gathered import EmulatedDevice, GatheredRun
-from subfleet.journal.guarding import Unobserved
-from subfleet.journal.records import RoundRecord, RunObserver, RunResult
+from subfleet.journal.guarding import GuardedObserver, Unobserved
+from subfleet.journal.records import Progress, RoundRecord, RunObserver, RunResult
 from subfleet.methods.policies import Participant
 from subfleet.protocol.errors import RunError
 from subfleet.protocol.programs import Trainer
@@ -167,7 +167,7 @@ class _Notes:
     """The server's observer."""
 
     def __init__(self, observer: RunObserver) -> None:
-        self._observer = observer
+        self._observer = GuardedObserver(observer)
         self.rounds: list[RoundRecord] = []
         self.trained: dict[str, dict[int, Participant]] = {}
 
@@ -183,6 +183,10 @@ class _Notes:
     def round_finished(self, record: RoundRecord) -> None:
         self.rounds.append(record)
         self._observer.round_finished(record)
+
+    def progressed(self, progress: Progress) -> None:
+        """How far a round is."""
+        self._observer.progressed(progress)
 
 
 class _BatchDevice:

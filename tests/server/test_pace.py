@@ -1,0 +1,73 @@
+"""How far a run is, and how long the rest takes, by a clock that stands still unless it is set."""
+
+from dataclasses import replace
+from types import MappingProxyType
+
+from subfleet.journal.guarding import GuardedObserver, Unobserved
+from subfleet.journal.records import Progress, RoundRecord
+from subfleet.rounds.state import RunState, Seat, Stage
+from subfleet.serving.pace import Pace
+
+
+class Clock:
+    now_s = 100.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def state(number: int, *stages: Stage) -> RunState:
+    seats = {str(place): Seat(client_id=str(place), device="d", stage=stage) for place, stage in enumerate(stages)}
+    return RunState(round=number, phase="train", seats=MappingProxyType(seats))
+
+
+def test_rounds_devices_and_time_left() -> None:
+    clock = Clock()
+    pace = Pace(4, clock)
+    assert pace.progress(RunState()) is None
+    begun = pace.progress(state(1, "preparing", "out", "skipped", "missing"))
+    assert begun == Progress(round=1, round_count=4, answered=0, devices=2, left_s=None)
+    assert pace.progress(state(1, "out", "out", "skipped", "missing")) is None, "nothing that is told has changed"
+    clock.now_s += 6
+    one = pace.progress(state(1, "done", "out", "skipped", "missing"))
+    assert one == replace(begun, answered=1), "no round was seen whole"
+    clock.now_s += 4
+    assert pace.progress(state(2, "out", "out")) == Progress(
+        round=2, round_count=4, answered=0, devices=2, left_s=30.0
+    ), "three rounds are left, of 10 s each"
+    clock.now_s += 7
+    second = pace.progress(state(2, "done", "refused"))
+    assert second is not None
+    assert (second.answered, second.left_s) == (2, 23.0)
+    clock.now_s += 23
+    last = pace.progress(state(4, "out"))
+    assert last is not None
+    assert last.left_s == 40 / 3
+    clock.now_s += 1000
+    late = pace.progress(state(4, "done"))
+    assert late is not None
+    assert late.left_s == 0.0
+
+
+class Watching(Unobserved):
+    def __init__(self) -> None:
+        self.heard: list[Progress] = []
+
+    def progressed(self, progress: Progress) -> None:
+        self.heard.append(progress)
+        raise ZeroDivisionError
+
+
+class Old:
+    def say(self, text: str) -> None:
+        """As observers were before there was progress."""
+
+    def round_finished(self, record: RoundRecord) -> None:
+        """The same."""
+
+
+def test_who_does_not_want_to_hear_of_it_is_told_nothing_and_who_fails_ends_nothing() -> None:
+    found, watching = Progress(round=1, round_count=2, answered=0, devices=1, left_s=None), Watching()
+    for observer in (watching, GuardedObserver(watching), Old(), Unobserved()):
+        GuardedObserver(observer).progressed(found)
+    assert watching.heard == [found, found]
