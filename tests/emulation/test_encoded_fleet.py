@@ -7,7 +7,7 @@ import pytest
 from emulation.batch_cases import LARGE_BYTES, MODEL, client, config, experiment, part
 
 from subfleet.elastic.update_form import update_bytes
-from subfleet.emulation.attacks import LabelShuffling
+from subfleet.settings.attacks import LabelShuffling
 from subfleet.emulation.batch.exports import AwaitedExports
 from subfleet.emulation.batch.figures import figures
 from subfleet.emulation.batch.run import BatchResult, run_batch

@@ -1,5 +1,6 @@
 """What kind of device this is: a small TOML file with units in its names, and the sources of its figures."""
 
+import json
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -12,7 +13,7 @@ from subfleet.protocol.errors import ConfigError, FileError
 from subfleet.protocol.memory import PackingWidth
 from subfleet.protocol.memory_size import bytes_of
 from subfleet.protocol.readings import Reading
-from subfleet.protocol.schema import ADDED_LATER
+from subfleet.protocol.schema import ADDED_LATER, to_plain
 from subfleet.protocol.subnet import SubnetSpec
 from subfleet.protocol.suggestion import did_you_mean
 
@@ -21,7 +22,7 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-__all__ = ["PROFILES", "DeviceProfile", "load_profile", "memory_budget_bytes", "parse_profile"]
+__all__ = ["PROFILES", "DeviceProfile", "load_profile", "memory_budget_bytes", "parse_profile", "profile_text"]
 
 PROFILES: Mapping[str, str] = MappingProxyType(
     {
@@ -141,6 +142,12 @@ def parse_profile(text: str, where: str) -> DeviceProfile:
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"the device profile {where} is not valid TOML: {error}") from error
     return from_written(DeviceProfile, plain, f"the device profile {where}")
+
+
+def profile_text(profile: DeviceProfile) -> str:
+    """A profile as the TOML text that `parse_profile` reads; one that declares no architecture."""
+    plain = {key: value for key, value in to_plain(profile).items() if value is not None}
+    return "".join(f"{key} = {json.dumps(value, ensure_ascii=False)}\n" for key, value in plain.items())
 
 
 def load_profile(name_or_path: str) -> DeviceProfile:

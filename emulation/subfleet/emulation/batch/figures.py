@@ -12,7 +12,7 @@ from subfleet.elastic.cost import estimate_cost
 from subfleet.elastic.evaluate import evaluate
 from subfleet.elastic.model_state import ModelState, unpacked
 from subfleet.elastic.network import Network
-from subfleet.emulation.attacks import Backdoor, with_trigger
+from subfleet.emulation.attacks import with_trigger
 from subfleet.emulation.batch.run import BatchResult
 from subfleet.emulation.gathered import GatheredRun
 from subfleet.folding.views import Views
@@ -21,6 +21,7 @@ from subfleet.methods.policies import Participant
 from subfleet.protocol.errors import RunError
 from subfleet.rounds.state import Terms
 from subfleet.serving.terms import terms_of
+from subfleet.settings.attacks import Backdoor
 from subfleet.tasks import Dataset
 
 __all__ = ["figures", "violates"]
