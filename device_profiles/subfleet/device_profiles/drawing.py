@@ -166,8 +166,8 @@ def _profile(kind: Kind, memory_bytes: Sequence[int]) -> DeviceProfile:
     median = statistics.median(memory_bytes)
     if median < kind.median_budget_bytes:
         raise ConfigError(
-            f"median_budget_bytes of {kind.name!r} is {kind.median_budget_bytes}, but half of the time its devices have "
-            f"no more than {median:.0f} bytes; take that at most"
+            f"median_budget_bytes of {kind.name!r} is {kind.median_budget_bytes}, but half of the time its devices "
+            f"have no more than {median:.0f} bytes; take that at most"
         )
     return replace(profile, memory_share=kind.median_budget_bytes / median)
 

@@ -20,9 +20,9 @@ def swept(plain: Mapping[str, Any], seeds: Sequence[int] = ()) -> Iterator[dict[
     """The plain runs of a plain file, each with a name of its own.
 
     A table `[[sweep]]` has `entries`, `values` and `seeds`. An entry has a name and `set`, what it says in place of the
-    file; those of one `axis` are alternatives. `values` is a table of dotted keys with a list of values each. Every entry
-    is combined with every one of the other axes, every value and every seed of its table. Without such a table the
-    file is one run.
+    file; those of one `axis` are alternatives. `values` is a table of dotted keys with a list of values each. Every
+    entry is combined with every one of the other axes, every value and every seed of its table. Without such a table
+    the file is one run.
 
     Args:
         plain: the file.
@@ -72,8 +72,8 @@ def _of_table(base: Mapping[str, Any], table: Mapping[str, Any], seeds: Sequence
     if unknown or not isinstance(values, dict) or not all(isinstance(one, list) and one for one in values.values()):
         told = f"has the key {unknown[0]!r}" if unknown else "has values that are no lists"
         raise ConfigError(
-            f"a table [[sweep]] {told}, but has seeds = [1, 2], [[sweep.entries]] with name and set, and [sweep.values] "
-            "with key = [one, other]"
+            f"a table [[sweep]] {told}, but has seeds = [1, 2], [[sweep.entries]] with name and set, and "
+            "[sweep.values] with key = [one, other]"
         )
     wanted = list(seeds) or table.get(_SEEDS, [])
     if not isinstance(wanted, list) or not all(isinstance(seed, int) for seed in wanted):
