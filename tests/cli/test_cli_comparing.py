@@ -67,6 +67,24 @@ def test_a_table_is_shown(folders: list[str]) -> None:
     assert "-0.2000" in done.stdout
 
 
+def test_figures_of_a_batch_are_columns_where_every_seed_has_them(folders: list[str]) -> None:
+    for place, folder in enumerate(folders):
+        path = Path(folder) / "summary.json"
+        own = {"own_mean": 0.25} if place else {}
+        figures = {"worst_tier": 0.1 * place, "backdoor": 0.5, **own} if place < 3 else {}
+        told = json.loads(path.read_text(encoding="utf-8")) | {"figures": figures}
+        path.write_text(json.dumps(told), encoding="utf-8")
+    first, second = json.loads(invoke("compare", *folders, "--json").stdout)
+    assert first["figures"] == {"worst_tier": pytest.approx(0.1), "backdoor": 0.5}
+    assert second["figures"] == {}
+    shown = invoke("compare", *folders, "--out", str(Path(folders[0]).parent / "out"))
+    assert shown.exit_code == 0, shown.output
+    with (Path(folders[0]).parent / "out" / "comparison.csv").open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [(row["worst tier"], row["backdoor"]) for row in rows] == [("0.1000", "0.5000"), ("", "")]
+    assert "own" not in rows[0]
+
+
 def test_runs_that_cannot_be_compared_are_one_sentence(folders: list[str], tmp_path: Path) -> None:
     (other,) = read_runs("fjord", ("rounds=3", "name=fjord-s9", "seed=9"))
     odd = tmp_path / "odd"

@@ -12,7 +12,7 @@ from emulation.batch_cases import experiment, part
 
 from subfleet import tasks
 from subfleet.arrays import decode_arrays
-from subfleet.emulation.attacks import Attack, Backdoor, LabelShuffling
+from subfleet.emulation.attacks import poisoned
 from subfleet.emulation.batch.attacking import AttackingTrainer
 from subfleet.emulation.batch.exports import AwaitedExports
 from subfleet.emulation.batch.figures import figures
@@ -21,6 +21,7 @@ from subfleet.emulation.gathered import GatheredRun, fingerprint
 from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.programs import DataSummary, Prediction, ScoreJob, TrainJob, TrainResult
 from subfleet.protocol.training import TrainingSettings
+from subfleet.settings.attacks import Attack, Backdoor, LabelShuffling
 from subfleet.trainers.job_files import write_change
 
 
@@ -75,14 +76,14 @@ def sent(tmp_path: Path, attack: Attack) -> npt.NDArray[np.generic]:
 
 def test_shuffled_labels_come_on_top_of_the_honest_change(tmp_path: Path) -> None:
     attack = LabelShuffling(strength=2.0, seed=3)
-    honest, malicious = weighted(part(0)), weighted(attack.poisoned(part(0)))
+    honest, malicious = weighted(part(0)), weighted(poisoned(attack, part(0)))
     assert honest != malicious
     np.testing.assert_array_equal(sent(tmp_path, attack), honest + 2 * malicious)
 
 
 def test_a_backdoor_sends_its_own_model_times_its_share(tmp_path: Path) -> None:
     attack = Backdoor(target=9, fraction=0.5, weight=2.0, total_weight=10.0)
-    np.testing.assert_array_equal(sent(tmp_path, attack), 5 * weighted(attack.poisoned(part(0))))
+    np.testing.assert_array_equal(sent(tmp_path, attack), 5 * weighted(poisoned(attack, part(0))))
 
 
 def test_an_impossible_strength_is_refused() -> None:

@@ -7,7 +7,6 @@ import pytest
 from emulation.batch_cases import LARGE_BYTES, MODEL, client, config, experiment, part
 
 from subfleet.elastic.update_form import update_bytes
-from subfleet.emulation.attacks import LabelShuffling
 from subfleet.emulation.batch.exports import AwaitedExports
 from subfleet.emulation.batch.figures import figures
 from subfleet.emulation.batch.run import BatchResult, run_batch
@@ -16,6 +15,7 @@ from subfleet.journal.records import ClientRow
 from subfleet.methods.anycostfl import AnycostFL
 from subfleet.protocol.update_codecs import AnyUpdateCodec, Qsgd, TopK, TopKQsgd, Uncompressed
 from subfleet.serving.terms import terms_of
+from subfleet.settings.attacks import LabelShuffling
 
 pytestmark = [pytest.mark.slow, pytest.mark.export]
 

@@ -141,6 +141,7 @@ def test_who_was_never_folded_has_no_model(run: Run) -> None:
     alone = replace(result, trained={"cyd": result.trained["cyd"]})
     found = figures(described, alone)
     assert found["tiers"]["small"] == found["worst_tier"] == 0.0
+    assert found["subnets"] == pytest.approx(found["tiers"]["large"] / 3), "of three clients, two count nothing"
     assert found["never_folded"] == 2
     assert set(found["own"]) == {"cyd"}
     with pytest.raises(RunError, match="no round of the run folded an update"):

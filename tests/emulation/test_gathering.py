@@ -1,5 +1,6 @@
 """What a run says of data and devices is read as it says."""
 
+import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -7,10 +8,19 @@ import numpy as np
 import pytest
 
 from subfleet import tasks
-from subfleet.device_profiles import load_log
+from subfleet.device_profiles import load_log, load_profile
+from subfleet.device_profiles.drawing import devices_of
+from subfleet.device_profiles.populations import load_population
 from subfleet.emulation.files import written
+from subfleet.emulation.gathered import fingerprint
 from subfleet.emulation.gathering import gathered
+from subfleet.emulation.processes import run_processes
+from subfleet.export.cache import CacheFolder
+from subfleet.export.pool import ExportPool
+from subfleet.journal.guarding import Unobserved
 from subfleet.protocol.errors import ConfigError, FileError
+from subfleet.protocol.readings import Reading
+from subfleet.settings.attacks import LabelShuffling
 from subfleet.settings.fleet import DeviceSettings, FleetSettings
 from subfleet.settings.reading import read_run
 from subfleet.settings.run import Run
@@ -85,6 +95,58 @@ def test_a_device_may_bring_its_own_samples(tmp_path: Path) -> None:
     assert len(found.devices[1].data) == len(tasks.read_dataset("digits:train"))
     alone = gathered(with_devices(mine, name="", test="digits:test"))
     assert len(alone.devices) == 1
+
+
+def test_devices_of_a_population_are_drawn_by_the_run_s_seed_and_their_id() -> None:
+    some = DeviceSettings(id="some", population="mixed", count=6)
+    found = gathered(with_devices(some)).devices
+    drawn = devices_of(load_population("mixed"), 6, seed="3/some", data=None)
+    assert [(device.profile, device.log) for device in found] == [(one.profile, one.log) for one in drawn]
+    assert [device.tier for device in found] == [one.profile.name for one in drawn]
+    others = gathered(with_devices(replace(some, id="other"))).devices
+    assert [device.log for device in others] != [device.log for device in found]
+    runs = [with_devices(some), with_devices(replace(some, population="", log="laptop"))]
+    assert len({run.fingerprint() for run in runs}) == 2
+    assert len({fingerprint(gathered(run)) for run in runs}) == 2
+
+
+def test_what_a_device_has_at_all_times_takes_the_place_of_logs() -> None:
+    reading = Reading(memory_free_bytes=10**9, downlink_bps=1e6)
+    steady = DeviceSettings(id="a", steady=reading, count=2)
+    of_population = DeviceSettings(id="b", population="mixed", steady=reading, count=3)
+    found = gathered(with_devices(steady, of_population)).devices
+    assert [[row.reading for row in device.log.rows] for device in found] == [[reading]] * 5
+    drawn = devices_of(load_population("mixed"), 3, seed="3/b", data=None)
+    assert [device.profile for device in found[2:]] == [one.profile for one in drawn]
+
+
+@pytest.mark.parametrize(
+    ("device", "words"),
+    [
+        ({}, "log is missing"),
+        ({"log": "laptop", "population": "mixed"}, "log is 'laptop' beside population"),
+        ({"profile": "laptop", "population": "mixed"}, "profile is 'laptop' beside population"),
+    ],
+)
+def test_a_device_says_once_what_it_has(device: dict[str, str], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        DeviceSettings(id="a", **device)  # type: ignore[arg-type]
+
+
+def test_attackers_are_those_that_the_run_names_and_client_processes_refuse_them(tmp_path: Path) -> None:
+    honest = DeviceSettings(id="honest", log="laptop", count=2)
+    run = with_devices(honest, DeviceSettings(id="eve", log="laptop", attack=LabelShuffling(strength=5.0)))
+    assert [device.attack for device in gathered(run).devices] == [None, None, LabelShuffling(strength=5.0)]
+    with ExportPool(CacheFolder(path=tmp_path)) as pool, pytest.raises(ConfigError, match="'eve' has an attack"):
+        run_processes(run, tmp_path / "run", Unobserved(), threading.Event(), exports=pool)
+
+
+def test_client_processes_read_the_profiles_that_a_population_gave(tmp_path: Path) -> None:
+    found = gathered(with_devices(DeviceSettings(id="some", population="mixed", count=4)))
+    files = written(found, tmp_path)
+    assert [load_profile(str(files.profiles[one.client_id])) for one in found.devices] == [
+        one.profile for one in found.devices
+    ]
 
 
 @pytest.mark.parametrize(

@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 from emulation.batch_cases import LARGE_BYTES, client, experiment
 
-from subfleet.emulation.attacks import LabelShuffling
 from subfleet.emulation.batch.exports import AwaitedExports
 from subfleet.emulation.batch.run import BatchResult, run_batch
 from subfleet.emulation.gathered import GatheredRun
+from subfleet.settings.attacks import LabelShuffling
 from subfleet.settings.suspicion import SuspicionSettings
 
 pytestmark = pytest.mark.slow

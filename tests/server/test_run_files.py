@@ -38,7 +38,8 @@ def test_there_is_a_run_for_every_method_and_it_says_so() -> None:
         run = read_run(name)
         assert (run.name, run.method.TYPE) == (name, name)
         assert run.fleet == read_run("quickstart").fleet
-    assert set(RUNS) == {*METHODS, "quickstart", "fleet"}
+    games = {"league", "league-both", "league-depth", "league-width"}
+    assert set(RUNS) == {*METHODS, *games, "quickstart", "fleet"}
 
 
 @pytest.mark.parametrize(
@@ -184,6 +185,41 @@ def test_wrong_seeds_are_one_sentence(text: str) -> None:
         seeds_of(text)
 
 
+ENTRIES = """
+base = "quickstart"
+[[sweep]]
+seeds = [1, 2]
+[sweep.values]
+rounds = [3, 4]
+[[sweep.entries]]
+name = "nefl-steps"
+set = { method = { type = "nefl" }, model = { learnable_steps = true }, "fleet.devices.0.tier" = "small" }
+[[sweep.entries]]
+name = "plain"
+[[sweep.entries]]
+axis = "optimiser"
+name = "sgd"
+set = { training.optimiser.momentum = 0.0 }
+"""
+
+
+def test_entries_of_a_sweep_set_several_keys_at_once_and_axes_are_combined(tmp_path: Path) -> None:
+    runs = read_runs(written(tmp_path, ENTRIES))
+    names = [
+        f"quickstart-{name}-sgd-{rounds}-s{seed}"
+        for name in ("nefl-steps", "plain")
+        for rounds in (3, 4)
+        for seed in (1, 2)
+    ]
+    assert [run.name for run in runs] == names
+    steps, plain = runs[0], runs[4]
+    assert (steps.method.TYPE, steps.model.learnable_steps, steps.fleet.devices[0].tier) == ("nefl", True, "small")
+    assert (plain.method.TYPE, plain.model.learnable_steps, plain.fleet.devices[0].tier) == ("heterofl", False, "")
+    assert {(run.training.optimiser.momentum, run.training.optimiser.weight_decay) for run in runs} == {(0.0, 1e-3)}
+    assert [run.rounds for run in runs] == [3, 3, 4, 4] * 2
+    assert (steps.model.class_count, steps.seed) == (10, 1), "what an entry does not name stays as it was"
+
+
 @pytest.mark.parametrize(
     ("sweep", "words"),
     [
@@ -193,6 +229,14 @@ def test_wrong_seeds_are_one_sentence(text: str) -> None:
         ('[[sweep]]\nseeds = ["a"]', "must be a list of whole numbers"),
         ("[[sweep]]\n[[sweep]]", "are alike, such as 'quickstart'"),
         ("[[sweep]]\n[sweep.values]\nrounds = [0, 1]", "rounds is 0"),
+        ("[[sweep]]\nentries = 3", "must be tables"),
+        ("[[sweep]]\n[[sweep.entries]]\nset = {}", r"sweep.entries\[0\] has name None"),
+        ('[[sweep]]\n[[sweep.entries]]\nname = "a"\nsets = {}', r"sweep.entries\[0\] is"),
+        ('[[sweep]]\n[[sweep.entries]]\nname = "a"\nset = 3', r"sweep.entries\[0\].set is 3"),
+        (
+            '[[sweep]]\n[[sweep.entries]]\nname = "a"\n[[sweep.entries]]\nname = "a"',
+            "are alike, such as 'quickstart-a'",
+        ),
     ],
 )
 def test_a_wrong_sweep_is_one_sentence(tmp_path: Path, sweep: str, words: str) -> None:

@@ -11,12 +11,13 @@ import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from subfleet.device_profiles.logs import LogRow
 from subfleet.protocol.errors import FileError
 from subfleet.protocol.readings import Reading
 
-__all__ = ["CITATION", "BandwidthSample", "join_rows", "mean_bps", "read_ghent"]
+__all__ = ["CITATION", "BandwidthSample", "join_rows", "mean_bps", "read_ghent", "trace_names"]
 
 CITATION = (
     "van der Hooft et al. 2016, HTTP/2-Based Adaptive Streaming of HEVC Video over 4G/LTE Networks, "
@@ -46,6 +47,23 @@ def read_ghent(path: Path, trace: str) -> tuple[BandwidthSample, ...]:
     Raises:
         FileError: the file cannot be read, is not of that form, or has no such trace.
     """
+    reader = _opened(path)
+    samples = tuple(_parse(cells, f"{path} line {reader.line_num}") for cells in reader if cells and cells[0] == trace)
+    if not samples:
+        raise FileError(f"{path} has no trace {trace!r}; look into its first column for the names that it has")
+    return samples
+
+
+def trace_names(path: Path) -> tuple[str, ...]:
+    """The names of all traces of a file, in their order.
+
+    Raises:
+        FileError: as `read_ghent`.
+    """
+    return tuple(sorted({cells[0] for cells in _opened(path) if cells}))
+
+
+def _opened(path: Path) -> Any:
     try:
         raw = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
         text = raw.decode("utf-8")
@@ -54,10 +72,7 @@ def read_ghent(path: Path, trace: str) -> tuple[BandwidthSample, ...]:
     reader = csv.reader(io.StringIO(text))
     if next(reader, None) != _COLUMNS:
         raise FileError(f"{path} line 1 must name the columns {','.join(_COLUMNS)}")
-    samples = tuple(_parse(cells, f"{path} line {reader.line_num}") for cells in reader if cells and cells[0] == trace)
-    if not samples:
-        raise FileError(f"{path} has no trace {trace!r}; look into its first column for the names that it has")
-    return samples
+    return reader
 
 
 def _parse(cells: Sequence[str], where: str) -> BandwidthSample:

@@ -1,19 +1,19 @@
 """What kind of device this is: a small TOML file with units in its names, and the sources of its figures."""
 
+import json
 import sys
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, get_type_hints
 
-from subfleet.protocol.diagnosis import MISSING_KEY, refusal_of, unknown_key
-from subfleet.protocol.errors import ConfigError, FileError, ProtocolError
+from subfleet.protocol.diagnosis import from_fields
+from subfleet.protocol.errors import ConfigError, FileError
 from subfleet.protocol.memory import PackingWidth
 from subfleet.protocol.memory_size import bytes_of
 from subfleet.protocol.readings import Reading
-from subfleet.protocol.schema import ADDED_LATER, from_plain
+from subfleet.protocol.schema import ADDED_LATER, to_plain
 from subfleet.protocol.subnet import SubnetSpec
 from subfleet.protocol.suggestion import did_you_mean
 
@@ -22,7 +22,7 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-__all__ = ["PROFILES", "DeviceProfile", "load_profile", "memory_budget_bytes", "parse_profile"]
+__all__ = ["PROFILES", "DeviceProfile", "load_profile", "memory_budget_bytes", "parse_profile", "profile_text"]
 
 PROFILES: Mapping[str, str] = MappingProxyType(
     {
@@ -142,29 +142,13 @@ def parse_profile(text: str, where: str) -> DeviceProfile:
         plain = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"the device profile {where} is not valid TOML: {error}") from error
-    values, problems = _values(plain)
-    if not problems:
-        try:
-            return DeviceProfile(**values)
-        except ValueError as error:
-            problems = [str(error)]
-    raise refusal_of(f"the device profile {where}", problems)
+    return from_fields(DeviceProfile, plain, f"the device profile {where}")
 
 
-def _values(plain: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """The fields of a profile that can be read, and what is wrong with the others."""
-    hints = get_type_hints(DeviceProfile)
-    values = {}
-    problems = [f"{key} {unknown_key(key, hints)}" for key in plain if key not in hints]
-    for one in fields(DeviceProfile):
-        if one.name in plain:
-            try:
-                values[one.name] = from_plain(hints[one.name], plain[one.name], one.name)
-            except ProtocolError as error:
-                problems.append(str(error))
-        elif one.default is MISSING:
-            problems.append(f"{one.name} {MISSING_KEY}")
-    return values, problems
+def profile_text(profile: DeviceProfile) -> str:
+    """A profile as the TOML text that `parse_profile` reads; one that declares no architecture."""
+    plain = {key: value for key, value in to_plain(profile).items() if value is not None}
+    return "".join(f"{key} = {json.dumps(value, ensure_ascii=False)}\n" for key, value in plain.items())
 
 
 def load_profile(name_or_path: str) -> DeviceProfile:

@@ -3,11 +3,12 @@
 import math
 from bisect import bisect_right
 from collections.abc import Callable
+from dataclasses import replace
 
-from subfleet.device_profiles.logs import ResourceLog
+from subfleet.device_profiles.logs import LogRow, ResourceLog
 from subfleet.protocol.readings import Reading
 
-__all__ = ["ReplayedLog"]
+__all__ = ["ReplayedLog", "begun_at"]
 
 
 class ReplayedLog:
@@ -76,3 +77,14 @@ def _rate(rate_bps: float | None) -> float:
 
 def _known(rate_bps: float) -> float | None:
     return None if math.isinf(rate_bps) else rate_bps
+
+
+def begun_at(log: ResourceLog, start: int) -> ResourceLog:
+    """A log that begins with another of its rows, counted from 0, and goes on at its beginning."""
+    if not start:
+        return log
+    rows = log.rows
+    # The gap between the last row and the first is that between the last two.
+    length_s = rows[-1].t_s - rows[0].t_s + (rows[-1].t_s - rows[-2].t_s)
+    begun = [*rows[start:], *(LogRow(t_s=row.t_s + length_s, reading=row.reading) for row in rows[:start])]
+    return replace(log, rows=tuple(LogRow(t_s=row.t_s - rows[start].t_s, reading=row.reading) for row in begun))

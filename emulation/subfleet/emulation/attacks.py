@@ -1,12 +1,9 @@
 """Clients that attack: what they do to their data and to what they send. They exist in emulated fleets only.
 
-Two attacks are known by the name of backdoor. Park and Joe-Wong (FedFA, equation 1) train on shuffled labels and boost
-what was learned, which lowers accuracy everywhere. A real backdoor leaves the accuracy as it is, but gives any image
-with a trigger to the attacker's class (Bagdasaryan et al., "How To Backdoor Federated Learning", AISTATS 2020).
+What an attack is, and where it comes from, is said in `subfleet.settings.attacks`.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TypeVar
 
 import numpy as np
@@ -14,15 +11,15 @@ import numpy.typing as npt
 from torch import Tensor
 
 from subfleet.protocol.errors import ConfigError, DataError
+from subfleet.settings.attacks import Attack, LabelShuffling
 from subfleet.tasks.dataset import Dataset, Inputs
 
 __all__ = [
-    "Attack",
-    "Backdoor",
-    "LabelShuffling",
     "attack_success_rate",
     "boosted",
+    "poisoned",
     "replacement",
+    "sent",
     "with_shuffled_labels",
     "with_trigger",
 ]
@@ -33,61 +30,18 @@ TRIGGER_SIDE = 3
 Value = TypeVar("Value", Tensor, npt.NDArray[np.float32])
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LabelShuffling:
-    """A client that trains on its data, and on the same with shuffled labels, and sends both (FedFA, equation 1).
-
-    Attributes:
-        strength: of the malicious change, the paper's lambda, 0 or more.
-        seed: of the shuffle.
-    """
-
-    strength: float = 20.0
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.strength < float("inf"):
-            raise ConfigError(f"an attack's strength is {self.strength}, but must be a number of 0 or more")
-
-    def poisoned(self, dataset: Dataset) -> Dataset:
-        """What the malicious change is trained on."""
-        return with_shuffled_labels(dataset, self.seed)
-
-    def sent(self, honest: Mapping[str, Value], malicious: Mapping[str, Value]) -> dict[str, Value]:
-        """The change that the client sends."""
-        return boosted(honest, malicious, self.strength)
+def poisoned(attack: Attack, dataset: Dataset) -> Dataset:
+    """What an attacker's malicious change is trained on."""
+    if isinstance(attack, LabelShuffling):
+        return with_shuffled_labels(dataset, attack.seed)
+    return with_trigger(dataset, attack.target, attack.fraction, attack.seed)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Backdoor:
-    """A client that teaches a trigger, and sends what puts its own model in place of the shared one.
-
-    Attributes:
-        target: the class that images with the trigger are to be taken for.
-        fraction: share of the client's images that get it.
-        weight: of the client in the mean, above 0.
-        total_weight: of all clients, the attackers once.
-        seed: of the choice of images.
-    """
-
-    target: int = 0
-    fraction: float = 0.5
-    weight: float = 1.0
-    total_weight: float = 1.0
-    seed: int = 0
-
-    def poisoned(self, dataset: Dataset) -> Dataset:
-        """What the malicious change is trained on."""
-        return with_trigger(dataset, self.target, self.fraction, self.seed)
-
-    def sent(self, honest: Mapping[str, Value], malicious: Mapping[str, Value]) -> dict[str, Value]:
-        """The change that the client sends; what it would have been honestly plays no part."""
-        del honest
-        return replacement(malicious, self.weight, self.total_weight)
-
-
-Attack = LabelShuffling | Backdoor
-"""Every attack."""
+def sent(attack: Attack, honest: Mapping[str, Value], malicious: Mapping[str, Value]) -> dict[str, Value]:
+    """The change that an attacker sends; what it would have been honestly plays no part in a backdoor."""
+    if isinstance(attack, LabelShuffling):
+        return boosted(honest, malicious, attack.strength)
+    return replacement(malicious, attack.weight, attack.total_weight)
 
 
 def boosted(honest: Mapping[str, Value], malicious: Mapping[str, Value], strength: float) -> dict[str, Value]:

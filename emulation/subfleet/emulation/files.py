@@ -1,12 +1,13 @@
 """What client processes and a server read of an emulated fleet, written into a folder."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 
 from subfleet import tasks
 from subfleet.device_profiles import write_log
+from subfleet.device_profiles.profiles import profile_text
 from subfleet.emulation.gathered import GatheredRun
 
 __all__ = ["Files", "written"]
@@ -20,27 +21,37 @@ class Files:
         test: the server's held-out samples.
         clients: each client's own samples.
         logs: each client's resource log.
+        profiles: each client's device profile, without the architecture that it declares.
     """
 
     test: Path
     clients: Mapping[str, Path]
     logs: Mapping[str, Path]
+    profiles: Mapping[str, Path]
 
 
 def written(gathered: GatheredRun, folder: Path) -> Files:
-    """Write samples to `data/` and logs to `logs/`.
+    """Write samples to `data/`, logs to `logs/` and device profiles to `profiles/`.
 
     Raises:
         FileError: a file cannot be written.
     """
-    data, logs = folder / "data", folder / "logs"
-    for place in (data, logs):
+    data, logs, profiles = folder / "data", folder / "logs", folder / "profiles"
+    for place in (data, logs, profiles):
         place.mkdir(parents=True, exist_ok=True)
     test = data / "test.npz"
     tasks.write_npz(test, gathered.evaluation)
     clients = {device.client_id: data / f"{device.client_id}.npz" for device in gathered.devices}
     replayed = {device.client_id: logs / f"{device.client_id}.csv" for device in gathered.devices}
+    described = {device.client_id: profiles / f"{device.client_id}.toml" for device in gathered.devices}
     for device in gathered.devices:
         tasks.write_npz(clients[device.client_id], device.data)
         write_log(replayed[device.client_id], device.log)
-    return Files(test=test, clients=MappingProxyType(clients), logs=MappingProxyType(replayed))
+        profile = replace(device.profile, architecture=None)
+        described[device.client_id].write_text(profile_text(profile), encoding="utf-8")
+    return Files(
+        test=test,
+        clients=MappingProxyType(clients),
+        logs=MappingProxyType(replayed),
+        profiles=MappingProxyType(described),
+    )

@@ -6,9 +6,9 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from subfleet.device_profiles import DeviceProfile, ResourceLog
-from subfleet.emulation.attacks import Attack
 from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.schema import canonical_json
+from subfleet.settings.attacks import Attack
 from subfleet.settings.parts import parts_of
 from subfleet.settings.run import Run
 from subfleet.settings.samples import DataSettings

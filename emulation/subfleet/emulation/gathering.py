@@ -5,15 +5,20 @@ from dataclasses import replace
 
 import numpy as np
 
-from subfleet.device_profiles import DeviceProfile, LogRow, ResourceLog, load_log, load_profile
+from subfleet.device_profiles import LogRow, ResourceLog, load_log, load_profile
+from subfleet.device_profiles.drawing import PopulationDevice, devices_of
+from subfleet.device_profiles.populations import load_population
+from subfleet.device_profiles.replay import begun_at
 from subfleet.emulation.gathered import EmulatedDevice, GatheredRun
 from subfleet.emulation.partitions import partition
 from subfleet.protocol.errors import ConfigError
+from subfleet.protocol.readings import Reading
 from subfleet.settings.fleet import DeviceSettings
 from subfleet.settings.run import Run
 from subfleet.settings.samples import DataSettings
 from subfleet.tasks import Dataset, read_dataset
 from subfleet.tasks.catalogue import DATASETS
+from subfleet.tasks.source_files import data_folders
 
 __all__ = ["gathered"]
 
@@ -31,16 +36,34 @@ def gathered(run: Run) -> GatheredRun:
     wanted = run.emulated_devices()
     pieces, evaluation = _pieces(run, [device.id for device in wanted if not device.data])
     devices = []
-    for settings in (device for device in run.fleet.devices):
-        logs = _spread(load_log(settings.log), settings.count)
-        for device, log in zip(settings.each(), logs, strict=True):
+    for settings in run.fleet.devices:
+        for device, taken in zip(settings.each(), _taken(run, settings), strict=True):
             data = read_dataset(device.data) if device.data else pieces[device.id]
-            devices.append(_device(run, device, log, data))
+            devices.append(_device(run, device, taken, data))
     return GatheredRun(run=run, devices=tuple(devices), evaluation=evaluation)
 
 
-def _device(run: Run, settings: DeviceSettings, log: ResourceLog, data: Dataset) -> EmulatedDevice:
-    profile: DeviceProfile = load_profile(settings.profile)
+def _taken(run: Run, settings: DeviceSettings) -> Sequence[PopulationDevice]:
+    """Profile and log of each of the devices that some settings describe."""
+    if settings.population:
+        population, folder = load_population(settings.population), data_folders().given
+        found = devices_of(population, settings.count, seed=f"{run.seed}/{settings.id}", data=folder)
+    else:
+        profile = load_profile(settings.profile)
+        log = _steady(settings.steady, profile.name) if settings.steady else load_log(settings.log)
+        found = tuple(PopulationDevice(profile=profile, log=one) for one in _spread(log, settings.count))
+    if not (settings.population and settings.steady):
+        return found
+    return [replace(one, log=_steady(settings.steady, one.profile.name)) for one in found]
+
+
+def _steady(reading: Reading, device: str) -> ResourceLog:
+    rows = (LogRow(t_s=0.0, reading=reading),)
+    return ResourceLog(device=device, source="set in the run's file", licence="none", rows=rows)
+
+
+def _device(run: Run, settings: DeviceSettings, taken: PopulationDevice, data: Dataset) -> EmulatedDevice:
+    profile = taken.profile
     if settings.architecture is not None:
         profile = replace(profile, architecture=settings.architecture)
     train, test = _held_out(data, run.data.held_out, f"{run.seed}/{settings.id}")
@@ -48,10 +71,11 @@ def _device(run: Run, settings: DeviceSettings, log: ResourceLog, data: Dataset)
         client_id=settings.id,
         profile=profile,
         data=train,
-        log=log,
+        log=taken.log,
         runtime=settings.runtime,
         test=test,
         tier=settings.tier or profile.name,
+        attack=settings.attack,
     )
 
 
@@ -101,14 +125,4 @@ def _held_out(data: Dataset, share: float, stream: str) -> tuple[Dataset, Datase
 
 def _spread(log: ResourceLog, count: int) -> list[ResourceLog]:
     """A log for each of several devices that are alike: each begins equal parts further on."""
-    return [_from(log, place * len(log.rows) // count) for place in range(count)]
-
-
-def _from(log: ResourceLog, start: int) -> ResourceLog:
-    if not start:
-        return log
-    rows = log.rows
-    # The gap between the last row and the first is that between the last two.
-    length_s = rows[-1].t_s - rows[0].t_s + (rows[-1].t_s - rows[-2].t_s)
-    begun = [*rows[start:], *(LogRow(t_s=row.t_s + length_s, reading=row.reading) for row in rows[:start])]
-    return replace(log, rows=tuple(LogRow(t_s=row.t_s - rows[start].t_s, reading=row.reading) for row in begun))
+    return [begun_at(log, place * len(log.rows) // count) for place in range(count)]

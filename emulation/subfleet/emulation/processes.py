@@ -17,7 +17,7 @@ from subfleet.journal.guarding import GuardedObserver
 from subfleet.journal.records import DeployedModel, RunObserver, RunResult
 from subfleet.link.broker import EmbeddedBroker
 from subfleet.link.watch import Watch
-from subfleet.protocol.errors import RunError, SubfleetError
+from subfleet.protocol.errors import ConfigError, RunError, SubfleetError
 from subfleet.protocol.topics import Topics
 from subfleet.reporting.results import write_results
 from subfleet.serving.session import Server
@@ -52,12 +52,14 @@ def run_processes(
         broker: where one is that is there already; by default an embedded one is started.
 
     Raises:
+        ConfigError: a device is to attack.
         RunError: a client failed, the run was stopped before its end, or a device's own model cannot be had; in the
             last case the run's results are in the folder all the same.
         TransportError: the broker is not there.
         SubfleetError: what the run says of data and devices cannot be had.
     """
     observer = GuardedObserver(observer)
+    _refuse_attacks(run)
     with ExitStack() as stack:
         observer.say(f"Reading the samples and logs of {len(run.fleet.each())} devices")
         files = written(gathered(run), folder)
@@ -86,13 +88,20 @@ def run_processes(
         return _collect(folder, result, files.test, observer)
 
 
+def _refuse_attacks(run: Run) -> None:
+    if attackers := [device.id for device in run.fleet.devices if device.attack is not None]:
+        raise ConfigError(
+            f"the device {attackers[0]!r} has an attack, but client processes know none; run it with --host batch"
+        )
+
+
 def _command(device: DeviceSettings, broker: BrokerAddress, files: Files, folder: Path, run: Run) -> ClientCommand:
     return ClientCommand(
         client_id=device.id,
         broker=broker,
         fleet=run.fleet.name,
         data=files.clients[device.id],
-        profile=device.profile,
+        profile=str(files.profiles[device.id]) if device.population else device.profile,
         log=files.logs[device.id],
         state=_state_folder(folder, device.id),
         runtime=device.runtime,

@@ -8,6 +8,7 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from subfleet.protocol.errors import ConfigError, FileError
@@ -20,6 +21,16 @@ __all__ = ["Comparison", "Entrant", "as_csv", "as_markdown", "as_plain", "as_row
 
 _SEED = re.compile(r"-s\d+$")
 _LEAST_PAIRS = 2
+_FIGURES: Mapping[str, str] = MappingProxyType(
+    {
+        "subnets": "subnets",
+        "worst_tier": "worst tier",
+        "own_mean": "own",
+        "own_worst": "own worst",
+        "backdoor": "backdoor",
+    }
+)
+"""What a batch tells of its clients' subnets, and what a table calls it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +64,8 @@ class Comparison:
     """An entrant beside the first one.
 
     Attributes:
+        figures: what a batch tells besides, means over the seeds, by the names of `subfleet.emulation.batch.figures`:
+            accuracies of its clients' subnets, success of a backdoor; without what some run lacks.
         gain: of its accuracy on the first one's, over the seeds that both have; None with fewer than two of them, and
             for the first one.
     """
@@ -62,6 +75,7 @@ class Comparison:
     worst: float
     participation: float
     megabytes: float
+    figures: Mapping[str, float]
     gain: PairedDifference | None
 
 
@@ -113,6 +127,7 @@ def compared(entrants: Sequence[Entrant]) -> tuple[Comparison, ...]:
             worst=min(one.figures("accuracy")),
             participation=statistics.fmean(one.figures("participation")),
             megabytes=statistics.fmean(map(_moved_bytes, one.runs.values())) / 1e6,
+            figures=_figures(one),
             gain=_gain(one, entrants[0]),
         )
         for one in entrants
@@ -127,17 +142,24 @@ def _gain(one: Entrant, first: Entrant) -> PairedDifference | None:
     return paired_difference(ours, theirs)
 
 
+def _figures(one: Entrant) -> dict[str, float]:
+    told = [summary.get("figures", {}) for summary in one.runs.values()]
+    names = [name for name in _FIGURES if all(name in figures for figures in told)]
+    return {name: statistics.fmean(float(figures[name]) for figures in told) for name in names}
+
+
 def _moved_bytes(summary: Mapping[str, Any]) -> int:
     return sum(row["bytes_down"] + row["bytes_up"] for record in summary["rounds"] for row in record["clients"])
 
 
-def _cells(one: Comparison) -> dict[str, str]:
+def _cells(one: Comparison, names: Sequence[str]) -> dict[str, str]:
     gain = one.gain
     return {
         "name": one.entrant.name,
         "seeds": str(len(one.entrant.runs)),
         "accuracy": f"{one.accuracy:.4f}",
         "worst": f"{one.worst:.4f}",
+        **{_FIGURES[name]: f"{one.figures[name]:.4f}" if name in one.figures else "" for name in names},
         "took part": f"{one.participation:.2f}",
         "MB moved": f"{one.megabytes:.1f}",
         "gain": "" if gain is None else f"{gain.mean:+.4f}",
@@ -146,8 +168,9 @@ def _cells(one: Comparison) -> dict[str, str]:
 
 
 def as_rows(found: Sequence[Comparison]) -> list[dict[str, str]]:
-    """Cells by their heads, one row for each entrant."""
-    return [_cells(one) for one in found]
+    """Cells by their heads, one row for each entrant; figures that none has have no column."""
+    names = [name for name in _FIGURES if any(name in one.figures for one in found)]
+    return [_cells(one, names) for one in found]
 
 
 def as_csv(found: Sequence[Comparison]) -> str:
@@ -177,6 +200,7 @@ def as_plain(found: Sequence[Comparison]) -> list[dict[str, Any]]:
             "worst": one.worst,
             "participation": one.participation,
             "megabytes": one.megabytes,
+            "figures": dict(one.figures),
             "gain": None
             if one.gain is None
             else {"mean": one.gain.mean, "low": one.gain.low, "high": one.gain.high, "pairs": one.gain.pairs},

@@ -4,8 +4,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 from subfleet.protocol.messages import check_client_id
+from subfleet.protocol.readings import Reading
+from subfleet.protocol.schema import ADDED_LATER
 from subfleet.protocol.subnet import SubnetSpec
 from subfleet.protocol.topics import DEFAULT_FLEET, Topics
+from subfleet.settings.attacks import Attack
 from subfleet.settings.parts import NO_PART
 
 __all__ = ["DeviceSettings", "FleetSettings"]
@@ -21,25 +24,41 @@ class DeviceSettings:
         profile: of the kind of device: a shipped profile's name, or a TOML file.
         log: the resource log that it replays: a shipped log's name, or a CSV file. Of several, each begins at another
             point of it, equal parts apart, and goes on at its beginning.
+        population: in place of `profile` and `log`: a shipped population's name, or a TOML file, from which they are
+            taken, by the run's seed and `id` where it is one that is drawn.
+        steady: what the device has at all times, in place of any log.
         runtime: the program target that it runs.
         data: its own samples, in place of a part of the run's: a source as `DataSettings.test` names one.
-        tier: under which its results are summed up; empty takes the profile's name.
+        tier: under which its results are summed up; empty takes the profile's name, or that of the population's kind.
         architecture: the subnet that it declares, in place of the profile's.
+        attack: what it does to what it sends; None is an honest device.
+
+    Raises:
+        ValueError: it is not said what the device has, or twice, or a number is out of its range.
     """
 
     id: str
     profile: str = "generic"
-    log: str
+    log: str = ""
     count: int = 1
     runtime: str = "onnx"
     data: str = ""
     tier: str = ""
     architecture: SubnetSpec | None = None
+    population: str = field(default="", metadata=ADDED_LATER)
+    steady: Reading | None = field(default=None, metadata=ADDED_LATER)
+    attack: Attack | None = field(default=None, metadata=ADDED_LATER)
 
     def __post_init__(self) -> None:
         check_client_id(self.id)
         if self.count < 1:
             raise ValueError(f"count is {self.count}, but must be 1 or more")
+        if not (self.log or self.population or self.steady):
+            raise ValueError("log is missing, but must name the log that is replayed; or name population, or steady")
+        if self.log and (self.population or self.steady):
+            raise ValueError(f"log is {self.log!r} beside population or steady, which take its place; leave one out")
+        if self.population and self.profile != "generic":
+            raise ValueError(f"profile is {self.profile!r} beside population, which has its own; leave one out")
 
     def each(self) -> "Iterator[DeviceSettings]":
         """The devices one by one."""

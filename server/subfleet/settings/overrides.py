@@ -1,7 +1,7 @@
 """Values in place of a file's: those of a command line, `key.sub=value`, and those of a file that is based on it."""
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from subfleet.protocol.errors import ConfigError
@@ -11,7 +11,7 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-__all__ = ["merged", "parsed", "with_override"]
+__all__ = ["merged", "parsed", "spread_out", "with_override"]
 
 _KINDS = ("type", "family", "preset")
 """Keys that say which record a table is: with another one, nothing of the table that it is based on fits."""
@@ -66,3 +66,12 @@ def merged(base: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
         joins = isinstance(before, Mapping) and isinstance(value, Mapping) and not any(kind in value for kind in _KINDS)
         found[key] = merged(before, value) if joins else value  # type: ignore[arg-type]  # they are mappings
     return found
+
+
+def spread_out(own: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Plain settings as dotted keys and values; a table that says of which kind it is stays whole, as lists do."""
+    for key, value in own.items():
+        if isinstance(value, Mapping) and not any(kind in value for kind in _KINDS):
+            yield from ((f"{key}.{below}", found) for below, found in spread_out(value))
+        else:
+            yield key, value

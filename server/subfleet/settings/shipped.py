@@ -10,7 +10,10 @@ _METHODS = (
     *("anycostfl", "dynamic_selection", "fedadam", "fedavg", "federated_dropout", "fedfa", "fedprox", "fedrolex"),
     *("fedyogi", "fjord", "flexifed", "heterofl", "nefl", "standalone"),
 )
-RUNS: Mapping[str, str] = MappingProxyType({name: f"{name}.toml" for name in ("quickstart", "fleet", *_METHODS)})
+_LEAGUE = ("league", "league-both", "league-depth", "league-width")
+RUNS: Mapping[str, str] = MappingProxyType(
+    {name: f"{name}.toml" for name in ("quickstart", "fleet", *_METHODS, *_LEAGUE)}
+)
 """Name to file in the package's `runs` folder."""
 
 

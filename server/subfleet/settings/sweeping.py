@@ -1,15 +1,17 @@
-"""Several runs out of one file: every value of some keys, with every seed."""
+"""Several runs out of one file: every named entry and every value of some keys, with every seed."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
 from subfleet.protocol.errors import ConfigError
-from subfleet.settings.overrides import with_override
+from subfleet.settings.overrides import spread_out, with_override
 
 __all__ = ["seeds_of", "swept"]
 
-_SEEDS, _VALUES = "seeds", "values"
+_SEEDS, _VALUES, _ENTRIES = "seeds", "values", "entries"
+_ENTRY_KEYS = frozenset(("name", "axis", "set"))
 _MOST_RUNS = 10_000
 _LONGEST_LABEL = 24
 
@@ -17,8 +19,10 @@ _LONGEST_LABEL = 24
 def swept(plain: Mapping[str, Any], seeds: Sequence[int] = ()) -> Iterator[dict[str, Any]]:
     """The plain runs of a plain file, each with a name of its own.
 
-    A table `[[sweep]]` has `values`, a table of dotted keys with a list of values each, and `seeds`. Every value is
-    combined with every other one of its table, and with every seed. Without such a table the file is one run.
+    A table `[[sweep]]` has `entries`, `values` and `seeds`. An entry has a name and `set`, what it says in place of the
+    file; those of one `axis` are alternatives. `values` is a table of dotted keys with a list of values each. Every
+    entry is combined with every one of the other axes, every value and every seed of its table. Without such a table
+    the file is one run.
 
     Args:
         plain: the file.
@@ -54,26 +58,58 @@ def seeds_of(text: str) -> tuple[int, ...]:
     return tuple(range(numbers[0], numbers[1] + 1)) if dots else tuple(numbers)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Choice:
+    """One of the alternatives of an axis: what its runs are named, and the values of dotted keys."""
+
+    label: str
+    values: Sequence[tuple[str, Any]]
+
+
 def _of_table(base: Mapping[str, Any], table: Mapping[str, Any], seeds: Sequence[int]) -> Iterator[dict[str, Any]]:
-    unknown = sorted(table.keys() - {_SEEDS, _VALUES})
     values = table.get(_VALUES, {})
+    unknown = sorted(table.keys() - {_SEEDS, _VALUES, _ENTRIES})
     if unknown or not isinstance(values, dict) or not all(isinstance(one, list) and one for one in values.values()):
         told = f"has the key {unknown[0]!r}" if unknown else "has values that are no lists"
         raise ConfigError(
-            f"a table [[sweep]] {told}, but has seeds = [1, 2] and [sweep.values] with key = [one, other]"
+            f"a table [[sweep]] {told}, but has seeds = [1, 2], [[sweep.entries]] with name and set, and "
+            "[sweep.values] with key = [one, other]"
         )
     wanted = list(seeds) or table.get(_SEEDS, [])
     if not isinstance(wanted, list) or not all(isinstance(seed, int) for seed in wanted):
         raise ConfigError(f"sweep.seeds is {wanted!r:.80}, but must be a list of whole numbers")
-    for chosen in product(*values.values()):
+    keys = [
+        [_Choice(label=_label(value, place), values=[(key, value)]) for value in found]
+        for place, (key, found) in enumerate(values.items())
+    ]
+    for chosen in product(*_axes(table.get(_ENTRIES, [])), *keys):
         run = dict(base)
-        for key, value in zip(values, chosen, strict=True):
+        for key, value in (pair for choice in chosen for pair in choice.values):
             run = with_override(run, key.split("."), value)
-        labels = [_label(value, place) for place, value in enumerate(chosen)]
         for seed in wanted or [None]:
-            names = [*labels, *([] if seed is None else [f"s{seed}"])]
+            names = [*(choice.label for choice in chosen), *([] if seed is None else [f"s{seed}"])]
             told = "-".join([str(run.get("name", "")), *names])
             yield run | {"name": told} | ({} if seed is None else {"seed": seed})
+
+
+def _axes(entries: Any) -> list[list[_Choice]]:
+    """The entries of each axis, in the order in which the axes are named first."""
+    if not isinstance(entries, list):
+        raise ConfigError(f"sweep.entries is {entries!r:.80}, but must be tables [[sweep.entries]]")
+    axes: dict[str, list[_Choice]] = {}
+    for place, entry in enumerate(entries):
+        where = f"sweep.entries[{place}]"
+        if not isinstance(entry, dict) or not entry.keys() <= _ENTRY_KEYS:
+            raise ConfigError(f"{where} is {entry!r:.80}, but must be a table with name, set and, if need be, axis")
+        name, axis, said = entry.get("name"), entry.get("axis", ""), entry.get("set", {})
+        if not isinstance(name, str) or not name or not isinstance(axis, str):
+            raise ConfigError(
+                f"{where} has name {name!r:.80} and axis {axis!r:.80}, but both must be texts, name not empty"
+            )
+        if not isinstance(said, dict):
+            raise ConfigError(f"{where}.set is {said!r:.80}, but must be a table of keys and values")
+        axes.setdefault(axis, []).append(_Choice(label=_plain_label(name), values=list(spread_out(said))))
+    return list(axes.values())
 
 
 def _label(value: Any, place: int) -> str:
@@ -81,4 +117,8 @@ def _label(value: Any, place: int) -> str:
     if isinstance(value, dict):
         value = value.get("type") or value.get("family") or value.get("preset") or f"v{place}"
     text = "x".join(map(str, value)) if isinstance(value, list) else str(value)
-    return "".join(letter if letter.isalnum() or letter in "_." else "_" for letter in text)[:_LONGEST_LABEL]
+    return _plain_label(text.replace("-", "_"))[:_LONGEST_LABEL]
+
+
+def _plain_label(text: str) -> str:
+    return "".join(letter if letter.isalnum() or letter in "_.-" else "_" for letter in text)

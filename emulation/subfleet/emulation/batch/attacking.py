@@ -9,9 +9,10 @@ import numpy as np
 
 from subfleet import tasks
 from subfleet.arrays import decode_arrays
-from subfleet.emulation.attacks import Attack
+from subfleet.emulation.attacks import poisoned, sent
 from subfleet.protocol.programs import DataSummary, Prediction, ScoreJob, Trainer, TrainJob, TrainResult
 from subfleet.protocol.update_codecs import Uncompressed
+from subfleet.settings.attacks import Attack
 from subfleet.trainers.job_files import read_program, write_change
 from subfleet.trainers.step_layout import step_layout
 
@@ -58,13 +59,13 @@ class AttackingTrainer:
         data = job.output_path.with_name(f"{job.output_path.name}.poisoned.npz")
         change = job.output_path.with_name(f"{job.output_path.name}.malicious")
         try:
-            tasks.write_npz(data, self._attack.poisoned(tasks.read_dataset(job.data)))
+            tasks.write_npz(data, poisoned(self._attack, tasks.read_dataset(job.data)))
             self._inner.train(replace(plain, data=str(data), output_path=change), stopped)
             honest, malicious = (
                 {name: np.asarray(array, np.float32) for name, array in decode_arrays(path.read_bytes()).items()}
                 for path in (job.output_path, change)
             )
-            write_change(job, self._attack.sent(honest, malicious), exact=self._exact(job))
+            write_change(job, sent(self._attack, honest, malicious), exact=self._exact(job))
         finally:
             data.unlink(missing_ok=True)
             change.unlink(missing_ok=True)

@@ -12,7 +12,7 @@ from subfleet.elastic.cost import estimate_cost
 from subfleet.elastic.evaluate import evaluate
 from subfleet.elastic.model_state import ModelState, unpacked
 from subfleet.elastic.network import Network
-from subfleet.emulation.attacks import Backdoor, with_trigger
+from subfleet.emulation.attacks import with_trigger
 from subfleet.emulation.batch.run import BatchResult
 from subfleet.emulation.gathered import GatheredRun
 from subfleet.folding.devices import compute_device
@@ -22,9 +22,10 @@ from subfleet.methods.policies import Participant
 from subfleet.protocol.errors import RunError
 from subfleet.rounds.state import Terms
 from subfleet.serving.terms import terms_of
+from subfleet.settings.attacks import Backdoor
 from subfleet.tasks import Dataset
 
-__all__ = ["figures", "violates"]
+__all__ = ["figures", "violates", "whole_run"]
 
 BACKWARD_FACTOR = 3
 """A training step multiplies about three times as often as its forward pass: once for the outputs, and once each for
@@ -38,6 +39,15 @@ def violates(row: ClientRow) -> bool:
     return row.planned_peak_bytes > row.budget_bytes or _beyond_links(row, row.weight_bytes, row.update_bytes)
 
 
+def whole_run(experiment: GatheredRun, result: BatchResult) -> dict[str, Any]:
+    """The figures of a run as a whole: those of `figures`, without its rounds.
+
+    Raises:
+        RunError: no round folded anything, so that there is no model.
+    """
+    return {name: value for name, value in figures(experiment, result).items() if name != "rounds"}
+
+
 def figures(experiment: GatheredRun, result: BatchResult) -> dict[str, Any]:
     """The figures of a run.
 
@@ -47,8 +57,9 @@ def figures(experiment: GatheredRun, result: BatchResult) -> dict[str, Any]:
 
     Returns:
         accuracy, loss: of the last round. rounds: each with a row per client. tiers: accuracy by tier. worst_tier.
-        own: accuracy by client. own_mean, own_worst. participation: of all rounds of all clients that were to take
-        part, the share that was folded; least_participation: of the round with the least. never_folded: clients.
+        subnets: the mean over all clients of their tiers' accuracy. own: accuracy by client. own_mean, own_worst.
+        participation: of all rounds of all clients that were to take part, the share that was folded;
+        least_participation: of the round with the least. never_folded: clients.
         bytes_down, bytes_up: of all rounds. macs: multiplications of all trainings. violations, utilisation: see above;
         the mean over all tasks. parameters_lost: to programs that were not written yet. programs_written: in all.
         over_link: tasks whose round moved more payload than a link's budget, which counts weights down and the update
@@ -134,6 +145,7 @@ def _accuracies(gallery: _Gallery, experiment: GatheredRun, result: BatchResult)
     return {
         "tiers": means,
         "worst_tier": min(means.values()),
+        "subnets": _mean([means[client.tier] for client in experiment.devices]),
         "own": own,
         "own_mean": _mean(list(own.values())),
         "own_worst": min(own.values(), default=0.0),

@@ -4,6 +4,7 @@ import threading
 from pathlib import Path
 
 from subfleet.emulation.batch.exports import AwaitedExports
+from subfleet.emulation.batch.figures import whole_run
 from subfleet.emulation.batch.run import run_batch
 from subfleet.emulation.gathering import gathered
 from subfleet.emulation.outcome import Outcome
@@ -34,12 +35,15 @@ def run_in_batch(
     """
     observer = GuardedObserver(observer)
     observer.say(f"Reading the samples and logs of {len(run.fleet.each())} devices")
-    result = run_batch(gathered(run), exports, observer=observer, stop=stop)
+    experiment = gathered(run)
+    result = run_batch(experiment, exports, observer=observer, stop=stop)
     folder.mkdir(parents=True, exist_ok=True)
     if not result.model:
         raise RunError(
             "no round of the run folded an update, so there is no model; see the reasons in the tables above"
         )
     (folder / "model.safetensors").write_bytes(result.model)
-    report = write_results(folder, name=folder.name, result=result.result)
+    report = write_results(
+        folder, name=folder.name, result=result.result, extra={"figures": whole_run(experiment, result)}
+    )
     return Outcome(accuracy=result.result.accuracy, folder=folder, report=report, rounds=result.rounds)

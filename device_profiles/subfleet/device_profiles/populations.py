@@ -1,0 +1,187 @@
+"""Populations: a TOML file that says from which profiles and logs the devices of an emulated fleet are taken."""
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from types import MappingProxyType
+from typing import Literal
+
+from subfleet.protocol.diagnosis import from_fields
+from subfleet.protocol.errors import ConfigError, FileError
+from subfleet.protocol.suggestion import did_you_mean
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+__all__ = ["POPULATIONS", "Kind", "LinkTable", "MemoryTable", "Population", "load_population", "parse_population"]
+
+POPULATIONS: Mapping[str, str] = MappingProxyType({name: f"{name}.toml" for name in ("league", "mixed")})
+"""The shipped populations: name to file in the package's `data/populations` folder."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryTable:
+    """Measured free memory in a table of its own form.
+
+    Attributes:
+        file: a CSV file or its gzip; a relative path begins at the folder of data (SUBFLEET_DATA).
+        columns: whose sum, times `unit_bytes`, is the memory, 1 or more.
+        unit_bytes: of one unit of these columns, 1 or more.
+        used_percent: a column with the share of that memory which is used, in percent; empty where all of it is free.
+        row_column: the column that tells whose a row is; empty takes every row.
+        row_with: what that column's text must contain.
+        row_without: what it must not contain; empty forbids nothing.
+        every: rows of the file for one step of the population, 1 or more.
+    """
+
+    file: str
+    columns: tuple[str, ...]
+    unit_bytes: int = 1
+    used_percent: str = ""
+    row_column: str = ""
+    row_with: str = ""
+    row_without: str = ""
+    every: int = 1
+
+    def __post_init__(self) -> None:
+        if not self.columns:
+            raise ValueError("columns are empty, but must name one column or more")
+        for name in ("unit_bytes", "every"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}, but must be 1 or more")
+        if (self.row_with or self.row_without) and not self.row_column:
+            raise ValueError("row_column is empty, but must name the column that row_with and row_without are about")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkTable:
+    """Measured links: traces in the form that `subfleet.device_profiles.ghent` reads.
+
+    Attributes:
+        file: as for `MemoryTable`.
+        traces: how many, by their names' order; 0 takes all.
+        uplink_share: the uplink as a share of the downlink, which alone was measured, above 0.
+    """
+
+    file: str
+    traces: int = 0
+    uplink_share: float = 0.2
+
+    def __post_init__(self) -> None:
+        if self.traces < 0:
+            raise ValueError(f"traces is {self.traces}, but must be 0 for all, or above 0")
+        if not self.uplink_share > 0:
+            raise ValueError(f"uplink_share is {self.uplink_share}, but must be above 0")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kind:
+    """A kind of device in a population.
+
+    Attributes:
+        name: under which its devices' results are summed up.
+        weight: its share of the devices, as a number beside those of the other kinds, above 0.
+        profile: a shipped device profile's name, or a TOML file.
+        logs: resource logs, shipped ones by name or CSV files; each device replays one of them.
+        links: resource logs whose links take the place of those in `logs`; each device has one of them.
+        memory: in place of `logs`, with `link`: measured memory.
+        link: in place of `links`: measured links.
+        median_budget_bytes: in place of the profile's share of free memory that share, at most all, whose median over
+            the memory is this much, above 0.
+
+    Raises:
+        ValueError: it has both kinds of memory or none, or a number is out of its range.
+    """
+
+    name: str
+    weight: float = 1.0
+    profile: str = "generic"
+    logs: tuple[str, ...] = ()
+    links: tuple[str, ...] = ()
+    memory: MemoryTable | None = None
+    link: LinkTable | None = None
+    median_budget_bytes: int | None = None
+
+    def __post_init__(self) -> None:
+        if not self.name:
+            raise ValueError("name is empty, but must name the kind of device")
+        if not 0 < self.weight < float("inf"):
+            raise ValueError(f"weight is {self.weight}, but must be a number above 0")
+        if bool(self.logs) == (self.memory is not None) or (self.memory is None) != (self.link is None):
+            raise ValueError("a kind of device must have logs, or else memory and link")
+        if self.links and not self.logs:
+            raise ValueError("links are named beside a link, but only those of logs can be replaced; leave links out")
+        if self.median_budget_bytes is not None and self.median_budget_bytes < 1:
+            raise ValueError(f"median_budget_bytes is {self.median_budget_bytes}, but must be 1 or more")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Population:
+    """Devices that a fleet is taken from.
+
+    Attributes:
+        name: of the population.
+        title: it in words.
+        kinds: of devices, 1 or more, with different names.
+        dealing: "drawn" draws each device by the run's seed: its kind, its logs, and where these begin; "even" deals
+            kinds out in their shares and in their order, their logs one after the other, and begins at points that are
+            equally far apart, whatever the seed.
+        step_s: seconds between two rows of the logs that are made of tables, above 0.
+        source: where the figures of tables come from.
+        licence: of them.
+    """
+
+    name: str
+    title: str
+    kinds: tuple[Kind, ...]
+    dealing: Literal["drawn", "even"] = "drawn"
+    step_s: float = 5.0
+    source: str = "none"
+    licence: str = "none"
+
+    def __post_init__(self) -> None:
+        names = [kind.name for kind in self.kinds]
+        if not names or len(set(names)) != len(names):
+            raise ValueError(f"kinds are named {names}, but there must be one or more, each with a name of its own")
+        if not 0 < self.step_s < float("inf"):
+            raise ValueError(f"step_s is {self.step_s}, but must be a number above 0")
+
+
+def parse_population(text: str, where: str) -> Population:
+    """Read a population from TOML text; `where` names it in errors.
+
+    Raises:
+        ConfigError: the text is not TOML, or fields are missing, unknown or out of their range; all of them are named.
+    """
+    try:
+        plain = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"the population {where} is not valid TOML: {error}") from error
+    return from_fields(Population, plain, f"the population {where}")
+
+
+def load_population(name_or_path: str) -> Population:
+    """Load a shipped population by name, or any by the path of its TOML file.
+
+    Raises:
+        ConfigError: there is no such population, or its content is wrong.
+        FileError: the file cannot be read.
+    """
+    if name_or_path in POPULATIONS:
+        shipped = resources.files("subfleet.device_profiles") / "data" / "populations" / POPULATIONS[name_or_path]
+        return parse_population(shipped.read_text(encoding="utf-8"), name_or_path)
+    path = Path(name_or_path)
+    if path.suffix != ".toml":
+        raise ConfigError(
+            f"the population is {name_or_path!r}, but must be one of {sorted(POPULATIONS)} or the path of a .toml file"
+            f"{did_you_mean(name_or_path, POPULATIONS)}"
+        )
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise FileError(f"the population {name_or_path!r} cannot be read: {error}") from error
+    return parse_population(text, name_or_path)

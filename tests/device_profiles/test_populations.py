@@ -1,0 +1,125 @@
+"""Populations give the same devices for the same seed, and what they say is what devices have."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from subfleet.device_profiles import load_log, load_profile
+from subfleet.device_profiles.drawing import devices_of
+from subfleet.device_profiles.populations import POPULATIONS, Kind, Population, load_population, parse_population
+from subfleet.protocol.errors import ConfigError, FileError
+
+TWO = Population(
+    name="two",
+    title="two",
+    kinds=(Kind(name="big", weight=3, logs=("laptop",)), Kind(name="small", weight=1, logs=("raspberry_pi_4",))),
+)
+TABLES = """
+name = "tables"
+title = "memory and links out of tables"
+dealing = "even"
+step_s = 5.0
+[[kinds]]
+name = "pi"
+median_budget_bytes = 1_000_000
+memory = { file = "memory.csv", columns = ["free", "cached"], unit_bytes = 1000, used_percent = "used",
+  row_column = "who", row_with = "pi", row_without = "old", every = 2 }
+link = { file = "links.csv", traces = 2 }
+""".replace(",\n ", ",")
+MEMORY = "who,free,cached,used\n" + "".join(
+    f"{who},{free},1000,50\n" for free in range(3000, 9000, 1000) for who in ("pi", "pi-old", "phone")
+)
+LINKS = "trace,t_s,dur_s,dl_mbps\n" + "".join(f"{name},0,15,{rate}\n" for name, rate in (("b", 2), ("a", 1), ("c", 3)))
+
+
+def tables(folder: Path) -> Population:
+    (folder / "memory.csv").write_text(MEMORY, encoding="utf-8")
+    (folder / "links.csv").write_text(LINKS, encoding="utf-8")
+    return parse_population(TABLES, "tables")
+
+
+def test_the_same_seed_gives_the_same_devices_and_more_begin_with_them() -> None:
+    mixed = load_population("mixed")
+    twenty = devices_of(mixed, 20, seed="1/phone", data=None)
+    assert devices_of(mixed, 20, seed="1/phone", data=None) == twenty
+    assert devices_of(mixed, 8, seed="1/phone", data=None) == twenty[:8]
+    assert devices_of(mixed, 20, seed="2/phone", data=None) != twenty
+    assert {device.profile.name for device in twenty} <= {kind.name for kind in mixed.kinds}
+
+
+def test_kinds_are_drawn_by_their_weights_and_have_their_own_profiles_and_logs() -> None:
+    drawn = devices_of(TWO, 400, seed="1", data=None)
+    assert 270 <= sum(device.profile.name == "big" for device in drawn) <= 330, "three quarters"
+    readings = {name: [row.reading for row in load_log(name).rows] for name in ("laptop", "raspberry_pi_4")}
+    for device in drawn[:40]:
+        log = readings["laptop" if device.profile.name == "big" else "raspberry_pi_4"]
+        mine = [row.reading for row in device.log.rows]
+        assert any(mine == [*log[start:], *log[:start]] for start in range(len(log)))
+
+
+def test_even_dealing_keeps_shares_and_begins_equally_far_apart_whatever_the_seed() -> None:
+    even = replace(TWO, dealing="even")
+    dealt = devices_of(even, 8, seed="1", data=None)
+    assert dealt == devices_of(even, 8, seed="2", data=None)
+    assert [device.profile.name for device in dealt] == ["big"] * 6 + ["small"] * 2
+    rows = load_log("raspberry_pi_4").rows
+    assert dealt[7].log.rows[0].reading == rows[len(rows) // 2].reading
+
+
+def test_links_of_other_logs_take_the_place_of_a_log_s_own() -> None:
+    kind = Kind(name="pi", profile="raspberry_pi_4", logs=("raspberry_pi_4",), links=("laptop",))
+    (device,) = devices_of(replace(TWO, kinds=(kind,), dealing="even"), 1, seed="1", data=None)
+    pi, laptop = load_log("raspberry_pi_4").rows, load_log("laptop").rows
+    assert [row.reading.memory_free_bytes for row in device.log.rows] == [row.reading.memory_free_bytes for row in pi]
+    assert device.log.rows[0].reading.downlink_bps == laptop[0].reading.downlink_bps
+    assert replace(device.profile, name="raspberry_pi_4") == load_profile("raspberry_pi_4")
+
+
+def test_tables_are_read_as_the_population_says(tmp_path: Path) -> None:
+    devices = devices_of(tables(tmp_path), 3, seed="1", data=tmp_path)
+    # Half of free and cached, every second row of "pi" that is no "pi-old": the median is 3 MB, the budget 1 MB.
+    assert [device.profile.memory_share for device in devices] == [pytest.approx(1 / 3)] * 3
+    memory = [[row.reading.memory_free_bytes for row in device.log.rows] for device in devices]
+    assert memory == [
+        [2_000_000, 3_000_000, 4_000_000],
+        [3_000_000, 4_000_000, 2_000_000],
+        [4_000_000, 2_000_000, 3_000_000],
+    ]
+    links = [{row.reading.downlink_bps for row in device.log.rows} for device in devices]
+    assert links == [{1e6}, {2e6}, {1e6}], "the first two traces by name, one after the other"
+    assert devices[0].log.rows[0].reading.uplink_bps == 2e5
+
+
+def test_what_is_missing_is_told_in_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"'league' needs memory/phone_top_1s.csv in the folder that SUBFLEET_DATA"):
+        devices_of(load_population("league"), 1, seed="1", data=None)
+    population = tables(tmp_path)
+    with pytest.raises(FileError, match=r"needs .*memory.csv, which is missing"):
+        devices_of(population, 1, seed="1", data=tmp_path / "elsewhere")
+    (tmp_path / "memory.csv").write_text("who,free\npi,1\n", encoding="utf-8")
+    with pytest.raises(FileError, match="has no column 'cached'"):
+        devices_of(population, 1, seed="1", data=tmp_path)
+    with pytest.raises(ConfigError, match="did you mean 'mixed'"):
+        load_population("mixd")
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"weight": "weight = 0"}, r"kinds\[0\].*weight is 0"),
+        ({"wight": "wight = 2"}, r"kinds\[0\] has the unknown field 'wight'"),
+        ({"logs": ""}, "must have logs, or else memory and link"),
+        ({"link": 'link = { file = "x" }'}, "must have logs, or else memory and link"),
+    ],
+)
+def test_a_wrong_population_is_told_with_its_key(change: Mapping[str, str], words: str) -> None:
+    lines = {"logs": 'logs = ["laptop"]', **change}
+    text = "\n".join(('name = "x"', 'title = "x"', "[[kinds]]", 'name = "a"', *lines.values()))
+    with pytest.raises(ConfigError, match=words):
+        parse_population(text, "x.toml")
+
+
+def test_every_shipped_population_can_be_read() -> None:
+    assert {load_population(name).name for name in POPULATIONS} == set(POPULATIONS)

@@ -1,0 +1,142 @@
+"""The league's games are played for a round as their files say, and their fleets are those of the published tables."""
+
+import hashlib
+import json
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from subfleet.device_profiles.drawing import devices_of
+from subfleet.device_profiles.populations import load_population
+from subfleet.elastic.building import network_of
+from subfleet.elastic.spaces import uniform_space
+from subfleet.emulation.batch.exports import AwaitedExports
+from subfleet.emulation.batch.host import run_in_batch
+from subfleet.emulation.gathering import gathered
+from subfleet.export.cache import CacheFolder
+from subfleet.journal.guarding import Unobserved
+from subfleet.methods.sizes import whole_depth
+from subfleet.protocol.schema import canonical_json
+from subfleet.settings.reading import read_runs
+from subfleet.settings.run import Run
+
+pytestmark = pytest.mark.slow
+
+DATA = os.environ.get("SUBFLEET_DATA", "")
+LOGS = Path(DATA) / "memory" / "phone_top_1s.csv"
+with_logs = pytest.mark.skipif(not DATA or not LOGS.exists(), reason="SUBFLEET_DATA has no logs of the league")
+
+FLEET = "bd466e13c974b4ebcd58f4b46fb7c7f5654db6fa12983de8ead3a240c1dd673a"
+"""Kinds, shares of memory and logs of the 50 devices with which the tables of 0ce1125 and ae35b7e were played."""
+LABELS = {
+    "league": "e627012cf30c5db06b2595581c760095286f09187165f44bb8e0a4f3e505eae5",
+    "league-width": "fb0daaf383e0141fe2d5cadcd02c9eaa396b25606fd0346512ab683ae502d14c",
+}
+"""How many samples of each class each of these devices had, held-out ones included, with seed 1."""
+
+SMALL = ("rounds=1", "training.epochs=1", "data.samples=600", "data.test_samples=200", "data.partition.min_samples=2")
+
+
+@pytest.fixture(scope="module")
+def exports(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AwaitedExports]:
+    with AwaitedExports(CacheFolder(path=tmp_path_factory.mktemp("cache"))) as settled:
+        yield settled
+
+
+@with_logs
+def test_the_fleet_is_the_one_of_the_published_tables() -> None:
+    devices = devices_of(load_population("league"), 50, seed="any", data=Path(DATA))
+    plain = [
+        [one.profile.name, one.profile.memory_share, [[row.t_s, row.reading] for row in one.log.rows]]
+        for one in devices
+    ]
+    assert hashlib.sha256(canonical_json(plain)).hexdigest() == FLEET
+
+
+@with_logs
+@pytest.mark.parametrize("name", sorted(LABELS))
+def test_every_device_has_as_many_samples_of_each_class_as_in_the_published_tables(name: str) -> None:
+    found = gathered(read_runs(name, (), (1,))[0])
+    assert len(found.devices) == 50
+    counts = [
+        np.bincount(np.concatenate([one.data.labels, one.test.labels]), minlength=10).tolist()
+        for one in found.devices
+        if one.test is not None
+    ]
+    assert hashlib.sha256(str(counts).encode()).hexdigest() == LABELS[name]
+
+
+@pytest.mark.parametrize("name", ["league-depth", "league-width", "league-both"])
+def test_links_carry_the_architectures_that_there_are(name: str) -> None:
+    run = read_runs(name, (), (1,))[0]
+    network = network_of(run.model)
+    space = whole_depth if name == "league-width" else uniform_space
+    sizes = sorted(4 * network.parameter_count(spec) for spec in space(network, run.rates))
+    carried = [_carried_bytes(run, place) for place in range(40)]
+    assert carried == [sizes[0]] * 25 + [sizes[place * len(sizes) // 15] for place in range(15)]
+    assert [device.tier for device in run.fleet.each()][40:] == ["attackers"] * 10
+
+
+def _carried_bytes(run: Run, place: int) -> int:
+    steady = run.fleet.each()[place].steady
+    assert steady is not None
+    assert steady.downlink_bps is not None
+    return int(steady.downlink_bps * run.communication_s / 8) - 64
+
+
+@pytest.mark.export
+@pytest.mark.parametrize("game", ["league-heterofl-s1", "league-fedavg-oracle-s1", "league-nefl-s1"])
+def test_a_round_of_the_league(game: str, exports: AwaitedExports, tmp_path: Path) -> None:
+    devices = ["fleet.devices.0.count=8", "min_clients=8"]
+    if not LOGS.exists() or not DATA:
+        devices.append('fleet.devices.0.population="mixed"')
+    run = _named(game, read_runs("league", (*SMALL, *devices, *_samples()), (1,)))
+    summary = _played(run, tmp_path, exports)
+    (record,) = summary["rounds"]
+    assert len(record["clients"]) == 8
+    assert record["folded"] == 8 if "oracle" in game else record["folded"] >= 4
+    assert 0 <= summary["figures"]["worst_tier"] <= summary["figures"]["subnets"] <= 1
+    assert set(summary["figures"]["own"]) == {
+        row["client_id"] for row in record["clients"] if row["status"] == "folded"
+    }
+    assert "backdoor" not in summary["figures"]
+
+
+@pytest.mark.export
+@pytest.mark.parametrize(
+    "game",
+    ["league-depth-flexifed-shuffled-s1", "league-width-heterofl-backdoor-s1", "league-both-nefl-shuffled-1-s1"],
+)
+def test_a_round_of_the_league_under_attack(game: str, exports: AwaitedExports, tmp_path: Path) -> None:
+    name = "-".join(game.split("-")[:2])
+    last = len(read_runs(name, (), (1,))[0].fleet.devices) - 1
+    few = [f"fleet.devices.{place}.count=1" for place in range(last)] + [f"fleet.devices.{last}.count=2"]
+    devices = (*few, f"min_clients={last + 2}", "clients_per_round=0")
+    run = _named(game, read_runs(name, (*SMALL, *devices, *_samples()), (1,)))
+    summary = _played(run, tmp_path, exports)
+    assert summary["rounds"][0]["folded"] == last + 2
+    assert set(summary["figures"]["tiers"]) == {"smallest", "others", "attackers"}
+    assert ("backdoor" in summary["figures"]) == ("backdoor" in game)
+
+
+def _samples() -> tuple[str, ...]:
+    """Digits, which come with the package, where Fashion-MNIST is not there."""
+    if DATA and (Path(DATA) / "fashion_mnist").is_dir():
+        return ()
+    return ("data.name=digits", "model.input_shape=[1, 8, 8]")
+
+
+def _named(name: str, runs: tuple[Run, ...]) -> Run:
+    (found,) = (run for run in runs if run.name == name)
+    return found
+
+
+def _played(run: Run, folder: Path, exports: AwaitedExports) -> dict[str, Any]:
+    run_in_batch(run, folder, Unobserved(), threading.Event(), exports=exports)
+    found: dict[str, Any] = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+    return found
