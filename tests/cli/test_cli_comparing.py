@@ -79,6 +79,9 @@ def test_figures_of_a_batch_are_columns_where_every_seed_has_them(folders: list[
     assert second["figures"] == {}
     shown = invoke("compare", *folders, "--out", str(Path(folders[0]).parent / "out"))
     assert shown.exit_code == 0, shown.output
+    above, _, below = shown.stdout.partition("worst tier")
+    assert "0.8500" in above
+    assert "0.1000" in below
     with (Path(folders[0]).parent / "out" / "comparison.csv").open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
     assert [(row["worst tier"], row["backdoor"]) for row in rows] == [("0.1000", "0.5000"), ("", "")]

@@ -89,6 +89,13 @@ def _carried_bytes(run: Run, place: int) -> int:
     return int(steady.downlink_bps * run.communication_s / 8) - 64
 
 
+@pytest.mark.parametrize("name", ["league-depth", "league-width", "league-both"])
+def test_those_attack_that_are_called_attackers_and_nobody_else(name: str) -> None:
+    for run in read_runs(name, (), (1,)):
+        attacking = {device.tier for device in run.fleet.each() if device.attack is not None}
+        assert attacking == (set() if "-honest-" in run.name else {"attackers"}), run.name
+
+
 @pytest.mark.export
 @pytest.mark.parametrize("game", ["league-heterofl-s1", "league-fedavg-oracle-s1", "league-nefl-s1"])
 def test_a_round_of_the_league(game: str, exports: AwaitedExports, tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ def compare(
         from rich.table import Table
 
         from subfleet.cli.literal import literal
-        from subfleet.reporting.comparing import as_plain, as_rows, compared, read_folders
+        from subfleet.reporting.comparing import FIGURES, as_plain, as_rows, compared, read_folders
 
         found = compared(read_folders(folders))
         if out is not None:
@@ -38,14 +38,17 @@ def compare(
         if json:
             typer.echo(json_module.dumps(as_plain(found)))
             return
-        rows = as_rows(found)
-        table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
-        for head in rows[0]:
-            table.add_column(head, justify="left" if head == "name" else "right", overflow="fold")
-        for row in rows:
-            table.add_row(*map(literal, row.values()))
-        console = Console()
-        console.print(table)
+        rows, console = as_rows(found), Console()
+        # What a batch tells besides stands below, so that each table has room on a screen.
+        below = [head for head in rows[0] if head in FIGURES.values()]
+        tables = [[head for head in rows[0] if head not in below], *([["name", *below]] if below else [])]
+        for heads in tables:
+            table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
+            for head in heads:
+                table.add_column(head, justify="left" if head == "name" else "right", overflow="fold")
+            for row in rows:
+                table.add_row(*(literal(row[head]) for head in heads))
+            console.print(table)
         if out is not None:
             console.print(literal(f"comparison.svg, comparison.csv and comparison.md are in {out}"))
 

@@ -17,11 +17,21 @@ from subfleet.settings.changes import changed_settings
 from subfleet.settings.kept import kept_run
 from subfleet.settings.parts import parts_of
 
-__all__ = ["Comparison", "Entrant", "as_csv", "as_markdown", "as_plain", "as_rows", "compared", "read_folders"]
+__all__ = [
+    "FIGURES",
+    "Comparison",
+    "Entrant",
+    "as_csv",
+    "as_markdown",
+    "as_plain",
+    "as_rows",
+    "compared",
+    "read_folders",
+]
 
 _SEED = re.compile(r"-s\d+$")
 _LEAST_PAIRS = 2
-_FIGURES: Mapping[str, str] = MappingProxyType(
+FIGURES: Mapping[str, str] = MappingProxyType(
     {
         "subnets": "subnets",
         "worst_tier": "worst tier",
@@ -144,7 +154,7 @@ def _gain(one: Entrant, first: Entrant) -> PairedDifference | None:
 
 def _figures(one: Entrant) -> dict[str, float]:
     told = [summary.get("figures", {}) for summary in one.runs.values()]
-    names = [name for name in _FIGURES if all(name in figures for figures in told)]
+    names = [name for name in FIGURES if all(name in figures for figures in told)]
     return {name: statistics.fmean(float(figures[name]) for figures in told) for name in names}
 
 
@@ -159,7 +169,7 @@ def _cells(one: Comparison, names: Sequence[str]) -> dict[str, str]:
         "seeds": str(len(one.entrant.runs)),
         "accuracy": f"{one.accuracy:.4f}",
         "worst": f"{one.worst:.4f}",
-        **{_FIGURES[name]: f"{one.figures[name]:.4f}" if name in one.figures else "" for name in names},
+        **{FIGURES[name]: f"{one.figures[name]:.4f}" if name in one.figures else "" for name in names},
         "took part": f"{one.participation:.2f}",
         "MB moved": f"{one.megabytes:.1f}",
         "gain": "" if gain is None else f"{gain.mean:+.4f}",
@@ -169,7 +179,7 @@ def _cells(one: Comparison, names: Sequence[str]) -> dict[str, str]:
 
 def as_rows(found: Sequence[Comparison]) -> list[dict[str, str]]:
     """Cells by their heads, one row for each entrant; figures that none has have no column."""
-    names = [name for name in _FIGURES if any(name in one.figures for one in found)]
+    names = [name for name in FIGURES if any(name in one.figures for one in found)]
     return [_cells(one, names) for one in found]
 
 

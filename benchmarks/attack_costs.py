@@ -1,0 +1,79 @@
+"""What attacks cost in the league's games: the share of the accuracy without one, mean of the last five rounds.
+
+subfleet run league-depth --runs runs/league
+python benchmarks/attack_costs.py runs/league/league-depth-*     # a Markdown table
+
+Each entrant's loss is compared with FedFA's in the same games, paired over seeds.
+"""
+
+import statistics
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from subfleet.protocol.errors import ConfigError, SubfleetError
+from subfleet.reporting.comparing import Entrant, read_folders
+from subfleet.reporting.paired import paired_difference
+
+ATTACKS = ("shuffled-5", "shuffled-1", "shuffled", "backdoor")
+RIVAL, HONEST = "fedfa", "honest"
+LAST_ROUNDS = 5
+"""Attackers are drawn for some rounds and not for others."""
+HEADS = ("game", "entrant", "attack", "seeds", "accuracy %", "lost %", f"lost, less {RIVAL}'s (points)")
+
+
+def main(folders: Sequence[str]) -> int:
+    """Print the table of these runs' folders."""
+    try:
+        entrants = {one.name: one for one in read_folders(map(Path, folders))}
+        rows = [row for name in entrants for row in _rows(name, entrants)]
+    except SubfleetError as error:
+        print(error, file=sys.stderr)
+        return int(error.exit_code)
+    for row in (HEADS, ["---"] * len(HEADS), *rows):
+        print(f"| {' | '.join(row)} |")
+    return 0
+
+
+def _rows(name: str, entrants: Mapping[str, Entrant]) -> Iterator[list[str]]:
+    attack = next((one for one in ATTACKS if name.endswith(f"-{one}")), None)
+    if attack is None:
+        return
+    series = name.removesuffix(f"-{attack}")
+    game, entrant = "-".join(series.split("-")[:2]), "-".join(series.split("-")[2:])
+    ours, theirs = _lost(series, attack, entrants), {}
+    if entrant != RIVAL and f"{game}-{RIVAL}-{attack}" in entrants:
+        theirs = _lost(f"{game}-{RIVAL}", attack, entrants)
+    seeds = sorted(ours.keys() & theirs.keys())
+    accuracy = statistics.fmean(_last(entrants[name]).values())
+    told = [f"{100 * value:.1f}" for value in (accuracy, statistics.fmean(ours.values()))]
+    yield [game, entrant, attack, str(len(ours)), *told, _difference(seeds, ours, theirs)]
+
+
+def _difference(seeds: Sequence[int], ours: Mapping[int, float], theirs: Mapping[int, float]) -> str:
+    if len(seeds) < 2:
+        return ""
+    found = paired_difference([ours[seed] for seed in seeds], [theirs[seed] for seed in seeds])
+    tie = " tie" if found.tie else ""
+    return f"{100 * found.mean:+.1f} ({100 * found.low:+.1f} to {100 * found.high:+.1f}){tie}"
+
+
+def _lost(series: str, attack: str, entrants: Mapping[str, Entrant]) -> dict[int, float]:
+    """By seed, the share of the accuracy of the game without an attack that this one costs."""
+    if f"{series}-{HONEST}" not in entrants:
+        raise ConfigError(f"{series}-{attack} is there without {series}-{HONEST}; name the folders of that, too")
+    clean, found = _last(entrants[f"{series}-{HONEST}"]), _last(entrants[f"{series}-{attack}"])
+    if not found.keys() <= clean.keys():
+        raise ConfigError(f"{series}-{attack} has seeds {sorted(found)}, but {series}-{HONEST} has {sorted(clean)}")
+    return {seed: 1 - accuracy / clean[seed] for seed, accuracy in found.items()}
+
+
+def _last(entrant: Entrant) -> dict[int, float]:
+    return {
+        seed: statistics.fmean(float(record["accuracy"]) for record in run["rounds"][-LAST_ROUNDS:])
+        for seed, run in entrant.runs.items()
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
