@@ -17,11 +17,13 @@ from subfleet.emulation.batch.attacking import AttackingTrainer
 from subfleet.emulation.batch.exports import AwaitedExports
 from subfleet.emulation.batch.figures import figures
 from subfleet.emulation.batch.run import run_batch
-from subfleet.emulation.gathered import GatheredRun, fingerprint
+from subfleet.emulation.gathered import GatheredRun
 from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.programs import DataSummary, Prediction, ScoreJob, TrainJob, TrainResult
 from subfleet.protocol.training import TrainingSettings
 from subfleet.settings.attacks import Attack, Backdoor, LabelShuffling
+from subfleet.settings.fleet import DeviceSettings, FleetSettings
+from subfleet.settings.reading import read_run
 from subfleet.trainers.job_files import write_change
 
 
@@ -111,5 +113,15 @@ def test_a_fleet_feels_its_attackers(exports: AwaitedExports) -> None:
 
 
 def test_an_attack_is_a_part_of_the_outcome() -> None:
-    marks = {fingerprint(with_attack(one)) for one in (None, LabelShuffling(), LabelShuffling(seed=1), Backdoor())}
-    assert len(marks) == 4
+    device = DeviceSettings(id="eve", log="laptop")
+    attacks: tuple[Attack | None, ...] = (None, LabelShuffling(), LabelShuffling(seed=1), Backdoor())
+    runs = [
+        read_run("quickstart", ("min_clients=1",)),
+        *(
+            replace(
+                read_run("quickstart", ("min_clients=1",)), fleet=FleetSettings(devices=(replace(device, attack=one),))
+            )
+            for one in attacks
+        ),
+    ]
+    assert len({run.fingerprint() for run in runs}) == 5

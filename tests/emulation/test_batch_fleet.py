@@ -24,7 +24,7 @@ from subfleet.emulation.batch.exports import AwaitedExports
 from subfleet.emulation.batch.hosting import SharedHost
 from subfleet.emulation.batch.run import BatchResult, run_batch
 from subfleet.emulation.fleet import ClientCommand
-from subfleet.emulation.gathered import EmulatedDevice, GatheredRun, fingerprint
+from subfleet.emulation.gathered import EmulatedDevice, GatheredRun
 from subfleet.export.requests import InferRequest, PriceRequest, TrainRequest
 from subfleet.journal.records import ClientRow, RoundRecord
 from subfleet.methods.flexifed import FlexiFed
@@ -303,23 +303,6 @@ def test_impossible_descriptions_are_refused() -> None:
         GatheredRun(run=config(clock=None, min_clients=1), devices=(ada,), evaluation=part(10))
     with pytest.raises(ValueError, match="turns_per_round is 0"):
         HostSettings(turns_per_round=0)
-
-
-def test_a_fingerprint_tells_of_everything_that_matters() -> None:
-    base = experiment()
-    first = base.devices[0]
-    others = [
-        experiment(seed=6),
-        experiment(rounds=3),
-        replace(base, faults=Faults(seed=1)),
-        replace(base, evaluation=part(11)),
-        replace(base, devices=(replace(first, data=part(7)), *base.devices[1:])),
-        replace(base, devices=(replace(first, test=part(7)), *base.devices[1:])),
-        replace(base, devices=(replace(first, log=base.devices[1].log), *base.devices[1:])),
-        replace(base, devices=(replace(first, runtime="torch"), *base.devices[1:])),
-    ]
-    assert fingerprint(base) == fingerprint(experiment())
-    assert len({fingerprint(base), *map(fingerprint, others)}) == 1 + len(others)
 
 
 def test_a_size_that_is_kept_is_one_that_the_log_has_room_for_most_of_the_time(exports: AwaitedExports) -> None:

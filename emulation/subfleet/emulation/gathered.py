@@ -1,21 +1,15 @@
 """A run with all that its emulated fleet works with in memory: profiles, logs and samples."""
 
-import hashlib
-from dataclasses import dataclass, field, replace
-
-import numpy as np
+from dataclasses import dataclass, field
 
 from subfleet.device_profiles import DeviceProfile, ResourceLog
 from subfleet.protocol.errors import ConfigError
-from subfleet.protocol.schema import canonical_json
 from subfleet.settings.attacks import Attack
-from subfleet.settings.parts import parts_of
 from subfleet.settings.run import Run
-from subfleet.settings.samples import DataSettings
 from subfleet.tasks import Dataset
 from subfleet.transport.memory import Faults
 
-__all__ = ["EmulatedDevice", "GatheredRun", "fingerprint"]
+__all__ = ["EmulatedDevice", "GatheredRun"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,35 +69,3 @@ class GatheredRun:
             )
         if self.run.clock is None:
             raise ConfigError("clock is missing, but replayed logs are read by no other time; add a table [clock]")
-
-
-def fingerprint(gathered: GatheredRun) -> str:
-    """SHA-256 of everything that takes part in the outcome, the samples included."""
-    # Where samples were read from is of no interest beside the samples.
-    settings = parts_of(replace(gathered.run, data=DataSettings(test="read", classes=gathered.run.data.classes)))
-    devices = [
-        [
-            device.client_id,
-            device.profile,
-            device.log,
-            device.runtime,
-            device.tier,
-            device.attack,
-            *map(_digest, _data(device)),
-        ]
-        for device in gathered.devices
-    ]
-    everything = [settings, devices, _digest(gathered.evaluation), gathered.faults]
-    return hashlib.sha256(canonical_json(everything)).hexdigest()
-
-
-def _data(device: EmulatedDevice) -> tuple[Dataset, ...]:
-    return (device.data,) if device.test is None else (device.data, device.test)
-
-
-def _digest(data: Dataset) -> str:
-    digest = hashlib.sha256()
-    for array in (data.inputs, data.labels):
-        digest.update(f"{array.dtype} {array.shape} ".encode())
-        digest.update(np.ascontiguousarray(array).data)
-    return digest.hexdigest()
