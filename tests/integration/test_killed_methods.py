@@ -137,3 +137,25 @@ def _choices(folder: Path) -> list[list[tuple[Any, ...]]]:
     summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
     assert len(summary["rounds"]) == 3
     return [[tuple(row[name] for name in names) for row in record["clients"]] for record in summary["rounds"]]
+
+
+def test_a_killed_sweep_goes_on_with_the_run_that_was_not_over(cache: CacheFolder, tmp_path: Path) -> None:
+    path, runs = tmp_path / "run.toml", tmp_path / "runs"
+    path.write_text(FILE.format(name="heterofl"), encoding="utf-8")
+    command = ("run", str(path), "--host", "batch", "--seeds", "1,2", "--runs", str(runs))
+    first = Command(cache, *command)
+    for line in first.lines():
+        if line.startswith("round 2:") and (runs / "heterofl-s2").exists():
+            first.kill()
+            break
+    assert [(runs / f"heterofl-s{seed}" / "summary.json").exists() for seed in (1, 2)] == [True, False]
+    was = (runs / "heterofl-s1" / "summary.json").stat().st_mtime_ns
+    code, output = Command(cache, *command).ended()
+    assert code == 0, output
+    assert "1 of 2: heterofl-s1 is over already" in output
+    assert (runs / "heterofl-s1" / "summary.json").stat().st_mtime_ns == was
+    calm = tmp_path / "calm"
+    with AwaitedExports(cache) as exports:
+        run_in_batch(read_run(path, ("seed=2",)), calm, Unobserved(), threading.Event(), exports=exports)
+    assert _choices(runs / "heterofl-s2") == _choices(calm)
+    assert (runs / "heterofl-s2" / "model.safetensors").read_bytes() == (calm / "model.safetensors").read_bytes()
