@@ -96,6 +96,19 @@ def test_a_device_may_bring_its_own_samples(tmp_path: Path) -> None:
     assert len(alone.devices) == 1
 
 
+def test_samples_of_one_s_own_are_split_as_those_of_a_known_data_set_are(tmp_path: Path) -> None:
+    tasks.write_npz(tmp_path / "mine.npz", tasks.read_dataset("digits:train").take(np.arange(300)))
+    two = (DeviceSettings(id="a", log="laptop"), DeviceSettings(id="b", log="laptop"))
+    own = gathered(with_devices(*two, name="", train=str(tmp_path / "mine.npz"), test="digits:test"))
+    assert sum(len(device.data) for device in own.devices) == 300
+    named = gathered(with_devices(*two))
+    again = gathered(with_devices(*two, name="", train="digits:train", test="digits:test"))
+    for one, other in zip(named.devices, again.devices, strict=True):
+        assert one.data.inputs.tobytes() == other.data.inputs.tobytes()
+    with pytest.raises(ConfigError, match=r"data\.name and data\.train are empty, but 'a' has no samples of its own"):
+        gathered(with_devices(*two, name="", test="digits:test"))
+
+
 def test_devices_of_a_population_are_drawn_by_the_run_s_seed_and_their_id() -> None:
     some = DeviceSettings(id="some", population="mixed", count=6)
     found = gathered(with_devices(some)).devices

@@ -83,12 +83,7 @@ def _pieces(run: Run, names: Sequence[str]) -> tuple[Mapping[str, Dataset], Data
     """The samples of the devices that have none of their own, and the evaluation data."""
     if not names:
         return {}, _first(read_dataset(run.data.evaluated_on), run.data.test_samples)
-    if not run.data.name:
-        raise ConfigError(
-            f"data.name is empty, but {names[0]!r} has no samples of its own; name a known data set there, or data of "
-            "the device"
-        )
-    train = DATASETS.named(run.data.name).load().train
+    train = _training(run, names[0])
     if 0 < run.data.samples < len(train):
         drawn = np.random.default_rng(run.seed).permutation(len(train))[: run.data.samples]
         train = train.take(np.sort(drawn))
@@ -96,6 +91,17 @@ def _pieces(run: Run, names: Sequence[str]) -> tuple[Mapping[str, Dataset], Data
     train, evaluation = _standardised(run.data, train, evaluation)
     parts = partition(train, run.data.partition, clients=len(names), seed=run.seed)
     return {name: train.take(indices) for name, indices in zip(names, parts, strict=True)}, evaluation
+
+
+def _training(run: Run, needed_by: str) -> Dataset:
+    if run.data.train:
+        return read_dataset(run.data.train)
+    if not run.data.name:
+        raise ConfigError(
+            f"data.name and data.train are empty, but {needed_by!r} has no samples of its own; name a known data set "
+            "or samples there, or data of the device"
+        )
+    return DATASETS.named(run.data.name).load().train
 
 
 def _first(data: Dataset, count: int) -> Dataset:

@@ -51,8 +51,10 @@ class DataSettings:
         test: labelled samples on which the whole model is evaluated after every round: an `.npz` file, a folder of
             images by class, part of a known data set such as "digits:test", or "module:function". Empty takes the test
             part of `name`.
-        name: a known data set whose training part is split over emulated devices; empty where each device of the fleet
-            names its own, and for real devices, which bring theirs.
+        train: labelled samples that are split over emulated devices, as `test` names some. Empty takes the training
+            part of `name`.
+        name: a known data set; empty where `train` and `test` say all, where each device of the fleet names its own
+            samples, and for real devices, which bring theirs.
         classes: names of the model's classes in the order of their numbers; devices map their data by them. Empty takes
             those of the evaluation data where these have names; else a class's name is its number.
         partition: how the training part is split.
@@ -68,6 +70,7 @@ class DataSettings:
     """
 
     test: str = ""
+    train: str = ""
     name: str = ""
     classes: tuple[str, ...] = ()
     partition: PartitionSettings = field(default_factory=PartitionSettings)
