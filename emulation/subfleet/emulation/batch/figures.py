@@ -57,7 +57,8 @@ def figures(experiment: GatheredRun, result: BatchResult) -> dict[str, Any]:
 
     Returns:
         accuracy, loss: of the last round. rounds: each with a row per client. tiers: accuracy by tier. worst_tier.
-        subnets: the mean over all clients of their tiers' accuracy. own: accuracy by client. own_mean, own_worst.
+        subnets: the mean over all clients of their tiers' accuracy. own: accuracy by client. own_mean, own_worst: where
+        clients hold samples out.
         participation: of all rounds of all clients that were to take part, the share that was folded;
         least_participation: of the round with the least. never_folded: clients.
         bytes_down, bytes_up: of all rounds. macs: multiplications of all trainings. violations, utilisation: see above;
@@ -147,8 +148,7 @@ def _accuracies(gallery: _Gallery, experiment: GatheredRun, result: BatchResult)
         "worst_tier": min(means.values()),
         "subnets": _mean([means[client.tier] for client in experiment.devices]),
         "own": own,
-        "own_mean": _mean(list(own.values())),
-        "own_worst": min(own.values(), default=0.0),
+        **({"own_mean": _mean(list(own.values())), "own_worst": min(own.values())} if own else {}),
     }
 
 
