@@ -196,6 +196,7 @@ def places(plain: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
         yield from places(value, (*path, key))
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(
     changes=st.lists(
