@@ -97,7 +97,13 @@ def test_those_attack_that_are_called_attackers_and_nobody_else(name: str) -> No
 
 
 @pytest.mark.export
-@pytest.mark.parametrize("game", ["league-heterofl-s1", "league-fedavg-oracle-s1", "league-nefl-s1"])
+@pytest.mark.parametrize(
+    "game",
+    [
+        "league-heterofl-s1",
+        *(pytest.param(name, marks=pytest.mark.long) for name in ("league-fedavg-oracle-s1", "league-nefl-s1")),
+    ],
+)
 def test_a_round_of_the_league(game: str, exports: AwaitedExports, tmp_path: Path) -> None:
     devices = ["fleet.devices.0.count=8", "min_clients=8"]
     if not LOGS.exists() or not DATA:
