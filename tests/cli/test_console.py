@@ -176,9 +176,12 @@ def test_on_a_terminal_the_next_thing_takes_the_place_of_progress() -> None:
     display.progressed(replace(HALF, answered=4))
     display.say("it goes on")
     display.say("and on")
+    display.progressed(HALF)
+    display.ended()
+    display.ended()
     erased = "\r\x1b[2K"
     first, second = (progress_text(replace(HALF, answered=count)) for count in (3, 4))
-    assert output.getvalue() == f"{first}{erased}{second}{erased}it goes on\nand on\n"
+    assert output.getvalue() == f"{first}{erased}{second}{erased}it goes on\nand on\n{first}{erased}"
 
 
 def test_in_a_log_a_round_has_one_line_at_its_begin() -> None:

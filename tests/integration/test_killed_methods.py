@@ -122,6 +122,8 @@ def test_whatever_is_killed_the_run_ends_with_the_same_choices_and_bits(
             time.sleep(chance.uniform(1.0, 4.0))
             second.kill()
             break
+    else:
+        pytest.fail(f"it ended before it was killed: {second.ended()}")
 
     if not (tmp_path / "runs" / name / "summary.json").exists():
         code, output = Command(cache, "runs", "resume", name, "--runs", runs).ended()
@@ -139,20 +141,25 @@ def _choices(folder: Path) -> list[list[tuple[Any, ...]]]:
     return [[tuple(row[name] for name in names) for row in record["clients"]] for record in summary["rounds"]]
 
 
-def test_a_killed_sweep_goes_on_with_the_run_that_was_not_over(cache: CacheFolder, tmp_path: Path) -> None:
+@pytest.mark.parametrize("host", ["batch", pytest.param("processes", marks=pytest.mark.long)])
+def test_a_killed_sweep_goes_on_with_the_run_that_was_not_over(host: str, cache: CacheFolder, tmp_path: Path) -> None:
+    """A batch begins that run anew, as it keeps nothing; with client processes it is taken up where it was."""
     path, runs = tmp_path / "run.toml", tmp_path / "runs"
     path.write_text(FILE.format(name="heterofl"), encoding="utf-8")
-    command = ("run", str(path), "--host", "batch", "--seeds", "1,2", "--runs", str(runs))
+    command = ("run", str(path), "--host", host, "--seeds", "1,2", "--runs", str(runs))
     first = Command(cache, *command)
     for line in first.lines():
         if line.startswith("round 2:") and (runs / "heterofl-s2").exists():
             first.kill()
             break
+    else:
+        pytest.fail(f"it ended before it was killed: {first.ended()}")
     assert [(runs / f"heterofl-s{seed}" / "summary.json").exists() for seed in (1, 2)] == [True, False]
     was = (runs / "heterofl-s1" / "summary.json").stat().st_mtime_ns
     code, output = Command(cache, *command).ended()
     assert code == 0, output
     assert "1 of 2: heterofl-s1 is over already" in output
+    assert ("is taken up in round" in output) == (host == "processes")
     assert (runs / "heterofl-s1" / "summary.json").stat().st_mtime_ns == was
     calm = tmp_path / "calm"
     with AwaitedExports(cache) as exports:

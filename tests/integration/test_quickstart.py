@@ -166,6 +166,13 @@ def test_kills_of_client_broker_and_server_cost_time_and_change_no_bit(
     summary = json.loads((killed / "summary.json").read_text(encoding="utf-8"))
     assert len(summary["rounds"]) == 5
     check_story(summary)
+    assert _choices(killed) == _choices(finished[0])
+
+
+def _choices(folder: Path) -> list[list[tuple[Any, ...]]]:
+    names = ("client_id", "spec_id", "budget_bytes", "planned_peak_bytes", "limit", "status", "weight")
+    summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+    return [[tuple(row[name] for name in names) for row in record["clients"]] for record in summary["rounds"]]
 
 
 @pytest.mark.skipif(mosquitto_binary() is None, reason="mosquitto is not installed; run: apt-get install mosquitto")

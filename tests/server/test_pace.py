@@ -49,6 +49,20 @@ def test_rounds_devices_and_time_left() -> None:
     assert late.left_s == 0.0
 
 
+def test_a_round_that_was_taken_up_in_its_midst_tells_nothing_of_how_long_rounds_take() -> None:
+    clock = Clock()
+    pace = Pace(5, clock)
+    for number, seconds in ((3, 5), (4, 60)):
+        found = pace.progress(state(number, "out"))
+        assert found is not None
+        assert found.left_s is None
+        clock.now_s += seconds
+        pace.progress(RunState(round=number + 1, phase="measure"))
+    last = pace.progress(state(5, "out"))
+    assert last is not None
+    assert last.left_s == 60.0
+
+
 class Watching(Unobserved):
     def __init__(self) -> None:
         self.heard: list[Progress] = []

@@ -38,6 +38,10 @@ class Display(Protocol):
         """Show a round: one row per device, and the accuracy."""
         ...
 
+    def ended(self) -> None:
+        """Take away what was shown for the moment: the run goes on no more, however it came to that."""
+        ...
+
 
 class Tables:
     """Rich tables, for a terminal. Columns that find no room are left out, the least important first."""
@@ -56,6 +60,10 @@ class Tables:
         self._clear()
         self._in_progress = True
         self._console.print(literal(progress_text(progress)), style="dim", end="", no_wrap=True, overflow="ellipsis")
+
+    def ended(self) -> None:
+        """Take the line of progress away."""
+        self._clear()
 
     def _clear(self) -> None:
         if not self._in_progress:
@@ -126,6 +134,9 @@ class PlainLines:
         for row in record.clients:
             self._line("  " + "  ".join(f"{column.title}={column.cell(row)}" for column in CLIENT_COLUMNS))
 
+    def ended(self) -> None:
+        """Lines stay."""
+
     def _line(self, text: str) -> None:
         self._console.print(literal(text), soft_wrap=True)
 
@@ -138,6 +149,9 @@ class SilentDisplay:
 
     def round_finished(self, record: RoundRecord) -> None:
         """Show nothing."""
+
+    def ended(self) -> None:
+        """Nothing was shown."""
 
 
 def display_for(*, json: bool) -> Display:

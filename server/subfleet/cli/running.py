@@ -87,7 +87,10 @@ def _run(run: Run, folder: Path, options: RunOptions, display: "Display") -> "Ou
     keep_run(folder, run)
     # While packages are loaded, Ctrl-C ends the command at once; then it lets the run end.
     with opened_host(run.host.type, options.cache, options.broker) as host, options.stopping() as stop:
-        return host(run, folder, display, stop)
+        try:
+            return host(run, folder, display, stop)
+        finally:
+            display.ended()
 
 
 def next_steps(outcome: "Outcome") -> Iterator[str]:

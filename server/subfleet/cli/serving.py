@@ -79,6 +79,7 @@ def serve_fleet(options: ServeOptions, *, display: Display, stop: threading.Even
     compute_device(run.device)
     keep_run(make_folder(folder), run)
     with ExitStack() as stack:
+        stack.callback(display.ended)
         observer = stack.enter_context(observed(run, folder, display))
         exports = stack.enter_context(ExportPool(options.cache))
         embedded, address = None, options.broker

@@ -20,6 +20,7 @@ class Pace:
         self._round_count = round_count
         self._clock = clock
         self._first: tuple[int, float] | None = None  # the first round that was seen to begin, and when
+        self._begins = False  # what was seen last came before a round's tasks
         self._round = 0
         self._begun_s = 0.0
         self._told: tuple[int, int, int] | None = None
@@ -27,10 +28,12 @@ class Pace:
     def progress(self, state: RunState) -> Progress | None:
         """How far the run is; None where nothing has changed that is worth telling."""
         if state.phase not in ("train", "fold") or not state.seats:
+            self._begins = True
             return None
         if state.round != self._round:
             self._round, self._begun_s = state.round, self._clock()
-            self._first = self._first or (self._round, self._begun_s)
+            # A run may have been taken up in the midst of a round.
+            self._first = self._first or ((self._round, self._begun_s) if self._begins else None)
         taking_part = [seat for seat in state.seats.values() if seat.stage not in ("skipped", "missing")]
         answered = sum(not seat.open for seat in taking_part)
         told = (state.round, answered, len(taking_part))
