@@ -1,7 +1,7 @@
 # Subfleet: everything that a newcomer runs. Each target makes .venv and installs what it needs.
 #   make demo     the main job: a fleet of five unequal devices on this machine, about a minute and a half after the install
 #   make test     all tests (7 to 17 minutes on two cores; 12 is the aim)
-#   make quick    the tests of less than a third of a second that start no broker and write no program (a minute on two cores)
+#   make quick    the tests of less than a tenth of a second that start no broker and write no program (40 s on two cores)
 #   make native   ExecuTorch without PyTorch: builds edge_client/native and installs it (30 seconds, needs a C++ compiler)
 #   make gpu      what runs on an accelerator: its tests, and benchmarks/results/gpu.md; without one it says so
 #   make check    format, lint, types, import rules, nothing newer than Python 3.10, dead links, the README's demo

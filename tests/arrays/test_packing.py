@@ -45,6 +45,7 @@ def marked(places: Iterable[int], size: int) -> Marks:
     return marks
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(size=st.integers(1, 3000), share=st.floats(0, 1), seed=st.integers(0, 2**32 - 1))
 def test_marks_come_back(size: int, share: float, seed: int) -> None:

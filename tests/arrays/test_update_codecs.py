@@ -60,6 +60,7 @@ def test_the_table_names_every_codec() -> None:
     assert list(UPDATE_CODECS) == [kind.TYPE for kind in (Uncompressed, Qsgd, TopK, TopKQsgd)]
 
 
+@pytest.mark.slow
 @settings(max_examples=100, deadline=None)
 @given(codec=st.sampled_from(CODECS), values=st.lists(FLOATS, max_size=200), seed=st.integers(0, 100))
 @example(codec=TopKQsgd(fraction=1.0, levels=3, bucket_size=7), values=[1.3e-44, 1.3e-44], seed=0)
@@ -95,6 +96,7 @@ def test_values_that_did_not_change_stay_so_among_others(codec: AnyUpdateCodec) 
     assert back(codec, values).any()
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(
     levels=st.integers(1, 127),
@@ -249,6 +251,7 @@ def test_what_a_codec_never_writes_is_refused(
     assert "'w'" in str(caught.value)
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(codec=st.sampled_from(CODECS[1:]), size=st.integers(1, 300), data=st.data())
 def test_any_bytes_are_read_or_refused(codec: AnyUpdateCodec, size: int, data: st.DataObject) -> None:

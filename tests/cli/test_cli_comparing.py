@@ -41,6 +41,7 @@ def invoke(*arguments: str, input: str | None = None) -> Any:  # noqa: A002 - ty
     return CliRunner().invoke(app, list(arguments), input=input)
 
 
+@pytest.mark.slow
 def test_entrants_are_paired_over_their_seeds(folders: list[str], tmp_path: Path) -> None:
     done = invoke("compare", *folders, "--json", "--out", str(tmp_path / "out"))
     assert done.exit_code == 0, done.output
@@ -67,6 +68,7 @@ def test_a_table_is_shown(folders: list[str]) -> None:
     assert "-0.2000" in done.stdout
 
 
+@pytest.mark.slow
 def test_figures_of_a_batch_are_columns_where_every_seed_has_them(folders: list[str]) -> None:
     for place, folder in enumerate(folders):
         path = Path(folder) / "summary.json"

@@ -71,6 +71,7 @@ def test_show_counts_samples_classes_owners_and_clients(given: Path) -> None:
     assert counts[: len(shown["train"]["class_counts"])].tolist() == shown["train"]["class_counts"]
 
 
+@pytest.mark.slow
 def test_show_prints_the_same_for_people(given: Path) -> None:
     assert given.is_dir()
     done = CliRunner().invoke(data, ["show", "femnist", "--partition", "iid", "--clients", "3"])

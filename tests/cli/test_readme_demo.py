@@ -49,6 +49,7 @@ def test_every_round_and_device_is_in_the_block(script: ModuleType, recorded: di
     assert any(f"it took {recorded['seconds']} s" in line for line in lines)
 
 
+@pytest.mark.slow
 def test_a_block_that_says_something_else_is_found_and_mended(
     script: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -64,6 +64,7 @@ def test_an_unknown_log_lists_the_known_ones() -> None:
         demo_log_path("toaster")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not DATA, reason="SUBFLEET_DATA names no folder with the bandwidth traces")
 def test_the_script_makes_the_shipped_bytes_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     spec = importlib.util.spec_from_file_location("make_demo_logs", ROOT / "scripts" / "make_demo_logs.py")

@@ -10,6 +10,7 @@ MB = 2**20
 GOLDEN = (155103232, 164106240, 165359616, 169418752)
 
 
+@pytest.mark.slow
 @given(seed=st.integers(0, 2**32), low=st.integers(1, 100), width=st.integers(1, 400), noise=st.integers(0, 50))
 def test_the_range_is_never_left(seed: int, low: int, width: int, noise: int) -> None:
     memory = AppSwitchMemory(

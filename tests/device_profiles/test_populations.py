@@ -40,6 +40,7 @@ def tables(folder: Path) -> Population:
     return parse_population(TABLES, "tables")
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_devices_and_more_begin_with_them() -> None:
     mixed = load_population("mixed")
     twenty = devices_of(mixed, 20, seed="1/phone", data=None)
@@ -49,6 +50,7 @@ def test_the_same_seed_gives_the_same_devices_and_more_begin_with_them() -> None
     assert {device.profile.name for device in twenty} <= {kind.name for kind in mixed.kinds}
 
 
+@pytest.mark.slow
 def test_kinds_are_drawn_by_their_weights_and_have_their_own_profiles_and_logs() -> None:
     drawn = devices_of(TWO, 400, seed="1", data=None)
     assert 270 <= sum(device.profile.name == "big" for device in drawn) <= 330, "three quarters"

@@ -77,6 +77,7 @@ def test_all_keys_and_types_that_are_wrong_are_told_at_once() -> None:
     ]
 
 
+@pytest.mark.slow
 def test_a_device_without_pydantic_reads_profiles_and_hears_what_is_wrong() -> None:
     program = (
         "import sys\n"

@@ -32,6 +32,7 @@ def test_a_time_before_the_log_is_an_error(at_s: float) -> None:
         replayed(0, 1).read(at_s)
 
 
+@pytest.mark.slow
 @given(
     times_s=st.lists(st.integers(0, 1000), min_size=2, max_size=20, unique=True).map(sorted),
     at_s=st.integers(0, 5000),
@@ -76,6 +77,7 @@ def test_when_a_device_is_away_its_log_says_nothing() -> None:
     assert _log((0.0, away), (1.0, away)).low(0).memory_free_bytes == 0
 
 
+@pytest.mark.slow
 @given(
     free_bytes=st.lists(st.integers(0, 50), min_size=1, max_size=12),
     quantile=st.floats(0, 1, exclude_max=True),

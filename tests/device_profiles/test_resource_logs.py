@@ -95,6 +95,7 @@ def test_a_wrong_log_is_one_sentence_that_names_file_line_and_column(text: str, 
     assert "a.csv" in str(caught.value)
 
 
+@pytest.mark.slow
 @given(text=st.text(max_size=200), after=st.sampled_from(["", HEADER, HEADER + ROW]))
 def test_reading_never_raises_anything_but_a_file_error(text: str, after: str) -> None:
     with contextlib.suppress(FileError):

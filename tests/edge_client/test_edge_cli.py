@@ -292,6 +292,7 @@ def test_an_architecture_is_named_in_place_or_by_a_file(tmp_path: Path) -> None:
     assert architecture_of(text) == architecture_of(" " + text) == architecture_of(str(tmp_path / "mine.json")) == spec
 
 
+@pytest.mark.slow
 def test_doctor_names_what_is_there_what_is_not_and_the_remedy(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, data: str
 ) -> None:

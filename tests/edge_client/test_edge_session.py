@@ -138,6 +138,7 @@ def test_whatever_ends_a_training_becomes_a_refusal(
     assert (refusal.reason, refusal.available_bytes) == (reason, available_bytes)
 
 
+@pytest.mark.slow
 def test_heartbeats_go_on_while_it_trains(rig: Rig) -> None:
     rig.trainer.gate.clear()
     rig.server.announce(announce(1, "train"))

@@ -97,6 +97,7 @@ def test_chunks_kernels_and_threads_change_no_bit(
     assert same_bits(new(), expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("compiled", [True, False])
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -1e30])
 def test_a_refused_batch_adds_nothing(monkeypatch: pytest.MonkeyPatch, compiled: bool, bad: float) -> None:

@@ -55,6 +55,7 @@ def test_a_step_of_zero_makes_a_block_the_identity(config: Family) -> None:
     assert init_state(network, 0)[steps[0]].tolist() == [1.0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda config: f"{config.TYPE} {config.norm}")
 def test_residual_blocks_start_as_the_identity(config: Family) -> None:
     network = network_of(config)
@@ -74,6 +75,7 @@ def test_a_bottleneck_is_no_basic_block() -> None:
     assert sides == {"layer1": (3, 12, 1, 1), "layer2": (3, 3, 3, 3), "layer3": (12, 3, 1, 1)}
 
 
+@pytest.mark.slow
 def test_a_smaller_kernel_is_the_middle_of_the_larger() -> None:
     network = network_of(V3)
     state = random_state(network, 1)
@@ -144,6 +146,7 @@ def test_a_module_can_be_copied() -> None:
     assert torch.equal(copy.deepcopy(module)(inputs_of(V3)), module(inputs_of(V3)))
 
 
+@pytest.mark.slow
 def test_a_grouped_convolution_keeps_whole_groups() -> None:
     network = declare(GROUPED.config, GROUPED.blueprint)
     assert network.tensors["grouped.weight"].axes[1:] == (None, None, None)

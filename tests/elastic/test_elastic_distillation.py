@@ -165,6 +165,7 @@ def test_shared_weights_take_the_steps_of_the_mean_divergence(mode: str, config:
     assert share_that_moved_so(network, state, found, expected) > 0.99
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("config", [RESNET, MLP])
 def test_copies_are_trained_apart_and_averaged_with_the_full_model(config: Family, device: torch.device) -> None:
     network = network_of(config)
@@ -175,6 +176,7 @@ def test_copies_are_trained_apart_and_averaged_with_the_full_model(config: Famil
     assert share_that_moved_so(network, state, found, expected) > 0.99
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", MODES)
 def test_a_student_that_is_there_twice_counts_twice(mode: str) -> None:
     network = network_of(RESNET)
@@ -204,6 +206,7 @@ def share_that_moved_so(network: Network, state: State, found: State, expected: 
     return equal / moved
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("config", [RESNET, BATCH_RESNET])
 def test_learning_rate_zero_moves_no_bit(mode: str, config: Family, device: torch.device) -> None:
@@ -225,6 +228,7 @@ def test_students_that_are_the_full_model_move_no_bit(mode: str, config: Family,
     assert same_bits(_on(torch.device("cpu"), found), state)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("config", [RESNET, BATCH_RESNET])
 def test_what_no_student_holds_and_what_norms_measured_stay_to_the_bit(
@@ -244,6 +248,7 @@ def test_what_no_student_holds_and_what_norms_measured_stay_to_the_bit(
     assert untouched > 100
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", MODES)
 def test_students_come_closer_to_their_teacher_on_noise_that_they_have_not_seen(mode: str) -> None:
     network = network_of(MLP)
@@ -265,6 +270,7 @@ def test_noise_follows_from_the_seed() -> None:
     assert not same_bits(one, other)
 
 
+@pytest.mark.slow
 def test_the_received_model_is_not_written() -> None:
     network = network_of(BATCH_RESNET)
     state = working_state(network)

@@ -89,6 +89,7 @@ def test_a_copy_is_the_last_kept_block_with_the_axes_of_its_own() -> None:
     assert {name: shapes[source] for name, source in found.sources.items()} == network.shapes(found.spec)
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=15)
 @given(data=st.data())
 def test_a_grafted_subnet_is_a_subnet_that_holds_its_own_tensors(data: st.DataObject) -> None:

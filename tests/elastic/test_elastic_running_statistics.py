@@ -134,6 +134,7 @@ def with_magnitudes(network: Network, spec: SubnetSpec, seed: int) -> dict[str, 
     }
 
 
+@pytest.mark.slow
 def test_merged_sums_have_the_same_bits_for_every_order() -> None:
     network = network_of(BATCH_RESNET)
     state, specs = state_of(network), (network.full_spec(), small(network), uniform_space(network, (0.5,))[0])

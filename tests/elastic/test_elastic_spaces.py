@@ -69,6 +69,7 @@ def test_narrower_subnets_lie_within_wider_ones() -> None:
         assert all(bool((held[large][name] | ~held[small][name]).all()) for name in network.tensors)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rates", [(), (0.0,), (0.5, 1.01), (-1.0,), (float("nan"),)])
 def test_rates_out_of_range_are_refused(rates: Sequence[float]) -> None:
     with pytest.raises(ConfigError, match=r"from 0\.001 to 1"):

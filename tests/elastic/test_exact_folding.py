@@ -55,6 +55,7 @@ def terms(total: Tensor, count: int) -> list[Term]:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("count", [1, 3, 4, 5, 9])
 def test_sums_are_those_of_exact_arithmetic(monkeypatch: pytest.MonkeyPatch, way: str, count: int) -> None:
@@ -123,6 +124,7 @@ def regions(shape: tuple[int, ...], units: int, clients: int, *, half: bool = Fa
     return found
 
 
+@pytest.mark.slow
 @relaxed
 @given(
     seed=st.integers(0, 2**32 - 1),

@@ -30,6 +30,7 @@ print(len(FAMILIES), len(PRESETS))
 """
 
 
+@pytest.mark.slow
 def test_no_registered_family_or_network_is_broken_and_none_loads_torch() -> None:
     done = subprocess.run([sys.executable, "-c", TORCH_FREE], capture_output=True, text=True, check=False, timeout=120)
     assert done.returncode == 0, done.stderr

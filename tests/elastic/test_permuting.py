@@ -34,6 +34,7 @@ def logits(network: Network, state: dict[str, Tensor], *, training: bool) -> Ten
     return result
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda config: f"{config.TYPE} {config.norm}")
 def test_permuting_every_axis_alike_keeps_the_logits(config: Family, training: bool) -> None:

@@ -49,6 +49,7 @@ def test_presets_are_as_large_as_published(name: str, published: int) -> None:
     assert parameter_count(network_of(published_as(name))) == published
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "published"),
     [
@@ -101,6 +102,7 @@ def test_small_images_are_halved_less_often(name: str, small: int, large: int) -
     assert halvings(network_of(preset(name, input_shape=(3, 128, 128), class_count=10))) == large
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(PRESETS))
 def test_a_preset_takes_other_inputs_classes_and_norms(name: str) -> None:
     shape = {"ds_cnn": (1, 49, 10), "bert_small": (9,), "decoder_small": (9,), "char_lstm": (9,)}.get(name, (1, 32, 32))

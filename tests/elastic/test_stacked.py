@@ -53,6 +53,7 @@ def mixed_specs(network: Network) -> list[SubnetSpec]:
     return [space[0], space[-1], space[-1], space[len(space) // 2], space[-1], space[0]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("merge", EVERY, ids=lambda one: one.TYPE)
 def test_identical_updates_give_that_update(merge: AnyStackedMerge, device: torch.device) -> None:
     state = {name: tensor.to(device) for name, tensor in random_state(NETWORK, 0).items()}
@@ -92,6 +93,7 @@ def test_medians_and_trimmed_means_agree_with_numpy(count: int) -> None:
         np.testing.assert_allclose(trimmed[name].numpy(), oracle, rtol=1e-6, atol=1e-7)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("otherwise", ["mean", "stay"])
 def test_elements_are_merged_over_their_holders_and_the_others_take_the_mean_or_stay(otherwise: str) -> None:
     specs = mixed_specs(NETWORK)
@@ -223,6 +225,7 @@ def test_krum_by_hand() -> None:
     assert krum_of(vectors, 2) == [0, 1, 2, 3, 4]
 
 
+@pytest.mark.slow
 @relaxed
 @given(
     vectors=st.lists(st.lists(st.integers(-20, 20), min_size=4, max_size=4), min_size=5, max_size=9),

@@ -44,6 +44,7 @@ def test_the_score_of_two_batches_in_closed_form() -> None:
     assert zico([one, two]) == pytest.approx(math.log((1 + 3) / 2 + (2 + 2) / 4) + math.log(9))
 
 
+@pytest.mark.slow
 @given(count=st.integers(2, 5), seed=st.integers(0, 1000), data=st.data())
 def test_the_order_of_batches_does_not_matter(count: int, seed: int, data: st.DataObject) -> None:
     batches = gradients(count, seed)

@@ -65,6 +65,7 @@ def test_every_sample_goes_to_exactly_one_client_or_a_sentence_says_why_not(data
     assert all(np.array_equal(one, other) for one, other in zip(parts, again, strict=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PARTITIONS)
 def test_another_seed_gives_another_split(name: Partition) -> None:
     dataset = many()
@@ -94,6 +95,7 @@ def test_pathological_clients_hold_exactly_so_many_classes() -> None:
         assert len(np.unique(dataset.classes()[part])) == 2
 
 
+@pytest.mark.slow
 def test_pathological_clients_as_many_as_classes_share_all_of_them() -> None:
     for seed in range(5):
         chosen = PartitionSettings(name="pathological", classes_per_client=1)

@@ -239,6 +239,7 @@ def _counting() -> nn.Module:
     return module
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "module",
     [Average(in_place=False, persistent=False), Average(in_place=True, persistent=False), _counting()],
@@ -248,6 +249,7 @@ def test_a_constant_that_forward_changes_is_refused_by_name(module: nn.Module) -
         canonical(step_of_module(module, (4,)))
 
 
+@pytest.mark.slow
 def test_a_buffer_that_changes_its_shape_is_refused_by_name() -> None:
     class Growing(nn.Linear):
         seen: Tensor
@@ -262,6 +264,7 @@ def test_a_buffer_that_changes_its_shape_is_refused_by_name() -> None:
         canonical(step_of_module(module, (4,)))
 
 
+@pytest.mark.slow
 def test_what_forward_leaves_behind_is_no_state() -> None:
     """Old-style weight norm sets a plain tensor before each run; others keep what they last saw."""
 
@@ -298,6 +301,7 @@ def test_a_block_that_its_owner_computes_again_draws_and_counts_once() -> None:
         assert torch.equal(actual, right[name]), name
 
 
+@pytest.mark.slow
 def test_randomness_and_types_of_its_own_are_refused() -> None:
     class Noisy(nn.Linear):
         def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - PyTorch's name of it

@@ -89,6 +89,7 @@ def test_a_wrong_limit_or_folder_is_refused(tmp_path: Path) -> None:
         ExportCache(CacheFolder(path=tmp_path / "file"))
 
 
+@pytest.mark.slow
 def test_one_holder_at_a_time_writes_a_result(tmp_path: Path) -> None:
     path, order = tmp_path / "ab.program", []
 

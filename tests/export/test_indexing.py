@@ -29,6 +29,7 @@ def indices(draw_from: st.DrawFn) -> list[Tensor | None]:
     return made
 
 
+@pytest.mark.slow
 @settings(max_examples=80, deadline=None)
 @given(chosen=indices())
 def test_any_indices_read_what_pytorch_reads(chosen: list[Tensor | None]) -> None:
@@ -37,6 +38,7 @@ def test_any_indices_read_what_pytorch_reads(chosen: list[Tensor | None]) -> Non
         assert torch.equal(INDEXING[operator](x, chosen), aten.index.Tensor(x, chosen))
 
 
+@pytest.mark.slow
 @settings(max_examples=80, deadline=None)
 @given(chosen=indices(), broadcast=st.booleans())
 def test_any_indices_add_where_pytorch_adds(chosen: list[Tensor | None], broadcast: bool) -> None:

@@ -217,6 +217,7 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", REFUSED)
 def test_state_that_no_step_carries_is_refused_by_name(name: str) -> None:
     make, reason = REFUSED[name]
@@ -262,6 +263,7 @@ HARMLESS: dict[str, Callable[[], nn.Module]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", HARMLESS)
 def test_what_does_not_matter_in_the_next_run_is_no_state(name: str) -> None:
     """It gives what plain PyTorch does, in the second step too."""
@@ -298,6 +300,7 @@ def _tensors(held: Any) -> Iterator[Tensor]:
         yield from _tensors(part)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["a dict", "a list", "an object", "a layer in a list", "a log", "a cache"])
 def test_a_module_is_left_as_it_was(name: str) -> None:
     """Also where it is refused: no tensor without numbers stays in it."""
@@ -347,6 +350,7 @@ def test_a_buffer_that_a_recomputed_block_changes_is_carried(in_place: bool) -> 
     assert program.manifest.max_abs_diff < 1e-5
 
 
+@pytest.mark.slow
 def test_a_buffer_of_two_names_is_carried_where_one_of_them_is_not_kept() -> None:
     def has(net: Any) -> None:
         _share_buffer(net)

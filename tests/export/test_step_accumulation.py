@@ -47,6 +47,7 @@ def first_inputs(step: Any) -> dict[str, Tensor]:
     return {name: torch.zeros_like(tensor) if name in zero else tensor for name, tensor in inputs.items()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize("optimiser", OPTIMISERS)
 def test_micro_batches_take_the_step_of_the_batch(optimiser: str, dtype: torch.dtype) -> None:

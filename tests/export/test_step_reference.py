@@ -38,6 +38,7 @@ def assert_alike(step: Step, *, tolerance: float = 1e-10, **options: Any) -> Non
         assert_close({name: found[name] / scale}, {name: tensor / scale}, tolerance)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_every_kind_of_step_is_its_reference(name: str) -> None:
     step = CASES[name]()

@@ -167,6 +167,7 @@ class Shift(nn.Module):
         return x + self.bias
 
 
+@pytest.mark.slow
 def test_many_results_of_rounding_alone_hide_no_other() -> None:
     """And whoever asked for the program is told how little could be verified."""
     parts: list[nn.Module] = []

@@ -212,6 +212,7 @@ def test_a_broken_package_is_in_nobodys_way(package: Path, broken_package: Path,
     assert "uninstall all but one" in listed["fedavg"]["status"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [
@@ -270,6 +271,7 @@ def test_a_broken_data_set_is_told_in_one_sentence_where_it_is_named(
     assert listed["waves"]["files"] == "installed"
 
 
+@pytest.mark.slow
 def test_help_loads_neither_torch_nor_any_package() -> None:
     program = (
         "import sys; from subfleet.cli.commands import app\n"

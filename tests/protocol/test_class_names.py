@@ -18,12 +18,14 @@ NUMBERS = st.lists(st.integers(0, 10**6), min_size=1, max_size=20, unique=True)
 WORDS = st.lists(st.from_regex(r"[a-z0-9]{1,6}", fullmatch=True), min_size=1, max_size=20, unique=True)
 
 
+@pytest.mark.slow
 @given(numbers=NUMBERS, data=st.data())
 def test_numbers_are_in_the_order_of_numbers_however_they_are_listed(numbers: list[int], data: st.DataObject) -> None:
     expected = tuple(str(number) for number in sorted(numbers))
     assert in_natural_order(data.draw(st.permutations([str(number) for number in numbers]))) == expected
 
 
+@pytest.mark.slow
 @given(names=WORDS, data=st.data())
 def test_other_names_are_in_the_order_of_their_characters(names: list[str], data: st.DataObject) -> None:
     mixed = [*names, "x-ray"]
@@ -81,11 +83,13 @@ def test_names_that_cannot_be_shown_told_apart_or_sent_are_refused(names: list[s
         check_class_names(names)
 
 
+@pytest.mark.slow
 @given(names=st.lists(st.text(st.characters(categories=["L", "N"]), min_size=1, max_size=8), unique=True))
 def test_the_text_in_a_model_says_the_names(names: list[str]) -> None:
     assert class_names_of_text(text_of_class_names(names)) == tuple(names)
 
 
+@pytest.mark.slow
 @given(text=st.one_of(st.text(max_size=40), st.sampled_from(["[1]", '["a","a"]', '{"a":1}', "[" * 9999])))
 def test_any_other_text_is_a_protocol_error(text: str) -> None:
     try:

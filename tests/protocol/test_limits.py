@@ -54,6 +54,7 @@ def _said(message: Message, name: str, value: object) -> bytes:
     return json.dumps({**json.loads(encode(message)), name: value}).encode()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("message", "name", "most"), CASES, ids=lambda one: getattr(one, "KIND", one))
 def test_a_field_may_be_so_long_and_no_longer(message: Message, name: str, most: int) -> None:
     kind = typing.get_type_hints(type(message))[name]

@@ -9,6 +9,7 @@ from subfleet.protocol.schema import canonical_json, from_plain
 from subfleet.protocol.subnet import Explicit, Full, Prefix, Roll, SubnetSpec
 
 
+@pytest.mark.slow
 @given(spec=SPECS)
 def test_a_spec_comes_back_with_its_id_and_its_hash(spec: SubnetSpec) -> None:
     again = from_plain(SubnetSpec, json.loads(canonical_json(spec)))
@@ -17,6 +18,7 @@ def test_a_spec_comes_back_with_its_id_and_its_hash(spec: SubnetSpec) -> None:
     assert again.spec_id == spec.spec_id
 
 
+@pytest.mark.slow
 @given(spec=SPECS)
 def test_the_display_name_takes_no_part_in_the_id(spec: SubnetSpec) -> None:
     assert dataclasses.replace(spec, name=f"{spec.name}!").spec_id == spec.spec_id
@@ -48,6 +50,7 @@ def test_what_cannot_be_is_refused(make: object, words: str) -> None:
         make()
 
 
+@pytest.mark.slow
 @given(one=SPECS, other=SPECS)
 def test_subnets_stand_in_the_order_of_their_identities(one: SubnetSpec, other: SubnetSpec) -> None:
     assert (one < other) == (one.spec_id < other.spec_id)

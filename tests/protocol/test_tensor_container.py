@@ -74,11 +74,13 @@ def _reads_or_refuses(payload: bytes) -> None:
             read(payload)
 
 
+@pytest.mark.slow
 @given(payload=st.one_of(st.binary(max_size=100), st.binary(max_size=80).map(_container)))
 def test_arbitrary_bytes_raise_nothing_but_protocol_errors(payload: bytes) -> None:
     _reads_or_refuses(payload)
 
 
+@pytest.mark.slow
 @settings(max_examples=200)
 @given(data=st.data())
 def test_a_spoilt_container_raises_nothing_but_protocol_errors(data: st.DataObject) -> None:

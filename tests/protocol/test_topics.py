@@ -9,6 +9,7 @@ _IDS = st.from_regex(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}", fullmatch=True)
 _KINDS = st.from_regex(r"[a-z]{1,12}", fullmatch=True)
 
 
+@pytest.mark.slow
 @given(fleet=_IDS, client_id=_IDS, kind=_KINDS)
 def test_what_is_built_can_be_read(fleet: str, client_id: str, kind: str) -> None:
     topics = Topics(fleet)

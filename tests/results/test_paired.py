@@ -16,6 +16,7 @@ FIGURES = st.lists(
 )
 
 
+@pytest.mark.slow
 @given(pairs=FIGURES)
 def test_the_interval_is_students(pairs: list[tuple[float, float]]) -> None:
     ours, theirs = [one for one, _ in pairs], [other for _, other in pairs]
@@ -29,6 +30,7 @@ def test_the_interval_is_students(pairs: list[tuple[float, float]]) -> None:
     assert found.mean - found.low == pytest.approx(reach, rel=1e-4, abs=1e-12)
 
 
+@pytest.mark.slow
 @given(pairs=FIGURES)
 def test_the_other_way_round_is_its_mirror_image(pairs: list[tuple[float, float]]) -> None:
     ours, theirs = [one for one, _ in pairs], [other for _, other in pairs]

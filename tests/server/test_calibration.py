@@ -305,6 +305,7 @@ def test_a_run_has_the_same_bits_whatever_is_lost_and_whoever_dies(tmp_path: Pat
     assert rough.model_bytes() == calm.model_bytes()
 
 
+@pytest.mark.slow
 def test_sums_of_other_norms_are_refused_by_a_run(tmp_path: Path) -> None:
     def lying(weights: Mapping[str, Any], task: Task) -> dict[str, Any]:
         if task.calibration is None or task.client_id != "bob":

@@ -54,6 +54,7 @@ def test_many_changes_are_counted() -> None:
     assert changed_settings(before, after).endswith("key_7 from 0 to 1, and 2 more")
 
 
+@pytest.mark.slow
 @settings(max_examples=50)
 @given(before=TABLES, after=TABLES)
 def test_something_is_told_exactly_where_something_differs(before: dict[str, Any], after: dict[str, Any]) -> None:

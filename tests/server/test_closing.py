@@ -192,6 +192,7 @@ def test_a_loss_is_held_against_the_last_one() -> None:
     assert set(closed(actions).values()) == {"done"}
 
 
+@pytest.mark.slow
 def test_a_server_that_dies_between_two_folds_folds_again_what_is_left(tmp_path: Path) -> None:
     three = terms(FOUR[1:])
     engine = open_database(tmp_path)

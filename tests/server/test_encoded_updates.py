@@ -218,6 +218,7 @@ def test_anycostfl_sends_everything_over_an_uplink_of_just_that_and_less_over_on
         assert (codec.fraction == 1.0) != bool(short)
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(uplink_bytes=st.integers(0, 25_000))
 def test_anycostfl_gives_the_largest_width_and_then_the_densest_update(uplink_bytes: int) -> None:

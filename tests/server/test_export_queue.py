@@ -337,6 +337,7 @@ def test_a_server_that_starts_again_goes_on_writing(phase: str) -> None:
     assert found == exports[1:]
 
 
+@pytest.mark.slow
 def test_the_journal_gives_back_pool_plans_and_queue_and_the_search_goes_on_alike(tmp_path: Path) -> None:
     terms = terms_of(method=SEARCH, exports_per_round=2, quorum=0.9)
     engine = open_database(tmp_path)

@@ -81,6 +81,7 @@ def test_all_full_clients_equal_fedavg(tmp_path: Path) -> None:
         np.testing.assert_allclose(folded[name].numpy(), old + mean, rtol=0, atol=1e-7)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "optimiser"),
     [(FedAdam(), None), (FedYogi(), None), *((FedAvg(), kind()) for kind in SERVER_OPTIMISERS.values())],

@@ -49,6 +49,7 @@ def _telemetry(run_id: str) -> Telemetry:
     )
 
 
+@pytest.mark.slow
 def test_an_id_that_no_receipt_could_carry_is_dropped(tmp_path: Path) -> None:
     world = World(tmp_path, config(rounds=1, deploy_targets=()), fleet())
     _say(_eve(world), _telemetry(world.server.run_id), message_id="\u00e9" * 120_000)
@@ -76,6 +77,7 @@ def test_a_link_faster_than_any_number_is_a_fast_link(tmp_path: Path, rate_bps: 
     assert set(_statuses(world).values()) == {"folded"}
 
 
+@pytest.mark.slow
 def test_the_most_samples_that_clients_may_claim_can_be_weighed(tmp_path: Path) -> None:
     devices = {name: Behaviour(sample_count=SAMPLES) for name in ("ada", "bob", "cyd")}
     world = World(tmp_path, config(rounds=1, deploy_targets=()), devices)
@@ -101,6 +103,7 @@ def test_what_a_client_claims_of_its_samples_is_bounded_and_the_table_says_so(tm
     assert world.model_bytes() == honest.model_bytes()
 
 
+@pytest.mark.slow
 def test_a_profile_of_all_the_samples_there_may_be_has_half_a_round(tmp_path: Path) -> None:
     devices = {**fleet(), "eve": Behaviour(sample_count=SAMPLES)}
     world = World(tmp_path, config(rounds=1, deploy_targets=()), devices)
@@ -160,6 +163,7 @@ def _began(world: World) -> bool:
     return f"{NEVER_SENT.sha256}.part" in {path.name for path in _partials(world)}
 
 
+@pytest.mark.slow
 def test_an_upload_that_is_not_there_when_its_round_closes_is_deleted(tmp_path: Path) -> None:
     world = _world_with_an_upload(tmp_path)
     world.run(until=lambda: world.server.state.phase == "fold")
@@ -182,6 +186,7 @@ def test_a_refused_task_takes_its_upload_with_it(tmp_path: Path) -> None:
     assert (_partials(world), world.server._exchange.active) == ([], 0)
 
 
+@pytest.mark.slow
 def test_what_a_killed_server_left_of_uploads_goes_when_no_task_is_open(tmp_path: Path) -> None:
     world = _world_with_an_upload(tmp_path)
     world.kill_server()

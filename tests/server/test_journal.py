@@ -37,6 +37,7 @@ def _known(state: RunState, now_s: float) -> RunState:
     return replace(state, members=PersistentMap(members), entered_s=now_s, opened_s=now_s)
 
 
+@pytest.mark.slow
 def test_a_state_is_loaded_as_it_was_saved(tmp_path: Path) -> None:
     journal = _journal(tmp_path)
     before = journal.load(0.0)

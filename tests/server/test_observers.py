@@ -15,6 +15,7 @@ from subfleet.journal.records import RoundRecord
 from subfleet.protocol.messages import Profile
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("error", [ZeroDivisionError("division"), SystemExit(1), BrokenPipeError()])
 def test_an_observer_that_raises_ends_no_run(
     error: BaseException, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
@@ -41,6 +42,7 @@ def test_an_interrupt_goes_through() -> None:
         GuardedObserver(Interrupted()).round_finished(record)
 
 
+@pytest.mark.slow
 def test_what_a_device_calls_itself_stands_in_the_operators_table_letter_by_letter(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

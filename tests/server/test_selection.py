@@ -24,6 +24,7 @@ def test_it_is_a_sample_without_replacement(names: set[str], count: int, seed: i
     assert list(found) == sorted(found)
 
 
+@pytest.mark.slow
 @given(names=NAMES, count=st.integers(0, 25), seed=SEEDS, order=st.randoms(use_true_random=False))
 def test_no_order_makes_a_difference(names: set[str], count: int, seed: int, order: random.Random) -> None:
     shuffled = sorted(names)
@@ -31,6 +32,7 @@ def test_no_order_makes_a_difference(names: set[str], count: int, seed: int, ord
     assert selected(shuffled, count, seed=seed, round_number=3) == selected(names, count, seed=seed, round_number=3)
 
 
+@pytest.mark.slow
 @given(names=NAMES.filter(bool), count=st.integers(1, 25), seed=SEEDS)
 def test_who_goes_makes_room_for_one_and_moves_no_other(names: set[str], count: int, seed: int) -> None:
     before = selected(names, count, seed=seed, round_number=1)

@@ -282,6 +282,7 @@ def test_where_no_size_can_be_written_the_reason_says_so() -> None:
     assert state.seats["bob"].size == PLAN.space[-1]
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_without_the_device_whose_runtime_lacks_an_operator(tmp_path: Path) -> None:
     devices = fleet()
     devices["ada"] = replace(devices["ada"], operators=("Conv",))

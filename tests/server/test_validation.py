@@ -160,6 +160,7 @@ def test_everything_that_is_wrong_is_told_at_once_of_values_and_of_records() -> 
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", RUNS)
 def test_every_run_that_we_ship_is_read_as_its_json_is(name: str) -> None:
     first, *_, last = [*read_runs(name), *read_runs(name)]  # a sweep has many
@@ -232,6 +233,7 @@ def test_whatever_is_wrong_is_refused_here_exactly_where_the_wires_door_refuses_
         assert problems_with(Run, plain) == []
 
 
+@pytest.mark.slow
 def test_a_record_that_is_made_in_python_knows_nothing_of_pydantic() -> None:
     script = (
         "import sys; sys.modules['pydantic'] = sys.modules['pydantic_core'] = None\n"

@@ -45,6 +45,7 @@ def test_none_has_more_than_its_share_of_what_then_counts(weights: list[float], 
         assert max(capped) <= share * sum(capped)
 
 
+@pytest.mark.slow
 @given(WEIGHTS, SHARES)
 def test_no_more_is_taken_away_than_the_share_asks_for(weights: list[float], max_share: float) -> None:
     share, limit = Fraction(str(max_share)), share_limit(weights, max_share)
@@ -59,6 +60,7 @@ def test_no_more_is_taken_away_than_the_share_asks_for(weights: list[float], max
         assert limit == share * sum(capped)
 
 
+@pytest.mark.slow
 @given(WEIGHTS, SHARES, st.randoms())
 def test_the_limit_does_not_depend_on_the_order(weights: list[float], max_share: float, random: object) -> None:
     shuffled = list(weights)
@@ -71,6 +73,7 @@ def test_a_share_of_one_lowers_nothing(weights: list[float]) -> None:
     assert share_limit(weights, 1.0) is None
 
 
+@pytest.mark.slow
 @given(WEIGHTS, SHARES)
 def test_what_was_lowered_is_not_lowered_again(weights: list[float], max_share: float) -> None:
     capped = [float(one) for one in _capped(weights, max_share)]

@@ -32,6 +32,7 @@ def test_every_sample_is_real_exactly_once(
     assert sorted(seen) == list(range(count))
 
 
+@pytest.mark.slow
 @given(count=COUNTS, seed=SEEDS, round_number=st.integers(0, 10**6), client=CLIENTS, epoch=st.integers(0, 9))
 def test_the_order_depends_on_its_arguments_alone(
     count: int, seed: int, round_number: int, client: str, epoch: int

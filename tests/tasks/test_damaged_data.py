@@ -56,6 +56,7 @@ def test_one_other_byte_is_caught_by_the_checksum(name: str, tmp_path: Path) -> 
         named.load(folders(tmp_path))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["gzip", "tar", "zip", "npz", "folder"])
 def test_what_would_unpack_to_too_much_takes_no_memory(kind: str, tmp_path: Path) -> None:
     limit, much = MIB, bytes(64 * MIB)

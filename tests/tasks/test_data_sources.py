@@ -34,6 +34,7 @@ def save(path: Path, arrays: Mapping[str, npt.ArrayLike]) -> str:
     return str(path)
 
 
+@pytest.mark.slow
 @settings(max_examples=40)
 @given(inputs=INPUTS)
 def test_what_is_written_is_read_back_exactly(
@@ -167,6 +168,7 @@ def test_a_name_that_the_system_refuses_is_a_file_error() -> None:
         read_dataset("x" * 5000)
 
 
+@pytest.mark.slow
 def test_the_counts_of_all_classes_fit_into_one_control_message() -> None:
     labels = np.array([0, MAX_CLASSES - 1], np.int64)
     summary = Dataset(inputs=np.zeros((2, 1), np.float32), labels=labels).summary()
@@ -267,6 +269,7 @@ def test_another_part_of_a_known_data_set_is_refused() -> None:
         read_dataset("digits:validation")
 
 
+@pytest.mark.slow
 def test_a_device_with_data_of_its_own_reads_no_registry(tmp_path: Path) -> None:
     write_npz(tmp_path / "own.npz", digits())
     program = (

@@ -73,6 +73,7 @@ def test_what_is_right_is_kept(checksum: str, told: int | None, tmp_path: Path) 
     assert [path.name for path in target.parent.iterdir()] == ["file.gz"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("answer", "kind", "words"),
     [

@@ -16,6 +16,7 @@ def test_equal_logits_give_the_logarithm_of_the_class_count() -> None:
     assert cross_entropy(np.zeros((3, 10), np.float32), np.array([0, 4, 9])) == pytest.approx(math.log(10))
 
 
+@pytest.mark.slow
 @given(logits=LOGITS, shift=st.floats(-1e4, 1e4, width=32))
 def test_loss_is_not_negative_and_ignores_a_shift(logits: npt.NDArray[np.float32], shift: float) -> None:
     labels = np.arange(len(logits)) % logits.shape[1]
@@ -24,6 +25,7 @@ def test_loss_is_not_negative_and_ignores_a_shift(logits: npt.NDArray[np.float32
     assert cross_entropy(logits.astype(np.float64) + shift, labels) == pytest.approx(loss, abs=1e-6)
 
 
+@pytest.mark.slow
 @given(logits=LOGITS)
 def test_the_guess_itself_is_always_right(logits: npt.NDArray[np.float32]) -> None:
     assert accuracy(logits, logits.argmax(1)) == 1

@@ -104,6 +104,7 @@ def test_a_method_that_breaks_a_promise_fails(kind: str, test: Callable[[MethodC
         test(method_contract(kind))
 
 
+@pytest.mark.slow
 def test_a_method_that_moves_what_nobody_trained_fails(tmp_path: Path) -> None:
     method_contract("sound").test_a_round_with_learning_rate_0_changes_nothing_for_anybody(tmp_path)
     with pytest.raises(AssertionError):

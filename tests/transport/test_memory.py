@@ -154,6 +154,7 @@ def test_filters_cover_what_mqtt_says(topic_filter: str, topic: str, covered: bo
 _LEVELS = st.lists(st.sampled_from(["a", "b", ""]), min_size=1, max_size=4)
 
 
+@pytest.mark.slow
 @given(levels=_LEVELS, data=st.data())
 def test_a_topic_is_covered_by_every_generalisation_of_itself(levels: list[str], data: st.DataObject) -> None:
     general = [data.draw(st.sampled_from([level, "+"])) for level in levels]

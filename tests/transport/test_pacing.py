@@ -20,6 +20,7 @@ def _drain(transport: PacedTransport) -> list[Event]:
     return events
 
 
+@pytest.mark.slow
 @given(
     sizes_bytes=st.lists(st.integers(0, 10_000), min_size=1, max_size=20),
     rate_bps=st.floats(1e3, 1e8),

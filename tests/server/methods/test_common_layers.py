@@ -37,6 +37,7 @@ def whole_and_shallow(terms: Terms) -> tuple[int, int]:
     return whole, next(place for place, size in enumerate(terms.space) if not size.axes and size.blocks == kept)
 
 
+@pytest.mark.slow
 def test_flexifed_averages_more_the_further_it_shares(tmp_path: Path) -> None:
     found: dict[str, list[set[str]]] = {}
     for sharing in SHARINGS:

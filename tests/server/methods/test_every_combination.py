@@ -212,6 +212,7 @@ def test_learning_rate_0_and_what_nobody_held_change_nothing_that_anybody_sees(n
     assert {type(merge) for merge in MERGES if merge is not None} == set(STACKED_MERGES.values())
 
 
+@pytest.mark.slow
 @pytest.mark.long
 @pytest.mark.parametrize("name", QUICK)
 def test_so_it_is_with_every_three_of_them(name: str, tmp_path: Path) -> None:

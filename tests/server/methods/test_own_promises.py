@@ -313,6 +313,7 @@ def test_fedfa_as_printed_moves_a_model_that_nobody_trained(tmp_path: Path) -> N
     assert not same_bits(play(terms, state, clients, tmp_path).state.shared, state.shared)
 
 
+@pytest.mark.slow
 def test_fedfa_keeps_the_direction_of_the_many_when_one_update_is_boosted(tmp_path: Path) -> None:
     likeness = {}
     for scaling in (False, True):
@@ -329,6 +330,7 @@ def test_fedfa_keeps_the_direction_of_the_many_when_one_update_is_boosted(tmp_pa
     assert likeness[False] < 0.6
 
 
+@pytest.mark.slow
 def test_fedfa_by_changes_moves_the_way_it_would_without_the_boost(tmp_path: Path) -> None:
     """Boosting one client's change alters the mean size, and no direction."""
     likeness = {}
@@ -349,6 +351,7 @@ def test_fedfa_by_changes_moves_the_way_it_would_without_the_boost(tmp_path: Pat
     assert likeness["weights"] < 0.9
 
 
+@pytest.mark.slow
 def test_fedfa_by_changes_leaves_a_model_that_nobody_trained_as_it_is(tmp_path: Path) -> None:
     terms = terms_with(FedFA(scaled="changes", norm="l2"))
     state = first_state(terms.network)

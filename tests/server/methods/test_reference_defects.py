@@ -201,6 +201,7 @@ def _count(terms: Terms, size: SubnetSpec) -> int:
     return terms.network.parameter_count(size)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("weight", [0.0, 0.5, 1.0])
 def test_fjords_nested_width_trains_its_own_elements_of_the_very_network_and_no_others(weight: float) -> None:
     """Plato's FjORD trains a copy that is cut off from the network, and never on the labels.
@@ -273,6 +274,7 @@ def test_heterofl_trains_networks_that_its_own_code_refuses(model: Family, tmp_p
             torch.testing.assert_close(moved, change[name].flatten(), rtol=0, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "method",
     [
@@ -322,6 +324,7 @@ def _evaluated(norms: NormPolicy, spoiled: bool = False) -> list[float]:
     return [evaluate(terms.network, size, used, inputs, labels, batch_size=count).loss for count in (1, 7, 40)]
 
 
+@pytest.mark.slow
 def test_an_evaluation_with_measured_statistics_depends_on_no_batch_size() -> None:
     """FedRolex's code evaluates with the statistics of each test batch."""
     found = _evaluated("recalibrated")

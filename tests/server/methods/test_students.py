@@ -50,6 +50,7 @@ def test_students_of_dynamic_selection_are_of_the_space_that_it_searches(
     assert found != students(DynamicSelection(prices="estimated", rates=RATES), tmp_path, monkeypatch, 2)
 
 
+@pytest.mark.slow
 def test_students_of_other_methods_are_sizes_of_their_own_where_they_put_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

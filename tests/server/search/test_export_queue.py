@@ -83,6 +83,7 @@ def test_programs_that_there_are_are_not_begun_and_targets_have_their_own() -> N
     assert most_wanted(wishes, {wishes[0].program.key, "onnx/other"}, 9) == tuple(wishes[1:])
 
 
+@pytest.mark.slow
 @given(
     wishes=st.lists(st.builds(_wish, st.integers(0, 7), st.floats(LEAST_GAIN, 1), st.sampled_from(TARGETS))),
     seed=st.integers(0, 99),

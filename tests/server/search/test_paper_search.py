@@ -45,6 +45,7 @@ def test_an_epsilon_of_zero_always_ends_at_t_max() -> None:
     assert {(one.draws, one.hit) for one in explored} == {(4, True)}
 
 
+@pytest.mark.slow
 def test_the_hit_rate_is_that_of_as_many_draws_in_a_row() -> None:
     search = paper_search(SPACE, PaperSettings(epsilon=0.3, t_max=1))
     hits = sum(search.explore(query_at(0.5, 0.5), stream(place)).hit for place in range(2000))

@@ -199,6 +199,7 @@ def test_the_pool_is_bounded_and_draws_have_their_own_room() -> None:
     assert 50 <= len(search.pool) <= 50 + 28
 
 
+@pytest.mark.slow
 def test_a_uniform_subnet_outside_the_space_is_given_but_no_start() -> None:
     space = search_space(NETWORK, (0.5, 1), width="network", depth="whole")
     outside = [spec for spec in UNIFORM if not space.holds(spec)]

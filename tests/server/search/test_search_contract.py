@@ -123,6 +123,7 @@ def test_a_journal_holds_no_more_than_the_pool_and_gives_the_same_answers(name: 
 COLUMNS = st.integers(0, 3) | st.sampled_from([2**61, INFINITE_BYTES - 1, INFINITE_BYTES])
 
 
+@pytest.mark.slow
 @given(
     rows=st.lists(st.tuples(COLUMNS, COLUMNS, COLUMNS, COLUMNS), max_size=8),
     limits=st.builds(
@@ -177,6 +178,7 @@ def test_of_what_is_known_the_answer_has_the_most_parameters_and_then_uses_most(
     assert (best.rank if best else None) == max((fit.rank for fit in held), default=None)
 
 
+@pytest.mark.slow
 @EVERY
 def test_looking_remembers_nothing_and_follows_the_stream(name: str) -> None:
     search = warm(name)
@@ -199,6 +201,7 @@ def test_a_search_that_learned_a_journal_goes_on_alike(name: str) -> None:
     assert run(restored, asked[30:], first=30) == run(whole, asked[30:], first=30)
 
 
+@pytest.mark.slow
 @EVERY
 def test_a_refused_subnet_is_not_given(name: str) -> None:
     query = query_at(0.7, 0.7)
@@ -212,6 +215,7 @@ def test_a_refused_subnet_is_not_given(name: str) -> None:
     assert warm(name).best(replace(query, refused=lambda candidate: "no")) is None
 
 
+@pytest.mark.slow
 @EVERY
 def test_a_target_without_a_price_is_infinitely_dear(name: str) -> None:
     assert warm(name).best(replace(query_at(1, 1), target="unknown")) is None
