@@ -90,6 +90,30 @@ def test_objectives_of_numbers(name: Any, function: Any) -> None:
     assert results["correct"] == right
 
 
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_squares_are_summed_over_what_counts_where_they_are_asked_for(name: Any) -> None:
+    """Of the prediction's own losses, each by PyTorch; the step is otherwise the same."""
+    tokens = name == "next_token"
+    make = language_model if tokens else classifier
+    said: dict[str, Any] = {"sample": TOKENS} if tokens else {}
+    shape = () if tokens else (4,)
+    smoothing: dict[str, Any] = {"label_smoothing": 0.1} if ObjectiveSettings(name=name).over_classes else {}
+    plain = step_of_module(make(), shape, objective=ObjectiveSettings(name=name, **smoothing), **said)
+    step = step_of_module(make(), shape, objective=ObjectiveSettings(name=name, squares=True, **smoothing), **said)
+    inputs = example(step)
+    results, others = run(step, inputs), run(plain, inputs)
+    outputs, labels = loaded(make(), inputs)(inputs["input"])[:-1], inputs["label"][:-1]  # the last one is padding
+    if smoothing:
+        kept = labels >= 0
+        losses = functional.cross_entropy(outputs[kept], labels[kept], reduction="none", **smoothing)
+    elif name == "binary_cross_entropy":
+        losses = functional.binary_cross_entropy_with_logits(outputs, labels, reduction="none")
+    else:
+        losses = functional.mse_loss(outputs, labels, reduction="none")
+    torch.testing.assert_close(results.pop("squares"), losses.detach().square().sum(), atol=1e-12, rtol=1e-12)
+    assert_close(results, others)
+
+
 @pytest.mark.parametrize("logit", [0.0, 800.0, -800.0])
 def test_binary_cross_entropy_of_any_logit(logit: float) -> None:
     logits = torch.tensor([logit], dtype=torch.float64, requires_grad=True)

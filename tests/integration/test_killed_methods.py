@@ -28,6 +28,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.broker, pytest.mark.export, pytest.m
 
 OFTEN = ("dynamic_selection", "fedfa")
 """Beside HeteroFL, which `test_quickstart` kills: a search that is taken up, and grafted models."""
+CHOOSING = ("oort", "power_of_choice", "pyramidfl")
+"""Those that choose who takes part, of whom one sits out in each round."""
 FILE = """
 base = "{name}"
 name = "{name}"
@@ -36,6 +38,7 @@ min_clients = 3
 deploy_targets = []
 exports_per_round = 1
 communication_s = 0.15
+clients_per_round = {count}
 training = {{ epochs = 2 }}
 model = {{ widths = [64], depths = [2] }}
 
@@ -101,7 +104,7 @@ def test_whatever_is_killed_the_run_ends_with_the_same_choices_and_bits(
     name: str, cache: CacheFolder, tmp_path: Path
 ) -> None:
     path, calm, chance = tmp_path / "run.toml", tmp_path / "calm", random.Random(name)
-    path.write_text(FILE.format(name=name), encoding="utf-8")
+    path.write_text(FILE.format(name=name, count=2 if name in CHOOSING else 0), encoding="utf-8")
     with AwaitedExports(cache) as exports:
         run_in_batch(read_run(path), calm, Unobserved(), threading.Event(), exports=exports)
     runs = str(tmp_path / "runs")
@@ -145,7 +148,7 @@ def _choices(folder: Path) -> list[list[tuple[Any, ...]]]:
 def test_a_killed_sweep_goes_on_with_the_run_that_was_not_over(host: str, cache: CacheFolder, tmp_path: Path) -> None:
     """A batch begins that run anew, as it keeps nothing; with client processes it is taken up where it was."""
     path, runs = tmp_path / "run.toml", tmp_path / "runs"
-    path.write_text(FILE.format(name="heterofl"), encoding="utf-8")
+    path.write_text(FILE.format(name="heterofl", count=0), encoding="utf-8")
     command = ("run", str(path), "--host", host, "--seeds", "1,2", "--runs", str(runs))
     first = Command(cache, *command)
     for line in first.lines():

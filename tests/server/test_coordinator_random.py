@@ -18,6 +18,7 @@ from subfleet.methods.fedfa import FedFA
 from subfleet.protocol.candidate_scores import CandidateScore
 from subfleet.protocol.messages import Deployed, Presence, Refusal, Scores, Task, Update
 from subfleet.protocol.programs import ProgramRef
+from subfleet.protocol.schema import canonical_json, from_plain, parse_json
 from subfleet.rounds.actions import Action, Close, Fetch, Fold, Reply, Request, SendTask
 from subfleet.rounds.coordinator import resume_actions, round_info, step
 from subfleet.rounds.events import (
@@ -66,7 +67,8 @@ VARIANTS: Mapping[str, AnyMethod] = {
 def terms_of_places(method: AnyMethod) -> tuple[Terms, ...]:
     deadlines = Deadlines(join_s=40, measure_s=10, round_s=30, deploy_s=20, lease_s=15, linger_s=0)
     return tuple(
-        terms_of(rounds=2, min_clients=2, quorum=quorum, method=method, deadlines=deadlines) for quorum in (1.0, 0.5)
+        terms_of(rounds=2, min_clients=2, quorum=quorum, clients_per_round=count, method=method, deadlines=deadlines)
+        for quorum, count in ((1.0, 0), (0.5, 2))
     )
 
 
@@ -300,6 +302,9 @@ class Fleet(RuleBasedStateMachine):
             name: Member(profile=member.profile) for name, member in self.state.members.items() if member.profile
         }
         nothing: Any = MappingProxyType({})
+        memory = before = self.state.memory
+        if memory is not None:
+            memory = from_plain(type(memory), parse_json(canonical_json(memory), max_bytes=2**20))
         self.state = replace(
             self.state,
             members=PersistentMap(members),
@@ -309,7 +314,9 @@ class Fleet(RuleBasedStateMachine):
             searches=nothing,
             written_prices=nothing,
             asked=frozenset(),
+            memory=memory,
         )
+        assert memory == before, "what the method remembers is what the journal has"
         self.jobs.clear()
         self.fold = None
         for action in resume_actions(self.terms, self.state):

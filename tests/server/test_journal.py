@@ -14,6 +14,7 @@ from subfleet.journal.database import DATABASE_NAME, open_database
 from subfleet.journal.journal import Journal, begin_run
 from subfleet.journal.rows import round_record
 from subfleet.link.traffic import Traffic
+from subfleet.methods.pyramidfl import PyramidFL
 from subfleet.protocol.errors import ConfigError, FileError
 from subfleet.protocol.exit_codes import ExitCode
 from subfleet.protocol.schema import from_plain
@@ -71,6 +72,17 @@ def test_a_closed_round_is_loaded_with_its_record(tmp_path: Path) -> None:
     assert [row.status for row in record.clients] == ["folded", "refused: too large", "folded"]
     assert journal.checkpoint_sha256(1) == "a" * 64
     assert journal.checkpoint_sha256(2) is None
+
+
+def test_what_a_method_remembers_is_kept_in_the_step_that_it_follows_from(tmp_path: Path) -> None:
+    first = PyramidFL().policies().memory
+    engine = open_database(tmp_path)
+    journal = Journal(engine, begin_run(engine, name="test", settings="{}", round_count=2), first_memory=first)
+    assert journal.load(0.0).memory is None, "nothing was added to what it begins with"
+    state = training(PLAN)
+    memory = replace(first, passes={"ada": 1.0 / 3}, left_out={"bob": 0.1}, oort=replace(first.oort, utilities=(0.1,)))
+    journal.save(RunState(), replace(state, memory=memory))
+    assert journal.load(9.0) == _known(replace(state, memory=memory), 9.0)
 
 
 def test_a_step_that_changes_nothing_durable_writes_nothing(tmp_path: Path) -> None:

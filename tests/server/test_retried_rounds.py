@@ -23,6 +23,7 @@ from server.coordinator_cases import (
 from server.fake_device import PLENTY_BYTES, Behaviour
 from server.server_rig import World, config, fleet
 from server.test_calibration import calibrating
+from server.test_selection import drawn
 
 from subfleet.journal.database import open_database
 from subfleet.journal.journal import Journal, begin_run
@@ -33,7 +34,6 @@ from subfleet.rounds.actions import Close, SendTask
 from subfleet.rounds.coordinator import round_info, step
 from subfleet.rounds.events import Folded, Tick, UpdateStored
 from subfleet.rounds.retrying import what_is_lacking
-from subfleet.rounds.selection import selected
 from subfleet.rounds.state import RunState, Seat, Terms
 from subfleet.settings.timing import Deadlines, LogClock
 
@@ -222,9 +222,9 @@ def test_a_program_that_could_not_be_written_is_not_asked_for_again_in_the_next_
 
 def test_another_try_draws_other_clients() -> None:
     names = [f"c{place}" for place in range(40)]
-    draws = {selected(names, 3, seed=1, round_number=2, retry=retry) for retry in range(4)}
+    draws = {drawn(names, 3, seed=1, round_number=2, retry=retry) for retry in range(4)}
     assert len(draws) == 4
-    assert selected(names, 3, seed=1, round_number=2) == selected(names, 3, seed=1, round_number=2, retry=0)
+    assert drawn(names, 3, seed=1, round_number=2) == drawn(names, 3, seed=1, round_number=2, retry=0)
 
 
 def test_what_is_lacking_is_told_shortly_and_the_most_frequent_first() -> None:

@@ -2,6 +2,7 @@
 
 import random
 from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from server.server_rig import World, config, fleet
 
-from subfleet.rounds.selection import selected
+from subfleet.methods.selecting import Available, Selecting, at_random
+from subfleet.protocol.readings import Budget
+
+
+def drawn(names: Iterable[str], count: int, *, seed: int, round_number: int, retry: int = 0) -> tuple[str, ...]:
+    """Who is chosen by the draw that is usual."""
+    clients = tuple(Available(client_id=name, sample_count=1, budget=Budget(memory_bytes=1)) for name in names)
+    found = at_random(Selecting(clients=clients, count=count, round=round_number, retry=retry, seed=seed))
+    return tuple(sorted(found.clients))
+
 
 NAMES = st.sets(st.from_regex(r"[a-z][a-z0-9]{0,5}", fullmatch=True), max_size=20)
 SEEDS = st.integers(0, 2**32)
@@ -18,7 +28,7 @@ SEEDS = st.integers(0, 2**32)
 @pytest.mark.slow
 @given(names=NAMES, count=st.integers(0, 25), seed=SEEDS, number=st.integers(1, 1000))
 def test_it_is_a_sample_without_replacement(names: set[str], count: int, seed: int, number: int) -> None:
-    found = selected(names, count, seed=seed, round_number=number)
+    found = drawn(names, count, seed=seed, round_number=number)
     assert len(found) == len(set(found)) == (min(count, len(names)) if count else len(names))
     assert set(found) <= names
     assert list(found) == sorted(found)
@@ -29,20 +39,20 @@ def test_it_is_a_sample_without_replacement(names: set[str], count: int, seed: i
 def test_no_order_makes_a_difference(names: set[str], count: int, seed: int, order: random.Random) -> None:
     shuffled = sorted(names)
     order.shuffle(shuffled)
-    assert selected(shuffled, count, seed=seed, round_number=3) == selected(names, count, seed=seed, round_number=3)
+    assert drawn(shuffled, count, seed=seed, round_number=3) == drawn(names, count, seed=seed, round_number=3)
 
 
 @pytest.mark.slow
 @given(names=NAMES.filter(bool), count=st.integers(1, 25), seed=SEEDS)
 def test_who_goes_makes_room_for_one_and_moves_no_other(names: set[str], count: int, seed: int) -> None:
-    before = selected(names, count, seed=seed, round_number=1)
-    after = selected(names - {before[0]}, count, seed=seed, round_number=1)
+    before = drawn(names, count, seed=seed, round_number=1)
+    after = drawn(names - {before[0]}, count, seed=seed, round_number=1)
     assert set(before) - {before[0]} <= set(after)
 
 
 def test_every_client_comes_as_often_as_the_others() -> None:
     names = [f"c{number:02d}" for number in range(50)]
-    counts = Counter(name for number in range(2000) for name in selected(names, 10, seed=7, round_number=number))
+    counts = Counter(name for number in range(2000) for name in drawn(names, 10, seed=7, round_number=number))
     # Binomial with mean 400 and a standard deviation of 17.9: 4.5 of them either way.
     assert set(counts) == set(names)
     assert 320 < min(counts.values()) <= max(counts.values()) < 480
@@ -50,13 +60,8 @@ def test_every_client_comes_as_often_as_the_others() -> None:
 
 def test_rounds_and_seeds_differ() -> None:
     names = [f"c{number:02d}" for number in range(50)]
-    drawn = {selected(names, 10, seed=seed, round_number=number) for seed in range(5) for number in range(5)}
-    assert len(drawn) == 25
-
-
-def test_a_count_below_0_is_refused() -> None:
-    with pytest.raises(ValueError, match="count is -1"):
-        selected(["a"], -1, seed=0, round_number=1)
+    found = {drawn(names, 10, seed=seed, round_number=number) for seed in range(5) for number in range(5)}
+    assert len(found) == 25
 
 
 @pytest.mark.slow
@@ -65,7 +70,7 @@ def test_a_run_gives_tasks_to_those_drawn_alone(tmp_path: Path) -> None:
     world.run()
     for record in world.notes.records:
         folded = tuple(row.client_id for row in record.clients if row.status == "folded")
-        assert folded == selected(world.devices, 2, seed=3, round_number=record.round)
+        assert folded == drawn(world.devices, 2, seed=3, round_number=record.round)
         others = {row.status for row in record.clients if row.client_id not in folded}
         assert others == {"skipped: it was not drawn for this round"}
     assert len({row.client_id for record in world.notes.records for row in record.clients}) == 3

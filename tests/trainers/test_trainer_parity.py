@@ -9,7 +9,7 @@ import numpy.typing as npt
 import pytest
 
 from subfleet.arrays import decode_arrays, encode_arrays
-from subfleet.protocol.errors import ConfigError
+from subfleet.protocol.errors import ConfigError, ProtocolError
 from subfleet.protocol.programs import Trainer, TrainJob, encode_program
 from subfleet.protocol.subnet import SubnetSpec
 from subfleet.protocol.training import AugmentationSettings, ObjectiveSettings, OptimiserSettings, TrainingSettings
@@ -122,8 +122,8 @@ def write_real_job(
     )
 
 
-def train_eagerly(config: Family, job: TrainJob) -> tuple[Changes, float]:
-    """An epoch of PyTorch on the true smaller last batch."""
+def train_eagerly(config: Family, job: TrainJob) -> tuple[Changes, float, float]:
+    """An epoch of PyTorch on the true smaller last batch: changes, mean loss, and mean of the squares of the losses."""
     network = network_of(config)
     spec = smallest(network)
     start = extract(network, spec, init_state(network, 0))
@@ -136,19 +136,20 @@ def train_eagerly(config: Family, job: TrainJob) -> tuple[Changes, float]:
         weight_decay=job.settings.optimiser.weight_decay,
     )
     dataset = part_of_digits()
-    loss_sum = 0.0
+    losses: list[float] = []
     for indices, mask in iter_batches(
         len(dataset), BATCH, seed=job.settings.seed, round_number=job.round, client_id=job.client_id, epoch=0
     ):
         real = indices[mask == 1]
         optimiser.zero_grad()
         logits = module(torch.from_numpy(dataset.inputs[real]))
-        loss = torch.nn.functional.cross_entropy(logits, torch.from_numpy(dataset.labels[real]))
-        loss.backward()
+        each = torch.nn.functional.cross_entropy(logits, torch.from_numpy(dataset.labels[real]), reduction="none")
+        each.mean().backward()
         optimiser.step()
-        loss_sum += loss.item() * len(real)
+        losses += each.tolist()
     trained = module.state_dict()
-    return {name: (trained[name] - start[name]).numpy() for name in start}, loss_sum / len(dataset)
+    changes = {name: (trained[name] - start[name]).numpy() for name in start}
+    return changes, float(np.mean(losses)), float(np.mean(np.square(losses)))
 
 
 @pytest.mark.parametrize("runtime", RUNTIMES)
@@ -156,7 +157,7 @@ def test_an_epoch_equals_pytorch(tmp_path: Path, runtime: str) -> None:
     trainer = trainer_of(runtime, tmp_path)
     job = write_real_job(tmp_path, CONFIGS["resnet"], trainer.target)
     result = trainer.train(job, never)
-    expected, loss = train_eagerly(CONFIGS["resnet"], job)
+    expected, loss, _ = train_eagerly(CONFIGS["resnet"], job)
     assert_close(job, expected)
     assert result.loss == pytest.approx(loss, abs=1e-5)
     assert result.step_count == 6
@@ -168,6 +169,28 @@ def test_an_epoch_equals_pytorch(tmp_path: Path, runtime: str) -> None:
     still = replace(job, settings=replace(SETTINGS, learning_rate=0.0), output_path=tmp_path / "still")
     trainer.train(still, never)
     assert not any(array.any() for array in decode_arrays(still.output_path.read_bytes()).values())
+
+
+@pytest.mark.parametrize("runtime", RUNTIMES)
+@pytest.mark.parametrize("parts_of", [0, 5])
+def test_squares_of_losses_are_told_and_tensors_left_out_where_a_task_asks_for_it(
+    tmp_path: Path, runtime: str, parts_of: int
+) -> None:
+    trainer = trainer_of(runtime, tmp_path)
+    settings = replace(SETTINGS, objective=ObjectiveSettings(squares=True), micro_batch_size=parts_of)
+    job = replace(
+        write_real_job(tmp_path, CONFIGS["mlp"], trainer.target, settings), sends=("head.bias", "stem.weight")
+    )
+    result = trainer.train(job, never)
+    expected, loss, square_loss = train_eagerly(CONFIGS["mlp"], job)
+    assert_close(job, {name: expected[name] for name in job.sends})
+    assert result.loss == pytest.approx(loss, abs=1e-5)
+    assert result.square_loss == pytest.approx(square_loss, rel=1e-5)
+    assert square_loss > 1.01 * loss**2  # no mean squared
+
+    lacking = replace(job, sends=("head.bias", "tail.bias"), output_path=tmp_path / "lacking")
+    with pytest.raises(ProtocolError, match=r"asks for the change of 'tail\.bias', but its program has no such tensor"):
+        trainer.train(lacking, never)
 
 
 def test_augmented_training_is_training_on_the_augmented_images(tmp_path: Path) -> None:

@@ -81,6 +81,7 @@ def update(settings: AgentSettings, job: Job, event: Trained, now_s: float) -> U
         train_seconds=result.train_seconds,
         seconds=now_s - job.arrived_at_s,
         message_id=f"update.{task.task_id}",
+        square_loss=result.square_loss,
     )
 
 

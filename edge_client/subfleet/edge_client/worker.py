@@ -190,6 +190,7 @@ class TrainingWorker:
             update_codec=task.update_codec,
             calibration=task.calibration,
             classes=task.classes,
+            sends=task.sends,
         )
 
     def _output_path(self, task: Task) -> Path:

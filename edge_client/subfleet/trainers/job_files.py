@@ -86,8 +86,12 @@ def write_change(job: TrainJob, changed: Arrays, *, exact: Collection[str] = ())
 
     Raises:
         TrainingError: a value is not finite: such an update would spoil the model that it is added to.
+        ProtocolError: the job asks for a tensor that its program lacks.
         FileError: the file cannot be written.
     """
+    if odd := sorted(set(job.sends) - changed.keys()):
+        raise ProtocolError(f"the task asks for the change of {odd[0]!r:.120}, but its program has no such tensor")
+    changed = {name: changed[name] for name in job.sends or changed}
     for name, array in changed.items():
         if not np.isfinite(array).all():
             raise TrainingError(f"tensor {name!r:.80} is not finite after training; lower the learning rate")

@@ -14,7 +14,8 @@ COEFFICIENTS = ("proximal_mu", "distillation_weight")
 
 _CARRIED: tuple[Role, ...] = ("parameter", "buffer", "optimiser_state", "gradient")
 _STORED: tuple[Role, ...] = ("parameter", "buffer")
-_SCALARS: tuple[Role, ...] = ("learning_rate", "coefficient", "batch_weight", "apply", "loss", "correct", "count")
+_SCALARS: tuple[Role, ...] = ("learning_rate", "coefficient", "batch_weight", "apply")
+_SUMS: tuple[Role, ...] = ("loss", "correct", "count", "squares")
 _NUMBERS = ("F32",)
 _NUMBERS_OR_INDICES = ("F32", "I64")
 _DTYPES: Mapping[Role, tuple[str, ...]] = MappingProxyType(
@@ -56,6 +57,7 @@ class StepLayout:
         loss: name of the output.
         correct: name of the output.
         count: name of the output; empty where the program has none, and all labels of real samples count.
+        squares: name of the output; empty where the program has none.
     """
 
     batch_size: int
@@ -75,11 +77,12 @@ class StepLayout:
     loss: str
     correct: str
     count: str
+    squares: str
 
     @property
     def read(self) -> tuple[str, ...]:
         """Names of the outputs that are read after every step."""
-        return tuple(name for name in (self.loss, self.correct, self.count) if name)
+        return tuple(name for name in (self.loss, self.correct, self.count, self.squares) if name)
 
     @property
     def buffers(self) -> frozenset[str]:
@@ -118,7 +121,7 @@ def step_layout(manifest: ProgramManifest) -> StepLayout:
         raise ProtocolError("a program that sums gradients must take both 'batch_weight' and 'apply', but lacks one")
     stored = _of(manifest.inputs, lambda value: value.role in _STORED)
     _check_tensors(stored, _of(manifest.inputs, lambda value: value.role == "anchor"))
-    count = _optional(manifest.outputs, "count")
+    count, squares = _optional(manifest.outputs, "count"), _optional(manifest.outputs, "squares")
     return StepLayout(
         batch_size=manifest.batch_size,
         input=_only(manifest.inputs, "input"),
@@ -137,6 +140,7 @@ def step_layout(manifest: ProgramManifest) -> StepLayout:
         loss=_only(manifest.outputs, "loss").name,
         correct=_only(manifest.outputs, "correct").name,
         count="" if count is None else count.name,
+        squares="" if squares is None else squares.name,
     )
 
 
@@ -168,7 +172,7 @@ def _check_names(manifest: ProgramManifest) -> None:
 def _check_fed(value: ValueInfo, batch_size: int) -> None:
     types = _DTYPES.get(value.role)
     fits = types is None or value.dtype in types
-    if value.role in _SCALARS:
+    if value.role in (*_SCALARS, *_SUMS):
         fits = fits and value.shape == ()
     if value.role in ("input", "label", "sample_mask"):
         fits = fits and value.shape[:1] == (batch_size,)
@@ -176,7 +180,7 @@ def _check_fed(value: ValueInfo, batch_size: int) -> None:
         fits = fits and len(value.shape) == 1
     if value.role == "coefficient":
         fits = fits and value.name in COEFFICIENTS
-    if not fits or value.role in ("loss", "correct", "count", "logits"):
+    if not fits or value.role in (*_SUMS, "logits"):
         raise ProtocolError(
             f"the program's input {value.name!r:.80} is {value.role} of type {value.dtype} and shape {value.shape}, "
             f"which nobody can feed with batches of {batch_size}"
@@ -184,7 +188,7 @@ def _check_fed(value: ValueInfo, batch_size: int) -> None:
 
 
 def _check_read(value: ValueInfo) -> None:
-    if value.role in ("loss", "correct", "count") and (value.dtype != "F32" or value.shape):
+    if value.role in _SUMS and (value.dtype != "F32" or value.shape):
         raise ProtocolError(
             f"the program's {value.role} is {value.dtype} of shape {value.shape}, but must be a scalar of type F32"
         )

@@ -14,11 +14,12 @@ __all__ = ["Tally"]
 
 @dataclass(slots=True, kw_only=True)
 class Tally:
-    """What the steps of one job add up to; loss, correct and count are those of the last epoch."""
+    """What the steps of one job add up to; loss, correct, squares and count are those of the last epoch."""
 
     step_count: int = 0
     loss_sum: float = 0.0
     correct_sum: float = 0.0
+    square_sum: float | None = None
     count_sum: float = 0.0
     train_seconds: float = 0.0
     epoch: int = 0
@@ -32,6 +33,7 @@ class Tally:
         if call.epoch != self.epoch:
             self.epoch = call.epoch
             self.loss_sum = self.correct_sum = self.count_sum = 0.0
+            self.square_sum = None
         loss = float(read[layout.loss])
         if not math.isfinite(loss):
             raise TrainingError(f"the loss was {loss} in step {self.step_count + 1}; lower the learning rate")
@@ -39,6 +41,8 @@ class Tally:
         count = float(read[layout.count]) if layout.count else call.count
         self.loss_sum += loss * (call.batch_count if layout.accumulates else count)
         self.correct_sum += float(read[layout.correct])
+        if layout.squares:
+            self.square_sum = (self.square_sum or 0.0) + float(read[layout.squares])
         self.count_sum += count
 
     def end(self, train_seconds: float) -> None:

@@ -67,6 +67,7 @@ def train_job(
         accuracy=tally.correct_sum / tally.count_sum,
         measured_peak_bytes=watch.growth_bytes(),
         train_seconds=tally.train_seconds,
+        square_loss=None if tally.square_sum is None else tally.square_sum / tally.count_sum,
     )
 
 

@@ -7,7 +7,7 @@ so every order and every grouping of clients gives the same bits, on the CPU and
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -32,7 +32,8 @@ class Contribution:
 
     Attributes:
         spec: the subnet that it trained.
-        change: trained minus received, by name, for exactly the subnet's tensors.
+        change: trained minus received, by name, for exactly the subnet's tensors; with placements, for those at least
+            that are placed.
         weight: its share, such as its number of samples; 0 or more. With 0 it is checked and has no effect.
         placements: where its tensors are added, each tensor of the model at most once; None adds every tensor at its
             own place.
@@ -179,7 +180,8 @@ class Accumulator:
 
     def _parts(self, contribution: Contribution) -> list[_Part]:
         shapes, places = self._shapes_and_places(contribution)
-        _check_names(contribution.change, shapes)
+        placed = contribution.placements
+        _check_names(contribution.change, shapes, shapes if placed is None else {place.local for place in placed})
         factors = contribution.factors or {}
         parts = []
         for place in places:
@@ -279,9 +281,9 @@ def _zero_sums(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return sums
 
 
-def _check_names(change: Mapping[str, Tensor], shapes: Mapping[str, tuple[int, ...]]) -> None:
-    if change.keys() != shapes.keys():
-        missing, unknown = sorted(shapes.keys() - change.keys()), sorted(change.keys() - shapes.keys())
+def _check_names(change: Mapping[str, Tensor], shapes: Mapping[str, tuple[int, ...]], needed: Collection[str]) -> None:
+    missing, unknown = sorted(set(needed) - change.keys()), sorted(change.keys() - shapes.keys())
+    if missing or unknown:
         raise ProtocolError(f"an update lacks the tensors {missing} and has the unknown tensors {unknown}")
 
 

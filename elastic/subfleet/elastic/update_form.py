@@ -1,7 +1,7 @@
 """What the update of a subnet must be, and how many bytes it takes."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -33,13 +33,13 @@ class UpdateForm:
     codec: AnyUpdateCodec
 
     @classmethod
-    def of(cls, network: Network, spec: SubnetSpec, codec: AnyUpdateCodec) -> "UpdateForm":
-        """The update of a subnet.
+    def of(cls, network: Network, spec: SubnetSpec, codec: AnyUpdateCodec, sent: Collection[str] = ()) -> "UpdateForm":
+        """The update of a subnet; with names of tensors, of those alone.
 
         Raises:
             ConfigError: the spec is no subnet of the network.
         """
-        shapes = network.shapes(spec)
+        shapes = {name: shape for name, shape in network.shapes(spec).items() if not sent or name in sent}
         exact = frozenset(name for name in shapes if network.tensors[name].role in BUFFER_ROLES)
         return cls(shapes=shapes, exact=exact, codec=codec)
 
@@ -63,10 +63,10 @@ class UpdateForm:
         return decode_change(self.codec, name, array, self.shapes[name], exact=name in self.exact)
 
 
-def update_bytes(network: Network, spec: SubnetSpec, codec: AnyUpdateCodec) -> int:
-    """What an update of a subnet takes with a codec, without the container's header.
+def update_bytes(network: Network, spec: SubnetSpec, codec: AnyUpdateCodec, sent: Collection[str] = ()) -> int:
+    """What an update of a subnet, or of some of its tensors, takes with a codec, without the container's header.
 
     Raises:
         ConfigError: the spec is no subnet of the network.
     """
-    return UpdateForm.of(network, spec, codec).size_bytes
+    return UpdateForm.of(network, spec, codec, sent).size_bytes

@@ -15,6 +15,7 @@ from subfleet.elastic.teaching import DistillationSettings
 from subfleet.methods import AnyMethod
 from subfleet.methods.describing import MethodInfo, Setting
 from subfleet.methods.policies import Ask, Draw, Written, as_folded
+from subfleet.methods.selecting import Available, ClosedRound, Past, Selecting, Trainee
 from subfleet.protocol.readings import Budget
 from subfleet.protocol.registry import problem_with_record
 from subfleet.protocol.schema import canonical_json, from_plain, parse_json
@@ -149,6 +150,28 @@ class MethodContract:
         one, other = (play(terms, start, clients, tmp_path, 2).state for start in (there, again))
         assert same_bits(packed(one), packed(other)), "the model is another one after it was stored"
 
+    def test_clients_are_chosen_of_those_that_can_and_what_is_remembered_survives_a_crash(self) -> None:
+        """As many as are wanted; and what it remembers of a round is the same by what is read of the journal."""
+        terms = terms_with(self.method, self.model)
+        policies, memory = terms.policies, terms.policies.memory
+        for number in range(1, 4):
+            clients = _clients(terms, number)
+            asked = Selecting(clients=clients, count=3, round=number, seed=SEED, memory=memory)
+            found = policies.select(asked)
+            assert found == policies.select(asked), "the same question has two answers"
+            chosen = set(found.clients)
+            assert chosen <= {one.client_id for one in clients}, "a client was chosen that cannot take part"
+            assert len(found.clients) == len(chosen) == 3, f"{len(chosen)} clients were chosen, but 3 are wanted"
+            everyone = policies.select(replace(asked, count=0))
+            assert len(set(everyone.clients)) == len(clients), "with count 0 all take part"
+            for trainee in (_trainee(terms, name, number, found.memory) for name in sorted(chosen)):
+                _assert_trains(terms, trainee)
+            past = {one.client_id: one.past for one in _clients(terms, number + 1) if one.client_id in chosen}
+            closed = ClosedRound(round=number, clients={name: one for name, one in past.items() if one is not None})
+            memory = policies.remember(_stored(found.memory), closed)
+            assert memory == policies.remember(found.memory, closed), "it remembers something else after a crash"
+            assert memory == _stored(memory), f"{memory} is not what is read of what it writes"
+
     def test_places_keep_the_size(self) -> None:
         """Programs and costs are those of the size, wherever it lies in the model."""
         terms = terms_with(self.method, self.model)
@@ -197,6 +220,61 @@ class MethodContract:
 
 def _draws() -> list[Draw]:
     return [Draw(seed=SEED, round=number, client_id=name) for number in (1, 2, 7) for name in ("a", "b")]
+
+
+def _clients(terms: Terms, round_number: int) -> tuple[Available, ...]:
+    """Some that were folded before, each in a round of its own, and in the first round none."""
+    generator = random.Random(round_number)  # noqa: S311 - draws cases, keeps no secret
+    found = []
+    for place, name in enumerate("abcdefgh"):
+        past = Past(
+            round=max(1, round_number - place % 3),
+            size=terms.space[place % len(terms.space)],
+            sample_count=place + 1,
+            epochs=1,
+            loss=generator.uniform(0, 3),
+            square_loss=generator.uniform(9, 10),
+            change_norm=generator.uniform(0, 1),
+            train_s=generator.uniform(0, 1),
+            took_s=generator.uniform(0, 5),
+        )
+        found.append(
+            Available(
+                client_id=name,
+                sample_count=place + 1,
+                budget=Budget(memory_bytes=2**40),
+                expected_training_s=generator.uniform(0, 5),
+                expected_uplink_s=generator.choice([0.0, 1.0]),
+                past=past if round_number > 1 and place % 4 else None,
+            )
+        )
+    return tuple(found)
+
+
+def _trainee(terms: Terms, name: str, round_number: int, memory: Any) -> Trainee:
+    size = terms.space[-1]
+    tensors = tuple(terms.network.shapes(size))
+    return Trainee(client_id=name, size=size, tensors=tensors, round=round_number, seed=SEED, memory=memory)
+
+
+def _assert_trains(terms: Terms, trainee: Trainee) -> None:
+    """Its training is that of the program which all of its size run, and it sends something."""
+    general = terms.training(trainee.round)
+    own = terms.policies.local(general, trainee)
+    numbers: dict[str, Any] = {"epochs": own.epochs, "learning_rate": own.learning_rate}
+    numbers |= {"proximal_mu": own.proximal_mu, "distillation_weight": own.distillation_weight}
+    assert own == replace(general, **numbers), "local() changes what the program of the size has in it"
+    if terms.policies.sends is not None:
+        sent = terms.policies.sends(trainee)
+        assert sent, "a client sends nothing"
+        assert sent <= set(trainee.tensors), "a client is to send tensors that its subnet lacks"
+
+
+def _stored(memory: Any) -> Any:
+    """As it is after the server was killed."""
+    if memory is None:
+        return None
+    return from_plain(type(memory), parse_json(canonical_json(memory), max_bytes=2**24))
 
 
 def _generators() -> tuple[object, ...]:

@@ -18,6 +18,7 @@ from subfleet.protocol.identifiers import check_client_id, new_message_id
 from subfleet.protocol.limits import PRESENCE_LIMITS, PROFILE_LIMITS, TELEMETRY_LIMITS, check_lengths, check_shapes
 from subfleet.protocol.memory import PackingWidth
 from subfleet.protocol.readings import LogLow, Reading
+from subfleet.protocol.reasons import ArchitectureProblem, RefusalReason
 from subfleet.protocol.schema import ADDED_LATER, canonical_json, from_plain, parse_json, to_plain
 from subfleet.protocol.subnet import MAX_SPEC_BYTES, SubnetSpec
 from subfleet.protocol.task import Task
@@ -198,11 +199,6 @@ class RoundInfo:
             raise ValueError(f"log_quantile is {self.log_quantile}, but must be at least 0 and below 1")
 
 
-RefusalReason = Literal["memory", "runtime", "program", "data", "failed", "disk", "link"]
-"""Why a task is not done; "memory", "disk" and "link" ask for a smaller one. A server of before "disk" and "link" drops
-such a refusal with a line in its log, and its round goes on without the device at its deadline."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refusal:
     """A device does not do a task, and why.
@@ -236,6 +232,7 @@ class Update:
         measured_peak_bytes: growth of the process's high-water mark while it trained.
         train_seconds: wall time of the steps.
         seconds: wall time from the task's arrival to this message.
+        square_loss: mean of the squares of the labels' losses, where the task's objective asks for it; 0 or more.
     """
 
     KIND: ClassVar[str] = "update"
@@ -252,11 +249,14 @@ class Update:
     train_seconds: float
     seconds: float
     message_id: str = field(default_factory=new_message_id)
+    square_loss: float | None = field(default=None, metadata=ADDED_LATER)
 
     def __post_init__(self) -> None:
         check_client_id(self.client_id)
         if not 1 <= self.sample_count <= MAX_SAMPLES:
             raise ValueError(f"sample_count is {self.sample_count}, but must be 1 to {MAX_SAMPLES}")
+        if self.square_loss is not None and self.square_loss < 0:
+            raise ValueError(f"square_loss is {self.square_loss}, but must be 0 or more")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -296,12 +296,6 @@ class Deployed:
 
     def __post_init__(self) -> None:
         check_client_id(self.client_id)
-
-
-ArchitectureProblem = Literal["unknown_axis", "unknown_block", "too_large", "not_in_space", "not_used"]
-"""What keeps a declared architecture from being trained: the run's network has no such axis, or no such block, or an
-axis of it is not as large; the subnet is none of the sizes that the method gives; or the method goes by no declaration,
-and the device takes part as any other."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

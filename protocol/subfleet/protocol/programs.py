@@ -52,6 +52,7 @@ Role = Literal[
     "loss",  # scalar, mean over `count`; of a micro-batch, its share of the whole batch's mean
     "correct",  # scalar, how many of `count` were predicted rightly before the step; 0 where that means nothing
     "count",  # scalar, how many labels counted: real samples, or the real tokens of real samples
+    "squares",  # scalar, sum of the squares of the losses of `count` labels, where the objective asks for it
     "logits",  # (batch, ...)
 ]
 
@@ -217,6 +218,7 @@ class TrainJob:
         calibration: in place of training, the norms whose inputs are summed up in one pass over the data, and nothing
             is changed; None trains.
         classes: the run's names of classes, in the order of its model's; empty where it numbers them.
+        sends: names of the tensors whose change is written; empty writes that of all.
     """
 
     program_path: Path
@@ -231,6 +233,7 @@ class TrainJob:
     update_codec: AnyUpdateCodec = field(default_factory=Uncompressed)
     calibration: Calibration | None = None
     classes: tuple[str, ...] = ()
+    sends: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -271,6 +274,7 @@ class TrainResult:
         accuracy: share of them that were predicted rightly; 0 where that means nothing.
         measured_peak_bytes: growth of the process's high-water mark while it trained.
         train_seconds: wall time of the steps.
+        square_loss: mean of the squares of the same losses; None where the task's objective asks for none.
     """
 
     sample_count: int
@@ -279,6 +283,7 @@ class TrainResult:
     accuracy: float
     measured_peak_bytes: int
     train_seconds: float
+    square_loss: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -41,6 +41,7 @@ class Task:
         update_codec: how the device is to write its update (train only).
         calibration: the norms (calibrate only).
         retry: of the announcement of the round that it belongs to.
+        sends: names of the tensors whose change the device sends (train only); empty sends all.
         classes: the run's names of classes, in the order of its model's: the device maps data that name theirs by them.
             Empty where the run numbers its classes.
     """
@@ -64,6 +65,7 @@ class Task:
     calibration: Calibration | None = field(default=None, metadata=ADDED_LATER)
     retry: int = field(default=0, metadata=ADDED_LATER)
     classes: tuple[str, ...] = field(default=(), metadata=ADDED_LATER)
+    sends: tuple[str, ...] = field(default=(), metadata=ADDED_LATER)
 
     def __post_init__(self) -> None:
         check_client_id(self.client_id)

@@ -22,6 +22,8 @@ class ObjectiveSettings:
         distillation: "self" adds FjORD's loss of a subnet nested in the network (FjORD, section 3.3); "mutual"
             DepthFL's term between the exits of a network (DepthFL, section 3.2).
         temperature: of the distillation term, above 0.
+        squares: whether the step also sums the squares of the labels' losses, for methods that choose clients by them
+            (Oort, section 4.2); of the prediction alone, without distillation.
     """
 
     name: Literal["cross_entropy", "next_token", "binary_cross_entropy", "mean_squared_error"] = "cross_entropy"
@@ -30,6 +32,7 @@ class ObjectiveSettings:
     proximal: bool = False
     distillation: Literal["none", "self", "mutual"] = "none"
     temperature: float = 1.0
+    squares: bool = field(default=False, metadata=ADDED_LATER)
 
     def __post_init__(self) -> None:
         if not 0 <= self.label_smoothing < 1:

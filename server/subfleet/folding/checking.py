@@ -91,7 +91,7 @@ class Checks:
         network, path = self._terms.network, self._blobs.path(update.blob)
         if task.calibration is not None:
             return check_sums(network, task.spec, task.calibration, path, update.sample_count, seat.sample_count)
-        form = UpdateForm.of(network, task.spec, task.update_codec)
+        form = UpdateForm.of(network, task.spec, task.update_codec, task.sends)
         client = seat.participant
         cohorts = {} if client is None else self._terms.policies.cohorts(network, client, limits.model.sizes)
         own = frozenset(name for name, key in cohorts.items() if key == seat.client_id)

@@ -151,7 +151,7 @@ class Folding:
         for key in sorted({_SHARED, *(key for keys in cohorts.values() for key in keys.values())}):
             places = {
                 client.participant.client_id: _in_cohort(
-                    own[client.spec.spec_id], cohorts[client.participant.client_id], key
+                    client.moved(own[client.spec.spec_id]), cohorts[client.participant.client_id], key
                 )
                 for client in clients
             }
@@ -166,7 +166,7 @@ class Folding:
             elsewhere = {
                 client.participant.client_id: places[client.participant.client_id]
                 for client in members
-                if cohorts[client.participant.client_id]
+                if cohorts[client.participant.client_id] or client.sent
             }
             new, held = (self._averaged if self.policies.merge is None else self._merged)(start, members, elsewhere)
             if key == _SHARED:
@@ -271,7 +271,7 @@ class Folding:
             raise _RefusedError(client.participant.client_id, str(error)) from error
 
     def _form_of(self, client: "_Client") -> UpdateForm:
-        return UpdateForm.of(self.network, client.participant.spec, client.codec)
+        return UpdateForm.of(self.network, client.participant.spec, client.codec, client.sent)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -280,6 +280,7 @@ class _Client:
     weight: float
     update_ref: BlobRef
     codec: AnyUpdateCodec
+    sent: frozenset[str] = frozenset()
     instead: Replacement | None = None
 
     @property
@@ -287,12 +288,19 @@ class _Client:
         """The subnet whose tensors are moved."""
         return self.participant.spec if self.instead is None else self.instead.spec
 
+    def moved(self, places: Sequence[Placement]) -> Sequence[Placement]:
+        """Of the places of its subnet's tensors, those whose change it has sent."""
+        if not self.sent or self.instead is not None:
+            return places
+        return [place for place in places if place.local in self.sent]
+
     @classmethod
     def of(cls, seat: Seat, weight: float) -> "_Client":
         if seat.participant is None or seat.result is None:
             raise ValueError(f"the seat of client {seat.client_id} has no update")
         codec = Uncompressed() if seat.task is None else seat.task.update_codec
-        return cls(participant=seat.participant, weight=weight, update_ref=seat.result.blob, codec=codec)
+        sent = frozenset() if seat.task is None else frozenset(seat.task.sends)
+        return cls(participant=seat.participant, weight=weight, update_ref=seat.result.blob, codec=codec, sent=sent)
 
 
 def _in_cohort(places: Sequence[Placement], keys: Mapping[str, str], key: str) -> tuple[Placement, ...]:

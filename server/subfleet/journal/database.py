@@ -44,6 +44,7 @@ runs = sql.Table(
     sql.Column("queue", sql.Text, nullable=False),
     sql.Column("unfit", sql.Text, nullable=False),
     sql.Column("suspicion", sql.Text, nullable=False),
+    sql.Column("memory", sql.Text, nullable=False),
     sql.Column("started_at", sql.String, nullable=False),
 )
 rounds = sql.Table(

@@ -52,7 +52,7 @@ def begin_run(engine: sql.Engine, *, name: str, settings: str, round_count: int)
             row = {"run_id": run_id, "name": name, "settings": settings, "round_count": round_count}
             start = {"phase": "waiting", "round": 0, "folded_round": 0, "failure": "", "started_at": _now()}
             start |= {"retry": 0, "lost": 0, "waits_for": "", "pool": "[]", "queue": "[]", "unfit": "{}"}
-            start |= {"suspicion": "{}", "explored_turn": 0, "wished_turn": 0}
+            start |= {"suspicion": "{}", "memory": "null", "explored_turn": 0, "wished_turn": 0}
             connection.execute(runs.insert().values(**row, **start))
             return run_id
     if known.settings != settings:
@@ -65,11 +65,18 @@ def begin_run(engine: sql.Engine, *, name: str, settings: str, round_count: int)
 
 
 class Journal:
-    """One run's part of the database: written by the server's one thread, in one transaction for each step."""
+    """One run's part of the database: written by the server's one thread, in one transaction for each step.
 
-    def __init__(self, engine: sql.Engine, run_id: str) -> None:
+    Args:
+        engine: of the database.
+        run_id: whose part it is.
+        first_memory: what the run's method begins with, so that what it remembers is read as a record of that kind.
+    """
+
+    def __init__(self, engine: sql.Engine, run_id: str, *, first_memory: Any = None) -> None:
         self._engine = engine
         self._run_id = run_id
+        self._first_memory = first_memory
 
     def load(self, now_s: float) -> RunState:
         """The stored state of the run, with its clients not heard of yet and its deadlines started anew.
@@ -119,7 +126,11 @@ class Journal:
             written=MappingProxyType({one.program.key: one for one in written}),
             unfit=MappingProxyType(from_plain(dict[str, str], json.loads(run.unfit))),
             suspicion=from_plain(Suspicion, json.loads(run.suspicion)),
+            memory=self._memory(json.loads(run.memory)),
         )
+
+    def _memory(self, plain: Any) -> Any:
+        return None if plain is None else from_plain(type(self._first_memory), plain)
 
     def load_bytes(self, state: RunState) -> dict[str, Bytes]:
         """Bytes counted so far for each seat of the open round."""
@@ -278,7 +289,7 @@ def _new_values(before: RunState, after: RunState) -> dict[str, Any]:
     values = {name: getattr(after, name) for name in names if getattr(after, name) != getattr(before, name)}
     tries = ("retry", "lost", "waits_for")
     values |= {name: getattr(after.tries, name) for name in tries if after.tries != before.tries}
-    texts = ("pool", "queue", "unfit", "suspicion")
+    texts = ("pool", "queue", "unfit", "suspicion", "memory")
     changed = [name for name in texts if getattr(after, name) is not getattr(before, name)]
     return values | {name: canonical_json(getattr(after, name)).decode() for name in changed}
 

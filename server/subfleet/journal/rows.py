@@ -71,7 +71,7 @@ def _update_bytes(terms: Terms, seat: Seat) -> int:
     """Of the update that its task asks for; a score task asks for none."""
     if seat.task is None or seat.task.work != "train":
         return 0
-    return update_bytes(terms.network, seat.task.spec, seat.task.update_codec)
+    return update_bytes(terms.network, seat.task.spec, seat.task.update_codec, seat.task.sends)
 
 
 def deployed_models(terms: Terms, seats: Iterable[Seat]) -> tuple[DeployedModel, ...]:

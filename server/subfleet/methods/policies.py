@@ -6,11 +6,8 @@ A method names the steps in which it differs; what it does not name is federated
 
 from __future__ import annotations
 
-import hashlib
-import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import Field, dataclass, field, replace
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 from subfleet.elastic.merges import AnyStackedMerge
@@ -18,16 +15,16 @@ from subfleet.elastic.network import Network
 from subfleet.elastic.server_optimisers import AnyServerOptimiser
 from subfleet.elastic.spaces import SearchSpace, uniform_space
 from subfleet.elastic.teaching import DistillationSettings
+from subfleet.methods.asking import Ask, Assigned, Draw, Written, largest_fitting
 from subfleet.methods.describing import MethodInfo, Setting
+from subfleet.methods.selecting import ClosedRound, Selected, Selecting, Trainee, at_random
 from subfleet.protocol.messages import Update
 from subfleet.protocol.readings import Budget
 from subfleet.protocol.subnet import SubnetSpec
 from subfleet.protocol.training import TrainingSettings
 from subfleet.protocol.update_codecs import AnyUpdateCodec, Uncompressed
-from subfleet.search.candidates import Candidate, exceeded_limits, lacking_operators, why_not
-from subfleet.search.fitting import INFINITE_BYTES, Limit
+from subfleet.search.candidates import Candidate
 from subfleet.search.query import FoundSize, PriceList, Search
-from subfleet.search.queue import Wish
 
 if TYPE_CHECKING:  # methods are read where no PyTorch is; what is folded is passed through
     from torch import Tensor
@@ -64,20 +61,6 @@ UpdateBytes = Callable[[AnyUpdateCodec], int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Draw:
-    """Where a method's choices come from: the same for the same run, round and client, whatever else happens."""
-
-    seed: int
-    round: int
-    client_id: str
-
-    def stream(self, purpose: str) -> random.Random:
-        """A stream of random numbers of its own for each purpose."""
-        text = f"{self.seed}/{self.round}/{self.client_id}/{purpose}"
-        return random.Random(hashlib.sha256(text.encode()).digest())  # noqa: S311 - chooses subnets, keeps no secret
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Participant:
     """A client as far as methods know it.
 
@@ -91,121 +74,6 @@ class Participant:
     spec: SubnetSpec
     size: SubnetSpec
     class_counts: tuple[int, ...] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Written:
-    """A size whose program is there.
-
-    Attributes:
-        planned_peak_bytes: that it plans to need.
-        operators: that it calls, as far as it tells.
-        price: what the size costs by prices, where that was told before.
-    """
-
-    size: SubnetSpec
-    planned_peak_bytes: int
-    operators: tuple[str, ...] = ()
-    price: Candidate | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ask:
-    """A client that waits for a size.
-
-    Attributes:
-        candidates: the method's space with its costs, from smallest to largest.
-        price: the cost of any subnet of the network.
-        target: the program target that the device runs.
-        budget: what the device can give now.
-        previous: the size that it trained last; None before its first round.
-        below: a candidate whose program could not be run in this round; only smaller ones may be given.
-        below_limit: what kept it from the client.
-        search: what the method's search knows, of the sizes that it has found so far; None where it has none.
-        written: by size's id, the programs for this target that were written before this round.
-        operators: that the device's runtime has; empty lists nothing, and every program is tried.
-        refused: by size's id, why the device said that its runtime cannot run the program.
-        declared: the size that the device has declared, where the method goes by declarations; else None.
-        lasting: what its log has but for a share of the time, where the method asks for that and it replays one.
-    """
-
-    network: Network
-    candidates: Sequence[Candidate]
-    price: PriceList
-    draw: Draw
-    target: str
-    budget: Budget
-    previous: SubnetSpec | None = None
-    below: Candidate | None = None
-    below_limit: Limit = "memory"
-    search: Search | None = None
-    written: Mapping[str, Written] = field(default_factory=lambda: MappingProxyType({}))
-    operators: tuple[str, ...] = ()
-    refused: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
-    declared: SubnetSpec | None = None
-    lasting: Budget | None = None
-
-    def lasts(self, candidate: Candidate) -> bool:
-        """Whether a candidate may be given most of the time, as far as a log tells."""
-        return self.lasting is None or replace(self, budget=self.lasting).allows(candidate)
-
-    def allows(self, candidate: Candidate) -> bool:
-        """Whether a candidate may be given, as far as is known."""
-        return not self.why_not(candidate)
-
-    def why_not(self, candidate: Candidate) -> str:
-        """Why a candidate cannot be given, as what a sentence says of it; empty where it can."""
-        return self.barred(candidate) or why_not(candidate, self.target, self.budget)
-
-    def barred(self, candidate: Candidate) -> str:
-        """Why a candidate cannot be given whatever its price."""
-        if self.below is not None and not candidate.order < self.below.order:
-            return f"is no smaller than {self.below.spec.name!r}, which was too large"
-        spec_id = candidate.spec.spec_id
-        if spec_id in self.refused:
-            return f"was refused by the device: {self.refused[spec_id]}"
-        known = self.written.get(spec_id)
-        if known is not None and (lacking := lacking_operators(known.operators, self.operators)):
-            return f"calls {', '.join(lacking)}, which the device's runtime {self.target!r} lacks"
-        if known is not None and known.planned_peak_bytes >= INFINITE_BYTES:
-            return f"cannot be trained on {self.target!r}"
-        if known is not None and known.planned_peak_bytes > self.budget.memory_bytes:
-            return f"needs {known.planned_peak_bytes} bytes of memory and the budget is {self.budget.memory_bytes}"
-        return ""
-
-    def exceeded(self, candidate: Candidate) -> frozenset[Limit]:
-        """Every limit that keeps a candidate from the client, as far as is known; none where it can be given."""
-        found = set(exceeded_limits(candidate, self.target, self.budget))
-        known = self.written.get(candidate.spec.spec_id)
-        peaks_bytes = [candidate.training_memory_bytes[self.target], known.planned_peak_bytes if known else 0]
-        if max(peaks_bytes) > self.budget.memory_bytes:
-            found.add("memory")
-        if max(peaks_bytes) >= INFINITE_BYTES:  # no memory would be enough
-            found = found - {"memory"} | {"runtime"}
-        if known is not None and lacking_operators(known.operators, self.operators):
-            found.add("runtime")
-        if candidate.spec.spec_id in self.refused:
-            found.add("runtime")
-        if self.below is not None and not candidate.order < self.below.order:
-            found.add(self.below_limit)
-        return frozenset(found)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Assigned:
-    """The size that a client is given.
-
-    Attributes:
-        candidate: None leaves it out of the round.
-        wanted: what would have been given, had its program been written; it is queued for later rounds.
-        reason: without a candidate, why; empty says that the smallest does not fit.
-        only: without a candidate, the one size that the client might have been given.
-    """
-
-    candidate: Candidate | None
-    wanted: Wish | None = None
-    reason: str = ""
-    only: Candidate | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -255,11 +123,6 @@ class AfterRound:
     clients: tuple[Participant, ...]
 
 
-def largest_fitting(ask: Ask) -> Assigned:
-    """The largest candidate that fits."""
-    return Assigned(candidate=next((one for one in reversed(ask.candidates) if ask.allows(one)), None))
-
-
 def in_front(network: Network, size: SubnetSpec, draw: Draw) -> SubnetSpec:
     """The subnet where its size already says: at the front of every axis."""
     return size
@@ -302,6 +165,11 @@ class Policies:
     """The steps of a round. Each function is pure.
 
     Attributes:
+        memory: what the method remembers before the first round: a frozen record of plain data, which the journal keeps
+            with every step that changes it; None remembers nothing. Tensors have no place in it.
+        select: which clients take part in a round, and what is remembered from then on.
+        remember: what is remembered of a round that was folded. Both are asked in the server's loop: they take a few
+            milliseconds for a thousand clients.
         space: the network and width rates to the sizes that may be assigned.
         search: a search for a program target that knows nothing yet, of the network and what its subnets cost there; it
             is told what was found before, and handed to `explore` and `assign` with each client. None searches nothing.
@@ -317,6 +185,10 @@ class Policies:
             for a share of its time: `Ask.lasting`.
         place: a size to the subnet of the model that has it, for one client and round.
         training: the configured local training and the round's number to the local training of the round.
+        local: the local training of the round and a client that is given a task to the client's own: its epochs, its
+            learning rate and its coefficients. All else is in the program, which is the same for all who have the size.
+        sends: names of the tensors whose change a client sends, of those of its subnet; None has it send all. What is
+            not sent is held by nobody.
         student: the nested subnet of self-distillation, smaller than the size; None where there is none, and the client
             trains without that term.
         weigh: how much an update counts in the mean, above 0.
@@ -341,6 +213,9 @@ class Policies:
         personal: there is no model for all: a round's accuracy is the mean of its clients' own.
     """
 
+    memory: Any = None
+    select: Callable[[Selecting], Selected] = at_random
+    remember: Callable[[Any, ClosedRound], Any] = lambda memory, closed: memory
     space: Callable[[Network, Sequence[float]], tuple[SubnetSpec, ...]] = uniform_space
     search: Callable[[Network, PriceList, str], Search] | None = None
     explore: Callable[[Ask], tuple[FoundSize, ...]] = lambda ask: ()
@@ -350,6 +225,8 @@ class Policies:
     lasting: bool = False
     place: Callable[[Network, SubnetSpec, Draw], SubnetSpec] = in_front
     training: Callable[[TrainingSettings, int], TrainingSettings] = lambda settings, round_number: settings
+    local: Callable[[TrainingSettings, Trainee], TrainingSettings] = lambda settings, trainee: settings
+    sends: Callable[[Trainee], frozenset[str]] | None = None
     student: Callable[[Network, SubnetSpec, Draw], SubnetSpec | None] = lambda network, size, draw: None
     weigh: Callable[[Update], float] = by_samples
     cohorts: Callable[[Network, Participant, Sequence[SubnetSpec]], Mapping[str, str]] = shared_by_all

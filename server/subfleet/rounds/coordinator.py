@@ -159,7 +159,7 @@ def _done(terms: Terms, state: RunState, event: FromServer, now_s: float) -> Out
         case Failed():
             outcome = failed(terms, state, event, now_s)
         case UpdateStored():
-            outcome = _update_stored(terms, state, event)
+            outcome = _update_stored(terms, state, event, now_s)
         case UpdateRejected():
             outcome = _update_rejected(terms, state, event)
         case Folded():
@@ -272,13 +272,16 @@ def _update_offered(terms: Terms, state: RunState, update: Update) -> Outcome:
     return state, (reply(update.client_id, update.message_id, verdict, reason),)
 
 
-def _update_stored(terms: Terms, state: RunState, event: UpdateStored) -> Outcome:
+def _update_stored(terms: Terms, state: RunState, event: UpdateStored, now_s: float) -> Outcome:
     update = event.update
     verdict, reason = judge(terms, state, update)
     answer = reply(update.client_id, update.message_id, verdict, reason)
     if verdict != "accepted":
         return state, (answer,)
-    seat = replace(state.seats[update.client_id], stage="done", result=update, change=event.change)
+    seat = state.seats[update.client_id]
+    # A task's deadline is what was left of the phase when it was sent.
+    sent_s = state.entered_s + terms.config.deadlines.round_s - (seat.task.deadline_s if seat.task is not None else 0.0)
+    seat = replace(seat, stage="done", result=update, change=event.change, took_s=max(0.0, now_s - sent_s))
     return _with_seat(state, seat), (answer, Withdraw(task_id=update.task_id))
 
 

@@ -132,8 +132,8 @@ def _missing_seat(state: RunState, client_id: str, reason: str) -> Seat:
 
 
 def _assign(terms: Terms, state: RunState, now_s: float) -> Outcome:
-    """Who was not drawn is left out; the others are given sizes while the phase goes on."""
-    drawn = set(_drawn(terms, state))
+    """Who was not chosen is left out; the others are given sizes while the phase goes on."""
+    state, drawn = selected(terms, state)
     left_out = {
         name: replace(seat, stage="skipped", reason=NOT_DRAWN)
         for name, seat in state.seats.items()
@@ -141,14 +141,6 @@ def _assign(terms: Terms, state: RunState, now_s: float) -> Outcome:
     }
     state = _enter(state, "train", now_s)
     return replace(state, seats=MappingProxyType(dict(sorted({**state.seats, **left_out}.items())))), ()
-
-
-def _drawn(terms: Terms, state: RunState) -> tuple[str, ...]:
-    able = [name for name, seat in state.seats.items() if seat.stage == "answered"]
-    config = terms.config
-    # Statistics are those of everybody's data.
-    count = 0 if config.calibrates(state.round) else config.clients_per_round
-    return selected(able, count, seed=config.seed, round_number=state.round, retry=state.retry)
 
 
 def _train(terms: Terms, state: RunState, now_s: float) -> Outcome:

@@ -6,6 +6,7 @@ from types import MappingProxyType
 
 from subfleet.methods.norms import calibration_of
 from subfleet.methods.policies import Ask, Assigned, Draw, Written
+from subfleet.methods.selecting import Trainee
 from subfleet.protocol.memory import planned_for
 from subfleet.protocol.messages import Profile, Refusal, Task, Telemetry
 from subfleet.protocol.programs import ProgramRef
@@ -20,7 +21,7 @@ from subfleet.rounds.declarations import declaration_of
 from subfleet.rounds.labels import class_counts_of
 from subfleet.rounds.pricing import candidates_of, prices_of
 from subfleet.rounds.requests import TaskMade, TaskWanted
-from subfleet.rounds.state import RunState, Seat, Terms
+from subfleet.rounds.state import RunState, Seat, Terms, remembered
 from subfleet.rounds.unfit import unfit_sizes
 from subfleet.search.candidates import budget_of, forward_macs_of, lacking_operators
 from subfleet.search.fitting import Limit
@@ -138,7 +139,7 @@ def prepared_seat(
     if seat.budget is None or seat.spec is None or planned_bytes > _room_bytes(terms, state, seat):
         return _choose_below(terms, state, seat, "memory")
     task_name = task_id(terms, state, seat.client_id, seat.attempt)
-    calibrates = terms.config.calibrates(state.round)
+    calibrates, trainee = terms.config.calibrates(state.round), _trainee(terms, state, seat, seat.spec)
     task = Task(
         task_id=task_name,
         work="calibrate" if calibrates else "train",
@@ -148,7 +149,7 @@ def prepared_seat(
         spec=seat.spec,
         programs=(made.program,),
         weights=made.weights,
-        training=terms.training(state.round, student=seat.student),
+        training=terms.local_training(state.round, trainee, student=seat.student),
         planned_peak_bytes=planned_bytes,
         budget=seat.budget,
         deadline_s=max(0.0, terms.config.deadlines.round_s - (now_s - state.entered_s)),
@@ -157,8 +158,28 @@ def prepared_seat(
         calibration=calibration_of(terms.network, seat.spec) if calibrates else None,
         retry=state.retry,
         classes=terms.config.data.classes,
+        sends=() if calibrates else _sent(terms, trainee),
     )
     return replace(seat, stage="out", task=task, reason=""), (SendTask(task=task),)
+
+
+def _trainee(terms: Terms, state: RunState, seat: Seat, spec: SubnetSpec) -> Trainee:
+    return Trainee(
+        client_id=seat.client_id,
+        size=seat.size or spec,
+        tensors=tuple(terms.network.shapes(spec)),
+        round=state.round,
+        seed=terms.config.seed,
+        memory=remembered(terms, state),
+    )
+
+
+def _sent(terms: Terms, trainee: Trainee) -> tuple[str, ...]:
+    """The tensors whose change the client sends, as its task names them: in order, or none where it sends all."""
+    if terms.policies.sends is None:
+        return ()
+    sent = terms.policies.sends(trainee)
+    return () if sent >= set(trainee.tensors) else tuple(name for name in trainee.tensors if name in sent)
 
 
 def _room_bytes(terms: Terms, state: RunState, seat: Seat) -> int:

@@ -1,39 +1,106 @@
-"""Which clients take part in a round, where not all of them do."""
+"""Which clients take part in a round, and what methods are told of them. Pure."""
 
-import hashlib
-from collections.abc import Iterable
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import lru_cache
+from types import MappingProxyType
 
-__all__ = ["NOT_DRAWN", "selected"]
+from subfleet.methods.selecting import Available, ClosedRound, Past, Selecting
+from subfleet.protocol.subnet import SubnetSpec
+from subfleet.rounds.events import Folded
+from subfleet.rounds.state import RunState, Seat, Terms, remembered
+from subfleet.search.candidates import TRAINING_MACS_PER_FORWARD, Candidate
+
+__all__ = ["NOT_DRAWN", "closed_round", "selected"]
 
 NOT_DRAWN = "it was not drawn for this round"
 """Why a client that could take part is skipped."""
 
+Price = Callable[[SubnetSpec], Candidate]
 
-def selected(clients: Iterable[str], count: int, *, seed: int, round_number: int, retry: int = 0) -> tuple[str, ...]:
-    """A sample of the clients without replacement, every one equally likely (McMahan et al. 2017, algorithm 1).
 
-    Each client draws a number that follows from the seed, the round and its own id, and the lowest win. So the choice
-    depends on no order, and a client that comes or goes changes no other's number.
+def selected(terms: Terms, state: RunState) -> tuple[RunState, frozenset[str]]:
+    """The clients that the method chooses of those that can take part, and the state with what it then remembers.
 
-    Args:
-        clients: ids of those that could take part, in any order.
-        count: how many are wanted; 0, or more than there are, takes all of them.
-        seed: of the run.
-        round_number: of the round.
-        retry: how often this round was tried before: others may be drawn then.
-
-    Returns:
-        Their ids, sorted.
-
-    Raises:
-        ValueError: the count is below 0.
+    In a round that measures norms all take part: statistics are those of everybody's data.
     """
-    if count < 0:
-        raise ValueError(f"count is {count}, but must be 0 for all clients, or above 0")
-    turn = f"{round_number}.{retry}" if retry else str(round_number)
-    drawn = sorted(set(clients), key=lambda name: (_draw(seed, turn, name), name))
-    return tuple(sorted(drawn[:count] if count else drawn))
+    able = tuple(seat for _, seat in sorted(state.seats.items()) if seat.stage == "answered")
+    if not able or terms.config.calibrates(state.round):
+        return state, frozenset(seat.client_id for seat in able)
+    price = lru_cache(maxsize=None)(terms.price)
+    found = terms.policies.select(
+        Selecting(
+            clients=tuple(_available(terms, state, seat, price) for seat in able),
+            count=terms.config.clients_per_round,
+            round=state.round,
+            retry=state.retry,
+            seed=terms.config.seed,
+            memory=remembered(terms, state),
+        )
+    )
+    chosen = frozenset(found.clients) & {seat.client_id for seat in able}
+    if not chosen:
+        raise ValueError(f"method {terms.config.method.TYPE!r} chose none of {len(able)} clients, but must choose one")
+    return replace(state, memory=found.memory), chosen
 
 
-def _draw(seed: int, turn: str, client_id: str) -> bytes:
-    return hashlib.sha256(f"selection/{seed}/{turn}/{client_id}".encode()).digest()
+def closed_round(terms: Terms, event: Folded, seats: Mapping[str, Seat]) -> ClosedRound:
+    """What a method is told of a round in which the updates of these seats were folded."""
+    price = lru_cache(maxsize=None)(terms.price)
+    past = {name: one for name, seat in sorted(seats.items()) if (one := _past(seat, price)) is not None}
+    return ClosedRound(round=event.round, clients=MappingProxyType(past), loss=event.loss, accuracy=event.accuracy)
+
+
+def _available(terms: Terms, state: RunState, seat: Seat, price: Price) -> Available:
+    if seat.budget is None:
+        raise ValueError(f"client {seat.client_id} has answered, but told no budget")
+    known = state.last.get(seat.client_id)
+    past = None if known is None else _past(known, price)
+    size = price(terms.space[0] if past is None else past.size)
+    return Available(
+        client_id=seat.client_id,
+        sample_count=seat.sample_count,
+        class_counts=seat.class_counts,
+        budget=seat.budget,
+        expected_training_s=_training_s(terms, state, seat, size),
+        expected_downlink_s=_link_s(terms, size.weight_bytes, seat.budget.downlink_bytes),
+        expected_uplink_s=_link_s(terms, size.update_bytes, seat.budget.uplink_bytes),
+        past=past,
+    )
+
+
+def _past(seat: Seat, price: Price) -> Past | None:
+    """What is known of an update; None of one that trained nothing."""
+    if seat.result is None or seat.size is None or seat.task is None or seat.task.training is None:
+        return None
+    if seat.task.work != "train":
+        return None
+    update = seat.result
+    told = update.square_loss
+    return Past(
+        round=update.round,
+        size=seat.size,
+        sample_count=min(update.sample_count, seat.sample_count),
+        epochs=seat.task.training.epochs,
+        loss=update.loss,
+        square_loss=update.loss**2 if told is None else max(told, update.loss**2),
+        change_norm=seat.change.weights * math.sqrt(price(seat.size).parameters),
+        train_s=update.train_seconds,
+        took_s=seat.took_s,
+    )
+
+
+def _training_s(terms: Terms, state: RunState, seat: Seat, candidate: Candidate) -> float:
+    """Seconds of the training, by the pace that the client has told."""
+    member = state.members.get(seat.client_id)
+    macs_per_s = member.profile.macs_per_s if member is not None and member.profile is not None else None
+    if macs_per_s is None:
+        return 0.0
+    passes = terms.training(state.round).epochs * seat.sample_count
+    return TRAINING_MACS_PER_FORWARD * candidate.forward_macs * passes / macs_per_s
+
+
+def _link_s(terms: Terms, moved_bytes: int, link_bytes: int | None) -> float:
+    """Seconds on a link, by what it moves in `communication_s` seconds."""
+    return 0.0 if link_bytes is None else terms.config.communication_s * moved_bytes / max(link_bytes, 1)

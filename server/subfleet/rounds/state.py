@@ -26,16 +26,17 @@ it is there, seats stay answered. Then a few of them are given sizes in each ste
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from types import MappingProxyType
-from typing import Literal
+from typing import Any, Literal
 
 from subfleet.elastic.memory_prices import MemoryPrices
 from subfleet.elastic.network import Network
 from subfleet.elastic.update_form import update_bytes
 from subfleet.methods.norms import calibration_training
 from subfleet.methods.policies import Participant, Policies, by_samples, without_self_distillation
+from subfleet.methods.selecting import Trainee
 from subfleet.protocol.memory import PackingWidth
 from subfleet.protocol.messages import MAX_SAMPLES, Profile, Task, Update
 from subfleet.protocol.readings import Budget
@@ -64,7 +65,11 @@ __all__ = [
     "TargetPrices",
     "Terms",
     "Tries",
+    "remembered",
 ]
+
+_LOCAL = ("epochs", "learning_rate", "proximal_mu", "distillation_weight")
+"""What may differ between clients that run the same program."""
 
 Phase = Literal["waiting", "measure", "train", "fold", "deploy", "finished", "failed"]
 Stage = Literal["answered", "scoring", "preparing", "out", "done", "suspect", "refused", "skipped", "missing"]
@@ -110,6 +115,17 @@ class Terms:
         settings = self.policies.training(self.config.training_of(round_number), round_number)
         settings = without_self_distillation(settings) if student is None else settings
         return calibration_training(settings) if self.config.calibrates(round_number) else settings
+
+    def local_training(
+        self, round_number: int, trainee: Trainee, *, student: SubnetSpec | None = None
+    ) -> TrainingSettings:
+        """The local training of one client in a round; the program is that of all who have its size."""
+        general = self.training(round_number, student=student)
+        if self.config.calibrates(round_number):
+            return general
+        own = self.policies.local(general, trainee)
+        numbers = {name: getattr(own, name) for name in _LOCAL}
+        return replace(general, **numbers)
 
     def weigh(self, round_number: int) -> Callable[[Update], float]:
         """How much an update of a round counts by itself: measured norms are those of all samples."""
@@ -163,6 +179,7 @@ class Seat:
         task: what was sent to it, kept so that it is sent again unchanged.
         result: its accepted update.
         change: how far that moves what it trained.
+        took_s: seconds from the sending of its task until its update was stored, by this server's clock; 0 before.
         models: its inference models, in the deploy phase.
     """
 
@@ -192,6 +209,7 @@ class Seat:
     task: Task | None = None
     result: Update | None = None
     change: ChangeSize = field(default_factory=ChangeSize)
+    took_s: float = 0.0
     models: tuple[ModelFile, ...] = ()
 
     @property
@@ -268,6 +286,11 @@ class Suspicion:
     excluded: Mapping[str, Exclusion] = field(default_factory=lambda: MappingProxyType({}))
 
 
+def remembered(terms: Terms, state: "RunState") -> Any:
+    """What the method remembers: at first what it begins with."""
+    return terms.policies.memory if state.memory is None else state.memory
+
+
 def _nothing() -> Mapping[str, "Seat"]:
     return MappingProxyType({})
 
@@ -312,6 +335,7 @@ class RunState:
         unfit: by "client/target/size's id", why a device said that its runtime cannot run the program that trains it;
             by "client/score/target/size's id", the one that scores it. It is not given it again until it starts anew.
         suspicion: what rounds tell about the updates of the next ones.
+        memory: what the method remembers; None as long as nothing was added to what it begins with, see `remembered`.
         settled: tasks of the last closed round whose updates were accepted, to answer their repetitions.
         failure: why the run failed.
     """
@@ -336,6 +360,7 @@ class RunState:
     written: Mapping[str, WrittenProgram] = field(default_factory=lambda: MappingProxyType({}))
     unfit: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     suspicion: Suspicion = field(default_factory=Suspicion)
+    memory: Any = None
     settled: frozenset[str] = frozenset()
     tries: Tries = field(default_factory=Tries)
     failure: str = ""

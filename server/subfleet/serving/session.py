@@ -105,8 +105,8 @@ class Server:
         engine = open_database(state_folder)
         run_id = begin_run(engine, name=config.name, settings=config.fingerprint(), round_count=config.total_rounds)
         self._engine = engine
-        self._journal = Journal(engine, run_id)
         self._terms = terms_of(config, run_id)
+        self._journal = Journal(engine, run_id, first_memory=self._terms.policies.memory)
         self._network = self._terms.network
         self._traffic = Traffic(self._topics)
         self._transport = CountingTransport(transport, on_payload=self._traffic.count)

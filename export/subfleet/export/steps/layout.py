@@ -101,5 +101,6 @@ def _randoms(shapes: Sequence[tuple[int, ...]]) -> list[ValueInfo]:
 
 def after(shapes: StepShapes) -> tuple[ValueInfo, ...]:
     """A step's outputs."""
-    read = (_scalar("loss", "loss"), _scalar("correct", "correct"), _scalar("count", "count"))
+    names: tuple[Role, ...] = ("loss", "correct", "count")
+    read = (_scalar(name, name) for name in (*names, *(("squares",) if shapes.objective.squares else ())))
     return (*read, *_carried(shapes, "new."))

@@ -149,11 +149,21 @@ def _check_exits(found: FirstRun, batch_size: int, objective: ObjectiveSettings)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Losses:
-    """Sums over the labels of a batch that count."""
+    """Sums over the labels of a batch that count.
+
+    Attributes:
+        squares: of the prediction's own losses; None where nobody asks.
+    """
 
     loss: Tensor
     correct: Tensor
     count: Tensor
+    squares: Tensor | None = None
+
+    @property
+    def told(self) -> tuple[Tensor, ...]:
+        """What is given out besides the mean loss, in order."""
+        return (self.correct, self.count, *(() if self.squares is None else (self.squares,)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -197,9 +207,8 @@ class _TrainingRun:
             stack.enter_context(torch.enable_grad())
             ran = self._within(leaves | buffers, partial(self._run, given, leaves, buffers, context))
         parameters, *rest = self._updated(given, ran.gradients)
-        sums = ran.sums
         return (
-            *(ran.loss, sums.correct, sums.count, *parameters, *ran.buffers),
+            *(ran.loss, *ran.sums.told, *parameters, *ran.buffers),
             *(tensor for group in rest for tensor in group),
         )
 
@@ -235,14 +244,14 @@ class _TrainingRun:
         rule = OBJECTIVES[settings.name]
         inputs, labels = given.one("input"), given.one("label")
         exits = self._masked(given, exits_of(self.module, inputs))
-        losses = rule.losses(settings, exits[-1], labels)
+        own = losses = rule.losses(settings, exits[-1], labels)
         for logits in exits[:-1]:
             losses = losses + rule.losses(settings, logits, labels)
         weight = given.coefficient("distillation_weight")
         if self.student is not None:
             (student,) = self._masked(given, exits_of(self.student.module, inputs))
-            own = rule.losses(settings, student, labels)
-            losses = losses + own * (1 - weight) + self_distillation(exits[-1], student, settings) * weight
+            nested = rule.losses(settings, student, labels)
+            losses = losses + nested * (1 - weight) + self_distillation(exits[-1], student, settings) * weight
         if settings.distillation == "mutual":
             losses = losses + mutual_distillation(exits, settings) * weight
         counted = rule.counted(labels, given.one("sample_mask"))
@@ -250,6 +259,7 @@ class _TrainingRun:
             loss=total(losses * counted),
             correct=total(rule.right(exits[-1].detach(), labels) * counted),
             count=total(counted),
+            squares=total(own.detach() * own.detach() * counted) if settings.squares else None,
         )
 
     def _masked(self, given: Given, exits: Sequence[Tensor]) -> list[Tensor]:

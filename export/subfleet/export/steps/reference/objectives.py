@@ -9,7 +9,7 @@ from torch.nn import functional
 
 from subfleet.protocol.training import ObjectiveSettings
 
-__all__ = ["counted", "divergence", "mutual_divergence", "own_loss", "right"]
+__all__ = ["counted", "divergence", "mutual_divergence", "own_loss", "right", "squares"]
 
 _NOT_COUNTED = -100
 """PyTorch's own `ignore_index`."""
@@ -22,7 +22,12 @@ def counted(settings: ObjectiveSettings, labels: Tensor) -> Tensor:
 
 def own_loss(settings: ObjectiveSettings, logits: Tensor, labels: Tensor) -> Tensor:
     """The objective itself."""
-    return _LOSSES[settings.name](settings, logits, labels)
+    return _LOSSES[settings.name](settings, logits, labels, "sum")
+
+
+def squares(settings: ObjectiveSettings, logits: Tensor, labels: Tensor) -> Tensor:
+    """The sum of the squares of the labels' own losses."""
+    return _LOSSES[settings.name](settings, logits, labels, "none").square().sum()
 
 
 def right(settings: ObjectiveSettings, logits: Tensor, labels: Tensor) -> Tensor:
@@ -48,25 +53,25 @@ def mutual_divergence(settings: ObjectiveSettings, exits: Sequence[Tensor], labe
     return torch.stack(terms).sum() / (len(exits) - 1)
 
 
-def _class_loss(settings: ObjectiveSettings, logits: Tensor, labels: Tensor) -> Tensor:
+def _class_loss(settings: ObjectiveSettings, logits: Tensor, labels: Tensor, reduction: str) -> Tensor:
     return functional.cross_entropy(
         logits.flatten(0, -2),
         labels.flatten().masked_fill(labels.flatten() < 0, _NOT_COUNTED),
         ignore_index=_NOT_COUNTED,
         label_smoothing=settings.label_smoothing,
-        reduction="sum",
+        reduction=reduction,
     )
 
 
-def _binary_loss(_settings: ObjectiveSettings, logits: Tensor, targets: Tensor) -> Tensor:
-    return functional.binary_cross_entropy_with_logits(logits, targets, reduction="sum")
+def _binary_loss(_settings: ObjectiveSettings, logits: Tensor, targets: Tensor, reduction: str) -> Tensor:
+    return functional.binary_cross_entropy_with_logits(logits, targets, reduction=reduction)
 
 
-def _squared_loss(_settings: ObjectiveSettings, outputs: Tensor, targets: Tensor) -> Tensor:
-    return functional.mse_loss(outputs, targets, reduction="sum")
+def _squared_loss(_settings: ObjectiveSettings, outputs: Tensor, targets: Tensor, reduction: str) -> Tensor:
+    return functional.mse_loss(outputs, targets, reduction=reduction)
 
 
-_LOSSES: Mapping[str, Callable[[ObjectiveSettings, Tensor, Tensor], Tensor]] = MappingProxyType(
+_LOSSES: Mapping[str, Callable[[ObjectiveSettings, Tensor, Tensor, str], Tensor]] = MappingProxyType(
     {
         "cross_entropy": _class_loss,
         "next_token": _class_loss,

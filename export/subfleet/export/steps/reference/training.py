@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from subfleet.export.steps.given import Given
 from subfleet.export.steps.reference.modules import exits_of, in_precision, tensor_of, untouched
-from subfleet.export.steps.reference.objectives import counted, divergence, mutual_divergence, own_loss, right
+from subfleet.export.steps.reference.objectives import counted, divergence, mutual_divergence, own_loss, right, squares
 from subfleet.export.steps.reference.optimisers import step_of_pytorch
 from subfleet.export.steps.reference.randomness import GivenRandomness
 from subfleet.export.steps.values import Student
@@ -25,7 +25,7 @@ class _Pass:
     Attributes:
         module: as the pass left it, its parameters those before the step.
         buffers: after the step, by name.
-        told: the step's `loss`, `correct` and `count`.
+        told: the step's `loss`, `correct`, `count` and `squares`.
         gradients: by the parameter's name; those without one are not in it.
     """
 
@@ -91,7 +91,12 @@ class TrainingReference:
         correct = right(self.objective, prediction, labels)
         return _Pass(
             module=module,
-            told={"loss": loss, "correct": correct.to(precision), "count": count.to(precision)},
+            told={
+                "loss": loss,
+                "correct": correct.to(precision),
+                "count": count.to(precision),
+                "squares": squares(self.objective, prediction, labels),
+            },
             buffers=buffers,
             gradients={name: part.grad for name, part in module.named_parameters() if part.grad is not None},
         )

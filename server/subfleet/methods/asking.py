@@ -1,0 +1,151 @@
+"""What a method is asked for a client, and what it answers: the size that the client is given."""
+
+import hashlib
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+
+from subfleet.elastic.network import Network
+from subfleet.protocol.readings import Budget
+from subfleet.protocol.subnet import SubnetSpec
+from subfleet.search.candidates import Candidate, exceeded_limits, lacking_operators, why_not
+from subfleet.search.fitting import INFINITE_BYTES, Limit
+from subfleet.search.query import PriceList, Search
+from subfleet.search.queue import Wish
+
+__all__ = ["Ask", "Assigned", "Draw", "Written", "largest_fitting"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Draw:
+    """Where a method's choices come from: the same for the same run, round and client, whatever else happens."""
+
+    seed: int
+    round: int
+    client_id: str
+
+    def stream(self, purpose: str) -> random.Random:
+        """A stream of random numbers of its own for each purpose."""
+        text = f"{self.seed}/{self.round}/{self.client_id}/{purpose}"
+        return random.Random(hashlib.sha256(text.encode()).digest())  # noqa: S311 - chooses subnets, keeps no secret
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Written:
+    """A size whose program is there.
+
+    Attributes:
+        planned_peak_bytes: that it plans to need.
+        operators: that it calls, as far as it tells.
+        price: what the size costs by prices, where that was told before.
+    """
+
+    size: SubnetSpec
+    planned_peak_bytes: int
+    operators: tuple[str, ...] = ()
+    price: Candidate | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ask:
+    """A client that waits for a size.
+
+    Attributes:
+        candidates: the method's space with its costs, from smallest to largest.
+        price: the cost of any subnet of the network.
+        target: the program target that the device runs.
+        budget: what the device can give now.
+        previous: the size that it trained last; None before its first round.
+        below: a candidate whose program could not be run in this round; only smaller ones may be given.
+        below_limit: what kept it from the client.
+        search: what the method's search knows, of the sizes that it has found so far; None where it has none.
+        written: by size's id, the programs for this target that were written before this round.
+        operators: that the device's runtime has; empty lists nothing, and every program is tried.
+        refused: by size's id, why the device said that its runtime cannot run the program.
+        declared: the size that the device has declared, where the method goes by declarations; else None.
+        lasting: what its log has but for a share of the time, where the method asks for that and it replays one.
+    """
+
+    network: Network
+    candidates: Sequence[Candidate]
+    price: PriceList
+    draw: Draw
+    target: str
+    budget: Budget
+    previous: SubnetSpec | None = None
+    below: Candidate | None = None
+    below_limit: Limit = "memory"
+    search: Search | None = None
+    written: Mapping[str, Written] = field(default_factory=lambda: MappingProxyType({}))
+    operators: tuple[str, ...] = ()
+    refused: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    declared: SubnetSpec | None = None
+    lasting: Budget | None = None
+
+    def lasts(self, candidate: Candidate) -> bool:
+        """Whether a candidate may be given most of the time, as far as a log tells."""
+        return self.lasting is None or replace(self, budget=self.lasting).allows(candidate)
+
+    def allows(self, candidate: Candidate) -> bool:
+        """Whether a candidate may be given, as far as is known."""
+        return not self.why_not(candidate)
+
+    def why_not(self, candidate: Candidate) -> str:
+        """Why a candidate cannot be given, as what a sentence says of it; empty where it can."""
+        return self.barred(candidate) or why_not(candidate, self.target, self.budget)
+
+    def barred(self, candidate: Candidate) -> str:
+        """Why a candidate cannot be given whatever its price."""
+        if self.below is not None and not candidate.order < self.below.order:
+            return f"is no smaller than {self.below.spec.name!r}, which was too large"
+        spec_id = candidate.spec.spec_id
+        if spec_id in self.refused:
+            return f"was refused by the device: {self.refused[spec_id]}"
+        known = self.written.get(spec_id)
+        if known is not None and (lacking := lacking_operators(known.operators, self.operators)):
+            return f"calls {', '.join(lacking)}, which the device's runtime {self.target!r} lacks"
+        if known is not None and known.planned_peak_bytes >= INFINITE_BYTES:
+            return f"cannot be trained on {self.target!r}"
+        if known is not None and known.planned_peak_bytes > self.budget.memory_bytes:
+            return f"needs {known.planned_peak_bytes} bytes of memory and the budget is {self.budget.memory_bytes}"
+        return ""
+
+    def exceeded(self, candidate: Candidate) -> frozenset[Limit]:
+        """Every limit that keeps a candidate from the client, as far as is known; none where it can be given."""
+        found = set(exceeded_limits(candidate, self.target, self.budget))
+        known = self.written.get(candidate.spec.spec_id)
+        peaks_bytes = [candidate.training_memory_bytes[self.target], known.planned_peak_bytes if known else 0]
+        if max(peaks_bytes) > self.budget.memory_bytes:
+            found.add("memory")
+        if max(peaks_bytes) >= INFINITE_BYTES:  # no memory would be enough
+            found = found - {"memory"} | {"runtime"}
+        if known is not None and lacking_operators(known.operators, self.operators):
+            found.add("runtime")
+        if candidate.spec.spec_id in self.refused:
+            found.add("runtime")
+        if self.below is not None and not candidate.order < self.below.order:
+            found.add(self.below_limit)
+        return frozenset(found)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assigned:
+    """The size that a client is given.
+
+    Attributes:
+        candidate: None leaves it out of the round.
+        wanted: what would have been given, had its program been written; it is queued for later rounds.
+        reason: without a candidate, why; empty says that the smallest does not fit.
+        only: without a candidate, the one size that the client might have been given.
+    """
+
+    candidate: Candidate | None
+    wanted: Wish | None = None
+    reason: str = ""
+    only: Candidate | None = None
+
+
+def largest_fitting(ask: Ask) -> Assigned:
+    """The largest candidate that fits."""
+    return Assigned(candidate=next((one for one in reversed(ask.candidates) if ask.allows(one)), None))

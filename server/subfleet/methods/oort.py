@@ -1,0 +1,220 @@
+"""Oort: clients take part whose data teach most for the time that they take.
+
+Lai et al., "Oort: Efficient Federated Learning via Guided Participant Selection", OSDI 2021, sections 4.2 to 4.4 and
+algorithm 1. Where the paper leaves something open, what its authors' public code does is a parameter.
+
+Client half: train the given model; tell the mean of the squares of the samples' losses.
+Server half: a client's statistical utility is its samples times the root of that mean. High ones are cut at a quantile,
+so that no outlier, and no client that claims one, is chosen for ever; to the utility, scaled to 0 to 1, comes a bonus
+that grows with the rounds since the client was last heard. Who takes longer than the preferred duration T is held back
+by (T / its duration) to a power. A share of the round explores clients that were never folded, the fast ones rather;
+the share falls from round to round. The preferred duration is a percentile of the known ones, and the pacer raises it
+when what the chosen clients are worth no longer grows.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, ClassVar, Literal
+
+from subfleet.methods.describing import MethodInfo, Setting, those_true
+from subfleet.methods.policies import Policies
+from subfleet.methods.selecting import Available, ClosedRound, Past, Selected, Selecting, without_replacement
+from subfleet.methods.sizes import Homogeneous, one_size
+from subfleet.protocol.errors import ConfigError
+from subfleet.protocol.training import TrainingSettings
+
+__all__ = ["Durations", "Oort", "OortMemory", "duration_s", "with_squares"]
+
+Durations = Literal["measured", "expected"]
+"""How long a round takes a client: "measured", from the sending of its last task until its update was stored, by the
+server's clock; or "expected", by prices and what it tells of its speed and link now, which is the same for the same
+seed and logs."""
+
+_STALENESS = 0.1
+"""Of the bonus for clients not heard of for long: section 4.2, equation 2."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OortMemory:
+    """What Oort remembers.
+
+    Attributes:
+        percentile: of the known durations, which is the preferred one; from 1 to 100.
+        exploiting: the clients of the open round that were chosen for their utility.
+        utilities: what such clients were worth in the last rounds, the newest last: the sum over each round's updates.
+    """
+
+    percentile: float
+    exploiting: tuple[str, ...] = ()
+    utilities: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Oort:
+    """Parameters of Oort. Those without a section are what the authors' code takes where the paper says nothing.
+
+    Attributes:
+        exploration: share of the first round that explores, from 0 to 1 (section 4.3), as are the next two.
+        exploration_decay: factor on that share from each round to the next, above 0 and at most 1.
+        least_exploration: the share falls no lower.
+        cutoff: share of the score of the last client that would be chosen from which on clients are drawn, above 0 and
+            at most 1 (section 4.3: 95 %). The authors' later code has 0.05, with which nearly all are drawn from.
+        clip: quantile at which utilities are cut, above 0 and at most 1 (section 4.3: 95 %; the later code has 0.9).
+        penalty: power of the penalty on slow clients, 0 or more; 0 ignores speed (section 4.2).
+        percentile: of the known durations that is preferred at first, above 0 and at most 100.
+        pacer_rounds: rounds of a window, of which the pacer compares the last two, 1 or more (section 4.2: W = 20).
+        pacer_step: by which it raises the percentile, or lowers it.
+        flat: the pacer raises the percentile where the utility changed by less than this share from window to window;
+            the paper raises it where the utility falls, which noise alone makes it do.
+        steep: and lowers it where it changed by more than this many times.
+        durations: see `Durations`.
+        model: which models are trained.
+    """
+
+    TYPE: ClassVar[str] = "oort"
+    INFO: ClassVar[MethodInfo] = MethodInfo(
+        title="Oort",
+        paper="Lai et al., Oort: Efficient Federated Learning via Guided Participant Selection, OSDI 2021",
+        varies=(),
+    )
+    exploration: float = 0.9
+    exploration_decay: float = 0.98
+    least_exploration: float = 0.3
+    cutoff: float = 0.95
+    clip: float = 0.95
+    penalty: float = 2.0
+    percentile: float = 30.0
+    pacer_rounds: int = 20
+    pacer_step: float = 5.0
+    flat: float = 0.1
+    steep: float = 5.0
+    durations: Durations = "measured"
+    model: Homogeneous = "largest"
+
+    def __post_init__(self) -> None:
+        for name in ("exploration", "least_exploration"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ConfigError(f"{name} is {getattr(self, name)}, but must be from 0 to 1")
+        for name in ("exploration_decay", "cutoff", "clip"):
+            if not 0 < getattr(self, name) <= 1:
+                raise ConfigError(f"{name} is {getattr(self, name)}, but must be above 0 and at most 1")
+        for name in ("penalty", "pacer_step", "flat", "steep"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise ConfigError(f"{name} is {getattr(self, name)}, but must be a number of 0 or more")
+        if not 0 < self.percentile <= 100:
+            raise ConfigError(f"percentile is {self.percentile}, but must be above 0 and at most 100")
+        if self.pacer_rounds < 1:
+            raise ConfigError(f"pacer_rounds is {self.pacer_rounds}, but must be 1 or more")
+
+    def departures(self, setting: Setting) -> tuple[str, ...]:
+        """See `subfleet.methods.policies.Method`."""
+        return those_true(
+            {
+                "each client trains the largest subnet that fits, in place of one model for all": self.model
+                == "nested",
+                "durations are what prices and logs lead to expect, not what was measured": self.durations
+                == "expected",
+            }
+        )
+
+    def policies(self) -> Policies:
+        """FedAvg of those who are worth most."""
+        return Policies(
+            memory=OortMemory(percentile=self.percentile),
+            select=self.selected,
+            remember=self.remembered,
+            training=with_squares,
+            space=partial(one_size, self.model),
+        )
+
+    def selected(self, selecting: Selecting) -> Selected:
+        """The clients of a round: those worth most, and some that nobody knows."""
+        memory: OortMemory = selecting.memory
+        known = [one for one in selecting.clients if one.past is not None]
+        new = {one.client_id: one for one in selecting.clients if one.past is None}
+        count = min(selecting.count or len(selecting.clients), len(selecting.clients))
+        share = max(self.least_exploration, self.exploration * self.exploration_decay ** (selecting.round - 1))
+        exploring = max(min(round(share * count), len(new)), count - len(known))
+        scores = self.scores(known, selecting.round, memory)
+        exploited = self._exploited(scores, count - exploring, selecting)
+        # Unknown durations of 0 are those of clients that tell nothing of their pace: they stand in the middle.
+        told = [seconds for one in new.values() if (seconds := one.expected_s) > 0]
+        usual_s = math.fsum(told) / len(told) if told else 1.0
+        speeds = {name: 1 / (one.expected_s or usual_s) for name, one in new.items()}
+        explored = without_replacement(speeds, exploring, selecting.stream("exploration"))
+        return Selected(clients=(*exploited, *explored), memory=replace(memory, exploiting=exploited))
+
+    def scores(self, known: Sequence[Available], round_number: int, memory: OortMemory) -> Mapping[str, float]:
+        """What clients that were folded before are worth now: 0 or more."""
+        if not known:
+            return {}
+        utilities = {one.client_id: _utility(_past(one)) for one in known}
+        ordered = sorted(utilities.values())
+        least, most = ordered[0], ordered[min(int(self.clip * len(ordered)), len(ordered) - 1)]
+        preferred_s = self.preferred_s(known, memory)
+        found = {}
+        for one in known:
+            # Where all are worth the same, all are worth most.
+            scaled = (min(utilities[one.client_id], most) - least) / (most - least) if most > least else 1.0
+            score = scaled + math.sqrt(_STALENESS * math.log(max(round_number, 1)) / max(_past(one).round, 1))
+            seconds = duration_s(one, self.durations)
+            if seconds > preferred_s:
+                score *= (preferred_s / seconds) ** self.penalty
+            found[one.client_id] = score
+        return found
+
+    def preferred_s(self, known: Sequence[Available], memory: OortMemory) -> float:
+        """T: the percentile of the known clients' durations; no limit at 100."""
+        if memory.percentile >= 100:
+            return math.inf
+        ordered = sorted(duration_s(one, self.durations) for one in known)
+        return ordered[min(int(len(ordered) * memory.percentile / 100), len(ordered) - 1)]
+
+    def _exploited(self, scores: Mapping[str, float], count: int, selecting: Selecting) -> tuple[str, ...]:
+        """Drawn in proportion to their scores, of those close to the best."""
+        if count <= 0:
+            return ()
+        best = sorted(scores.values(), reverse=True)
+        close = {name: score for name, score in scores.items() if score >= self.cutoff * best[count - 1]}
+        return without_replacement(close, count, selecting.stream("exploitation"))
+
+    def remembered(self, memory: Any, closed: ClosedRound) -> OortMemory:
+        """The pacer: how long clients may take follows from whether longer rounds are worth it."""
+        known: OortMemory = memory
+        worth = math.fsum(_utility(closed.clients[name]) for name in known.exploiting if name in closed.clients)
+        window = self.pacer_rounds
+        utilities = (*known.utilities, worth)[-2 * window :]
+        percentile = known.percentile
+        if closed.round % window == 0 and len(utilities) == 2 * window:
+            before, now = math.fsum(utilities[:window]), math.fsum(utilities[window:])
+            change = abs(now - before)
+            if change <= self.flat * before:
+                percentile = min(100.0, percentile + self.pacer_step)
+            elif change >= self.steep * before:
+                percentile = max(self.pacer_step, percentile - self.pacer_step)
+        return OortMemory(percentile=percentile, utilities=utilities)
+
+
+def duration_s(client: Available, durations: Durations) -> float:
+    """How long a round takes a client; what was not measured is expected."""
+    if durations == "expected" or client.past is None or client.past.took_s <= 0:
+        return client.expected_s
+    return client.past.took_s
+
+
+def with_squares(settings: TrainingSettings, round_number: int) -> TrainingSettings:
+    """The local training whose clients tell the squares of their losses."""
+    return replace(settings, objective=replace(settings.objective, squares=True))
+
+
+def _past(client: Available) -> Past:
+    if client.past is None:
+        raise ValueError(f"client {client.client_id} was never folded, so that it has no score")
+    return client.past
+
+
+def _utility(past: Past) -> float:
+    """Section 4.2, equation 1: |B| sqrt(1/|B| sum of squared losses)."""
+    return past.sample_count * math.sqrt(past.square_loss)

@@ -1,0 +1,79 @@
+"""Power-of-choice: of some clients that are drawn, those with the largest losses take part.
+
+Cho et al., "Towards Understanding Biased Client Selection in Federated Learning", AISTATS 2022, section 4 (first as
+"Client Selection in Federated Learning: Convergence Analysis and Power-of-Choice Selection Strategies", 2020).
+
+Client half: train the given model with the given objective.
+Server half: candidates are drawn without replacement, each with a probability in proportion to its samples; of these,
+the clients with the largest losses train. A loss is the one that a client told when it was last folded, so that nothing
+is asked besides (the paper's rpow-d); who was never folded comes before all others, the paper's infinite loss.
+"""
+
+import math
+from dataclasses import dataclass
+from functools import partial
+from typing import ClassVar
+
+from subfleet.methods.describing import MethodInfo, Setting, those_true
+from subfleet.methods.policies import Policies, Weighting, weigh_by
+from subfleet.methods.selecting import Available, Selected, Selecting, without_replacement
+from subfleet.methods.sizes import Homogeneous, one_size
+from subfleet.protocol.errors import ConfigError
+
+__all__ = ["PowerOfChoice"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PowerOfChoice:
+    """Parameters of Power-of-choice.
+
+    Attributes:
+        candidates: d, how many are drawn for each client that takes part, 1 or more; the paper tries 2 to 10 times as
+            many. With 1 it is a plain draw by samples.
+        model: which models are trained.
+        weighting: "uniform" as in the paper, whose draw has counted the samples; or "samples".
+    """
+
+    TYPE: ClassVar[str] = "power_of_choice"
+    INFO: ClassVar[MethodInfo] = MethodInfo(
+        title="Power-of-choice",
+        paper="Cho et al., Towards Understanding Biased Client Selection in Federated Learning, AISTATS 2022",
+        varies=(),
+    )
+    candidates: float = 2.0
+    model: Homogeneous = "largest"
+    weighting: Weighting = "uniform"
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.candidates < math.inf:
+            raise ConfigError(f"candidates is {self.candidates}, but must be a number of 1 or more")
+
+    def departures(self, setting: Setting) -> tuple[str, ...]:
+        """See `subfleet.methods.policies.Method`."""
+        return (
+            "clients are chosen by the losses that they told last, as the paper's rpow-d does",
+            *those_true(
+                {
+                    "each client trains the largest subnet that fits, in place of one model for all": self.model
+                    == "nested",
+                    "an update counts by its samples": self.weighting == "samples",
+                }
+            ),
+        )
+
+    def policies(self) -> Policies:
+        """FedAvg of those with the largest losses."""
+        return Policies(space=partial(one_size, self.model), select=self._selected, weigh=weigh_by(self.weighting))
+
+    def _selected(self, selecting: Selecting) -> Selected:
+        everyone = {one.client_id: one for one in selecting.clients}
+        count = selecting.count or len(everyone)
+        weights = {name: float(one.sample_count) for name, one in everyone.items()}
+        drawn = without_replacement(weights, math.ceil(self.candidates * count), selecting.stream("candidates"))
+        # The draw's own order decides between equal losses.
+        first = sorted(drawn, key=lambda name: -_loss(everyone[name]))
+        return Selected(clients=tuple(first[:count]), memory=selecting.memory)
+
+
+def _loss(client: Available) -> float:
+    return math.inf if client.past is None else client.past.loss

@@ -1,0 +1,187 @@
+"""Who takes part in a round: what a method is asked, what is known of the clients, and the fair draw that is usual."""
+
+import hashlib
+import math
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+from subfleet.protocol.readings import Budget
+from subfleet.protocol.subnet import SubnetSpec
+
+__all__ = ["Available", "ClosedRound", "Past", "Selected", "Selecting", "Trainee", "at_random", "without_replacement"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Past:
+    """A client's last update that was folded. What the client claims in it stands within what else is known of it.
+
+    Attributes:
+        round: in which that was.
+        size: what it trained.
+        sample_count: that it trained on, as many as its profile told at most.
+        epochs: passes over them.
+        loss: mean over the labels of the last epoch, each taken before its step.
+        square_loss: mean of the squares of the same; at least the square of the mean, as every mean of squares is.
+        change_norm: the norm of the change of its weights, over all of them.
+        train_s: seconds of the steps, as the client told.
+        took_s: seconds from the task's sending until its update was stored, by the server's clock. Under a logical
+            clock, and for a task that an earlier process of the server had sent, these are fewer than they were.
+    """
+
+    round: int
+    size: SubnetSpec
+    sample_count: int
+    epochs: int
+    loss: float
+    square_loss: float
+    change_norm: float
+    train_s: float
+    took_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Available:
+    """A client that can take part now.
+
+    Attributes:
+        sample_count: of its data, as its profile told.
+        class_counts: samples of each of the run's classes.
+        budget: what it has to give now.
+        expected_training_s: seconds that its training takes by prices, of the size that it trained last, else of the
+            smallest; 0 where it does not tell its speed.
+        expected_downlink_s: the same of the weights on their way to it; 0 where its link is not known.
+        expected_uplink_s: the same of the update on its way back.
+        past: None before its first update was folded.
+    """
+
+    client_id: str
+    sample_count: int
+    class_counts: tuple[int, ...] = ()
+    budget: Budget
+    expected_training_s: float = 0.0
+    expected_downlink_s: float = 0.0
+    expected_uplink_s: float = 0.0
+    past: Past | None = None
+
+    @property
+    def expected_s(self) -> float:
+        """Seconds that a round is expected to take it."""
+        return self.expected_downlink_s + self.expected_training_s + self.expected_uplink_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Selecting:
+    """A round whose clients are to be chosen.
+
+    Attributes:
+        clients: those that can take part, in the order of their ids; one or more.
+        count: how many are wanted, as the configuration says; 0 wants all.
+        round: its number.
+        retry: how often it was tried before without anything to fold: others may be chosen then.
+        seed: of the run.
+        memory: what the method remembers.
+    """
+
+    clients: tuple[Available, ...]
+    count: int
+    round: int
+    retry: int = 0
+    seed: int = 0
+    memory: Any = None
+
+    def stream(self, purpose: str) -> random.Random:
+        """A stream of random numbers of its own for each purpose and try of a round."""
+        text = f"{self.seed}/{self.round}.{self.retry}/{purpose}"
+        return random.Random(hashlib.sha256(text.encode()).digest())  # noqa: S311 - chooses clients, keeps no secret
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Selected:
+    """Who takes part.
+
+    Attributes:
+        clients: their ids, in any order; one or more of those that can.
+        memory: what the method remembers from now on.
+    """
+
+    clients: tuple[str, ...]
+    memory: Any = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trainee:
+    """A client that is given a task, as far as its local training and what it sends may depend on it.
+
+    Attributes:
+        size: what it trains.
+        tensors: names of the tensors of that size, in the network's order.
+        round: of the task.
+        seed: of the run.
+        memory: what the method remembers, as it stood when the round's clients were chosen.
+    """
+
+    client_id: str
+    size: SubnetSpec
+    tensors: tuple[str, ...]
+    round: int
+    seed: int = 0
+    memory: Any = None
+
+    def stream(self, purpose: str) -> random.Random:
+        """A stream of random numbers of its own for each client, round and purpose."""
+        text = f"{self.seed}/{self.round}/{self.client_id}/{purpose}"
+        return random.Random(hashlib.sha256(text.encode()).digest())  # noqa: S311 - keeps no secret
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClosedRound:
+    """A round that was folded, for a method to remember of it what it will.
+
+    Attributes:
+        round: its number.
+        clients: whose updates are in the model, by id.
+        loss: of the folded model, on the server's samples; accuracy likewise.
+    """
+
+    round: int
+    clients: Mapping[str, Past] = field(default_factory=lambda: MappingProxyType({}))
+    loss: float = 0.0
+    accuracy: float = 0.0
+
+
+def at_random(selecting: Selecting) -> Selected:
+    """A sample of the clients without replacement, every one equally likely (McMahan et al. 2017, algorithm 1).
+
+    Each client draws a number that follows from the seed, the round and its own id, and the lowest win. So the choice
+    depends on no order, and a client that comes or goes changes no other's number.
+    """
+    again = f".{selecting.retry}" if selecting.retry else ""
+    turn = f"{selecting.round}{again}"
+    names = [one.client_id for one in selecting.clients]
+    drawn = sorted(names, key=lambda name: (_draw(selecting.seed, turn, name), name))
+    return Selected(clients=tuple(drawn[: selecting.count] if selecting.count else drawn), memory=selecting.memory)
+
+
+def without_replacement(weights: Mapping[str, float], count: int, stream: random.Random) -> tuple[str, ...]:
+    """A weighted sample: each next one is drawn of the rest with a probability in proportion to its weight.
+
+    Source: Efraimidis and Spirakis, "Weighted random sampling with a reservoir", 2006: the largest keys u^(1/w) win,
+    here as the smallest exponential variates of rate w, which is the same order.
+
+    Args:
+        weights: 0 or more, finite; those of 0 come last, by their names.
+        count: how many are drawn; as many as there are at most.
+        stream: a number is drawn for each name, in the order of the names.
+    """
+    keys = {}
+    for name, weight in sorted(weights.items()):
+        waits = stream.expovariate(1.0)
+        keys[name] = waits / weight if weight > 0 else math.inf
+    return tuple(sorted(keys, key=lambda name: (keys[name], name))[:count])
+
+
+def _draw(seed: int, turn: str, client_id: str) -> bytes:
+    return hashlib.sha256(f"selection/{seed}/{turn}/{client_id}".encode()).digest()

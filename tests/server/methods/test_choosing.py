@@ -1,0 +1,292 @@
+"""Who takes part: Oort, PyramidFL and Power-of-choice against what their papers say, by hand and by counting."""
+
+import math
+import random
+from collections import Counter
+from dataclasses import replace
+from itertools import permutations
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from subfleet.arrays import encode_arrays
+from subfleet.elastic.network import Network
+from subfleet.folding.folding import Folding
+from subfleet.methods.oort import Oort, OortMemory
+from subfleet.methods.power_of_choice import PowerOfChoice
+from subfleet.methods.pyramidfl import PyramidFL, PyramidMemory
+from subfleet.methods.selecting import (
+    Available,
+    ClosedRound,
+    Past,
+    Selecting,
+    Trainee,
+    without_replacement,
+)
+from subfleet.protocol.errors import ConfigError
+from subfleet.protocol.readings import Budget
+from subfleet.protocol.subnet import SubnetSpec
+from subfleet.protocol.training import TrainingSettings
+from subfleet.testing.rounds import Client, change_of, first_state, seat_of, terms_with
+from subfleet.testing.subnets import held_places
+from subfleet.transport.blob_store import BlobStore
+
+OORT = Oort(model="smallest")
+
+
+def past(
+    loss: float = 1.0, *, samples: int = 10, round_number: int = 1, took_s: float = 0.0, moved: float = 1.0
+) -> Past:
+    return Past(
+        round=round_number,
+        size=SubnetSpec(),
+        sample_count=samples,
+        epochs=1,
+        loss=loss,
+        square_loss=loss**2,
+        change_norm=moved,
+        train_s=0.0,
+        took_s=took_s,
+    )
+
+
+def client(name: str, known: Past | None = None, *, training_s: float = 1.0, samples: int = 10) -> Available:
+    return Available(
+        client_id=name,
+        sample_count=samples,
+        budget=Budget(memory_bytes=1),
+        expected_training_s=training_s,
+        past=known,
+    )
+
+
+def selecting(
+    *clients: Available, count: int, round_number: int = 2, memory: object = None, seed: int = 0
+) -> Selecting:
+    memory = OORT.policies().memory if memory is None else memory
+    return Selecting(clients=clients, count=count, round=round_number, seed=seed, memory=memory)
+
+
+# --- the weighted draw ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_a_weighted_draw_has_the_probabilities_of_drawing_one_after_the_other() -> None:
+    weights = {"a": 1.0, "b": 2.0, "c": 5.0}
+    total, draws = sum(weights.values()), 20_000
+    expected = {
+        (first, second): weights[first] / total * weights[second] / (total - weights[first])
+        for first, second in permutations(weights, 2)
+    }
+    assert math.isclose(sum(expected.values()), 1.0)
+    stream = random.Random(3)
+    found = Counter(without_replacement(weights, 2, stream) for _ in range(draws))
+    for pair, probability in expected.items():
+        deviation = math.sqrt(draws * probability * (1 - probability))
+        assert abs(found[pair] - draws * probability) < 4.5 * deviation, pair
+
+
+def test_weights_of_0_come_last_and_a_draw_of_all_draws_all() -> None:
+    weights = {"a": 0.0, "b": 1.0, "c": 0.0, "d": 3.0}
+    assert set(without_replacement(weights, 2, random.Random(1))) == {"b", "d"}
+    assert without_replacement(weights, 9, random.Random(1))[2:] == ("a", "c")
+    assert without_replacement({}, 3, random.Random(1)) == ()
+
+
+# --- Oort -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_score_is_what_the_paper_says() -> None:
+    # Utilities 10, 20 and 40; the preferred duration is the shortest, so that the slowest has (2 / 8)^2 of its score.
+    clients = [
+        client("ada", past(1.0, round_number=4), training_s=2.0),
+        client("bob", past(2.0, round_number=1), training_s=2.0),
+        client("cyd", past(4.0, round_number=2), training_s=8.0),
+    ]
+    scores = replace(OORT, clip=1.0).scores(clients, 5, OortMemory(percentile=30.0))
+    bonus = {name: math.sqrt(0.1 * math.log(5) / last) for name, last in (("ada", 4), ("bob", 1), ("cyd", 2))}
+    assert scores == pytest.approx(
+        {"ada": bonus["ada"], "bob": 10 / 30 + bonus["bob"], "cyd": (1 + bonus["cyd"]) / 16}, rel=1e-12
+    )
+
+
+def test_without_a_penalty_speed_makes_no_difference() -> None:
+    blind = replace(OORT, penalty=0.0)
+    known = [client(name, past(loss)) for name, loss in (("ada", 1.0), ("bob", 2.0), ("cyd", 3.0))]
+    slow = [replace(one, expected_training_s=100.0 * place) for place, one in enumerate(known)]
+    memory = OortMemory(percentile=30.0)
+    assert blind.scores(known, 3, memory) == blind.scores(slow, 3, memory)
+    assert OORT.scores(known, 3, memory) != OORT.scores(slow, 3, memory)
+
+
+def test_a_client_that_claims_any_loss_is_worth_no_more_than_the_quantile() -> None:
+    known = [client(f"c{place:02d}", past(1.0 + place / 20)) for place in range(20)]
+    liar = [*known[:-1], replace(known[-1], past=past(1e9))]
+    memory, cut = OortMemory(percentile=100.0), replace(OORT, clip=0.9)
+    scores = cut.scores(liar, 1, memory)
+    assert scores["c19"] == scores["c18"] == 1.0 == max(scores.values())
+    assert scores["c10"] == cut.scores(known, 1, memory)["c10"]
+
+
+def test_measured_seconds_take_the_place_of_expected_ones_where_there_are_any() -> None:
+    quick, slow = client("ada", past(took_s=9.0), training_s=1.0), client("bob", past(), training_s=2.0)
+    memory = OortMemory(percentile=60.0)
+    assert OORT.preferred_s([quick, slow], memory) == 9.0
+    assert replace(OORT, durations="expected").preferred_s([quick, slow], memory) == 2.0
+
+
+@pytest.mark.parametrize(("round_number", "explored"), [(1, 9), (20, 6), (200, 3)])
+def test_the_share_that_explores_falls_to_its_least(round_number: int, explored: int) -> None:
+    known = [client(f"known{place:02d}", past()) for place in range(20)]
+    new = [client(f"new{place:02d}") for place in range(20)]
+    found = OORT.selected(selecting(*known, *new, count=10, round_number=round_number))
+    assert sum(name.startswith("new") for name in found.clients) == explored
+    assert len(set(found.clients)) == 10
+    assert set(found.memory.exploiting) == {name for name in found.clients if name.startswith("known")}
+
+
+def test_fast_clients_are_explored_rather() -> None:
+    new = [client(f"c{place}", training_s=1.0 if place < 5 else 50.0) for place in range(10)]
+    counts = Counter(name for seed in range(200) for name in OORT.selected(selecting(*new, count=3, seed=seed)).clients)
+    assert min(counts[f"c{place}"] for place in range(5)) > 5 * max(counts[f"c{place}"] for place in range(5, 10))
+
+
+def test_those_close_to_the_best_are_drawn_and_no_others() -> None:
+    known = [client(f"c{place}", past(10.0 - place)) for place in range(10)]
+    strict = replace(OORT, cutoff=1.0, least_exploration=0.0, exploration=0.0, clip=1.0)
+    for seed in range(20):
+        assert set(strict.selected(selecting(*known, count=3, seed=seed)).clients) == {"c0", "c1", "c2"}
+    loose = replace(strict, cutoff=0.3)
+    found = {name for seed in range(200) for name in loose.selected(selecting(*known, count=3, seed=seed)).clients}
+    assert {"c0", "c3", "c5"} <= found
+    assert "c9" not in found
+
+
+def worth(method: Oort, sums: list[float]) -> OortMemory:
+    """What is remembered after rounds in which one client was worth these sums."""
+    memory: OortMemory = method.policies().memory
+    for number, utility in enumerate(sums, start=1):
+        memory = replace(memory, exploiting=("ada",))
+        memory = method.remembered(memory, ClosedRound(round=number, clients={"ada": past(utility, samples=1)}))
+    return memory
+
+
+@pytest.mark.parametrize(
+    ("sums", "percentile"),
+    [
+        ([5.0, 5.0], 30.0),  # there is no window before the first
+        ([5.0, 5.0, 5.0, 5.4], 35.0),
+        ([5.0, 5.0, 9.0, 9.0], 30.0),
+        ([1.0, 1.0, 9.0, 9.0], 25.0),
+        ([5.0, 5.0, 5.0, 5.4, 5.2, 5.2], 40.0),
+    ],
+)
+def test_the_pacer_gives_more_time_where_nothing_more_is_gained(sums: list[float], percentile: float) -> None:
+    assert worth(replace(OORT, pacer_rounds=2), sums).percentile == percentile
+
+
+def test_an_update_that_was_not_chosen_for_its_worth_does_not_move_the_pacer() -> None:
+    memory = replace(OORT.policies().memory, exploiting=("ada",))
+    closed = ClosedRound(round=1, clients={"ada": past(2.0, samples=1), "bob": past(100.0)})
+    assert OORT.remembered(memory, closed).utilities == (2.0,)
+
+
+@pytest.mark.parametrize(
+    "changes", [{"clip": 0.0}, {"exploration": 2.0}, {"percentile": 0.0}, {"pacer_rounds": 0}, {"penalty": -1.0}]
+)
+def test_parameters_out_of_their_range_are_refused(changes: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=f"{next(iter(changes))} is"):
+        replace(OORT, **changes)
+
+
+# --- Power-of-choice --------------------------------------------------------------------------------------------------
+
+
+@given(losses=st.lists(st.one_of(st.none(), st.floats(0, 100)), min_size=1, max_size=12), count=st.integers(1, 6))
+def test_the_largest_losses_of_those_drawn_take_part(losses: list[float | None], count: int) -> None:
+    clients = [
+        client(f"c{place:02d}", None if loss is None else past(loss), samples=place + 1)
+        for place, loss in enumerate(losses)
+    ]
+    method = PowerOfChoice(candidates=2.0)
+    asked = selecting(*clients, count=count)
+    found = method.policies().select(asked).clients
+    weights = {one.client_id: float(one.sample_count) for one in clients}
+    drawn = without_replacement(weights, 2 * count, asked.stream("candidates"))
+    told = {one.client_id: math.inf if one.past is None else one.past.loss for one in clients}
+    assert set(found) <= set(drawn)
+    assert len(found) == min(count, len(clients))
+    left = [told[name] for name in drawn if name not in found]
+    assert not left or max(left) <= min(told[name] for name in found)
+
+
+def test_with_one_candidate_for_each_it_is_a_draw_by_samples() -> None:
+    clients = [client(f"c{place}", past(float(place)), samples=place + 1) for place in range(6)]
+    asked = selecting(*clients, count=3)
+    weights = {one.client_id: float(one.sample_count) for one in clients}
+    found = PowerOfChoice(candidates=1.0).policies().select(asked).clients
+    assert set(found) == set(without_replacement(weights, 3, asked.stream("candidates")))
+
+
+# --- PyramidFL --------------------------------------------------------------------------------------------------------
+
+
+def test_the_useful_send_more_and_the_fast_train_longer() -> None:
+    method = PyramidFL(oort=replace(OORT, durations="expected"), idle=1.0)
+    clients = [
+        client("ada", past(moved=3.0), training_s=1.0),
+        client("bob", past(moved=9.0), training_s=4.0),
+        client("cyd", past(moved=1.0), training_s=2.0),
+    ]
+    policies = method.policies()
+    memory = policies.select(selecting(*clients, count=0, memory=policies.memory)).memory
+    assert memory.left_out == pytest.approx({"bob": 0.1, "ada": 0.1 + 0.5 / 3, "cyd": 0.1 + 1.0 / 3})
+    assert memory.passes == pytest.approx({"ada": 4.0, "bob": 1.0, "cyd": 2.0})
+    trainee = Trainee(client_id="ada", size=SubnetSpec(), tensors=("w",), round=2, memory=memory)
+    assert policies.local(TrainingSettings(epochs=2), trainee).epochs == 8
+    after = policies.remember(memory, ClosedRound(round=2))
+    assert isinstance(after, PyramidMemory)
+    assert not after.passes
+    assert not after.left_out
+
+
+def test_a_shorter_upload_shortens_the_round() -> None:
+    method = PyramidFL(oort=replace(OORT, durations="expected"), idle=1.0, least_left_out=0.5, most_left_out=0.5)
+    clients = [
+        replace(client("ada", past(), training_s=1.0), expected_uplink_s=4.0),
+        client("bob", past(), training_s=1.0),
+    ]
+    policies = method.policies()
+    assert policies.select(selecting(*clients, count=0, memory=policies.memory)).memory.passes["bob"] == 3.0
+
+
+def test_what_is_not_sent_is_held_by_nobody(tmp_path: Path) -> None:
+    terms = terms_with(PyramidFL())
+    network: Network = terms.network
+    names = tuple(network.shapes(terms.space[-1]))
+    sent = {"ada": names[:2], "bob": names[1:3]}
+    state, blobs, seats = first_state(network), BlobStore(tmp_path), []
+    for name, tensors in sent.items():
+        drawn = Client(name=name, size=len(terms.space) - 1)
+        seat = seat_of(terms, drawn, blobs)
+        assert seat.task is not None
+        assert seat.result is not None
+        changes = change_of(terms, drawn, 1)
+        ref = blobs.add(encode_arrays({one: changes[one].numpy() for one in tensors}))
+        seat = replace(seat, task=replace(seat.task, sends=tensors), result=replace(seat.result, blob=ref))
+        seats.append(seat)
+    folded = Folding.of(terms, blobs).fold(state, 1, seats)
+    assert not folded.refused
+    whole = held_places(network, terms.space[-1])
+    for name in network.tensors:
+        moved = folded.state.shared[name] != state.shared[name]
+        senders = [one for one, which in sent.items() if name in which]
+        assert bool(moved.any()) == bool(senders), name
+        if len(senders) == 1:  # alone it counts in full, whatever the other weighs
+            change = change_of(terms, Client(name=senders[0], size=len(terms.space) - 1), 1)[name]
+            torch.testing.assert_close(folded.state.shared[name] - state.shared[name], change, rtol=1e-4, atol=1e-6)
+        assert whole[name].all()
