@@ -168,8 +168,8 @@ class Policies:
         memory: what the method remembers before the first round: a frozen record of plain data, which the journal keeps
             with every step that changes it; None remembers nothing. Tensors have no place in it.
         select: which clients take part in a round, and what is remembered from then on.
-        remember: what is remembered of a round that was folded. Both are asked in the server's loop: they take a few
-            milliseconds for a thousand clients.
+        remember: what is remembered of a round that was folded; None is nothing more. Both are asked in the server's
+            loop: they take a few milliseconds for a thousand clients.
         space: the network and width rates to the sizes that may be assigned.
         search: a search for a program target that knows nothing yet, of the network and what its subnets cost there; it
             is told what was found before, and handed to `explore` and `assign` with each client. None searches nothing.
@@ -215,7 +215,7 @@ class Policies:
 
     memory: Any = None
     select: Callable[[Selecting], Selected] = at_random
-    remember: Callable[[Any, ClosedRound], Any] = lambda memory, closed: memory
+    remember: Callable[[Any, ClosedRound], Any] | None = None
     space: Callable[[Network, Sequence[float]], tuple[SubnetSpec, ...]] = uniform_space
     search: Callable[[Network, PriceList, str], Search] | None = None
     explore: Callable[[Ask], tuple[FoundSize, ...]] = lambda ask: ()

@@ -16,8 +16,8 @@ from types import MappingProxyType
 from subfleet.rounds.actions import Action, Close, Fold
 from subfleet.rounds.events import Folded
 from subfleet.rounds.retrying import fruitless, what_is_lacking
-from subfleet.rounds.selection import closed_round
-from subfleet.rounds.state import Exclusion, RunState, Seat, Suspicion, Terms, remembered
+from subfleet.rounds.selection import with_memory
+from subfleet.rounds.state import Exclusion, RunState, Seat, Suspicion, Terms
 from subfleet.rounds.suspicion import ChangeSize, divergence, most_suspect, outsiders, usual_change
 
 __all__ = ["begin_fold", "fold_action", "folded", "with_exclusion"]
@@ -86,7 +86,6 @@ def _closed(terms: Terms, state: RunState, event: Folded, now_s: float) -> Outco
         retries=state.retry,
     )
     done = {seat.client_id: seat for seat in _of_stage(state, "done")}
-    closed = closed_round(terms, event, done)
     state = replace(
         state,
         phase="waiting",
@@ -97,9 +96,8 @@ def _closed(terms: Terms, state: RunState, event: Folded, now_s: float) -> Outco
         settled=frozenset(seat.task.task_id for seat in done.values() if seat.task is not None),
         tries=replace(state.tries, waits_for=""),
         suspicion=_remembered(terms, state, event.loss),
-        memory=terms.policies.remember(remembered(terms, state), closed),
     )
-    return state, (close,)
+    return with_memory(terms, state, event, done), (close,)
 
 
 def _remembered(terms: Terms, state: RunState, loss: float) -> Suspicion:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from types import MappingProxyType
 
@@ -12,7 +12,7 @@ from subfleet.rounds.events import Folded
 from subfleet.rounds.state import RunState, Seat, Terms, remembered
 from subfleet.search.candidates import TRAINING_MACS_PER_FORWARD, Candidate
 
-__all__ = ["NOT_DRAWN", "closed_round", "selected"]
+__all__ = ["NOT_DRAWN", "selected", "with_memory"]
 
 NOT_DRAWN = "it was not drawn for this round"
 """Why a client that could take part is skipped."""
@@ -28,10 +28,10 @@ def selected(terms: Terms, state: RunState) -> tuple[RunState, frozenset[str]]:
     able = tuple(seat for _, seat in sorted(state.seats.items()) if seat.stage == "answered")
     if not able or terms.config.calibrates(state.round):
         return state, frozenset(seat.client_id for seat in able)
-    price = lru_cache(maxsize=None)(terms.price)
+    known = _Known(terms=terms, state=state, epochs=terms.training(state.round).epochs, price=_priced(terms))
     found = terms.policies.select(
         Selecting(
-            clients=tuple(_available(terms, state, seat, price) for seat in able),
+            clients=tuple(known.available(seat) for seat in able),
             count=terms.config.clients_per_round,
             round=state.round,
             retry=state.retry,
@@ -45,29 +45,64 @@ def selected(terms: Terms, state: RunState) -> tuple[RunState, frozenset[str]]:
     return replace(state, memory=found.memory), chosen
 
 
-def closed_round(terms: Terms, event: Folded, seats: Mapping[str, Seat]) -> ClosedRound:
-    """What a method is told of a round in which the updates of these seats were folded."""
-    price = lru_cache(maxsize=None)(terms.price)
+def with_memory(terms: Terms, state: RunState, event: Folded, seats: Mapping[str, Seat]) -> RunState:
+    """The state with what the method remembers of a round in which the updates of these seats were folded."""
+    if terms.policies.remember is None:
+        return state
+    price = _priced(terms)
     past = {name: one for name, seat in sorted(seats.items()) if (one := _past(seat, price)) is not None}
-    return ClosedRound(round=event.round, clients=MappingProxyType(past), loss=event.loss, accuracy=event.accuracy)
+    closed = ClosedRound(round=event.round, clients=MappingProxyType(past), loss=event.loss, accuracy=event.accuracy)
+    return replace(state, memory=terms.policies.remember(remembered(terms, state), closed))
 
 
-def _available(terms: Terms, state: RunState, seat: Seat, price: Price) -> Available:
-    if seat.budget is None:
-        raise ValueError(f"client {seat.client_id} has answered, but told no budget")
-    known = state.last.get(seat.client_id)
-    past = None if known is None else _past(known, price)
-    size = price(terms.space[0] if past is None else past.size)
-    return Available(
-        client_id=seat.client_id,
-        sample_count=seat.sample_count,
-        class_counts=seat.class_counts,
-        budget=seat.budget,
-        expected_training_s=_training_s(terms, state, seat, size),
-        expected_downlink_s=_link_s(terms, size.weight_bytes, seat.budget.downlink_bytes),
-        expected_uplink_s=_link_s(terms, size.update_bytes, seat.budget.uplink_bytes),
-        past=past,
-    )
+def _priced(terms: Terms) -> Price:
+    """The cost of each size, told once."""
+    return lru_cache(maxsize=None)(terms.price)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Known:
+    """What clients are judged by.
+
+    Attributes:
+        epochs: of the round's local training.
+        price: of any size.
+    """
+
+    terms: Terms
+    state: RunState
+    epochs: int
+    price: Price
+
+    def available(self, seat: Seat) -> Available:
+        """A client that has answered, as methods are told of it."""
+        if seat.budget is None:
+            raise ValueError(f"client {seat.client_id} has answered, but told no budget")
+        last = self.state.last.get(seat.client_id)
+        past = None if last is None else _past(last, self.price)
+        size = self.price(self.terms.space[0] if past is None else past.size)
+        return Available(
+            client_id=seat.client_id,
+            sample_count=seat.sample_count,
+            class_counts=seat.class_counts,
+            budget=seat.budget,
+            expected_training_s=self._training_s(seat, size),
+            expected_downlink_s=self._link_s(size.weight_bytes, seat.budget.downlink_bytes),
+            expected_uplink_s=self._link_s(size.update_bytes, seat.budget.uplink_bytes),
+            past=past,
+        )
+
+    def _training_s(self, seat: Seat, candidate: Candidate) -> float:
+        """Seconds of the training, by the pace that the client has told."""
+        member = self.state.members.get(seat.client_id)
+        macs_per_s = member.profile.macs_per_s if member is not None and member.profile is not None else None
+        if macs_per_s is None:
+            return 0.0
+        return TRAINING_MACS_PER_FORWARD * candidate.forward_macs * self.epochs * seat.sample_count / macs_per_s
+
+    def _link_s(self, moved_bytes: int, link_bytes: int | None) -> float:
+        """Seconds on a link, by what it moves in `communication_s` seconds."""
+        return 0.0 if link_bytes is None else self.terms.config.communication_s * moved_bytes / max(link_bytes, 1)
 
 
 def _past(seat: Seat, price: Price) -> Past | None:
@@ -89,18 +124,3 @@ def _past(seat: Seat, price: Price) -> Past | None:
         train_s=update.train_seconds,
         took_s=seat.took_s,
     )
-
-
-def _training_s(terms: Terms, state: RunState, seat: Seat, candidate: Candidate) -> float:
-    """Seconds of the training, by the pace that the client has told."""
-    member = state.members.get(seat.client_id)
-    macs_per_s = member.profile.macs_per_s if member is not None and member.profile is not None else None
-    if macs_per_s is None:
-        return 0.0
-    passes = terms.training(state.round).epochs * seat.sample_count
-    return TRAINING_MACS_PER_FORWARD * candidate.forward_macs * passes / macs_per_s
-
-
-def _link_s(terms: Terms, moved_bytes: int, link_bytes: int | None) -> float:
-    """Seconds on a link, by what it moves in `communication_s` seconds."""
-    return 0.0 if link_bytes is None else terms.config.communication_s * moved_bytes / max(link_bytes, 1)

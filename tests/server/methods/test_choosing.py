@@ -248,6 +248,7 @@ def test_the_useful_send_more_and_the_fast_train_longer() -> None:
     assert memory.passes == pytest.approx({"ada": 4.0, "bob": 1.0, "cyd": 2.0})
     trainee = Trainee(client_id="ada", size=SubnetSpec(), tensors=("w",), round=2, memory=memory)
     assert policies.local(TrainingSettings(epochs=2), trainee).epochs == 8
+    assert policies.remember is not None
     after = policies.remember(memory, ClosedRound(round=2))
     assert isinstance(after, PyramidMemory)
     assert not after.passes
