@@ -1,0 +1,235 @@
+"""A smaller network inside a larger one, each of whose indices copies one of the smaller's: widening, and the way back.
+
+Up: what computes an index is copied to all that copy it; what reads an index is divided by their number, so that they
+add up to what the one gave. Blocks that the smaller network lacks start as the identity. The larger network then
+computes what the smaller one does (Chen, Goodfellow and Shlens, "Net2Net", ICLR 2016, section 2.2).
+Down: what computes an index is the mean of its copies; what reads it is their sum. Down after up is the identity, and
+up after down moves the larger network to the nearest that the smaller one can be.
+
+Net2Net divides by the copies of the index that is read. FedADP's printed rule (section III) counts otherwise and never
+divides; and it narrows by adding the mean of what is cut to what stays, which no widening undoes.
+"""
+
+import random
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+
+import torch
+from torch import Tensor
+
+from subfleet.elastic.axes import Axis, factors_of
+from subfleet.elastic.network import Network, TensorDecl
+from subfleet.protocol.errors import ConfigError
+from subfleet.protocol.subnet import Prefix, SubnetSpec
+
+__all__ = ["Replicate", "Replication", "size_in"]
+
+_READING: frozenset[str] = frozenset({"weight", "residual"})
+"""Roles of tensors whose first dimension is what they compute and whose others are what they read."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Replicate:
+    """One tensor's part of a replication; see `subfleet.elastic.maps.TensorMap`.
+
+    Attributes:
+        sources: for each factor of each dimension, the local index that each index copies; None where they are alike.
+        reads: whether the factor is what the tensor reads.
+        unfolded: shape of the full tensor with each product of factors as dimensions of its own.
+        kept: the same of the local tensor.
+        local: shape of the local tensor.
+    """
+
+    sources: tuple[Tensor | None, ...]
+    reads: tuple[bool, ...]
+    unfolded: tuple[int, ...]
+    kept: tuple[int, ...]
+    local: tuple[int, ...]
+
+    def extract(self, tensor: Tensor) -> Tensor:
+        """The local tensor: means over the copies of what is computed, sums over those of what is read."""
+        found = tensor.reshape(self.unfolded).double()
+        for dim, source, reads in self._copied(found.device):
+            shape = [*found.shape]
+            shape[dim] = self.kept[dim]
+            summed = found.new_zeros(shape).index_add_(dim, source, found)
+            found = summed if reads else summed / self._counts(source, dim, found.dim())
+        return found.reshape(self.local).to(tensor.dtype)
+
+    def scatter(self, local: Tensor, into: Tensor) -> None:
+        """Add to a full tensor: to every copy what is computed, and its share of what is read."""
+        found = local.reshape(self.kept).double()
+        for dim, source, reads in self._copied(found.device):
+            shared = found / self._counts(source, dim, found.dim()) if reads else found
+            found = shared.index_select(dim, source)
+        into.view(self.unfolded).add_(found.to(into.dtype))
+
+    def _copied(self, device: torch.device) -> Iterator[tuple[int, Tensor, bool]]:
+        """The dimensions that have copies: which, what each index copies, and whether it is read."""
+        for dim, (source, reads) in enumerate(zip(self.sources, self.reads, strict=True)):
+            if source is not None:
+                yield dim, source.to(device), reads
+
+    def _counts(self, source: Tensor, dim: int, rank: int) -> Tensor:
+        """How many copies each local index has, shaped to broadcast."""
+        counts = torch.bincount(source, minlength=self.kept[dim]).double()
+        return counts.reshape([-1 if place == dim else 1 for place in range(rank)])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replication:
+    """Where a smaller network lies in a larger one.
+
+    Attributes:
+        network: the larger one.
+        size: the smaller one, as a size of the larger: kept at the front of every axis.
+        sources: by axis that differs in size, the index of the smaller that each index of the larger copies. Of an axis
+            that keeps aligned groups, whole groups are copied.
+
+    Raises:
+        ConfigError: an axis of another size is not named, an index of the smaller has no copy, groups are split, or a
+            product of computed values sums over the axis, which no weight can make up for; or a block that the smaller
+            one lacks cannot be the identity.
+    """
+
+    network: Network
+    size: SubnetSpec
+    sources: Mapping[str, tuple[int, ...]]
+
+    def __post_init__(self) -> None:
+        sizes = self.network.sizes(self.size)
+        lacking = sorted(name for name in sizes if sizes[name] != self.network.axes[name].size)
+        if sorted(self.sources) != lacking:
+            raise ConfigError(
+                f"a replication names the axes {sorted(self.sources)}, but those of another size are {lacking}"
+            )
+        for name, source in self.sources.items():
+            _check_source(self.network.axes[name], sizes[name], source)
+            _check_sums(self.network, name)
+        for block in self.network.blocks:
+            roles = {decl.role for decl in self.network.tensors.values() if decl.block == block.name}
+            if block.name not in self.size.blocks and "residual" not in roles:
+                raise ConfigError(f"block {block.name!r} has no weight that starts at 0, so it cannot be the identity")
+
+    @classmethod
+    def drawn(cls, network: Network, size: SubnetSpec, stream: random.Random) -> "Replication":
+        """One in which every index of the smaller network comes first, and the rest are copies that are drawn.
+
+        Copies are drawn in rounds through all indices, or groups of an axis that keeps such: none has two more than
+        another, so that norms over a whole axis measure what they did wherever its size is a multiple.
+        """
+        sizes = network.sizes(size)
+        sources = {
+            name: _drawn(axis, sizes[name], stream) for name, axis in network.axes.items() if sizes[name] < axis.size
+        }
+        return cls(network=network, size=size, sources=MappingProxyType(sources))
+
+    @property
+    def keeps_norms(self) -> bool:
+        """Whether norms over a whole axis measure the same: all indices of each axis have equally many copies."""
+        return all(len(set(Counter(source).values())) == 1 for source in self.sources.values())
+
+    @property
+    def held(self) -> SubnetSpec:
+        """What of the larger network the smaller one has: all of every axis, and its own blocks."""
+        return SubnetSpec(blocks=self.size.blocks, name=self.size.name)
+
+    def maps(self) -> dict[str, Replicate]:
+        """A map for each tensor of the smaller network, in network order."""
+        shapes = self.network.shapes(self.size)
+        return {name: self._map(self.network.tensors[name], shape) for name, shape in shapes.items()}
+
+    def up(self, local: Mapping[str, Tensor], first: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The larger network's tensors that compute what the smaller one's do.
+
+        Args:
+            local: the smaller network's tensors, or their changes.
+            first: the larger network's first weights, of which blocks are taken that the smaller one lacks; empty where
+                only what the smaller one has is wanted, as of changes.
+        """
+        found = dict(first)
+        for name, one in self.maps().items():
+            found[name] = torch.zeros(self.network.tensors[name].shape, dtype=local[name].dtype)
+            found[name] = found[name].to(local[name].device)
+            one.scatter(local[name], found[name])
+        return {name: found[name] for name in self.network.tensors if name in found}
+
+    def down(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The smaller network's tensors out of the larger one's, or changes likewise."""
+        return {name: one.extract(state[name]) for name, one in self.maps().items()}
+
+    def _map(self, decl: TensorDecl, local: tuple[int, ...]) -> Replicate:
+        sizes = self.network.sizes(self.size)
+        dims = [factors_of(dim, size) for size, dim in zip(decl.shape, decl.axes, strict=True)]
+        factors = [(factor, place) for place, dim in enumerate(dims) for factor in dim]
+        named = [self.sources.get(factor) if isinstance(factor, str) else None for factor, _ in factors]
+        axes = self.network.axes
+        return Replicate(
+            sources=tuple(None if source is None else torch.tensor(source) for source in named),
+            reads=tuple(place > 0 and decl.role in _READING for _, place in factors),
+            unfolded=tuple(one if isinstance(one, int) else axes[one].size for one, _ in factors),
+            kept=tuple(one if isinstance(one, int) else sizes[one] for one, _ in factors),
+            local=local,
+        )
+
+
+def size_in(network: Network, smaller: Network) -> SubnetSpec:
+    """A network as a size of a larger one of the same family.
+
+    Raises:
+        ConfigError: the larger one lacks a block or an axis of it, or has it smaller; or their tensors differ in more
+            than sizes of axes.
+    """
+    blocks = [block.name for block in network.blocks]
+    lacking = [block.name for block in smaller.blocks if block.name not in blocks]
+    own_axes = {name: axis for name, axis in smaller.axes.items() if name in network.axes}
+    beyond = [name for name, axis in own_axes.items() if axis.size > network.axes[name].size]
+    if lacking or beyond:
+        raise ConfigError(f"a network is no size of another, which lacks {(lacking + beyond)[0]!r} or has less of it")
+    kept = frozenset(block.name for block in smaller.blocks)
+    axes = tuple(
+        (name, Prefix(size=smaller.axes[name].size))
+        for name, axis in sorted(network.axes.items())
+        if name in smaller.axes and smaller.axes[name].size < axis.size
+    )
+    size = SubnetSpec(axes=axes, blocks=tuple(name for name in blocks if name in kept))
+    shapes = network.shapes(size)
+    own = {name: decl.shape for name, decl in smaller.tensors.items()}
+    if shapes != own:
+        odd = sorted(name for name in shapes.keys() | own.keys() if shapes.get(name) != own.get(name))
+        raise ConfigError(
+            f"a network is no size of another: the tensor {odd[0]!r} is {own.get(odd[0])} in the one and would be "
+            f"{shapes.get(odd[0])} in the other"
+        )
+    return size
+
+
+def _drawn(axis: Axis, size: int, stream: random.Random) -> tuple[int, ...]:
+    step = axis.granularity
+    groups, count = [*range(size // step)], axis.size // step
+    source = [*groups]
+    while len(source) < count:
+        source += stream.sample(groups, min(len(groups), count - len(source)))
+    return tuple(group * step + offset for group in source for offset in range(step))
+
+
+def _check_source(axis: Axis, size: int, source: Sequence[int]) -> None:
+    step = axis.granularity
+    groups = [list(source[first : first + step]) for first in range(0, len(source), step)]
+    whole = all(group[0] % step == 0 and group == [*range(group[0], group[0] + step)] for group in groups)
+    if axis.kind in ("class", "kernel") or len(source) != axis.size or set(source) != set(range(size)) or not whole:
+        raise ConfigError(
+            f"axis {axis.name!r} of kind {axis.kind!r} has {axis.size} indices in aligned groups of {step}, which must "
+            f"copy every one of {size}, but {len(source)} are said to copy {len(set(source))}; no axis of kind 'class' "
+            "or 'kernel' can be copied"
+        )
+
+
+def _check_sums(network: Network, axis: str) -> None:
+    if any(axis in product.summed for product in network.products):
+        raise ConfigError(
+            f"axis {axis!r} is summed over in a product of computed values, such as of queries with keys, so that no "
+            "copy of it leaves the outputs as they are"
+        )

@@ -1,0 +1,236 @@
+"""Widening, deepening, narrowing and union as one pair of maps: up keeps outputs, and down after up is the identity."""
+
+import random
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import cache
+
+import pytest
+import torch
+from elastic.elastic_cases import CONFIGS, MLP, RESNET, relaxed
+from elastic.token_cases import TOKEN_CONFIGS, VIT
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from subfleet.elastic.accumulator import Accumulator
+from subfleet.elastic.building import build_module, init_state, network_of
+from subfleet.elastic.families.records.plain import Vgg
+from subfleet.elastic.families.records.residual import Mlp
+from subfleet.elastic.maps import extract
+from subfleet.elastic.network import Family, Network
+from subfleet.elastic.replication import Replication, size_in
+from subfleet.elastic.unions import union_of
+from subfleet.protocol.errors import ConfigError
+from subfleet.protocol.subnet import Prefix, SubnetSpec
+
+EVERY = (*CONFIGS, *TOKEN_CONFIGS)
+_declared = cache(network_of)
+
+
+def can_be_copied(network: Network) -> list[str]:
+    summed = {axis for product in network.products for axis in product.summed}
+    return [
+        name
+        for name, axis in network.axes.items()
+        if axis.kind not in ("class", "kernel") and name not in summed and axis.size > axis.granularity
+    ]
+
+
+def can_be_identities(network: Network) -> list[str]:
+    return [
+        block.name
+        for block in network.blocks
+        if any(decl.block == block.name and decl.role == "residual" for decl in network.tensors.values())
+    ]
+
+
+@st.composite
+def replications(draw: st.DrawFn) -> Replication:
+    """Any axes of any network of ours cut to any size, without any of the blocks that can be the identity."""
+    network = _declared(draw(st.sampled_from(EVERY)))
+    cut = {}
+    for name in can_be_copied(network):
+        axis = network.axes[name]
+        groups = draw(st.integers(1, axis.size // axis.granularity))
+        if network.config.norm == "layer" and axis.kind == "embed":  # a norm over all of it measures every copy
+            groups = draw(st.sampled_from([one for one in range(1, axis.size + 1) if axis.size % one == 0]))
+        if groups * axis.granularity < axis.size:
+            cut[name] = Prefix(size=groups * axis.granularity)
+    left_out = {name for name in can_be_identities(network) if draw(st.booleans())}
+    blocks = tuple(block.name for block in network.blocks if block.name not in left_out)
+    size = SubnetSpec(axes=tuple(sorted(cut.items())), blocks=blocks)
+    return Replication.drawn(network, size, draw(st.randoms(use_true_random=False)))
+
+
+def drawn_state(network: Network, size: SubnetSpec) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(3)
+    state = {name: 0.5 * torch.randn(shape, generator=generator) for name, shape in network.shapes(size).items()}
+    return {
+        name: 1 + tensor.abs() if network.tensors[name].role == "variance" else tensor for name, tensor in state.items()
+    }
+
+
+def outputs(network: Network, size: SubnetSpec, state: Mapping[str, Tensor], *, training: bool) -> Tensor:
+    module = build_module(network, size)
+    module.load_state_dict(dict(state))
+    generator = torch.Generator().manual_seed(4)
+    shape = (5, *network.config.input_shape)
+    symbols = network.symbols
+    inputs = torch.randint(symbols, shape, generator=generator) if symbols else torch.randn(shape, generator=generator)
+    with torch.no_grad():
+        found = module.double().train(training)(inputs if symbols else inputs.double())
+    prediction: Tensor = found[-1] if isinstance(found, tuple) else found
+    return prediction
+
+
+@pytest.mark.slow
+@relaxed
+@given(replication=replications())
+def test_up_keeps_outputs_in_evaluation_and_in_training(replication: Replication) -> None:
+    network, size = replication.network, replication.size
+    local = drawn_state(network, size)
+    grown = replication.up(local, init_state(network, 5))
+    assert {name: tuple(tensor.shape) for name, tensor in grown.items()} == network.shapes(network.full_spec())
+    for training in (False, True):
+        if training and network.config.scaler:
+            continue  # a scaler tells a subnet from the whole network while it trains
+        before = outputs(network, size, local, training=training)
+        after = outputs(network, network.full_spec(), grown, training=training)
+        torch.testing.assert_close(after, before, rtol=1e-5, atol=1e-5 * float(before.abs().max()))
+
+
+@pytest.mark.slow
+@relaxed
+@given(replication=replications())
+def test_down_after_up_is_the_identity_and_up_after_down_moves_once(replication: Replication) -> None:
+    network = replication.network
+    local = drawn_state(network, replication.size)
+    grown = replication.up(local, {})
+    for name, tensor in replication.down(grown).items():
+        torch.testing.assert_close(tensor, local[name], rtol=2e-7, atol=0)  # to the last bit of a division
+    whole = drawn_state(network, network.full_spec())
+    once = replication.up(replication.down(whole), {})
+    twice = replication.up(replication.down(once), {})
+    for name in once:
+        torch.testing.assert_close(twice[name], once[name], rtol=1e-6, atol=1e-7)
+    assert once.keys() == network.shapes(replication.held).keys()
+
+
+def test_down_after_up_has_the_same_bits_where_every_index_has_as_many_copies_as_a_power_of_two() -> None:
+    network = _declared(RESNET)
+    names = ("section0.block1.inner", "section0.stream")
+    halved = tuple((name, Prefix(size=network.axes[name].size // 2)) for name in names)
+    size = SubnetSpec(axes=halved, blocks=network.full_spec().blocks)
+    replication = Replication.drawn(network, size, random.Random(2))
+    assert replication.keeps_norms
+    local = drawn_state(network, size)
+    found = replication.down(replication.up(local, {}))
+    assert all(torch.equal(found[name], local[name]) for name in local)
+
+
+def test_both_ways_are_linear_so_that_changes_go_them_too() -> None:
+    network = _declared(MLP)
+    size = SubnetSpec(axes=(("section0.stream", Prefix(size=4)),), blocks=network.full_spec().blocks)
+    replication = Replication.drawn(network, size, random.Random(2))
+    one, other = drawn_state(network, size), init_state(network, 1)
+    local = extract(network, size, other)
+    added = replication.up({name: one[name] + local[name] for name in one}, {})
+    parts = [replication.up(state, {}) for state in (one, local)]
+    for name, tensor in added.items():
+        torch.testing.assert_close(tensor, parts[0][name] + parts[1][name], rtol=1e-5, atol=1e-6)
+
+
+def test_a_change_that_went_up_is_averaged_with_those_of_whole_networks() -> None:
+    """The kernel takes it as an update of what the smaller network holds; blocks that it lacks stay."""
+    network = _declared(RESNET)
+    axes = (("section0.block1.inner", Prefix(size=4)),)
+    blocks = tuple(block.name for block in network.blocks)[:-1]
+    replication = Replication.drawn(network, SubnetSpec(axes=axes, blocks=blocks), random.Random(2))
+    state = init_state(network, 1)
+    change = drawn_state(network, replication.size)
+    accumulator = Accumulator(network, state, total_weight=4.0)
+    up = replication.up(change, {})
+    accumulator.add(replication.held, up, 1.0)
+    zeros = {name: torch.zeros_like(tensor) for name, tensor in state.items()}
+    accumulator.add(network.full_spec(), zeros, 3.0)
+    for name, tensor in accumulator.finish().items():
+        expected = state[name] + up[name] / 4 if name in up else state[name]
+        torch.testing.assert_close(tensor, expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("config", [VIT, RESNET], ids=lambda config: config.TYPE)
+def test_nobody_trains_and_nothing_moves(config: Family) -> None:
+    """What went down and was not changed gives a change of nothing, whatever the larger network was before."""
+    network = _declared(config)
+    name = can_be_copied(network)[0]
+    axis = network.axes[name]
+    size = SubnetSpec(axes=((name, Prefix(size=axis.granularity)),), blocks=network.full_spec().blocks)
+    replication = Replication.drawn(network, size, random.Random(2))
+    received = replication.down(init_state(network, 1))
+    up = replication.up({one: tensor - tensor for one, tensor in received.items()}, {})
+    assert not any(tensor.any() for tensor in up.values())
+
+
+def test_what_no_copy_leaves_as_it_is_is_refused() -> None:
+    network, name = _declared(VIT), "section0.block0.head_dim"
+    size = SubnetSpec(axes=((name, Prefix(size=2)),), blocks=network.full_spec().blocks)
+    with pytest.raises(ConfigError, match="summed over in a product of computed values"):
+        Replication(network=network, size=size, sources={name: (0, 1, 0, 1)})
+
+
+@pytest.mark.parametrize(
+    "source", [(0, 1, 2, 3, 0, 1, 2, 2), (0, 1, 2, 3, 2, 3, 0, 4), (0, 1, 0, 1, 0, 1, 0, 1), (0, 1, 2, 3)]
+)
+def test_a_copy_that_leaves_one_out_or_splits_a_group_is_refused(source: tuple[int, ...]) -> None:
+    network = _declared(MLP)
+    size = SubnetSpec(axes=(("section0.stream", Prefix(size=4)),), blocks=network.full_spec().blocks)
+    with pytest.raises(ConfigError, match=r"axis 'section0\.stream' of kind 'channel' has 8 indices"):
+        Replication(network=network, size=size, sources={"section0.stream": source})
+
+
+def test_a_block_that_cannot_be_the_identity_is_refused() -> None:
+    network = network_of(Vgg(input_shape=(1, 4, 4), class_count=2, widths=(4,), depths=(2,), norm="none"))
+    with pytest.raises(ConfigError, match="has no weight that starts at 0, so it cannot be the identity"):
+        Replication.drawn(network, SubnetSpec(), random.Random(1))
+
+
+def test_a_union_is_the_smallest_network_that_holds_all() -> None:
+    wide = replace(MLP, widths=(8, 10, 6), depths=(1, 1, 2))
+    deep = replace(MLP, widths=(4, 6, 12), depths=(3, 1, 1))
+    union = union_of([wide, deep])
+    assert isinstance(union, Mlp)
+    assert (union.widths, union.depths) == ((8, 10, 12), (3, 1, 2))
+    network = network_of(union)
+    for one in (wide, deep):
+        smaller = network_of(one)
+        size = size_in(network, smaller)
+        assert network.shapes(size) == {name: decl.shape for name, decl in smaller.tensors.items()}
+        local = drawn_state(network, size)
+        replication = Replication.drawn(network, size, random.Random(1))
+        grown = replication.up(local, init_state(network, 2))
+        before = outputs(smaller, smaller.full_spec(), local, training=False)
+        after = outputs(network, network.full_spec(), grown, training=False)
+        torch.testing.assert_close(after, before, rtol=1e-5, atol=1e-5)
+    assert union_of([wide]) == wide
+
+
+@pytest.mark.parametrize(
+    ("others", "said"),
+    [
+        ([replace(MLP, group_size=1)], "differ in group_size"),
+        ([RESNET], "families mlp, preact_resnet have no union"),
+        ([replace(MLP, widths=(8, 6), depths=(1, 1))], "different numbers of parts"),
+    ],
+)
+def test_what_has_no_union_is_one_sentence(others: list[Family], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        union_of([MLP, *others])
+
+
+def test_a_network_that_is_no_size_of_another_is_one_sentence() -> None:
+    small, large = replace(MLP, widths=(4, 6, 6)), MLP
+    with pytest.raises(ConfigError, match=r"lacks 'section0\.stream' or has less of it"):
+        size_in(network_of(small), network_of(large))
+    with pytest.raises(ConfigError, match="would be"):
+        size_in(network_of(large), network_of(replace(MLP, input_shape=(4,))))
