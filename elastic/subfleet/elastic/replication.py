@@ -145,12 +145,14 @@ class Replication:
         """The larger network's tensors that compute what the smaller one's do.
 
         Args:
-            local: the smaller network's tensors, or their changes.
+            local: the smaller network's tensors, or their changes, of all or of some of them.
             first: the larger network's first weights, of which blocks are taken that the smaller one lacks; empty where
                 only what the smaller one has is wanted, as of changes.
         """
         found = dict(first)
         for name, one in self.maps().items():
+            if name not in local:
+                continue
             found[name] = torch.zeros(self.network.tensors[name].shape, dtype=local[name].dtype)
             found[name] = found[name].to(local[name].device)
             one.scatter(local[name], found[name])

@@ -17,6 +17,7 @@ from subfleet.elastic.families.records.residual import Mlp
 from subfleet.elastic.model_state import ModelState
 from subfleet.elastic.network import BUFFER_ROLES, Family, Network
 from subfleet.folding.folding import FoldedModel, Folding
+from subfleet.folding.views import seen_by
 from subfleet.methods import AnyMethod
 from subfleet.methods.policies import Ask, Draw, Participant, as_folded
 from subfleet.protocol.blobs import BlobRef
@@ -235,4 +236,4 @@ def seen(terms: Terms, state: ModelState, client: Client) -> Mapping[str, Tensor
     """The model as a client sees it."""
     size = terms.space[client.size]
     who = Participant(client_id=client.name, spec=size, size=size)
-    return state.seen_with(terms.policies.cohorts(terms.network, who, state.sizes))
+    return seen_by(terms.policies, terms.network, state, who)

@@ -10,6 +10,7 @@ from torch import Tensor, as_tensor
 
 from subfleet.elastic.accumulator import Accumulator, Contribution
 from subfleet.elastic.distillation import distil, draw_students
+from subfleet.elastic.exchanges import Exchange
 from subfleet.elastic.maps import Placement, extract, placements
 from subfleet.elastic.model_state import ModelState
 from subfleet.elastic.network import BUFFER_ROLES, Network
@@ -18,6 +19,7 @@ from subfleet.elastic.stacked import Stack, stacked_merge
 from subfleet.elastic.stacking import Member, held_elements
 from subfleet.elastic.update_form import UpdateForm
 from subfleet.folding.updates import mapped_change, read_change
+from subfleet.folding.views import seen_by
 from subfleet.methods.policies import AfterRound, Draw, Participant, Policies, Replacement, Trained
 from subfleet.protocol.blobs import BlobRef
 from subfleet.protocol.errors import FileError, ProtocolError
@@ -102,7 +104,7 @@ class Folding:
         while True:
             kept = [seat for seat in sorted(seats, key=lambda one: one.client_id) if seat.client_id not in refused]
             weights = round_weights(self.policies.weigh, kept, self.max_client_share)
-            clients = [_Client.of(seat, weights[seat.client_id].counted) for seat in kept]
+            clients = [self._client(seat, weights[seat.client_id].counted) for seat in kept]
             try:
                 folded = self._folded(state, clients)
             except _RefusedError as error:
@@ -137,13 +139,26 @@ class Folding:
         ]
         return replace(state, shared=distil(self.network, state.shared, students, settings, seed))
 
+    def _client(self, seat: Seat, weight: float) -> "_Client":
+        if seat.participant is None or seat.result is None:
+            raise ValueError(f"the seat of client {seat.client_id} has no update")
+        pair = self.policies.exchange
+        return _Client(
+            participant=seat.participant,
+            weight=weight,
+            update_ref=seat.result.blob,
+            codec=Uncompressed() if seat.task is None else seat.task.update_codec,
+            sent=frozenset() if seat.task is None else frozenset(seat.task.sends),
+            exchange=None if pair is None else pair(self.network, seat.participant),
+        )
+
     def _folded(self, state: ModelState, clients: Sequence["_Client"]) -> ModelState:
         sizes = self._sizes_with(state, clients)
         cohorts = {
             client.participant.client_id: self.policies.cohorts(self.network, client.participant, sizes)
             for client in clients
         }
-        clients = self._transformed(state, clients, cohorts)
+        clients = self._transformed(state, clients)
         own = {client.spec.spec_id: placements(self.network, client.spec) for client in clients}
         copies = dict(state.copies)
         shared: Tensors = state.shared
@@ -230,8 +245,8 @@ class Folding:
         return Member(spec=client.spec, weight=client.weight, counted=counted)
 
     def _open(self, client: "_Client", stack: ExitStack) -> Mapping[str, Tensor]:
-        if client.instead is not None:
-            return client.instead.change
+        if client.instead is not None or client.exchange is not None:
+            return self._change_of(client)
         try:
             return stack.enter_context(mapped_change(self._form_of(client), self.blobs, client.update_ref))
         except (ProtocolError, FileError) as error:
@@ -247,24 +262,28 @@ class Folding:
         buffers = [name for name in old if self.network.tensors[name].role in BUFFER_ROLES]
         return optimiser.step(old, folded, held(), moments, buffers=buffers)
 
-    def _transformed(
-        self, state: ModelState, clients: Sequence["_Client"], cohorts: Mapping[str, Mapping[str, str]]
-    ) -> Sequence["_Client"]:
+    def _transformed(self, state: ModelState, clients: Sequence["_Client"]) -> Sequence["_Client"]:
         """The clients with what is folded in place of their own updates."""
         if self.policies.transform is None:
             return clients
         trained = []
         for client in clients:
-            seen = state.seen_with(cohorts[client.participant.client_id])
+            seen = seen_by(self.policies, self.network, state, client.participant)
             received = extract(self.network, client.participant.spec, seen)
-            change = {name: one.to(received[name].device) for name, one in self._change_of(client).items()}
+            change = {name: one.to(received[name].device) for name, one in self._sent_by(client).items()}
             trained.append(Trained(client=client.participant, weight=client.weight, received=received, change=change))
         replacements = self.policies.transform(self.network, state.shared, trained)
         return [replace(client, instead=one) for client, one in zip(clients, replacements, strict=True)]
 
     def _change_of(self, client: "_Client") -> Mapping[str, Tensor]:
+        """Of the tensors of the subnet that is moved."""
         if client.instead is not None:
             return client.instead.change
+        sent = self._sent_by(client)
+        return sent if client.exchange is None else client.exchange.up(sent)
+
+    def _sent_by(self, client: "_Client") -> Mapping[str, Tensor]:
+        """Of the client's own tensors."""
         try:
             return read_change(self._form_of(client), self.blobs, client.update_ref)
         except (ProtocolError, FileError) as error:
@@ -281,26 +300,21 @@ class _Client:
     update_ref: BlobRef
     codec: AnyUpdateCodec
     sent: frozenset[str] = frozenset()
+    exchange: Exchange | None = None
     instead: Replacement | None = None
 
     @property
     def spec(self) -> SubnetSpec:
         """The subnet whose tensors are moved."""
-        return self.participant.spec if self.instead is None else self.instead.spec
+        if self.instead is not None:
+            return self.instead.spec
+        return self.participant.spec if self.exchange is None else self.exchange.moved
 
     def moved(self, places: Sequence[Placement]) -> Sequence[Placement]:
         """Of the places of its subnet's tensors, those whose change it has sent."""
         if not self.sent or self.instead is not None:
             return places
         return [place for place in places if place.local in self.sent]
-
-    @classmethod
-    def of(cls, seat: Seat, weight: float) -> "_Client":
-        if seat.participant is None or seat.result is None:
-            raise ValueError(f"the seat of client {seat.client_id} has no update")
-        codec = Uncompressed() if seat.task is None else seat.task.update_codec
-        sent = frozenset() if seat.task is None else frozenset(seat.task.sends)
-        return cls(participant=seat.participant, weight=weight, update_ref=seat.result.blob, codec=codec, sent=sent)
 
 
 def _in_cohort(places: Sequence[Placement], keys: Mapping[str, str], key: str) -> tuple[Placement, ...]:

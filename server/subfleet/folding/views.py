@@ -1,19 +1,28 @@
 """The model as one client sees it: to train on, and to use."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from subfleet.elastic.exchanges import in_place
 from subfleet.elastic.model_state import ModelState
+from subfleet.elastic.network import Network
 from subfleet.elastic.running_statistics import recalibrated
-from subfleet.methods.policies import Participant
+from subfleet.methods.policies import Participant, Policies
 from subfleet.rounds.state import Terms
 
-__all__ = ["Views"]
+__all__ = ["Views", "seen_by"]
 
 _BATCH_SIZE = 256
+
+
+def seen_by(policies: Policies, network: Network, state: ModelState, client: Participant) -> dict[str, Tensor]:
+    """The whole model with the client's own copies in it; what is cut from it at its subnet is what it receives."""
+    seen = state.seen_with(policies.cohorts(network, client, state.sizes))
+    if policies.exchange is None:
+        return seen
+    return in_place(network, client.spec, policies.exchange(network, client).down(seen))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,8 +38,8 @@ class Views:
     samples: Tensor
 
     def for_training(self, state: ModelState, client: Participant) -> dict[str, Tensor]:
-        """The whole model with the client's own copies in it."""
-        return state.seen_with(self.cohorts(state, client))
+        """The whole model with the client's own copies in it, see `seen_by`."""
+        return seen_by(self.terms.policies, self.terms.network, state, client)
 
     def for_use(self, state: ModelState, client: Participant) -> dict[str, Tensor]:
         """The same, with running statistics as evaluation and deployment need them."""
@@ -39,6 +48,9 @@ class Views:
             return seen
         return recalibrated(self.terms.network, seen, client.spec, torch.split(self.samples, _BATCH_SIZE))
 
-    def cohorts(self, state: ModelState, client: Participant) -> Mapping[str, str]:
-        """Which copy of each tensor is the client's."""
-        return self.terms.policies.cohorts(self.terms.network, client, state.sizes)
+    def key(self, state: ModelState, client: Participant) -> tuple[str, ...]:
+        """Equal for clients that see the same of a model."""
+        policies, network = self.terms.policies, self.terms.network
+        pair = "" if policies.exchange is None else policies.exchange(network, client).key
+        cohorts = policies.cohorts(network, client, state.sizes)
+        return (client.spec.spec_id, pair, *(f"{name}={copy}" for name, copy in sorted(cohorts.items())))

@@ -29,6 +29,7 @@ from subfleet.search.query import FoundSize, PriceList, Search
 if TYPE_CHECKING:  # methods are read where no PyTorch is; what is folded is passed through
     from torch import Tensor
 
+    from subfleet.elastic.exchanges import Exchange
     from subfleet.elastic.model_state import ModelState
 
 __all__ = [
@@ -184,6 +185,8 @@ class Policies:
         lasting: clients keep the size that they get first, so that devices which replay a log are asked what it has but
             for a share of its time: `Ask.lasting`.
         place: a size to the subnet of the model that has it, for one client and round.
+        exchange: where a client's network is no slice of the model, the pair of maps between the two; None cuts its
+            subnet from the model where it is placed. Of a client, it is the same in all rounds.
         training: the configured local training and the round's number to the local training of the round.
         local: the local training of the round and a client that is given a task to the client's own: its epochs, its
             learning rate and its coefficients. All else is in the program, which is the same for all who have the size.
@@ -224,6 +227,7 @@ class Policies:
     declarations: bool = False
     lasting: bool = False
     place: Callable[[Network, SubnetSpec, Draw], SubnetSpec] = in_front
+    exchange: Callable[[Network, Participant], Exchange] | None = None
     training: Callable[[TrainingSettings, int], TrainingSettings] = lambda settings, round_number: settings
     local: Callable[[TrainingSettings, Trainee], TrainingSettings] = lambda settings, trainee: settings
     sends: Callable[[Trainee], frozenset[str]] | None = None

@@ -132,7 +132,7 @@ class Supply:
         self._models_folder = models_folder
         self._samples_sha256 = samples_sha256
         self._model = ModelState(shared={})
-        self._weights: dict[tuple[str, tuple[tuple[str, str], ...]], BlobRef] = {}
+        self._weights: dict[tuple[str, ...], BlobRef] = {}
         self._programs: dict[str, _Program] = {}
         self._first_weights = ScoringWeights(terms.network, blobs)
         self._jobs: dict[Supplied, _Job] = {}
@@ -308,7 +308,7 @@ class Supply:
         return self._programs[request.program_id]
 
     def _weights_of(self, client: Participant) -> BlobRef:
-        key = (client.spec.spec_id, tuple(sorted(self._views.cohorts(self._model, client).items())))
+        key = self._views.key(self._model, client)
         if key not in self._weights:
             seen = self._views.for_training(self._model, client)
             self._weights[key] = self._blobs.add(subnet_weights(self._network, client.spec, seen))

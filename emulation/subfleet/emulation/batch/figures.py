@@ -114,7 +114,7 @@ class _Gallery:
 
     views: Views
     state: ModelState
-    known: dict[tuple[int, str, tuple[tuple[str, str], ...]], float]
+    known: dict[tuple[int, tuple[str, ...]], float]
 
     @classmethod
     def of(cls, terms: Terms, experiment: GatheredRun, result: BatchResult) -> "_Gallery":
@@ -123,7 +123,7 @@ class _Gallery:
 
     def accuracy(self, client: Participant, data: Dataset) -> float:
         """Of a client's own subnet."""
-        key = (id(data), client.spec.spec_id, tuple(sorted(self.views.cohorts(self.state, client).items())))
+        key = (id(data), self.views.key(self.state, client))
         if key not in self.known:
             inputs, labels = torch.from_numpy(data.inputs.copy()), torch.from_numpy(data.labels.copy())
             seen = self.views.for_use(self.state, client)

@@ -1,0 +1,147 @@
+"""Clients whose networks are no slices of the model: what they receive, and how their changes come back."""
+
+import hashlib
+import random
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+import torch
+from server.methods.method_cases import QUICK
+from torch import Tensor
+
+from subfleet.arrays import decode_arrays
+from subfleet.elastic.building import build_module, network_of
+from subfleet.elastic.exchanges import Exchange, Replicated, in_place
+from subfleet.elastic.families.records.residual import Mlp
+from subfleet.elastic.maps import extract
+from subfleet.elastic.network import Family, Network
+from subfleet.elastic.replication import Replication
+from subfleet.folding.updates import subnet_weights
+from subfleet.folding.views import Views
+from subfleet.methods.describing import MethodInfo, Setting
+from subfleet.methods.policies import Participant, Policies
+from subfleet.protocol.subnet import SubnetSpec
+from subfleet.testing import MethodContract
+from subfleet.testing.rounds import MODEL, Client, change_of, every_size, first_state, play, terms_with
+from subfleet.testing.subnets import same_bits
+
+
+def replication(network: Network, size: SubnetSpec, client_id: str) -> Replication:
+    """Drawn once for each client: a model whose indices meant something else in each round would mean nothing."""
+    seed = hashlib.sha256(f"{client_id}/{size.spec_id}".encode()).digest()
+    return Replication.drawn(network, size, random.Random(seed))
+
+
+def replicated(network: Network, client: Participant) -> Exchange:
+    return Replicated(replication=replication(network, client.size, client.client_id))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Copying:
+    """Each client trains its own network, of which the model copies every index: the group form of FedADP."""
+
+    TYPE: ClassVar[str] = "copying"
+    INFO: ClassVar[MethodInfo] = MethodInfo(title="Copying", paper="none, for tests", varies=("width", "depth"))
+
+    def departures(self, setting: Setting) -> tuple[str, ...]:
+        return ()
+
+    def policies(self) -> Policies:
+        return Policies(exchange=replicated)
+
+
+class TestCopying(MethodContract):
+    method = Copying()
+    model: Family = replace(MODEL, norm="batch")
+
+    def moved(self, network: Network, spec: SubnetSpec) -> SubnetSpec:
+        return replication(network, spec, "anybody").held
+
+    def test_places_keep_the_size(self) -> None:
+        """As for every method that places sizes in front."""
+        super().test_places_keep_the_size()
+
+
+def participant(client: Client, size: SubnetSpec) -> Participant:
+    return Participant(client_id=client.name, spec=size, size=size)
+
+
+def outputs(network: Network, spec: SubnetSpec, state: dict[str, Tensor]) -> Tensor:
+    module = build_module(network, spec)
+    module.load_state_dict(state)
+    inputs = torch.randn(6, *network.config.input_shape, generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        found: Tensor = module.eval()(inputs)
+    return found
+
+
+def test_one_client_gets_back_what_it_trained(tmp_path: Path) -> None:
+    """Alone, after the first round: down after up is the identity, so that nothing of its training is lost."""
+    terms = terms_with(Copying(), replace(MODEL, norm="batch"))
+    client = Client(name="ada", size=0)
+    who = participant(client, terms.space[0])
+    views = Views(terms=terms, samples=torch.zeros(1))
+    state = first_state(terms.network)
+    for number in (1, 2):
+        before = extract(terms.network, who.spec, views.for_training(state, who))
+        state = play(terms, state, [client], tmp_path / str(number), number).state
+        after = extract(terms.network, who.spec, views.for_training(state, who))
+        change = change_of(terms, client, number)
+        for name in change:
+            torch.testing.assert_close(after[name], before[name] + change[name], rtol=1e-5, atol=1e-5)
+
+
+def test_after_a_round_of_one_client_the_whole_model_computes_what_the_client_does(tmp_path: Path) -> None:
+    """Where the model had copies of the client's network before; blocks that it lacks are still the identity."""
+    terms = terms_with(Copying(), Mlp(input_shape=(5,), class_count=4, widths=(8, 12), depths=(2, 3), norm="batch"))
+    client = Client(name="ada", size=0)
+    network, size = terms.network, terms.space[0]
+    who = participant(client, size)
+    first = first_state(network)
+    mine = replication(network, size, "ada")
+    whole = mine.up(mine.down(first.shared), first.shared)
+    absent = {name for name, decl in network.tensors.items() if decl.block and decl.block not in size.blocks}
+    whole |= {name: torch.zeros_like(whole[name]) for name in absent if network.tensors[name].role == "residual"}
+    state = play(terms, replace(first, shared=whole), [client], tmp_path).state
+    own = extract(network, size, Views(terms=terms, samples=torch.zeros(1)).for_use(state, who))
+    torch.testing.assert_close(
+        outputs(network, network.full_spec(), dict(state.shared)), outputs(network, size, own), rtol=1e-3, atol=1e-3
+    )
+
+
+def test_two_clients_of_one_size_receive_their_own_weights() -> None:
+    """No cache takes the one's for the other's."""
+    terms = terms_with(Copying(), replace(MODEL, norm="batch"))
+    views, state = Views(terms=terms, samples=torch.zeros(1)), first_state(terms.network)
+    size = terms.space[0]
+    ada, bob = (Participant(client_id=name, spec=size, size=size) for name in ("ada", "bob"))
+    assert views.key(state, ada) != views.key(state, bob)
+    sent = [subnet_weights(terms.network, size, views.for_training(state, one)) for one in (ada, bob)]
+    assert sent[0] != sent[1]
+    expected = replication(terms.network, size, "bob").down(state.shared)
+    arrays = decode_arrays(sent[1])
+    assert all(torch.equal(torch.from_numpy(arrays[name].copy()), tensor) for name, tensor in expected.items())
+    whole = terms.network.full_spec()
+    everything = Participant(client_id="ada", spec=whole, size=whole)
+    assert same_bits(views.for_training(state, everything), state.shared)
+
+
+@pytest.mark.parametrize("name", ["heterofl", "fedrolex", "nefl"])
+def test_what_is_cut_from_a_subnet_in_its_place_is_the_subnet(name: str) -> None:
+    terms = terms_with(QUICK[name])
+    state = first_state(terms.network).shared
+    for size in terms.space:
+        local = extract(terms.network, size, state)
+        assert same_bits(extract(terms.network, size, in_place(terms.network, size, local)), local)
+
+
+@pytest.mark.slow
+def test_the_order_of_clients_with_networks_of_their_own_does_not_matter(tmp_path: Path) -> None:
+    terms = terms_with(Copying(), replace(MODEL, norm="batch"))
+    clients, state = every_size(terms), first_state(network_of(replace(MODEL, norm="batch")))
+    there, back = (
+        play(terms, state, order, tmp_path / str(place)).state for place, order in enumerate((clients, clients[::-1]))
+    )
+    assert same_bits(there.shared, back.shared)
