@@ -36,7 +36,7 @@ def ask(terms: Terms, budget: Budget, below: Candidate | None = None) -> Ask:
         network=terms.network,
         candidates=terms.candidates,
         price=terms.price,
-        draw=Draw(seed=0, round=1, client_id="ada"),
+        draw=Draw(seed=0, round=1, client_id="ada", memory=terms.policies.memory),
         target="onnx",
         budget=budget,
         below=below,
@@ -205,7 +205,8 @@ def test_every_method_keeps_the_contract(kind: type[Method]) -> None:
     for one in terms.candidates:
         terms.network.check(one.spec)
         assert terms.network.size_of(one.spec) == one.spec
-    assign, draw = terms.policies.assign, Draw(seed=0, round=1, client_id="ada")
+    assign = terms.policies.assign
+    draw = Draw(seed=0, round=1, client_id="ada", memory=terms.policies.memory)
     nothing, plenty = Budget(memory_bytes=0), Budget(memory_bytes=2**40)
     assert assign(ask(terms, nothing)).candidate is None
     given = assign(ask(terms, plenty)).candidate

@@ -247,7 +247,7 @@ def test_no_method_gives_a_size_that_its_target_cannot_train(name: str) -> None:
         network=terms.network,
         candidates=terms.candidates,
         price=terms.price,
-        draw=Draw(seed=0, round=2, client_id="ada"),
+        draw=Draw(seed=0, round=2, client_id="ada", memory=terms.policies.memory),
         target="onnx",
         budget=Budget(memory_bytes=2**61),
         previous=None,

@@ -70,7 +70,7 @@ def test_a_file_gives_a_complete_configuration(tmp_path: Path) -> None:
         ('data.test = "test.npz"', "data.held_out = 0.1", "data: test and name are empty, but one must be there"),
         ("rounds = 3", "rounds = 0", "must be 1 or more"),
         ('name = "digits"', 'name = "a/b"', "letters, digits"),
-        ('type = "fedavg"', 'type = "fedsomething"', "must be one of ['anycostfl', 'dynamic_selection', 'fedadam'"),
+        ('type = "fedavg"', 'type = "fedsomething"', "must be one of ['anycostfl', 'clustered', 'dynamic_selection'"),
         ("step_s = 30.0", "step = 30.0", "clock.step is an unknown key; did you mean 'step_s'?"),
         ("momentum = 0.5", "momentum = 1.5", "below 1"),
         ("round_s = 60.0", "round_s = 0.0", "must be above 0"),

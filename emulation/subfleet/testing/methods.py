@@ -178,7 +178,7 @@ class MethodContract:
     def test_places_keep_the_size(self) -> None:
         """Programs and costs are those of the size, wherever it lies in the model."""
         terms = terms_with(self.method, self.model)
-        for size, draw in ((size, draw) for size in terms.space for draw in _draws()):
+        for size, draw in ((size, draw) for size in terms.space for draw in _draws(terms)):
             placed = terms.policies.place(terms.network, size, draw)
             terms.network.check(placed)
             found = terms.network.size_of(placed).spec_id
@@ -213,7 +213,7 @@ class MethodContract:
             answers.append(terms.policies.assign(question))
             if terms.policies.propose is not None:
                 answers.append(terms.policies.propose(question))
-        for size, draw in ((size, draw) for size in terms.space[:3] for draw in _draws()):
+        for size, draw in ((size, draw) for size in terms.space[:3] for draw in _draws(terms)):
             answers += [
                 terms.policies.place(terms.network, size, draw),
                 terms.policies.student(terms.network, size, draw),
@@ -221,8 +221,9 @@ class MethodContract:
         return answers
 
 
-def _draws() -> list[Draw]:
-    return [Draw(seed=SEED, round=number, client_id=name) for number in (1, 2, 7) for name in ("a", "b")]
+def _draws(terms: Terms) -> list[Draw]:
+    memory = terms.policies.memory
+    return [Draw(seed=SEED, round=number, client_id=name, memory=memory) for number in (1, 2, 7) for name in "ab"]
 
 
 def _clients(terms: Terms, round_number: int) -> tuple[Available, ...]:
@@ -233,6 +234,7 @@ def _clients(terms: Terms, round_number: int) -> tuple[Available, ...]:
         past = Past(
             round=max(1, round_number - place % 3),
             size=terms.space[place % len(terms.space)],
+            spec=terms.space[place % len(terms.space)],
             sample_count=place + 1,
             epochs=1,
             loss=generator.uniform(0, 3),

@@ -101,7 +101,7 @@ def ask(
         network=terms.network,
         candidates=terms.candidates,
         price=terms.price,
-        draw=Draw(seed=SEED, round=round_number, client_id=name),
+        draw=Draw(seed=SEED, round=round_number, client_id=name, memory=terms.policies.memory),
         target="onnx",
         budget=Budget(memory_bytes=memory_bytes),
         previous=previous,
@@ -122,7 +122,7 @@ def first_state(network: Network) -> ModelState:
 
 def placed(terms: Terms, client: Client, round_number: int) -> SubnetSpec:
     """Where a client's size lies in the model in a round."""
-    draw = Draw(seed=SEED, round=round_number, client_id=client.name)
+    draw = Draw(seed=SEED, round=round_number, client_id=client.name, memory=terms.policies.memory)
     return terms.policies.place(terms.network, terms.space[client.size], draw)
 
 
@@ -142,7 +142,7 @@ def play(
     """Fold one round of drawn changes."""
     blobs = BlobStore(folder)
     seats = [seat_of(terms, client, blobs, round_number) for client in clients]
-    return Folding.of(terms, blobs).fold(state, round_number, seats)
+    return Folding.of(terms, blobs).fold(state, round_number, seats, terms.policies.memory)
 
 
 def seat_of(terms: Terms, client: Client, blobs: BlobStore, round_number: int = 1) -> Seat:

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 from torch import Tensor, as_tensor
 
@@ -20,7 +21,7 @@ from subfleet.elastic.stacking import Member, held_elements
 from subfleet.elastic.update_form import UpdateForm
 from subfleet.folding.updates import mapped_change, read_change
 from subfleet.folding.views import seen_by
-from subfleet.methods.policies import AfterRound, Draw, Participant, Policies, Replacement, Trained
+from subfleet.methods.policies import AfterRound, Draw, Finding, Participant, Policies, Replacement, Trained
 from subfleet.protocol.blobs import BlobRef
 from subfleet.protocol.errors import FileError, ProtocolError
 from subfleet.protocol.subnet import SubnetSpec
@@ -44,11 +45,13 @@ class FoldedModel:
     Attributes:
         clients: whose updates are in it.
         refused: clients whose update was refused, with the reason.
+        found: what the method found in the updates.
     """
 
     state: ModelState
     clients: tuple[Participant, ...]
     refused: Mapping[str, str]
+    found: Any = None
 
 
 class _RefusedError(Exception):
@@ -92,13 +95,14 @@ class Folding:
             max_client_share=config.max_client_share,
         )
 
-    def fold(self, state: ModelState, round_number: int, seats: Sequence[Seat]) -> FoldedModel:
+    def fold(self, state: ModelState, round_number: int, seats: Sequence[Seat], memory: Any = None) -> FoldedModel:
         """Fold the updates of a round's seats into a model; without any, the model stays as it is.
 
         Args:
             state: the model that the round started from.
             round_number: of the round.
             seats: with accepted updates.
+            memory: what the method remembers.
         """
         refused = dict[str, str]()
         while True:
@@ -107,6 +111,7 @@ class Folding:
             clients = [self._client(seat, weights[seat.client_id].counted) for seat in kept]
             try:
                 folded = self._folded(state, clients)
+                found = self._found(state, clients, round_number, memory)
             except _RefusedError as error:
                 # Once more without it, so that nothing of it is left in any cohort.
                 refused[error.client_id] = str(error)
@@ -120,15 +125,22 @@ class Folding:
                 after=folded,
                 clients=participants,
             )
-            state = self._taught(self.policies.after_round(context), context)
-            return FoldedModel(state=state, clients=participants, refused=refused)
+            state = self._taught(self.policies.after_round(context), context, memory)
+            return FoldedModel(state=state, clients=participants, refused=refused, found=found)
 
-    def _taught(self, state: ModelState, context: AfterRound) -> ModelState:
+    def _found(self, state: ModelState, clients: Sequence["_Client"], round_number: int, memory: Any) -> Any:
+        """What the method looks for in the updates."""
+        if self.policies.find is None or not clients:
+            return None
+        trained = tuple(self._trained(state, client) for client in clients)
+        return self.policies.find(Finding(network=self.network, round=round_number, clients=trained, memory=memory))
+
+    def _taught(self, state: ModelState, context: AfterRound, memory: Any) -> ModelState:
         """The model after in-place distillation, where that is wanted."""
         settings = self.policies.distillation
         if settings is None or not context.clients:
             return state
-        draw = Draw(seed=self.seed, round=context.round, client_id="")
+        draw = Draw(seed=self.seed, round=context.round, client_id="", memory=memory)
         seed = draw.stream("distillation").getrandbits(63)
         space = self.policies.taught(self.network, self.space)
         sizes = draw_students(self.network, space, len(context.clients), seed)
@@ -266,14 +278,15 @@ class Folding:
         """The clients with what is folded in place of their own updates."""
         if self.policies.transform is None:
             return clients
-        trained = []
-        for client in clients:
-            seen = seen_by(self.policies, self.network, state, client.participant)
-            received = extract(self.network, client.participant.spec, seen)
-            change = {name: one.to(received[name].device) for name, one in self._sent_by(client).items()}
-            trained.append(Trained(client=client.participant, weight=client.weight, received=received, change=change))
+        trained = [self._trained(state, client) for client in clients]
         replacements = self.policies.transform(self.network, state.shared, trained)
         return [replace(client, instead=one) for client, one in zip(clients, replacements, strict=True)]
+
+    def _trained(self, state: ModelState, client: "_Client") -> Trained:
+        seen = seen_by(self.policies, self.network, state, client.participant)
+        received = extract(self.network, client.participant.spec, seen)
+        change = {name: one.to(received[name].device) for name, one in self._sent_by(client).items()}
+        return Trained(client=client.participant, weight=client.weight, received=received, change=change)
 
     def _change_of(self, client: "_Client") -> Mapping[str, Tensor]:
         """Of the tensors of the subnet that is moved."""

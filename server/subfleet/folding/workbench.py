@@ -75,7 +75,7 @@ class Workbench:
         if self._views.terms.config.calibrates(action.round):
             folded = calibrated_model(self._folding, model, action.seats)
         else:
-            folded = self._folding.fold(model, action.round, action.seats)
+            folded = self._folding.fold(model, action.round, action.seats, action.memory)
         evaluation = self._evaluated(folded)
         sha256 = save_checkpoint(self._checkpoints, action.round, packed(folded.state))
         event = Folded(
@@ -84,6 +84,7 @@ class Workbench:
             loss=evaluation.loss,
             sha256=sha256,
             refused=folded.refused,
+            found=folded.found,
         )
         return FoldOutcome(model=folded.state, event=event)
 

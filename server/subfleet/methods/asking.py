@@ -5,6 +5,7 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
+from typing import Any
 
 from subfleet.elastic.network import Network
 from subfleet.protocol.readings import Budget
@@ -19,11 +20,16 @@ __all__ = ["Ask", "Assigned", "Draw", "Written", "largest_fitting"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Draw:
-    """Where a method's choices come from: the same for the same run, round and client, whatever else happens."""
+    """Where a method's choices come from: the same for the same run, round and client, whatever else happens.
+
+    Attributes:
+        memory: what the method remembers, as it stood when the round's clients were chosen.
+    """
 
     seed: int
     round: int
     client_id: str
+    memory: Any = None
 
     def stream(self, purpose: str) -> random.Random:
         """A stream of random numbers of its own for each purpose."""

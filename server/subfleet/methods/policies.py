@@ -37,6 +37,7 @@ __all__ = [
     "Ask",
     "Assigned",
     "Draw",
+    "Finding",
     "Method",
     "Participant",
     "Policies",
@@ -124,6 +125,21 @@ class AfterRound:
     clients: tuple[Participant, ...]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """A round's updates, for a method to find in them what it will remember.
+
+    Attributes:
+        clients: whose updates were folded, in the order of their ids.
+        memory: as it stood when the round's clients were chosen.
+    """
+
+    network: Network
+    round: int
+    clients: tuple[Trained, ...]
+    memory: Any = None
+
+
 def in_front(network: Network, size: SubnetSpec, draw: Draw) -> SubnetSpec:
     """The subnet where its size already says: at the front of every axis."""
     return size
@@ -171,6 +187,8 @@ class Policies:
         select: which clients take part in a round, and what is remembered from then on.
         remember: what is remembered of a round that was folded; None is nothing more. Both are asked in the server's
             loop: they take a few milliseconds for a thousand clients.
+        find: a round's updates to what `remember` is told of them, as plain data: asked beside the loop, where the
+            round is folded. It needs the memory of all updates; None looks for nothing.
         space: the network and width rates to the sizes that may be assigned.
         search: a search for a program target that knows nothing yet, of the network and what its subnets cost there; it
             is told what was found before, and handed to `explore` and `assign` with each client. None searches nothing.
@@ -219,6 +237,7 @@ class Policies:
     memory: Any = None
     select: Callable[[Selecting], Selected] = at_random
     remember: Callable[[Any, ClosedRound], Any] | None = None
+    find: Callable[[Finding], Any] | None = None
     space: Callable[[Network, Sequence[float]], tuple[SubnetSpec, ...]] = uniform_space
     search: Callable[[Network, PriceList, str], Search] | None = None
     explore: Callable[[Ask], tuple[FoundSize, ...]] = lambda ask: ()

@@ -21,6 +21,7 @@ class Past:
     Attributes:
         round: in which that was.
         size: what it trained.
+        spec: the same, as placed in the model.
         sample_count: that it trained on, as many as its profile told at most.
         epochs: passes over them.
         loss: mean over the labels of the last epoch, each taken before its step.
@@ -33,6 +34,7 @@ class Past:
 
     round: int
     size: SubnetSpec
+    spec: SubnetSpec
     sample_count: int
     epochs: int
     loss: float
@@ -144,12 +146,14 @@ class ClosedRound:
         round: its number.
         clients: whose updates are in the model, by id.
         loss: of the folded model, on the server's samples; accuracy likewise.
+        found: what `Policies.find` found in the updates; None where a method looks for nothing.
     """
 
     round: int
     clients: Mapping[str, Past] = field(default_factory=lambda: MappingProxyType({}))
     loss: float = 0.0
     accuracy: float = 0.0
+    found: Any = None
 
 
 def at_random(selecting: Selecting) -> Selected:

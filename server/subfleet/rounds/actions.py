@@ -1,6 +1,7 @@
 """What is then to be done: plain data for `session`. Each may be done twice."""
 
 from dataclasses import dataclass
+from typing import Any
 
 from subfleet.protocol.messages import Receipt, Task, Update
 from subfleet.rounds.requests import Wanted
@@ -62,10 +63,11 @@ class Fetch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fold:
-    """Fold these updates, in this order, into the model; answer with Folded."""
+    """Fold these updates, in this order, into the model; answer with Folded. `memory` is what the method remembers."""
 
     round: int
     seats: tuple[Seat, ...]
+    memory: Any = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,7 +17,7 @@ from subfleet.rounds.actions import Action, Close, Fold
 from subfleet.rounds.events import Folded
 from subfleet.rounds.retrying import fruitless, what_is_lacking
 from subfleet.rounds.selection import with_memory
-from subfleet.rounds.state import Exclusion, RunState, Seat, Suspicion, Terms
+from subfleet.rounds.state import Exclusion, RunState, Seat, Suspicion, Terms, remembered
 from subfleet.rounds.suspicion import ChangeSize, divergence, most_suspect, outsiders, usual_change
 
 __all__ = ["begin_fold", "fold_action", "folded", "with_exclusion"]
@@ -40,12 +40,12 @@ def begin_fold(terms: Terms, state: RunState, now_s: float) -> Outcome:
     if far.keys() == sizes.keys():
         return _spoiled(terms, _suspected(state, far), now_s)
     state = _left_out(terms, replace(state, phase="fold", entered_s=now_s), far)
-    return state, (fold_action(state),)
+    return state, (fold_action(terms, state),)
 
 
-def fold_action(state: RunState) -> Fold:
+def fold_action(terms: Terms, state: RunState) -> Fold:
     """Fold the updates of a round that are not suspect."""
-    return Fold(round=state.round, seats=_of_stage(state, "done"))
+    return Fold(round=state.round, seats=_of_stage(state, "done"), memory=remembered(terms, state))
 
 
 def folded(terms: Terms, state: RunState, event: Folded, now_s: float) -> Outcome:
@@ -67,7 +67,7 @@ def _again(terms: Terms, state: RunState, why: str, now_s: float) -> Outcome:
     if count >= len(sizes):
         return _spoiled(terms, _suspected(state, dict.fromkeys(sizes, f"{why}, whoever was left out")), now_s)
     state = _suspected(state, dict.fromkeys(most_suspect(sizes)[:count], why))
-    return state, (fold_action(state),)
+    return state, (fold_action(terms, state),)
 
 
 def _closed(terms: Terms, state: RunState, event: Folded, now_s: float) -> Outcome:

@@ -86,7 +86,7 @@ def resume_actions(terms: Terms, state: RunState) -> tuple[Action, ...]:
     ahead = (ProgramWanted(program=one, round=state.round) for one in state.queue)
     actions: list[Action] = [Request(wanted=one) for one in ahead]
     if state.phase == "fold":
-        return (fold_action(state), *actions)
+        return (fold_action(terms, state), *actions)
     if state.phase == "deploy":
         return (*actions, *_deploying(state))
     if state.phase not in ("measure", "train"):

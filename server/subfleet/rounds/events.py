@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from subfleet.protocol.messages import Deployed, Presence, Profile, Refusal, Scores, Telemetry, Update
 from subfleet.rounds.requests import Made, Wanted
@@ -62,6 +63,7 @@ class Folded:
 
     Attributes:
         refused: clients whose update could not be folded after all, and why.
+        found: what the method found in the updates, see `Policies.find`.
     """
 
     round: int
@@ -69,6 +71,7 @@ class Folded:
     loss: float
     sha256: str
     refused: Mapping[str, str]
+    found: Any = None
 
 
 FromDevice = Presence | Profile | Telemetry | Scores | Refusal | Update | Deployed

@@ -310,7 +310,8 @@ def ask_of(
 
 
 def _draw(terms: Terms, state: RunState, seat: Seat) -> Draw:
-    return Draw(seed=terms.config.seed, round=state.round, client_id=seat.client_id)
+    memory = remembered(terms, state)
+    return Draw(seed=terms.config.seed, round=state.round, client_id=seat.client_id, memory=memory)
 
 
 def _choose_below(terms: Terms, state: RunState, seat: Seat, limit: Limit) -> tuple[Seat, tuple[Action, ...]]:

@@ -51,7 +51,13 @@ def with_memory(terms: Terms, state: RunState, event: Folded, seats: Mapping[str
         return state
     price = _priced(terms)
     past = {name: one for name, seat in sorted(seats.items()) if (one := _past(seat, price)) is not None}
-    closed = ClosedRound(round=event.round, clients=MappingProxyType(past), loss=event.loss, accuracy=event.accuracy)
+    closed = ClosedRound(
+        round=event.round,
+        clients=MappingProxyType(past),
+        loss=event.loss,
+        accuracy=event.accuracy,
+        found=event.found,
+    )
     return replace(state, memory=terms.policies.remember(remembered(terms, state), closed))
 
 
@@ -116,6 +122,7 @@ def _past(seat: Seat, price: Price) -> Past | None:
     return Past(
         round=update.round,
         size=seat.size,
+        spec=seat.spec or seat.size,
         sample_count=min(update.sample_count, seat.sample_count),
         epochs=seat.task.training.epochs,
         loss=update.loss,

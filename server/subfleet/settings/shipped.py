@@ -7,8 +7,9 @@ from types import MappingProxyType
 __all__ = ["RUNS", "shipped_text"]
 
 _METHODS = (
-    *("anycostfl", "dynamic_selection", "fedadam", "fedavg", "federated_dropout", "fedfa", "fedprox", "fedrolex"),
-    *("fedyogi", "fjord", "flexifed", "heterofl", "nefl", "oort", "power_of_choice", "pyramidfl", "standalone"),
+    *("anycostfl", "clustered", "dynamic_selection", "fedadam", "fedavg", "federated_dropout", "fedfa", "fedprox"),
+    *("fedrolex", "fedyogi", "fjord", "flexifed", "fluid", "heterofl", "nefl", "oort", "power_of_choice", "pyramidfl"),
+    "standalone",
 )
 _LEAGUE = ("league", "league-both", "league-depth", "league-width")
 RUNS: Mapping[str, str] = MappingProxyType(

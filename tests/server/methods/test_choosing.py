@@ -44,6 +44,7 @@ def past(
     return Past(
         round=round_number,
         size=SubnetSpec(),
+        spec=SubnetSpec(),
         sample_count=samples,
         epochs=1,
         loss=loss,

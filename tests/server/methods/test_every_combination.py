@@ -54,7 +54,7 @@ MERGES: tuple[AnyStackedMerge | None, ...] = (
     MultiKrum(),
 )
 OPTIMISERS = (None, *(kind() for kind in SERVER_OPTIMISERS.values()))
-PERSONAL = ("standalone", "flexifed")
+PERSONAL = ("clustered", "standalone", "flexifed")
 """Methods with which no server optimiser is accepted."""
 REFUSED: Mapping[tuple[str, str], str] = MappingProxyType(
     {

@@ -1,0 +1,59 @@
+"""Clustered learning by architecture: clients of one architecture average their models among themselves.
+
+The baseline "Clustered-FL" of FedADP (section IV), which attributes it to Sattler et al. 2021. It clusters by what
+clients have, where Sattler's clusters by what they learn.
+
+Client half: train the given network with the given objective.
+Server half: each client keeps the architecture that it was given first, or has declared; each architecture has a copy
+of every tensor of its own, a mean by samples over the clients that have it.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from subfleet.elastic.network import Network
+from subfleet.methods.describing import MethodInfo, Setting, those_true
+from subfleet.methods.policies import Participant, Policies, Weighting, weigh_by
+from subfleet.methods.sizes import FixedSize, with_fixed_sizes
+from subfleet.protocol.subnet import SubnetSpec
+
+__all__ = ["Clustered"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Clustered:
+    """Parameters of clustered learning by architecture.
+
+    Attributes:
+        weighting: "samples", or "uniform" to count each client as 1.
+        choice: "largest" or "declared", see `subfleet.methods.sizes`.
+    """
+
+    TYPE: ClassVar[str] = "clustered"
+    INFO: ClassVar[MethodInfo] = MethodInfo(
+        title="Clustered learning by architecture",
+        paper="the baseline Clustered-FL of FedADP: Unified Model Aggregation for Federated Learning with "
+        "Heterogeneous Model Architectures, 2025",
+        varies=("width", "depth"),
+    )
+    weighting: Weighting = "samples"
+    choice: FixedSize = "largest"
+
+    def departures(self, setting: Setting) -> tuple[str, ...]:
+        """See `subfleet.methods.policies.Method`."""
+        return those_true(
+            {
+                "architectures are what fits the log or the first budget": self.choice == "largest",
+                "each client counts as 1": self.weighting == "uniform",
+            }
+        )
+
+    def policies(self) -> Policies:
+        """A model for each architecture."""
+        apart = Policies(cohorts=_of_its_size, weigh=weigh_by(self.weighting), personal=True)
+        return with_fixed_sizes(apart, self.choice)
+
+
+def _of_its_size(network: Network, client: Participant, sizes: Sequence[SubnetSpec]) -> Mapping[str, str]:
+    return dict.fromkeys(network.shapes(client.size), client.size.spec_id)

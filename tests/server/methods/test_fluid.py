@@ -1,0 +1,275 @@
+"""FLuID: who is a straggler, which neurons are invariant, and what is left out."""
+
+import math
+import random
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from subfleet.elastic.axes import factors_of
+from subfleet.elastic.network import Network
+from subfleet.folding.folding import Folding
+from subfleet.methods.fluid import FLuID, FluidMemory
+from subfleet.methods.policies import Draw, Finding, Participant, Trained
+from subfleet.methods.selecting import Available, ClosedRound, Past, Selecting
+from subfleet.protocol.errors import ConfigError
+from subfleet.protocol.readings import Budget
+from subfleet.protocol.subnet import Explicit, Prefix, SubnetSpec
+from subfleet.rounds.state import Terms
+from subfleet.testing.rounds import Client, ask, first_state, seat_of, terms_with
+from subfleet.transport.blob_store import BlobStore
+
+METHOD = FLuID(durations="measured")
+TERMS = terms_with(METHOD)
+WHOLE = TERMS.space[-1]
+
+
+def past(seconds: float, size: SubnetSpec = WHOLE, spec: SubnetSpec | None = None) -> Past:
+    return Past(
+        round=1,
+        size=size,
+        spec=spec or size,
+        sample_count=1,
+        epochs=1,
+        loss=1.0,
+        square_loss=1.0,
+        change_norm=1.0,
+        train_s=0.0,
+        took_s=seconds,
+    )
+
+
+def selecting(memory: FluidMemory, **seconds: float | None) -> Selecting:
+    clients = tuple(
+        Available(
+            client_id=name,
+            sample_count=1,
+            budget=Budget(memory_bytes=1),
+            past=None if taken is None else past(taken),
+        )
+        for name, taken in sorted(seconds.items())
+    )
+    return Selecting(clients=clients, count=0, round=2, memory=memory)
+
+
+def shares(memory: FluidMemory, stragglers: int = 1, **seconds: float | None) -> dict[str, float]:
+    found = replace(METHOD, stragglers=stragglers).policies().select(selecting(memory, **seconds)).memory
+    return dict(found.shares)
+
+
+# --- stragglers -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("slowest_s", "share"),
+    [(10.0, 0.95), (11.0, 0.95), (12.0, 0.85), (14.0, 0.75), (16.0, 0.65), (17.0, 0.5), (99.0, 0.5)],
+)
+def test_the_slowest_keeps_what_its_pace_allows(slowest_s: float, share: float) -> None:
+    assert shares(FluidMemory(), ada=10.0, bob=slowest_s + 0.001, cyd=3.0) == {"bob": share}
+
+
+def test_nobody_is_slow_before_two_have_trained_the_whole_model() -> None:
+    assert shares(FluidMemory(), ada=None, bob=None) == {}
+    assert shares(FluidMemory(), ada=5.0, bob=None) == {}
+
+
+def test_a_straggler_is_one_by_what_the_whole_model_took_it_however_fast_its_subnet_is() -> None:
+    memory = FluidMemory(whole_s={"bob": 30.0})
+    asked = selecting(memory, ada=10.0, bob=4.0)
+    fast = tuple(
+        replace(one, past=past(4.0, TERMS.space[0])) if one.client_id == "bob" else one for one in asked.clients
+    )
+    found = METHOD.policies().select(replace(asked, clients=fast)).memory
+    assert found.shares == {"bob": 0.5}
+    assert found.whole_s == {"ada": 10.0, "bob": 30.0}
+
+
+def test_several_may_be_slow_each_by_its_own_pace() -> None:
+    assert shares(FluidMemory(), 2, ada=10.0, bob=40.0, cyd=11.5, dan=1.0) == {"bob": 0.5, "cyd": 0.85}
+
+
+# --- sizes ------------------------------------------------------------------------------------------------------------
+
+
+def asked_with(memory: FluidMemory, name: str, memory_bytes: int = 2**40) -> SubnetSpec:
+    question = ask(TERMS, name, memory_bytes=memory_bytes)
+    found = TERMS.policies.assign(replace(question, draw=replace(question.draw, memory=memory))).candidate
+    assert found is not None
+    return found.spec
+
+
+def test_whoever_is_not_slow_has_the_whole_model_and_whoever_is_has_its_share() -> None:
+    memory = FluidMemory(shares={"bob": 0.5})
+    assert asked_with(memory, "ada") == WHOLE
+    half = dict(asked_with(memory, "bob").axes)
+    for name, axis in TERMS.network.axes.items():
+        if name in half:
+            kept = half[name]
+            assert isinstance(kept, Prefix)
+            assert kept.size == math.ceil(0.5 * axis.size / axis.granularity) * axis.granularity
+
+
+def test_whoever_cannot_carry_the_whole_model_trains_what_it_carries() -> None:
+    budget = TERMS.candidates[-1].training_memory_bytes["onnx"] - 1
+    assert asked_with(FluidMemory(), "ada", budget) == TERMS.space[-2]
+
+
+# --- which neurons ----------------------------------------------------------------------------------------------------
+
+
+def placed(memory: FluidMemory, size: SubnetSpec, seed: int = 0) -> dict[str, set[int]]:
+    """Of each axis that is cut, the groups that are left out."""
+    draw = Draw(seed=seed, round=3, client_id="bob", memory=memory)
+    spec = TERMS.policies.place(TERMS.network, size, draw)
+    TERMS.network.check(spec)
+    left_out = {}
+    for name, kept in spec.axes:
+        assert isinstance(kept, Explicit)
+        axis = TERMS.network.axes[name]
+        assert len(kept.indices) == dict(TERMS.network.sizes(size))[name]
+        groups = {index // axis.granularity for index in kept.indices}
+        left_out[name] = set(range(axis.size // axis.granularity)) - groups
+    return left_out
+
+
+def test_invariant_neurons_are_left_out_first_and_those_of_before_before_all() -> None:
+    size = asked_with(FluidMemory(shares={"bob": 0.5}), "bob")
+    name = "section1.block0.inner"
+    axis = TERMS.network.axes[name]
+    count, step = axis.size // axis.granularity, axis.granularity
+    few = {1, 3}
+    changes = {name: tuple(0.1 if place in few else 2.0 for place in range(count))}
+    memory = FluidMemory(changes=changes, thresholds={name: 0.1})
+    seen: set[frozenset[int]] = set()
+    for seed in range(20):
+        found = placed(memory, size, seed)[name]
+        assert few <= found
+        seen.add(frozenset(found))
+    assert len(seen) > 1, "the others are drawn"
+    many = {0, 1, 2, 3, 4}
+    changes = {name: tuple(0.1 if place in many else 2.0 for place in range(count))}
+    before = tuple(index for index in range(axis.size) if index // step not in (0, 4))
+    memory = FluidMemory(changes=changes, thresholds={name: 0.1}, kept={name: before})
+    wanted = len(placed(memory, size)[name])
+    for seed in range(20):
+        found = placed(memory, size, seed)[name]
+        assert {0, 4} <= found <= many
+        assert len(found) == wanted == count // 2
+
+
+def changes_by_hand(network: Network, trained: list[Trained], enough: int) -> dict[str, list[float]]:
+    """One element after the other."""
+    found: dict[str, list[float]] = {}
+    for name, axis in network.axes.items():
+        if axis.kind in ("class", "kernel"):
+            continue
+        groups = []
+        for group in range(axis.size // axis.granularity):
+            of_each = []
+            for client in trained:
+                largest = 0.0
+                for tensor, change in client.change.items():
+                    decl = network.tensors[tensor]
+                    old = client.received[tensor]
+                    assert all(len(factors_of(dim, size)) == 1 for dim, size in zip(decl.axes, decl.shape, strict=True))
+                    for place in range(change.dim()):
+                        if decl.axes[place] != name:
+                            continue
+                        for index in range(group * axis.granularity, (group + 1) * axis.granularity):
+                            news = change.select(place, index).flatten().tolist()
+                            olds = old.select(place, index).flatten().tolist()
+                            for new, was in zip(news, olds, strict=True):
+                                ratio = abs(new) / abs(was) if was else (1e9 if new else 0.0)
+                                largest = max(largest, min(ratio, 1e9))
+                of_each.append(largest)
+            groups.append(sorted(of_each)[enough - 1])
+        found[name] = groups
+    return found
+
+
+def drawn_clients(terms: Terms, count: int) -> list[Trained]:
+    generator = torch.Generator().manual_seed(1)
+    shared = dict(first_state(terms.network).shared)
+    shared["head.bias"] = torch.zeros_like(shared["head.bias"])
+    shared["stem.weight"] = shared["stem.weight"].clone()
+    shared["stem.weight"][0, 0] = 0.0
+    who = [Participant(client_id=f"c{place}", spec=WHOLE, size=WHOLE) for place in range(count)]
+    return [
+        Trained(
+            client=one,
+            weight=1.0,
+            received=shared,
+            change={name: 0.1 * torch.randn(tensor.shape, generator=generator) for name, tensor in shared.items()},
+        )
+        for one in who
+    ]
+
+
+def test_a_neurons_change_is_the_largest_of_all_its_weights_at_enough_of_the_clients() -> None:
+    terms = TERMS
+    trained = drawn_clients(terms, 4)
+    policies = METHOD.policies()
+    assert policies.find is not None
+    small = replace(trained[0], client=replace(trained[0].client, client_id="slow", size=terms.space[0]))
+    found = policies.find(Finding(network=terms.network, round=2, clients=(*trained, small)))
+    expected = changes_by_hand(terms.network, trained, enough=3)
+    assert found.keys() == expected.keys()
+    for name, values in expected.items():
+        assert list(found[name]) == pytest.approx(values, rel=1e-6), name
+    assert policies.find(Finding(network=terms.network, round=2, clients=(small,))) == {}
+
+
+# --- thresholds -------------------------------------------------------------------------------------------------------
+
+
+def closed(number: int, changes: tuple[float, ...] | None, **clients: Past) -> ClosedRound:
+    return ClosedRound(round=number, clients=clients, found=None if changes is None else {"inner": changes})
+
+
+def test_thresholds_begin_with_the_smallest_change_and_grow_until_enough_are_invariant() -> None:
+    remember: Any = replace(METHOD, growing_from=6, increment=1.0).policies().remember
+    memory = remember(FluidMemory(), closed(1, (3.0, 5.0, 4.0, 6.0)))
+    assert memory.thresholds == {"inner": 3.0}
+    memory = remember(memory, closed(2, (2.0, 5.0, 4.0, 6.0)))
+    assert memory.thresholds == {"inner": 2.0}
+    memory = remember(memory, closed(3, (4.0, 5.0, 4.5, 6.0)))
+    assert memory.thresholds == {"inner": 3.0}
+    for number in range(4, 12):
+        memory = replace(memory, shares={"bob": 0.5})
+        memory = remember(memory, closed(number, (4.0, 5.0, 4.5, 6.0)))
+    # In rounds 6 and 8: with 5 there are the two invariant neurons of four that a half leaves out.
+    assert memory.thresholds == {"inner": 5.0}
+    assert memory.shares == {}
+
+
+def test_a_round_that_found_nothing_leaves_what_was_known() -> None:
+    remember: Any = METHOD.policies().remember
+    memory = FluidMemory(changes={"inner": (1.0, 2.0)}, thresholds={"inner": 1.5}, whole_s={"ada": 2.0})
+    assert remember(memory, closed(4, None)) == replace(memory, kept={})
+
+
+def test_what_stragglers_kept_is_remembered() -> None:
+    remember: Any = METHOD.policies().remember
+    ada, bob = (SubnetSpec(axes=(("inner", Explicit(indices=kept)),)) for kept in ((0, 1, 4), (1, 4, 5)))
+    memory = FluidMemory(shares={"ada": 0.5, "bob": 0.5})
+    trained = {"ada": past(1.0, TERMS.space[0], ada), "bob": past(1.0, TERMS.space[0], bob), "cyd": past(1.0)}
+    assert remember(memory, closed(4, (1.0,), **trained)).kept == {"inner": (1, 4)}
+
+
+def test_what_is_found_in_a_round_comes_with_the_folded_model(tmp_path: Path) -> None:
+    blobs = BlobStore(tmp_path)
+    seats = [seat_of(TERMS, Client(name=name, size=len(TERMS.space) - 1), blobs) for name in ("ada", "bob")]
+    folded = Folding.of(TERMS, blobs).fold(first_state(TERMS.network), 1, seats, FluidMemory())
+    axes = {name for name, axis in TERMS.network.axes.items() if axis.kind not in ("class", "kernel")}
+    assert folded.found.keys() == axes
+    order = random.Random(1).sample(seats, len(seats))
+    assert Folding.of(TERMS, blobs).fold(first_state(TERMS.network), 1, order, FluidMemory()).found == folded.found
+
+
+@pytest.mark.parametrize("changes", [{"stragglers": 0}, {"agreeing": 0.0}, {"increment": -1.0}, {"growing_from": 0}])
+def test_parameters_out_of_their_range_are_refused(changes: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=f"{next(iter(changes))} (is )?"):
+        replace(METHOD, **changes)
