@@ -12,7 +12,7 @@ from types import TracebackType
 
 from subfleet.export.cache import CacheFolder, ExportCache
 from subfleet.export.jobs import MAX_LINE_BYTES, TAKEN_LINE, Answer, ExportJob
-from subfleet.export.requests import AnyRequest, InferRequest, PriceRequest, TrainRequest
+from subfleet.export.requests import AnyRequest, EvaluateRequest, InferRequest, PriceRequest, TrainRequest
 from subfleet.export.waiting_jobs import WaitingJobs
 from subfleet.protocol.errors import ExportError, ProtocolError
 from subfleet.protocol.schema import canonical_json, from_plain, parse_json
@@ -198,6 +198,10 @@ class ExportPool:
 
         The future raises ExportError where it cannot be written.
         """
+        return self._submit(request)
+
+    def submit_evaluation(self, request: EvaluateRequest) -> "Future[Path]":
+        """The file with the packed evaluation program; see `submit_training`."""
         return self._submit(request)
 
     def submit_inference(self, request: InferRequest, weights_path: Path, *, samples_from: str = "") -> "Future[Path]":

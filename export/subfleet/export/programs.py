@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -10,22 +11,24 @@ from torch import Tensor
 from subfleet.elastic.building import build_module, network_of
 from subfleet.export.failures import as_export_errors
 from subfleet.export.preflight import with_layer
-from subfleet.export.request_steps import sample_of, training_step_of
-from subfleet.export.requests import InferRequest, TrainRequest
+from subfleet.export.request_steps import sample_of, step_of
+from subfleet.export.requests import EvaluateRequest, InferRequest, ProgramRequest, TrainRequest
 from subfleet.export.steps import Step, inference_step
 from subfleet.export.targets import target_named
 from subfleet.export.targets.base import Target
 from subfleet.export.targets.torch import TARGET as TORCH
 from subfleet.export.targets.torch import write_torch_model, write_torch_program
 from subfleet.export.tracing import trace
-from subfleet.export.verification import Run, Verified, seeded, verify_inference, verify_training
+from subfleet.export.verification import Run, Verified, seeded, verify_evaluation, verify_inference, verify_training
 from subfleet.export.versions import tool_versions
 from subfleet.protocol.errors import ExportError
 from subfleet.protocol.programs import Program, ProgramManifest
 
 __all__ = [
+    "export_evaluation_program",
     "export_inference_model",
     "export_training_program",
+    "write_evaluation_program",
     "write_inference_model",
     "write_training_program",
 ]
@@ -41,12 +44,33 @@ def export_training_program(request: TrainRequest) -> Program:
         ExportError: a layer cannot be trained so, with its name, the reason and the remedy; or the program differs
             from PyTorch.
     """
+    return _exported(request, write_training_program)
+
+
+def export_evaluation_program(request: EvaluateRequest) -> Program:
+    """Write the evaluation program of a subnet, and verify it.
+
+    Raises:
+        ConfigError: the network or the subnet is not valid.
+        ExportError: a layer cannot be run so, with its name, the reason and the remedy; or the program differs from
+            PyTorch.
+    """
+    return _exported(request, write_evaluation_program)
+
+
+class _Write(Protocol):
+    """Writes a step for a target."""
+
+    def __call__(self, step: Step, *, target: str, program_id: str) -> Program: ...
+
+
+def _exported(request: ProgramRequest, write: _Write) -> Program:
     program_id = request.program_id  # first: it says whether the target's tools are there
     if request.target == TORCH:
         return write_torch_program(request)
-    step = training_step_of(request)
+    step = step_of(request)
     try:
-        return write_training_program(step, target=request.target, program_id=program_id)
+        return write(step, target=request.target, program_id=program_id)
     except ExportError as error:
         network = network_of(request.model)
         module, sample = build_module(network, request.spec), sample_of(network)
@@ -66,20 +90,36 @@ def write_training_program(step: Step, *, target: str, program_id: str) -> Progr
         ExportError: an operator cannot be written, or the program differs from PyTorch.
         MissingExtraError: one of the target's tools is not installed.
     """
+    return _written(step, target=target, program_id=program_id, purpose="train")
+
+
+@as_export_errors()
+def write_evaluation_program(step: Step, *, target: str, program_id: str) -> Program:
+    """Trace, lower and write an evaluation step, and verify it; arguments and errors as of `write_training_program`."""
+    return _written(step, target=target, program_id=program_id, purpose="evaluate")
+
+
+def _written(step: Step, *, target: str, program_id: str, purpose: Literal["train", "evaluate"]) -> Program:
     versions = tool_versions(target)
     writer = target_named(target)
-    written = writer.write_training(trace(step, writer.lowerings), step)
-    verified = verify_training(_runs(writer, written.body, step), step, seeded(program_id))
-    _tell_unseen(step, verified)
+    lowerings = writer.lowerings if purpose == "train" else writer.inference_lowerings
+    written = writer.write_training(trace(step, lowerings), step)
+    run, generator = _runs(writer, written.body, step), seeded(program_id)
+    if purpose == "train":
+        verified = verify_training(run, step, generator)
+        _tell_unseen(step, verified)
+        max_abs_diff = verified.max_abs_diff
+    else:
+        max_abs_diff = verify_evaluation(run, step, generator)
     manifest = ProgramManifest(
         program_id=program_id,
         target=target,
-        purpose="train",
+        purpose=purpose,
         batch_size=step.inputs[0].shape[0],
         inputs=step.inputs,
         outputs=step.outputs,
         memory=written.memory,
-        max_abs_diff=verified.max_abs_diff,
+        max_abs_diff=max_abs_diff,
         versions=versions,
         operators=written.operators,
     )

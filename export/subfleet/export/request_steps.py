@@ -5,10 +5,10 @@ from torch import nn
 from subfleet.elastic.building import build_module, network_of
 from subfleet.elastic.maps import nested_maps
 from subfleet.elastic.network import Network
-from subfleet.export.requests import TrainRequest
-from subfleet.export.steps import SampleSpec, Step, Student, training_step
+from subfleet.export.requests import EvaluateRequest, ProgramRequest, TrainRequest
+from subfleet.export.steps import SampleSpec, Step, Student, evaluation_step, training_step
 
-__all__ = ["sample_of", "training_step_of"]
+__all__ = ["sample_of", "step_of", "training_step_of"]
 
 
 def sample_of(network: Network) -> SampleSpec:
@@ -45,3 +45,16 @@ def training_step_of(request: TrainRequest, module: nn.Module | None = None) -> 
         one_part=request.one_part,
         student=student,
     )
+
+
+def step_of(request: ProgramRequest) -> Step:
+    """The step of a request's subnet, whatever the target and the purpose; raises as `training_step_of`."""
+    if isinstance(request, TrainRequest):
+        return training_step_of(request)
+    return _evaluation_step_of(request)
+
+
+def _evaluation_step_of(request: EvaluateRequest) -> Step:
+    network = network_of(request.model)
+    module = build_module(network, request.spec)
+    return evaluation_step(module, sample_of(network), batch_size=request.batch_size, objective=request.objective)

@@ -13,13 +13,21 @@ from subfleet.protocol.schema import ADDED_LATER, canonical_json, to_plain
 from subfleet.protocol.subnet import SubnetSpec
 from subfleet.protocol.training import ObjectiveSettings, OptimiserSettings
 
-__all__ = ["MODEL_SUFFIXES", "AnyRequest", "InferRequest", "PriceRequest", "TrainRequest"]
+__all__ = [
+    "MODEL_SUFFIXES",
+    "AnyRequest",
+    "EvaluateRequest",
+    "InferRequest",
+    "PriceRequest",
+    "ProgramRequest",
+    "TrainRequest",
+]
 
 MODEL_SUFFIXES: Mapping[str, str] = MappingProxyType({"onnx": ".onnx", "executorch": ".pte", "torch": ".safetensors"})
 """File endings of inference models, by target."""
 
 
-def _content_id(request: "TrainRequest | InferRequest") -> str:
+def _content_id(request: "TrainRequest | EvaluateRequest | InferRequest") -> str:
     plain = to_plain(request)
     for spec in (plain["spec"], plain.get("student")):
         if spec is not None:
@@ -71,6 +79,46 @@ class TrainRequest:
     def file_name(self) -> str:
         """Of the packed program in a cache folder."""
         return f"{self.program_id}.program"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvaluateRequest:
+    """A program that tells how good a subnet is on labelled samples: it depends on the subnet's shape alone.
+
+    Attributes:
+        model: the elastic network.
+        spec: the subnet of it.
+        target: as in `TrainRequest`.
+        batch_size: samples of one step, 1 or more.
+        objective: what is told, a plain one: `ObjectiveSettings.plain` of what is trained.
+    """
+
+    TYPE: ClassVar[str] = "evaluate"
+    model: AnyFamily
+    spec: SubnetSpec
+    target: str
+    batch_size: int
+    objective: ObjectiveSettings
+
+    def __post_init__(self) -> None:
+        if self.batch_size < 1:
+            raise ValueError(f"batch_size is {self.batch_size}, but must be 1 or more")
+        if self.objective != self.objective.plain:  # else programs that are alike would have different ids
+            raise ValueError("the objective of an evaluation has terms of training; use objective.plain")
+
+    @property
+    def program_id(self) -> str:
+        """64 hexadecimal digits: the same for the same request and tools."""
+        return _content_id(self)
+
+    @property
+    def file_name(self) -> str:
+        """Of the packed program in a cache folder."""
+        return f"{self.program_id}.program"
+
+
+ProgramRequest = TrainRequest | EvaluateRequest
+"""What asks for a packed program."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,5 +195,5 @@ class InferRequest:
         return self.program_id + MODEL_SUFFIXES[self.target]
 
 
-AnyRequest = TrainRequest | InferRequest | PriceRequest
+AnyRequest = TrainRequest | EvaluateRequest | InferRequest | PriceRequest
 """Whatever is asked of the exporter."""

@@ -16,7 +16,7 @@ from subfleet.elastic.families.records.residual import Mlp
 from subfleet.export.cache import is_whole, only_one_exports
 from subfleet.export.jobs import MAX_LINE_BYTES, TAKEN_LINE, Answer, ExportJob, figure_path, write_atomically
 from subfleet.export.quiet import collecting_later
-from subfleet.export.requests import InferRequest, PriceRequest, TrainRequest
+from subfleet.export.requests import EvaluateRequest, InferRequest, PriceRequest, TrainRequest
 from subfleet.export.versions import TARGET_NAMES
 from subfleet.protocol.errors import ExportError, SubfleetError
 from subfleet.protocol.programs import encode_program
@@ -41,10 +41,12 @@ def run_job(job: ExportJob) -> None:
 
 @collecting_later()
 def _export(job: ExportJob, path: Path) -> None:
-    from subfleet.export.programs import export_training_program
+    from subfleet.export.programs import export_evaluation_program, export_training_program
 
     if isinstance(job.request, TrainRequest):
         content = encode_program(export_training_program(job.request))
+    elif isinstance(job.request, EvaluateRequest):
+        content = encode_program(export_evaluation_program(job.request))
     elif isinstance(job.request, PriceRequest):
         content = _prices(job.request)
     else:

@@ -4,7 +4,21 @@ from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Any
 
-__all__ = ["PRESENCE_LIMITS", "PROFILE_LIMITS", "TELEMETRY_LIMITS", "check_lengths", "check_shapes"]
+__all__ = [
+    "EVALUATION_LIMITS",
+    "MAX_COUNTED_CLASSES",
+    "MAX_SAMPLES",
+    "PRESENCE_LIMITS",
+    "PROFILE_LIMITS",
+    "TELEMETRY_LIMITS",
+    "check_lengths",
+    "check_shapes",
+]
+
+MAX_SAMPLES = 2**40
+"""Of one client; the sum of a fleet's samples must stay a number that weights can be."""
+MAX_COUNTED_CLASSES = 8192
+"""Of an evaluation that counts each class: two numbers for each, which always fit a control message."""
 
 MAX_NAME_CHARACTERS = 256
 """Of each text in a list or a mapping."""
@@ -26,6 +40,9 @@ PROFILE_LIMITS: Mapping[str, int] = MappingProxyType(
     }
 )
 TELEMETRY_LIMITS: Mapping[str, int] = MappingProxyType({"session_id": 128, "message_id": 512, "run_id": 128})
+EVALUATION_LIMITS: Mapping[str, int] = MappingProxyType(
+    {"class_counts": MAX_COUNTED_CLASSES, "class_correct": MAX_COUNTED_CLASSES}
+)
 """By field, the most characters of a text, or items of a list or a mapping."""
 
 

@@ -10,12 +10,19 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal, get_args
 
+from subfleet.protocol.answers import Answer, Deployed, Evaluated, Refusal, Scores, Update
 from subfleet.protocol.blobs import BlobRef, ByteRange
-from subfleet.protocol.candidate_scores import MAX_CANDIDATES, CandidateScore
 from subfleet.protocol.class_names import check_class_counts
 from subfleet.protocol.errors import ProtocolError
 from subfleet.protocol.identifiers import check_client_id, new_message_id
-from subfleet.protocol.limits import PRESENCE_LIMITS, PROFILE_LIMITS, TELEMETRY_LIMITS, check_lengths, check_shapes
+from subfleet.protocol.limits import (
+    MAX_SAMPLES,
+    PRESENCE_LIMITS,
+    PROFILE_LIMITS,
+    TELEMETRY_LIMITS,
+    check_lengths,
+    check_shapes,
+)
 from subfleet.protocol.memory import PackingWidth
 from subfleet.protocol.readings import LogLow, Reading
 from subfleet.protocol.reasons import ArchitectureProblem, RefusalReason
@@ -24,6 +31,7 @@ from subfleet.protocol.subnet import MAX_SPEC_BYTES, SubnetSpec
 from subfleet.protocol.task import Task
 
 __all__ = [
+    "MAX_SAMPLES",
     "MESSAGES",
     "SCHEMA_VERSION",
     "ArchitectureProblem",
@@ -31,6 +39,7 @@ __all__ = [
     "ChunkRequest",
     "Claim",
     "Deployed",
+    "Evaluated",
     "Message",
     "Presence",
     "Profile",
@@ -50,8 +59,6 @@ __all__ = [
 
 SCHEMA_VERSION = 1
 MAX_CONTROL_BYTES = 256 * 1024
-MAX_SAMPLES = 2**40
-"""Of one client; the sum of a fleet's samples must stay a number that weights can be."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,6 +101,7 @@ class Profile:
             these names; empty where its data number classes as the run does.
         other_input_shapes: of one sample, as the device can give it, too; pictures as gray and as coloured ones.
         packing_width: how many outputs its kernels for products take at once; None is the usual number.
+        held_out_count: samples of its held-out data, which it never trains on and evaluates on; 0 where it has none.
     """
 
     KIND: ClassVar[str] = "profile"
@@ -115,6 +123,7 @@ class Profile:
     class_names: tuple[str, ...] = field(default=(), metadata=ADDED_LATER)
     other_input_shapes: tuple[tuple[int, ...], ...] = field(default=(), metadata=ADDED_LATER)
     packing_width: PackingWidth | None = field(default=None, metadata=ADDED_LATER)
+    held_out_count: int = field(default=0, metadata=ADDED_LATER)
 
     def __post_init__(self) -> None:
         check_client_id(self.client_id)
@@ -124,6 +133,8 @@ class Profile:
             raise ValueError(f"architecture has {spec_bytes} bytes, but may have {MAX_SPEC_BYTES} at most")
         if not 1 <= self.sample_count <= MAX_SAMPLES or not self.runtimes:
             raise ValueError(f"a profile must name 1 to {MAX_SAMPLES} samples and 1 or more runtimes")
+        if not 0 <= self.held_out_count <= MAX_SAMPLES:
+            raise ValueError(f"held_out_count is {self.held_out_count}, but must be 0 to {MAX_SAMPLES}")
         declared = "" if self.architecture is None else self.architecture.name
         # They are shown in terminals, where control characters act.
         if not all(name.isprintable() for name in (self.device, declared, *self.runtimes, *self.operators)):
@@ -200,105 +211,6 @@ class RoundInfo:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Refusal:
-    """A device does not do a task, and why.
-
-    Attributes:
-        available_bytes: for "memory", the growth that it could bear now; for "disk", what may be written.
-    """
-
-    KIND: ClassVar[str] = "refusal"
-    task_id: str
-    run_id: str
-    round: int
-    client_id: str
-    reason: RefusalReason
-    detail: str
-    available_bytes: int | None = None
-    message_id: str = field(default_factory=new_message_id)
-
-    def __post_init__(self) -> None:
-        check_client_id(self.client_id)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Update:
-    """A trained change of a subnet's weights; the server pulls its blob and answers with a receipt.
-
-    Attributes:
-        blob: container of the change of every tensor of the subnet (new minus old), float32 or as the task's codec
-            writes it; for a calibrate task of what `subfleet.protocol.calibration.sum_names` names.
-        sample_count: samples that it was trained on: its weight in the mean.
-        measured_peak_bytes: growth of the process's high-water mark while it trained.
-        train_seconds: wall time of the steps.
-        seconds: wall time from the task's arrival to this message.
-        square_loss: mean of the squares of the labels' losses, where the task's objective asks for it; 0 or more.
-    """
-
-    KIND: ClassVar[str] = "update"
-    task_id: str
-    run_id: str
-    round: int
-    client_id: str
-    blob: BlobRef
-    sample_count: int
-    step_count: int
-    loss: float
-    accuracy: float
-    measured_peak_bytes: int
-    train_seconds: float
-    seconds: float
-    message_id: str = field(default_factory=new_message_id)
-    square_loss: float | None = field(default=None, metadata=ADDED_LATER)
-
-    def __post_init__(self) -> None:
-        check_client_id(self.client_id)
-        if not 1 <= self.sample_count <= MAX_SAMPLES:
-            raise ValueError(f"sample_count is {self.sample_count}, but must be 1 to {MAX_SAMPLES}")
-        if self.square_loss is not None and self.square_loss < 0:
-            raise ValueError(f"square_loss is {self.square_loss}, but must be 0 or more")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Scores:
-    """What a device found for the candidates of a score task, in their order.
-
-    Attributes:
-        scores: 1 to 16.
-        seconds: wall time from the task's arrival to this message.
-    """
-
-    KIND: ClassVar[str] = "scores"
-    task_id: str
-    run_id: str
-    round: int
-    client_id: str
-    scores: tuple[CandidateScore, ...]
-    seconds: float
-    message_id: str = field(default_factory=new_message_id)
-
-    def __post_init__(self) -> None:
-        check_client_id(self.client_id)
-        if not 1 <= len(self.scores) <= MAX_CANDIDATES:
-            raise ValueError(f"there are {len(self.scores)} scores, but must be 1 to {MAX_CANDIDATES}")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Deployed:
-    """A device has fetched the inference models of a deploy task and checked their digests."""
-
-    KIND: ClassVar[str] = "deployed"
-    task_id: str
-    run_id: str
-    client_id: str
-    files: tuple[str, ...]
-    message_id: str = field(default_factory=new_message_id)
-
-    def __post_init__(self) -> None:
-        check_client_id(self.client_id)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Receipt:
     """Ends an exchange: only now may the sender forget the message `of`.
 
@@ -361,8 +273,7 @@ class Claim:
             raise ValueError(f"since_s is {self.since_s}, but must be 0 or more")
 
 
-_Answer = Refusal | Update | Scores | Deployed
-Message = Presence | Profile | Telemetry | RoundInfo | Task | _Answer | Receipt | ChunkRequest | BlobMissing | Claim
+Message = Presence | Profile | Telemetry | RoundInfo | Task | Answer | Receipt | ChunkRequest | BlobMissing | Claim
 
 MESSAGES: Mapping[str, type[Message]] = MappingProxyType({kind.KIND: kind for kind in get_args(Message)})
 

@@ -1,4 +1,4 @@
-"""What a device needs to know of a program and of its training, as plain data; and the seam to what runs it."""
+"""What a device needs to know of a program, as plain data; and the seam to what runs it."""
 
 import hashlib
 from collections.abc import Callable
@@ -7,16 +7,17 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal, Protocol
 
 from subfleet.protocol.blobs import BlobRef
-from subfleet.protocol.calibration import Calibration
 from subfleet.protocol.errors import ProtocolError
+from subfleet.protocol.evaluating import EvaluationResult
+from subfleet.protocol.jobs import EvaluateJob, ScoreJob, TrainJob, TrainResult
 from subfleet.protocol.memory import MemoryPlan
 from subfleet.protocol.schema import ADDED_LATER, canonical_json, from_plain, parse_json
 from subfleet.protocol.tensors import Tensor, decode_container, encode_container
-from subfleet.protocol.training import TrainingSettings
-from subfleet.protocol.update_codecs import AnyUpdateCodec, Uncompressed
 
 __all__ = [
     "DataSummary",
+    "EvaluateJob",
+    "EvaluationResult",
     "Prediction",
     "Program",
     "ProgramManifest",
@@ -86,7 +87,7 @@ class ProgramManifest:
     Attributes:
         program_id: content id of the request that made it: shape, objective, optimiser, batch, target, versions.
         target: "onnx" or "executorch".
-        purpose: "train" or "infer".
+        purpose: "train", "infer" or "evaluate".
         batch_size: samples of one step; a smaller last batch is padded and masked.
         inputs: in the order in which the program takes them.
         outputs: in the order in which it gives them.
@@ -99,7 +100,7 @@ class ProgramManifest:
 
     program_id: str
     target: str
-    purpose: Literal["train", "infer"]
+    purpose: Literal["train", "infer", "evaluate"]
     batch_size: int
     inputs: tuple[ValueInfo, ...]
     outputs: tuple[ValueInfo, ...]
@@ -201,92 +202,6 @@ class DataSummary:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TrainJob:
-    """One training on a device.
-
-    Attributes:
-        program_path: the packed program.
-        weights_path: container of the subnet's weights and buffers.
-        output_path: where the container of their change (new minus old) is to be written.
-        data: what `--data` names.
-        settings: from the task.
-        round: number of the round, for the data order and the codec's rounding.
-        client_id: of this client, for the same.
-        memory_limit_bytes: the most by which the process may grow.
-        threads: of the runtime.
-        update_codec: how the change is to be written.
-        calibration: in place of training, the norms whose inputs are summed up in one pass over the data, and nothing
-            is changed; None trains.
-        classes: the run's names of classes, in the order of its model's; empty where it numbers them.
-        sends: names of the tensors whose change is written; empty writes that of all.
-    """
-
-    program_path: Path
-    weights_path: Path
-    output_path: Path
-    data: str
-    settings: TrainingSettings
-    round: int
-    client_id: str
-    memory_limit_bytes: int
-    threads: int = 1
-    update_codec: AnyUpdateCodec = field(default_factory=Uncompressed)
-    calibration: Calibration | None = None
-    classes: tuple[str, ...] = ()
-    sends: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ScoreJob:
-    """One candidate that a device scores on its own data.
-
-    Attributes:
-        program_path: the packed program; it must sum gradients.
-        weights_path: container of the candidate's weights and buffers before any training; they stay as they are.
-        data: what `--data` names.
-        settings: size of a batch and of its parts, and the seed.
-        batches: whose gradients are compared.
-        client_id: of this client, for the data order.
-        memory_limit_bytes: the most by which the process may grow.
-        threads: of the runtime.
-        classes: as in `TrainJob`.
-    """
-
-    program_path: Path
-    weights_path: Path
-    data: str
-    settings: TrainingSettings
-    batches: int
-    client_id: str
-    memory_limit_bytes: int
-    threads: int = 1
-    classes: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrainResult:
-    """What came of a training.
-
-    Attributes:
-        sample_count: of the client's data.
-        step_count: steps taken.
-        loss: mean over the labels that counted in the last epoch, each taken before its step.
-        accuracy: share of them that were predicted rightly; 0 where that means nothing.
-        measured_peak_bytes: growth of the process's high-water mark while it trained.
-        train_seconds: wall time of the steps.
-        square_loss: mean of the squares of the same losses; None where the task's objective asks for none.
-    """
-
-    sample_count: int
-    step_count: int
-    loss: float
-    accuracy: float
-    measured_peak_bytes: int
-    train_seconds: float
-    square_loss: float | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Prediction:
     """Outputs of an inference model on a data set.
 
@@ -351,6 +266,10 @@ class Trainer(Protocol):
 
     def score(self, job: ScoreJob, stopped: Callable[[], bool]) -> float:
         """The ZiCo score of a candidate before training; raises as `train`."""
+        ...
+
+    def evaluate(self, job: EvaluateJob, stopped: Callable[[], bool]) -> EvaluationResult:
+        """How good a model is on held-out data; nothing is trained. Raises as `train`."""
         ...
 
     def predict(self, model_path: Path, data: str, threads: int = 1) -> Prediction:

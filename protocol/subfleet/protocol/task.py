@@ -7,6 +7,7 @@ from subfleet.protocol.blobs import BlobRef
 from subfleet.protocol.calibration import Calibration
 from subfleet.protocol.candidate_scores import Scoring
 from subfleet.protocol.class_names import check_class_names
+from subfleet.protocol.evaluating import EvaluationSettings
 from subfleet.protocol.identifiers import check_client_id, new_message_id
 from subfleet.protocol.programs import ProgramRef
 from subfleet.protocol.readings import Budget
@@ -17,7 +18,7 @@ from subfleet.protocol.update_codecs import AnyUpdateCodec, Uncompressed
 
 __all__ = ["Task", "Work"]
 
-Work = Literal["train", "deploy", "score", "calibrate"]
+Work = Literal["train", "deploy", "score", "calibrate", "evaluate"]
 """What a device can be asked for."""
 
 
@@ -26,12 +27,14 @@ class Task:
     """Work for one device (retained on its own topic). A device works on the newest task of the current run.
 
     Attributes:
-        task_id: names the task; an update, scores, a refusal or a report answer it.
+        task_id: names the task; an update, scores, an evaluation, a refusal or a report answer it.
         work: "train" trains; "calibrate" measures the running statistics of norms on the device's own data; "score"
-            scores candidates on them; "deploy" fetches inference models.
+            scores candidates on them; "evaluate" says how good the weights are, as they were sent, on its held-out
+            data; "deploy" fetches inference models.
         spec: the subnet; of a score task the largest candidate.
-        programs: to fetch: one to train or calibrate, one for each candidate, or an inference model per target to keep.
-        weights: the subnet's weights (train and calibrate only).
+        programs: to fetch: one to train, calibrate or evaluate, one for each candidate, or an inference model per
+            target to keep.
+        weights: the subnet's weights (train, calibrate and evaluate only).
         training: how to train; for a score task, which batches and what is minimised; for a calibrate task, which
             batches, at learning rate 0.
         planned_peak_bytes: planned memory of the program that needs most.
@@ -44,6 +47,7 @@ class Task:
         sends: names of the tensors whose change the device sends (train only); empty sends all.
         classes: the run's names of classes, in the order of its model's: the device maps data that name theirs by them.
             Empty where the run numbers its classes.
+        evaluation: how to evaluate (evaluate only).
     """
 
     KIND: ClassVar[str] = "task"
@@ -66,6 +70,7 @@ class Task:
     retry: int = field(default=0, metadata=ADDED_LATER)
     classes: tuple[str, ...] = field(default=(), metadata=ADDED_LATER)
     sends: tuple[str, ...] = field(default=(), metadata=ADDED_LATER)
+    evaluation: EvaluationSettings | None = field(default=None, metadata=ADDED_LATER)
 
     def __post_init__(self) -> None:
         check_client_id(self.client_id)
@@ -81,6 +86,15 @@ class Task:
             raise ValueError("a score task, and no other, must name candidates")
         if self.scoring is not None and (len(self.programs) != len(self.scoring.specs) or self.training is None):
             raise ValueError("a score task must name training settings, and a program for each candidate")
+        self._check_evaluation()
+
+    def _check_evaluation(self) -> None:
+        if (self.work == "evaluate") != (self.evaluation is not None):
+            raise ValueError("an evaluate task, and no other, must name evaluation settings")
+        if self.work != "evaluate":
+            return
+        if len(self.programs) != 1 or self.weights is None or self.training is not None:
+            raise ValueError("an evaluate task must name one program and weights, and no training settings")
 
     @property
     def blobs(self) -> tuple[BlobRef, ...]:

@@ -49,6 +49,11 @@ class ObjectiveSettings:
         """Whether labels are indices of classes."""
         return self.name in ("cross_entropy", "next_token")
 
+    @property
+    def plain(self) -> "ObjectiveSettings":
+        """The same without all that only training has: what an evaluation tells."""
+        return ObjectiveSettings(name=self.name)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OptimiserSettings:

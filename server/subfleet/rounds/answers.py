@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from subfleet.protocol.messages import ArchitectureProblem, Deployed, Receipt, Refusal, Scores, Update
+from subfleet.protocol.messages import ArchitectureProblem, Deployed, Evaluated, Receipt, Refusal, Scores, Update
 from subfleet.protocol.task import Work
 from subfleet.rounds.actions import Reply
 from subfleet.rounds.exhaustive import never
@@ -11,7 +11,7 @@ from subfleet.rounds.state import Phase, RunState, Seat, Stage, Terms
 __all__ = ["Verdict", "deploy_task_id", "judge", "reply", "score_task_id", "task_id"]
 
 Verdict = Literal["accepted", "duplicate", "refused"]
-_Answer = Update | Refusal | Deployed | Scores
+_Answer = Update | Refusal | Deployed | Scores | Evaluated
 MAX_HEADER_BYTES = 1024 * 1024
 """By how much an update's container may be larger than the weights that it changes."""
 
@@ -106,6 +106,8 @@ def _answers(work: Work, answer: _Answer) -> bool:
             fits = isinstance(answer, Update)
         case "score":
             fits = isinstance(answer, Scores)
+        case "evaluate":
+            fits = isinstance(answer, Evaluated)
         case "deploy":
             fits = isinstance(answer, Deployed)
         case _:
@@ -116,7 +118,7 @@ def _answers(work: Work, answer: _Answer) -> bool:
 def _awaited(work: Work) -> tuple[Phase, Stage]:
     """The phase of the run and the stage of the seat in which such a task is answered."""
     match work:
-        case "train" | "calibrate":
+        case "train" | "calibrate" | "evaluate":
             awaited: tuple[Phase, Stage] = "train", "out"
         case "score":
             awaited = "train", "scoring"

@@ -6,7 +6,7 @@ from types import TracebackType
 
 from subfleet.export.cache import CacheFolder, ExportCache
 from subfleet.export.pool import ExportPool
-from subfleet.export.requests import AnyRequest, InferRequest, PriceRequest, TrainRequest
+from subfleet.export.requests import AnyRequest, EvaluateRequest, InferRequest, PriceRequest, TrainRequest
 
 __all__ = ["AwaitedExports"]
 
@@ -46,6 +46,10 @@ class AwaitedExports:
     def submit_training(self, request: TrainRequest) -> "Future[Path]":
         """See `Exports.submit_training`."""
         return self._answer(self._found(request) or self._open_pool().submit_training(request))
+
+    def submit_evaluation(self, request: EvaluateRequest) -> "Future[Path]":
+        """See `ExportPool.submit_evaluation`."""
+        return self._answer(self._found(request) or self._open_pool().submit_evaluation(request))
 
     def submit_inference(self, request: InferRequest, weights_path: Path, *, samples_from: str = "") -> "Future[Path]":
         """See `Exports.submit_inference`."""

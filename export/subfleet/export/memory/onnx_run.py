@@ -96,6 +96,7 @@ def run_onnx(body: bytes, inputs: Sequence[ValueInfo]) -> RanGraph:
         session.run(None, {value.name: np.zeros(value.shape, _NUMPY[value.dtype]) for value in inputs})
         events = json.loads(Path(session.end_profiling()).read_bytes())
         rewritten = onnx.load_model(options.optimized_model_filepath)
+    _put_in_order(rewritten.graph, events)
     taken = _BYTES_PER_PROGRAM_BYTE * len(body) if before is None or after is None else after - before
     types = _reported(rewritten.graph, events)
     return RanGraph(graph=rewritten.graph, types=types, session_bytes=max(taken, 0))
@@ -137,9 +138,25 @@ def _inferred(model: onnx.ModelProto) -> Iterator[onnx.ValueInfoProto]:
             yield value
 
 
+def _put_in_order(graph: onnx.GraphProto, events: Sequence[Mapping[str, Any]]) -> None:
+    """Put the nodes in the order of their run: what the runtime did not rewrite it saves in the order of our file."""
+    ran = [event["name"].removesuffix(_KERNEL) for event in events if _is_run(event)]
+    places = {name: place for place, name in enumerate(ran)}
+    nodes = list(graph.node)
+    # A graph with loops, whose inner nodes ran more than once, was rewritten: it has its order.
+    if len(places) == len(ran) and all(node.name in places for node in nodes):
+        del graph.node[:]
+        graph.node.extend(sorted(nodes, key=lambda node: places[node.name]))
+
+
+def _is_run(event: Mapping[str, Any]) -> bool:
+    """Whether an event tells of a kernel that ran."""
+    return event.get("cat") == "Node" and str(event["name"]).endswith(_KERNEL)
+
+
 def _reported(graph: onnx.GraphProto, events: Sequence[Mapping[str, Any]]) -> Mapping[str, TensorType]:
     types: dict[str, TensorType] = {}
-    ran = (event for event in events if event.get("cat") == "Node" and event["name"].endswith(_KERNEL))
+    ran = (event for event in events if _is_run(event))
     for node, event in _pairs(graph.node, ran):
         for names, found in ((node.input, "input_type_shape"), (node.output, "output_type_shape")):
             for name, reported in zip(filter(None, names), event["args"][found], strict=False):

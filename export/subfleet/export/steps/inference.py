@@ -6,7 +6,8 @@ from torch import Tensor, nn
 from subfleet.export.layers import LayerContext
 from subfleet.export.steps.first_run import first_run
 from subfleet.export.steps.holders import Holders
-from subfleet.export.steps.module_state import buffers_of, state_of, within
+from subfleet.export.steps.layout import weights_of
+from subfleet.export.steps.module_state import state_of, within
 from subfleet.export.steps.network_call import exits_of, prepared
 from subfleet.export.steps.reference import InferenceReference
 from subfleet.export.steps.values import SampleSpec, Step
@@ -32,29 +33,18 @@ def inference_step(module: nn.Module, sample: SampleSpec, *, batch_size: int) ->
     given = sample.value(batch_size)
     found = first_run(module, given, training=False)
     outputs = found.output_shapes
-    parameters = {name: tuple(tensor.shape) for name, tensor in module.named_parameters()}
-    buffers = {name: tuple(tensor.shape) for name, tensor in buffers_of(module).items()}
-    names = (*parameters, *buffers)
+    weights = weights_of(module)
 
     def run(inputs: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
         context = LayerContext(None)
         with prepared(module, context, training=False), torch.no_grad():
-            state = dict(zip(names, tensors, strict=True))
-            state |= {name: state[name].clone() for name in buffers}  # the module may change them in place
+            state = dict(zip((value.tensor for value in weights), tensors, strict=True))
+            # The module may change its buffers in place.
+            state |= {value.tensor: state[value.tensor].clone() for value in weights if value.role == "buffer"}
             logits = within(module, state, lambda: exits_of(module, inputs))
         return (logits[-1],)
 
-    inputs = (
-        given,
-        *(
-            ValueInfo(name=f"parameter.{name}", dtype="F32", shape=shape, role="parameter", tensor=name)
-            for name, shape in parameters.items()
-        ),
-        *(
-            ValueInfo(name=f"buffer.{name}", dtype="F32", shape=shape, role="buffer", tensor=name)
-            for name, shape in buffers.items()
-        ),
-    )
+    inputs = (given, *weights)
     return Step(
         run=run,
         reference=InferenceReference(module=module, inputs=inputs),

@@ -1,14 +1,17 @@
-"""The values of a training step, in the order in which it takes and gives them."""
+"""The values of a training step, in the order in which it takes and gives them; and those that other steps share."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from torch import nn
+
+from subfleet.export.steps.module_state import buffers_of
 from subfleet.export.steps.objectives import OBJECTIVES
 from subfleet.export.steps.optimisers import OPTIMISERS
 from subfleet.protocol.programs import Role, ValueInfo
 from subfleet.protocol.training import ObjectiveSettings, OptimiserSettings
 
-__all__ = ["StepShapes", "after", "before"]
+__all__ = ["StepShapes", "after", "before", "label_of", "mask_of", "scalar", "weights_of"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +48,8 @@ class StepShapes:
         return tuple(name for name, is_wanted in wanted.items() if is_wanted)
 
 
-def _scalar(name: str, role: Role) -> ValueInfo:
+def scalar(name: str, role: Role) -> ValueInfo:
+    """One number."""
     return ValueInfo(name=name, dtype="F32", shape=(), role=role)
 
 
@@ -62,30 +66,46 @@ def _carried(shapes: StepShapes, prefix: str) -> Iterator[ValueInfo]:
     for kind in rule.states(shapes.optimiser):
         yield from _tensors(shapes.parameters, kind, "optimiser_state", prefix)
     for kind in rule.scalars(shapes.optimiser):
-        yield _scalar(f"{prefix}{kind}", "optimiser_state")
+        yield scalar(f"{prefix}{kind}", "optimiser_state")
     if shapes.accumulate:
         yield from _tensors(shapes.parameters, "gradient", "gradient", prefix)
+
+
+def label_of(objective: ObjectiveSettings, logits: tuple[int, ...]) -> ValueInfo:
+    """The labels that an objective compares logits of this shape with.
+
+    Raises:
+        ExportError: they do not fit the objective.
+    """
+    rule = OBJECTIVES[objective.name]
+    shape = rule.label_shape(logits)
+    limit = logits[-1] if rule.label_dtype == "I64" else 0
+    return ValueInfo(name="label", dtype=rule.label_dtype, shape=shape, role="label", limit=limit)
+
+
+def mask_of(batch_size: int) -> ValueInfo:
+    """Which samples of a batch are real."""
+    return ValueInfo(name="sample_mask", dtype="F32", shape=(batch_size,), role="sample_mask")
+
+
+def weights_of(module: nn.Module) -> tuple[ValueInfo, ...]:
+    """A module's parameters and buffers, as what a step is given."""
+    parameters = {name: tuple(tensor.shape) for name, tensor in module.named_parameters()}
+    buffers = {name: tuple(tensor.shape) for name, tensor in buffers_of(module).items()}
+    return (*_tensors(parameters, "parameter", "parameter"), *_tensors(buffers, "buffer", "buffer"))
 
 
 def before(shapes: StepShapes) -> tuple[ValueInfo, ...]:
     """A step's inputs."""
     batch_size = shapes.sample.shape[0]
-    rule = OBJECTIVES[shapes.objective.name]
     class_count = shapes.logits[-1]
-    label = ValueInfo(
-        name="label",
-        dtype=rule.label_dtype,
-        shape=rule.label_shape(shapes.logits),
-        role="label",
-        limit=class_count if rule.label_dtype == "I64" else 0,
-    )
-    mask = ValueInfo(name="sample_mask", dtype="F32", shape=(batch_size,), role="sample_mask")
-    values = [shapes.sample, label, mask, _scalar("learning_rate", "learning_rate")]
+    label = label_of(shapes.objective, shapes.logits)
+    values = [shapes.sample, label, mask_of(batch_size), scalar("learning_rate", "learning_rate")]
     if shapes.accumulate:
-        values += [_scalar("batch_weight", "batch_weight"), _scalar("apply", "apply")]
+        values += [scalar("batch_weight", "batch_weight"), scalar("apply", "apply")]
     if shapes.objective.class_mask:
         values.append(ValueInfo(name="class_mask", dtype="F32", shape=(class_count,), role="class_mask"))
-    values += [_scalar(name, "coefficient") for name in shapes.coefficients]
+    values += [scalar(name, "coefficient") for name in shapes.coefficients]
     values += _randoms(shapes.randoms)
     values += _carried(shapes, "")
     if shapes.objective.proximal:
@@ -102,5 +122,5 @@ def _randoms(shapes: Sequence[tuple[int, ...]]) -> list[ValueInfo]:
 def after(shapes: StepShapes) -> tuple[ValueInfo, ...]:
     """A step's outputs."""
     names: tuple[Role, ...] = ("loss", "correct", "count")
-    read = (_scalar(name, name) for name in (*names, *(("squares",) if shapes.objective.squares else ())))
+    read = (scalar(name, name) for name in (*names, *(("squares",) if shapes.objective.squares else ())))
     return (*read, *_carried(shapes, "new."))

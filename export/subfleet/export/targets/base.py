@@ -33,7 +33,7 @@ class Target(Protocol):
     Attributes:
         name: as in a request.
         lowerings: of a training step.
-        inference_lowerings: of an inference step, where the runtime's own kernels may do more.
+        inference_lowerings: of a step of inference or evaluation, where the runtime's own kernels may do more.
         inference_batch_size: of the inference step that is traced.
         any_inference_batch: whether an inference model may then take batches of any size.
     """
@@ -45,7 +45,7 @@ class Target(Protocol):
     any_inference_batch: ClassVar[bool]
 
     def write_training(self, graph: fx.GraphModule, step: Step) -> WrittenProgram:
-        """Write a training step.
+        """Write a step that is fed its weights, of training or of evaluation.
 
         Raises:
             ExportError: an operator has no counterpart in the format.

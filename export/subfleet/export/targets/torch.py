@@ -4,7 +4,7 @@ Nothing in them is executed or unpickled. Whoever runs one builds the network fr
 and runs the very step that the other targets' programs are traced from. So they are no `Target`: there is no graph.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -18,11 +18,11 @@ from subfleet.elastic.families.records.residual import PreactResNet
 from subfleet.elastic.network import Family
 from subfleet.export.memory.liveness import activation_peak_bytes
 from subfleet.export.memory.values import fed_bytes, optimiser_bytes, value_bytes, weights_bytes
-from subfleet.export.request_steps import training_step_of
-from subfleet.export.requests import TrainRequest
+from subfleet.export.request_steps import step_of, training_step_of
+from subfleet.export.requests import EvaluateRequest, ProgramRequest, TrainRequest
 from subfleet.export.steps import Step
 from subfleet.export.tracing import trace
-from subfleet.export.verification import seeded, verify_training
+from subfleet.export.verification import seeded, verify_evaluation, verify_training
 from subfleet.export.versions import tool_versions
 from subfleet.protocol.class_names import check_class_names
 from subfleet.protocol.errors import ProtocolError
@@ -77,29 +77,46 @@ class TorchModel:
         check_class_names(self.classes)
 
 
-def write_torch_program(request: TrainRequest) -> Program:
-    """Write the training program of a subnet.
+def write_torch_program(request: ProgramRequest) -> Program:
+    """Write the training or the evaluation program of a subnet.
 
     Raises:
         ConfigError: the network or the subnet is not valid.
-        ExportError: the subnet cannot be trained so.
+        ExportError: the subnet cannot be trained, or run, so.
     """
-    student = None if request.student is None else replace(request.student, name="")
-    plain = replace(request, spec=replace(request.spec, name=""), student=student)
-    step = training_step_of(plain)
-    verified = verify_training(lambda example: step.run(*example), step, seeded(request.program_id))
+    plain = _without_names(request)
+    step = step_of(plain)
     manifest = ProgramManifest(
         program_id=request.program_id,
         target=TARGET,
-        purpose="train",
+        purpose="train" if isinstance(plain, TrainRequest) else "evaluate",
         batch_size=request.batch_size,
         inputs=step.inputs,
         outputs=step.outputs,
         memory=_plan(step, plain),
-        max_abs_diff=verified.max_abs_diff,
+        max_abs_diff=_difference(step, plain, seeded(request.program_id)),
         versions=tool_versions(TARGET),
     )
     return Program(manifest=manifest, body=canonical_json(plain))
+
+
+def _without_names(request: ProgramRequest) -> ProgramRequest:
+    """Display names change nothing in a program."""
+    plain = replace(request, spec=replace(request.spec, name=""))
+    if isinstance(plain, TrainRequest) and plain.student is not None:
+        return replace(plain, student=replace(plain.student, name=""))
+    return plain
+
+
+def _difference(step: Step, request: ProgramRequest, generator: torch.Generator) -> float:
+    """From the untouched module; raises ExportError where it is too large."""
+
+    def run(example: Sequence[Tensor]) -> Sequence[Tensor]:
+        return step.run(*example)
+
+    if isinstance(request, TrainRequest):
+        return verify_training(run, step, generator).max_abs_diff
+    return verify_evaluation(run, step, generator)
 
 
 def read_torch_step(program: Program) -> Step:
@@ -110,12 +127,15 @@ def read_torch_step(program: Program) -> Step:
         ConfigError: the network or the subnet is not valid.
         ExportError: the subnet cannot be trained so.
     """
-    request = from_plain(TrainRequest, parse_json(program.body, max_bytes=_MAX_BODY_BYTES), where="the program")
+    plain = parse_json(program.body, max_bytes=_MAX_BODY_BYTES)
+    kind = plain.get("type") if isinstance(plain, dict) else None
+    wanted: type[ProgramRequest] = EvaluateRequest if kind == EvaluateRequest.TYPE else TrainRequest
+    request = from_plain(wanted, plain, where="the program")
     _check_shapes(
         TorchModel(model=request.model, spec=request.spec),
         {value.tensor: value.shape for value in program.manifest.inputs if value.role in ("parameter", "buffer")},
     )
-    step = training_step_of(request)
+    step = step_of(request)
     if (step.inputs, step.outputs) != (program.manifest.inputs, program.manifest.outputs):
         odd = _first_odd(step.inputs + step.outputs, program.manifest.inputs + program.manifest.outputs)
         raise ProtocolError(f"the program's values are not those of its manifest, first {odd!r:.80}")
@@ -202,9 +222,11 @@ def _first_odd(values: tuple[ValueInfo, ...], others: tuple[ValueInfo, ...]) -> 
     return min(value.name for value in set(values) ^ set(others))
 
 
-def _plan(step: Step, request: TrainRequest) -> MemoryPlan:
+def _plan(step: Step, request: ProgramRequest) -> MemoryPlan:
     # Measured: a network that takes 237 MB takes 250 MB with recomputed activations.
-    kept = training_step_of(replace(request, recompute=False)) if request.recompute else step
+    kept = step
+    if isinstance(request, TrainRequest) and request.recompute:
+        kept = training_step_of(replace(request, recompute=False))
     return plan_torch(step, activation_bytes=activation_peak_bytes(trace(kept, {})))
 
 

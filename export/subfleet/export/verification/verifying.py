@@ -12,7 +12,16 @@ from subfleet.export.verification.distances import EAGER_FACTOR, Distance, Exact
 from subfleet.export.verification.examples import second_step
 from subfleet.protocol.errors import ExportError
 
-__all__ = ["Run", "Trial", "Verified", "held_against", "trials_of", "verify_inference", "verify_training"]
+__all__ = [
+    "Run",
+    "Trial",
+    "Verified",
+    "held_against",
+    "trials_of",
+    "verify_evaluation",
+    "verify_inference",
+    "verify_training",
+]
 
 _JUMP = 1e-2
 """A gradient may jump by this share of itself on a whole batch, in networks of so many activations that one or another
@@ -67,14 +76,27 @@ def verify_training(run: Run, step: Step, generator: torch.Generator) -> Verifie
 
 
 def verify_inference(run: Run, step: Step, example: Sequence[Tensor]) -> float:
-    """Run an inference model beside the untouched module in double precision; the difference as in `Verified`.
+    """Run a program without gradients beside the untouched module in double precision; the difference as in `Verified`.
 
     Raises:
-        ExportError: the logits differ by more than rounding explains, or shapes differ.
+        ExportError: a result differs by more than rounding explains, or shapes differ.
     """
     found = Exact(step, example).distances(run(example))
     _check(found)
     return _largest(found)
+
+
+def verify_evaluation(run: Run, step: Step, generator: torch.Generator) -> float:
+    """Run an evaluation program beside the untouched module in double precision, on a whole batch and on few samples.
+
+    Returns:
+        The difference as in `Verified`.
+
+    Raises:
+        ExportError: a result differs by more than rounding explains, or shapes differ.
+    """
+    counts = (None, _FEW_SAMPLES)
+    return max(verify_inference(run, step, step.example(generator, sample_count=count)) for count in counts)
 
 
 def trials_of(step: Step, generator: torch.Generator, *, apply: bool = True) -> Iterator[Trial]:

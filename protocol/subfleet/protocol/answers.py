@@ -1,0 +1,156 @@
+"""What a device answers to a task, as messages: each ends its task, and is kept until its receipt."""
+
+import math
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from subfleet.protocol.blobs import BlobRef
+from subfleet.protocol.candidate_scores import MAX_CANDIDATES, CandidateScore
+from subfleet.protocol.evaluating import check_claims
+from subfleet.protocol.identifiers import check_client_id, new_message_id
+from subfleet.protocol.limits import MAX_SAMPLES
+from subfleet.protocol.reasons import RefusalReason
+from subfleet.protocol.schema import ADDED_LATER
+
+__all__ = ["Answer", "Deployed", "Evaluated", "Refusal", "RefusalReason", "Scores", "Update"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refusal:
+    """A device does not do a task, and why.
+
+    Attributes:
+        available_bytes: for "memory", the growth that it could bear now; for "disk", what may be written.
+    """
+
+    KIND: ClassVar[str] = "refusal"
+    task_id: str
+    run_id: str
+    round: int
+    client_id: str
+    reason: RefusalReason
+    detail: str
+    available_bytes: int | None = None
+    message_id: str = field(default_factory=new_message_id)
+
+    def __post_init__(self) -> None:
+        check_client_id(self.client_id)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Update:
+    """A trained change of a subnet's weights; the server pulls its blob and answers with a receipt.
+
+    Attributes:
+        blob: container of the change of every tensor of the subnet (new minus old), float32 or as the task's codec
+            writes it; for a calibrate task of what `subfleet.protocol.calibration.sum_names` names.
+        sample_count: samples that it was trained on: its weight in the mean.
+        measured_peak_bytes: growth of the process's high-water mark while it trained.
+        train_seconds: wall time of the steps.
+        seconds: wall time from the task's arrival to this message.
+        square_loss: mean of the squares of the labels' losses, where the task's objective asks for it; 0 or more.
+    """
+
+    KIND: ClassVar[str] = "update"
+    task_id: str
+    run_id: str
+    round: int
+    client_id: str
+    blob: BlobRef
+    sample_count: int
+    step_count: int
+    loss: float
+    accuracy: float
+    measured_peak_bytes: int
+    train_seconds: float
+    seconds: float
+    message_id: str = field(default_factory=new_message_id)
+    square_loss: float | None = field(default=None, metadata=ADDED_LATER)
+
+    def __post_init__(self) -> None:
+        check_client_id(self.client_id)
+        if not 1 <= self.sample_count <= MAX_SAMPLES:
+            raise ValueError(f"sample_count is {self.sample_count}, but must be 1 to {MAX_SAMPLES}")
+        if self.square_loss is not None and self.square_loss < 0:
+            raise ValueError(f"square_loss is {self.square_loss}, but must be 0 or more")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scores:
+    """What a device found for the candidates of a score task, in their order.
+
+    Attributes:
+        scores: 1 to 16.
+        seconds: wall time from the task's arrival to this message.
+    """
+
+    KIND: ClassVar[str] = "scores"
+    task_id: str
+    run_id: str
+    round: int
+    client_id: str
+    scores: tuple[CandidateScore, ...]
+    seconds: float
+    message_id: str = field(default_factory=new_message_id)
+
+    def __post_init__(self) -> None:
+        check_client_id(self.client_id)
+        if not 1 <= len(self.scores) <= MAX_CANDIDATES:
+            raise ValueError(f"there are {len(self.scores)} scores, but must be 1 to {MAX_CANDIDATES}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Deployed:
+    """A device has fetched the inference models of a deploy task and checked their digests."""
+
+    KIND: ClassVar[str] = "deployed"
+    task_id: str
+    run_id: str
+    client_id: str
+    files: tuple[str, ...]
+    message_id: str = field(default_factory=new_message_id)
+
+    def __post_init__(self) -> None:
+        check_client_id(self.client_id)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluated:
+    """What a device found when it evaluated a model, as it was sent, on its held-out data.
+
+    Attributes:
+        loss: mean of the plain objective over the labels that count, 0 or more.
+        accuracy: share of them that were predicted rightly, 0 to 1; 0 where that means nothing.
+        sample_count: of its held-out data.
+        label_count: labels that counted: one of each sample, or of each token that is no padding.
+        class_counts: of them, those of each class, one number for each of the model's classes; empty where the task did
+            not ask, where labels are no classes, or where there are more classes than such a message may name.
+        class_correct: of these, those that were predicted rightly.
+        measured_peak_bytes: growth of the process's high-water mark while it evaluated.
+        seconds: wall time from the task's arrival to this message.
+    """
+
+    KIND: ClassVar[str] = "evaluated"
+    task_id: str
+    run_id: str
+    round: int
+    client_id: str
+    loss: float
+    accuracy: float
+    sample_count: int
+    label_count: int
+    measured_peak_bytes: int
+    seconds: float
+    class_counts: tuple[int, ...] = ()
+    class_correct: tuple[int, ...] = ()
+    message_id: str = field(default_factory=new_message_id)
+
+    def __post_init__(self) -> None:
+        check_client_id(self.client_id)
+        check_claims(self)
+        if not 0 <= self.seconds < math.inf:
+            raise ValueError(f"seconds is {self.seconds}, but must be a number of 0 or more")
+
+
+Answer = Update | Refusal | Deployed | Scores | Evaluated
+"""What ends a task."""
