@@ -1,5 +1,6 @@
 """Whatever goes wrong, a user sees one sentence and a numbered exit code."""
 
+import os
 import re
 import sqlite3
 import subprocess
@@ -34,6 +35,17 @@ def test_every_exit_code_is_documented() -> None:
     page = (ROOT / "docs/reference/exit-codes.md").read_text(encoding="utf-8")
     documented = {int(code): name for code, name in re.findall(r"^\| (\d+) \| ([A-Z_]+) \|", page, re.MULTILINE)}
     assert documented == {int(code): code.name for code in ExitCode}
+
+
+@pytest.mark.slow
+def test_a_run_that_cannot_begin_leaves_no_folder(tmp_path: Path) -> None:
+    """As on a machine whose GPU is hidden, with a PyTorch of any build."""
+    command = [sys.executable, "-m", "subfleet.cli.main", "run", "quickstart", "--set", "device=cuda"]
+    hidden = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=120, check=False, env=hidden)
+    assert done.returncode == ExitCode.CONFIG
+    assert "device is 'cuda', but PyTorch" in done.stderr
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.slow

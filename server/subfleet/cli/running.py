@@ -46,11 +46,13 @@ def run_all(runs: Sequence[Run], options: RunOptions, display: "Display") -> "li
     """Run them one after the other. Those of a sweep that are over already are not run again.
 
     Raises:
-        ConfigError: a run has no devices, a folder is that of another run, or a name is given for several.
+        ConfigError: a run has no devices, its server's device is not there, a folder is that of another run, or a name
+            is given for several.
         SubfleetError: a run failed; the others before it have their results.
     """
     for run in runs:
         run.emulated_devices()
+        _check_device(run)
     if len(runs) == 1:
         folder = free_folder(options.runs, runs[0].name, options.name)
         return [_run(runs[0], folder, options, display)]
@@ -67,6 +69,14 @@ def run_all(runs: Sequence[Run], options: RunOptions, display: "Display") -> "li
         outcomes.append(_run(run, folder, options, display))
         played += 1
     return outcomes
+
+
+def _check_device(run: Run) -> None:
+    """Before there is a folder of a run that cannot begin; PyTorch is loaded for it only where it may be refused."""
+    if run.device != "cpu":
+        from subfleet.folding.devices import compute_device
+
+        compute_device(run.device)
 
 
 def _time_left(each_s: float, count: int) -> str:

@@ -17,7 +17,7 @@ from subfleet.elastic.spaces import SearchSpace, uniform_space
 from subfleet.elastic.teaching import DistillationSettings
 from subfleet.methods.asking import Ask, Assigned, Draw, Written, largest_fitting
 from subfleet.methods.describing import MethodInfo, Setting
-from subfleet.methods.selecting import ClosedRound, Selected, Selecting, Trainee, at_random
+from subfleet.methods.selecting import ClosedRound, Selected, Selecting, Trainee
 from subfleet.protocol.messages import Update
 from subfleet.protocol.readings import Budget
 from subfleet.protocol.subnet import SubnetSpec
@@ -184,7 +184,7 @@ class Policies:
     Attributes:
         memory: what the method remembers before the first round: a frozen record of plain data, which the journal keeps
             with every step that changes it; None remembers nothing. Tensors have no place in it.
-        select: which clients take part in a round, and what is remembered from then on.
+        select: which clients take part in a round, and what is remembered from then on; None draws them at random.
         remember: what is remembered of a round that was folded; None is nothing more. Both are asked in the server's
             loop: they take a few milliseconds for a thousand clients.
         find: a round's updates to what `remember` is told of them, as plain data: asked beside the loop, where the
@@ -235,7 +235,7 @@ class Policies:
     """
 
     memory: Any = None
-    select: Callable[[Selecting], Selected] = at_random
+    select: Callable[[Selecting], Selected] | None = None
     remember: Callable[[Any, ClosedRound], Any] | None = None
     find: Callable[[Finding], Any] | None = None
     space: Callable[[Network, Sequence[float]], tuple[SubnetSpec, ...]] = uniform_space

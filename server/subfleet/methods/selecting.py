@@ -3,7 +3,7 @@
 import hashlib
 import math
 import random
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
@@ -162,11 +162,20 @@ def at_random(selecting: Selecting) -> Selected:
     Each client draws a number that follows from the seed, the round and its own id, and the lowest win. So the choice
     depends on no order, and a client that comes or goes changes no other's number.
     """
-    again = f".{selecting.retry}" if selecting.retry else ""
-    turn = f"{selecting.round}{again}"
     names = [one.client_id for one in selecting.clients]
-    drawn = sorted(names, key=lambda name: (_draw(selecting.seed, turn, name), name))
-    return Selected(clients=tuple(drawn[: selecting.count] if selecting.count else drawn), memory=selecting.memory)
+    drawn = drawn_at_random(
+        names, selecting.count, seed=selecting.seed, round_number=selecting.round, retry=selecting.retry
+    )
+    return Selected(clients=drawn, memory=selecting.memory)
+
+
+def drawn_at_random(
+    names: Iterable[str], count: int, *, seed: int, round_number: int, retry: int = 0
+) -> tuple[str, ...]:
+    """The same of names alone; a count of 0, or more than there are, draws all."""
+    turn = f"{round_number}.{retry}" if retry else str(round_number)
+    drawn = sorted(names, key=lambda name: (_draw(seed, turn, name), name))
+    return tuple(drawn[:count] if count else drawn)
 
 
 def without_replacement(weights: Mapping[str, float], count: int, stream: random.Random) -> tuple[str, ...]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from types import MappingProxyType
 
-from subfleet.methods.selecting import Available, ClosedRound, Past, Selecting
+from subfleet.methods.selecting import Available, ClosedRound, Past, Selecting, drawn_at_random
 from subfleet.protocol.subnet import SubnetSpec
 from subfleet.rounds.events import Folded
 from subfleet.rounds.state import RunState, Seat, Terms, remembered
@@ -26,22 +26,28 @@ def selected(terms: Terms, state: RunState) -> tuple[RunState, frozenset[str]]:
     In a round that measures norms all take part: statistics are those of everybody's data.
     """
     able = tuple(seat for _, seat in sorted(state.seats.items()) if seat.stage == "answered")
-    if not able or terms.config.calibrates(state.round):
-        return state, frozenset(seat.client_id for seat in able)
+    names, config, select = frozenset(seat.client_id for seat in able), terms.config, terms.policies.select
+    if not able or config.calibrates(state.round):
+        return state, names
+    if select is None:
+        drawn = drawn_at_random(
+            names, config.clients_per_round, seed=config.seed, round_number=state.round, retry=state.retry
+        )
+        return state, frozenset(drawn)
     known = _Known(terms=terms, state=state, epochs=terms.training(state.round).epochs, price=_priced(terms))
-    found = terms.policies.select(
+    found = select(
         Selecting(
             clients=tuple(known.available(seat) for seat in able),
-            count=terms.config.clients_per_round,
+            count=config.clients_per_round,
             round=state.round,
             retry=state.retry,
-            seed=terms.config.seed,
+            seed=config.seed,
             memory=remembered(terms, state),
         )
     )
-    chosen = frozenset(found.clients) & {seat.client_id for seat in able}
+    chosen = names & set(found.clients)
     if not chosen:
-        raise ValueError(f"method {terms.config.method.TYPE!r} chose none of {len(able)} clients, but must choose one")
+        raise ValueError(f"method {config.method.TYPE!r} chose none of {len(able)} clients, but must choose one")
     return replace(state, memory=found.memory), chosen
 
 
@@ -62,8 +68,16 @@ def with_memory(terms: Terms, state: RunState, event: Folded, seats: Mapping[str
 
 
 def _priced(terms: Terms) -> Price:
-    """The cost of each size, told once."""
-    return lru_cache(maxsize=None)(terms.price)
+    """The cost of each size, told once; most clients share theirs with others, and an object is found fastest."""
+    of_sizes, of_objects = lru_cache(maxsize=None)(terms.price), dict[int, tuple[SubnetSpec, Candidate]]()
+
+    def price(size: SubnetSpec) -> Candidate:
+        known = of_objects.get(id(size))
+        if known is None:
+            known = of_objects[id(size)] = size, of_sizes(size)  # kept with it, so that no other takes its place
+        return known[1]
+
+    return price
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

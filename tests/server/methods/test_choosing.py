@@ -17,12 +17,14 @@ from subfleet.arrays import encode_arrays
 from subfleet.elastic.network import Network
 from subfleet.folding.folding import Folding
 from subfleet.methods.oort import Oort, OortMemory
+from subfleet.methods.policies import Policies
 from subfleet.methods.power_of_choice import PowerOfChoice
 from subfleet.methods.pyramidfl import PyramidFL, PyramidMemory
 from subfleet.methods.selecting import (
     Available,
     ClosedRound,
     Past,
+    Selected,
     Selecting,
     Trainee,
     without_replacement,
@@ -70,6 +72,11 @@ def selecting(
 ) -> Selecting:
     memory = OORT.policies().memory if memory is None else memory
     return Selecting(clients=clients, count=count, round=round_number, seed=seed, memory=memory)
+
+
+def chosen(policies: Policies, asked: Selecting) -> Selected:
+    assert policies.select is not None
+    return policies.select(asked)
 
 
 # --- the weighted draw ------------------------------------------------------------------------------------------------
@@ -215,7 +222,7 @@ def test_the_largest_losses_of_those_drawn_take_part(losses: list[float | None],
     ]
     method = PowerOfChoice(candidates=2.0)
     asked = selecting(*clients, count=count)
-    found = method.policies().select(asked).clients
+    found = chosen(method.policies(), asked).clients
     weights = {one.client_id: float(one.sample_count) for one in clients}
     drawn = without_replacement(weights, 2 * count, asked.stream("candidates"))
     told = {one.client_id: math.inf if one.past is None else one.past.loss for one in clients}
@@ -229,7 +236,7 @@ def test_with_one_candidate_for_each_it_is_a_draw_by_samples() -> None:
     clients = [client(f"c{place}", past(float(place)), samples=place + 1) for place in range(6)]
     asked = selecting(*clients, count=3)
     weights = {one.client_id: float(one.sample_count) for one in clients}
-    found = PowerOfChoice(candidates=1.0).policies().select(asked).clients
+    found = chosen(PowerOfChoice(candidates=1.0).policies(), asked).clients
     assert set(found) == set(without_replacement(weights, 3, asked.stream("candidates")))
 
 
@@ -244,7 +251,7 @@ def test_the_useful_send_more_and_the_fast_train_longer() -> None:
         client("cyd", past(moved=1.0), training_s=2.0),
     ]
     policies = method.policies()
-    memory = policies.select(selecting(*clients, count=0, memory=policies.memory)).memory
+    memory = chosen(policies, selecting(*clients, count=0, memory=policies.memory)).memory
     assert memory.left_out == pytest.approx({"bob": 0.1, "ada": 0.1 + 0.5 / 3, "cyd": 0.1 + 1.0 / 3})
     assert memory.passes == pytest.approx({"ada": 4.0, "bob": 1.0, "cyd": 2.0})
     trainee = Trainee(client_id="ada", size=SubnetSpec(), tensors=("w",), round=2, memory=memory)
@@ -263,7 +270,7 @@ def test_a_shorter_upload_shortens_the_round() -> None:
         client("bob", past(), training_s=1.0),
     ]
     policies = method.policies()
-    assert policies.select(selecting(*clients, count=0, memory=policies.memory)).memory.passes["bob"] == 3.0
+    assert chosen(policies, selecting(*clients, count=0, memory=policies.memory)).memory.passes["bob"] == 3.0
 
 
 def test_what_is_not_sent_is_held_by_nobody(tmp_path: Path) -> None:

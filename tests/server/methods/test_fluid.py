@@ -13,8 +13,8 @@ from subfleet.elastic.axes import factors_of
 from subfleet.elastic.network import Network
 from subfleet.folding.folding import Folding
 from subfleet.methods.fluid import FLuID, FluidMemory
-from subfleet.methods.policies import Draw, Finding, Participant, Trained
-from subfleet.methods.selecting import Available, ClosedRound, Past, Selecting
+from subfleet.methods.policies import Draw, Finding, Participant, Policies, Trained
+from subfleet.methods.selecting import Available, ClosedRound, Past, Selected, Selecting
 from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.readings import Budget
 from subfleet.protocol.subnet import Explicit, Prefix, SubnetSpec
@@ -55,8 +55,13 @@ def selecting(memory: FluidMemory, **seconds: float | None) -> Selecting:
     return Selecting(clients=clients, count=0, round=2, memory=memory)
 
 
+def chosen(policies: Policies, asked: Selecting) -> Selected:
+    assert policies.select is not None
+    return policies.select(asked)
+
+
 def shares(memory: FluidMemory, stragglers: int = 1, **seconds: float | None) -> dict[str, float]:
-    found = replace(METHOD, stragglers=stragglers).policies().select(selecting(memory, **seconds)).memory
+    found = chosen(replace(METHOD, stragglers=stragglers).policies(), selecting(memory, **seconds)).memory
     return dict(found.shares)
 
 
@@ -82,7 +87,7 @@ def test_a_straggler_is_one_by_what_the_whole_model_took_it_however_fast_its_sub
     fast = tuple(
         replace(one, past=past(4.0, TERMS.space[0])) if one.client_id == "bob" else one for one in asked.clients
     )
-    found = METHOD.policies().select(replace(asked, clients=fast)).memory
+    found = chosen(METHOD.policies(), replace(asked, clients=fast)).memory
     assert found.shares == {"bob": 0.5}
     assert found.whole_s == {"ada": 10.0, "bob": 30.0}
 
