@@ -1,7 +1,8 @@
 """What an announcement of the server means for what is known, in hand and on its way."""
 
-from subfleet.agent.states import AgentState, Answer
-from subfleet.protocol.messages import RoundInfo, Scores, Task, Telemetry, Update
+from subfleet.agent.states import AgentState
+from subfleet.protocol.answers import Answer
+from subfleet.protocol.messages import Evaluated, RoundInfo, Scores, Task, Telemetry, Update
 
 __all__ = ["is_before", "is_open", "is_over", "is_past", "is_stale"]
 
@@ -28,7 +29,7 @@ def is_over(message: Telemetry | Answer, info: RoundInfo) -> bool:
         return info.phase != "measure" or (message.round, message.retry) != (info.round, info.retry)
     if isinstance(message, Scores):
         return info.phase == "finished" or message.round < info.round
-    return info.phase == "finished" and isinstance(message, Update)
+    return info.phase == "finished" and isinstance(message, (Update, Evaluated))
 
 
 def is_past(task: Task, info: RoundInfo) -> bool:

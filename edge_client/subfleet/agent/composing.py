@@ -3,9 +3,10 @@
 from dataclasses import replace
 from typing import Literal
 
-from subfleet.agent.states import AgentSettings, Job, Measured, Placed, Scored, Trained
+from subfleet.agent.states import AgentSettings, EvaluationEnded, Job, Measured, Placed, Scored, Trained
 from subfleet.protocol.messages import (
     Deployed,
+    Evaluated,
     Presence,
     Receipt,
     Refusal,
@@ -16,7 +17,7 @@ from subfleet.protocol.messages import (
     Update,
 )
 
-__all__ = ["deployed", "presence", "receipt", "refusal", "scores", "telemetry", "telemetry_id", "update"]
+__all__ = ["deployed", "evaluated", "presence", "receipt", "refusal", "scores", "telemetry", "telemetry_id", "update"]
 
 MAX_DETAIL_CHARACTERS = 500
 
@@ -95,6 +96,26 @@ def scores(settings: AgentSettings, job: Job, event: Scored, now_s: float) -> Sc
         scores=tuple(replace(one, reason=_sendable(one.reason)) for one in event.scores),
         seconds=now_s - job.arrived_at_s,
         message_id=f"scores.{job.task.task_id}",
+    )
+
+
+def evaluated(settings: AgentSettings, job: Job, event: EvaluationEnded, now_s: float) -> Evaluated:
+    """The answer to an evaluate task."""
+    result = event.result
+    return Evaluated(
+        task_id=job.task.task_id,
+        run_id=job.task.run_id,
+        round=job.task.round,
+        client_id=settings.client_id,
+        loss=result.loss,
+        accuracy=result.accuracy,
+        sample_count=result.sample_count,
+        label_count=result.label_count,
+        class_counts=result.class_counts,
+        class_correct=result.class_correct,
+        measured_peak_bytes=result.measured_peak_bytes,
+        seconds=now_s - job.arrived_at_s,
+        message_id=f"evaluated.{job.task.task_id}",
     )
 
 

@@ -3,11 +3,14 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from subfleet.agent.saved import Saved
 from subfleet.agent.weighing import Weigh, Weighed
+from subfleet.protocol.answers import Answer
 from subfleet.protocol.blobs import BlobRef
 from subfleet.protocol.candidate_scores import CandidateScore
 from subfleet.protocol.messages import (
     Deployed,
+    Evaluated,
     Message,
     Profile,
     Refusal,
@@ -17,7 +20,7 @@ from subfleet.protocol.messages import (
     Telemetry,
     Update,
 )
-from subfleet.protocol.programs import TrainResult
+from subfleet.protocol.programs import EvaluationResult, TrainResult
 from subfleet.protocol.readings import LogLow, Reading
 from subfleet.protocol.task import Task
 
@@ -29,6 +32,7 @@ __all__ = [
     "BlobArrived",
     "BlobFailed",
     "CancelFetch",
+    "EvaluationEnded",
     "Event",
     "Fetch",
     "Job",
@@ -55,9 +59,6 @@ __all__ = [
     "WorkFailed",
 ]
 
-Answer = Update | Refusal | Deployed | Scores
-"""What ends a task; kept, also over a restart, until the server's receipt."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentSettings:
@@ -65,7 +66,8 @@ class AgentSettings:
 
     Attributes:
         profile: what the device is; its client and session id are the agent's.
-        data_bytes: what the samples take while the device trains; they are not in memory when the budget is measured.
+        data_bytes: what the samples take while the device trains or evaluates, of the larger data: one of them is in
+            memory at a time, and none is when the budget is measured.
         heartbeat_s: seconds between two presences, as is telemetry_s between two telemetries outside rounds.
         leave_when_finished: leave when the run that the device took part in is over.
         linger_s: how long nothing may have happened after the end of the run before the agent leaves.
@@ -99,7 +101,7 @@ class Job:
 
     Attributes:
         stage: "waiting" for its round's announcement; "weighing" whether disk and link can bear it; "fetching" what is
-            lacking; "measuring" whether it still fits; "working" (training, scoring, or placing models).
+            lacking; "measuring" whether it still fits; "working" (training, scoring, evaluating, or placing models).
         lacking: digests of the blobs that have not come yet.
         arrived_at_s: when it came.
     """
@@ -124,40 +126,6 @@ class Pending:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Saved:
-    """What outlives the process.
-
-    Attributes:
-        round: the last announcement of the run that the device takes part in.
-        task: the task that has no answer yet; updates without a receipt, as are refusals, deployed and scores.
-        done: ids of the last tasks that were answered or replaced.
-        programs: digests of the last training programs, the newest last.
-    """
-
-    round: RoundInfo | None = None
-    task: Task | None = None
-    updates: tuple[Update, ...] = ()
-    refusals: tuple[Refusal, ...] = ()
-    deployed: tuple[Deployed, ...] = ()
-    scores: tuple[Scores, ...] = ()
-    done: tuple[str, ...] = ()
-    programs: tuple[str, ...] = ()
-
-    def answers(self) -> tuple[Answer, ...]:
-        """Every answer without a receipt."""
-        return (*self.updates, *self.refusals, *self.deployed, *self.scores)
-
-    def blobs(self) -> frozenset[str]:
-        """Digests of what is worth its room: programs for later tasks, and what is pinned."""
-        return frozenset(self.programs) | self.pinned()
-
-    def pinned(self) -> frozenset[str]:
-        """Digests of what must stay, however short room is: what the task names, and updates without a receipt."""
-        of_task = () if self.task is None else self.task.blobs
-        return frozenset(blob.sha256 for blob in (*of_task, *(update.blob for update in self.updates)))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class AgentState:
     """Everything that the agent knows.
 
@@ -169,7 +137,7 @@ class AgentState:
         running: id of the task that the worker still runs, also after it was told to stop; one at a time.
         pending: messages without a receipt.
         done: ids of the last tasks that were answered or replaced.
-        programs: digests of the last training programs.
+        programs: digests of the last programs that trained or evaluated.
         reading: the last one.
         heartbeat_due_s: when the next presence is due, as is telemetry_due_s.
         finished_at_s: when the run was over; busy_at_s when there was last something to do.
@@ -199,6 +167,7 @@ class AgentState:
             refusals=tuple(message for message in messages if isinstance(message, Refusal)),
             deployed=tuple(message for message in messages if isinstance(message, Deployed)),
             scores=tuple(message for message in messages if isinstance(message, Scores)),
+            evaluated=tuple(message for message in messages if isinstance(message, Evaluated)),
             done=self.done,
             programs=self.programs,
         )
@@ -273,6 +242,14 @@ class Scored:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class EvaluationEnded:
+    """The worker has evaluated a model."""
+
+    task_id: str
+    result: EvaluationResult
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Placed:
     """The models of a deploy task stand in their folder."""
 
@@ -295,7 +272,7 @@ class Tick:
     """Time has passed."""
 
 
-_Ended = Trained | Scored | Placed | WorkFailed
+_Ended = Trained | Scored | EvaluationEnded | Placed | WorkFailed
 Event = LinkUp | LinkDown | Received | Weighed | BlobArrived | BlobFailed | Measured | _Ended | Tick
 
 
@@ -357,7 +334,7 @@ class Measure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Train:
-    """Train, or score candidates, in the worker; `Trained`, `Scored` or `WorkFailed` answers."""
+    """Do a task in the worker; `Trained`, `Scored`, `EvaluationEnded` or `WorkFailed` answers."""
 
     task: Task
     memory_limit_bytes: int

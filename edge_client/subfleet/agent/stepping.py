@@ -17,15 +17,15 @@ from types import MappingProxyType
 from typing import Any
 
 from subfleet.agent.announcements import is_before, is_open, is_over, is_past, is_stale
-from subfleet.agent.composing import deployed, presence, receipt, refusal, scores, telemetry, update
+from subfleet.agent.composing import deployed, evaluated, presence, receipt, refusal, scores, telemetry, update
 from subfleet.agent.states import (
     Action,
     AgentSettings,
     AgentState,
-    Answer,
     BlobArrived,
     BlobFailed,
     CancelFetch,
+    EvaluationEnded,
     Event,
     Fetch,
     Job,
@@ -52,6 +52,7 @@ from subfleet.agent.states import (
     WorkFailed,
 )
 from subfleet.agent.weighing import Weigh, Weighed, objection
+from subfleet.protocol.answers import Answer
 from subfleet.protocol.messages import Receipt, RefusalReason, RoundInfo, Task, Telemetry
 
 __all__ = ["start", "step"]
@@ -201,6 +202,10 @@ def _on_task(settings: AgentSettings, state: AgentState, task: Task, now_s: floa
         detail = f"the program is for {foreign[0]!r}, but this device runs {list(settings.profile.runtimes)}"
         state, more = _refuse(settings, state, "runtime", detail, now_s)
         actions += more
+    elif task.work == "evaluate" and not settings.profile.held_out_count:
+        detail = "this device has no held-out data to evaluate on; name some with --held-out when it joins"
+        state, more = _refuse(settings, state, "data", detail, now_s)
+        actions += more
     return state, actions
 
 
@@ -293,17 +298,24 @@ def _on_trained(settings: AgentSettings, state: AgentState, event: Trained, now_
     if not (math.isfinite(result.loss) and math.isfinite(result.accuracy)):
         detail = f"the loss is {result.loss} after {result.step_count} steps; try a smaller learning rate"
         return _refuse(settings, state, "failed", detail, now_s)
-    program = job.task.programs[0].blob.sha256
-    programs = (*(known for known in state.programs if known != program), program)[-KEPT_PROGRAMS:]
-    return _answer(settings, replace(state, programs=programs), update(settings, job, event, now_s), now_s)
+    return _answer(settings, _keeping(state, job.task), update(settings, job, event, now_s), now_s)
 
 
-def _on_scored(settings: AgentSettings, state: AgentState, event: Scored, now_s: float) -> Step:
+def _keeping(state: AgentState, task: Task) -> AgentState:
+    """Its program is worth its room: the next round has a task of the same."""
+    program = task.programs[0].blob.sha256
+    return replace(state, programs=_with(state.programs, program, KEPT_PROGRAMS))
+
+
+def _on_found(settings: AgentSettings, state: AgentState, event: Scored | EvaluationEnded, now_s: float) -> Step:
+    """What was found is the answer: there is no blob."""
     state = _worker_free(state, event.task_id)
     job = state.job
     if job is None or job.task.task_id != event.task_id:
         return state, ()
-    return _answer(settings, state, scores(settings, job, event, now_s), now_s)
+    if isinstance(event, Scored):
+        return _answer(settings, state, scores(settings, job, event, now_s), now_s)
+    return _answer(settings, _keeping(state, job.task), evaluated(settings, job, event, now_s), now_s)
 
 
 def _on_placed(settings: AgentSettings, state: AgentState, event: Placed, now_s: float) -> Step:
@@ -364,8 +376,8 @@ def _drop_job(state: AgentState) -> Step:
     return replace(state, job=None, done=_with(state.done, job.task.task_id)), actions
 
 
-def _with(done: tuple[str, ...], task_id: str) -> tuple[str, ...]:
-    return (*(known for known in done if known != task_id), task_id)[-KEPT_TASK_IDS:]
+def _with(known: tuple[str, ...], newest: str, most: int = KEPT_TASK_IDS) -> tuple[str, ...]:
+    return (*(one for one in known if one != newest), newest)[-most:]
 
 
 _HANDLERS: Mapping[type[Event], Callable[[AgentSettings, AgentState, Any, float], Step]] = MappingProxyType(
@@ -379,7 +391,8 @@ _HANDLERS: Mapping[type[Event], Callable[[AgentSettings, AgentState, Any, float]
         BlobFailed: _on_blob_failed,
         Measured: _on_measured,
         Trained: _on_trained,
-        Scored: _on_scored,
+        Scored: _on_found,
+        EvaluationEnded: _on_found,
         Placed: _on_placed,
         WorkFailed: _on_work_failed,
     }

@@ -61,11 +61,12 @@ class Objection:
 def needed_bytes(task: Task, lacking: Set[str]) -> int:
     """What a task still takes of the disk: blobs that are not here, and what doing it writes.
 
-    That is an update and the copy of it that is sent, or the placed models.
+    That is an update and the copy of it that is sent, or the placed models; scores and evaluations write nothing.
     """
     if task.work == "deploy":
         return _fetched_bytes(task, lacking) + sum(program.blob.size_bytes for program in task.programs)
-    return _fetched_bytes(task, lacking) + (0 if task.weights is None else 2 * task.weights.size_bytes)
+    trained = None if task.work == "evaluate" else task.weights
+    return _fetched_bytes(task, lacking) + (0 if trained is None else 2 * trained.size_bytes)
 
 
 def objection(task: Task, weighed: Weighed, reading: Reading | None, left_s: float) -> Objection | None:

@@ -93,7 +93,13 @@ def packing_width_of(profile: DeviceProfile) -> PackingWidth:
 
 
 def description(
-    client_id: str, profile: DeviceProfile, trainer: Trainer, summary: DataSummary, meter: Meter
+    client_id: str,
+    profile: DeviceProfile,
+    trainer: Trainer,
+    summary: DataSummary,
+    meter: Meter,
+    *,
+    held_out: DataSummary | None = None,
 ) -> Profile:
     """What the device tells the server when it joins.
 
@@ -102,6 +108,7 @@ def description(
         profile: of the device, with what the command line said.
         trainer: that it trains with.
         summary: of the data that it trains on.
+        held_out: of the data that it evaluates on; None where there are none.
         meter: that the agent reads; a replayed log does not say how much memory there is altogether.
 
     Raises:
@@ -131,6 +138,7 @@ def description(
             class_names=summary.class_names,
             other_input_shapes=summary.other_input_shapes,
             packing_width=packing_width_of(profile),
+            held_out_count=0 if held_out is None else held_out.sample_count,
         )
     except ValueError as error:
         raise ConfigError(f"this device cannot be announced: {error}; correct its device profile") from error

@@ -69,6 +69,7 @@ def _join(options: argparse.Namespace) -> int:
         JoinOptions(
             broker=_broker_of(options),
             data=options.data,
+            held_out=options.held_out,
             client_id=options.id,
             shared_user=options.shared_user,
             profile=options.profile,

@@ -40,6 +40,7 @@ class JoinOptions:
     Attributes:
         broker: where it is, and how it is spoken to.
         data: what to train on.
+        held_out: what to evaluate on, and never to train on.
         client_id: of the device; else the user name in the address, else the host's name.
         shared_user: the address's user is not the device's own, as many sign in with it.
         profile: name or file of the device profile.
@@ -59,6 +60,7 @@ class JoinOptions:
 
     broker: BrokerOptions
     data: str
+    held_out: str | None = None
     client_id: str | None = None
     shared_user: bool = False
     profile: str = "generic"
@@ -110,9 +112,10 @@ def join(options: JoinOptions) -> None:
         runtimes = [options.runtime] if options.runtime else profile.runtimes
         trainer, summary = choose_trainer(runtimes, options.data, options.provider or profile.provider)
         trainers.append(trainer)
+        held_out = None if options.held_out is None else trainer.describe(options.held_out)
         settings = AgentSettings(
-            profile=description(client_id, profile, trainer, summary, meter),
-            data_bytes=summary.data_bytes,
+            profile=description(client_id, profile, trainer, summary, meter, held_out=held_out),
+            data_bytes=max(summary.data_bytes, 0 if held_out is None else held_out.data_bytes),
             leave_when_finished=options.leave_when_finished,
         )
         worker = TrainingWorker(
@@ -120,13 +123,15 @@ def join(options: JoinOptions) -> None:
             blobs=store.blobs,
             work_folder=store.work_folder,
             data=options.data,
+            held_out=options.held_out,
             threads=profile.threads,
         )
         device = Device(store=store, worker=worker, meter=meter)
         session = Session(settings, transport, topics, device)
         _LOG.info(
-            "%s (%s) joins fleet %s with %s, %d samples, state in %s",
-            client_id, profile.name, options.fleet, trainer.target, summary.sample_count, store.folder,
+            "%s (%s) joins fleet %s with %s, %d samples, %d held out, state in %s",
+            client_id, profile.name, options.fleet, trainer.target, summary.sample_count,
+            settings.profile.held_out_count, store.folder,
         )  # fmt: skip
         _stop_on_signal(stop)
         if options.leave_with_stdin:

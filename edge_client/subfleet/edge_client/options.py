@@ -110,6 +110,9 @@ def _add_join(parser: argparse.ArgumentParser) -> None:
         required=True,
         help="folder of images by class, .npz, part of a known data set such as digits:train, or module:function",
     )
+    parser.add_argument(
+        "--held-out", metavar="D", help="data that are never trained on, for evaluations; named as --data is (none)"
+    )
     _add_device_options(parser)
     parser.add_argument(
         "--disk-limit",

@@ -48,6 +48,7 @@ from subfleet.protocol.errors import FileError, ProtocolError
 from subfleet.protocol.messages import (
     BlobMissing,
     ChunkRequest,
+    Evaluated,
     Refusal,
     RefusalReason,
     Scores,
@@ -287,6 +288,8 @@ class Session:
             _LOG.info("task %s: trained, loss %.4f, %.1f s", message.task_id, message.loss, message.train_seconds)
         elif isinstance(message, Scores):
             _LOG.info("task %s: %d candidates scored, %.1f s", message.task_id, len(message.scores), message.seconds)
+        elif isinstance(message, Evaluated):
+            _LOG.info("task %s: evaluated, loss %.4f, %.1f s", message.task_id, message.loss, message.seconds)
         elif isinstance(message, Refusal):
             _LOG.warning("task %s: refused (%s): %s", message.task_id, message.reason, message.detail)
         topic = self._topics.up(self._settings.client_id, message.KIND)

@@ -1,4 +1,4 @@
-"""Trains and scores in a thread of its own, one task at a time, so that heartbeats go on."""
+"""Trains, scores and evaluates in a thread of its own, one task at a time, so that heartbeats go on."""
 
 import hashlib
 import logging
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
-from subfleet.agent.states import Scored, WorkFailed
+from subfleet.agent.states import EvaluationEnded, Scored, WorkFailed
 from subfleet.protocol.blobs import BlobRef
 from subfleet.protocol.candidate_scores import CandidateScore
 from subfleet.protocol.errors import (
@@ -25,7 +25,7 @@ from subfleet.protocol.errors import (
     TrainingError,
 )
 from subfleet.protocol.messages import RefusalReason, Task
-from subfleet.protocol.programs import ProgramRef, ScoreJob, Trainer, TrainJob, TrainResult
+from subfleet.protocol.programs import EvaluateJob, ProgramRef, ScoreJob, Trainer, TrainJob, TrainResult
 from subfleet.protocol.training import TrainingSettings
 from subfleet.transport.blob_store import BlobStore
 
@@ -49,7 +49,7 @@ class Finished:
     output_path: Path
 
 
-Outcome = Finished | Scored | WorkFailed
+Outcome = Finished | Scored | EvaluationEnded | WorkFailed
 """How the worker ended a task."""
 
 
@@ -61,23 +61,32 @@ class TrainingWorker:
         blobs: where programs and weights are.
         work_folder: where outputs are written.
         data: what `--data` names.
+        held_out: what `--held-out` names; None where there is none.
         threads: of the runtime.
     """
 
     def __init__(
-        self, trainers: Mapping[str, Trainer], *, blobs: BlobStore, work_folder: Path, data: str, threads: int = 1
+        self,
+        trainers: Mapping[str, Trainer],
+        *,
+        blobs: BlobStore,
+        work_folder: Path,
+        data: str,
+        held_out: str | None = None,
+        threads: int = 1,
     ) -> None:
         self._trainers = trainers
         self._blobs = blobs
         self._work_folder = work_folder
         self._data = data
+        self._held_out = held_out
         self._threads = threads
         self._outcomes: queue.SimpleQueue[Outcome] = queue.SimpleQueue()
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
 
     def start(self, task: Task, memory_limit_bytes: int) -> None:
-        """Begin to train or to score; `outcome` gives the end of it. Called only when the last training has ended."""
+        """Begin a task; `outcome` gives the end of it. Called only when the last one has ended."""
         self._stop.clear()
         # A daemon, so that a runtime that hangs cannot keep the process from ending.
         self._thread = threading.Thread(
@@ -115,9 +124,13 @@ class TrainingWorker:
 
     def _done(self, task: Task, memory_limit_bytes: int) -> Outcome:
         try:
-            return (
-                self._score(task, memory_limit_bytes) if task.work == "score" else self._train(task, memory_limit_bytes)
-            )
+            match task.work:
+                case "score":
+                    return self._score(task, memory_limit_bytes)
+                case "evaluate":
+                    return self._evaluate(task, memory_limit_bytes)
+                case _:
+                    return self._train(task, memory_limit_bytes)
         except MemoryError:
             detail = f"the system refused memory below the limit of {memory_limit_bytes} bytes"
             available_bytes = min(memory_limit_bytes, task.planned_peak_bytes) // 2
@@ -171,6 +184,23 @@ class TrainingWorker:
         if not math.isfinite(score):
             return CandidateScore(score=None, reason=f"the score is {score}")
         return CandidateScore(score=score)
+
+    def _evaluate(self, task: Task, memory_limit_bytes: int) -> EvaluationEnded:
+        if task.weights is None or task.evaluation is None:
+            raise ProtocolError(f"task {task.task_id!r:.80} names no weights or no settings, but must to be evaluated")
+        if self._held_out is None:
+            raise DataError("this device has no held-out data to evaluate on; name some with --held-out when it joins")
+        job = EvaluateJob(
+            program_path=self._blobs.path(task.programs[0].blob),
+            weights_path=self._blobs.path(task.weights),
+            data=self._held_out,
+            settings=task.evaluation,
+            memory_limit_bytes=memory_limit_bytes,
+            threads=self._threads,
+            classes=task.classes,
+        )
+        result = self._trainers[task.programs[0].target].evaluate(job, self._stop.is_set)
+        return EvaluationEnded(task_id=task.task_id, result=result)
 
     def _job(self, task: Task, memory_limit_bytes: int) -> TrainJob:
         weights: BlobRef | None = task.weights

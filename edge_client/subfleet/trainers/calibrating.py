@@ -33,12 +33,12 @@ def calibrate(
     job: TrainJob, stopped: Callable[[], bool], dataset: Dataset, loaded: LoadedSession, slot: Host, watch: Watch
 ) -> Tally:
     """Write the sums of one pass over the data; see `train_job` for what it raises."""
-    layout, session = loaded.layout, loaded.session
+    layout, session = loaded.for_training, loaded.session
     if job.calibration is None:
         raise ProtocolError("the job names no norms, but must to be calibrated")
     check_settings(job.settings, layout)
     _check_norms(job.calibration, layout, job)
-    weights = read_weights(job.weights_path, layout)
+    weights = read_weights(job.weights_path, layout.stored)
     constants = constant_values(job.settings, layout, dataset, weights)
     stored = {value.name: weights[value.tensor] for value in layout.stored}
     del weights

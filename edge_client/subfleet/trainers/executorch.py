@@ -6,8 +6,17 @@ from pathlib import Path
 from typing import ClassVar
 
 from subfleet.protocol.errors import MissingExtraError, TrainingError
-from subfleet.protocol.programs import DataSummary, Prediction, ScoreJob, TrainJob, TrainResult
+from subfleet.protocol.programs import (
+    DataSummary,
+    EvaluateJob,
+    EvaluationResult,
+    Prediction,
+    ScoreJob,
+    TrainJob,
+    TrainResult,
+)
 from subfleet.tasks import describe_source
+from subfleet.trainers.evaluating import evaluate_job
 from subfleet.trainers.executorch_runtime import ExecutorchRuntime
 from subfleet.trainers.kept import Host, Slot
 from subfleet.trainers.prediction import model_classes, model_data, predict_dataset, read_model
@@ -76,6 +85,15 @@ class ExecutorchTrainer:
         """
         open_session = find_runtime().open_session
         return score_job(job, stopped, target=self.target, open_session=open_session, slot=self._host)
+
+    def evaluate(self, job: EvaluateJob, stopped: Callable[[], bool]) -> EvaluationResult:
+        """Evaluate a model; see `evaluate_job` for what it does and raises.
+
+        Raises:
+            MissingExtraError: ExecuTorch is not installed.
+        """
+        open_session = find_runtime().open_session
+        return evaluate_job(job, stopped, target=self.target, open_session=open_session, slot=self._host)
 
     def predict(self, model_path: Path, data: str, threads: int = 1) -> Prediction:
         """Run a model with one input, (batch, *sample shape), whose first output is the logits.

@@ -18,8 +18,7 @@ from subfleet.protocol.errors import TrainingError
 from subfleet.protocol.programs import Program
 from subfleet.trainers.executorch_runtime import KERNELS, METHOD, MethodShapes, check_class_names, misfit
 from subfleet.trainers.library_pages import map_library
-from subfleet.trainers.sessions import Array, RunProgram, StepSession, hosted
-from subfleet.trainers.step_layout import StepLayout
+from subfleet.trainers.sessions import Array, RunProgram, SessionLayout, StepSession, hosted
 
 __all__ = ["BindingsRuntime"]
 
@@ -40,7 +39,7 @@ class BindingsRuntime:
         """See `ExecutorchRuntime.name`."""
         return f"ExecuTorch {version('executorch')} with PyTorch"
 
-    def open_session(self, program: Program, layout: StepLayout, threads: int) -> StepSession:
+    def open_session(self, program: Program, layout: SessionLayout, threads: int) -> StepSession:
         """See `ExecutorchRuntime.open_session`."""
         return hosted(_load)(program, layout, threads)
 

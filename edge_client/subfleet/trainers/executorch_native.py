@@ -17,8 +17,7 @@ from subfleet.protocol.errors import TrainingError
 from subfleet.protocol.programs import Program, ValueInfo
 from subfleet.trainers.executorch_runtime import KERNELS, METHOD, MethodShapes, check_class_names, misfit
 from subfleet.trainers.library_pages import map_library
-from subfleet.trainers.sessions import Array
-from subfleet.trainers.step_layout import StepLayout
+from subfleet.trainers.sessions import Array, SessionLayout
 from subfleet_executorch import ExecutorchError, Method
 
 __all__ = ["NativeRuntime"]
@@ -39,7 +38,7 @@ class NativeRuntime:
         """See `ExecutorchRuntime.name`."""
         return f"ExecuTorch {subfleet_executorch.EXECUTORCH_VERSION}"
 
-    def open_session(self, program: Program, layout: StepLayout, threads: int) -> "NativeSession":
+    def open_session(self, program: Program, layout: SessionLayout, threads: int) -> "NativeSession":
         """See `ExecutorchRuntime.open_session`."""
         writers = ", ".join(f"{tool} {version}" for tool, version in sorted(program.manifest.versions.items()))
         what = f"{self.name} refused the program{f' that {writers} wrote' if writers else ''}"
@@ -88,7 +87,7 @@ class NativeSession:
     """See `StepSession`."""
 
     def __init__(
-        self, method: Method, inputs: tuple[ValueInfo, ...], outputs: tuple[ValueInfo, ...], layout: StepLayout
+        self, method: Method, inputs: tuple[ValueInfo, ...], outputs: tuple[ValueInfo, ...], layout: SessionLayout
     ) -> None:
         self._method = method
         self._inputs = [value.name for value in inputs]

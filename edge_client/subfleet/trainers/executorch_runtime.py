@@ -12,8 +12,7 @@ from typing import Protocol
 from subfleet.protocol.class_names import CLASS_NAMES, MAX_NAMES_BYTES
 from subfleet.protocol.errors import TrainingError
 from subfleet.protocol.programs import Program, ProgramManifest
-from subfleet.trainers.sessions import Array, StepSession
-from subfleet.trainers.step_layout import StepLayout
+from subfleet.trainers.sessions import Array, SessionLayout, StepSession
 
 __all__ = ["KERNELS", "METHOD", "ExecutorchRuntime", "MethodShapes", "Model", "check_class_names", "misfit"]
 
@@ -67,7 +66,7 @@ class ExecutorchRuntime(Protocol):
         """What runs, for people."""
         ...
 
-    def open_session(self, program: Program, layout: StepLayout, threads: int) -> StepSession:
+    def open_session(self, program: Program, layout: SessionLayout, threads: int) -> StepSession:
         """Load a training program.
 
         Raises:

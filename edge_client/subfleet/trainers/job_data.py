@@ -3,27 +3,27 @@
 import numpy as np
 
 from subfleet.protocol.errors import DataError
-from subfleet.protocol.programs import ScoreJob, TrainJob, ValueInfo
 from subfleet.tasks import DataForm, Dataset, read_dataset
 from subfleet.trainers.job_files import read_program
-from subfleet.trainers.step_layout import StepLayout, step_layout
+from subfleet.trainers.layouts import AnyJob, AnyLayout, layout_for
+from subfleet.trainers.step_layout import StepLayout
 
 __all__ = ["read_data"]
 
 
-def read_data(job: TrainJob | ScoreJob, target: str) -> Dataset:
+def read_data(job: AnyJob, target: str) -> Dataset:
     """Read the data set of a job in the form that its program takes, with the run's classes.
 
     Args:
-        job: what to train or to score.
+        job: what to train, to score or to evaluate.
         target: what the program must be written for.
 
     Raises:
         DataError: the data cannot be used, or do not fit the program or the run's classes.
-        ProtocolError: the program is none that trains.
+        ProtocolError: the program is for something else.
         FileError: the program or the data cannot be read.
     """
-    layout = step_layout(read_program(job.program_path, target).manifest)
+    layout = layout_for(job, read_program(job.program_path, target).manifest)
     form = DataForm(
         input_shape=layout.input.shape[1:],
         class_count=_class_count(layout) if layout.label.dtype == "I64" else 0,
@@ -34,7 +34,7 @@ def read_data(job: TrainJob | ScoreJob, target: str) -> Dataset:
     return dataset
 
 
-def _check(dataset: Dataset, layout: StepLayout, source: str) -> None:
+def _check(dataset: Dataset, layout: AnyLayout, source: str) -> None:
     for kind, array, value in (("samples", dataset.inputs, layout.input), ("labels", dataset.labels, layout.label)):
         dtype = "F32" if array.dtype == np.float32 else "I64"
         if array.shape[1:] != value.shape[1:] or dtype != value.dtype:
@@ -49,6 +49,6 @@ def _check(dataset: Dataset, layout: StepLayout, source: str) -> None:
         )
 
 
-def _class_count(layout: StepLayout) -> int:
-    named: ValueInfo | None = layout.class_mask
+def _class_count(layout: AnyLayout) -> int:
+    named = layout.class_mask if isinstance(layout, StepLayout) else None
     return layout.label.limit if named is None else named.shape[0]

@@ -3,7 +3,7 @@
 import errno
 import hashlib
 import os
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -13,8 +13,7 @@ import numpy as np
 from subfleet.arrays import Arrays, array_parts, decode_arrays, numpy_dtype
 from subfleet.arrays.codecs import encode_changes, rounding_numbers
 from subfleet.protocol.errors import FileError, NoRoomError, ProtocolError, TrainingError
-from subfleet.protocol.programs import Program, TrainJob, decode_program
-from subfleet.trainers.step_layout import StepLayout
+from subfleet.protocol.programs import Program, TrainJob, ValueInfo, decode_program
 
 __all__ = ["file_sha256", "read_program", "read_weights", "write_arrays", "write_change"]
 
@@ -52,7 +51,7 @@ def read_program(path: Path, target: str) -> Program:
     return program
 
 
-def read_weights(path: Path, layout: StepLayout) -> Arrays:
+def read_weights(path: Path, values: Iterable[ValueInfo]) -> Arrays:
     """Read the weights and buffers that a program takes, by tensor name; they are read-only.
 
     Raises:
@@ -60,7 +59,7 @@ def read_weights(path: Path, layout: StepLayout) -> Arrays:
         ProtocolError: it is no container, or its tensors are not exactly the program's.
     """
     weights = decode_arrays(_read(path))
-    expected = {value.tensor: value for value in layout.stored}
+    expected = {value.tensor: value for value in values}
     if set(weights) != set(expected):
         odd = sorted(set(weights) ^ set(expected))
         raise ProtocolError(

@@ -10,6 +10,9 @@ import time
 from dataclasses import dataclass
 from typing import Protocol
 
+from subfleet.protocol.errors import ProtocolError
+from subfleet.trainers.evaluation_layout import EvaluationLayout
+from subfleet.trainers.layouts import AnyLayout
 from subfleet.trainers.memory import MemoryWatch, Watch, release_free_memory
 from subfleet.trainers.sessions import StepSession
 from subfleet.trainers.step_layout import StepLayout
@@ -34,9 +37,23 @@ class LoadedSession:
 
     sha256: str
     threads: int
-    layout: StepLayout
+    layout: AnyLayout
     session: StepSession
     least_bytes: int
+
+    @property
+    def for_training(self) -> StepLayout:
+        """The layout of a training program; raises ProtocolError where it is another one."""
+        if not isinstance(self.layout, StepLayout):
+            raise ProtocolError("the program is no training program, but must be one; name another")
+        return self.layout
+
+    @property
+    def for_evaluation(self) -> EvaluationLayout:
+        """The layout of an evaluation program; raises ProtocolError where it is another one."""
+        if not isinstance(self.layout, EvaluationLayout):
+            raise ProtocolError("the program is no evaluation program, but must be one; name another")
+        return self.layout
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,16 +10,25 @@ import numpy as np
 
 from subfleet.protocol.class_names import CLASS_NAMES
 from subfleet.protocol.errors import ConfigError, MissingExtraError, TrainingError
-from subfleet.protocol.programs import DataSummary, Prediction, Program, ScoreJob, TrainJob, TrainResult
+from subfleet.protocol.programs import (
+    DataSummary,
+    EvaluateJob,
+    EvaluationResult,
+    Prediction,
+    Program,
+    ScoreJob,
+    TrainJob,
+    TrainResult,
+)
 from subfleet.tasks import describe_source
+from subfleet.trainers.evaluating import evaluate_job
 from subfleet.trainers.kept import Host, Slot
 from subfleet.trainers.library_pages import map_library
 from subfleet.trainers.onnx_references import check_self_contained
 from subfleet.trainers.onnx_session import OnnxSession, guarded
 from subfleet.trainers.prediction import FREE_BATCH_SIZE, model_classes, model_data, predict_dataset, read_model
 from subfleet.trainers.scoring import score_job
-from subfleet.trainers.sessions import Array, StepSession
-from subfleet.trainers.step_layout import StepLayout
+from subfleet.trainers.sessions import Array, SessionLayout, StepSession
 from subfleet.trainers.training import train_job
 
 __all__ = ["OnnxTrainer"]
@@ -98,6 +107,17 @@ class OnnxTrainer:
         open_session = partial(_open, runtime, self._provider)
         return score_job(job, stopped, target=self.target, open_session=open_session, slot=self._host)
 
+    def evaluate(self, job: EvaluateJob, stopped: Callable[[], bool]) -> EvaluationResult:
+        """Evaluate a model; see `evaluate_job` for what it does and raises.
+
+        Raises:
+            MissingExtraError: ONNX Runtime is not installed.
+            ConfigError: it has no such provider, or the provider does not work.
+        """
+        runtime = self._prepared()
+        open_session = partial(_open, runtime, self._provider)
+        return evaluate_job(job, stopped, target=self.target, open_session=open_session, slot=self._host)
+
     def predict(self, model_path: Path, data: str, threads: int = 1) -> Prediction:
         """Run a model with one input, (batch, *sample shape), whose first output is the logits.
 
@@ -135,7 +155,7 @@ class OnnxTrainer:
         return self._runtime
 
 
-def _open(runtime: ModuleType, provider: str, program: Program, layout: StepLayout, threads: int) -> StepSession:
+def _open(runtime: ModuleType, provider: str, program: Program, layout: SessionLayout, threads: int) -> StepSession:
     writers = ", ".join(f"{tool} {version}" for tool, version in sorted(program.manifest.versions.items()))
     session = _session(runtime, program.body, threads, provider, writers)
     return OnnxSession(runtime, session, program.manifest, layout, device=provider)

@@ -17,8 +17,7 @@ import numpy as np
 from subfleet.arrays import numpy_dtype
 from subfleet.protocol.errors import TrainingError
 from subfleet.protocol.programs import ProgramManifest, ValueInfo
-from subfleet.trainers.sessions import Array, zeros
-from subfleet.trainers.step_layout import StepLayout
+from subfleet.trainers.sessions import Array, SessionLayout, zeros
 
 __all__ = ["OnnxSession", "guarded"]
 
@@ -49,7 +48,13 @@ class OnnxSession:
     """
 
     def __init__(
-        self, runtime: ModuleType, session: Any, manifest: ProgramManifest, layout: StepLayout, *, device: str = "cpu"
+        self,
+        runtime: ModuleType,
+        session: Any,
+        manifest: ProgramManifest,
+        layout: SessionLayout,
+        *,
+        device: str = "cpu",
     ) -> None:
         _check_values("inputs", manifest.inputs, session.get_inputs())
         _check_values("outputs", manifest.outputs, session.get_outputs())

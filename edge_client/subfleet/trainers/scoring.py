@@ -45,10 +45,10 @@ def score_job(
     dataset = read_data(job, target)
     gradients: list[Mapping[str, Array]] = []
     with loaded_session(job, target=target, open_session=open_session, slot=slot) as (loaded, watch):
-        layout, session = loaded.layout, loaded.session
+        layout, session = loaded.for_training, loaded.session
         check_settings(job.settings, layout)
         for parts in batches_to_score(job, layout, dataset):
-            weights = read_weights(job.weights_path, layout)
+            weights = read_weights(job.weights_path, layout.stored)
             constants = constant_values(job.settings, layout, dataset, weights)
             session.begin({value.name: weights[value.tensor] for value in layout.stored}, constants)
             del weights, constants

@@ -10,10 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 from subfleet.arrays import numpy_dtype
-from subfleet.protocol.programs import Program
-from subfleet.trainers.step_layout import StepLayout
+from subfleet.protocol.programs import Program, ValueInfo
 
-__all__ = ["Array", "LoadProgram", "OpenSession", "RunProgram", "StepSession", "hosted", "zeros"]
+__all__ = ["Array", "LoadProgram", "OpenSession", "RunProgram", "SessionLayout", "StepSession", "hosted", "zeros"]
 
 Array = npt.NDArray[np.generic]
 
@@ -27,8 +26,37 @@ LoadProgram = Callable[[Program, int], RunProgram]
 """Loads a program to run on a number of threads; raises TrainingError where the runtime refuses it."""
 
 
+class SessionLayout(Protocol):
+    """What a session must know of its program: what is carried from step to step, and what is read."""
+
+    @property
+    def stored(self) -> tuple[ValueInfo, ...]:
+        """Parameters and buffers that steps change, as inputs."""
+        ...
+
+    @property
+    def zeroed(self) -> tuple[ValueInfo, ...]:
+        """What is carried, too, and starts at zero, as inputs."""
+        ...
+
+    @property
+    def gradients(self) -> tuple[ValueInfo, ...]:
+        """Of these, gradients that are summed over the parts of a batch."""
+        ...
+
+    @property
+    def carried(self) -> Mapping[str, str]:
+        """Name of each stored and zeroed value's input to the name of the output that holds it after the step."""
+        ...
+
+    @property
+    def read(self) -> tuple[str, ...]:
+        """Names of the outputs that are read after every step."""
+        ...
+
+
 class StepSession(Protocol):
-    """A loaded program, which trains any number of times: `begin`, steps, `finish`, and again.
+    """A loaded program, which trains or evaluates any number of times: `begin`, steps, `finish`, and again.
 
     After an error it is not used any more.
     """
@@ -39,8 +67,8 @@ class StepSession(Protocol):
         Args:
             stored: the layout's `stored` values by input name; they are copied. What the layout calls `zeroed` starts
                 at zero.
-            constants: what is fed alike with every step, such as anchors, by input name; not to be changed while the
-                training lasts.
+            constants: what is fed alike with every step, such as anchors, or the weights of an evaluation, by input
+                name; not to be changed until `finish`.
         """
         ...
 
@@ -68,14 +96,14 @@ class StepSession(Protocol):
         ...
 
 
-OpenSession = Callable[[Program, StepLayout, int], StepSession]
+OpenSession = Callable[[Program, SessionLayout, int], StepSession]
 """Loads a program to run on a number of threads; raises TrainingError where the runtime refuses it."""
 
 
 def hosted(load: LoadProgram) -> OpenSession:
     """A session of a runtime that runs programs from arrays to arrays."""
 
-    def open_session(program: Program, layout: StepLayout, threads: int) -> StepSession:
+    def open_session(program: Program, layout: SessionLayout, threads: int) -> StepSession:
         return _HostedSession(load(program, threads), layout)
 
     return open_session
@@ -84,7 +112,7 @@ def hosted(load: LoadProgram) -> OpenSession:
 class _HostedSession:
     """Copies what is carried from the outputs of one run to the inputs of the next, which stay where they are."""
 
-    def __init__(self, run: RunProgram, layout: StepLayout) -> None:
+    def __init__(self, run: RunProgram, layout: SessionLayout) -> None:
         self._run = run
         self._layout = layout
         self._carried: dict[str, Array] = {}
@@ -109,6 +137,6 @@ class _HostedSession:
         return {value.name: carried[value.name] for value in self._layout.stored}
 
 
-def zeros(layout: StepLayout) -> dict[str, Array]:
+def zeros(layout: SessionLayout) -> dict[str, Array]:
     """What starts at zero, by input name; the system gives such memory only when it is first written."""
     return {value.name: np.zeros(value.shape, numpy_dtype(value.dtype)) for value in layout.zeroed}

@@ -18,13 +18,22 @@ from subfleet.protocol.errors import (
     SubfleetError,
     TrainingError,
 )
-from subfleet.protocol.programs import DataSummary, Prediction, Program, ScoreJob, TrainJob, TrainResult
+from subfleet.protocol.programs import (
+    DataSummary,
+    EvaluateJob,
+    EvaluationResult,
+    Prediction,
+    Program,
+    ScoreJob,
+    TrainJob,
+    TrainResult,
+)
 from subfleet.tasks import describe_source
+from subfleet.trainers.evaluating import evaluate_job
 from subfleet.trainers.kept import Host, Slot
 from subfleet.trainers.prediction import FREE_BATCH_SIZE, model_data, predict_dataset, read_model
 from subfleet.trainers.scoring import score_job
-from subfleet.trainers.sessions import Array, StepSession, zeros
-from subfleet.trainers.step_layout import StepLayout
+from subfleet.trainers.sessions import Array, SessionLayout, StepSession, zeros
 from subfleet.trainers.training import train_job
 
 if TYPE_CHECKING:
@@ -104,6 +113,17 @@ class TorchTrainer:
         open_session = partial(_open, self._provider)
         return score_job(job, stopped, target=self.target, open_session=open_session, slot=self._host)
 
+    def evaluate(self, job: EvaluateJob, stopped: Callable[[], bool]) -> EvaluationResult:
+        """Evaluate a model; see `evaluate_job` for what it does and raises.
+
+        Raises:
+            MissingExtraError: PyTorch is not installed.
+            ConfigError: it has no such device.
+        """
+        self._prepare()
+        open_session = partial(_open, self._provider)
+        return evaluate_job(job, stopped, target=self.target, open_session=open_session, slot=self._host)
+
     def predict(self, model_path: Path, data: str, threads: int = 1) -> Prediction:
         """Run a model, a tensor container that names its network, over a data set.
 
@@ -143,7 +163,7 @@ class TorchTrainer:
 class TorchSession:
     """See `StepSession`."""
 
-    def __init__(self, step: "Step", layout: StepLayout, threads: int, provider: str) -> None:
+    def __init__(self, step: "Step", layout: SessionLayout, threads: int, provider: str) -> None:
         self._step = step
         self._layout = layout
         self._threads = threads
@@ -184,7 +204,7 @@ class TorchSession:
         return {value.name: carried[value.name].cpu().numpy() for value in self._layout.stored}
 
 
-def _open(provider: str, program: Program, layout: StepLayout, threads: int) -> StepSession:
+def _open(provider: str, program: Program, layout: SessionLayout, threads: int) -> StepSession:
     from subfleet.export.targets.torch import read_torch_step
     from subfleet.export.versions import FORMAT_VERSION
 

@@ -6,16 +6,16 @@ from contextlib import contextmanager
 
 from subfleet.arrays import change, numpy_dtype
 from subfleet.protocol.errors import LoadError, MemoryLimitError, TrainingError
-from subfleet.protocol.programs import ScoreJob, TrainJob, TrainResult
+from subfleet.protocol.programs import TrainJob, TrainResult
 from subfleet.tasks import Dataset
 from subfleet.trainers.calibrating import calibrate
 from subfleet.trainers.feeding import calls_of, check_settings, constant_values
 from subfleet.trainers.job_data import read_data
 from subfleet.trainers.job_files import file_sha256, read_program, read_weights, write_change
 from subfleet.trainers.kept import Host, LoadedSession, Slot
+from subfleet.trainers.layouts import AnyJob, layout_for
 from subfleet.trainers.memory import Watch
 from subfleet.trainers.sessions import Array, LoadProgram, OpenSession, RunProgram, hosted
-from subfleet.trainers.step_layout import step_layout
 from subfleet.trainers.tally import Tally
 
 __all__ = ["LoadProgram", "RunProgram", "loaded_session", "run_training", "train_job"]
@@ -73,14 +73,14 @@ def train_job(
 
 @contextmanager
 def loaded_session(
-    job: TrainJob | ScoreJob, *, target: str, open_session: OpenSession, slot: Host
+    job: AnyJob, *, target: str, open_session: OpenSession, slot: Host
 ) -> Iterator[tuple[LoadedSession, Watch]]:
     """A job's program, loaded or kept from the job before, and the watch over the memory of what is done with it.
 
     Raises:
         MemoryLimitError: the process grew beyond the limit, or what the program takes alone is beyond it.
         LoadError: the runtime refuses the program.
-        ProtocolError: it is no training program for this target.
+        ProtocolError: it is no program for such a job and this target.
         FileError: it cannot be read.
     """
     sha256 = file_sha256(job.program_path)
@@ -101,9 +101,9 @@ def loaded_session(
         slot.release()
 
 
-def _load(job: TrainJob | ScoreJob, sha256: str, target: str, open_session: OpenSession) -> LoadedSession:
+def _load(job: AnyJob, sha256: str, target: str, open_session: OpenSession) -> LoadedSession:
     program = read_program(job.program_path, target)
-    layout = step_layout(program.manifest)
+    layout = layout_for(job, program.manifest)
     least_bytes = sum(math.prod(value.shape) * numpy_dtype(value.dtype).itemsize for value in program.manifest.inputs)
     _check_least(job, least_bytes)
     try:
@@ -113,7 +113,7 @@ def _load(job: TrainJob | ScoreJob, sha256: str, target: str, open_session: Open
     return LoadedSession(sha256=sha256, threads=job.threads, layout=layout, session=session, least_bytes=least_bytes)
 
 
-def _check_least(job: TrainJob | ScoreJob, least_bytes: int) -> None:
+def _check_least(job: AnyJob, least_bytes: int) -> None:
     # Nothing is allocated on the word of a received manifest alone.
     if least_bytes > job.memory_limit_bytes:
         raise MemoryLimitError(needed_bytes=least_bytes, limit_bytes=job.memory_limit_bytes)
@@ -122,9 +122,9 @@ def _check_least(job: TrainJob | ScoreJob, least_bytes: int) -> None:
 def _train(
     job: TrainJob, stopped: Callable[[], bool], dataset: Dataset, loaded: LoadedSession, slot: Host, watch: Watch
 ) -> Tally:
-    layout = loaded.layout
+    layout = loaded.for_training
     check_settings(job.settings, layout)
-    weights = read_weights(job.weights_path, layout)
+    weights = read_weights(job.weights_path, layout.stored)
     constants = constant_values(job.settings, layout, dataset, weights)
     loaded.session.begin({value.name: weights[value.tensor] for value in layout.stored}, constants)
     del weights, constants
@@ -139,7 +139,7 @@ def _train(
     # What only the steps needed, before the old weights come beside the new ones.
     slot.release()
     # The old weights are read again, not kept: while the steps ran, their memory was free.
-    changed = change(trained, read_weights(job.weights_path, layout), in_place=True)
+    changed = change(trained, read_weights(job.weights_path, layout.stored), in_place=True)
     write_change(job, changed, exact=layout.buffers)
     return tally
 
@@ -147,7 +147,7 @@ def _train(
 def _run_steps(
     job: TrainJob, stopped: Callable[[], bool], dataset: Dataset, loaded: LoadedSession, slot: Host, watch: Watch
 ) -> Tally:
-    layout = loaded.layout
+    layout = loaded.for_training
     tally, started_s = Tally(), slot.now_s()
     for call in calls_of(job, layout, dataset):
         if stopped():

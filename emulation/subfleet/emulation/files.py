@@ -20,12 +20,14 @@ class Files:
     Attributes:
         test: the server's held-out samples.
         clients: each client's own samples.
+        held_out: those that it never trains on, of each client that has some.
         logs: each client's resource log.
         profiles: each client's device profile, without the architecture that it declares.
     """
 
     test: Path
     clients: Mapping[str, Path]
+    held_out: Mapping[str, Path]
     logs: Mapping[str, Path]
     profiles: Mapping[str, Path]
 
@@ -42,16 +44,24 @@ def written(gathered: GatheredRun, folder: Path) -> Files:
     test = data / "test.npz"
     tasks.write_npz(test, gathered.evaluation)
     clients = {device.client_id: data / f"{device.client_id}.npz" for device in gathered.devices}
+    held_out = {
+        device.client_id: data / f"{device.client_id}.held-out.npz"
+        for device in gathered.devices
+        if device.test is not None
+    }
     replayed = {device.client_id: logs / f"{device.client_id}.csv" for device in gathered.devices}
     described = {device.client_id: profiles / f"{device.client_id}.toml" for device in gathered.devices}
     for device in gathered.devices:
         tasks.write_npz(clients[device.client_id], device.data)
+        if device.test is not None:
+            tasks.write_npz(held_out[device.client_id], device.test)
         write_log(replayed[device.client_id], device.log)
         profile = replace(device.profile, architecture=None)
         described[device.client_id].write_text(profile_text(profile), encoding="utf-8")
     return Files(
         test=test,
         clients=MappingProxyType(clients),
+        held_out=MappingProxyType(held_out),
         logs=MappingProxyType(replayed),
         profiles=MappingProxyType(described),
     )

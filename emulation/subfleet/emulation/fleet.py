@@ -37,6 +37,7 @@ class ClientCommand:
     state: Path
     runtime: str
     architecture: SubnetSpec | None = None
+    held_out: Path | None = None
 
     def arguments(self) -> list[str]:
         """The command line, for this Python."""
@@ -47,6 +48,7 @@ class ClientCommand:
             *("--fleet", self.fleet, "--id", self.client_id, "--data", str(self.data), "--profile", self.profile),
             *("--replay", str(self.log), "--state", str(self.state), "--runtime", self.runtime),
             *declared,
+            *(() if self.held_out is None else ("--held-out", str(self.held_out))),
             "--wait",  # a broker on a busy machine may answer late
             "--leave-when-finished",
             "--leave-with-stdin",

@@ -106,6 +106,7 @@ def _command(device: DeviceSettings, broker: BrokerAddress, files: Files, folder
         state=_state_folder(folder, device.id),
         runtime=device.runtime,
         architecture=device.architecture,
+        held_out=files.held_out.get(device.id),
     )
 
 

@@ -28,4 +28,5 @@ def announcement(client: EmulatedDevice) -> Profile:
         class_names=summary.class_names,
         other_input_shapes=summary.other_input_shapes,
         packing_width=packing_width_of(client.profile),
+        held_out_count=0 if client.test is None else len(client.test),
     )

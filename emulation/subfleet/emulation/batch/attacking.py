@@ -10,7 +10,16 @@ import numpy as np
 from subfleet import tasks
 from subfleet.arrays import decode_arrays
 from subfleet.emulation.attacks import poisoned, sent
-from subfleet.protocol.programs import DataSummary, Prediction, ScoreJob, Trainer, TrainJob, TrainResult
+from subfleet.protocol.programs import (
+    DataSummary,
+    EvaluateJob,
+    EvaluationResult,
+    Prediction,
+    ScoreJob,
+    Trainer,
+    TrainJob,
+    TrainResult,
+)
 from subfleet.protocol.update_codecs import Uncompressed
 from subfleet.settings.attacks import Attack
 from subfleet.trainers.job_files import read_program, write_change
@@ -80,6 +89,10 @@ class AttackingTrainer:
     def score(self, job: ScoreJob, stopped: Callable[[], bool]) -> float:
         """See `Trainer.score`."""
         return self._inner.score(job, stopped)
+
+    def evaluate(self, job: EvaluateJob, stopped: Callable[[], bool]) -> EvaluationResult:
+        """See `Trainer.evaluate`: what is told is honest."""
+        return self._inner.evaluate(job, stopped)
 
     def predict(self, model_path: Path, data: str, threads: int = 1) -> Prediction:
         """See `Trainer.predict`."""

@@ -198,6 +198,9 @@ class _BatchDevice:
         home = folder / "devices" / client.client_id
         data = folder / f"{client.client_id}.npz"
         tasks.write_npz(data, client.data)
+        held_out = folder / f"{client.client_id}.held-out.npz"
+        if client.test is not None:
+            tasks.write_npz(held_out, client.test)
         store = AgentStore(home)
         store.work_folder.mkdir(exist_ok=True)
         self._worker = TrainingWorker(
@@ -205,10 +208,12 @@ class _BatchDevice:
             blobs=store.blobs,
             work_folder=store.work_folder,
             data=str(data),
+            held_out=None if client.test is None else str(held_out),
             threads=client.profile.threads,
         )
         meter = ReplayMeter(ReplayedLog(client.log), lambda _down, _up: None)
-        settings = AgentSettings(profile=announcement(client), data_bytes=client.data.summary().data_bytes)
+        data_bytes = max(one.summary().data_bytes for one in (client.data, client.test) if one is not None)
+        settings = AgentSettings(profile=announcement(client), data_bytes=data_bytes)
         device = Device(store=store, worker=self._worker, meter=meter)
         self._session = Session(settings, broker.client(client.client_id), Topics(), device, clock=clock)
         self._session.open()

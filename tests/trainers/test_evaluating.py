@@ -1,0 +1,260 @@
+"""Models evaluated on held-out data: every runtime against plain PyTorch, and what is refused."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from trainers.test_trainer_parity import CONFIGS, RUNTIMES, SAMPLES, never, part_of_digits, smallest, trainer_of
+
+from subfleet.arrays import decode_arrays, encode_arrays
+from subfleet.protocol.errors import DataError, LoadError, MemoryLimitError, ProtocolError, TrainingError
+from subfleet.protocol.evaluating import EvaluationSettings
+from subfleet.protocol.programs import EvaluateJob, ProgramManifest, TrainJob, decode_program, encode_program
+from subfleet.protocol.training import ObjectiveSettings, OptimiserSettings, TrainingSettings
+from subfleet.tasks import Dataset, write_npz
+from subfleet.trainers.evaluation_layout import evaluation_layout
+from subfleet.trainers.onnx import OnnxTrainer
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("executorch")
+from elastic.token_cases import DECODER  # noqa: E402
+from sklearn.metrics import confusion_matrix  # noqa: E402
+from torch.nn import functional  # noqa: E402
+
+from subfleet.elastic.building import build_module, init_state, network_of  # noqa: E402
+from subfleet.elastic.maps import extract  # noqa: E402
+from subfleet.elastic.network import Family  # noqa: E402
+from subfleet.export.programs import export_evaluation_program, export_training_program  # noqa: E402
+from subfleet.export.requests import EvaluateRequest, TrainRequest  # noqa: E402
+
+pytestmark = [pytest.mark.export, pytest.mark.slow]
+
+BATCH = 16
+PER_CLASS = EvaluationSettings(batch_size=BATCH, per_class=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """A network, what it is told by, and held-out data; the last batch is never full."""
+
+    config: Family
+    objective: ObjectiveSettings
+    data: Callable[[], Dataset]
+
+
+def tokens() -> Dataset:
+    """Symbols and the symbols after them; every third is padding, and the whole of one batch's last sample."""
+    generator = np.random.default_rng(5)
+    inputs = generator.integers(0, 6, (SAMPLES, 5))
+    labels = generator.integers(0, 6, (SAMPLES, 5))
+    labels[:, ::3] = -1
+    labels[BATCH - 1] = -1
+    return Dataset(inputs=inputs, labels=labels)
+
+
+def outputs() -> Dataset:
+    digits = part_of_digits()
+    return Dataset(inputs=digits.inputs, labels=np.eye(10, dtype=np.float32)[digits.labels])
+
+
+CASES = {
+    "mlp": Case(config=CONFIGS["mlp"], objective=ObjectiveSettings(), data=part_of_digits),
+    "resnet": Case(config=CONFIGS["resnet"], objective=ObjectiveSettings(), data=part_of_digits),
+    "batch norm": Case(
+        config=replace(CONFIGS["resnet"], norm="batch"), objective=ObjectiveSettings(), data=part_of_digits
+    ),
+    "tokens": Case(config=DECODER, objective=ObjectiveSettings(name="next_token"), data=tokens),
+    "outputs": Case(config=CONFIGS["mlp"], objective=ObjectiveSettings(name="binary_cross_entropy"), data=outputs),
+    "numbers": Case(config=CONFIGS["mlp"], objective=ObjectiveSettings(name="mean_squared_error"), data=outputs),
+}
+
+
+def state_of(case: Case) -> dict[str, torch.Tensor]:
+    """Weights of the smallest subnet; running statistics are such as a training leaves."""
+    network = network_of(case.config)
+    state = extract(network, smallest(network), init_state(network, 0))
+    generator = torch.Generator().manual_seed(2)
+    for name, tensor in state.items():
+        if "running" in name:
+            state[name] = torch.rand(tensor.shape, generator=generator) + 0.5
+    return state
+
+
+def write_job(folder: Path, case: Case, target: str, settings: EvaluationSettings = PER_CLASS) -> EvaluateJob:
+    request = EvaluateRequest(
+        model=case.config,
+        spec=smallest(network_of(case.config)),
+        target=target,
+        batch_size=settings.batch_size,
+        objective=case.objective,
+    )
+    write_npz(folder / "held_out.npz", case.data())
+    (folder / "program").write_bytes(encode_program(export_evaluation_program(request)))
+    arrays = {name: tensor.numpy() for name, tensor in state_of(case).items()}
+    (folder / "weights").write_bytes(encode_arrays(arrays))
+    return EvaluateJob(
+        program_path=folder / "program",
+        weights_path=folder / "weights",
+        data=str(folder / "held_out.npz"),
+        settings=settings,
+        memory_limit_bytes=2**30,
+    )
+
+
+def logits_of(case: Case) -> torch.Tensor:
+    """Of plain PyTorch, on all samples at once."""
+    network = network_of(case.config)
+    module = build_module(network, smallest(network))
+    module.load_state_dict(state_of(case), strict=False)
+    with torch.no_grad():
+        logits: torch.Tensor = module.eval()(torch.from_numpy(case.data().inputs))
+    return logits
+
+
+def confusion(case: Case) -> npt.NDArray[np.int64]:
+    """Rows of true classes, columns of predicted ones, of the labels that count."""
+    labels = case.data().labels.ravel()
+    predicted = logits_of(case).argmax(-1).numpy().ravel()
+    known = range(case.config.class_count)
+    found: npt.NDArray[np.int64] = confusion_matrix(labels[labels >= 0], predicted[labels >= 0], labels=known)
+    return found
+
+
+@pytest.mark.parametrize("runtime", RUNTIMES)
+@pytest.mark.parametrize("name", ["mlp", "resnet", "batch norm", "tokens"])
+def test_an_evaluation_is_that_of_pytorch_and_changes_nothing(tmp_path: Path, runtime: str, name: str) -> None:
+    case, trainer = CASES[name], trainer_of(runtime, tmp_path)
+    job = write_job(tmp_path, case, trainer.target)
+    before = job.weights_path.read_bytes()
+    result = trainer.evaluate(job, never)
+
+    labels, logits = torch.from_numpy(case.data().labels), logits_of(case)
+    expected = functional.cross_entropy(logits.flatten(0, -2), labels.flatten(), ignore_index=-1)
+    table = confusion(case)
+    assert result.loss == pytest.approx(float(expected), rel=1e-5)
+    assert result.class_counts == tuple(table.sum(1))
+    assert result.class_correct == tuple(table.diagonal())
+    assert result.accuracy == table.trace() / table.sum()
+    assert (result.sample_count, result.label_count) == (SAMPLES, table.sum())
+    assert job.weights_path.read_bytes() == before
+    assert trainer.evaluate(job, never).loss == result.loss, "the kept session begins anew"
+
+
+@pytest.mark.parametrize("runtime", ["onnx", "executorch", "torch"])
+@pytest.mark.parametrize("name", ["outputs", "numbers"])
+def test_labels_that_are_no_classes_are_told_by_loss_and_share_alone(tmp_path: Path, runtime: str, name: str) -> None:
+    case, trainer = CASES[name], trainer_of(runtime, tmp_path)
+    result = trainer.evaluate(write_job(tmp_path, case, trainer.target), never)
+    logits, targets = logits_of(case), torch.from_numpy(case.data().labels)
+    if name == "outputs":
+        expected = functional.binary_cross_entropy_with_logits(logits, targets)
+        right = float(((logits > 0) == (targets > 0.5)).float().mean())
+    else:
+        expected, right = functional.mse_loss(logits, targets), 0.0
+    assert result.loss == pytest.approx(float(expected), rel=1e-5)
+    assert result.accuracy == pytest.approx(right)
+    assert (result.label_count, result.class_counts, result.class_correct) == (SAMPLES * 10, (), ())
+
+
+def test_classes_are_counted_where_that_is_asked_and_one_sample_is_enough(tmp_path: Path) -> None:
+    case = CASES["mlp"]
+    plain = write_job(tmp_path, case, "onnx", EvaluationSettings(batch_size=BATCH))
+    result = OnnxTrainer().evaluate(plain, never)
+    assert (result.class_counts, result.class_correct, result.label_count) == ((), (), SAMPLES)
+    one = part_of_digits()
+    write_npz(Path(plain.data), Dataset(inputs=one.inputs[:1], labels=one.labels[:1]))
+    alone = OnnxTrainer().evaluate(replace(plain, settings=PER_CLASS), never)
+    assert (alone.sample_count, alone.label_count, sum(alone.class_counts)) == (1, 1, 1)
+
+
+def test_what_cannot_be_evaluated_says_why(tmp_path: Path) -> None:
+    case = CASES["mlp"]
+    job, trainer = write_job(tmp_path, case, "onnx"), OnnxTrainer()
+    with pytest.raises(MemoryLimitError):
+        trainer.evaluate(replace(job, memory_limit_bytes=1000), never)
+    with pytest.raises(TrainingError, match="evaluating was stopped"):
+        trainer.evaluate(job, lambda: True)
+    with pytest.raises(ProtocolError, match="the task's batch size is 3, but its program takes 16"):
+        trainer.evaluate(replace(job, settings=EvaluationSettings(batch_size=3)), never)
+    whole = part_of_digits()
+    for data, words in (
+        (Dataset(inputs=whole.inputs[:, :, :4], labels=whole.labels), "samples of"),
+        (outputs(), "label"),
+        (Dataset(inputs=whole.inputs, labels=whole.labels + 3), "label"),
+    ):
+        write_npz(Path(job.data), data)
+        with pytest.raises(DataError, match=words):
+            trainer.evaluate(job, never)
+    write_npz(Path(job.data), whole)
+    weights = decode_arrays(job.weights_path.read_bytes())
+    job.weights_path.write_bytes(encode_arrays({name: np.full_like(array, np.nan) for name, array in weights.items()}))
+    with pytest.raises(TrainingError, match="the loss of a batch is nan"):
+        trainer.evaluate(job, never)
+    job.weights_path.write_bytes(encode_arrays(dict(list(weights.items())[1:])))
+    with pytest.raises(ProtocolError, match="must name the same tensors"):
+        trainer.evaluate(job, never)
+
+
+def test_a_program_for_something_else_is_refused(tmp_path: Path) -> None:
+    case = CASES["mlp"]
+    job, trainer = write_job(tmp_path, case, "onnx"), OnnxTrainer()
+    training = TrainJob(
+        program_path=job.program_path,
+        weights_path=job.weights_path,
+        output_path=tmp_path / "update",
+        data=job.data,
+        settings=TrainingSettings(batch_size=BATCH),
+        round=1,
+        client_id="laptop",
+        memory_limit_bytes=2**30,
+    )
+    with pytest.raises(ProtocolError, match=r"is to 'evaluate' .* but must be to 'train'"):
+        trainer.train(training, never)
+    request = TrainRequest(
+        model=case.config,
+        spec=smallest(network_of(case.config)),
+        target="onnx",
+        batch_size=BATCH,
+        objective=ObjectiveSettings(),
+        optimiser=OptimiserSettings(),
+    )
+    job.program_path.write_bytes(encode_program(export_training_program(request)))
+    with pytest.raises(ProtocolError, match=r"is to 'train' .* but must be to 'evaluate'"):
+        trainer.evaluate(job, never)
+
+
+def spoiled(plain: ProgramManifest) -> dict[str, ProgramManifest]:
+    """Manifests that no evaluation has."""
+    masks = [value for value in plain.inputs if value.role == "sample_mask"]
+    logits = plain.outputs[-1]
+    return {
+        "random": replace(plain, inputs=(*plain.inputs, replace(masks[0], name="r", role="random"))),
+        "no mask": replace(plain, inputs=tuple(value for value in plain.inputs if value not in masks)),
+        "no logits": replace(plain, outputs=plain.outputs[:-1]),
+        "no count": replace(plain, outputs=tuple(value for value in plain.outputs if value.role != "count")),
+        "a weight comes back": replace(
+            plain, outputs=(*plain.outputs, replace(plain.inputs[-1], name="new", role="parameter"))
+        ),
+        "other logits": replace(plain, outputs=(*plain.outputs[:-1], replace(logits, shape=(BATCH, 3)))),
+        "one tensor twice": replace(plain, inputs=(*plain.inputs, replace(plain.inputs[-1], name="again"))),
+    }
+
+
+def test_a_manifest_that_is_no_evaluation_is_refused(tmp_path: Path) -> None:
+    job = write_job(tmp_path, CASES["mlp"], "onnx")
+    manifest = decode_program(job.program_path.read_bytes()).manifest
+    assert evaluation_layout(manifest).read == ("loss", "correct", "count", "logits")
+    for name, odd in spoiled(manifest).items():
+        with pytest.raises(ProtocolError):
+            pytest.fail(f"{name}: {evaluation_layout(odd)}")
+
+
+def test_a_program_that_the_runtime_refuses_is_told_as_such(tmp_path: Path) -> None:
+    job = write_job(tmp_path, CASES["mlp"], "onnx")
+    program = decode_program(job.program_path.read_bytes())
+    job.program_path.write_bytes(encode_program(replace(program, body=b"no program")))
+    with pytest.raises((LoadError, TrainingError, ProtocolError)):
+        OnnxTrainer().evaluate(job, never)
