@@ -7,9 +7,18 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import pytest
+import torch
+from elastic.token_cases import DECODER
+from sklearn.metrics import confusion_matrix
+from torch.nn import functional
 from trainers.test_trainer_parity import CONFIGS, RUNTIMES, SAMPLES, never, part_of_digits, smallest, trainer_of
 
 from subfleet.arrays import decode_arrays, encode_arrays
+from subfleet.elastic.building import build_module, init_state, network_of
+from subfleet.elastic.maps import extract
+from subfleet.elastic.network import Family
+from subfleet.export.programs import export_evaluation_program, export_training_program
+from subfleet.export.requests import EvaluateRequest, TrainRequest
 from subfleet.protocol.errors import DataError, LoadError, MemoryLimitError, ProtocolError, TrainingError
 from subfleet.protocol.evaluating import EvaluationSettings
 from subfleet.protocol.programs import EvaluateJob, ProgramManifest, TrainJob, decode_program, encode_program
@@ -17,18 +26,6 @@ from subfleet.protocol.training import ObjectiveSettings, OptimiserSettings, Tra
 from subfleet.tasks import Dataset, write_npz
 from subfleet.trainers.evaluation_layout import evaluation_layout
 from subfleet.trainers.onnx import OnnxTrainer
-
-torch = pytest.importorskip("torch")
-pytest.importorskip("executorch")
-from elastic.token_cases import DECODER  # noqa: E402
-from sklearn.metrics import confusion_matrix  # noqa: E402
-from torch.nn import functional  # noqa: E402
-
-from subfleet.elastic.building import build_module, init_state, network_of  # noqa: E402
-from subfleet.elastic.maps import extract  # noqa: E402
-from subfleet.elastic.network import Family  # noqa: E402
-from subfleet.export.programs import export_evaluation_program, export_training_program  # noqa: E402
-from subfleet.export.requests import EvaluateRequest, TrainRequest  # noqa: E402
 
 pytestmark = [pytest.mark.export, pytest.mark.slow]
 
