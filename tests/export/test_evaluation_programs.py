@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from elastic.elastic_cases import CONVOLUTIONAL
+from elastic.token_cases import BERT, CLASSIFIER, DECODER, LSTM, VIT
 from export.export_cases import MLP, RESNET, largest, smallest, train_request
 from torch import Tensor, nn
 from torch.nn import functional
@@ -112,6 +114,17 @@ def test_an_evaluation_is_that_of_pytorch_in_evaluation_mode(target: str, name: 
         assert float(told["loss"]) == pytest.approx(loss, rel=1e-5)
         assert (float(told["correct"]), float(told["count"])) == (correct, count)
         module.train()
+
+
+EVERY_FAMILY = {**CONVOLUTIONAL, "vit": VIT, "decoder": DECODER, "bert": BERT, "classifier": CLASSIFIER, "lstm": LSTM}
+
+
+@pytest.mark.parametrize("name", EVERY_FAMILY)
+@pytest.mark.parametrize("target", ["onnx", "executorch"])
+def test_every_family_can_be_evaluated(target: str, name: str) -> None:
+    objective = ObjectiveSettings(name="next_token" if name in {"decoder", "bert", "lstm"} else "cross_entropy")
+    program = export_evaluation_program(request(target, EVERY_FAMILY[name], batch_size=3, objective=objective))
+    assert program.manifest.max_abs_diff < 1e-5
 
 
 def test_nothing_is_carried_and_the_module_is_left_as_it_was() -> None:
