@@ -8,6 +8,7 @@ from subfleet.agent.states import (
     AgentSettings,
     AgentState,
     BlobArrived,
+    EvaluationEnded,
     Event,
     LinkUp,
     Measure,
@@ -21,6 +22,7 @@ from subfleet.agent.stepping import start, step
 from subfleet.agent.weighing import Weigh, Weighed
 from subfleet.protocol.blobs import BlobRef
 from subfleet.protocol.candidate_scores import CandidateScore, Scoring
+from subfleet.protocol.evaluating import EvaluationResult, EvaluationSettings
 from subfleet.protocol.messages import Profile, Receipt, RoundInfo, Task
 from subfleet.protocol.programs import ProgramRef, TrainResult
 from subfleet.protocol.readings import Budget, Reading
@@ -28,6 +30,16 @@ from subfleet.protocol.subnet import SubnetSpec
 from subfleet.protocol.training import TrainingSettings
 
 RESULT = TrainResult(sample_count=20, step_count=2, loss=1.5, accuracy=0.5, measured_peak_bytes=700, train_seconds=0.1)
+
+EVALUATION = EvaluationResult(
+    loss=0.5,
+    accuracy=0.75,
+    sample_count=4,
+    label_count=4,
+    measured_peak_bytes=300,
+    class_counts=(1, 3),
+    class_correct=(0, 3),
+)
 
 SCORES = (CandidateScore(score=1.5), CandidateScore(score=None, reason="it broke"))
 
@@ -44,6 +56,7 @@ def profile(session_id: str = "s1") -> Profile:
         memory_total_bytes=10**9,
         memory_share=0.5,
         message_id=f"profile.{session_id}",
+        held_out_count=4,
     )
 
 
@@ -98,6 +111,11 @@ def score_task(name: str = "s1", number: int = 1, **changes: Any) -> Task:
     weights = (blob(f"weights {name} a"), blob(f"weights {name} b"))
     scoring = Scoring(specs=(SubnetSpec(name="w1/2 d1"), SubnetSpec(name="w1 d1")), weights=weights)
     given = {"work": "score", "programs": (program, program), "weights": None, "scoring": scoring}
+    return train_task(name, number, **{**given, **changes})
+
+
+def evaluate_task(name: str = "e1", number: int = 1, **changes: Any) -> Task:
+    given = {"work": "evaluate", "training": None, "evaluation": EvaluationSettings(batch_size=8, per_class=True)}
     return train_task(name, number, **{**given, **changes})
 
 
@@ -165,6 +183,10 @@ class Agent:
     def score(self, task: Task) -> tuple[Action, ...]:
         """The worker ends with scores."""
         return self.step(Scored(task_id=task.task_id, scores=SCORES))
+
+    def evaluate(self, task: Task) -> tuple[Action, ...]:
+        """The worker ends with an evaluation."""
+        return self.step(EvaluationEnded(task_id=task.task_id, result=EVALUATION))
 
     def finish(self, task: Task) -> tuple[Action, ...]:
         return self.step(Trained(task_id=task.task_id, result=RESULT, blob=blob(f"update {task.task_id}")))

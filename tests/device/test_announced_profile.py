@@ -34,6 +34,10 @@ def test_a_device_announces_what_its_profile_says_of_its_runtime(
     assert told.memory_limit_bytes is None
     limited = description("pi", replace(profile, memory_limit="300M"), cast("Trainer", _Trainer()), SUMMARY, METER)
     assert limited.memory_limit_bytes == 300_000_000
+    assert told.held_out_count == 0
+    held_out = replace(SUMMARY, sample_count=7)
+    tested = description("pi", profile, cast("Trainer", _Trainer()), SUMMARY, METER, held_out=held_out)
+    assert (tested.sample_count, tested.held_out_count) == (3, 7)
     assert (told.device, told.runtimes, told.sample_count) == ("raspberry_pi_4", ("onnx",), 3)
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import ClassVar
 
-from agent.agent_cases import RESULT, announce, deploy_task, profile, train_task
+from agent.agent_cases import EVALUATION, RESULT, announce, deploy_task, evaluate_task, profile, train_task
 
 from subfleet.agent.states import AgentSettings
 from subfleet.device.meters import Direction
@@ -19,6 +19,7 @@ from subfleet.protocol.messages import (
     BlobMissing,
     ChunkRequest,
     Deployed,
+    Evaluated,
     Message,
     Receipt,
     Refusal,
@@ -29,7 +30,16 @@ from subfleet.protocol.messages import (
     decode,
     encode,
 )
-from subfleet.protocol.programs import DataSummary, Prediction, ProgramRef, ScoreJob, TrainJob, TrainResult
+from subfleet.protocol.programs import (
+    DataSummary,
+    EvaluateJob,
+    EvaluationResult,
+    Prediction,
+    ProgramRef,
+    ScoreJob,
+    TrainJob,
+    TrainResult,
+)
 from subfleet.protocol.readings import Reading
 from subfleet.protocol.topics import CHUNK, Topics
 from subfleet.transport.base import Connected, Delivery
@@ -60,6 +70,7 @@ class FakeTrainer:
     providers: ClassVar[tuple[str, ...]] = ("cpu",)
     held_bytes: int = 0
     jobs: list[TrainJob] = field(default_factory=list)
+    evaluations: list[EvaluateJob] = field(default_factory=list)
     error: Exception | None = None
     gate: threading.Event = field(default_factory=threading.Event)
 
@@ -84,6 +95,16 @@ class FakeTrainer:
 
     def score(self, job: ScoreJob, stopped: Callable[[], bool]) -> float:
         raise NotImplementedError
+
+    def evaluate(self, job: EvaluateJob, stopped: Callable[[], bool]) -> EvaluationResult:
+        self.evaluations.append(job)
+        while not self.gate.wait(0.005):
+            if stopped():
+                raise RuntimeError("stopped")
+        if self.error is not None:
+            raise self.error
+        assert job.program_path.read_bytes() == PROGRAM
+        return EVALUATION
 
     def predict(self, model_path: Path, data: str, threads: int = 1) -> Prediction:
         raise NotImplementedError
@@ -148,6 +169,11 @@ class FakeServer:
         # On a link that loses a third of everything, each way, fetches ask again ever more seldom.
         return train_task(name, number, weights=weights, programs=programs, deadline_s=self.deadline_s)
 
+    def evaluate_task(self, name: str = "e1", number: int = 1) -> Task:
+        """The same for an evaluation."""
+        plain = self.train_task(name, number)
+        return evaluate_task(name, number, weights=plain.weights, programs=plain.programs, deadline_s=self.deadline_s)
+
     def deploy_task(self) -> Task:
         for program in deploy_task().programs:
             self.blobs.add(f"model {program.target}".encode())
@@ -196,7 +222,7 @@ class FakeServer:
             self._outbox.settle(message.of)
         elif isinstance(message, Update):
             self._on_update(message)
-        elif isinstance(message, (Refusal, Deployed)) or (isinstance(message, Telemetry) and message.run_id):
+        elif isinstance(message, (Refusal, Deployed, Evaluated)) or (isinstance(message, Telemetry) and message.run_id):
             self._receipt(message.KIND, message.message_id, "accepted")
 
     def _on_update(self, update: Update) -> None:
@@ -241,7 +267,11 @@ class Rig:
         self.store = AgentStore(self.folder / "device")
         self.store.work_folder.mkdir(exist_ok=True)
         self.worker = TrainingWorker(
-            {"fake": self.trainer}, blobs=self.store.blobs, work_folder=self.store.work_folder, data="d"
+            {"fake": self.trainer},
+            blobs=self.store.blobs,
+            work_folder=self.store.work_folder,
+            data="d",
+            held_out="h",
         )
         told = replace(profile(f"s{self.starts}"), memory_limit_bytes=self.memory_limit_bytes)
         settings = AgentSettings(profile=told, data_bytes=DATA_BYTES, leave_when_finished=leave_when_finished)

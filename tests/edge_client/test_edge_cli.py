@@ -92,6 +92,7 @@ def test_every_help_shows_an_example(capsys: pytest.CaptureFixture[str], command
         (("join", NOBODY, "--data", "x", "--id", "a/b"), 21, "a/b"),
         (("join", NOBODY, "--data", "x", "--replay", "absent.csv"), 11, "absent.csv"),
         (("join", NOBODY, "--data", "/no/such/data"), 11, "/no/such/data"),
+        (("join", NOBODY, "--data", "digits:train", "--held-out", "/no/such/part"), 11, "/no/such/part"),
         (("join", NOBODY, "--data", "x", "--architecture", "absent.json"), 11, "absent.json"),
         (("join", NOBODY, "--data", "x", "--architecture", "a\0b"), 11, "name a file with a subnet as JSON"),
         (("join", NOBODY, "--data", "x", "--architecture", '{"axes": 1}'), 10, "SubnetSpec.axes is int"),

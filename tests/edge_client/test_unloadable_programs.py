@@ -10,7 +10,15 @@ from agent.agent_cases import score_task
 from subfleet.agent.states import Scored, WorkFailed
 from subfleet.edge_client.worker import TrainingWorker
 from subfleet.protocol.errors import LoadError, TrainingError
-from subfleet.protocol.programs import DataSummary, Prediction, ScoreJob, TrainJob, TrainResult
+from subfleet.protocol.programs import (
+    DataSummary,
+    EvaluateJob,
+    EvaluationResult,
+    Prediction,
+    ScoreJob,
+    TrainJob,
+    TrainResult,
+)
 from subfleet.transport.blob_store import BlobStore
 
 LACKING = LoadError("the runtime lacks Gelu")
@@ -41,6 +49,9 @@ class Scorer:
         if isinstance(found, Exception):
             raise found
         return found
+
+    def evaluate(self, job: EvaluateJob, stopped: Callable[[], bool]) -> EvaluationResult:
+        raise NotImplementedError
 
     def predict(self, model_path: Path, data: str, threads: int = 1) -> Prediction:
         raise NotImplementedError

@@ -19,7 +19,15 @@ from subfleet.emulation.batch.figures import figures
 from subfleet.emulation.batch.run import run_batch
 from subfleet.emulation.gathered import GatheredRun
 from subfleet.protocol.errors import ConfigError
-from subfleet.protocol.programs import DataSummary, Prediction, ScoreJob, TrainJob, TrainResult
+from subfleet.protocol.programs import (
+    DataSummary,
+    EvaluateJob,
+    EvaluationResult,
+    Prediction,
+    ScoreJob,
+    TrainJob,
+    TrainResult,
+)
 from subfleet.protocol.training import TrainingSettings
 from subfleet.settings.attacks import Attack, Backdoor, LabelShuffling
 from subfleet.settings.fleet import DeviceSettings, FleetSettings
@@ -49,6 +57,9 @@ class Summing:
 
     def score(self, job: ScoreJob, stopped: Callable[[], bool]) -> float:
         return 4.0
+
+    def evaluate(self, job: EvaluateJob, stopped: Callable[[], bool]) -> EvaluationResult:
+        return EvaluationResult(loss=1.0, accuracy=0.5, sample_count=2, label_count=2, measured_peak_bytes=0)
 
     def predict(self, model_path: Path, data: str, threads: int = 1) -> Prediction:
         raise NotImplementedError

@@ -29,7 +29,15 @@ from subfleet.export.requests import InferRequest, PriceRequest, TrainRequest
 from subfleet.journal.records import ClientRow, RoundRecord
 from subfleet.methods.flexifed import FlexiFed
 from subfleet.protocol.errors import ConfigError, LoadError, MemoryLimitError, RunError
-from subfleet.protocol.programs import DataSummary, Prediction, ScoreJob, TrainJob, TrainResult
+from subfleet.protocol.programs import (
+    DataSummary,
+    EvaluateJob,
+    EvaluationResult,
+    Prediction,
+    ScoreJob,
+    TrainJob,
+    TrainResult,
+)
 from subfleet.protocol.subnet import Prefix, SubnetSpec
 from subfleet.protocol.topics import Topics
 from subfleet.serving.session import Server
@@ -75,6 +83,9 @@ class Refuser:
         raise MemoryLimitError(needed_bytes=job.memory_limit_bytes + 1, limit_bytes=job.memory_limit_bytes)
 
     def score(self, job: ScoreJob, stopped: Callable[[], bool]) -> float:
+        raise NotImplementedError
+
+    def evaluate(self, job: EvaluateJob, stopped: Callable[[], bool]) -> EvaluationResult:
         raise NotImplementedError
 
     def predict(self, model_path: Path, data: str, threads: int = 1) -> Prediction:

@@ -1,5 +1,6 @@
 """What a client process is started with: on its command line, which everybody can read, and beside it."""
 
+from dataclasses import replace
 from pathlib import Path
 
 from subfleet.emulation.fleet import ClientCommand
@@ -28,6 +29,13 @@ def test_a_password_is_handed_over_where_no_process_list_shows_it(tmp_path: Path
     plain = _command(parse_url("mqtt://h"), tmp_path)
     assert "--shared-user" not in plain.arguments()
     assert "SUBFLEET_PASSWORD" not in plain.environment({"SUBFLEET_PASSWORD": "of somebody else"})
+
+
+def test_a_client_is_told_what_it_never_trains_on(tmp_path: Path) -> None:
+    plain = _command(parse_url("mqtt://h"), tmp_path)
+    assert "--held-out" not in plain.arguments()
+    arguments = replace(plain, held_out=tmp_path / "test.npz").arguments()
+    assert arguments[arguments.index("--held-out") + 1] == str(tmp_path / "test.npz")
 
 
 def test_a_client_is_told_what_tls_is_set_up_with(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from subfleet import tasks
 from subfleet.device_profiles import load_log, load_profile
 from subfleet.device_profiles.drawing import devices_of
 from subfleet.device_profiles.populations import load_population
+from subfleet.emulation.batch.announcing import announcement
 from subfleet.emulation.files import written
 from subfleet.emulation.gathering import gathered
 from subfleet.emulation.processes import run_processes
@@ -83,6 +84,21 @@ def test_samples_are_drawn_scaled_and_held_out_as_the_run_says() -> None:
     assert len(whole) == 600
     assert float(whole.mean()) == pytest.approx(0.0, abs=1e-5)
     assert float(whole.std()) == pytest.approx(1.0, rel=1e-5)
+
+
+def test_what_devices_hold_out_is_written_for_their_processes(tmp_path: Path) -> None:
+    run = read_run("quickstart")
+    assert not written(gathered(run), tmp_path / "none").held_out
+    found = gathered(replace(run, data=replace(run.data, held_out=0.25)))
+    files = written(found, tmp_path / "some")
+    assert set(files.held_out) == set(files.clients)
+    for device in found.devices:
+        test, train = (tasks.read_dataset(str(part[device.client_id])) for part in (files.held_out, files.clients))
+        assert device.test is not None
+        assert np.array_equal(test.inputs, device.test.inputs)
+        rows = {bytes(row) for row in train.inputs}
+        assert not rows & {bytes(row) for row in test.inputs}, "nothing is in both"
+        assert announcement(device).held_out_count == len(test)
 
 
 def test_a_device_may_bring_its_own_samples(tmp_path: Path) -> None:

@@ -21,8 +21,8 @@ from subfleet.export.memory.executorch_plan import BASE_BYTES, plan_executorch
 from subfleet.export.memory.executorch_run import HeapGrowth
 from subfleet.export.memory.liveness import activation_peak_bytes
 from subfleet.export.memory.values import counted_bytes, fed_bytes, optimiser_bytes, weights_bytes
-from subfleet.export.programs import write_training_program
-from subfleet.export.steps import SampleSpec, Step, training_step
+from subfleet.export.programs import write_evaluation_program, write_training_program
+from subfleet.export.steps import SampleSpec, Step, evaluation_step, training_step
 from subfleet.protocol.memory import PackingWidth, planned_for
 from subfleet.protocol.programs import Program, encode_program
 from subfleet.protocol.training import ObjectiveSettings, OptimiserSettings
@@ -31,6 +31,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.export]
 BATCH, SIDE = 16, 28
 LOWEST, HIGHEST = 0.95, 1.10
 COUNTING_BYTES = 200_000
+MAPPED_BYTES = 2_000_000
+"""Pages of libraries that a first step maps; a small share of a training, but maybe most of an evaluation."""
 TRAIN = """
 import json, sys
 from pathlib import Path
@@ -49,6 +51,14 @@ job = TrainJob(
 )
 print(json.dumps(trainer.train(job, lambda: False).measured_peak_bytes))
 """
+EVALUATE = TRAIN.replace("TrainJob", "EvaluateJob").replace("trainer.train", "trainer.evaluate")
+EVALUATE = EVALUATE.replace(
+    "subfleet.protocol.training import TrainingSettings", "subfleet.protocol.evaluating import *"
+)
+EVALUATE = EVALUATE.replace('output_path=folder / "change",', "").replace('round=0, client_id="a",', "")
+EVALUATE = EVALUATE.replace(
+    "TrainingSettings(batch_size=batch_size, learning_rate=0.01)", "EvaluationSettings(batch_size=batch_size)"
+)
 
 
 def planned_here(program: Program) -> int:
@@ -135,7 +145,14 @@ def measured_bytes(program: Program, folder: Path) -> int:
     images = random.standard_normal((count, 3, SIDE, SIDE), dtype=np.float32)
     np.savez(folder / "data.npz", x=images, y=random.integers(0, 5, count))
     done = subprocess.run(
-        [sys.executable, "-c", TRAIN, program.manifest.target, str(BATCH), str(folder)],
+        [
+            sys.executable,
+            "-c",
+            TRAIN if program.manifest.purpose == "train" else EVALUATE,
+            program.manifest.target,
+            str(BATCH),
+            str(folder),
+        ],
         capture_output=True,
         text=True,
         check=True,
@@ -150,6 +167,16 @@ def test_a_fresh_process_takes_what_was_planned(name: str, target: str, tmp_path
     program = written(step_of(name), target)
     measured = measured_bytes(program, tmp_path)
     assert LOWEST <= planned_here(program) / measured <= HIGHEST, program.manifest.memory
+
+
+@pytest.mark.parametrize("target", ["onnx", "executorch"])
+@pytest.mark.parametrize("name", MODULES)
+def test_an_evaluation_takes_what_was_planned(name: str, target: str, tmp_path: Path) -> None:
+    sample = SampleSpec(shape=(3, SIDE, SIDE))
+    step = evaluation_step(MODULES[name](), sample, batch_size=BATCH, objective=ObjectiveSettings())
+    program = write_evaluation_program(step, target=target, program_id="memory")
+    off = planned_here(program) - measured_bytes(program, tmp_path)
+    assert abs(off) <= MAPPED_BYTES, program.manifest.memory
 
 
 @pytest.mark.parametrize("name", MODULES)

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from subfleet.protocol.blobs import BlobRef, ByteRange
 from subfleet.protocol.calibration import Calibration, NormLayer
 from subfleet.protocol.candidate_scores import CandidateScore, Scoring
+from subfleet.protocol.evaluating import EvaluationSettings
 from subfleet.protocol.messages import MAX_SAMPLES, MESSAGES, Message
 from subfleet.protocol.schema import MAX_INTEGER
 from subfleet.protocol.subnet import Explicit, Full, Prefix, Roll, SubnetSpec
@@ -77,6 +78,7 @@ _BY_FIELD: dict[str, st.SearchStrategy[Any]] = {
     "macs_per_s": st.one_of(st.none(), st.floats(1e-3, 1e18)),
     "runtimes": st.lists(_SHOWN, min_size=1, max_size=3).map(tuple),
     "sample_count": st.integers(1, MAX_SAMPLES),
+    "held_out_count": st.integers(0, MAX_SAMPLES),
     "memory_share": st.floats(0.001, 1),
     "memory_limit_bytes": st.one_of(st.none(), st.integers(1, 2**60)),
     "battery_fraction": st.one_of(st.none(), st.floats(0, 1)),
@@ -119,17 +121,38 @@ def _instances(kind: Any, **fixed: st.SearchStrategy[Any]) -> st.SearchStrategy[
 def _tasks(draw: st.DrawFn) -> Message:
     """Tasks to train name exactly one program, weights and settings; tasks to score a program for each candidate."""
     kind = MESSAGES["task"]
-    draft = draw(_instances(kind, work=st.just("deploy"), scoring=st.none(), calibration=st.none()))
-    work = draw(st.sampled_from(["deploy", "train", "score", "calibrate"]))
+    draft = draw(
+        _instances(kind, work=st.just("deploy"), scoring=st.none(), calibration=st.none(), evaluation=st.none())
+    )
+    work = draw(st.sampled_from(["deploy", "train", "score", "calibrate", "evaluate"]))
     if work == "deploy":
         return typing.cast("Message", draft)
     training = draw(_BY_TYPE[TrainingSettings])
     changes: dict[str, Any] = {"programs": draft.programs[:1], "weights": draw(_BLOBS)}
+    if work == "evaluate":
+        training = None
+        changes |= {"evaluation": draw(st.builds(EvaluationSettings, batch_size=_SIZES, per_class=st.booleans()))}
     if work == "calibrate":
         changes |= {"calibration": draw(_BY_TYPE[Calibration])}
     if work == "score":
         changes = {"programs": (draft.programs[0],) * 2, "scoring": draw(_BY_TYPE[Scoring])}
     return typing.cast("Message", dataclasses.replace(draft, work=work, training=training, **changes))
+
+
+@st.composite
+def _evaluations(draw: st.DrawFn) -> Message:
+    """Each class has as many right labels as labels, at most, and all labels are of some class."""
+    counts = draw(st.lists(st.integers(0, 2**30), max_size=4).filter(lambda found: not found or sum(found) > 0))
+    message: Message = draw(
+        _instances(
+            MESSAGES["evaluated"],
+            accuracy=st.floats(0, 1),
+            label_count=st.just(sum(counts)) if counts else st.integers(1, 2**50),
+            class_counts=st.just(tuple(counts)),
+            class_correct=st.tuples(*(st.integers(0, count) for count in counts)),
+        )
+    )
+    return message
 
 
 @st.composite
@@ -145,5 +168,6 @@ MESSAGE_STRATEGIES: dict[str, st.SearchStrategy[Message]] = {
     **{name: _instances(kind) for name, kind in MESSAGES.items()},
     "task": _tasks(),
     "profile": _profiles(),
+    "evaluated": _evaluations(),
 }
 EVERY_MESSAGE = st.one_of(*MESSAGE_STRATEGIES.values())

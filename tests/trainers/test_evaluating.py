@@ -7,28 +7,36 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import pytest
+import torch
+from agent.agent_cases import evaluate_task
+from elastic.token_cases import DECODER
+from sklearn.metrics import confusion_matrix
+from torch.nn import functional
 from trainers.test_trainer_parity import CONFIGS, RUNTIMES, SAMPLES, never, part_of_digits, smallest, trainer_of
 
+from subfleet.agent.states import EvaluationEnded
 from subfleet.arrays import decode_arrays, encode_arrays
+from subfleet.edge_client.store import AgentStore
+from subfleet.edge_client.worker import TrainingWorker
+from subfleet.elastic.building import build_module, init_state, network_of
+from subfleet.elastic.maps import extract
+from subfleet.elastic.network import Family
+from subfleet.export.programs import export_evaluation_program, export_training_program
+from subfleet.export.requests import EvaluateRequest, TrainRequest
 from subfleet.protocol.errors import DataError, LoadError, MemoryLimitError, ProtocolError, TrainingError
 from subfleet.protocol.evaluating import EvaluationSettings
-from subfleet.protocol.programs import EvaluateJob, ProgramManifest, TrainJob, decode_program, encode_program
+from subfleet.protocol.programs import (
+    EvaluateJob,
+    ProgramManifest,
+    ProgramRef,
+    TrainJob,
+    decode_program,
+    encode_program,
+)
 from subfleet.protocol.training import ObjectiveSettings, OptimiserSettings, TrainingSettings
 from subfleet.tasks import Dataset, write_npz
 from subfleet.trainers.evaluation_layout import evaluation_layout
 from subfleet.trainers.onnx import OnnxTrainer
-
-torch = pytest.importorskip("torch")
-pytest.importorskip("executorch")
-from elastic.token_cases import DECODER  # noqa: E402
-from sklearn.metrics import confusion_matrix  # noqa: E402
-from torch.nn import functional  # noqa: E402
-
-from subfleet.elastic.building import build_module, init_state, network_of  # noqa: E402
-from subfleet.elastic.maps import extract  # noqa: E402
-from subfleet.elastic.network import Family  # noqa: E402
-from subfleet.export.programs import export_evaluation_program, export_training_program  # noqa: E402
-from subfleet.export.requests import EvaluateRequest, TrainRequest  # noqa: E402
 
 pytestmark = [pytest.mark.export, pytest.mark.slow]
 
@@ -168,6 +176,23 @@ def test_classes_are_counted_where_that_is_asked_and_one_sample_is_enough(tmp_pa
     write_npz(Path(plain.data), Dataset(inputs=one.inputs[:1], labels=one.labels[:1]))
     alone = OnnxTrainer().evaluate(replace(plain, settings=PER_CLASS), never)
     assert (alone.sample_count, alone.label_count, sum(alone.class_counts)) == (1, 1, 1)
+
+
+def test_a_worker_evaluates_what_a_task_names(tmp_path: Path) -> None:
+    job, trainer = write_job(tmp_path, CASES["tokens"], "onnx"), OnnxTrainer()
+    store = AgentStore(tmp_path / "device")
+    program = ProgramRef(program_id="p", target="onnx", blob=store.blobs.add(job.program_path.read_bytes()))
+    weights = store.blobs.add(job.weights_path.read_bytes())
+    task = evaluate_task(programs=(program,), weights=weights, evaluation=PER_CLASS)
+    worker = TrainingWorker(
+        {"onnx": trainer}, blobs=store.blobs, work_folder=store.work_folder, data="none", held_out=job.data
+    )
+    worker.start(task, 2**30)
+    worker.join(60.0)
+    outcome = worker.outcome()
+    assert isinstance(outcome, EvaluationEnded)
+    expected = trainer.evaluate(job, never)
+    assert replace(outcome.result, measured_peak_bytes=0) == replace(expected, measured_peak_bytes=0)
 
 
 def test_what_cannot_be_evaluated_says_why(tmp_path: Path) -> None:

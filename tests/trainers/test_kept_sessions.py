@@ -19,7 +19,8 @@ from subfleet.protocol.training import TrainingSettings
 from subfleet.trainers.kept import LoadedSession, Slot
 from subfleet.trainers.memory import MemoryWatch, release_free_memory
 from subfleet.trainers.onnx import OnnxTrainer
-from subfleet.trainers.step_layout import StepLayout, step_layout
+from subfleet.trainers.sessions import SessionLayout
+from subfleet.trainers.step_layout import step_layout
 from subfleet.trainers.training import run_training, train_job
 
 MEBIBYTE = 2**20
@@ -98,7 +99,7 @@ class Hoarder:
 
     size_bytes: int
     made: list["weakref.ref[Hoarder]"]
-    layout: StepLayout
+    layout: SessionLayout
     stored: Mapping[str, npt.NDArray[np.generic]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -119,7 +120,7 @@ class Hoarder:
 
 
 def hoard(job: TrainJob, slot: Slot, made: list["weakref.ref[Hoarder]"], size_bytes: int) -> TrainResult:
-    def load(program: Program, layout: StepLayout, threads: int) -> Hoarder:
+    def load(program: Program, layout: SessionLayout, threads: int) -> Hoarder:
         return Hoarder(size_bytes, made, layout)
 
     return train_job(job, lambda: False, target="recording", open_session=load, slot=slot)

@@ -1,0 +1,177 @@
+"""The agent and models that it evaluates, state by state: what each event leads to."""
+
+from dataclasses import replace
+
+import pytest
+from agent.agent_cases import (
+    EVALUATION,
+    Agent,
+    announce,
+    blob,
+    connected,
+    deploy_task,
+    evaluate_task,
+    one,
+    profile,
+    train_task,
+)
+
+from subfleet.agent.states import (
+    AgentSettings,
+    Fetch,
+    Keep,
+    Measure,
+    Prune,
+    Publish,
+    Save,
+    Saved,
+    Settle,
+    StopTraining,
+    Train,
+    WorkFailed,
+)
+from subfleet.protocol.messages import Evaluated, Receipt, Refusal, Task, Update
+from subfleet.protocol.schema import from_plain, to_plain
+
+
+def receipt(of: str) -> Receipt:
+    return Receipt(of=of, status="accepted")
+
+
+def duplicate(task: Task) -> Publish:
+    """What answers a task that was there before."""
+    message_id = f"receipt.s1.{task.message_id}"
+    return Publish(message=Receipt(of=task.message_id, status="duplicate", message_id=message_id))
+
+
+def test_an_evaluation_from_task_to_receipt() -> None:
+    agent = connected()
+    agent.hear(announce(1, "train"))
+    task = evaluate_task()
+    assert {action.blob for action in agent.hear(task) if isinstance(action, Fetch)} == {
+        blob("program"),
+        blob("weights e1"),
+    }
+    actions = agent.fetch_all()
+    assert one(actions, Measure).purpose == "task"
+    assert (one(actions, Train).task, one(actions, Train).memory_limit_bytes) == (task, 1000)
+    agent.now_s += 7.0
+    actions = agent.evaluate(task)
+    message = one(actions, Keep).message
+    assert message == Evaluated(
+        task_id="e1",
+        run_id="run",
+        round=1,
+        client_id="pi",
+        loss=0.5,
+        accuracy=0.75,
+        sample_count=4,
+        label_count=4,
+        class_counts=(1, 3),
+        class_correct=(0, 3),
+        measured_peak_bytes=EVALUATION.measured_peak_bytes,
+        seconds=7.0,
+        message_id="evaluated.e1",
+    )
+    assert one(actions, Save).saved.evaluated == (message,)
+    assert one(actions, Prune).keep == {blob("program").sha256}, "weights go; the next round has the same program"
+    actions = agent.hear(receipt(message.message_id))
+    assert one(actions, Settle).message_id == message.message_id
+    assert one(actions, Save).saved.evaluated == ()
+
+
+def test_an_evaluation_that_comes_again_is_done_once() -> None:
+    agent = connected()
+    agent.train(evaluate_task())
+    assert one(agent.hear(evaluate_task()), Publish) == duplicate(evaluate_task())
+    agent.evaluate(evaluate_task())
+    assert agent.hear(evaluate_task()) == (duplicate(evaluate_task()),)
+    again = connected(saved=agent.state.saved())
+    again.hear(announce(1, "train"))
+    assert again.hear(evaluate_task()) == (duplicate(evaluate_task()),), "not after a new start, either"
+
+
+def test_a_training_follows_in_the_same_round_and_takes_the_place_of_an_evaluation() -> None:
+    agent = connected()
+    agent.train(evaluate_task())
+    agent.evaluate(evaluate_task())
+    assert one(agent.train(train_task()), Train).task.work == "train"
+    assert isinstance(one(agent.finish(train_task()), Keep).message, Update)
+    other = connected()
+    other.train(evaluate_task())
+    assert one(other.train(train_task()), StopTraining).task_id == "e1"
+    actions = other.evaluate(evaluate_task())
+    assert not any(isinstance(action, Keep) for action in actions)
+    assert other.state.running is None
+
+
+def test_a_device_without_held_out_data_says_so_at_once() -> None:
+    agent = connected(settings=AgentSettings(profile=replace(profile(), held_out_count=0)))
+    agent.hear(announce(1, "train"))
+    actions = agent.hear(evaluate_task())
+    refusal = one(actions, Keep).message
+    assert isinstance(refusal, Refusal)
+    assert refusal.reason == "data"
+    assert refusal.detail == "this device has no held-out data to evaluate on; name some with --held-out when it joins"
+    assert not any(isinstance(action, Fetch) for action in actions), "nothing is fetched for it"
+    assert one(agent.train(train_task("t2")), Train).task.work == "train"
+
+
+@pytest.mark.parametrize(
+    ("task", "reason"),
+    [
+        (evaluate_task(programs=(deploy_task().programs[0],)), "runtime"),
+        (evaluate_task(planned_peak_bytes=1001), "memory"),
+    ],
+)
+def test_an_evaluation_that_the_device_cannot_do_is_refused(task: Task, reason: str) -> None:
+    agent = connected()
+    actions = agent.train(task)
+    assert one(actions, Keep).message.reason == reason
+    assert not any(isinstance(action, Train) for action in actions)
+
+
+def test_an_evaluation_that_fails_is_refused() -> None:
+    agent = connected()
+    agent.train(evaluate_task())
+    actions = agent.step(WorkFailed(task_id="e1", reason="data", detail="other classes"))
+    assert (one(actions, Keep).message.reason, one(actions, Keep).message.detail) == ("data", "other classes")
+
+
+def test_an_evaluation_is_sent_until_its_receipt_or_the_end_of_its_run() -> None:
+    agent = connected()
+    agent.train(evaluate_task())
+    message = one(agent.evaluate(evaluate_task()), Keep).message
+    for info in (announce(1, "train"), announce(2), announce(3)):
+        agent.hear(info)
+    assert message in [entry.message for entry in agent.state.pending]
+    settled = [action for action in agent.hear(announce(3, "finished")) if isinstance(action, Settle)]
+    assert Settle(message_id=message.message_id) in settled
+
+
+def test_a_new_start_sends_kept_evaluations_again_and_does_unanswered_ones_anew() -> None:
+    agent = connected()
+    agent.train(evaluate_task())
+    again = connected(saved=agent.state.saved())
+    assert one(again.hear(announce(1, "train")) + again.fetch_all(), Train).task == evaluate_task()
+    message = one(again.evaluate(evaluate_task()), Keep).message
+    once_more = Agent(saved=again.state.saved())
+    assert once_more.first == (Keep(message=message),)
+
+
+def test_an_evaluation_writes_nothing_to_the_disk_but_what_it_fetches() -> None:
+    fetched_bytes = sum(part.size_bytes for part in evaluate_task().blobs)
+    agent = connected(room_bytes=fetched_bytes)
+    assert one(agent.train(evaluate_task()), Train).task == evaluate_task()
+    assert one(connected(room_bytes=fetched_bytes - 1).train(evaluate_task()), Keep).message.reason == "disk"
+    assert one(connected(room_bytes=fetched_bytes).train(train_task()), Keep).message.reason == "disk"
+
+
+def test_nothing_is_saved_of_evaluations_where_there_are_none() -> None:
+    """An agent of before must be able to read the file."""
+    assert "evaluated" not in to_plain(Saved())
+    agent = connected()
+    agent.train(evaluate_task())
+    agent.evaluate(evaluate_task())
+    saved = agent.state.saved()
+    assert from_plain(Saved, to_plain(saved)) == saved

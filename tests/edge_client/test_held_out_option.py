@@ -1,0 +1,42 @@
+"""What `subfleet-edge join --held-out` names is described at the start."""
+
+from pathlib import Path
+from typing import Any, NoReturn
+
+import numpy as np
+import pytest
+
+from subfleet.agent.states import AgentSettings
+from subfleet.edge_client import joining
+from subfleet.edge_client.joining import JoinOptions
+from subfleet.protocol.errors import ConfigError
+from subfleet.tasks import read_dataset
+from subfleet.transport.address import BrokerOptions
+
+NOBODY = "mqtt://127.0.0.1:1"
+
+
+@pytest.mark.parametrize(("kept", "larger"), [(4, "data"), (60, "held out")])
+def test_join_tells_how_many_samples_are_held_out_and_counts_the_larger_data(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, kept: int, larger: str
+) -> None:
+    given: dict[str, Any] = {}
+
+    def begin(settings: AgentSettings, *_: object) -> NoReturn:
+        given["settings"] = settings
+        raise ConfigError("far enough")
+
+    data, held_out = (str(tmp_path / name) for name in ("data.npz", "held_out.npz"))
+    for path, count in ((data, 6), (held_out, kept)):
+        np.savez(path, x=np.zeros((count, 1, 2, 2), np.float32), y=np.arange(count) % 3)
+    monkeypatch.setattr(joining, "Session", begin)
+    options = JoinOptions(broker=BrokerOptions(url=NOBODY), data=data, held_out=held_out, state=tmp_path / "s")
+    with pytest.raises(ConfigError, match="far enough"):
+        joining.join(options)
+    told = given["settings"]
+    assert (told.profile.sample_count, told.profile.held_out_count) == (6, kept)
+    sizes = {
+        "data": read_dataset(data).summary().data_bytes,
+        "held out": read_dataset(held_out).summary().data_bytes,
+    }
+    assert told.data_bytes == sizes[larger] == max(sizes.values())

@@ -1,0 +1,217 @@
+"""Evaluation programs against plain PyTorch: what they tell, what they leave alone, and what is refused."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from elastic.elastic_cases import CONVOLUTIONAL
+from elastic.token_cases import BERT, CLASSIFIER, DECODER, LSTM, VIT
+from export.export_cases import MLP, RESNET, largest, smallest, train_request
+from torch import Tensor, nn
+from torch.nn import functional
+
+from subfleet.elastic.building import build_module, network_of
+from subfleet.elastic.network import Family
+from subfleet.export.cache import CacheFolder
+from subfleet.export.pool import ExportPool
+from subfleet.export.programs import export_evaluation_program, write_evaluation_program, write_training_program
+from subfleet.export.requests import EvaluateRequest
+from subfleet.export.steps import SampleSpec, Step, evaluation_step, training_step
+from subfleet.export.targets import TARGETS
+from subfleet.export.targets.torch import read_torch_step
+from subfleet.export.verification import seeded, verify_evaluation
+from subfleet.export.versions import TARGET_NAMES
+from subfleet.protocol.errors import ExportError
+from subfleet.protocol.programs import Program, decode_program
+from subfleet.protocol.training import ObjectiveSettings, OptimiserSettings
+
+pytestmark = [pytest.mark.export, pytest.mark.slow]
+
+BATCH = 4
+PATIENCE_S = 200.0
+BATCH_NORM = replace(RESNET, norm="batch")
+
+
+class Transformer(nn.Module):
+    """Attention and dropout over symbols, whose next ones are predicted."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(7, 8)
+        self.layer = nn.TransformerEncoderLayer(8, 2, dim_feedforward=12, dropout=0.5, batch_first=True)
+        self.head = nn.Sequential(nn.Dropout(0.5), nn.Linear(8, 7))
+
+    def forward(self, symbols: Tensor) -> Tensor:
+        logits: Tensor = self.head(self.layer(self.embedding(symbols)))
+        return logits
+
+
+class Exits(nn.Module):
+    """Two exits, of which the last one predicts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.first, self.last = nn.Linear(5, 6), nn.Linear(6, 3), nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        hidden = torch.relu(self.body(x))
+        return self.first(hidden), self.last(hidden)
+
+
+def request(target: str, model: Family = MLP, **changes: object) -> EvaluateRequest:
+    plain = EvaluateRequest(
+        model=model, spec=largest(model), target=target, batch_size=BATCH, objective=ObjectiveSettings()
+    )
+    return replace(plain, **changes)  # type: ignore[arg-type]  # fields of it
+
+
+def step_of(name: str) -> tuple[nn.Module, Step]:
+    """A module in training mode, as a network is handed over, and its evaluation."""
+    module: nn.Module
+    if name == "transformer":
+        module, sample = Transformer(), SampleSpec(shape=(5,), dtype="I64", limit=7)
+        objective = ObjectiveSettings(name="next_token")
+    elif name == "exits":
+        module, sample, objective = Exits(), SampleSpec(shape=(5,)), ObjectiveSettings()
+    else:
+        model = {"batch norm": BATCH_NORM, "group norm": RESNET}[name]
+        module = build_module(network_of(model), largest(model))
+        sample, objective = SampleSpec(shape=model.input_shape), ObjectiveSettings()
+    return module.train(), evaluation_step(module, sample, batch_size=BATCH, objective=objective)
+
+
+def given_to(step: Step, real: int) -> dict[str, Tensor]:
+    """A batch with so many real samples."""
+    example = step.example(torch.Generator().manual_seed(1), sample_count=real)
+    return {value.name: tensor for value, tensor in zip(step.inputs, example, strict=True)}
+
+
+def told_by_pytorch(module: nn.Module, given: dict[str, Tensor]) -> tuple[float, float, float]:
+    """Loss, correct and count of the real samples alone."""
+    named = {name.partition(".")[2]: tensor for name, tensor in given.items() if "." in name}
+    module.load_state_dict(named, strict=False)
+    real = given["sample_mask"] > 0
+    labels = given["label"][real]
+    with torch.no_grad():
+        outputs = module.eval()(given["input"][real])
+    logits = outputs[-1] if isinstance(outputs, tuple) else outputs
+    loss = functional.cross_entropy(logits.flatten(0, -2), labels.flatten(), ignore_index=-1)
+    counted = labels >= 0
+    return float(loss), float((logits.argmax(-1) == labels)[counted].sum()), float(counted.sum())
+
+
+@pytest.mark.parametrize("name", ["batch norm", "group norm", "transformer", "exits"])
+@pytest.mark.parametrize("target", TARGET_NAMES)
+def test_an_evaluation_is_that_of_pytorch_in_evaluation_mode(target: str, name: str) -> None:
+    module, step = step_of(name)
+    program = None if target == "torch" else write_evaluation_program(step, target=target, program_id=name)
+    for real in (BATCH, 1):
+        given = given_to(step, real)
+        results = step.run(*given.values()) if program is None else TARGETS[target].run(bytes(program.body), given)
+        told = dict(zip((value.name for value in step.outputs), results, strict=True))
+        loss, correct, count = told_by_pytorch(module, given)
+        assert float(told["loss"]) == pytest.approx(loss, rel=1e-5)
+        assert (float(told["correct"]), float(told["count"])) == (correct, count)
+        module.train()
+
+
+EVERY_FAMILY = {**CONVOLUTIONAL, "vit": VIT, "decoder": DECODER, "bert": BERT, "classifier": CLASSIFIER, "lstm": LSTM}
+
+
+@pytest.mark.parametrize("name", EVERY_FAMILY)
+@pytest.mark.parametrize("target", ["onnx", "executorch"])
+def test_every_family_can_be_evaluated(target: str, name: str) -> None:
+    objective = ObjectiveSettings(name="next_token" if name in {"decoder", "bert", "lstm"} else "cross_entropy")
+    program = export_evaluation_program(request(target, EVERY_FAMILY[name], batch_size=3, objective=objective))
+    assert program.manifest.max_abs_diff < 1e-5
+
+
+def test_nothing_is_carried_and_the_module_is_left_as_it_was() -> None:
+    module, step = step_of("batch norm")
+    before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
+    assert [value.role for value in step.outputs] == ["loss", "correct", "count", "logits"]
+    assert {value.role for value in step.inputs} == {"input", "label", "sample_mask", "parameter", "buffer"}
+    assert all(layer.training for layer in module.modules())
+    assert all(torch.equal(tensor, before[name]) for name, tensor in module.state_dict().items())
+
+
+@pytest.mark.parametrize("target", ["onnx", "executorch"])
+def test_no_step_is_paid_for(target: str) -> None:
+    """Weights are held once, and there is no gradient and no state."""
+    model = build_module(network_of(RESNET), largest(RESNET))
+    sample = SampleSpec(shape=RESNET.input_shape)
+    trained = write_training_program(
+        training_step(model, sample, batch_size=BATCH, objective=ObjectiveSettings(), optimiser=OptimiserSettings()),
+        target=target,
+        program_id="trained",
+    )
+    memory = export_evaluation_program(request(target, RESNET)).manifest.memory
+    assert memory.optimiser_bytes == 0
+    assert 2 * memory.weights_bytes == trained.manifest.memory.weights_bytes
+    assert memory.peak_bytes < trained.manifest.memory.peak_bytes
+
+
+@pytest.mark.parametrize("target", TARGET_NAMES)
+def test_a_manifest_says_what_the_program_is_for(target: str) -> None:
+    asked = request(target)
+    program = export_evaluation_program(asked)
+    manifest = program.manifest
+    assert (manifest.purpose, manifest.target, manifest.batch_size) == ("evaluate", target, BATCH)
+    assert manifest.program_id == asked.program_id != train_request(target).program_id
+    assert 0 <= manifest.max_abs_diff < 1e-5
+    if target == "torch":
+        step = read_torch_step(Program(manifest=manifest, body=program.body))
+        assert step.outputs == manifest.outputs
+
+
+def test_ids_depend_on_what_changes_the_program_alone() -> None:
+    plain = request("onnx")
+    assert replace(plain, spec=replace(plain.spec, name="other")).program_id == plain.program_id
+    others = (
+        replace(plain, batch_size=5),
+        replace(plain, spec=smallest(MLP)),
+        replace(plain, target="executorch"),
+        replace(plain, objective=ObjectiveSettings(name="mean_squared_error")),
+    )
+    assert len({plain.program_id, *(other.program_id for other in others)}) == 5
+    with pytest.raises(ValueError, match="batch_size is 0"):
+        replace(plain, batch_size=0)
+    with pytest.raises(ValueError, match=r"has terms of training; use objective\.plain"):
+        replace(plain, objective=ObjectiveSettings(proximal=True))
+
+
+def test_what_cannot_be_evaluated_is_refused() -> None:
+    sample, plain = SampleSpec(shape=(5,)), ObjectiveSettings()
+    with pytest.raises(ExportError, match="must be a plain one"):
+        evaluation_step(nn.Linear(5, 3), sample, batch_size=2, objective=ObjectiveSettings(label_smoothing=0.1))
+    norm = nn.Sequential(nn.Linear(5, 3), nn.BatchNorm1d(3, track_running_stats=False))
+    with pytest.raises(ExportError, match="statistics"):
+        evaluation_step(norm, sample, batch_size=2, objective=plain)
+    with pytest.raises(ExportError, match="'next_token' needs logits"):
+        evaluation_step(nn.Linear(5, 3), sample, batch_size=2, objective=ObjectiveSettings(name="next_token"))
+
+
+def test_a_program_that_counts_padding_is_not_written() -> None:
+    _, step = step_of("group norm")
+
+    def counting_padding(example: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        given = [
+            torch.ones_like(tensor) if value.role == "sample_mask" else tensor
+            for value, tensor in zip(step.inputs, example, strict=True)
+        ]
+        return step.run(*given)
+
+    verify_evaluation(lambda example: step.run(*example), step, seeded("right"))
+    with pytest.raises(ExportError, match="is off by"):
+        verify_evaluation(lambda example: counting_padding(tuple(example)), step, seeded("right"))
+
+
+def test_a_worker_writes_it_once_and_it_stays(tmp_path: Path) -> None:
+    asked = request("onnx")
+    with ExportPool(CacheFolder(path=tmp_path), workers=1) as pool:
+        path = pool.submit_evaluation(asked).result(PATIENCE_S)
+        assert path == tmp_path / asked.file_name
+        assert decode_program(path.read_bytes()).manifest == export_evaluation_program(asked).manifest
+    with ExportPool(CacheFolder(path=tmp_path), workers=1) as another:
+        assert another.submit_evaluation(asked).done()

@@ -1,0 +1,143 @@
+"""Evaluations on the wire: fixed bytes, what is left out for readers of before, and claims that cannot be."""
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from agent.agent_cases import EVALUATION, evaluate_task, profile, train_task
+
+from subfleet.protocol.errors import ProtocolError
+from subfleet.protocol.evaluating import MAX_COUNTED_CLASSES, MAX_LABELS, EvaluationSettings
+from subfleet.protocol.messages import MAX_CONTROL_BYTES, MAX_SAMPLES, Evaluated, decode, encode
+from subfleet.protocol.training import ObjectiveSettings, TrainingSettings
+
+EVALUATED = Evaluated(
+    task_id="t",
+    run_id="r",
+    round=2,
+    client_id="pi",
+    loss=0.25,
+    accuracy=0.75,
+    sample_count=4,
+    label_count=4,
+    class_counts=(1, 3),
+    class_correct=(0, 3),
+    measured_peak_bytes=7,
+    seconds=1.5,
+    message_id="m",
+)
+
+
+def test_the_bytes_of_an_evaluation_are_fixed() -> None:
+    assert encode(EVALUATED) == (
+        b'{"accuracy":0.75,"class_correct":[0,3],"class_counts":[1,3],"client_id":"pi","kind":"evaluated",'
+        b'"label_count":4,"loss":0.25,"measured_peak_bytes":7,"message_id":"m","round":2,"run_id":"r",'
+        b'"sample_count":4,"schema":1,"seconds":1.5,"task_id":"t"}'
+    )
+    assert decode(encode(EVALUATED), expected="evaluated") == EVALUATED
+
+
+def test_an_evaluate_task_says_how_and_others_are_written_as_before() -> None:
+    plain = json.loads(encode(evaluate_task()))
+    assert (plain["work"], plain["evaluation"]) == ("evaluate", {"batch_size": 8, "per_class": True})
+    assert plain["training"] is None
+    assert decode(encode(evaluate_task())) == evaluate_task()
+    assert "evaluation" not in json.loads(encode(train_task()))
+
+
+def test_a_profile_tells_of_held_out_data_where_there_are_some() -> None:
+    assert json.loads(encode(profile()))["held_out_count"] == 4
+    without = replace(profile(), held_out_count=0)
+    assert "held_out_count" not in json.loads(encode(without))
+    assert decode(encode(without)) == without
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"evaluation": None}, "an evaluate task, and no other, must name evaluation settings"),
+        ({"work": "train", "training": TrainingSettings()}, "an evaluate task, and no other"),
+        ({"training": TrainingSettings()}, "and no training settings"),
+        ({"weights": None}, "must name one program and weights"),
+        ({"programs": evaluate_task().programs * 2}, "must name one program and weights"),
+        ({"scoring": None, "calibration": None, "programs": ()}, "1 or more programs"),
+    ],
+)
+def test_an_evaluate_task_names_what_it_needs_and_others_do_not(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        evaluate_task(**changes)
+
+
+CLAIMS = [
+    ({"loss": -0.1}, "loss is -0.1, but must be a number of 0 or more"),
+    ({"accuracy": 1.01}, "accuracy is 1.01, but must be from 0 to 1"),
+    ({"accuracy": -0.01}, "accuracy is -0.01"),
+    ({"sample_count": 0}, "sample_count is 0, but must be 1 to"),
+    ({"sample_count": MAX_SAMPLES + 1}, "sample_count is"),
+    ({"label_count": 0}, "label_count is 0, but must be 1 to"),
+    ({"label_count": MAX_LABELS + 1}, "label_count is"),
+    ({"measured_peak_bytes": -1}, "measured_peak_bytes is -1"),
+    ({"class_counts": [1, 2], "class_correct": [0, 2]}, "class_counts add up to 3, but label_count is 4"),
+    ({"class_counts": [4]}, "there are 1 class_counts and 2 class_correct"),
+    ({"class_correct": []}, "there are 2 class_counts and 0 class_correct"),
+    ({"class_correct": [2, 3]}, "each of class_correct must be 0 up to that of class_counts"),
+    ({"class_correct": [-1, 3]}, "each of class_correct must be 0 up to that of class_counts"),
+    ({"class_counts": [-1, 5], "class_correct": [-1, 3]}, "each of class_correct"),
+    ({"class_counts": [0] * (MAX_COUNTED_CLASSES + 1)}, "class_counts has 8193 items, but may have 8192"),
+]
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"), [*CLAIMS, ({"seconds": -1.0}, "seconds is -1.0"), ({"client_id": "a/b"}, "id")]
+)
+def test_a_claim_that_cannot_be_is_refused(changes: dict[str, Any], words: str) -> None:
+    plain = json.loads(encode(EVALUATED))
+    with pytest.raises(ProtocolError, match=words):
+        decode(json.dumps(plain | changes).encode())
+
+
+@pytest.mark.parametrize(("changes", "words"), CLAIMS)
+def test_a_trainer_can_claim_nothing_that_cannot_be(changes: dict[str, Any], words: str) -> None:
+    given: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value for name, value in changes.items()
+    }
+    with pytest.raises(ValueError, match=words):
+        replace(EVALUATION, **given)
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf")])
+def test_a_loss_is_a_number(number: float) -> None:
+    with pytest.raises(ValueError, match="loss is"):
+        replace(EVALUATED, loss=number)
+
+
+def test_the_largest_evaluation_fits_a_message() -> None:
+    """Labels are spread evenly, which takes the most digits."""
+    counts = (MAX_LABELS // MAX_COUNTED_CLASSES,) * MAX_COUNTED_CLASSES
+    message = replace(
+        EVALUATED,
+        class_counts=counts,
+        class_correct=counts,
+        label_count=sum(counts),
+        task_id="t" * 4096,
+        run_id="r" * 4096,
+    )
+    assert len(encode(message)) < MAX_CONTROL_BYTES
+    assert decode(encode(message)) == message
+
+
+def test_settings_and_held_out_counts_are_checked() -> None:
+    with pytest.raises(ValueError, match="batch_size is 0"):
+        EvaluationSettings(batch_size=0)
+    for count in (-1, MAX_SAMPLES + 1):
+        with pytest.raises(ValueError, match="held_out_count is"):
+            replace(profile(), held_out_count=count)
+
+
+def test_a_plain_objective_has_nothing_that_only_training_has() -> None:
+    trained = ObjectiveSettings(
+        name="next_token", label_smoothing=0.1, class_mask=True, proximal=True, distillation="self", temperature=2.0
+    )
+    assert trained.plain == ObjectiveSettings(name="next_token")
+    assert trained.plain.plain == trained.plain
