@@ -21,8 +21,7 @@ from step_benchmark.programs import ProgramStep
 from step_benchmark.stepping import Start
 from subfleet.protocol.programs import Program
 from subfleet.trainers.onnx_session import OnnxSession
-from subfleet.trainers.sessions import Array, RunProgram, StepSession, hosted
-from subfleet.trainers.step_layout import StepLayout
+from subfleet.trainers.sessions import Array, RunProgram, SessionLayout, StepSession, hosted
 
 STEPS = 12
 WARM_STEPS = 2
@@ -70,7 +69,7 @@ def _profile_onnx(program: Program, start: Start, samples: Samples, threads: int
     sessions: list[onnxruntime.InferenceSession] = []
     with tempfile.TemporaryDirectory() as folder:
 
-        def open_profiled(opened: Program, layout: StepLayout, count: int) -> StepSession:
+        def open_profiled(opened: Program, layout: SessionLayout, count: int) -> StepSession:
             options = onnxruntime.SessionOptions()
             options.intra_op_num_threads = count
             options.inter_op_num_threads = 1

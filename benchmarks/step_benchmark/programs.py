@@ -22,8 +22,8 @@ from subfleet.protocol.programs import Program, encode_program
 from subfleet.protocol.subnet import SubnetSpec
 from subfleet.protocol.training import ObjectiveSettings, OptimiserSettings
 from subfleet.trainers import executorch, onnx
-from subfleet.trainers.sessions import OpenSession, StepSession
-from subfleet.trainers.step_layout import StepLayout, step_layout
+from subfleet.trainers.sessions import OpenSession, SessionLayout, StepSession
+from subfleet.trainers.step_layout import step_layout
 
 Array = npt.NDArray[np.generic]
 TARGETS = ("onnx", "executorch")
@@ -76,7 +76,7 @@ def cached_lookup_ms(program: Program) -> tuple[float, float]:
     return times_ms[0], statistics.median(times_ms[1:])
 
 
-def open_session(program: Program, layout: StepLayout, threads: int) -> StepSession:
+def open_session(program: Program, layout: SessionLayout, threads: int) -> StepSession:
     """The session that a device's trainer trains with, with the trainer's own settings."""
     if program.manifest.target == "onnx":
         runtime = onnx._prepare("cpu")  # noqa: SLF001 - what the trainer does, without its data and files

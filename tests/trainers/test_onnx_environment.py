@@ -58,7 +58,8 @@ import sys
 from pathlib import Path
 for name in ("torch", "executorch", "onnx", "safetensors"):
     sys.modules[name] = None
-from subfleet.protocol.programs import TrainingSettings, TrainJob
+from subfleet.protocol.programs import TrainJob
+from subfleet.protocol.training import TrainingSettings
 from subfleet.trainers.onnx import OnnxTrainer
 folder = Path(sys.argv[1])
 job = TrainJob(
