@@ -260,12 +260,13 @@ def _clients(terms: Terms, round_number: int) -> tuple[Available, ...]:
 def _trainee(terms: Terms, name: str, round_number: int, memory: Any) -> Trainee:
     size = terms.space[-1]
     tensors = tuple(terms.network.shapes(size))
-    return Trainee(client_id=name, size=size, tensors=tensors, round=round_number, seed=SEED, memory=memory)
+    draw = Draw(seed=SEED, round=round_number, client_id=name, memory=memory)
+    return Trainee(draw=draw, size=size, tensors=tensors)
 
 
 def _assert_trains(terms: Terms, trainee: Trainee) -> None:
     """Its training is that of the program which all of its size run, and it sends something."""
-    general = terms.training(trainee.round)
+    general = terms.training(trainee.draw.round)
     own = terms.policies.local(general, trainee)
     numbers: dict[str, Any] = {"epochs": own.epochs, "learning_rate": own.learning_rate}
     numbers |= {"proximal_mu": own.proximal_mu, "distillation_weight": own.distillation_weight}

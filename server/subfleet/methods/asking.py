@@ -15,7 +15,12 @@ from subfleet.search.fitting import INFINITE_BYTES, Limit
 from subfleet.search.query import PriceList, Search
 from subfleet.search.queue import Wish
 
-__all__ = ["Ask", "Assigned", "Draw", "Written", "largest_fitting"]
+__all__ = ["Ask", "Assigned", "Draw", "Written", "largest_fitting", "stream_of"]
+
+
+def stream_of(text: str) -> random.Random:
+    """The stream of random numbers that a text names."""
+    return random.Random(hashlib.sha256(text.encode()).digest())  # noqa: S311 - chooses and draws, keeps no secret
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,8 +38,7 @@ class Draw:
 
     def stream(self, purpose: str) -> random.Random:
         """A stream of random numbers of its own for each purpose."""
-        text = f"{self.seed}/{self.round}/{self.client_id}/{purpose}"
-        return random.Random(hashlib.sha256(text.encode()).digest())  # noqa: S311 - chooses subnets, keeps no secret
+        return stream_of(f"{self.seed}/{self.round}/{self.client_id}/{purpose}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -134,12 +134,12 @@ def _by_use(client: Available) -> tuple[float, str]:
 
 
 def _local(settings: TrainingSettings, trainee: Trainee) -> TrainingSettings:
-    passes = trainee.memory.passes.get(trainee.client_id, 1.0)
+    passes = trainee.draw.memory.passes.get(trainee.draw.client_id, 1.0)
     return replace(settings, epochs=max(settings.epochs, math.floor(settings.epochs * passes)))
 
 
 def _sent(trainee: Trainee) -> frozenset[str]:
     """All but a drawn share of the tensors; one at least."""
-    share = trainee.memory.left_out.get(trainee.client_id, 0.0)
+    share = trainee.draw.memory.left_out.get(trainee.draw.client_id, 0.0)
     count = max(1, len(trainee.tensors) - math.floor(share * len(trainee.tensors)))
-    return frozenset(trainee.stream("sent").sample(trainee.tensors, count))
+    return frozenset(trainee.draw.stream("sent").sample(trainee.tensors, count))

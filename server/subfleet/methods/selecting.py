@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
+from subfleet.methods.asking import Draw, stream_of
 from subfleet.protocol.readings import Budget
 from subfleet.protocol.subnet import SubnetSpec
 
@@ -96,8 +97,7 @@ class Selecting:
 
     def stream(self, purpose: str) -> random.Random:
         """A stream of random numbers of its own for each purpose and try of a round."""
-        text = f"{self.seed}/{self.round}.{self.retry}/{purpose}"
-        return random.Random(hashlib.sha256(text.encode()).digest())  # noqa: S311 - chooses clients, keeps no secret
+        return stream_of(f"{self.seed}/{self.round}.{self.retry}/{purpose}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,24 +118,14 @@ class Trainee:
     """A client that is given a task, as far as its local training and what it sends may depend on it.
 
     Attributes:
+        draw: seed, round and client, and what the method remembers.
         size: what it trains.
         tensors: names of the tensors of that size, in the network's order.
-        round: of the task.
-        seed: of the run.
-        memory: what the method remembers, as it stood when the round's clients were chosen.
     """
 
-    client_id: str
+    draw: Draw
     size: SubnetSpec
     tensors: tuple[str, ...]
-    round: int
-    seed: int = 0
-    memory: Any = None
-
-    def stream(self, purpose: str) -> random.Random:
-        """A stream of random numbers of its own for each client, round and purpose."""
-        text = f"{self.seed}/{self.round}/{self.client_id}/{purpose}"
-        return random.Random(hashlib.sha256(text.encode()).digest())  # noqa: S311 - keeps no secret
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -164,14 +164,8 @@ def prepared_seat(
 
 
 def _trainee(terms: Terms, state: RunState, seat: Seat, spec: SubnetSpec) -> Trainee:
-    return Trainee(
-        client_id=seat.client_id,
-        size=seat.size or spec,
-        tensors=tuple(terms.network.shapes(spec)),
-        round=state.round,
-        seed=terms.config.seed,
-        memory=remembered(terms, state),
-    )
+    draw, tensors = _draw(terms, state, seat), tuple(terms.network.shapes(spec))
+    return Trainee(draw=draw, size=seat.size or spec, tensors=tensors)
 
 
 def _sent(terms: Terms, trainee: Trainee) -> tuple[str, ...]:

@@ -17,7 +17,7 @@ from subfleet.arrays import encode_arrays
 from subfleet.elastic.network import Network
 from subfleet.folding.folding import Folding
 from subfleet.methods.oort import Oort, OortMemory
-from subfleet.methods.policies import Policies
+from subfleet.methods.policies import Draw, Policies
 from subfleet.methods.power_of_choice import PowerOfChoice
 from subfleet.methods.pyramidfl import PyramidFL, PyramidMemory
 from subfleet.methods.selecting import (
@@ -254,7 +254,8 @@ def test_the_useful_send_more_and_the_fast_train_longer() -> None:
     memory = chosen(policies, selecting(*clients, count=0, memory=policies.memory)).memory
     assert memory.left_out == pytest.approx({"bob": 0.1, "ada": 0.1 + 0.5 / 3, "cyd": 0.1 + 1.0 / 3})
     assert memory.passes == pytest.approx({"ada": 4.0, "bob": 1.0, "cyd": 2.0})
-    trainee = Trainee(client_id="ada", size=SubnetSpec(), tensors=("w",), round=2, memory=memory)
+    draw = Draw(seed=0, round=2, client_id="ada", memory=memory)
+    trainee = Trainee(draw=draw, size=SubnetSpec(), tensors=("w",))
     assert policies.local(TrainingSettings(epochs=2), trainee).epochs == 8
     assert policies.remember is not None
     after = policies.remember(memory, ClosedRound(round=2))
