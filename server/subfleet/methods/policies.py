@@ -232,6 +232,9 @@ class Policies:
         planned_prices: sizes are priced by a model of the planner: for searches, which look at many and give few.
         recalibrates: running statistics are measured anew for every subnet that is evaluated or deployed.
         personal: there is no model for all: a round's accuracy is the mean of its clients' own.
+
+    Raises:
+        ValueError: two steps do not go together.
     """
 
     memory: Any = None
@@ -266,6 +269,10 @@ class Policies:
     update_codec: AnyUpdateCodec = field(default_factory=Uncompressed)
     fit_codec: Callable[[AnyUpdateCodec, UpdateBytes, Budget], AnyUpdateCodec] = as_priced
     planned_prices: bool = False
+
+    def __post_init__(self) -> None:
+        if self.sends is not None and self.transform is not None:
+            raise ValueError("sends leaves tensors out of updates, but transform is given whole ones; name one of both")
 
 
 class Method(Protocol):

@@ -274,6 +274,11 @@ def test_a_shorter_upload_shortens_the_round() -> None:
     assert chosen(policies, selecting(*clients, count=0, memory=policies.memory)).memory.passes["bob"] == 3.0
 
 
+def test_a_method_that_transforms_whole_updates_sends_no_parts_of_them() -> None:
+    with pytest.raises(ValueError, match="sends leaves tensors out of updates"):
+        Policies(sends=lambda trainee: frozenset(trainee.tensors), transform=lambda network, model, trained: [])
+
+
 def test_what_is_not_sent_is_held_by_nobody(tmp_path: Path) -> None:
     terms = terms_with(PyramidFL())
     network: Network = terms.network
