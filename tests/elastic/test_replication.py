@@ -90,7 +90,7 @@ def outputs(network: Network, size: SubnetSpec, state: Mapping[str, Tensor], *, 
 def test_up_keeps_outputs_in_evaluation_and_in_training(replication: Replication) -> None:
     network, size = replication.network, replication.size
     local = drawn_state(network, size)
-    grown = replication.up(local, init_state(network, 5))
+    grown = replication.grown(local, init_state(network, 5))
     assert {name: tuple(tensor.shape) for name, tensor in grown.items()} == network.shapes(network.full_spec())
     for training in (False, True):
         if training and network.config.scaler:
@@ -106,15 +106,15 @@ def test_up_keeps_outputs_in_evaluation_and_in_training(replication: Replication
 def test_down_after_up_is_the_identity_and_up_after_down_moves_once(replication: Replication) -> None:
     network = replication.network
     local = drawn_state(network, replication.size)
-    grown = replication.up(local, {})
+    grown = replication.up(local)
     for name, tensor in replication.down(grown).items():
         torch.testing.assert_close(tensor, local[name], rtol=2e-7, atol=0)  # to the last bit of a division
     whole = drawn_state(network, network.full_spec())
-    once = replication.up(replication.down(whole), {})
-    twice = replication.up(replication.down(once), {})
+    once = replication.up(replication.down(whole))
+    twice = replication.up(replication.down(once))
     for name in once:
         torch.testing.assert_close(twice[name], once[name], rtol=1e-6, atol=1e-7)
-    assert once.keys() == network.shapes(replication.held).keys()
+    assert once.keys() == network.shapes(replication.moved).keys()
 
 
 def test_down_after_up_has_the_same_bits_where_every_index_has_as_many_copies_as_a_power_of_two() -> None:
@@ -123,9 +123,9 @@ def test_down_after_up_has_the_same_bits_where_every_index_has_as_many_copies_as
     halved = tuple((name, Prefix(size=network.axes[name].size // 2)) for name in names)
     size = SubnetSpec(axes=halved, blocks=network.full_spec().blocks)
     replication = Replication.drawn(network, size, random.Random(2))
-    assert replication.keeps_norms
+    assert {source.count(index) for source in replication.sources.values() for index in source} == {2}
     local = drawn_state(network, size)
-    found = replication.down(replication.up(local, {}))
+    found = replication.down(replication.up(local))
     assert all(torch.equal(found[name], local[name]) for name in local)
 
 
@@ -135,8 +135,8 @@ def test_both_ways_are_linear_so_that_changes_go_them_too() -> None:
     replication = Replication.drawn(network, size, random.Random(2))
     one, other = drawn_state(network, size), init_state(network, 1)
     local = extract(network, size, other)
-    added = replication.up({name: one[name] + local[name] for name in one}, {})
-    parts = [replication.up(state, {}) for state in (one, local)]
+    added = replication.up({name: one[name] + local[name] for name in one})
+    parts = [replication.up(state) for state in (one, local)]
     for name, tensor in added.items():
         torch.testing.assert_close(tensor, parts[0][name] + parts[1][name], rtol=1e-5, atol=1e-6)
 
@@ -150,8 +150,8 @@ def test_a_change_that_went_up_is_averaged_with_those_of_whole_networks() -> Non
     state = init_state(network, 1)
     change = drawn_state(network, replication.size)
     accumulator = Accumulator(network, state, total_weight=4.0)
-    up = replication.up(change, {})
-    accumulator.add(replication.held, up, 1.0)
+    up = replication.up(change)
+    accumulator.add(replication.moved, up, 1.0)
     zeros = {name: torch.zeros_like(tensor) for name, tensor in state.items()}
     accumulator.add(network.full_spec(), zeros, 3.0)
     for name, tensor in accumulator.finish().items():
@@ -168,7 +168,7 @@ def test_nobody_trains_and_nothing_moves(config: Family) -> None:
     size = SubnetSpec(axes=((name, Prefix(size=axis.granularity)),), blocks=network.full_spec().blocks)
     replication = Replication.drawn(network, size, random.Random(2))
     received = replication.down(init_state(network, 1))
-    up = replication.up({one: tensor - tensor for one, tensor in received.items()}, {})
+    up = replication.up({one: tensor - tensor for one, tensor in received.items()})
     assert not any(tensor.any() for tensor in up.values())
 
 
@@ -208,7 +208,7 @@ def test_a_union_is_the_smallest_network_that_holds_all() -> None:
         assert network.shapes(size) == {name: decl.shape for name, decl in smaller.tensors.items()}
         local = drawn_state(network, size)
         replication = Replication.drawn(network, size, random.Random(1))
-        grown = replication.up(local, init_state(network, 2))
+        grown = replication.grown(local, init_state(network, 2))
         before = outputs(smaller, smaller.full_spec(), local, training=False)
         after = outputs(network, network.full_spec(), grown, training=False)
         torch.testing.assert_close(after, before, rtol=1e-5, atol=1e-5)

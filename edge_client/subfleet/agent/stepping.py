@@ -53,6 +53,7 @@ from subfleet.agent.states import (
 )
 from subfleet.agent.weighing import Weigh, Weighed, objection
 from subfleet.protocol.answers import Answer
+from subfleet.protocol.evaluating import NO_HELD_OUT
 from subfleet.protocol.messages import Receipt, RefusalReason, RoundInfo, Task, Telemetry
 
 __all__ = ["start", "step"]
@@ -203,8 +204,7 @@ def _on_task(settings: AgentSettings, state: AgentState, task: Task, now_s: floa
         state, more = _refuse(settings, state, "runtime", detail, now_s)
         actions += more
     elif task.work == "evaluate" and not settings.profile.held_out_count:
-        detail = "this device has no held-out data to evaluate on; name some with --held-out when it joins"
-        state, more = _refuse(settings, state, "data", detail, now_s)
+        state, more = _refuse(settings, state, "data", NO_HELD_OUT, now_s)
         actions += more
     return state, actions
 

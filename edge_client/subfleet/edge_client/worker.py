@@ -24,6 +24,7 @@ from subfleet.protocol.errors import (
     SubfleetError,
     TrainingError,
 )
+from subfleet.protocol.evaluating import NO_HELD_OUT
 from subfleet.protocol.messages import RefusalReason, Task
 from subfleet.protocol.programs import EvaluateJob, ProgramRef, ScoreJob, Trainer, TrainJob, TrainResult
 from subfleet.protocol.training import TrainingSettings
@@ -189,7 +190,7 @@ class TrainingWorker:
         if task.weights is None or task.evaluation is None:
             raise ProtocolError(f"task {task.task_id!r:.80} names no weights or no settings, but must to be evaluated")
         if self._held_out is None:
-            raise DataError("this device has no held-out data to evaluate on; name some with --held-out when it joins")
+            raise DataError(NO_HELD_OUT)
         job = EvaluateJob(
             program_path=self._blobs.path(task.programs[0].blob),
             weights_path=self._blobs.path(task.weights),

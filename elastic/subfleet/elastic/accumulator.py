@@ -32,13 +32,13 @@ class Contribution:
 
     Attributes:
         spec: the subnet that it trained.
-        change: trained minus received, by name, for exactly the subnet's tensors; with placements, for those at least
-            that are placed.
+        change: trained minus received, by name, for exactly the subnet's tensors, or those in `sent`.
         weight: its share, such as its number of samples; 0 or more. With 0 it is checked and has no effect.
         placements: where its tensors are added, each tensor of the model at most once; None adds every tensor at its
             own place.
         factors: by name of the full model's tensor, multiplies the weight there: from 0, which does not count, to 1;
             a tensor broadcasts against the local one, such as (classes, 1) for the rows of a head.
+        sent: names of the subnet's tensors that the change has, where it has not all; placements name no others.
     """
 
     spec: SubnetSpec
@@ -46,6 +46,7 @@ class Contribution:
     weight: float
     placements: Sequence[Placement] | None = None
     factors: Mapping[str, float | Tensor] | None = None
+    sent: Collection[str] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -180,8 +181,7 @@ class Accumulator:
 
     def _parts(self, contribution: Contribution) -> list[_Part]:
         shapes, places = self._shapes_and_places(contribution)
-        placed = contribution.placements
-        _check_names(contribution.change, shapes, shapes if placed is None else {place.local for place in placed})
+        _check_names(contribution.change, contribution.sent or shapes)
         factors = contribution.factors or {}
         parts = []
         for place in places:
@@ -281,9 +281,10 @@ def _zero_sums(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return sums
 
 
-def _check_names(change: Mapping[str, Tensor], shapes: Mapping[str, tuple[int, ...]], needed: Collection[str]) -> None:
-    missing, unknown = sorted(set(needed) - change.keys()), sorted(change.keys() - shapes.keys())
-    if missing or unknown:
+def _check_names(change: Mapping[str, Tensor], wanted: Collection[str]) -> None:
+    names = set(wanted)
+    if change.keys() != names:
+        missing, unknown = sorted(names - change.keys()), sorted(change.keys() - names)
         raise ProtocolError(f"an update lacks the tensors {missing} and has the unknown tensors {unknown}")
 
 

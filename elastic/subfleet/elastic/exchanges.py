@@ -1,25 +1,22 @@
 """What a client receives of a model, and how its change comes back: a pair of maps, where slicing is not meant."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Protocol
 
 from torch import Tensor, zeros
 
 from subfleet.elastic.maps import tensor_maps
 from subfleet.elastic.network import Network
-from subfleet.elastic.replication import Replication
-from subfleet.protocol.schema import canonical_json
 from subfleet.protocol.subnet import SubnetSpec
 
-__all__ = ["Exchange", "Replicated", "in_place"]
+__all__ = ["Exchange", "in_place"]
 
 
 class Exchange(Protocol):
     """A pair of maps between a model and a client's own network, both linear.
 
     A change of nothing comes back as a change of nothing, whatever the maps are; where down after up is the identity, a
-    client that trains alone gets back what it had.
+    client that trains alone gets back what it had. `subfleet.elastic.replication.Replication` is one.
     """
 
     @property
@@ -39,35 +36,6 @@ class Exchange(Protocol):
     def up(self, change: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The change of the model's tensors that a change of all, or of some, of the client's own comes to."""
         ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Replicated:
-    """A client's network whose indices the model copies; see `subfleet.elastic.replication`.
-
-    Attributes:
-        replication: which index of the model copies which of the client's.
-    """
-
-    replication: Replication
-
-    @property
-    def key(self) -> str:
-        """See `Exchange`."""
-        return canonical_json([sorted(self.replication.sources.items()), self.replication.size.spec_id]).decode()
-
-    @property
-    def moved(self) -> SubnetSpec:
-        """See `Exchange`: all of every axis, in the client's own blocks."""
-        return self.replication.held
-
-    def down(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """See `Exchange`."""
-        return self.replication.down(state)
-
-    def up(self, change: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """See `Exchange`."""
-        return self.replication.up(change, {})
 
 
 def in_place(network: Network, spec: SubnetSpec, local: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -11,7 +11,6 @@ divides; and it narrows by adding the mean of what is cut to what stays, which n
 """
 
 import random
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -22,6 +21,7 @@ from torch import Tensor
 from subfleet.elastic.axes import Axis, factors_of
 from subfleet.elastic.network import Network, TensorDecl
 from subfleet.protocol.errors import ConfigError
+from subfleet.protocol.schema import canonical_json
 from subfleet.protocol.subnet import Prefix, SubnetSpec
 
 __all__ = ["Replicate", "Replication", "size_in"]
@@ -80,7 +80,7 @@ class Replicate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replication:
-    """Where a smaller network lies in a larger one.
+    """Where a smaller network lies in a larger one; an `Exchange` between a client's network and the model.
 
     Attributes:
         network: the larger one.
@@ -127,43 +127,45 @@ class Replication:
         return cls(network=network, size=size, sources=MappingProxyType(sources))
 
     @property
-    def keeps_norms(self) -> bool:
-        """Whether norms over a whole axis measure the same: all indices of each axis have equally many copies."""
-        return all(len(set(Counter(source).values())) == 1 for source in self.sources.values())
+    def key(self) -> str:
+        """See `subfleet.elastic.exchanges.Exchange`."""
+        return canonical_json([sorted(self.sources.items()), self.size.spec_id]).decode()
 
     @property
-    def held(self) -> SubnetSpec:
+    def moved(self) -> SubnetSpec:
         """What of the larger network the smaller one has: all of every axis, and its own blocks."""
         return SubnetSpec(blocks=self.size.blocks, name=self.size.name)
 
     def maps(self) -> dict[str, Replicate]:
         """A map for each tensor of the smaller network, in network order."""
-        shapes = self.network.shapes(self.size)
-        return {name: self._map(self.network.tensors[name], shape) for name, shape in shapes.items()}
+        sizes, shapes = self.network.sizes(self.size), self.network.shapes(self.size)
+        return {name: self._map(self.network.tensors[name], shape, sizes) for name, shape in shapes.items()}
 
-    def up(self, local: Mapping[str, Tensor], first: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The larger network's tensors that compute what the smaller one's do.
+    def grown(self, local: Mapping[str, Tensor], first: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The larger network that computes what the smaller one does.
 
         Args:
-            local: the smaller network's tensors, or their changes, of all or of some of them.
-            first: the larger network's first weights, of which blocks are taken that the smaller one lacks; empty where
-                only what the smaller one has is wanted, as of changes.
+            local: the smaller network's tensors.
+            first: the larger network's first weights, of which the blocks are taken that the smaller one lacks.
         """
-        found = dict(first)
+        found = {**first, **self.up(local)}
+        return {name: found[name] for name in self.network.tensors}
+
+    def up(self, change: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """What all or some of the smaller network's tensors, or their changes, are in the larger one, in its order."""
+        found = {}
         for name, one in self.maps().items():
-            if name not in local:
-                continue
-            found[name] = torch.zeros(self.network.tensors[name].shape, dtype=local[name].dtype)
-            found[name] = found[name].to(local[name].device)
-            one.scatter(local[name], found[name])
-        return {name: found[name] for name in self.network.tensors if name in found}
+            if name in change:
+                local = change[name]
+                found[name] = local.new_zeros(self.network.tensors[name].shape)
+                one.scatter(local, found[name])
+        return found
 
     def down(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The smaller network's tensors out of the larger one's, or changes likewise."""
         return {name: one.extract(state[name]) for name, one in self.maps().items()}
 
-    def _map(self, decl: TensorDecl, local: tuple[int, ...]) -> Replicate:
-        sizes = self.network.sizes(self.size)
+    def _map(self, decl: TensorDecl, local: tuple[int, ...], sizes: Mapping[str, int]) -> Replicate:
         dims = [factors_of(dim, size) for size, dim in zip(decl.shape, decl.axes, strict=True)]
         factors = [(factor, place) for place, dim in enumerate(dims) for factor in dim]
         named = [self.sources.get(factor) if isinstance(factor, str) else None for factor, _ in factors]

@@ -6,8 +6,10 @@ from typing import Protocol
 
 from subfleet.protocol.limits import EVALUATION_LIMITS, MAX_COUNTED_CLASSES, MAX_SAMPLES, check_lengths
 
-__all__ = ["MAX_COUNTED_CLASSES", "Claims", "EvaluationResult", "EvaluationSettings", "check_claims"]
+__all__ = ["MAX_COUNTED_CLASSES", "NO_HELD_OUT", "Claims", "EvaluationResult", "EvaluationSettings", "check_claims"]
 
+NO_HELD_OUT = "this device has no held-out data to evaluate on; name some with --held-out when it joins"
+"""Why a device evaluates nothing."""
 MAX_LABELS = 2**50
 """Of one client: a label for each token of its samples."""
 

@@ -231,6 +231,7 @@ class Folding:
             weight=client.weight,
             placements=places.get(client.participant.client_id),
             factors=self.policies.factors(self.network, client.participant),
+            sent=() if client.instead is not None else client.sent,
         )
 
     def _merged(

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from subfleet.arrays import decode_arrays
 from subfleet.elastic.building import build_module, network_of
-from subfleet.elastic.exchanges import Exchange, Replicated, in_place
+from subfleet.elastic.exchanges import Exchange, in_place
 from subfleet.elastic.families.records.residual import Mlp
 from subfleet.elastic.maps import extract
 from subfleet.elastic.network import Family, Network
@@ -35,7 +35,7 @@ def replication(network: Network, size: SubnetSpec, client_id: str) -> Replicati
 
 
 def replicated(network: Network, client: Participant) -> Exchange:
-    return Replicated(replication=replication(network, client.size, client.client_id))
+    return replication(network, client.size, client.client_id)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +57,7 @@ class TestCopying(MethodContract):
     model: Family = replace(MODEL, norm="batch")
 
     def moved(self, network: Network, spec: SubnetSpec) -> SubnetSpec:
-        return replication(network, spec, "anybody").held
+        return replication(network, spec, "anybody").moved
 
     def test_places_keep_the_size(self) -> None:
         """As for every method that places sizes in front."""
@@ -101,7 +101,7 @@ def test_after_a_round_of_one_client_the_whole_model_computes_what_the_client_do
     who = participant(client, size)
     first = first_state(network)
     mine = replication(network, size, "ada")
-    whole = mine.up(mine.down(first.shared), first.shared)
+    whole = mine.grown(mine.down(first.shared), first.shared)
     absent = {name for name, decl in network.tensors.items() if decl.block and decl.block not in size.blocks}
     whole |= {name: torch.zeros_like(whole[name]) for name in absent if network.tensors[name].role == "residual"}
     state = play(terms, replace(first, shared=whole), [client], tmp_path).state
