@@ -3,15 +3,19 @@
 import random
 from collections import Counter
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from server.coordinator_cases import terms_of, training, update
 from server.server_rig import World, config, fleet
 
-from subfleet.methods.selecting import Available, Selecting, at_random
+from subfleet.methods.selecting import Available, ClosedRound, Selecting, at_random
 from subfleet.protocol.readings import Budget
+from subfleet.rounds.coordinator import step
+from subfleet.rounds.events import Folded, UpdateStored
 
 
 def drawn(names: Iterable[str], count: int, *, seed: int, round_number: int, retry: int = 0) -> tuple[str, ...]:
@@ -80,3 +84,29 @@ def test_a_configured_count_below_0_is_refused() -> None:
     with pytest.raises(ValueError, match="clients_per_round is -1, but must be 0 for all, or above 0"):
         config(clients_per_round=-1)
     assert config(clients_per_round=1).fingerprint() != config().fingerprint()
+
+
+def test_methods_are_told_what_the_server_knows_and_not_what_clients_claim() -> None:
+    """More samples than the profile has, and squares below the square of the mean, are not believed."""
+    closed: list[ClosedRound] = []
+
+    def remember(memory: object, round_: ClosedRound) -> object:
+        closed.append(round_)
+        return memory
+
+    terms = terms_of()
+    terms = replace(terms, policies=replace(terms.policies, remember=remember))
+    state = training(terms)
+    claims = {"ada": replace(update(terms, state, "ada"), sample_count=10**6, loss=2.0, square_loss=1.0)}
+    claims["bob"] = replace(update(terms, state, "bob"), sample_count=3, loss=2.0, square_loss=9.0)
+    claims["cyd"] = replace(update(terms, state, "cyd"), sample_count=4, loss=3.0, train_seconds=1e6, seconds=1e6)
+    for name, claim in claims.items():
+        state, _ = step(terms, state, UpdateStored(update=claim), 5.0)
+        assert state.seats[name].took_s == 3.0, "since second 2, by the server's clock"
+    step(terms, state, Folded(round=1, accuracy=0.5, loss=1.0, sha256="0" * 64, refused={}), 6.0)
+    known = closed[0].clients
+    assert {name: (past.sample_count, past.square_loss, past.took_s) for name, past in known.items()} == {
+        "ada": (10, 4.0, 3.0),
+        "bob": (3, 9.0, 3.0),
+        "cyd": (4, 9.0, 3.0),
+    }
