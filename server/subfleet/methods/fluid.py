@@ -180,7 +180,8 @@ def _assigned(ask: Ask) -> Assigned:
     """The whole model, or of a straggler what its pace allows; the largest below that where it does not fit."""
     share = ask.draw.memory.shares.get(ask.draw.client_id, 1.0)
     most = ask.price(whole_depth(ask.network, (share,))[-1]).order
-    fits = (one for one in reversed(ask.candidates) if one.order <= most and ask.allows(one))
+    # A rate that is rounded to the size of another gives it another name; subnets have no order but "before".
+    fits = (one for one in reversed(ask.candidates) if not most < one.order and ask.allows(one))
     return Assigned(candidate=next(fits, None))
 
 

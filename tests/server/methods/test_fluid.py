@@ -117,6 +117,15 @@ def test_whoever_is_not_slow_has_the_whole_model_and_whoever_is_has_its_share() 
             assert kept.size == math.ceil(0.5 * axis.size / axis.granularity) * axis.granularity
 
 
+@pytest.mark.parametrize("share", [0.95, 0.85, 0.75, 0.65, 0.5])
+def test_a_share_that_is_rounded_to_a_size_of_another_name_is_that_size(share: float) -> None:
+    """Two rates may cut a small axis alike."""
+    given = asked_with(FluidMemory(shares={"bob": share}), "bob")
+    sizes, own = TERMS.network.sizes(given), TERMS.network.axes
+    least = {name: math.ceil(share * one.size / one.granularity) * one.granularity for name, one in own.items()}
+    assert all(sizes[name] == least[name] for name, one in own.items() if one.kind not in ("class", "kernel"))
+
+
 def test_whoever_cannot_carry_the_whole_model_trains_what_it_carries() -> None:
     budget = TERMS.candidates[-1].training_memory_bytes["onnx"] - 1
     assert asked_with(FluidMemory(), "ada", budget) == TERMS.space[-2]
