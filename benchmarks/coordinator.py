@@ -37,6 +37,7 @@ from subfleet.methods import METHODS
 from subfleet.programs.requests import train_request
 from subfleet.protocol.subnet import SubnetSpec
 from subfleet.serving.terms import terms_of
+from subfleet.settings.evaluations import Evaluations
 from subfleet.settings.run import Run
 from subfleet.settings.samples import DataSettings
 
@@ -68,6 +69,7 @@ def config_of(method: str, members: int, *, model: Family = MODEL, evaluation: s
         rounds=2,
         min_clients=members,
         method=METHODS[method](),
+        evaluation=Evaluations(every=1),
         targets=("onnx",),
         deploy_targets=("onnx",),
     )

@@ -34,7 +34,9 @@ def block(recorded: dict[str, Any]) -> str:
     after = next(place for place, line in enumerate(printed) if line.startswith("Loading "))
     last = next(place for place, line in enumerate(printed) if line.startswith("Everything is in "))
     rounds = [_record(plain) for plain in recorded["summary"]["rounds"]]
-    shown = ["$ make demo", *printed[:first], *(line for one in rounds for line in _table(one)), *printed[after:last]]
+    tables = (line for one in rounds for line in _table(one))
+    found = (line for line in printed[first:after] if "on held-out samples of their own" in line)
+    shown = ["$ make demo", *printed[:first], *tables, *found, *printed[after:last]]
     lines = [f"    {line}".rstrip() for line in shown]
     busy = f" while other work had its cores too (load {recorded['load']:g})" if recorded["load"] >= 1 else ""
     told = (

@@ -7,7 +7,7 @@ from random import Random
 
 from subfleet.elastic.memory_prices import MemoryPrices
 from subfleet.protocol.blobs import BlobRef
-from subfleet.protocol.messages import Deployed, Presence, Profile, Refusal, Task, Telemetry, Update
+from subfleet.protocol.messages import Deployed, Evaluated, Presence, Profile, Refusal, Task, Telemetry, Update
 from subfleet.protocol.programs import ProgramRef
 from subfleet.protocol.readings import Reading
 from subfleet.protocol.subnet import SubnetSpec
@@ -22,6 +22,8 @@ from subfleet.rounds.events import (
 from subfleet.rounds.exhaustive import never
 from subfleet.rounds.pricing import prices_of
 from subfleet.rounds.requests import (
+    EvaluationMade,
+    EvaluationWanted,
     Made,
     ModelsMade,
     ModelsWanted,
@@ -35,8 +37,9 @@ from subfleet.rounds.requests import (
     TaskMade,
     TaskWanted,
 )
-from subfleet.rounds.state import RunState, Terms
+from subfleet.rounds.state import RunState
 from subfleet.rounds.suspicion import ChangeSize
+from subfleet.rounds.terms import Terms
 from subfleet.rounds.written import ProgramFacts
 
 __all__ = ["Fleet", "presence", "profile"]
@@ -45,6 +48,9 @@ _BLOB = BlobRef(sha256="0" * 64, size_bytes=1000)
 _PROGRAM = ProgramRef(program_id="program", target="onnx", blob=_BLOB)
 _OVER = 1.03
 """Plans over prices."""
+_HELD_OUT = 20
+"""Samples of each device that it evaluates on."""
+_Supplied = TaskWanted | ScoringWanted | EvaluationWanted | ModelsWanted | ProgramWanted | PricesWanted
 _REFUSE = 20
 """One device of so many refuses its first task of a round, for memory."""
 
@@ -63,6 +69,7 @@ def profile(terms: Terms, name: str) -> Profile:
         device="simulated",
         runtimes=("onnx",),
         sample_count=100,
+        held_out_count=_HELD_OUT,
         class_counts=(100 // classes,) * classes,
         input_shape=terms.config.model.input_shape,
         memory_total_bytes=2**40,
@@ -130,7 +137,9 @@ class Fleet:
         elif isinstance(action, Fetch):
             self.waiting.append(UpdateStored(update=action.update, change=ChangeSize(weights=1.0)))
         elif isinstance(action, Fold):
-            done = Folded(round=action.round, accuracy=0.5, loss=1.0, sha256="0" * 64, refused={})
+            done = Folded(
+                round=action.round, accuracy=0.5, loss=1.0, sha256="0" * 64, refused={}, lineages=action.lineages
+            )
             self.waiting.append(done)
         elif isinstance(action, GoOn):
             self.waiting.appendleft(Tick())
@@ -141,6 +150,19 @@ class Fleet:
         name = task.client_id
         if task.work == "deploy":
             return Deployed(task_id=task.task_id, run_id=task.run_id, client_id=name, files=())
+        if task.work == "evaluate":
+            return Evaluated(
+                task_id=task.task_id,
+                run_id=task.run_id,
+                round=task.round,
+                client_id=name,
+                loss=1.0,
+                accuracy=0.5,
+                sample_count=_HELD_OUT,
+                label_count=_HELD_OUT,
+                measured_peak_bytes=0,
+                seconds=1.0,
+            )
         number = int(name.removeprefix("client"))
         if number % _REFUSE == task.round and task.task_id.endswith("/0"):
             return Refusal(
@@ -168,7 +190,9 @@ class Fleet:
         )
 
     def _made(
-        self, state: RunState, wanted: TaskWanted | ScoringWanted | ModelsWanted | ProgramWanted | PricesWanted
+        self,
+        state: RunState,
+        wanted: TaskWanted | ScoringWanted | EvaluationWanted | ModelsWanted | ProgramWanted | PricesWanted,
     ) -> Made:
         match wanted:
             case TaskWanted():
@@ -176,6 +200,9 @@ class Fleet:
                 made: Made = TaskMade(wanted=wanted, program=_PROGRAM, weights=_BLOB, facts=facts)
             case ScoringWanted():
                 made = ScoringMade(wanted=wanted, candidates=())
+            case EvaluationWanted():
+                facts = ProgramFacts(planned_peak_bytes=1)
+                made = EvaluationMade(wanted=wanted, program=_PROGRAM, weights=_BLOB, facts=facts)
             case ModelsWanted():
                 made = ModelsMade(wanted=wanted, programs=(_PROGRAM,), models=())
             case ProgramWanted():

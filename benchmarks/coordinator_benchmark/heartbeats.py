@@ -17,7 +17,8 @@ from subfleet.protocol.topics import Topics
 from subfleet.rounds.coordinator import step
 from subfleet.rounds.events import Tick
 from subfleet.rounds.persistent import PersistentMap
-from subfleet.rounds.state import Member, RunState, Terms
+from subfleet.rounds.state import Member, RunState
+from subfleet.rounds.terms import Terms
 from subfleet.serving.session import Server
 from subfleet.settings.run import Run
 from subfleet.transport.memory import MemoryBroker

@@ -11,7 +11,8 @@ from subfleet.rounds.coordinator import step
 from subfleet.rounds.events import Event, Ready, Tick
 from subfleet.rounds.exploring import explored
 from subfleet.rounds.requests import SearchWanted
-from subfleet.rounds.state import RunState, Terms
+from subfleet.rounds.state import RunState
+from subfleet.rounds.terms import Terms
 from subfleet.serving.garbage import freeze_what_is_loaded
 
 __all__ = ["StepFigures", "step_figures"]

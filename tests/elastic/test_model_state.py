@@ -38,7 +38,7 @@ def test_what_is_done_to_all_tensors_is_done_to_copies_and_moments_too() -> None
 
 
 def test_what_is_no_packed_state_is_refused() -> None:
-    with pytest.raises(ConfigError, match="must name copies, moments or tensors"):
+    with pytest.raises(ConfigError, match="must name copies, moments, networks or tensors"):
         unpacked({"elsewhere/a": torch.zeros(1)})
     with pytest.raises(ProtocolError):
         unpacked({"sizes/json": torch.tensor([91, 49, 93], dtype=torch.uint8)})

@@ -25,7 +25,7 @@ from subfleet.emulation.batch.hosting import SharedHost
 from subfleet.emulation.batch.run import BatchResult, run_batch
 from subfleet.emulation.fleet import ClientCommand
 from subfleet.emulation.gathered import EmulatedDevice, GatheredRun
-from subfleet.export.requests import InferRequest, PriceRequest, TrainRequest
+from subfleet.export.requests import EvaluateRequest, InferRequest, PriceRequest, TrainRequest
 from subfleet.journal.records import ClientRow, RoundRecord
 from subfleet.methods.flexifed import FlexiFed
 from subfleet.protocol.errors import ConfigError, LoadError, MemoryLimitError, RunError
@@ -238,6 +238,11 @@ class AtOnce:
 
     def submit_training(self, request: TrainRequest) -> "Future[Path]":
         future = self.exports.submit_training(request)
+        self.exports.finish()
+        return future
+
+    def submit_evaluation(self, request: EvaluateRequest) -> "Future[Path]":
+        future = self.exports.submit_evaluation(request)
         self.exports.finish()
         return future
 

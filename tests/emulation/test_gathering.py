@@ -34,7 +34,7 @@ def with_devices(*devices: DeviceSettings, **data: object) -> Run:
         run,
         min_clients=1,
         fleet=FleetSettings(devices=devices),
-        data=replace(run.data, **data),  # type: ignore[arg-type]
+        data=replace(run.data, **{"held_out": 0.0, **data}),  # type: ignore[arg-type]
     )
 
 
@@ -42,7 +42,8 @@ def test_pieces_are_disjoint_and_complete(tmp_path: Path) -> None:
     run = read_run("quickstart")
     files = written(gathered(run), tmp_path)
     assert set(files.clients) == {device.id for device in run.fleet.devices}
-    pieces = [tasks.read_dataset(str(path)) for path in (files.test, *files.clients.values())]
+    paths = (files.test, *files.clients.values(), *files.held_out.values())
+    pieces = [tasks.read_dataset(str(path)) for path in paths]
     rows = np.concatenate([piece.inputs.reshape(len(piece.labels), -1) for piece in pieces])
     everything = tasks.digits().inputs.reshape(-1, 64)
     assert sorted(map(bytes, rows)) == sorted(map(bytes, everything))
@@ -88,7 +89,8 @@ def test_samples_are_drawn_scaled_and_held_out_as_the_run_says() -> None:
 
 def test_what_devices_hold_out_is_written_for_their_processes(tmp_path: Path) -> None:
     run = read_run("quickstart")
-    assert not written(gathered(run), tmp_path / "none").held_out
+    nothing = replace(run, data=replace(run.data, held_out=0.0))
+    assert not written(gathered(nothing), tmp_path / "none").held_out
     found = gathered(replace(run, data=replace(run.data, held_out=0.25)))
     files = written(found, tmp_path / "some")
     assert set(files.held_out) == set(files.clients)

@@ -4,6 +4,7 @@ from functools import cache
 
 from subfleet.elastic.building import build_module, network_of
 from subfleet.elastic.families.records.residual import Mlp, PreactResNet
+from subfleet.elastic.growing import inserted
 from subfleet.elastic.network import Family
 from subfleet.export.programs import export_training_program
 from subfleet.export.requests import TrainRequest
@@ -15,6 +16,8 @@ from subfleet.protocol.training import ObjectiveSettings, OptimiserSettings
 RESNET = PreactResNet(input_shape=(2, 7, 6), class_count=3, widths=(8, 12), depths=(2, 2), group_size=4)
 UNGROUPED_RESNET = PreactResNet(input_shape=(1, 5, 5), class_count=4, widths=(3, 5), depths=(1, 2), group_size=1)
 MLP = Mlp(input_shape=(5,), class_count=4, widths=(8, 6), depths=(2, 1), group_size=2)
+GROWN_RESNET = inserted(RESNET, section=1, after=0)
+"""Its blocks are numbered 0, 2 and 1."""
 MODELS: dict[str, Family] = {"resnet": RESNET, "ungrouped": UNGROUPED_RESNET, "mlp": MLP}
 PLAIN = OptimiserSettings(momentum=0.0)
 FULL_SGD = OptimiserSettings(momentum=0.9, weight_decay=0.01)
@@ -48,6 +51,7 @@ CASES: dict[str, tuple[Family, SubnetSpec]] = {
     "resnet largest": (RESNET, largest(RESNET)),
     "resnet smallest": (RESNET, smallest(RESNET)),
     "ungrouped resnet scattered": (UNGROUPED_RESNET, scattered(UNGROUPED_RESNET)),
+    "grown resnet largest": (GROWN_RESNET, largest(GROWN_RESNET)),
     "mlp scattered": (MLP, scattered(MLP)),
     "mlp largest": (MLP, largest(MLP)),
 }

@@ -4,13 +4,16 @@ import dataclasses
 import re
 
 import pytest
-from export.export_cases import FULL_SGD, MLP, PLAIN, RESNET, largest, smallest, train_request
+from export.export_cases import FULL_SGD, GROWN_RESNET, MLP, PLAIN, RESNET, largest, smallest, train_request
 
-from subfleet.export import versions
-from subfleet.export.requests import InferRequest
+from subfleet.elastic.families import PRESETS, preset
+from subfleet.export import requests, versions
+from subfleet.export.requests import InferRequest, TrainRequest
 from subfleet.export.targets import TARGETS
 from subfleet.export.versions import TARGET_NAMES, tool_versions
 from subfleet.protocol.errors import MissingExtraError
+from subfleet.protocol.subnet import SubnetSpec
+from subfleet.protocol.training import ObjectiveSettings, OptimiserSettings
 
 
 def test_ids_are_the_same_for_the_same_program() -> None:
@@ -40,6 +43,51 @@ def test_ids_differ_with_everything_that_changes_the_program() -> None:
         dataclasses.replace(infer, weights_sha256="1" * 64).program_id,
     ]
     assert len(set(ids)) == len(ids)
+
+
+PRESET_IDS = {
+    "bert_small": "77cd01e171e556c9",
+    "char_lstm": "0f0303dd29ca6642",
+    "decoder_small": "9db7eb6f1e807666",
+    "ds_cnn": "ef836ef9bf9c2ca5",
+    "efficientnet_v2_s": "1cde58b2c9fb0b90",
+    "efficientnet_v2_tiny": "744cf7bd7209f683",
+    "mobilenet_v2": "252e6482205fdeb0",
+    "mobilenet_v3_large": "278a20e5de524c13",
+    "mobilenet_v3_small": "e428b6eafeff94e3",
+    "resnet101": "e134b8b69425823f",
+    "resnet152": "7d05983e67b313fd",
+    "resnet18": "829e51ff673d24b3",
+    "resnet34": "295a8b9324a7e65c",
+    "resnet50": "f91649a132854729",
+    "vgg11": "00de9ea068b82fed",
+    "vgg13": "6092f2d296bef213",
+    "vgg16": "9085c6d4f373938a",
+    "vgg19": "16628abf88619273",
+    "vit_tiny": "a2af3e46694bf9b8",
+}
+"""The first digits of each, without the versions of tools, as they were before blocks had numbers."""
+SHAPES = {"ds_cnn": (1, 49, 10), "bert_small": (9,), "decoder_small": (9,), "char_lstm": (9,)}
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_ids_of_published_networks_programs_stay(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(requests, "tool_versions", lambda target: {})
+    request = TrainRequest(
+        model=preset(name, input_shape=SHAPES.get(name, (3, 32, 32)), class_count=10),
+        spec=SubnetSpec(),
+        target="onnx",
+        batch_size=4,
+        objective=ObjectiveSettings(),
+        optimiser=OptimiserSettings(),
+    )
+    assert request.program_id.startswith(PRESET_IDS[name])
+
+
+def test_a_network_whose_blocks_are_numbered_otherwise_has_another_program() -> None:
+    deeper = dataclasses.replace(RESNET, depths=(2, 3))
+    assert deeper != GROWN_RESNET
+    assert train_request("onnx", GROWN_RESNET).program_id != train_request("onnx", deeper).program_id
 
 
 def test_batches_in_one_part_are_those_whose_gradients_are_summed() -> None:

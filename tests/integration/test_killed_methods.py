@@ -39,6 +39,7 @@ deploy_targets = []
 exports_per_round = 1
 communication_s = 0.15
 clients_per_round = {count}
+evaluation = {{ every = 1 }}
 training = {{ epochs = 2 }}
 model = {{ widths = [64], depths = [2] }}
 
@@ -134,6 +135,7 @@ def test_whatever_is_killed_the_run_ends_with_the_same_choices_and_bits(
         assert "round 1:" not in output, "what was folded before is not done again"
     hurt = tmp_path / "runs" / name
     assert _choices(hurt) == _choices(calm)
+    assert _found(hurt) == _found(calm)
     assert (hurt / "model.safetensors").read_bytes() == (calm / "model.safetensors").read_bytes()
 
 
@@ -142,6 +144,14 @@ def _choices(folder: Path) -> list[list[tuple[Any, ...]]]:
     summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
     assert len(summary["rounds"]) == 3
     return [[tuple(row[name] for name in names) for row in record["clients"]] for record in summary["rounds"]]
+
+
+def _found(folder: Path) -> list[list[tuple[Any, ...]]]:
+    """What each device found after each round, once."""
+    summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+    assert [one["round"] for one in summary["evaluations"]] == [1, 2, 3]
+    names = ("client_id", "spec_id", "loss", "accuracy", "sample_count", "label_count", "status")
+    return [[tuple(row[name] for name in names) for row in record["clients"]] for record in summary["evaluations"]]
 
 
 @pytest.mark.parametrize("host", ["batch", pytest.param("processes", marks=pytest.mark.long)])

@@ -4,6 +4,7 @@ import csv
 import json
 import os
 import shutil
+import statistics
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -96,6 +97,28 @@ def test_each_device_has_its_own_model(finished: tuple[Path, str], summary: dict
         assert model["max_abs_diff"] <= 1e-4
         kept = finished[0] / model["file"]
         assert kept.stat().st_size == model["bytes"]
+
+
+def test_how_good_the_model_is_for_each_device_stands_in_the_summary(
+    finished: tuple[Path, str], summary: dict[str, Any]
+) -> None:
+    """Client processes evaluated their own subnets on held-out samples, over a broker."""
+    folder, printed = finished
+    found = summary["evaluation"]
+    values = {row["client_id"]: row["accuracy"] for row in found["clients"]}
+    assert {row["status"] for row in found["clients"]} == {"evaluated"}
+    assert (found["round"], found["accuracy"]["clients"], len(values)) == (5, 5, 5)
+    assert found["accuracy"]["mean"] == pytest.approx(sum(values.values()) / 5)
+    assert found["accuracy"]["worst"] == min(values.values()) == values[found["accuracy"]["worst_client"]]
+    lower, _, upper = statistics.quantiles(values.values(), n=4, method="inclusive")
+    assert found["accuracy"]["interquartile_range"] == pytest.approx(upper - lower)
+    assert found["accuracy"]["worst_tier_mean"] == min(found["accuracy"]["tiers"].values())
+    assert len(found["accuracy"]["tiers"]) == 5
+    assert "the mean accuracy on held-out samples of their own is" in printed
+    assert "What devices found" in (folder / "report.html").read_text(encoding="utf-8")
+    with (folder / "evaluations.csv").open(encoding="utf-8", newline="") as file:
+        told = {row["client_id"]: float(row["accuracy"]) for row in csv.DictReader(file)}
+    assert told == values
 
 
 def test_the_folder_is_complete(finished: tuple[Path, str], summary: dict[str, Any]) -> None:

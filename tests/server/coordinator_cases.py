@@ -17,6 +17,7 @@ from subfleet.rounds.coordinator import step
 from subfleet.rounds.events import Event, Failed, Ready
 from subfleet.rounds.exploring import explored
 from subfleet.rounds.requests import (
+    EvaluationWanted,
     ModelsMade,
     ModelsWanted,
     PricesWanted,
@@ -28,7 +29,8 @@ from subfleet.rounds.requests import (
     TaskWanted,
 )
 from subfleet.rounds.seating import task_wanted
-from subfleet.rounds.state import RunState, Seat, Terms
+from subfleet.rounds.state import RunState, Seat
+from subfleet.rounds.terms import Terms
 from subfleet.rounds.written import ProgramFacts
 from subfleet.search.queue import SizedProgram
 from subfleet.serving.terms import terms_of as planned
@@ -185,7 +187,7 @@ def deployed(terms: Terms, state: RunState, name: str) -> Deployed:
     return Deployed(task_id=task(state, name).task_id, run_id=terms.run_id, client_id=name, files=("model.onnx",))
 
 
-W = TypeVar("W", TaskWanted, ScoringWanted, ModelsWanted, ProgramWanted, PricesWanted, SearchWanted)
+W = TypeVar("W", TaskWanted, ScoringWanted, EvaluationWanted, ModelsWanted, ProgramWanted, PricesWanted, SearchWanted)
 
 
 def wanted_of(kind: type[W], actions: Iterable[Action]) -> list[W]:

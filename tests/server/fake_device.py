@@ -16,6 +16,7 @@ from subfleet.protocol.messages import (
     BlobMissing,
     ChunkRequest,
     Deployed,
+    Evaluated,
     Message,
     Presence,
     Profile,
@@ -63,6 +64,8 @@ class Behaviour:
     score: Callable[[Task], tuple[float, ...]] = lambda task: tuple(float(place) for place in range(len(task.programs)))
     change: Callable[[Mapping[str, Any], Task], dict[str, Any]] | None = None
     sample_count: int = 10
+    held_out_count: int = 0
+    evaluate: Callable[[Mapping[str, Any], Task], tuple[float, float]] = lambda weights, task: (0.5, 0.75)
     runtimes: tuple[str, ...] = ("onnx",)
     operators: tuple[str, ...] = ()
     packing_width: PackingWidth | None = None
@@ -111,7 +114,7 @@ class Device:
     def send(self, message: Message, *, retain: bool = False) -> None:
         self.transport.publish(self.topics.up(self.client_id, message.KIND), encode(message), retain=retain)
 
-    def keep(self, message: Telemetry | Update | Refusal | Deployed | Scores) -> None:
+    def keep(self, message: Telemetry | Update | Refusal | Deployed | Scores | Evaluated) -> None:
         self.outbox.put(message.message_id, self.topics.up(self.client_id, message.KIND), encode(message))
 
     def profile(self) -> Profile:
@@ -121,6 +124,7 @@ class Device:
             device="fake",
             runtimes=self.behaviour.runtimes,
             sample_count=self.behaviour.sample_count,
+            held_out_count=self.behaviour.held_out_count,
             class_counts=(1,) * CLASSES,
             input_shape=self.behaviour.input_shape,
             memory_total_bytes=PLENTY_BYTES,
@@ -241,7 +245,27 @@ class Device:
                 )
             )
             return
+        if task.work == "evaluate":
+            self.keep(self.found_for(task))
+            return
         self.keep(self.update_for(task, self.store.add(encode_arrays(self._learned(task)))))
+
+    def found_for(self, task: Task) -> Evaluated:
+        assert task.weights is not None
+        loss, accuracy = self.behaviour.evaluate(decode_arrays(self.store.path(task.weights).read_bytes()), task)
+        return Evaluated(
+            task_id=task.task_id,
+            run_id=task.run_id,
+            round=task.round,
+            client_id=self.client_id,
+            loss=loss,
+            accuracy=accuracy,
+            sample_count=self.behaviour.held_out_count,
+            label_count=self.behaviour.held_out_count,
+            measured_peak_bytes=10,
+            seconds=0.1,
+            message_id=f"evaluated.{task.task_id}",
+        )
 
     def _learned(self, task: Task) -> dict[str, Any]:
         assert task.weights is not None

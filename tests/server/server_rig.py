@@ -16,14 +16,14 @@ from subfleet.elastic.cost import Costs
 from subfleet.elastic.families.records.residual import Mlp
 from subfleet.elastic.memory_prices import MemoryPrices
 from subfleet.elastic.network import Network
-from subfleet.export.requests import AnyRequest, InferRequest, PriceRequest, TrainRequest
+from subfleet.export.requests import AnyRequest, EvaluateRequest, InferRequest, PriceRequest, TrainRequest
 from subfleet.journal.records import RoundRecord
 from subfleet.methods.heterofl import HeteroFL
 from subfleet.protocol.errors import ExportError
 from subfleet.protocol.memory import MemoryPlan, Packing
 from subfleet.protocol.programs import Program, ProgramManifest, encode_program
 from subfleet.protocol.training import TrainingSettings
-from subfleet.rounds.state import Terms
+from subfleet.rounds.terms import Terms
 from subfleet.search.query import Search
 from subfleet.serving.session import Server
 from subfleet.settings.run import Run
@@ -105,7 +105,7 @@ class Notes:
 class FakeExports:
     """Writes programs whose planned peak a function of the request gives."""
 
-    def __init__(self, folder: Path, planned: Callable[[TrainRequest], int] = lambda _: 1000) -> None:
+    def __init__(self, folder: Path, planned: Callable[[Any], int] = lambda _: 1000) -> None:
         self.folder = folder
         self.planned = planned
         self.operators: tuple[str, ...] = ()
@@ -113,7 +113,10 @@ class FakeExports:
         self.requests: list[AnyRequest] = []
         folder.mkdir(parents=True, exist_ok=True)
 
-    def submit_training(self, request: TrainRequest) -> "Future[Path]":
+    def submit_evaluation(self, request: EvaluateRequest) -> "Future[Path]":
+        return self.submit_training(request)
+
+    def submit_training(self, request: TrainRequest | EvaluateRequest) -> "Future[Path]":
         self.requests.append(request)
         future: Future[Path] = Future()
         try:
@@ -124,7 +127,7 @@ class FakeExports:
         manifest = ProgramManifest(
             program_id=request.program_id,
             target=request.target,
-            purpose="train",
+            purpose="train" if isinstance(request, TrainRequest) else "evaluate",
             batch_size=request.batch_size,
             inputs=(),
             outputs=(),
@@ -170,7 +173,7 @@ class World:
         devices: Mapping[str, Behaviour],
         *,
         faults: Faults | None = None,
-        planned: Callable[[TrainRequest], int] = lambda _: 1000,
+        planned: Callable[[Any], int] = lambda _: 1000,
         order: int = 0,
     ) -> None:
         self.clock = HandClock()

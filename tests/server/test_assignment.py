@@ -11,7 +11,7 @@ from subfleet.elastic.maps import nested_maps
 from subfleet.methods import METHODS, Method
 from subfleet.methods.policies import Ask, Draw, Written, largest_fitting
 from subfleet.protocol.readings import Budget, Reading
-from subfleet.rounds.state import Terms
+from subfleet.rounds.terms import Terms
 from subfleet.search.candidates import (
     Candidate,
     budget_of,
@@ -33,7 +33,7 @@ CANDIDATES = PLAN.candidates
 def ask(terms: Terms, budget: Budget, below: Candidate | None = None) -> Ask:
     """A client with this budget."""
     return Ask(
-        network=terms.network,
+        networks={"": terms.network},
         candidates=terms.candidates,
         price=terms.price,
         draw=Draw(seed=0, round=1, client_id="ada", memory=terms.policies.memory),

@@ -45,7 +45,8 @@ from subfleet.rounds.actions import Action, SendTask
 from subfleet.rounds.coordinator import step
 from subfleet.rounds.events import Folded, UpdateStored
 from subfleet.rounds.requests import TaskWanted
-from subfleet.rounds.state import RunState, Terms
+from subfleet.rounds.state import RunState
+from subfleet.rounds.terms import Terms
 from subfleet.settings.run import Run
 from subfleet.testing.subnets import same_bits
 from subfleet.transport.blob_store import BlobStore
@@ -207,7 +208,8 @@ def answered(terms: Terms, folder: Path) -> tuple[Folding, RunState, dict[str, d
         said[name] = sums(task.calibration, terms.network.shapes(task.spec), 5 + place, name)
         answer = replace(update(terms, state, name), blob=blobs.add(encode_arrays(said[name])))
         state = replace(state, seats={**state.seats, name: replace(state.seats[name], stage="done", result=answer)})
-    folding = Folding(network=terms.network, policies=terms.policies, space=terms.space, blobs=blobs)
+    unlimited = replace(terms, config=replace(terms.config, max_client_share=1.0))
+    folding = Folding(terms=unlimited, blobs=blobs)
     return folding, state, said
 
 

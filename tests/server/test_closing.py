@@ -14,8 +14,9 @@ from subfleet.journal.journal import Journal, begin_run
 from subfleet.rounds.actions import Action, Close, Fold
 from subfleet.rounds.coordinator import resume_actions, step
 from subfleet.rounds.events import Folded, UpdateStored
-from subfleet.rounds.state import RunState, Terms
+from subfleet.rounds.state import RunState
 from subfleet.rounds.suspicion import ChangeSize
+from subfleet.rounds.terms import Terms
 from subfleet.settings.suspicion import SuspicionSettings
 
 FOUR = ("ada", "bob", "cyd", "eve")

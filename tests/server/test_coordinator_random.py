@@ -1,6 +1,6 @@
 """The coordinator under random sequences of events, restarts included."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
@@ -9,17 +9,16 @@ import pytest
 from hypothesis import event, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
-from server.coordinator_cases import CLIENTS, blob, profile, telemetry, terms_of
+from server.coordinator_cases import CLIENTS, blob, profile, telemetry
+from server.random_cases import VARIANTS, answers, found_of, made_of, split_of, terms_of_places
 from server.server_rig import MODEL, prices_of
 
 from subfleet.elastic.building import network_of
-from subfleet.methods import METHODS, AnyMethod
-from subfleet.methods.fedfa import FedFA
+from subfleet.elastic.lineage import Lineage
 from subfleet.protocol.candidate_scores import CandidateScore
 from subfleet.protocol.messages import Deployed, Presence, Refusal, Scores, Task, Update
-from subfleet.protocol.programs import ProgramRef
 from subfleet.protocol.schema import canonical_json, from_plain, parse_json
-from subfleet.rounds.actions import Action, Close, Fetch, Fold, Reply, Request, SendTask
+from subfleet.rounds.actions import Action, Close, CloseEvaluation, Fetch, Fold, Request, SendTask
 from subfleet.rounds.coordinator import resume_actions, round_info, step
 from subfleet.rounds.events import (
     Event,
@@ -29,47 +28,25 @@ from subfleet.rounds.events import (
     Tick,
     UpdateStored,
 )
-from subfleet.rounds.exhaustive import never
 from subfleet.rounds.exploring import explored
+from subfleet.rounds.networks import lineages_in_use, standing_for
 from subfleet.rounds.persistent import PersistentMap
 from subfleet.rounds.requests import (
-    Made,
-    ModelsMade,
-    ModelsWanted,
-    PricesMade,
     PricesWanted,
-    ProgramMade,
-    ProgramWanted,
-    Scorable,
-    ScoringMade,
     ScoringWanted,
     SearchWanted,
-    TaskMade,
-    TaskWanted,
     Wanted,
 )
 from subfleet.rounds.sizing import lacking
-from subfleet.rounds.state import Member, RunState, Terms
-from subfleet.rounds.written import ProgramFacts
-from subfleet.settings.timing import Deadlines
+from subfleet.rounds.state import Member, RunState
+from subfleet.rounds.terms import Terms
 
 pytestmark = pytest.mark.slow
 
 PRICES = prices_of(network_of(MODEL))
 
+HELD_OUT = 10
 names = st.sampled_from(CLIENTS)
-VARIANTS: Mapping[str, AnyMethod] = {
-    **{name: kind() for name, kind in METHODS.items()},
-    "fedfa by scores": FedFA(choice="score"),
-}
-
-
-def terms_of_places(method: AnyMethod) -> tuple[Terms, ...]:
-    deadlines = Deadlines(join_s=40, measure_s=10, round_s=30, deploy_s=20, lease_s=15, linger_s=0)
-    return tuple(
-        terms_of(rounds=2, min_clients=2, quorum=quorum, clients_per_round=count, method=method, deadlines=deadlines)
-        for quorum, count in ((1.0, 0), (0.5, 2))
-    )
 
 
 class Fleet(RuleBasedStateMachine):
@@ -87,6 +64,8 @@ class Fleet(RuleBasedStateMachine):
         self.accepted: dict[str, Update] = {}  # by task
         self.counted: dict[str, int] = {}  # task to round
         self.closed: list[int] = []
+        self.found = set[str]()  # evaluations that were accepted
+        self.evaluations: dict[int, set[str]] = {}  # and that were recorded, by round
 
     def apply(self, event: Event) -> tuple[Action, ...]:
         before = self.state
@@ -110,6 +89,11 @@ class Fleet(RuleBasedStateMachine):
             self.fold = action
         elif isinstance(action, Close):
             self.closed.append(action.round)
+        elif isinstance(action, CloseEvaluation):
+            done = {seat.task.task_id for seat in action.seats if seat.stage == "done" and seat.task is not None}
+            assert action.round not in self.evaluations
+            self.evaluations[action.round] = done
+            assert not any(seat.open for seat in action.seats)
 
     @rule(place=st.integers(0, 1))
     @precondition(lambda self: self.state == RunState())
@@ -122,7 +106,7 @@ class Fleet(RuleBasedStateMachine):
 
     @rule(name=names)
     def profile(self, name: str) -> None:
-        self.apply(profile(name))
+        self.apply(replace(profile(name), held_out_count=HELD_OUT))
 
     @rule(name=names, memory=st.sampled_from([10, 3000, 14_000, 10**9]), back=st.integers(0, 1))
     def telemetry(self, name: str, memory: int, back: int) -> None:
@@ -155,32 +139,12 @@ class Fleet(RuleBasedStateMachine):
         if fails and not isinstance(job, ScoringWanted):
             self.apply(Failed(wanted=job, reason="no"))
         else:
-            self.apply(Ready(made=self.made(job, planned, fails)))
-
-    def made(self, job: Wanted, planned: int, fails: bool) -> Made:
-        program = ProgramRef(program_id="p", target="onnx", blob=blob("p"))
-        match job:
-            case TaskWanted():
-                weights = blob(f"w{job.participant.size.spec_id}")
-                facts = ProgramFacts(planned_peak_bytes=planned)
-                made: Made = TaskMade(wanted=job, program=program, weights=weights, facts=facts)
-            case ScoringWanted():
-                candidates = (
-                    Scorable(size=size, program=program, weights=blob("f"), planned_peak_bytes=planned)
-                    for size in job.sizes[fails:]
-                )
-                made = ScoringMade(wanted=job, candidates=tuple(candidates))
-            case ModelsWanted():
-                made = ModelsMade(wanted=job, programs=(program,), models=())
-            case ProgramWanted():
-                made = ProgramMade(wanted=job, facts=ProgramFacts(planned_peak_bytes=planned))
-            case PricesWanted():
-                made = PricesMade(wanted=job, memory=PRICES)
-            case SearchWanted():
-                made = explored(self.terms, self.seen[job], job)
-            case _:
-                never(job)
-        return made
+            made = (
+                explored(self.terms, self.seen[job], job)
+                if isinstance(job, SearchWanted)
+                else made_of(job, planned, fails)
+            )
+            self.apply(Ready(made=made))
 
     @rule(data=st.data(), stored=st.booleans())
     @precondition(lambda self: self.tasks)
@@ -217,6 +181,23 @@ class Fleet(RuleBasedStateMachine):
             assert seats[task.client_id].task == task
             self.accepted[task.task_id] = update
         elif not stored:
+            assert self.state.seats == seats
+
+    @rule(data=st.data(), odd=st.booleans())
+    @precondition(lambda self: self.tasks)
+    def evaluate(self, data: st.DataObject, odd: bool) -> None:
+        task = data.draw(st.sampled_from(sorted(self.tasks.values(), key=lambda one: one.task_id)))
+        self.find(task, HELD_OUT + odd)
+
+    def find(self, task: Task, samples: int) -> None:
+        """What it finds counts once, and not what no device can find."""
+        found, seats = found_of(task, samples), self.state.seats
+        (status,) = answers(self.apply(found), found.message_id)
+        if status == "accepted":
+            assert task.task_id not in self.found
+            assert (task.work, samples) == ("evaluate", HELD_OUT)
+            self.found.add(task.task_id)
+        elif self.state.phase == "evaluate":
             assert self.state.seats == seats
 
     @rule(data=st.data(), missing=st.booleans(), short=st.sampled_from([0, 0, 0, 1]))
@@ -286,9 +267,29 @@ class Fleet(RuleBasedStateMachine):
             assert seat.result is not None
             assert self.accepted[seat.result.task_id] == seat.result
             assert self.counted.setdefault(seat.result.task_id, fold.round) == fold.round
-        self.apply(Folded(round=fold.round, accuracy=0.5, loss=1.0, sha256="0" * 64, refused={}))
+        found, lineages = split_of(self.terms, fold)
+        after = Folded(
+            round=fold.round, accuracy=0.5, loss=1.0, sha256="0" * 64, refused={}, found=found, lineages=lineages
+        )
+        self.apply(after)
         accepted = {name for name, update in self.accepted.items() if update.round == fold.round}
         assert accepted == {seat.task.task_id for seat in fold.seats if seat.task is not None}
+
+    @rule()
+    def a_round_goes_well(self) -> None:
+        """So that later rounds, and what they change, are reached often."""
+        self.everyone_is_there()
+        for _ in range(2):  # scores come before training
+            self.prepare_all()
+            self.score_all()
+        self.prepare_all()
+        self.answer_all()
+        if self.fold is not None:
+            self.folded()
+        while self.state.phase == "evaluate" and self.jobs:
+            self.prepare_all()
+            for task in list(self.tasks.values()):
+                self.find(task, HELD_OUT)
 
     @rule(seconds=st.sampled_from([0.0, 1.0, 2.0, 11.0, 31.0]))
     def time_passes(self, seconds: float) -> None:
@@ -305,6 +306,8 @@ class Fleet(RuleBasedStateMachine):
         memory = before = self.state.memory
         if memory is not None:
             memory = from_plain(type(memory), parse_json(canonical_json(memory), max_bytes=2**20))
+        lineages = from_plain(tuple[Lineage, ...], parse_json(canonical_json(self.state.lineages), max_bytes=2**20))
+        assert lineages == self.state.lineages, "the journal has the run's networks"
         self.state = replace(
             self.state,
             members=PersistentMap(members),
@@ -331,6 +334,27 @@ class Fleet(RuleBasedStateMachine):
         assert info is None or info.round == self.state.round
 
     @invariant()
+    def what_devices_found_is_recorded_once(self) -> None:
+        for number, done in self.evaluations.items():
+            assert done == {name for name in self.found if f"/r{number}/" in name}
+        known = {one.evaluated.task_id for one in self.state.evaluated.values()}
+        assert known <= set[str]().union(*self.evaluations.values())
+
+    @invariant()
+    def nothing_is_of_a_network_that_has_retired(self) -> None:
+        in_use = {one.id for one in lineages_in_use(self.terms, self.state)}
+        assert in_use
+        if self.state.phase == "train":
+            given = {seat.spec.network for seat in self.state.seats.values() if seat.spec is not None}
+            assert given <= in_use
+        assert {one.program.size.network for one in self.state.written.values()} <= in_use
+        assert {one.size.network for one in self.state.queue} <= in_use
+        for seat in self.state.last.values():
+            heir = standing_for(self.terms, self.state, seat)
+            assert heir is not None
+            assert heir.spec.network in in_use
+
+    @invariant()
     def what_is_awaited_is_under_way(self) -> None:
         """Every open seat has a job at work or a task out, so that only devices and deadlines are waited for."""
         lacks = self.state.phase == "train" and lacking(self.terms, self.state)
@@ -351,6 +375,7 @@ class Fleet(RuleBasedStateMachine):
     def teardown(self) -> None:
         """With nobody answering any more, deadlines alone bring the run to its end."""
         event(f"{self.state.phase} after {self.state.folded_round} rounds with {len(self.accepted)} updates")
+        event(f"{len(lineages_in_use(self.terms, self.state))} networks")
         for _ in range(20):
             if self.state.phase in ("finished", "failed"):
                 return
@@ -358,12 +383,6 @@ class Fleet(RuleBasedStateMachine):
             if self.fold is not None:
                 self.folded()
         raise AssertionError(f"the run waits for ever in phase {self.state.phase}")
-
-
-def answers(actions: tuple[Action, ...], message_id: str) -> list[str]:
-    """What a message was answered; the step may tell the client besides that it is skipped."""
-    replies = (action for action in actions if isinstance(action, Reply))
-    return [reply.receipt.status for reply in replies if reply.receipt.of == message_id]
 
 
 @pytest.mark.parametrize("name", VARIANTS)

@@ -26,7 +26,7 @@ from server.fake_device import PLENTY_BYTES
 
 from subfleet.protocol.memory import Packing, PackingWidth
 from subfleet.protocol.messages import Presence, Task
-from subfleet.rounds.actions import Fetch, Fold, SendTask, Withdraw
+from subfleet.rounds.actions import Fetch, Fold, GoOn, SendTask, Withdraw
 from subfleet.rounds.answers import MAX_HEADER_BYTES
 from subfleet.rounds.coordinator import round_info, step
 from subfleet.rounds.events import (
@@ -36,8 +36,9 @@ from subfleet.rounds.events import (
     UpdateRejected,
     UpdateStored,
 )
+from subfleet.rounds.members import expected
 from subfleet.rounds.persistent import PersistentMap
-from subfleet.rounds.phases import expected_clients
+from subfleet.rounds.phases import AT_ONCE
 from subfleet.rounds.requests import ModelsWanted, TaskWanted
 from subfleet.rounds.seating import ask_of
 from subfleet.rounds.state import Member, RunState
@@ -92,7 +93,7 @@ def test_clients_of_before_count_for_nothing_until_they_speak() -> None:
     state = joined(terms, state, "ada", 1.0)
     assert state.phase == "waiting"
     state = joined(terms, state, "bob", 2.0)
-    assert (state.phase, expected_clients(terms, state, 2.0)) == ("measure", ("ada", "bob", "cyd"))
+    assert (state.phase, sorted(expected(terms, state, 2.0))) == ("measure", ["ada", "bob", "cyd"])
 
 
 def test_the_end_of_a_client_that_nobody_knows_is_no_news() -> None:
@@ -326,6 +327,25 @@ def test_the_deploy_phase_ends_when_everyone_has_its_models_or_at_its_deadline()
     assert done.phase == "finished"
     again = deployed(terms, state, CLIENTS[0])
     assert replies(step(terms, done, again, 9.0)[1]) == ["duplicate"]
+
+
+def test_models_of_a_few_are_asked_for_in_each_step_and_each_once() -> None:
+    terms, state = terms_of(rounds=1), _deploying()
+    names = tuple(f"c{place:04}" for place in range(2 * AT_ONCE + 1))
+    last = {name: replace(state.last["ada"], client_id=name) for name in names}
+    state = replace(state, last=MappingProxyType(last), seats=MappingProxyType({}))
+    found = list[str]()
+    for _ in range(4):
+        assert state.phase == "deploy"
+        state, actions = step(terms, state, Tick(), 6.0)
+        wanted = [one.client_id for one in wanted_of(ModelsWanted, actions)]
+        assert (len(wanted), any(isinstance(action, GoOn) for action in actions)) in {
+            (AT_ONCE, True),
+            (1, False),
+            (0, False),
+        }
+        found += wanted
+    assert found == [*names]
 
 
 def test_what_everyone_is_told() -> None:

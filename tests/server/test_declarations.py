@@ -29,7 +29,8 @@ from subfleet.rounds.actions import Reply, SendTask
 from subfleet.rounds.coordinator import step
 from subfleet.rounds.declarations import declaration_of
 from subfleet.rounds.requests import TaskWanted
-from subfleet.rounds.state import RunState, Terms
+from subfleet.rounds.state import RunState
+from subfleet.rounds.terms import Terms
 from subfleet.transport.memory import Faults
 
 METHODS: tuple[AnyMethod, ...] = (FlexiFed(choice="declared"), Standalone(choice="declared"), FedFA(choice="declared"))

@@ -29,7 +29,8 @@ from subfleet.protocol.errors import ConfigError, ProtocolError
 from subfleet.protocol.messages import Task
 from subfleet.protocol.readings import Budget
 from subfleet.protocol.update_codecs import AnyUpdateCodec, Qsgd, TopK, TopKQsgd, Uncompressed
-from subfleet.rounds.state import Seat, Terms
+from subfleet.rounds.state import Seat
+from subfleet.rounds.terms import Terms
 from subfleet.serving.terms import terms_of as planned
 from subfleet.settings.reading import read_run
 from subfleet.settings.run import Run
@@ -77,7 +78,8 @@ def seats(blobs: BlobStore, codec: AnyUpdateCodec, scale: float = 0.1, *, decode
 
 def folded(found: list[Seat], blobs: BlobStore, **changes: Any) -> dict[str, torch.Tensor]:
     policies = replace(HeteroFL().policies(), **changes)
-    folding = Folding(network=NETWORK, policies=policies, space=PLAN.space, blobs=blobs)
+    terms = replace(PLAN, policies=policies, config=replace(PLAN.config, max_client_share=1.0))
+    folding = Folding(terms=terms, blobs=blobs)
     result = folding.fold(ModelState(shared=STATE), 1, found)
     assert not result.refused
     return dict(result.state.shared)
@@ -176,7 +178,7 @@ def test_what_decodes_to_no_number_is_refused(tmp_path: Path) -> None:
 
 def ask(terms: Terms, **links: int) -> Ask:
     return Ask(
-        network=terms.network,
+        networks={"": terms.network},
         candidates=terms.candidates,
         price=terms.price,
         draw=Draw(seed=0, round=1, client_id="ada"),
@@ -213,7 +215,7 @@ def test_anycostfl_sends_everything_over_an_uplink_of_just_that_and_less_over_on
     size = ANYCOST.space[-1]
     whole_bytes = update_bytes(ANYCOST.network, size, TopKQsgd(fraction=1.0))
     for short in (0, 1):
-        codec = ANYCOST.update_codec(size, Budget(memory_bytes=1, uplink_bytes=whole_bytes - short))
+        codec = ANYCOST.update_codec(ANYCOST.network, size, Budget(memory_bytes=1, uplink_bytes=whole_bytes - short))
         assert isinstance(codec, TopKQsgd)
         assert (codec.fraction == 1.0) != bool(short)
 
@@ -227,7 +229,7 @@ def test_anycostfl_gives_the_largest_width_and_then_the_densest_update(uplink_by
     assert found == (fitting[-1] if fitting else None)
     if found is None:
         return
-    codec = ANYCOST.update_codec(found.spec, Budget(memory_bytes=1, uplink_bytes=uplink_bytes))
+    codec = ANYCOST.update_codec(ANYCOST.network, found.spec, Budget(memory_bytes=1, uplink_bytes=uplink_bytes))
     assert isinstance(codec, TopKQsgd)
     assert update_bytes(ANYCOST.network, found.spec, codec) <= uplink_bytes
     denser = replace(codec, fraction=min(1.0, codec.fraction + 0.02))
@@ -237,11 +239,11 @@ def test_anycostfl_gives_the_largest_width_and_then_the_densest_update(uplink_by
 
 def test_anycostfl_sends_all_where_nothing_limits_it_and_nothing_else_where_it_is_told() -> None:
     size, free = ANYCOST.candidates[-1].spec, Budget(memory_bytes=1)
-    assert ANYCOST.update_codec(size, free) == TopKQsgd(fraction=1.0)
+    assert ANYCOST.update_codec(ANYCOST.network, size, free) == TopKQsgd(fraction=1.0)
     for codec, expected in ((None, Uncompressed()), (Qsgd(), Qsgd()), (TopK(fraction=0.5), TopK(fraction=1.0))):
-        assert terms_of(method=AnycostFL(codec=codec)).update_codec(PLAN.space[0], free) == expected
+        assert terms_of(method=AnycostFL(codec=codec)).update_codec(PLAN.network, PLAN.space[0], free) == expected
     told = terms_of(method=AnycostFL(), update_codec=TopK(fraction=0.5))
-    assert told.update_codec(PLAN.space[0], free) == TopK(fraction=0.5)
+    assert told.update_codec(PLAN.network, PLAN.space[0], free) == TopK(fraction=0.5)
 
 
 def test_a_task_names_the_codec() -> None:

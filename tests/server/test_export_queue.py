@@ -35,7 +35,8 @@ from subfleet.rounds.actions import Action, Close, Fold
 from subfleet.rounds.coordinator import resume_actions, step
 from subfleet.rounds.events import Folded, Tick, UpdateStored
 from subfleet.rounds.requests import ProgramWanted
-from subfleet.rounds.state import RunState, Terms
+from subfleet.rounds.state import RunState
+from subfleet.rounds.terms import Terms
 from subfleet.rounds.written import NO_PROGRAM_BYTES
 from subfleet.search.queue import SizedProgram, Wish
 from subfleet.settings.timing import Deadlines
@@ -244,7 +245,7 @@ def test_no_method_gives_a_size_that_its_target_cannot_train(name: str) -> None:
     terms = terms_of(method=QUICK[name])
     broken = {size.spec_id: Written(size=size, planned_peak_bytes=NO_PROGRAM_BYTES) for size in terms.space[1:]}
     base = Ask(
-        network=terms.network,
+        networks={"": terms.network},
         candidates=terms.candidates,
         price=terms.price,
         draw=Draw(seed=0, round=2, client_id="ada", memory=terms.policies.memory),

@@ -28,8 +28,9 @@ from subfleet.methods.fedyogi import FedYogi
 from subfleet.methods.heterofl import HeteroFL
 from subfleet.protocol.errors import FileError, ProtocolError
 from subfleet.protocol.update_codecs import Uncompressed
-from subfleet.rounds.state import Seat, Terms
+from subfleet.rounds.state import Seat
 from subfleet.rounds.suspicion import ChangeSize
+from subfleet.rounds.terms import Terms
 from subfleet.transport.blob_store import BlobStore
 
 PLAN = terms_of()
@@ -44,10 +45,8 @@ def fold(
 ) -> FoldedModel:
     """A round's updates folded into the first model, by default with the weights that the method gives them."""
     policies = replace(method.policies(), **changes)
-    folding = Folding(
-        network=NETWORK, policies=policies, space=PLAN.space, blobs=blobs, max_client_share=max_client_share
-    )
-    return folding.fold(ModelState(shared=STATE), 1, seats)
+    terms = replace(PLAN, policies=policies, config=replace(PLAN.config, max_client_share=max_client_share))
+    return Folding(terms=terms, blobs=blobs).fold(ModelState(shared=STATE), 1, seats)
 
 
 def _seats(
@@ -100,9 +99,11 @@ def test_running_statistics_take_the_plain_mean_whatever_the_server_does_with_we
         seats = _seats(blobs, samples, terms, model.shared, number)
         plain, stepped = (
             Folding(
-                network=terms.network,
-                policies=replace(one.policies(), server_optimiser=its_own),
-                space=terms.space,
+                terms=replace(
+                    terms,
+                    policies=replace(one.policies(), server_optimiser=its_own),
+                    config=replace(terms.config, max_client_share=1.0),
+                ),
                 blobs=blobs,
             ).fold(model, number, seats)
             for one, its_own in ((FedAvg(), None), (method, optimiser or method.policies().server_optimiser))
@@ -166,7 +167,7 @@ def test_a_median_is_not_moved_by_one_client(tmp_path: Path) -> None:
     seats = _seats(blobs, {"ada": 3, "bob": 10, "cyd": 7})
     arrays = [decode_arrays(blobs.path(seat.result.blob).read_bytes()) for seat in seats if seat.result is not None]
     policies = replace(HeteroFL().policies(), merge=CoordinateMedian())
-    folding = Folding(network=NETWORK, policies=policies, space=PLAN.space, blobs=blobs)
+    folding = Folding(terms=replace(PLAN, policies=policies), blobs=blobs)
     folded = folding.fold(ModelState(shared=STATE), 1, seats).state.shared
     for name, old in STATE.items():
         median = np.median([one[name] for one in arrays], axis=0)

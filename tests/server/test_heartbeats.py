@@ -12,7 +12,8 @@ from subfleet.rounds import coordinator
 from subfleet.rounds.coordinator import step
 from subfleet.rounds.events import Tick
 from subfleet.rounds.persistent import PersistentMap
-from subfleet.rounds.state import Member, RunState, Terms
+from subfleet.rounds.state import Member, RunState
+from subfleet.rounds.terms import Terms
 
 keys = st.text(max_size=3)
 

@@ -21,7 +21,8 @@ from subfleet.protocol.messages import Profile
 from subfleet.protocol.training import ObjectiveSettings, TrainingSettings
 from subfleet.rounds.coordinator import step
 from subfleet.rounds.labels import class_counts_of
-from subfleet.rounds.state import RunState, Seat, Terms
+from subfleet.rounds.state import RunState, Seat
+from subfleet.rounds.terms import Terms
 from subfleet.settings.reading import read_run
 from subfleet.settings.samples import DataSettings
 from subfleet.tasks import Dataset, write_npz

@@ -23,7 +23,7 @@ WIDTHS = tuple(name for name, axis in sorted(PLAN.network.axes.items()) if axis.
 
 def asked(memory_bytes: int, written: Mapping[str, Written]) -> Ask:
     return Ask(
-        network=PLAN.network,
+        networks={"": PLAN.network},
         candidates=PLAN.candidates,
         price=PLAN.price,
         draw=Draw(seed=0, round=2, client_id="ada"),

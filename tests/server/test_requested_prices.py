@@ -160,6 +160,18 @@ def test_what_was_found_before_a_kill_is_not_looked_for_again(tmp_path: Path) ->
     assert sizes[0] == sizes[1] != before.seats["ada"].size
 
 
+def test_models_are_refused_without_prices(tmp_path: Path) -> None:
+    """After a restart nothing asks for prices in that phase, as nobody is given a size."""
+    state = given()
+    last = {name: replace(seat, stage="done") for name, seat in state.seats.items()}
+    total = PLAN.config.total_rounds
+    state = replace(state, phase="waiting", round=total, folded_round=total, seats={}, last=last)
+    state, _ = step(PLAN, state, Tick(), 9.0)
+    state, _ = step(PLAN, replace(state, prices={}, searches={}), prepared(PLAN, state, "ada", models=True), 9.0)
+    _, actions = step(PLAN, state, refusal(PLAN, state, "ada"), 9.0)
+    assert (state.phase, replies(actions)) == ("deploy", ["accepted"])
+
+
 def test_a_refusal_is_answered_when_a_smaller_size_can_be_chosen(tmp_path: Path) -> None:
     state, _ = step(PLAN, given(), prepared(PLAN, given(), "ada"), 4.0)
     no = refusal(PLAN, state, "ada", available_bytes=2000)

@@ -34,7 +34,8 @@ from subfleet.rounds.actions import Close, SendTask
 from subfleet.rounds.coordinator import round_info, step
 from subfleet.rounds.events import Folded, Tick, UpdateStored
 from subfleet.rounds.retrying import what_is_lacking
-from subfleet.rounds.state import RunState, Seat, Terms
+from subfleet.rounds.state import RunState, Seat
+from subfleet.rounds.terms import Terms
 from subfleet.settings.timing import Deadlines, LogClock
 
 LIVE = terms_of(clock=None, deadlines=Deadlines(lease_s=1e4))

@@ -12,6 +12,7 @@ from subfleet.methods import METHODS
 from subfleet.methods.fedavg import FedAvg
 from subfleet.methods.heterofl import HeteroFL
 from subfleet.protocol.errors import ConfigError, FileError
+from subfleet.protocol.schema import to_plain
 from subfleet.settings.kept import keep_run, kept_run
 from subfleet.settings.overrides import merged, parsed, with_override
 from subfleet.settings.parts import parts_of
@@ -55,6 +56,17 @@ def test_there_is_a_run_for_every_method_and_it_says_so() -> None:
 )
 def test_what_a_command_line_sets_is_toml_or_text(text: str, keys: tuple[str, ...], value: object) -> None:
     assert parsed(text) == (keys, value)
+
+
+def test_numbers_of_blocks_stand_in_a_file_and_in_what_takes_part_where_they_are_not_counted(tmp_path: Path) -> None:
+    text = 'base = "quickstart"\n[model]\nblock_numbers = [[0, 4, 1, 2]]\n'
+    grown = read_run(written(tmp_path, text))
+    assert to_plain(grown.model)["block_numbers"] == [[0, 4, 1, 2]]
+    assert grown == read_run("quickstart", ("model.block_numbers=[[0, 4, 1, 2]]",))
+    assert "block_numbers" not in json.loads(read_run("quickstart").fingerprint())["model"]
+    assert json.loads(grown.fingerprint())["model"]["block_numbers"] == [[0, 4, 1, 2]]
+    with pytest.raises(ConfigError, match=r"block_numbers of section 0 are \(4, 0, 1, 2\), but must begin with 0"):
+        read_run("quickstart", ("model.block_numbers=[[4, 0, 1, 2]]",))
 
 
 def test_overrides_take_the_place_of_the_files_values() -> None:

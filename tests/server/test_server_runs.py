@@ -184,7 +184,7 @@ def test_a_change_of_zero_changes_no_bit(tmp_path: Path) -> None:
     state = load_checkpoint(
         tmp_path / "state" / "checkpoints", 2, world.server._journal.checkpoint_sha256(2) or "missing"
     )
-    start = init_state(world.server._network, 0)
+    start = init_state(world.server._terms.network, 0)
     assert result.rounds[-1].clients[0].status == "folded"
     assert all(state[name].view(torch.int32).equal(start[name].view(torch.int32)) for name in start)
 
@@ -195,8 +195,8 @@ def test_what_no_client_held_keeps_its_bits(tmp_path: Path) -> None:
     state = load_checkpoint(
         tmp_path / "state" / "checkpoints", 2, world.server._journal.checkpoint_sha256(2) or "missing"
     )
-    start = init_state(world.server._network, 0)
-    held = world.server._network.shapes(world.devices["ada"].tasks[0].spec)
+    start = init_state(world.server._terms.network, 0)
+    held = world.server._terms.network.shapes(world.devices["ada"].tasks[0].spec)
     moved = {name for name in start if not torch.equal(state[name], start[name])}
     assert moved == set(held)
     for name, shape in held.items():

@@ -13,9 +13,10 @@ from subfleet.protocol.topics import Topics
 from subfleet.rounds.actions import Close
 from subfleet.rounds.coordinator import step
 from subfleet.rounds.events import Folded, Tick, UpdateStored
+from subfleet.rounds.members import expected
 from subfleet.rounds.persistent import PersistentMap
-from subfleet.rounds.phases import expected_clients
-from subfleet.rounds.state import Member, RunState, Terms
+from subfleet.rounds.state import Member, RunState
+from subfleet.rounds.terms import Terms
 from subfleet.settings.timing import Deadlines, LogClock
 
 STRICT = terms_of(min_clients=2, rounds=5)
@@ -70,7 +71,7 @@ def test_every_round_tells_of_who_is_silent_and_waits_no_longer() -> None:
         assert share == pytest.approx(2 / 3)
         assert rows == dict.fromkeys(OTHERS, "folded") | {"cyd": "missing: it has been silent since round 1"}
     state, _ = step(STRICT, state, said("cyd", online=True), now_s)
-    assert "cyd" in expected_clients(STRICT, state, now_s)
+    assert "cyd" in expected(STRICT, state, now_s)
     _, close = closed(STRICT, begun(STRICT, state, now_s, *OTHERS, "cyd"), now_s, *OTHERS, "cyd")
     assert told(STRICT, close)[0] == 1.0
 

@@ -15,7 +15,8 @@ from subfleet.rounds.actions import Close
 from subfleet.rounds.coordinator import step
 from subfleet.rounds.events import Folded, UpdateStored
 from subfleet.rounds.seating import ask_of
-from subfleet.rounds.state import RunState, Terms
+from subfleet.rounds.state import RunState
+from subfleet.rounds.terms import Terms
 
 
 def played(terms: Terms, state: RunState) -> tuple[RunState, int]:

@@ -16,7 +16,7 @@ from subfleet.elastic.building import init_state
 from subfleet.elastic.model_state import ModelState
 from subfleet.folding import checking
 from subfleet.folding.checking import Checks
-from subfleet.folding.folding import Folding
+from subfleet.folding.network_folding import NetworkFolding
 from subfleet.folding.updates import check_update
 from subfleet.protocol.messages import Task
 from subfleet.rounds.events import UpdateRejected
@@ -121,13 +121,13 @@ def test_what_cannot_be_folded_is_refused_when_it_comes_and_each_round_is_folded
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folds: list[ModelState] = []
-    fold = Folding._folded
+    fold = NetworkFolding._folded
 
-    def counted(self: Folding, *given: Any) -> Any:
+    def counted(self: NetworkFolding, *given: Any) -> Any:
         folds.append(fold(self, *given))
         return folds[-1]
 
-    monkeypatch.setattr(Folding, "_folded", counted)
+    monkeypatch.setattr(NetworkFolding, "_folded", counted)
     world = ended(World(tmp_path, settings(), {**fleet(), "eve": Behaviour(change=unfoldable)}))
     refused = statuses(world, "eve")
     assert len(refused) == len(folds) == ROUNDS

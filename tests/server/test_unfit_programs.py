@@ -42,7 +42,8 @@ from subfleet.rounds.events import (
 )
 from subfleet.rounds.proposing import proposed_seat, scoring_wanted
 from subfleet.rounds.requests import ProgramWanted, Scorable, ScoringMade, ScoringWanted, TaskWanted
-from subfleet.rounds.state import RunState, Terms
+from subfleet.rounds.state import RunState
+from subfleet.rounds.terms import Terms
 from subfleet.rounds.unfit import with_unfit
 from subfleet.rounds.written import NO_PROGRAM_BYTES, ProgramFacts, WrittenProgram
 from subfleet.search.queue import SizedProgram

@@ -12,7 +12,7 @@ from server.test_export_queue import BUDGETS, SEARCH
 from subfleet.elastic.teaching import DistillationSettings
 from subfleet.export.requests import TrainRequest
 from subfleet.protocol.errors import ExportError
-from subfleet.rounds.state import Terms
+from subfleet.rounds.terms import Terms
 from subfleet.serving.terms import terms_of as planned
 
 
@@ -34,7 +34,7 @@ def _held_back(exports: FakeExports, sizes: set[str]) -> None:
     def submit(request: TrainRequest) -> "Future[Path]":
         return write(request) if request.spec.spec_id in sizes else Future()
 
-    exports.submit_training = submit  # type: ignore[method-assign]
+    exports.submit_training = submit  # type: ignore[method-assign, assignment]
 
 
 def _run(folder: Path, names: set[str], *, kill: bool = False) -> World:

@@ -161,7 +161,6 @@ def test_an_epoch_equals_pytorch(tmp_path: Path, runtime: str) -> None:
     assert_close(job, expected)
     assert result.loss == pytest.approx(loss, abs=1e-5)
     assert result.step_count == 6
-    assert result.measured_peak_bytes > 0
 
     trainer.train(replace(job, output_path=tmp_path / "again"), never)
     assert (tmp_path / "again").read_bytes() == job.output_path.read_bytes()

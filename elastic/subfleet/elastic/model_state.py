@@ -1,13 +1,15 @@
-"""All that a run keeps of its model: shared tensors, the copies that some clients have of them, moments, and sizes."""
+"""All that a run keeps of its model: of each network shared tensors, copies that some clients have, moments, sizes."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, from_numpy
 
+from subfleet.elastic.lineage import Lineage
 from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.schema import canonical_json, from_plain, parse_json
 from subfleet.protocol.subnet import SubnetSpec
@@ -15,11 +17,19 @@ from subfleet.protocol.subnet import SubnetSpec
 __all__ = ["ModelState", "packed", "unpacked"]
 
 Tensors = Mapping[str, Tensor]
-_COPY, _MOMENT = "copy", "moment"
-_SIZES = "sizes/json"
+_COPY, _MOMENT, _KEPT, _NETWORK = "copy", "moment", "kept", "network"
+_SIZES, _LINEAGE = "sizes/json", "lineage/json"
 
 
 def _none() -> Mapping[str, Tensors]:
+    return MappingProxyType({})
+
+
+def _nothing() -> Tensors:
+    return MappingProxyType({})
+
+
+def _no_other() -> "Mapping[str, ModelState]":
     return MappingProxyType({})
 
 
@@ -32,13 +42,48 @@ class ModelState:
         copies: by cohort, the tensors that its clients train apart from all others, in the full shape; a tensor that
             a cohort has not trained yet is the shared one.
         moments: of a server optimiser, by kind and tensor name.
+        kept: whatever else a method remembers in tensors, of any shape, by names of its own.
         sizes: that clients had whose updates are in it, sorted by their ids, where copies go by them; else none.
+        lineage: of its network; None for the one that the run begins with, as long as that is in use.
+        others: by their ids, the states of the run's other networks that are in use; a state of those has none.
     """
 
     shared: Tensors
     copies: Mapping[str, Tensors] = field(default_factory=_none)
     moments: Mapping[str, Tensors] = field(default_factory=_none)
+    kept: Tensors = field(default_factory=_nothing)
     sizes: tuple[SubnetSpec, ...] = ()
+    lineage: Lineage | None = None
+    others: "Mapping[str, ModelState]" = field(default_factory=_no_other)
+
+    def of(self, network_id: str) -> "ModelState":
+        """The state of one network; empty stands for the one that the run begins with.
+
+        Raises:
+            ConfigError: it has retired, or never was.
+        """
+        found = self.others.get(network_id) if network_id else self
+        if found is None or not found.shared:
+            raise ConfigError(f"the model has no network {network_id!r:.80}: it has retired, or there was none")
+        return found
+
+    def with_network(self, network_id: str, state: "ModelState") -> "ModelState":
+        """The model with another state of one of its networks, or of a new one."""
+        if not network_id:
+            return replace(state, others=self.others)
+        return replace(self, others=MappingProxyType({**self.others, network_id: state}))
+
+    def without_network(self, network_id: str, lineage: Lineage) -> "ModelState":
+        """The model without a network that retires."""
+        if not network_id:
+            return ModelState(shared={}, lineage=lineage, others=self.others)
+        kept = {name: state for name, state in self.others.items() if name != network_id}
+        return replace(self, others=MappingProxyType(kept))
+
+    @property
+    def network_ids(self) -> tuple[str, ...]:
+        """Of the networks that are in use, the one that the run begins with first."""
+        return (*([""] if self.shared else []), *sorted(self.others))
 
     def seen_with(self, cohorts: Mapping[str, str]) -> dict[str, Tensor]:
         """The whole model as a client sees it.
@@ -52,31 +97,57 @@ class ModelState:
         }
 
     def mapped(self, change: Callable[[Tensors], Tensors]) -> "ModelState":
-        """The state with all of its tensors changed alike: the shared ones, the copies and the moments.
+        """The state with all tensors of its networks changed alike: the shared ones, the copies and the moments.
 
         Args:
-            change: some tensors of the model, in the full shape, by name, to what becomes of them.
+            change: some tensors of one network, in the full shape, by name, to what becomes of them.
         """
         return replace(
             self,
             shared=change(self.shared),
             copies={key: change(own) for key, own in self.copies.items()},
             moments={kind: change(own) for kind, own in self.moments.items()},
+            others={name: state.mapped(change) for name, state in self.others.items()},
         )
+
+    def ordered(self, order: Callable[[Lineage | None], Iterable[str]]) -> "ModelState":
+        """The same with the tensors of each network in an order of their names, which a checkpoint does not keep.
+
+        Args:
+            order: a network's lineage to the names of all its tensors.
+        """
+        names = tuple(order(self.lineage))
+        alone = replace(self, others=_no_other()).mapped(
+            lambda some: {name: some[name] for name in names if name in some}
+        )
+        return replace(alone, others={name: state.ordered(order) for name, state in self.others.items()})
 
     def on(self, device: torch.device) -> "ModelState":
         """The same on a device: whatever is done with it afterwards is done there."""
-        return self.mapped(lambda tensors: {name: tensor.to(device) for name, tensor in tensors.items()})
+
+        def moved(tensors: Tensors) -> Tensors:
+            return {name: tensor.to(device) for name, tensor in tensors.items()}
+
+        others = {name: state.on(device) for name, state in self.others.items()}
+        alone = replace(self, others=_no_other()).mapped(moved)
+        return replace(alone, kept=moved(self.kept), others=others)
 
 
 def packed(state: ModelState) -> dict[str, Tensor]:
-    """A state as one flat mapping: `name`, `copy/cohort/name`, `moment/kind/name`, and sizes as bytes of JSON."""
-    sizes = from_numpy(np.frombuffer(canonical_json(state.sizes), np.uint8).copy())
+    """A state as one flat mapping.
+
+    Names are `name`, `copy/cohort/name`, `moment/kind/name` and `kept/name`; sizes and lineage are bytes of JSON. Of
+    another network all names begin with `network/id/`.
+    """
+    texts = {_SIZES: state.sizes, _LINEAGE: state.lineage}
+    others = {name: packed(other) for name, other in state.others.items()}
     return {
-        **({_SIZES: sizes} if state.sizes else {}),
+        **{path: from_numpy(np.frombuffer(canonical_json(one), np.uint8).copy()) for path, one in texts.items() if one},
         **state.shared,
         **{f"{_COPY}/{key}/{name}": tensor for key, own in state.copies.items() for name, tensor in own.items()},
         **{f"{_MOMENT}/{key}/{name}": tensor for key, own in state.moments.items() for name, tensor in own.items()},
+        **{f"{_KEPT}/{name}": tensor for name, tensor in state.kept.items()},
+        **{f"{_NETWORK}/{key}/{path}": tensor for key, own in others.items() for path, tensor in own.items()},
     }
 
 
@@ -85,22 +156,49 @@ def unpacked(tensors: Tensors) -> ModelState:
 
     Raises:
         ConfigError: a name is none of a packed state's.
-        ProtocolError: the sizes are no sizes.
+        ProtocolError: the sizes are no sizes, or a lineage is none.
     """
+    own: dict[str, Tensor] = {}
+    others: dict[str, dict[str, Tensor]] = {}
+    for path, tensor in tensors.items():
+        kind, *rest = path.split("/", maxsplit=2)
+        if kind == _NETWORK and len(rest) == 2:
+            others.setdefault(rest[0], {})[rest[1]] = tensor
+        else:
+            own[path] = tensor
+    return replace(
+        _network(own), others=MappingProxyType({name: _network(inside) for name, inside in sorted(others.items())})
+    )
+
+
+def _network(tensors: Tensors) -> ModelState:
+    """The state of one network."""
     sizes: tuple[SubnetSpec, ...] = ()
+    lineage: Lineage | None = None
     shared: dict[str, Tensor] = {}
-    others: dict[str, dict[str, dict[str, Tensor]]] = {_COPY: {}, _MOMENT: {}}
+    kept: dict[str, Tensor] = {}
+    parts: dict[str, dict[str, dict[str, Tensor]]] = {_COPY: {}, _MOMENT: {}}
     for path, tensor in tensors.items():
         kind, *rest = path.split("/")
         if path == _SIZES:
-            content = tensor.numpy().tobytes()
-            sizes = from_plain(tuple[SubnetSpec, ...], parse_json(content, max_bytes=len(content)))
+            sizes = from_plain(tuple[SubnetSpec, ...], _json_of(tensor))
+        elif path == _LINEAGE:
+            lineage = from_plain(Lineage, _json_of(tensor))
         elif not rest:
             shared[path] = tensor
-        elif kind in others and len(rest) == 2:
-            others[kind].setdefault(rest[0], {})[rest[1]] = tensor
+        elif kind == _KEPT:
+            kept["/".join(rest)] = tensor
+        elif kind in parts and len(rest) == 2:
+            parts[kind].setdefault(rest[0], {})[rest[1]] = tensor
         else:
             raise ConfigError(
-                f"a stored model names the tensor {path!r:.120}, but must name copies, moments or tensors"
+                f"a stored model names the tensor {path!r:.120}, but must name copies, moments, networks or tensors"
             )
-    return ModelState(shared=shared, copies=others[_COPY], moments=others[_MOMENT], sizes=sizes)
+    return ModelState(
+        shared=shared, copies=parts[_COPY], moments=parts[_MOMENT], kept=kept, sizes=sizes, lineage=lineage
+    )
+
+
+def _json_of(tensor: Tensor) -> Any:
+    content = tensor.numpy().tobytes()
+    return parse_json(content, max_bytes=len(content))

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping
 from dataclasses import Field, dataclass, field, replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 from subfleet.elastic.axes import Axis, Dim, check_indices, kept_indices, local_size
@@ -16,6 +17,7 @@ __all__ = [
     "BUFFER_ROLES",
     "Block",
     "Family",
+    "Identity",
     "LocalShapes",
     "MatrixProduct",
     "Network",
@@ -93,6 +95,9 @@ class Block:
 
 Role = Literal["weight", "residual", "gain", "bias", "step", "embedding", "symbol", "mean", "variance"]
 
+Identity = Literal["silent", "passing"]
+"""What makes a tensor's block the identity: that it is 0, or that it passes on what it is given."""
+
 BUFFER_ROLES = frozenset({"mean", "variance"})
 """Of tensors that training measures instead of learning them: the running statistics of norms."""
 
@@ -156,6 +161,7 @@ class Network:
 
     Attributes:
         config: what it was declared from.
+        id: among the networks of a run, which its subnets carry; empty for the one that the run begins with.
         axes: by name.
         blocks: the skippable ones, in network order.
         tensors: by name, in network order.
@@ -165,9 +171,12 @@ class Network:
         group_size: how many numbers of a norm share a mean and a spread, for what these cost.
         symbols: how many there are, where inputs are tokens; 0 where they are numbers.
         other_sizes: sizes in its programs that neither its inputs nor its tensors show, such as the number of patches.
+        identities: of tensors in blocks that do not start as the identity, what they are where their block is that, by
+            name: of each such block what closes it is silent, or all its layers and norms pass on.
     """
 
     config: Family
+    id: str = ""
     axes: Mapping[str, Axis] = field(repr=False)
     blocks: tuple[Block, ...] = field(repr=False)
     tensors: Mapping[str, TensorDecl] = field(repr=False)
@@ -176,18 +185,21 @@ class Network:
     group_size: int = field(default=4, repr=False)
     symbols: int = field(default=0, repr=False)
     other_sizes: tuple[int, ...] = field(default=(), repr=False)
+    identities: Mapping[str, Identity] = field(default_factory=lambda: MappingProxyType({}), repr=False)
 
     def full_spec(self) -> SubnetSpec:
         """The subnet that keeps everything."""
-        return SubnetSpec(blocks=tuple(block.name for block in self.blocks), name="full")
+        return SubnetSpec(blocks=tuple(block.name for block in self.blocks), name="full", network=self.id)
 
     def check(self, spec: SubnetSpec) -> None:
         """Make sure that a spec is a subnet of this network.
 
         Raises:
-            ConfigError: it names an unknown axis, block or choice, keeps indices that an axis lacks, splits a group of
-                tied indices, or lists its blocks out of order.
+            ConfigError: it is of another network of the run, names an unknown axis, block or choice, keeps indices that
+                an axis lacks, splits a group of tied indices, or lists its blocks out of order.
         """
+        if spec.network != self.id:
+            raise ConfigError(f"a subnet is one of network {spec.network!r:.80}, but was taken for one of {self.id!r}")
         for name, index_set in spec.axes:
             if name not in self.axes:
                 raise ConfigError(f"a subnet names the axis {name!r}, but the network has {sorted(self.axes)}")

@@ -1,6 +1,7 @@
 """The order of indices along the axes of a network, which can change without changing what it computes."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -9,7 +10,7 @@ from subfleet.elastic.axes import Axis, factors_of
 from subfleet.elastic.maps import tensor_maps
 from subfleet.elastic.network import BUFFER_ROLES, Network
 from subfleet.protocol.errors import ConfigError
-from subfleet.protocol.subnet import Explicit, SubnetSpec
+from subfleet.protocol.subnet import Explicit
 
 __all__ = ["importance_order", "permuted", "sorted_by_importance"]
 
@@ -42,7 +43,7 @@ def permuted(
                 f"the new order of axis {name!r} has {len(order)} indices, but must have all {network.axes[name].size}"
             )
     axes = tuple((name, Explicit(indices=tuple(order))) for name, order in sorted(permutations.items()))
-    maps = tensor_maps(network, SubnetSpec(axes=axes, blocks=network.full_spec().blocks))
+    maps = tensor_maps(network, replace(network.full_spec(), axes=axes))
     return {
         name: maps[name].extract(tensor).clone(memory_format=torch.contiguous_format) for name, tensor in state.items()
     }

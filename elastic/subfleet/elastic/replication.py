@@ -11,6 +11,7 @@ divides; and it narrows by adding the mean of what is cut to what stays, which n
 """
 
 import random
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -19,6 +20,7 @@ import torch
 from torch import Tensor
 
 from subfleet.elastic.axes import Axis, factors_of
+from subfleet.elastic.identities import as_identities, check_identity
 from subfleet.elastic.network import Network, TensorDecl
 from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.schema import canonical_json
@@ -89,9 +91,10 @@ class Replication:
             that keeps aligned groups, whole groups are copied.
 
     Raises:
-        ConfigError: an axis of another size is not named, an index of the smaller has no copy, groups are split, or a
-            product of computed values sums over the axis, which no weight can make up for; or a block that the smaller
-            one lacks cannot be the identity.
+        ConfigError: an axis of another size is not named, an index of the smaller has no copy, groups are split, one of
+            a stream that is normalised as a whole has more copies than another, or a product of computed values sums
+            over the axis, which no weight can make up for; or a block that the smaller one lacks cannot be the
+            identity.
     """
 
     network: Network
@@ -108,10 +111,9 @@ class Replication:
         for name, source in self.sources.items():
             _check_source(self.network.axes[name], sizes[name], source)
             _check_sums(self.network, name)
-        for block in self.network.blocks:
-            roles = {decl.role for decl in self.network.tensors.values() if decl.block == block.name}
-            if block.name not in self.size.blocks and "residual" not in roles:
-                raise ConfigError(f"block {block.name!r} has no weight that starts at 0, so it cannot be the identity")
+            _check_norm(self.network, name, source)
+        for name in self.lacking:
+            check_identity(self.network, name)
 
     @classmethod
     def drawn(cls, network: Network, size: SubnetSpec, stream: random.Random) -> "Replication":
@@ -132,9 +134,14 @@ class Replication:
         return canonical_json([sorted(self.sources.items()), self.size.spec_id]).decode()
 
     @property
+    def lacking(self) -> tuple[str, ...]:
+        """Blocks of the larger network that the smaller one has not, in network order."""
+        return tuple(block.name for block in self.network.blocks if block.name not in self.size.blocks)
+
+    @property
     def moved(self) -> SubnetSpec:
         """What of the larger network the smaller one has: all of every axis, and its own blocks."""
-        return SubnetSpec(blocks=self.size.blocks, name=self.size.name)
+        return SubnetSpec(blocks=self.size.blocks, name=self.size.name, network=self.network.id)
 
     def maps(self) -> dict[str, Replicate]:
         """A map for each tensor of the smaller network, in network order."""
@@ -146,9 +153,10 @@ class Replication:
 
         Args:
             local: the smaller network's tensors.
-            first: the larger network's first weights, of which the blocks are taken that the smaller one lacks.
+            first: the larger network's first weights, of which the blocks are taken that the smaller one lacks, as
+                the identity.
         """
-        found = {**first, **self.up(local)}
+        found = as_identities(self.network, self.lacking, {**first, **self.up(local)})
         return {name: found[name] for name in self.network.tensors}
 
     def up(self, change: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -183,22 +191,27 @@ def size_in(network: Network, smaller: Network) -> SubnetSpec:
     """A network as a size of a larger one of the same family.
 
     Raises:
-        ConfigError: the larger one lacks a block or an axis of it, or has it smaller; or their tensors differ in more
-            than sizes of axes.
+        ConfigError: the larger one lacks a block or an axis of it, has it smaller, or has its blocks in another order;
+            or their tensors differ in more than sizes of axes.
     """
     blocks = [block.name for block in network.blocks]
-    lacking = [block.name for block in smaller.blocks if block.name not in blocks]
+    own_blocks = [block.name for block in smaller.blocks]
+    lacking = [name for name in own_blocks if name not in blocks]
     own_axes = {name: axis for name, axis in smaller.axes.items() if name in network.axes}
     beyond = [name for name, axis in own_axes.items() if axis.size > network.axes[name].size]
     if lacking or beyond:
         raise ConfigError(f"a network is no size of another, which lacks {(lacking + beyond)[0]!r} or has less of it")
-    kept = frozenset(block.name for block in smaller.blocks)
+    kept = tuple(name for name in blocks if name in own_blocks)
+    if list(kept) != own_blocks:
+        raise ConfigError(
+            f"a network is no size of another: its blocks are {own_blocks}, which stand there as {list(kept)}"
+        )
     axes = tuple(
         (name, Prefix(size=smaller.axes[name].size))
         for name, axis in sorted(network.axes.items())
         if name in smaller.axes and smaller.axes[name].size < axis.size
     )
-    size = SubnetSpec(axes=axes, blocks=tuple(name for name in blocks if name in kept))
+    size = SubnetSpec(axes=axes, blocks=kept, network=network.id)
     shapes = network.shapes(size)
     own = {name: decl.shape for name, decl in smaller.tensors.items()}
     if shapes != own:
@@ -228,6 +241,15 @@ def _check_source(axis: Axis, size: int, source: Sequence[int]) -> None:
             f"axis {axis.name!r} of kind {axis.kind!r} has {axis.size} indices in aligned groups of {step}, which must "
             f"copy every one of {size}, but {len(source)} are said to copy {len(set(source))}; no axis of kind 'class' "
             "or 'kernel' can be copied"
+        )
+
+
+def _check_norm(network: Network, axis: str, source: Sequence[int]) -> None:
+    counts = Counter(source)
+    if network.config.norm == "layer" and network.axes[axis].kind == "embed" and len(set(counts.values())) > 1:
+        raise ConfigError(
+            f"axis {axis!r} is normalised as a whole, so that all of its {len(counts)} indices must have as many "
+            f"copies, but {len(source)} are no multiple; make it larger by a whole factor"
         )
 
 

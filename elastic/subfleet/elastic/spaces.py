@@ -84,6 +84,7 @@ def _of_rate(network: Network, rate: Fraction) -> Iterator[SubnetSpec]:
             axes=axes,
             blocks=tuple(name for names, kept in zip(sections, depth, strict=True) for name in names[:kept]),
             name=f"w{rate} d{'-'.join(str(kept + more) for kept, more in zip(depth, always, strict=True))}",
+            network=network.id,
         )
 
 
@@ -194,6 +195,7 @@ class SearchSpace:
             axes=tuple(sorted(axes, key=lambda pair: pair[0])),
             blocks=tuple(block.name for block in self.network.blocks if block.name in kept),
             name=".".join(map(str, genes)),
+            network=self.network.id,
         )
 
     def genes_of(self, spec: SubnetSpec) -> Genes:
@@ -205,7 +207,7 @@ class SearchSpace:
         sets, kept = dict(spec.axes), frozenset(spec.blocks)
         genes = tuple(self._place(gene, sets, kept) for gene in self.genes)
         found = self.spec(genes)
-        if (found.axes, found.blocks) != (spec.axes, spec.blocks):
+        if (found.axes, found.blocks, found.network) != (spec.axes, spec.blocks, spec.network):
             raise ConfigError(f"the subnet {spec.name!r} is not in the search space; choose one of its own subnets")
         return genes
 

@@ -34,7 +34,7 @@ from subfleet.protocol.errors import SubfleetError
 from subfleet.protocol.readings import Reading
 from subfleet.protocol.subnet import SubnetSpec
 from subfleet.protocol.training import TrainingSettings
-from subfleet.rounds.state import Terms
+from subfleet.rounds.terms import Terms
 from subfleet.serving.terms import terms_of
 from subfleet.settings.run import Run
 from subfleet.settings.samples import DataSettings

@@ -4,6 +4,7 @@ import importlib.util
 import os
 import subprocess
 import sys
+from dataclasses import fields
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 
 from subfleet.elastic.building import build_module, init_state, network_of
 from subfleet.elastic.families import FAMILIES
+from subfleet.elastic.growing import inserted
 from subfleet.elastic.maps import extract, tensor_maps
 from subfleet.elastic.network import Family, Network
 from subfleet.elastic.spaces import uniform_space
@@ -115,6 +117,20 @@ class FamilyContract:
         for spec in drawn_subnets(network, count=2):
             one, other = (build_module(network, spec).eval()(_inputs(network)) for _ in range(2))
             assert torch.equal(one, other), spec
+
+    def test_a_block_that_is_inserted_leaves_all_others_as_they_are(self) -> None:
+        """Their names, shapes, axes and first weights, where its settings number blocks."""
+        if "block_numbers" not in {field.name for field in fields(self.family)}:
+            pytest.skip("its settings have no block_numbers")
+        before, after = (network_of(one) for one in (self.family, inserted(self.family, section=0, after=0)))
+        assert {name: after.tensors.get(name) for name in before.tensors} == before.tensors
+        assert {name: after.axes.get(name) for name in before.axes} == before.axes
+        new = [block for block in after.blocks if block not in before.blocks]
+        assert [block for block in after.blocks if block not in new] == [*before.blocks]
+        assert len(new) == 1, f"the inserted block is {new}"
+        assert {decl.block for name, decl in after.tensors.items() if name not in before.tensors} == {new[0].name}
+        first, grown = init_state(before, 7), init_state(after, 7)
+        assert same_bits(first, {name: grown[name] for name in first}), "first weights differ"
 
     @pytest.mark.parametrize("target", ["onnx", "executorch"])
     def test_a_small_subnets_program_is_written_and_verified(self, target: str) -> None:

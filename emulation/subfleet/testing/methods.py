@@ -20,7 +20,7 @@ from subfleet.protocol.readings import Budget
 from subfleet.protocol.registry import problem_with_record
 from subfleet.protocol.schema import canonical_json, from_plain, parse_json
 from subfleet.protocol.subnet import SubnetSpec
-from subfleet.rounds.state import Terms
+from subfleet.rounds.terms import Terms
 from subfleet.search.candidates import Candidate
 from subfleet.testing.rounds import (
     MODEL,
@@ -334,7 +334,7 @@ def _assert_fits(terms: Terms, waiting: Ask, found: Candidate) -> None:
 
 def _sent_bytes(terms: Terms, spec: SubnetSpec, budget: Budget) -> int:
     """What a client with this budget really sends for a subnet: a change, written by its codec."""
-    codec = terms.update_codec(spec, budget)
+    codec = terms.update_codec(terms.network, spec, budget)
     changes = {name: np.ones(shape, np.float32) for name, shape in terms.network.shapes(spec).items()}
     exact = {name for name, decl in terms.network.tensors.items() if decl.role in BUFFER_ROLES}
     encoded = encode_changes(codec, changes, exact=exact, uniform=lambda name: np.zeros)

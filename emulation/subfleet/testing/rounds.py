@@ -27,7 +27,8 @@ from subfleet.protocol.readings import Budget
 from subfleet.protocol.subnet import SubnetSpec
 from subfleet.protocol.training import TrainingSettings
 from subfleet.protocol.update_codecs import AnyUpdateCodec, Uncompressed
-from subfleet.rounds.state import Seat, Terms
+from subfleet.rounds.state import Seat
+from subfleet.rounds.terms import Terms
 from subfleet.serving.terms import terms_of
 from subfleet.settings.run import Run
 from subfleet.settings.samples import DataSettings
@@ -98,7 +99,7 @@ def ask(
     """A client that waits for a size, of a search that has found nothing yet."""
     search = terms.policies.search
     return Ask(
-        network=terms.network,
+        networks={"": terms.network},
         candidates=terms.candidates,
         price=terms.price,
         draw=Draw(seed=SEED, round=round_number, client_id=name, memory=terms.policies.memory),
@@ -142,7 +143,7 @@ def play(
     """Fold one round of drawn changes."""
     blobs = BlobStore(folder)
     seats = [seat_of(terms, client, blobs, round_number) for client in clients]
-    return Folding.of(terms, blobs).fold(state, round_number, seats, terms.policies.memory)
+    return Folding(terms=terms, blobs=blobs).fold(state, round_number, seats, terms.policies.memory)
 
 
 def seat_of(terms: Terms, client: Client, blobs: BlobStore, round_number: int = 1) -> Seat:

@@ -51,10 +51,15 @@ def _drawn(axis: Axis, generator: random.Random) -> IndexSet:
 
 
 def same_bits(left: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> bool:
-    """Whether two float32 states are the same, sign of zero included."""
+    """Whether two states are the same, sign of zero included."""
     return left.keys() == right.keys() and all(
-        torch.equal(left[name].view(torch.int32), right[name].view(torch.int32)) for name in left
+        left[name].shape == right[name].shape and torch.equal(_bytes_of(left[name]), _bytes_of(right[name]))
+        for name in left
     )
+
+
+def _bytes_of(tensor: Tensor) -> Tensor:
+    return tensor.reshape(-1).contiguous().view(torch.uint8)
 
 
 def held_places(network: Network, spec: SubnetSpec) -> dict[str, Tensor]:

@@ -5,11 +5,11 @@ says which indices of each axis and which blocks are kept. Axes that it does not
 """
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import ClassVar
 
-from subfleet.protocol.schema import canonical_json, from_plain, parse_json
+from subfleet.protocol.schema import ADDED_LATER, canonical_json, from_plain, parse_json
 
 __all__ = ["Centre", "Explicit", "Full", "IndexSet", "Prefix", "Roll", "SubnetSpec", "parse_spec"]
 
@@ -82,12 +82,15 @@ class SubnetSpec:
         blocks: names of the kept skippable blocks, in network order. A network's other parts are always kept.
         choices: pairs of choice name and chosen operator, sorted by name.
         name: what people read in tables, such as "w1/2 d3"; takes no part in equality of ids.
+        network: id of the network of its run; empty for the one that the run begins with. Whatever is known by a
+            subnet's id, be it a program, weights, a price or a refusal, is so known by its network, too.
     """
 
     axes: tuple[tuple[str, IndexSet], ...] = ()
     blocks: tuple[str, ...] = ()
     choices: tuple[tuple[str, str], ...] = ()
     name: str = ""
+    network: str = field(default="", metadata=ADDED_LATER)
 
     def __post_init__(self) -> None:
         names = [name for name, _ in self.axes]
@@ -102,7 +105,7 @@ class SubnetSpec:
     @property
     def spec_id(self) -> str:
         """16 hexadecimal digits that are equal for equal subnets, whatever their display name."""
-        return _id_of(self.axes, self.blocks, self.choices)
+        return _id_of(self.axes, self.blocks, self.choices, self.network)
 
     def __lt__(self, other: "SubnetSpec") -> bool:
         """Subnets stand in the order of their identities."""
@@ -115,9 +118,13 @@ class SubnetSpec:
 
 @lru_cache(maxsize=2**11)  # a server asks for those of all written programs with each device
 def _id_of(
-    axes: tuple[tuple[str, IndexSet], ...], blocks: tuple[str, ...], choices: tuple[tuple[str, str], ...]
+    axes: tuple[tuple[str, IndexSet], ...],
+    blocks: tuple[str, ...],
+    choices: tuple[tuple[str, str], ...],
+    network: str,
 ) -> str:
-    return hashlib.sha256(canonical_json([axes, blocks, choices])).hexdigest()[:16]
+    named = [network] if network else []  # ids of a run with one network are those of releases that knew no other
+    return hashlib.sha256(canonical_json([axes, blocks, choices, *named])).hexdigest()[:16]
 
 
 MAX_SPEC_BYTES = 64 * 1024

@@ -13,10 +13,12 @@ import numpy.typing as npt
 from torch import Tensor, from_numpy
 
 from subfleet.arrays import Arrays, decode_arrays
+from subfleet.elastic.lineage import Lineage
 from subfleet.elastic.model_state import ModelState
 from subfleet.elastic.network import Network
 from subfleet.elastic.running_statistics import NormMoments, shared_statistics
 from subfleet.folding.folding import FoldedModel, Folding
+from subfleet.folding.network_folding import NetworkFolding
 from subfleet.folding.updates import stored_bytes
 from subfleet.methods.policies import Participant, by_samples
 from subfleet.protocol.calibration import Calibration, NormLayer, sum_names
@@ -89,16 +91,35 @@ def _checked_rms(norm: NormLayer, shape: tuple[int, ...], arrays: Arrays, sample
     return rms
 
 
-def calibrated_model(folding: Folding, state: ModelState, seats: Sequence[Seat]) -> FoldedModel:
+def calibrated_model(
+    folding: Folding, state: ModelState, seats: Sequence[Seat], lineages: tuple[Lineage, ...] = ()
+) -> FoldedModel:
     """The model with the running statistics of all the devices' data, of every copy those of its own clients.
 
     Nothing else moves a bit; the order of the seats makes no difference.
 
     Args:
-        folding: network, policies and where answers are stored.
+        folding: the run's terms and where answers are stored.
         state: the model.
         seats: with accepted answers to calibrate tasks.
+        lineages: of the networks that the run has had.
     """
+    refused, clients = dict[str, str](), list[Participant]()
+    for network_id in state.network_ids:
+        own = state.of(network_id)
+        of_network = [seat for seat in seats if seat.spec is not None and seat.spec.network == network_id]
+        part = NetworkFolding.of(folding.terms, own.lineage, folding.blobs)
+        calibrated, who, why = _calibrated(part, own, of_network)
+        state, refused = state.with_network(network_id, calibrated), refused | why
+        clients += who
+    ordered = tuple(sorted(clients, key=lambda one: one.client_id))
+    return FoldedModel(state=state, folded=state, clients=ordered, refused=refused, lineages=lineages)
+
+
+def _calibrated(
+    folding: NetworkFolding, state: ModelState, seats: Sequence[Seat]
+) -> tuple[ModelState, list[Participant], dict[str, str]]:
+    """The state of one network, whose answers are in it, and whose were refused and why."""
     refused = dict[str, str]()
     of_copies = dict[str, _Measured]()
     weights = round_weights(by_samples, seats, folding.max_client_share)
@@ -118,9 +139,7 @@ def calibrated_model(folding: Folding, state: ModelState, seats: Sequence[Seat])
         for layer, one in moments.items():
             key = keys.get(f"{layer}.running_mean", _SHARED)
             of_copies.setdefault(key, []).append((client.spec, {layer: one.scaled(share)}))
-    return FoldedModel(
-        state=_with_statistics(folding.network, state, of_copies), clients=tuple(clients), refused=refused
-    )
+    return _with_statistics(folding.network, state, of_copies), clients, refused
 
 
 def _with_statistics(network: Network, state: ModelState, of_copies: Mapping[str, _Measured]) -> ModelState:

@@ -13,8 +13,9 @@ from subfleet.folding.updates import check_update
 from subfleet.protocol.errors import FileError, ProtocolError
 from subfleet.protocol.messages import Task, Update
 from subfleet.rounds.events import UpdateRejected, UpdateStored
-from subfleet.rounds.state import Seat, Terms
+from subfleet.rounds.state import Seat
 from subfleet.rounds.suspicion import ChangeSize
+from subfleet.rounds.terms import Terms
 from subfleet.transport.blob_store import BlobStore
 
 __all__ = ["Checks"]
@@ -88,15 +89,19 @@ class Checks:
             return UpdateRejected(update=update, reason=str(error))
 
     def _change(self, update: Update, seat: Seat, task: Task, limits: "_Limits") -> ChangeSize:
-        network, path = self._terms.network, self._blobs.path(update.blob)
+        model, path = limits.model.of(task.spec.network), self._blobs.path(update.blob)
+        network = self._terms.declared(model.lineage).network
         if task.calibration is not None:
             return check_sums(network, task.spec, task.calibration, path, update.sample_count, seat.sample_count)
         form = UpdateForm.of(network, task.spec, task.update_codec, task.sends)
         client = seat.participant
-        cohorts = {} if client is None else self._terms.policies.cohorts(network, client, limits.model.sizes)
+        cohorts = {} if client is None else self._terms.policies.cohorts(network, client, model.sizes)
         own = frozenset(name for name, key in cohorts.items() if key == seat.client_id)
         return check_update(
-            form, path, limits=limits.of({name: cohorts.get(name, _SHARED) for name in form.shapes}), own=own
+            form,
+            path,
+            limits=limits.of(network.id, {name: cohorts.get(name, _SHARED) for name in form.shapes}),
+            own=own,
         )
 
 
@@ -105,14 +110,15 @@ class _Limits:
 
     def __init__(self, model: ModelState) -> None:
         self.model = model
-        self._found: dict[tuple[str, str], float] = {}
+        self._found: dict[tuple[str, str, str], float] = {}
 
-    def of(self, cohorts: Mapping[str, str]) -> dict[str, float]:
-        """Of each tensor, in the copy that a cohort has of it."""
-        return {name: self._limit(name, key) for name, key in cohorts.items()}
+    def of(self, network_id: str, cohorts: Mapping[str, str]) -> dict[str, float]:
+        """Of each tensor of a network, in the copy that a cohort has of it."""
+        return {name: self._limit(network_id, name, key) for name, key in cohorts.items()}
 
-    def _limit(self, name: str, key: str) -> float:
-        if (key, name) not in self._found:
-            tensor = self.model.copies.get(key, {}).get(name, self.model.shared[name])
-            self._found[key, name] = largest_change(name, tensor)
-        return self._found[key, name]
+    def _limit(self, network_id: str, name: str, key: str) -> float:
+        if (network_id, key, name) not in self._found:
+            state = self.model.of(network_id)
+            tensor = state.copies.get(key, {}).get(name, state.shared[name])
+            self._found[network_id, key, name] = largest_change(name, tensor)
+        return self._found[network_id, key, name]

@@ -1,41 +1,24 @@
-"""From stored updates to the next model: folded in the order of client ids."""
+"""From stored updates to the next model: each network by its own clients', then what becomes of the networks."""
 
-import math
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from types import MappingProxyType
 from typing import Any
 
-from torch import Tensor, as_tensor
-
-from subfleet.elastic.accumulator import Accumulator, Contribution
-from subfleet.elastic.distillation import distil, draw_students
-from subfleet.elastic.exchanges import Exchange
-from subfleet.elastic.maps import Placement, extract, placements
+from subfleet.elastic.lineage import Lineage
 from subfleet.elastic.model_state import ModelState
-from subfleet.elastic.network import BUFFER_ROLES, Network
-from subfleet.elastic.server_optimisers import Moments
-from subfleet.elastic.stacked import Stack, stacked_merge
-from subfleet.elastic.stacking import Member, held_elements
-from subfleet.elastic.update_form import UpdateForm
-from subfleet.folding.updates import mapped_change, read_change
-from subfleet.folding.views import seen_by
-from subfleet.methods.policies import AfterRound, Draw, Finding, Participant, Policies, Replacement, Trained
-from subfleet.protocol.blobs import BlobRef
-from subfleet.protocol.errors import FileError, ProtocolError
-from subfleet.protocol.subnet import SubnetSpec
-from subfleet.protocol.update_codecs import AnyUpdateCodec, Uncompressed
-from subfleet.rounds.state import Seat, Terms
-from subfleet.rounds.weights import round_weights
+from subfleet.elastic.network import Network
+from subfleet.folding.evolution import evolved
+from subfleet.folding.network_folding import NetworkFolding, RefusedError
+from subfleet.methods.policies import Evolving, Finding, Participant, Trained
+from subfleet.rounds.networks import all_lineages
+from subfleet.rounds.state import Seat
+from subfleet.rounds.terms import Terms
 from subfleet.transport.blob_store import BlobStore
 
 __all__ = ["FoldedModel", "Folding"]
 
-_SHARED = ""
-_TOGETHER = 8
-"""Updates that are added in one pass over the sums: they are in memory at once."""
-Tensors = Mapping[str, Tensor]
+_NO_OTHER: Mapping[str, ModelState] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,23 +26,19 @@ class FoldedModel:
     """The next model.
 
     Attributes:
-        clients: whose updates are in it.
+        folded: the same before networks appeared or retired: what the round is evaluated by.
+        clients: whose updates are in it, each with the subnet that it trained.
         refused: clients whose update was refused, with the reason.
         found: what the method found in the updates.
+        lineages: of the networks that the run has had by now.
     """
 
     state: ModelState
+    folded: ModelState
     clients: tuple[Participant, ...]
     refused: Mapping[str, str]
     found: Any = None
-
-
-class _RefusedError(Exception):
-    """One client's update cannot be folded."""
-
-    def __init__(self, client_id: str, reason: str) -> None:
-        super().__init__(reason)
-        self.client_id = client_id
+    lineages: tuple[Lineage, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,35 +46,21 @@ class Folding:
     """How the updates of a round become the next model.
 
     Attributes:
-        network: the declaration of the whole model.
-        policies: of the run.
-        space: the sizes that clients may have.
+        terms: of the run.
         blobs: where the updates are stored.
-        seed: of the run.
-        max_client_share: of the weights of a round, that one client's may have; 1 lowers none.
     """
 
-    network: Network
-    policies: Policies
-    space: tuple[SubnetSpec, ...]
+    terms: Terms
     blobs: BlobStore
-    seed: int = 0
-    max_client_share: float = 1.0
 
-    @classmethod
-    def of(cls, terms: Terms, blobs: BlobStore) -> "Folding":
-        """As a run's configuration has it."""
-        config = terms.config
-        return cls(
-            network=terms.network,
-            policies=terms.policies,
-            space=terms.space,
-            blobs=blobs,
-            seed=config.seed,
-            max_client_share=config.max_client_share,
-        )
-
-    def fold(self, state: ModelState, round_number: int, seats: Sequence[Seat], memory: Any = None) -> FoldedModel:
+    def fold(
+        self,
+        state: ModelState,
+        round_number: int,
+        seats: Sequence[Seat],
+        memory: Any = None,
+        lineages: tuple[Lineage, ...] = (),
+    ) -> FoldedModel:
         """Fold the updates of a round's seats into a model; without any, the model stays as it is.
 
         Args:
@@ -103,247 +68,96 @@ class Folding:
             round_number: of the round.
             seats: with accepted updates.
             memory: what the method remembers.
+            lineages: of the networks that the run has had; empty where there was none but the first.
         """
         refused = dict[str, str]()
         while True:
             kept = [seat for seat in sorted(seats, key=lambda one: one.client_id) if seat.client_id not in refused]
-            weights = round_weights(self.policies.weigh, kept, self.max_client_share)
-            clients = [self._client(seat, weights[seat.client_id].counted) for seat in kept]
+            fold = _Fold(folding=self, before=state, round=round_number, seats=kept, memory=memory, lineages=lineages)
             try:
-                folded = self._folded(state, clients)
-                found = self._found(state, clients, round_number, memory)
-            except _RefusedError as error:
-                # Once more without it, so that nothing of it is left in any cohort.
+                return fold.outcome(refused)
+            except RefusedError as error:
+                # Once more without it, so that nothing of it is left in any network or cohort.
                 refused[error.client_id] = str(error)
-                continue
-            participants = tuple(client.participant for client in clients)
-            context = AfterRound(
-                network=self.network,
-                round=round_number,
-                seed=self.seed,
-                before=state,
-                after=folded,
-                clients=participants,
-            )
-            state = self._taught(self.policies.after_round(context), context, memory)
-            return FoldedModel(state=state, clients=participants, refused=refused, found=found)
-
-    def _found(self, state: ModelState, clients: Sequence["_Client"], round_number: int, memory: Any) -> Any:
-        """What the method looks for in the updates."""
-        if self.policies.find is None or not clients:
-            return None
-        trained = tuple(self._trained(state, client) for client in clients)
-        return self.policies.find(Finding(network=self.network, round=round_number, clients=trained, memory=memory))
-
-    def _taught(self, state: ModelState, context: AfterRound, memory: Any) -> ModelState:
-        """The model after in-place distillation, where that is wanted."""
-        settings = self.policies.distillation
-        if settings is None or not context.clients:
-            return state
-        draw = Draw(seed=self.seed, round=context.round, client_id="", memory=memory)
-        seed = draw.stream("distillation").getrandbits(63)
-        space = self.policies.taught(self.network, self.space)
-        sizes = draw_students(self.network, space, len(context.clients), seed)
-        # Where the method puts its clients' subnets, too.
-        students = [
-            self.policies.place(self.network, size, replace(draw, client_id=f"student {place}"))
-            for place, size in enumerate(sizes)
-        ]
-        return replace(state, shared=distil(self.network, state.shared, students, settings, seed))
-
-    def _client(self, seat: Seat, weight: float) -> "_Client":
-        if seat.participant is None or seat.result is None:
-            raise ValueError(f"the seat of client {seat.client_id} has no update")
-        pair = self.policies.exchange
-        return _Client(
-            participant=seat.participant,
-            weight=weight,
-            update_ref=seat.result.blob,
-            codec=Uncompressed() if seat.task is None else seat.task.update_codec,
-            sent=frozenset() if seat.task is None else frozenset(seat.task.sends),
-            exchange=None if pair is None else pair(self.network, seat.participant),
-        )
-
-    def _folded(self, state: ModelState, clients: Sequence["_Client"]) -> ModelState:
-        sizes = self._sizes_with(state, clients)
-        cohorts = {
-            client.participant.client_id: self.policies.cohorts(self.network, client.participant, sizes)
-            for client in clients
-        }
-        clients = self._transformed(state, clients)
-        own = {client.spec.spec_id: placements(self.network, client.spec) for client in clients}
-        copies = dict(state.copies)
-        shared: Tensors = state.shared
-        moments: Moments = state.moments
-        for key in sorted({_SHARED, *(key for keys in cohorts.values() for key in keys.values())}):
-            places = {
-                client.participant.client_id: _in_cohort(
-                    client.moved(own[client.spec.spec_id]), cohorts[client.participant.client_id], key
-                )
-                for client in clients
-            }
-            names = {place.name for found in places.values() for place in found}
-            start = {
-                name: copies.get(key, {}).get(name, tensor) for name, tensor in state.shared.items() if name in names
-            }
-            members = [client for client in clients if places[client.participant.client_id]]
-            if math.fsum(client.weight for client in members) <= 0:
-                continue
-            # An accumulator finds the places of a subnet once a round, where nothing else is said.
-            elsewhere = {
-                client.participant.client_id: places[client.participant.client_id]
-                for client in members
-                if cohorts[client.participant.client_id] or client.sent
-            }
-            new, held = (self._averaged if self.policies.merge is None else self._merged)(start, members, elsewhere)
-            if key == _SHARED:
-                new, moments = self._stepped(start, new, held, state.moments)
-                shared = {**shared, **new}
-            else:
-                copies[key] = {**copies.get(key, {}), **new}
-        return ModelState(shared=shared, copies=copies, moments=moments, sizes=sizes)
-
-    def _sizes_with(self, state: ModelState, clients: Sequence["_Client"]) -> tuple[SubnetSpec, ...]:
-        """The sizes that the next model remembers."""
-        if not self.policies.cohorts_by_sizes:
-            return ()
-        found = {size.spec_id: size for size in (*state.sizes, *(client.participant.size for client in clients))}
-        return tuple(found[spec_id] for spec_id in sorted(found))
-
-    def _averaged(
-        self, start: Tensors, members: Sequence["_Client"], places: Mapping[str, Sequence[Placement]]
-    ) -> tuple[Tensors, Callable[[], Tensors]]:
-        """The mean of the members' changes, and what tells which elements any of them held."""
-        accumulator = Accumulator(self.network, start, total_weight=math.fsum(client.weight for client in members))
-        for first in range(0, len(members), _TOGETHER):
-            batch = [self._contribution(client, places) for client in members[first : first + _TOGETHER]]
-            try:
-                accumulator.add_many(batch)
-            except ProtocolError:
-                # Nothing of them was added; one by one they show which of them it is.
-                _add_each(accumulator, members[first:], batch)
-        return accumulator.finish(), accumulator.held
-
-    def _contribution(self, client: "_Client", places: Mapping[str, Sequence[Placement]]) -> Contribution:
-        return Contribution(
-            spec=client.spec,
-            change=self._change_of(client),
-            weight=client.weight,
-            placements=places.get(client.participant.client_id),
-            factors=self.policies.factors(self.network, client.participant),
-            sent=() if client.instead is not None else client.sent,
-        )
-
-    def _merged(
-        self, start: Tensors, members: Sequence["_Client"], places: Mapping[str, Sequence[Placement]]
-    ) -> tuple[Tensors, Callable[[], Tensors]]:
-        """What a robust merge makes of the members' changes; it looks at them all, tensor by tensor."""
-        if self.policies.merge is None:
-            return self._averaged(start, members, places)
-        with ExitStack() as stack:
-            changes = [self._open(client, stack) for client in members]
-            who = [self._member(client, places) for client in members]
-            read = partial(_of_each, changes, start)
-            new = stacked_merge(self.policies.merge, Stack(network=self.network, state=start, members=who, read=read))
-        return new, partial(held_elements, self.network, start, who)
-
-    def _member(self, client: "_Client", places: Mapping[str, Sequence[Placement]]) -> Member:
-        """A client of a merge. What counts nothing in a mean is not held, nor is what belongs to another copy."""
-        factors = self.policies.factors(self.network, client.participant)
-        counted = {name: as_tensor(factor) > 0 for name, factor in factors.items()}
-        if client.participant.client_id in places:
-            mine = {place.name for place in places[client.participant.client_id]}
-            elsewhere = self.network.shapes(client.spec).keys() - mine
-            counted |= dict.fromkeys(elsewhere, as_tensor(False))
-        return Member(spec=client.spec, weight=client.weight, counted=counted)
-
-    def _open(self, client: "_Client", stack: ExitStack) -> Mapping[str, Tensor]:
-        if client.instead is not None or client.exchange is not None:
-            return self._change_of(client)
-        try:
-            return stack.enter_context(mapped_change(self._form_of(client), self.blobs, client.update_ref))
-        except (ProtocolError, FileError) as error:
-            raise _RefusedError(client.participant.client_id, str(error)) from error
-
-    def _stepped(
-        self, old: Tensors, folded: Tensors, held: Callable[[], Tensors], moments: Moments
-    ) -> tuple[Tensors, Moments]:
-        """The shared model after the server optimiser's step, where there is one."""
-        optimiser = self.policies.server_optimiser
-        if optimiser is None:
-            return folded, moments
-        buffers = [name for name in old if self.network.tensors[name].role in BUFFER_ROLES]
-        return optimiser.step(old, folded, held(), moments, buffers=buffers)
-
-    def _transformed(self, state: ModelState, clients: Sequence["_Client"]) -> Sequence["_Client"]:
-        """The clients with what is folded in place of their own updates."""
-        if self.policies.transform is None:
-            return clients
-        trained = [self._trained(state, client) for client in clients]
-        replacements = self.policies.transform(self.network, state.shared, trained)
-        return [replace(client, instead=one) for client, one in zip(clients, replacements, strict=True)]
-
-    def _trained(self, state: ModelState, client: "_Client") -> Trained:
-        seen = seen_by(self.policies, self.network, state, client.participant)
-        received = extract(self.network, client.participant.spec, seen)
-        change = {name: one.to(received[name].device) for name, one in self._sent_by(client).items()}
-        return Trained(client=client.participant, weight=client.weight, received=received, change=change)
-
-    def _change_of(self, client: "_Client") -> Mapping[str, Tensor]:
-        """Of the tensors of the subnet that is moved."""
-        if client.instead is not None:
-            return client.instead.change
-        sent = self._sent_by(client)
-        return sent if client.exchange is None else client.exchange.up(sent)
-
-    def _sent_by(self, client: "_Client") -> Mapping[str, Tensor]:
-        """Of the client's own tensors."""
-        try:
-            return read_change(self._form_of(client), self.blobs, client.update_ref)
-        except (ProtocolError, FileError) as error:
-            raise _RefusedError(client.participant.client_id, str(error)) from error
-
-    def _form_of(self, client: "_Client") -> UpdateForm:
-        return UpdateForm.of(self.network, client.participant.spec, client.codec, client.sent)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Client:
-    participant: Participant
-    weight: float
-    update_ref: BlobRef
-    codec: AnyUpdateCodec
-    sent: frozenset[str] = frozenset()
-    exchange: Exchange | None = None
-    instead: Replacement | None = None
+class _Fold:
+    """A fold of these updates, from the networks to the method's last word."""
 
-    @property
-    def spec(self) -> SubnetSpec:
-        """The subnet whose tensors are moved."""
-        if self.instead is not None:
-            return self.instead.spec
-        return self.participant.spec if self.exchange is None else self.exchange.moved
+    folding: Folding
+    before: ModelState
+    round: int
+    seats: Sequence[Seat]
+    memory: Any
+    lineages: tuple[Lineage, ...]
 
-    def moved(self, places: Sequence[Placement]) -> Sequence[Placement]:
-        """Of the places of its subnet's tensors, those whose change it has sent."""
-        if not self.sent or self.instead is not None:
-            return places
-        return [place for place in places if place.local in self.sent]
+    def outcome(self, refused: Mapping[str, str]) -> FoldedModel:
+        state = after = self._folded()
+        clients = tuple(seat.participant for seat in self.seats if seat.participant is not None)
+        found, evolve = self._found(), self.folding.terms.policies.evolve
+        lineages = self.lineages
+        if evolve is not None and clients:
+            context = self._evolving(after, clients, found)
+            state, lineages = evolved(self.folding.terms, context, evolve(context))
+        return FoldedModel(state=state, folded=after, clients=clients, refused=refused, found=found, lineages=lineages)
+
+    def _folded(self) -> ModelState:
+        """Each network by the updates of its own clients."""
+        after = self.before
+        by_network: dict[str, list[Seat]] = {network_id: [] for network_id in self.before.network_ids}
+        for seat in self.seats:
+            self.before.of(_network_of(seat))  # which tells of one that has retired
+            by_network[_network_of(seat)].append(seat)
+        for network_id, seats in by_network.items():
+            after = after.with_network(network_id, self._network(network_id, seats))
+        return after
+
+    def _network(self, network_id: str, seats: Sequence[Seat]) -> ModelState:
+        alone = replace(self.before.of(network_id), others=_NO_OTHER)
+        return self._part(network_id).fold(alone, self.round, seats, self.memory)
+
+    def _folded_with(self, network_id: str, names: Collection[str]) -> ModelState:
+        seats = [seat for seat in self.seats if _network_of(seat) == network_id and seat.client_id in names]
+        return self._network(network_id, seats)
+
+    def _evolving(self, after: ModelState, clients: tuple[Participant, ...], found: Any) -> Evolving:
+        return Evolving(
+            round=self.round,
+            seed=self.folding.terms.config.seed,
+            lineages=all_lineages(self.folding.terms, self.lineages),
+            networks=self._networks(),
+            before=self.before,
+            after=after,
+            clients=clients,
+            trained=self._trained,
+            folded_with=self._folded_with,
+            found=found,
+            memory=self.memory,
+        )
+
+    def _found(self) -> Any:
+        """What the method looks for in the updates."""
+        find = self.folding.terms.policies.find
+        if find is None or not self.seats:
+            return None
+        networks = self._networks()
+        return find(Finding(networks=networks, round=self.round, clients=self._trained(), memory=self.memory))
+
+    def _trained(self) -> tuple[Trained, ...]:
+        found = list[Trained]()
+        for network_id in self.before.network_ids:
+            seats = [seat for seat in self.seats if _network_of(seat) == network_id]
+            found += self._part(network_id).trained(self.before.of(network_id), seats)
+        return tuple(sorted(found, key=lambda one: one.client.client_id))
+
+    def _networks(self) -> Mapping[str, Network]:
+        return MappingProxyType({name: self._part(name).network for name in self.before.network_ids})
+
+    def _part(self, network_id: str) -> NetworkFolding:
+        lineage = self.before.of(network_id).lineage
+        return NetworkFolding.of(self.folding.terms, lineage, self.folding.blobs)
 
 
-def _in_cohort(places: Sequence[Placement], keys: Mapping[str, str], key: str) -> tuple[Placement, ...]:
-    """Of the places of a client's update, those in a cohort."""
-    return tuple(place for place in places if keys.get(place.name, _SHARED) == key)
-
-
-def _of_each(changes: Sequence[Mapping[str, Tensor]], start: Tensors, name: str) -> list[Tensor | None]:
-    """What each changed a tensor by, where that is; None where it lacks it."""
-    return [change[name].to(start[name].device) if name in change else None for change in changes]
-
-
-def _add_each(accumulator: Accumulator, members: Sequence[_Client], batch: Sequence[Contribution]) -> None:
-    for client, one in zip(members, batch, strict=False):
-        try:
-            accumulator.add_many([one])
-        except ProtocolError as error:
-            raise _RefusedError(client.participant.client_id, str(error)) from error
+def _network_of(seat: Seat) -> str:
+    return "" if seat.spec is None else seat.spec.network

@@ -10,7 +10,7 @@ from subfleet.elastic.model_state import ModelState
 from subfleet.elastic.network import Network
 from subfleet.elastic.running_statistics import recalibrated
 from subfleet.methods.policies import Participant, Policies
-from subfleet.rounds.state import Terms
+from subfleet.rounds.terms import Terms
 
 __all__ = ["Views", "seen_by"]
 
@@ -27,7 +27,7 @@ def seen_by(policies: Policies, network: Network, state: ModelState, client: Par
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Views:
-    """What clients see of a model.
+    """What clients see of a model, each of the network that its subnet is of.
 
     Attributes:
         terms: of the run.
@@ -37,20 +37,29 @@ class Views:
     terms: Terms
     samples: Tensor
 
+    def network_of(self, state: ModelState, client: Participant) -> Network:
+        """The network of a client's subnet.
+
+        Raises:
+            ConfigError: it has retired.
+        """
+        return self.terms.declared(state.of(client.spec.network).lineage).network
+
     def for_training(self, state: ModelState, client: Participant) -> dict[str, Tensor]:
         """The whole model with the client's own copies in it, see `seen_by`."""
-        return seen_by(self.terms.policies, self.terms.network, state, client)
+        network = self.network_of(state, client)
+        return seen_by(self.terms.policies, network, state.of(network.id), client)
 
     def for_use(self, state: ModelState, client: Participant) -> dict[str, Tensor]:
         """The same, with running statistics as evaluation and deployment need them."""
         seen = self.for_training(state, client)
         if not self.terms.policies.recalibrates:
             return seen
-        return recalibrated(self.terms.network, seen, client.spec, torch.split(self.samples, _BATCH_SIZE))
+        return recalibrated(self.network_of(state, client), seen, client.spec, torch.split(self.samples, _BATCH_SIZE))
 
     def key(self, state: ModelState, client: Participant) -> tuple[str, ...]:
         """Equal for clients that see the same of a model."""
-        policies, network = self.terms.policies, self.terms.network
+        policies, network = self.terms.policies, self.network_of(state, client)
         pair = "" if policies.exchange is None else policies.exchange(network, client).key
-        cohorts = policies.cohorts(network, client, state.sizes)
+        cohorts = policies.cohorts(network, client, state.of(network.id).sizes)
         return (client.spec.spec_id, pair, *(f"{name}={copy}" for name, copy in sorted(cohorts.items())))

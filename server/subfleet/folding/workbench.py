@@ -73,9 +73,9 @@ class Workbench:
 
     def _fold(self, action: Fold, model: ModelState) -> FoldOutcome:
         if self._views.terms.config.calibrates(action.round):
-            folded = calibrated_model(self._folding, model, action.seats)
+            folded = calibrated_model(self._folding, model, action.seats, action.lineages)
         else:
-            folded = self._folding.fold(model, action.round, action.seats, action.memory)
+            folded = self._folding.fold(model, action.round, action.seats, action.memory, action.lineages)
         evaluation = self._evaluated(folded)
         sha256 = save_checkpoint(self._checkpoints, action.round, packed(folded.state))
         event = Folded(
@@ -85,15 +85,19 @@ class Workbench:
             sha256=sha256,
             refused=folded.refused,
             found=folded.found,
+            lineages=folded.lineages,
         )
         return FoldOutcome(model=folded.state, event=event)
 
     def _evaluated(self, folded: FoldedModel) -> Evaluation:
-        """The whole model; or where there is none for all, the mean of the round's clients' own."""
-        whole = self._folding.network.full_spec()
+        """The whole model, of several networks the newest; or where there is none for all, the mean of clients' own."""
+        terms = self._views.terms
+        lineages = [folded.folded.of(network_id).lineage for network_id in folded.folded.network_ids]
+        newest = max(lineages, key=lambda one: 0 if one is None else one.born_round)
+        whole = terms.declared(newest).network.full_spec()
         everyone = (Participant(client_id="", spec=whole, size=whole),)
-        who = folded.clients if self._folding.policies.personal and folded.clients else everyone
-        found = [self._own(folded.state, client) for client in who]
+        who = folded.clients if terms.policies.personal and folded.clients else everyone
+        found = [self._own(folded.folded, client) for client in who]
         return replace(
             found[0],
             accuracy=math.fsum(one.accuracy for one in found) / len(found),
@@ -102,4 +106,4 @@ class Workbench:
 
     def _own(self, state: ModelState, client: Participant) -> Evaluation:
         seen = self._views.for_use(state, client)
-        return evaluate(self._folding.network, client.spec, seen, self._inputs, self._labels)
+        return evaluate(self._views.network_of(state, client), client.spec, seen, self._inputs, self._labels)

@@ -13,6 +13,7 @@ __all__ = [
     "DATABASE_NAME",
     "METADATA",
     "clients",
+    "evaluations",
     "open_database",
     "programs",
     "rounds",
@@ -45,6 +46,7 @@ runs = sql.Table(
     sql.Column("unfit", sql.Text, nullable=False),
     sql.Column("suspicion", sql.Text, nullable=False),
     sql.Column("memory", sql.Text, nullable=False),
+    sql.Column("lineages", sql.Text, nullable=False),
     sql.Column("started_at", sql.String, nullable=False),
 )
 rounds = sql.Table(
@@ -57,6 +59,13 @@ rounds = sql.Table(
     sql.Column("seconds", sql.Float, nullable=False),
     sql.Column("log_time_s", sql.Float),
     sql.Column("checkpoint_sha256", sql.String, nullable=False),
+    sql.Column("record", sql.Text, nullable=False),
+)
+evaluations = sql.Table(
+    "evaluations",
+    METADATA,
+    sql.Column("run_id", sql.String, sql.ForeignKey("runs.run_id"), primary_key=True),
+    sql.Column("round", sql.Integer, primary_key=True),
     sql.Column("record", sql.Text, nullable=False),
 )
 clients = sql.Table(

@@ -3,7 +3,8 @@
 import logging
 from collections.abc import Callable
 
-from subfleet.journal.records import Progress, ProgressObserver, RoundRecord, RunObserver
+from subfleet.journal.evaluations import EvaluationRecord, spread_text
+from subfleet.journal.records import EvaluationObserver, Progress, ProgressObserver, RoundRecord, RunObserver
 
 __all__ = ["GuardedObserver", "Unobserved"]
 
@@ -27,6 +28,14 @@ class GuardedObserver:
     def round_finished(self, record: RoundRecord) -> None:
         """See `RunObserver.round_finished`."""
         self._tell(lambda: self._observer.round_finished(record))
+
+    def evaluated(self, record: EvaluationRecord) -> None:
+        """See `EvaluationObserver.evaluated`; one that does not want to hear of it is told in words."""
+        observer = self._observer
+        if isinstance(observer, EvaluationObserver):
+            self._tell(lambda: observer.evaluated(record))
+        else:
+            self.say(spread_text(record))
 
     def progressed(self, progress: Progress) -> None:
         """See `ProgressObserver.progressed`; one that does not want to hear of it is told nothing."""

@@ -8,20 +8,22 @@ import contextlib
 import datetime
 import json
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
 
 import sqlalchemy as sql
 
-from subfleet.journal.database import clients, programs, rounds, runs, tasks, updates
+from subfleet.elastic.lineage import Lineage
+from subfleet.journal.database import clients, evaluations, programs, rounds, runs, tasks, updates
+from subfleet.journal.evaluations import EvaluationRecord
 from subfleet.journal.records import RoundRecord
 from subfleet.protocol.errors import ConfigError, FileError
 from subfleet.protocol.messages import Profile
 from subfleet.protocol.schema import canonical_json, from_plain
-from subfleet.rounds.actions import Close
+from subfleet.rounds.actions import Close, CloseEvaluation
 from subfleet.rounds.persistent import PersistentMap
-from subfleet.rounds.state import Member, RunState, Seat, Suspicion, Tries
+from subfleet.rounds.state import LastEvaluation, Member, RunState, Seat, Suspicion, Tries
 from subfleet.rounds.written import WrittenProgram
 from subfleet.search.query import FoundSize
 from subfleet.search.queue import SizedProgram
@@ -52,7 +54,7 @@ def begin_run(engine: sql.Engine, *, name: str, settings: str, round_count: int)
             row = {"run_id": run_id, "name": name, "settings": settings, "round_count": round_count}
             start = {"phase": "waiting", "round": 0, "folded_round": 0, "failure": "", "started_at": _now()}
             start |= {"retry": 0, "lost": 0, "waits_for": "", "pool": "[]", "queue": "[]", "unfit": "{}"}
-            start |= {"suspicion": "{}", "memory": "null", "explored_turn": 0, "wished_turn": 0}
+            start |= {"suspicion": "{}", "memory": "null", "lineages": "[]", "explored_turn": 0, "wished_turn": 0}
             connection.execute(runs.insert().values(**row, **start))
             return run_id
     if known.settings != settings:
@@ -98,10 +100,15 @@ class Journal:
                 from_plain(WrittenProgram, json.loads(text))
                 for text in connection.scalars(_programs_of(self._run_id)).all()
             ]
-        work = "deploy" if run.phase in ("deploy", "finished") else "train"
+        work = _work_of(run.phase)
         last = {seat.client_id: seat for number, of, seat in seats if _was_folded(run.folded_round, number, of, seat)}
         settled = (
             seat.task for number, _, seat in seats if number == run.folded_round and last.get(seat.client_id) is seat
+        )
+        answered = (
+            seat.task
+            for number, of, seat in seats
+            if (number, of, seat.stage) == (run.folded_round, "evaluate", "done") and run.phase != "evaluate"
         )
         return RunState(
             round=run.round,
@@ -118,7 +125,8 @@ class Journal:
                 else {}
             ),
             last=MappingProxyType(last),
-            settled=frozenset(task.task_id for task in settled if task is not None),
+            settled=frozenset(task.task_id for task in (*settled, *answered) if task is not None),
+            evaluated=_evaluated(run.folded_round if run.phase != "evaluate" else run.folded_round - 1, seats),
             pool=tuple(from_plain(FoundSize, plain) for plain in json.loads(run.pool)),
             explored_turn=run.explored_turn,
             wished_turn=run.wished_turn,
@@ -127,6 +135,7 @@ class Journal:
             unfit=MappingProxyType(from_plain(dict[str, str], json.loads(run.unfit))),
             suspicion=from_plain(Suspicion, json.loads(run.suspicion)),
             memory=self._memory(json.loads(run.memory)),
+            lineages=from_plain(tuple[Lineage, ...], json.loads(run.lineages)),
         )
 
     def _memory(self, plain: Any) -> Any:
@@ -135,7 +144,7 @@ class Journal:
     def load_bytes(self, state: RunState) -> dict[str, Bytes]:
         """Bytes counted so far for each seat of the open round."""
         query = sql.select(tasks).where(
-            tasks.c.run_id == self._run_id, tasks.c.round == state.round, tasks.c.work == _work_of(state)
+            tasks.c.run_id == self._run_id, tasks.c.round == state.round, tasks.c.work == _work_of(state.phase)
         )
         with self._engine.connect() as connection:
             return {row.client_id: (row.bytes_down, row.bytes_up) for row in connection.execute(query)}
@@ -146,8 +155,8 @@ class Journal:
         after: RunState,
         *,
         counted: Callable[[str], Bytes] = lambda client_id: (0, 0),
-        close: Close | None = None,
-        record: RoundRecord | None = None,
+        close: Close | CloseEvaluation | None = None,
+        record: RoundRecord | EvaluationRecord | None = None,
     ) -> None:
         """Write what a step changed, and the record of a round that it closed, in one transaction.
 
@@ -155,8 +164,8 @@ class Journal:
             before: the state before the step.
             after: the state after it.
             counted: bytes of a client in this round.
-            close: the closed round, with its final seats and its checkpoint's digest.
-            record: of the closed round.
+            close: the closed round, with its final seats and its checkpoint's digest; or a closed evaluation.
+            record: of the same.
 
         Raises:
             FileError: the database cannot be written.
@@ -175,6 +184,9 @@ class Journal:
             if values:
                 connection.execute(runs.update().where(runs.c.run_id == self._run_id).values(**values))
             self._save_members(connection, forgotten, profiles)
+            for key in sorted(before.written.keys() - after.written.keys()):  # of networks that have retired
+                gone = sql.and_(programs.c.run_id == self._run_id, programs.c.key == key)
+                connection.execute(programs.delete().where(gone))
             for key in sorted(written):
                 text = canonical_json(after.written[key]).decode()
                 connection.execute(programs.insert().values(run_id=self._run_id, key=key, written=text))
@@ -183,11 +195,9 @@ class Journal:
                     of_round = sql.and_(table.c.run_id == self._run_id, table.c.round == after.round)
                     connection.execute(table.delete().where(of_round))
             if record is not None and close is not None:
-                self._save_record(connection, record, close.sha256)
-                for seat in close.seats:
-                    self._save_seat(connection, close.round, "train", seat, counted(seat.client_id))
+                self._save_close(connection, close, record, counted)
             for seat in changed:
-                self._save_seat(connection, after.round, _work_of(after), seat, counted(seat.client_id))
+                self._save_seat(connection, after.round, _work_of(after.phase), seat, counted(seat.client_id))
 
     def records(self, *, newest: int | None = None) -> tuple[RoundRecord, ...]:
         """The finished rounds, in order: all of them, or the newest few."""
@@ -196,6 +206,13 @@ class Journal:
         with self._engine.connect() as connection:
             texts = reversed(connection.scalars(query).all())
             return tuple(from_plain(RoundRecord, json.loads(text)) for text in texts)
+
+    def evaluations(self) -> tuple[EvaluationRecord, ...]:
+        """What devices found after rounds, in order."""
+        query = sql.select(evaluations.c.record).where(evaluations.c.run_id == self._run_id)
+        with self._engine.connect() as connection:
+            texts = connection.scalars(query.order_by(evaluations.c.round)).all()
+            return tuple(from_plain(EvaluationRecord, json.loads(text)) for text in texts)
 
     def checkpoint_sha256(self, round_number: int) -> str | None:
         """Digest of a round's checkpoint."""
@@ -218,6 +235,22 @@ class Journal:
         for profile in profiles:
             row = {"run_id": self._run_id, "client_id": profile.client_id, "device": profile.device}
             _put(connection, clients, {**row, "profile": canonical_json(profile).decode()})
+
+    def _save_close(
+        self,
+        connection: sql.Connection,
+        close: Close | CloseEvaluation,
+        record: RoundRecord | EvaluationRecord,
+        counted: Callable[[str], Bytes],
+    ) -> None:
+        if isinstance(record, EvaluationRecord):
+            row = {"run_id": self._run_id, "round": record.round, "record": canonical_json(record).decode()}
+            _put(connection, evaluations, row)
+        elif isinstance(close, Close):
+            self._save_record(connection, record, close.sha256)
+        work = "train" if isinstance(close, Close) else "evaluate"
+        for seat in close.seats:
+            self._save_seat(connection, close.round, work, seat, counted(seat.client_id))
 
     def _save_record(self, connection: sql.Connection, record: RoundRecord, sha256: str) -> None:
         names = ("round", "accuracy", "loss", "seconds", "log_time_s")
@@ -266,17 +299,25 @@ def _programs_of(run_id: str) -> sql.Select[Any]:
 
 
 def _needed_seats(run_id: str, round_number: int, folded_round: int) -> sql.Select[Any]:
-    """The rows of the open round, and of the last round that folded each client; a long run has many more."""
-    folded = sql.and_(
-        tasks.c.run_id == run_id, tasks.c.work == "train", tasks.c.stage == "done", tasks.c.round <= folded_round
+    """The rows of the open round, and each client's newest that was folded or evaluated; a long run has many more."""
+    done = sql.and_(
+        tasks.c.run_id == run_id,
+        tasks.c.work.in_(("train", "evaluate")),
+        tasks.c.stage == "done",
+        tasks.c.round <= folded_round,
     )
     newest = (
-        sql.select(tasks.c.client_id, sql.func.max(tasks.c.round).label("round"))
-        .where(folded)
-        .group_by(tasks.c.client_id)
+        sql.select(tasks.c.client_id, tasks.c.work, sql.func.max(tasks.c.round).label("round"))
+        .where(done)
+        .group_by(tasks.c.client_id, tasks.c.work)
         .subquery()
     )
-    is_last = sql.and_(folded, tasks.c.client_id == newest.c.client_id, tasks.c.round == newest.c.round)
+    is_last = sql.and_(
+        done,
+        tasks.c.client_id == newest.c.client_id,
+        tasks.c.work == newest.c.work,
+        tasks.c.round == newest.c.round,
+    )
     needed = sql.or_(
         sql.and_(tasks.c.run_id == run_id, tasks.c.round == round_number), sql.exists().where(is_last).correlate(tasks)
     )
@@ -289,7 +330,7 @@ def _new_values(before: RunState, after: RunState) -> dict[str, Any]:
     values = {name: getattr(after, name) for name in names if getattr(after, name) != getattr(before, name)}
     tries = ("retry", "lost", "waits_for")
     values |= {name: getattr(after.tries, name) for name in tries if after.tries != before.tries}
-    texts = ("pool", "queue", "unfit", "suspicion", "memory")
+    texts = ("pool", "queue", "unfit", "suspicion", "memory", "lineages")
     changed = [name for name in texts if getattr(after, name) is not getattr(before, name)]
     return values | {name: canonical_json(getattr(after, name)).decode() for name in changed}
 
@@ -304,8 +345,22 @@ def _new_profiles(before: RunState, after: RunState) -> list[Profile]:
     return found
 
 
-def _work_of(state: RunState) -> str:
-    return "deploy" if state.phase in ("deploy", "finished") else "train"
+def _work_of(phase: str) -> str:
+    """What the seats of a phase are for."""
+    if phase == "evaluate":
+        return "evaluate"
+    return "deploy" if phase in ("deploy", "finished") else "train"
+
+
+def _evaluated(until_round: int, seats: list[tuple[int, str, Seat]]) -> Mapping[str, LastEvaluation]:
+    """What each client found last, after the rounds up to one; seats come in the order of their rounds."""
+    return MappingProxyType(
+        {
+            seat.client_id: LastEvaluation(round=number, evaluated=seat.evaluated)
+            for number, work, seat in seats
+            if work == "evaluate" and number <= until_round and seat.stage == "done" and seat.evaluated is not None
+        }
+    )
 
 
 def _was_folded(folded_round: int, number: int, work: str, seat: Seat) -> bool:

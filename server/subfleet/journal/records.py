@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
+from subfleet.elastic.lineage import Lineage
+from subfleet.journal.evaluations import EvaluationRecord
 from subfleet.rounds.selection import NOT_DRAWN
 
 __all__ = [
@@ -204,6 +206,8 @@ class RunResult:
         model_path: the last checkpoint; None where no round was folded.
         method: its name in a configuration.
         method_status: "exact" where the run did what the method's paper says, else in what it differed.
+        lineages: of the networks that it had, the one that it began with first.
+        evaluations: what devices found on held-out samples of their own, after each round that asked them.
     """
 
     run_id: str
@@ -214,6 +218,8 @@ class RunResult:
     rounds: tuple[RoundRecord, ...]
     deployed: tuple[DeployedModel, ...]
     model_path: Path | None
+    lineages: tuple[Lineage, ...] = ()
+    evaluations: tuple[EvaluationRecord, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -247,6 +253,15 @@ class RunObserver(Protocol):
 
     def round_finished(self, record: RoundRecord) -> None:
         """A round was folded and evaluated."""
+        ...
+
+
+@runtime_checkable
+class EvaluationObserver(RunObserver, Protocol):
+    """An observer that also wants to hear what devices found on held-out samples of their own."""
+
+    def evaluated(self, record: EvaluationRecord) -> None:
+        """Devices have evaluated the model after a round."""
         ...
 
 

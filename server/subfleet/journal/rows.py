@@ -5,34 +5,86 @@ from dataclasses import replace
 from pathlib import Path
 
 from subfleet.elastic.update_form import update_bytes
+from subfleet.journal.evaluations import EvaluationRecord, EvaluationRow
 from subfleet.journal.records import ClientRow, DeployedModel, RoundRecord
 from subfleet.link.traffic import Traffic
-from subfleet.rounds.actions import Close
-from subfleet.rounds.state import Seat, Terms
+from subfleet.rounds.actions import Close, CloseEvaluation
+from subfleet.rounds.networks import declared_of, price_of
+from subfleet.rounds.state import Seat
+from subfleet.rounds.terms import Terms
 from subfleet.rounds.weights import Weight, round_weights
 
-__all__ = ["deployed_models", "round_record"]
+__all__ = ["deployed_models", "evaluation_record", "record_of", "round_record"]
 
 
 def round_record(terms: Terms, close: Close, traffic: Traffic) -> RoundRecord:
     """The record of a closed round."""
-    folded = [seat for seat in close.seats if seat.stage == "done"]
-    weights = round_weights(terms.weigh(close.round), folded, terms.config.max_client_share)
+    weights = _weights(terms, close)
     return RoundRecord(
         round=close.round,
         accuracy=close.accuracy,
         loss=close.loss,
         seconds=close.seconds,
         log_time_s=terms.config.log_time_s(close.turn),
-        clients=tuple(_client_row(terms, seat, traffic, weights.get(seat.client_id)) for seat in close.seats),
+        clients=tuple(_client_row(terms, close, seat, traffic, weights.get(seat.client_id)) for seat in close.seats),
         programs_written=close.exported,
         calibrated=terms.config.calibrates(close.round),
         retries=close.retries,
     )
 
 
-def _client_row(terms: Terms, seat: Seat, traffic: Traffic, weight: Weight | None) -> ClientRow:
-    candidate = terms.price(seat.size) if seat.size is not None else None
+def record_of(terms: Terms, close: Close | CloseEvaluation, traffic: Traffic) -> RoundRecord | EvaluationRecord:
+    """The record of what was closed."""
+    return round_record(terms, close, traffic) if isinstance(close, Close) else evaluation_record(close, traffic)
+
+
+def evaluation_record(close: CloseEvaluation, traffic: Traffic) -> EvaluationRecord:
+    """The record of a closed evaluation."""
+    return EvaluationRecord(
+        round=close.round, seconds=close.seconds, clients=tuple(_evaluation_row(seat, traffic) for seat in close.seats)
+    )
+
+
+def _evaluation_row(seat: Seat, traffic: Traffic) -> EvaluationRow:
+    down, up = traffic.of(seat.client_id)
+    row = EvaluationRow(
+        client_id=seat.client_id,
+        device=seat.device,
+        spec=seat.size.name if seat.size is not None else "",
+        spec_id=seat.size.spec_id if seat.size is not None else "",
+        bytes_down=down,
+        bytes_up=up,
+        status="evaluated" if seat.stage == "done" else f"{seat.stage}: {seat.reason}",
+    )
+    found = seat.evaluated
+    if found is None:
+        return row
+    return replace(
+        row,
+        loss=found.loss,
+        accuracy=found.accuracy,
+        sample_count=found.sample_count,
+        label_count=found.label_count,
+        class_counts=found.class_counts,
+        class_correct=found.class_correct,
+        seconds=found.seconds,
+    )
+
+
+def _weights(terms: Terms, close: Close) -> dict[str, Weight]:
+    """What each update counts in the mean of its network."""
+    by_network: dict[str, list[Seat]] = {}
+    for seat in close.seats:
+        if seat.stage == "done" and seat.spec is not None:
+            by_network.setdefault(seat.spec.network, []).append(seat)
+    found = (
+        round_weights(terms.weigh(close.round), seats, terms.config.max_client_share) for seats in by_network.values()
+    )
+    return {name: weight for of_network in found for name, weight in of_network.items()}
+
+
+def _client_row(terms: Terms, close: Close, seat: Seat, traffic: Traffic, weight: Weight | None) -> ClientRow:
+    candidate = price_of(terms, close.lineages, seat.size) if seat.size is not None else None
     down, up = traffic.of(seat.client_id)
     row = ClientRow(
         client_id=seat.client_id,
@@ -45,7 +97,7 @@ def _client_row(terms: Terms, seat: Seat, traffic: Traffic, weight: Weight | Non
         budget_bytes=seat.memory_budget_bytes,
         downlink_budget_bytes=seat.budget.downlink_bytes if seat.budget is not None else None,
         uplink_budget_bytes=seat.budget.uplink_bytes if seat.budget is not None else None,
-        update_bytes=_update_bytes(terms, seat),
+        update_bytes=_update_bytes(terms, close, seat),
         planned_peak_bytes=seat.task.planned_peak_bytes if seat.task is not None else 0,
         measured_peak_bytes=seat.result.measured_peak_bytes if seat.result is not None else 0,
         bytes_down=down,
@@ -62,16 +114,17 @@ def _client_row(terms: Terms, seat: Seat, traffic: Traffic, weight: Weight | Non
     )
     if seat.wanted is None or row.utilisation is None:
         return row
-    wanted = terms.price(seat.wanted.program.size)
+    wanted = price_of(terms, close.lineages, seat.wanted.program.size)
     lost = max(0.0, 1 - row.parameters / wanted.parameters)
     return replace(row, wanted=wanted.spec.name, parameters_lost=lost)
 
 
-def _update_bytes(terms: Terms, seat: Seat) -> int:
+def _update_bytes(terms: Terms, close: Close, seat: Seat) -> int:
     """Of the update that its task asks for; a score task asks for none."""
     if seat.task is None or seat.task.work != "train":
         return 0
-    return update_bytes(terms.network, seat.task.spec, seat.task.update_codec, seat.task.sends)
+    network = declared_of(terms, close.lineages, seat.task.spec).network
+    return update_bytes(network, seat.task.spec, seat.task.update_codec, seat.task.sends)
 
 
 def deployed_models(terms: Terms, seats: Iterable[Seat]) -> tuple[DeployedModel, ...]:

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 
 from subfleet.protocol.errors import ProtocolError
 from subfleet.protocol.topics import Topics
+from subfleet.rounds.state import RunState
 from subfleet.transport.counting import Direction
 
 __all__ = ["Traffic"]
@@ -39,6 +40,11 @@ class Traffic:
         """Bytes down and bytes up of a client."""
         return self._down.get(client_id, 0), self._up.get(client_id, 0)
 
+    def follow(self, before: RunState, after: RunState) -> None:
+        """Start anew where a step begins another try of a round, an evaluation or the deployment, or ends them."""
+        if (after.turn, _apart(after)) != (before.turn, _apart(before)):
+            self.restart()
+
     def restart(self, counted: Mapping[str, tuple[int, int]] | None = None) -> None:
         """Start a new round, or take one up with what was counted before."""
         self._down.clear()
@@ -46,3 +52,8 @@ class Traffic:
         for client_id, (down, up) in (counted or {}).items():
             self._down[client_id] = down
             self._up[client_id] = up
+
+
+def _apart(state: RunState) -> str:
+    """Of a phase whose bytes are counted apart from those of the round, its name."""
+    return state.phase if state.phase in ("evaluate", "deploy") else ""

@@ -62,8 +62,9 @@ class Ask:
     """A client that waits for a size.
 
     Attributes:
-        candidates: the method's space with its costs, from smallest to largest.
-        price: the cost of any subnet of the network.
+        networks: those that are in use, by id; most methods have one.
+        candidates: the method's space with its costs, from smallest to largest: the sizes of all of these networks.
+        price: the cost of any subnet of them.
         target: the program target that the device runs.
         budget: what the device can give now.
         previous: the size that it trained last; None before its first round.
@@ -77,7 +78,7 @@ class Ask:
         lasting: what its log has but for a share of the time, where the method asks for that and it replays one.
     """
 
-    network: Network
+    networks: Mapping[str, Network]
     candidates: Sequence[Candidate]
     price: PriceList
     draw: Draw
@@ -92,6 +93,13 @@ class Ask:
     refused: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     declared: SubnetSpec | None = None
     lasting: Budget | None = None
+
+    def of_network(self, network_id: str) -> "Ask":
+        """The same of one network alone."""
+        if len(self.networks) == 1:
+            return self
+        own = tuple(one for one in self.candidates if one.spec.network == network_id)
+        return replace(self, candidates=own, networks=MappingProxyType({network_id: self.networks[network_id]}))
 
     def lasts(self, candidate: Candidate) -> bool:
         """Whether a candidate may be given most of the time, as far as a log tells."""

@@ -135,7 +135,7 @@ class FLuID:
         if not whole:
             return {}
         enough = math.ceil(self.agreeing * len(whole))
-        of_each = [_largest_changes(finding.network, client) for client in whole]
+        of_each = [_largest_changes(finding.networks[client.client.size.network], client) for client in whole]
         found = {}
         for name in of_each[0]:
             each = torch.stack([one[name] for one in of_each])
@@ -179,7 +179,7 @@ def _space(network: Network, rates: Sequence[float]) -> tuple[SubnetSpec, ...]:
 def _assigned(ask: Ask) -> Assigned:
     """The whole model, or of a straggler what its pace allows; the largest below that where it does not fit."""
     share = ask.draw.memory.shares.get(ask.draw.client_id, 1.0)
-    most = ask.price(whole_depth(ask.network, (share,))[-1]).order
+    most = ask.price(whole_depth(ask.networks[""], (share,))[-1]).order
     # A rate that is rounded to the size of another gives it another name; subnets have no order but "before".
     fits = (one for one in reversed(ask.candidates) if not most < one.order and ask.allows(one))
     return Assigned(candidate=next(fits, None))

@@ -17,6 +17,7 @@ from subfleet.elastic.spaces import SearchSpace, uniform_space
 from subfleet.elastic.teaching import DistillationSettings
 from subfleet.methods.asking import Ask, Assigned, Draw, Written, largest_fitting
 from subfleet.methods.describing import MethodInfo, Setting
+from subfleet.methods.evolving import Evolved, Evolving
 from subfleet.methods.selecting import ClosedRound, Selected, Selecting, Trainee
 from subfleet.protocol.messages import Update
 from subfleet.protocol.readings import Budget
@@ -37,6 +38,8 @@ __all__ = [
     "Ask",
     "Assigned",
     "Draw",
+    "Evolved",
+    "Evolving",
     "Finding",
     "Method",
     "Participant",
@@ -130,11 +133,12 @@ class Finding:
     """A round's updates, for a method to find in them what it will remember.
 
     Attributes:
+        networks: by id, those that the round was played with.
         clients: whose updates were folded, in the order of their ids.
         memory: as it stood when the round's clients were chosen.
     """
 
-    network: Network
+    networks: Mapping[str, Network]
     round: int
     clients: tuple[Trained, ...]
     memory: Any = None
@@ -183,13 +187,22 @@ class Policies:
 
     Attributes:
         memory: what the method remembers before the first round: a frozen record of plain data, which the journal keeps
-            with every step that changes it; None remembers nothing. Tensors have no place in it.
+            with every step that changes it; None remembers nothing. What is to be remembered in tensors lies in
+            `ModelState.kept`, which `after_round` and `evolve` hand on, and every checkpoint has.
         select: which clients take part in a round, and what is remembered from then on; None draws them at random.
+        evaluated_first: `select` goes by what clients found when they evaluated the model that they are to be given, so
+            that a run must have them do so after every round.
         remember: what is remembered of a round that was folded; None is nothing more. Both are asked in the server's
             loop: they take a few milliseconds for a thousand clients.
         find: a round's updates to what `remember` is told of them, as plain data: asked beside the loop, where the
             round is folded. It needs the memory of all updates; None looks for nothing.
-        space: the network and width rates to the sizes that may be assigned.
+        evolve: networks that appear and retire after a round, asked beside the loop, where the round is folded; with
+            None a run has one network throughout. `assign` then has the sizes of all that are in use to choose from,
+            each with its network's id; all else is done for each network apart.
+        heir: of a client whose network has retired, the subnet of one in use that stands in its place, told these
+            networks by their ids, and what the method remembers; with None the client is as one that has not taken
+            part yet.
+        space: a network and width rates to the sizes that may be assigned.
         search: a search for a program target that knows nothing yet, of the network and what its subnets cost there; it
             is told what was found before, and handed to `explore` and `assign` with each client. None searches nothing.
         explore: what the search comes by when it looks for sizes for a client, to be remembered: asked for all clients
@@ -239,8 +252,11 @@ class Policies:
 
     memory: Any = None
     select: Callable[[Selecting], Selected] | None = None
+    evaluated_first: bool = False
     remember: Callable[[Any, ClosedRound], Any] | None = None
     find: Callable[[Finding], Any] | None = None
+    evolve: Callable[[Evolving], Evolved] | None = None
+    heir: Callable[[Participant, Mapping[str, Network], Any], SubnetSpec] | None = None
     space: Callable[[Network, Sequence[float]], tuple[SubnetSpec, ...]] = uniform_space
     search: Callable[[Network, PriceList, str], Search] | None = None
     explore: Callable[[Ask], tuple[FoundSize, ...]] = lambda ask: ()
@@ -273,6 +289,8 @@ class Policies:
     def __post_init__(self) -> None:
         if self.sends is not None and self.transform is not None:
             raise ValueError("sends leaves tensors out of updates, but transform is given whole ones; name one of both")
+        if self.evolve is not None and (self.search is not None or self.declarations):
+            raise ValueError("evolve changes networks, but search and declarations know that of the beginning alone")
 
 
 class Method(Protocol):

@@ -12,7 +12,7 @@ is asked besides (the paper's rpow-d); who was never folded comes before all oth
 import math
 from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from subfleet.methods.describing import MethodInfo, Setting, those_true
 from subfleet.methods.policies import Policies, Weighting, weigh_by
@@ -31,6 +31,9 @@ class PowerOfChoice:
         candidates: d, how many are drawn for each client that takes part, 1 or more; the paper tries 2 to 10 times as
             many. With 1 it is a plain draw by samples.
         model: which models are trained.
+        losses: "reported" goes by the loss that a client told with its last update, as the paper's rpow-d does;
+            "evaluated" by that of the very model, on held-out data, as the paper's pow-d does on all data. The latter
+            needs `[evaluation] every = 1`, and devices with held-out data.
         weighting: "uniform" as in the paper, whose draw has counted the samples; or "samples".
     """
 
@@ -42,6 +45,7 @@ class PowerOfChoice:
     )
     candidates: float = 2.0
     model: Homogeneous = "largest"
+    losses: Literal["reported", "evaluated"] = "reported"
     weighting: Weighting = "uniform"
 
     def __post_init__(self) -> None:
@@ -50,20 +54,25 @@ class PowerOfChoice:
 
     def departures(self, setting: Setting) -> tuple[str, ...]:
         """See `subfleet.methods.policies.Method`."""
-        return (
-            "clients are chosen by the losses that they told last, as the paper's rpow-d does",
-            *those_true(
-                {
-                    "each client trains the largest subnet that fits, in place of one model for all": self.model
-                    == "nested",
-                    "an update counts by its samples": self.weighting == "samples",
-                }
-            ),
+        return those_true(
+            {
+                "clients are chosen by the losses that they told last, as the paper's rpow-d does": self.losses
+                == "reported",
+                "losses are of held-out data": self.losses == "evaluated",
+                "each client trains the largest subnet that fits, in place of one model for all": self.model
+                == "nested",
+                "an update counts by its samples": self.weighting == "samples",
+            }
         )
 
     def policies(self) -> Policies:
         """FedAvg of those with the largest losses."""
-        return Policies(space=partial(one_size, self.model), select=self._selected, weigh=weigh_by(self.weighting))
+        return Policies(
+            space=partial(one_size, self.model),
+            select=self._selected,
+            evaluated_first=self.losses == "evaluated",
+            weigh=weigh_by(self.weighting),
+        )
 
     def _selected(self, selecting: Selecting) -> Selected:
         everyone = {one.client_id: one for one in selecting.clients}
@@ -71,9 +80,10 @@ class PowerOfChoice:
         weights = {name: float(one.sample_count) for name, one in everyone.items()}
         drawn = without_replacement(weights, math.ceil(self.candidates * count), selecting.stream("candidates"))
         # The draw's own order decides between equal losses.
-        first = sorted(drawn, key=lambda name: -_loss(everyone[name]))
+        first = sorted(drawn, key=lambda name: -self._loss(everyone[name]))
         return Selected(clients=tuple(first[:count]), memory=selecting.memory)
 
-
-def _loss(client: Available) -> float:
-    return math.inf if client.past is None else client.past.loss
+    def _loss(self, client: Available) -> float:
+        """Of whom nothing is known comes first."""
+        told = client.past if self.losses == "reported" else client.evaluation
+        return math.inf if told is None else told.loss

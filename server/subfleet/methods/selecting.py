@@ -12,7 +12,17 @@ from subfleet.methods.asking import Draw, stream_of
 from subfleet.protocol.readings import Budget
 from subfleet.protocol.subnet import SubnetSpec
 
-__all__ = ["Available", "ClosedRound", "Past", "Selected", "Selecting", "Trainee", "at_random", "without_replacement"]
+__all__ = [
+    "Available",
+    "ClosedRound",
+    "Evaluation",
+    "Past",
+    "Selected",
+    "Selecting",
+    "Trainee",
+    "at_random",
+    "without_replacement",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +56,23 @@ class Past:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluation:
+    """What a client found when it last evaluated the model on its held-out data, as it told.
+
+    Attributes:
+        round: after whose fold that was.
+        loss: mean of the plain objective over the labels that counted, 0 or more.
+        accuracy: share of them that were predicted rightly, 0 to 1.
+        label_count: of these labels.
+    """
+
+    round: int
+    loss: float
+    accuracy: float
+    label_count: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Available:
     """A client that can take part now.
 
@@ -58,6 +85,7 @@ class Available:
         expected_downlink_s: the same of the weights on their way to it; 0 where its link is not known.
         expected_uplink_s: the same of the update on its way back.
         past: None before its first update was folded.
+        evaluation: None where it has evaluated nothing yet.
     """
 
     client_id: str
@@ -68,6 +96,7 @@ class Available:
     expected_downlink_s: float = 0.0
     expected_uplink_s: float = 0.0
     past: Past | None = None
+    evaluation: Evaluation | None = None
 
     @property
     def expected_s(self) -> float:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 
+from subfleet.journal.evaluations import EvaluationRecord
 from subfleet.journal.guarding import GuardedObserver
 from subfleet.journal.records import Progress, RoundRecord, RunObserver
 from subfleet.protocol.registry import Registry
@@ -40,6 +41,11 @@ class _All:
         """See `RunObserver.round_finished`."""
         for one in self._observers:
             one.round_finished(record)
+
+    def evaluated(self, record: EvaluationRecord) -> None:
+        """See `EvaluationObserver.evaluated`."""
+        for one in self._observers:
+            one.evaluated(record)
 
     def progressed(self, progress: Progress) -> None:
         """See `ProgressObserver.progressed`."""

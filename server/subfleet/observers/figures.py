@@ -3,11 +3,12 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from subfleet.journal.evaluations import EvaluationRecord
 from subfleet.journal.records import RoundRecord
 from subfleet.settings.parts import parts_of
 from subfleet.settings.run import Run
 
-__all__ = ["figures_of", "parameters_of"]
+__all__ = ["evaluation_figures", "figures_of", "parameters_of"]
 
 _LONGEST = 250
 """Characters of a parameter: trackers refuse longer ones."""
@@ -41,4 +42,18 @@ def figures_of(record: RoundRecord) -> dict[str, float]:
         "planned_peak_bytes": float(max((row.planned_peak_bytes for row in folded), default=0)),
         "measured_peak_bytes": float(max((row.measured_peak_bytes for row in folded), default=0)),
         "utilisation": sum(used) / len(used) if used else 0.0,
+    }
+
+
+def evaluation_figures(record: EvaluationRecord) -> dict[str, float]:
+    """What devices found on held-out samples of their own, in numbers; none where nobody found anything."""
+    accuracy, loss = record.spread(), record.spread("loss")
+    if accuracy is None or loss is None:
+        return {}
+    return {
+        "own_accuracy": accuracy.mean,
+        "own_accuracy_range": accuracy.interquartile_range,
+        "own_accuracy_worst": accuracy.worst,
+        "own_accuracy_worst_tier": accuracy.worst_tier_mean,
+        "own_loss": loss.mean,
     }

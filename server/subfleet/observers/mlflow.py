@@ -7,8 +7,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from subfleet.journal.evaluations import EvaluationRecord
 from subfleet.journal.records import RoundRecord, RunObserver
-from subfleet.observers.figures import figures_of, parameters_of
+from subfleet.observers.figures import evaluation_figures, figures_of, parameters_of
 from subfleet.protocol.errors import MissingExtraError
 from subfleet.settings.run import Run
 
@@ -27,6 +28,10 @@ class _Metrics:
 
     def round_finished(self, record: RoundRecord) -> None:
         for name, figure in figures_of(record).items():
+            self._client.log_metric(self._run_id, name, figure, step=record.round)
+
+    def evaluated(self, record: EvaluationRecord) -> None:
+        for name, figure in evaluation_figures(record).items():
             self._client.log_metric(self._run_id, name, figure, step=record.round)
 
 

@@ -5,8 +5,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from subfleet.journal.evaluations import EvaluationRecord
 from subfleet.journal.records import RoundRecord, RunObserver
-from subfleet.observers.figures import figures_of, parameters_of
+from subfleet.observers.figures import evaluation_figures, figures_of, parameters_of
 from subfleet.protocol.errors import MissingExtraError
 from subfleet.settings.run import Run
 
@@ -24,6 +25,11 @@ class _Scalars:
 
     def round_finished(self, record: RoundRecord) -> None:
         for name, figure in figures_of(record).items():
+            self._writer.add_scalar(name, figure, record.round)
+        self._writer.flush()
+
+    def evaluated(self, record: EvaluationRecord) -> None:
+        for name, figure in evaluation_figures(record).items():
             self._writer.add_scalar(name, figure, record.round)
         self._writer.flush()
 

@@ -6,8 +6,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from subfleet.journal.evaluations import EvaluationRecord
 from subfleet.journal.records import RoundRecord, RunObserver
-from subfleet.observers.figures import figures_of, parameters_of
+from subfleet.observers.figures import evaluation_figures, figures_of, parameters_of
 from subfleet.protocol.errors import MissingExtraError
 from subfleet.settings.run import Run
 
@@ -23,6 +24,9 @@ class _History:
 
     def round_finished(self, record: RoundRecord) -> None:
         self._tracked.log(figures_of(record), step=record.round)
+
+    def evaluated(self, record: EvaluationRecord) -> None:
+        self._tracked.log(evaluation_figures(record), step=record.round)
 
 
 @contextmanager

@@ -1,11 +1,22 @@
 """What is asked of the exporter."""
 
+from dataclasses import replace
+
 from subfleet.elastic.network import Network
-from subfleet.export.requests import TrainRequest
+from subfleet.export.requests import EvaluateRequest, TrainRequest
 from subfleet.protocol.subnet import SubnetSpec
 from subfleet.protocol.training import TrainingSettings
 
-__all__ = ["train_request"]
+__all__ = ["alone", "evaluate_request", "train_request"]
+
+
+def alone(spec: SubnetSpec) -> SubnetSpec:
+    """A subnet as the exporter knows it: of the settings that a request names, whatever network of a run has these.
+
+    So networks of the same settings have the same programs, which are written once; whatever a run knows of them it
+    knows by the network, too.
+    """
+    return replace(spec, network="")
 
 
 def train_request(
@@ -19,7 +30,7 @@ def train_request(
     """What is asked of the exporter for a subnet that is to be trained so."""
     return TrainRequest(
         model=network.config,
-        spec=spec,
+        spec=alone(spec),
         target=target,
         batch_size=training.program_batch_size,
         objective=training.objective,
@@ -27,5 +38,16 @@ def train_request(
         accumulate=training.micro_batch_size > 0,
         recompute=training.recompute,
         one_part=training.micro_batch_size == training.batch_size,
-        student=student,
+        student=None if student is None else alone(student),
+    )
+
+
+def evaluate_request(network: Network, spec: SubnetSpec, target: str, training: TrainingSettings) -> EvaluateRequest:
+    """What is asked of the exporter for a subnet that is to be evaluated, by the plain objective of its training."""
+    return EvaluateRequest(
+        model=network.config,
+        spec=alone(spec),
+        target=target,
+        batch_size=training.program_batch_size,
+        objective=training.objective.plain,
     )

@@ -14,12 +14,10 @@ class ScoringWeights:
     """Cut once for each size. No layer is at 0, which would hide the gradients of the layers before it.
 
     Args:
-        network: the declaration of the whole model.
         blobs: where they are served from.
     """
 
-    def __init__(self, network: Network, blobs: BlobStore) -> None:
-        self._network = network
+    def __init__(self, blobs: BlobStore) -> None:
         self._blobs = blobs
         self._known: dict[str, BlobRef] = {}
 
@@ -28,9 +26,9 @@ class ScoringWeights:
         """Of all of them."""
         return {blob.sha256 for blob in self._known.values()}
 
-    def of(self, size: SubnetSpec) -> BlobRef:
-        """The weights of a size."""
+    def of(self, network: Network, size: SubnetSpec) -> BlobRef:
+        """The weights of a size of a network."""
         if size.spec_id not in self._known:
-            first = build_module(self._network, self._network.full_spec()).state_dict()
-            self._known[size.spec_id] = self._blobs.add(subnet_weights(self._network, size, first))
+            first = build_module(network, network.full_spec()).state_dict()
+            self._known[size.spec_id] = self._blobs.add(subnet_weights(network, size, first))
         return self._known[size.spec_id]

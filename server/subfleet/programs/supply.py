@@ -18,11 +18,12 @@ from typing import Protocol
 
 from subfleet.elastic.memory_prices import MemoryPrices
 from subfleet.elastic.model_state import ModelState
-from subfleet.export.requests import InferRequest, PriceRequest, TrainRequest
+from subfleet.elastic.network import Network
+from subfleet.export.requests import EvaluateRequest, InferRequest, PriceRequest, TrainRequest
 from subfleet.folding.updates import subnet_weights
 from subfleet.folding.views import Views
 from subfleet.methods.policies import Participant
-from subfleet.programs.requests import train_request
+from subfleet.programs.requests import alone, evaluate_request, train_request
 from subfleet.programs.scoring_weights import ScoringWeights
 from subfleet.protocol.blobs import BlobRef
 from subfleet.protocol.errors import SubfleetError
@@ -32,6 +33,8 @@ from subfleet.rounds.events import Failed, Ready
 from subfleet.rounds.exhaustive import never
 from subfleet.rounds.proposing import BATCHES, score_training
 from subfleet.rounds.requests import (
+    EvaluationMade,
+    EvaluationWanted,
     Made,
     ModelsMade,
     ModelsWanted,
@@ -45,7 +48,7 @@ from subfleet.rounds.requests import (
     TaskMade,
     TaskWanted,
 )
-from subfleet.rounds.state import Terms
+from subfleet.rounds.terms import Terms
 from subfleet.rounds.written import ModelFile, ProgramFacts
 from subfleet.transport.blob_store import BlobStore
 
@@ -56,7 +59,7 @@ _AT_ONCE = 8
 """Requests that are told of in one step: each may cut weights out of the model."""
 _MOST_CHARACTERS = 400  # of a reason, as it stands in tables
 
-Supplied = TaskWanted | ScoringWanted | ModelsWanted | ProgramWanted | PricesWanted
+Supplied = TaskWanted | ScoringWanted | EvaluationWanted | ModelsWanted | ProgramWanted | PricesWanted
 """What is made of the exporter's files."""
 _Files = Mapping[str, "Future[Path]"]
 
@@ -66,6 +69,10 @@ class Exports(Protocol):
 
     def submit_training(self, request: TrainRequest) -> "Future[Path]":
         """A file with the packed training program."""
+        ...
+
+    def submit_evaluation(self, request: EvaluateRequest) -> "Future[Path]":
+        """A file with the packed evaluation program."""
         ...
 
     def submit_inference(self, request: InferRequest, weights_path: Path, *, samples_from: str = "") -> "Future[Path]":
@@ -125,7 +132,6 @@ class Supply:
         samples_sha256: str = "",
     ) -> None:
         self._terms = terms
-        self._network = terms.network
         self._views = views
         self._exports = exports
         self._blobs = blobs
@@ -133,8 +139,8 @@ class Supply:
         self._samples_sha256 = samples_sha256
         self._model = ModelState(shared={})
         self._weights: dict[tuple[str, ...], BlobRef] = {}
-        self._programs: dict[str, _Program] = {}
-        self._first_weights = ScoringWeights(terms.network, blobs)
+        self._programs: dict[tuple[str, str], _Program] = {}  # by network and program: two may have the same program
+        self._first_weights = ScoringWeights(blobs)
         self._jobs: dict[Supplied, _Job] = {}
         self._failed: list[Failed] = []
         self._deployed: set[str] = set()
@@ -151,9 +157,11 @@ class Supply:
         return bool(self._failed) or any(job.done for job in self._jobs.values())
 
     def renew(self, model: ModelState) -> None:
-        """From now on cut weights from this model."""
+        """From now on cut weights from this model, and forget the programs of networks that are not in it."""
         self._model = model
         self._weights.clear()
+        in_use = set(model.network_ids)
+        self._programs = {key: program for key, program in self._programs.items() if key[0] in in_use}
 
     def begin(self, wanted: Supplied) -> None:
         """Begin what is asked for; `events` tells when it is ready. What is under way is not begun again."""
@@ -182,6 +190,8 @@ class Supply:
                 job = self._task(wanted)
             case ScoringWanted():
                 job = self._scoring(wanted)
+            case EvaluationWanted():
+                job = self._evaluation(wanted)
             case ModelsWanted():
                 job = self._models(wanted)
             case ProgramWanted():
@@ -195,11 +205,12 @@ class Supply:
     def _task(self, wanted: TaskWanted) -> _Job:
         training = self._terms.training(wanted.round, student=wanted.student)
         size = wanted.participant.size
-        request = train_request(self._network, size, wanted.target, training, student=wanted.student)
-        files = {} if request.program_id in self._programs else {"": self._exports.submit_training(request)}
+        request = train_request(self._network_of(size), size, wanted.target, training, student=wanted.student)
+        known = (size.network, request.program_id) in self._programs
+        files = {} if known else {"": self._exports.submit_training(request)}
 
         def finished() -> Made:
-            program = self._packed(request, files)
+            program = self._packed(size.network, request, files)
             weights = self._weights_of(wanted.participant)
             return TaskMade(wanted=wanted, program=program.ref, weights=weights, facts=program.facts)
 
@@ -207,16 +218,17 @@ class Supply:
 
     def _program(self, wanted: ProgramWanted) -> _Job:
         program, training = wanted.program, self._terms.training(wanted.round)
-        request = train_request(self._network, program.size, program.target, training)
+        request = train_request(self._network_of(program.size), program.size, program.target, training)
         files = {"": self._exports.submit_training(request)}
         return _Job(
             wanted=wanted,
             files=files,
-            finished=lambda: ProgramMade(wanted=wanted, facts=self._packed(request, files).facts),
+            finished=lambda: ProgramMade(wanted=wanted, facts=self._packed(program.size.network, request, files).facts),
         )
 
     def _prices(self, wanted: PricesWanted) -> _Job:
-        request = train_request(self._network, SubnetSpec(), wanted.target, self._terms.training(1))
+        network = self._terms.declared(wanted.lineage).network
+        request = train_request(network, network.full_spec(), wanted.target, self._terms.training(1))
         file = self._exports.submit_prices(PriceRequest(training=request))
         return _Job(
             wanted=wanted,
@@ -226,7 +238,7 @@ class Supply:
 
     def _scoring(self, wanted: ScoringWanted) -> _Job:
         training = score_training(self._terms.training(wanted.round))
-        requests = {size: train_request(self._network, size, wanted.target, training) for size in wanted.sizes}
+        requests = {size: train_request(self._network_of(size), size, wanted.target, training) for size in wanted.sizes}
         files = {size.spec_id: self._training_file(request) for size, request in requests.items()}
 
         def finished() -> Made:
@@ -246,11 +258,11 @@ class Supply:
 
     def _scorable(self, size: SubnetSpec, request: TrainRequest, file: "Future[Path]") -> Scorable | None:
         try:
-            program = self._packed(request, {"": file})
+            program = self._packed(size.network, request, {"": file})
         except (SubfleetError, CancelledError, OSError) as error:
             _LOG.warning("size %s cannot be scored on %s: %s", size.name, request.target, error)
             return None
-        weights = self._first_weights.of(size)
+        weights = self._first_weights.of(self._network_of(size), size)
         return Scorable(
             size=size,
             program=program.ref,
@@ -260,16 +272,32 @@ class Supply:
             packings=program.facts.packings,
         )
 
+    def _evaluation(self, wanted: EvaluationWanted) -> _Job:
+        client = wanted.participant
+        request = evaluate_request(
+            self._network_of(client.size), client.size, wanted.target, self._terms.training(wanted.round)
+        )
+        known = (client.size.network, request.program_id) in self._programs
+        files = {} if known else {"": self._exports.submit_evaluation(request)}
+
+        def finished() -> Made:
+            program = self._packed(client.size.network, request, files)
+            weights = self._weights_of(client, for_use=True)
+            return EvaluationMade(wanted=wanted, program=program.ref, weights=weights, facts=program.facts)
+
+        return _Job(wanted=wanted, files=files, finished=finished)
+
     def _models(self, wanted: ModelsWanted) -> _Job:
         config = self._terms.config
+        network = self._network_of(wanted.participant.spec)
         seen = self._views.for_use(self._model, wanted.participant)
-        weights = self._blobs.add(subnet_weights(self._network, wanted.participant.spec, seen))
+        weights = self._blobs.add(subnet_weights(network, wanted.participant.spec, seen))
         self._deployed.add(weights.sha256)
         files = {
             target: self._exports.submit_inference(
                 InferRequest(
-                    model=self._network.config,
-                    spec=wanted.participant.size,
+                    model=network.config,
+                    spec=alone(wanted.participant.size),
                     target=target,
                     weights_sha256=weights.sha256,
                     quantisation=config.deploy_quantisation,
@@ -293,9 +321,10 @@ class Supply:
             models.append(ModelFile(target=target, file=str(kept), **_figures(exported)))
         return ModelsMade(wanted=wanted, programs=tuple(programs), models=tuple(models))
 
-    def _packed(self, request: TrainRequest, files: _Files) -> _Program:
-        """The program of a request, read from the exporter's one file where it is not known yet."""
-        if request.program_id not in self._programs:
+    def _packed(self, network_id: str, request: TrainRequest | EvaluateRequest, files: _Files) -> _Program:
+        """The program of a network's request, read from the exporter's one file where it is not known yet."""
+        key = (network_id, request.program_id)
+        if key not in self._programs:
             content = files[""].result().read_bytes()
             manifest = decode_program(content).manifest
             ref = ProgramRef(program_id=manifest.program_id, target=request.target, blob=self._blobs.add(content))
@@ -304,14 +333,21 @@ class Supply:
                 operators=manifest.operators,
                 packings=manifest.memory.packings,
             )
-            self._programs[request.program_id] = _Program(ref=ref, facts=facts)
-        return self._programs[request.program_id]
+            self._programs[key] = _Program(ref=ref, facts=facts)
+        return self._programs[key]
 
-    def _weights_of(self, client: Participant) -> BlobRef:
-        key = self._views.key(self._model, client)
+    def _network_of(self, spec: SubnetSpec) -> Network:
+        """The network of a subnet; one that has retired fails what was asked for."""
+        return self._terms.declared(self._model.of(spec.network).lineage).network
+
+    def _weights_of(self, client: Participant, *, for_use: bool = False) -> BlobRef:
+        """What a client sees of the model, to train on or as it would use it."""
+        key = (*(["use"] if for_use else []), *self._views.key(self._model, client))
         if key not in self._weights:
-            seen = self._views.for_training(self._model, client)
-            self._weights[key] = self._blobs.add(subnet_weights(self._network, client.spec, seen))
+            see = self._views.for_use if for_use else self._views.for_training
+            seen = see(self._model, client)
+            network = self._network_of(client.spec)
+            self._weights[key] = self._blobs.add(subnet_weights(network, client.spec, seen))
         return self._weights[key]
 
 
@@ -332,7 +368,7 @@ def _failure(wanted: Supplied, error: BaseException) -> Failed:
 
 def _told(wanted: Supplied, error: BaseException) -> str:
     match wanted:
-        case TaskWanted() | ScoringWanted() | ModelsWanted():
+        case TaskWanted() | ScoringWanted() | EvaluationWanted() | ModelsWanted():
             said = f"a task for client {wanted.client_id} cannot be prepared: {error}"
         case ProgramWanted():
             program = wanted.program

@@ -19,6 +19,7 @@ from pydantic import BaseModel
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 
 from subfleet.journal import database
+from subfleet.journal.evaluations import EvaluationRecord
 from subfleet.journal.journal import Journal
 from subfleet.journal.places import Places
 from subfleet.journal.records import RoundRecord
@@ -100,6 +101,9 @@ class _Reader:
     def rounds(self, run_id: str, *, newest: int | None = None) -> tuple[RoundRecord, ...]:
         return Journal(self._engine, self.run(run_id).run_id).records(newest=newest)
 
+    def evaluations(self, run_id: str) -> tuple[EvaluationRecord, ...]:
+        return Journal(self._engine, self.run(run_id).run_id).evaluations()
+
     def clients(self, run_id: str) -> list[Client]:
         table = database.clients
         query = sql.select(table.c.profile).where(table.c.run_id == self.run(run_id).run_id).order_by(table.c.client_id)
@@ -158,6 +162,8 @@ def create_app(state_folder: Path, *, hosts: tuple[str, ...] = ("127.0.0.1", "lo
     @app.get("/api/runs/{run_id}/rounds")
     def rounds(run_id: str) -> list[RoundRecord]:
         return list(reader.rounds(run_id))
+
+    app.add_api_route("/api/runs/{run_id}/evaluations", reader.evaluations)
 
     @app.get("/api/runs/{run_id}/clients")
     def clients(run_id: str) -> list[Client]:

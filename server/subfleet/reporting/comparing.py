@@ -40,7 +40,7 @@ FIGURES: Mapping[str, str] = MappingProxyType(
         "backdoor": "backdoor",
     }
 )
-"""What a batch tells of its clients' subnets, and what a table calls it."""
+"""What a run tells of its clients' own subnets, those of a batch more, and what a table calls it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,9 +153,15 @@ def _gain(one: Entrant, first: Entrant) -> PairedDifference | None:
 
 
 def _figures(one: Entrant) -> dict[str, float]:
-    told = [summary.get("figures", {}) for summary in one.runs.values()]
+    told = [{**_own(summary), **summary.get("figures", {})} for summary in one.runs.values()]
     names = [name for name in FIGURES if all(name in figures for figures in told)]
     return {name: statistics.fmean(float(figures[name]) for figures in told) for name in names}
+
+
+def _own(summary: Mapping[str, Any]) -> dict[str, float]:
+    """What devices found on held-out samples of their own, on any host."""
+    found = (summary.get("evaluation") or {}).get("accuracy")
+    return {} if found is None else {"own_mean": found["mean"], "own_worst": found["worst"]}
 
 
 def _moved_bytes(summary: Mapping[str, Any]) -> int:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from html import escape
 from typing import Any
 
+from subfleet.journal.evaluations import EvaluationRecord, spread_text
 from subfleet.journal.records import RoundRecord, RunResult, participation_of
 from subfleet.reporting.columns import CLIENT_COLUMNS, participation_text
 
@@ -41,6 +42,8 @@ def report_html(name: str, result: RunResult, record: dict[str, Any]) -> str:
         reached,
         method,
         _plots(rounds),
+        _evaluation(result.evaluations),
+        _networks(record.get("networks", [])),
         _models(record.get("models", [])),
         *(_round(one) for one in rounds),
     ]
@@ -98,6 +101,45 @@ def _plots(rounds: Sequence[RoundRecord]) -> str:
     )
     cells = "".join(f"<figure>{svg}<figcaption>{escape(text)}</figcaption></figure>" for svg, text in figures)
     return f'<div class="plots">{cells}</div>'
+
+
+def _evaluation(records: Sequence[EvaluationRecord]) -> str:
+    """What devices found last on held-out samples of their own."""
+    if not records:
+        return ""
+    titles = ["device", "profile", "subnet", "accuracy", "loss", "held-out samples", "kB down", "seconds", "state"]
+    rows = [
+        (
+            row.client_id,
+            row.device,
+            row.spec,
+            *((_cell(row.accuracy), _cell(row.loss), str(row.sample_count)) if row.label_count else ("-", "-", "-")),
+            f"{row.bytes_down / 1000:.1f}",
+            f"{row.seconds:.2f}",
+            row.status,
+        )
+        for row in records[-1].clients
+    ]
+    said = spread_text(records[-1])
+    return f"<h2>What devices found</h2><p>{escape(said[0].upper() + said[1:])}.</p>{_table(titles, rows)}"
+
+
+def _networks(networks: Sequence[dict[str, Any]]) -> str:
+    """Where networks come from; of a run that has one throughout there is nothing to tell."""
+    if len(networks) < 2:
+        return ""
+    titles = ["network", "grown from", "by", "after round", "until round"]
+    rows = [
+        (
+            one["network"] or "the first",
+            "-" if one["parent"] is None else one["parent"] or "the first",
+            "-" if one["parent"] is None else one["map"],
+            _cell(one["born_round"]),
+            _cell(one["retired_round"]),
+        )
+        for one in networks
+    ]
+    return f"<h2>Networks</h2>{_table(titles, rows)}"
 
 
 def _models(models: Sequence[dict[str, Any]]) -> str:

@@ -1,4 +1,4 @@
-"""The folder that a run leaves behind: summary.json, rounds.csv, clients.csv, report.html and the files named there."""
+"""The folder that a run leaves behind: summary.json, rounds, clients and evaluations as CSV, and report.html."""
 
 import csv
 import dataclasses
@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from subfleet.elastic.lineage import Lineage
+from subfleet.journal.evaluations import EvaluationRecord, EvaluationRow, Spread
 from subfleet.journal.records import ClientRow, RoundRecord, RunResult, participation_of
 from subfleet.protocol.errors import FileError
 from subfleet.reporting.report import failed_html, report_html
@@ -19,7 +21,7 @@ _LOG = logging.getLogger(__name__)
 
 
 def write_results(folder: Path, *, name: str, result: RunResult, extra: dict[str, Any] | None = None) -> Path:
-    """Write summary.json, rounds.csv, clients.csv and report.html into a folder; returns the report's path.
+    """Write summary.json, rounds.csv, clients.csv, evaluations.csv and report.html; returns the report's path.
 
     A report that cannot be drawn is a page that says so; the rest is written all the same.
 
@@ -40,6 +42,8 @@ def write_results(folder: Path, *, name: str, result: RunResult, extra: dict[str
         (folder / "summary.json").write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
         _write_csv(folder / "rounds.csv", [round_row(record) for record in rounds])
         _write_csv(folder / "clients.csv", [client_row(record, row) for record in rounds for row in record.clients])
+        found = [evaluation_row(record, row) for record in result.evaluations for row in record.clients]
+        _write_csv(folder / "evaluations.csv", found)
         report.write_text(_report(name, result, record), encoding="utf-8")
     except OSError as error:
         raise FileError(
@@ -67,9 +71,50 @@ def summary(name: str, result: RunResult) -> dict[str, Any]:
         "method_status": result.method_status,
         "accuracy": result.accuracy,
         "participation": participation_of(result.rounds),
+        "evaluation": _evaluation(result.evaluations[-1]) if result.evaluations else None,
+        "evaluations": [_evaluation(record) for record in result.evaluations],
+        "networks": [network_row(lineage) for lineage in result.lineages],
         "rounds": [
             {**round_row(record), "clients": [_plain(row) for row in record.clients]} for record in result.rounds
         ],
+    }
+
+
+def _evaluation(record: EvaluationRecord) -> dict[str, Any]:
+    """What devices found after a round: how it spreads, and a row per client."""
+    return {
+        "round": record.round,
+        "seconds": record.seconds,
+        "accuracy": _spread(record.spread()),
+        "loss": _spread(record.spread("loss")),
+        "clients": [dataclasses.asdict(row) for row in record.clients],
+    }
+
+
+def _spread(found: Spread | None) -> dict[str, Any] | None:
+    if found is None:
+        return None
+    more = {"interquartile_range": found.interquartile_range, "worst_tier_mean": found.worst_tier_mean}
+    return {**dataclasses.asdict(found), **more}
+
+
+def evaluation_row(record: EvaluationRecord, row: EvaluationRow) -> dict[str, Any]:
+    """One client in one evaluation, as a flat row."""
+    lists = {
+        "class_counts": " ".join(map(str, row.class_counts)),
+        "class_correct": " ".join(map(str, row.class_correct)),
+    }
+    return {"round": record.round, **dataclasses.asdict(row), **lists}
+
+
+def network_row(lineage: Lineage) -> dict[str, Any]:
+    """One network of a run, as a flat row."""
+    return {
+        "network": lineage.id,
+        "parent": lineage.parent,
+        "map": lineage.map.TYPE,
+        "born_round": lineage.born_round,
+        "retired_round": lineage.retired_round,
     }
 
 

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
+from subfleet.elastic.lineage import Lineage
 from subfleet.protocol.messages import Receipt, Task, Update
 from subfleet.rounds.requests import Wanted
 from subfleet.rounds.state import Seat
@@ -10,6 +11,7 @@ from subfleet.rounds.state import Seat
 __all__ = [
     "Action",
     "Close",
+    "CloseEvaluation",
     "Fetch",
     "Fold",
     "GoOn",
@@ -63,16 +65,28 @@ class Fetch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fold:
-    """Fold these updates, in this order, into the model; answer with Folded. `memory` is what the method remembers."""
+    """Fold these updates, in this order, into the model; answer with Folded.
+
+    Attributes:
+        memory: what the method remembers.
+        lineages: of the networks that the run has had.
+    """
 
     round: int
     seats: tuple[Seat, ...]
     memory: Any = None
+    lineages: tuple[Lineage, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Close:
-    """A round is over: record it. `exported` programs were written in it, and `retries` tries of it came to nothing."""
+    """A round is over: record it.
+
+    Attributes:
+        exported: programs that were written in it.
+        retries: of its tries, those that came to nothing.
+        lineages: of the networks that the run had had when it began.
+    """
 
     round: int
     accuracy: float
@@ -83,6 +97,21 @@ class Close:
     exported: int = 0
     turn: int = 0
     retries: int = 0
+    lineages: tuple[Lineage, ...] = ()
 
 
-Action = Request | GoOn | SendTask | Withdraw | Reply | Fetch | Fold | Close
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CloseEvaluation:
+    """The devices' evaluation after a round is over: record it.
+
+    Attributes:
+        lineages: of the networks that the run has had.
+    """
+
+    round: int
+    seconds: float
+    seats: tuple[Seat, ...]
+    lineages: tuple[Lineage, ...] = ()
+
+
+Action = Request | GoOn | SendTask | Withdraw | Reply | Fetch | Fold | Close | CloseEvaluation

@@ -3,12 +3,13 @@
 from typing import Literal
 
 from subfleet.protocol.messages import ArchitectureProblem, Deployed, Evaluated, Receipt, Refusal, Scores, Update
-from subfleet.protocol.task import Work
+from subfleet.protocol.task import Task, Work
 from subfleet.rounds.actions import Reply
 from subfleet.rounds.exhaustive import never
-from subfleet.rounds.state import Phase, RunState, Seat, Stage, Terms
+from subfleet.rounds.state import Phase, RunState, Seat, Stage
+from subfleet.rounds.terms import Terms
 
-__all__ = ["Verdict", "deploy_task_id", "judge", "reply", "score_task_id", "task_id"]
+__all__ = ["Verdict", "deploy_task_id", "evaluation_task_id", "judge", "reply", "score_task_id", "task_id"]
 
 Verdict = Literal["accepted", "duplicate", "refused"]
 _Answer = Update | Refusal | Deployed | Scores | Evaluated
@@ -29,6 +30,11 @@ def score_task_id(terms: Terms, state: RunState, client_id: str) -> str:
 def deploy_task_id(terms: Terms, client_id: str) -> str:
     """Names a client's one deploy task."""
     return f"{terms.run_id}/deploy/{client_id}/0"
+
+
+def evaluation_task_id(terms: Terms, state: RunState, client_id: str) -> str:
+    """Names a client's one evaluate task after a round."""
+    return f"{terms.run_id}/r{state.round}/{client_id}/evaluate"
 
 
 def _try_id(terms: Terms, state: RunState) -> str:
@@ -60,7 +66,7 @@ def judge(terms: Terms, state: RunState, answer: _Answer) -> tuple[Verdict, str]
         return "refused", f"task {answer.task_id!r:.120} is closed; the run is in round {state.round}"
     if not _is_for(seat, answer):
         return _judge_other_task(terms, state, seat, answer)
-    return _judge_stage(state, seat, answer)
+    return _judge_stage(terms, state, seat, answer)
 
 
 def _is_for(seat: Seat, answer: _Answer) -> bool:
@@ -81,20 +87,45 @@ def _not_the_last(answer: _Answer) -> tuple[Verdict, str]:
     return "refused", f"task {answer.task_id!r:.120} is not the one that {answer.client_id} was given last"
 
 
-def _judge_stage(state: RunState, seat: Seat, answer: _Answer) -> tuple[Verdict, str]:
+def _judge_stage(terms: Terms, state: RunState, seat: Seat, answer: _Answer) -> tuple[Verdict, str]:
     if seat.task is None or not _answers(seat.task.work, answer):
         return "refused", f"a message of kind {answer.KIND!r} is no answer to that task"
     if seat.stage == ("refused" if isinstance(answer, Refusal) else "done"):
         return "duplicate", ""
     if (state.phase, seat.stage) != _awaited(seat.task.work):
         return "refused", f"the task is closed: {seat.stage} {seat.reason}".rstrip()
-    limit_bytes = MAX_HEADER_BYTES + (seat.task.weights.size_bytes if seat.task.weights is not None else 0)
-    if isinstance(answer, Update) and answer.blob.size_bytes > limit_bytes:
-        return "refused", f"the update is {answer.blob.size_bytes} bytes, but may be {limit_bytes} at most"
-    asked = len(seat.task.programs)
-    if isinstance(answer, Scores) and len(answer.scores) != asked:
-        return "refused", f"there are {len(answer.scores)} scores, but {asked} candidates were to be scored"
-    return "accepted", ""
+    odd = _odd(terms, seat, seat.task, answer)
+    return ("refused", odd) if odd else ("accepted", "")
+
+
+def _odd(terms: Terms, seat: Seat, task: Task, answer: _Answer) -> str:
+    """What is wrong with an answer to a task; nothing where it may be believed so far."""
+    match answer:
+        case Update():
+            limit_bytes = MAX_HEADER_BYTES + (task.weights.size_bytes if task.weights is not None else 0)
+            if answer.blob.size_bytes > limit_bytes:
+                return f"the update is {answer.blob.size_bytes} bytes, but may be {limit_bytes} at most"
+        case Scores():
+            if len(answer.scores) != len(task.programs):
+                asked = len(task.programs)
+                return f"there are {len(answer.scores)} scores, but {asked} candidates were to be scored"
+        case Evaluated():
+            return _odd_evaluation(terms, seat, answer)
+        case _:
+            pass  # nothing of them is counted
+    return ""
+
+
+def _odd_evaluation(terms: Terms, seat: Seat, answer: Evaluated) -> str:
+    """What an evaluation says that cannot be; nothing where all can."""
+    if answer.sample_count > seat.sample_count:
+        return f"{answer.sample_count} samples were evaluated, but the client's profile has {seat.sample_count}"
+    classes, counted = terms.config.model.class_count, len(answer.class_counts)
+    if counted and (not terms.config.evaluation.per_class or counted != classes):
+        return f"{counted} classes were counted, but the model has {classes} and was asked for " + (
+            "each" if terms.config.evaluation.per_class else "none"
+        )
+    return ""
 
 
 def _answers(work: Work, answer: _Answer) -> bool:
@@ -118,8 +149,10 @@ def _answers(work: Work, answer: _Answer) -> bool:
 def _awaited(work: Work) -> tuple[Phase, Stage]:
     """The phase of the run and the stage of the seat in which such a task is answered."""
     match work:
-        case "train" | "calibrate" | "evaluate":
+        case "train" | "calibrate":
             awaited: tuple[Phase, Stage] = "train", "out"
+        case "evaluate":
+            awaited = "evaluate", "out"
         case "score":
             awaited = "train", "scoring"
         case "deploy":

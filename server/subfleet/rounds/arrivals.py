@@ -5,11 +5,14 @@ from dataclasses import replace
 from types import MappingProxyType
 
 from subfleet.rounds.actions import Action, Request, SendTask
+from subfleet.rounds.evaluating import evaluation_made
 from subfleet.rounds.events import Failed, Ready
 from subfleet.rounds.exhaustive import never
 from subfleet.rounds.pricing import has_prices, prices_of, target_prices
 from subfleet.rounds.proposing import scoring_seat
 from subfleet.rounds.requests import (
+    EvaluationMade,
+    EvaluationWanted,
     ModelsMade,
     ModelsWanted,
     PricesMade,
@@ -25,7 +28,8 @@ from subfleet.rounds.requests import (
 )
 from subfleet.rounds.seating import prepared_seat, task_for_models, task_wanted
 from subfleet.rounds.sizing import asking, lacking
-from subfleet.rounds.state import RunState, Seat, TargetPrices, Terms
+from subfleet.rounds.state import RunState, Seat, TargetPrices
+from subfleet.rounds.terms import Terms
 from subfleet.rounds.written import NO_PROGRAM_BYTES, ProgramFacts, WrittenProgram
 from subfleet.search.candidates import Candidate
 from subfleet.search.queue import SizedProgram
@@ -43,12 +47,14 @@ def came(terms: Terms, state: RunState, event: Ready, now_s: float) -> Outcome:
             outcome = _task(terms, state, made, now_s)
         case ScoringMade():
             outcome = _scoring(terms, state, made, now_s)
+        case EvaluationMade():
+            outcome = evaluation_made(terms, state, made, now_s)
         case ModelsMade():
             outcome = _models(terms, state, made, now_s)
         case ProgramMade():
             outcome = _program(terms, state, made.wanted, made.facts), ()
         case PricesMade():
-            prices = target_prices(terms, made.wanted.target, made.memory)
+            prices = target_prices(terms, made.wanted, made.memory)
             outcome = _with_prices(terms, state, made.wanted, prices)
         case SearchMade():
             outcome = _explored(terms, state, made)
@@ -62,18 +68,21 @@ def failed(terms: Terms, state: RunState, event: Failed, now_s: float) -> Outcom
     wanted = event.wanted
     match wanted:
         case TaskWanted():
-            outcome: Outcome = (
-                _without(terms, state, wanted.client_id, (wanted.round, wanted.attempt), event.reason),
-                (),
-            )
-        case ModelsWanted():
-            outcome = _without(terms, state, wanted.client_id, (wanted.round, 0), event.reason), ()
+            seat = state.seats.get(wanted.client_id) if state.phase == "train" else None
+            known = seat is not None and (state.round, seat.attempt) == (wanted.round, wanted.attempt)
+            outcome: Outcome = _without(terms, state, seat if known else None, event.reason), ()
+        case EvaluationWanted() | ModelsWanted():
+            # What fails late may be of another phase, in which the client has another seat.
+            phase = "evaluate" if isinstance(wanted, EvaluationWanted) else "deploy"
+            known = (state.phase, state.round) == (phase, wanted.round)
+            seat = state.seats.get(wanted.client_id) if known else None
+            outcome = _without(terms, state, seat, event.reason), ()
         case ScoringWanted():
             outcome = _scoring(terms, state, ScoringMade(wanted=wanted, candidates=()), now_s)
         case ProgramWanted():
             outcome = _program(terms, state, wanted, ProgramFacts(planned_peak_bytes=NO_PROGRAM_BYTES)), ()
         case PricesWanted():
-            prices = target_prices(terms, wanted.target, None, event.reason)
+            prices = target_prices(terms, wanted, None, event.reason)
             outcome = _with_prices(terms, state, wanted, prices)
         case SearchWanted():
             outcome = _unexplored(state, wanted, event.reason), ()
@@ -130,10 +139,9 @@ def _priced(terms: Terms, state: RunState, program: SizedProgram) -> Mapping[str
     return MappingProxyType({**state.written_prices, program.key: price})
 
 
-def _without(terms: Terms, state: RunState, client_id: str, choice: tuple[int, int], reason: str) -> RunState:
+def _without(terms: Terms, state: RunState, seat: Seat | None, reason: str) -> RunState:
     """Without a client whose task or models cannot be made."""
-    seat = state.seats.get(client_id)
-    if seat is None or seat.stage != "preparing" or (state.round, seat.attempt) != choice:
+    if seat is None or seat.stage != "preparing":
         return state
     state = _with_known(terms, state, seat, ProgramFacts(planned_peak_bytes=NO_PROGRAM_BYTES))
     return _with_seat(state, replace(seat, stage="skipped", reason=reason))
@@ -167,7 +175,7 @@ def _program(terms: Terms, state: RunState, wanted: ProgramWanted, facts: Progra
 
 def _with_prices(terms: Terms, state: RunState, wanted: PricesWanted, prices: TargetPrices) -> Outcome:
     """Sizes can be chosen for a target; what was told of it first stays."""
-    known = MappingProxyType({wanted.target: prices, **state.prices})
+    known = MappingProxyType({wanted.key: prices, **state.prices})
     return _onwards(terms, replace(state, asked=state.asked - {wanted}, prices=known))
 
 

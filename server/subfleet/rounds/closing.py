@@ -14,11 +14,14 @@ from dataclasses import replace
 from types import MappingProxyType
 
 from subfleet.rounds.actions import Action, Close, Fold
+from subfleet.rounds.evaluating import begun
 from subfleet.rounds.events import Folded
+from subfleet.rounds.networks import with_lineages
 from subfleet.rounds.retrying import fruitless, what_is_lacking
 from subfleet.rounds.selection import with_memory
-from subfleet.rounds.state import Exclusion, RunState, Seat, Suspicion, Terms, remembered
+from subfleet.rounds.state import Exclusion, RunState, Seat, Suspicion, remembered
 from subfleet.rounds.suspicion import ChangeSize, divergence, most_suspect, outsiders, usual_change
+from subfleet.rounds.terms import Terms
 
 __all__ = ["begin_fold", "fold_action", "folded", "with_exclusion"]
 
@@ -45,7 +48,12 @@ def begin_fold(terms: Terms, state: RunState, now_s: float) -> Outcome:
 
 def fold_action(terms: Terms, state: RunState) -> Fold:
     """Fold the updates of a round that are not suspect."""
-    return Fold(round=state.round, seats=_of_stage(state, "done"), memory=remembered(terms, state))
+    return Fold(
+        round=state.round,
+        seats=_of_stage(state, "done"),
+        memory=remembered(terms, state),
+        lineages=state.lineages,
+    )
 
 
 def folded(terms: Terms, state: RunState, event: Folded, now_s: float) -> Outcome:
@@ -84,6 +92,7 @@ def _closed(terms: Terms, state: RunState, event: Folded, now_s: float) -> Outco
         exported=sum(known.turn >= state.turn - state.retry for known in state.written.values()),
         turn=state.turn,
         retries=state.retry,
+        lineages=state.lineages,
     )
     done = {seat.client_id: seat for seat in _of_stage(state, "done")}
     state = replace(
@@ -97,7 +106,8 @@ def _closed(terms: Terms, state: RunState, event: Folded, now_s: float) -> Outco
         tries=replace(state.tries, waits_for=""),
         suspicion=_remembered(terms, state, event.loss),
     )
-    return with_memory(terms, state, event, done), (close,)
+    state = with_lineages(terms, with_memory(terms, state, event, done), event.lineages)
+    return begun(terms, state, now_s), (close,)
 
 
 def _remembered(terms: Terms, state: RunState, loss: float) -> Suspicion:

@@ -4,17 +4,28 @@ Handlers take in what happened; `advance` alone moves from phase to phase. A cal
 it performs the actions, so that whatever was promised to a client survives a crash.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
-from subfleet.protocol.messages import Deployed, Presence, Profile, Refusal, RoundInfo, Scores, Telemetry, Update
+from subfleet.protocol.messages import (
+    Deployed,
+    Evaluated,
+    Presence,
+    Profile,
+    Refusal,
+    RoundInfo,
+    Scores,
+    Telemetry,
+    Update,
+)
 from subfleet.rounds.actions import Action, Fetch, Request, SendTask, Withdraw
 from subfleet.rounds.answers import judge, reply
 from subfleet.rounds.arrivals import came, failed, tasks_wanted
 from subfleet.rounds.closing import fold_action, folded, with_exclusion
 from subfleet.rounds.declarations import declaration_reply
+from subfleet.rounds.evaluating import evaluated, evaluations_wanted
 from subfleet.rounds.events import (
     Event,
     Failed,
@@ -30,12 +41,13 @@ from subfleet.rounds.exhaustive import never
 from subfleet.rounds.members import holds_lease, without_strangers
 from subfleet.rounds.notices import skip_notice, skip_notices
 from subfleet.rounds.phases import advance
-from subfleet.rounds.pricing import has_prices
+from subfleet.rounds.pricing import prices_wanted
 from subfleet.rounds.proposing import scored_seat, scoring_wanted, unscored_seat
-from subfleet.rounds.requests import ModelsWanted, PricesWanted, ProgramWanted
+from subfleet.rounds.requests import ModelsWanted, ProgramWanted
 from subfleet.rounds.seating import measured_seat, reason_of, refused_seat, with_less_memory
 from subfleet.rounds.sizing import asking, lacking
-from subfleet.rounds.state import Member, RunState, Seat, Swept, Terms
+from subfleet.rounds.state import Member, RunState, Seat, Swept
+from subfleet.rounds.terms import Terms
 from subfleet.rounds.unfit import forgiven, with_unfit
 
 __all__ = ["resume_actions", "round_info", "step"]
@@ -60,6 +72,7 @@ def round_info(terms: Terms, state: RunState, now_s: float) -> RoundInfo | None:
     phases: Mapping[str, tuple[Any, float]] = {
         "measure": ("measure", terms.config.deadlines.measure_s),
         "train": ("train", terms.config.deadlines.round_s),
+        "evaluate": ("train", terms.config.deadlines.evaluate_s),
         "deploy": ("train", terms.config.deadlines.deploy_s),
         "finished": ("finished", terms.config.deadlines.linger_s),
         "failed": ("finished", terms.config.deadlines.linger_s),
@@ -89,6 +102,8 @@ def resume_actions(terms: Terms, state: RunState) -> tuple[Action, ...]:
         return (fold_action(terms, state), *actions)
     if state.phase == "deploy":
         return (*actions, *_deploying(state))
+    if state.phase == "evaluate":
+        return (*actions, *_sent(state), *evaluations_wanted(state, state.seats))
     if state.phase not in ("measure", "train"):
         return tuple(actions)
     for seat in state.seats.values():
@@ -101,11 +116,14 @@ def resume_actions(terms: Terms, state: RunState) -> tuple[Action, ...]:
     return (*actions, *([Request(wanted=one) for one in wanted] if wanted else tasks_wanted(state)))
 
 
+def _sent(state: RunState) -> Iterator[SendTask]:
+    return (SendTask(task=seat.task) for seat in state.seats.values() if seat.stage == "out" and seat.task is not None)
+
+
 def _deploying(state: RunState) -> tuple[Action, ...]:
-    sent = (SendTask(task=seat.task) for seat in state.seats.values() if seat.stage == "out" and seat.task is not None)
     waiting = (seat.participant for seat in state.seats.values() if seat.stage == "preparing")
     made = (Request(wanted=ModelsWanted(participant=one, round=state.round)) for one in waiting if one is not None)
-    return (*sent, *made)
+    return (*_sent(state), *made)
 
 
 def _handled(terms: Terms, state: RunState, event: Event, now_s: float) -> Outcome:
@@ -143,6 +161,8 @@ def _told(terms: Terms, state: RunState, event: FromDevice, now_s: float) -> Out
             outcome = _refused(terms, state, event)
         case Update():
             outcome = _update_offered(terms, state, event)
+        case Evaluated():
+            outcome = evaluated(terms, state, event)
         case Deployed():
             outcome = _reported(terms, state, event)
         case _:
@@ -229,8 +249,8 @@ def _measured(terms: Terms, state: RunState, telemetry: Telemetry, now_s: float)
         return state, ()
     seat = with_exclusion(state, measured_seat(terms, member.profile, telemetry))
     state, requests = _with_seat(state, seat), tuple[Action, ...]()
-    if seat.stage == "answered" and not has_prices(terms, state, seat.runtime):
-        state, requests = asking(state, [PricesWanted(target=seat.runtime)])
+    if seat.stage == "answered":
+        state, requests = asking(state, prices_wanted(terms, state, seat.runtime))
     return state, (reply(client_id, message_id, "accepted"), *requests)
 
 
@@ -251,13 +271,14 @@ def _refused(terms: Terms, state: RunState, refusal: Refusal) -> Outcome:
     answer = reply(refusal.client_id, refusal.message_id, verdict, reason)
     if verdict != "accepted":
         return state, (answer,)
-    if lacking(terms, state):
-        # As with scores: what it is given instead cannot be chosen yet.
+    if state.phase == "train" and lacking(terms, state):
+        # As with scores: what it is given instead cannot be chosen yet. Models are not chosen anew.
         return state, ()
     why = reason_of(refusal)
     seat = state.seats[refusal.client_id]
     seat = replace(seat, refusals=(*seat.refusals, why))
-    state = with_unfit(state, seat, refusal, why)
+    if state.phase == "train":  # of the programs that train and score
+        state = with_unfit(state, seat, refusal, why)
     if seat.stage == "scoring":
         seat, actions = unscored_seat(terms, state, with_less_memory(seat, refusal))
     else:

@@ -9,7 +9,7 @@ from subfleet.protocol.messages import ArchitectureProblem, Profile
 from subfleet.protocol.subnet import Explicit, Full, IndexSet, Roll, SubnetSpec
 from subfleet.rounds.actions import Reply
 from subfleet.rounds.answers import Verdict, reply
-from subfleet.rounds.state import Terms
+from subfleet.rounds.terms import Terms
 
 __all__ = ["Declaration", "declaration_of", "declaration_reply"]
 

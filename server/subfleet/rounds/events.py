@@ -4,7 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from subfleet.protocol.messages import Deployed, Presence, Profile, Refusal, Scores, Telemetry, Update
+from subfleet.elastic.lineage import Lineage
+from subfleet.protocol.messages import Deployed, Evaluated, Presence, Profile, Refusal, Scores, Telemetry, Update
 from subfleet.rounds.requests import Made, Wanted
 from subfleet.rounds.suspicion import ChangeSize
 
@@ -64,6 +65,7 @@ class Folded:
     Attributes:
         refused: clients whose update could not be folded after all, and why.
         found: what the method found in the updates, see `Policies.find`.
+        lineages: of the networks that the run has had, with what became of them after the round.
     """
 
     round: int
@@ -72,9 +74,10 @@ class Folded:
     sha256: str
     refused: Mapping[str, str]
     found: Any = None
+    lineages: tuple[Lineage, ...] = ()
 
 
-FromDevice = Presence | Profile | Telemetry | Scores | Refusal | Update | Deployed
+FromDevice = Presence | Profile | Telemetry | Scores | Refusal | Update | Evaluated | Deployed
 """What devices say: of an update, that it is there; its blob is still on the device."""
 FromServer = Tick | Ready | Failed | UpdateStored | UpdateRejected | Folded
 """What happens at the server."""

@@ -10,7 +10,8 @@ from types import MappingProxyType
 from subfleet.rounds.pricing import prices_of
 from subfleet.rounds.requests import SearchMade, SearchWanted
 from subfleet.rounds.seating import ask_of
-from subfleet.rounds.state import RunState, Terms
+from subfleet.rounds.state import RunState
+from subfleet.rounds.terms import Terms
 from subfleet.search.query import FoundSize, PriceList, Search
 
 __all__ = ["explored"]

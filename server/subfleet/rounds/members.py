@@ -1,12 +1,14 @@
 """Whom the server remembers: who took part; and for a while, and up to a number, those it only heard of. Pure."""
 
 import math
+from collections.abc import Iterator
 from dataclasses import replace
 
 from subfleet.protocol.messages import Profile
-from subfleet.rounds.state import Member, RunState, Swept, Terms
+from subfleet.rounds.state import Member, RunState, Swept
+from subfleet.rounds.terms import Terms
 
-__all__ = ["MOST_STRANGERS", "SILENT_SINCE", "holds_lease", "silent_members", "without_strangers"]
+__all__ = ["MOST_STRANGERS", "SILENT_SINCE", "expected", "holds_lease", "silent_members", "without_strangers"]
 
 MOST_STRANGERS = 16_384
 """Clients that never took part; beyond them those go first that were silent for the longest."""
@@ -21,6 +23,19 @@ SILENT_SINCE = "it has been silent since round"
 def holds_lease(terms: Terms, member: Member, now_s: float) -> bool:
     """Whether a client has given a sign of life not long ago."""
     return member.heard_s is not None and now_s - member.heard_s <= terms.config.deadlines.lease_s
+
+
+def expected(terms: Terms, state: RunState, now_s: float) -> Iterator[str]:
+    """The clients that are waited for, in no order.
+
+    Whoever holds its lease; in a strict run everyone who ever spoke in this run: a client that was killed and comes
+    back takes part as if nothing had happened. Who let a deadline pass without a word is not waited for until it is
+    heard again; the rounds that it misses count against participation all the same.
+    """
+    strict = terms.config.strict
+    for name, member in state.members.items():
+        if member.profile is not None and not member.silent_since and (strict or holds_lease(terms, member, now_s)):
+            yield name
 
 
 def silent_members(state: RunState) -> tuple[str, ...]:

@@ -1,26 +1,31 @@
 """From phase to phase: the only place where a run moves on, and where every deadline is kept. Pure."""
 
 import math
-from collections.abc import Iterator
 from dataclasses import replace
+from heapq import nsmallest
 from types import MappingProxyType
 
-from subfleet.rounds.actions import Action, Request, Withdraw
+from subfleet.rounds.actions import Action, GoOn, Request, Withdraw
 from subfleet.rounds.closing import begin_fold
+from subfleet.rounds.evaluating import evaluating
 from subfleet.rounds.exhaustive import never
-from subfleet.rounds.members import SILENT_SINCE, holds_lease, silent_members
+from subfleet.rounds.members import SILENT_SINCE, expected, holds_lease, silent_members
+from subfleet.rounds.networks import standing_for
 from subfleet.rounds.notices import skip_notice
 from subfleet.rounds.proposing import without_late_scores
 from subfleet.rounds.requests import ModelsWanted
 from subfleet.rounds.retrying import fruitless, opened
 from subfleet.rounds.selection import NOT_DRAWN, selected
 from subfleet.rounds.sizing import lacking, sized
-from subfleet.rounds.state import Phase, RunState, Seat, Terms
+from subfleet.rounds.state import Phase, RunState, Seat
+from subfleet.rounds.terms import Terms
 
-__all__ = ["advance", "expected_clients"]
+__all__ = ["AT_ONCE", "advance"]
 
 Outcome = tuple[RunState, tuple[Action, ...]]
 
+AT_ONCE = 64
+"""Clients whose models are asked for in one step."""
 _NO_SIZE = "no size was chosen for it in time"
 """Why a client is missing that has answered: what is needed to choose one was not made before the deadline."""
 
@@ -46,6 +51,8 @@ def _moved(terms: Terms, state: RunState, now_s: float) -> Outcome:
             outcome = _measure(terms, state, now_s)
         case "train":
             outcome = _train(terms, state, now_s)
+        case "evaluate":
+            outcome = evaluating(terms, state, now_s)
         case "deploy":
             outcome = _deploy(terms, state, now_s)
         case "fold" | "finished" | "failed":
@@ -53,24 +60,6 @@ def _moved(terms: Terms, state: RunState, now_s: float) -> Outcome:
         case _:
             never(state.phase)
     return outcome
-
-
-def expected_clients(terms: Terms, state: RunState, now_s: float) -> tuple[str, ...]:
-    """The clients that a round waits for at its start.
-
-    Whoever holds its lease; in a strict run everyone who ever spoke in this run: a client that was killed and comes
-    back takes part as if nothing had happened. Who let a deadline pass without a word is not waited for until it is
-    heard again; the rounds that it misses count against participation all the same.
-    """
-    return tuple(sorted(_expected(terms, state, now_s)))
-
-
-def _expected(terms: Terms, state: RunState, now_s: float) -> Iterator[str]:
-    """Those clients, in no order."""
-    strict = terms.config.strict
-    for name, member in state.members.items():
-        if member.profile is not None and not member.silent_since and (strict or holds_lease(terms, member, now_s)):
-            yield name
 
 
 def _enter(state: RunState, phase: Phase, now_s: float) -> RunState:
@@ -81,7 +70,7 @@ def _waiting(terms: Terms, state: RunState, now_s: float) -> Outcome:
     if state.folded_round >= terms.config.total_rounds:
         return _open_deploy(terms, state, now_s)
     # A strict run waits for those who went away, but begins no round on the strength of them.
-    there = sum(holds_lease(terms, state.members[name], now_s) for name in _expected(terms, state, now_s))
+    there = sum(holds_lease(terms, state.members[name], now_s) for name in expected(terms, state, now_s))
     if there >= terms.config.min_clients:
         paused = state.round > state.folded_round and now_s - state.entered_s < state.tries.pause_s
         return (state if paused else opened(state, now_s)), ()
@@ -96,11 +85,10 @@ def _waiting(terms: Terms, state: RunState, now_s: float) -> Outcome:
 
 def _measure(terms: Terms, state: RunState, now_s: float) -> Outcome:
     late = now_s - state.entered_s >= terms.config.deadlines.measure_s
-    waits_for = (name not in state.seats for name in _expected(terms, state, now_s))
+    waits_for = (name not in state.seats for name in expected(terms, state, now_s))
     if not late and (len(state.seats) < terms.config.min_clients or any(waits_for)):
         return state, ()
-    expected = expected_clients(terms, state, now_s)
-    missed = [name for name in expected if name not in state.seats]
+    missed = [name for name in sorted(expected(terms, state, now_s)) if name not in state.seats]
     silent = [name for name in silent_members(state) if name not in missed]
     since = {name: state.members[name].silent_since or state.round for name in (*missed, *silent)}
     members = {name: replace(state.members[name], silent_since=number) for name, number in since.items()}
@@ -178,21 +166,37 @@ def _close_open_seats(state: RunState, still_open: list[Seat], reason: str) -> O
 def _open_deploy(terms: Terms, state: RunState, now_s: float) -> Outcome:
     if not terms.config.deploy_targets or not state.last:
         return _enter(state, "finished", now_s), ()
-    seats = {
-        name: replace(seat, stage="preparing", attempt=0, reason="", task=None, result=None)
-        for name, seat in state.last.items()
-    }
-    actions = tuple(
-        Request(wanted=ModelsWanted(participant=seat.participant, round=state.round))
-        for _, seat in sorted(seats.items())
-        if seat.participant is not None
+    return _enter(replace(state, seats=MappingProxyType({})), "deploy", now_s), ()
+
+
+def _deploy_seat(terms: Terms, state: RunState, last: Seat) -> Seat:
+    """The seat of a client that is to have its own models: of the network that stands for that which it trained."""
+    client = standing_for(terms, state, last)
+    return replace(
+        last,
+        attempt=0,
+        stage="preparing" if client else "skipped",
+        reason="" if client else "its network has retired, and the method names no heir",
+        size=client.size if client else last.size,
+        spec=client.spec if client else last.spec,
+        task=None,
+        result=None,
     )
-    return _enter(replace(state, seats=MappingProxyType(seats)), "deploy", now_s), actions
 
 
 def _deploy(terms: Terms, state: RunState, now_s: float) -> Outcome:
+    """Have models made for the next few, and end the phase where nothing more is to be waited for."""
+    names = nsmallest(AT_ONCE + 1, state.last.keys() - state.seats.keys())
+    if names:
+        new = {name: _deploy_seat(terms, state, state.last[name]) for name in names[:AT_ONCE]}
+        wanted = [seat.participant for seat in new.values() if seat.stage == "preparing"]
+        actions = tuple(
+            Request(wanted=ModelsWanted(participant=one, round=state.round)) for one in wanted if one is not None
+        )
+        more = (GoOn(),) if len(names) > AT_ONCE else ()
+        return replace(state, seats=MappingProxyType({**state.seats, **new})), (*actions, *more)
     still_open = [seat for seat in state.seats.values() if seat.open]
     if still_open and now_s - state.entered_s < terms.config.deadlines.deploy_s:
         return state, ()
-    state, actions = _close_open_seats(state, still_open, "it did not fetch its models in time")
-    return _enter(state, "finished", now_s), actions
+    state, closed = _close_open_seats(state, still_open, "it did not fetch its models in time")
+    return _enter(state, "finished", now_s), closed

@@ -1,38 +1,81 @@
 """What sizes cost in a run: told by its terms, or by prices in the state that were asked for. Pure."""
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import MappingProxyType
 
+from subfleet.elastic.lineage import Lineage
 from subfleet.elastic.memory_prices import MemoryPrices
-from subfleet.rounds.state import RunState, TargetPrices, Terms
-from subfleet.search.candidates import Candidate
+from subfleet.protocol.subnet import SubnetSpec
+from subfleet.rounds.networks import lineages_in_use
+from subfleet.rounds.requests import PricesWanted
+from subfleet.rounds.state import RunState, TargetPrices
+from subfleet.rounds.terms import Terms
+from subfleet.search.candidates import Candidate, ordered
 from subfleet.search.prices import Prices, planned_memory
+from subfleet.search.query import PriceList
 
-__all__ = ["candidates_of", "has_prices", "prices_of", "target_prices"]
+__all__ = ["candidates_of", "has_prices", "prices_of", "prices_wanted", "target_prices"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _OfEach:
+    """A `PriceList` of several networks."""
+
+    prices: Mapping[str, Prices]
+
+    def __call__(self, spec: SubnetSpec) -> Candidate:
+        """What a subnet costs, by the prices of its own network."""
+        return self.prices[spec.network](spec)
+
+
+def prices_wanted(terms: Terms, state: RunState, target: str) -> tuple[PricesWanted, ...]:
+    """The prices that are lacking before sizes can be chosen for a target: those of every network in use."""
+    if not terms.policies.planned_prices:
+        return ()
+    wanted = (_wanted(target, lineage) for lineage in lineages_in_use(terms, state))
+    return tuple(one for one in wanted if one.key not in state.prices)
 
 
 def has_prices(terms: Terms, state: RunState, target: str) -> bool:
     """Whether prices are there, for a target on which sizes are to be chosen."""
-    return not terms.policies.planned_prices or target in state.prices
+    return not prices_wanted(terms, state, target)
 
 
-def prices_of(terms: Terms, state: RunState, target: str) -> Prices:
+def prices_of(terms: Terms, state: RunState, target: str) -> PriceList:
     """What any size costs on a target that has prices."""
-    if not terms.policies.planned_prices:
-        return terms.price
-    return _planned(terms, target, state.prices[target].memory)
+    found = {one.id: _prices(terms, state, one, target) for one in lineages_in_use(terms, state)}
+    return next(iter(found.values())) if len(found) == 1 else _OfEach(prices=MappingProxyType(found))
 
 
 def candidates_of(terms: Terms, state: RunState, target: str) -> Sequence[Candidate]:
     """The method's space, from smallest to largest, with its costs on a target that has prices."""
-    return state.prices[target].candidates if terms.policies.planned_prices else terms.candidates
+    found = [_candidates(terms, state, one, target) for one in lineages_in_use(terms, state)]
+    return found[0] if len(found) == 1 else ordered([one for of_network in found for one in of_network])
 
 
-def target_prices(terms: Terms, target: str, memory: MemoryPrices | None, problem: str = "") -> TargetPrices:
-    """What prices of a target come to; without any, nothing can be trained there."""
-    price = _planned(terms, target, memory)
-    return TargetPrices(memory=memory, candidates=tuple(map(price, terms.space)), problem=problem)
+def target_prices(terms: Terms, wanted: PricesWanted, memory: MemoryPrices | None, problem: str = "") -> TargetPrices:
+    """What prices of a network on a target come to; without any, nothing can be trained there."""
+    price, space = _planned(terms, wanted.lineage, wanted.target, memory), terms.declared(wanted.lineage).space
+    return TargetPrices(memory=memory, candidates=tuple(map(price, space)), problem=problem)
 
 
-def _planned(terms: Terms, target: str, memory: MemoryPrices | None) -> Prices:
-    return replace(terms.price, memory=planned_memory(terms.network, target, memory))
+def _wanted(target: str, lineage: Lineage) -> PricesWanted:
+    return PricesWanted(target=target, lineage=lineage if lineage.id else None)
+
+
+def _prices(terms: Terms, state: RunState, lineage: Lineage, target: str) -> Prices:
+    if not terms.policies.planned_prices:
+        return terms.declared(lineage).price
+    return _planned(terms, lineage, target, state.prices[_wanted(target, lineage).key].memory)
+
+
+def _candidates(terms: Terms, state: RunState, lineage: Lineage, target: str) -> tuple[Candidate, ...]:
+    if not terms.policies.planned_prices:
+        return terms.declared(lineage).candidates
+    return state.prices[_wanted(target, lineage).key].candidates
+
+
+def _planned(terms: Terms, lineage: Lineage | None, target: str, memory: MemoryPrices | None) -> Prices:
+    declared = terms.declared(lineage)
+    return replace(declared.price, memory=planned_memory(declared.network, target, memory))

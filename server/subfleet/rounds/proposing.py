@@ -17,7 +17,8 @@ from subfleet.rounds.actions import Action, Request, SendTask, Withdraw
 from subfleet.rounds.answers import score_task_id
 from subfleet.rounds.requests import ScoringMade, ScoringWanted
 from subfleet.rounds.seating import ask_of, assigned_seat, given_seat
-from subfleet.rounds.state import RunState, Seat, Terms
+from subfleet.rounds.state import RunState, Seat
+from subfleet.rounds.terms import Terms
 from subfleet.rounds.unfit import unscorable_sizes
 
 __all__ = [

@@ -9,6 +9,7 @@ Whatever takes longer than a step of the loop is asked for in this way. Each may
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from subfleet.elastic.lineage import Lineage
 from subfleet.elastic.memory_prices import MemoryPrices
 from subfleet.methods.policies import Participant
 from subfleet.protocol.blobs import BlobRef
@@ -21,6 +22,8 @@ from subfleet.search.query import FoundSize, Search
 from subfleet.search.queue import SizedProgram
 
 __all__ = [
+    "EvaluationMade",
+    "EvaluationWanted",
     "Made",
     "ModelsMade",
     "ModelsWanted",
@@ -66,6 +69,20 @@ class ScoringWanted:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class EvaluationWanted:
+    """A client's evaluate task: the program for its size, and the weights of its subnet as they are used."""
+
+    participant: Participant
+    round: int
+    target: str
+
+    @property
+    def client_id(self) -> str:
+        """Whose task it is."""
+        return self.participant.client_id
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelsWanted:
     """A client's own models for inference."""
 
@@ -88,9 +105,19 @@ class ProgramWanted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PricesWanted:
-    """What all sizes take in training on a target, told by the exporter's planner."""
+    """What all sizes of a network take in training on a target, told by the exporter's planner.
+
+    Attributes:
+        lineage: of the network; None for the one that the run begins with.
+    """
 
     target: str
+    lineage: Lineage | None = None
+
+    @property
+    def key(self) -> str:
+        """Names it among all of a run: by the target, and the network before it where that is not the first."""
+        return self.target if self.lineage is None or not self.lineage.id else f"{self.lineage.id}/{self.target}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,7 +127,7 @@ class SearchWanted:
     turn: int
 
 
-Wanted = TaskWanted | ScoringWanted | ModelsWanted | ProgramWanted | PricesWanted | SearchWanted
+Wanted = TaskWanted | ScoringWanted | EvaluationWanted | ModelsWanted | ProgramWanted | PricesWanted | SearchWanted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,6 +157,16 @@ class ScoringMade:
 
     wanted: ScoringWanted
     candidates: tuple[Scorable, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvaluationMade:
+    """An evaluate task's program and weights."""
+
+    wanted: EvaluationWanted
+    program: ProgramRef
+    weights: BlobRef
+    facts: ProgramFacts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,4 +210,4 @@ class SearchMade:
     written_prices: Mapping[str, Candidate] = field(default_factory=dict)
 
 
-Made = TaskMade | ScoringMade | ModelsMade | ProgramMade | PricesMade | SearchMade
+Made = TaskMade | ScoringMade | EvaluationMade | ModelsMade | ProgramMade | PricesMade | SearchMade

@@ -10,7 +10,8 @@ from dataclasses import replace
 from types import MappingProxyType
 
 from subfleet.rounds.members import SILENT_SINCE
-from subfleet.rounds.state import RunState, Seat, Terms, Tries
+from subfleet.rounds.state import RunState, Seat, Tries
+from subfleet.rounds.terms import Terms
 
 __all__ = ["fruitless", "opened", "what_is_lacking"]
 

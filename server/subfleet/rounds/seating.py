@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from types import MappingProxyType
 
+from subfleet.elastic.network import Network
 from subfleet.methods.norms import calibration_of
 from subfleet.methods.policies import Ask, Assigned, Draw, Written
 from subfleet.methods.selecting import Trainee
@@ -19,9 +20,11 @@ from subfleet.rounds.answers import deploy_task_id, task_id
 from subfleet.rounds.deciding import deciding_limit
 from subfleet.rounds.declarations import declaration_of
 from subfleet.rounds.labels import class_counts_of
+from subfleet.rounds.networks import declared_of, in_use, standing_for
 from subfleet.rounds.pricing import candidates_of, prices_of
 from subfleet.rounds.requests import TaskMade, TaskWanted
-from subfleet.rounds.state import RunState, Seat, Terms, remembered
+from subfleet.rounds.state import RunState, Seat, remembered
+from subfleet.rounds.terms import Terms
 from subfleet.rounds.unfit import unfit_sizes
 from subfleet.search.candidates import budget_of, forward_macs_of, lacking_operators
 from subfleet.search.fitting import Limit
@@ -140,6 +143,7 @@ def prepared_seat(
         return _choose_below(terms, state, seat, "memory")
     task_name = task_id(terms, state, seat.client_id, seat.attempt)
     calibrates, trainee = terms.config.calibrates(state.round), _trainee(terms, state, seat, seat.spec)
+    network = _network_of(terms, state, seat.spec)
     task = Task(
         task_id=task_name,
         work="calibrate" if calibrates else "train",
@@ -154,8 +158,8 @@ def prepared_seat(
         budget=seat.budget,
         deadline_s=max(0.0, terms.config.deadlines.round_s - (now_s - state.entered_s)),
         message_id=task_name,
-        update_codec=Uncompressed() if calibrates else terms.update_codec(seat.spec, seat.budget),
-        calibration=calibration_of(terms.network, seat.spec) if calibrates else None,
+        update_codec=Uncompressed() if calibrates else terms.update_codec(network, seat.spec, seat.budget),
+        calibration=calibration_of(network, seat.spec) if calibrates else None,
         retry=state.retry,
         classes=terms.config.data.classes,
         sends=() if calibrates else _sent(terms, trainee),
@@ -164,7 +168,7 @@ def prepared_seat(
 
 
 def _trainee(terms: Terms, state: RunState, seat: Seat, spec: SubnetSpec) -> Trainee:
-    draw, tensors = _draw(terms, state, seat), tuple(terms.network.shapes(spec))
+    draw, tensors = _draw(terms, state, seat), tuple(_network_of(terms, state, spec).shapes(spec))
     return Trainee(draw=draw, size=seat.size or spec, tensors=tensors)
 
 
@@ -176,13 +180,18 @@ def _sent(terms: Terms, trainee: Trainee) -> tuple[str, ...]:
     return () if sent >= set(trainee.tensors) else tuple(name for name in trainee.tensors if name in sent)
 
 
+def _network_of(terms: Terms, state: RunState, spec: SubnetSpec) -> Network:
+    return declared_of(terms, state.lineages, spec).network
+
+
 def _room_bytes(terms: Terms, state: RunState, seat: Seat) -> int:
     """What a program may plan: what there is now, and for a size that is given for good also what its log has.
 
     The smallest size is given for good whatever the log has, as there is nothing below it.
     """
     room_bytes = seat.budget.memory_bytes if seat.budget is not None else 0
-    if seat.lasting is None or seat.client_id in state.last or seat.size == terms.space[0]:
+    smallest = candidates_of(terms, state, seat.runtime)[0].spec
+    if seat.lasting is None or seat.client_id in state.last or seat.size == smallest:
         return room_bytes
     return min(room_bytes, seat.lasting.memory_bytes)
 
@@ -273,7 +282,8 @@ def ask_of(
         search: in place of the state's.
     """
     price = prices_of(terms, state, seat.runtime)
-    known = state.last.get(seat.client_id)
+    last = state.last.get(seat.client_id)
+    known = None if last is None else standing_for(terms, state, last)
     written = {
         one.program.size.spec_id: Written(
             size=one.program.size,
@@ -285,7 +295,7 @@ def ask_of(
         if one.program.target == seat.runtime and one.program.student is None and one.turn < state.turn
     }
     return Ask(
-        network=terms.network,
+        networks=MappingProxyType({one.network.id: one.network for one in in_use(terms, state)}),
         candidates=candidates_of(terms, state, seat.runtime),
         price=price,
         draw=_draw(terms, state, seat),
@@ -318,17 +328,20 @@ def given_seat(
     terms: Terms, state: RunState, seat: Seat, ask: Ask, assigned: Assigned
 ) -> tuple[Seat, tuple[Action, ...]]:
     """Give a client what was chosen for it; skipped where that is nothing."""
+    if assigned.candidate is not None:
+        ask = ask.of_network(assigned.candidate.spec.network)
     seat = replace(seat, limit=deciding_limit(ask, assigned.candidate, assigned.only))
     if assigned.candidate is None:
         reason = assigned.reason or _why_none(state, seat, ask)
         return replace(seat, stage="skipped", size=None, spec=None, reason=reason[:_MOST_CHARACTERS]), ()
     size, draw = assigned.candidate.spec, _draw(terms, state, seat)
+    network = ask.networks[size.network]
     given = replace(
         seat,
         stage="preparing",
         size=size,
-        spec=terms.policies.place(terms.network, size, draw),
-        student=terms.policies.student(terms.network, size, draw),
+        spec=terms.policies.place(network, size, draw),
+        student=terms.policies.student(network, size, draw),
         wanted=assigned.wanted,
         task=None,
     )
@@ -339,9 +352,9 @@ def given_seat(
 def _why_none(state: RunState, seat: Seat, ask: Ask) -> str:
     if seat.budget is None:
         return "it told no budget"
-    prices = state.prices.get(seat.runtime)
-    if prices is not None and prices.problem:
-        return prices.problem
+    problems = [one.problem for key, one in sorted(state.prices.items()) if key.endswith(seat.runtime)]
+    if problems and all(problems):
+        return problems[0]
     if ask.below is not None:
         return (
             f"no subnet below {ask.below.spec.name!r} fits: the program needs more than the budget of "

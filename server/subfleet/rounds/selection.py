@@ -3,13 +3,16 @@
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from types import MappingProxyType
 
-from subfleet.methods.selecting import Available, ClosedRound, Past, Selecting, drawn_at_random
+from subfleet.elastic.lineage import Lineage
+from subfleet.methods.selecting import Available, ClosedRound, Evaluation, Past, Selecting, drawn_at_random
 from subfleet.protocol.subnet import SubnetSpec
 from subfleet.rounds.events import Folded
-from subfleet.rounds.state import RunState, Seat, Terms, remembered
+from subfleet.rounds.networks import in_use, price_of
+from subfleet.rounds.state import LastEvaluation, RunState, Seat, remembered
+from subfleet.rounds.terms import Terms
 from subfleet.search.candidates import TRAINING_MACS_PER_FORWARD, Candidate
 
 __all__ = ["NOT_DRAWN", "selected", "with_memory"]
@@ -34,7 +37,8 @@ def selected(terms: Terms, state: RunState) -> tuple[RunState, frozenset[str]]:
             names, config.clients_per_round, seed=config.seed, round_number=state.round, retry=state.retry
         )
         return state, frozenset(drawn)
-    known = _Known(terms=terms, state=state, epochs=terms.training(state.round).epochs, price=_priced(terms))
+    price = _priced(terms, state.lineages)
+    known = _Known(terms=terms, state=state, epochs=terms.training(state.round).epochs, price=price)
     found = select(
         Selecting(
             clients=tuple(known.available(seat) for seat in able),
@@ -55,7 +59,7 @@ def with_memory(terms: Terms, state: RunState, event: Folded, seats: Mapping[str
     """The state with what the method remembers of a round in which the updates of these seats were folded."""
     if terms.policies.remember is None:
         return state
-    price = _priced(terms)
+    price = _priced(terms, state.lineages)
     past = {name: one for name, seat in sorted(seats.items()) if (one := _past(seat, price)) is not None}
     closed = ClosedRound(
         round=event.round,
@@ -67,9 +71,10 @@ def with_memory(terms: Terms, state: RunState, event: Folded, seats: Mapping[str
     return replace(state, memory=terms.policies.remember(remembered(terms, state), closed))
 
 
-def _priced(terms: Terms) -> Price:
+def _priced(terms: Terms, lineages: tuple[Lineage, ...]) -> Price:
     """The cost of each size, told once; most clients share theirs with others, and an object is found fastest."""
-    of_sizes, of_objects = lru_cache(maxsize=None)(terms.price), dict[int, tuple[SubnetSpec, Candidate]]()
+    of_sizes = lru_cache(maxsize=None)(partial(price_of, terms, lineages))
+    of_objects = dict[int, tuple[SubnetSpec, Candidate]]()
 
     def price(size: SubnetSpec) -> Candidate:
         known = of_objects.get(id(size))
@@ -100,7 +105,7 @@ class _Known:
             raise ValueError(f"client {seat.client_id} has answered, but told no budget")
         last = self.state.last.get(seat.client_id)
         past = None if last is None else _past(last, self.price)
-        size = self.price(self.terms.space[0] if past is None else past.size)
+        size = self.price(in_use(self.terms, self.state)[0].space[0] if past is None else past.size)
         return Available(
             client_id=seat.client_id,
             sample_count=seat.sample_count,
@@ -110,6 +115,7 @@ class _Known:
             expected_downlink_s=self._link_s(size.weight_bytes, seat.budget.downlink_bytes),
             expected_uplink_s=self._link_s(size.update_bytes, seat.budget.uplink_bytes),
             past=past,
+            evaluation=_evaluation(self.state.evaluated.get(seat.client_id)),
         )
 
     def _training_s(self, seat: Seat, candidate: Candidate) -> float:
@@ -123,6 +129,13 @@ class _Known:
     def _link_s(self, moved_bytes: int, link_bytes: int | None) -> float:
         """Seconds on a link, by what it moves in `communication_s` seconds."""
         return 0.0 if link_bytes is None else self.terms.config.communication_s * moved_bytes / max(link_bytes, 1)
+
+
+def _evaluation(last: LastEvaluation | None) -> Evaluation | None:
+    if last is None:
+        return None
+    told = last.evaluated
+    return Evaluation(round=last.round, loss=told.loss, accuracy=told.accuracy, label_count=told.label_count)
 
 
 def _past(seat: Seat, price: Price) -> Past | None:

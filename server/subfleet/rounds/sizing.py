@@ -10,10 +10,11 @@ from heapq import nsmallest
 from types import MappingProxyType
 
 from subfleet.rounds.actions import Action, GoOn, Request
-from subfleet.rounds.pricing import has_prices
+from subfleet.rounds.pricing import prices_wanted
 from subfleet.rounds.proposing import proposed_seat
 from subfleet.rounds.requests import PricesWanted, ProgramWanted, SearchWanted
-from subfleet.rounds.state import RunState, Terms
+from subfleet.rounds.state import RunState
+from subfleet.rounds.terms import Terms
 from subfleet.search.queue import most_wanted
 
 __all__ = ["AT_ONCE", "asking", "lacking", "sized"]
@@ -30,7 +31,7 @@ def lacking(terms: Terms, state: RunState) -> tuple[PricesWanted | SearchWanted,
     if policies.search is None and not policies.planned_prices:
         return ()
     targets = {seat.runtime for seat in state.seats.values() if seat.stage not in ("skipped", "missing")}
-    unpriced = [PricesWanted(target=target) for target in sorted(targets) if not has_prices(terms, state, target)]
+    unpriced = [wanted for target in sorted(targets) for wanted in prices_wanted(terms, state, target)]
     if unpriced or policies.search is None or not targets:
         return tuple(unpriced)
     found = state.explored_turn == state.turn and targets <= state.searches.keys()

@@ -5,6 +5,7 @@
     train   --> fold       all have answered, quorum, or deadline
     train   --> waiting    nobody has an update to fold: the same round again, after a pause (failed: retry deadline)
     fold    --> waiting    the new model is on disk        (fold: it has diverged, see `closing`)
+    fold    --> evaluate   the same, and devices are to say how good it is; then waiting, see `evaluating`
     waiting --> deploy     no round is left
     deploy  --> finished   all have their models, or deadline
 
@@ -25,36 +26,30 @@ it is there, seats stay answered. Then a few of them are given sizes in each ste
 """
 
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
-from functools import partial
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Literal
 
+from subfleet.elastic.lineage import Lineage
 from subfleet.elastic.memory_prices import MemoryPrices
-from subfleet.elastic.network import Network
-from subfleet.elastic.update_form import update_bytes
-from subfleet.methods.norms import calibration_training
-from subfleet.methods.policies import Participant, Policies, by_samples, without_self_distillation
-from subfleet.methods.selecting import Trainee
+from subfleet.methods.policies import Participant
 from subfleet.protocol.memory import PackingWidth
-from subfleet.protocol.messages import MAX_SAMPLES, Profile, Task, Update
+from subfleet.protocol.messages import MAX_SAMPLES, Evaluated, Profile, Task, Update
 from subfleet.protocol.readings import Budget
 from subfleet.protocol.subnet import SubnetSpec
-from subfleet.protocol.training import TrainingSettings
-from subfleet.protocol.update_codecs import AnyUpdateCodec
 from subfleet.rounds.persistent import PersistentMap
 from subfleet.rounds.requests import PricesWanted, SearchWanted
 from subfleet.rounds.suspicion import ChangeSize
+from subfleet.rounds.terms import Terms
 from subfleet.rounds.written import ModelFile, WrittenProgram
 from subfleet.search.candidates import Candidate
-from subfleet.search.prices import Prices
 from subfleet.search.query import FoundSize, Search
 from subfleet.search.queue import SizedProgram, Wish
-from subfleet.settings.run import Run
 
 __all__ = [
     "Exclusion",
+    "LastEvaluation",
     "Member",
     "Phase",
     "RunState",
@@ -63,77 +58,12 @@ __all__ = [
     "Suspicion",
     "Swept",
     "TargetPrices",
-    "Terms",
     "Tries",
     "remembered",
 ]
 
-_LOCAL = ("epochs", "learning_rate", "proximal_mu", "distillation_weight")
-"""What may differ between clients that run the same program."""
-
-Phase = Literal["waiting", "measure", "train", "fold", "deploy", "finished", "failed"]
+Phase = Literal["waiting", "measure", "train", "fold", "evaluate", "deploy", "finished", "failed"]
 Stage = Literal["answered", "scoring", "preparing", "out", "done", "suspect", "refused", "skipped", "missing"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Terms:
-    """What does not change during a run.
-
-    Attributes:
-        run_id: the configured name and a part that no other run has: devices remember what they did for a run.
-        network: the declaration of the whole model.
-        policies: of the configured method, with what the configuration says in their place.
-        candidates: the method's space with its costs, from smallest to largest; memory is estimated from shapes.
-        price: the cost of any subnet, told in the same way. Where the method goes by `planned_prices`, sizes are chosen
-            by those in the state, see `pricing`.
-    """
-
-    config: Run
-    run_id: str
-    network: Network
-    policies: Policies
-    candidates: tuple[Candidate, ...]
-    price: Prices
-
-    @property
-    def space(self) -> tuple[SubnetSpec, ...]:
-        """The sizes that may be assigned, from smallest to largest."""
-        return tuple(candidate.spec for candidate in self.candidates)
-
-    @property
-    def log_quantile(self) -> float | None:
-        """What devices are asked to tell of the logs that they replay; None asks for nothing."""
-        return self.config.log_quantile if self.policies.lasting and self.config.clock is not None else None
-
-    def training(self, round_number: int, *, student: SubnetSpec | None = None) -> TrainingSettings:
-        """The local training of a round, or how norms are measured in it.
-
-        Args:
-            round_number: of the round.
-            student: the nested subnet of self-distillation; without one there is none.
-        """
-        settings = self.policies.training(self.config.training_of(round_number), round_number)
-        settings = without_self_distillation(settings) if student is None else settings
-        return calibration_training(settings) if self.config.calibrates(round_number) else settings
-
-    def local_training(
-        self, round_number: int, trainee: Trainee, *, student: SubnetSpec | None = None
-    ) -> TrainingSettings:
-        """The local training of one client in a round; the program is that of all who have its size."""
-        general = self.training(round_number, student=student)
-        if self.config.calibrates(round_number):
-            return general
-        own = self.policies.local(general, trainee)
-        numbers = {name: getattr(own, name) for name in _LOCAL}
-        return replace(general, **numbers)
-
-    def weigh(self, round_number: int) -> Callable[[Update], float]:
-        """How much an update of a round counts by itself: measured norms are those of all samples."""
-        return by_samples if self.config.calibrates(round_number) else self.policies.weigh
-
-    def update_codec(self, size: SubnetSpec, budget: Budget) -> AnyUpdateCodec:
-        """How a client with this budget writes the update of its size."""
-        return self.policies.fit_codec(self.policies.update_codec, partial(update_bytes, self.network, size), budget)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,6 +110,7 @@ class Seat:
         result: its accepted update.
         change: how far that moves what it trained.
         took_s: seconds from the sending of its task until its update was stored, by this server's clock; 0 before.
+        evaluated: what it found, in the evaluate phase.
         models: its inference models, in the deploy phase.
     """
 
@@ -210,6 +141,7 @@ class Seat:
     result: Update | None = None
     change: ChangeSize = field(default_factory=ChangeSize)
     took_s: float = 0.0
+    evaluated: Evaluated | None = None
     models: tuple[ModelFile, ...] = ()
 
     @property
@@ -223,6 +155,14 @@ class Seat:
         if self.size is None or self.spec is None:
             return None
         return Participant(client_id=self.client_id, spec=self.spec, size=self.size, class_counts=self.class_counts)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LastEvaluation:
+    """What a client found when it last evaluated a model, and after which round."""
+
+    round: int
+    evaluated: Evaluated
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -327,7 +267,7 @@ class RunState:
         written: the programs written so far, by their keys.
         explored_turn: the last turn for whose clients the search has looked; its finds are in the pool.
         wished_turn: the last turn whose clients had all been given a first size, so that their wishes were weighed.
-        prices: by target, what memory costs there, where the method goes by `planned_prices`.
+        prices: by `PricesWanted.key`, what memory costs there, where the method goes by `planned_prices`.
         searches: by target, the method's search, which has learned the pool.
         written_prices: by their keys, what programs that were written cost by prices, where the method has a search.
         asked: which prices and searches are being made.
@@ -336,7 +276,11 @@ class RunState:
             by "client/score/target/size's id", the one that scores it. It is not given it again until it starts anew.
         suspicion: what rounds tell about the updates of the next ones.
         memory: what the method remembers; None as long as nothing was added to what it begins with, see `remembered`.
-        settled: tasks of the last closed round whose updates were accepted, to answer their repetitions.
+        lineages: of all networks that the run has had, in the order in which they appeared; empty as long as there was
+            none but the one that it begins with, see `networks`.
+        settled: tasks of the last closed round whose updates were accepted, and those of its evaluation, to answer
+            their repetitions.
+        evaluated: what each client found last, see `evaluating`.
         failure: why the run failed.
     """
 
@@ -361,7 +305,9 @@ class RunState:
     unfit: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     suspicion: Suspicion = field(default_factory=Suspicion)
     memory: Any = None
+    lineages: tuple[Lineage, ...] = ()
     settled: frozenset[str] = frozenset()
+    evaluated: Mapping[str, LastEvaluation] = field(default_factory=lambda: MappingProxyType({}))
     tries: Tries = field(default_factory=Tries)
     failure: str = ""
 

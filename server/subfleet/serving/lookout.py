@@ -7,7 +7,8 @@ from subfleet.protocol.errors import SubfleetError
 from subfleet.rounds.events import Failed, Ready
 from subfleet.rounds.exploring import explored
 from subfleet.rounds.requests import SearchMade, SearchWanted
-from subfleet.rounds.state import RunState, Terms
+from subfleet.rounds.state import RunState
+from subfleet.rounds.terms import Terms
 
 __all__ = ["Lookout"]
 

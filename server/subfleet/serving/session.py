@@ -24,11 +24,12 @@ from subfleet.folding.folding import Folding
 from subfleet.folding.views import Views
 from subfleet.folding.workbench import Workbench
 from subfleet.journal.database import open_database
+from subfleet.journal.evaluations import EvaluationRecord
 from subfleet.journal.guarding import GuardedObserver
 from subfleet.journal.journal import Journal, begin_run
 from subfleet.journal.places import Places
 from subfleet.journal.records import RunObserver, RunResult
-from subfleet.journal.rows import deployed_models, round_record
+from subfleet.journal.rows import deployed_models, record_of
 from subfleet.link.announcing import Announcer
 from subfleet.link.inbox import Incoming, read_delivery
 from subfleet.link.traffic import Traffic
@@ -39,14 +40,27 @@ from subfleet.protocol.blobs import Chunk
 from subfleet.protocol.errors import FileError, RunError
 from subfleet.protocol.messages import BlobMissing, ChunkRequest, Receipt, encode
 from subfleet.protocol.topics import Topics
-from subfleet.rounds.actions import Action, Close, Fetch, Fold, GoOn, Reply, Request, SendTask, Withdraw
+from subfleet.rounds.actions import (
+    Action,
+    Close,
+    CloseEvaluation,
+    Fetch,
+    Fold,
+    GoOn,
+    Reply,
+    Request,
+    SendTask,
+    Withdraw,
+)
 from subfleet.rounds.coordinator import resume_actions, round_info, step
 from subfleet.rounds.events import Event, Tick
 from subfleet.rounds.exhaustive import never
+from subfleet.rounds.networks import all_lineages
 from subfleet.rounds.requests import SearchWanted
 from subfleet.rounds.state import RunState
 from subfleet.serving.garbage import freeze_what_is_loaded
 from subfleet.serving.lookout import Lookout
+from subfleet.serving.narrating import told
 from subfleet.serving.pace import Pace
 from subfleet.serving.terms import terms_of
 from subfleet.settings.run import Run
@@ -107,7 +121,6 @@ class Server:
         self._engine = engine
         self._terms = terms_of(config, run_id)
         self._journal = Journal(engine, run_id, first_memory=self._terms.policies.memory)
-        self._network = self._terms.network
         self._traffic = Traffic(self._topics)
         self._transport = CountingTransport(transport, on_payload=self._traffic.count)
         self._blobs = BlobStore(self._places.blobs)
@@ -131,7 +144,7 @@ class Server:
             models_folder=self._places.models / run_id,
             samples_sha256=samples_of(evaluation).sha256 if config.deploy_quantisation != "none" else "",
         )
-        folding, checkpoints = Folding.of(self._terms, self._blobs), self._places.checkpoints
+        folding, checkpoints = Folding(terms=self._terms, blobs=self._blobs), self._places.checkpoints
         self._checks = Checks(self._terms, self._blobs)
         self._lookout = Lookout(self._terms)
         self._workbench = Workbench(folding, views, evaluation, checkpoints=checkpoints)
@@ -251,6 +264,8 @@ class Server:
             rounds=records,
             deployed=deployed_models(self._terms, [seat for _, seat in sorted(self._state.seats.items())]),
             model_path=path if self._state.folded_round else None,
+            lineages=all_lineages(self._terms, self._state.lineages),
+            evaluations=self._journal.evaluations(),
         )
 
     def _linger(self, stop: threading.Event) -> None:
@@ -263,11 +278,12 @@ class Server:
 
     def _load_model(self, round_number: int) -> ModelState:
         if round_number == 0:
-            return ModelState(shared=init_state(self._network, self._config.seed)).on(self._device)
+            return ModelState(shared=init_state(self._terms.network, self._config.seed)).on(self._device)
         sha256 = self._journal.checkpoint_sha256(round_number)
         if sha256 is None:
             raise FileError(f"the journal has no checkpoint of round {round_number}; restore the state folder")
-        return unpacked(load_checkpoint(self._places.checkpoints, round_number, sha256)).on(self._device)
+        stored = unpacked(load_checkpoint(self._places.checkpoints, round_number, sha256)).on(self._device)
+        return stored.ordered(lambda lineage: self._terms.declared(lineage).network.tensors)
 
     def _take(self, event: Connected | Disconnected | Delivery) -> None:
         if isinstance(event, Connected):
@@ -308,21 +324,23 @@ class Server:
         """Decide, write down, act."""
         before = self._state
         after, actions = step(self._terms, before, event, self._clock())
-        close = next((action for action in actions if isinstance(action, Close)), None)
-        record = None if close is None else round_record(self._terms, close, self._traffic)
+        close = next((action for action in actions if isinstance(action, Close | CloseEvaluation)), None)
+        record = None if close is None else record_of(self._terms, close, self._traffic)
         self._journal.save(before, after, counted=self._traffic.of, close=close, record=record)
         self._state = after
         if after.folded_round != before.folded_round:
             self._model = self._folded
             self._supply.renew(self._model)
-        if after.turn != before.turn or (after.phase == "deploy") != (before.phase == "deploy"):
-            self._traffic.restart()
+        self._traffic.follow(before, after)
         for action in actions:
             self._perform(action)
-        if record is not None:
+        if isinstance(record, EvaluationRecord):
+            self._observer.evaluated(record)
+        elif record is not None:
             self._observer.round_finished(record)
             self._tidy()
-        self._narrate(before, after)
+        for text in told(before, after):
+            self._observer.say(text)
         progress = self._pace.progress(after)
         if progress is not None:
             self._observer.progressed(progress)
@@ -345,7 +363,7 @@ class Server:
                 self._uploads.pull(action.update)
             case Fold():
                 self._workbench.begin(action, self._model)
-            case Close():
+            case Close() | CloseEvaluation():
                 pass  # its record is written with the state that it closes
             case _:
                 never(action)
@@ -376,21 +394,3 @@ class Server:
         prune_checkpoints(self._places.checkpoints, keep_from=keep_from)
         stored = self._journal.update_digests(since_round=keep_from)
         self._blobs.prune(self._supply.digests | self._uploads.digests | self._checks.digests | stored | needed)
-
-    def _narrate(self, before: RunState, after: RunState) -> None:
-        for name in after.members.changed(before.members):
-            known, member = before.members.get(name), after.members[name]
-            if member.profile is not None and (known is None or known.profile is None):
-                runtimes = ", ".join(member.profile.runtimes)
-                self._observer.say(
-                    f"client {name} joined: {member.profile.device}, {runtimes}, {member.profile.sample_count} samples"
-                )
-        if after.tries.lost != before.tries.lost:
-            tries, pause = after.tries, f"in {after.tries.pause_s:g} s" if after.tries.pause_s else "at once"
-            again = "" if after.phase == "failed" else f"; it is tried again {pause}"
-            self._observer.say(f"round {before.round} left nothing to fold ({tries.waits_for}){again}")
-        for name, excluded in after.suspicion.excluded.items():
-            if before.suspicion.excluded.get(name) != excluded:
-                self._observer.say(f"client {name} is {excluded.reason}")
-        if after.phase == "deploy" != before.phase:
-            self._observer.say("the last round is done; each device's own model is exported and sent")

@@ -22,6 +22,7 @@ from subfleet.protocol.messages import check_client_id
 from subfleet.protocol.schema import canonical_json
 from subfleet.protocol.training import TrainingSettings
 from subfleet.protocol.update_codecs import AnyUpdateCodec
+from subfleet.settings.evaluations import Evaluations
 from subfleet.settings.fleet import DeviceSettings, FleetSettings
 from subfleet.settings.host import HostSettings
 from subfleet.settings.memory_limits import MemoryLimits
@@ -49,6 +50,7 @@ class Run:
         fleet: its name, and the devices of an emulated one.
         host: how an emulated fleet is run.
         rounds: how many, 1 or more.
+        evaluation: when devices evaluate the model on held-out data of their own.
         min_clients: a round starts when this many clients are there.
         clients_per_round: how many of those that can take part are drawn for each round; 0 takes all of them.
         model: the elastic network that is trained.
@@ -98,6 +100,7 @@ class Run:
     fleet: FleetSettings = field(default_factory=FleetSettings)
     host: HostSettings = field(default_factory=HostSettings, metadata=NO_PART)
     rounds: int = 5
+    evaluation: Evaluations = field(default_factory=Evaluations)
     min_clients: int = field(default=2, metadata=NO_PART)
     clients_per_round: int = 0
     training: TrainingSettings = field(default_factory=TrainingSettings)
@@ -184,6 +187,11 @@ class Run:
         )
         if problem := said.problem():
             raise ValueError(problem)
+        if self.method.policies().evaluated_first and self.evaluation.every != 1:
+            raise ValueError(
+                f"evaluation.every is {self.evaluation.every}, but method {self.method.TYPE!r} chooses by what devices "
+                "find after every round; set it to 1"
+            )
 
     def _check_norms(self) -> None:
         if self.calibrate_every < 0 or (self.calibrate_every and self.norms != "calibrated"):

@@ -25,6 +25,7 @@ class Deadlines:
         join_s: for the wanted number of clients to be there, and for one of them to answer a round's announcement.
         measure_s: for the clients' telemetry at the start of a round.
         round_s: from the assignment of tasks to the close of the round.
+        evaluate_s: for clients to evaluate the model after a round.
         deploy_s: for clients to fetch their models after the last round.
         lease_s: a client whose last sign of life is older than this is taken for gone.
         forget_s: a client that never took part and was silent for so long is forgotten.
@@ -38,6 +39,7 @@ class Deadlines:
     join_s: float = 600.0
     measure_s: float = 30.0
     round_s: float = 600.0
+    evaluate_s: float = 300.0
     deploy_s: float = 300.0
     lease_s: float = 30.0
     forget_s: float = 3600.0
@@ -51,6 +53,7 @@ class Deadlines:
             "join_s",
             "measure_s",
             "round_s",
+            "evaluate_s",
             "deploy_s",
             "lease_s",
             "forget_s",

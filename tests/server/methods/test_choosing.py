@@ -294,7 +294,7 @@ def test_what_is_not_sent_is_held_by_nobody(tmp_path: Path) -> None:
         ref = blobs.add(encode_arrays({one: changes[one].numpy() for one in tensors}))
         seat = replace(seat, task=replace(seat.task, sends=tensors), result=replace(seat.result, blob=ref))
         seats.append(seat)
-    folded = Folding.of(terms, blobs).fold(state, 1, seats)
+    folded = Folding(terms=terms, blobs=blobs).fold(state, 1, seats)
     assert not folded.refused
     whole = held_places(network, terms.space[-1])
     for name in network.tensors:

@@ -11,7 +11,7 @@ from subfleet.elastic.model_state import ModelState, packed, unpacked
 from subfleet.methods.fedavg import FedAvg
 from subfleet.methods.flexifed import FlexiFed, Sharing
 from subfleet.methods.standalone import Standalone
-from subfleet.rounds.state import Terms
+from subfleet.rounds.terms import Terms
 from subfleet.testing.rounds import Client, change_of, first_state, play, seen, terms_with
 from subfleet.testing.subnets import same_bits
 

@@ -29,7 +29,7 @@ from subfleet.methods.fedavg import FedAvg
 from subfleet.methods.heterofl import HeteroFL
 from subfleet.methods.policies import Participant
 from subfleet.protocol.errors import ConfigError
-from subfleet.rounds.state import Terms
+from subfleet.rounds.terms import Terms
 from subfleet.testing.rounds import MODEL, config_with, every_size, first_state, play, terms_with
 from subfleet.testing.subnets import same_bits
 

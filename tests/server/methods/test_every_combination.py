@@ -37,7 +37,8 @@ from subfleet.methods.policies import Participant, as_folded
 from subfleet.methods.standalone import Standalone
 from subfleet.protocol.training import ObjectiveSettings, TrainingSettings
 from subfleet.protocol.update_codecs import AnyUpdateCodec
-from subfleet.rounds.state import Seat, Terms
+from subfleet.rounds.state import Seat
+from subfleet.rounds.terms import Terms
 from subfleet.testing.rounds import Client, config_with, first_state, held, logits, seat_of, seen, terms_with
 from subfleet.testing.subnets import same_bits
 from subfleet.transport.blob_store import BlobStore
@@ -54,7 +55,7 @@ MERGES: tuple[AnyStackedMerge | None, ...] = (
     MultiKrum(),
 )
 OPTIMISERS = (None, *(kind() for kind in SERVER_OPTIMISERS.values()))
-PERSONAL = ("clustered", "standalone", "flexifed")
+PERSONAL = ("clustered", "standalone", "flexifed", "sattler")
 """Methods with which no server optimiser is accepted."""
 REFUSED: Mapping[tuple[str, str], str] = MappingProxyType(
     {
@@ -85,7 +86,7 @@ class Case:
 
     def folded(self, state: ModelState, seats: tuple[Seat, ...], **policies: Any) -> ModelState:
         terms = replace(self.terms, policies=replace(self.terms.policies, **policies)) if policies else self.terms
-        found = Folding.of(terms, self.blobs).fold(state, 1, seats)
+        found = Folding(terms=terms, blobs=self.blobs).fold(state, 1, seats, terms.policies.memory)
         assert not found.refused, self.name
         return found.state
 
@@ -225,7 +226,7 @@ def test_no_merge_moves_rows_of_classes_that_nobody_holds(merge: AnyStackedMerge
     terms = terms_with(QUICK["heterofl"], MODEL, merge=merge, server_optimiser=FedAvgM())
     blobs, state = BlobStore(tmp_path), first_state(terms.network)
     seats = [seat_of(terms, client, blobs) for client in CLIENTS]
-    folded = Folding.of(terms, blobs).fold(state, 1, seats).state
+    folded = Folding(terms=terms, blobs=blobs).fold(state, 1, seats, terms.policies.memory).state
     for name in ("head.weight", "head.bias"):
         assert torch.equal(folded.shared[name][3], state.shared[name][3])
         assert not folded.moments["mean"][name][3].any()

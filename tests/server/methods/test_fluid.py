@@ -18,7 +18,7 @@ from subfleet.methods.selecting import Available, ClosedRound, Past, Selected, S
 from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.readings import Budget
 from subfleet.protocol.subnet import Explicit, Prefix, SubnetSpec
-from subfleet.rounds.state import Terms
+from subfleet.rounds.terms import Terms
 from subfleet.testing.rounds import Client, ask, first_state, seat_of, terms_with
 from subfleet.transport.blob_store import BlobStore
 
@@ -228,12 +228,12 @@ def test_a_neurons_change_is_the_largest_of_all_its_weights_at_enough_of_the_cli
     policies = METHOD.policies()
     assert policies.find is not None
     small = replace(trained[0], client=replace(trained[0].client, client_id="slow", size=terms.space[0]))
-    found = policies.find(Finding(network=terms.network, round=2, clients=(*trained, small)))
+    found = policies.find(Finding(networks={"": terms.network}, round=2, clients=(*trained, small)))
     expected = changes_by_hand(terms.network, trained, enough=3)
     assert found.keys() == expected.keys()
     for name, values in expected.items():
         assert list(found[name]) == pytest.approx(values, rel=1e-6), name
-    assert policies.find(Finding(network=terms.network, round=2, clients=(small,))) == {}
+    assert policies.find(Finding(networks={"": terms.network}, round=2, clients=(small,))) == {}
 
 
 # --- thresholds -------------------------------------------------------------------------------------------------------
@@ -276,11 +276,14 @@ def test_what_stragglers_kept_is_remembered() -> None:
 def test_what_is_found_in_a_round_comes_with_the_folded_model(tmp_path: Path) -> None:
     blobs = BlobStore(tmp_path)
     seats = [seat_of(TERMS, Client(name=name, size=len(TERMS.space) - 1), blobs) for name in ("ada", "bob")]
-    folded = Folding.of(TERMS, blobs).fold(first_state(TERMS.network), 1, seats, FluidMemory())
+    folded = Folding(terms=TERMS, blobs=blobs).fold(first_state(TERMS.network), 1, seats, FluidMemory())
     axes = {name for name, axis in TERMS.network.axes.items() if axis.kind not in ("class", "kernel")}
     assert folded.found.keys() == axes
     order = random.Random(1).sample(seats, len(seats))
-    assert Folding.of(TERMS, blobs).fold(first_state(TERMS.network), 1, order, FluidMemory()).found == folded.found
+    assert (
+        Folding(terms=TERMS, blobs=blobs).fold(first_state(TERMS.network), 1, order, FluidMemory()).found
+        == folded.found
+    )
 
 
 @pytest.mark.parametrize("changes", [{"stragglers": 0}, {"agreeing": 0.0}, {"increment": -1.0}, {"growing_from": 0}])

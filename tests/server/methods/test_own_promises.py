@@ -25,7 +25,7 @@ from subfleet.methods.policies import Draw, as_folded
 from subfleet.methods.standalone import Standalone
 from subfleet.programs.requests import train_request
 from subfleet.protocol.subnet import Explicit, Roll, SubnetSpec
-from subfleet.rounds.state import Terms
+from subfleet.rounds.terms import Terms
 from subfleet.testing.rounds import (
     CLASSES,
     MODEL,

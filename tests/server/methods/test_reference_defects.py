@@ -40,7 +40,7 @@ from subfleet.methods.norms import NormPolicy, with_norms
 from subfleet.methods.policies import Draw, Participant, Written
 from subfleet.protocol.readings import Budget
 from subfleet.protocol.subnet import Roll, SubnetSpec
-from subfleet.rounds.state import Terms
+from subfleet.rounds.terms import Terms
 from subfleet.testing.rounds import MODEL, SEED, Client, ask, change_of, first_state, placed, play, seen, terms_with
 from subfleet.testing.subnets import held_places
 
@@ -70,7 +70,7 @@ def total_bytes(terms: Terms) -> tuple[int, int]:
 
 def sent_bytes(terms: Terms, spec: SubnetSpec, budget: Budget) -> int:
     """What a client with this budget really sends for a subnet: a change, written by its codec."""
-    codec = terms.update_codec(spec, budget)
+    codec = terms.update_codec(terms.network, spec, budget)
     changes = {name: np.ones(shape, np.float32) for name, shape in terms.network.shapes(spec).items()}
     exact = {name for name, decl in terms.network.tensors.items() if decl.role in BUFFER_ROLES}
     encoded = encode_changes(codec, changes, exact=exact, uniform=lambda name: np.zeros)

@@ -12,8 +12,10 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load
 from server.server_rig import World, config, fleet
 
+from subfleet.elastic.model_state import unpacked
 from subfleet.methods.policies import Participant
 from subfleet.testing import MethodContract
 from subfleet.testing.rounds import MODEL, Client, change_of, first_state, play, terms_with
@@ -42,10 +44,11 @@ PROMISES = [name for name in dir(MethodContract) if name.startswith("test_")]
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("name", ["Rota", "Growing"])
 @pytest.mark.parametrize("promise", PROMISES)
-def test_the_method_keeps_what_every_method_keeps(promise: str, page: ModuleType, tmp_path: Path) -> None:
+def test_the_methods_keep_what_every_method_keeps(promise: str, name: str, page: ModuleType, tmp_path: Path) -> None:
     class Contract(MethodContract):
-        method = page.Rota()
+        method = getattr(page, name)()
 
     test: Any = getattr(Contract(), promise)
     test(tmp_path) if "tmp_path" in test.__code__.co_varnames else test()
@@ -66,6 +69,49 @@ def test_everybody_has_a_turn_and_whoever_waited_trains_longer(page: ModuleType,
     for (number, name), epochs in sorted(tasks.items()):
         assert epochs == settings.training.epochs * min(3, number - last[name])
         last[name] = number
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kills", [0, 5, 8])
+def test_a_network_grows_out_of_the_last_one_whoever_is_killed(kills: int, page: ModuleType, tmp_path: Path) -> None:
+    """Every change turns where the bound is 1: the second round's ends with one of twice the width, and so on."""
+    method = page.Growing(turning=1.0)
+    worlds = [World(tmp_path / name, config(rounds=5, method=method), fleet()) for name in ("alone", "killed")]
+    for world, every in zip(worlds, (0, kills), strict=True):
+        turn = 0
+        while not world.server.finished:
+            world.turn()
+            turn += 1
+            assert turn < 4000
+            if every and turn % every == 0:
+                world.kill_server()
+    results = [world.server.result() for world in worlds]
+    assert worlds[0].model_bytes() == worlds[1].model_bytes()
+    assert results[0].lineages == results[1].lineages
+    assert [(one.id, one.parent, one.born_round, one.retired_round) for one in results[0].lineages] == [
+        ("", None, 0, 2),
+        ("times2", "", 2, 4),
+        ("times4", "times2", 4, None),
+    ]
+    for result in results:
+        assert [row.spec for row in result.rounds[-1].clients] == ["times4 full"] * len(worlds[0].devices)
+        assert {(one.spec, one.status) for one in result.deployed} == {("times4 full", "deployed")}
+        accuracies = [record.loss for record in result.rounds]
+        assert all(loss < 100 for loss in accuracies)
+    for world in worlds:
+        programs = {
+            task.programs[0].blob.sha256: task.spec.network
+            for device in world.devices.values()
+            for task in device.tasks
+            if task.work == "train"
+        }
+        served = {path.name for path in (world.folder / "state/blobs").rglob("*") if path.is_file()}
+        kept = {network_id for sha256, network_id in programs.items() if sha256 in served}
+        assert kept <= {"times4"}
+        assert kept or world is worlds[1], "one that was killed asks for a program again when it needs it"
+        assert set(programs.values()) == {"", "times2", "times4"}
+    state = unpacked(load(worlds[0].model_bytes()))
+    assert state.network_ids == ("times4",), "the weights of those that have retired are in no checkpoint"
 
 
 @pytest.mark.slow

@@ -7,7 +7,7 @@ import pytest
 
 from subfleet.elastic.spaces import search_space
 from subfleet.elastic.teaching import DistillationSettings
-from subfleet.folding import folding
+from subfleet.folding import network_folding
 from subfleet.methods import AnyMethod
 from subfleet.methods.dynamic_selection import DynamicSelection
 from subfleet.methods.federated_dropout import FederatedDropout
@@ -27,7 +27,7 @@ def students(method: AnyMethod, folder: Path, monkeypatch: pytest.MonkeyPatch, n
         found.extend(specs)
         return state
 
-    monkeypatch.setattr(folding, "distil", nothing)
+    monkeypatch.setattr(network_folding, "distil", nothing)
     terms = terms_with(method, distillation=LESSONS)
     clients = [Client(name=f"client{place}", size=0) for place in range(12)]
     play(terms, first_state(terms.network), clients, folder, number)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from subfleet.elastic.axes import Axis, Dim, Product, factors_of
-from subfleet.elastic.network import Block, Family, LocalShapes, MatrixProduct, Network, Role, TensorDecl
+from subfleet.elastic.network import Block, Family, Identity, LocalShapes, MatrixProduct, Network, Role, TensorDecl
 from subfleet.protocol.errors import ConfigError
 
 __all__ = ["Blueprint", "OwnTensors", "Sizes", "TiedSize", "declare", "module_of", "share_of"]
@@ -102,6 +102,7 @@ class Blueprint:
         group_size: as in `Network`.
         symbols: as in `Network`.
         other_sizes: as in `Network`.
+        identities: as in `Network`.
     """
 
     axes: tuple[Axis, ...]
@@ -113,6 +114,7 @@ class Blueprint:
     group_size: int = 4
     symbols: int = 0
     other_sizes: tuple[int, ...] = ()
+    identities: Mapping[str, Identity] = field(default_factory=dict)
 
 
 def declare(config: Family, blueprint: Blueprint) -> Network:
@@ -145,6 +147,7 @@ def declare(config: Family, blueprint: Blueprint) -> Network:
         group_size=blueprint.group_size,
         symbols=blueprint.symbols,
         other_sizes=blueprint.other_sizes,
+        identities=MappingProxyType(dict(blueprint.identities)),
     )
 
 

@@ -5,7 +5,7 @@ block of a section that does keeps the stream before it.
 """
 
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 
@@ -14,6 +14,7 @@ from torch import nn
 from subfleet.elastic.axes import Axis
 from subfleet.elastic.families.blueprint import Blueprint, Sizes
 from subfleet.elastic.families.layers import InvertedResidual, Layers, MakeActivation, SpatialMean, SqueezeExcitation
+from subfleet.elastic.families.records.blocks import of_each_block
 from subfleet.elastic.families.records.inverted import EfficientNetV2, MobileNetV2, MobileNetV3
 from subfleet.elastic.families.sections import (
     BlockPlace,
@@ -23,7 +24,6 @@ from subfleet.elastic.families.sections import (
     in_sections,
     kernel_axes,
     kernel_of,
-    of_each_block,
     skippable,
     stream_axes,
 )
@@ -139,10 +139,19 @@ def _blueprint(config: _AnyInverted, style: _Style) -> Blueprint:
         ),
         blocks=skippable(places),
         build=partial(_build, config, style, places, insides),
+        identities={name: "silent" for place in places for name in _closing(config, style, insides, place)},
         # ReLU6, hardswish and SiLU cannot tell their slope from what they give.
         kept_of_norms=3,
         group_size=config.group_size,
     )
+
+
+def _closing(config: _AnyInverted, style: _Style, insides: Mapping[str, _Inside], place: BlockPlace) -> tuple[str, ...]:
+    """The last norm's gain, or the last layer where there are no norms, of a block that adds to what it reads."""
+    inside = insides[place.name]
+    last = "narrow" if inside.widens or inside.squeezed or not style.fuses else "filter"
+    norm = "norm.norm" if config.scaler else "norm"
+    return (f"{place.name}.layers.{last}.{'conv' if config.norm == 'none' else norm}.weight",) * bool(place.position)
 
 
 def _insides(config: _AnyInverted, style: _Style, places: tuple[BlockPlace, ...]) -> Iterator[tuple[str, _Inside]]:

@@ -15,8 +15,19 @@ from torch import Tensor, nn
 from subfleet.elastic.families.blueprint import share_of
 from subfleet.elastic.families.sections import Normed
 
-__all__ = ["InvertedResidual", "Layers", "MakeActivation", "PreactBlock", "Scale", "SpatialMean", "SqueezeExcitation"]
+__all__ = [
+    "EPSILON",
+    "InvertedResidual",
+    "Layers",
+    "MakeActivation",
+    "PreactBlock",
+    "Scale",
+    "SpatialMean",
+    "SqueezeExcitation",
+]
 
+EPSILON = 1e-5
+"""That BatchNorm adds to the variance, where a family does not say otherwise."""
 MakeActivation = Callable[[], nn.Module]
 """Makes an activation, such as `nn.ReLU6`."""
 
@@ -34,7 +45,7 @@ class Layers:
 
     config: Normed
     spatial: bool = True
-    epsilon: float = 1e-5
+    epsilon: float = EPSILON
 
     def layer(self, width_in: int, width: int, kernel: int = 1, *, stride: int = 1, groups: int = 1) -> nn.Module:
         """A convolution, padded to keep the size at stride 1, or a linear layer.

@@ -4,6 +4,7 @@ A subnet may leave out layers, so all layers of a section but the first give as 
 """
 
 from collections import OrderedDict
+from collections.abc import Iterable
 from functools import partial
 
 from torch import nn
@@ -21,6 +22,7 @@ from subfleet.elastic.families.sections import (
     skippable,
     stream_axes,
 )
+from subfleet.elastic.network import Identity
 
 __all__ = ["ds_cnn", "vgg"]
 
@@ -43,6 +45,7 @@ def vgg(config: Vgg) -> Blueprint:
         blocks=skippable(places),
         group_size=config.group_size,
         build=partial(_build_vgg, config, places),
+        identities=_passing(config, places, ("",)),
     )
 
 
@@ -62,7 +65,16 @@ def ds_cnn(config: DsCnn) -> Blueprint:
         blocks=skippable(places),
         group_size=config.group_size,
         build=partial(_build_ds_cnn, config, places),
+        identities=_passing(config, places, ("depthwise.", "pointwise.")),
     )
+
+
+def _passing(config: Vgg | DsCnn, places: Iterable[BlockPlace], layers: Iterable[str]) -> dict[str, Identity]:
+    """What passes on what it is given, as that is never below 0; a norm over groups never does."""
+    norm = "norm.norm" if config.scaler else "norm"
+    kinds = {"batch": ("conv", norm), "none": ("conv",), "group": ()}[config.norm]
+    inserted = [place.name for place in places if place.position]
+    return {f"{name}.{layer}{kind}.weight": "passing" for name in inserted for layer in layers for kind in kinds}
 
 
 def _build_vgg(config: Vgg, places: tuple[BlockPlace, ...], sizes: Sizes) -> nn.Module:

@@ -15,6 +15,7 @@ from torch import nn
 from subfleet.elastic.axes import Axis
 from subfleet.elastic.families.blueprint import Blueprint, Sizes
 from subfleet.elastic.families.layers import Layers, PreactBlock, SpatialMean
+from subfleet.elastic.families.records.blocks import of_each_block
 from subfleet.elastic.families.records.residual import Mlp, PreactResNet
 from subfleet.elastic.families.sections import (
     BlockPlace,
@@ -24,7 +25,6 @@ from subfleet.elastic.families.sections import (
     in_sections,
     kernel_axes,
     kernel_of,
-    of_each_block,
     skippable,
     stream_axes,
 )

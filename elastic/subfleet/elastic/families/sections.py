@@ -10,6 +10,7 @@ from torch import nn
 
 from subfleet.elastic.axes import Axis
 from subfleet.elastic.families.blueprint import Sizes
+from subfleet.elastic.families.records.blocks import block_numbers
 from subfleet.elastic.network import Block, Family, Norm
 from subfleet.protocol.errors import ConfigError
 
@@ -26,7 +27,6 @@ __all__ = [
     "in_sections",
     "kernel_axes",
     "kernel_of",
-    "of_each_block",
     "skippable",
     "stream_axes",
 ]
@@ -42,6 +42,10 @@ class Placed(Protocol):
     @property
     def section(self) -> int:
         """Its index."""
+
+    @property
+    def number(self) -> int:
+        """That in its name, by which the blocks of a section are told apart wherever they stand."""
 
     @property
     def position(self) -> int:
@@ -93,9 +97,9 @@ _USUAL_NAMES = Names()
 _Plan = TypeVar("_Plan", bound=Placed)
 
 
-def block_name(section: int, position: int) -> str:
+def block_name(section: int, number: int) -> str:
     """The name of a block, which is that of its module in the network."""
-    return f"section{section}.block{position}"
+    return f"section{section}.block{number}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,8 +107,8 @@ class BlockPlace:
     """One block of the full network, which reads one stream and gives one.
 
     Attributes:
-        name: as in `Placed`.
         section: as in `Placed`.
+        number: as in `Placed`.
         position: as in `Placed`.
         stream_in: axis of what it reads.
         stream: axis of what it gives; the same where a residual connection, or leaving the block out, ties both.
@@ -114,8 +118,8 @@ class BlockPlace:
         kernel: side of its kernels; 0 where the settings name none.
     """
 
-    name: str
     section: int
+    number: int
     position: int
     stream_in: str
     stream: str
@@ -123,6 +127,11 @@ class BlockPlace:
     width: int
     stride: int
     kernel: int
+
+    @property
+    def name(self) -> str:
+        """As in `Placed`."""
+        return block_name(self.section, self.number)
 
     @property
     def residual(self) -> bool:
@@ -159,12 +168,12 @@ def block_places(
     ]
     before_section = f"section0.{names.stream}" if keeps[0] else names.stem
     places: list[BlockPlace] = []
-    for section, (width, depth) in enumerate(zip(config.widths, config.depths, strict=True)):
+    for section, (width, numbers) in enumerate(zip(config.widths, block_numbers(config), strict=True)):
         own = before_section if keeps[section] else f"section{section}.{names.stream}"
         places += [
             BlockPlace(
-                name=block_name(section, position),
                 section=section,
+                number=number,
                 position=position,
                 stream_in=own if position else before_section,
                 stream=own,
@@ -173,17 +182,10 @@ def block_places(
                 stride=1 if position else strides[section],
                 kernel=kernels[section] if kernels else 0,
             )
-            for position in range(depth)
+            for position, number in enumerate(numbers)
         ]
         before_section = own
     return tuple(places)
-
-
-def of_each_block(values: tuple[int, ...], depths: tuple[int, ...]) -> tuple[int, ...]:
-    """What each block has, of numbers that are given for each section or for each block; none of none."""
-    if len(values) in {0, sum(depths)}:
-        return values
-    return tuple(value for value, depth in zip(values, depths, strict=True) for _ in range(depth))
 
 
 def skippable(places: Iterable[Placed]) -> tuple[Block, ...]:
@@ -246,7 +248,7 @@ def in_sections(
     """
     for section, inside in groupby(places, lambda place: place.section):
         modules = OrderedDict(
-            (f"block{place.position}", make(place))
+            (f"block{place.number}", make(place))
             for place in inside
             if not place.position or place.name in sizes.blocks
         )

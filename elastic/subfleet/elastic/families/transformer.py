@@ -14,8 +14,9 @@ from torch import nn
 
 from subfleet.elastic.axes import Axis
 from subfleet.elastic.families.blueprint import Blueprint, Sizes
+from subfleet.elastic.families.records.blocks import block_numbers, of_each_block
 from subfleet.elastic.families.records.transformers import Bert, BertClassifier, Decoder, Vit
-from subfleet.elastic.families.sections import block_name, class_axis, in_sections, of_each_block, skippable
+from subfleet.elastic.families.sections import block_name, class_axis, in_sections, skippable
 from subfleet.elastic.families.transformer_layers import (
     BlockSize,
     FirstToken,
@@ -60,20 +61,25 @@ class _BlockPlan:
     """One block of the full network.
 
     Attributes:
-        name: as in `Placed`.
         section: as in `Placed`.
+        number: as in `Placed`.
         position: as in `Placed`.
         heads: of its attention.
         head_width: of each head's queries, keys and values.
         hidden_width: inside its feed-forward part.
     """
 
-    name: str
     section: int
+    number: int
     position: int
     heads: int
     head_width: int
     hidden_width: int
+
+    @property
+    def name(self) -> str:
+        """As in `Placed`."""
+        return block_name(self.section, self.number)
 
 
 def vit(config: Vit) -> Blueprint:
@@ -148,11 +154,13 @@ def _plans(config: _AnyTransformer) -> Iterator[_BlockPlan]:
     width = config.widths[0]
     usual = (_HIDDEN_TIMES * width,) * len(config.widths)
     hidden_widths = iter(of_each_block(config.hidden_widths or usual, config.depths))
-    for section, (depth, heads) in enumerate(zip(config.depths, config.heads, strict=True)):
-        for position in range(depth):
+    every = iter(of_each_block(config.heads, config.depths))
+    for section, numbers in enumerate(block_numbers(config)):
+        for position, number in enumerate(numbers):
+            heads = next(every)
             yield _BlockPlan(
-                name=block_name(section, position),
                 section=section,
+                number=number,
                 position=position,
                 heads=heads,
                 head_width=config.head_width or width // heads,

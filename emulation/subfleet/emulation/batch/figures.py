@@ -11,7 +11,6 @@ from safetensors.torch import load
 from subfleet.elastic.cost import estimate_cost
 from subfleet.elastic.evaluate import evaluate
 from subfleet.elastic.model_state import ModelState, unpacked
-from subfleet.elastic.network import Network
 from subfleet.emulation.attacks import with_trigger
 from subfleet.emulation.batch.run import BatchResult
 from subfleet.emulation.gathered import GatheredRun
@@ -20,7 +19,8 @@ from subfleet.folding.views import Views
 from subfleet.journal.records import ClientRow, participation_of
 from subfleet.methods.policies import Participant
 from subfleet.protocol.errors import RunError
-from subfleet.rounds.state import Terms
+from subfleet.rounds.networks import declared_of
+from subfleet.rounds.terms import Terms
 from subfleet.serving.terms import terms_of
 from subfleet.settings.attacks import Backdoor
 from subfleet.tasks import Dataset
@@ -53,7 +53,7 @@ def figures(experiment: GatheredRun, result: BatchResult) -> dict[str, Any]:
 
     A tier's accuracy is the mean, over its clients that were ever folded, of the accuracy on the server's samples of
     the subnet that each was folded with last, with the weights of the end; 0 where none of them ever was. A client's
-    own accuracy is that of the same subnet on its own held-out samples.
+    own accuracy is what it found with the same subnet on its own held-out samples, when it was asked last.
 
     Returns:
         accuracy, loss: of the last round. rounds: each with a row per client. tiers: accuracy by tier. worst_tier.
@@ -74,7 +74,7 @@ def figures(experiment: GatheredRun, result: BatchResult) -> dict[str, Any]:
         raise RunError("no round of the run folded an update, so there is no model to evaluate")
     terms = terms_of(experiment.run, experiment.run.name)
     rows = [row for record in result.rounds for row in record.clients]
-    macs = _macs(terms.network, experiment, result)
+    macs = _macs(terms, experiment, result)
     gallery = _Gallery.of(terms, experiment, result)
     return {
         "accuracy": result.rounds[-1].accuracy,
@@ -127,21 +127,22 @@ class _Gallery:
         if key not in self.known:
             inputs, labels = torch.from_numpy(data.inputs.copy()), torch.from_numpy(data.labels.copy())
             seen = self.views.for_use(self.state, client)
-            self.known[key] = evaluate(self.views.terms.network, client.spec, seen, inputs, labels).accuracy
+            network = self.views.network_of(self.state, client)
+            self.known[key] = evaluate(network, client.spec, seen, inputs, labels).accuracy
         return self.known[key]
 
 
 def _accuracies(gallery: _Gallery, experiment: GatheredRun, result: BatchResult) -> dict[str, Any]:
     last = {name: found[max(found)] for name, found in result.trained.items()}
     tiers: dict[str, list[float]] = {client.tier: [] for client in experiment.devices}
-    own: dict[str, float] = {}
     for client in experiment.devices:
         participant = last.get(client.client_id)
         if participant is None:
             continue
         tiers[client.tier].append(gallery.accuracy(participant, experiment.evaluation))
-        if client.test is not None:
-            own[client.client_id] = gallery.accuracy(participant, client.test)
+    evaluations = result.result.evaluations
+    found = evaluations[-1].evaluated if evaluations else ()
+    own = {row.client_id: row.accuracy for row in found if row.client_id in last}
     means = {tier: _mean(found) for tier, found in tiers.items()}
     return {
         "tiers": means,
@@ -164,7 +165,7 @@ def _backdoor(gallery: _Gallery, experiment: GatheredRun) -> dict[str, float]:
     return {"backdoor": gallery.accuracy(Participant(client_id="", spec=full, size=full), shown)}
 
 
-def _macs(network: Network, experiment: GatheredRun, result: BatchResult) -> Mapping[tuple[str, int], int]:
+def _macs(terms: Terms, experiment: GatheredRun, result: BatchResult) -> Mapping[tuple[str, int], int]:
     """Multiplications of each training, by client and round."""
     samples = {client.client_id: len(client.data) for client in experiment.devices}
     forward: dict[str, int] = {}
@@ -173,6 +174,7 @@ def _macs(network: Network, experiment: GatheredRun, result: BatchResult) -> Map
         for number, client in by_round.items():
             key = client.size.spec_id
             if key not in forward:
+                network = declared_of(terms, result.result.lineages, client.size).network
                 forward[key] = estimate_cost(network, client.size, batch_size=1).forward_macs
             found[name, number] = BACKWARD_FACTOR * forward[key] * samples[name] * experiment.run.training.epochs
     return found

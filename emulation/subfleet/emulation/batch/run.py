@@ -26,6 +26,7 @@ from subfleet.emulation.batch.attacking import AttackingTrainer
 from subfleet.emulation.batch.exports import AwaitedExports
 from subfleet.emulation.batch.hosting import shared_trainers
 from subfleet.emulation.gathered import EmulatedDevice, GatheredRun
+from subfleet.journal.evaluations import EvaluationRecord
 from subfleet.journal.guarding import GuardedObserver, Unobserved
 from subfleet.journal.records import Progress, RoundRecord, RunObserver, RunResult
 from subfleet.methods.policies import Participant
@@ -183,6 +184,10 @@ class _Notes:
     def round_finished(self, record: RoundRecord) -> None:
         self.rounds.append(record)
         self._observer.round_finished(record)
+
+    def evaluated(self, record: EvaluationRecord) -> None:
+        """Devices have evaluated the model."""
+        self._observer.evaluated(record)
 
     def progressed(self, progress: Progress) -> None:
         """How far a round is."""

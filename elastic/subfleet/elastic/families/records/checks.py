@@ -4,13 +4,13 @@ from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Any
 
+from subfleet.elastic.families.records.blocks import OF_SECTIONS_OR_BLOCKS
 from subfleet.elastic.network import Family
 from subfleet.protocol.errors import ConfigError
 
 __all__ = ["check_image", "check_settings", "check_symbols"]
 
-_OF_SECTIONS: Mapping[str, int] = MappingProxyType({"kernels": 1, "strides": 1, "heads": 1})
-_OF_SECTIONS_OR_BLOCKS: Mapping[str, int] = MappingProxyType({"hidden_widths": 1, "squeezed_widths": 0})
+_OF_SECTIONS: Mapping[str, int] = MappingProxyType({"kernels": 1, "strides": 1})
 _SIZES: Mapping[str, int] = MappingProxyType(
     {"stem_stride": 1, "stem_width": 0, "head_width": 0, "vocabulary": 0, "embedding_width": 0, "patch": 0}
 )
@@ -42,6 +42,7 @@ def check_settings(record: Family, norms: Iterable[str]) -> None:
         raise ConfigError(f"depths are {record.depths}, but every section needs 1 block or more")
     _check_norm(record, norms)
     _check_sections(record)
+    _check_numbers(record)
 
 
 def check_image(record: Family) -> None:
@@ -98,7 +99,7 @@ def _check_sections(record: Family) -> None:
                 f"{name} is {values}, but must be empty or one number of {least} or more for each of the "
                 f"{sections} sections"
             )
-    for name, least in _OF_SECTIONS_OR_BLOCKS.items():
+    for name, least in OF_SECTIONS_OR_BLOCKS.items():
         values = getattr(record, name, ())
         if values and (len(values) not in {sections, blocks} or min(values) < least):
             raise ConfigError(
@@ -111,3 +112,24 @@ def _check_sections(record: Family) -> None:
     last_widths = getattr(record, "last_widths", ())
     if min(last_widths, default=1) < 1:
         raise ConfigError(f"last_widths are {last_widths}, but must be 1 or more")
+
+
+def _check_numbers(record: Family) -> None:
+    numbers: tuple[tuple[int, ...], ...] = getattr(record, "block_numbers", ())
+    if not numbers:
+        return
+    if tuple(map(len, numbers)) != record.depths:
+        raise ConfigError(
+            f"block_numbers are {numbers}, but must be empty or name one number for each block of sections of depths "
+            f"{record.depths}"
+        )
+    for section, own in enumerate(numbers):
+        if min(own) < 0 or len(set(own)) < len(own):
+            raise ConfigError(
+                f"block_numbers of section {section} are {own}, but must be 0 or more, and each there once"
+            )
+        if own[0]:
+            raise ConfigError(
+                f"block_numbers of section {section} are {own}, but must begin with 0: the first block, which reads "
+                "what comes before its section and is always kept, stays the first"
+            )

@@ -1,11 +1,12 @@
 """Settings of networks of inverted residual blocks: MobileNetV2, MobileNetV3 and EfficientNetV2."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from subfleet.elastic.families.records.checks import check_image, check_settings
 from subfleet.elastic.network import Family
 from subfleet.protocol.errors import ConfigError
+from subfleet.protocol.schema import ADDED_LATER
 
 if TYPE_CHECKING:
     from subfleet.elastic.families.blueprint import Blueprint
@@ -36,6 +37,9 @@ class MobileNetV2:
         last_widths: of the layer between the last section and the head; empty takes 4 times the last section's width.
         learnable_steps: as in `Family`.
         scaler: as in `Family`.
+        block_numbers: of each section the numbers in its blocks' names, in the order in which they follow each other;
+            empty counts them from 0. Blocks that are inserted later have numbers of their own
+            (`subfleet.elastic.growing`), so that all others keep their names. A section's first block is its number 0.
     """
 
     TAG: ClassVar[str] = "family"
@@ -54,6 +58,7 @@ class MobileNetV2:
     last_widths: tuple[int, ...] = ()
     learnable_steps: bool = False
     scaler: bool = False
+    block_numbers: tuple[tuple[int, ...], ...] = field(default=(), metadata=ADDED_LATER)
 
     def __post_init__(self) -> None:
         check_settings(self, _NORMS)
@@ -88,6 +93,7 @@ class MobileNetV3:
         last_widths: of both layers between the last section and the head; empty takes 6 and 8 times the last width.
         learnable_steps: as in `Family`.
         scaler: as in `Family`.
+        block_numbers: as in `MobileNetV2`.
     """
 
     TAG: ClassVar[str] = "family"
@@ -107,6 +113,7 @@ class MobileNetV3:
     last_widths: tuple[int, ...] = ()
     learnable_steps: bool = False
     scaler: bool = False
+    block_numbers: tuple[tuple[int, ...], ...] = field(default=(), metadata=ADDED_LATER)
 
     def __post_init__(self) -> None:
         check_settings(self, _NORMS)
@@ -141,6 +148,7 @@ class EfficientNetV2:
         last_widths: as in `MobileNetV2`; empty takes 5 times the last section's width.
         learnable_steps: as in `Family`.
         scaler: as in `Family`.
+        block_numbers: as in `MobileNetV2`.
     """
 
     TAG: ClassVar[str] = "family"
@@ -160,6 +168,7 @@ class EfficientNetV2:
     last_widths: tuple[int, ...] = ()
     learnable_steps: bool = False
     scaler: bool = False
+    block_numbers: tuple[tuple[int, ...], ...] = field(default=(), metadata=ADDED_LATER)
 
     def __post_init__(self) -> None:
         check_settings(self, _NORMS)

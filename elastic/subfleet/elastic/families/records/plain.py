@@ -1,9 +1,10 @@
 """Settings of networks without residual connections: VGG, and depthwise separable convolutions that hear keywords."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from subfleet.elastic.families.records.checks import check_image, check_settings
+from subfleet.protocol.schema import ADDED_LATER
 
 if TYPE_CHECKING:
     from subfleet.elastic.families.blueprint import Blueprint
@@ -27,6 +28,9 @@ class Vgg:
         norm: "group"; "batch" with running statistics that travel with the weights; or "none".
         kernels: of each section, the side of its kernels, which are then cut as well; empty takes 3.
         scaler: as in `Family`.
+        block_numbers: of each section the numbers in its blocks' names, in the order in which they follow each other;
+            empty counts them from 0. Blocks that are inserted later have numbers of their own
+            (`subfleet.elastic.growing`), so that all others keep their names. A section's first block is its number 0.
     """
 
     TAG: ClassVar[str] = "family"
@@ -40,6 +44,7 @@ class Vgg:
     norm: Literal["group", "batch", "none"] = "group"
     kernels: tuple[int, ...] = ()
     scaler: bool = False
+    block_numbers: tuple[tuple[int, ...], ...] = field(default=(), metadata=ADDED_LATER)
 
     def __post_init__(self) -> None:
         check_settings(self, _NORMS)
@@ -66,6 +71,7 @@ class DsCnn:
         kernels: as in `Vgg`.
         stem_width: channels of the first layer where it differs from what the first section has; 0 takes that.
         scaler: as in `Family`.
+        block_numbers: as in `Vgg`.
     """
 
     TAG: ClassVar[str] = "family"
@@ -80,6 +86,7 @@ class DsCnn:
     kernels: tuple[int, ...] = ()
     stem_width: int = 0
     scaler: bool = False
+    block_numbers: tuple[tuple[int, ...], ...] = field(default=(), metadata=ADDED_LATER)
 
     def __post_init__(self) -> None:
         check_settings(self, _NORMS)

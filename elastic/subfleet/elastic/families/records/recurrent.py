@@ -1,9 +1,10 @@
 """Settings of LSTMs over symbols."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from subfleet.elastic.families.records.checks import check_settings, check_symbols
+from subfleet.protocol.schema import ADDED_LATER
 
 if TYPE_CHECKING:
     from subfleet.elastic.families.blueprint import Blueprint
@@ -23,6 +24,9 @@ class Lstm:
         vocabulary: how many symbols there are, 1 or more.
         norm: "none".
         embedding_width: of a symbol, where it is not that of the first section; 0 takes that.
+        block_numbers: of each section the numbers in its blocks' names, in the order in which they follow each other;
+            empty counts them from 0. Blocks that are inserted later have numbers of their own
+            (`subfleet.elastic.growing`), so that all others keep their names. A section's first block is its number 0.
     """
 
     TAG: ClassVar[str] = "family"
@@ -36,6 +40,7 @@ class Lstm:
     vocabulary: int
     norm: Literal["none"] = "none"
     embedding_width: int = 0
+    block_numbers: tuple[tuple[int, ...], ...] = field(default=(), metadata=ADDED_LATER)
 
     def __post_init__(self) -> None:
         check_settings(self, ("none",))

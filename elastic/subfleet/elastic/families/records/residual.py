@@ -1,9 +1,10 @@
 """Settings of residual networks that normalise first: of linear layers for vectors, and of convolutions for images."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from subfleet.elastic.families.records.checks import check_image, check_settings
+from subfleet.protocol.schema import ADDED_LATER
 
 if TYPE_CHECKING:
     from subfleet.elastic.families.blueprint import Blueprint
@@ -29,6 +30,9 @@ class Mlp:
         stem_width: of the first layer where it differs from what the first section has; 0 takes that.
         learnable_steps: as in `Family`.
         scaler: as in `Family`.
+        block_numbers: of each section the numbers in its blocks' names, in the order in which they follow each other;
+            empty counts them from 0. Blocks that are inserted later have numbers of their own
+            (`subfleet.elastic.growing`), so that all others keep their names. A section's first block is its number 0.
     """
 
     TAG: ClassVar[str] = "family"
@@ -43,6 +47,7 @@ class Mlp:
     stem_width: int = 0
     learnable_steps: bool = False
     scaler: bool = False
+    block_numbers: tuple[tuple[int, ...], ...] = field(default=(), metadata=ADDED_LATER)
 
     def __post_init__(self) -> None:
         check_settings(self, _NORMS)
@@ -73,6 +78,7 @@ class PreactResNet:
         stem_stride: step of the first convolution.
         learnable_steps: as in `Family`.
         scaler: as in `Family`.
+        block_numbers: as in `Mlp`.
     """
 
     TAG: ClassVar[str] = "family"
@@ -91,6 +97,7 @@ class PreactResNet:
     stem_stride: int = 1
     learnable_steps: bool = False
     scaler: bool = False
+    block_numbers: tuple[tuple[int, ...], ...] = field(default=(), metadata=ADDED_LATER)
 
     def __post_init__(self) -> None:
         check_settings(self, _NORMS)

@@ -1,11 +1,12 @@
 """Settings of transformers of image patches and of symbols."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from subfleet.elastic.families.records.checks import check_settings, check_symbols
 from subfleet.elastic.network import Family
 from subfleet.protocol.errors import ConfigError
+from subfleet.protocol.schema import ADDED_LATER
 
 if TYPE_CHECKING:
     from subfleet.elastic.families.blueprint import Blueprint
@@ -24,13 +25,16 @@ class Vit:
         class_count: as in `Family`.
         widths: of each section, the width of the stream that all share.
         depths: as in `Family`.
-        heads: of each section, the heads of its attention.
+        heads: of each section, or of each block, the heads of its attention.
         patch: side of the patches that become tokens, 1 or more.
         norm: "layer".
         hidden_widths: of each section, or of each block, the feed-forward width; empty takes 4 times the stream's.
         head_width: of each head's queries, keys and values; 0 takes width / heads.
         learnable_steps: as in `Family`.
         scaler: as in `Family`.
+        block_numbers: of each section the numbers in its blocks' names, in the order in which they follow each other;
+            empty counts them from 0. Blocks that are inserted later have numbers of their own
+            (`subfleet.elastic.growing`), so that all others keep their names. A section's first block is its number 0.
     """
 
     TAG: ClassVar[str] = "family"
@@ -46,6 +50,7 @@ class Vit:
     head_width: int = 0
     learnable_steps: bool = False
     scaler: bool = False
+    block_numbers: tuple[tuple[int, ...], ...] = field(default=(), metadata=ADDED_LATER)
 
     def __post_init__(self) -> None:
         check_settings(self, _NORMS)
@@ -72,13 +77,16 @@ class Bert:
         class_count: as in `Family`; where logits are of each token, so many symbols.
         widths: of each section, the width of the stream that all share.
         depths: as in `Family`.
-        heads: of each section, the heads of its attention.
+        heads: of each section, or of each block, the heads of its attention.
         vocabulary: how many symbols there are, 1 or more.
         norm: "layer".
         hidden_widths: of each section, or of each block, the feed-forward width; empty takes 4 times the stream's.
         head_width: of each head's queries, keys and values; 0 takes width / heads.
         learnable_steps: as in `Family`.
         scaler: as in `Family`.
+        block_numbers: of each section the numbers in its blocks' names, in the order in which they follow each other;
+            empty counts them from 0. Blocks that are inserted later have numbers of their own
+            (`subfleet.elastic.growing`), so that all others keep their names. A section's first block is its number 0.
     """
 
     TAG: ClassVar[str] = "family"
@@ -94,6 +102,7 @@ class Bert:
     head_width: int = 0
     learnable_steps: bool = False
     scaler: bool = False
+    block_numbers: tuple[tuple[int, ...], ...] = field(default=(), metadata=ADDED_LATER)
 
     def __post_init__(self) -> None:
         check_settings(self, _NORMS)
@@ -123,6 +132,7 @@ class BertClassifier:
         head_width: as in `Bert`.
         learnable_steps: as in `Family`.
         scaler: as in `Family`.
+        block_numbers: as in `Bert`.
     """
 
     TAG: ClassVar[str] = "family"
@@ -138,6 +148,7 @@ class BertClassifier:
     head_width: int = 0
     learnable_steps: bool = False
     scaler: bool = False
+    block_numbers: tuple[tuple[int, ...], ...] = field(default=(), metadata=ADDED_LATER)
 
     def __post_init__(self) -> None:
         check_settings(self, _NORMS)
@@ -167,6 +178,7 @@ class Decoder:
         head_width: as in `Bert`.
         learnable_steps: as in `Family`.
         scaler: as in `Family`.
+        block_numbers: as in `Bert`.
     """
 
     TAG: ClassVar[str] = "family"
@@ -182,6 +194,7 @@ class Decoder:
     head_width: int = 0
     learnable_steps: bool = False
     scaler: bool = False
+    block_numbers: tuple[tuple[int, ...], ...] = field(default=(), metadata=ADDED_LATER)
 
     def __post_init__(self) -> None:
         check_settings(self, _NORMS)
@@ -203,6 +216,6 @@ def _check_stream(record: Family, widths: tuple[int, ...], heads: tuple[int, ...
         )
     if not heads or (not head_width and any(width % count for count in heads)):
         raise ConfigError(
-            f"heads is {heads}, but family {record.TYPE!r} needs a number for each section that divides width {width}, "
-            "or head_width"
+            f"heads is {heads}, but family {record.TYPE!r} needs a number for each section or block that divides width "
+            f"{width}, or head_width"
         )

@@ -1,0 +1,110 @@
+"""Blocks that compute nothing yet: what their tensors are so that a network with them does what it did without them."""
+
+import math
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from subfleet.elastic.families.layers import EPSILON
+from subfleet.elastic.families.records.blocks import block_numbers
+from subfleet.elastic.families.sections import block_name
+from subfleet.elastic.network import Network
+from subfleet.protocol.errors import ConfigError
+
+__all__ = ["as_identities", "check_identity", "starts_as_identity"]
+
+
+def starts_as_identity(network: Network, block: str) -> bool:
+    """Whether a block can be the identity.
+
+    Blocks that add to what they read can: what closes them is silent, which holds for every activation, in training
+    and in evaluation. A layer of a plain chain can where ReLUs are before and behind it and no norm over groups is in
+    it: it passes on what it reads, with BatchNorm in evaluation only, as training measures each batch.
+    """
+    own = [decl for decl in network.tensors.values() if decl.block == block]
+    return any(decl.role == "residual" or decl.name in network.identities for decl in own)
+
+
+def check_identity(network: Network, block: str) -> None:
+    """Make sure that a block can be the identity.
+
+    Raises:
+        ConfigError: it cannot.
+    """
+    if not starts_as_identity(network, block):
+        raise ConfigError(
+            f"block {block!r} has no weight that starts at 0 and no layer that passes on what it reads, so it cannot "
+            "be the identity"
+        )
+
+
+def as_identities(network: Network, blocks: tuple[str, ...], weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """A network's weights with some of its blocks as the identity.
+
+    Blocks that add to what they read keep their first weights in all but what closes them, and so learn at once.
+
+    Args:
+        network: the declaration.
+        blocks: which, in network order.
+        weights: of the whole network; those of these blocks are their first ones.
+
+    Raises:
+        ConfigError: a block cannot be the identity.
+    """
+    found = dict(weights)
+    for block in blocks:
+        check_identity(network, block)
+        for name, decl in network.tensors.items():
+            if decl.block != block:
+                continue
+            if decl.role == "residual" or network.identities.get(name) == "silent":
+                found[name] = torch.zeros_like(weights[name])
+            elif name in network.identities:
+                found |= _passing(network, name, found)
+    return found
+
+
+def _passing(network: Network, name: str, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """A layer or a norm that passes on what it reads, which is never below 0."""
+    weight = weights[name]
+    if network.tensors[name].role == "gain":
+        return _passing_norm(network, name, weights)
+    kernel = torch.zeros_like(weight)
+    height, width = (side // 2 for side in weight.shape[2:])
+    channels = torch.arange(weight.shape[0])
+    kernel[channels, channels if weight.shape[1] > 1 else 0, height, width] = 1.0
+    return {name: kernel}
+
+
+def _passing_norm(network: Network, name: str, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """A norm with statistics of its own that puts back what they take away.
+
+    They are those that a ReLU makes of what the norm before gives, as if that were normal, so that batches whose own
+    statistics are taken in training come through nearly as they were.
+    """
+    prefix = name.removesuffix("weight")
+    gain, bias = (weights[one].double() for one in _norm_before(network, name))
+    deviation = gain.abs().clamp_min(1e-12)
+    share = 0.5 * (1 + torch.erf(bias / deviation / math.sqrt(2)))
+    density = torch.exp(-0.5 * (bias / deviation).square()) / math.sqrt(2 * math.pi)
+    mean = bias * share + deviation * density
+    square = (bias.square() + deviation.square()) * share + bias * deviation * density
+    variance = (square - mean.square()).clamp_min(0.0)
+    found = {
+        "weight": (variance + EPSILON).sqrt(),
+        "bias": mean,
+        "running_mean": mean,
+        "running_var": variance,
+    }
+    return {f"{prefix}{own}": tensor.to(weights[name].dtype) for own, tensor in found.items()}
+
+
+def _norm_before(network: Network, name: str) -> tuple[str, str]:
+    """Gain and bias of the last norm of the block before that of a tensor, in its section."""
+    sections = block_numbers(network.config)
+    names = [[block_name(section, number) for number in numbers] for section, numbers in enumerate(sections)]
+    block = network.tensors[name].block
+    before = next(own[own.index(block) - 1] for own in names if block in own)
+    gains = [one for one, decl in network.tensors.items() if one.startswith(f"{before}.") and decl.role == "gain"]
+    return gains[-1], f"{gains[-1].removesuffix('weight')}bias"

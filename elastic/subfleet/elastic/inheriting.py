@@ -1,0 +1,67 @@
+"""The first weights of a network that grew from another one."""
+
+import hashlib
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from torch import Generator, Tensor, randn
+
+from subfleet.elastic.building import init_state
+from subfleet.elastic.lineage import Copied, Drawn, Inheritance, Replicated
+from subfleet.elastic.network import Network
+from subfleet.elastic.replication import Replication, size_in
+from subfleet.protocol.errors import ConfigError
+
+__all__ = ["inherited"]
+
+
+def inherited(
+    how: Inheritance, network: Network, parent: Network, weights: Mapping[str, Tensor], *, seed: int
+) -> dict[str, Tensor]:
+    """The weights that a network begins with, on the device of its parent's.
+
+    Args:
+        how: the map from its parent's weights.
+        network: the declaration of the new one.
+        parent: the declaration of the one that it grew from.
+        weights: the parent's.
+        seed: of the run, for what is drawn.
+
+    Raises:
+        ConfigError: the map does not fit the two networks.
+    """
+    if isinstance(how, Copied):
+        return _copied(network, parent, weights)
+    like = next(iter(weights.values()))
+    first = {name: tensor.to(like) for name, tensor in init_state(network, seed).items()}
+    if isinstance(how, Drawn):
+        return first
+    sources = MappingProxyType(dict(how.sources))
+    grown = Replication(network=network, size=size_in(network, parent), sources=sources).grown(weights, first)
+    return _told_apart(network, how, grown, seed) if how.noise else grown
+
+
+def _told_apart(network: Network, how: Replicated, grown: dict[str, Tensor], seed: int) -> dict[str, Tensor]:
+    """With noise in what computes copies, but for the first of each."""
+    copies = {
+        axis: [place for place, one in enumerate(source) if one in source[:place]] for axis, source in how.sources
+    }
+    found = dict(grown)
+    for name, decl in network.tensors.items():
+        again = copies.get(str(decl.axes[0])) if decl.role == "weight" else None
+        if again:
+            digest = hashlib.sha256(f"{seed}/{network.id}/{name}/noise".encode()).digest()
+            generator = Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
+            drawn = randn(len(again), *decl.shape[1:], generator=generator).to(grown[name])
+            found[name] = grown[name].clone()
+            found[name][again] += how.noise * grown[name].std() * drawn
+    return found
+
+
+def _copied(network: Network, parent: Network, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    if network.config != parent.config:
+        raise ConfigError(
+            f"network {network.id!r} has other settings than its parent {parent.id!r}, so that its weights cannot be "
+            "copied; name a map"
+        )
+    return {name: tensor.clone() for name, tensor in weights.items()}

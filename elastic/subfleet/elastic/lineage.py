@@ -1,0 +1,91 @@
+"""Where the networks of a run come from, as plain data: which network each grew from, by which map, and when."""
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+from subfleet.elastic.families import AnyFamily
+from subfleet.protocol.identifiers import check_client_id
+
+__all__ = ["Copied", "Drawn", "Inheritance", "Lineage", "Replicated"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Copied:
+    """A network of its parent's settings begins with its parent's weights."""
+
+    TYPE: ClassVar[str] = "copied"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replicated:
+    """A wider or deeper network begins as one that computes what its parent does.
+
+    Attributes:
+        sources: pairs of axis and the parent's index that each of its own indices copies, sorted by axis; those of the
+            axes that differ in size. See `subfleet.elastic.replication.Replication`.
+        noise: what is added to copies, so that they learn apart at once: its deviation as a share of that of the tensor
+            that they are in, 0 or more. With 0, copies differ by the order of floating point sums alone.
+
+    Raises:
+        ValueError: the noise is below 0 or no number.
+    """
+
+    TYPE: ClassVar[str] = "replicated"
+    sources: tuple[tuple[str, tuple[int, ...]], ...] = ()
+    noise: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.noise < math.inf:
+            raise ValueError(f"noise is {self.noise}, but must be 0 or more")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drawn:
+    """A network begins with first weights of its own, drawn from the run's seed."""
+
+    TYPE: ClassVar[str] = "drawn"
+
+
+Inheritance = Copied | Replicated | Drawn
+"""The map from a parent's weights to those that a network begins with."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lineage:
+    """One network of a run.
+
+    Attributes:
+        id: which no other network of the run ever has; empty for the one that it begins with.
+        config: its settings, from which all else of it follows.
+        parent: id of the network that it grew from; None where there is none.
+        map: from its parent's weights to its own first ones.
+        born_round: after whose fold it appeared; 0 for the one that the run begins with.
+        retired_round: after whose fold it was given up; None where it is in use.
+
+    Raises:
+        ProtocolError: the id is none; it stands in names of files.
+        ValueError: the rounds contradict each other, or a network without a parent inherits.
+    """
+
+    id: str
+    config: AnyFamily
+    parent: str | None = None
+    map: Inheritance = Drawn()
+    born_round: int = 0
+    retired_round: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.id:
+            check_client_id(self.id)
+        if self.retired_round is not None and self.retired_round < self.born_round:
+            raise ValueError(
+                f"network {self.id!r} was retired in round {self.retired_round}, but appeared in {self.born_round}"
+            )
+        if self.parent is None and not isinstance(self.map, Drawn):
+            raise ValueError(f"network {self.id!r} has no parent, so that its weights must be drawn")
+
+    @property
+    def living(self) -> bool:
+        """Whether it is in use."""
+        return self.retired_round is None

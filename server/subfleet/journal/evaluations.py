@@ -1,0 +1,141 @@
+"""What devices found on data of their own that the model was not trained on: a row each, and how it spreads."""
+
+import statistics
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+__all__ = ["EvaluationRecord", "EvaluationRow", "Spread", "spread_text"]
+
+_QUARTERS = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvaluationRow:
+    """One client in an evaluation.
+
+    Attributes:
+        device: its device profile's name, which is its tier.
+        spec: display name of the subnet that it would be given.
+        spec_id: identity of that.
+        loss: as the client found it; 0 where it found none, as are all numbers after it.
+        accuracy: the same.
+        sample_count: of its held-out data.
+        label_count: labels that counted.
+        class_counts: of these, those of each class, where that was asked.
+        class_correct: of these, those that were predicted rightly.
+        bytes_down: payload bytes published to it in the meantime.
+        bytes_up: payload bytes received from it.
+        seconds: from the task's arrival on the device to its answer.
+        status: "evaluated", or why it was not, such as "missing: no answer came in time".
+    """
+
+    client_id: str
+    device: str
+    spec: str
+    spec_id: str
+    loss: float = 0.0
+    accuracy: float = 0.0
+    sample_count: int = 0
+    label_count: int = 0
+    class_counts: tuple[int, ...] = ()
+    class_correct: tuple[int, ...] = ()
+    bytes_down: int = 0
+    bytes_up: int = 0
+    seconds: float = 0.0
+    status: str = "evaluated"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spread:
+    """How a figure spreads over clients, each counted once.
+
+    Quartiles are interpolated between the sorted values, the smallest of which is the quantile 0 and the largest 1, as
+    most software does (Hyndman and Fan's seventh definition); of one client all are its own value.
+
+    Attributes:
+        clients: how many there are, 1 or more.
+        lower_quartile: of their values; a quarter of them lies below.
+        upper_quartile: a quarter of them lies above.
+        worst: the least favourable value, and whose it is: of equals the first by name.
+        tiers: mean by tier, in the order of their names.
+        worst_tier: the tier with the least favourable mean.
+    """
+
+    clients: int
+    mean: float
+    lower_quartile: float
+    upper_quartile: float
+    worst: float
+    worst_client: str
+    tiers: Mapping[str, float]
+    worst_tier: str
+
+    @property
+    def interquartile_range(self) -> float:
+        """How far the middle half of the clients is apart."""
+        return self.upper_quartile - self.lower_quartile
+
+    @property
+    def worst_tier_mean(self) -> float:
+        """Of the worst tier."""
+        return self.tiers[self.worst_tier]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvaluationRecord:
+    """The evaluation after a round, with a row for each client that was asked."""
+
+    round: int
+    seconds: float
+    clients: tuple[EvaluationRow, ...]
+
+    @property
+    def evaluated(self) -> tuple[EvaluationRow, ...]:
+        """The clients that have answered."""
+        return tuple(row for row in self.clients if row.status == "evaluated")
+
+    def spread(self, figure: Literal["accuracy", "loss"] = "accuracy") -> Spread | None:
+        """How accuracy or loss spreads over the clients that have answered; None where nobody has."""
+        rows = self.evaluated
+        if not rows:
+            return None
+        sign = 1.0 if figure == "accuracy" else -1.0
+        values = {row.client_id: getattr(row, figure) for row in rows}
+        lower, upper = _quartiles(values.values())
+        worst = min(values, key=lambda name: (sign * values[name], name))
+        by_tier: dict[str, list[float]] = {}
+        for row in sorted(rows, key=lambda one: (one.device, one.client_id)):
+            by_tier.setdefault(row.device, []).append(values[row.client_id])
+        tiers = {tier: statistics.fmean(found) for tier, found in by_tier.items()}
+        return Spread(
+            clients=len(rows),
+            mean=statistics.fmean(values[name] for name in sorted(values)),
+            lower_quartile=lower,
+            upper_quartile=upper,
+            worst=values[worst],
+            worst_client=worst,
+            tiers=tiers,
+            worst_tier=min(tiers, key=lambda tier: (sign * tiers[tier], tier)),
+        )
+
+
+def _quartiles(values: Iterable[float]) -> tuple[float, float]:
+    found = sorted(values)
+    if len(found) == 1:
+        return found[0], found[0]
+    lower, _, upper = statistics.quantiles(found, n=_QUARTERS, method="inclusive")
+    return lower, upper
+
+
+def spread_text(record: EvaluationRecord) -> str:
+    """An evaluation in a sentence."""
+    found = record.spread()
+    if found is None:
+        return f"after round {record.round} no device has evaluated the model on held-out samples of its own"
+    return (
+        f"after round {record.round} the mean accuracy on held-out samples of their own is {found.mean:.4f} over "
+        f"{found.clients} device{'s' * (found.clients != 1)}, middle half {found.lower_quartile:.4f} to "
+        f"{found.upper_quartile:.4f}, worst {found.worst_client} {found.worst:.4f}, worst tier {found.worst_tier} "
+        f"{found.worst_tier_mean:.4f}"
+    )

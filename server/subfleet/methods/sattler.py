@@ -1,0 +1,258 @@
+"""Clustered federated learning: clients that pull the model apart get models of their own.
+
+Sattler, Müller and Samek, "Clustered Federated Learning: Model-Agnostic Distributed Multitask Optimization Under
+Privacy Constraints", IEEE TNNLS 2021. Numbers that its text leaves open are those of its authors' code.
+
+Client half: train the given network with the given objective.
+Server half: each cluster has a network of its own. Where the mean change of a cluster's clients has become small and
+that of one of them has not, they agree on nothing more: the cluster is split in two by the cosines between changes, and
+each half goes on from the cluster's model with the mean change of its own. The split cluster's network retires.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from types import MappingProxyType
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from subfleet.elastic.lineage import Copied, Lineage
+from subfleet.elastic.network import Network
+from subfleet.methods.describing import MethodInfo, Setting, those_true
+from subfleet.methods.grouping import Linkage, cosines, two_groups
+from subfleet.methods.policies import (
+    Ask,
+    Assigned,
+    Evolved,
+    Evolving,
+    Finding,
+    Participant,
+    Policies,
+    Trained,
+    Weighting,
+    largest_fitting,
+    weigh_by,
+)
+from subfleet.methods.selecting import ClosedRound
+from subfleet.methods.sizes import Homogeneous, one_size
+from subfleet.protocol.errors import ConfigError
+from subfleet.protocol.subnet import SubnetSpec
+
+if TYPE_CHECKING:  # methods are read where no PyTorch is
+    from torch import Tensor
+
+__all__ = ["Found", "Sattler", "SattlerMemory", "Split"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SattlerMemory:
+    """What is remembered of the clusters.
+
+    Attributes:
+        clusters: the network of each client that has taken part.
+        first_norms: of each network, the largest norm of a client's change in the first round that it was trained in.
+        split_count: how many clusters were split so far.
+    """
+
+    clusters: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    first_norms: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
+    split_count: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Split:
+    """A cluster that is split.
+
+    Attributes:
+        parent: its network.
+        halves: pairs of a new network and the clients that it is for, the larger half first.
+    """
+
+    parent: str
+    halves: tuple[tuple[str, tuple[str, ...]], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """What a round's updates say of the clusters.
+
+    Attributes:
+        splits: clusters that are split now.
+        first_norms: as in `SattlerMemory`, with those of networks that were trained for the first time.
+    """
+
+    splits: tuple[Split, ...] = ()
+    first_norms: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sattler:
+    """Parameters of clustered federated learning. Their defaults are those of the authors' code.
+
+    Attributes:
+        mean_norm: a cluster is split only where the norm of the mean change of its clients is below this, above 0.
+        max_norm: and that of one of its clients' changes above this, above 0.
+        norms: "absolute" takes both as they are, which a network of another size needs others of; "relative" as shares
+            of the largest norm of a change in the first round of the cluster, which goes with any network.
+        warmup_rounds: no cluster is split up to and with this round, 0 or more.
+        least_clients: of a cluster that is split, that took part in the round, 2 or more.
+        linkage: how clusters are grown together until two are left: "complete" as in the code; "single" leaves the
+            largest cosine between the two as small as can be, which is what the paper asks for (section III-A).
+        weighting: "uniform" as in the code, or "samples".
+        model: which models are trained. With "nested" changes are compared where both clients have them.
+    """
+
+    TYPE: ClassVar[str] = "sattler"
+    INFO: ClassVar[MethodInfo] = MethodInfo(
+        title="Clustered federated learning",
+        paper="Sattler et al., Clustered Federated Learning: Model-Agnostic Distributed Multitask Optimization Under "
+        "Privacy Constraints, IEEE TNNLS 2021",
+        varies=(),
+    )
+    mean_norm: float = 0.4
+    max_norm: float = 1.6
+    norms: Literal["absolute", "relative"] = "absolute"
+    warmup_rounds: int = 20
+    least_clients: int = 3
+    linkage: Linkage = "complete"
+    weighting: Weighting = "uniform"
+    model: Homogeneous = "largest"
+
+    def __post_init__(self) -> None:
+        for name in ("mean_norm", "max_norm"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise ConfigError(f"{name} is {getattr(self, name)}, but must be a number above 0")
+        for name, least in (("warmup_rounds", 0), ("least_clients", 2)):
+            if getattr(self, name) < least:
+                raise ConfigError(f"{name} is {getattr(self, name)}, but must be {least} or more")
+
+    def departures(self, setting: Setting) -> tuple[str, ...]:
+        """See `subfleet.methods.policies.Method`."""
+        return (
+            "a client that comes later joins the largest cluster, and is not tried against the models before splits",
+            *those_true(
+                {
+                    "each client trains the largest subnet that fits, in place of one model for all": self.model
+                    == "nested",
+                    "an update counts by its samples": self.weighting == "samples",
+                    "thresholds are shares of the first changes": self.norms == "relative",
+                }
+            ),
+        )
+
+    def policies(self) -> Policies:
+        """A network for each cluster."""
+        return Policies(
+            memory=SattlerMemory(),
+            find=self._found,
+            evolve=_evolved,
+            heir=_heir,
+            remember=_remembered,
+            space=partial(one_size, self.model),
+            assign=_of_its_cluster,
+            weigh=weigh_by(self.weighting),
+            personal=True,
+        )
+
+    def _found(self, finding: Finding) -> Found:
+        memory: SattlerMemory = finding.memory
+        splits, norms = list[Split](), dict(memory.first_norms)
+        for network_id, network in sorted(finding.networks.items()):
+            clients = [one for one in finding.clients if one.client.size.network == network_id]
+            if not clients:
+                continue
+            largest = max(_norm(one.change.values()) for one in clients)
+            scale = norms.setdefault(network_id, largest) if self.norms == "relative" else 1.0
+            mean = _norm(_mean_change(network, clients).values())
+            apart = mean < self.mean_norm * scale and largest > self.max_norm * scale
+            if apart and finding.round > self.warmup_rounds and len(clients) >= self.least_clients:
+                splits.append(self._split(network, clients, memory.split_count + len(splits)))
+        return Found(splits=tuple(splits), first_norms=MappingProxyType(norms))
+
+    def _split(self, network: Network, clients: Sequence[Trained], count: int) -> Split:
+        groups = two_groups(cosines(network, clients), self.linkage)
+        names = [tuple(clients[place].client.client_id for place in group) for group in groups]
+        larger, smaller = sorted(names, key=lambda group: (-len(group), group))
+        halves = ((f"c{2 * count + 1}", larger), (f"c{2 * count + 2}", smaller))
+        return Split(parent=network.id, halves=halves)
+
+
+def _evolved(evolving: Evolving) -> Evolved:
+    """Each half goes on from the split cluster's model with the mean change of its own clients."""
+    found: Found = evolving.found
+    configs = {one.id: one.config for one in evolving.lineages}
+    born, weights = list[Lineage](), dict[str, Mapping[str, "Tensor"]]()
+    for split in found.splits:
+        for network_id, names in split.halves:
+            weights[network_id] = evolving.folded_with(split.parent, names).shared
+            born.append(
+                Lineage(
+                    id=network_id,
+                    config=configs[split.parent],
+                    parent=split.parent,
+                    map=Copied(),
+                    born_round=evolving.round,
+                )
+            )
+    return Evolved(
+        after=evolving.after,
+        born=tuple(born),
+        weights=weights,
+        retired=tuple(split.parent for split in found.splits),
+    )
+
+
+def _remembered(memory: SattlerMemory, closed: ClosedRound) -> SattlerMemory:
+    found: Found = closed.found or Found(first_norms=memory.first_norms)  # in rounds that measure norms nobody looks
+    clusters = {**memory.clusters, **{name: past.size.network for name, past in closed.clients.items()}}
+    for split in found.splits:
+        (larger, _), _ = split.halves
+        own = {name: network_id for network_id, names in split.halves for name in names}
+        # Who was not there goes with most of the others.
+        clusters = {name: own.get(name, larger) if one == split.parent else one for name, one in clusters.items()}
+    in_use = set(clusters.values())
+    return SattlerMemory(
+        clusters=clusters,
+        first_norms={network_id: norm for network_id, norm in found.first_norms.items() if network_id in in_use},
+        split_count=memory.split_count + len(found.splits),
+    )
+
+
+def _of_its_cluster(ask: Ask) -> Assigned:
+    memory: SattlerMemory = ask.draw.memory
+    cluster = memory.clusters.get(ask.draw.client_id) or _largest_cluster(memory, ask.networks)
+    return largest_fitting(ask.of_network(cluster))
+
+
+def _largest_cluster(memory: SattlerMemory, networks: Iterable[str]) -> str:
+    counts = Counter(memory.clusters.values())
+    return min(networks, key=lambda network_id: (-counts[network_id], network_id))
+
+
+def _heir(client: Participant, networks: Mapping[str, Network], memory: SattlerMemory) -> SubnetSpec:
+    """The same subnet of the network of its cluster, as both have the same settings."""
+    return replace(client.spec, network=memory.clusters[client.client_id])
+
+
+def _mean_change(network: Network, clients: Sequence[Trained]) -> dict[str, Tensor]:
+    """The mean of changes in the network's own shapes, each counted by its weight, of each element over its holders."""
+    import torch
+
+    from subfleet.elastic.maps import tensor_maps
+
+    shapes = {name: decl.shape for name, decl in network.tensors.items()}
+    sums = {name: torch.zeros(shape, dtype=torch.float64) for name, shape in shapes.items()}
+    weights = {name: torch.zeros(shape, dtype=torch.float64) for name, shape in shapes.items()}
+    for one in clients:
+        for name, place in tensor_maps(network, one.client.spec).items():
+            change = one.change[name].double().cpu()
+            place.scatter(one.weight * change, sums[name])
+            place.scatter(torch.full_like(change, one.weight), weights[name])
+    return {name: torch.where(weights[name] > 0, sums[name] / weights[name], 0.0) for name in sums}
+
+
+def _norm(changes: Iterable[Tensor]) -> float:
+    return math.sqrt(math.fsum(float(change.double().square().sum()) for change in changes))

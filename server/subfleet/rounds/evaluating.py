@@ -1,0 +1,173 @@
+"""After a round: devices say how good the model is on data of their own that it was not trained on. Pure.
+
+    fold     --> evaluate   it is due, and somebody who is there has held-out data
+    evaluate --> waiting    all have answered, quorum, or deadline
+
+A seat goes as in the deploy phase: preparing, out, done; or refused, skipped, missing. Each client evaluates the subnet
+that it would be given for good, so that what it says is what it would have of it. A few are asked in each step.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from itertools import islice
+from types import MappingProxyType
+
+from subfleet.protocol.evaluating import EvaluationSettings
+from subfleet.protocol.memory import planned_for
+from subfleet.protocol.messages import Evaluated, Task
+from subfleet.protocol.readings import Budget
+from subfleet.rounds.actions import Action, CloseEvaluation, GoOn, Request, SendTask, Withdraw
+from subfleet.rounds.answers import evaluation_task_id, judge, reply
+from subfleet.rounds.members import expected
+from subfleet.rounds.networks import standing_for
+from subfleet.rounds.requests import EvaluationMade, EvaluationWanted
+from subfleet.rounds.state import LastEvaluation, RunState, Seat
+from subfleet.rounds.terms import Terms
+
+__all__ = ["begun", "evaluated", "evaluating", "evaluation_made", "evaluations_wanted"]
+
+AT_ONCE = 8
+"""Clients that are asked in one step."""
+
+Outcome = tuple[RunState, tuple[Action, ...]]
+
+
+def begun(terms: Terms, state: RunState, now_s: float) -> RunState:
+    """The state after a round was closed: in this phase, where it is due and there is anyone to ask."""
+    due = terms.config.evaluation.due(state.folded_round, terms.config.total_rounds)
+    if not due or next(_to_ask(terms, state, now_s), None) is None:
+        return state
+    return replace(state, phase="evaluate", entered_s=now_s, seats=MappingProxyType({}))
+
+
+def evaluating(terms: Terms, state: RunState, now_s: float) -> Outcome:
+    """Ask the next few, and end the phase where nothing more is to be waited for."""
+    late = now_s - state.entered_s >= terms.config.deadlines.evaluate_s
+    names = [] if late else list(islice(_to_ask(terms, state, now_s), AT_ONCE + 1))
+    if names:
+        new = {name: _seat(terms, state, name) for name in names[:AT_ONCE]}
+        state = replace(state, seats=MappingProxyType({**state.seats, **new}))
+        more = (GoOn(),) if len(names) > AT_ONCE else ()
+        return state, (*evaluations_wanted(state, new), *more)
+    still_open = [seat for seat in state.seats.values() if seat.open]
+    done = sum(seat.stage == "done" for seat in state.seats.values())
+    enough = done > 0 and done >= terms.config.quorum * (done + len(still_open))
+    if still_open and not late and not (enough and not terms.config.strict):
+        return state, ()
+    return _closed(state, "no answer came in time" if late else "the evaluation closed at its quorum", now_s)
+
+
+def evaluations_wanted(state: RunState, names: Iterable[str]) -> tuple[Request, ...]:
+    """What the tasks of some clients are made of."""
+    seats = (state.seats[name] for name in sorted(names))
+    return tuple(
+        Request(wanted=EvaluationWanted(participant=seat.participant, round=state.round, target=seat.runtime))
+        for seat in seats
+        if seat.stage == "preparing" and seat.participant is not None
+    )
+
+
+def evaluation_made(terms: Terms, state: RunState, made: EvaluationMade, now_s: float) -> Outcome:
+    """Send a task, if what its program plans fits what the client had to give in its last round."""
+    seat = state.seats.get(made.wanted.client_id)
+    if state.phase != "evaluate" or seat is None or made.wanted.round != state.round or seat.stage != "preparing":
+        return state, ()
+    budget = seat.budget or Budget(memory_bytes=0)
+    planned_bytes = planned_for(made.facts.planned_peak_bytes, made.facts.packings, seat.packing_width)
+    if planned_bytes > budget.memory_bytes:
+        reason = f"to evaluate takes {planned_bytes} bytes of memory, but the budget is {budget.memory_bytes}"
+        return _with_seat(state, replace(seat, stage="skipped", reason=reason)), ()
+    name = evaluation_task_id(terms, state, seat.client_id)
+    task = Task(
+        task_id=name,
+        work="evaluate",
+        run_id=terms.run_id,
+        round=state.round,
+        client_id=seat.client_id,
+        spec=made.wanted.participant.spec,
+        programs=(made.program,),
+        weights=made.weights,
+        training=None,
+        planned_peak_bytes=planned_bytes,
+        budget=budget,
+        deadline_s=max(0.0, terms.config.deadlines.evaluate_s - (now_s - state.entered_s)),
+        message_id=name,
+        retry=state.retry,
+        classes=terms.config.data.classes,
+        evaluation=EvaluationSettings(
+            batch_size=terms.training(state.round).program_batch_size, per_class=terms.config.evaluation.per_class
+        ),
+    )
+    return _with_seat(state, replace(seat, stage="out", task=task)), (SendTask(task=task),)
+
+
+def evaluated(terms: Terms, state: RunState, answer: Evaluated) -> Outcome:
+    """What a device found; told twice, it counts once."""
+    verdict, reason = judge(terms, state, answer)
+    receipt = reply(answer.client_id, answer.message_id, verdict, reason)
+    if verdict != "accepted":
+        return state, (receipt,)
+    seat = replace(state.seats[answer.client_id], stage="done", evaluated=answer)
+    return _with_seat(state, seat), (receipt, Withdraw(task_id=answer.task_id))
+
+
+def _closed(state: RunState, reason: str, now_s: float) -> Outcome:
+    missing = {name: replace(seat, stage="missing", reason=reason) for name, seat in state.seats.items() if seat.open}
+    seats = MappingProxyType(dict(sorted({**state.seats, **missing}.items())))
+    done = [seat for seat in seats.values() if seat.stage == "done"]
+    last = {
+        seat.client_id: LastEvaluation(round=state.round, evaluated=seat.evaluated)
+        for seat in done
+        if seat.evaluated is not None
+    }
+    close = CloseEvaluation(
+        round=state.round,
+        seconds=now_s - state.entered_s,
+        seats=tuple(seats.values()),
+        lineages=state.lineages,
+    )
+    withdrawn = (Withdraw(task_id=seat.task.task_id) for seat in missing.values() if seat.task is not None)
+    state = replace(
+        state,
+        phase="waiting",
+        entered_s=now_s,
+        seats=MappingProxyType({}),
+        evaluated=MappingProxyType({**state.evaluated, **last}),
+        settled=state.settled.union(seat.task.task_id for seat in done if seat.task is not None),
+    )
+    return state, (close, *withdrawn)
+
+
+def _to_ask(terms: Terms, state: RunState, now_s: float) -> Iterator[str]:
+    """Those with a model and held-out data who are there, or are waited for, and have not been asked; by their ids."""
+    for name in sorted(
+        name for name in expected(terms, state, now_s) if name in state.last and name not in state.seats
+    ):
+        profile = state.members[name].profile
+        if profile is not None and profile.held_out_count and standing_for(terms, state, state.last[name]) is not None:
+            yield name
+
+
+def _seat(terms: Terms, state: RunState, name: str) -> Seat:
+    last, profile = state.last[name], state.members[name].profile
+    client = standing_for(terms, state, last)
+    if client is None or profile is None:
+        raise ValueError(f"client {name} has no model to evaluate")
+    return Seat(
+        client_id=name,
+        device=last.device,
+        stage="preparing",
+        runtime=last.runtime,
+        packing_width=last.packing_width,
+        budget=last.budget,
+        memory_free_bytes=last.memory_free_bytes,
+        memory_budget_bytes=last.memory_budget_bytes,
+        sample_count=profile.held_out_count,
+        class_counts=last.class_counts,
+        size=client.size,
+        spec=client.spec,
+    )
+
+
+def _with_seat(state: RunState, seat: Seat) -> RunState:
+    return replace(state, seats=MappingProxyType({**state.seats, seat.client_id: seat}))

@@ -1,0 +1,131 @@
+"""The networks of a run: which are in use, what their subnets cost, and what goes when one retires. Pure.
+
+As long as a method changes none, there is the one that the run begins with, and no lineage is written down.
+"""
+
+from collections.abc import Iterable
+from dataclasses import replace
+from types import MappingProxyType
+
+from subfleet.elastic.lineage import Lineage
+from subfleet.methods.policies import Participant
+from subfleet.protocol.subnet import SubnetSpec
+from subfleet.rounds.requests import PricesWanted
+from subfleet.rounds.state import RunState, Seat
+from subfleet.rounds.terms import Declared, Terms
+from subfleet.search.candidates import Candidate
+from subfleet.search.queue import SizedProgram
+
+__all__ = [
+    "all_lineages",
+    "declared_of",
+    "in_use",
+    "lineages_in_use",
+    "networks_told",
+    "price_of",
+    "standing_for",
+    "with_lineages",
+]
+
+
+def all_lineages(terms: Terms, lineages: tuple[Lineage, ...]) -> tuple[Lineage, ...]:
+    """Of all networks that the run has had, the one that it begins with first."""
+    return lineages or (Lineage(id="", config=terms.config.model),)
+
+
+def lineages_in_use(terms: Terms, state: RunState) -> tuple[Lineage, ...]:
+    """Of the networks that sizes may be chosen of, in the order in which they appeared."""
+    return tuple(one for one in all_lineages(terms, state.lineages) if one.living)
+
+
+def in_use(terms: Terms, state: RunState) -> tuple[Declared, ...]:
+    """The networks that sizes may be chosen of."""
+    return tuple(terms.declared(one) for one in lineages_in_use(terms, state))
+
+
+def declared_of(terms: Terms, lineages: Iterable[Lineage], spec: SubnetSpec) -> Declared:
+    """The network of a subnet, whether it is in use or has retired.
+
+    Raises:
+        ValueError: the run never had it.
+    """
+    if not spec.network:
+        return terms.first
+    found = next((one for one in lineages if one.id == spec.network), None)
+    if found is None:
+        raise ValueError(f"subnet {spec.name!r} is of network {spec.network!r}, which the run never had")
+    return terms.declared(found)
+
+
+def price_of(terms: Terms, lineages: Iterable[Lineage], spec: SubnetSpec) -> Candidate:
+    """What a subnet of any of the run's networks costs; memory is estimated from shapes."""
+    return declared_of(terms, lineages, spec).price(spec)
+
+
+def standing_for(terms: Terms, state: RunState, seat: Seat) -> Participant | None:
+    """The client of an earlier seat with its subnet, or, where the network of that has retired, with its heir's.
+
+    None where it had none, or the method names no heir.
+    """
+    known = seat.participant
+    # Asked for all clients of a run at once; most runs have one network, and most networks have not retired.
+    if known is None or not any(one.id == known.spec.network and not one.living for one in state.lineages):
+        return known
+    if terms.policies.heir is None:
+        return None
+    memory = terms.policies.memory if state.memory is None else state.memory
+    networks = MappingProxyType({one.id: terms.declared(one).network for one in lineages_in_use(terms, state)})
+    spec = terms.policies.heir(known, networks, memory)
+    declared = declared_of(terms, state.lineages, spec)
+    size = declared.network.size_of(spec)
+    # By the name under which tables have it.
+    size = next((one for one in declared.space if one.spec_id == size.spec_id), size)
+    return replace(known, spec=spec, size=size)
+
+
+def with_lineages(terms: Terms, state: RunState, lineages: tuple[Lineage, ...]) -> RunState:
+    """The state with the networks that a round has left, without what is known of those that have retired."""
+    if lineages == state.lineages:
+        return state
+    state = replace(state, lineages=lineages)
+    living = {one.id for one in lineages_in_use(terms, state)}
+    gone = [one for one in lineages if not one.living]
+    keys = {PricesWanted(target=target, lineage=one).key for one in gone for target in terms.config.targets}
+    written = {key: one for key, one in state.written.items() if one.program.size.network in living}
+    lost = state.written.keys() - written.keys()
+    sizes = {SizedProgram(size=one.size, target=one.target).key for one in (state.written[key].program for key in lost)}
+    return replace(
+        state,
+        pool=tuple(one for one in state.pool if one.spec.network in living),
+        queue=tuple(one for one in state.queue if one.size.network in living),
+        written=MappingProxyType(written),
+        written_prices=MappingProxyType({key: one for key, one in state.written_prices.items() if key not in lost}),
+        prices=MappingProxyType({key: one for key, one in state.prices.items() if key not in keys}),
+        unfit=MappingProxyType({key: why for key, why in state.unfit.items() if _program_of(key) not in sizes}),
+    )
+
+
+def networks_told(before: Iterable[Lineage], after: Iterable[Lineage]) -> tuple[str, ...]:
+    """What people are told of networks that have appeared or retired, a sentence each."""
+    known = {one.id: one.living for one in before}
+    told = list[str]()
+    for one in after:
+        if one.id and one.id not in known:
+            told.append(f"network {one.id} has appeared, {_grown(one)}")
+        if not one.living and known.get(one.id, True):
+            told.append(f"{_called(one.id)} has retired")
+    return tuple(told)
+
+
+def _grown(lineage: Lineage) -> str:
+    return "drawn anew" if lineage.parent is None else f"{lineage.map.TYPE} from {_called(lineage.parent)}"
+
+
+def _called(network_id: str) -> str:
+    return f"network {network_id}" if network_id else "the network that the run began with"
+
+
+def _program_of(refusal: str) -> str:
+    """The key of the program that a refusal is of, see `unfit`."""
+    *_, target, spec_id = refusal.split("/")
+    return f"{target}/{spec_id}"

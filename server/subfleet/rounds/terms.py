@@ -1,0 +1,122 @@
+"""What a run goes by from its start to its end, and the networks that it has on the way."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+
+from subfleet.elastic.lineage import Lineage
+from subfleet.elastic.network import Family, Network
+from subfleet.elastic.update_form import update_bytes
+from subfleet.methods.norms import calibration_training
+from subfleet.methods.policies import Policies, by_samples, without_self_distillation
+from subfleet.methods.selecting import Trainee
+from subfleet.protocol.messages import Update
+from subfleet.protocol.readings import Budget
+from subfleet.protocol.subnet import SubnetSpec
+from subfleet.protocol.training import TrainingSettings
+from subfleet.protocol.update_codecs import AnyUpdateCodec
+from subfleet.search.candidates import Candidate
+from subfleet.search.prices import Prices
+from subfleet.settings.run import Run
+
+__all__ = ["Declared", "Terms"]
+
+_LOCAL = ("epochs", "learning_rate", "proximal_mu", "distillation_weight")
+"""What may differ between clients that run the same program."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Declared:
+    """One network of a run, with all that follows from its settings.
+
+    Attributes:
+        candidates: the method's space with its costs, from smallest to largest; memory is estimated from shapes.
+        price: the cost of any subnet, told in the same way. Where the method goes by `planned_prices`, sizes are chosen
+            by those in the state, see `pricing`.
+    """
+
+    network: Network
+    candidates: tuple[Candidate, ...]
+    price: Prices
+
+    @property
+    def space(self) -> tuple[SubnetSpec, ...]:
+        """The sizes that may be assigned, from smallest to largest."""
+        return tuple(candidate.spec for candidate in self.candidates)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Terms:
+    """What does not change during a run.
+
+    Attributes:
+        run_id: the configured name and a part that no other run has: devices remember what they did for a run.
+        policies: of the configured method, with what the configuration says in their place.
+        first: the network that the run begins with.
+        declare: of another network the id and the settings to all that follows; said before, it takes no time.
+    """
+
+    config: Run
+    run_id: str
+    policies: Policies
+    first: Declared
+    declare: Callable[[str, Family], Declared]
+
+    @property
+    def network(self) -> Network:
+        """The declaration of the network that the run begins with."""
+        return self.first.network
+
+    @property
+    def candidates(self) -> tuple[Candidate, ...]:
+        """Its sizes with their costs, from smallest to largest."""
+        return self.first.candidates
+
+    @property
+    def price(self) -> Prices:
+        """What its subnets cost."""
+        return self.first.price
+
+    @property
+    def space(self) -> tuple[SubnetSpec, ...]:
+        """Its sizes, from smallest to largest."""
+        return self.first.space
+
+    def declared(self, lineage: Lineage | None) -> Declared:
+        """The network of a lineage; without one, that which the run begins with."""
+        return self.first if lineage is None or not lineage.id else self.declare(lineage.id, lineage.config)
+
+    @property
+    def log_quantile(self) -> float | None:
+        """What devices are asked to tell of the logs that they replay; None asks for nothing."""
+        return self.config.log_quantile if self.policies.lasting and self.config.clock is not None else None
+
+    def training(self, round_number: int, *, student: SubnetSpec | None = None) -> TrainingSettings:
+        """The local training of a round, or how norms are measured in it.
+
+        Args:
+            round_number: of the round.
+            student: the nested subnet of self-distillation; without one there is none.
+        """
+        settings = self.policies.training(self.config.training_of(round_number), round_number)
+        settings = without_self_distillation(settings) if student is None else settings
+        return calibration_training(settings) if self.config.calibrates(round_number) else settings
+
+    def local_training(
+        self, round_number: int, trainee: Trainee, *, student: SubnetSpec | None = None
+    ) -> TrainingSettings:
+        """The local training of one client in a round; the program is that of all who have its size."""
+        general = self.training(round_number, student=student)
+        if self.config.calibrates(round_number):
+            return general
+        own = self.policies.local(general, trainee)
+        numbers = {name: getattr(own, name) for name in _LOCAL}
+        return replace(general, **numbers)
+
+    def weigh(self, round_number: int) -> Callable[[Update], float]:
+        """How much an update of a round counts by itself: measured norms are those of all samples."""
+        return by_samples if self.config.calibrates(round_number) else self.policies.weigh
+
+    def update_codec(self, network: Network, size: SubnetSpec, budget: Budget) -> AnyUpdateCodec:
+        """How a client with this budget writes the update of its size, which is one of the network."""
+        return self.policies.fit_codec(self.policies.update_codec, partial(update_bytes, network, size), budget)

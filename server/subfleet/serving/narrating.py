@@ -1,0 +1,27 @@
+"""What people are told while a run goes on: sentences on what a step has changed. Pure."""
+
+from collections.abc import Iterator
+
+from subfleet.rounds.networks import networks_told
+from subfleet.rounds.state import RunState
+
+__all__ = ["told"]
+
+
+def told(before: RunState, after: RunState) -> Iterator[str]:
+    """The sentences that a step is worth, in order."""
+    for name in after.members.changed(before.members):
+        known, member = before.members.get(name), after.members[name]
+        if member.profile is not None and (known is None or known.profile is None):
+            runtimes = ", ".join(member.profile.runtimes)
+            yield f"client {name} joined: {member.profile.device}, {runtimes}, {member.profile.sample_count} samples"
+    if after.tries.lost != before.tries.lost:
+        tries, pause = after.tries, f"in {after.tries.pause_s:g} s" if after.tries.pause_s else "at once"
+        again = "" if after.phase == "failed" else f"; it is tried again {pause}"
+        yield f"round {before.round} left nothing to fold ({tries.waits_for}){again}"
+    for name, excluded in after.suspicion.excluded.items():
+        if before.suspicion.excluded.get(name) != excluded:
+            yield f"client {name} is {excluded.reason}"
+    yield from networks_told(before.lineages, after.lineages)
+    if after.phase == "deploy" != before.phase:
+        yield "the last round is done; each device's own model is exported and sent"

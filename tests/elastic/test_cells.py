@@ -1,0 +1,225 @@
+"""Networks that grow cell by cell compute what they did: FedTrans' invariants T1 and T7."""
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from elastic.elastic_cases import CONFIGS, CONVOLUTIONAL, MLP, RESNET, relaxed
+from elastic.test_growing import inputs_of
+from elastic.token_cases import LSTM, TOKEN_CONFIGS, VIT
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from subfleet.elastic.building import build_module, network_of
+from subfleet.elastic.cells import can_deepen, cells_of, deepened, parameters_of, widened
+from subfleet.elastic.cost import estimate_cost
+from subfleet.elastic.families import preset
+from subfleet.elastic.families.records.inverted import MobileNetV3
+from subfleet.elastic.families.records.plain import DsCnn, Vgg
+from subfleet.elastic.families.records.residual import Mlp
+from subfleet.elastic.families.records.transformers import Vit
+from subfleet.elastic.inheriting import inherited
+from subfleet.elastic.lineage import Replicated
+from subfleet.elastic.network import Family, Network
+from subfleet.elastic.replication import Replication, size_in
+from subfleet.protocol.errors import ConfigError
+
+EVERY = (*CONFIGS, *TOKEN_CONFIGS)
+CHAINS = (Vgg, DsCnn)
+_declared = cache(network_of)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Morph:
+    """A network, what became of it, and its cells that are wider and that are followed by others."""
+
+    before: Network
+    after: Network
+    wider: tuple[str, ...]
+    followed: tuple[str, ...]
+
+
+@st.composite
+def morphs(draw: st.DrawFn, configs: Sequence[Family] = EVERY) -> Morph:
+    """Any cells of any network of ours made wider and deeper in turn, as often as three times."""
+    before = _declared(draw(st.sampled_from(configs)))
+    config, wider, followed = before.config, set[str](), set[str]()
+    for _ in range(draw(st.integers(1, 3))):
+        network = network_of(config)
+        cell = draw(st.sampled_from(cells_of(network)))
+        widen: bool = draw(st.booleans())
+        if cell.axes and widen:
+            config = widened(config, (cell.name,), draw(st.sampled_from([1.1, 1.5, 2.0, 3.0])))
+            wider.add(cell.name)
+        elif can_deepen(network, cell):
+            config = deepened(config, cell, draw(st.integers(1, 2)))
+            followed.add(cell.name)
+    return Morph(before=before, after=network_of(config), wider=tuple(wider), followed=tuple(followed))
+
+
+def weights_of(network: Network, seed: int = 3) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    found = {
+        name: 0.3 * torch.randn(decl.shape, generator=generator, dtype=torch.float64)
+        for name, decl in network.tensors.items()
+    }
+    return {
+        name: 1 + tensor.abs() if network.tensors[name].role in ("variance", "gain") else tensor
+        for name, tensor in found.items()
+    }
+
+
+def outputs(network: Network, state: dict[str, Tensor], *, training: bool, count: int = 6) -> Tensor:
+    module = build_module(network, network.full_spec()).to(next(iter(state.values())).dtype)
+    module.load_state_dict({name: tensor.clone() for name, tensor in state.items()})
+    inputs = inputs_of(network, count)
+    with torch.no_grad():
+        found: Any = module.train(training)(inputs if network.symbols else inputs.to(next(module.parameters()).dtype))
+    prediction: Tensor = found[-1] if isinstance(found, tuple) else found
+    return prediction
+
+
+def grown_from(morph: Morph, state: dict[str, Tensor], seed: int = 1, noise: float = 0.0) -> dict[str, Tensor]:
+    drawn = Replication.drawn(morph.after, size_in(morph.after, morph.before), random.Random(seed))
+    how = Replicated(sources=tuple(sorted(drawn.sources.items())), noise=noise)
+    return inherited(how, morph.after, morph.before, state, seed=seed)
+
+
+@pytest.mark.slow
+@relaxed
+@given(morphs())
+def test_what_grew_computes_what_it_did(morph: Morph) -> None:
+    """T1, in float64 and float32; in training too, but of a plain chain that measures each batch."""
+    for dtype, tolerance in ((torch.float64, 1e-12), (torch.float32, 1e-5)):
+        state = {name: tensor.to(dtype) for name, tensor in weights_of(morph.before).items()}
+        grown = grown_from(morph, state)
+        assert {tensor.dtype for tensor in grown.values()} == {dtype}
+        for training in (False, True):
+            chained = isinstance(morph.before.config, CHAINS) and morph.before.config.norm == "batch"
+            if training and chained and morph.followed:
+                continue
+            then = outputs(morph.before, state, training=training)
+            now = outputs(morph.after, grown, training=training)
+            scale = max(1.0, float(then.abs().max()))
+            torch.testing.assert_close(now, then, rtol=tolerance, atol=tolerance * scale)
+
+
+@pytest.mark.slow
+@relaxed
+@given(morphs())
+def test_what_grew_costs_more_and_nothing_else_of_it_changed(morph: Morph) -> None:
+    """T7: exactly the cells that were named."""
+    before, after = parameters_of(morph.before), parameters_of(morph.after)
+    if not morph.wider and not morph.followed:
+        assert morph.before == morph.after
+        return
+    costs = [estimate_cost(one, one.full_spec(), batch_size=1).forward_macs for one in (morph.before, morph.after)]
+    assert costs[0] < costs[1]
+    assert (len(after) > len(before)) == bool(morph.followed)
+    longer = {name for name, axis in morph.before.axes.items() if morph.after.axes[name].size != axis.size}
+    named = {axis for cell in cells_of(morph.after) if cell.name in morph.wider for axis in cell.axes}
+    assert longer == named & morph.before.axes.keys()
+    inserted = {cell.name for cell in cells_of(morph.after)} - before.keys()
+    assert all(name.rpartition(".")[0] in inserted for name in morph.after.axes.keys() - morph.before.axes.keys())
+
+
+def test_a_cell_becomes_wider_inside_and_a_layer_of_a_plain_chain_with_its_section() -> None:
+    grown = widened(MLP, ["section0.block1"], 1.5)
+    assert grown == replace(MLP, hidden_widths=(8, 12, 6, 6, 6))
+    assert widened(grown, ["section1.block0"], 2).hidden_widths == (8, 12, 12, 6, 6)
+    vgg = CONVOLUTIONAL["vgg"]
+    assert widened(vgg, ["section1.block1", "section1.block2"], 2) == replace(vgg, widths=(4, 12))
+    heard = CONVOLUTIONAL["ds_cnn"]
+    assert isinstance(heard, DsCnn)
+    assert widened(replace(heard, stem_width=0), ["section0.block0"], 2) == replace(heard, widths=(8, 6), stem_width=4)
+    found = widened(VIT, ["section1.block0"], 2)
+    assert isinstance(found, Vit)
+    assert (found.head_width, found.heads, found.hidden_widths) == (4, (3, 3, 4), (7, 7, 10))
+    squeezed = CONVOLUTIONAL["mobilenet_v3"]
+    assert isinstance(squeezed, MobileNetV3)
+    wider = widened(squeezed, ["section2.block0"], 1.1)
+    assert (wider.hidden_widths, wider.squeezed_widths) == ((4, 9, 7, 9, 6), (2, 0, 0, 4, 4))
+
+
+def test_a_factor_is_exact_and_goes_up_to_whole_groups() -> None:
+    """1.1 times 10 is 11, though 1.1 is a little more than that in binary."""
+    one = Mlp(input_shape=(5,), class_count=4, widths=(10,), depths=(1,), norm="none")
+    assert widened(one, ["section0.block0"], 1.1).hidden_widths == (11,)
+    assert widened(replace(one, norm="group", group_size=5), ["section0.block0"], 1.1).hidden_widths == (15,)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("config", [CONVOLUTIONAL["vgg"], CONVOLUTIONAL["ds_cnn"]], ids=lambda config: config.TYPE)
+def test_a_new_layer_of_a_chain_that_measures_batches_passes_them_nearly_on(config: Family) -> None:
+    """It puts back what a ReLU makes of normal numbers, and so starts nearer to its parent than a fresh norm would."""
+    before = _declared(config)
+    morph = Morph(before=before, after=network_of(deepened(config, cells_of(before)[-1])), wider=(), followed=())
+    away, fresh_away = 0.0, 0.0
+    for seed in range(4):
+        state = weights_of(before, seed)
+        grown = grown_from(morph, state)
+        fresh = dict(grown)
+        for name in morph.after.identities:
+            if name.endswith("norm.weight") and name not in before.tensors:
+                for own, value in (("weight", 1.0), ("bias", 0.0), ("running_mean", 0.0), ("running_var", 1.0)):
+                    key = name.removesuffix("weight") + own
+                    fresh[key] = torch.full_like(grown[key], value)
+        then = outputs(before, state, training=True, count=64)
+        spread = float((then - then.mean(dim=0)).norm())
+        away += float((outputs(morph.after, grown, training=True, count=64) - then).norm()) / spread
+        fresh_away += float((outputs(morph.after, fresh, training=True, count=64) - then).norm()) / spread
+    assert away < 0.6 * fresh_away
+
+
+def test_noise_tells_copies_apart_and_leaves_the_rest() -> None:
+    before = _declared(RESNET)
+    morph = Morph(before=before, after=network_of(widened(RESNET, ["section0.block1"], 2)), wider=(), followed=())
+    state = weights_of(before)
+    plain, noisy, again = (grown_from(morph, state, noise=noise) for noise in (0.0, 0.05, 0.05))
+    changed = {name for name in plain if not torch.equal(plain[name], noisy[name])}
+    assert changed == {"section0.block1.layer1.weight"}
+    (name,) = changed
+    width = before.axes["section0.block1.inner"].size
+    assert torch.equal(plain[name][:width], noisy[name][:width])
+    added = noisy[name][width:] - plain[name][width:]
+    assert float(added.std()) == pytest.approx(0.05 * float(plain[name].std()), rel=0.2)
+    assert all(torch.equal(noisy[name], again[name]) for name in noisy)
+    with pytest.raises(ValueError, match=r"noise is -0\.1, but must be 0 or more"):
+        Replicated(noise=-0.1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["mobilenet_v2", "mobilenet_v3_small", "efficientnet_v2_s", "resnet18", "vit_tiny"])
+def test_published_networks_grow_as_well(name: str) -> None:
+    config = preset(name, input_shape=(3, 32, 32), class_count=10, norm="batch")
+    before = _declared(config)
+    cells = cells_of(before)
+    chosen = [cells[place] for place in (1, len(cells) // 2, -1)]
+    config = widened(config, [cell.name for cell in chosen if cell.axes], 1.5)
+    for cell in chosen:
+        config = deepened(config, cell)
+    morph = Morph(before=before, after=network_of(config), wider=(), followed=())
+    state = weights_of(before)
+    then = outputs(before, state, training=False)
+    now = outputs(morph.after, grown_from(morph, state), training=False)
+    torch.testing.assert_close(now, then, rtol=1e-8, atol=1e-8 * float(then.abs().max()))
+
+
+def test_what_cannot_grow_is_one_sentence() -> None:
+    with pytest.raises(ConfigError, match=r"wider by a factor of 1, but it must be above 1"):
+        widened(MLP, ["section0.block0"], 1)
+    with pytest.raises(ConfigError, match=r"a cell 'section9\.block0' is to be wider, but the network has \['section0"):
+        widened(MLP, ["section9.block0"], 2)
+    narrow = replace(CONVOLUTIONAL["mobilenet_v2"], hidden_widths=(6, 4, 10, 12))
+    flat = [cell.name for cell in cells_of(network_of(narrow)) if not cell.axes]
+    assert flat
+    with pytest.raises(ConfigError, match="has no width of its own; make it deeper"):
+        widened(narrow, flat[:1], 2)
+    assert not can_deepen(_declared(LSTM), cells_of(_declared(LSTM))[0])
+    grouped = replace(CONVOLUTIONAL["plain vgg"], norm="group", widths=(4, 4))
+    assert not can_deepen(network_of(grouped), cells_of(network_of(grouped))[0])

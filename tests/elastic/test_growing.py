@@ -1,0 +1,342 @@
+"""A block is inserted: all others keep their names, first weights and, as a subnet, what they compute."""
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from elastic.elastic_cases import CONFIGS, CONVOLUTIONAL, MLP, RESNET, random_state, relaxed, specs
+from elastic.token_cases import BERT, DECODER, LSTM, TOKEN_CONFIGS, TRANSFORMERS, VIT
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from subfleet.elastic.axes import factors_of
+from subfleet.elastic.building import build_module, init_state, network_of
+from subfleet.elastic.families import FAMILIES, AnyFamily
+from subfleet.elastic.families.records.blocks import block_numbers
+from subfleet.elastic.families.records.inverted import EfficientNetV2, MobileNetV3
+from subfleet.elastic.families.records.plain import Vgg
+from subfleet.elastic.families.records.residual import Mlp
+from subfleet.elastic.grafting import graft
+from subfleet.elastic.growing import inserted
+from subfleet.elastic.identities import starts_as_identity
+from subfleet.elastic.maps import extract
+from subfleet.elastic.network import Family, Network
+from subfleet.elastic.replication import Replication, size_in
+from subfleet.elastic.spaces import search_space, uniform_space
+from subfleet.elastic.unions import union_of
+from subfleet.protocol.errors import ConfigError, ProtocolError
+from subfleet.protocol.schema import canonical_json, from_plain, parse_json, to_plain
+from subfleet.protocol.subnet import SubnetSpec
+
+EVERY = (*CONFIGS, *TOKEN_CONFIGS)
+IDENTITIES = tuple(config for config in EVERY if config.TYPE in ("mlp", "preact_resnet")) + TRANSFORMERS
+"""Those whose blocks have weights that start at 0."""
+OPEN: Any = AnyFamily
+_declared = cache(network_of)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Growth:
+    """A network, the numbers that its sections got in turn, and what became of it."""
+
+    before: Family
+    after: Family
+    names: tuple[str, ...]
+
+
+@st.composite
+def growths(draw: st.DrawFn, configs: Sequence[Family] = EVERY) -> Growth:
+    """Any network of ours with up to four blocks inserted anywhere, some with sizes of their own."""
+    before = after = draw(st.sampled_from(configs))
+    names: list[str] = []
+    for _ in range(draw(st.integers(1, 4))):
+        section = draw(st.integers(0, len(after.depths) - 1))
+        own = block_numbers(after)[section]
+        after_number = draw(st.sampled_from(own))
+        sizes = {}
+        for name in ("hidden_widths", "squeezed_widths"):
+            if getattr(after, name, ()) and draw(st.booleans()):
+                sizes[name] = draw(st.integers(1, 3)) * getattr(after, "group_size", 1)
+        names.append(f"section{section}.block{max(own) + 1}")
+        after = inserted(after, section=section, after=after_number, sizes=sizes)
+    return Growth(before=before, after=after, names=tuple(names))
+
+
+def test_every_family_of_ours_numbers_its_blocks() -> None:
+    assert {config.TYPE for config in EVERY} == set(FAMILIES)
+    assert all("block_numbers" in {field.name for field in fields(FAMILIES[name])} for name in FAMILIES)
+
+
+@pytest.mark.slow
+@relaxed
+@given(growths())
+def test_all_others_keep_their_names_and_no_number_is_given_twice(growth: Growth) -> None:
+    before, after = _declared(growth.before), network_of(growth.after)
+    known = {block.name for block in before.blocks}
+    assert len({*growth.names, *known}) == len(growth.names) + len(known)
+    assert [block for block in after.blocks if block.name in known] == [*before.blocks]
+    assert {block.name for block in after.blocks} == known.union(growth.names)
+    # Shape, axes, role, block and places of all that was there, in its order.
+    old = [decl for decl in after.tensors.values() if decl.name in before.tensors]
+    assert old == [*before.tensors.values()]
+    assert [axis for axis in after.axes.values() if axis.name in before.axes] == [*before.axes.values()]
+    new = [decl for decl in after.tensors.values() if decl.name not in before.tensors]
+    assert {decl.block for decl in new} == set(growth.names)
+    used = {
+        factor
+        for decl in before.tensors.values()
+        for dim, size in zip(decl.axes, decl.shape, strict=True)
+        for factor in factors_of(dim, size)
+    }
+    assert not used & (after.axes.keys() - before.axes.keys())
+    assert [one for one in after.products if one.block not in growth.names] == [*before.products]
+
+
+@pytest.mark.slow
+@relaxed
+@given(growths(), st.integers(0, 9))
+def test_first_weights_of_all_others_are_the_same(growth: Growth, seed: int) -> None:
+    before, after = init_state(_declared(growth.before), seed), init_state(network_of(growth.after), seed)
+    assert all(torch.equal(after[name], tensor) for name, tensor in before.items())
+
+
+def inputs_of(network: Network, count: int = 6) -> Tensor:
+    generator, shape = torch.Generator().manual_seed(4), (count, *network.config.input_shape)
+    if network.symbols:
+        return torch.randint(network.symbols, shape, generator=generator)
+    return torch.randn(shape, generator=generator)
+
+
+def outputs(network: Network, spec: SubnetSpec, state: Mapping[str, Tensor], *, training: bool) -> Tensor:
+    module = build_module(network, spec)
+    module.load_state_dict({name: tensor.clone() for name, tensor in state.items()})
+    with torch.no_grad():
+        found: Tensor = module.train(training)(inputs_of(network))
+    return found
+
+
+def settled(network: Network, seed: int) -> dict[str, Tensor]:
+    """Any weights, small enough that float32 tells differences of a hundred thousandth."""
+    found = random_state(network, seed)
+    return {name: found[name] * (0.3 if len(decl.shape) > 1 else 1) for name, decl in network.tensors.items()}
+
+
+@pytest.mark.slow
+@relaxed
+@given(st.data(), growths())
+def test_a_subnet_without_the_new_blocks_is_the_network_before(data: st.DataObject, growth: Growth) -> None:
+    """A spec of before keeps its meaning, whatever it keeps of axes and blocks, in evaluation and in training."""
+    before, after = _declared(growth.before), network_of(growth.after)
+    spec = data.draw(specs(before))
+    assert after.shapes(spec) == before.shapes(spec)
+    grown = settled(after, 1)
+    state = {name: grown[name] for name in before.tensors}
+    now, then = extract(after, spec, grown), extract(before, spec, state)
+    assert [*now] == [*then]
+    assert all(torch.equal(now[name], then[name]) for name in then)
+    for training in (False, True):
+        found = outputs(after, spec, now, training=training)
+        assert torch.equal(found, outputs(before, spec, then, training=training))
+
+
+@pytest.mark.slow
+@relaxed
+@given(growths(IDENTITIES))
+def test_new_blocks_that_start_as_the_identity_keep_outputs(growth: Growth) -> None:
+    before, after = _declared(growth.before), network_of(growth.after)
+    state = settled(before, 2)
+    grown = {**init_state(after, 3), **state}
+    for training in (False, True):
+        then = outputs(before, before.full_spec(), state, training=training)
+        now = outputs(after, after.full_spec(), grown, training=training)
+        torch.testing.assert_close(now, then, rtol=1e-5, atol=1e-5 * float(then.abs().max()))
+
+
+@pytest.mark.slow
+@relaxed
+@given(growths())
+def test_a_network_is_a_size_of_what_it_became_and_their_union_is_that(growth: Growth) -> None:
+    before, after = _declared(growth.before), network_of(growth.after)
+    size = size_in(after, before)
+    assert size.blocks == tuple(block.name for block in before.blocks)
+    if all(starts_as_identity(after, name) for name in growth.names):
+        replication = Replication.drawn(after, size, random.Random(1))
+        local = settled(before, 5)
+        grown = replication.grown(local, init_state(after, 2))
+        then = outputs(before, before.full_spec(), local, training=False)
+        now = outputs(after, after.full_spec(), grown, training=False)
+        torch.testing.assert_close(now, then, rtol=1e-5, atol=1e-5 * float(then.abs().max()))
+        down = replication.down(grown)
+        assert all(torch.equal(down[name], tensor) for name, tensor in local.items())
+    else:
+        with pytest.raises(ConfigError, match="so it cannot be the identity"):
+            Replication.drawn(after, size, random.Random(1))
+    for families in ((growth.before, growth.after), (growth.after, growth.before)):
+        assert network_of(union_of(families)) == replace(after, config=union_of(families))
+
+
+def test_unions_go_by_numbers_and_not_by_places() -> None:
+    first = Mlp(input_shape=(5,), class_count=4, widths=(8,), depths=(2,), hidden_widths=(4, 8))
+    one = inserted(first, section=0, after=0, sizes={"hidden_widths": 12})
+    other = replace(first, widths=(12,), depths=(4,), hidden_widths=(8, 4, 4, 16))
+    assert union_of([first, other]) == replace(other, hidden_widths=(8, 8, 4, 16))
+    with pytest.raises(ConfigError, match=r"blocks \[1, 2, 3\] of section 0 in orders that contradict each other"):
+        union_of([one, other])
+    beside = replace(first, depths=(3,), block_numbers=((0, 1, 5),), hidden_widths=(4, 4, 4))
+    assert union_of([one, beside]) == replace(
+        first, depths=(4,), block_numbers=((0, 2, 1, 5),), hidden_widths=(4, 12, 8, 4)
+    )
+    assert union_of([one]) == one
+    swapped = replace(first, depths=(3,), hidden_widths=(), block_numbers=((0, 2, 1),))
+    with pytest.raises(ConfigError, match=r"'section0\.block1'\], which stand there as \['section0\.block1'"):
+        size_in(network_of(replace(swapped, block_numbers=())), network_of(swapped))
+
+
+def test_a_new_block_has_the_sizes_of_the_one_before_it_unless_others_are_told() -> None:
+    config = CONVOLUTIONAL["mobilenet_v3"]
+    assert isinstance(config, MobileNetV3)
+    grown = inserted(config, section=1, after=0)
+    assert (grown.depths, grown.block_numbers) == ((1, 3, 2), ((0,), (0, 2, 1), (0, 1)))
+    assert grown.hidden_widths == (4, 9, 9, 7, 8, 6)
+    assert grown.squeezed_widths == (2, 0, 0, 0, 3, 4)
+    again = inserted(grown, section=1, after=2, sizes={"hidden_widths": 6, "squeezed_widths": 2})
+    assert again.block_numbers == ((0,), (0, 2, 3, 1), (0, 1))
+    assert again.hidden_widths == (4, 9, 9, 6, 7, 8, 6)
+    assert again.squeezed_widths == (2, 0, 0, 2, 0, 3, 4)
+    axes = network_of(again).axes
+    assert [axes[f"section1.block{number}.inner"].size for number in (0, 2, 3, 1)] == [9, 9, 6, 7]
+    assert [name for name in axes if name.endswith("squeezed")] == [
+        f"section{name}.squeezed" for name in ("0.block0", "1.block3", "2.block0", "2.block1")
+    ]
+
+
+def test_sizes_of_sections_are_told_for_blocks_where_one_differs() -> None:
+    config = CONVOLUTIONAL["efficientnet_v2"]
+    assert isinstance(config, EfficientNetV2)
+    assert inserted(config, section=2, after=1).squeezed_widths == (0, 0, 3)
+    told = inserted(config, section=2, after=1, sizes={"squeezed_widths": 2})
+    assert told.squeezed_widths == (0, 0, 0, 0, 3, 3, 2)
+    plain = inserted(replace(config, squeezed_widths=()), section=0, after=0, sizes={"squeezed_widths": 2})
+    assert plain.squeezed_widths == (0, 2, 0, 0, 0, 0, 0)
+    sections = replace(MLP, hidden_widths=(2, 4, 6))
+    assert inserted(sections, section=1, after=0).hidden_widths == (2, 4, 6)
+    assert inserted(sections, section=1, after=0, sizes={"hidden_widths": 8}).hidden_widths == (2, 2, 4, 8, 6, 6)
+
+
+def test_a_block_at_the_end_of_counted_ones_is_as_if_it_had_always_been_there() -> None:
+    assert inserted(RESNET, section=1, after=2) == replace(RESNET, depths=(2, 4))
+
+
+def test_a_number_is_one_above_the_largest_and_fills_no_gap() -> None:
+    gaps = replace(MLP, depths=(3, 1, 2), block_numbers=((0, 4, 2), (0,), (0, 1)))
+    assert inserted(gaps, section=0, after=4).block_numbers == ((0, 4, 5, 2), (0,), (0, 1))
+
+
+@pytest.mark.parametrize(
+    ("config", "place", "said"),
+    [
+        (MLP, {"section": 3, "after": 0}, r"into section 3, but must be in one of 0 to 2"),
+        (MLP, {"section": -1, "after": 0}, r"into section -1, but"),
+        (MLP, {"section": 0, "after": 2}, r"behind number 2 of section 0, but must be behind one of its \[0, 1\]"),
+        (MLP, {"section": 0, "after": 0, "sizes": {"hidden_widths": 8}}, "has no hidden_widths for its other blocks"),
+        (BERT, {"section": 0, "after": 0, "sizes": {"hidden_widths": 0}}, "hidden_widths is .*, but must be"),
+        (MLP, {"section": 0, "after": 0, "sizes": {"squeezed_widths": 8}}, r"squeezed_widths, but of family 'mlp'"),
+        (LSTM, {"section": 0, "after": 0, "sizes": {"hidden_widths": 8}}, r"family 'lstm' each block has \[\] alone"),
+    ],
+)
+def test_what_cannot_be_inserted_is_one_sentence(config: Family, place: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        inserted(config, **place)
+
+
+def test_a_family_that_does_not_number_blocks_is_told_so() -> None:
+    @dataclass(frozen=True, kw_only=True)
+    class Towers:
+        """Another package's."""
+
+        TYPE = "towers"
+        depths: tuple[int, ...] = (2,)
+
+    other: Any = Towers()
+    with pytest.raises(ConfigError, match="'towers' has no setting block_numbers"):
+        inserted(other, section=0, after=0)
+
+
+@pytest.mark.parametrize("config", EVERY, ids=lambda config: config.TYPE)
+def test_a_grown_record_comes_back_from_plain_data(config: Family) -> None:
+    plain = replace(config, block_numbers=())
+    assert "block_numbers" not in to_plain(plain), "what was hashed before has another hash"
+    grown = inserted(inserted(config, section=0, after=0), section=0, after=0)
+    again = from_plain(OPEN, parse_json(canonical_json(grown), max_bytes=2**16))
+    assert again == grown
+    assert hash(again) == hash(grown)
+
+
+@pytest.mark.parametrize("config", EVERY, ids=lambda config: config.TYPE)
+def test_numbers_that_no_blocks_can_have_are_refused(config: Family) -> None:
+    whole = block_numbers(config)
+    for numbers in ((*whole, (0,)), ((*whole[0], 9), *whole[1:])):
+        with pytest.raises(ConfigError, match="must be empty or name one number for each block"):
+            replace(config, block_numbers=numbers)
+    longer = inserted(config, section=0, after=0)
+    own, *rest = block_numbers(longer)
+    for first, said in (
+        ((*own[:-1], -1), "must be 0 or more, and each there once"),
+        ((*own[:-1], own[0]), "must be 0 or more, and each there once"),
+        (own[::-1], "must begin with 0"),
+        ((7, *own[1:]), "must begin with 0"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            replace(longer, block_numbers=(first, *rest))
+    with pytest.raises(ProtocolError, match="block_numbers"):
+        from_plain(OPEN, {**to_plain(config), "block_numbers": [[0, "1"]]})
+
+
+GROWN = inserted(inserted(RESNET, section=1, after=0), section=0, after=0)
+"""Numbered 0, 2, 1 and 0, 3, 1, 2."""
+
+
+def test_spaces_keep_the_first_blocks_by_their_places() -> None:
+    network = network_of(GROWN)
+    assert [block.name for block in network.blocks] == [
+        f"section{name}" for name in ("0.block2", "0.block1", "1.block3", "1.block1", "1.block2")
+    ]
+    sizes = {spec.name: spec for spec in uniform_space(network, (1,))}
+    assert sizes["w1 d2-3"].blocks == ("section0.block2", "section1.block3", "section1.block1")
+    space = search_space(network, (0.5, 1), width="section", depth="section")
+    for place in (space.smallest, space.largest):
+        assert space.genes_of(space.spec(place)) == space.canonical(place)
+    (gene,) = (gene for gene in space.genes if gene.name == "section1 channel")
+    assert {f"section1.block{number}.inner" for number in range(4)} <= set(gene.axes)
+    (depth,) = (gene for gene in space.genes if gene.name == "section1 depth")
+    assert [option.blocks[-1:] for option in depth.options] == [
+        (),
+        ("section1.block3",),
+        ("section1.block1",),
+        ("section1.block2",),
+    ]
+
+
+def test_the_last_block_that_is_kept_stands_for_those_behind_it() -> None:
+    network = network_of(GROWN)
+    found = graft(network, SubnetSpec(blocks=("section1.block3", "section1.block1")))
+    assert found.sources["section1.block2.layer1.weight"] == "section1.block1.layer1.weight"
+    assert found.sources["section1.block3.layer1.weight"] == "section1.block3.layer1.weight"
+
+
+def test_steps_and_halvings_stay_where_they_were() -> None:
+    stepped = network_of(inserted(replace(DECODER, learnable_steps=True), section=0, after=0))
+    steps = [decl.block for decl in stepped.tensors.values() if decl.role == "step"]
+    assert steps == ["section0.block1", "section1.block1"]
+    vgg = CONVOLUTIONAL["vgg"]
+    assert isinstance(vgg, Vgg)
+    module = build_module(network_of(inserted(vgg, section=0, after=0)), SubnetSpec(blocks=("section0.block1",)))
+    names = [name for name, _ in module.named_children()]
+    assert names == ["section0", "section1", "pool", "head"]
+    assert [name for name, _ in module.get_submodule("section0").named_children()] == ["block0", "block1", "pool"]
+    assert len(network_of(inserted(VIT, section=1, after=0)).products) == 2 * 4

@@ -1,0 +1,290 @@
+"""Clustered federated learning: when a cluster is split, how, and what its halves go on from."""
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from server.server_rig import World, config, fleet
+from sklearn.cluster import AgglomerativeClustering
+
+from subfleet.elastic.lineage import Lineage
+from subfleet.elastic.maps import tensor_maps
+from subfleet.folding.folding import FoldedModel, Folding
+from subfleet.methods.grouping import Linkage, cosines, two_groups
+from subfleet.methods.policies import Finding, Participant, Trained
+from subfleet.methods.sattler import Found, Sattler, SattlerMemory, Split
+from subfleet.methods.selecting import ClosedRound, Past
+from subfleet.protocol.errors import ConfigError
+from subfleet.protocol.subnet import SubnetSpec
+from subfleet.testing.rounds import Client, ask, change_of, first_state, play, seat_of, terms_with
+from subfleet.testing.subnets import same_bits
+from subfleet.transport.blob_store import BlobStore
+
+METHOD = Sattler(warmup_rounds=0, model="nested", mean_norm=1e6, max_norm=1e-6)
+"""Splits whatever can be split."""
+TERMS = terms_with(METHOD)
+WHOLE = TERMS.space[-1]
+Direction = dict[str, torch.Tensor]
+
+
+def direction(seed: int, size: SubnetSpec = WHOLE) -> Direction:
+    """A change of norm 1 of a subnet's tensors; of equal seeds, smaller subnets have the front of larger ones'."""
+    generator = torch.Generator().manual_seed(seed)
+    drawn = {name: torch.randn(one.shape, generator=generator) for name, one in TERMS.network.tensors.items()}
+    found = {name: place.extract(drawn[name]) for name, place in tensor_maps(TERMS.network, size).items()}
+    norm = math.sqrt(sum(float(one.square().sum()) for one in found.values()))
+    return {name: one / norm for name, one in found.items()}
+
+
+def trained(name: str, change: Direction, size: SubnetSpec = WHOLE, *, weight: float = 1.0) -> Trained:
+    client = Participant(client_id=name, spec=size, size=size)
+    return Trained(client=client, weight=weight, received={}, change=change)
+
+
+def times(factor: float, change: Direction) -> Direction:
+    return {name: factor * one for name, one in change.items()}
+
+
+def found(method: Sattler, clients: list[Trained], memory: SattlerMemory | None = None, number: int = 1) -> Found:
+    find = method.policies().find
+    assert find is not None
+    networks = {"": TERMS.network}
+    given = Finding(networks=networks, round=number, clients=tuple(clients), memory=memory or SattlerMemory())
+    outcome: Found = find(given)
+    return outcome
+
+
+def opposed(scale: float = 1.0) -> list[Trained]:
+    """Three who pull to one side, two to the other: the mean is a fifth of what each moves."""
+    one = direction(1)
+    names = zip(("ada", "bob", "cyd", "dan", "eve"), (1, 1, 1, -1, -1), strict=True)
+    return [trained(name, times(side * scale, one)) for name, side in names]
+
+
+# --- groups -----------------------------------------------------------------------------------------------------------
+
+
+@given(seed=st.integers(0, 2**32 - 1), count=st.integers(2, 24), linkage=st.sampled_from(["complete", "single"]))
+def test_groups_are_those_of_scikit_learn(seed: int, count: int, linkage: Linkage) -> None:
+    drawn = np.random.default_rng(seed).random((count, count))
+    similarity = np.triu(drawn, 1) + np.triu(drawn, 1).T  # no two are equal, so that nobody's order of equals shows
+    reference = AgglomerativeClustering(n_clusters=2, metric="precomputed", linkage=linkage).fit(1 - similarity)
+    groups = two_groups(similarity, linkage)
+    labels = np.zeros(count, int)
+    labels[list(groups[1])] = 1
+    assert set(groups[0]).isdisjoint(groups[1])
+    assert sorted(groups[0] + groups[1]) == [*range(count)]
+    assert (labels == reference.labels_).all() or (labels == 1 - reference.labels_).all()
+
+
+def test_cosines_are_those_of_the_changes() -> None:
+    left, right = direction(1), direction(2)
+    mixed = {name: 0.6 * left[name] + 0.8 * right[name] for name in left}
+    none = times(0.0, left)
+    clients = [trained(str(place), one) for place, one in enumerate((left, times(-3.0, left), mixed, none))]
+    flat = [torch.cat([one.flatten() for one in client.change.values()]).double() for client in clients]
+    expected = [
+        [float(torch.nn.functional.cosine_similarity(a, b, dim=0)) if a.any() and b.any() else 0.0 for b in flat]
+        for a in flat
+    ]
+    np.testing.assert_allclose(cosines(TERMS.network, clients), expected, atol=1e-6)
+
+
+def test_unequal_subnets_are_compared_where_both_have_something() -> None:
+    """The front of one's change is the other's, whatever lies behind it."""
+    small = TERMS.space[0]
+    clients = [trained("whole", direction(1)), trained("part", direction(1, small), small)]
+    np.testing.assert_allclose(cosines(TERMS.network, clients), np.ones((2, 2)), atol=1e-6)
+
+
+# --- when -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changes", "splits"),
+    [
+        ({}, True),
+        ({"mean_norm": 0.19}, False),  # their mean moves by a fifth
+        ({"mean_norm": 0.21}, True),
+        ({"max_norm": 0.99}, True),
+        ({"max_norm": 1.01}, False),
+        ({"warmup_rounds": 2}, False),
+        ({"warmup_rounds": 1}, True),
+        ({"least_clients": 6}, False),
+        ({"least_clients": 5}, True),
+    ],
+)
+def test_a_cluster_is_split_where_its_clients_agree_on_nothing_more(changes: dict[str, Any], splits: bool) -> None:
+    method = replace(METHOD, **{"mean_norm": 0.5, "max_norm": 0.5, **changes})
+    outcome = found(method, opposed(), number=2)
+    halves = (("c1", ("ada", "bob", "cyd")), ("c2", ("dan", "eve")))
+    assert outcome.splits == ((Split(parent="", halves=halves),) if splits else ())
+
+
+def test_relative_thresholds_are_shares_of_the_first_changes() -> None:
+    method = replace(METHOD, norms="relative", mean_norm=0.25, max_norm=0.5)
+    first = found(method, opposed(8.0))
+    assert first.first_norms[""] == pytest.approx(8.0)
+    assert len(first.splits) == 1
+    memory = SattlerMemory(first_norms=first.first_norms)
+    assert len(found(method, opposed(4.1), memory).splits) == 1
+    assert found(method, opposed(3.9), memory).splits == ()
+    assert found(replace(method, norms="absolute"), opposed(8.0)).splits == (), "the mean moves by 1.6"
+
+
+def test_the_mean_is_weighted_and_counts_only_those_who_hold_an_element() -> None:
+    """One client is all that holds the rest: two small ones that cancel each other leave its change there alone."""
+    small = TERMS.space[0]
+    one = direction(1, small)
+    clients = [
+        trained("ada", one, small, weight=1.0),
+        trained("bob", times(-1.0, one), small, weight=1.0),
+        trained("cyd", times(0.0, direction(2)), weight=5.0),
+    ]
+    assert len(found(replace(METHOD, mean_norm=1e-3, max_norm=0.5), clients).splits) == 1
+    heavier = [replace(clients[0], weight=3.0), *clients[1:]]
+    assert found(replace(METHOD, mean_norm=1e-3, max_norm=0.5), heavier).splits == ()
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"mean_norm": 0.0}, {"max_norm": math.inf}, {"warmup_rounds": -1}, {"least_clients": 1}]
+)
+def test_parameters_out_of_range_are_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=f"{next(iter(wrong))} is"):
+        Sattler(**wrong)
+
+
+# --- what follows -----------------------------------------------------------------------------------------------------
+
+
+def folded(folder: Path, names: dict[str, float], memory: SattlerMemory | None = None, **changes: Any) -> FoldedModel:
+    """A round of clients of the whole model; each moves along one of two directions that its name draws."""
+    terms = terms_with(replace(METHOD, **changes))
+    blobs = BlobStore(folder)
+    place = len(terms.space) - 1
+    seats = [seat_of(terms, Client(name=name, size=place, scale=scale), blobs) for name, scale in names.items()]
+    return Folding(terms=terms, blobs=blobs).fold(first_state(terms.network), 1, seats, memory or SattlerMemory())
+
+
+def test_each_half_goes_on_with_what_its_own_clients_learned(tmp_path: Path) -> None:
+    """To the bit what a run of these clients alone would have come to."""
+    outcome = folded(tmp_path, {"ada": 1.0, "bob": 1.0, "cyd": 1.0, "dan": 1.0})
+    split: Split = outcome.found.splits[0]
+    assert outcome.state.network_ids == ("c1", "c2")
+    assert [(one.id, one.retired_round) for one in outcome.lineages] == [("", 1), ("c1", None), ("c2", None)]
+    for network_id, names in split.halves:
+        alone = folded(tmp_path, dict.fromkeys(names, 1.0), warmup_rounds=9).state
+        assert same_bits(outcome.state.of(network_id).shared, alone.shared)
+    whole = folded(tmp_path, {"ada": 1.0, "bob": 1.0, "cyd": 1.0, "dan": 1.0}, warmup_rounds=9)
+    assert same_bits(outcome.folded.shared, whole.state.shared), (
+        "the round is judged by the cluster that it was played with"
+    )
+
+
+def past(network: str) -> Past:
+    size = replace(WHOLE, network=network)
+    return Past(
+        round=1,
+        size=size,
+        spec=size,
+        sample_count=1,
+        epochs=1,
+        loss=1.0,
+        square_loss=1.0,
+        change_norm=1.0,
+        train_s=0.0,
+        took_s=0.0,
+    )
+
+
+def test_who_was_not_there_goes_with_most_of_the_others() -> None:
+    policies = METHOD.policies()
+    assert policies.remember is not None
+    memory = SattlerMemory(
+        clusters={"ada": "", "zoe": "", "yan": "c7"}, first_norms={"": 1.0, "c7": 2.0}, split_count=3
+    )
+    split = Split(parent="", halves=(("c8", ("ada", "bob")), ("c9", ("cyd",))))
+    clients = {name: past("") for name in ("ada", "bob", "cyd")}
+    closed = ClosedRound(round=4, clients=clients, found=Found(splits=(split,), first_norms=memory.first_norms))
+    after: SattlerMemory = policies.remember(memory, closed)
+    assert after.clusters == {"ada": "c8", "bob": "c8", "cyd": "c9", "zoe": "c8", "yan": "c7"}
+    assert (after.split_count, after.first_norms) == (4, {"c7": 2.0})
+    assert policies.remember(memory, replace(closed, found=None)).clusters["bob"] == "", "nothing was looked for"
+
+
+def test_whose_cluster_was_split_has_the_same_subnet_of_its_half() -> None:
+    heir = METHOD.policies().heir
+    assert heir is not None
+    networks = {name: replace(TERMS.network, id=name) for name in ("c1", "c2")}
+    memory = SattlerMemory(clusters={"ada": "c2", "bob": "c1"})
+    for name, cluster in memory.clusters.items():
+        client = Participant(client_id=name, spec=TERMS.space[1], size=TERMS.space[1])
+        assert heir(client, networks, memory) == replace(TERMS.space[1], network=cluster)
+
+
+def test_clients_have_the_sizes_of_their_cluster_and_newcomers_those_of_the_largest() -> None:
+    lineages = [Lineage(id=name, config=TERMS.config.model, born_round=1) for name in ("c1", "c2")]
+    declared = [TERMS.declared(one) for one in lineages]
+    question = replace(
+        ask(TERMS, "ada"),
+        networks={one.network.id: one.network for one in declared},
+        candidates=tuple(candidate for one in declared for candidate in one.candidates),
+        price=lambda spec: declared[spec.network == "c2"].price(spec),
+    )
+    memory = SattlerMemory(clusters={"ada": "c1", "bob": "c2", "cyd": "c2"})
+    for name, expected in (("ada", "c1"), ("bob", "c2"), ("new", "c2")):
+        draw = replace(question.draw, client_id=name, memory=memory)
+        candidate = TERMS.policies.assign(replace(question, draw=draw)).candidate
+        assert candidate is not None
+        assert candidate.spec == declared[expected == "c2"].space[-1]
+
+
+def test_clusters_are_those_of_who_learns_the_same_to_the_end(tmp_path: Path) -> None:
+    """A whole run with a server that is killed: fake devices of two kinds, each drawn to a target of its kind."""
+
+    def towards(sign: float) -> Any:
+        def change(weights: Any, task: Any) -> dict[str, Any]:
+            return {name: (0.5 * (sign - array)).astype(np.float32) for name, array in sorted(weights.items())}
+
+        return change
+
+    kinds = {"ada": 1.0, "bob": -1.0, "cyd": 1.0}
+    behaviours = {name: replace(one, change=towards(kinds[name])) for name, one in fleet().items()}
+    method = replace(METHOD, least_clients=2, model="largest", mean_norm=2.0, max_norm=2.0)
+    results, deployed = [], dict[str, str]()
+    for kills in (0, 6):
+        world = World(tmp_path / str(kills), config(rounds=8, method=method), behaviours)
+        for turn in range(1, 4000):
+            if world.server.finished:
+                break
+            world.turn()
+            if kills and turn % kills == 0:
+                world.kill_server()
+        results.append((world.model_bytes(), world.server.state.memory, world.server.result().lineages))
+        assert world.server.finished
+        deployed = {one.client_id: one.spec.split()[0] for one in world.server.result().deployed}
+        assert deployed["ada"] == deployed["cyd"] != deployed["bob"]
+    assert results[0] == results[1]
+    memory: SattlerMemory = results[0][1]
+    assert memory.clusters == deployed
+    assert len(results[0][2]) == 3, "those who agree are not split"
+
+
+def test_without_a_split_it_is_a_plain_mean(tmp_path: Path) -> None:
+    plain = terms_with(replace(METHOD, warmup_rounds=9))
+    clients = [Client(name=name, size=0) for name in ("ada", "bob")]
+    state = first_state(plain.network)
+    moved = play(plain, state, clients, tmp_path).state
+    changes = [change_of(plain, client, 1) for client in clients]
+    place = tensor_maps(plain.network, plain.space[0])
+    for name, tensor in state.shared.items():
+        expected = torch.zeros_like(tensor)
+        if name in place:
+            place[name].scatter((changes[0][name] + changes[1][name]) / 2, expected)
+        torch.testing.assert_close(moved.shared[name] - tensor, expected, rtol=1e-4, atol=1e-6)

@@ -1,0 +1,137 @@
+"""What random runs are made of: every method, terms of two kinds, and what a fold leaves of networks."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from server.coordinator_cases import blob, terms_of
+from server.server_rig import MODEL, prices_of
+
+from subfleet.elastic.building import network_of
+from subfleet.elastic.lineage import Copied, Lineage
+from subfleet.methods import METHODS, AnyMethod
+from subfleet.methods.fedfa import FedFA
+from subfleet.methods.sattler import Found, SattlerMemory, Split
+from subfleet.protocol.messages import Evaluated, Task
+from subfleet.protocol.programs import ProgramRef
+from subfleet.rounds.actions import Action, Fold, Reply
+from subfleet.rounds.exhaustive import never
+from subfleet.rounds.networks import all_lineages
+from subfleet.rounds.requests import (
+    EvaluationMade,
+    EvaluationWanted,
+    Made,
+    ModelsMade,
+    ModelsWanted,
+    PricesMade,
+    PricesWanted,
+    ProgramMade,
+    ProgramWanted,
+    Scorable,
+    ScoringMade,
+    ScoringWanted,
+    TaskMade,
+    TaskWanted,
+)
+from subfleet.rounds.terms import Terms
+from subfleet.rounds.written import ProgramFacts
+from subfleet.settings.evaluations import Evaluations
+from subfleet.settings.timing import Deadlines
+
+PRICES = prices_of(network_of(MODEL))
+Supplied = TaskWanted | ScoringWanted | EvaluationWanted | ModelsWanted | ProgramWanted | PricesWanted
+VARIANTS: Mapping[str, AnyMethod] = {
+    **{name: kind() for name, kind in METHODS.items()},
+    "fedfa by scores": FedFA(choice="score"),
+}
+
+
+def terms_of_places(method: AnyMethod) -> tuple[Terms, ...]:
+    limits = {"join_s": 40, "measure_s": 10, "round_s": 30, "evaluate_s": 20, "deploy_s": 20}
+    settings = {"rounds": 3, "min_clients": 2, "deadlines": Deadlines(lease_s=15, linger_s=0, **limits)}
+    return tuple(
+        terms_of(quorum=quorum, clients_per_round=count, method=method, evaluation=Evaluations(every=every), **settings)
+        for quorum, count, every in ((1.0, 0, 1), (0.5, 2, 2))
+    )
+
+
+def split_of(terms: Terms, fold: Fold) -> tuple[Any, tuple[Lineage, ...]]:
+    """What a fold finds and leaves of networks: those of Sattler's are split wherever two clients are in one."""
+    if terms.policies.evolve is None:
+        return None, fold.lineages
+    clusters: dict[str, list[str]] = {}
+    for seat in fold.seats:
+        assert seat.spec is not None
+        clusters.setdefault(seat.spec.network, []).append(seat.client_id)
+    memory: SattlerMemory = fold.memory
+    splits = [
+        Split(
+            parent=parent,
+            halves=(
+                (f"c{2 * (memory.split_count + place) + 1}", tuple(clients[:-1])),
+                (f"c{2 * (memory.split_count + place) + 2}", tuple(clients[-1:])),
+            ),
+        )
+        for place, (parent, clients) in enumerate(sorted(clusters.items()))
+        if len(clients) > 1
+    ]
+    parents = {split.parent for split in splits}
+    before = all_lineages(terms, fold.lineages)
+    kept = (replace(one, retired_round=fold.round) if one.id in parents else one for one in before)
+    born = (
+        Lineage(id=name, config=MODEL, parent=split.parent, map=Copied(), born_round=fold.round)
+        for split in splits
+        for name, _ in split.halves
+    )
+    return Found(splits=tuple(splits)), (*kept, *born) if splits else fold.lineages
+
+
+def answers(actions: tuple[Action, ...], message_id: str) -> list[str]:
+    """What a message was answered; the step may tell the client besides that it is skipped."""
+    replies = (action for action in actions if isinstance(action, Reply))
+    return [reply.receipt.status for reply in replies if reply.receipt.of == message_id]
+
+
+def found_of(task: Task, samples: int) -> Evaluated:
+    """What a device says of an evaluate task, or of another one."""
+    return Evaluated(
+        task_id=task.task_id,
+        run_id=task.run_id,
+        round=task.round,
+        client_id=task.client_id,
+        loss=1.0,
+        accuracy=0.5,
+        sample_count=samples,
+        label_count=samples,
+        measured_peak_bytes=0,
+        seconds=1.0,
+        message_id=f"evaluated.{task.task_id}.{samples}",
+    )
+
+
+def made_of(job: Supplied, planned: int, fails: bool) -> Made:
+    """What is made for a job beside the loop, but for searches."""
+    program = ProgramRef(program_id="p", target="onnx", blob=blob("p"))
+    match job:
+        case TaskWanted():
+            weights = blob(f"w{job.participant.size.spec_id}")
+            facts = ProgramFacts(planned_peak_bytes=planned)
+            made: Made = TaskMade(wanted=job, program=program, weights=weights, facts=facts)
+        case ScoringWanted():
+            candidates = (
+                Scorable(size=size, program=program, weights=blob("f"), planned_peak_bytes=planned)
+                for size in job.sizes[fails:]
+            )
+            made = ScoringMade(wanted=job, candidates=tuple(candidates))
+        case EvaluationWanted():
+            facts = ProgramFacts(planned_peak_bytes=planned)
+            made = EvaluationMade(wanted=job, program=program, weights=blob("use"), facts=facts)
+        case ModelsWanted():
+            made = ModelsMade(wanted=job, programs=(program,), models=())
+        case ProgramWanted():
+            made = ProgramMade(wanted=job, facts=ProgramFacts(planned_peak_bytes=planned))
+        case PricesWanted():
+            made = PricesMade(wanted=job, memory=PRICES)
+        case _:
+            never(job)
+    return made

@@ -1,0 +1,346 @@
+"""Devices evaluate the model after a round: who is asked, what counts, and what people are told."""
+
+import json
+import statistics
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from server.coordinator_cases import CLIENTS, blob, prepared, profile, telemetry, terms_of, update, wanted_of
+from server.random_cases import answers, found_of
+from server.server_rig import World, config, fleet
+
+from subfleet.journal.database import open_database
+from subfleet.journal.journal import Journal, begin_run
+from subfleet.journal.rows import evaluation_record
+from subfleet.link.traffic import Traffic
+from subfleet.protocol.messages import Presence, Refusal, Task
+from subfleet.protocol.programs import ProgramRef
+from subfleet.protocol.topics import Topics
+from subfleet.reporting.results import summary
+from subfleet.rounds.actions import Action, CloseEvaluation, SendTask, Withdraw
+from subfleet.rounds.coordinator import resume_actions, round_info, step
+from subfleet.rounds.evaluating import AT_ONCE
+from subfleet.rounds.events import Event, Failed, Folded, Ready, Tick, UpdateStored
+from subfleet.rounds.requests import EvaluationMade, EvaluationWanted, TaskWanted
+from subfleet.rounds.state import RunState
+from subfleet.rounds.terms import Terms
+from subfleet.rounds.written import ProgramFacts
+from subfleet.settings.evaluations import Evaluations
+from subfleet.settings.timing import Deadlines
+
+HELD_OUT = 10
+EACH = Evaluations(every=1)
+TERMS = terms_of(evaluation=EACH, rounds=3)
+Outcome = tuple[RunState, tuple[Action, ...]]
+
+
+def folded(terms: Terms, held_out: Mapping[str, int], *, number: int = 1) -> Outcome:
+    """A round was folded at second 5, in which all took part; these hold samples out."""
+    state, actions = RunState(), tuple[Action, ...]()
+    for name in CLIENTS:
+        state, _ = step(terms, state, Presence(client_id=name, session_id=f"{name}-1", online=True), 1.0)
+        state, _ = step(terms, state, replace(profile(name), held_out_count=held_out.get(name, 0)), 1.0)
+    for _ in range(number):
+        for name in CLIENTS:
+            state, _ = step(terms, state, telemetry(terms, name, state.round), 2.0)
+        for name in CLIENTS:
+            state, _ = step(terms, state, prepared(terms, state, name), 2.0)
+        for name in CLIENTS:
+            state, _ = step(terms, state, UpdateStored(update=update(terms, state, name)), 3.0)
+        event = Folded(round=state.round, accuracy=0.5, loss=1.0, sha256="0" * 64, refused={})
+        state, actions = step(terms, state, event, 5.0)
+    return state, actions
+
+
+def asked(terms: Terms = TERMS, **held_out: int) -> Outcome:
+    return folded(terms, held_out or dict.fromkeys(CLIENTS, HELD_OUT))
+
+
+def made(wanted: EvaluationWanted, planned_bytes: int = 1000) -> Event:
+    program = ProgramRef(program_id="evaluates", target="onnx", blob=blob("evaluates"))
+    facts = ProgramFacts(planned_peak_bytes=planned_bytes)
+    return Ready(made=EvaluationMade(wanted=wanted, program=program, weights=blob("weights"), facts=facts))
+
+
+def given_out(terms: Terms = TERMS, **held_out: int) -> RunState:
+    """Everybody who is asked has its task since second 6."""
+    state, actions = asked(terms, **held_out)
+    for wanted in wanted_of(EvaluationWanted, actions):
+        state, _ = step(terms, state, made(wanted), 6.0)
+    return state
+
+
+def task(state: RunState, name: str) -> Task:
+    found = state.seats[name].task
+    assert found is not None
+    return found
+
+
+def said(terms: Terms, state: RunState, name: str, now_s: float = 7.0, **changes: Any) -> Outcome:
+    return step(terms, state, replace(found_of(task(state, name), HELD_OUT), **changes), now_s)
+
+
+def closed(actions: tuple[Action, ...]) -> CloseEvaluation:
+    return next(action for action in actions if isinstance(action, CloseEvaluation))
+
+
+def told(actions: tuple[Action, ...]) -> dict[str, str]:
+    record = evaluation_record(closed(actions), Traffic(Topics("main")))
+    return {row.client_id: row.status for row in record.clients}
+
+
+# --- when, and whom -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("evaluation", "due"),
+    [
+        (Evaluations(), (3,)),
+        (Evaluations(last=False), ()),
+        (Evaluations(every=2), (2, 3)),
+        (Evaluations(every=2, last=False), (2,)),
+        (Evaluations(every=1), (1, 2, 3)),
+    ],
+)
+def test_it_is_due_after_each_so_many_rounds_and_after_the_last(evaluation: Evaluations, due: tuple[int, ...]) -> None:
+    assert tuple(number for number in (1, 2, 3) if evaluation.due(number, 3)) == due
+    terms = terms_of(evaluation=evaluation, rounds=3)
+    state, _ = folded(terms, dict.fromkeys(CLIENTS, HELD_OUT))
+    assert (state.phase == "evaluate") == (1 in due)
+
+
+def test_only_those_with_held_out_data_who_are_there_are_asked() -> None:
+    state, actions = asked(ada=HELD_OUT, cyd=HELD_OUT)
+    assert state.phase == "evaluate"
+    assert [one.client_id for one in wanted_of(EvaluationWanted, actions)] == ["ada", "cyd"]
+    nobody, actions = folded(TERMS, {})
+    assert (nobody.phase, wanted_of(EvaluationWanted, actions)) == ("measure", [])
+
+
+def test_a_task_brings_the_subnet_that_the_client_would_be_given_for_good() -> None:
+    state = given_out()
+    for name, seat in state.seats.items():
+        given = task(state, name)
+        last = state.last[name]
+        assert (given.work, given.spec, given.training) == ("evaluate", last.spec, None)
+        assert given.evaluation is not None
+        assert (given.evaluation.batch_size, given.evaluation.per_class) == (
+            TERMS.training(1).program_batch_size,
+            False,
+        )
+        assert given.task_id == f"run/r1/{name}/evaluate"
+        assert seat.stage == "out"
+    info = round_info(TERMS, state, 7.0)
+    assert info is not None
+    assert info.phase == "train"
+
+
+def test_a_few_are_asked_in_each_step_and_each_once() -> None:
+    names = tuple(f"c{place:03}" for place in range(2 * AT_ONCE + 1))
+    terms = replace(TERMS, config=replace(TERMS.config, min_clients=1))
+    state, _ = asked(terms)
+    seat, member = state.last["ada"], state.members["ada"]
+    assert member.profile is not None
+    members = {name: replace(member, profile=replace(member.profile, client_id=name)) for name in names}
+    last = {name: replace(seat, client_id=name) for name in names}
+    state = replace(state, members=state.members.updated(members), last=last, seats={})
+    found = []
+    for _ in range(6):
+        state, actions = step(terms, state, Tick(), 6.0)
+        wanted = [one.client_id for one in wanted_of(EvaluationWanted, actions)]
+        assert len(wanted) <= AT_ONCE
+        found += wanted
+    assert found == [*names]
+
+
+# --- answers ------------------------------------------------------------------------------------------------------
+
+
+def test_the_phase_ends_when_all_have_answered_and_each_counts_once() -> None:
+    state = given_out()
+    for name in CLIENTS[:-1]:
+        state, actions = said(TERMS, state, name)
+        assert answers(actions, f"evaluated.{task(state, name).task_id}.{HELD_OUT}") == ["accepted"]
+        assert any(isinstance(action, Withdraw) for action in actions)
+        again, actions = said(TERMS, state, name, loss=9.0)
+        assert answers(actions, f"evaluated.{task(state, name).task_id}.{HELD_OUT}") == ["duplicate"]
+        assert again.seats == state.seats
+    last = found_of(task(state, CLIENTS[-1]), HELD_OUT)
+    state, actions = step(TERMS, state, last, 8.0)
+    assert told(actions) == dict.fromkeys(CLIENTS, "evaluated")
+    assert state.phase == "measure"
+    assert {name: (one.round, one.evaluated.loss) for name, one in state.evaluated.items()} == dict.fromkeys(
+        CLIENTS, (1, 1.0)
+    )
+    late, actions = step(TERMS, state, last, 9.0)
+    assert answers(actions, last.message_id) == ["duplicate"]
+    assert late.evaluated == state.evaluated
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"sample_count": HELD_OUT + 1}, "11 samples were evaluated, but the client's profile has 10"),
+        ({"class_counts": (10, 0, 0), "class_correct": (5, 0, 0)}, "3 classes were counted"),
+        ({"run_id": "another"}, "is not the current run"),
+        ({"round": 7}, "is closed; the run is in round 1"),
+        ({"task_id": "run/r1/ada/7"}, "is not the one that ada was given last"),
+    ],
+)
+def test_what_cannot_be_is_refused(changes: dict[str, Any], reason: str) -> None:
+    state = given_out()
+    after, actions = said(TERMS, state, "ada", **changes)
+    receipts = [action.receipt for action in actions if hasattr(action, "receipt")]
+    assert [(one.status, reason in one.reason) for one in receipts] == [("refused", True)]
+    assert after.seats == state.seats
+
+
+def test_classes_are_counted_where_that_was_asked() -> None:
+    terms = terms_of(evaluation=Evaluations(every=1, per_class=True), rounds=3)
+    state = given_out(terms)
+    asked_for = task(state, "ada").evaluation
+    assert asked_for is not None
+    assert asked_for.per_class
+    after = state
+    for counts, status in (((9, 1), "refused"), ((5, 4, 1), "accepted")):
+        after, actions = said(terms, state, "ada", class_counts=counts, class_correct=(1,) * len(counts))
+        (action,) = (one for one in actions if hasattr(one, "receipt"))
+        assert action.receipt.status == status
+    row = next(one for one in after.seats.values() if one.client_id == "ada")
+    assert row.evaluated is not None
+    assert row.evaluated.class_correct == (1, 1, 1)
+
+
+def test_an_update_is_no_answer_to_an_evaluation_and_the_other_way_round() -> None:
+    state = given_out()
+    _, actions = step(TERMS, state, update(TERMS, state, "ada"), 7.0)
+    assert [action.receipt.status for action in actions if hasattr(action, "receipt")] == ["refused"]
+
+
+# --- what goes wrong ----------------------------------------------------------------------------------------------
+
+
+def test_a_refusal_ends_the_seat_and_says_nothing_of_the_program_that_trains() -> None:
+    state = given_out()
+    no = Refusal(
+        task_id=task(state, "ada").task_id,
+        run_id="run",
+        round=1,
+        client_id="ada",
+        reason="runtime",
+        detail="it lacks an operator",
+    )
+    state, _ = step(TERMS, state, no, 7.0)
+    assert (state.seats["ada"].stage, state.seats["ada"].reason) == ("refused", "runtime: it lacks an operator")
+    assert state.unfit == {}
+
+
+def test_what_cannot_be_made_or_does_not_fit_leaves_a_client_out() -> None:
+    state, actions = asked()
+    ada, bob, cyd = wanted_of(EvaluationWanted, actions)
+    state, _ = step(TERMS, state, Failed(wanted=ada, reason="export failed: no"), 6.0)
+    state, _ = step(TERMS, state, made(bob, 10**12), 6.0)
+    state, _ = step(TERMS, state, made(cyd), 6.0)
+    state, actions = said(TERMS, state, "cyd")
+    assert told(actions) == {
+        "ada": "skipped: export failed: no",
+        "bob": "skipped: to evaluate takes 1000000000000 bytes of memory, but the budget is 1000000000",
+        "cyd": "evaluated",
+    }
+
+
+def test_what_fails_late_of_the_round_before_takes_nobodys_seat() -> None:
+    """A program that trains fails when its client is already asked to evaluate."""
+    state, _ = asked()
+    client = state.seats["ada"].participant
+    assert client is not None
+    late = TaskWanted(participant=client, round=1, attempt=0, target="onnx")
+    assert step(TERMS, state, Failed(wanted=late, reason="no"), 6.0)[0].seats == state.seats
+
+
+def test_the_deadline_ends_the_wait_and_a_quorum_where_timing_may_decide() -> None:
+    state = given_out()
+    state, _ = said(TERMS, state, "ada")
+    late_s = 5.0 + TERMS.config.deadlines.evaluate_s
+    assert step(TERMS, state, Tick(), late_s - 0.1)[0].phase == "evaluate"
+    after, actions = step(TERMS, state, Tick(), late_s)
+    missing = "missing: no answer came in time"
+    assert told(actions) == {"ada": "evaluated", "bob": missing, "cyd": missing}
+    assert {action.task_id for action in actions if isinstance(action, Withdraw)} == {
+        f"run/r1/{name}/evaluate" for name in ("bob", "cyd")
+    }
+    assert after.phase != "evaluate"
+    quick = terms_of(evaluation=EACH, rounds=3, quorum=0.6)
+    state = given_out()
+    state, _ = said(quick, state, "ada")
+    state, actions = said(quick, state, "bob")
+    assert told(actions)["cyd"] == "missing: the evaluation closed at its quorum"
+
+
+def test_whoever_starts_anew_is_sent_its_task_again() -> None:
+    state = given_out()
+    anew = Presence(client_id="ada", session_id="ada-2", online=True)
+    _, actions = step(TERMS, state, anew, 7.0)
+    assert [action.task for action in actions if isinstance(action, SendTask)] == [task(state, "ada")]
+
+
+# --- the journal --------------------------------------------------------------------------------------------------
+
+
+def test_the_journal_keeps_what_is_under_way_and_what_was_found(tmp_path: Path) -> None:
+    engine = open_database(tmp_path)
+    run_id = begin_run(engine, name="test", settings="{}", round_count=3)
+    journal = Journal(engine, run_id)
+    state, actions = asked()
+    wanted = wanted_of(EvaluationWanted, actions)
+    early, _ = step(TERMS, state, made(wanted[0]), 6.0)
+    done, _ = said(TERMS, early, "ada")
+    part, _ = step(TERMS, done, made(wanted[1]), 6.0)
+    journal.save(RunState(), part)
+    found = journal.load(9.0)
+    assert (found.phase, found.seats, found.evaluated) == ("evaluate", part.seats, {})
+    again = resume_actions(TERMS, found)
+    assert [action.task for action in again if isinstance(action, SendTask)] == [task(part, "bob")]
+    assert wanted_of(EvaluationWanted, again) == [wanted[2]]
+    late, actions = step(TERMS, part, Tick(), 5.0 + TERMS.config.deadlines.evaluate_s)
+    close = closed(actions)
+    journal.save(part, late, close=close, record=evaluation_record(close, Traffic(Topics("main"))))
+    found = journal.load(9.0)
+    assert (found.evaluated, found.settled) == (late.evaluated, frozenset({"run/r1/ada/evaluate"}))
+    assert late.settled > found.settled, "those of the round, which this journal was not told"
+    (record,) = journal.evaluations()
+    assert [(row.client_id, row.status.split(":")[0]) for row in record.clients] == [
+        ("ada", "evaluated"),
+        ("bob", "missing"),
+        ("cyd", "missing"),
+    ]
+    engine.dispose()
+
+
+def test_a_server_that_is_killed_anywhere_comes_to_the_same(tmp_path: Path) -> None:
+    def evaluate(weights: Mapping[str, Any], given: Task) -> tuple[float, float]:
+        return float(sum(np.abs(array).sum() for array in weights.values())), 0.5
+
+    behaviours = {name: replace(one, held_out_count=HELD_OUT, evaluate=evaluate) for name, one in fleet().items()}
+    told_of: list[tuple[Any, ...]] = []
+    for kills in (0, 3, 5):
+        settings = config(rounds=3, evaluation=EACH, deadlines=Deadlines(linger_s=0.0))
+        world = World(tmp_path / str(kills), settings, behaviours)
+        for turn in range(1, 4000):
+            if world.server.finished:
+                break
+            world.turn()
+            if kills and turn % kills == 0:
+                world.kill_server()
+        result = world.server.result()
+        rows = [[(row.client_id, row.loss, row.status) for row in one.clients] for one in result.evaluations]
+        told_of.append((rows, world.model_bytes()))
+        assert [one.round for one in result.evaluations] == [1, 2, 3]
+        plain = json.loads(json.dumps(summary("test", result)))
+        assert plain["evaluation"]["loss"]["mean"] == pytest.approx(statistics.fmean(row[1] for row in rows[-1]))
+    assert told_of[0] == told_of[1] == told_of[2]
+    assert len({row[1] for row in told_of[0][0][-1]}) > 1 or len({row[0] for row in told_of[0][0][-1]}) == 3

@@ -1,0 +1,366 @@
+"""Several networks in a run: ids that never collide, what retires, and folds that keep them apart."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from server.coordinator_cases import CLIENTS, refusal, training
+from server.coordinator_cases import terms_of as terms_with_settings
+from server.server_rig import MODEL
+
+from subfleet.elastic.building import build_module, init_state, network_of
+from subfleet.elastic.lineage import Copied, Drawn, Lineage, Replicated
+from subfleet.elastic.model_state import ModelState, packed, unpacked
+from subfleet.elastic.replication import Replication, size_in
+from subfleet.folding.evolution import evolved
+from subfleet.folding.views import Views
+from subfleet.journal.database import open_database
+from subfleet.journal.journal import Journal, begin_run
+from subfleet.methods.asking import stream_of
+from subfleet.methods.clustered import Clustered
+from subfleet.methods.dynamic_selection import DynamicSelection
+from subfleet.methods.heterofl import HeteroFL
+from subfleet.methods.policies import Evolved, Evolving, Participant
+from subfleet.protocol.errors import ConfigError, ProtocolError
+from subfleet.protocol.schema import canonical_json
+from subfleet.protocol.subnet import Prefix, SubnetSpec
+from subfleet.rounds.networks import (
+    all_lineages,
+    in_use,
+    lineages_in_use,
+    networks_told,
+    price_of,
+    standing_for,
+    with_lineages,
+)
+from subfleet.rounds.pricing import candidates_of, prices_of, prices_wanted, target_prices
+from subfleet.rounds.requests import PricesWanted
+from subfleet.rounds.state import RunState
+from subfleet.rounds.terms import Terms
+from subfleet.rounds.unfit import unfit_sizes, with_unfit
+from subfleet.rounds.written import ProgramFacts, WrittenProgram
+from subfleet.search.queue import SizedProgram
+from subfleet.testing.rounds import first_state, terms_with
+from subfleet.testing.subnets import same_bits
+
+TERMS = terms_with(HeteroFL())
+CONFIG = TERMS.config.model
+WIDER = replace(CONFIG, widths=(12, 16), depths=(3, 3))
+FIRST = Lineage(id="", config=CONFIG)
+COPY = Lineage(id="a", config=CONFIG, parent="", map=Copied(), born_round=1)
+
+ids = st.sampled_from(["", "a", "b", "c1", "c11"])
+specs = st.builds(
+    SubnetSpec,
+    axes=st.sampled_from([(), (("stream", Prefix(size=4)),), (("stream", Prefix(size=8)),)]),
+    blocks=st.sampled_from([(), ("a",), ("a", "b")]),
+    network=ids,
+)
+
+
+def replicated(network_id: str = "wide") -> Lineage:
+    """A wider and deeper network that computes what the first does."""
+    wider, first = network_of(WIDER), network_of(CONFIG)
+    drawn = Replication.drawn(wider, size_in(wider, first), stream_of("tests"))
+    sources = tuple(sorted(drawn.sources.items()))
+    return Lineage(id=network_id, config=WIDER, parent="", map=Replicated(sources=sources), born_round=1)
+
+
+def evolving(before: ModelState, **changes: Any) -> Evolving:
+    settings: dict[str, Any] = {
+        "round": 1,
+        "seed": 3,
+        "lineages": (FIRST,),
+        "networks": {"": TERMS.network},
+        "before": before,
+        "after": before,
+        "clients": (),
+        "trained": tuple,
+        "folded_with": lambda network_id, names: before,
+    }
+    return Evolving(**{**settings, **changes})
+
+
+def grown(lineage: Lineage, state: ModelState) -> tuple[ModelState, tuple[Lineage, ...]]:
+    return evolved(TERMS, evolving(state), Evolved(after=state, born=(lineage,)))
+
+
+# --- ids ----------------------------------------------------------------------------------------------------------
+
+
+@given(left=specs, right=specs, student=st.none() | specs)
+def test_what_is_known_by_a_subnets_id_is_known_by_its_network(
+    left: SubnetSpec, right: SubnetSpec, student: SubnetSpec | None
+) -> None:
+    same = left == right
+    assert (left.spec_id == right.spec_id) == same
+    keys = [SizedProgram(size=one, target="onnx", student=student).key for one in (left, right)]
+    assert (keys[0] == keys[1]) == same
+    for network in ("", "a"):
+        lineage = replace(COPY, id=network, parent=None, map=Drawn()) if network else None
+        assert (PricesWanted(target="onnx", lineage=lineage).key == "onnx") == (not network)
+
+
+def test_the_ids_of_a_run_with_one_network_are_those_that_they_were() -> None:
+    """As they stand in journals and caches of before."""
+    assert SubnetSpec().spec_id == "5ae1625b488b3935"
+    assert SubnetSpec(axes=(("stream", Prefix(size=4)),), blocks=("a",)).spec_id == "c759946ca39eaad5"
+    assert b"network" not in canonical_json(SubnetSpec())
+
+
+def test_a_subnet_of_one_network_is_none_of_another() -> None:
+    other = TERMS.declared(COPY)
+    for spec in TERMS.space:
+        with pytest.raises(ConfigError, match="a subnet is one of network '', but was taken for one of 'a'"):
+            other.network.shapes(spec)
+    assert [one.network for one in other.space] == ["a"] * len(TERMS.space)
+    assert [replace(one, network="", name="") for one in other.space] == [replace(one, name="") for one in TERMS.space]
+    assert all(one.name.startswith("a ") for one in other.space)
+
+
+def test_what_two_networks_give_a_client_has_two_keys(tmp_path: Path) -> None:
+    state, _ = grown(COPY, first_state(TERMS.network))
+    views = Views(terms=TERMS, samples=torch.zeros(1, 5))
+    keys = set()
+    for network_id in ("", "a"):
+        size = replace(TERMS.declared(COPY if network_id else None).space[0], name="the same")
+        keys.add(views.key(state, Participant(client_id="ada", spec=size, size=size)))
+    assert len(keys) == 2
+
+
+def test_an_id_that_is_no_name_of_a_file_is_refused() -> None:
+    for odd in ("../up", "a/b", "", "x" * 65):
+        if odd:
+            with pytest.raises(ProtocolError):
+                Lineage(id=odd, config=CONFIG)
+    with pytest.raises(ValueError, match="has no parent"):
+        Lineage(id="a", config=CONFIG, map=Copied())
+    with pytest.raises(ValueError, match="was retired in round 1, but appeared in 2"):
+        replace(COPY, born_round=2, retired_round=1)
+
+
+# --- what a network begins with -------------------------------------------------------------------------------------
+
+
+def test_a_copy_has_the_bits_of_its_parent_and_memory_of_its_own() -> None:
+    before = first_state(TERMS.network)
+    state, lineages = grown(COPY, before)
+    assert lineages == (FIRST, COPY)
+    child = state.of("a")
+    assert same_bits(child.shared, before.shared)
+    assert child.lineage == COPY
+    child.shared["stem.weight"].zero_()
+    assert before.shared["stem.weight"].any()
+
+
+def test_a_wider_and_deeper_network_computes_what_its_parent_does() -> None:
+    before = first_state(TERMS.network)
+    state, lineages = grown(replicated(), before)
+    inputs = torch.randn(7, 5, generator=torch.Generator().manual_seed(0))
+    said = []
+    for lineage in lineages:
+        network = TERMS.declared(lineage).network
+        module = build_module(network, network.full_spec())
+        module.load_state_dict(dict(state.of(lineage.id).shared))
+        said.append(module.eval()(inputs).detach())
+    torch.testing.assert_close(said[0], said[1], rtol=1e-5, atol=1e-5)
+    assert price_of(TERMS, lineages, in_use(TERMS, RunState(lineages=lineages))[1].space[-1]).parameters > (
+        TERMS.candidates[-1].parameters
+    )
+
+
+def test_a_network_that_is_drawn_begins_as_a_run_of_its_own_would() -> None:
+    alone = Lineage(id="new", config=WIDER, born_round=1)
+    state, _ = grown(alone, first_state(TERMS.network))
+    assert same_bits(state.of("new").shared, init_state(network_of(WIDER), 3))
+
+
+MISTAKES: dict[str, tuple[Callable[[ModelState], Evolved], str]] = {
+    "an id twice": (lambda state: Evolved(after=state, born=(COPY, COPY)), r"networks \['a', 'a'\] appear"),
+    "the first's id": (lambda state: Evolved(after=state, born=(FIRST,)), "appear, but each needs an id"),
+    "no such parent": (
+        lambda state: Evolved(after=state, born=(replace(COPY, parent="z"),)),
+        "'a' grows from 'z', which is not in use",
+    ),
+    "other classes": (
+        lambda state: Evolved(after=state, born=(replace(COPY, config=replace(CONFIG, class_count=9)),)),
+        "tells 9 classes apart, but the run's take",
+    ),
+    "another round": (lambda state: Evolved(after=state, born=(replace(COPY, born_round=7),)), "after round 1, but"),
+    "unknown": (lambda state: Evolved(after=state, retired=("z",)), r"networks \['z'\] retire, but in use are \[''\]"),
+    "none is left": (lambda state: Evolved(after=state, retired=("",)), "all networks retire"),
+    "weights of another": (
+        lambda state: Evolved(after=state, born=(COPY,), weights={"a": {"x": torch.zeros(1)}}),
+        "the first weights of network 'a' are not those of its settings",
+    ),
+    "networks in the model": (
+        lambda state: Evolved(after=state.with_network("q", ModelState(shared=state.shared))),
+        "other networks than the round",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_a_methods_mistake_is_told(name: str) -> None:
+    answer, told = MISTAKES[name]
+    state = first_state(TERMS.network)
+    with pytest.raises(ValueError, match=told):
+        evolved(TERMS, evolving(state), answer(state))
+
+
+def test_what_knows_one_network_alone_does_not_go_with_networks_that_change() -> None:
+    def stays(now: Evolving) -> Evolved:
+        return Evolved(after=now.after)
+
+    for policies in (DynamicSelection().policies(), Clustered(choice="declared").policies()):
+        with pytest.raises(ValueError, match="evolve changes networks, but search and declarations know that of"):
+            replace(policies, evolve=stays)
+
+
+def test_settings_that_a_map_does_not_fit_are_refused() -> None:
+    with pytest.raises(ConfigError, match="has other settings than its parent"):
+        grown(replace(COPY, config=WIDER), first_state(TERMS.network))
+
+
+# --- checkpoints and the journal --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("retired", [(), ("",), ("a",)])
+def test_a_model_of_several_networks_survives_a_checkpoint(retired: tuple[str, ...]) -> None:
+    before = first_state(TERMS.network)
+    answer = Evolved(after=before, born=(COPY, replicated()))
+    state, lineages = evolved(TERMS, evolving(before), answer)
+    networks = {one.id: TERMS.declared(one).network for one in lineages}
+    later = evolving(state, round=2, lineages=lineages, networks=networks)
+    state, lineages = evolved(TERMS, later, Evolved(after=state, retired=retired))
+    child = state.of("wide")
+    copies = {"ada": {"stem.weight": child.shared["stem.weight"] + 1}}
+    kept = {"a/b.c": torch.arange(3), "x": torch.zeros(())}
+    state = state.with_network("wide", replace(child, copies=copies, moments={"mean": dict(child.shared)}, kept=kept))
+    found = unpacked(packed(state))
+    assert found.network_ids == state.network_ids == tuple(one.id for one in lineages if one.living)
+    for network_id in state.network_ids:
+        read, own = found.of(network_id), state.of(network_id)
+        assert same_bits(read.shared, own.shared)
+        assert read.lineage == own.lineage
+        assert {key: same_bits(read.copies[key], own.copies[key]) for key in own.copies} == dict.fromkeys(
+            own.copies, True
+        )
+        assert read.moments.keys() == own.moments.keys()
+        assert read.kept.keys() == own.kept.keys()
+        assert all(torch.equal(read.kept[name], tensor) for name, tensor in own.kept.items())
+    for network_id in retired:
+        with pytest.raises(ConfigError, match="it has retired, or there was none"):
+            found.of(network_id)
+        assert not any(network_id and name.startswith(f"network/{network_id}/") for name in packed(state))
+
+
+def retiring(terms: Terms) -> tuple[RunState, RunState]:
+    """A run whose network `a` retires, with something known of it wherever something can be; before and after."""
+    state = training(terms)
+    lineages = (*all_lineages(terms, ()), COPY, replace(COPY, id="b"))
+    state = replace(state, lineages=lineages)
+    sizes = {one.id: terms.declared(one).space[0] for one in lineages}
+    programs = {one: SizedProgram(size=size, target="onnx") for one, size in sizes.items()}
+    facts = ProgramFacts(planned_peak_bytes=1000)
+    seat = state.seats["ada"]
+    for size in sizes.values():
+        no = replace(refusal(terms, state, "ada"), reason="runtime")
+        state = with_unfit(state, replace(seat, size=size, spec=size), no, "no")
+    last = {
+        name: replace(seat, client_id=name, size=size, spec=size)
+        for name, size in zip(CLIENTS, sizes.values(), strict=True)
+    }
+    state = replace(
+        state,
+        written={one.key: WrittenProgram(program=one, facts=facts, turn=1) for one in programs.values()},
+        queue=tuple(programs.values()),
+        last=last,
+    )
+    after = with_lineages(
+        terms, state, tuple(replace(one, retired_round=2) if one.id == "a" else one for one in lineages)
+    )
+    return state, after
+
+
+def test_nothing_is_known_any_more_of_a_network_that_has_retired() -> None:
+    terms = terms_with_settings(method=HeteroFL())
+    before, after = retiring(terms)
+    assert [one.id for one in lineages_in_use(terms, after)] == ["", "b"]
+    for kept in (after.written, after.queue, unfit_sizes(after, "ada", "onnx")):
+        assert len(kept) == 2
+    assert {one.program.size.network for one in after.written.values()} == {"", "b"}
+    assert {one.size.network for one in after.queue} == {"", "b"}
+    assert unfit_sizes(before, "ada", "onnx").keys() - unfit_sizes(after, "ada", "onnx").keys() == {
+        terms.declared(COPY).space[0].spec_id
+    }
+
+
+def test_the_journal_keeps_networks_and_prunes_the_programs_of_those_that_retire(tmp_path: Path) -> None:
+    terms = terms_with_settings(method=HeteroFL())
+    before, after = retiring(terms)
+    engine = open_database(tmp_path)
+    journal = Journal(engine, begin_run(engine, name="test", settings="{}", round_count=2))
+    journal.save(RunState(), before)
+    found = journal.load(9.0)
+    assert (found.lineages, found.written, found.queue) == (before.lineages, before.written, before.queue)
+    journal.save(before, after)
+    found = journal.load(9.0)
+    assert (found.lineages, found.written, found.queue) == (after.lineages, after.written, after.queue)
+    engine.dispose()
+
+
+# --- what clients are given ---------------------------------------------------------------------------------------
+
+
+def test_sizes_are_those_of_all_networks_in_use_each_with_its_own_price() -> None:
+    terms = terms_with_settings(method=HeteroFL())
+    state = RunState(lineages=(*all_lineages(terms, ()), replace(COPY, config=MODEL)))
+    both = candidates_of(terms, state, "onnx")
+    assert len(both) == 2 * len(terms.space)
+    assert [one.order for one in both] == sorted(one.order for one in both)
+    price = prices_of(terms, state, "onnx")
+    assert all(price(one.spec) == replace(one, spec=one.spec) for one in both)
+    alone = replace(
+        state, lineages=tuple(replace(one, retired_round=1) if not one.id else one for one in state.lineages)
+    )
+    assert {one.spec.network for one in candidates_of(terms, alone, "onnx")} == {"a"}
+
+
+def test_prices_are_asked_for_of_each_network() -> None:
+    terms = terms_with_settings(method=DynamicSelection())
+    state = RunState(lineages=(*all_lineages(terms, ()), replace(COPY, config=MODEL)))
+    wanted = prices_wanted(terms, state, "onnx")
+    assert [one.key for one in wanted] == ["onnx", "a/onnx"]
+    known = {one.key: target_prices(terms, one, None, "no") for one in wanted}
+    assert prices_wanted(terms, replace(state, prices=known), "onnx") == ()
+    assert [one.spec.network for one in known["a/onnx"].candidates] == ["a"] * len(terms.space)
+
+
+def test_a_client_of_a_retired_network_has_its_heir_or_is_left_out() -> None:
+    terms = terms_with_settings(method=HeteroFL())
+    _, after = retiring(terms)
+    heirs = replace(terms.policies, heir=lambda client, networks, memory: replace(client.spec, network="b"))
+    for policies, expected in ((terms.policies, None), (heirs, "b")):
+        told = replace(terms, policies=policies)
+        gone = standing_for(told, after, after.last["bob"])
+        assert (None if gone is None else gone.spec.network) == expected
+        assert gone is None or gone.size == terms.declared(after.lineages[2]).space[0]
+        stays = standing_for(told, after, after.last["ada"])
+        assert stays is not None
+        assert stays.spec.network == ""
+
+
+def test_people_are_told_of_networks() -> None:
+    after = (replace(FIRST, retired_round=3), replace(COPY, born_round=3), Lineage(id="d", config=CONFIG, born_round=3))
+    assert networks_told((), after) == (
+        "the network that the run began with has retired",
+        "network a has appeared, copied from the network that the run began with",
+        "network d has appeared, drawn anew",
+    )
+    assert networks_told(after, after) == ()
