@@ -5,8 +5,9 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -132,8 +133,13 @@ def served(run: Run, files: Files, cache: CacheFolder, folder: Path) -> Path:
         ]
         for process in started:
             stack.callback(process.kill)
-        for number, process in enumerate(started):
-            assert process.wait(timeout=300) == 0, (folder / f"{number}.txt").read_text(encoding="utf-8")
+        ends = time.monotonic() + 300.0
+        for process in started:
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(timeout=max(ends - time.monotonic(), 0.0))
+        codes = [process.poll() for process in started]
+    texts = [(folder / f"{number}.txt").read_text(encoding="utf-8") for number in range(len(started))]
+    assert codes == [0] * len(codes), "\n\n".join(texts)
     return folder / "served" / run.name
 
 

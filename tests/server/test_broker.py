@@ -4,11 +4,16 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 
 import pytest
 
 from subfleet.link.broker import EmbeddedBroker, MosquittoBroker, mosquitto_binary
 from subfleet.protocol.errors import FileError, PortError, TransportError
+from subfleet.transport.address import parse_url
+from subfleet.transport.base import Connected, Delivery
+from subfleet.transport.mqtt import MqttTransport
 
 pytestmark = [pytest.mark.broker, pytest.mark.slow]
 
@@ -51,6 +56,32 @@ def test_it_runs_in_its_own_process_until_it_is_stopped(make: Callable[[int], Br
         assert broker.pid == pids[0], "it runs already"
     assert not _accepts(_port(broker))
     broker.stop()
+
+
+def test_clients_that_come_at_one_moment_are_all_answered(make: Callable[[int], Broker]) -> None:
+    """Where messages are retained, amqtt serves them while others subscribe: who came then was lost."""
+    with make(0) as broker, ThreadPoolExecutor(32) as pool, ExitStack() as links:
+        address = parse_url(broker.url)
+        server = MqttTransport(address, "server")
+        links.callback(server.close)
+        server.open(("up/+",))
+        for number in range(20):
+            server.publish(f"up/{number}", b"here", retain=True)
+        answered = 0
+        while answered < 20:
+            answered += isinstance(server.poll(5.0), Delivery)
+        clients = [MqttTransport(address, f"client-{number}") for number in range(32)]
+        for client in clients:
+            links.callback(client.close)
+        for opened in [pool.submit(client.open, (f"down/{name}",)) for name, client in enumerate(clients)]:
+            opened.result()  # raises where the broker was silent for ten seconds
+        for name in range(32):
+            server.publish(f"down/{name}", b"welcome")
+        for client in clients:
+            assert isinstance(client.poll(5.0), Connected)
+            message = client.poll(5.0)
+            assert isinstance(message, Delivery)
+            assert message.payload == b"welcome"
 
 
 def test_it_keeps_its_address_after_a_crash(make: Callable[[int], Broker]) -> None:

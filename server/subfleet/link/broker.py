@@ -18,7 +18,8 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections import UserDict
+from collections.abc import Callable, ItemsView, Iterator, Sequence
 from typing import IO
 
 from subfleet.protocol.errors import FileError, PortError, TransportError
@@ -34,6 +35,20 @@ _AMQTT_PLUGINS = {
     # amqtt's default set would also log every packet and publish its own statistics.
     "amqtt.plugins.authentication.AnonymousAuthPlugin": {"allow_anonymous": True},
 }
+
+
+class _Subscriptions(UserDict[str, list[tuple[object, int]]]):
+    """amqtt's subscriptions, gone over as they were when that began.
+
+    amqtt (0.12) awaits while it goes over them: without this, a client that subscribes meanwhile ends the service of
+    another one that has just connected and was answered, and that one's own subscriptions are then never answered.
+    """
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(tuple(self.data))
+
+    def items(self) -> ItemsView[str, list[tuple[object, int]]]:
+        return dict(self.data).items()
 
 
 class _BrokerProcess:
@@ -270,6 +285,7 @@ async def _serve_amqtt(port: int) -> None:
     _when_parent_ends(end)
     listeners = {"default": {"type": "tcp", "bind": f"{_HOST}:{port}"}}
     broker = Broker({"listeners": listeners, "plugins": _AMQTT_PLUGINS})
+    broker._subscriptions = _Subscriptions()  # noqa: SLF001 (amqtt has no other place to mend this)
     await broker.start()
     await ended.wait()
     with contextlib.suppress(asyncio.TimeoutError):
