@@ -11,6 +11,7 @@ from subfleet.elastic.building import network_of
 from subfleet.elastic.lineage import Copied, Lineage
 from subfleet.methods import METHODS, AnyMethod
 from subfleet.methods.fedfa import FedFA
+from subfleet.methods.fedtrans import Grown
 from subfleet.methods.sattler import Found, SattlerMemory, Split
 from subfleet.protocol.messages import Evaluated, Task
 from subfleet.protocol.programs import ProgramRef
@@ -55,10 +56,15 @@ def terms_of_places(method: AnyMethod) -> tuple[Terms, ...]:
     )
 
 
-def split_of(terms: Terms, fold: Fold) -> tuple[Any, tuple[Lineage, ...]]:
-    """What a fold finds and leaves of networks: those of Sattler's are split wherever two clients are in one."""
+def evolved_by(terms: Terms, fold: Fold) -> tuple[Any, tuple[Lineage, ...]]:
+    """What a fold finds and leaves of networks, in which as many appear as can."""
     if terms.policies.evolve is None:
         return None, fold.lineages
+    return _split(terms, fold) if isinstance(fold.memory, SattlerMemory) else _grown(terms, fold)
+
+
+def _split(terms: Terms, fold: Fold) -> tuple[Found, tuple[Lineage, ...]]:
+    """Those of Sattler's are split wherever two clients are in one."""
     clusters: dict[str, list[str]] = {}
     for seat in fold.seats:
         assert seat.spec is not None
@@ -84,6 +90,18 @@ def split_of(terms: Terms, fold: Fold) -> tuple[Any, tuple[Lineage, ...]]:
         for name, _ in split.halves
     )
     return Found(splits=tuple(splits)), (*kept, *born) if splits else fold.lineages
+
+
+def _grown(terms: Terms, fold: Fold) -> tuple[Grown, tuple[Lineage, ...]]:
+    """One of FedTrans' grows from the newest in every other round."""
+    before = all_lineages(terms, fold.lineages)
+    living = [one.id for one in before if one.living]
+    born = f"m{len(living)}" if fold.round % 2 else ""
+    found = Grown(parameters=dict(zip(living, range(1, 9), strict=False)), newest=living[-1], born=born)
+    if not born:
+        return found, fold.lineages
+    child = Lineage(id=born, config=MODEL, parent=living[-1], map=Copied(), born_round=fold.round)
+    return found, (*before, child)
 
 
 def answers(actions: tuple[Action, ...], message_id: str) -> list[str]:

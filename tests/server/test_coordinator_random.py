@@ -10,7 +10,7 @@ from hypothesis import event, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 from server.coordinator_cases import CLIENTS, blob, profile, telemetry
-from server.random_cases import VARIANTS, answers, found_of, made_of, split_of, terms_of_places
+from server.random_cases import VARIANTS, answers, evolved_by, found_of, made_of, terms_of_places
 from server.server_rig import MODEL, prices_of
 
 from subfleet.elastic.building import network_of
@@ -267,7 +267,7 @@ class Fleet(RuleBasedStateMachine):
             assert seat.result is not None
             assert self.accepted[seat.result.task_id] == seat.result
             assert self.counted.setdefault(seat.result.task_id, fold.round) == fold.round
-        found, lineages = split_of(self.terms, fold)
+        found, lineages = evolved_by(self.terms, fold)
         after = Folded(
             round=fold.round, accuracy=0.5, loss=1.0, sha256="0" * 64, refused={}, found=found, lineages=lineages
         )

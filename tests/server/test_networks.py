@@ -25,7 +25,7 @@ from subfleet.methods.asking import stream_of
 from subfleet.methods.clustered import Clustered
 from subfleet.methods.dynamic_selection import DynamicSelection
 from subfleet.methods.heterofl import HeteroFL
-from subfleet.methods.policies import Evolved, Evolving, Participant
+from subfleet.methods.policies import Evolved, Evolving, Participant, Standing
 from subfleet.protocol.errors import ConfigError, ProtocolError
 from subfleet.protocol.schema import canonical_json
 from subfleet.protocol.subnet import Prefix, SubnetSpec
@@ -80,6 +80,8 @@ def evolving(before: ModelState, **changes: Any) -> Evolving:
         "before": before,
         "after": before,
         "clients": (),
+        "losses": {},
+        "carried_by": lambda lineage: (),
         "trained": tuple,
         "folded_with": lambda network_id, names: before,
     }
@@ -342,11 +344,16 @@ def test_prices_are_asked_for_of_each_network() -> None:
     assert [one.spec.network for one in known["a/onnx"].candidates] == ["a"] * len(terms.space)
 
 
-def test_a_client_of_a_retired_network_has_its_heir_or_is_left_out() -> None:
+def test_a_client_of_a_retired_network_has_what_stands_for_it_or_is_left_out() -> None:
     terms = terms_with_settings(method=HeteroFL())
     _, after = retiring(terms)
-    heirs = replace(terms.policies, heir=lambda client, networks, memory: replace(client.spec, network="b"))
-    for policies, expected in ((terms.policies, None), (heirs, "b")):
+
+    def stands(standing: Standing) -> SubnetSpec:
+        kept = standing.client.spec
+        return kept if kept.network in standing.networks else replace(kept, network="b")
+
+    others = replace(terms.policies, standing=stands)
+    for policies, expected in ((terms.policies, None), (others, "b")):
         told = replace(terms, policies=policies)
         gone = standing_for(told, after, after.last["bob"])
         assert (None if gone is None else gone.spec.network) == expected

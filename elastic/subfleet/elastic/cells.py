@@ -1,34 +1,30 @@
 """The cells of a network: its blocks, seen as what grows by becoming wider or by being followed by another one.
 
-FedTrans (Lai et al. 2024, section 4.1) transforms a model cell by cell. Here a cell is a block, the first of a section
+FedTrans (Zhu et al. 2024, section 4.1) transforms a model cell by cell. Here a cell is a block, the first of a section
 included. It becomes wider inside, where it has axes of its own, so that nothing else changes its shape. Layers of a
 plain chain have none: what they give is the stream of their section, as subnets may leave layers out, so that the
 section becomes wider as a whole.
 """
 
 import math
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, fields, replace
+from collections.abc import Collection
+from dataclasses import dataclass
 from fractions import Fraction
-from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from subfleet.elastic.axes import Axis
 from subfleet.elastic.building import network_of
-from subfleet.elastic.families.records.blocks import block_numbers, of_each_block
+from subfleet.elastic.families.records.blocks import block_numbers
 from subfleet.elastic.families.sections import block_name
 from subfleet.elastic.growing import inserted
 from subfleet.elastic.identities import starts_as_identity
 from subfleet.elastic.network import Family, Network
+from subfleet.elastic.resizing import AXES_OF_BLOCKS, head_widths, of_sections, resized
 from subfleet.protocol.errors import ConfigError
 
 __all__ = ["Cell", "can_deepen", "cells_of", "deepened", "parameters_of", "widened"]
 
 _FamilyT = TypeVar("_FamilyT", bound=Family)
-_OF_BLOCKS: Mapping[str, tuple[str, ...]] = MappingProxyType(
-    {"hidden_widths": ("inner", "filtered", "hidden"), "squeezed_widths": ("squeezed",), "heads": ("heads",)}
-)
-"""The axes inside a block whose size a setting says, by its last part."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,14 +89,8 @@ def widened(config: _FamilyT, cells: Collection[str], factor: float) -> _FamilyT
             raise ConfigError(f"cell {name!r} has no width of its own; make it deeper")
     longer = {axis for name in cells for axis in every[name].axes}
     sizes = {name: _longer(axis, factor) if name in longer else axis.size for name, axis in network.axes.items()}
-    if _of_sections(config):
-        return _with_wider_sections(config, sizes)
-    settings: dict[str, Any] = {
-        name: _setting(config, network, name, sizes) for name in _OF_BLOCKS if _has(config, name)
-    }
-    if settings.get("heads", ()) != getattr(config, "heads", ()):
-        (settings["head_width"],) = _head_widths(network)  # which their number would say otherwise
-    return replace(config, **settings)
+    grown: _FamilyT = resized(network, sizes)
+    return grown
 
 
 def deepened(config: _FamilyT, cell: Cell, count: int = 1) -> _FamilyT:
@@ -124,47 +114,15 @@ def can_deepen(network: Network, cell: Cell) -> bool:
 
 
 def _axes(network: Network, name: str, section: int) -> tuple[str, ...]:
-    if _of_sections(network.config):
+    if of_sections(network.config):
         stream = f"section{section}.stream"
         return (stream,) * (stream in network.axes)
-    ends = {end for ends in _OF_BLOCKS.values() for end in ends}
-    if len(_head_widths(network)) > 1:
+    ends = {end for ends in AXES_OF_BLOCKS.values() for end in ends}
+    if len(head_widths(network)) > 1:
         ends -= {"heads"}
     return tuple(axis for axis in network.axes if axis.rpartition(".")[0] == name and axis.rpartition(".")[2] in ends)
-
-
-def _has(config: Family, name: str) -> bool:
-    return name in {field.name for field in fields(config)}
-
-
-def _of_sections(config: Family) -> bool:
-    """Whether blocks have no width of their own, but that of their section."""
-    return not any(_has(config, name) for name in _OF_BLOCKS)
 
 
 def _longer(axis: Axis, factor: float) -> int:
     exact = Fraction(str(factor)) * (axis.size // axis.granularity)
     return math.ceil(exact) * axis.granularity
-
-
-def _with_wider_sections(config: _FamilyT, sizes: Mapping[str, int]) -> _FamilyT:
-    widths = tuple(sizes[f"section{section}.stream"] for section in range(len(config.depths)))
-    stem = {"stem_width": sizes["stem"]} if _has(config, "stem_width") else {}
-    return replace(config, widths=widths, **stem)
-
-
-def _setting(config: Family, network: Network, name: str, sizes: Mapping[str, int]) -> tuple[int, ...]:
-    """What a setting says of each block, in the words that it was said in where nothing of it changes."""
-    told: tuple[int, ...] = getattr(config, name)
-    each = of_each_block(told, config.depths)
-    found, changed = [], False
-    for place, cell in enumerate(cells_of(network)):
-        own = next((f"{cell.name}.{end}" for end in _OF_BLOCKS[name] if f"{cell.name}.{end}" in network.axes), None)
-        before = network.axes[own].size if own else each[place] if each else 0
-        found.append(sizes[own] if own else before)
-        changed = changed or found[-1] != before
-    return tuple(found) if changed else told
-
-
-def _head_widths(network: Network) -> set[int]:
-    return {axis.size for axis in network.axes.values() if axis.kind == "head_dim"}

@@ -62,6 +62,7 @@ class Lineage:
         map: from its parent's weights to its own first ones.
         born_round: after whose fold it appeared; 0 for the one that the run begins with.
         retired_round: after whose fold it was given up; None where it is in use.
+        reason: what of its parent was changed in it and why, for people; empty where there is nothing to tell.
 
     Raises:
         ProtocolError: the id is none; it stands in names of files.
@@ -74,6 +75,7 @@ class Lineage:
     map: Inheritance = Drawn()
     born_round: int = 0
     retired_round: int | None = None
+    reason: str = ""
 
     def __post_init__(self) -> None:
         if self.id:

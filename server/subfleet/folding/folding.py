@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -11,7 +12,7 @@ from subfleet.elastic.network import Network
 from subfleet.folding.evolution import evolved
 from subfleet.folding.network_folding import NetworkFolding, RefusedError
 from subfleet.methods.policies import Evolving, Finding, Participant, Trained
-from subfleet.rounds.networks import all_lineages
+from subfleet.rounds.networks import all_lineages, carried_by
 from subfleet.rounds.state import Seat
 from subfleet.rounds.terms import Terms
 from subfleet.transport.blob_store import BlobStore
@@ -29,7 +30,7 @@ class FoldedModel:
         folded: the same before networks appeared or retired: what the round is evaluated by.
         clients: whose updates are in it, each with the subnet that it trained.
         refused: clients whose update was refused, with the reason.
-        found: what the method found in the updates.
+        found: what the method found in the updates, or in the networks.
         lineages: of the networks that the run has had by now.
     """
 
@@ -99,7 +100,9 @@ class _Fold:
         lineages = self.lineages
         if evolve is not None and clients:
             context = self._evolving(after, clients, found)
-            state, lineages = evolved(self.folding.terms, context, evolve(context))
+            answer = evolve(context)
+            state, lineages = evolved(self.folding.terms, context, answer)
+            after, found = answer.after, found if answer.found is None else answer.found
         return FoldedModel(state=state, folded=after, clients=clients, refused=refused, found=found, lineages=lineages)
 
     def _folded(self) -> ModelState:
@@ -130,6 +133,8 @@ class _Fold:
             before=self.before,
             after=after,
             clients=clients,
+            losses={seat.client_id: seat.result.loss for seat in self.seats if seat.result is not None},
+            carried_by=partial(carried_by, self.folding.terms, self.seats),
             trained=self._trained,
             folded_with=self._folded_with,
             found=found,

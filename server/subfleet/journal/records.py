@@ -208,6 +208,7 @@ class RunResult:
         method_status: "exact" where the run did what the method's paper says, else in what it differed.
         lineages: of the networks that it had, the one that it began with first.
         evaluations: what devices found on held-out samples of their own, after each round that asked them.
+        ended_early: why it has no more rounds than these, though more were configured; empty where it was to end here.
     """
 
     run_id: str
@@ -220,6 +221,7 @@ class RunResult:
     model_path: Path | None
     lineages: tuple[Lineage, ...] = ()
     evaluations: tuple[EvaluationRecord, ...] = ()
+    ended_early: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

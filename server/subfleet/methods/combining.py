@@ -72,7 +72,8 @@ class Combination:
             )
 
     def _of_personal_models(self) -> Iterator[str]:
-        if not self.method.policies().personal:
+        policies = self.method.policies()
+        if not policies.personal or policies.cohorts is shared_by_all:  # the clients of a network share it
             return
         if self.server_optimiser is not None:
             yield (

@@ -1,4 +1,7 @@
-"""Networks that appear and retire between rounds: what a method is asked after a fold, and what it answers."""
+"""Networks that appear and retire between rounds: what a method is asked after a fold, and what it answers.
+
+Where a run has several networks, a method also says which of them a client has when it trains nothing.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from subfleet.elastic.lineage import Lineage
 from subfleet.elastic.network import Network
 from subfleet.methods.asking import stream_of
+from subfleet.protocol.subnet import SubnetSpec
 
 if TYPE_CHECKING:  # methods are read where no PyTorch is
     from torch import Tensor
@@ -18,7 +22,25 @@ if TYPE_CHECKING:  # methods are read where no PyTorch is
     from subfleet.elastic.model_state import ModelState
     from subfleet.methods.policies import Participant, Trained
 
-__all__ = ["Evolved", "Evolving"]
+__all__ = ["Beginning", "Evolved", "Evolving", "Standing"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Beginning:
+    """A run whose first clients have told what they can give, before any of them is given anything.
+
+    Attributes:
+        network: that the configuration describes.
+        rates: width rates of its search space.
+        clients: the ids of those that can take part, in order.
+        carried_by: as in `Evolving`, of these; a client that replays a log goes by what that has but for a share of the
+            time, where the method asks for it (`Policies.lasting`).
+    """
+
+    network: Network
+    rates: tuple[float, ...]
+    clients: tuple[str, ...]
+    carried_by: Callable[[Lineage], tuple[str, ...]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +55,9 @@ class Evolving:
         before: the model that the round started from.
         after: the model with all updates folded in, each in its network.
         clients: whose updates were folded.
+        losses: of these by their ids: mean over the labels of the last epoch that each trained.
+        carried_by: the ids of those of these whose budget in this round has room for the largest size of a network, as
+            shapes tell what that takes.
         trained: gives what they trained, in the order of their ids; it needs the memory of all updates.
         folded_with: a network's id and the ids of some clients to its state with the updates of these alone, folded as
             all are.
@@ -47,6 +72,8 @@ class Evolving:
     before: ModelState
     after: ModelState
     clients: tuple[Participant, ...]
+    losses: Mapping[str, float]
+    carried_by: Callable[[Lineage], tuple[str, ...]]
     trained: Callable[[], tuple[Trained, ...]]
     folded_with: Callable[[str, Collection[str]], ModelState]
     found: Any = None
@@ -68,9 +95,29 @@ class Evolved:
             its parent's weights in `after`.
         weights: by id, in place of that the first weights of networks that appear.
         retired: ids of networks that retire. At least one is in use afterwards.
+        found: what `Policies.remember` is told in place of what `Policies.find` found; None leaves it that.
     """
 
     after: ModelState
     born: tuple[Lineage, ...] = ()
     weights: Mapping[str, Mapping[str, Tensor]] = field(default_factory=lambda: MappingProxyType({}))
     retired: tuple[str, ...] = ()
+    found: Any = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Standing:
+    """A client that trains nothing: which network's subnet is its own, that it evaluates and is left with?
+
+    Attributes:
+        client: with what it trained last, of a network that may have retired.
+        networks: those that are in use, by id; of two or more that the run has had.
+        ready: whether it may have a size: the program that trains that is written, and all that it takes is within what
+            the client had to give when it trained last. What it trained then is ready as long as its network is in use.
+        memory: what the method remembers.
+    """
+
+    client: Participant
+    networks: Mapping[str, Network]
+    ready: Callable[[SubnetSpec], bool]
+    memory: Any = None

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import Field, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
+from subfleet.elastic.lineage import Lineage
 from subfleet.elastic.merges import AnyStackedMerge
 from subfleet.elastic.network import Network
 from subfleet.elastic.server_optimisers import AnyServerOptimiser
@@ -17,7 +18,7 @@ from subfleet.elastic.spaces import SearchSpace, uniform_space
 from subfleet.elastic.teaching import DistillationSettings
 from subfleet.methods.asking import Ask, Assigned, Draw, Written, largest_fitting
 from subfleet.methods.describing import MethodInfo, Setting
-from subfleet.methods.evolving import Evolved, Evolving
+from subfleet.methods.evolving import Beginning, Evolved, Evolving, Standing
 from subfleet.methods.selecting import ClosedRound, Selected, Selecting, Trainee
 from subfleet.protocol.messages import Update
 from subfleet.protocol.readings import Budget
@@ -37,6 +38,7 @@ __all__ = [
     "AfterRound",
     "Ask",
     "Assigned",
+    "Beginning",
     "Draw",
     "Evolved",
     "Evolving",
@@ -45,6 +47,7 @@ __all__ = [
     "Participant",
     "Policies",
     "Replacement",
+    "Standing",
     "Trained",
     "UpdateBytes",
     "Weighting",
@@ -196,12 +199,16 @@ class Policies:
             loop: they take a few milliseconds for a thousand clients.
         find: a round's updates to what `remember` is told of them, as plain data: asked beside the loop, where the
             round is folded. It needs the memory of all updates; None looks for nothing.
+        begin: the network that the run begins with, in place of that which the configuration describes: with an id, and
+            first weights that are drawn; None leaves it that. Asked in the server's loop before the first round's
+            clients are chosen.
         evolve: networks that appear and retire after a round, asked beside the loop, where the round is folded; with
             None a run has one network throughout. `assign` then has the sizes of all that are in use to choose from,
             each with its network's id; all else is done for each network apart.
-        heir: of a client whose network has retired, the subnet of one in use that stands in its place, told these
-            networks by their ids, and what the method remembers; with None the client is as one that has not taken
-            part yet.
+        standing: where a run has had several networks, the subnet of one in use that is a client's own while it trains
+            nothing. With None it is what it trained last, and a client whose network has retired is as one that has
+            not taken part yet.
+        done: of what is remembered, why the run ends before its last round; empty where it goes on.
         space: a network and width rates to the sizes that may be assigned.
         search: a search for a program target that knows nothing yet, of the network and what its subnets cost there; it
             is told what was found before, and handed to `explore` and `assign` with each client. None searches nothing.
@@ -255,8 +262,10 @@ class Policies:
     evaluated_first: bool = False
     remember: Callable[[Any, ClosedRound], Any] | None = None
     find: Callable[[Finding], Any] | None = None
+    begin: Callable[[Beginning], Lineage | None] | None = None
     evolve: Callable[[Evolving], Evolved] | None = None
-    heir: Callable[[Participant, Mapping[str, Network], Any], SubnetSpec] | None = None
+    standing: Callable[[Standing], SubnetSpec] | None = None
+    done: Callable[[Any], str] = lambda memory: ""
     space: Callable[[Network, Sequence[float]], tuple[SubnetSpec, ...]] = uniform_space
     search: Callable[[Network, PriceList, str], Search] | None = None
     explore: Callable[[Ask], tuple[FoundSize, ...]] = lambda ask: ()

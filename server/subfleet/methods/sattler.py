@@ -29,8 +29,8 @@ from subfleet.methods.policies import (
     Evolved,
     Evolving,
     Finding,
-    Participant,
     Policies,
+    Standing,
     Trained,
     Weighting,
     largest_fitting,
@@ -149,7 +149,7 @@ class Sattler:
             memory=SattlerMemory(),
             find=self._found,
             evolve=_evolved,
-            heir=_heir,
+            standing=_standing,
             remember=_remembered,
             space=partial(one_size, self.model),
             assign=_of_its_cluster,
@@ -232,9 +232,10 @@ def _largest_cluster(memory: SattlerMemory, networks: Iterable[str]) -> str:
     return min(networks, key=lambda network_id: (-counts[network_id], network_id))
 
 
-def _heir(client: Participant, networks: Mapping[str, Network], memory: SattlerMemory) -> SubnetSpec:
-    """The same subnet of the network of its cluster, as both have the same settings."""
-    return replace(client.spec, network=memory.clusters[client.client_id])
+def _standing(standing: Standing) -> SubnetSpec:
+    """What it trained last, of the network that its cluster has now: all have the same settings."""
+    memory: SattlerMemory = standing.memory
+    return replace(standing.client.spec, network=memory.clusters[standing.client.client_id])
 
 
 def _mean_change(network: Network, clients: Sequence[Trained]) -> dict[str, Tensor]:

@@ -36,6 +36,8 @@ def report_html(name: str, result: RunResult, record: dict[str, Any]) -> str:
         f"(run <code>{escape(result.run_id)}</code>). Devices took part in "
         f"<b>{participation_of(rounds):.1%}</b> of the rounds in which they were to.</p>"
     )
+    if result.ended_early:
+        reached += f"<p>It ended there because {escape(result.ended_early)}.</p>"
     method = f"<p>Method <code>{escape(result.method)}</code>, against its paper: {escape(result.method_status)}.</p>"
     parts = [
         f"<h1>Subfleet run “{escape(name)}”</h1>",
@@ -128,7 +130,7 @@ def _networks(networks: Sequence[dict[str, Any]]) -> str:
     """Where networks come from; of a run that has one throughout there is nothing to tell."""
     if len(networks) < 2:
         return ""
-    titles = ["network", "grown from", "by", "after round", "until round"]
+    titles = ["network", "grown from", "by", "after round", "until round", "why"]
     rows = [
         (
             one["network"] or "the first",
@@ -136,6 +138,7 @@ def _networks(networks: Sequence[dict[str, Any]]) -> str:
             "-" if one["parent"] is None else one["map"],
             _cell(one["born_round"]),
             _cell(one["retired_round"]),
+            one["reason"] or "-",
         )
         for one in networks
     ]

@@ -69,6 +69,7 @@ def summary(name: str, result: RunResult) -> dict[str, Any]:
         "run_id": result.run_id,
         "method": result.method,
         "method_status": result.method_status,
+        "ended_early": result.ended_early,
         "accuracy": result.accuracy,
         "participation": participation_of(result.rounds),
         "evaluation": _evaluation(result.evaluations[-1]) if result.evaluations else None,
@@ -115,6 +116,7 @@ def network_row(lineage: Lineage) -> dict[str, Any]:
         "map": lineage.map.TYPE,
         "born_round": lineage.born_round,
         "retired_round": lineage.retired_round,
+        "reason": lineage.reason,
     }
 
 

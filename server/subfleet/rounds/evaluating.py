@@ -18,6 +18,7 @@ from subfleet.protocol.messages import Evaluated, Task
 from subfleet.protocol.readings import Budget
 from subfleet.rounds.actions import Action, CloseEvaluation, GoOn, Request, SendTask, Withdraw
 from subfleet.rounds.answers import evaluation_task_id, judge, reply
+from subfleet.rounds.ending import over
 from subfleet.rounds.members import expected
 from subfleet.rounds.networks import standing_for
 from subfleet.rounds.requests import EvaluationMade, EvaluationWanted
@@ -34,7 +35,8 @@ Outcome = tuple[RunState, tuple[Action, ...]]
 
 def begun(terms: Terms, state: RunState, now_s: float) -> RunState:
     """The state after a round was closed: in this phase, where it is due and there is anyone to ask."""
-    due = terms.config.evaluation.due(state.folded_round, terms.config.total_rounds)
+    last_round = state.folded_round if over(terms, state) else terms.config.total_rounds
+    due = terms.config.evaluation.due(state.folded_round, last_round)
     if not due or next(_to_ask(terms, state, now_s), None) is None:
         return state
     return replace(state, phase="evaluate", entered_s=now_s, seats=MappingProxyType({}))

@@ -5,19 +5,22 @@ As long as a method changes none, there is the one that the run begins with, and
 
 from collections.abc import Iterable
 from dataclasses import replace
+from functools import partial
 from types import MappingProxyType
 
 from subfleet.elastic.lineage import Lineage
-from subfleet.methods.policies import Participant
+from subfleet.methods.policies import Participant, Standing
+from subfleet.protocol.memory import planned_for
 from subfleet.protocol.subnet import SubnetSpec
 from subfleet.rounds.requests import PricesWanted
-from subfleet.rounds.state import RunState, Seat
+from subfleet.rounds.state import RunState, Seat, remembered
 from subfleet.rounds.terms import Declared, Terms
-from subfleet.search.candidates import Candidate
+from subfleet.search.candidates import Candidate, why_not
 from subfleet.search.queue import SizedProgram
 
 __all__ = [
     "all_lineages",
+    "carried_by",
     "declared_of",
     "in_use",
     "lineages_in_use",
@@ -62,25 +65,53 @@ def price_of(terms: Terms, lineages: Iterable[Lineage], spec: SubnetSpec) -> Can
     return declared_of(terms, lineages, spec).price(spec)
 
 
-def standing_for(terms: Terms, state: RunState, seat: Seat) -> Participant | None:
-    """The client of an earlier seat with its subnet, or, where the network of that has retired, with its heir's.
+def carried_by(terms: Terms, seats: Iterable[Seat], lineage: Lineage) -> tuple[str, ...]:
+    """The clients whose budget has room for the largest size of a network, as shapes tell what that takes."""
+    largest = terms.declared(lineage).candidates[-1]
+    return tuple(
+        seat.client_id for seat in seats if seat.budget is not None and not why_not(largest, seat.runtime, seat.budget)
+    )
 
-    None where it had none, or the method names no heir.
+
+def standing_for(terms: Terms, state: RunState, seat: Seat) -> Participant | None:
+    """The client of an earlier seat with the subnet that is its own while it trains nothing.
+
+    None where it had none, or the network of that has retired and the method names no other.
     """
     known = seat.participant
-    # Asked for all clients of a run at once; most runs have one network, and most networks have not retired.
-    if known is None or not any(one.id == known.spec.network and not one.living for one in state.lineages):
+    if known is None or not state.lineages:  # most runs have one network
         return known
-    if terms.policies.heir is None:
-        return None
-    memory = terms.policies.memory if state.memory is None else state.memory
+    if terms.policies.standing is None:
+        return known if any(one.id == known.spec.network and one.living for one in state.lineages) else None
     networks = MappingProxyType({one.id: terms.declared(one).network for one in lineages_in_use(terms, state)})
-    spec = terms.policies.heir(known, networks, memory)
+    spec = terms.policies.standing(
+        Standing(
+            client=known,
+            networks=networks,
+            ready=partial(_ready, terms, state, seat),
+            memory=remembered(terms, state),
+        )
+    )
+    if spec == known.spec:
+        return known
     declared = declared_of(terms, state.lineages, spec)
     size = declared.network.size_of(spec)
     # By the name under which tables have it.
     size = next((one for one in declared.space if one.spec_id == size.spec_id), size)
     return replace(known, spec=spec, size=size)
+
+
+def _ready(terms: Terms, state: RunState, seat: Seat, size: SubnetSpec) -> bool:
+    """See `Standing.ready`."""
+    if size == seat.size:
+        return any(one.id == size.network and one.living for one in state.lineages)
+    written = state.written.get(SizedProgram(size=size, target=seat.runtime).key)
+    if written is None or seat.budget is None:
+        return False
+    facts = written.facts
+    planned_bytes = planned_for(facts.planned_peak_bytes, facts.packings, seat.packing_width)
+    price = price_of(terms, state.lineages, size)
+    return planned_bytes <= seat.budget.memory_bytes and not why_not(price, seat.runtime, seat.budget)
 
 
 def with_lineages(terms: Terms, state: RunState, lineages: tuple[Lineage, ...]) -> RunState:
@@ -111,7 +142,8 @@ def networks_told(before: Iterable[Lineage], after: Iterable[Lineage]) -> tuple[
     told = list[str]()
     for one in after:
         if one.id and one.id not in known:
-            told.append(f"network {one.id} has appeared, {_grown(one)}")
+            why = f": {one.reason}" if one.reason else ""
+            told.append(f"network {one.id} has appeared, {_grown(one)}{why}")
         if not one.living and known.get(one.id, True):
             told.append(f"{_called(one.id)} has retired")
     return tuple(told)

@@ -6,7 +6,9 @@ from heapq import nsmallest
 from types import MappingProxyType
 
 from subfleet.rounds.actions import Action, GoOn, Request, Withdraw
+from subfleet.rounds.beginning import begun_with
 from subfleet.rounds.closing import begin_fold
+from subfleet.rounds.ending import over
 from subfleet.rounds.evaluating import evaluating
 from subfleet.rounds.exhaustive import never
 from subfleet.rounds.members import SILENT_SINCE, expected, holds_lease, silent_members
@@ -67,7 +69,7 @@ def _enter(state: RunState, phase: Phase, now_s: float) -> RunState:
 
 
 def _waiting(terms: Terms, state: RunState, now_s: float) -> Outcome:
-    if state.folded_round >= terms.config.total_rounds:
+    if over(terms, state):
         return _open_deploy(terms, state, now_s)
     # A strict run waits for those who went away, but begins no round on the strength of them.
     there = sum(holds_lease(terms, state.members[name], now_s) for name in expected(terms, state, now_s))
@@ -121,6 +123,7 @@ def _missing_seat(state: RunState, client_id: str, reason: str) -> Seat:
 
 def _assign(terms: Terms, state: RunState, now_s: float) -> Outcome:
     """Who was not chosen is left out; the others are given sizes while the phase goes on."""
+    state = begun_with(terms, state)
     state, drawn = selected(terms, state)
     left_out = {
         name: replace(seat, stage="skipped", reason=NOT_DRAWN)
@@ -176,7 +179,7 @@ def _deploy_seat(terms: Terms, state: RunState, last: Seat) -> Seat:
         last,
         attempt=0,
         stage="preparing" if client else "skipped",
-        reason="" if client else "its network has retired, and the method names no heir",
+        reason="" if client else "its network has retired, and the method names no other for it",
         size=client.size if client else last.size,
         spec=client.spec if client else last.spec,
         task=None,

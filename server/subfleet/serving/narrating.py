@@ -2,13 +2,15 @@
 
 from collections.abc import Iterator
 
+from subfleet.rounds.ending import why_early
 from subfleet.rounds.networks import networks_told
 from subfleet.rounds.state import RunState
+from subfleet.rounds.terms import Terms
 
 __all__ = ["told"]
 
 
-def told(before: RunState, after: RunState) -> Iterator[str]:
+def told(terms: Terms, before: RunState, after: RunState) -> Iterator[str]:
     """The sentences that a step is worth, in order."""
     for name in after.members.changed(before.members):
         known, member = before.members.get(name), after.members[name]
@@ -23,5 +25,7 @@ def told(before: RunState, after: RunState) -> Iterator[str]:
         if before.suspicion.excluded.get(name) != excluded:
             yield f"client {name} is {excluded.reason}"
     yield from networks_told(before.lineages, after.lineages)
+    if after.folded_round != before.folded_round and (why := why_early(terms, after)):
+        yield f"the run ends after round {after.folded_round} of {terms.config.total_rounds}: {why}"
     if after.phase == "deploy" != before.phase:
         yield "the last round is done; each device's own model is exported and sent"

@@ -13,11 +13,10 @@ from pathlib import Path
 
 import torch
 
-from subfleet.elastic.building import init_state
-from subfleet.elastic.model_state import ModelState, unpacked
+from subfleet.elastic.model_state import ModelState
 from subfleet.export.quantisation.report import samples_of
 from subfleet.folding.checking import Checks
-from subfleet.folding.checkpoint import checkpoint_path, load_checkpoint, prune_checkpoints
+from subfleet.folding.checkpoint import checkpoint_path, prune_checkpoints
 from subfleet.folding.devices import compute_device
 from subfleet.folding.evaluation_data import with_evaluation
 from subfleet.folding.folding import Folding
@@ -37,7 +36,7 @@ from subfleet.link.uploads import Uploads
 from subfleet.methods.judging import method_status
 from subfleet.programs.supply import Exports, Supply
 from subfleet.protocol.blobs import Chunk
-from subfleet.protocol.errors import FileError, RunError
+from subfleet.protocol.errors import RunError
 from subfleet.protocol.messages import BlobMissing, ChunkRequest, Receipt, encode
 from subfleet.protocol.topics import Topics
 from subfleet.rounds.actions import (
@@ -53,12 +52,14 @@ from subfleet.rounds.actions import (
     Withdraw,
 )
 from subfleet.rounds.coordinator import resume_actions, round_info, step
+from subfleet.rounds.ending import why_early
 from subfleet.rounds.events import Event, Tick
 from subfleet.rounds.exhaustive import never
 from subfleet.rounds.networks import all_lineages
 from subfleet.rounds.requests import SearchWanted
 from subfleet.rounds.state import RunState
 from subfleet.serving.garbage import freeze_what_is_loaded
+from subfleet.serving.loading import loaded_model
 from subfleet.serving.lookout import Lookout
 from subfleet.serving.narrating import told
 from subfleet.serving.pace import Pace
@@ -197,8 +198,7 @@ class Server:
             self._journal.save(stored, state)
         self._state = state
         self._traffic.restart(self._journal.load_bytes(state))
-        self._model = self._load_model(state.folded_round)
-        self._supply.renew(self._model)
+        self._renew()
         self._sweep()
         self._transport.open((self._topics.up("+", "+"),))
         if state.round > 0:
@@ -266,7 +266,14 @@ class Server:
             model_path=path if self._state.folded_round else None,
             lineages=all_lineages(self._terms, self._state.lineages),
             evaluations=self._journal.evaluations(),
+            ended_early=why_early(self._terms, self._state),
         )
+
+    def _renew(self) -> None:
+        """Take up the model that the state stands at."""
+        model = loaded_model(self._terms, self._state, self._journal, self._places.checkpoints)
+        self._model = model.on(self._device)
+        self._supply.renew(self._model)
 
     def _linger(self, stop: threading.Event) -> None:
         """Tell of the end until everyone has left, at most for the configured time."""
@@ -275,15 +282,6 @@ class Server:
             self.step(_POLL_S)
             if all(member.heard_s is None for member in self._state.members.values()):
                 break
-
-    def _load_model(self, round_number: int) -> ModelState:
-        if round_number == 0:
-            return ModelState(shared=init_state(self._terms.network, self._config.seed)).on(self._device)
-        sha256 = self._journal.checkpoint_sha256(round_number)
-        if sha256 is None:
-            raise FileError(f"the journal has no checkpoint of round {round_number}; restore the state folder")
-        stored = unpacked(load_checkpoint(self._places.checkpoints, round_number, sha256)).on(self._device)
-        return stored.ordered(lambda lineage: self._terms.declared(lineage).network.tensors)
 
     def _take(self, event: Connected | Disconnected | Delivery) -> None:
         if isinstance(event, Connected):
@@ -331,6 +329,8 @@ class Server:
         if after.folded_round != before.folded_round:
             self._model = self._folded
             self._supply.renew(self._model)
+        elif after.lineages != before.lineages:  # the run begins with other networks than the configured one
+            self._renew()
         self._traffic.follow(before, after)
         for action in actions:
             self._perform(action)
@@ -339,7 +339,7 @@ class Server:
         elif record is not None:
             self._observer.round_finished(record)
             self._tidy()
-        for text in told(before, after):
+        for text in told(self._terms, before, after):
             self._observer.say(text)
         progress = self._pace.progress(after)
         if progress is not None:

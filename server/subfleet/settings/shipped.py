@@ -9,7 +9,7 @@ __all__ = ["RUNS", "shipped_text"]
 _METHODS = (
     *("anycostfl", "clustered", "dynamic_selection", "fedadam", "fedavg", "federated_dropout", "fedfa", "fedprox"),
     *("fedrolex", "fedyogi", "fjord", "flexifed", "fluid", "heterofl", "nefl", "oort", "power_of_choice", "pyramidfl"),
-    *("sattler", "standalone"),
+    *("fedtrans", "sattler", "standalone"),
 )
 _LEAGUE = ("league", "league-both", "league-depth", "league-width")
 RUNS: Mapping[str, str] = MappingProxyType(

@@ -55,7 +55,7 @@ MERGES: tuple[AnyStackedMerge | None, ...] = (
     MultiKrum(),
 )
 OPTIMISERS = (None, *(kind() for kind in SERVER_OPTIMISERS.values()))
-PERSONAL = ("clustered", "standalone", "flexifed", "sattler")
+PERSONAL = ("clustered", "standalone", "flexifed")
 """Methods with which no server optimiser is accepted."""
 REFUSED: Mapping[tuple[str, str], str] = MappingProxyType(
     {

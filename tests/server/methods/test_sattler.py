@@ -17,7 +17,7 @@ from subfleet.elastic.lineage import Lineage
 from subfleet.elastic.maps import tensor_maps
 from subfleet.folding.folding import FoldedModel, Folding
 from subfleet.methods.grouping import Linkage, cosines, two_groups
-from subfleet.methods.policies import Finding, Participant, Trained
+from subfleet.methods.policies import Finding, Participant, Standing, Trained
 from subfleet.methods.sattler import Found, Sattler, SattlerMemory, Split
 from subfleet.methods.selecting import ClosedRound, Past
 from subfleet.protocol.errors import ConfigError
@@ -219,13 +219,14 @@ def test_who_was_not_there_goes_with_most_of_the_others() -> None:
 
 
 def test_whose_cluster_was_split_has_the_same_subnet_of_its_half() -> None:
-    heir = METHOD.policies().heir
-    assert heir is not None
+    standing = METHOD.policies().standing
+    assert standing is not None
     networks = {name: replace(TERMS.network, id=name) for name in ("c1", "c2")}
     memory = SattlerMemory(clusters={"ada": "c2", "bob": "c1"})
     for name, cluster in memory.clusters.items():
         client = Participant(client_id=name, spec=TERMS.space[1], size=TERMS.space[1])
-        assert heir(client, networks, memory) == replace(TERMS.space[1], network=cluster)
+        asked = Standing(client=client, networks=networks, ready=lambda size: False, memory=memory)
+        assert standing(asked) == replace(TERMS.space[1], network=cluster)
 
 
 def test_clients_have_the_sizes_of_their_cluster_and_newcomers_those_of_the_largest() -> None:

@@ -1,0 +1,117 @@
+"""The settings of a network whose axes have other sizes."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import fields, replace
+from types import MappingProxyType
+from typing import Any
+
+from subfleet.elastic.building import network_of
+from subfleet.elastic.families import AnyFamily
+from subfleet.elastic.families.records.blocks import block_numbers, of_each_block
+from subfleet.elastic.families.sections import block_name
+from subfleet.elastic.network import Family, Network
+from subfleet.protocol.errors import ConfigError
+from subfleet.protocol.subnet import SubnetSpec
+
+__all__ = ["AXES_OF_BLOCKS", "has_setting", "head_widths", "of_sections", "resized", "settings_of_size"]
+
+AXES_OF_BLOCKS: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {"hidden_widths": ("inner", "filtered", "hidden"), "squeezed_widths": ("squeezed",), "heads": ("heads",)}
+)
+"""The axes inside a block whose size a setting says, by its last part."""
+_FIRST_AXES: Mapping[str, str] = MappingProxyType({"stem_width": "stem", "embedding_width": "embedding"})
+"""The axis of what the first block reads, where it is none of a section."""
+
+
+def has_setting(config: Family, name: str) -> bool:
+    """Whether a family has a setting."""
+    return name in {field.name for field in fields(config)}
+
+
+def of_sections(config: Family) -> bool:
+    """Whether blocks have no width of their own, but that of their section."""
+    return not any(has_setting(config, name) for name in AXES_OF_BLOCKS)
+
+
+def head_widths(network: Network) -> set[int]:
+    """Of the heads of its attention."""
+    return {axis.size for axis in network.axes.values() if axis.kind == "head_dim"}
+
+
+def settings_of_size(network: Network, size: SubnetSpec) -> AnyFamily:
+    """The settings of a network that is what a size of another one is, with all of its blocks.
+
+    Raises:
+        ConfigError: the size lacks a block, or its family has no settings that say just that.
+    """
+    config: AnyFamily = resized(network, network.sizes(size))
+    found, own = network_of(config), {name: decl.shape for name, decl in network_of(config).tensors.items()}
+    if own != network.shapes(size) or found.config.depths != network.config.depths:
+        raise ConfigError(
+            f"subnet {size.name!r} of family {network.config.TYPE!r} is no network of that family by itself; choose "
+            "another one"
+        )
+    return config
+
+
+def resized(network: Network, sizes: Mapping[str, int]) -> Any:
+    """The settings that say sizes of axes, in the words that they were said in where nothing changes.
+
+    Args:
+        network: as it is.
+        sizes: of all its axes, by their names.
+    """
+    config: Any = network.config
+    if all(sizes[name] == axis.size for name, axis in network.axes.items()):
+        return config
+    settings: dict[str, Any] = {}
+    if has_setting(config, "widths"):
+        settings["widths"] = tuple(
+            sizes.get(_stream(network, section), width) for section, width in enumerate(config.widths)
+        )
+    streams = settings.get("widths") != getattr(config, "widths", None)
+    for name, axis in _FIRST_AXES.items():
+        if has_setting(config, name) and axis in network.axes and (streams or sizes[axis] != network.axes[axis].size):
+            settings[name] = sizes[axis]
+    for name in AXES_OF_BLOCKS:
+        if has_setting(config, name):
+            settings[name] = _of_blocks(network, name, sizes, explicitly=streams)
+    if has_setting(config, "last_widths") and (streams or config.last_widths):
+        last = [f"last{place}" for place in range(len(network.axes)) if f"last{place}" in network.axes]
+        settings["last_widths"] = tuple(sizes[name] for name in last)
+    if has_setting(config, "head_width") and (streams or settings["heads"] != config.heads):
+        widths = {sizes[name] for name, axis in network.axes.items() if axis.kind == "head_dim"}
+        settings["head_width"] = min(widths)  # which their number would say otherwise
+    return replace(config, **settings)
+
+
+def _stream(network: Network, section: int) -> str:
+    """The axis that a section's width is of: its own, that of the section whose blocks it adds to, or all sections'."""
+    own = (f"section{place}.{end}" for place in range(section, -1, -1) for end in ("stream", "state"))
+    return next((name for name in own if name in network.axes), "stream")
+
+
+def _of_blocks(network: Network, name: str, sizes: Mapping[str, int], *, explicitly: bool) -> tuple[int, ...]:
+    """What a setting says of each block."""
+    config = network.config
+    told: tuple[int, ...] = getattr(config, name)
+    each = of_each_block(told, config.depths)
+    found, changed = [], explicitly
+    for place, (block, read) in enumerate(_reading(network)):
+        ends = (f"{block}.{end}" for end in AXES_OF_BLOCKS[name])
+        axis = next((one for one in ends if one in network.axes), None)
+        before = network.axes[axis].size if axis else each[place] if each else 0
+        if axis is None and before and name == "hidden_widths":  # which widens nothing: as wide as what it reads
+            axis = read
+        found.append(sizes[axis] if axis else before)
+        changed = changed or found[-1] != before
+    return tuple(found) if changed and any(found) else told
+
+
+def _reading(network: Network) -> Iterator[tuple[str, str]]:
+    """Each block's name, with the axis of the channels that it reads."""
+    read = next((axis for axis in _FIRST_AXES.values() if axis in network.axes), _stream(network, 0))
+    for section, numbers in enumerate(block_numbers(network.config)):
+        for number in numbers:
+            yield block_name(section, number), read
+            read = _stream(network, section)

@@ -1,0 +1,331 @@
+"""FedTrans: a small model, from which larger ones grow for the clients that can carry them.
+
+Zhu et al., "FedTrans: Efficient Federated Learning via Multi-Model Transformation", MLSys 2024.
+
+Client half: train the given network with the given objective.
+Server half: each client draws one of the networks that it can carry, by utilities that its losses move. Each network is
+the mean of its own clients' weights, and takes in what smaller ones have learned. Where the newest learns little more,
+another grows from it: the cells that move most become wider or deeper, and the new one begins as what it grew from. No
+round waits for it: clients draw it once the programs that train it are written.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from types import MappingProxyType
+from typing import ClassVar, Literal
+
+from subfleet.elastic.lineage import Drawn, Lineage, Replicated
+from subfleet.methods.describing import MethodInfo, Setting, those_true
+from subfleet.methods.joint_utility import Utilities, inherited, moved_utilities, odds
+from subfleet.methods.policies import (
+    Ask,
+    Assigned,
+    Beginning,
+    Evolved,
+    Evolving,
+    Policies,
+    Standing,
+    Weighting,
+    weigh_by,
+)
+from subfleet.methods.selecting import ClosedRound
+from subfleet.methods.sizes import one_size, whole_depth
+from subfleet.methods.soft_sharing import DecayBy, Share, SoftSharing
+from subfleet.methods.transforming import activeness, convergence, copies_of, moving, transformed
+from subfleet.protocol.errors import ConfigError
+from subfleet.protocol.subnet import SubnetSpec
+from subfleet.protocol.training import TrainingSettings
+from subfleet.search.candidates import Candidate
+from subfleet.search.queue import SizedProgram, Wish
+
+__all__ = ["FedTrans", "FedTransMemory", "Grown"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FedTransMemory:
+    """What is remembered of clients and networks.
+
+    Attributes:
+        utilities: of each network for each client that has trained, as far as they are not 0.
+        losses: the moving loss of the newest network's clients, one for each round in which it had some.
+        wide: cells of that network whose last change was to become wider.
+        best: the best accuracy of a round before those of `accuracies`.
+        accuracies: of the last rounds, up to those that are looked at before a run ends.
+    """
+
+    utilities: Utilities = field(default_factory=lambda: MappingProxyType({}))
+    losses: tuple[float, ...] = ()
+    wide: tuple[str, ...] = ()
+    best: float = 0.0
+    accuracies: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grown:
+    """What a round has come to.
+
+    Attributes:
+        parameters: in the cells of each network.
+        newest: the network that appeared last before.
+        born: the network that appears; empty where none does.
+        wide: its cells whose last change was to become wider.
+    """
+
+    parameters: Mapping[str, int]
+    newest: str
+    born: str = ""
+    wide: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FedTrans:
+    """Parameters of FedTrans. Where its text leaves one open, the default says so.
+
+    Attributes:
+        first: the model that the run begins with: "weakest" is the configured one at the largest of the run's width
+            rates at which every client of the first round can carry it, "configured" the whole of it.
+        alpha: a cell is changed whose activeness is this share of the largest or more, 0 to 1.
+        beta: a network grows where the degree of convergence is this or less.
+        gamma: rounds that the degree is a mean over, 1 or more.
+        delta: rounds over which each fall of the loss is measured, 1 or more; left open.
+        smoothing: how much a round's loss counts in the moving loss, above 0 to 1; left open.
+        factor: by which cells become wider, above 1.
+        inserted: cells behind one that becomes deeper, 1 or more.
+        noise: what is added to copies; see `Replicated`. Copies with equal weights stay equal in training.
+        cells: "active" changes those that move most; "random" as many others, for comparison.
+        warm_up: a network begins as what it grew from; else with first weights of its own, for comparison.
+        newborn: a new network's utility for a client: that of what it grew from, or "zero"; left open.
+        share: see `Share`; "crop" is published.
+        decay: of what is shared, for each round, 0 to 1; left open.
+        decay_by: see `DecayBy`; "run" is published, by which late networks take in next to nothing.
+        normalised: False is as printed; see `SoftSharing`.
+        large_to_small: larger networks give to smaller ones, too, which the paper shows to harm.
+        compatible: what a client can carry: "measured" by memory, link and compute, "macs" by compute alone, as
+            published, as far as the programs' plans allow.
+        stop_rounds: a run ends where accuracy has gained too little in as many rounds; 0 has it go on to its end.
+        stop_gain: the gain that is too little is below this, 0 to 1.
+        mu: coefficient of FedProx's term, by which weights are held near those received, 0 or more; 0 is without.
+        weighting: how much an update counts.
+    """
+
+    TYPE: ClassVar[str] = "fedtrans"
+    INFO: ClassVar[MethodInfo] = MethodInfo(
+        title="FedTrans",
+        paper="Zhu et al., FedTrans: Efficient Federated Learning via Multi-Model Transformation, MLSys 2024",
+        varies=(),
+    )
+    first: Literal["weakest", "configured"] = "weakest"
+    alpha: float = 0.9
+    beta: float = 0.003
+    gamma: int = 10
+    delta: int = 5
+    smoothing: float = 0.2
+    factor: float = 2.0
+    inserted: int = 1
+    noise: float = 0.0
+    cells: Literal["active", "random"] = "active"
+    warm_up: bool = True
+    newborn: Literal["parent", "zero"] = "parent"
+    share: Share = "transform"
+    decay: float = 0.98
+    decay_by: DecayBy = "network"
+    normalised: bool = True
+    large_to_small: bool = False
+    compatible: Literal["measured", "macs"] = "measured"
+    stop_rounds: int = 10
+    stop_gain: float = 0.01
+    mu: float = 0.0
+    weighting: Weighting = "samples"
+
+    def __post_init__(self) -> None:
+        for name in ("alpha", "decay", "stop_gain"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ConfigError(f"{name} is {getattr(self, name)}, but must be from 0 to 1")
+        for name, least in (("gamma", 1), ("delta", 1), ("inserted", 1), ("stop_rounds", 0)):
+            if getattr(self, name) < least:
+                raise ConfigError(f"{name} is {getattr(self, name)}, but must be {least} or more")
+        if not 0 < self.smoothing <= 1:
+            raise ConfigError(f"smoothing is {self.smoothing}, but must be above 0, and 1 at most")
+        if not 1 < self.factor < math.inf:
+            raise ConfigError(f"factor is {self.factor}, but must be a number above 1")
+        for name in ("noise", "mu"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise ConfigError(f"{name} is {getattr(self, name)}, but must be a number of 0 or more")
+        if not math.isfinite(self.beta):
+            raise ConfigError(f"beta is {self.beta}, but must be a finite number; -1e9 never has a network grow")
+
+    def departures(self, setting: Setting) -> tuple[str, ...]:
+        """See `subfleet.methods.policies.Method`."""
+        return (
+            "a client draws a new model once its programs are written",
+            *those_true(
+                {
+                    "what a client can carry is measured": self.compatible == "measured",
+                    "nothing is shared between models": self.share == "none",
+                    "models share through the maps that they grew by": self.share == "transform",
+                    "sharing leaves weights that agree as they are": self.share != "none" and self.normalised,
+                    "sharing fades with a model's own age": self.share != "none" and self.decay_by == "network",
+                    "large models give to small ones": self.share != "none" and self.large_to_small,
+                    "cells are changed at random": self.cells == "random",
+                    "new models begin with weights of their own": not self.warm_up,
+                    "weights are held near those received": self.mu > 0,
+                }
+            ),
+        )
+
+    def policies(self) -> Policies:
+        """A network in each size that clients can carry."""
+        return Policies(
+            memory=FedTransMemory(),
+            begin=_begun if self.first == "weakest" else None,
+            lasting=self.first == "weakest",
+            evolve=self._evolved,
+            remember=self._remembered,
+            standing=_standing,
+            done=self._done,
+            space=partial(one_size, "largest"),
+            assign=self._assign,
+            training=self._training if self.mu else lambda settings, round_number: settings,
+            weigh=weigh_by(self.weighting),
+            personal=True,
+        )
+
+    def _training(self, settings: TrainingSettings, round_number: int) -> TrainingSettings:
+        return replace(settings, objective=replace(settings.objective, proximal=True), proximal_mu=self.mu)
+
+    def _assign(self, ask: Ask) -> Assigned:
+        """One of the networks that the client can carry whose programs are written, drawn by their utilities."""
+        memory: FedTransMemory = ask.draw.memory
+        able = [one for one in ask.candidates if self._carries(ask, one)]
+        if not able:
+            return Assigned(candidate=None)
+        written = [one for one in able if one.spec.spec_id in ask.written]
+        unwritten = [one for one in able if one.spec.spec_id not in ask.written]
+        wish = None
+        if unwritten:
+            wish = Wish(program=SizedProgram(size=unwritten[-1].spec, target=ask.target), lost=1.0)
+        if not written:  # at first, when nothing is
+            return Assigned(candidate=able[0], wanted=wish if len(able) > 1 else None)
+        own = memory.utilities.get(ask.draw.client_id, {})
+        chances = odds([own.get(one.spec.network, 0.0) for one in written])
+        (drawn,) = ask.draw.stream("network").choices(written, chances)
+        return Assigned(candidate=drawn, wanted=wish)
+
+    def _carries(self, ask: Ask, candidate: Candidate) -> bool:
+        if self.compatible == "measured":
+            return ask.allows(candidate)
+        most = ask.budget.forward_macs
+        return not ask.barred(candidate) and (most is None or candidate.forward_macs <= most)
+
+    def _evolved(self, now: Evolving) -> Evolved:
+        """The networks after they have shared, and the one that grows from the newest where that learns no more."""
+        from subfleet.elastic.cells import parameters_of
+
+        parameters = {name: sum(parameters_of(one).values()) for name, one in now.networks.items()}
+        sharing = SoftSharing(
+            share=self.share,
+            decay=self.decay,
+            decay_by=self.decay_by,
+            normalised=self.normalised,
+            both_ways=self.large_to_small,
+        )
+        states = {name: now.after.of(name).shared for name in now.networks}
+        living = [one for one in now.lineages if one.living]
+        shared = sharing.shared(living, now.networks, states, parameters, now.round)
+        after = now.after
+        for name, weights in shared.items():
+            after = after.with_network(name, replace(after.of(name), shared=weights))
+        born, wide = self._born(now, living)
+        found = Grown(parameters=parameters, newest=living[-1].id, born=born.id if born else "", wide=wide)
+        return Evolved(after=after, born=(born,) if born else (), found=found)
+
+    def _born(self, now: Evolving, living: Sequence[Lineage]) -> tuple[Lineage | None, tuple[str, ...]]:
+        """The network that grows from the newest, and its cells that were made wider; None where none does."""
+        memory, network = now.memory, now.networks[living[-1].id]
+        losses = [now.losses[one.client_id] for one in now.clients if one.size.network == network.id]
+        if not losses:
+            return None, ()
+        fallen = convergence(self._moved(memory, losses), gamma=self.gamma, delta=self.delta)
+        if math.isinf(fallen) or fallen > self.beta:
+            return None, ()
+        moved = activeness(network, now.before.of(network.id).shared, now.after.of(network.id).shared)
+        cells = [name for name, one in moved.items() if one >= self.alpha * max(moved.values())]
+        if self.cells == "random":
+            cells = now.stream("cells").sample(sorted(moved), len(cells))
+        change = transformed(network, cells, memory.wide, factor=self.factor, inserted=self.inserted)
+        if change is None:
+            return None, ()
+        copies = copies_of(network, change.config, now.stream("copies")) if self.warm_up else ()
+        lineage = Lineage(
+            id=f"m{len(living)}",
+            config=change.config,
+            parent=network.id,
+            map=Replicated(sources=copies, noise=self.noise) if self.warm_up else Drawn(),
+            born_round=now.round,
+            reason=f"{change.told}, as its loss fell by {fallen:.4g} a round",
+        )
+        return (lineage, change.wide) if now.carried_by(lineage) else (None, ())
+
+    def _moved(self, memory: FedTransMemory, losses: list[float]) -> tuple[float, ...]:
+        return moving(memory.losses, math.fsum(losses) / len(losses), self.smoothing)
+
+    def _remembered(self, memory: FedTransMemory, closed: ClosedRound) -> FedTransMemory:
+        found: Grown | None = closed.found
+        if found is None:  # a round that measures norms
+            return memory
+        losses = [past.loss for past in closed.clients.values() if past.size.network == found.newest]
+        utilities = moved_utilities(memory.utilities, closed.clients, found.parameters)
+        seen = (*memory.accuracies, closed.accuracy)
+        left = len(seen) - self.stop_rounds
+        after = replace(
+            memory,
+            utilities=utilities,
+            losses=self._moved(memory, losses) if losses else memory.losses,
+            best=max((memory.best, *seen[: max(left, 0)])),
+            accuracies=seen[max(left, 0) :],
+        )
+        if not found.born:
+            return after
+        if self.newborn == "parent":
+            utilities = inherited(utilities, found.born, found.newest)
+        return replace(after, utilities=utilities, losses=(), wide=found.wide)
+
+    def _done(self, memory: FedTransMemory) -> str:
+        if not self.stop_rounds or len(memory.accuracies) < self.stop_rounds or not memory.best:
+            return ""
+        gain = max(memory.accuracies) - memory.best
+        return (
+            f"its accuracy has gained {gain:.4f} in {self.stop_rounds} rounds, which is less than {self.stop_gain:g}"
+            if gain < self.stop_gain
+            else ""
+        )
+
+
+def _begun(beginning: Beginning) -> Lineage | None:
+    """The configured network, as wide as every client can carry it; the narrowest where none is narrow enough."""
+    from subfleet.elastic.resizing import settings_of_size
+
+    network, found = beginning.network, None
+    for size in reversed(whole_depth(network, beginning.rates)):
+        try:
+            config = settings_of_size(network, size)
+        except ConfigError:  # a size that its family cannot say
+            continue
+        reason = f"the configured network at {size.name}, for the weakest device"
+        found = Lineage(id="m0", config=config, reason=reason)
+        if beginning.carried_by(found) == beginning.clients:
+            break
+    return None if found is None or found.config == network.config else found
+
+
+def _standing(standing: Standing) -> SubnetSpec:
+    """The network of the highest utility of those that the client can have, of equals the newest."""
+    memory: FedTransMemory = standing.memory
+    own = memory.utilities.get(standing.client.client_id, {})
+    sizes = [network.full_spec() for network in standing.networks.values()]
+    ready = [(own.get(size.network, 0.0), place) for place, size in enumerate(sizes) if standing.ready(size)]
+    return sizes[max(ready)[1]]

@@ -1,0 +1,22 @@
+"""When a run is over: after its last round, or when its method says so. Pure."""
+
+from subfleet.rounds.state import RunState, remembered
+from subfleet.rounds.terms import Terms
+
+__all__ = ["over", "why_early"]
+
+
+def over(terms: Terms, state: RunState) -> bool:
+    """Whether no further round begins."""
+    return state.folded_round >= terms.config.total_rounds or bool(why_early(terms, state))
+
+
+def why_early(terms: Terms, state: RunState) -> str:
+    """Why a run is over before its last round; empty where it is not.
+
+    A run whose norms are measured in its last round is not left without them, and goes on to its end.
+    """
+    config = terms.config
+    if not 0 < state.folded_round < config.total_rounds or config.calibrates(config.total_rounds):
+        return ""
+    return terms.policies.done(remembered(terms, state))

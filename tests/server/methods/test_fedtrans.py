@@ -1,0 +1,400 @@
+"""FedTrans: when a network grows, which one a client draws, and what networks share."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from server.server_rig import World, config, fleet
+from server.test_networks import evolving
+
+from subfleet.elastic.building import network_of
+from subfleet.elastic.cells import cells_of
+from subfleet.elastic.cost import Costs
+from subfleet.elastic.lineage import Drawn, Lineage, Replicated
+from subfleet.elastic.model_state import ModelState
+from subfleet.methods import AnyMethod
+from subfleet.methods.asking import Written
+from subfleet.methods.fedavg import FedAvg
+from subfleet.methods.fedtrans import FedTrans, FedTransMemory, Grown
+from subfleet.methods.policies import Ask, Beginning, Evolved, Evolving, Participant, Standing
+from subfleet.methods.selecting import ClosedRound, Past
+from subfleet.methods.sizes import whole_depth
+from subfleet.methods.transforming import activeness, convergence, transformed
+from subfleet.protocol.errors import ConfigError
+from subfleet.protocol.subnet import SubnetSpec
+from subfleet.search.queue import SizedProgram, Wish
+from subfleet.testing.rounds import Client, ask, first_state, play, terms_with
+from subfleet.testing.subnets import same_bits
+
+METHOD = FedTrans(first="configured", gamma=1, delta=1, beta=1e9)
+"""Grows whenever a loss has been told twice."""
+TERMS = terms_with(METHOD)
+WHOLE = TERMS.network.full_spec()
+relaxed = settings(deadline=None)
+LOSSES = {"ada": 1.0, "bob": 3.0}
+
+
+def past(network: str, loss: float) -> Past:
+    size = replace(WHOLE, network=network)
+    return Past(
+        round=1,
+        size=size,
+        spec=size,
+        sample_count=1,
+        epochs=1,
+        loss=loss,
+        square_loss=loss**2,
+        change_norm=1.0,
+        train_s=0.0,
+        took_s=0.0,
+    )
+
+
+def closed(found: Grown, losses: Mapping[str, float], *, accuracy: float = 0.5) -> ClosedRound:
+    clients = {name: past(found.newest, loss) for name, loss in losses.items()}
+    return ClosedRound(round=1, clients=clients, found=found, accuracy=accuracy)
+
+
+def trained_by(names: Mapping[str, float], lineage: Lineage) -> tuple[Participant, ...]:
+    size = replace(WHOLE, network=lineage.id)
+    return tuple(Participant(client_id=name, spec=size, size=size) for name in names)
+
+
+def moved(state: ModelState, network_id: str, moves: Mapping[str, float]) -> ModelState:
+    """The model after a round that has moved a network's blocks by shares of their weights."""
+    own = state.of(network_id)
+    shared = {
+        name: one * (1 + next((share for block, share in moves.items() if name.startswith(f"{block}.")), 0.0))
+        for name, one in own.shared.items()
+    }
+    return state.with_network(network_id, replace(own, shared=shared))
+
+
+def outcome(
+    method: FedTrans, moves: Mapping[str, float], *, carried: bool = True, **memory: Any
+) -> tuple[Evolved, Evolving]:
+    before = first_state(TERMS.network)
+    known = FedTransMemory(**{"losses": (2.0,), **memory})
+    (first,) = evolving(before).lineages
+    asked = evolving(
+        before,
+        after=moved(before, "", moves),
+        clients=trained_by(LOSSES, first),
+        losses=LOSSES,
+        carried_by=lambda lineage: ("ada",) * carried,
+        memory=known,
+    )
+    evolve = method.policies().evolve
+    assert evolve is not None
+    return evolve(asked), asked
+
+
+# --- what a run without growth is -------------------------------------------------------------------------------------
+
+
+def test_one_network_that_never_grows_is_fedavg_to_the_bit(tmp_path: Path) -> None:
+    """T2."""
+    methods: tuple[AnyMethod, ...] = (FedTrans(first="configured", beta=-1e9), FedAvg())
+    states = []
+    for method in methods:
+        terms = terms_with(method)
+        state = first_state(terms.network)
+        for number in range(1, 4):
+            clients = [Client(name=name, size=0, samples=10 + number) for name in LOSSES]
+            state = play(terms, state, clients, tmp_path / method.TYPE, number).state
+        states.append(state)
+    assert same_bits(states[0].shared, states[1].shared)
+
+
+# --- when, and what ---------------------------------------------------------------------------------------------------
+
+
+@given(slope=st.floats(-1, 1), gamma=st.integers(1, 6), delta=st.integers(1, 6), more=st.integers(0, 5))
+def test_a_loss_that_falls_evenly_has_converged_to_that_degree(slope: float, gamma: int, delta: int, more: int) -> None:
+    losses = [10 - slope * place for place in range(gamma + delta + more)]
+    assert convergence(losses, gamma=gamma, delta=delta) == pytest.approx(slope, abs=1e-9)
+    assert convergence(losses[: gamma + delta - 1], gamma=gamma, delta=delta) == math.inf
+
+
+def test_the_degree_is_a_mean_over_rounds_of_falls_over_rounds() -> None:
+    losses = [9.0, 7.0, 6.0, 2.0, 1.0]
+    assert convergence(losses, gamma=2, delta=3) == pytest.approx(((9 - 2) / 3 + (7 - 1) / 3) / 2)
+    assert convergence(losses, gamma=3, delta=1) == pytest.approx((1 + 4 + 1) / 3)
+
+
+def test_activeness_is_the_share_by_which_a_cell_has_moved() -> None:
+    before = first_state(TERMS.network)
+    after = moved(before, "", {"section0.block1": 0.25, "section1.block0": -0.5})
+    found = activeness(TERMS.network, before.shared, after.shared)
+    assert found["section0.block1"] == pytest.approx(0.25, rel=1e-6)
+    assert found["section1.block0"] == pytest.approx(0.5, rel=1e-6)
+    assert found["section0.block0"] == 0.0
+
+
+@pytest.mark.parametrize(
+    ("moves", "alpha", "expected"),
+    [
+        ({"section0.block1": 0.2, "section1.block1": 0.1}, 0.9, {"section0.block1"}),
+        ({"section0.block1": 0.2, "section1.block1": 0.1}, 0.45, {"section0.block1", "section1.block1"}),
+        ({"section0.block1": 0.2, "section1.block1": 0.19}, 0.9, {"section0.block1", "section1.block1"}),
+    ],
+)
+def test_exactly_the_cells_that_move_most_are_changed(
+    moves: Mapping[str, float], alpha: float, expected: set[str]
+) -> None:
+    """T7: and the network that grows takes more to compute."""
+    answer, asked = outcome(replace(METHOD, alpha=alpha), moves)
+    (born,) = answer.born
+    grown = network_of(born.config)
+    cells = {cell.name: cell for cell in cells_of(TERMS.network)}
+    longer = {name for name, axis in TERMS.network.axes.items() if grown.axes[name].size > axis.size}
+    assert longer == {axis for name in expected for axis in cells[name].axes}
+    assert {name for name in expected if name in born.reason} == expected
+    ((before, _),), ((after, _),) = (Costs(one).of([one.full_spec()]) for one in (TERMS.network, grown))
+    assert after > before
+    assert (born.parent, born.born_round, born.id) == ("", 1, "m1")
+    assert answer.found.wide == tuple(name for name in cells if name in expected)
+    assert answer.found.newest == ""
+    assert asked.carried_by(born)
+
+
+def test_cells_at_random_are_as_many_others() -> None:
+    moves = {"section0.block1": 0.2, "section1.block1": 0.19}
+    drawn = set()
+    for number in range(12):
+        before = first_state(TERMS.network)
+        asked = evolving(
+            before,
+            round=number,
+            after=moved(before, "", moves),
+            clients=trained_by(LOSSES, Lineage(id="", config=TERMS.config.model)),
+            losses=LOSSES,
+            carried_by=lambda lineage: ("ada",),
+            memory=FedTransMemory(losses=(2.0,)),
+        )
+        evolve = replace(METHOD, cells="random").policies().evolve
+        assert evolve is not None
+        drawn.add(evolve(asked).found.wide)
+    assert len(drawn) > 2
+    assert {len(cells) for cells in drawn} == {2}
+
+
+def test_a_cell_becomes_wider_and_deeper_in_turn() -> None:
+    network, wide = TERMS.network, tuple[str, ...]()
+    told = []
+    for _ in range(4):
+        change = transformed(network, ["section1.block1"], wide, factor=2.0, inserted=2)
+        assert change is not None
+        told.append(change.told)
+        network, wide = network_of(change.config), change.wide
+    assert told == ["section1.block1 wider", "section1.block1 deeper"] * 2
+    assert network.config.depths == (2, 7)
+    width = TERMS.network.axes["section1.block1.inner"].size
+    assert network.axes["section1.block1.inner"].size == 4 * width
+
+
+@pytest.mark.parametrize(
+    ("changes", "memory", "carried"),
+    [
+        ({"beta": -1.0}, {}, True),
+        ({"gamma": 2}, {}, True),  # not seen for long enough
+        ({}, {}, False),  # nobody could train it
+        ({}, {"losses": ()}, True),
+    ],
+)
+def test_nothing_grows_that_should_not(changes: dict[str, Any], memory: dict[str, Any], carried: bool) -> None:
+    answer, _ = outcome(replace(METHOD, **changes), {"section0.block1": 0.1}, carried=carried, **memory)
+    assert not answer.born
+    assert answer.found.born == ""
+
+
+def test_the_loss_is_that_of_the_newest_networks_clients_alone() -> None:
+    """2 before and 2 now is no fall at all; that of others plays no part."""
+    assert outcome(replace(METHOD, beta=0.0, smoothing=1.0), {"section0.block1": 0.1})[0].born
+    assert not outcome(replace(METHOD, beta=0.0, smoothing=1.0), {"section0.block1": 0.1}, losses=(2.1,))[0].born
+    grown = outcome(replace(METHOD, beta=0.11, smoothing=1.0), {"section0.block1": 0.1}, losses=(2.1,))[0]
+    assert grown.born
+    half = replace(METHOD, beta=0.051, smoothing=0.5)
+    assert outcome(half, {"section0.block1": 0.1}, losses=(2.1,))[0].born, "the moving loss falls by half of that"
+
+
+def test_without_warm_up_weights_are_drawn() -> None:
+    (born,) = outcome(replace(METHOD, warm_up=False), {"section0.block1": 0.1})[0].born
+    assert born.map == Drawn()
+    (noisy,) = outcome(replace(METHOD, noise=0.3), {"section0.block1": 0.1})[0].born
+    assert isinstance(noisy.map, Replicated)
+    assert noisy.map.noise == 0.3
+
+
+# --- who draws what ---------------------------------------------------------------------------------------------------
+
+
+def lineages() -> tuple[Lineage, ...]:
+    (born,) = outcome(METHOD, {"section0.block1": 0.1})[0].born
+    return (Lineage(id="", config=TERMS.config.model), born)
+
+
+def question(method: FedTrans, name: str, number: int, *, written: tuple[str, ...], **settings: Any) -> Ask:
+    terms = terms_with(method)
+    declared = [terms.declared(one) for one in lineages()]
+    asked = ask(terms, name, round_number=number)
+    sizes = {one.network.id: one.space[-1] for one in declared}
+    return replace(
+        asked,
+        networks={one.network.id: one.network for one in declared},
+        candidates=tuple(candidate for one in declared for candidate in one.candidates),
+        written={sizes[name].spec_id: Written(size=sizes[name], planned_peak_bytes=0) for name in written},
+        **settings,
+    )
+
+
+def test_networks_are_drawn_by_their_utilities_among_those_that_are_written() -> None:
+    memory = FedTransMemory(utilities={"ada": {"": 1.0, "m1": 1.0 + math.log(3)}})
+    counts = dict.fromkeys(("", "m1"), 0)
+    for number in range(800):
+        asked = question(METHOD, "ada", number, written=("", "m1"))
+        network_id, wanted = assigned(replace(asked, draw=replace(asked.draw, memory=memory)))
+        assert wanted is None
+        counts[network_id] += 1
+    assert counts["m1"] / 800 == pytest.approx(0.75, abs=0.05)
+    for number in range(20):
+        asked = question(METHOD, "ada", number, written=("",))
+        expected = Wish(program=SizedProgram(size=question_size(asked, "m1"), target="onnx"), lost=1.0)
+        assert assigned(asked) == ("", expected), "no round waits for a program"
+    assert assigned(question(METHOD, "ada", 1, written=()))[0] == ""
+
+
+def assigned(asked: Ask) -> tuple[str, Wish | None]:
+    found = METHOD.policies().assign(asked)
+    assert found.candidate is not None
+    return found.candidate.spec.network, found.wanted
+
+
+def question_size(asked: Ask, network_id: str) -> SubnetSpec:
+    (found,) = (one.spec for one in asked.candidates if one.spec.network == network_id)
+    return found
+
+
+@relaxed
+@given(memory_bytes=st.integers(0, 3 * 10**6), macs=st.none() | st.integers(0, 4000), number=st.integers(1, 99))
+def test_nobody_is_given_what_it_cannot_carry(memory_bytes: int, macs: int | None, number: int) -> None:
+    """T3, by what is measured; with "macs" by compute alone."""
+    asked = question(METHOD, "ada", number, written=("", "m1"))
+    budget = replace(asked.budget, memory_bytes=memory_bytes, forward_macs=macs)
+    asked = replace(asked, budget=budget)
+    found = METHOD.policies().assign(asked).candidate
+    allowed = [one for one in asked.candidates if asked.allows(one)]
+    assert found in allowed if allowed else found is None
+    by_macs = replace(METHOD, compatible="macs").policies().assign(asked).candidate
+    within = [one for one in asked.candidates if macs is None or one.forward_macs <= macs]
+    assert by_macs in within if within else by_macs is None
+
+
+def test_evaluation_takes_the_highest_utility_of_those_that_are_ready() -> None:
+    standing = METHOD.policies().standing
+    assert standing is not None
+    networks = {one.id: TERMS.declared(one).network for one in lineages()}
+    client = Participant(client_id="ada", spec=WHOLE, size=WHOLE)
+    for utilities, ready, expected in (
+        ({"": 1.0, "m1": 2.0}, ("", "m1"), "m1"),
+        ({"": 1.0, "m1": 2.0}, ("",), ""),
+        ({"": 3.0, "m1": 2.0}, ("", "m1"), ""),
+        ({}, ("", "m1"), "m1"),
+    ):
+        memory = FedTransMemory(utilities={"ada": utilities})
+        sizes = [networks[name].full_spec() for name in ready]
+        asked = Standing(client=client, networks=networks, ready=sizes.__contains__, memory=memory)
+        assert standing(asked) == networks[expected].full_spec()
+
+
+# --- beginning and end ------------------------------------------------------------------------------------------------
+
+
+def shapes(lineage: Lineage) -> dict[str, tuple[int, ...]]:
+    return {name: decl.shape for name, decl in network_of(lineage.config).tensors.items()}
+
+
+def test_a_run_begins_with_what_its_weakest_client_carries() -> None:
+    begin = FedTrans().policies().begin
+    assert begin is not None
+
+    def carried(most: int) -> Lineage | None:
+        def by(lineage: Lineage) -> tuple[str, ...]:
+            network = network_of(lineage.config)
+            size = sum(math.prod(decl.shape) for decl in network.tensors.values())
+            return ("ada", "bob") if size <= most else ("ada",)
+
+        return begin(Beginning(network=TERMS.network, rates=(0.25, 0.5, 1.0), clients=("ada", "bob"), carried_by=by))
+
+    assert carried(10**9) is None, "the whole of it"
+    half = carried(700)
+    assert half is not None
+    assert shapes(half) == TERMS.network.shapes(whole_depth(TERMS.network, (0.5,))[0])
+    none = carried(1)
+    assert none is not None
+    assert shapes(none) == TERMS.network.shapes(whole_depth(TERMS.network, (0.25,))[0])
+
+
+def test_a_run_ends_where_accuracy_gains_too_little() -> None:
+    policies = replace(METHOD, stop_rounds=3, stop_gain=0.01).policies()
+    assert policies.remember is not None
+    memory, ended = FedTransMemory(), []
+    for accuracy in (0.1, 0.5, 0.6, 0.605, 0.6, 0.608, 0.6):
+        memory = policies.remember(memory, closed(Grown(parameters={"": 1}, newest=""), LOSSES, accuracy=accuracy))
+        ended.append(policies.done(memory))
+    assert [bool(one) for one in ended] == [False, False, False, False, False, True, True]
+    assert ended[5] == "its accuracy has gained 0.0080 in 3 rounds, which is less than 0.01"
+    never = replace(METHOD, stop_rounds=0).policies()
+    assert never.done(memory) == ""
+
+
+def test_a_run_of_growing_networks_ends_with_the_same_bits_however_often_it_is_killed(tmp_path: Path) -> None:
+    """Fake devices, whose tasks tell which network they trained."""
+    method = replace(METHOD, first="weakest", newborn="zero", stop_rounds=0, noise=0.1)
+    results = []
+    for kills in (0, 5, 7):
+        world = World(tmp_path / str(kills), config(rounds=7, method=method), fleet())
+        for turn in range(1, 6000):
+            if world.server.finished:
+                break
+            world.turn()
+            if kills and turn % kills == 0:
+                world.kill_server()
+        assert world.server.finished
+        found = world.server.result()
+        trained = [sorted(row.spec.split()[0] for row in record.clients) for record in found.rounds]
+        results.append((world.model_bytes(), world.server.state.memory, found.lineages, trained))
+    assert results[0] == results[1] == results[2]
+    _, _, lines, trained = results[0]
+    assert len(lines) >= 3
+    assert len({name for names in trained for name in names}) > 1, "later networks are trained, too"
+
+
+# --- parameters -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"alpha": 1.1},
+        {"decay": -0.1},
+        {"stop_gain": 2.0},
+        {"gamma": 0},
+        {"delta": 0},
+        {"inserted": 0},
+        {"stop_rounds": -1},
+        {"smoothing": 0.0},
+        {"factor": 1.0},
+        {"noise": math.inf},
+        {"mu": -1.0},
+        {"beta": math.inf},
+    ],
+)
+def test_parameters_out_of_range_are_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=f"{next(iter(wrong))} is"):
+        FedTrans(**wrong)

@@ -1,0 +1,75 @@
+"""FedTrans: which network suits a client, as far as losses tell."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from server.methods.test_fedtrans import LOSSES, METHOD, closed, past, relaxed
+
+from subfleet.methods.fedtrans import FedTransMemory, Grown
+from subfleet.methods.joint_utility import inherited, moved_utilities, odds
+from subfleet.methods.soft_sharing import similarity
+
+
+@relaxed
+@given(values=st.lists(st.floats(-10, 10), min_size=1, max_size=9))
+def test_chances_are_a_softmax(values: list[float]) -> None:
+    """T6."""
+    found = odds(values)
+    assert math.fsum(found) == pytest.approx(1)
+    assert all(one > 0 for one in found)
+    torch.testing.assert_close(torch.tensor(found), torch.softmax(torch.tensor(values), 0))
+
+
+@given(
+    losses=st.dictionaries(st.sampled_from("abcdef"), st.floats(0, 1e6), min_size=1),
+    parts=st.lists(st.integers(1, 10**6), min_size=2, max_size=4, unique=True),
+    data=st.data(),
+)
+def test_a_utility_falls_exactly_where_the_loss_is_above_the_mean(
+    losses: dict[str, float], parts: list[int], data: st.DataObject
+) -> None:
+    """T6, and equation 4: what is alike falls with it, by its share."""
+    parameters = {f"m{place}": count for place, count in enumerate(sorted(parts))}
+    assigned = {name: data.draw(st.sampled_from(sorted(parameters))) for name in losses}
+    clients = {name: past(assigned[name], loss) for name, loss in losses.items()}
+    after = moved_utilities({}, clients, parameters)
+    values = torch.tensor(list(losses.values()), dtype=torch.float64)
+    spread = float(values.std(correction=0))
+    if spread < 1e-8:
+        assert after == {}
+        return
+    for name, loss in losses.items():
+        own = after[name][assigned[name]]
+        assert own == pytest.approx(-(loss - float(values.mean())) / spread, abs=1e-6)
+        for network, count in parameters.items():
+            alike = similarity(*sorted((count, parameters[assigned[name]])))
+            assert 0 < alike <= 1
+            assert after[name][network] == pytest.approx(own * alike)
+
+
+def test_utilities_stay_within_bounds() -> None:
+    utilities: Mapping[str, Mapping[str, float]] = {}
+    for _ in range(40):
+        utilities = moved_utilities(utilities, {"ada": past("", 0.0), "bob": past("", 5.0)}, {"": 3})
+    assert utilities == {"ada": {"": 10.0}, "bob": {"": -10.0}}
+
+
+def test_a_network_that_appears_has_what_its_parent_had() -> None:
+    assert inherited({"ada": {"m0": 2.0}, "bob": {}}, "m1", "m0") == {"ada": {"m0": 2.0, "m1": 2.0}, "bob": {}}
+    remember = METHOD.policies().remember
+    assert remember is not None
+    memory = FedTransMemory(utilities={"zoe": {"": 4.0}}, losses=(1.0,))
+    grown = Grown(parameters={"": 3}, newest="", born="m1", wide=("section0.block0",))
+    after: FedTransMemory = remember(memory, closed(grown, LOSSES))
+    assert after.utilities["zoe"] == {"": 4.0, "m1": 4.0}
+    assert after.utilities["ada"] == {"": pytest.approx(1.0), "m1": pytest.approx(1.0)}
+    assert (after.losses, after.wide) == ((), ("section0.block0",)), "the newest is another one now"
+    zero = replace(METHOD, newborn="zero").policies().remember
+    assert zero is not None
+    assert "m1" not in zero(memory, closed(grown, LOSSES)).utilities["zoe"]
+    assert remember(memory, replace(closed(grown, LOSSES), found=None)) == memory

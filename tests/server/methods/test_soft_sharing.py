@@ -1,0 +1,207 @@
+"""FedTrans: what the networks of a lineage give to each other."""
+
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from server.methods.test_fedtrans import LOSSES, METHOD, closed
+from torch import Tensor
+
+from subfleet.elastic.building import network_of
+from subfleet.elastic.cells import parameters_of
+from subfleet.elastic.inheriting import inherited
+from subfleet.elastic.lineage import Drawn, Lineage
+from subfleet.elastic.model_state import ModelState
+from subfleet.folding.folding import Folding
+from subfleet.methods.fedtrans import FedTrans
+from subfleet.methods.soft_sharing import Share, SoftSharing, similarity
+from subfleet.protocol.readings import Budget
+from subfleet.rounds.state import Seat
+from subfleet.rounds.terms import Terms
+from subfleet.testing.rounds import Client, first_state, seat_of, terms_with
+from subfleet.testing.subnets import same_bits
+from subfleet.transport.blob_store import BlobStore
+
+States = dict[str, dict[str, Tensor]]
+ROUND = 5
+
+
+def family(method: FedTrans, folder: Path) -> tuple[ModelState, tuple[Lineage, ...]]:
+    """Three networks, each of which grew from the one before by the server's own folding."""
+    terms = terms_with(method)
+    state, lineages, memory = first_state(terms.network), tuple[Lineage, ...](), method.policies().memory
+    remember = method.policies().remember
+    assert remember is not None
+    for number in range(1, 9):
+        living = lineages[-1] if lineages else Lineage(id="", config=terms.config.model)
+        drawn = seats_of(replace(terms, first=terms.declared(living)), folder, number)
+        found = Folding(terms=terms, blobs=BlobStore(folder)).fold(state, number, drawn, memory, lineages)
+        memory = remember(memory, closed(found.found, LOSSES))
+        state, lineages = found.state, found.lineages
+        if len(lineages) == 3:
+            return state, lineages
+    raise AssertionError("nothing grew")
+
+
+def seats_of(terms: Terms, folder: Path, number: int) -> list[Seat]:
+    blobs, place = BlobStore(folder), len(terms.space) - 1
+    drawn = [seat_of(terms, Client(name=name, size=place), blobs, number) for name in LOSSES]
+    return [replace(seat, runtime="onnx", budget=Budget(memory_bytes=2**40)) for seat in drawn]
+
+
+class Line:
+    """Three networks, as they would be without anything shared, and as each was born of the one before."""
+
+    def __init__(self, folder: Path) -> None:
+        state, self.lineages = family(replace(METHOD, share="none"), folder)
+        self.networks = {one.id: replace(network_of(one.config), id=one.id) for one in self.lineages}
+        self.parameters = {name: sum(parameters_of(one).values()) for name, one in self.networks.items()}
+        self.states: States = {name: dict(state.of(name).shared) for name in self.networks}
+
+    def born(self, states: States) -> States:
+        """Each network as it would begin with what the one before it is now."""
+        found = {}
+        for parent, child in pairwise(self.lineages):
+            own, other = self.networks[child.id], self.networks[parent.id]
+            found[child.id] = inherited(child.map, own, other, states[parent.id], seed=0)
+        return found
+
+    def shared(self, states: States, **settings: Any) -> States:
+        sharing = SoftSharing(**{"share": "transform", "decay": 0.9, **settings})
+        return sharing.shared(self.lineages, self.networks, states, self.parameters, ROUND)
+
+
+@pytest.fixture(scope="module")
+def line(tmp_path_factory: pytest.TempPathFactory) -> Line:
+    return Line(tmp_path_factory.mktemp("line"))
+
+
+def altered(states: States, seed: int) -> States:
+    generator = torch.Generator().manual_seed(seed)
+    return {
+        name: {key: one + torch.randn(one.shape, generator=generator) for key, one in own.items()}
+        for name, own in states.items()
+    }
+
+
+def inherited_elements(line: Line) -> dict[str, dict[str, Tensor]]:
+    """Of each network but the first, which elements come from its parent: those that move where all of that moves."""
+    states = line.states
+    lifted = {name: {key: one + 7.0 for key, one in own.items()} for name, own in states.items()}
+    before, after = line.born(states), line.born(lifted)
+    return {name: {key: before[name][key] != after[name][key] for key in before[name]} for name in before}
+
+
+# --- what networks share ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("share", ["transform", "crop", "none"])
+def test_the_first_network_takes_in_nothing(share: Any, tmp_path: Path) -> None:
+    """T5: to the bit what it is without sharing; the others are moved where something is shared."""
+    apart, lines = family(replace(METHOD, share="none"), tmp_path / "apart")
+    together, same = family(replace(METHOD, share=share), tmp_path / "together")
+    assert [one.config for one in lines] == [one.config for one in same]
+    assert same_bits(apart.of("").shared, together.of("").shared)
+    assert same_bits(apart.of("m1").shared, together.of("m1").shared) == (share == "none")
+    both, _ = family(replace(METHOD, share="crop", large_to_small=True), tmp_path / "both")
+    assert not same_bits(apart.of("").shared, both.of("").shared)
+
+
+def test_networks_that_compute_the_same_share_nothing_new(line: Line) -> None:
+    """T4: each is what it would begin as, and stays that; nothing of mass is made or lost."""
+    states = dict(line.states)
+    for parent, child in pairwise(line.lineages):
+        born = inherited(child.map, line.networks[child.id], line.networks[parent.id], states[parent.id], seed=0)
+        states[child.id] = dict(born)
+    for decay in (0.5, 1.0):
+        found = line.shared(states, decay=decay)
+        for name, own in states.items():
+            for key, one in own.items():
+                torch.testing.assert_close(found[name][key], one, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("share", ["transform", "crop"])
+def test_without_anything_left_of_the_decay_all_keep_their_bits(line: Line, share: Share) -> None:
+    """T4 with eta = 0: the rounds since a network appeared are one or more."""
+    states = altered(line.states, 3)
+    found = line.shared(states, share=share, decay=0.0)
+    assert all(same_bits(found[name], own) for name, own in states.items())
+
+
+def test_a_child_takes_in_its_parent_by_likeness_and_age(line: Line) -> None:
+    """Equation 5, against the weights that the child would begin with if it were born of the parent as that is now."""
+    states = altered(line.states, 4)
+    parent, child = line.lineages[:2]
+    image, ours = line.born(states)[child.id], inherited_elements(line)[child.id]
+    alike = line.parameters[parent.id] / line.parameters[child.id]
+    assert 0 < alike < 1
+    for by, age in (("network", ROUND - child.born_round), ("run", ROUND)):
+        for normalised in (True, False):
+            fading = 0.9**age
+            found = line.shared(states, decay_by=by, normalised=normalised)[child.id]
+            for key, own in states[child.id].items():
+                share = alike * (fading if normalised else 1.0)
+                expected = (own + alike * fading * image[key]) / (1 + share)
+                expected = torch.where(ours[key], expected, own)
+                torch.testing.assert_close(found[key], expected, rtol=1e-5, atol=1e-5)
+                assert torch.equal(found[key][~ours[key]], own[~ours[key]])
+
+
+def test_what_lies_in_front_is_shared_as_published(line: Line) -> None:
+    """With "crop" the parent lies in the front of every axis, and what is beyond stays as it is."""
+    states = altered(line.states, 5)
+    parent, child = (one.id for one in line.lineages[:2])
+    found = line.shared(states, share="crop")[child]
+    weight = line.parameters[parent] / line.parameters[child] * 0.9 ** (ROUND - line.lineages[1].born_round)
+    moved = 0
+    for key, own in states[child].items():
+        expected = own.clone()
+        if key in states[parent]:
+            front = tuple(slice(0, size) for size in states[parent][key].shape)
+            expected[front] = (own[front] + weight * states[parent][key]) / (1 + weight)
+            moved += int(states[parent][key].shape != own.shape)
+        torch.testing.assert_close(found[key], expected, rtol=1e-5, atol=1e-6)
+    assert moved, "the child is wider somewhere"
+
+
+def test_grandchildren_take_in_both(line: Line) -> None:
+    """Likeness is that of the ends, and what the first has comes through both maps."""
+    states = altered(line.states, 6)
+    first, second, third = (one.id for one in line.lineages)
+    through = line.born({**states, second: line.born(states)[second]})[third]
+    direct = line.born(states)[third]
+    fading = 0.9 ** (ROUND - line.lineages[2].born_round)
+    weights = [fading * line.parameters[name] / line.parameters[third] for name in (first, second)]
+    found = line.shared(states)[third]
+    everywhere = inherited_elements(line)
+    kept = line.born({**states, second: {key: one.float() for key, one in everywhere[second].items()}})[third]
+    whole = {key: kept[key] != 0 for key in kept}  # whose origin is the first network
+    for key, own in states[third].items():
+        both = everywhere[third][key] & whole[key]
+        expected = (own + weights[0] * through[key] + weights[1] * direct[key]) / (1 + sum(weights))
+        torch.testing.assert_close(found[key][both], expected[both], rtol=1e-5, atol=1e-5)
+
+
+@settings(deadline=None)
+@given(parts=st.lists(st.integers(1, 10**6), min_size=3, max_size=3))
+def test_likeness_multiplies_along_a_lineage(parts: list[int]) -> None:
+    first, second, third = sorted(parts)
+    assert similarity(first, third) == pytest.approx(similarity(first, second) * similarity(second, third))
+    assert similarity(first, first) == 1.0
+    assert 0 < similarity(first, third) <= 1
+
+
+def test_a_child_of_drawn_weights_shares_by_the_front(line: Line) -> None:
+    """Without warm-up there is no map that the networks grew by."""
+    first, second, _ = line.lineages
+    drawn = Line.__new__(Line)
+    drawn.lineages = (first, replace(second, map=Drawn()))
+    drawn.networks, drawn.parameters = line.networks, line.parameters
+    states = {name: own for name, own in altered(line.states, 8).items() if name != line.lineages[2].id}
+    crop, transform = (drawn.shared(states, share=share)[second.id] for share in ("crop", "transform"))
+    assert same_bits(crop, transform)
