@@ -11,6 +11,7 @@ from torch import Tensor
 from subfleet.elastic.axes import Axis
 from subfleet.elastic.building import network_of
 from subfleet.elastic.families.records.inverted import EfficientNetV2, MobileNetV2, MobileNetV3
+from subfleet.elastic.families.records.nas_bench import NasBench201
 from subfleet.elastic.families.records.plain import DsCnn, Vgg
 from subfleet.elastic.families.records.residual import Mlp, PreactResNet
 from subfleet.elastic.network import Family, Network
@@ -82,6 +83,17 @@ CONVOLUTIONAL: dict[str, Family] = {
         hidden_widths=(4, 4, 8, 9, 7, 6),
         squeezed_widths=(0, 0, 3),
         kernels=(3, 5, 3),
+    ),
+    "nas_bench_201": NasBench201(
+        input_shape=(2, 8, 4), class_count=3, widths=(4, 6), depths=(2, 3), norm="batch", hidden_widths=(3, 4, 5, 7, 6)
+    ),
+    "pooling cells": NasBench201(
+        input_shape=(1, 4, 4),
+        class_count=2,
+        widths=(4, 8),
+        depths=(2, 2),
+        group_size=2,
+        cell="|avg_pool_3x3~0|+|nor_conv_1x1~0|none~1|+|skip_connect~0|avg_pool_3x3~1|nor_conv_3x3~2|",
     ),
     "ds_cnn": DsCnn(input_shape=(1, 13, 6), class_count=3, widths=(4, 6), depths=(2, 2), norm="batch", stem_width=5),
 }

@@ -1,12 +1,15 @@
 """The presets are the published networks."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 
 from subfleet.elastic.building import build_module, network_of
+from subfleet.elastic.cost import Costs
 from subfleet.elastic.families import PRESETS, preset, presets
+from subfleet.elastic.families.records.nas_bench import NasBench201
 from subfleet.elastic.families.records.residual import PreactResNet
 from subfleet.elastic.network import BUFFER_ROLES, Family, Network
 from subfleet.protocol.errors import ConfigError
@@ -34,6 +37,8 @@ def parameter_count(network: Network) -> int:
         ("vgg19", 20_040_522 - 5_504),
         # MLPerf Tiny's has 23,756 that are trained, with 9 x 64 such biases.
         ("ds_cnn", 23_756 - 576),
+        # NATS-Bench tells 1.289 million of this cell, architecture 9930.
+        ("nas_bench_201", 1_288_506),
         # torchvision 0.24, models with 1,000 classes.
         ("mobilenet_v2", 3_504_872),
         ("mobilenet_v3_small", 2_542_856),
@@ -111,12 +116,46 @@ def test_a_preset_takes_other_inputs_classes_and_norms(name: str) -> None:
     assert not [decl for decl in network.tensors.values() if decl.role in BUFFER_ROLES]
 
 
+@pytest.mark.parametrize(
+    ("cell", "parameters", "forward_macs"),
+    [
+        # As NATS-Bench's `get_cost_info` tells of CIFAR-10: 0.802426 million, and 113.95137 with the head's biases.
+        (
+            "|skip_connect~0|+|none~0|nor_conv_3x3~1|+|avg_pool_3x3~0|nor_conv_3x3~1|nor_conv_3x3~2|",
+            802_426,
+            113_951_360,
+        ),
+        # Architecture 9930: 1.289 million, and 184.73.
+        (
+            "|nor_conv_3x3~0|+|nor_conv_3x3~0|nor_conv_3x3~1|+|skip_connect~0|nor_conv_3x3~1|nor_conv_3x3~2|",
+            1_288_506,
+            184_730_240,
+        ),
+    ],
+)
+def test_cells_are_as_large_and_costly_as_the_benchmark_tells(cell: str, parameters: int, forward_macs: int) -> None:
+    published = preset("nas_bench_201", input_shape=(3, 32, 32), class_count=10)
+    assert isinstance(published, NasBench201)
+    network = network_of(replace(published, cell=cell))
+    ((_, macs),) = Costs(network).of([network.full_spec()])
+    assert parameter_count(network) == parameters
+    assert macs == forward_macs
+
+
 def test_an_unknown_preset_is_refused() -> None:
     with pytest.raises(ConfigError, match="resnet19"):
         preset("resnet19", input_shape=(3, 32, 32), class_count=10)
 
 
-SMALL_IMAGES = ("resnet18", "vgg13", "mobilenet_v2", "mobilenet_v3_small", "efficientnet_v2_tiny", "vit_tiny")
+SMALL_IMAGES = (
+    "resnet18",
+    "nas_bench_201",
+    "vgg13",
+    "mobilenet_v2",
+    "mobilenet_v3_small",
+    "efficientnet_v2_tiny",
+    "vit_tiny",
+)
 
 
 @pytest.mark.slow

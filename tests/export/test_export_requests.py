@@ -55,6 +55,7 @@ PRESET_IDS = {
     "mobilenet_v2": "252e6482205fdeb0",
     "mobilenet_v3_large": "278a20e5de524c13",
     "mobilenet_v3_small": "e428b6eafeff94e3",
+    "nas_bench_201": "64146ca41e35d1e0",
     "resnet101": "e134b8b69425823f",
     "resnet152": "7d05983e67b313fd",
     "resnet18": "829e51ff673d24b3",

@@ -28,6 +28,7 @@ CASES: Mapping[str, Family] = {
     "resnet": RESNET,
     "plain cnn": CONVOLUTIONAL["vgg"],
     "mobilenet": CONVOLUTIONAL["mobilenet_v3"],
+    "nas-bench-201": CONVOLUTIONAL["nas_bench_201"],
     "vit": VIT,
 }
 

@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from subfleet.elastic.families import PublishedNorm
 from subfleet.elastic.families.records.inverted import EfficientNetV2, MobileNetV2, MobileNetV3
+from subfleet.elastic.families.records.nas_bench import NasBench201
 from subfleet.elastic.families.records.plain import DsCnn, Vgg
 from subfleet.elastic.families.records.recurrent import Lstm
 from subfleet.elastic.families.records.residual import PreactResNet
@@ -28,6 +29,7 @@ __all__ = [
     "mobilenet_v2",
     "mobilenet_v3_large",
     "mobilenet_v3_small",
+    "nas_bench_201",
     "resnet18",
     "resnet34",
     "resnet50",
@@ -241,6 +243,11 @@ efficientnet_v2_tiny = _efficientnet_v2(
         (6, 128, 2, 2, True),
     ),
     640,
+)
+
+# Dong and Yang 2020, section 2.1: five cells in each of three sections. The cell is a stand-in.
+nas_bench_201 = Published(
+    NasBench201(input_shape=(3, 32, 32), class_count=10, widths=(16, 32, 64), depths=(5, 6, 6), norm="batch")
 )
 
 # Zhang et al. 2017, section 3.5, DS-CNN-S.

@@ -1,0 +1,159 @@
+"""Networks of NAS-Bench-201: sections of a cell that a genotype describes, with residual blocks between them."""
+
+from collections import OrderedDict
+from collections.abc import Iterator
+from functools import partial
+
+from torch import Tensor, nn
+
+from subfleet.elastic.axes import Axis
+from subfleet.elastic.families.blueprint import Blueprint, Sizes
+from subfleet.elastic.families.layers import Layers, SpatialMean
+from subfleet.elastic.families.records.blocks import of_each_block
+from subfleet.elastic.families.records.genotypes import (
+    CONVOLUTIONS,
+    LAST_NODE,
+    Edge,
+    edges_of,
+    is_passing,
+    narrow_nodes,
+)
+from subfleet.elastic.families.records.nas_bench import NasBench201
+from subfleet.elastic.families.sections import (
+    BlockPlace,
+    block_places,
+    channel_axis,
+    class_axis,
+    in_sections,
+    skippable,
+    stream_axes,
+)
+
+__all__ = ["Cell", "Reduction", "nas_bench_201"]
+
+_INNER = ("inner", "filtered")
+"""The last part of the names of a block's axes inside."""
+
+
+def nas_bench_201(config: NasBench201) -> Blueprint:
+    """A stem, sections of cells, and a linear layer (Dong and Yang 2020, figure 1).
+
+    Layers of a cell are ReLU, convolution and norm in this order. Edges that nothing comes through are left out, as
+    they have no gradient. Nodes between convolutions alone have an axis of their own in each cell.
+    """
+    places = block_places(
+        config, strides=(1, *(2 for _ in config.widths[1:])), stem_width=config.widths[0], keeping="first"
+    )
+    edges = edges_of(config.cell)
+    return Blueprint(
+        axes=(*stream_axes(config, places), *_inner_axes(config, edges, places), class_axis(config)),
+        blocks=skippable(places),
+        build=partial(_build, config, edges, places),
+        group_size=config.group_size,
+        identities={name: "silent" for place in places for name in _closing(config, edges, place)},
+    )
+
+
+def _closing(config: NasBench201, edges: tuple[Edge, ...], place: BlockPlace) -> tuple[str, ...]:
+    """What makes an inserted cell the identity where it is 0: all that is added to what it reads."""
+    if not place.position or not is_passing(edges):
+        return ()
+    norm = "norm.norm" if config.scaler else "norm"
+    kind = "conv" if config.norm == "none" else norm
+    return tuple(
+        f"{place.name}.{edge.name}.{kind}.weight" for edge in edges if edge.target == LAST_NODE and edge.convolves
+    )
+
+
+def _inner_axes(config: NasBench201, edges: tuple[Edge, ...], places: tuple[BlockPlace, ...]) -> Iterator[Axis]:
+    widths = of_each_block(config.hidden_widths or config.widths, config.depths)
+    for place, width in zip(places, widths, strict=True):
+        names = _INNER[: len(narrow_nodes(edges))] if place.residual else _INNER[:1]
+        yield from (channel_axis(config, f"{place.name}.{name}", width) for name in names)
+
+
+def _build(config: NasBench201, edges: tuple[Edge, ...], places: tuple[BlockPlace, ...], sizes: Sizes) -> nn.Module:
+    layers = Layers(config=config)
+
+    def block(place: BlockPlace) -> nn.Module:
+        if place.residual:
+            return _cell(layers, edges, place, sizes)
+        inner = sizes[f"{place.name}.inner"]
+        return Reduction(layers, sizes[place.stream_in], inner, sizes[place.stream])
+
+    width_in, width = sizes[places[0].stream], sizes[places[-1].stream]
+    modules = OrderedDict[str, nn.Module](stem=layers.normed((config.input_shape[0], width_in), 3))
+    modules.update(in_sections(places, sizes, block))
+    modules.update(norm=layers.norm(width), relu=nn.ReLU(), pool=SpatialMean(), head=nn.Linear(width, sizes["class"]))
+    return nn.Sequential(modules)
+
+
+def _cell(layers: Layers, edges: tuple[Edge, ...], place: BlockPlace, sizes: Sizes) -> "Cell":
+    narrow = {node: name for name, group in zip(_INNER, narrow_nodes(edges), strict=False) for node in group}
+
+    def width(node: int) -> int:
+        return sizes[f"{place.name}.{narrow[node]}" if node in narrow else place.stream]
+
+    modules = OrderedDict[str, nn.Module]()
+    for edge in edges:
+        match edge.operation:
+            case "skip_connect":
+                modules[edge.name] = nn.Identity()
+            case "avg_pool_3x3":
+                modules[edge.name] = nn.AvgPool2d(3, stride=1, padding=1, count_include_pad=False)
+            case operation:
+                widths = (width(edge.source), width(edge.target))
+                modules[edge.name] = _active(layers, widths, CONVOLUTIONS[operation])
+    return Cell(modules, edges)
+
+
+def _active(layers: Layers, widths: tuple[int, int], kernel: int, *, stride: int = 1) -> nn.Sequential:
+    """ReLU, convolution and norm."""
+    conv = layers.layer(*widths, kernel, stride=stride)
+    return nn.Sequential(OrderedDict(activation=nn.ReLU(), conv=conv, norm=layers.norm(widths[1])))
+
+
+class Cell(nn.Module):
+    """Nodes that are sums of what edges give; the last is what it gives.
+
+    Args:
+        modules: of the edges, by their names.
+        edges: by target and source, each on a way from the first node to the last.
+    """
+
+    def __init__(self, modules: OrderedDict[str, nn.Module], edges: tuple[Edge, ...]) -> None:
+        super().__init__()
+        self.edges = edges
+        for name, module in modules.items():
+            self.add_module(name, module)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(batch, channels, height, width) to the same."""
+        nodes = {0: x}
+        for edge in self.edges:
+            given: Tensor = self.get_submodule(edge.name)(nodes[edge.source])
+            nodes[edge.target] = nodes[edge.target] + given if edge.target in nodes else given
+        return nodes[LAST_NODE]
+
+
+class Reduction(nn.Module):
+    """A residual block that halves the image and changes the channels (Dong and Yang 2020, section 2.1).
+
+    Args:
+        layers: makes its layers.
+        width_in: channels that it reads.
+        inner: channels inside.
+        width: channels that it gives.
+    """
+
+    def __init__(self, layers: Layers, width_in: int, inner: int, width: int) -> None:
+        super().__init__()
+        self.first = _active(layers, (width_in, inner), 3, stride=2)
+        self.second = _active(layers, (inner, width), 3)
+        self.shortcut = nn.Sequential(OrderedDict(pool=nn.AvgPool2d(2), conv=layers.layer(width_in, width)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(batch, channels in, height, width) to (batch, channels, height / 2, width / 2); both sides are even."""
+        kept: Tensor = self.shortcut(x)
+        added: Tensor = self.second(self.first(x))
+        return kept + added

@@ -1,0 +1,60 @@
+"""Settings of networks of NAS-Bench-201."""
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from subfleet.elastic.families.records.checks import check_image, check_settings
+from subfleet.elastic.families.records.genotypes import STAND_IN, edges_of
+from subfleet.protocol.schema import ADDED_LATER
+
+if TYPE_CHECKING:
+    from subfleet.elastic.families.blueprint import Blueprint
+
+__all__ = ["NasBench201"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NasBench201:
+    """Sections of one cell, between which residual blocks halve the image (Dong and Yang 2020, section 2.1).
+
+    Attributes:
+        input_shape: (channels, height, width).
+        class_count: as in `Family`.
+        widths: channels of each section.
+        depths: as in `Family`; the first block of each section but the first is the one that halves.
+        cell: its genotype, as the benchmark writes it; see `subfleet.elastic.families.records.genotypes`.
+        hidden_widths: of each section, or of each block, the channels of the nodes inside that only convolutions lead
+            to and from; empty takes the section's width.
+        group_size: channels of one normalisation group, of which widths are multiples where norm is "group". Groups
+            are never split between subnets, so a subnet normalises its channels exactly as the full network does.
+        norm: "group"; "batch" with running statistics that travel with the weights; or "none".
+        scaler: as in `Family`.
+        block_numbers: of each section the numbers in its blocks' names, in the order in which they follow each other;
+            empty counts them from 0. Blocks that are inserted later have numbers of their own
+            (`subfleet.elastic.growing`), so that all others keep their names. A section's first block is its number 0.
+    """
+
+    TAG: ClassVar[str] = "family"
+    TYPE: ClassVar[str] = "nas_bench_201"
+    learnable_steps: ClassVar[bool] = False
+    input_shape: tuple[int, ...]
+    class_count: int
+    widths: tuple[int, ...]
+    depths: tuple[int, ...]
+    cell: str = STAND_IN
+    hidden_widths: tuple[int, ...] = ()
+    group_size: int = 4
+    norm: Literal["group", "batch", "none"] = "group"
+    scaler: bool = False
+    block_numbers: tuple[tuple[int, ...], ...] = field(default=(), metadata=ADDED_LATER)
+
+    def __post_init__(self) -> None:
+        check_settings(self, ("batch", "group", "none"))
+        check_image(self)
+        edges_of(self.cell)
+
+    def blueprint(self) -> "Blueprint":
+        """See `Family`."""
+        from subfleet.elastic.families.nas_bench import nas_bench_201
+
+        return nas_bench_201(self)

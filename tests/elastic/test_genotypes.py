@@ -1,0 +1,82 @@
+"""Cells of NAS-Bench-201: which edges take part, which nodes have a width of their own, and what is none."""
+
+import itertools
+
+import pytest
+from elastic.elastic_cases import CONVOLUTIONAL
+
+from subfleet.elastic.building import network_of
+from subfleet.elastic.cells import can_deepen, cells_of, widened
+from subfleet.elastic.families.records.genotypes import STAND_IN, edges_of, is_passing, narrow_nodes
+from subfleet.elastic.families.records.nas_bench import NasBench201
+from subfleet.protocol.errors import ConfigError
+
+OPERATIONS = ("none", "skip_connect", "nor_conv_1x1", "nor_conv_3x3", "avg_pool_3x3")
+
+
+def written(operations: tuple[str, ...]) -> str:
+    a, b, c, d, e, f = operations
+    return f"|{a}~0|+|{b}~0|{c}~1|+|{d}~0|{e}~1|{f}~2|"
+
+
+def test_every_cell_of_the_benchmark_is_read_or_gives_nothing() -> None:
+    """All 15,625, against the ways from the first node to the last that there are."""
+    ends = ((0, 1), (0, 2), (1, 2), (0, 3), (1, 3), (2, 3))
+    ways = [((0, 3),), ((0, 1), (1, 3)), ((0, 2), (2, 3)), ((0, 1), (1, 2), (2, 3))]
+    for operations in itertools.product(OPERATIONS, repeat=6):
+        there = {pair: one for pair, one in zip(ends, operations, strict=True) if one != "none"}
+        living = {pair for way in ways if there.keys() >= set(way) for pair in way}
+        if not living:
+            with pytest.raises(ConfigError, match="gives nothing of what it reads"):
+                edges_of(written(operations))
+            continue
+        edges = edges_of(written(operations))
+        assert {(edge.source, edge.target): edge.operation for edge in edges} == {pair: there[pair] for pair in living}
+        assert all(before.target <= after.target for before, after in itertools.pairwise(edges))
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        "",
+        "skip_connect",
+        "|skip_connect~0|",
+        "|skip_connect~0|+|none~0|none~1|",
+        "|skip_connect~1|+|none~0|none~1|+|none~0|none~1|skip_connect~2|",
+        "|conv_5x5~0|+|none~0|none~1|+|skip_connect~0|none~1|none~2|",
+        f"{STAND_IN}+|none~0|none~1|none~2|none~3|",
+    ],
+)
+def test_what_is_no_genotype_is_refused(wrong: str) -> None:
+    with pytest.raises(ConfigError, match="must be written as"):
+        NasBench201(input_shape=(1, 4, 4), class_count=2, widths=(4,), depths=(1,), cell=wrong)
+
+
+@pytest.mark.parametrize(
+    ("cell", "narrow", "passing"),
+    [
+        (STAND_IN, [{1}, {2}], True),
+        ("|nor_conv_1x1~0|+|none~0|skip_connect~1|+|skip_connect~0|none~1|nor_conv_3x3~2|", [{1, 2}], True),
+        ("|skip_connect~0|+|nor_conv_1x1~0|none~1|+|none~0|skip_connect~1|nor_conv_3x3~2|", [{2}], True),
+        ("|skip_connect~0|+|nor_conv_1x1~0|none~1|+|skip_connect~0|skip_connect~1|nor_conv_3x3~2|", [{2}], False),
+        ("|avg_pool_3x3~0|+|none~0|none~1|+|none~0|skip_connect~1|none~2|", [], False),
+        ("|nor_conv_3x3~0|+|none~0|none~1|+|none~0|nor_conv_3x3~1|none~2|", [{1}], False),
+    ],
+)
+def test_widths_and_identities_follow_from_the_edges(cell: str, narrow: list[set[int]], passing: bool) -> None:
+    edges = edges_of(cell)
+    assert [set(group) for group in narrow_nodes(edges)] == narrow
+    assert is_passing(edges) == passing
+    config = NasBench201(input_shape=(1, 4, 4), class_count=2, widths=(4, 8), depths=(2, 2), cell=cell)
+    network = network_of(config)
+    cells = {one.name: one for one in cells_of(network)}
+    assert [len(one.axes) for one in cells.values()] == [len(narrow), len(narrow), 1, len(narrow)]
+    assert {can_deepen(network, one) for one in cells.values()} == {passing}
+
+
+def test_a_cell_becomes_wider_inside_alone() -> None:
+    config = CONVOLUTIONAL["nas_bench_201"]
+    grown = widened(config, ["section0.block1", "section1.block0"], 2.0)
+    assert isinstance(grown, NasBench201)
+    assert grown.hidden_widths == (3, 8, 10, 7, 6)
+    assert grown.widths == (4, 6)
