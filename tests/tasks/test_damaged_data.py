@@ -42,6 +42,17 @@ def test_damage_without_a_checksum_is_a_data_error_or_harmless(
     assert parts.train.sample_shape == named.input_shape
 
 
+def test_an_archive_whose_parts_lie_before_its_beginning_is_damaged(tmp_path: Path) -> None:
+    """The end of a zip archive says where its directory begins, from which readers tell where all else does."""
+    named = placed("wikitext2", tmp_path, pinned=False)
+    path = tmp_path / "given" / named.files[0].paths[0]
+    content = bytearray(path.read_bytes())
+    content[-6:-2] = (int.from_bytes(content[-6:-2], "little") + 1000).to_bytes(4, "little")
+    path.write_bytes(content)
+    with pytest.raises(DataError, match="it is damaged or something else"):
+        named.load(folders(tmp_path))
+
+
 @pytest.mark.parametrize("name", sorted(MADE))
 def test_one_other_byte_is_caught_by_the_checksum(name: str, tmp_path: Path) -> None:
     named = placed(name, tmp_path)

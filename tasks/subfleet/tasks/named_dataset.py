@@ -1,5 +1,6 @@
 """What is learned: a data set by name, with what its samples are and how to read it."""
 
+import errno
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -93,7 +94,8 @@ class NamedDataset:
             raise
         # Damage may trip any part of the parsers of archives, JSON, arrays and sound, and they raise nearly anything.
         except Exception as error:
-            if isinstance(error, OSError) and error.errno is not None:
+            # A damaged archive has its reader seek before the file's beginning.
+            if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):
                 raise FileError(f"data set {self.name!r} cannot be read from {places} ({error.strerror})") from error
             words = " ".join(str(error).split())
             raise DataError(
