@@ -1,15 +1,18 @@
+import json
 from dataclasses import replace
+from pathlib import Path
 from typing import cast
 
 import pytest
 
 from subfleet.device import describing
-from subfleet.device.describing import description
+from subfleet.device.describing import description, profile_with, with_declaration
 from subfleet.device.meters import Meter
 from subfleet.device_profiles import load_profile
 from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.memory import PackingWidth
 from subfleet.protocol.programs import DataSummary, Trainer
+from subfleet.protocol.schema import canonical_json
 from subfleet.protocol.subnet import Prefix, SubnetSpec
 
 SUMMARY = DataSummary(sample_count=3, input_shape=(4,), class_counts=(1, 2))
@@ -54,3 +57,22 @@ def test_what_no_server_would_keep_is_one_sentence() -> None:
     profile = replace(load_profile("raspberry_pi_4"), operators=("Conv",) * 1025)
     with pytest.raises(ConfigError, match="cannot be announced: operators has 1025 items, but may have 1024 at most"):
         description("pi", profile, cast("Trainer", _Trainer()), SUMMARY, METER)
+
+
+def test_an_architecture_is_named_in_place_or_by_a_file(tmp_path: Path) -> None:
+    spec = SubnetSpec(axes=(("stream", Prefix(size=4)),), blocks=("b1",))
+    text = canonical_json(spec).decode()
+    (tmp_path / "mine.json").write_text(text, encoding="utf-8")
+    before = replace(profile_with("laptop"), network="{}")
+    for said in (text, " " + text, str(tmp_path / "mine.json")):
+        profile = with_declaration(before, said)
+        assert (profile.architecture, profile.network) == (spec, "")
+
+
+@pytest.mark.parametrize("said", ['{"preset": "vgg16"}', ' {"family": "mlp", "widths": [8], "depths": [1]}'])
+def test_a_network_of_its_own_is_told_as_it_was_said(said: str, tmp_path: Path) -> None:
+    before = replace(profile_with("laptop"), architecture=SubnetSpec(name="before"))
+    (tmp_path / "mine.json").write_text(said, encoding="utf-8")
+    for one in (said, str(tmp_path / "mine.json")):
+        profile = with_declaration(before, one)
+        assert (profile.architecture, json.loads(profile.network)) == (None, json.loads(said))

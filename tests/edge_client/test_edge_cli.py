@@ -18,7 +18,7 @@ from trainers.recording_program import manifest
 from subfleet.agent.states import Saved
 from subfleet.device import describing, runtimes
 from subfleet.device.capture import CaptureOptions, capture
-from subfleet.device.describing import architecture_of, default_client_id, profile_with
+from subfleet.device.describing import default_client_id, profile_with
 from subfleet.device_profiles.logs import read_log
 from subfleet.edge_client import cli
 from subfleet.edge_client.store import AgentStore, default_state_folder
@@ -28,8 +28,6 @@ from subfleet.protocol.memory import MemoryPlan, Packing
 from subfleet.protocol.programs import DataSummary, Prediction, Program, encode_program
 from subfleet.protocol.readings import Reading
 from subfleet.protocol.registry import Registry
-from subfleet.protocol.schema import canonical_json
-from subfleet.protocol.subnet import Prefix, SubnetSpec
 
 NOBODY = "mqtt://127.0.0.1:1"
 
@@ -284,13 +282,6 @@ def test_join_holds_its_folder_to_the_limit(monkeypatch: pytest.MonkeyPatch, tmp
     command = ("join", NOBODY, "--data", data, "--state", str(tmp_path))
     assert cli.main([*command, "--disk-limit", "50M"]) == cli.main(command) == ExitCode.FILE
     assert held == [(tmp_path, 50_000_000), (tmp_path, 2_000_000_000)]
-
-
-def test_an_architecture_is_named_in_place_or_by_a_file(tmp_path: Path) -> None:
-    spec = SubnetSpec(axes=(("stream", Prefix(size=4)),), blocks=("b1",))
-    text = canonical_json(spec).decode()
-    (tmp_path / "mine.json").write_text(text, encoding="utf-8")
-    assert architecture_of(text) == architecture_of(" " + text) == architecture_of(str(tmp_path / "mine.json")) == spec
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ from emulation.batch_cases import LARGE_BYTES, SMALL_BYTES, client, config, expe
 
 from subfleet import tasks
 from subfleet.agent.states import AgentSettings
-from subfleet.device.describing import architecture_of, packing_width_of
+from subfleet.device.describing import packing_width_of, profile_with, with_declaration
 from subfleet.device.meters import ReplayMeter
 from subfleet.device_profiles import ReplayedLog
 from subfleet.edge_client.session import Device, Session
@@ -38,6 +38,7 @@ from subfleet.protocol.programs import (
     TrainJob,
     TrainResult,
 )
+from subfleet.protocol.schema import canonical_json
 from subfleet.protocol.subnet import Prefix, SubnetSpec
 from subfleet.protocol.topics import Topics
 from subfleet.serving.session import Server
@@ -174,8 +175,8 @@ def test_a_client_process_is_told_what_it_declares(tmp_path: Path) -> None:
         state=tmp_path,
         runtime="onnx",
     )
-    told = replace(plain, architecture=spec).arguments()
-    assert architecture_of(told[told.index("--architecture") + 1]) == spec
+    told = replace(plain, declares=canonical_json(spec).decode()).arguments()
+    assert with_declaration(profile_with("laptop"), told[told.index("--architecture") + 1]).architecture == spec
     assert "--architecture" not in plain.arguments()
 
 

@@ -157,11 +157,12 @@ def _evaluations(draw: st.DrawFn) -> Message:
 
 @st.composite
 def _profiles(draw: st.DrawFn) -> Message:
-    """Profiles name all of their classes or none."""
-    draft = draw(_instances(MESSAGES["profile"]))
+    """Profiles name all of their classes or none, and declare a subnet, a network or nothing."""
+    draft = draw(_instances(MESSAGES["profile"], network=st.just("")))
+    network = "" if draft.architecture is not None else draw(st.just("") | _SHOWN)
     count = draw(st.sampled_from([0, len(draft.class_counts)]))
     names = draw(st.lists(_CLASS_NAMES, min_size=count, max_size=count, unique=True))
-    return typing.cast("Message", dataclasses.replace(draft, class_names=tuple(names)))
+    return typing.cast("Message", dataclasses.replace(draft, class_names=tuple(names), network=network))
 
 
 MESSAGE_STRATEGIES: dict[str, st.SearchStrategy[Message]] = {

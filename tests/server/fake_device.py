@@ -70,6 +70,7 @@ class Behaviour:
     operators: tuple[str, ...] = ()
     packing_width: PackingWidth | None = None
     architecture: SubnetSpec | None = None
+    network: str = ""
     input_shape: tuple[int, ...] = SHAPE
     scale: float = 0.1
 
@@ -132,6 +133,7 @@ class Device:
             operators=self.behaviour.operators,
             packing_width=self.behaviour.packing_width,
             architecture=self.behaviour.architecture,
+            network=self.behaviour.network,
             message_id=f"profile.{self.session_id}",
         )
 

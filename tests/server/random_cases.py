@@ -9,12 +9,15 @@ from server.server_rig import MODEL, prices_of
 
 from subfleet.elastic.building import network_of
 from subfleet.elastic.lineage import Copied, Lineage
+from subfleet.elastic.unions import union_of
 from subfleet.methods import METHODS, AnyMethod
+from subfleet.methods.fedadp import FedADP
 from subfleet.methods.fedfa import FedFA
 from subfleet.methods.fedtrans import Grown
 from subfleet.methods.sattler import Found, SattlerMemory, Split
 from subfleet.protocol.messages import Evaluated, Task
 from subfleet.protocol.programs import ProgramRef
+from subfleet.protocol.schema import canonical_json
 from subfleet.rounds.actions import Action, Fold, Reply
 from subfleet.rounds.exhaustive import never
 from subfleet.rounds.networks import all_lineages
@@ -40,10 +43,13 @@ from subfleet.settings.evaluations import Evaluations
 from subfleet.settings.timing import Deadlines
 
 PRICES = prices_of(network_of(MODEL))
+_SMALL = replace(MODEL, widths=(4,), depths=(1,), norm="none")
+_NETWORKS = (_SMALL, replace(_SMALL, depths=(2,)), replace(_SMALL, widths=(8,)))
 Supplied = TaskWanted | ScoringWanted | EvaluationWanted | ModelsWanted | ProgramWanted | PricesWanted
 VARIANTS: Mapping[str, AnyMethod] = {
     **{name: kind() for name, kind in METHODS.items()},
     "fedfa by scores": FedFA(choice="score"),
+    "fedadp by networks": FedADP(choice="declared"),
 }
 
 
@@ -60,7 +66,26 @@ def evolved_by(terms: Terms, fold: Fold) -> tuple[Any, tuple[Lineage, ...]]:
     """What a fold finds and leaves of networks, in which as many appear as can."""
     if terms.policies.evolve is None:
         return None, fold.lineages
+    if terms.policies.declarations:
+        return None, _united(terms, fold)
     return _split(terms, fold) if isinstance(fold.memory, SattlerMemory) else _grown(terms, fold)
+
+
+def brings(terms: Terms, place: int) -> str:
+    """What a client brings in place of a subnet, where the method goes by that: one of some networks."""
+    return canonical_json(_NETWORKS[place]).decode() if terms.policies.declarations else ""
+
+
+def _united(terms: Terms, fold: Fold) -> tuple[Lineage, ...]:
+    """A union has whatever was brought, besides what the one before it had."""
+    before = all_lineages(terms, fold.lineages)
+    if not fold.brought:
+        return fold.lineages
+    old = [one for one in before if one.living and one.members]
+    members = (*(family for one in old for family in one.members), *fold.brought)
+    kept = (replace(one, retired_round=fold.round) if one in old else one for one in before)
+    born = Lineage(id=f"union{len(before)}", config=union_of(members), born_round=fold.round, members=members)
+    return (*kept, born)
 
 
 def _split(terms: Terms, fold: Fold) -> tuple[Found, tuple[Lineage, ...]]:

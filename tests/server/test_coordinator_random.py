@@ -10,7 +10,7 @@ from hypothesis import event, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 from server.coordinator_cases import CLIENTS, blob, profile, telemetry
-from server.random_cases import VARIANTS, answers, evolved_by, found_of, made_of, terms_of_places
+from server.random_cases import VARIANTS, answers, brings, evolved_by, found_of, made_of, terms_of_places
 from server.server_rig import MODEL, prices_of
 
 from subfleet.elastic.building import network_of
@@ -104,9 +104,9 @@ class Fleet(RuleBasedStateMachine):
     def presence(self, name: str, life: int, online: bool) -> None:
         self.apply(Presence(client_id=name, session_id=f"{name}-{life}", online=online))
 
-    @rule(name=names)
-    def profile(self, name: str) -> None:
-        self.apply(replace(profile(name), held_out_count=HELD_OUT))
+    @rule(name=names, place=st.integers(0, 2))
+    def profile(self, name: str, place: int = 0) -> None:
+        self.apply(replace(profile(name), held_out_count=HELD_OUT, network=brings(self.terms, place)))
 
     @rule(name=names, memory=st.sampled_from([10, 3000, 14_000, 10**9]), back=st.integers(0, 1))
     def telemetry(self, name: str, memory: int, back: int) -> None:
@@ -117,7 +117,7 @@ class Fleet(RuleBasedStateMachine):
     def everyone_is_there(self) -> None:
         for name in CLIENTS:
             self.presence(name, 1, online=True)
-            self.profile(name)
+            self.profile(name, CLIENTS.index(name))
             self.apply(telemetry(self.terms, name, max(self.state.round, 1), retry=self.state.retry))
 
     @rule(

@@ -22,7 +22,6 @@ from subfleet.folding.views import Views
 from subfleet.journal.database import open_database
 from subfleet.journal.journal import Journal, begin_run
 from subfleet.methods.asking import stream_of
-from subfleet.methods.clustered import Clustered
 from subfleet.methods.dynamic_selection import DynamicSelection
 from subfleet.methods.heterofl import HeteroFL
 from subfleet.methods.policies import Evolved, Evolving, Participant, Standing
@@ -197,7 +196,7 @@ MISTAKES: dict[str, tuple[Callable[[ModelState], Evolved], str]] = {
     "unknown": (lambda state: Evolved(after=state, retired=("z",)), r"networks \['z'\] retire, but in use are \[''\]"),
     "none is left": (lambda state: Evolved(after=state, retired=("",)), "all networks retire"),
     "weights of another": (
-        lambda state: Evolved(after=state, born=(COPY,), weights={"a": {"x": torch.zeros(1)}}),
+        lambda state: Evolved(after=state, born=(COPY,), states={"a": ModelState(shared={"x": torch.zeros(1)})}),
         "the first weights of network 'a' are not those of its settings",
     ),
     "networks in the model": (
@@ -219,9 +218,8 @@ def test_what_knows_one_network_alone_does_not_go_with_networks_that_change() ->
     def stays(now: Evolving) -> Evolved:
         return Evolved(after=now.after)
 
-    for policies in (DynamicSelection().policies(), Clustered(choice="declared").policies()):
-        with pytest.raises(ValueError, match="evolve changes networks, but search and declarations know that of"):
-            replace(policies, evolve=stays)
+    with pytest.raises(ValueError, match="evolve changes networks, but search knows that of the beginning alone"):
+        replace(DynamicSelection().policies(), evolve=stays)
 
 
 def test_settings_that_a_map_does_not_fit_are_refused() -> None:

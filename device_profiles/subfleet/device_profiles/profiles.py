@@ -62,6 +62,8 @@ class DeviceProfile:
         operators: that its runtimes have, by the names in the manifests of programs; empty lists nothing, and all are
             tried. For builds of a runtime that leave operators out.
         architecture: the subnet that it declares to have, for methods that go by declarations; None declares nothing.
+        network: in place of that a network of its own, as the text of a JSON object; see
+            `subfleet.protocol.messages.Profile`.
         packing_width: how many outputs its processor's kernels for products take at once: XNNPACK's 8 on Arm and with
             SSE, 16 with AVX, 32 with AVX-512. Plans count what that leaves empty. An agent takes its own machine's
             where that is wider; None is that one's, and 16 where no agent runs.
@@ -83,6 +85,7 @@ class DeviceProfile:
     architecture: SubnetSpec | None = field(default=None, metadata=ADDED_LATER)
     packing_width: PackingWidth | None = field(default=None, metadata=ADDED_LATER)
     sources: tuple[str, ...] = ()
+    network: str = field(default="", metadata=ADDED_LATER)
 
     def __post_init__(self) -> None:
         if not self.name:

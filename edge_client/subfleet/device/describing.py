@@ -13,9 +13,10 @@ from subfleet.protocol.errors import ConfigError, FileError, ProtocolError
 from subfleet.protocol.memory import PackingWidth
 from subfleet.protocol.messages import Profile, check_client_id, new_message_id
 from subfleet.protocol.programs import DataSummary, Trainer
-from subfleet.protocol.subnet import SubnetSpec, parse_spec
+from subfleet.protocol.schema import canonical_json, parse_json
+from subfleet.protocol.subnet import MAX_SPEC_BYTES, parse_spec
 
-__all__ = ["architecture_of", "default_client_id", "description", "packing_width_of", "profile_with"]
+__all__ = ["default_client_id", "description", "packing_width_of", "profile_with", "with_declaration"]
 
 _SOFTWARE = ("subfleet", "onnxruntime", "onnxruntime-gpu", "subfleet-executorch", "executorch", "numpy", "paho-mqtt")
 
@@ -63,14 +64,17 @@ def profile_with(
         raise ConfigError(str(error)) from error
 
 
-def architecture_of(text_or_path: str) -> SubnetSpec:
-    """The subnet that `--architecture` says: JSON, or the path of a file with it.
+def with_declaration(profile: DeviceProfile, text_or_path: str) -> DeviceProfile:
+    """The profile of a device that declares what `--architecture` says: JSON, or the path of a file with it.
+
+    With a `family` or a `preset` it is the settings of a network of the device's own, and else a subnet of the run's
+    network. Which networks there are the server knows.
 
     Raises:
         FileError: the file cannot be read.
-        ConfigError: it is no subnet.
+        ConfigError: it is no subnet, and names no network.
     """
-    text: str | bytes = text_or_path
+    text = text_or_path.encode(errors="surrogateescape")
     if not text_or_path.lstrip().startswith("{"):
         try:
             text = Path(text_or_path).read_bytes()
@@ -80,7 +84,10 @@ def architecture_of(text_or_path: str) -> SubnetSpec:
                 f"the architecture {text_or_path!r:.200} cannot be read ({reason}); name a file with a subnet as JSON"
             ) from error
     try:
-        return parse_spec(text)
+        plain = parse_json(text, max_bytes=MAX_SPEC_BYTES)
+        if isinstance(plain, dict) and plain.keys() & {"family", "preset"}:
+            return replace(profile, architecture=None, network=canonical_json(plain).decode())
+        return replace(profile, architecture=parse_spec(text), network="")
     except ProtocolError as error:
         raise ConfigError(
             f"the architecture cannot be used: {error}; `subfleet preflight --json` tells some"
@@ -135,6 +142,7 @@ def description(
             operators=profile.operators,
             macs_per_s=profile.macs_per_s,
             architecture=profile.architecture,
+            network=profile.network,
             class_names=summary.class_names,
             other_input_shapes=summary.other_input_shapes,
             packing_width=packing_width_of(profile),

@@ -6,12 +6,12 @@ import signal
 import sys
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
 from subfleet.agent.states import AgentSettings
-from subfleet.device.describing import architecture_of, default_client_id, description, profile_with
+from subfleet.device.describing import default_client_id, description, profile_with, with_declaration
 from subfleet.device.meters import Meter, ReplayMeter
 from subfleet.device.monitor import LiveMeter
 from subfleet.device.runtimes import choose_trainer
@@ -52,7 +52,7 @@ class JoinOptions:
         runtime: in place of the profile's runtimes.
         threads: in place of the profile's.
         provider: in place of the profile's.
-        architecture: in place of the profile's: a subnet as JSON, or the path of a file with one.
+        architecture: in place of the profile's: a subnet or a network of its own as JSON, or the path of a file.
         leave_when_finished: end when the run is over.
         leave_with_stdin: stop when standard input ends, as it does when whoever started the agent is gone.
         wait: for a broker that is not there at the start.
@@ -99,7 +99,7 @@ def join(options: JoinOptions) -> None:
         threads=options.threads,
     )
     if options.architecture is not None:
-        profile = replace(profile, architecture=architecture_of(options.architecture))
+        profile = with_declaration(profile, options.architecture)
     trainers: list[Trainer] = []  # chosen when the link is known to be one: reading the data may take long
     stop = _StopRequest()
     broker: Transport = MqttTransport(address, mqtt_client_id(options.fleet, "device", client_id))

@@ -129,7 +129,8 @@ def _add_join(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--architecture",
         metavar="FILE|JSON",
-        help="declare the subnet that this device has, for methods that go by declarations (the profile's)",
+        help="declare the subnet that this device has, or the settings of a network of its own, such as "
+        '{"preset": "vgg16"}, for methods that go by declarations (the profile\'s)',
     )
     parser.add_argument("--wait", action="store_true", help="wait for a broker that is not there yet")
     parser.add_argument("--leave-when-finished", action="store_true", help="end with 0 when the run is over")

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from subfleet.protocol.errors import DataError, ProtocolError
 from subfleet.protocol.programs import ScoreJob, TrainJob
 from subfleet.protocol.training import TrainingSettings
-from subfleet.tasks import Dataset, StepOrigin, iter_batches, split_batch, step_random
+from subfleet.tasks import Dataset, StepOrigin, iter_batches, round_part, split_batch, step_random
 from subfleet.tasks.dataset import Labels
 from subfleet.tasks.transforms.images import augmentation_draws, augmented
 from subfleet.trainers.sessions import Array
@@ -94,6 +94,8 @@ def constant_values(
 def calls_of(job: TrainJob, layout: StepLayout, dataset: Dataset) -> Iterator[Call]:
     """Every run of the program that a job asks for, in order."""
     settings = job.settings
+    if job.calibration is None:
+        dataset = _of_the_round(job, dataset)
     batch_count = math.ceil(len(dataset) / settings.batch_size)
     for epoch in range(settings.epochs):
         look = _look_in(job, dataset, epoch)
@@ -137,6 +139,15 @@ def batches_to_score(job: ScoreJob, layout: StepLayout, dataset: Dataset) -> Ite
         parts = split_batch(indices, mask, layout.batch_size)
         calls = _calls_of_batch(layout, dataset.labels, _plain_look(dataset), parts, origin, last=False)
         yield [{**call.fed, **stay} for call in calls]
+
+
+def _of_the_round(job: TrainJob, dataset: Dataset) -> Dataset:
+    """The samples that a round of training goes over."""
+    kept = job.settings.round_count(len(dataset))
+    if kept == len(dataset):
+        return dataset
+    part = round_part(len(dataset), kept, seed=job.settings.seed, round_number=job.round, client_id=job.client_id)
+    return dataset.take(part)
 
 
 def _look_in(job: TrainJob, dataset: Dataset, epoch: int) -> _Look:

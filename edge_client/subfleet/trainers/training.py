@@ -61,7 +61,7 @@ def train_job(
         work = _train if job.calibration is None else calibrate
         tally = work(job, stopped, dataset, loaded, slot, watch)
     return TrainResult(
-        sample_count=len(dataset),
+        sample_count=len(dataset) if job.calibration is not None else job.settings.round_count(len(dataset)),
         step_count=tally.step_count,
         loss=tally.loss_sum / tally.count_sum,
         accuracy=tally.correct_sum / tally.count_sum,

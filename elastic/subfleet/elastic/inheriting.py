@@ -4,15 +4,16 @@ import hashlib
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from torch import Generator, Tensor, randn
+from torch import Generator, Tensor, ones_like, randn, where, zeros_like
 
 from subfleet.elastic.building import init_state
-from subfleet.elastic.lineage import Copied, Drawn, Inheritance, Replicated
+from subfleet.elastic.lineage import Copied, Drawn, Inheritance, Placed, Replicated
+from subfleet.elastic.maps import tensor_maps
 from subfleet.elastic.network import Network
 from subfleet.elastic.replication import Replication, size_in
 from subfleet.protocol.errors import ConfigError
 
-__all__ = ["inherited"]
+__all__ = ["inherited", "placed"]
 
 
 def inherited(
@@ -36,9 +37,38 @@ def inherited(
     first = {name: tensor.to(like) for name, tensor in init_state(network, seed).items()}
     if isinstance(how, Drawn):
         return first
+    if isinstance(how, Placed):
+        return placed(network, parent, weights, first)
     sources = MappingProxyType(dict(how.sources))
     grown = Replication(network=network, size=size_in(network, parent), sources=sources).grown(weights, first)
     return _told_apart(network, how, grown, seed) if how.noise else grown
+
+
+def placed(
+    network: Network, parent: Network, weights: Mapping[str, Tensor], around: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
+    """Tensors of a larger network with those of a smaller one in front of every axis.
+
+    Args:
+        network: the declaration of the larger one.
+        parent: the declaration of the smaller one.
+        weights: some or all of the smaller one's.
+        around: the larger one's, of which all else is taken.
+
+    Returns:
+        Those of the larger one whose names `around` has.
+
+    Raises:
+        ConfigError: the smaller one is no size of the larger one.
+    """
+    found = dict(around)
+    for name, place in tensor_maps(network, size_in(network, parent)).items():
+        if name in weights and name in around:
+            inside, held = zeros_like(around[name]), zeros_like(around[name])
+            place.scatter(weights[name], inside)
+            place.scatter(ones_like(weights[name]), held)
+            found[name] = where(held > 0, inside, around[name])
+    return found
 
 
 def _told_apart(network: Network, how: Replicated, grown: dict[str, Tensor], seed: int) -> dict[str, Tensor]:

@@ -1,13 +1,14 @@
 """Where the networks of a run come from, as plain data: which network each grew from, by which map, and when."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 from subfleet.elastic.families import AnyFamily
 from subfleet.protocol.identifiers import check_client_id
+from subfleet.protocol.schema import ADDED_LATER
 
-__all__ = ["Copied", "Drawn", "Inheritance", "Lineage", "Replicated"]
+__all__ = ["Copied", "Drawn", "Inheritance", "Lineage", "Placed", "Replicated"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,13 +42,23 @@ class Replicated:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Placed:
+    """A larger network has its parent's weights in front of every axis and in its blocks; all else is drawn.
+
+    A slice of the parent is then the same slice of it.
+    """
+
+    TYPE: ClassVar[str] = "placed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Drawn:
     """A network begins with first weights of its own, drawn from the run's seed."""
 
     TYPE: ClassVar[str] = "drawn"
 
 
-Inheritance = Copied | Replicated | Drawn
+Inheritance = Copied | Replicated | Placed | Drawn
 """The map from a parent's weights to those that a network begins with."""
 
 
@@ -63,6 +74,7 @@ class Lineage:
         born_round: after whose fold it appeared; 0 for the one that the run begins with.
         retired_round: after whose fold it was given up; None where it is in use.
         reason: what of its parent was changed in it and why, for people; empty where there is nothing to tell.
+        members: networks that clients bring, of which it is the union; its sizes are then theirs and no others.
 
     Raises:
         ProtocolError: the id is none; it stands in names of files.
@@ -76,6 +88,7 @@ class Lineage:
     born_round: int = 0
     retired_round: int | None = None
     reason: str = ""
+    members: tuple[AnyFamily, ...] = field(default=(), metadata=ADDED_LATER)
 
     def __post_init__(self) -> None:
         if self.id:

@@ -4,7 +4,8 @@ Up: what computes an index is copied to all that copy it; what reads an index is
 add up to what the one gave. Blocks that the smaller network lacks start as the identity. The larger network then
 computes what the smaller one does (Chen, Goodfellow and Shlens, "Net2Net", ICLR 2016, section 2.2).
 Down: what computes an index is the mean of its copies; what reads it is their sum. Down after up is the identity, and
-up after down moves the larger network to the nearest that the smaller one can be.
+up after down moves the larger network to the nearest that the smaller one can be. Where the larger network has itself
+become larger since, copies are of different shares in a mean, so that what comes down is what it was.
 
 Net2Net divides by the copies of the index that is read. FedADP's printed rule (section III) counts otherwise and never
 divides; and it narrows by adding the mean of what is cut to what stays, which no widening undoes.
@@ -13,23 +14,25 @@ divides; and it narrows by adding the mean of what is cut to what stays, which n
 import random
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 
 import torch
 from torch import Tensor
 
 from subfleet.elastic.axes import Axis, factors_of
-from subfleet.elastic.identities import as_identities, check_identity
+from subfleet.elastic.identities import as_identities, check_identity, starts_as_identity
 from subfleet.elastic.network import Network, TensorDecl
 from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.schema import canonical_json
 from subfleet.protocol.subnet import Prefix, SubnetSpec
 
-__all__ = ["Replicate", "Replication", "size_in"]
+__all__ = ["Replicate", "Replication", "is_replicable", "size_in"]
 
 _READING: frozenset[str] = frozenset({"weight", "residual"})
 """Roles of tensors whose first dimension is what they compute and whose others are what they read."""
+_ROUNDING = 1e-6
+"""Of shares that are stored."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -38,6 +41,7 @@ class Replicate:
 
     Attributes:
         sources: for each factor of each dimension, the local index that each index copies; None where they are alike.
+        shares: of these, how much each index counts among the copies of one, float64 and with sum 1 over these.
         reads: whether the factor is what the tensor reads.
         unfolded: shape of the full tensor with each product of factors as dimensions of its own.
         kept: the same of the local tensor.
@@ -45,6 +49,7 @@ class Replicate:
     """
 
     sources: tuple[Tensor | None, ...]
+    shares: tuple[Tensor | None, ...]
     reads: tuple[bool, ...]
     unfolded: tuple[int, ...]
     kept: tuple[int, ...]
@@ -53,31 +58,26 @@ class Replicate:
     def extract(self, tensor: Tensor) -> Tensor:
         """The local tensor: means over the copies of what is computed, sums over those of what is read."""
         found = tensor.reshape(self.unfolded).double()
-        for dim, source, reads in self._copied(found.device):
+        for dim, source, share, reads in self._copied(found.device):
             shape = [*found.shape]
             shape[dim] = self.kept[dim]
-            summed = found.new_zeros(shape).index_add_(dim, source, found)
-            found = summed if reads else summed / self._counts(source, dim, found.dim())
+            counted = found if reads else found * _along(share, dim, found.dim())
+            found = found.new_zeros(shape).index_add_(dim, source, counted)
         return found.reshape(self.local).to(tensor.dtype)
 
     def scatter(self, local: Tensor, into: Tensor) -> None:
         """Add to a full tensor: to every copy what is computed, and its share of what is read."""
         found = local.reshape(self.kept).double()
-        for dim, source, reads in self._copied(found.device):
-            shared = found / self._counts(source, dim, found.dim()) if reads else found
-            found = shared.index_select(dim, source)
+        for dim, source, share, reads in self._copied(found.device):
+            copied = found.index_select(dim, source)
+            found = copied * _along(share, dim, found.dim()) if reads else copied
         into.view(self.unfolded).add_(found.to(into.dtype))
 
-    def _copied(self, device: torch.device) -> Iterator[tuple[int, Tensor, bool]]:
-        """The dimensions that have copies: which, what each index copies, and whether it is read."""
-        for dim, (source, reads) in enumerate(zip(self.sources, self.reads, strict=True)):
-            if source is not None:
-                yield dim, source.to(device), reads
-
-    def _counts(self, source: Tensor, dim: int, rank: int) -> Tensor:
-        """How many copies each local index has, shaped to broadcast."""
-        counts = torch.bincount(source, minlength=self.kept[dim]).double()
-        return counts.reshape([-1 if place == dim else 1 for place in range(rank)])
+    def _copied(self, device: torch.device) -> Iterator[tuple[int, Tensor, Tensor, bool]]:
+        """The dimensions that have copies: which, what each index copies, its share, and whether it is read."""
+        for dim, (source, share, reads) in enumerate(zip(self.sources, self.shares, self.reads, strict=True)):
+            if source is not None and share is not None:
+                yield dim, source.to(device), share.to(device), reads
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,17 +89,20 @@ class Replication:
         size: the smaller one, as a size of the larger: kept at the front of every axis.
         sources: by axis that differs in size, the index of the smaller that each index of the larger copies. Of an axis
             that keeps aligned groups, whole groups are copied.
+        shares: by axis, how much each of its indices counts among the copies of one, above 0 and with sum 1 over these;
+            of an axis that is not named, all alike.
 
     Raises:
         ConfigError: an axis of another size is not named, an index of the smaller has no copy, groups are split, one of
             a stream that is normalised as a whole has more copies than another, or a product of computed values sums
             over the axis, which no weight can make up for; or a block that the smaller one lacks cannot be the
-            identity.
+            identity; or shares are not those of the sources.
     """
 
     network: Network
     size: SubnetSpec
     sources: Mapping[str, tuple[int, ...]]
+    shares: Mapping[str, tuple[float, ...]] = field(default_factory=lambda: MappingProxyType({}))
 
     def __post_init__(self) -> None:
         sizes = self.network.sizes(self.size)
@@ -112,6 +115,8 @@ class Replication:
             _check_source(self.network.axes[name], sizes[name], source)
             _check_sums(self.network, name)
             _check_norm(self.network, name, source)
+        for name, share in self.shares.items():
+            _check_shares(name, self.sources.get(name, ()), share)
         for name in self.lacking:
             check_identity(self.network, name)
 
@@ -131,7 +136,12 @@ class Replication:
     @property
     def key(self) -> str:
         """See `subfleet.elastic.exchanges.Exchange`."""
-        return canonical_json([sorted(self.sources.items()), self.size.spec_id]).decode()
+        return canonical_json([sorted(self.sources.items()), sorted(self.shares.items()), self.size.spec_id]).decode()
+
+    def share_of(self, axis: str) -> tuple[float, ...]:
+        """How much each index of an axis that has copies counts among those of one."""
+        counts = Counter(self.sources[axis])
+        return self.shares.get(axis) or tuple(1 / counts[one] for one in self.sources[axis])
 
     @property
     def lacking(self) -> tuple[str, ...]:
@@ -176,15 +186,33 @@ class Replication:
     def _map(self, decl: TensorDecl, local: tuple[int, ...], sizes: Mapping[str, int]) -> Replicate:
         dims = [factors_of(dim, size) for size, dim in zip(decl.shape, decl.axes, strict=True)]
         factors = [(factor, place) for place, dim in enumerate(dims) for factor in dim]
-        named = [self.sources.get(factor) if isinstance(factor, str) else None for factor, _ in factors]
+        named = [factor if isinstance(factor, str) and factor in self.sources else None for factor, _ in factors]
         axes = self.network.axes
         return Replicate(
-            sources=tuple(None if source is None else torch.tensor(source) for source in named),
+            sources=tuple(None if axis is None else torch.tensor(self.sources[axis]) for axis in named),
+            shares=tuple(
+                None if axis is None else torch.tensor(self.share_of(axis), dtype=torch.float64) for axis in named
+            ),
             reads=tuple(place > 0 and decl.role in _READING for _, place in factors),
             unfolded=tuple(one if isinstance(one, int) else axes[one].size for one, _ in factors),
             kept=tuple(one if isinstance(one, int) else sizes[one] for one, _ in factors),
             local=local,
         )
+
+
+def is_replicable(network: Network, size: SubnetSpec) -> bool:
+    """Whether a network can be made of one of its sizes by copies and by blocks that compute nothing."""
+    sizes = network.sizes(size)
+    shorter = {name for name, axis in network.axes.items() if sizes[name] != axis.size}
+    whole = {
+        name
+        for name, axis in network.axes.items()
+        if network.config.norm == "layer" and axis.kind == "embed" and axis.size % sizes[name]
+    }
+    summed = {name for product in network.products for name in product.summed if isinstance(name, str)}
+    kernels = {name for name in shorter if network.axes[name].kind == "kernel"}
+    lacking = (block.name for block in network.blocks if block.name not in size.blocks)
+    return not (shorter & (summed | whole | kernels)) and all(starts_as_identity(network, name) for name in lacking)
 
 
 def size_in(network: Network, smaller: Network) -> SubnetSpec:
@@ -242,6 +270,22 @@ def _check_source(axis: Axis, size: int, source: Sequence[int]) -> None:
             f"copy every one of {size}, but {len(source)} are said to copy {len(set(source))}; no axis of kind 'class' "
             "or 'kernel' can be copied"
         )
+
+
+def _check_shares(axis: str, source: Sequence[int], share: Sequence[float]) -> None:
+    sums = dict.fromkeys(source, 0.0)
+    for one, part in zip(source, share, strict=False):
+        sums[one] += part
+    if len(source) != len(share) or min(share) <= 0 or any(abs(one - 1) > _ROUNDING for one in sums.values()):
+        raise ConfigError(
+            f"axis {axis!r} has {len(source)} indices whose copies must have shares above 0 with sum 1, but it has "
+            f"{len(share)} of sums from {min(sums.values(), default=0):g} to {max(sums.values(), default=0):g}"
+        )
+
+
+def _along(values: Tensor, dim: int, rank: int) -> Tensor:
+    """A value for each index of a dimension, shaped to broadcast."""
+    return values.reshape([-1 if place == dim else 1 for place in range(rank)])
 
 
 def _check_norm(network: Network, axis: str, source: Sequence[int]) -> None:

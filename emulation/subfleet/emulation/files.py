@@ -22,7 +22,7 @@ class Files:
         clients: each client's own samples.
         held_out: those that it never trains on, of each client that has some.
         logs: each client's resource log.
-        profiles: each client's device profile, without the architecture that it declares.
+        profiles: each client's device profile, without what it declares.
     """
 
     test: Path
@@ -56,7 +56,7 @@ def written(gathered: GatheredRun, folder: Path) -> Files:
         if device.test is not None:
             tasks.write_npz(held_out[device.client_id], device.test)
         write_log(replayed[device.client_id], device.log)
-        profile = replace(device.profile, architecture=None)
+        profile = replace(device.profile, architecture=None, network="")
         described[device.client_id].write_text(profile_text(profile), encoding="utf-8")
     return Files(
         test=test,

@@ -11,8 +11,6 @@ from pathlib import Path
 from types import TracebackType
 
 from subfleet.protocol.errors import RunError
-from subfleet.protocol.schema import canonical_json
-from subfleet.protocol.subnet import SubnetSpec
 from subfleet.transport.address import PASSWORD_VARIABLE, BrokerAddress
 
 __all__ = ["ClientCommand", "Fleet"]
@@ -36,12 +34,12 @@ class ClientCommand:
     log: Path
     state: Path
     runtime: str
-    architecture: SubnetSpec | None = None
+    declares: str = ""
     held_out: Path | None = None
 
     def arguments(self) -> list[str]:
         """The command line, for this Python."""
-        declared = () if self.architecture is None else ("--architecture", canonical_json(self.architecture).decode())
+        declared = ("--architecture", self.declares) if self.declares else ()
         return [
             *(sys.executable, "-m", "subfleet.edge_client.cli", "join", self.broker.url, *_tls_options(self.broker)),
             *(() if self.broker.username is None else ("--shared-user",)),

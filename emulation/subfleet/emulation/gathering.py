@@ -13,6 +13,7 @@ from subfleet.emulation.gathered import EmulatedDevice, GatheredRun
 from subfleet.emulation.partitions import partition
 from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.readings import Reading
+from subfleet.protocol.schema import canonical_json
 from subfleet.settings.fleet import DeviceSettings
 from subfleet.settings.run import Run
 from subfleet.settings.samples import DataSettings
@@ -65,7 +66,9 @@ def _steady(reading: Reading, device: str) -> ResourceLog:
 def _device(run: Run, settings: DeviceSettings, taken: PopulationDevice, data: Dataset) -> EmulatedDevice:
     profile = taken.profile
     if settings.architecture is not None:
-        profile = replace(profile, architecture=settings.architecture)
+        profile = replace(profile, architecture=settings.architecture, network="")
+    if settings.network is not None:
+        profile = replace(profile, architecture=None, network=canonical_json(settings.network).decode())
     train, test = _held_out(data, run.data.held_out, f"{run.seed}/{settings.id}")
     return EmulatedDevice(
         client_id=settings.id,

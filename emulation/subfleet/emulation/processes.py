@@ -18,6 +18,7 @@ from subfleet.journal.records import DeployedModel, RunObserver, RunResult
 from subfleet.link.broker import EmbeddedBroker
 from subfleet.link.watch import Watch
 from subfleet.protocol.errors import ConfigError, RunError, SubfleetError
+from subfleet.protocol.schema import canonical_json
 from subfleet.protocol.topics import Topics
 from subfleet.reporting.results import write_results
 from subfleet.serving.session import Server
@@ -105,9 +106,14 @@ def _command(device: DeviceSettings, broker: BrokerAddress, files: Files, folder
         log=files.logs[device.id],
         state=_state_folder(folder, device.id),
         runtime=device.runtime,
-        architecture=device.architecture,
+        declares=_declared(device),
         held_out=files.held_out.get(device.id),
     )
+
+
+def _declared(device: DeviceSettings) -> str:
+    declared = device.network or device.architecture
+    return "" if declared is None else canonical_json(declared).decode()
 
 
 def _state_folder(folder: Path, client_id: str) -> Path:

@@ -14,7 +14,7 @@ from subfleet.elastic.network import BUFFER_ROLES, Family, Network
 from subfleet.elastic.teaching import DistillationSettings
 from subfleet.methods import AnyMethod
 from subfleet.methods.describing import MethodInfo, Setting
-from subfleet.methods.policies import Ask, Draw, Written, as_folded
+from subfleet.methods.policies import Ask, Draw, Participant, Written, as_folded
 from subfleet.methods.selecting import Available, ClosedRound, Past, Selecting, Trainee, at_random
 from subfleet.protocol.readings import Budget
 from subfleet.protocol.registry import problem_with_record
@@ -63,8 +63,11 @@ class MethodContract:
     model: Family = MODEL
 
     def moved(self, network: Network, spec: SubnetSpec) -> SubnetSpec:
-        """The subnet that an update of another moves; they differ only where `Policies.transform` says so."""
-        return spec
+        """The subnet that an update of another moves; where `Policies.transform` says what that is, so must this."""
+        exchange = self.method.policies().exchange
+        if exchange is None:
+            return spec
+        return exchange(network, Participant(client_id="", spec=spec, size=network.size_of(spec)), {}).moved
 
     def test_it_is_a_record_that_says_what_it_is(self) -> None:
         """A frozen dataclass with a name and a description, whose parameters all have defaults."""

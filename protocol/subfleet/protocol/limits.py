@@ -37,6 +37,7 @@ PROFILE_LIMITS: Mapping[str, int] = MappingProxyType(
         "input_shape": MAX_DIMENSIONS,
         "software": 64,
         "operators": 1024,
+        "network": 4096,
     }
 )
 TELEMETRY_LIMITS: Mapping[str, int] = MappingProxyType({"session_id": 128, "message_id": 512, "run_id": 128})

@@ -97,6 +97,8 @@ class Profile:
         macs_per_s: multiply-accumulates that it trains with in a second, above 0; None is unknown.
         architecture: the subnet that it has and wants to train, for methods that go by what devices declare; a receipt
             of this message answers it. None declares nothing, and no receipt comes.
+        network: in place of that a network of its own, as the text of a JSON object: its settings, as a run's `[model]`
+            has them. A receipt answers it likewise; empty declares nothing.
         class_names: of the classes that are counted, in their order: the device maps its data to a run's classes by
             these names; empty where its data number classes as the run does.
         other_input_shapes: of one sample, as the device can give it, too; pictures as gray and as coloured ones.
@@ -124,10 +126,13 @@ class Profile:
     other_input_shapes: tuple[tuple[int, ...], ...] = field(default=(), metadata=ADDED_LATER)
     packing_width: PackingWidth | None = field(default=None, metadata=ADDED_LATER)
     held_out_count: int = field(default=0, metadata=ADDED_LATER)
+    network: str = field(default="", metadata=ADDED_LATER)
 
     def __post_init__(self) -> None:
         check_client_id(self.client_id)
         check_lengths(self, PROFILE_LIMITS)
+        if self.network and self.architecture is not None:
+            raise ValueError("a profile declares an architecture and a network of its own, but must name one of both")
         spec_bytes = 0 if self.architecture is None else len(canonical_json(self.architecture))
         if spec_bytes > MAX_SPEC_BYTES:
             raise ValueError(f"architecture has {spec_bytes} bytes, but may have {MAX_SPEC_BYTES} at most")
@@ -137,8 +142,9 @@ class Profile:
             raise ValueError(f"held_out_count is {self.held_out_count}, but must be 0 to {MAX_SAMPLES}")
         declared = "" if self.architecture is None else self.architecture.name
         # They are shown in terminals, where control characters act.
-        if not all(name.isprintable() for name in (self.device, declared, *self.runtimes, *self.operators)):
-            raise ValueError("device, architecture, runtimes and operators must be made of printable characters")
+        texts = (self.device, declared, self.network, *self.runtimes, *self.operators)
+        if not all(text.isprintable() for text in texts):
+            raise ValueError("device, architecture and runtimes must be made of printable characters, like all else")
         if not 0 < self.memory_share <= 1:
             raise ValueError(f"memory_share is {self.memory_share}, but must be above 0 and at most 1")
         if self.memory_limit_bytes is not None and self.memory_limit_bytes < 1:

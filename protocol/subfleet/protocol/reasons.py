@@ -7,7 +7,7 @@ __all__ = ["ArchitectureProblem", "RefusalReason"]
 RefusalReason = Literal["memory", "runtime", "program", "data", "failed", "disk", "link"]
 """Why a task is not done; "memory", "disk" and "link" ask for a smaller one. A server of before "disk" and "link" drops
 such a refusal with a line in its log, and its round goes on without the device at its deadline."""
-ArchitectureProblem = Literal["unknown_axis", "unknown_block", "too_large", "not_in_space", "not_used"]
+ArchitectureProblem = Literal["unknown_axis", "unknown_block", "too_large", "not_in_space", "not_used", "no_network"]
 """What keeps a declared architecture from being trained: the run's network has no such axis, or no such block, or an
-axis of it is not as large; the subnet is none of the sizes that the method gives; or the method goes by no declaration,
-and the device takes part as any other."""
+axis of it is not as large; the subnet is none of the sizes that the method gives; the method goes by no declaration,
+and the device takes part as any other; or what it says of a network of its own describes none that can take part."""

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass, field
+from fractions import Fraction
 from typing import Literal
 
 from subfleet.protocol.schema import ADDED_LATER
@@ -164,6 +165,7 @@ class TrainingSettings:
         recompute: compute the activations of blocks once more in the backward pass instead of keeping them: less
             memory, more time, the same result.
         seed: the run's seed; the data order is a function of (seed, round, client).
+        round_share: of the client's samples, that a round goes over, drawn anew in each; above 0, 1 is all.
     """
 
     epochs: int = 1
@@ -177,6 +179,7 @@ class TrainingSettings:
     augmentation: AugmentationSettings = field(default=AugmentationSettings(), metadata=ADDED_LATER)
     recompute: bool = False
     seed: int = 0
+    round_share: float = field(default=1.0, metadata=ADDED_LATER)
 
     def __post_init__(self) -> None:
         if self.epochs < 1 or self.batch_size < 1:
@@ -188,6 +191,8 @@ class TrainingSettings:
         for name in ("learning_rate", "proximal_mu", "distillation_weight"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise ValueError(f"{name} is {getattr(self, name)}, but must be a number of 0 or more")
+        if not 0 < self.round_share <= 1:
+            raise ValueError(f"round_share is {self.round_share}, but must be above 0, and 1 at most")
         if self.proximal_mu and not self.objective.proximal:
             raise ValueError(
                 f"proximal_mu is {self.proximal_mu}, but the objective has no proximal term; set objective.proximal"
@@ -201,6 +206,10 @@ class TrainingSettings:
             raise ValueError(
                 f"distillation_weight is {self.distillation_weight}, but must be at most 1 with distillation 'self'"
             )
+
+    def round_count(self, sample_count: int) -> int:
+        """Of so many samples, those that a round goes over: 1 or more, where there is one."""
+        return math.ceil(Fraction(str(self.round_share)) * sample_count)
 
     @property
     def program_batch_size(self) -> int:

@@ -1,6 +1,7 @@
 """Networks that appear and retire after a fold: what a method answers is checked, and becomes the next model."""
 
 from dataclasses import replace
+from types import MappingProxyType
 
 from subfleet.elastic.inheriting import inherited
 from subfleet.elastic.lineage import Lineage
@@ -40,16 +41,17 @@ def evolved(terms: Terms, context: Evolving, answer: Evolved) -> tuple[ModelStat
 
 
 def _first_state(terms: Terms, context: Evolving, answer: Evolved, lineage: Lineage) -> ModelState:
-    network, weights = terms.declared(lineage).network, answer.weights.get(lineage.id)
-    if weights is None:
+    network, state = terms.declared(lineage).network, answer.states.get(lineage.id)
+    if state is None:
         # What is drawn lies where the others do.
         parent = context.networks[next(iter(context.networks)) if lineage.parent is None else lineage.parent]
         shared = answer.after.of(parent.id).shared
-        weights = inherited(lineage.map, network, parent, shared, seed=context.seed)
-    shapes = {name: tuple(tensor.shape) for name, tensor in weights.items()}
+        state = ModelState(shared=inherited(lineage.map, network, parent, shared, seed=context.seed))
+    shapes = {name: tuple(tensor.shape) for name, tensor in state.shared.items()}
     if shapes != {name: decl.shape for name, decl in network.tensors.items()}:
         raise ValueError(f"the first weights of network {lineage.id!r} are not those of its settings")
-    return ModelState(shared={name: weights[name] for name in network.tensors}, lineage=lineage)
+    shared = {name: state.shared[name] for name in network.tensors}
+    return replace(state, shared=shared, lineage=lineage, others=MappingProxyType({}))
 
 
 def _check(terms: Terms, context: Evolving, answer: Evolved) -> None:

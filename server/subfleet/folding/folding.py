@@ -6,6 +6,7 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any
 
+from subfleet.elastic.families import AnyFamily
 from subfleet.elastic.lineage import Lineage
 from subfleet.elastic.model_state import ModelState
 from subfleet.elastic.network import Network
@@ -61,6 +62,7 @@ class Folding:
         seats: Sequence[Seat],
         memory: Any = None,
         lineages: tuple[Lineage, ...] = (),
+        brought: tuple[AnyFamily, ...] = (),
     ) -> FoldedModel:
         """Fold the updates of a round's seats into a model; without any, the model stays as it is.
 
@@ -70,11 +72,20 @@ class Folding:
             seats: with accepted updates.
             memory: what the method remembers.
             lineages: of the networks that the run has had; empty where there was none but the first.
+            brought: networks that clients bring and that are in no union yet.
         """
         refused = dict[str, str]()
         while True:
             kept = [seat for seat in sorted(seats, key=lambda one: one.client_id) if seat.client_id not in refused]
-            fold = _Fold(folding=self, before=state, round=round_number, seats=kept, memory=memory, lineages=lineages)
+            fold = _Fold(
+                folding=self,
+                before=state,
+                round=round_number,
+                seats=kept,
+                memory=memory,
+                lineages=lineages,
+                brought=brought,
+            )
             try:
                 return fold.outcome(refused)
             except RefusedError as error:
@@ -92,6 +103,7 @@ class _Fold:
     seats: Sequence[Seat]
     memory: Any
     lineages: tuple[Lineage, ...]
+    brought: tuple[AnyFamily, ...]
 
     def outcome(self, refused: Mapping[str, str]) -> FoldedModel:
         state = after = self._folded()
@@ -137,6 +149,7 @@ class _Fold:
             carried_by=partial(carried_by, self.folding.terms, self.seats),
             trained=self._trained,
             folded_with=self._folded_with,
+            brought=self.brought,
             found=found,
             memory=self.memory,
         )

@@ -94,7 +94,7 @@ class NetworkFolding:
             RefusedError: the update of a client cannot be folded. Fold once more without it, so that nothing of it is
                 left in any cohort.
         """
-        clients = self._clients(seats)
+        clients = self._clients(state, seats)
         context = AfterRound(
             network=self.network,
             round=round_number,
@@ -111,12 +111,12 @@ class NetworkFolding:
         Raises:
             RefusedError: an update cannot be read.
         """
-        return tuple(self._trained(state, client) for client in self._clients(seats))
+        return tuple(self._trained(state, client) for client in self._clients(state, seats))
 
-    def _clients(self, seats: Sequence[Seat]) -> "list[_Client]":
+    def _clients(self, state: ModelState, seats: Sequence[Seat]) -> "list[_Client]":
         weights = round_weights(self.policies.weigh, seats, self.max_client_share)
         ordered = sorted(seats, key=lambda one: one.client_id)
-        return [self._client(seat, weights[seat.client_id].counted) for seat in ordered]
+        return [self._client(state, seat, weights[seat.client_id].counted) for seat in ordered]
 
     def _taught(self, state: ModelState, context: AfterRound, memory: Any) -> ModelState:
         """The model after in-place distillation, where that is wanted."""
@@ -134,7 +134,7 @@ class NetworkFolding:
         ]
         return replace(state, shared=distil(self.network, state.shared, students, settings, seed))
 
-    def _client(self, seat: Seat, weight: float) -> "_Client":
+    def _client(self, state: ModelState, seat: Seat, weight: float) -> "_Client":
         if seat.participant is None or seat.result is None:
             raise ValueError(f"the seat of client {seat.client_id} has no update")
         pair = self.policies.exchange
@@ -144,7 +144,7 @@ class NetworkFolding:
             update_ref=seat.result.blob,
             codec=Uncompressed() if seat.task is None else seat.task.update_codec,
             sent=frozenset() if seat.task is None else frozenset(seat.task.sends),
-            exchange=None if pair is None else pair(self.network, seat.participant),
+            exchange=None if pair is None else pair(self.network, seat.participant, state.kept),
         )
 
     def _folded(self, state: ModelState, clients: Sequence["_Client"]) -> ModelState:
@@ -270,7 +270,13 @@ class NetworkFolding:
         seen = seen_by(self.policies, self.network, state, client.participant)
         received = extract(self.network, client.participant.spec, seen)
         change = {name: one.to(received[name].device) for name, one in self._sent_by(client).items()}
-        return Trained(client=client.participant, weight=client.weight, received=received, change=change)
+        return Trained(
+            client=client.participant,
+            weight=client.weight,
+            received=received,
+            change=change,
+            exchange=client.exchange,
+        )
 
     def _change_of(self, client: "_Client") -> Mapping[str, Tensor]:
         """Of the tensors of the subnet that is moved."""

@@ -22,7 +22,7 @@ def seen_by(policies: Policies, network: Network, state: ModelState, client: Par
     seen = state.seen_with(policies.cohorts(network, client, state.sizes))
     if policies.exchange is None:
         return seen
-    return in_place(network, client.spec, policies.exchange(network, client).down(seen))
+    return in_place(network, client.spec, policies.exchange(network, client, state.kept).down(seen))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +60,7 @@ class Views:
     def key(self, state: ModelState, client: Participant) -> tuple[str, ...]:
         """Equal for clients that see the same of a model."""
         policies, network = self.terms.policies, self.network_of(state, client)
-        pair = "" if policies.exchange is None else policies.exchange(network, client).key
-        cohorts = policies.cohorts(network, client, state.of(network.id).sizes)
+        own = state.of(network.id)
+        pair = "" if policies.exchange is None else policies.exchange(network, client, own.kept).key
+        cohorts = policies.cohorts(network, client, own.sizes)
         return (client.spec.spec_id, pair, *(f"{name}={copy}" for name, copy in sorted(cohorts.items())))

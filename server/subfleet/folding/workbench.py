@@ -75,7 +75,9 @@ class Workbench:
         if self._views.terms.config.calibrates(action.round):
             folded = calibrated_model(self._folding, model, action.seats, action.lineages)
         else:
-            folded = self._folding.fold(model, action.round, action.seats, action.memory, action.lineages)
+            folded = self._folding.fold(
+                model, action.round, action.seats, action.memory, action.lineages, action.brought
+            )
         evaluation = self._evaluated(folded)
         sha256 = save_checkpoint(self._checkpoints, action.round, packed(folded.state))
         event = Folded(

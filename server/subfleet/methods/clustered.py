@@ -15,7 +15,7 @@ from typing import ClassVar
 from subfleet.elastic.network import Network
 from subfleet.methods.describing import MethodInfo, Setting, those_true
 from subfleet.methods.policies import Participant, Policies, Weighting, weigh_by
-from subfleet.methods.sizes import FixedSize, with_fixed_sizes
+from subfleet.methods.sizes import FixedSize, architecture_id, with_fixed_sizes
 from subfleet.protocol.subnet import SubnetSpec
 
 __all__ = ["Clustered"]
@@ -56,4 +56,4 @@ class Clustered:
 
 
 def _of_its_size(network: Network, client: Participant, sizes: Sequence[SubnetSpec]) -> Mapping[str, str]:
-    return dict.fromkeys(network.shapes(client.size), client.size.spec_id)
+    return dict.fromkeys(network.shapes(client.size), architecture_id(network, client.size))

@@ -11,14 +11,13 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from subfleet.elastic.families import AnyFamily
 from subfleet.elastic.lineage import Lineage
 from subfleet.elastic.network import Network
 from subfleet.methods.asking import stream_of
 from subfleet.protocol.subnet import SubnetSpec
 
 if TYPE_CHECKING:  # methods are read where no PyTorch is
-    from torch import Tensor
-
     from subfleet.elastic.model_state import ModelState
     from subfleet.methods.policies import Participant, Trained
 
@@ -33,6 +32,7 @@ class Beginning:
         network: that the configuration describes.
         rates: width rates of its search space.
         clients: the ids of those that can take part, in order.
+        brought: of these by their ids, the networks of their own that they have declared.
         carried_by: as in `Evolving`, of these; a client that replays a log goes by what that has but for a share of the
             time, where the method asks for it (`Policies.lasting`).
     """
@@ -41,6 +41,7 @@ class Beginning:
     rates: tuple[float, ...]
     clients: tuple[str, ...]
     carried_by: Callable[[Lineage], tuple[str, ...]]
+    brought: Mapping[str, AnyFamily] = field(default_factory=lambda: MappingProxyType({}))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +62,7 @@ class Evolving:
         trained: gives what they trained, in the order of their ids; it needs the memory of all updates.
         folded_with: a network's id and the ids of some clients to its state with the updates of these alone, folded as
             all are.
+        brought: networks that clients have declared and that no network in use has among its members.
         found: what `Policies.find` found in them.
         memory: what the method remembers.
     """
@@ -76,6 +78,7 @@ class Evolving:
     carried_by: Callable[[Lineage], tuple[str, ...]]
     trained: Callable[[], tuple[Trained, ...]]
     folded_with: Callable[[str, Collection[str]], ModelState]
+    brought: tuple[AnyFamily, ...] = ()
     found: Any = None
     memory: Any = None
 
@@ -93,14 +96,14 @@ class Evolved:
         born: networks that appear: their ids were never used in the run, their parents were in use in the round, and
             what they take and answer is what the run's first network does. Each begins with what its `map` makes of
             its parent's weights in `after`.
-        weights: by id, in place of that the first weights of networks that appear.
+        states: by id, in place of that with what networks that appear begin.
         retired: ids of networks that retire. At least one is in use afterwards.
         found: what `Policies.remember` is told in place of what `Policies.find` found; None leaves it that.
     """
 
     after: ModelState
     born: tuple[Lineage, ...] = ()
-    weights: Mapping[str, Mapping[str, Tensor]] = field(default_factory=lambda: MappingProxyType({}))
+    states: Mapping[str, ModelState] = field(default_factory=lambda: MappingProxyType({}))
     retired: tuple[str, ...] = ()
     found: Any = None
 
@@ -115,9 +118,11 @@ class Standing:
         ready: whether it may have a size: the program that trains that is written, and all that it takes is within what
             the client had to give when it trained last. What it trained then is ready as long as its network is in use.
         memory: what the method remembers.
+        declared: the size that it has declared, of a network in use; else None.
     """
 
     client: Participant
     networks: Mapping[str, Network]
     ready: Callable[[SubnetSpec], bool]
     memory: Any = None
+    declared: SubnetSpec | None = None

@@ -305,7 +305,7 @@ class FedTrans:
         )
 
 
-def _begun(beginning: Beginning) -> Lineage | None:
+def _begun(beginning: Beginning) -> tuple[Lineage, ...]:
     """The configured network, as wide as every client can carry it; the narrowest where none is narrow enough."""
     from subfleet.elastic.resizing import settings_of_size
 
@@ -319,7 +319,7 @@ def _begun(beginning: Beginning) -> Lineage | None:
         found = Lineage(id="m0", config=config, reason=reason)
         if beginning.carried_by(found) == beginning.clients:
             break
-    return None if found is None or found.config == network.config else found
+    return () if found is None or found.config == network.config else (found,)
 
 
 def _standing(standing: Standing) -> SubnetSpec:

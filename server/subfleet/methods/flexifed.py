@@ -23,7 +23,7 @@ from typing import ClassVar, Literal
 from subfleet.elastic.network import Network
 from subfleet.methods.describing import MethodInfo, Setting, those_true
 from subfleet.methods.policies import Participant, Policies, Weighting, weigh_by
-from subfleet.methods.sizes import FixedSize, with_fixed_sizes
+from subfleet.methods.sizes import FixedSize, architecture_id, with_fixed_sizes
 from subfleet.protocol.schema import ADDED_LATER
 from subfleet.protocol.subnet import SubnetSpec
 
@@ -121,7 +121,7 @@ def _clustered(
     network: Network, client: Participant, layers: Sequence[Layer], sizes: Sequence[SubnetSpec]
 ) -> list[str]:
     common = _common_count(network, layers, sizes)
-    return [""] * common + [client.size.spec_id] * (len(layers) - common)
+    return [""] * common + [architecture_id(network, client.size)] * (len(layers) - common)
 
 
 def _max(network: Network, client: Participant, layers: Sequence[Layer], sizes: Sequence[SubnetSpec]) -> list[str]:

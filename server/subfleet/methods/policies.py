@@ -92,12 +92,14 @@ class Trained:
         weight: how much it counts in the mean.
         received: the weights that it began with.
         change: trained minus received, both by name of the subnet's tensors.
+        exchange: the pair of maps between its network and the model; None where that is a slice.
     """
 
     client: Participant
     weight: float
     received: Mapping[str, Tensor]
     change: Mapping[str, Tensor]
+    exchange: Exchange | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -199,8 +201,8 @@ class Policies:
             loop: they take a few milliseconds for a thousand clients.
         find: a round's updates to what `remember` is told of them, as plain data: asked beside the loop, where the
             round is folded. It needs the memory of all updates; None looks for nothing.
-        begin: the network that the run begins with, in place of that which the configuration describes: with an id, and
-            first weights that are drawn; None leaves it that. Asked in the server's loop before the first round's
+        begin: the networks that the run begins with, in place of that which the configuration describes: with ids, and
+            first weights that are drawn; none leaves it that. Asked in the server's loop before the first round's
             clients are chosen.
         evolve: networks that appear and retire after a round, asked beside the loop, where the round is folded; with
             None a run has one network throughout. `assign` then has the sizes of all that are in use to choose from,
@@ -218,13 +220,15 @@ class Policies:
         propose: candidates, from smallest to largest, that a client is to score on its own data; it then has the one
             of the highest score, and what `assign` chooses where it gives none. Fewer than two propose nothing; None
             never does.
-        declarations: clients have the sizes that they declare: a declaration is judged when a client joins, one without
-            a valid one is left out, and `assign` is told the others'.
+        declarations: clients have the sizes that they declare, or networks of their own: a declaration is judged when a
+            client joins, one without a valid one is left out, and `assign` is told the others'. Of networks of their
+            own, `begin` and `evolve` make unions, whose sizes these then are.
         lasting: clients keep the size that they get first, so that devices which replay a log are asked what it has but
             for a share of its time: `Ask.lasting`.
         place: a size to the subnet of the model that has it, for one client and round.
-        exchange: where a client's network is no slice of the model, the pair of maps between the two; None cuts its
-            subnet from the model where it is placed. Of a client, it is the same in all rounds.
+        exchange: where a client's network is no slice of the model, the pair of maps between the two, of the model's
+            network, the client and what that network's `ModelState.kept` has; None cuts its subnet from the model where
+            it is placed. Of a client, it is the same in all rounds.
         training: the configured local training and the round's number to the local training of the round.
         local: the local training of the round and a client that is given a task to the client's own: its epochs, its
             learning rate and its coefficients. All else is in the program, which is the same for all who have the size.
@@ -262,7 +266,7 @@ class Policies:
     evaluated_first: bool = False
     remember: Callable[[Any, ClosedRound], Any] | None = None
     find: Callable[[Finding], Any] | None = None
-    begin: Callable[[Beginning], Lineage | None] | None = None
+    begin: Callable[[Beginning], tuple[Lineage, ...]] | None = None
     evolve: Callable[[Evolving], Evolved] | None = None
     standing: Callable[[Standing], SubnetSpec] | None = None
     done: Callable[[Any], str] = lambda memory: ""
@@ -274,7 +278,7 @@ class Policies:
     declarations: bool = False
     lasting: bool = False
     place: Callable[[Network, SubnetSpec, Draw], SubnetSpec] = in_front
-    exchange: Callable[[Network, Participant], Exchange] | None = None
+    exchange: Callable[[Network, Participant, Mapping[str, Tensor]], Exchange] | None = None
     training: Callable[[TrainingSettings, int], TrainingSettings] = lambda settings, round_number: settings
     local: Callable[[TrainingSettings, Trainee], TrainingSettings] = lambda settings, trainee: settings
     sends: Callable[[Trainee], frozenset[str]] | None = None
@@ -298,8 +302,8 @@ class Policies:
     def __post_init__(self) -> None:
         if self.sends is not None and self.transform is not None:
             raise ValueError("sends leaves tensors out of updates, but transform is given whole ones; name one of both")
-        if self.evolve is not None and (self.search is not None or self.declarations):
-            raise ValueError("evolve changes networks, but search and declarations know that of the beginning alone")
+        if self.evolve is not None and self.search is not None:
+            raise ValueError("evolve changes networks, but search knows that of the beginning alone")
 
 
 class Method(Protocol):

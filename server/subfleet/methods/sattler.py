@@ -44,6 +44,8 @@ from subfleet.protocol.subnet import SubnetSpec
 if TYPE_CHECKING:  # methods are read where no PyTorch is
     from torch import Tensor
 
+    from subfleet.elastic.model_state import ModelState
+
 __all__ = ["Found", "Sattler", "SattlerMemory", "Split"]
 
 
@@ -184,10 +186,10 @@ def _evolved(evolving: Evolving) -> Evolved:
     """Each half goes on from the split cluster's model with the mean change of its own clients."""
     found: Found = evolving.found
     configs = {one.id: one.config for one in evolving.lineages}
-    born, weights = list[Lineage](), dict[str, Mapping[str, "Tensor"]]()
+    born, states = list[Lineage](), dict[str, "ModelState"]()
     for split in found.splits:
         for network_id, names in split.halves:
-            weights[network_id] = evolving.folded_with(split.parent, names).shared
+            states[network_id] = replace(evolving.folded_with(split.parent, names), moments={}, kept={})
             born.append(
                 Lineage(
                     id=network_id,
@@ -200,7 +202,7 @@ def _evolved(evolving: Evolving) -> Evolved:
     return Evolved(
         after=evolving.after,
         born=tuple(born),
-        weights=weights,
+        states=states,
         retired=tuple(split.parent for split in found.splits),
     )
 

@@ -1,5 +1,6 @@
 """Spaces of sizes and ways to keep to one, that several methods share."""
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Literal
@@ -7,9 +8,10 @@ from typing import Literal
 from subfleet.elastic.network import Network
 from subfleet.elastic.spaces import uniform_space
 from subfleet.methods.policies import Ask, Assigned, Policies, largest_fitting
+from subfleet.methods.uniting import Unions, placed_in_front, with_unions
 from subfleet.protocol.subnet import SubnetSpec
 
-__all__ = ["FixedSize", "Homogeneous", "one_size", "whole_depth", "with_fixed_sizes"]
+__all__ = ["SLICES", "FixedSize", "Homogeneous", "architecture_id", "one_size", "whole_depth", "with_fixed_sizes"]
 
 Homogeneous = Literal["largest", "smallest", "nested"]
 """Which models are trained: "largest" the whole one, which leaves out a client that cannot carry it (exclusive
@@ -18,7 +20,11 @@ learning); "smallest" the smallest of the space, by everybody; "nested" each cli
 FixedSize = Literal["largest", "declared"]
 """What each client has in all rounds: "largest" the largest size that fits what its log has but for a share of the
 time (`log_quantile`), and of a client that replays no log the largest that fits when it is given its first; "declared"
-the architecture that it has declared."""
+the architecture that it has declared, a subnet or a network of its own."""
+
+
+SLICES = Unions(holds=lambda network, size: True, succeeded=placed_in_front)
+"""Networks that clients bring are slices of their union."""
 
 
 def one_size(model: Homogeneous, network: Network, rates: Sequence[float]) -> tuple[SubnetSpec, ...]:
@@ -36,11 +42,23 @@ def whole_depth(network: Network, rates: Sequence[float]) -> tuple[SubnetSpec, .
     return tuple(replace(spec, name=spec.name.split(" ")[0]) for spec in kept)
 
 
-def with_fixed_sizes(policies: Policies, choice: FixedSize) -> Policies:
-    """A method's policies whose clients have one size each, chosen so; a client that it does not fit sits out."""
+def with_fixed_sizes(policies: Policies, choice: FixedSize, unions: Unions = SLICES) -> Policies:
+    """A method's policies whose clients have one size each, chosen so; a client that it does not fit sits out.
+
+    Args:
+        policies: of the method.
+        choice: of sizes.
+        unions: how networks are joined that clients bring.
+    """
     if choice == "declared":
-        return replace(policies, assign=_as_declared, declarations=True)
+        return with_unions(replace(policies, assign=_as_declared, declarations=True), unions)
     return replace(policies, assign=_keep_or_largest, lasting=True)
+
+
+def architecture_id(network: Network, size: SubnetSpec) -> str:
+    """The same for clients of one architecture, whatever the network is that it is a size of."""
+    told = repr(sorted(network.shapes(size).items()))
+    return hashlib.sha256(told.encode()).hexdigest()[:16]
 
 
 def _keep_or_largest(ask: Ask) -> Assigned:

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
+from subfleet.elastic.families import AnyFamily
 from subfleet.elastic.lineage import Lineage
 from subfleet.protocol.messages import Receipt, Task, Update
 from subfleet.rounds.requests import Wanted
@@ -70,12 +71,14 @@ class Fold:
     Attributes:
         memory: what the method remembers.
         lineages: of the networks that the run has had.
+        brought: networks that clients of the round bring and that are in no union yet.
     """
 
     round: int
     seats: tuple[Seat, ...]
     memory: Any = None
     lineages: tuple[Lineage, ...] = ()
+    brought: tuple[AnyFamily, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

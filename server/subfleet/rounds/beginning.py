@@ -1,7 +1,8 @@
-"""The network that a run begins with, where its method goes by what the first clients can give. Pure."""
+"""The networks that a run begins with, where its method goes by what the first clients have and can give. Pure."""
 
 from dataclasses import replace
 from functools import partial
+from types import MappingProxyType
 
 from subfleet.elastic.lineage import Drawn, Lineage
 from subfleet.methods.evolving import Beginning
@@ -13,7 +14,7 @@ __all__ = ["begun_with"]
 
 
 def begun_with(terms: Terms, state: RunState) -> RunState:
-    """The state with the network that the method begins with; the configured one retires before the first round.
+    """The state with the networks that the method begins with; the configured one retires before the first round.
 
     Raises:
         ValueError: the method gives none that may begin a run.
@@ -21,21 +22,23 @@ def begun_with(terms: Terms, state: RunState) -> RunState:
     seats = [seat for _, seat in sorted(state.seats.items()) if seat.stage == "answered"]
     if terms.policies.begin is None or state.folded_round or state.lineages or not seats:
         return state
-    lineage = terms.policies.begin(
+    lineages = terms.policies.begin(
         Beginning(
             network=terms.network,
             rates=terms.config.rates,
             clients=tuple(seat.client_id for seat in seats),
+            brought=MappingProxyType({seat.client_id: seat.brought for seat in seats if seat.brought is not None}),
             carried_by=partial(
                 carried_by, terms, [replace(seat, budget=seat.lasting or seat.budget) for seat in seats]
             ),
         )
     )
-    if lineage is None:
+    if not lineages:
         return state
-    _check(terms, lineage)
+    for lineage in lineages:
+        _check(terms, lineage)
     (first,) = all_lineages(terms, ())
-    return replace(state, lineages=(replace(first, retired_round=0), lineage))
+    return replace(state, lineages=(replace(first, retired_round=0), *lineages))
 
 
 def _check(terms: Terms, lineage: Lineage) -> None:

@@ -16,7 +16,7 @@ from types import MappingProxyType
 from subfleet.rounds.actions import Action, Close, Fold
 from subfleet.rounds.evaluating import begun
 from subfleet.rounds.events import Folded
-from subfleet.rounds.networks import with_lineages
+from subfleet.rounds.networks import brought_anew, with_lineages
 from subfleet.rounds.retrying import fruitless, what_is_lacking
 from subfleet.rounds.selection import with_memory
 from subfleet.rounds.state import Exclusion, RunState, Seat, Suspicion, remembered
@@ -53,6 +53,7 @@ def fold_action(terms: Terms, state: RunState) -> Fold:
         seats=_of_stage(state, "done"),
         memory=remembered(terms, state),
         lineages=state.lineages,
+        brought=brought_anew(terms, state),
     )
 
 

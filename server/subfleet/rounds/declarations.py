@@ -1,8 +1,9 @@
-"""Architectures that devices declare when they join: judged once, by the run's network and its method. Pure."""
+"""What devices declare when they join, subnets or networks of their own: judged by the run and its method. Pure."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from subfleet.elastic.families import AnyFamily
 from subfleet.elastic.network import Network
 from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.messages import ArchitectureProblem, Profile
@@ -10,6 +11,7 @@ from subfleet.protocol.subnet import Explicit, Full, IndexSet, Roll, SubnetSpec
 from subfleet.rounds.actions import Reply
 from subfleet.rounds.answers import Verdict, reply
 from subfleet.rounds.terms import Terms
+from subfleet.settings.published import network_brought
 
 __all__ = ["Declaration", "declaration_of", "declaration_reply"]
 
@@ -23,18 +25,21 @@ class Declaration:
 
     Attributes:
         size: of the method's space; None where there is none.
+        network: of the device's own; None where it declares none that can take part.
         problem: why there is none; None where the device declares nothing.
         reason: the same in words.
     """
 
     size: SubnetSpec | None = None
+    network: AnyFamily | None = None
     problem: ArchitectureProblem | None = None
     reason: str = ""
 
 
-def declaration_of(terms: Terms, architecture: SubnetSpec | None) -> Declaration:
-    """Judge what a device declares. Wherever on an axis it lies, it is the size that counts."""
-    if architecture is None:
+def declaration_of(terms: Terms, profile: Profile) -> Declaration:
+    """Judge what a device declares. Wherever on an axis a subnet lies, it is the size that counts."""
+    architecture = profile.architecture
+    if architecture is None and not profile.network:
         return Declaration(
             reason="the method goes by declared architectures, but the device declares none; name it with "
             "--architecture, or in its profile"
@@ -44,6 +49,8 @@ def declaration_of(terms: Terms, architecture: SubnetSpec | None) -> Declaration
             problem="not_used",
             reason=f"the run's method {terms.config.method.TYPE!r} goes by no declarations, and gives what fits",
         )
+    if architecture is None:
+        return _network_of(terms, profile.network)
     try:
         size = terms.network.size_of(architecture)
     except ConfigError as error:
@@ -64,11 +71,18 @@ def declaration_of(terms: Terms, architecture: SubnetSpec | None) -> Declaration
 
 def declaration_reply(terms: Terms, profile: Profile) -> tuple[Reply, ...]:
     """The answer to a profile that declares an architecture; none to others."""
-    if profile.architecture is None:
+    if profile.architecture is None and not profile.network:
         return ()
-    found = declaration_of(terms, profile.architecture)
-    status: Verdict = "refused" if found.size is None else "accepted"
+    found = declaration_of(terms, profile)
+    status: Verdict = "refused" if found.size is None and found.network is None else "accepted"
     return (reply(profile.client_id, profile.message_id, status, found.reason, problem=found.problem),)
+
+
+def _network_of(terms: Terms, text: str) -> Declaration:
+    try:
+        return Declaration(network=network_brought(text, terms.config.model))
+    except ConfigError as error:
+        return Declaration(problem="no_network", reason=_told(f"the network that it declares is none: {error}"))
 
 
 def _problems(network: Network, spec: SubnetSpec) -> Iterator[ArchitectureProblem]:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
 
+from subfleet.elastic.families import AnyFamily
 from subfleet.elastic.lineage import Lineage
 from subfleet.methods.policies import Participant, Standing
 from subfleet.protocol.memory import planned_for
@@ -19,16 +20,23 @@ from subfleet.search.candidates import Candidate, why_not
 from subfleet.search.queue import SizedProgram
 
 __all__ = [
+    "NOT_YET",
     "all_lineages",
+    "brought_anew",
     "carried_by",
     "declared_of",
     "in_use",
     "lineages_in_use",
     "networks_told",
+    "own_size",
     "price_of",
     "standing_for",
     "with_lineages",
 ]
+
+
+NOT_YET = "the network that it brings is in no union; one has it from the next round on, unless it is too large"
+"""Why a client is skipped in the round in which it comes."""
 
 
 def all_lineages(terms: Terms, lineages: tuple[Lineage, ...]) -> tuple[Lineage, ...]:
@@ -73,6 +81,22 @@ def carried_by(terms: Terms, seats: Iterable[Seat], lineage: Lineage) -> tuple[s
     )
 
 
+def own_size(terms: Terms, lineages: tuple[Lineage, ...], seat: Seat) -> SubnetSpec | None:
+    """The size that a client has declared, of a network in use; None where it is of none, or nothing is declared."""
+    living = [one for one in all_lineages(terms, lineages) if one.living]
+    if seat.brought is None:
+        return seat.architecture if any(not one.id for one in living) else None
+    found = (one for one in living if seat.brought in one.members)
+    return next((terms.declared(one).members[seat.brought] for one in found), None)
+
+
+def brought_anew(terms: Terms, state: RunState) -> tuple[AnyFamily, ...]:
+    """The networks that clients of the round bring and that are in no union yet, in the order of the clients' ids."""
+    seats = [seat for _, seat in sorted(state.seats.items()) if seat.brought is not None]
+    new = (seat.brought for seat in seats if own_size(terms, state.lineages, seat) is None)
+    return tuple(dict.fromkeys(one for one in new if one is not None))
+
+
 def standing_for(terms: Terms, state: RunState, seat: Seat) -> Participant | None:
     """The client of an earlier seat with the subnet that is its own while it trains nothing.
 
@@ -89,6 +113,7 @@ def standing_for(terms: Terms, state: RunState, seat: Seat) -> Participant | Non
             client=known,
             networks=networks,
             ready=partial(_ready, terms, state, seat),
+            declared=own_size(terms, state.lineages, seat),
             memory=remembered(terms, state),
         )
     )

@@ -20,7 +20,7 @@ from subfleet.rounds.answers import deploy_task_id, task_id
 from subfleet.rounds.deciding import deciding_limit
 from subfleet.rounds.declarations import declaration_of
 from subfleet.rounds.labels import class_counts_of
-from subfleet.rounds.networks import declared_of, in_use, standing_for
+from subfleet.rounds.networks import NOT_YET, declared_of, in_use, own_size, standing_for
 from subfleet.rounds.pricing import candidates_of, prices_of
 from subfleet.rounds.requests import TaskMade, TaskWanted
 from subfleet.rounds.state import RunState, Seat, remembered
@@ -66,15 +66,17 @@ def measured_seat(terms: Terms, profile: Profile, telemetry: Telemetry) -> Seat:
         telemetry_id=telemetry.message_id,
         class_counts=class_counts,
     )
-    declared = declaration_of(terms, profile.architecture)
     reason = _why_not(terms, profile, telemetry, seat.runtime) or odd_classes
     if terms.policies.declarations:
-        seat, reason = replace(seat, architecture=declared.size), reason or declared.reason
+        declared = declaration_of(terms, profile)
+        seat = replace(seat, architecture=declared.size, brought=declared.network)
+        reason = reason or declared.reason
     return replace(seat, stage="skipped", reason=reason[:_MOST_CHARACTERS]) if reason else seat
 
 
 def _budget(terms: Terms, profile: Profile, telemetry: Telemetry, link: Reading | LogLow, offered_bytes: int) -> Budget:
-    passes = terms.training(telemetry.round or 1).epochs * profile.sample_count
+    training = terms.training(telemetry.round or 1)
+    passes = training.epochs * training.round_count(profile.sample_count)
     return budget_of(
         link,
         _memory_bytes(terms, profile, offered_bytes),
@@ -112,6 +114,8 @@ def assigned_seat(terms: Terms, state: RunState, seat: Seat) -> tuple[Seat, tupl
     """Choose a subnet for a client that has answered."""
     if seat.budget is None:
         return replace(seat, stage="skipped", reason="it told no budget"), ()
+    if seat.brought is not None and own_size(terms, state.lineages, seat) is None:
+        return replace(seat, stage="skipped", reason=NOT_YET), ()
     ask = ask_of(terms, state, seat)
     assigned = terms.policies.assign(ask)
     return given_seat(terms, state, replace(seat, first_wanted=assigned.wanted), ask, assigned)
@@ -308,7 +312,7 @@ def ask_of(
         written=MappingProxyType(written),
         operators=_operators(state, seat),
         refused=unfit_sizes(state, seat.client_id, seat.runtime),
-        declared=seat.architecture,
+        declared=own_size(terms, state.lineages, seat),
         lasting=seat.lasting,
     )
 

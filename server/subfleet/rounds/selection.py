@@ -9,6 +9,7 @@ from types import MappingProxyType
 from subfleet.elastic.lineage import Lineage
 from subfleet.methods.selecting import Available, ClosedRound, Evaluation, Past, Selecting, drawn_at_random
 from subfleet.protocol.subnet import SubnetSpec
+from subfleet.protocol.training import TrainingSettings
 from subfleet.rounds.events import Folded
 from subfleet.rounds.networks import in_use, price_of
 from subfleet.rounds.state import LastEvaluation, RunState, Seat, remembered
@@ -38,7 +39,7 @@ def selected(terms: Terms, state: RunState) -> tuple[RunState, frozenset[str]]:
         )
         return state, frozenset(drawn)
     price = _priced(terms, state.lineages)
-    known = _Known(terms=terms, state=state, epochs=terms.training(state.round).epochs, price=price)
+    known = _Known(terms=terms, state=state, training=terms.training(state.round), price=price)
     found = select(
         Selecting(
             clients=tuple(known.available(seat) for seat in able),
@@ -90,13 +91,13 @@ class _Known:
     """What clients are judged by.
 
     Attributes:
-        epochs: of the round's local training.
+        training: the round's local training.
         price: of any size.
     """
 
     terms: Terms
     state: RunState
-    epochs: int
+    training: TrainingSettings
     price: Price
 
     def available(self, seat: Seat) -> Available:
@@ -124,7 +125,8 @@ class _Known:
         macs_per_s = member.profile.macs_per_s if member is not None and member.profile is not None else None
         if macs_per_s is None:
             return 0.0
-        return TRAINING_MACS_PER_FORWARD * candidate.forward_macs * self.epochs * seat.sample_count / macs_per_s
+        passes = self.training.epochs * self.training.round_count(seat.sample_count)
+        return TRAINING_MACS_PER_FORWARD * candidate.forward_macs * passes / macs_per_s
 
     def _link_s(self, moved_bytes: int, link_bytes: int | None) -> float:
         """Seconds on a link, by what it moves in `communication_s` seconds."""

@@ -31,6 +31,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Literal
 
+from subfleet.elastic.families import AnyFamily
 from subfleet.elastic.lineage import Lineage
 from subfleet.elastic.memory_prices import MemoryPrices
 from subfleet.methods.policies import Participant
@@ -97,6 +98,7 @@ class Seat:
         telemetry_id: of the message in which it told what it can give.
         class_counts: samples of each of the run's classes in the client's data.
         architecture: the size that it has declared, where the method goes by that; else None.
+        brought: in place of that the network of its own that it has declared.
         proposals: sizes that it was to score in this round; empty where there was nothing to score.
         size: what it was given, kept at the front of every axis; None before one is chosen.
         spec: the same, as placed in the model.
@@ -128,6 +130,7 @@ class Seat:
     class_counts: tuple[int, ...] = ()
     telemetry_id: str = ""
     architecture: SubnetSpec | None = None
+    brought: AnyFamily | None = None
     proposals: tuple[SubnetSpec, ...] = ()
     size: SubnetSpec | None = None
     spec: SubnetSpec | None = None

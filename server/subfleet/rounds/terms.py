@@ -1,8 +1,9 @@
 """What a run goes by from its start to its end, and the networks that it has on the way."""
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from functools import partial
+from types import MappingProxyType
 
 from subfleet.elastic.lineage import Lineage
 from subfleet.elastic.network import Family, Network
@@ -33,11 +34,13 @@ class Declared:
         candidates: the method's space with its costs, from smallest to largest; memory is estimated from shapes.
         price: the cost of any subnet, told in the same way. Where the method goes by `planned_prices`, sizes are chosen
             by those in the state, see `pricing`.
+        members: of a union of networks that clients bring, the size that each of these is of it.
     """
 
     network: Network
     candidates: tuple[Candidate, ...]
     price: Prices
+    members: Mapping[Family, SubnetSpec] = field(default_factory=lambda: MappingProxyType({}))
 
     @property
     def space(self) -> tuple[SubnetSpec, ...]:
@@ -53,14 +56,15 @@ class Terms:
         run_id: the configured name and a part that no other run has: devices remember what they did for a run.
         policies: of the configured method, with what the configuration says in their place.
         first: the network that the run begins with.
-        declare: of another network the id and the settings to all that follows; said before, it takes no time.
+        declare: of another network the id, the settings and the members to all that follows; said before, it takes no
+            time.
     """
 
     config: Run
     run_id: str
     policies: Policies
     first: Declared
-    declare: Callable[[str, Family], Declared]
+    declare: Callable[[str, Family, tuple[Family, ...]], Declared]
 
     @property
     def network(self) -> Network:
@@ -84,7 +88,9 @@ class Terms:
 
     def declared(self, lineage: Lineage | None) -> Declared:
         """The network of a lineage; without one, that which the run begins with."""
-        return self.first if lineage is None or not lineage.id else self.declare(lineage.id, lineage.config)
+        if lineage is None or not lineage.id:
+            return self.first
+        return self.declare(lineage.id, lineage.config, lineage.members)
 
     @property
     def log_quantile(self) -> float | None:

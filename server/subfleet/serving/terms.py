@@ -1,13 +1,17 @@
 """From a configuration to what a run works with: the network, its search space, its prices."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache, partial
+from types import MappingProxyType
 
 from subfleet.elastic.building import network_of
 from subfleet.elastic.cost import Costs
 from subfleet.elastic.network import Family, Network
+from subfleet.elastic.replication import size_in
 from subfleet.methods.policies import Policies
 from subfleet.protocol.errors import ConfigError
+from subfleet.protocol.subnet import SubnetSpec
 from subfleet.rounds.terms import Declared, Terms
 from subfleet.search.candidates import ordered
 from subfleet.search.prices import Prices, estimated_memory
@@ -30,31 +34,44 @@ def terms_of(config: Run, run_id: str) -> Terms:
     problem = config.training.augmentation.problem_with(config.model.input_shape)
     if problem is not None:
         raise ConfigError(problem)
-    policies = config.policies
+    policies, network = config.policies, network_of(config.model)
     return Terms(
         config=config,
         run_id=run_id,
         policies=policies,
-        first=_declared(config, policies, network_of(config.model)),
+        first=_declared(config, policies, network, policies.space(network, config.rates)),
         declare=cache(partial(_grown, config, policies)),
     )
 
 
-def _grown(config: Run, policies: Policies, network_id: str, family: Family) -> Declared:
+def _grown(config: Run, policies: Policies, network_id: str, family: Family, members: tuple[Family, ...]) -> Declared:
     """A network that appeared during the run; its sizes have its id in their names."""
-    found = _declared(config, policies, replace(network_of(family), id=network_id))
+    network = replace(network_of(family), id=network_id)
+    sizes = {one: size_in(network, network_of(one)) for one in members}
+    own = {size.spec_id: _named(network, size) for size in sizes.values()}
+    space = tuple(own.values()) or policies.space(network, config.rates)
+    found = _declared(config, policies, network, space)
     named = (replace(one, spec=replace(one.spec, name=f"{network_id} {one.spec.name}")) for one in found.candidates)
-    return replace(found, candidates=tuple(named))
+    found = replace(found, candidates=tuple(named))
+    of_id = {one.spec_id: one for one in found.space}
+    return replace(found, members=MappingProxyType({family: of_id[size.spec_id] for family, size in sizes.items()}))
 
 
-def _declared(config: Run, policies: Policies, network: Network) -> Declared:
+def _named(network: Network, size: SubnetSpec) -> SubnetSpec:
+    """A client's network, which people tell by its kind, its layers and its weights."""
+    config = network.config
+    depth = sum(config.depths) - len(network.blocks) + len(size.blocks)
+    return replace(size, name=f"{config.TYPE} d{depth} {network.parameter_count(size) / 1e6:.2f}M")
+
+
+def _declared(config: Run, policies: Policies, network: Network, space: Sequence[SubnetSpec]) -> Declared:
     overhead_bytes = {target: config.memory_overhead_bytes.get(target, 0) for target in config.targets}
     training = config.training
     memory = estimated_memory(
         network, overhead_bytes, batch_size=training.program_batch_size, recompute=training.recompute
     )
     price = Prices(network=network, costs=Costs(network), codec=policies.update_codec, memory=memory)
-    candidates = [price(spec) for spec in policies.space(network, config.rates)]
+    candidates = [price(spec) for spec in space]
     if not candidates:
         raise ConfigError("the method's space of subnets is empty; name one or more width rates")
     return Declared(network=network, candidates=ordered(candidates), price=price)

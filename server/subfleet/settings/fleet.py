@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
+from subfleet.elastic.families import AnyFamily
 from subfleet.protocol.messages import check_client_id
 from subfleet.protocol.readings import Reading
 from subfleet.protocol.schema import ADDED_LATER
@@ -31,6 +32,8 @@ class DeviceSettings:
         data: its own samples, in place of a part of the run's: a source as `DataSettings.test` names one.
         tier: under which its results are summed up; empty takes the profile's name, or that of the population's kind.
         architecture: the subnet that it declares, in place of the profile's.
+        network: in place of that a network of its own, by its settings or as `{ preset = "vgg16" }`; inputs and classes
+            that it does not say are those of `[model]`.
         attack: what it does to what it sends; None is an honest device.
 
     Raises:
@@ -48,6 +51,7 @@ class DeviceSettings:
     population: str = field(default="", metadata=ADDED_LATER)
     steady: Reading | None = field(default=None, metadata=ADDED_LATER)
     attack: Attack | None = field(default=None, metadata=ADDED_LATER)
+    network: AnyFamily | None = field(default=None, metadata=ADDED_LATER)
 
     def __post_init__(self) -> None:
         check_client_id(self.id)
@@ -57,6 +61,8 @@ class DeviceSettings:
             raise ValueError("log is missing, but must name the log that is replayed; or name population, or steady")
         if self.log and (self.population or self.steady):
             raise ValueError(f"log is {self.log!r} beside population or steady, which take its place; leave one out")
+        if self.network is not None and self.architecture is not None:
+            raise ValueError("architecture stands beside network, but a device declares one of both; leave one out")
         if self.population and self.profile != "generic":
             raise ValueError(f"profile is {self.profile!r} beside population, which has its own; leave one out")
 

@@ -2,16 +2,17 @@
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from subfleet.elastic.families import FAMILIES, PublishedNorm, preset
+from subfleet.elastic.families import FAMILIES, preset
 from subfleet.protocol.diagnosis import refusal_of
 from subfleet.protocol.errors import ConfigError, FileError, ProtocolError
-from subfleet.protocol.schema import from_plain, to_plain
+from subfleet.protocol.schema import to_plain
 from subfleet.protocol.suggestion import did_you_mean
 from subfleet.settings.overrides import merged, parsed, with_override
+from subfleet.settings.published import Published, brought, published
 from subfleet.settings.run import Run
 from subfleet.settings.shipped import RUNS, shipped_text
 from subfleet.settings.sweeping import swept
@@ -84,6 +85,8 @@ def _plain(name_or_path: str | Path, what: str, seen: tuple[str, ...] = ()) -> d
 
 def _checked(plain: dict[str, Any], what: str) -> Run:
     plain, problems = _with_preset(plain)
+    plain, more = _with_networks(plain)
+    problems += more
     if problems:
         raise refusal_of(what, [*problems, *problems_with(Run, plain)])
     return validated(Run, plain, what)
@@ -94,28 +97,29 @@ def _with_preset(plain: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
     model = plain.get("model")
     if not isinstance(model, dict) or "preset" not in model:
         return plain, []
-    named = {key: model[key] for key in model.keys() & _PRESET_KEYS}
-    said = {key: value for key, value in model.items() if key != "preset"}
     try:
-        asked = from_plain(_Preset, named)
-        network = preset(asked.preset, input_shape=asked.input_shape, class_count=asked.class_count, norm=asked.norm)
+        return {**plain, "model": published(model)}, []
     except (ConfigError, ProtocolError) as error:
         # Nothing is known of the network then: any other stands in for it, so that the rest of the file is heard.
         stand_in = to_plain(preset("resnet18", input_shape=(3, 32, 32), class_count=10))
         known = {field.name for kind in FAMILIES.values() for field in fields(kind)}
-        unknown = {key: value for key, value in said.items() if key not in known | stand_in.keys()}
-        return {**plain, "model": stand_in | unknown}, problems_with(_Preset, named, "model") or [f"model: {error}"]
-    return {**plain, "model": {**to_plain(network), **said}}, []
+        unknown = {key: value for key, value in model.items() if key not in known | stand_in.keys() | {"preset"}}
+        named = {key: model[key] for key in model.keys() & {field.name for field in fields(Published)}}
+        return {**plain, "model": stand_in | unknown}, problems_with(Published, named, "model") or [f"model: {error}"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Preset:
-    """What names a published network."""
-
-    preset: str
-    input_shape: tuple[int, ...]
-    class_count: int
-    norm: PublishedNorm = "batch"
-
-
-_PRESET_KEYS = frozenset(field.name for field in fields(_Preset))
+def _with_networks(plain: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """The configuration with what its devices leave open of networks of their own."""
+    fleet, model = plain.get("fleet"), plain.get("model")
+    devices = fleet.get("devices") if isinstance(fleet, dict) else None
+    if not isinstance(fleet, dict) or not isinstance(model, dict) or not isinstance(devices, list):
+        return plain, []
+    found, problems = [*devices], []
+    for place, device in enumerate(devices):
+        if isinstance(device, dict) and isinstance(device.get("network"), dict):
+            try:
+                found[place] = {**device, "network": brought(device["network"], model)}
+            except ConfigError as error:
+                problems.append(f"fleet.devices[{place}].network: {error}")
+                found[place] = {key: value for key, value in device.items() if key != "network"}
+    return {**plain, "fleet": {**fleet, "devices": found}}, problems

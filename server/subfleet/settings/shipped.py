@@ -7,7 +7,17 @@ from types import MappingProxyType
 __all__ = ["RUNS", "shipped_text"]
 
 _METHODS = (
-    *("anycostfl", "clustered", "dynamic_selection", "fedadam", "fedavg", "federated_dropout", "fedfa", "fedprox"),
+    *(
+        "anycostfl",
+        "clustered",
+        "dynamic_selection",
+        "fedadam",
+        "fedadp",
+        "fedavg",
+        "federated_dropout",
+        "fedfa",
+        "fedprox",
+    ),
     *("fedrolex", "fedyogi", "fjord", "flexifed", "fluid", "heterofl", "nefl", "oort", "power_of_choice", "pyramidfl"),
     *("fedtrans", "sattler", "standalone"),
 )

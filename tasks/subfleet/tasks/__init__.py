@@ -3,7 +3,15 @@
 Data sets by name are in `subfleet.tasks.catalogue`: a device that has its own data loads none of their readers.
 """
 
-from subfleet.tasks.batches import StepOrigin, batch_order, iter_batches, sample_random, split_batch, step_random
+from subfleet.tasks.batches import (
+    StepOrigin,
+    batch_order,
+    iter_batches,
+    round_part,
+    sample_random,
+    split_batch,
+    step_random,
+)
 from subfleet.tasks.data_form import DataForm
 from subfleet.tasks.dataset import Dataset
 from subfleet.tasks.hold_out import hold_out
@@ -21,6 +29,7 @@ __all__ = [
     "hold_out",
     "iter_batches",
     "read_dataset",
+    "round_part",
     "sample_random",
     "shape_problem",
     "shaped",

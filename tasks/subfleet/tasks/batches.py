@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["StepOrigin", "batch_order", "iter_batches", "sample_random", "split_batch", "step_random"]
+__all__ = ["StepOrigin", "batch_order", "iter_batches", "round_part", "sample_random", "split_batch", "step_random"]
 
 Indices = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.float32]
@@ -25,6 +25,12 @@ def batch_order(count: int, *, seed: int, round_number: int, client_id: str, epo
     # The client id stands last, so that no two different tuples make the same text.
     keys = _stream(f"subfleet batch order 1/{seed}/{round_number}/{epoch}/{client_id}").random_raw(count)
     return np.argsort(keys, kind="stable").astype(np.int64)
+
+
+def round_part(count: int, kept: int, *, seed: int, round_number: int, client_id: str) -> Indices:
+    """Which `kept` of its `count` samples a client goes over in a round, in their order."""
+    keys = _stream(f"subfleet round part 1/{seed}/{round_number}/{client_id}").random_raw(count)
+    return np.sort(np.argsort(keys, kind="stable")[:kept]).astype(np.int64)
 
 
 def iter_batches(

@@ -2,6 +2,7 @@
 
 import hashlib
 import random
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar
@@ -34,7 +35,7 @@ def replication(network: Network, size: SubnetSpec, client_id: str) -> Replicati
     return Replication.drawn(network, size, random.Random(seed))
 
 
-def replicated(network: Network, client: Participant) -> Exchange:
+def replicated(network: Network, client: Participant, kept: Mapping[str, Tensor]) -> Exchange:
     return replication(network, client.size, client.client_id)
 
 
@@ -55,9 +56,6 @@ class Copying:
 class TestCopying(MethodContract):
     method = Copying()
     model: Family = replace(MODEL, norm="batch")
-
-    def moved(self, network: Network, spec: SubnetSpec) -> SubnetSpec:
-        return replication(network, spec, "anybody").moved
 
     def test_places_keep_the_size(self) -> None:
         """As for every method that places sizes in front."""

@@ -25,6 +25,7 @@ def announcement(client: EmulatedDevice) -> Profile:
         operators=client.profile.operators,
         macs_per_s=client.profile.macs_per_s,
         architecture=client.profile.architecture,
+        network=client.profile.network,
         class_names=summary.class_names,
         other_input_shapes=summary.other_input_shapes,
         packing_width=packing_width_of(client.profile),

@@ -167,7 +167,7 @@ def _backdoor(gallery: _Gallery, experiment: GatheredRun) -> dict[str, float]:
 
 def _macs(terms: Terms, experiment: GatheredRun, result: BatchResult) -> Mapping[tuple[str, int], int]:
     """Multiplications of each training, by client and round."""
-    samples = {client.client_id: len(client.data) for client in experiment.devices}
+    samples, training = {one.client_id: len(one.data) for one in experiment.devices}, experiment.run.training
     forward: dict[str, int] = {}
     found: dict[tuple[str, int], int] = {}
     for name, by_round in result.trained.items():
@@ -176,7 +176,8 @@ def _macs(terms: Terms, experiment: GatheredRun, result: BatchResult) -> Mapping
             if key not in forward:
                 network = declared_of(terms, result.result.lineages, client.size).network
                 forward[key] = estimate_cost(network, client.size, batch_size=1).forward_macs
-            found[name, number] = BACKWARD_FACTOR * forward[key] * samples[name] * experiment.run.training.epochs
+            passes = training.epochs * training.round_count(samples[name])
+            found[name, number] = BACKWARD_FACTOR * forward[key] * passes
     return found
 
 

@@ -1,0 +1,223 @@
+"""FedADP: clients of architectures of their own, each of which one union is copied from and to.
+
+"FedADP: Unified Model Aggregation for Federated Learning with Heterogeneous Model Architectures", 2025.
+
+Client half: train the given network, whose architecture is the client's in all rounds.
+Server half: the model is the union of all architectures, section by section the greatest depth and width. What a client
+receives is the union made narrower and shallower; what comes back is made wider by copies and deeper by layers that
+compute nothing, and averaged. Both happen here, so that a client moves its own network alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from subfleet.elastic.axes import factors_of
+from subfleet.elastic.lineage import Copied, Inheritance, Replicated
+from subfleet.elastic.network import Network
+from subfleet.elastic.spaces import uniform_space
+from subfleet.methods.asking import stream_of
+from subfleet.methods.describing import MethodInfo, Setting, those_true
+from subfleet.methods.policies import AfterRound, Participant, Policies, Replacement, Trained, Weighting, weigh_by
+from subfleet.methods.sizes import FixedSize, with_fixed_sizes
+from subfleet.methods.uniting import Succession, Unions
+from subfleet.protocol.subnet import SubnetSpec
+
+if TYPE_CHECKING:  # methods are read where no PyTorch is
+    from torch import Tensor
+
+    from subfleet.elastic.exchanges import Exchange
+    from subfleet.elastic.model_state import ModelState
+    from subfleet.elastic.replication import Replication
+
+__all__ = ["FedADP"]
+
+_CLIENTS = "clients/"
+"""What names begin with of what is kept of each client that has taken part."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FedADP:
+    """Parameters of FedADP.
+
+    Attributes:
+        merge: "group" gives a client the means of the copies that its own neurons have in the union, so that what it
+            learned comes back to it, and moves the union by what clients have learned. "paper" gives it the first
+            neurons and adds to each a part of the others, and makes the union the mean of the clients' networks.
+        absent: layers that a client lacks "keep" what the others make of them; or it counts there with an "identity".
+        weighting: how much an update counts.
+        choice: "largest" or "declared", see `subfleet.methods.sizes`.
+    """
+
+    TYPE: ClassVar[str] = "fedadp"
+    INFO: ClassVar[MethodInfo] = MethodInfo(
+        title="FedADP",
+        paper="FedADP: Unified Model Aggregation for Federated Learning with Heterogeneous Model Architectures, 2025",
+        varies=("width", "depth"),
+    )
+    merge: Literal["group", "paper"] = "group"
+    absent: Literal["keep", "identity"] = "keep"
+    weighting: Weighting = "samples"
+    choice: FixedSize = "largest"
+
+    def departures(self, setting: Setting) -> tuple[str, ...]:
+        """See `subfleet.methods.policies.Method`."""
+        return (
+            "the server widens and deepens, so that clients move their own networks alone",
+            "neurons that are copied are drawn once for each client",
+            *those_true(
+                {
+                    "clients have means of copies, and the union moves by changes": self.merge == "group",
+                    "layers that a client lacks are not its to move": self.absent == "keep",
+                    "architectures are what fits the log or the first budget": self.choice == "largest",
+                    "each client counts as 1": self.weighting == "uniform",
+                }
+            ),
+        )
+
+    def policies(self) -> Policies:
+        """One union, of which each client has a copy of its own."""
+        plain = self.merge == "group" and self.absent == "keep"
+        union = Policies(
+            space=_space,
+            exchange=self._exchange,
+            transform=None if plain else self._transformed,
+            after_round=_remembered,
+            weigh=weigh_by(self.weighting),
+            personal=True,
+        )
+        return with_fixed_sizes(union, self.choice, Unions(holds=_holds, succeeded=_succeeded))
+
+    def _exchange(self, network: Network, client: Participant, kept: Mapping[str, Tensor]) -> Exchange:
+        from subfleet.elastic.narrowing import Narrowing
+
+        replication = _replication(network, client, kept)
+        return replication if self.merge == "group" else Narrowing(replication=replication)
+
+    def _transformed(
+        self, network: Network, state: Mapping[str, Tensor], clients: Sequence[Trained]
+    ) -> Sequence[Replacement]:
+        return [self._unified(network, state, client) for client in clients]
+
+    def _unified(self, network: Network, state: Mapping[str, Tensor], client: Trained) -> Replacement:
+        """What a client's network, made as wide and deep as the union, moves that by."""
+        replication = _replication_of(client.exchange)
+        trained = {name: client.received[name] + one for name, one in client.change.items()}
+        if self.merge == "group":
+            change = replication.up(client.change)
+        else:
+            change = {name: one - state[name] for name, one in replication.up(trained).items()}
+        if self.absent == "keep":
+            return Replacement(spec=replication.moved, change=change)
+        # A layer that the client lacks is one that computes nothing.
+        whole = replication.grown(trained, state)
+        lacking = {name: one - state[name] for name, one in whole.items() if name not in change}
+        return Replacement(spec=network.full_spec(), change={**change, **lacking})
+
+
+def _holds(network: Network, size: SubnetSpec) -> bool:
+    from subfleet.elastic.replication import is_replicable
+
+    return is_replicable(network, size)
+
+
+def _space(network: Network, rates: Sequence[float]) -> tuple[SubnetSpec, ...]:
+    """The sizes that the union can be made of."""
+    return tuple(size for size in uniform_space(network, rates) if _holds(network, size))
+
+
+def _replication_of(exchange: Exchange | None) -> Replication:
+    from subfleet.elastic.narrowing import Narrowing
+    from subfleet.elastic.replication import Replication
+
+    if isinstance(exchange, Narrowing):
+        return exchange.replication
+    if not isinstance(exchange, Replication):
+        raise TypeError(f"a client of FedADP has a copy of the union, but came with {exchange!r:.80}")
+    return exchange
+
+
+def _replication(network: Network, client: Participant, kept: Mapping[str, Tensor]) -> Replication:
+    """What the union's neurons copy of a client's: what is remembered of it, and else drawn for it.
+
+    It is drawn once for each client: the union's neurons would otherwise mean something else in every round.
+    """
+    from subfleet.elastic.replication import Replication
+
+    drawn = Replication.drawn(network, client.size, stream_of(f"{client.client_id}/{network.id}/copies"))
+    known = {
+        kind: {
+            axis: tuple(kept[_name(kind, client.client_id, axis)].tolist())
+            for axis in drawn.sources
+            if _name(kind, client.client_id, axis) in kept
+        }
+        for kind in ("copies", "shares")
+    }
+    sources = MappingProxyType({**drawn.sources, **known["copies"]})
+    return replace(drawn, sources=sources, shares=MappingProxyType(known["shares"]))
+
+
+def _name(kind: str, client_id: str, axis: str) -> str:
+    return f"{kind}/{client_id}/{axis}"
+
+
+def _remembered(context: AfterRound) -> ModelState:
+    """The model with what the union's neurons copy of those whose updates are in it."""
+    import torch
+
+    kept = dict(context.after.kept)
+    for client in context.clients:
+        kept[f"{_CLIENTS}{client.client_id}"] = torch.ones(1, dtype=torch.int32)  # who has all of it copies nothing
+        for axis, source in _replication(context.network, client, context.before.kept).sources.items():
+            kept[_name("copies", client.client_id, axis)] = torch.tensor(source, dtype=torch.int32)
+    return replace(context.after, kept=MappingProxyType(kept))
+
+
+def _succeeded(succession: Succession) -> tuple[Inheritance, ModelState]:
+    """A successor of which every client's network is the same copy as before: copies are made of the union's copies."""
+    import torch
+
+    from subfleet.elastic.building import init_state
+    from subfleet.elastic.model_state import ModelState
+    from subfleet.elastic.replication import Replication, size_in
+
+    parent, network, state = succession.parent, succession.network, succession.state
+    like = next(iter(state.shared.values()))
+    first = {name: one.to(like) for name, one in init_state(network, succession.seed).items()}
+    copies = Replication.drawn(network, size_in(network, parent), succession.stream)
+    kept = {name: one for name, one in state.kept.items() if name.startswith(_CLIENTS)}
+    known = {name.removeprefix(_CLIENTS) for name in state.kept if name.startswith(_CLIENTS)}
+    for axis, own in _axes_in(network, parent).items():
+        if axis not in copies.sources:
+            kept |= {
+                _name(kind, client_id, axis): state.kept[_name(kind, client_id, own)]
+                for kind in ("copies", "shares")
+                for client_id in known
+                if _name(kind, client_id, own) in state.kept
+            }
+            continue
+        source, share = torch.tensor(copies.sources[axis]), torch.tensor(copies.share_of(axis), dtype=torch.float64)
+        for client_id in known:
+            before = state.kept.get(_name("copies", client_id, own), torch.arange(parent.axes[own].size))
+            uniform = 1 / torch.bincount(before)[before].double()
+            shares = state.kept.get(_name("shares", client_id, own), uniform)
+            kept[_name("copies", client_id, axis)] = before[source].to(torch.int32)
+            kept[_name("shares", client_id, axis)] = shares[source] * share
+    how = Replicated(sources=tuple(sorted(copies.sources.items())))
+    grown = ModelState(shared=copies.grown(state.shared, first), kept=MappingProxyType(kept))
+    return (Copied() if network.config == parent.config else how), grown
+
+
+def _axes_in(network: Network, parent: Network) -> dict[str, str]:
+    """Of the axes of a union, what they are in the one that it succeeds, as the tensors of both tell."""
+    found = dict[str, str]()
+    for name, decl in network.tensors.items():
+        before = parent.tensors.get(name)
+        for dim, own in zip(decl.axes, () if before is None else before.axes, strict=False):
+            for axis, one in zip(factors_of(dim, 0), factors_of(own, 0), strict=False):
+                if isinstance(axis, str) and isinstance(one, str):
+                    found[axis] = one
+    return found

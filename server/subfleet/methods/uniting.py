@@ -1,0 +1,196 @@
+"""Unions of the networks that clients bring: what a run begins with, and what succeeds them where clients bring more.
+
+Of networks of one family that can be joined there is one union, and each is a size of it. A client that comes later
+with another network waits for the end of the round: the union is then succeeded by one that has its network, too.
+Unions of different families share nothing.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+from subfleet.elastic.families import AnyFamily
+from subfleet.elastic.lineage import Copied, Inheritance, Lineage, Placed
+from subfleet.elastic.network import Network
+from subfleet.methods.evolving import Beginning, Evolved, Evolving, Standing
+from subfleet.methods.policies import Policies
+from subfleet.protocol.errors import ConfigError
+from subfleet.protocol.subnet import SubnetSpec
+
+if TYPE_CHECKING:  # methods are read where no PyTorch is
+    from subfleet.elastic.model_state import ModelState
+
+__all__ = ["Succession", "Unions", "placed_in_front", "with_unions"]
+
+_MOST_PARAMETERS = 500_000_000
+"""Of a union, 2 GB in float32: what clients claim to have takes no more of the server's memory."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Succession:
+    """A union in whose place a larger one steps.
+
+    Attributes:
+        parent: the declaration of the union as it was.
+        network: that of its successor.
+        state: the model of the union as it was.
+        stream: for what is drawn.
+        seed: of the run, for first weights.
+        sizes: of each of the parent's members, by its id as a size of that, what it is as a size of the successor.
+    """
+
+    parent: Network
+    network: Network
+    state: ModelState
+    stream: random.Random
+    seed: int
+    sizes: Mapping[str, SubnetSpec]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unions:
+    """How a method joins networks.
+
+    Attributes:
+        holds: whether a network can be a client's as a size of a union, beyond that it is one.
+        succeeded: with what a successor begins, and how that is called.
+    """
+
+    holds: Callable[[Network, SubnetSpec], bool]
+    succeeded: Callable[[Succession], tuple[Inheritance, ModelState]]
+
+    def joined(self, members: Sequence[AnyFamily]) -> AnyFamily | None:
+        """The settings of the union of some networks; None where they have none, or it would be too large."""
+        from subfleet.elastic.building import network_of
+        from subfleet.elastic.replication import size_in
+        from subfleet.elastic.unions import union_of
+
+        try:
+            config: AnyFamily = union_of(members)
+            network = network_of(config)
+            if network.parameter_count(network.full_spec()) > _MOST_PARAMETERS:
+                return None
+            held = all(self.holds(network, size_in(network, network_of(one))) for one in members)
+        except ConfigError:
+            return None
+        return config if held else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Group:
+    """Networks that have a union, and the lineage that has had some of them so far."""
+
+    config: AnyFamily
+    members: tuple[AnyFamily, ...]
+    before: Lineage | None = None
+
+
+def with_unions(policies: Policies, unions: Unions) -> Policies:
+    """A method's policies for clients that declare networks of their own."""
+    return replace(
+        policies, begin=partial(_begun, unions), evolve=partial(_evolved, unions), standing=_as_it_has_declared
+    )
+
+
+def placed_in_front(succession: Succession) -> tuple[Inheritance, ModelState]:
+    """A successor in which every client's slice is what it was: shared tensors and copies lie in front of every axis.
+
+    Moments of a server optimiser begin anew, as nothing is known of what is new.
+    """
+    from subfleet.elastic.building import init_state
+    from subfleet.elastic.inheriting import placed
+
+    state, network, parent = succession.state, succession.network, succession.parent
+    like = next(iter(state.shared.values()))
+    first = {name: one.to(like) for name, one in init_state(network, succession.seed).items()}
+    copies = {
+        key: placed(network, parent, own, {name: first[name] for name in own}) for key, own in state.copies.items()
+    }
+    sizes = [succession.sizes[one.spec_id] for one in state.sizes if one.spec_id in succession.sizes]
+    grown = replace(
+        state,
+        shared=placed(network, parent, state.shared, first),
+        copies=copies,
+        moments={},
+        kept={},
+        sizes=tuple(sorted(sizes)),
+    )
+    return Copied() if network.config == parent.config else Placed(), grown
+
+
+def _begun(unions: Unions, beginning: Beginning) -> tuple[Lineage, ...]:
+    groups = _grouped(unions, (), beginning.brought.values())
+    return tuple(_lineage(group, place, 0) for place, group in enumerate(groups, start=1))
+
+
+def _evolved(unions: Unions, now: Evolving) -> Evolved:
+    if not now.brought:
+        return Evolved(after=now.after)
+    before = [
+        _Group(config=one.config, members=one.members, before=one) for one in now.lineages if one.living and one.members
+    ]
+    groups = [group for group in _grouped(unions, before, now.brought) if group not in before]
+    born, states = list[Lineage](), dict[str, "ModelState"]()
+    for place, group in enumerate(groups, start=len(now.lineages)):
+        lineage = _lineage(group, place, now.round)
+        if group.before is not None:
+            how, states[lineage.id] = unions.succeeded(_succession(now, group.before, lineage))
+            lineage = replace(lineage, parent=group.before.id, map=how)
+        born.append(lineage)
+    retired = tuple(group.before.id for group in groups if group.before is not None)
+    return Evolved(after=now.after, born=tuple(born), states=states, retired=retired)
+
+
+def _grouped(unions: Unions, groups: Sequence[_Group], brought: Iterable[AnyFamily]) -> list[_Group]:
+    """The groups with networks added: each to the first that it can be joined with, and else to one of its own."""
+    found = list(groups)
+    for family in dict.fromkeys(brought):
+        if any(family in group.members for group in found):
+            continue
+        for place, group in enumerate(found):
+            config = unions.joined((*group.members, family)) if group.config.TYPE == family.TYPE else None
+            if config is not None:
+                found[place] = replace(group, config=config, members=(*group.members, family))
+                break
+        else:
+            config = unions.joined((family,))
+            if config is not None:
+                found.append(_Group(config=config, members=(family,)))
+    return found
+
+
+def _lineage(group: _Group, place: int, born_round: int) -> Lineage:
+    more = len(group.members) - (0 if group.before is None else len(group.before.members))
+    added = "networks" if group.before is None else "more networks"
+    return Lineage(
+        id=f"union{place}",
+        config=group.config,
+        born_round=born_round,
+        reason=f"clients bring {more} {added if more > 1 else added[:-1]} of family {group.config.TYPE}",
+        members=group.members,
+    )
+
+
+def _succession(now: Evolving, before: Lineage, lineage: Lineage) -> Succession:
+    from subfleet.elastic.building import network_of
+    from subfleet.elastic.replication import size_in
+
+    parent, network = now.networks[before.id], replace(network_of(lineage.config), id=lineage.id)
+    own = [network_of(one) for one in before.members]
+    return Succession(
+        parent=parent,
+        network=network,
+        state=now.after.of(before.id),
+        stream=now.stream(f"succession/{lineage.id}"),
+        seed=now.seed,
+        sizes={size_in(parent, one).spec_id: size_in(network, one) for one in own},
+    )
+
+
+def _as_it_has_declared(standing: Standing) -> SubnetSpec:
+    """A client's own network, of the union that has it now."""
+    return standing.declared or standing.client.spec

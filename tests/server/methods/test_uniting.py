@@ -1,0 +1,231 @@
+"""Unions of networks that clients bring: what a run begins with, what succeeds them, and what slices keep in them."""
+
+from dataclasses import replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from subfleet.elastic.building import network_of
+from subfleet.elastic.families import AnyFamily
+from subfleet.elastic.families.records.residual import Mlp
+from subfleet.elastic.families.records.transformers import Vit
+from subfleet.elastic.lineage import Lineage
+from subfleet.elastic.maps import extract
+from subfleet.elastic.model_state import ModelState
+from subfleet.elastic.network import Network
+from subfleet.elastic.replication import size_in
+from subfleet.folding.evolution import evolved
+from subfleet.folding.folding import Folding
+from subfleet.folding.views import Views
+from subfleet.methods import AnyMethod, uniting
+from subfleet.methods.clustered import Clustered
+from subfleet.methods.evolving import Beginning, Evolved, Evolving
+from subfleet.methods.fedadp import FedADP
+from subfleet.methods.flexifed import FlexiFed
+from subfleet.methods.policies import Participant
+from subfleet.methods.sizes import SLICES, architecture_id
+from subfleet.methods.standalone import Standalone
+from subfleet.rounds.state import RunState
+from subfleet.rounds.terms import Terms
+from subfleet.serving.loading import _first_model
+from subfleet.testing.rounds import Client, seat_of, terms_with
+from subfleet.testing.subnets import same_bits
+from subfleet.transport.blob_store import BlobStore
+
+SMALL = Mlp(input_shape=(5,), class_count=4, widths=(8,), depths=(1,), norm="none")
+DEEP = replace(SMALL, depths=(3,))
+WIDE = replace(SMALL, widths=(16,), depths=(2,))
+OTHER = replace(SMALL, norm="batch")
+METHODS: tuple[AnyMethod, ...] = (
+    FlexiFed(choice="declared"),
+    FlexiFed(choice="declared", sharing="basic"),
+    FlexiFed(choice="declared", sharing="clustered"),
+    Clustered(choice="declared"),
+    Standalone(choice="declared"),
+    FedADP(choice="declared"),
+)
+
+
+def terms_of(method: AnyMethod) -> Terms:
+    return terms_with(method, SMALL)
+
+
+def begun(terms: Terms, *brought: AnyFamily) -> tuple[Lineage, ...]:
+    assert terms.policies.begin is not None
+    names = [f"client{place}" for place in range(len(brought))]
+    return terms.policies.begin(
+        Beginning(
+            network=terms.network,
+            rates=(1.0,),
+            clients=tuple(names),
+            brought=MappingProxyType(dict(zip(names, brought, strict=True))),
+            carried_by=lambda lineage: tuple(names),
+        )
+    )
+
+
+def retired(terms: Terms) -> Lineage:
+    return Lineage(id="", config=terms.config.model, retired_round=0)
+
+
+def evolving(terms: Terms, state: ModelState, lineages: tuple[Lineage, ...], *brought: AnyFamily) -> Evolving:
+    networks = {one.id: terms.declared(one).network for one in lineages if one.living}
+    return Evolving(
+        round=2,
+        seed=3,
+        lineages=lineages,
+        networks=MappingProxyType(networks),
+        before=state,
+        after=state,
+        clients=(),
+        losses={},
+        carried_by=lambda lineage: (),
+        trained=lambda: (),
+        folded_with=lambda network_id, names: state,
+        brought=brought,
+    )
+
+
+def grown(terms: Terms, state: ModelState, lineages: tuple[Lineage, ...], *brought: AnyFamily) -> Evolved:
+    assert terms.policies.evolve is not None
+    return terms.policies.evolve(evolving(terms, state, lineages, *brought))
+
+
+@pytest.mark.parametrize("method", METHODS, ids=repr)
+def test_a_run_begins_with_one_union_of_all_networks_of_a_family(method: AnyMethod) -> None:
+    (union,) = begun(terms_of(method), SMALL, DEEP, SMALL, WIDE)
+    assert (union.id, union.config) == ("union1", replace(SMALL, widths=(16,), depths=(3,)))
+    assert union.members == (SMALL, DEEP, WIDE)
+    assert "3 networks of family mlp" in union.reason
+    sizes = terms_of(method).declared(union).members
+    assert set(sizes) == {SMALL, DEEP, WIDE}
+    for family, size in sizes.items():
+        own = network_of(family)
+        assert network_of(union.config).shapes(replace(size, network="")) == own.shapes(own.full_spec())
+
+
+def test_networks_that_have_no_union_have_each_their_own() -> None:
+    terms = terms_of(FedADP(choice="declared"))
+    unions = begun(terms, SMALL, OTHER, WIDE)
+    assert [(one.id, one.members) for one in unions] == [("union1", (SMALL, WIDE)), ("union2", (OTHER,))]
+    assert begun(terms) == ()
+
+
+def test_a_union_that_no_server_can_hold_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A network that is too large is in none, and the others have theirs."""
+    monkeypatch.setattr(uniting, "_MOST_PARAMETERS", 500)
+    (union,) = begun(terms_of(FlexiFed(choice="declared")), WIDE, SMALL)
+    assert union.members == (SMALL,)
+
+
+def test_fedadp_joins_only_what_can_be_copied() -> None:
+    """A norm over a whole stream measures the same where its width is a whole multiple, and not else."""
+    vit = Vit(input_shape=(1, 8, 8), class_count=4, widths=(8,), depths=(1,), heads=(2,), patch=4, head_width=4)
+    wider = replace(vit, widths=(12,))
+    unions = SLICES.joined((vit, wider))
+    assert unions is not None
+    terms = terms_with(FedADP(choice="declared"), vit)
+    assert [one.members for one in begun(terms, vit, wider)] == [(vit,), (wider,)]
+    assert [one.members for one in begun(terms, vit, replace(vit, widths=(16,)))] == [(vit, replace(vit, widths=(16,)))]
+
+
+def test_a_later_network_has_its_union_succeeded_and_others_stay() -> None:
+    terms = terms_of(FedADP(choice="declared"))
+    before = (retired(terms), *begun(terms, SMALL, OTHER))
+    state = _first_model(terms, RunState(lineages=before))
+    answer = grown(terms, state, before, WIDE, DEEP)
+    (born,) = answer.born
+    assert (born.id, born.parent, born.map.TYPE, born.members) == (
+        "union3",
+        "union1",
+        "replicated",
+        (SMALL, WIDE, DEEP),
+    )
+    assert (answer.retired, born.born_round) == (("union1",), 2)
+    assert "2 more networks of family mlp" in born.reason
+    after, lineages = evolved(terms, evolving(terms, state, before, WIDE, DEEP), answer)
+    assert after.network_ids == ("union2", "union3")
+    assert [one.id for one in lineages if one.living] == ["union2", "union3"]
+    # What is there already, and what a union holds without growing, have it succeeded by a copy or not at all.
+    assert not grown(terms, after, lineages).born
+    inside = replace(SMALL, depths=(2,))
+    again = grown(terms, after, lineages, inside)
+    assert (again.born[0].map.TYPE, again.born[0].config) == ("copied", born.config)
+    assert same_bits(again.states[again.born[0].id].shared, after.of("union3").shared)
+
+
+def drawn(network: Network, seed: int) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return {name: torch.randn(decl.shape, generator=generator) for name, decl in network.tensors.items()}
+
+
+def member(terms: Terms, lineage: Lineage, client_id: str, family: AnyFamily) -> Participant:
+    size = terms.declared(lineage).members[family]
+    return Participant(client_id=client_id, spec=size, size=size)
+
+
+def trained(terms: Terms, lineage: Lineage, state: ModelState) -> ModelState:
+    """Every copy that the clients have is drawn, and so is what is shared."""
+    network = terms.declared(lineage).network
+    own = state.of(lineage.id)
+    sizes = tuple(sorted(terms.declared(lineage).members.values())) if terms.policies.cohorts_by_sizes else ()
+    copies: dict[str, Any] = {}
+    for place, family in enumerate(lineage.members):
+        client = member(terms, lineage, f"client{place}", family)
+        for name, key in terms.policies.cohorts(network, client, sizes).items():
+            if key:
+                copies.setdefault(key, {})[name] = drawn(network, place + 5)[name]
+    return state.with_network(lineage.id, replace(own, shared=drawn(network, 1), copies=copies, sizes=sizes))
+
+
+@pytest.mark.parametrize("method", METHODS[:-1], ids=repr)
+def test_who_has_a_slice_or_a_copy_has_the_same_in_the_successor(method: AnyMethod) -> None:
+    """To the last bit, whatever is shared with whom."""
+    terms = terms_of(method)
+    before = (retired(terms), *begun(terms, SMALL, DEEP))
+    state = trained(terms, before[1], _first_model(terms, RunState(lineages=before)))
+    after, lineages = evolved(terms, evolving(terms, state, before, WIDE), grown(terms, state, before, WIDE))
+    assert (lineages[-1].map.TYPE, lineages[-1].config) == ("placed", replace(SMALL, widths=(16,), depths=(3,)))
+    views = Views(terms=terms, samples=torch.zeros(1))
+    for place, family in enumerate((SMALL, DEEP)):
+        seen = []
+        for lineage, model in ((before[1], state), (lineages[-1], after)):
+            who = member(terms, lineage, f"client{place}", family)
+            seen.append(extract(terms.declared(lineage).network, who.spec, views.for_training(model, who)))
+        assert same_bits(seen[0], seen[1])
+    assert {one.network for one in after.of("union2").sizes} <= {"union2"}
+    assert len(after.of("union2").sizes) == len(state.of("union1").sizes)
+
+
+def test_an_architecture_is_the_same_in_every_union() -> None:
+    wide, wider = network_of(WIDE), network_of(replace(WIDE, widths=(24,), depths=(4,)))
+    own = [architecture_id(one, size_in(one, network_of(SMALL))) for one in (wide, wider)]
+    assert own[0] == own[1]
+    assert architecture_id(wide, wide.full_spec()) not in own
+
+
+def test_a_fold_that_hears_of_a_network_leaves_its_union(tmp_path: Path) -> None:
+    """Through the server's folding, with a client that trained nothing new."""
+    terms = terms_of(FedADP(choice="declared"))
+    before = (retired(terms), *begun(terms, SMALL))
+    state = _first_model(terms, RunState(lineages=before))
+    declared = terms.declared(before[1])
+    alone = replace(terms, first=declared)
+    blobs = BlobStore(tmp_path)
+    seat = seat_of(alone, Client(name="ada", size=0), blobs)
+    folded = Folding(terms=terms, blobs=blobs).fold(state, 1, [seat], None, before, (WIDE,))
+    assert [one.id for one in folded.lineages] == ["", "union1", "union2"]
+    assert folded.state.network_ids == ("union2",)
+    assert folded.folded.network_ids == ("union1",)
+    larger = folded.lineages[-1]
+    views = Views(terms=terms, samples=torch.zeros(1))
+    seen = []
+    for lineage, model in ((before[1], folded.folded), (larger, folded.state)):
+        who = member(terms, lineage, "ada", SMALL)
+        seen.append(extract(terms.declared(lineage).network, who.spec, views.for_training(model, who)))
+    for name, tensor in seen[0].items():
+        torch.testing.assert_close(seen[1][name], tensor, rtol=1e-5, atol=1e-6)

@@ -1,0 +1,175 @@
+"""Networks that clients bring: what is accepted, whose round it is, and a union that grows while a run goes on."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from server.coordinator_cases import CLIENTS, measuring, profile, telemetry, terms_of
+from server.server_rig import MODEL, World, config, fleet
+
+from subfleet.elastic.families import AnyFamily
+from subfleet.methods import AnyMethod
+from subfleet.methods.clustered import Clustered
+from subfleet.methods.fedadp import FedADP
+from subfleet.methods.flexifed import FlexiFed
+from subfleet.methods.standalone import Standalone
+from subfleet.protocol.errors import ConfigError
+from subfleet.protocol.messages import Receipt
+from subfleet.protocol.readings import Reading
+from subfleet.protocol.schema import canonical_json, to_plain
+from subfleet.rounds.actions import Reply
+from subfleet.rounds.coordinator import step
+from subfleet.rounds.networks import NOT_YET, brought_anew
+from subfleet.rounds.state import RunState
+from subfleet.rounds.terms import Terms
+from subfleet.settings.evaluations import Evaluations
+from subfleet.settings.published import network_brought
+from subfleet.transport.memory import Faults
+
+SMALL = replace(MODEL, widths=(4,), depths=(1,), norm="none")
+DEEP = replace(SMALL, depths=(2,))
+WIDE = replace(SMALL, widths=(8,))
+METHODS: tuple[AnyMethod, ...] = (
+    FedADP(choice="declared"),
+    FedADP(choice="declared", merge="paper", absent="identity"),
+    FlexiFed(choice="declared"),
+    FlexiFed(choice="declared", sharing="clustered"),
+    Clustered(choice="declared"),
+    Standalone(choice="declared"),
+)
+TERMS = terms_of(rounds=3, method=METHODS[0])
+
+
+def told(family: AnyFamily) -> str:
+    return canonical_json(family).decode()
+
+
+def declared(terms: Terms, *families: AnyFamily | None) -> RunState:
+    """Round 1 is announced to clients that bring these."""
+    state = measuring(terms)
+    for name, family in zip(CLIENTS, families, strict=False):
+        state, _ = step(terms, state, replace(profile(name), network="" if family is None else told(family)), 1.0)
+    return state
+
+
+def measured(terms: Terms, state: RunState, *names: str) -> RunState:
+    for name in names:
+        state, _ = step(terms, state, telemetry(terms, name, state.round), 2.0)
+    return state
+
+
+def receipt(terms: Terms, text: str) -> Receipt:
+    event = replace(profile("ada"), network=text, message_id="p")
+    (found,) = [one.receipt for one in step(terms, measuring(terms), event, 1.0)[1] if isinstance(one, Reply)]
+    return found
+
+
+def test_a_network_is_accepted_before_there_is_a_union() -> None:
+    assert (receipt(TERMS, told(SMALL)).status, receipt(TERMS, told(SMALL)).problem) == ("accepted", None)
+    told_in_part = '{"family": "mlp", "widths": [4], "depths": [1]}'
+    assert receipt(TERMS, told_in_part).status == "accepted", "inputs and classes are the run's"
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"family": "none such"}, "none such"),
+        ({"widths": []}, "one entry for each section"),
+        ({"widths": [10**9]}, "a number above 65536"),
+        ({"depths": [5000]}, "5000 blocks, but may have 1024 at most"),
+        ({"input_shape": [9, 9]}, r"input_shape \(9, 9\), but the run's is"),
+        ({"class_count": 7}, "class_count 7, but the run's is"),
+        ({"layers": 3}, "layers"),
+        ({"family": None, "preset": "none such"}, "none such"),
+    ],
+)
+def test_what_is_no_network_of_the_run_is_refused_in_a_sentence(changes: dict[str, Any], words: str) -> None:
+    plain = {key: one for key, one in {**to_plain(SMALL), **changes}.items() if one is not None}
+    with pytest.raises(ConfigError, match=words):
+        network_brought(json.dumps(plain), MODEL)
+    found = receipt(TERMS, json.dumps(plain))
+    assert (found.status, found.problem) == ("refused", "no_network")
+    assert found.reason.startswith("the network that it declares is none: ")
+
+
+@pytest.mark.parametrize("text", ["[]", "{", "null", '{"widths": NaN}'])
+def test_what_is_no_json_object_is_refused(text: str) -> None:
+    assert receipt(TERMS, text).problem == "no_network"
+
+
+def test_a_method_that_goes_by_no_declarations_says_so() -> None:
+    assert receipt(terms_of(rounds=3), told(SMALL)).problem == "not_used"
+
+
+@pytest.mark.parametrize("method", METHODS, ids=repr)
+def test_everyone_is_given_the_network_that_it_brings(method: AnyMethod) -> None:
+    terms = terms_of(rounds=3, method=method)
+    state = measured(terms, declared(terms, SMALL, DEEP, WIDE), *CLIENTS)
+    assert [(one.id, one.living) for one in state.lineages] == [("", False), ("union1", True)]
+    union = state.lineages[-1]
+    assert union.config == replace(SMALL, widths=(8,), depths=(2,))
+    members = terms.declared(union).members
+    assert [state.seats[name].size for name in CLIENTS] == [members[one] for one in (SMALL, DEEP, WIDE)]
+    names = [size.name for size in members.values()]
+    assert [name.rsplit(" ", 1)[0] for name in names] == ["union1 mlp d1", "union1 mlp d2", "union1 mlp d1"]
+
+
+def test_who_brings_nothing_and_who_declares_a_subnet_of_a_model_that_is_not_trained_are_left_out() -> None:
+    state = declared(TERMS, SMALL, None)
+    state, _ = step(TERMS, state, replace(profile("cyd"), architecture=TERMS.space[0]), 1.0)
+    state = measured(TERMS, state, *CLIENTS)
+    assert state.seats["bob"].reason.startswith("the method goes by declared architectures")
+    assert state.seats["cyd"].reason == "it has declared no architecture"
+    assert (state.seats["ada"].stage, state.seats["cyd"].stage) == ("preparing", "skipped")
+
+
+def test_who_comes_with_another_network_waits_for_the_end_of_the_round() -> None:
+    state = measured(TERMS, declared(TERMS, SMALL, SMALL, None), *CLIENTS)
+    state = replace(state, phase="measure", seats={}, round=2, folded_round=1)
+    for name, family in zip(CLIENTS, (SMALL, WIDE, WIDE), strict=True):
+        state, _ = step(TERMS, state, replace(profile(name), network=told(family)), 3.0)
+    state = measured(TERMS, state, *CLIENTS)
+    assert [state.seats[name].reason for name in CLIENTS] == ["", NOT_YET, NOT_YET]
+    assert brought_anew(TERMS, state) == (WIDE,), "once, however many bring it"
+
+
+def played(folder: Path, method: AnyMethod, faults: Faults | None = None, *, kill: bool = False) -> World:
+    """The third device is there from the second round on, and brings more than the others."""
+    devices = fleet()
+    for name, family in zip(CLIENTS, (SMALL, DEEP, WIDE), strict=True):
+        devices[name] = replace(devices[name], network=told(family), held_out_count=5)
+    devices["cyd"] = replace(
+        devices["cyd"], reading=lambda number: Reading(memory_free_bytes=10**9, available=number > 1)
+    )
+    settings = config(method=method, rounds=4, deploy_targets=("onnx",), evaluation=Evaluations(every=1))
+    world = World(folder, settings, devices, faults=faults)
+    if kill:
+        for number in (1, 2, 3):
+
+            def training(number: int = number) -> bool:
+                state = world.server.state
+                return state.round == number and any(seat.stage == "out" for seat in state.seats.values())
+
+            world.run(training)
+            world.kill_server()
+    world.run()
+    return world
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", METHODS, ids=repr)
+def test_a_union_grows_with_who_comes_whatever_is_lost_and_whoever_dies(method: AnyMethod, tmp_path: Path) -> None:
+    calm = played(tmp_path / "calm", method)
+    states = [{row.client_id: row.status for row in record.clients} for record in calm.notes.records]
+    assert states[0]["cyd"].startswith("skipped: the device is not available")
+    assert states[1] == states[2] == states[3] == dict.fromkeys(CLIENTS, "folded"), "it was heard in round 1"
+    lineages = calm.server.state.lineages
+    assert [(one.id, one.retired_round) for one in lineages] == [("", 0), ("union1", 1), ("union2", None)]
+    assert lineages[-1].parent == "union1"
+    sizes = {row.client_id: row.spec_id for row in calm.notes.records[-1].clients}
+    own = terms_of(method=method).declared(lineages[-1]).members
+    assert sizes == {name: own[one].spec_id for name, one in zip(CLIENTS, (SMALL, DEEP, WIDE), strict=True)}
+    rough = played(tmp_path / "rough", method, Faults(seed=3, loss=0.2, double=0.2, delay_s=1.5), kill=True)
+    assert rough.model_bytes() == calm.model_bytes()

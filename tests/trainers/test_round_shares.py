@@ -1,0 +1,62 @@
+"""A round goes over a share of a client's samples, the same in each of its epochs and another in each round."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from trainers.test_augmented_feeding import COUNT, image_layout, job, photos
+
+from subfleet.protocol.calibration import Calibration, NormLayer
+from subfleet.protocol.programs import TrainJob
+from subfleet.protocol.training import AugmentationSettings, TrainingSettings
+from subfleet.trainers.feeding import calls_of
+
+PLAIN = job(AugmentationSettings())
+
+
+def seen(task: TrainJob) -> list[list[int]]:
+    """Which samples each epoch goes over."""
+    data = replace(photos(), labels=np.arange(COUNT))
+    epochs: dict[int, list[int]] = {}
+    for call in calls_of(task, image_layout(4), data):
+        real = np.asarray(call.fed["mask"]) > 0
+        epochs.setdefault(call.epoch, []).extend(np.asarray(call.fed["labels"])[real].tolist())
+    return [sorted(found) for found in epochs.values()]
+
+
+def part(task: TrainJob, share: float) -> TrainJob:
+    return replace(task, settings=replace(task.settings, round_share=share))
+
+
+@pytest.mark.parametrize(("share", "count"), [(1.0, 11), (0.5, 6), (0.2, 3), (0.01, 1)])
+def test_each_epoch_goes_over_the_same_part_of_that_share(share: float, count: int) -> None:
+    first, second = seen(part(PLAIN, share))
+    assert first == second
+    assert len(set(first)) == len(first) == count == TrainingSettings(round_share=share).round_count(COUNT)
+
+
+def test_rounds_and_clients_have_parts_of_their_own_and_come_round_to_all_samples() -> None:
+    rounds = [tuple(seen(replace(part(PLAIN, 0.2), round=number))[0]) for number in range(1, 40)]
+    assert len(set(rounds)) > 10
+    assert {sample for one in rounds for sample in one} == set(range(COUNT))
+    other = replace(part(PLAIN, 0.5), client_id="device-2")
+    assert seen(other) != seen(part(PLAIN, 0.5))
+
+
+def test_the_last_call_of_a_part_is_known_as_the_last() -> None:
+    calls = list(calls_of(part(PLAIN, 0.5), image_layout(4), photos()))
+    assert [call.last for call in calls] == [False] * (len(calls) - 1) + [True]
+
+
+def test_norms_are_measured_on_all_samples() -> None:
+    """Whatever a round of training goes over."""
+    measuring = replace(
+        part(PLAIN, 0.2), calibration=Calibration(norms=(NormLayer(name="n", positions=1, momentum=0.1),))
+    )
+    assert seen(measuring)[0] == list(range(COUNT))
+
+
+@pytest.mark.parametrize("share", [0.0, -0.1, 1.1, float("nan")])
+def test_a_share_out_of_range_is_refused(share: float) -> None:
+    with pytest.raises(ValueError, match="round_share is"):
+        TrainingSettings(round_share=share)
