@@ -19,7 +19,7 @@ def seen(task: TrainJob) -> list[list[int]]:
     data = replace(photos(), labels=np.arange(COUNT))
     epochs: dict[int, list[int]] = {}
     for call in calls_of(task, image_layout(4), data):
-        real = np.asarray(call.fed["mask"]) > 0
+        real = np.asarray(call.fed["mask"], np.float32) > 0
         epochs.setdefault(call.epoch, []).extend(np.asarray(call.fed["labels"])[real].tolist())
     return [sorted(found) for found in epochs.values()]
 

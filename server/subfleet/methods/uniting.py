@@ -148,19 +148,27 @@ def _evolved(unions: Unions, now: Evolving) -> Evolved:
 def _grouped(unions: Unions, groups: Sequence[_Group], brought: Iterable[AnyFamily]) -> list[_Group]:
     """The groups with networks added: each to the first that it can be joined with, and else to one of its own."""
     found = list(groups)
-    for family in dict.fromkeys(brought):
-        if any(family in group.members for group in found):
-            continue
-        for place, group in enumerate(found):
-            config = unions.joined((*group.members, family)) if group.config.TYPE == family.TYPE else None
-            if config is not None:
-                found[place] = replace(group, config=config, members=(*group.members, family))
-                break
-        else:
-            config = unions.joined((family,))
-            if config is not None:
-                found.append(_Group(config=config, members=(family,)))
+    new = [one for one in dict.fromkeys(brought) if not any(one in group.members for group in found)]
+    for kind in dict.fromkeys(one.TYPE for one in new):
+        # Mostly all of a family go together, which is found at once.
+        together = tuple(one for one in new if one.TYPE == kind)
+        if not _added(unions, found, together):
+            for family in together:
+                _added(unions, found, (family,))
     return found
+
+
+def _added(unions: Unions, groups: list[_Group], families: tuple[AnyFamily, ...]) -> bool:
+    """Add networks of one family to the first group that they can be joined with, or to one of their own."""
+    for place, group in enumerate(groups):
+        config = unions.joined((*group.members, *families)) if group.config.TYPE == families[0].TYPE else None
+        if config is not None:
+            groups[place] = replace(group, config=config, members=(*group.members, *families))
+            return True
+    config = unions.joined(families)
+    if config is not None:
+        groups.append(_Group(config=config, members=families))
+    return config is not None
 
 
 def _lineage(group: _Group, place: int, born_round: int) -> Lineage:
