@@ -183,6 +183,7 @@ class FedTrans:
             memory=FedTransMemory(),
             begin=_begun if self.first == "weakest" else None,
             lasting=self.first == "weakest",
+            awaits_programs=False,
             evolve=self._evolved,
             remember=self._remembered,
             standing=_standing,
