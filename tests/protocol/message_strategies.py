@@ -11,6 +11,7 @@ from subfleet.protocol.blobs import BlobRef, ByteRange
 from subfleet.protocol.calibration import Calibration, NormLayer
 from subfleet.protocol.candidate_scores import CandidateScore, Scoring
 from subfleet.protocol.evaluating import EvaluationSettings
+from subfleet.protocol.limits import MAX_LOSS
 from subfleet.protocol.messages import MAX_SAMPLES, MESSAGES, Message
 from subfleet.protocol.schema import MAX_INTEGER
 from subfleet.protocol.subnet import Explicit, Full, Prefix, Roll, SubnetSpec
@@ -79,6 +80,8 @@ _BY_FIELD: dict[str, st.SearchStrategy[Any]] = {
     "runtimes": st.lists(_SHOWN, min_size=1, max_size=3).map(tuple),
     "sample_count": st.integers(1, MAX_SAMPLES),
     "held_out_count": st.integers(0, MAX_SAMPLES),
+    "loss": st.floats(0, MAX_LOSS, exclude_max=True),
+    "square_loss": st.none() | st.floats(0, MAX_LOSS, exclude_max=True),
     "memory_share": st.floats(0.001, 1),
     "memory_limit_bytes": st.one_of(st.none(), st.integers(1, 2**60)),
     "battery_fraction": st.one_of(st.none(), st.floats(0, 1)),

@@ -70,7 +70,8 @@ def test_an_evaluate_task_names_what_it_needs_and_others_do_not(changes: dict[st
 
 
 CLAIMS = [
-    ({"loss": -0.1}, "loss is -0.1, but must be a number of 0 or more"),
+    ({"loss": -0.1}, "loss is -0.1, but must be a number of single precision, 0 or more"),
+    ({"loss": 1e39}, r"loss is 1e\+39, but must be a number of single precision, 0 or more"),
     ({"accuracy": 1.01}, "accuracy is 1.01, but must be from 0 to 1"),
     ({"accuracy": -0.01}, "accuracy is -0.01"),
     ({"sample_count": 0}, "sample_count is 0, but must be 1 to"),

@@ -210,7 +210,7 @@ def test_what_was_never_queued_is_not_taken_for_written() -> None:
     assert step(terms, once, written_ahead(state, queued, 2), 3.0) == (once, ())
 
 
-def _is_folding(actions: tuple[Action, ...]) -> bool:
+def is_folding(actions: tuple[Action, ...]) -> bool:
     return any(isinstance(action, Fold) for action in actions)
 
 
@@ -218,11 +218,11 @@ def test_a_strict_round_waits_for_the_queue_and_ends_with_its_last_program() -> 
     terms = wishing(Wishes(ada=1, bob=2))
     state, exports = asked(terms, measuring(terms))
     state, actions = trained(terms, state)
-    assert (state.phase, _is_folding(actions)) == ("train", False)
+    assert (state.phase, is_folding(actions)) == ("train", False)
     state, actions = step(terms, state, written_ahead(state, exports[0], 1), 5.0)
-    assert (state.phase, _is_folding(actions)) == ("train", False)
+    assert (state.phase, is_folding(actions)) == ("train", False)
     state, actions = step(terms, state, written_ahead(state, exports[1], 1), 6.0)
-    assert (state.phase, _is_folding(actions)) == ("fold", True)
+    assert (state.phase, is_folding(actions)) == ("fold", True)
 
 
 def test_the_deadline_ends_the_wait_for_the_queue() -> None:
@@ -230,14 +230,14 @@ def test_the_deadline_ends_the_wait_for_the_queue() -> None:
     state, _ = trained(terms, asked(terms, measuring(terms))[0])
     assert step(terms, state, Tick(), 61.9)[0].phase == "train"
     state, actions = step(terms, state, Tick(), 62.0)
-    assert (state.phase, _is_folding(actions), len(state.queue)) == ("fold", True, 1)
+    assert (state.phase, is_folding(actions), len(state.queue)) == ("fold", True, 1)
     assert {seat.stage for seat in state.seats.values()} == {"done"}
 
 
 def test_a_round_that_does_not_wait_for_the_slowest_does_not_wait_for_the_queue() -> None:
     terms = wishing(Wishes(ada=1), quorum=0.9)
     state, actions = trained(terms, asked(terms, measuring(terms))[0])
-    assert (state.phase, _is_folding(actions), len(state.queue)) == ("fold", True, 1)
+    assert (state.phase, is_folding(actions), len(state.queue)) == ("fold", True, 1)
 
 
 @pytest.mark.parametrize("name", QUICK)

@@ -8,6 +8,9 @@ import pytest
 from server.fake_device import Behaviour, Device
 from server.server_rig import World, config, fleet
 
+from subfleet.methods import AnyMethod
+from subfleet.methods.fedtrans import FedTrans
+from subfleet.methods.oort import Oort
 from subfleet.protocol.blobs import BlobRef
 from subfleet.protocol.messages import Message, Profile, Receipt, Refusal, Telemetry, encode
 from subfleet.protocol.readings import Reading
@@ -101,6 +104,20 @@ def test_what_a_client_claims_of_its_samples_is_bounded_and_the_table_says_so(tm
     honest = World(tmp_path / "honest", config(rounds=1, deploy_targets=()), devices)
     honest.run()
     assert world.model_bytes() == honest.model_bytes()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("loss", [3.4e38, -3.4e38])
+@pytest.mark.parametrize("method", [FedTrans(first="configured", gamma=1, delta=1, beta=1e9, stop_rounds=0), Oort()])
+def test_a_loss_of_any_size_ends_nothing(method: AnyMethod, loss: float, tmp_path: Path) -> None:
+    world = World(tmp_path, config(rounds=3, deploy_targets=(), method=method), {**fleet(), "eve": Behaviour()})
+    world.devices["eve"].update_for = lambda task, blob: replace(  # type: ignore[method-assign]  # it claims that
+        Device.update_for(world.devices["eve"], task, blob), loss=loss
+    )
+    world.run(until=lambda: world.server.state.folded_round == 2)
+    world.kill_server()  # and what is remembered can be read back
+    world.run()
+    assert set(_statuses(world).values()) == {"folded"}
 
 
 @pytest.mark.slow

@@ -26,6 +26,7 @@ from subfleet.methods.dynamic_selection import DynamicSelection
 from subfleet.methods.heterofl import HeteroFL
 from subfleet.methods.policies import Evolved, Evolving, Participant, Standing
 from subfleet.protocol.errors import ConfigError, ProtocolError
+from subfleet.protocol.readings import Budget
 from subfleet.protocol.schema import canonical_json
 from subfleet.protocol.subnet import Prefix, SubnetSpec
 from subfleet.rounds.networks import (
@@ -359,6 +360,26 @@ def test_a_client_of_a_retired_network_has_what_stands_for_it_or_is_left_out() -
         stays = standing_for(told, after, after.last["ada"])
         assert stays is not None
         assert stays.spec.network == ""
+
+
+def test_what_a_client_trained_last_is_ready_and_what_was_written_in_a_turn_counts_from_the_next() -> None:
+    terms = terms_with_settings(method=HeteroFL())
+    _, after = retiring(terms)
+    asked = list[Standing]()
+
+    def stands(standing: Standing) -> SubnetSpec:
+        asked.append(standing)
+        return standing.client.spec
+
+    told = replace(terms, policies=replace(terms.policies, standing=stands))
+    seat = replace(after.last["ada"], runtime="onnx", budget=Budget(memory_bytes=2**40))
+    assert seat.size is not None
+    other = terms.declared(after.lineages[2]).space[0]
+    for turn, nothing_written, expected in ((2, False, True), (1, False, False), (2, True, False)):
+        state = replace(after, round=turn, written={} if nothing_written else after.written)
+        standing_for(told, state, seat)
+        assert asked[-1].ready(replace(seat.size, name="as it is called elsewhere"))
+        assert asked[-1].ready(other) == expected
 
 
 def test_people_are_told_of_networks() -> None:

@@ -8,7 +8,7 @@ from subfleet.protocol.blobs import BlobRef
 from subfleet.protocol.candidate_scores import MAX_CANDIDATES, CandidateScore
 from subfleet.protocol.evaluating import check_claims
 from subfleet.protocol.identifiers import check_client_id, new_message_id
-from subfleet.protocol.limits import MAX_SAMPLES
+from subfleet.protocol.limits import MAX_LOSS, MAX_SAMPLES
 from subfleet.protocol.reasons import RefusalReason
 from subfleet.protocol.schema import ADDED_LATER
 
@@ -71,8 +71,10 @@ class Update:
         check_client_id(self.client_id)
         if not 1 <= self.sample_count <= MAX_SAMPLES:
             raise ValueError(f"sample_count is {self.sample_count}, but must be 1 to {MAX_SAMPLES}")
-        if self.square_loss is not None and self.square_loss < 0:
-            raise ValueError(f"square_loss is {self.square_loss}, but must be 0 or more")
+        if not abs(self.loss) < MAX_LOSS:
+            raise ValueError(f"loss is {self.loss}, but must be a number of single precision")
+        if self.square_loss is not None and not 0 <= self.square_loss < MAX_LOSS:
+            raise ValueError(f"square_loss is {self.square_loss}, but must be a number of single precision, 0 or more")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,10 +1,9 @@
 """What is asked of a device that evaluates a model on its held-out data, and what it found, as plain data."""
 
-import math
 from dataclasses import dataclass
 from typing import Protocol
 
-from subfleet.protocol.limits import EVALUATION_LIMITS, MAX_COUNTED_CLASSES, MAX_SAMPLES, check_lengths
+from subfleet.protocol.limits import EVALUATION_LIMITS, MAX_COUNTED_CLASSES, MAX_LOSS, MAX_SAMPLES, check_lengths
 
 __all__ = ["MAX_COUNTED_CLASSES", "NO_HELD_OUT", "Claims", "EvaluationResult", "EvaluationSettings", "check_claims"]
 
@@ -76,8 +75,8 @@ def check_claims(claims: Claims) -> None:
     Raises:
         ValueError: a number is out of its range, or numbers contradict each other; the text says which.
     """
-    if not 0 <= claims.loss < math.inf:
-        raise ValueError(f"loss is {claims.loss}, but must be a number of 0 or more")
+    if not 0 <= claims.loss < MAX_LOSS:
+        raise ValueError(f"loss is {claims.loss}, but must be a number of single precision, 0 or more")
     if not 0 <= claims.accuracy <= 1:
         raise ValueError(f"accuracy is {claims.accuracy}, but must be from 0 to 1")
     if not 1 <= claims.sample_count <= MAX_SAMPLES:

@@ -7,6 +7,7 @@ from typing import Any
 __all__ = [
     "EVALUATION_LIMITS",
     "MAX_COUNTED_CLASSES",
+    "MAX_LOSS",
     "MAX_SAMPLES",
     "PRESENCE_LIMITS",
     "PROFILE_LIMITS",
@@ -17,6 +18,9 @@ __all__ = [
 
 MAX_SAMPLES = 2**40
 """Of one client; the sum of a fleet's samples must stay a number that weights can be."""
+MAX_LOSS = 2.0**128
+"""Programs compute losses, and squares of them, in single precision, in which all numbers are smaller: the square of
+each, and the sum of a fleet's, is a number."""
 MAX_COUNTED_CLASSES = 8192
 """Of an evaluation that counts each class: two numbers for each, which always fit a control message."""
 

@@ -1,14 +1,18 @@
-"""`subfleet runs`: the runs in a folder; look at one, go on with it, remove it."""
+"""`subfleet runs`: the runs in a folder; look at one, go on with it, play it again, remove it."""
 
 import json as json_module
 import shutil
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from subfleet.cli.failures import reporting
 from subfleet.protocol.errors import ConfigError, FileError
+from subfleet.settings.host import HostKind
+
+if TYPE_CHECKING:
+    from subfleet.settings.run import Run
 
 __all__ = ["runs"]
 
@@ -18,7 +22,9 @@ Name = Annotated[str, typer.Argument(help="Name of the run's folder.")]
 Runs = Annotated[Path, typer.Option("--runs", help="Folder that holds the runs' own folders.")]
 _FOLDER = Path("runs")
 
-runs = typer.Typer(no_args_is_help=True, help="List the runs that are here, look at one, go on with it, remove it.")
+runs = typer.Typer(
+    no_args_is_help=True, help="List the runs that are here, look at one, go on with it, play it again, remove it."
+)
 
 
 @runs.command("list", epilog="Example: subfleet runs list --json")
@@ -54,20 +60,26 @@ def show(name: Name, folder: Runs = _FOLDER, json: Json = False, verbose: Verbos
 def resume(name: Name, folder: Runs = _FOLDER, json: Json = False, verbose: Verbose = False) -> None:
     """Go on with a run that was interrupted, with the settings that it was begun with."""
     with reporting(verbose=verbose):
-        from subfleet.cli.commands import stopped_by_signals
-        from subfleet.cli.console import display_for
-        from subfleet.cli.running import RunOptions, next_steps, run_all
-        from subfleet.programs.place import default_cache
         from subfleet.settings.kept import kept_run
 
-        run = kept_run(_existing(folder, name))
-        display = display_for(json=json)
-        options = RunOptions(runs=folder, name=name, broker=None, cache=default_cache(), stopping=stopped_by_signals)
-        (outcome,) = run_all([run], options, display)
-        if json:
-            typer.echo((outcome.folder / "summary.json").read_text(encoding="utf-8"))
-        for line in next_steps(outcome):
-            display.say(line)
+        _play(kept_run(_existing(folder, name)), folder, name, json=json)
+
+
+@runs.command(epilog="Example: subfleet runs replay fedtrans --host batch")
+def replay(
+    name: Name,
+    folder: Runs = _FOLDER,
+    host: Annotated[HostKind | None, typer.Option("--host", help="Run on this host; else on that of the run.")] = None,
+    json: Json = False,
+    verbose: Verbose = False,
+) -> None:
+    """Play a run that is over again, in a folder of its own: programs count from the same rounds on as they did."""
+    with reporting(verbose=verbose):
+        from subfleet.cli.running import on_host
+        from subfleet.settings.kept import replayed_run
+
+        (run,) = on_host([replayed_run(_existing(folder, name))], host)
+        _play(run, folder, None, json=json)
 
 
 @runs.command(epilog="Example: subfleet runs remove quickstart --yes")
@@ -86,6 +98,21 @@ def remove(
             shutil.rmtree(place)
         except OSError as error:
             raise FileError(f"{place} cannot be removed: {error.strerror}") from error
+
+
+def _play(run: "Run", folder: Path, name: str | None, *, json: bool) -> None:
+    from subfleet.cli.commands import stopped_by_signals
+    from subfleet.cli.console import display_for
+    from subfleet.cli.running import RunOptions, next_steps, run_all
+    from subfleet.programs.place import default_cache
+
+    display = display_for(json=json)
+    options = RunOptions(runs=folder, name=name, broker=None, cache=default_cache(), stopping=stopped_by_signals)
+    (outcome,) = run_all([run], options, display)
+    if json:
+        typer.echo((outcome.folder / "summary.json").read_text(encoding="utf-8"))
+    for line in next_steps(outcome):
+        display.say(line)
 
 
 def _existing(folder: Path, name: str) -> Path:

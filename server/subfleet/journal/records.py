@@ -1,9 +1,10 @@
 """What a run tells of itself: one row per client and round, a record per round, a result at its end."""
 
 from collections import Counter
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Protocol, runtime_checkable
 
 from subfleet.elastic.lineage import Lineage
@@ -209,6 +210,7 @@ class RunResult:
         lineages: of the networks that it had, the one that it began with first.
         evaluations: what devices found on held-out samples of their own, after each round that asked them.
         ended_early: why it has no more rounds than these, though more were configured; empty where it was to end here.
+        programs_from: the turns from which written programs counted, as `Run.programs_from` takes them.
     """
 
     run_id: str
@@ -222,6 +224,7 @@ class RunResult:
     lineages: tuple[Lineage, ...] = ()
     evaluations: tuple[EvaluationRecord, ...] = ()
     ended_early: str = ""
+    programs_from: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

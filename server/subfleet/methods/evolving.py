@@ -115,8 +115,9 @@ class Standing:
     Attributes:
         client: with what it trained last, of a network that may have retired.
         networks: those that are in use, by id; of two or more that the run has had.
-        ready: whether it may have a size: the program that trains that is written, and all that it takes is within what
-            the client had to give when it trained last. What it trained then is ready as long as its network is in use.
+        ready: whether it may have a size: the program that trains that counts in the round, and all that it takes is
+            within what the client had to give when it trained last. What it trained then is ready as long as its
+            network is in use.
         memory: what the method remembers.
         declared: the size that it has declared, of a network in use; else None.
     """

@@ -7,6 +7,7 @@ Server half: each client draws one of the networks that it can carry, by utiliti
 the mean of its own clients' weights, and takes in what smaller ones have learned. Where the newest learns little more,
 another grows from it: the cells that move most become wider or deeper, and the new one begins as what it grew from. No
 round waits for it: clients draw it once the programs that train it are written.
+What clients tell of their losses counts as `joint_utility.believed` bounds it.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from typing import ClassVar, Literal
 
 from subfleet.elastic.lineage import Drawn, Lineage, Replicated
 from subfleet.methods.describing import MethodInfo, Setting, those_true
-from subfleet.methods.joint_utility import Utilities, inherited, moved_utilities, odds
+from subfleet.methods.joint_utility import Utilities, believed, inherited, moved_utilities, odds
 from subfleet.methods.policies import (
     Ask,
     Assigned,
@@ -183,6 +184,7 @@ class FedTrans:
             memory=FedTransMemory(),
             begin=_begun if self.first == "weakest" else None,
             lasting=self.first == "weakest",
+            awaits_programs=False,
             evolve=self._evolved,
             remember=self._remembered,
             standing=_standing,
@@ -246,7 +248,8 @@ class FedTrans:
     def _born(self, now: Evolving, living: Sequence[Lineage]) -> tuple[Lineage | None, tuple[str, ...]]:
         """The network that grows from the newest, and its cells that were made wider; None where none does."""
         memory, network = now.memory, now.networks[living[-1].id]
-        losses = [now.losses[one.client_id] for one in now.clients if one.size.network == network.id]
+        told = believed(now.losses)
+        losses = [told[one.client_id] for one in now.clients if one.size.network == network.id]
         if not losses:
             return None, ()
         fallen = convergence(self._moved(memory, losses), gamma=self.gamma, delta=self.delta)
@@ -277,7 +280,8 @@ class FedTrans:
         found: Grown | None = closed.found
         if found is None:  # a round that measures norms
             return memory
-        losses = [past.loss for past in closed.clients.values() if past.size.network == found.newest]
+        told = believed({name: past.loss for name, past in closed.clients.items()})
+        losses = [told[name] for name, past in closed.clients.items() if past.size.network == found.newest]
         utilities = moved_utilities(memory.utilities, closed.clients, found.parameters)
         seen = (*memory.accuracies, closed.accuracy)
         left = len(seen) - self.stop_rounds

@@ -1,18 +1,21 @@
 """Which network suits a client, as far as losses tell: utilities, and the odds that they give (FedTrans, 4.2)."""
 
 import math
+import statistics
 from collections.abc import Mapping, Sequence
 
 from subfleet.methods.selecting import Past
 from subfleet.methods.soft_sharing import similarity
 
-__all__ = ["Utilities", "inherited", "moved_utilities", "odds"]
+__all__ = ["Utilities", "believed", "inherited", "moved_utilities", "odds"]
 
 Utilities = Mapping[str, Mapping[str, float]]
 """Of each network for each client that has trained."""
 
 _LARGEST = 10.0
 """Beyond which nothing is told apart: a softmax of 20 more is certain."""
+_USUAL = 10.0
+"""Times the median of a round's losses that one of them counts at most."""
 _ALIKE = 1e-8
 """Standard deviation of losses below which nobody's is out of the usual."""
 
@@ -22,6 +25,16 @@ def odds(utilities: Sequence[float]) -> list[float]:
     largest = max(utilities)
     powers = [math.exp(one - largest) for one in utilities]
     return [one / math.fsum(powers) for one in powers]
+
+
+def believed(losses: Mapping[str, float]) -> dict[str, float]:
+    """A round's losses by client, each from 0 to ten times their median.
+
+    A client may claim any number. So bounded, one of several clients neither decides alone which losses are out of the
+    usual, nor whether a network has learned.
+    """
+    largest = _USUAL * max(0.0, statistics.median(losses.values())) if losses else 0.0
+    return {name: min(max(loss, 0.0), largest) for name, loss in losses.items()}
 
 
 def moved_utilities(utilities: Utilities, clients: Mapping[str, Past], parameters: Mapping[str, int]) -> Utilities:
@@ -39,7 +52,7 @@ def moved_utilities(utilities: Utilities, clients: Mapping[str, Past], parameter
     Returns:
         Utilities from -10 to 10.
     """
-    losses = {name: past.loss for name, past in clients.items()}
+    losses = believed({name: past.loss for name, past in clients.items()})
     mean = math.fsum(losses.values()) / len(losses) if losses else 0.0
     deviation = math.sqrt(math.fsum((one - mean) ** 2 for one in losses.values()) / len(losses)) if losses else 0.0
     if deviation < _ALIKE:

@@ -225,6 +225,8 @@ class Policies:
             own, `begin` and `evolve` make unions, whose sizes these then are.
         lasting: clients keep the size that they get first, so that devices which replay a log are asked what it has but
             for a share of its time: `Ask.lasting`.
+        awaits_programs: a strict run closes no round before the programs are written that its clients wished for in it;
+            else rounds go on, and from which one on each program counts is told in what the run leaves behind.
         place: a size to the subnet of the model that has it, for one client and round.
         exchange: where a client's network is no slice of the model, the pair of maps between the two, of the model's
             network, the client and what that network's `ModelState.kept` has; None cuts its subnet from the model where
@@ -277,6 +279,7 @@ class Policies:
     propose: Callable[[Ask], tuple[Candidate, ...]] | None = None
     declarations: bool = False
     lasting: bool = False
+    awaits_programs: bool = True
     place: Callable[[Network, SubnetSpec, Draw], SubnetSpec] = in_front
     exchange: Callable[[Network, Participant, Mapping[str, Tensor]], Exchange] | None = None
     training: Callable[[TrainingSettings, int], TrainingSettings] = lambda settings, round_number: settings

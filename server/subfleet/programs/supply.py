@@ -218,8 +218,13 @@ class Supply:
 
     def _program(self, wanted: ProgramWanted) -> _Job:
         program, training = wanted.program, self._terms.training(wanted.round)
-        request = train_request(self._network_of(program.size), program.size, program.target, training)
+        network = self._network_of(program.size)
+        request = train_request(network, program.size, program.target, training)
         files = {"": self._exports.submit_training(request)}
+        if self._terms.config.evaluation.every and not self._terms.policies.awaits_programs:
+            # Who is given it after this evaluates it between rounds, which nothing is to hold up either.
+            evaluation = evaluate_request(network, program.size, program.target, training)
+            files["evaluation"] = self._exports.submit_evaluation(evaluation)
         return _Job(
             wanted=wanted,
             files=files,

@@ -75,6 +75,7 @@ def summary(name: str, result: RunResult) -> dict[str, Any]:
         "evaluation": _evaluation(result.evaluations[-1]) if result.evaluations else None,
         "evaluations": [_evaluation(record) for record in result.evaluations],
         "networks": [network_row(lineage) for lineage in result.lineages],
+        "programs_from": dict(result.programs_from),
         "rounds": [
             {**round_row(record), "clients": [_plain(row) for row in record.clients]} for record in result.rounds
         ],

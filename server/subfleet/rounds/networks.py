@@ -13,6 +13,7 @@ from subfleet.elastic.lineage import Lineage
 from subfleet.methods.policies import Participant, Standing
 from subfleet.protocol.memory import planned_for
 from subfleet.protocol.subnet import SubnetSpec
+from subfleet.rounds.counting import counts
 from subfleet.rounds.requests import PricesWanted
 from subfleet.rounds.state import RunState, Seat, remembered
 from subfleet.rounds.terms import Declared, Terms
@@ -128,10 +129,10 @@ def standing_for(terms: Terms, state: RunState, seat: Seat) -> Participant | Non
 
 def _ready(terms: Terms, state: RunState, seat: Seat, size: SubnetSpec) -> bool:
     """See `Standing.ready`."""
-    if size == seat.size:
+    if seat.size is not None and size.spec_id == seat.size.spec_id:  # whatever both are called
         return any(one.id == size.network and one.living for one in state.lineages)
     written = state.written.get(SizedProgram(size=size, target=seat.runtime).key)
-    if written is None or seat.budget is None:
+    if written is None or not counts(terms, state, written) or seat.budget is None:
         return False
     facts = written.facts
     planned_bytes = planned_for(facts.planned_peak_bytes, facts.packings, seat.packing_width)

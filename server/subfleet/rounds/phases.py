@@ -8,6 +8,7 @@ from types import MappingProxyType
 from subfleet.rounds.actions import Action, GoOn, Request, Withdraw
 from subfleet.rounds.beginning import begun_with
 from subfleet.rounds.closing import begin_fold
+from subfleet.rounds.counting import waits_for_programs
 from subfleet.rounds.ending import over
 from subfleet.rounds.evaluating import evaluating
 from subfleet.rounds.exhaustive import never
@@ -145,7 +146,7 @@ def _train(terms: Terms, state: RunState, now_s: float) -> Outcome:
     late = now_s - state.entered_s >= terms.config.deadlines.round_s
     if still_open and not late and not (enough and not terms.config.strict):
         return state, first
-    if state.queue and terms.config.strict and not late:  # which programs the next round finds must not depend on speed
+    if not late and waits_for_programs(terms, state):
         return state, first
     reason = "no answer came in time" if late else "the round closed at its quorum"
     state, actions = _close_open_seats(state, still_open, reason)

@@ -17,6 +17,7 @@ from subfleet.protocol.text import printable
 from subfleet.protocol.update_codecs import Uncompressed
 from subfleet.rounds.actions import Action, Request, SendTask
 from subfleet.rounds.answers import deploy_task_id, task_id
+from subfleet.rounds.counting import counts
 from subfleet.rounds.deciding import deciding_limit
 from subfleet.rounds.declarations import declaration_of
 from subfleet.rounds.labels import class_counts_of
@@ -296,7 +297,7 @@ def ask_of(
             price=state.written_prices.get(key),
         )
         for key, one in state.written.items()
-        if one.program.target == seat.runtime and one.program.student is None and one.turn < state.turn
+        if one.program.target == seat.runtime and one.program.student is None and counts(terms, state, one)
     }
     return Ask(
         networks=MappingProxyType({one.network.id: one.network for one in in_use(terms, state)}),

@@ -52,6 +52,7 @@ from subfleet.rounds.actions import (
     Withdraw,
 )
 from subfleet.rounds.coordinator import resume_actions, round_info, step
+from subfleet.rounds.counting import counting_turns
 from subfleet.rounds.ending import why_early
 from subfleet.rounds.events import Event, Tick
 from subfleet.rounds.exhaustive import never
@@ -267,6 +268,7 @@ class Server:
             lineages=all_lineages(self._terms, self._state.lineages),
             evaluations=self._journal.evaluations(),
             ended_early=why_early(self._terms, self._state),
+            programs_from=counting_turns(self._terms, self._state),
         )
 
     def _renew(self) -> None:

@@ -1,7 +1,8 @@
-"""The description of a run in the run's own folder: by it the run is taken up, shown and compared."""
+"""The description of a run in the run's own folder: by it the run is taken up, played again, shown and compared."""
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 
 from subfleet.protocol.errors import ConfigError, FileError
@@ -10,7 +11,7 @@ from subfleet.settings.parts import parts_of
 from subfleet.settings.run import Run
 from subfleet.settings.validation import validated
 
-__all__ = ["FILE", "SUMMARY", "free_folder", "keep_run", "kept_run", "make_folder"]
+__all__ = ["FILE", "SUMMARY", "free_folder", "keep_run", "kept_run", "make_folder", "replayed_run"]
 
 FILE = "run.json"
 SUMMARY = "summary.json"
@@ -80,3 +81,20 @@ def kept_run(folder: Path) -> Run:
     except ValueError as error:
         raise ConfigError(f"{path} is no JSON: {error}; remove that run") from error
     return validated(Run, plain, str(path))
+
+
+def replayed_run(folder: Path) -> Run:
+    """The run of a folder, in which programs count from the same turns on as they did in it.
+
+    Raises:
+        FileError: there is none, or it cannot be read.
+        ConfigError: it is not over, or is no description of a run.
+    """
+    path = folder / SUMMARY
+    try:
+        plain = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise ConfigError(f"the run in {folder} is not over; go on with it with: subfleet runs resume") from error
+    except (OSError, ValueError) as error:
+        raise FileError(f"{path} cannot be read: {error}; name the folder of a run that is over") from error
+    return replace(kept_run(folder), programs_from=plain.get("programs_from", {}))

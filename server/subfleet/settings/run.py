@@ -81,6 +81,10 @@ class Run:
         deadlines: see there.
         max_attempts: tasks that one client may be given in one round, each smaller than the last.
         exports_per_round: programs that are written ahead in each round, for sizes that a search would rather give.
+        programs_from: by the key of a program, such as "onnx/0123456789abcdef", the turn from which it counts in what
+            devices are given, or 0 for never, as another run's summary.json has it: so its rounds are played again,
+            whatever time programs take. A turn is a try of a round, counted over the run. Empty: the turn after that in
+            which it was written.
         targets: program targets that are exported for training, where a device runs several its own order decides.
         deploy_targets: formats of each device's own model after the last round; empty deploys nothing.
         deploy_quantisation: "dynamic" or "static" deploys these models in 8-bit integers, with ranges from the first
@@ -124,6 +128,7 @@ class Run:
     deadlines: Deadlines = field(default_factory=Deadlines, metadata=NO_PART)
     max_attempts: int = 3
     exports_per_round: int = 4
+    programs_from: dict[str, int] = field(default_factory=dict)
     targets: tuple[str, ...] = ("onnx", "executorch")
     deploy_targets: tuple[str, ...] = ("onnx", "executorch")
     deploy_quantisation: Literal["none", "dynamic", "static"] = "none"
@@ -138,6 +143,10 @@ class Run:
         for name in ("rounds", "min_clients", "max_attempts", "exports_per_round", "keep_rounds"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}, but must be 1 or more")
+        if early := sorted(key for key, turn in self.programs_from.items() if turn < 0):
+            raise ValueError(
+                f"programs_from has {early[0]!r} = {self.programs_from[early[0]]}, but must be a turn, or 0 for never"
+            )
         if self.clients_per_round < 0:
             raise ValueError(f"clients_per_round is {self.clients_per_round}, but must be 0 for all, or above 0")
         for name in ("max_client_share", "quorum", "learning_rate_decay"):

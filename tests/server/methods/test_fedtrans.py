@@ -76,7 +76,12 @@ def moved(state: ModelState, network_id: str, moves: Mapping[str, float]) -> Mod
 
 
 def outcome(
-    method: FedTrans, moves: Mapping[str, float], *, carried: bool = True, **memory: Any
+    method: FedTrans,
+    moves: Mapping[str, float],
+    *,
+    carried: bool = True,
+    told: Mapping[str, float] = LOSSES,
+    **memory: Any,
 ) -> tuple[Evolved, Evolving]:
     before = first_state(TERMS.network)
     known = FedTransMemory(**{"losses": (2.0,), **memory})
@@ -84,8 +89,8 @@ def outcome(
     asked = evolving(
         before,
         after=moved(before, "", moves),
-        clients=trained_by(LOSSES, first),
-        losses=LOSSES,
+        clients=trained_by(told, first),
+        losses=told,
         carried_by=lambda lineage: ("ada",) * carried,
         memory=known,
     )
@@ -221,6 +226,12 @@ def test_the_loss_is_that_of_the_newest_networks_clients_alone() -> None:
     assert grown.born
     half = replace(METHOD, beta=0.051, smoothing=0.5)
     assert outcome(half, {"section0.block1": 0.1}, losses=(2.1,))[0].born, "the moving loss falls by half of that"
+
+
+def test_a_claim_that_no_loss_can_be_tells_of_no_fall() -> None:
+    method = replace(METHOD, beta=1.0, smoothing=1.0)
+    liar = {"ada": 2.0, "bob": 2.0, "eve": -1e30}
+    assert outcome(method, {"section0.block1": 0.1}, told=liar)[0].born, "2 before, and at least 4 thirds now"
 
 
 def test_without_warm_up_weights_are_drawn() -> None:

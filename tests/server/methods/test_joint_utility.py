@@ -11,8 +11,10 @@ from hypothesis import strategies as st
 from server.methods.test_fedtrans import LOSSES, METHOD, closed, past, relaxed
 
 from subfleet.methods.fedtrans import FedTransMemory, Grown
-from subfleet.methods.joint_utility import inherited, moved_utilities, odds
+from subfleet.methods.joint_utility import believed, inherited, moved_utilities, odds
 from subfleet.methods.soft_sharing import similarity
+from subfleet.methods.transforming import convergence
+from subfleet.protocol.limits import MAX_LOSS
 
 
 @relaxed
@@ -38,6 +40,7 @@ def test_a_utility_falls_exactly_where_the_loss_is_above_the_mean(
     assigned = {name: data.draw(st.sampled_from(sorted(parameters))) for name in losses}
     clients = {name: past(assigned[name], loss) for name, loss in losses.items()}
     after = moved_utilities({}, clients, parameters)
+    losses = believed(losses)
     values = torch.tensor(list(losses.values()), dtype=torch.float64)
     spread = float(values.std(correction=0))
     if spread < 1e-8:
@@ -57,6 +60,34 @@ def test_utilities_stay_within_bounds() -> None:
     for _ in range(40):
         utilities = moved_utilities(utilities, {"ada": past("", 0.0), "bob": past("", 5.0)}, {"": 3})
     assert utilities == {"ada": {"": 10.0}, "bob": {"": -10.0}}
+
+
+@given(losses=st.lists(st.floats(1.0, 10.0), min_size=2, max_size=9), claim=st.floats(-MAX_LOSS / 2, MAX_LOSS / 2))
+def test_whatever_one_client_claims_of_its_loss_moves_little(losses: list[float], claim: float) -> None:
+    """Honest losses count as they are. With a claim no loss is below 0, or above ten times the median."""
+    honest = {str(place): loss for place, loss in enumerate(losses)}
+    assert believed(honest) == honest
+    told = believed({**honest, "eve": claim})
+    assert told.keys() == {*honest, "eve"}
+    assert all(0 <= told[name] <= 10 * max(losses) for name in told)
+    assert all(told[name] <= loss for name, loss in honest.items())
+    memory, remember = FedTransMemory(), METHOD.policies().remember
+    assert remember is not None
+    after: FedTransMemory = remember(memory, closed(Grown(parameters={"": 3}, newest=""), {**honest, "eve": claim}))
+    assert after.losses[-1] <= 10 * max(losses)
+    assert all(abs(own[""]) <= 10 for own in after.utilities.values())
+
+
+def test_a_client_that_claims_a_huge_loss_once_does_not_end_growth() -> None:
+    """The moving loss forgets it in the rounds that are looked at."""
+    method = replace(METHOD, gamma=10, delta=5, beta=0.003, smoothing=0.2)
+    remember = method.policies().remember
+    assert remember is not None
+    memory = FedTransMemory()
+    for number in range(40):
+        told = {"ada": 1.0, "bob": 1.0, "cyd": 1.0, "eve": 1e38 if number == 8 else 1.0}
+        memory = remember(memory, closed(Grown(parameters={"": 3}, newest=""), told))
+    assert convergence(memory.losses, gamma=10, delta=5) <= 0.003
 
 
 def test_a_network_that_appears_has_what_its_parent_had() -> None:
