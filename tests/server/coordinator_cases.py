@@ -15,8 +15,8 @@ from subfleet.protocol.readings import Reading
 from subfleet.rounds.actions import Action, Reply, Request
 from subfleet.rounds.coordinator import step
 from subfleet.rounds.events import Event, Failed, Ready
-from subfleet.rounds.exploring import explored
 from subfleet.rounds.requests import (
+    BeginningWanted,
     EvaluationWanted,
     ModelsMade,
     ModelsWanted,
@@ -33,6 +33,7 @@ from subfleet.rounds.state import RunState, Seat
 from subfleet.rounds.terms import Terms
 from subfleet.rounds.written import ProgramFacts
 from subfleet.search.queue import SizedProgram
+from subfleet.serving.lookout import looked_for
 from subfleet.serving.terms import terms_of as planned
 from subfleet.settings.timing import Deadlines
 
@@ -187,7 +188,17 @@ def deployed(terms: Terms, state: RunState, name: str) -> Deployed:
     return Deployed(task_id=task(state, name).task_id, run_id=terms.run_id, client_id=name, files=("model.onnx",))
 
 
-W = TypeVar("W", TaskWanted, ScoringWanted, EvaluationWanted, ModelsWanted, ProgramWanted, PricesWanted, SearchWanted)
+W = TypeVar(
+    "W",
+    TaskWanted,
+    ScoringWanted,
+    EvaluationWanted,
+    ModelsWanted,
+    ProgramWanted,
+    PricesWanted,
+    SearchWanted,
+    BeginningWanted,
+)
 
 
 def wanted_of(kind: type[W], actions: Iterable[Action]) -> list[W]:
@@ -198,10 +209,12 @@ def wanted_of(kind: type[W], actions: Iterable[Action]) -> list[W]:
 def looked_around(
     terms: Terms, state: RunState, actions: Iterable[Action], now_s: float
 ) -> tuple[RunState, tuple[Action, ...]]:
-    """The state, and what is then to be done, after the searches that actions ask for have found something."""
+    """The state, and what is then to be done, after what actions have looked for is found."""
     found: tuple[Action, ...] = ()
-    for one in wanted_of(SearchWanted, actions):
-        state, more = step(terms, state, Ready(made=explored(terms, state, one)), now_s)
+    wanted: tuple[SearchWanted | BeginningWanted, ...]
+    wanted = (*wanted_of(SearchWanted, actions), *wanted_of(BeginningWanted, actions))
+    for one in wanted:
+        state, more = step(terms, state, Ready(made=looked_for(terms, state, one)), now_s)
         found += more
     return state, (*actions, *found)
 

@@ -28,10 +28,10 @@ from subfleet.rounds.events import (
     Tick,
     UpdateStored,
 )
-from subfleet.rounds.exploring import explored
 from subfleet.rounds.networks import lineages_in_use, standing_for
 from subfleet.rounds.persistent import PersistentMap
 from subfleet.rounds.requests import (
+    BeginningWanted,
     PricesWanted,
     ScoringWanted,
     SearchWanted,
@@ -40,6 +40,7 @@ from subfleet.rounds.requests import (
 from subfleet.rounds.sizing import lacking
 from subfleet.rounds.state import Member, RunState
 from subfleet.rounds.terms import Terms
+from subfleet.serving.lookout import looked_for
 
 pytestmark = pytest.mark.slow
 
@@ -58,7 +59,7 @@ class Fleet(RuleBasedStateMachine):
         self.state = RunState()
         self.now_s = 0.0
         self.jobs: list[Wanted] = []
-        self.seen: dict[SearchWanted, RunState] = {}
+        self.seen: dict[SearchWanted | BeginningWanted, RunState] = {}
         self.tasks: dict[str, Task] = {}
         self.fold: Fold | None = None
         self.accepted: dict[str, Update] = {}  # by task
@@ -78,7 +79,7 @@ class Fleet(RuleBasedStateMachine):
     def perform(self, action: Action) -> None:
         if isinstance(action, Request):
             self.jobs.append(action.wanted)
-            if isinstance(action.wanted, SearchWanted):
+            if isinstance(action.wanted, SearchWanted | BeginningWanted):
                 self.seen[action.wanted] = self.state
         elif isinstance(action, SendTask):
             known = self.tasks.setdefault(action.task.task_id, action.task)
@@ -140,8 +141,8 @@ class Fleet(RuleBasedStateMachine):
             self.apply(Failed(wanted=job, reason="no"))
         else:
             made = (
-                explored(self.terms, self.seen[job], job)
-                if isinstance(job, SearchWanted)
+                looked_for(self.terms, self.seen[job], job)
+                if isinstance(job, SearchWanted | BeginningWanted)
                 else made_of(job, planned, fails)
             )
             self.apply(Ready(made=made))

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from server.coordinator_cases import CLIENTS, measuring, profile, telemetry, terms_of
+from server.coordinator_cases import CLIENTS, looked_around, measuring, profile, telemetry, terms_of, wanted_of
 from server.server_rig import MODEL, World, config, fleet
 
 from subfleet.elastic.families import AnyFamily
@@ -20,8 +20,11 @@ from subfleet.protocol.messages import Receipt
 from subfleet.protocol.readings import Reading
 from subfleet.protocol.schema import canonical_json, to_plain
 from subfleet.rounds.actions import Reply
+from subfleet.rounds.beginning import beginning_of
 from subfleet.rounds.coordinator import step
+from subfleet.rounds.events import Failed, Ready, Tick
 from subfleet.rounds.networks import NOT_YET, brought_anew
+from subfleet.rounds.requests import BeginningWanted
 from subfleet.rounds.state import RunState
 from subfleet.rounds.terms import Terms
 from subfleet.settings.evaluations import Evaluations
@@ -56,7 +59,8 @@ def declared(terms: Terms, *families: AnyFamily | None) -> RunState:
 
 def measured(terms: Terms, state: RunState, *names: str) -> RunState:
     for name in names:
-        state, _ = step(terms, state, telemetry(terms, name, state.round), 2.0)
+        state, actions = step(terms, state, telemetry(terms, name, state.round), 2.0)
+        state, _ = looked_around(terms, state, actions, 2.0)
     return state
 
 
@@ -114,6 +118,26 @@ def test_everyone_is_given_the_network_that_it_brings(method: AnyMethod) -> None
     assert [state.seats[name].size for name in CLIENTS] == [members[one] for one in (SMALL, DEEP, WIDE)]
     names = [size.name for size in members.values()]
     assert [name.rsplit(" ", 1)[0] for name in names] == ["union1 mlp d1", "union1 mlp d2", "union1 mlp d1"]
+
+
+def test_unions_are_made_beside_the_loop_and_count_once() -> None:
+    """No step builds a network; a round in which they cannot be made is tried again."""
+    state = declared(TERMS, SMALL, DEEP, WIDE)
+    for name in CLIENTS[:-1]:
+        state, _ = step(TERMS, state, telemetry(TERMS, name), 2.0)
+    state, actions = step(TERMS, state, telemetry(TERMS, CLIENTS[-1]), 2.0)
+    (wanted,) = wanted_of(BeginningWanted, actions)
+    assert (state.phase, state.lineages) == ("measure", ())
+    assert not wanted_of(BeginningWanted, step(TERMS, state, Tick(), 3.0)[1]), "it is being made"
+    made = beginning_of(TERMS, state, wanted)
+    begun, _ = step(TERMS, state, Ready(made=made), 3.0)
+    assert (begun.phase, begun.lineages) == ("train", made.lineages)
+    again, _ = step(TERMS, begun, Ready(made=replace(made, lineages=())), 3.0)
+    assert again.lineages == made.lineages
+    lost, _ = step(TERMS, state, Failed(wanted=wanted, reason="no"), 3.0)
+    assert (lost.lineages, lost.tries.retry) == ((), 1), "nobody has a network that is trained"
+    late, _ = step(TERMS, state, Tick(), 1e9)
+    assert (late.lineages, late.tries.retry) == ((), 1)
 
 
 def test_who_brings_nothing_and_who_declares_a_subnet_of_a_model_that_is_not_trained_are_left_out() -> None:

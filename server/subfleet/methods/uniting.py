@@ -151,7 +151,7 @@ def _grouped(unions: Unions, groups: Sequence[_Group], brought: Iterable[AnyFami
     new = [one for one in dict.fromkeys(brought) if not any(one in group.members for group in found)]
     for kind in dict.fromkeys(one.TYPE for one in new):
         # Mostly all of a family go together, which is found at once.
-        together = tuple(one for one in new if one.TYPE == kind)
+        together = tuple(one for one in new if kind == one.TYPE)
         if not _added(unions, found, together):
             for family in together:
                 _added(unions, found, (family,))

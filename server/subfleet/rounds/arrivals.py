@@ -5,12 +5,15 @@ from dataclasses import replace
 from types import MappingProxyType
 
 from subfleet.rounds.actions import Action, Request, SendTask
+from subfleet.rounds.beginning import begun_with
 from subfleet.rounds.evaluating import evaluation_made
 from subfleet.rounds.events import Failed, Ready
 from subfleet.rounds.exhaustive import never
 from subfleet.rounds.pricing import has_prices, prices_of, target_prices
 from subfleet.rounds.proposing import scoring_seat
 from subfleet.rounds.requests import (
+    BeginningMade,
+    BeginningWanted,
     EvaluationMade,
     EvaluationWanted,
     ModelsMade,
@@ -58,6 +61,8 @@ def came(terms: Terms, state: RunState, event: Ready, now_s: float) -> Outcome:
             outcome = _with_prices(terms, state, made.wanted, prices)
         case SearchMade():
             outcome = _explored(terms, state, made)
+        case BeginningMade():
+            outcome = begun_with(state, made), ()
         case _:
             never(made)
     return outcome
@@ -86,6 +91,8 @@ def failed(terms: Terms, state: RunState, event: Failed, now_s: float) -> Outcom
             outcome = _with_prices(terms, state, wanted, prices)
         case SearchWanted():
             outcome = _unexplored(state, wanted, event.reason), ()
+        case BeginningWanted():
+            outcome = begun_with(state, BeginningMade(wanted=wanted, lineages=())), ()
         case _:
             never(wanted)
     return outcome

@@ -7,38 +7,63 @@ from types import MappingProxyType
 from subfleet.elastic.lineage import Drawn, Lineage
 from subfleet.methods.evolving import Beginning
 from subfleet.rounds.networks import all_lineages, carried_by
-from subfleet.rounds.state import RunState
+from subfleet.rounds.requests import BeginningMade, BeginningWanted
+from subfleet.rounds.state import RunState, Seat
 from subfleet.rounds.terms import Terms
 
-__all__ = ["begun_with"]
+__all__ = ["beginning_of", "begun_with", "to_begin"]
 
 
-def begun_with(terms: Terms, state: RunState) -> RunState:
-    """The state with the networks that the method begins with; the configured one retires before the first round.
+def to_begin(terms: Terms, state: RunState) -> tuple[BeginningWanted, ...]:
+    """What is to be made before the first round's clients are chosen; nothing where all is there."""
+    begun = state.folded_round or state.lineages or state.begun_turn == state.turn
+    if terms.policies.begin is None or begun or not _answered(state):
+        return ()
+    return (BeginningWanted(turn=state.turn),)
+
+
+def beginning_of(terms: Terms, state: RunState, wanted: BeginningWanted) -> BeginningMade:
+    """The networks that the method begins with; the configured one retires before the first round.
+
+    Args:
+        terms: of the run.
+        state: with the answers of the first round's clients.
+        wanted: what is answered.
 
     Raises:
-        ValueError: the method gives none that may begin a run.
+        ValueError: the method gives some that may not begin a run.
     """
-    seats = [seat for _, seat in sorted(state.seats.items()) if seat.stage == "answered"]
-    if terms.policies.begin is None or state.folded_round or state.lineages or not seats:
-        return state
-    lineages = terms.policies.begin(
-        Beginning(
-            network=terms.network,
-            rates=terms.config.rates,
-            clients=tuple(seat.client_id for seat in seats),
-            brought=MappingProxyType({seat.client_id: seat.brought for seat in seats if seat.brought is not None}),
-            carried_by=partial(
-                carried_by, terms, [replace(seat, budget=seat.lasting or seat.budget) for seat in seats]
-            ),
+    seats = _answered(state)
+    found: tuple[Lineage, ...] = ()
+    if terms.policies.begin is not None:
+        found = terms.policies.begin(
+            Beginning(
+                network=terms.network,
+                rates=terms.config.rates,
+                clients=tuple(seat.client_id for seat in seats),
+                brought=MappingProxyType({seat.client_id: seat.brought for seat in seats if seat.brought is not None}),
+                carried_by=partial(
+                    carried_by, terms, [replace(seat, budget=seat.lasting or seat.budget) for seat in seats]
+                ),
+            )
         )
-    )
-    if not lineages:
-        return state
-    for lineage in lineages:
+    for lineage in found:
         _check(terms, lineage)
+        terms.declared(lineage)  # which takes its time here, and none later
     (first,) = all_lineages(terms, ())
-    return replace(state, lineages=(replace(first, retired_round=0), *lineages))
+    lineages = (replace(first, retired_round=0), *found) if found else ()
+    return BeginningMade(wanted=wanted, lineages=lineages)
+
+
+def begun_with(state: RunState, made: BeginningMade) -> RunState:
+    """The state in which the run begins so; one that has begun stays as it is."""
+    if state.folded_round or state.lineages or made.wanted.turn != state.turn:
+        return state
+    return replace(state, lineages=made.lineages, begun_turn=state.turn)
+
+
+def _answered(state: RunState) -> list[Seat]:
+    return [seat for _, seat in sorted(state.seats.items()) if seat.stage == "answered"]
 
 
 def _check(terms: Terms, lineage: Lineage) -> None:

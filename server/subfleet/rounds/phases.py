@@ -6,7 +6,7 @@ from heapq import nsmallest
 from types import MappingProxyType
 
 from subfleet.rounds.actions import Action, GoOn, Request, Withdraw
-from subfleet.rounds.beginning import begun_with
+from subfleet.rounds.beginning import to_begin
 from subfleet.rounds.closing import begin_fold
 from subfleet.rounds.counting import waits_for_programs
 from subfleet.rounds.ending import over
@@ -19,7 +19,7 @@ from subfleet.rounds.proposing import without_late_scores
 from subfleet.rounds.requests import ModelsWanted
 from subfleet.rounds.retrying import fruitless, opened
 from subfleet.rounds.selection import NOT_DRAWN, selected
-from subfleet.rounds.sizing import lacking, sized
+from subfleet.rounds.sizing import asking, lacking, sized
 from subfleet.rounds.state import Phase, RunState, Seat
 from subfleet.rounds.terms import Terms
 
@@ -91,6 +91,11 @@ def _measure(terms: Terms, state: RunState, now_s: float) -> Outcome:
     waits_for = (name not in state.seats for name in expected(terms, state, now_s))
     if not late and (len(state.seats) < terms.config.min_clients or any(waits_for)):
         return state, ()
+    if wanted := to_begin(terms, state):
+        if now_s - state.entered_s < terms.config.deadlines.measure_s + terms.config.deadlines.round_s:
+            return asking(state, wanted)
+        state, _ = _close_open_seats(state, [seat for seat in state.seats.values() if seat.open], "")
+        return fruitless(terms, state, now_s), ()
     missed = [name for name in sorted(expected(terms, state, now_s)) if name not in state.seats]
     silent = [name for name in silent_members(state) if name not in missed]
     since = {name: state.members[name].silent_since or state.round for name in (*missed, *silent)}
@@ -124,7 +129,6 @@ def _missing_seat(state: RunState, client_id: str, reason: str) -> Seat:
 
 def _assign(terms: Terms, state: RunState, now_s: float) -> Outcome:
     """Who was not chosen is left out; the others are given sizes while the phase goes on."""
-    state = begun_with(terms, state)
     state, drawn = selected(terms, state)
     left_out = {
         name: replace(seat, stage="skipped", reason=NOT_DRAWN)

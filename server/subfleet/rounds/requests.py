@@ -22,6 +22,8 @@ from subfleet.search.query import FoundSize, Search
 from subfleet.search.queue import SizedProgram
 
 __all__ = [
+    "BeginningMade",
+    "BeginningWanted",
     "EvaluationMade",
     "EvaluationWanted",
     "Made",
@@ -121,13 +123,29 @@ class PricesWanted:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class BeginningWanted:
+    """The networks that the run begins with, by what the clients of a turn have and can give."""
+
+    turn: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SearchWanted:
     """Sizes for the clients of a turn, looked for by the method's search."""
 
     turn: int
 
 
-Wanted = TaskWanted | ScoringWanted | EvaluationWanted | ModelsWanted | ProgramWanted | PricesWanted | SearchWanted
+Wanted = (
+    TaskWanted
+    | ScoringWanted
+    | EvaluationWanted
+    | ModelsWanted
+    | ProgramWanted
+    | PricesWanted
+    | SearchWanted
+    | BeginningWanted
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -210,4 +228,12 @@ class SearchMade:
     written_prices: Mapping[str, Candidate] = field(default_factory=dict)
 
 
-Made = TaskMade | ScoringMade | EvaluationMade | ModelsMade | ProgramMade | PricesMade | SearchMade
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BeginningMade:
+    """The lineages of the networks that the run begins with; none where that is the configured one."""
+
+    wanted: BeginningWanted
+    lineages: tuple[Lineage, ...]
+
+
+Made = TaskMade | ScoringMade | EvaluationMade | ModelsMade | ProgramMade | PricesMade | SearchMade | BeginningMade

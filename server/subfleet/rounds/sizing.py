@@ -12,7 +12,7 @@ from types import MappingProxyType
 from subfleet.rounds.actions import Action, GoOn, Request
 from subfleet.rounds.pricing import prices_wanted
 from subfleet.rounds.proposing import proposed_seat
-from subfleet.rounds.requests import PricesWanted, ProgramWanted, SearchWanted
+from subfleet.rounds.requests import BeginningWanted, PricesWanted, ProgramWanted, SearchWanted
 from subfleet.rounds.state import RunState
 from subfleet.rounds.terms import Terms
 from subfleet.search.queue import most_wanted
@@ -38,7 +38,7 @@ def lacking(terms: Terms, state: RunState) -> tuple[PricesWanted | SearchWanted,
     return () if found else (SearchWanted(turn=state.turn),)
 
 
-def asking(state: RunState, wanted: Iterable[PricesWanted | SearchWanted]) -> Outcome:
+def asking(state: RunState, wanted: Iterable[PricesWanted | SearchWanted | BeginningWanted]) -> Outcome:
     """Ask for what is not being made already."""
     new = tuple(one for one in wanted if one not in state.asked)
     if not new:

@@ -40,7 +40,7 @@ from subfleet.protocol.messages import MAX_SAMPLES, Evaluated, Profile, Task, Up
 from subfleet.protocol.readings import Budget
 from subfleet.protocol.subnet import SubnetSpec
 from subfleet.rounds.persistent import PersistentMap
-from subfleet.rounds.requests import PricesWanted, SearchWanted
+from subfleet.rounds.requests import BeginningWanted, PricesWanted, SearchWanted
 from subfleet.rounds.suspicion import ChangeSize
 from subfleet.rounds.terms import Terms
 from subfleet.rounds.written import ModelFile, WrittenProgram
@@ -256,7 +256,8 @@ class RunState:
     """Where a run stands.
 
     All survives a crash but `members`, `swept`, `entered_s`, `opened_s`, `prices`, `searches`, `written_prices`,
-    `asked` and what `Tries` leaves out: prices and searches follow from the rest, and are asked for again.
+    `asked`, `begun_turn` and what `Tries` leaves out: prices and searches follow from the rest, and are asked for
+    again.
 
     Attributes:
         round: the open or last round; 0 before the first.
@@ -302,7 +303,8 @@ class RunState:
     prices: Mapping[str, TargetPrices] = field(default_factory=lambda: MappingProxyType({}))
     searches: Mapping[str, Search] = field(default_factory=lambda: MappingProxyType({}))
     written_prices: Mapping[str, Candidate] = field(default_factory=lambda: MappingProxyType({}))
-    asked: frozenset[PricesWanted | SearchWanted] = frozenset()
+    asked: frozenset[PricesWanted | SearchWanted | BeginningWanted] = frozenset()
+    begun_turn: int = 0
     queue: tuple[SizedProgram, ...] = ()
     written: Mapping[str, WrittenProgram] = field(default_factory=lambda: MappingProxyType({}))
     unfit: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))

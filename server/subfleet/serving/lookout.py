@@ -1,22 +1,24 @@
-"""The method's search, beside the loop: it takes seconds, and reads a state that nothing changes."""
+"""What a method looks for beside the loop: it takes seconds, and reads a state that nothing changes."""
 
 import logging
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 
 from subfleet.protocol.errors import SubfleetError
+from subfleet.rounds.beginning import beginning_of
 from subfleet.rounds.events import Failed, Ready
 from subfleet.rounds.exploring import explored
-from subfleet.rounds.requests import SearchMade, SearchWanted
+from subfleet.rounds.requests import BeginningMade, BeginningWanted, SearchMade, SearchWanted
 from subfleet.rounds.state import RunState
 from subfleet.rounds.terms import Terms
 
-__all__ = ["Lookout"]
+__all__ = ["Lookout", "looked_for"]
 
+_Wanted = SearchWanted | BeginningWanted
 _LOG = logging.getLogger(__name__)
 
 
 class Lookout:
-    """One thread that searches; one turn after the other.
+    """One thread that searches, and finds what a run begins with; one turn after the other.
 
     Args:
         terms: of the run.
@@ -25,17 +27,17 @@ class Lookout:
     def __init__(self, terms: Terms) -> None:
         self._terms = terms
         self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="subfleet-search")
-        self._work: dict[SearchWanted, Future[SearchMade]] = {}
+        self._work: dict[_Wanted, Future[SearchMade | BeginningMade]] = {}
 
-    def begin(self, wanted: SearchWanted, state: RunState) -> None:
-        """Begin to look for sizes; what is under way is not begun again.
+    def begin(self, wanted: _Wanted, state: RunState) -> None:
+        """Begin to look for it; what is under way is not begun again.
 
         Args:
             wanted: what is asked for.
             state: in which that was decided.
         """
         if wanted not in self._work:
-            self._work[wanted] = self._pool.submit(explored, self._terms, state, wanted)
+            self._work[wanted] = self._pool.submit(looked_for, self._terms, state, wanted)
 
     def events(self) -> tuple[Ready | Failed, ...]:
         """What has been found, or could not be, since the last call."""
@@ -50,9 +52,16 @@ class Lookout:
         """Let the thread end; what it is looking for can be looked for again."""
         self._pool.shutdown(wait=True, cancel_futures=True)
 
-    def _event(self, wanted: SearchWanted, work: "Future[SearchMade]") -> Ready | Failed:
+    def _event(self, wanted: _Wanted, work: "Future[SearchMade | BeginningMade]") -> Ready | Failed:
         try:
             return Ready(made=work.result())
         except SubfleetError as error:
             _LOG.warning("the search for turn %d failed: %s", wanted.turn, error)
             return Failed(wanted=wanted, reason=f"the search failed: {error}")
+
+
+def looked_for(terms: Terms, state: RunState, wanted: _Wanted) -> SearchMade | BeginningMade:
+    """What comes of a look at a state."""
+    if isinstance(wanted, SearchWanted):
+        return explored(terms, state, wanted)
+    return beginning_of(terms, state, wanted)

@@ -57,7 +57,7 @@ from subfleet.rounds.ending import why_early
 from subfleet.rounds.events import Event, Tick
 from subfleet.rounds.exhaustive import never
 from subfleet.rounds.networks import all_lineages
-from subfleet.rounds.requests import SearchWanted
+from subfleet.rounds.requests import BeginningWanted, SearchWanted
 from subfleet.rounds.state import RunState
 from subfleet.serving.garbage import freeze_what_is_loaded
 from subfleet.serving.loading import loaded_model
@@ -371,7 +371,7 @@ class Server:
                 never(action)
 
     def _request(self, action: Request) -> None:
-        if isinstance(action.wanted, SearchWanted):
+        if isinstance(action.wanted, SearchWanted | BeginningWanted):
             self._lookout.begin(action.wanted, self._state)
         else:
             self._supply.begin(action.wanted)
