@@ -34,12 +34,36 @@ depth = true
 """
 
 
+BROUGHT = """
+[[fleet.devices]]
+id = "small"
+log = "laptop"
+network = { family = "mlp", widths = [4], depths = [1] }
+[[fleet.devices]]
+id = "deep"
+log = "laptop"
+network = { family = "mlp", widths = [8], depths = [2] }
+[method]
+type = "fedadp"
+choice = "declared"
+"""
+
+
 def preflight(folder: Path, config: str, *options: str) -> subprocess.CompletedProcess[str]:
     path = folder / "run.toml"
     path.write_text(config, encoding="utf-8")
     environment = {**os.environ, "SUBFLEET_CACHE": str(folder / "cache")}
     command = [sys.executable, "-m", "subfleet.cli.main", "preflight", str(path), *options]
     return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120, check=False)
+
+
+def test_networks_that_devices_bring_are_exported_in_place_of_the_model(tmp_path: Path) -> None:
+    model, _, _ = CONFIG.partition("[method]")
+    done = preflight(tmp_path, model + BROUGHT, "--json")
+    assert done.returncode == 0, done.stderr
+    verdicts = json.loads(done.stdout)
+    assert [verdict["subnet"].rsplit(" ", 1)[0] for verdict in verdicts] == ["union1 mlp d1", "union1 mlp d2"]
+    assert all(verdict["planned_peak_bytes"] > 0 for verdict in verdicts)
 
 
 def test_every_subnet_is_exported_and_told(tmp_path: Path) -> None:

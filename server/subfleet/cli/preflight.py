@@ -1,10 +1,11 @@
 """Exports every subnet of a run for every target before any device is there, and shows what each one takes."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 
 from rich.console import Console
 from rich.table import Table
@@ -13,11 +14,13 @@ from subfleet.cli.literal import literal
 from subfleet.export.cache import CacheFolder
 from subfleet.export.pool import ExportPool
 from subfleet.folding.devices import compute_device
+from subfleet.methods.evolving import Beginning
 from subfleet.programs.requests import train_request
 from subfleet.protocol.errors import ExportError
 from subfleet.protocol.memory import MemoryPlan
 from subfleet.protocol.programs import decode_program
 from subfleet.protocol.subnet import SubnetSpec
+from subfleet.rounds.terms import Declared, Terms
 from subfleet.search.candidates import Candidate
 from subfleet.serving.terms import terms_of
 from subfleet.settings.run import Run
@@ -59,6 +62,8 @@ class Verdict:
 def preflight(config: Run, cache: CacheFolder) -> Iterator[Verdict]:
     """Export the training program of every subnet, from the smallest to the largest, for every target of the run.
 
+    Where its devices bring networks of their own, these are the subnets.
+
     What was exported stays in the cache, so that the run finds it there.
 
     Raises:
@@ -71,13 +76,32 @@ def preflight(config: Run, cache: CacheFolder) -> Iterator[Verdict]:
             (
                 candidate,
                 target,
-                pool.submit_training(train_request(terms.network, candidate.spec, target, terms.training(1))),
+                pool.submit_training(train_request(declared.network, candidate.spec, target, terms.training(1))),
             )
-            for candidate in terms.candidates
+            for declared in _networks(terms)
+            for candidate in declared.candidates
             for target in config.targets
         ]
         for candidate, target, future in asked:
             yield _verdict(candidate, target, future)
+
+
+def _networks(terms: Terms) -> Sequence[Declared]:
+    """The networks that the run begins with: unions of what its devices bring, or that which it describes."""
+    brought = {one.id: one.network for one in terms.config.fleet.each() if one.network is not None}
+    if not brought or not terms.policies.declarations or terms.policies.begin is None:
+        return (terms.first,)
+    names = tuple(brought)
+    unions = terms.policies.begin(
+        Beginning(
+            network=terms.network,
+            rates=terms.config.rates,
+            clients=names,
+            brought=MappingProxyType(brought),
+            carried_by=lambda lineage: names,
+        )
+    )
+    return [terms.declared(one) for one in unions]
 
 
 def _verdict(candidate: Candidate, target: str, future: "Future[Path]") -> Verdict:
