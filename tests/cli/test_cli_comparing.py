@@ -90,6 +90,42 @@ def test_figures_of_a_batch_are_columns_where_every_seed_has_them(folders: list[
     assert "own" not in rows[0]
 
 
+@pytest.mark.slow
+def test_what_training_took_is_a_table_of_its_own(folders: list[str]) -> None:
+    for place, folder in enumerate(folders[:3]):
+        path = Path(folder) / "summary.json"
+        seconds = {"mean_s": 2.0 + place, "deviation_s": 0.5, "count": 2}
+        costs: dict[str, Any] = {
+            "training_macs": 10**9 * (place + 1),
+            "bytes_down": 10**6,
+            "bytes_up": 0,
+            "storage_bytes": 5 * 10**5,
+        }
+        costs |= {"rounds": seconds if place else None, "expected_rounds": seconds}
+        networks = [{"retired_round": 0}, *({"retired_round": None} for _ in range(place + 1))]
+        told = json.loads(path.read_text(encoding="utf-8")) | {"costs": costs, "networks": networks}
+        path.write_text(json.dumps(told), encoding="utf-8")
+    first, second = json.loads(invoke("compare", *folders, "--json").stdout)
+    assert first["costs"] == {
+        "networks": 2.0,
+        "training_macs": 2e9,
+        "bytes_down": 1e6,
+        "bytes_up": 0.0,
+        "storage_bytes": 5e5,
+        "expected_round_s": 3.0,
+        "expected_round_deviation_s": 0.5,
+    }, "one seed has not measured any round"
+    assert second["costs"] == {}
+    assert [one["figures"] for one in (first, second)] == [{}, {}]
+    shown = invoke("compare", *folders, "--out", str(Path(folders[0]).parent / "out"))
+    assert shown.exit_code == 0, shown.output
+    with (Path(folders[0]).parent / "out" / "comparison.csv").open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    names = ("networks", "training GMACs", "MB down", "storage MB", "expected s", "expected ± s")
+    assert [[row[name] for name in names] for row in rows] == [["2.0", "2", "1.0", "0.50", "3.00", "0.50"], [""] * 6]
+    assert "round s" not in rows[0]
+
+
 def test_runs_that_cannot_be_compared_are_one_sentence(folders: list[str], tmp_path: Path) -> None:
     (other,) = read_runs("fjord", ("rounds=3", "name=fjord-s9", "seed=9"))
     odd = tmp_path / "odd"

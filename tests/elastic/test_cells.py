@@ -11,12 +11,12 @@ import torch
 from elastic.elastic_cases import CONFIGS, CONVOLUTIONAL, MLP, RESNET, relaxed
 from elastic.test_growing import inputs_of
 from elastic.token_cases import LSTM, TOKEN_CONFIGS, VIT
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
 from subfleet.elastic.building import build_module, network_of
-from subfleet.elastic.cells import can_deepen, cells_of, deepened, parameters_of, widened
+from subfleet.elastic.cells import can_deepen, cells_of, changed_cells, deepened, parameters_of, widened
 from subfleet.elastic.cost import estimate_cost
 from subfleet.elastic.families import preset
 from subfleet.elastic.families.records.inverted import MobileNetV3
@@ -223,3 +223,15 @@ def test_what_cannot_grow_is_one_sentence() -> None:
     assert not can_deepen(_declared(LSTM), cells_of(_declared(LSTM))[0])
     grouped = replace(CONVOLUTIONAL["plain vgg"], norm="group", widths=(4, 4))
     assert not can_deepen(network_of(grouped), cells_of(network_of(grouped))[0])
+
+
+@pytest.mark.slow
+@settings(relaxed, max_examples=30)
+@given(morphs())
+def test_what_was_changed_is_told_from_the_two_networks(morph: Morph) -> None:
+    wider, deeper = changed_cells(morph.before, morph.after)
+    before = {cell.name: cell for cell in cells_of(morph.before)}
+    assert {*deeper} == {*morph.followed} & before.keys()
+    longer = {axis for cell in cells_of(morph.after) if cell.name in morph.wider for axis in cell.axes}
+    # Where cells share their width, all of them become wider with one.
+    assert {*wider} == {name for name, cell in before.items() if longer & {*cell.axes}}

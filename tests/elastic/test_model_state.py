@@ -37,6 +37,14 @@ def test_what_is_done_to_all_tensors_is_done_to_copies_and_moments_too() -> None
     assert changed.sizes == SIZES
 
 
+def test_its_bytes_are_those_of_all_its_tensors() -> None:
+    other = ModelState(shared={"a": torch.zeros(5)}, kept={"norms": torch.zeros(3, dtype=torch.float64)})
+    assert STATE.tensor_bytes == 5 * 4
+    whole = STATE.with_network("m1", other)
+    assert whole.tensor_bytes == 5 * 4 + 5 * 4 + 3 * 8
+    assert whole.tensor_bytes == sum(one.nbytes for name, one in packed(whole).items() if "json" not in name)
+
+
 def test_what_is_no_packed_state_is_refused() -> None:
     with pytest.raises(ConfigError, match="must name copies, moments, networks or tensors"):
         unpacked({"elsewhere/a": torch.zeros(1)})

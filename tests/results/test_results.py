@@ -37,9 +37,20 @@ FOLDED = ClientRow(
     sample_count=300,
     status="folded",
     limit="memory",
+    forward_macs=40,
+    sample_passes=600,
+    took_s=1.75,
+    expected_training_s=1.0,
+    expected_downlink_s=0.5,
 )
 SKIPPED = dataclasses.replace(
-    FOLDED, client_id="<tiny>", spec="", spec_id="", status="skipped: no subnet fits", measured_peak_bytes=0
+    FOLDED,
+    client_id="<tiny>",
+    spec="",
+    spec_id="",
+    status="skipped: no subnet fits",
+    measured_peak_bytes=0,
+    sample_passes=0,
 )
 ROUND = RoundRecord(round=1, accuracy=0.5, loss=1.5, seconds=2.0, log_time_s=0.0, clients=(FOLDED, SKIPPED))
 RESULT = RunResult(
@@ -60,8 +71,8 @@ def test_summary_and_tables_hold_every_round_and_client(tmp_path: Path) -> None:
     assert summary["accuracy"] == 0.5
     assert [record["round"] for record in summary["rounds"]] == [1, 2]
     used, unused = summary["rounds"][0]["clients"]
-    assert used == {**dataclasses.asdict(FOLDED), "utilisation": 15 / 18}
-    assert unused == {**dataclasses.asdict(SKIPPED), "utilisation": SKIPPED.utilisation}
+    assert used == {**dataclasses.asdict(FOLDED), "utilisation": 15 / 18, "training_macs": 3 * 40 * 600}
+    assert unused == {**dataclasses.asdict(SKIPPED), "utilisation": SKIPPED.utilisation, "training_macs": 0}
     assert summary["participation"] == summary["rounds"][0]["participation"] == 0.5
     assert (summary["rounds"][0]["due"], summary["rounds"][0]["folded"]) == (2, 1)
     assert summary["rounds"][0]["left_out"] == "1 skipped: memory"
@@ -80,6 +91,24 @@ def test_summary_and_tables_hold_every_round_and_client(tmp_path: Path) -> None:
     with (tmp_path / "rounds.csv").open(encoding="utf-8", newline="") as file:
         told = [(row["limits"], row["participation"], row["left_out"]) for row in csv.DictReader(file)]
     assert told == [("1 memory", "0.5", "1 skipped: memory")] * 2
+
+
+def test_what_it_took_is_told_of_the_run_and_of_each_round(tmp_path: Path) -> None:
+    rounds = (dataclasses.replace(ROUND, model_bytes=5_000), dataclasses.replace(ROUND, round=2, seconds=4.0))
+    write_results(tmp_path, name="test", result=dataclasses.replace(RESULT, rounds=rounds))
+    summary = json.loads((tmp_path / "summary.json").read_text(encoding="utf-8"))
+    costs = summary["costs"]
+    assert (costs["training_macs"], costs["forward_macs"]) == (2 * 3 * 40 * 600, 2 * 40 * 600)
+    assert (costs["bytes_down"], costs["bytes_up"], costs["storage_bytes"]) == (240_000, 200_000, 5_000)
+    assert costs["rounds"] == {"mean_s": 3.0, "deviation_s": 1.0, "count": 2}
+    assert costs["clients"] == {"mean_s": 1.75, "deviation_s": 0.0, "count": 2}
+    assert costs["expected_rounds"] == costs["expected_clients"] == {"mean_s": 1.5, "deviation_s": 0.0, "count": 2}
+    with (tmp_path / "rounds.csv").open(encoding="utf-8", newline="") as file:
+        told = [(row["training_macs"], row["model_bytes"], row["expected_s"]) for row in csv.DictReader(file)]
+    assert told == [("72000", "5000", "1.5"), ("72000", "0", "1.5")]
+    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert "All training took 144 k MACs (48 k forward), 240 kB down and 200 kB up" in page
+    assert "A round took 3.00 s on average (deviation 1.00 s), a device&#x27;s part of it 1.75 s on average" in page
 
 
 def test_participation_is_the_share_of_those_who_were_to_take_part() -> None:

@@ -118,7 +118,7 @@ def outcome(world: World) -> Any:
     found = world.server.result()
     rounds = [[(row.client_id, row.spec_id, row.status) for row in record.clients] for record in found.rounds]
     evaluations = [[(row.client_id, row.spec_id, row.status) for row in record.clients] for record in found.evaluations]
-    return world.model_bytes(), rounds, evaluations, dict(found.programs_from), found.lineages
+    return world.model_bytes(), rounds, evaluations, dict(found.programs_from), [one.lineage for one in found.networks]
 
 
 @pytest.mark.slow

@@ -22,7 +22,7 @@ from subfleet.elastic.network import Family, Network
 from subfleet.elastic.resizing import AXES_OF_BLOCKS, head_widths, of_sections, resized
 from subfleet.protocol.errors import ConfigError
 
-__all__ = ["Cell", "can_deepen", "cells_of", "deepened", "parameters_of", "widened"]
+__all__ = ["Cell", "can_deepen", "cells_of", "changed_cells", "deepened", "parameters_of", "widened"]
 
 _FamilyT = TypeVar("_FamilyT", bound=Family)
 
@@ -111,6 +111,23 @@ def can_deepen(network: Network, cell: Cell) -> bool:
     deeper = network_of(deepened(network.config, cell))
     (new,) = {block.name for block in deeper.blocks} - {block.name for block in network.blocks}
     return starts_as_identity(deeper, new)
+
+
+def changed_cells(parent: Network, grown: Network) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The cells of a network that are wider in one that grew from it, and those behind which that has others."""
+    if parent.config == grown.config:
+        return (), ()
+    before = {cell.name: cell for cell in cells_of(parent)}
+    wider, deeper, behind = list[str](), list[str](), ""
+    for cell in cells_of(grown):
+        known = before.get(cell.name)
+        if known is None:
+            deeper.append(behind)  # a section's first cell is always there
+            continue
+        behind = cell.name
+        if any(grown.axes[axis].size > parent.axes[axis].size for axis in known.axes if axis in grown.axes):
+            wider.append(cell.name)
+    return tuple(wider), tuple(dict.fromkeys(deeper))
 
 
 def _axes(network: Network, name: str, section: int) -> tuple[str, ...]:

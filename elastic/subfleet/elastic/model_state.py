@@ -81,6 +81,13 @@ class ModelState:
         return replace(self, others=MappingProxyType(kept))
 
     @property
+    def tensor_bytes(self) -> int:
+        """Of all its tensors: those of every network, the copies of cohorts, moments, and what a method keeps."""
+        parts = (self.shared, *self.copies.values(), *self.moments.values(), self.kept)
+        own = sum(tensor.nbytes for part in parts for tensor in part.values())
+        return own + sum(state.tensor_bytes for state in self.others.values())
+
+    @property
     def network_ids(self) -> tuple[str, ...]:
         """Of the networks that are in use, the one that the run begins with first."""
         return (*([""] if self.shared else []), *sorted(self.others))

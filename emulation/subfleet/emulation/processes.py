@@ -134,7 +134,7 @@ def _collect(folder: Path, result: RunResult, test: Path, observer: RunObserver)
         write_results(folder, name=folder.name, result=result)
         raise
     report = write_results(folder, name=folder.name, result=result, extra={"models": list(models)})
-    return Outcome(accuracy=result.accuracy, folder=folder, report=report, rounds=result.rounds, models=models)
+    return Outcome(result=result, folder=folder, report=report, models=models)
 
 
 def _own_models(folder: Path, result: RunResult, test: Path) -> tuple[dict[str, Any], ...]:

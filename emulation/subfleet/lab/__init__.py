@@ -122,4 +122,5 @@ def run(
     keep_run(folder, described)
     with opened_host(described.host.type, cache or default_cache()) as host:
         outcome = host(described, folder, observer or Unobserved(), threading.Event())
-    return Result(run=described, folder=folder, accuracy=outcome.accuracy, rounds=outcome.rounds, models=outcome.models)
+    found = outcome.result
+    return Result(run=described, folder=folder, accuracy=found.accuracy, rounds=found.rounds, models=outcome.models)

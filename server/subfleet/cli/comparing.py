@@ -30,7 +30,7 @@ def compare(
         from rich.table import Table
 
         from subfleet.cli.literal import literal
-        from subfleet.reporting.comparing import FIGURES, as_plain, as_rows, compared, read_folders
+        from subfleet.reporting.comparing import COSTS, FIGURES, as_plain, as_rows, compared, read_folders
 
         found = compared(read_folders(folders))
         if out is not None:
@@ -39,9 +39,13 @@ def compare(
             typer.echo(json_module.dumps(as_plain(found)))
             return
         rows, console = as_rows(found), Console()
-        # What a batch tells besides stands below, so that each table has room on a screen.
-        below = [head for head in rows[0] if head in FIGURES.values()]
-        tables = [[head for head in rows[0] if head not in below], *([["name", *below]] if below else [])]
+        # What clients found, and what it took, stands below, so that each table has room on a screen.
+        further = ({*FIGURES.values()}, {title for title, *_ in COSTS.values()})
+        below = [heads for titles in further if (heads := [head for head in rows[0] if head in titles])]
+        tables = [
+            [head for head in rows[0] if not any(head in titles for titles in further)],
+            *(["name", *heads] for heads in below),
+        ]
         for heads in tables:
             table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
             for head in heads:

@@ -104,9 +104,11 @@ def _run(run: Run, folder: Path, options: RunOptions, display: "Display") -> "Ou
 
 
 def next_steps(outcome: "Outcome") -> Iterator[str]:
-    """What the run reached, where to look, and the two lines that add a real device."""
+    """What the run reached and took, where to look, and the two lines that add a real device."""
+    from subfleet.reporting.telling import ending_lines
+
     yield ""
-    yield f"Test accuracy of the full model: {outcome.accuracy:.4f}"
+    yield f"Test accuracy of the full model: {outcome.result.accuracy:.4f}"
     for model in outcome.models:
         difference = model["max_abs_diff"]
         known = "an unknown amount" if difference is None else f"{difference:.1e}"
@@ -114,6 +116,7 @@ def next_steps(outcome: "Outcome") -> Iterator[str]:
             f"  {model['client_id']}: {model['file']}, subnet {model['spec']}, {model['bytes'] / 1000:.0f} kB, "
             f"differs from PyTorch by {known}, accuracy of its own {model['accuracy']:.4f}"
         )
+    yield from ending_lines(outcome.result)
     yield f"Everything is in {outcome.folder}; look at {outcome.report}"
     yield ""
     yield "Add a real device. Start a server here, on a broker that the device can reach, then join from the device:"

@@ -20,6 +20,7 @@ from subfleet.protocol.topics import Topics
 from subfleet.reporting.address import HttpAddress
 from subfleet.reporting.api import serve_http
 from subfleet.reporting.results import write_results
+from subfleet.reporting.telling import ending_lines
 from subfleet.serving.session import Server
 from subfleet.settings.kept import keep_run, make_folder
 from subfleet.settings.run import Run
@@ -117,5 +118,7 @@ def _keep(folder: Path, run: Run, result: RunResult, display: RunObserver) -> Pa
         kept.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(model.path, kept)
     report = write_results(folder, name=run.name, result=result)
+    for line in ending_lines(result):
+        display.say(line)
     display.say(f"Test accuracy of the full model: {result.accuracy:.4f}; everything is in {folder}, look at {report}")
     return folder

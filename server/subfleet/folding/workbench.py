@@ -88,6 +88,7 @@ class Workbench:
             refused=folded.refused,
             found=folded.found,
             lineages=folded.lineages,
+            model_bytes=folded.state.tensor_bytes,
         )
         return FoldOutcome(model=folded.state, event=event)
 

@@ -28,6 +28,7 @@ class EvaluationRow:
         bytes_up: payload bytes received from it.
         seconds: from the task's arrival on the device to its answer.
         status: "evaluated", or why it was not, such as "missing: no answer came in time".
+        network: id of the network that the subnet is of; empty for the one that the run began with.
     """
 
     client_id: str
@@ -44,6 +45,7 @@ class EvaluationRow:
     bytes_up: int = 0
     seconds: float = 0.0
     status: str = "evaluated"
+    network: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

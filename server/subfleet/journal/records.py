@@ -7,9 +7,10 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Protocol, runtime_checkable
 
-from subfleet.elastic.lineage import Lineage
 from subfleet.journal.evaluations import EvaluationRecord
+from subfleet.journal.networks import NetworkRecord
 from subfleet.rounds.selection import NOT_DRAWN
+from subfleet.search.candidates import TRAINING_MACS_PER_FORWARD
 
 __all__ = [
     "ClientRow",
@@ -58,6 +59,16 @@ class ClientRow:
             excluded by that alone; several with "+" between them where every larger one exceeds more than one; "method"
             where a larger one would have fitted; empty where it was given the largest.
         parameters_lost: share of that one's parameters that it was not given, 0 to 1.
+        network: id of the network that its subnet is of; empty for the one that the run began with.
+        forward_macs: multiply-accumulates of one sample's forward pass through its subnet, and through the smaller one
+            that is nested in it, where it trains both.
+        sample_passes: samples that its training ran over, each as often as there were epochs; 0 where it trained
+            nothing, as far as the server knows.
+        took_s: from the sending of its task until its update was stored, by the server's clock; 0 where none was.
+        expected_training_s: seconds that its task's training takes by the pace that it has told; 0 where it told none,
+            or was given nothing to train.
+        expected_downlink_s: the same of the weights on their way to it, by the link that it told for this round.
+        expected_uplink_s: the same of the update on its way back.
     """
 
     client_id: str
@@ -86,6 +97,23 @@ class ClientRow:
     share: float = 0.0
     lowered: str = ""
     limit: str = ""
+    network: str = ""
+    forward_macs: int = 0
+    sample_passes: int = 0
+    took_s: float = 0.0
+    expected_training_s: float = 0.0
+    expected_downlink_s: float = 0.0
+    expected_uplink_s: float = 0.0
+
+    @property
+    def training_macs(self) -> int:
+        """Multiply-accumulates of its training: three times those of the forward passes over its samples."""
+        return TRAINING_MACS_PER_FORWARD * self.forward_macs * self.sample_passes
+
+    @property
+    def expected_s(self) -> float:
+        """Seconds that its part of the round was expected to take."""
+        return self.expected_downlink_s + self.expected_training_s + self.expected_uplink_s
 
     @property
     def weight_bytes(self) -> int:
@@ -130,6 +158,8 @@ class RoundRecord:
         programs_written: training programs that the round added to those that later rounds may count on.
         calibrated: devices measured the running statistics of norms, and trained nothing.
         retries: how often the round was tried before without anything to fold; `seconds` are those of the last try.
+        model_bytes: of all tensors that the server had to keep after it: those of every network in use, copies that
+            some clients have, moments of a server optimiser, and what the method remembers in tensors.
     """
 
     round: int
@@ -141,6 +171,7 @@ class RoundRecord:
     programs_written: int = 0
     calibrated: bool = False
     retries: int = 0
+    model_bytes: int = 0
 
     @property
     def due(self) -> tuple[ClientRow, ...]:
@@ -207,10 +238,11 @@ class RunResult:
         model_path: the last checkpoint; None where no round was folded.
         method: its name in a configuration.
         method_status: "exact" where the run did what the method's paper says, else in what it differed.
-        lineages: of the networks that it had, the one that it began with first.
+        networks: that it had, the one that it began with first.
         evaluations: what devices found on held-out samples of their own, after each round that asked them.
         ended_early: why it has no more rounds than these, though more were configured; empty where it was to end here.
         programs_from: the turns from which written programs counted, as `Run.programs_from` takes them.
+        logical_time: seconds are those of a clock that stands while devices work, so that they say nothing of these.
     """
 
     run_id: str
@@ -221,10 +253,11 @@ class RunResult:
     rounds: tuple[RoundRecord, ...]
     deployed: tuple[DeployedModel, ...]
     model_path: Path | None
-    lineages: tuple[Lineage, ...] = ()
+    networks: tuple[NetworkRecord, ...] = ()
     evaluations: tuple[EvaluationRecord, ...] = ()
     ended_early: str = ""
     programs_from: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
+    logical_time: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,10 +9,12 @@ from subfleet.journal.evaluations import EvaluationRecord, EvaluationRow
 from subfleet.journal.records import ClientRow, DeployedModel, RoundRecord
 from subfleet.link.traffic import Traffic
 from subfleet.rounds.actions import Close, CloseEvaluation
+from subfleet.rounds.durations import expected_time
 from subfleet.rounds.networks import declared_of, price_of
 from subfleet.rounds.state import Seat
 from subfleet.rounds.terms import Terms
 from subfleet.rounds.weights import Weight, round_weights
+from subfleet.search.candidates import Candidate
 
 __all__ = ["deployed_models", "evaluation_record", "record_of", "round_record"]
 
@@ -30,6 +32,7 @@ def round_record(terms: Terms, close: Close, traffic: Traffic) -> RoundRecord:
         programs_written=close.exported,
         calibrated=terms.config.calibrates(close.round),
         retries=close.retries,
+        model_bytes=close.model_bytes,
     )
 
 
@@ -52,6 +55,7 @@ def _evaluation_row(seat: Seat, traffic: Traffic) -> EvaluationRow:
         device=seat.device,
         spec=seat.size.name if seat.size is not None else "",
         spec_id=seat.size.spec_id if seat.size is not None else "",
+        network=seat.size.network if seat.size is not None else "",
         bytes_down=down,
         bytes_up=up,
         status="evaluated" if seat.stage == "done" else f"{seat.stage}: {seat.reason}",
@@ -112,11 +116,39 @@ def _client_row(terms: Terms, close: Close, seat: Seat, traffic: Traffic, weight
         lowered=weight.lowered if weight is not None else "",
         limit=seat.limit,
     )
+    if candidate is not None:
+        row = _with_costs(terms, close, seat, row, candidate)
     if seat.wanted is None or row.utilisation is None:
         return row
     wanted = price_of(terms, close.lineages, seat.wanted.program.size)
     lost = max(0.0, 1 - row.parameters / wanted.parameters)
     return replace(row, wanted=wanted.spec.name, parameters_lost=lost)
+
+
+def _with_costs(terms: Terms, close: Close, seat: Seat, row: ClientRow, candidate: Candidate) -> ClientRow:
+    """The row with what the client's task takes, and with what its training has taken."""
+    nested = 0 if seat.student is None else price_of(terms, close.lineages, seat.student).forward_macs
+    row = replace(row, network=candidate.spec.network, forward_macs=candidate.forward_macs + nested)
+    task, update = seat.task, seat.result
+    if task is None or task.work != "train" or task.training is None:
+        return row
+    expected = expected_time(
+        terms,
+        seat,
+        forward_macs=row.forward_macs,
+        training=task.training,
+        weight_bytes=candidate.weight_bytes,
+        update_bytes=row.update_bytes,
+    )
+    samples = 0 if update is None else min(update.sample_count, task.training.round_count(seat.sample_count))
+    return replace(
+        row,
+        sample_passes=task.training.epochs * samples,
+        took_s=seat.took_s,
+        expected_training_s=expected.training_s,
+        expected_downlink_s=expected.downlink_s,
+        expected_uplink_s=expected.uplink_s,
+    )
 
 
 def _update_bytes(terms: Terms, close: Close, seat: Seat) -> int:

@@ -18,6 +18,7 @@ from subfleet.settings.kept import kept_run
 from subfleet.settings.parts import parts_of
 
 __all__ = [
+    "COSTS",
     "FIGURES",
     "Comparison",
     "Entrant",
@@ -36,11 +37,26 @@ FIGURES: Mapping[str, str] = MappingProxyType(
         "subnets": "subnets",
         "worst_tier": "worst tier",
         "own_mean": "own",
+        "own_range": "own range",
         "own_worst": "own worst",
         "backdoor": "backdoor",
     }
 )
 """What a run tells of its clients' own subnets, those of a batch more, and what a table calls it."""
+COSTS: Mapping[str, tuple[str, float, str]] = MappingProxyType(
+    {
+        "networks": ("networks", 1, ".1f"),
+        "training_macs": ("training GMACs", 1e9, ".3g"),
+        "bytes_down": ("MB down", 1e6, ".1f"),
+        "bytes_up": ("MB up", 1e6, ".1f"),
+        "storage_bytes": ("storage MB", 1e6, ".2f"),
+        "round_s": ("round s", 1, ".2f"),
+        "round_deviation_s": ("round ± s", 1, ".2f"),
+        "expected_round_s": ("expected s", 1, ".2f"),
+        "expected_round_deviation_s": ("expected ± s", 1, ".2f"),
+    }
+)
+"""What a run tells of all its training: what a table calls it, in which unit, and in which form."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,6 +92,7 @@ class Comparison:
     Attributes:
         figures: what a batch tells besides, means over the seeds, by the names of `subfleet.emulation.batch.figures`:
             accuracies of its clients' subnets, success of a backdoor; without what some run lacks.
+        costs: of all training, means over the seeds, by the names in `COSTS`; without what some run lacks.
         gain: of its accuracy on the first one's, over the seeds that both have; None with fewer than two of them, and
             for the first one.
     """
@@ -86,6 +103,7 @@ class Comparison:
     participation: float
     megabytes: float
     figures: Mapping[str, float]
+    costs: Mapping[str, float]
     gain: PairedDifference | None
 
 
@@ -137,7 +155,8 @@ def compared(entrants: Sequence[Entrant]) -> tuple[Comparison, ...]:
             worst=min(one.figures("accuracy")),
             participation=statistics.fmean(one.figures("participation")),
             megabytes=statistics.fmean(map(_moved_bytes, one.runs.values())) / 1e6,
-            figures=_figures(one),
+            figures=_means(FIGURES, [{**_own(run), **run.get("figures", {})} for run in one.runs.values()]),
+            costs=_means(COSTS, [_costs(run) for run in one.runs.values()]),
             gain=_gain(one, entrants[0]),
         )
         for one in entrants
@@ -152,23 +171,39 @@ def _gain(one: Entrant, first: Entrant) -> PairedDifference | None:
     return paired_difference(ours, theirs)
 
 
-def _figures(one: Entrant) -> dict[str, float]:
-    told = [{**_own(summary), **summary.get("figures", {})} for summary in one.runs.values()]
-    names = [name for name in FIGURES if all(name in figures for figures in told)]
-    return {name: statistics.fmean(float(figures[name]) for figures in told) for name in names}
+def _means(names: Iterable[str], told: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """The mean over some runs of each figure that all of them tell."""
+    known = [name for name in names if all(name in figures for figures in told)]
+    return {name: statistics.fmean(float(figures[name]) for figures in told) for name in known}
 
 
 def _own(summary: Mapping[str, Any]) -> dict[str, float]:
     """What devices found on held-out samples of their own, on any host."""
     found = (summary.get("evaluation") or {}).get("accuracy")
-    return {} if found is None else {"own_mean": found["mean"], "own_worst": found["worst"]}
+    if found is None:
+        return {}
+    return {"own_mean": found["mean"], "own_range": found["interquartile_range"], "own_worst": found["worst"]}
+
+
+def _costs(summary: Mapping[str, Any]) -> dict[str, float]:
+    """What all training took, of a run on any host; times as far as they are known."""
+    told = summary.get("costs")
+    if told is None:
+        return {}
+    times = {"round": told["rounds"], "expected_round": told["expected_rounds"]}
+    return {
+        "networks": len([one for one in summary["networks"] if one["retired_round"] != 0]),
+        **{name: told[name] for name in COSTS if name in told},
+        **{f"{name}_s": one["mean_s"] for name, one in times.items() if one is not None},
+        **{f"{name}_deviation_s": one["deviation_s"] for name, one in times.items() if one is not None},
+    }
 
 
 def _moved_bytes(summary: Mapping[str, Any]) -> int:
     return sum(row["bytes_down"] + row["bytes_up"] for record in summary["rounds"] for row in record["clients"])
 
 
-def _cells(one: Comparison, names: Sequence[str]) -> dict[str, str]:
+def _cells(one: Comparison, names: Sequence[str], costs: Sequence[str]) -> dict[str, str]:
     gain = one.gain
     return {
         "name": one.entrant.name,
@@ -180,13 +215,22 @@ def _cells(one: Comparison, names: Sequence[str]) -> dict[str, str]:
         "MB moved": f"{one.megabytes:.1f}",
         "gain": "" if gain is None else f"{gain.mean:+.4f}",
         "95 % interval": "" if gain is None else f"{gain.low:+.3f} to {gain.high:+.3f}{', tie' if gain.tie else ''}",
+        **{COSTS[name][0]: _cost(name, one.costs) for name in costs},
     }
+
+
+def _cost(name: str, costs: Mapping[str, float]) -> str:
+    _, unit, form = COSTS[name]
+    return format(costs[name] / unit, form) if name in costs else ""
 
 
 def as_rows(found: Sequence[Comparison]) -> list[dict[str, str]]:
     """Cells by their heads, one row for each entrant; figures that none has have no column."""
     names = [name for name in FIGURES if any(name in one.figures for one in found)]
-    return [_cells(one, names) for one in found]
+    costs = [name for name in COSTS if any(name in one.costs for one in found)]
+    if all(one.costs.get("networks", 1) == 1 for one in found):
+        costs = [name for name in costs if name != "networks"]
+    return [_cells(one, names, costs) for one in found]
 
 
 def as_csv(found: Sequence[Comparison]) -> str:
@@ -217,6 +261,7 @@ def as_plain(found: Sequence[Comparison]) -> list[dict[str, Any]]:
             "participation": one.participation,
             "megabytes": one.megabytes,
             "figures": dict(one.figures),
+            "costs": dict(one.costs),
             "gain": None
             if one.gain is None
             else {"mean": one.gain.mean, "low": one.gain.low, "high": one.gain.high, "pairs": one.gain.pairs},

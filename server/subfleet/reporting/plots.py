@@ -11,7 +11,7 @@ from matplotlib.ticker import MaxNLocator
 
 from subfleet.journal.records import ClientRow, RoundRecord
 
-__all__ = ["accuracy_plot", "budget_plot", "bytes_plot", "comparison_plot", "memory_plot"]
+__all__ = ["COLOURS", "accuracy_plot", "as_svg", "budget_plot", "bytes_plot", "comparison_plot", "memory_plot"]
 
 MEGABYTE = 1_000_000
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#6b6b6b", "#b59d00")
@@ -29,7 +29,7 @@ def accuracy_plot(rounds: Sequence[RoundRecord]) -> str:
         axes.set(xlabel="round", ylabel="test accuracy of the full model", ylim=(0, 1.08))
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
 
-    return _svg(draw)
+    return as_svg(draw)
 
 
 def budget_plot(rounds: Sequence[RoundRecord]) -> str:
@@ -52,7 +52,7 @@ def budget_plot(rounds: Sequence[RoundRecord]) -> str:
         axes.set_ylim(bottom=0)
         axes.legend(fontsize="small")
 
-    return _svg(draw)
+    return as_svg(draw)
 
 
 def memory_plot(rounds: Sequence[RoundRecord]) -> str:
@@ -72,7 +72,7 @@ def memory_plot(rounds: Sequence[RoundRecord]) -> str:
         axes.set(xlabel="planned peak (MB)", ylabel="measured peak (MB)")
         axes.legend(fontsize="small")
 
-    return _svg(draw)
+    return as_svg(draw)
 
 
 def bytes_plot(rounds: Sequence[RoundRecord]) -> str:
@@ -93,7 +93,7 @@ def bytes_plot(rounds: Sequence[RoundRecord]) -> str:
         axes.set(xlabel="round", ylabel="kB up  |  kB down")
         axes.legend(fontsize="small", loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=3, frameon=False)
 
-    return _svg(draw)
+    return as_svg(draw)
 
 
 def comparison_plot(curves: Mapping[str, Mapping[int, Sequence[float]]]) -> str:
@@ -110,7 +110,7 @@ def comparison_plot(curves: Mapping[str, Mapping[int, Sequence[float]]]) -> str:
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.legend(fontsize="small", loc="lower right")
 
-    return _svg(draw)
+    return as_svg(draw)
 
 
 def _by_client(rounds: Sequence[RoundRecord]) -> dict[str, list[ClientRow]]:
@@ -124,8 +124,15 @@ def _by_client(rounds: Sequence[RoundRecord]) -> dict[str, list[ClientRow]]:
     }
 
 
-def _svg(draw: Callable[[Axes], None]) -> str:
-    figure = Figure(figsize=(6.2, 3.8), layout="constrained")
+def as_svg(draw: Callable[[Axes], None], *, width: float = 6.2, height: float = 3.8) -> str:
+    """What is drawn on axes of our style, as SVG text.
+
+    Args:
+        draw: draws it.
+        width: of the figure, in inches.
+        height: the same.
+    """
+    figure = Figure(figsize=(width, height), layout="constrained")
     FigureCanvasSVG(figure)
     axes = figure.add_subplot()
     axes.spines[["top", "right"]].set_visible(False)

@@ -4,9 +4,12 @@ from collections.abc import Sequence
 from html import escape
 from typing import Any
 
+from subfleet.journal.costs import costs_of
 from subfleet.journal.evaluations import EvaluationRecord, spread_text
+from subfleet.journal.networks import NetworkRecord
 from subfleet.journal.records import RoundRecord, RunResult, participation_of
 from subfleet.reporting.columns import CLIENT_COLUMNS, participation_text
+from subfleet.reporting.telling import amount, costs_text, times_text
 
 __all__ = ["failed_html", "report_html", "status_html"]
 
@@ -18,6 +21,7 @@ th, td { padding: .25rem .5rem; text-align: right; border-bottom: 1px solid #ddd
 th:first-child, td:first-child { text-align: left }
 .plots { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(34rem, 100%), 1fr)); gap: 1rem }
 figure { margin: 0 } figure svg { width: 100%; height: auto } figcaption { color: #555; font-size: .9rem }
+.tree { max-width: 72rem }
 .scroll { overflow-x: auto }
 """
 
@@ -45,7 +49,8 @@ def report_html(name: str, result: RunResult, record: dict[str, Any]) -> str:
         method,
         _plots(rounds),
         _evaluation(result.evaluations),
-        _networks(record.get("networks", [])),
+        _costs(result),
+        _networks(result.networks, len(rounds)),
         _models(record.get("models", [])),
         *(_round(one) for one in rounds),
     ]
@@ -126,23 +131,49 @@ def _evaluation(records: Sequence[EvaluationRecord]) -> str:
     return f"<h2>What devices found</h2><p>{escape(said[0].upper() + said[1:])}.</p>{_table(titles, rows)}"
 
 
-def _networks(networks: Sequence[dict[str, Any]]) -> str:
-    """Where networks come from; of a run that has one throughout there is nothing to tell."""
+def _costs(result: RunResult) -> str:
+    """What all training has cost."""
+    costs = costs_of(result)
+    told = " ".join(f"{escape(text)}." for text in (costs_text(costs), *times_text(costs)))
+    return f"<h2>What it took</h2><p>{told}</p>"
+
+
+def _networks(networks: Sequence[NetworkRecord], round_count: int) -> str:
+    """The family tree; of a run that has one network throughout there is nothing to tell."""
     if len(networks) < 2:
         return ""
-    titles = ["network", "grown from", "by", "after round", "until round", "why"]
-    rows = [
-        (
-            one["network"] or "the first",
-            "-" if one["parent"] is None else one["parent"] or "the first",
-            "-" if one["parent"] is None else one["map"],
-            _cell(one["born_round"]),
-            _cell(one["retired_round"]),
-            one["reason"] or "-",
-        )
-        for one in networks
-    ]
-    return f"<h2>Networks</h2>{_table(titles, rows)}"
+    from subfleet.reporting.family_tree import family_tree
+
+    titles = ["network", "grown from", "by", "changed", "after round", "ready in round", "until round", "MACs"]
+    titles += ["parameters", "rounds", "devices", "training MACs", "accuracy", "of devices", "why"]
+    rows = [_network(one) for one in networks]
+    caption = (
+        "Networks over the rounds: a dot where devices trained one, the larger, the more did; dotted until it could be."
+    )
+    figure = f'<figure class="tree">{family_tree(networks, round_count)}<figcaption>{caption}</figcaption></figure>'
+    return f"<h2>Networks</h2>{figure}{_table(titles, rows)}"
+
+
+def _network(one: NetworkRecord) -> tuple[str, ...]:
+    lineage = one.lineage
+    grown = lineage.parent is not None
+    return (
+        one.name,
+        (lineage.parent or "the first") if grown else "-",
+        lineage.map.TYPE if grown else "-",
+        one.changed or "-",
+        _cell(lineage.born_round),
+        _cell(one.ready_round),
+        _cell(lineage.retired_round),
+        amount(one.forward_macs),
+        amount(one.parameters),
+        str(len(one.trained)),
+        str(len(one.clients)),
+        amount(one.training_macs),
+        _cell(one.accuracy),
+        str(len(one.owners)) if one.owners else "-",
+        lineage.reason or "-",
+    )
 
 
 def _models(models: Sequence[dict[str, Any]]) -> str:

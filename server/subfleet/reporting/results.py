@@ -9,8 +9,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from subfleet.elastic.lineage import Lineage
+from subfleet.journal.costs import costs_of
 from subfleet.journal.evaluations import EvaluationRecord, EvaluationRow, Spread
+from subfleet.journal.networks import NetworkRecord
 from subfleet.journal.records import ClientRow, RoundRecord, RunResult, participation_of
 from subfleet.protocol.errors import FileError
 from subfleet.reporting.report import failed_html, report_html
@@ -74,7 +75,8 @@ def summary(name: str, result: RunResult) -> dict[str, Any]:
         "participation": participation_of(result.rounds),
         "evaluation": _evaluation(result.evaluations[-1]) if result.evaluations else None,
         "evaluations": [_evaluation(record) for record in result.evaluations],
-        "networks": [network_row(lineage) for lineage in result.lineages],
+        "networks": [network_row(one) for one in result.networks],
+        "costs": dataclasses.asdict(costs_of(result)),
         "programs_from": dict(result.programs_from),
         "rounds": [
             {**round_row(record), "clients": [_plain(row) for row in record.clients]} for record in result.rounds
@@ -109,8 +111,9 @@ def evaluation_row(record: EvaluationRecord, row: EvaluationRow) -> dict[str, An
     return {"round": record.round, **dataclasses.asdict(row), **lists}
 
 
-def network_row(lineage: Lineage) -> dict[str, Any]:
-    """One network of a run, as a flat row."""
+def network_row(one: NetworkRecord) -> dict[str, Any]:
+    """One network of a run, as a flat row; of lists, cells and rounds."""
+    lineage = one.lineage
     return {
         "network": lineage.id,
         "parent": lineage.parent,
@@ -118,6 +121,18 @@ def network_row(lineage: Lineage) -> dict[str, Any]:
         "born_round": lineage.born_round,
         "retired_round": lineage.retired_round,
         "reason": lineage.reason,
+        "wider": list(one.wider),
+        "deeper": list(one.deeper),
+        "parameters": one.parameters,
+        "weight_bytes": one.weight_bytes,
+        "forward_macs": one.forward_macs,
+        "ready_round": one.ready_round,
+        "trained_rounds": len(one.trained),
+        "clients": len(one.clients),
+        "clients_by_round": {number: len(names) for number, names in one.trained.items()},
+        "training_macs": one.training_macs,
+        "owners": len(one.owners),
+        "accuracy": one.accuracy,
     }
 
 
@@ -138,6 +153,9 @@ def round_row(record: RoundRecord) -> dict[str, Any]:
         "limits": _limits(folded),
         "bytes_down": sum(row.bytes_down for row in record.clients),
         "bytes_up": sum(row.bytes_up for row in record.clients),
+        "training_macs": sum(row.training_macs for row in record.clients),
+        "model_bytes": record.model_bytes,
+        "expected_s": max((row.expected_s for row in record.clients if row.sample_passes), default=0.0),
         "utilisation": sum(row.utilisation or 0.0 for row in folded) / len(folded) if folded else 0.0,
         "parameters_lost": sum(row.parameters_lost for row in folded) / len(folded) if folded else 0.0,
         "programs_written": record.programs_written,
@@ -157,7 +175,7 @@ def client_row(record: RoundRecord, row: ClientRow) -> dict[str, Any]:
 
 
 def _plain(row: ClientRow) -> dict[str, Any]:
-    return {**dataclasses.asdict(row), "utilisation": row.utilisation}
+    return {**dataclasses.asdict(row), "utilisation": row.utilisation, "training_macs": row.training_macs}
 
 
 def _write_csv(path: Path, rows: list[dict[str, Any]]) -> None:

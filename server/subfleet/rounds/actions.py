@@ -89,6 +89,7 @@ class Close:
         exported: programs that were written in it.
         retries: of its tries, those that came to nothing.
         lineages: of the networks that the run had had when it began.
+        model_bytes: of all tensors that the server has to keep for the next round.
     """
 
     round: int
@@ -101,6 +102,7 @@ class Close:
     turn: int = 0
     retries: int = 0
     lineages: tuple[Lineage, ...] = ()
+    model_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

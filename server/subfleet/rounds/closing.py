@@ -94,6 +94,7 @@ def _closed(terms: Terms, state: RunState, event: Folded, now_s: float) -> Outco
         turn=state.turn,
         retries=state.retry,
         lineages=state.lineages,
+        model_bytes=event.model_bytes,
     )
     done = {seat.client_id: seat for seat in _of_stage(state, "done")}
     state = replace(

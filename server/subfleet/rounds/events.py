@@ -66,6 +66,7 @@ class Folded:
         refused: clients whose update could not be folded after all, and why.
         found: what the method found in the updates, see `Policies.find`.
         lineages: of the networks that the run has had, with what became of them after the round.
+        model_bytes: of all tensors that the server has to keep for the next round.
     """
 
     round: int
@@ -75,6 +76,7 @@ class Folded:
     refused: Mapping[str, str]
     found: Any = None
     lineages: tuple[Lineage, ...] = ()
+    model_bytes: int = 0
 
 
 FromDevice = Presence | Profile | Telemetry | Scores | Refusal | Update | Evaluated | Deployed

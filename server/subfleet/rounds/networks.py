@@ -17,6 +17,7 @@ from subfleet.rounds.counting import counts
 from subfleet.rounds.requests import PricesWanted
 from subfleet.rounds.state import RunState, Seat, remembered
 from subfleet.rounds.terms import Declared, Terms
+from subfleet.rounds.written import NO_PROGRAM_BYTES
 from subfleet.search.candidates import Candidate, why_not
 from subfleet.search.queue import SizedProgram
 
@@ -31,6 +32,7 @@ __all__ = [
     "networks_told",
     "own_size",
     "price_of",
+    "readiness_told",
     "standing_for",
     "with_lineages",
 ]
@@ -173,6 +175,23 @@ def networks_told(before: Iterable[Lineage], after: Iterable[Lineage]) -> tuple[
         if not one.living and known.get(one.id, True):
             told.append(f"{_called(one.id)} has retired")
     return tuple(told)
+
+
+def readiness_told(before: RunState, after: RunState) -> tuple[str, ...]:
+    """What people are told of networks for which the first program has been written, a sentence each."""
+    if after.written is before.written or not after.lineages:
+        return ()
+    known = _trainable(before)
+    born = [one.id for one in after.lineages if one.born_round and one.living]
+    ready = _trainable(after) - known
+    return tuple(f"network {name} may be trained from the next round on" for name in born if name in ready)
+
+
+def _trainable(state: RunState) -> set[str]:
+    """The networks that a written program trains."""
+    return {
+        one.program.size.network for one in state.written.values() if one.facts.planned_peak_bytes < NO_PROGRAM_BYTES
+    }
 
 
 def _grown(lineage: Lineage) -> str:

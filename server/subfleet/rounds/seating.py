@@ -59,6 +59,7 @@ def measured_seat(terms: Terms, profile: Profile, telemetry: Telemetry) -> Seat:
         stage="answered",
         runtime=next((name for name in profile.runtimes if name in terms.config.targets), ""),
         packing_width=profile.packing_width,
+        macs_per_s=profile.macs_per_s,
         budget=_budget(terms, profile, telemetry, telemetry.reading, telemetry.memory_budget_bytes),
         lasting=_lasting(terms, profile, telemetry),
         memory_free_bytes=telemetry.reading.memory_free_bytes,

@@ -10,11 +10,12 @@ from subfleet.elastic.lineage import Lineage
 from subfleet.methods.selecting import Available, ClosedRound, Evaluation, Past, Selecting, drawn_at_random
 from subfleet.protocol.subnet import SubnetSpec
 from subfleet.protocol.training import TrainingSettings
+from subfleet.rounds.durations import expected_time
 from subfleet.rounds.events import Folded
 from subfleet.rounds.networks import in_use, price_of
 from subfleet.rounds.state import LastEvaluation, RunState, Seat, remembered
 from subfleet.rounds.terms import Terms
-from subfleet.search.candidates import TRAINING_MACS_PER_FORWARD, Candidate
+from subfleet.search.candidates import Candidate
 
 __all__ = ["NOT_DRAWN", "selected", "with_memory"]
 
@@ -107,30 +108,25 @@ class _Known:
         last = self.state.last.get(seat.client_id)
         past = None if last is None else _past(last, self.price)
         size = self.price(in_use(self.terms, self.state)[0].space[0] if past is None else past.size)
+        expected = expected_time(
+            self.terms,
+            seat,
+            forward_macs=size.forward_macs,
+            training=self.training,
+            weight_bytes=size.weight_bytes,
+            update_bytes=size.update_bytes,
+        )
         return Available(
             client_id=seat.client_id,
             sample_count=seat.sample_count,
             class_counts=seat.class_counts,
             budget=seat.budget,
-            expected_training_s=self._training_s(seat, size),
-            expected_downlink_s=self._link_s(size.weight_bytes, seat.budget.downlink_bytes),
-            expected_uplink_s=self._link_s(size.update_bytes, seat.budget.uplink_bytes),
+            expected_training_s=expected.training_s,
+            expected_downlink_s=expected.downlink_s,
+            expected_uplink_s=expected.uplink_s,
             past=past,
             evaluation=_evaluation(self.state.evaluated.get(seat.client_id)),
         )
-
-    def _training_s(self, seat: Seat, candidate: Candidate) -> float:
-        """Seconds of the training, by the pace that the client has told."""
-        member = self.state.members.get(seat.client_id)
-        macs_per_s = member.profile.macs_per_s if member is not None and member.profile is not None else None
-        if macs_per_s is None:
-            return 0.0
-        passes = self.training.epochs * self.training.round_count(seat.sample_count)
-        return TRAINING_MACS_PER_FORWARD * candidate.forward_macs * passes / macs_per_s
-
-    def _link_s(self, moved_bytes: int, link_bytes: int | None) -> float:
-        """Seconds on a link, by what it moves in `communication_s` seconds."""
-        return 0.0 if link_bytes is None else self.terms.config.communication_s * moved_bytes / max(link_bytes, 1)
 
 
 def _evaluation(last: LastEvaluation | None) -> Evaluation | None:

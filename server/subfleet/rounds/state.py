@@ -92,6 +92,7 @@ class Seat:
 
     Attributes:
         packing_width: of its kernels, as its profile told.
+        macs_per_s: multiply-accumulates that it trains with in a second, as its profile told; None is unknown.
         lasting: the same as its replayed log has it but for a share of the time; None where it told nothing of a log.
         attempt: how many tasks it was given before in this round.
         sample_count: of the client's data, as its profile told before the round: its update counts no more.
@@ -121,6 +122,7 @@ class Seat:
     stage: Stage
     runtime: str = ""
     packing_width: PackingWidth | None = None
+    macs_per_s: float | None = None
     budget: Budget | None = None
     lasting: Budget | None = None
     memory_free_bytes: int | None = None

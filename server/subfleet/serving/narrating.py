@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from subfleet.rounds.ending import why_early
-from subfleet.rounds.networks import networks_told
+from subfleet.rounds.networks import networks_told, readiness_told
 from subfleet.rounds.state import RunState
 from subfleet.rounds.terms import Terms
 
@@ -25,6 +25,7 @@ def told(terms: Terms, before: RunState, after: RunState) -> Iterator[str]:
         if before.suspicion.excluded.get(name) != excluded:
             yield f"client {name} is {excluded.reason}"
     yield from networks_told(before.lineages, after.lineages)
+    yield from readiness_told(before, after)
     if after.folded_round != before.folded_round and (why := why_early(terms, after)):
         yield f"the run ends after round {after.folded_round} of {terms.config.total_rounds}: {why}"
     if after.phase == "deploy" != before.phase:

@@ -26,6 +26,7 @@ from subfleet.journal.database import open_database
 from subfleet.journal.evaluations import EvaluationRecord
 from subfleet.journal.guarding import GuardedObserver
 from subfleet.journal.journal import Journal, begin_run
+from subfleet.journal.lineages import network_records
 from subfleet.journal.places import Places
 from subfleet.journal.records import RunObserver, RunResult
 from subfleet.journal.rows import deployed_models, record_of
@@ -56,7 +57,6 @@ from subfleet.rounds.counting import counting_turns
 from subfleet.rounds.ending import why_early
 from subfleet.rounds.events import Event, Tick
 from subfleet.rounds.exhaustive import never
-from subfleet.rounds.networks import all_lineages
 from subfleet.rounds.requests import BeginningWanted, SearchWanted
 from subfleet.rounds.state import RunState
 from subfleet.serving.garbage import freeze_what_is_loaded
@@ -254,7 +254,7 @@ class Server:
 
     def result(self) -> RunResult:
         """How the run stands, or ended."""
-        records = self._journal.records()
+        records, evaluations = self._journal.records(), self._journal.evaluations()
         path = checkpoint_path(self._places.checkpoints, self._state.folded_round)
         return RunResult(
             run_id=self.run_id,
@@ -265,8 +265,8 @@ class Server:
             rounds=records,
             deployed=deployed_models(self._terms, [seat for _, seat in sorted(self._state.seats.items())]),
             model_path=path if self._state.folded_round else None,
-            lineages=all_lineages(self._terms, self._state.lineages),
-            evaluations=self._journal.evaluations(),
+            networks=network_records(self._terms, self._state, records, evaluations),
+            evaluations=evaluations,
             ended_early=why_early(self._terms, self._state),
             programs_from=counting_turns(self._terms, self._state),
         )

@@ -377,7 +377,7 @@ def test_a_run_of_growing_networks_ends_with_the_same_bits_however_often_it_is_k
         assert world.server.finished
         found = world.server.result()
         trained = [sorted(row.spec.split()[0] for row in record.clients) for record in found.rounds]
-        results.append((world.model_bytes(), world.server.state.memory, found.lineages, trained))
+        results.append((world.model_bytes(), world.server.state.memory, found.networks, trained))
     assert results[0] == results[1] == results[2]
     _, _, lines, trained = results[0]
     assert len(lines) >= 3

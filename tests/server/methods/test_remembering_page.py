@@ -87,8 +87,9 @@ def test_a_network_grows_out_of_the_last_one_whoever_is_killed(kills: int, page:
                 world.kill_server()
     results = [world.server.result() for world in worlds]
     assert worlds[0].model_bytes() == worlds[1].model_bytes()
-    assert results[0].lineages == results[1].lineages
-    assert [(one.id, one.parent, one.born_round, one.retired_round) for one in results[0].lineages] == [
+    assert results[0].networks == results[1].networks
+    lineages = [one.lineage for one in results[0].networks]
+    assert [(one.id, one.parent, one.born_round, one.retired_round) for one in lineages] == [
         ("", None, 0, 2),
         ("times2", "", 2, 4),
         ("times4", "times2", 4, None),

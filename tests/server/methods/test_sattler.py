@@ -267,7 +267,7 @@ def test_clusters_are_those_of_who_learns_the_same_to_the_end(tmp_path: Path) ->
             world.turn()
             if kills and turn % kills == 0:
                 world.kill_server()
-        results.append((world.model_bytes(), world.server.state.memory, world.server.result().lineages))
+        results.append((world.model_bytes(), world.server.state.memory, world.server.result().networks))
         assert world.server.finished
         deployed = {one.client_id: one.spec.split()[0] for one in world.server.result().deployed}
         assert deployed["ada"] == deployed["cyd"] != deployed["bob"]

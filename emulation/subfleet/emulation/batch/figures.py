@@ -1,14 +1,13 @@
 """What a virtual run comes to, as plain data: accuracies, bytes, multiplications, violations and use of budgets."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from safetensors.torch import load
 
-from subfleet.elastic.cost import estimate_cost
 from subfleet.elastic.evaluate import evaluate
 from subfleet.elastic.model_state import ModelState, unpacked
 from subfleet.emulation.attacks import with_trigger
@@ -19,17 +18,12 @@ from subfleet.folding.views import Views
 from subfleet.journal.records import ClientRow, participation_of
 from subfleet.methods.policies import Participant
 from subfleet.protocol.errors import RunError
-from subfleet.rounds.networks import declared_of
 from subfleet.rounds.terms import Terms
 from subfleet.serving.terms import terms_of
 from subfleet.settings.attacks import Backdoor
 from subfleet.tasks import Dataset
 
 __all__ = ["figures", "violates", "whole_run"]
-
-BACKWARD_FACTOR = 3
-"""A training step multiplies about three times as often as its forward pass: once for the outputs, and once each for
-the gradients of inputs and weights."""
 
 
 def violates(row: ClientRow) -> bool:
@@ -74,7 +68,6 @@ def figures(experiment: GatheredRun, result: BatchResult) -> dict[str, Any]:
         raise RunError("no round of the run folded an update, so there is no model to evaluate")
     terms = terms_of(experiment.run, experiment.run.name)
     rows = [row for record in result.rounds for row in record.clients]
-    macs = _macs(terms, experiment, result)
     gallery = _Gallery.of(terms, experiment, result)
     return {
         "accuracy": result.rounds[-1].accuracy,
@@ -86,7 +79,7 @@ def figures(experiment: GatheredRun, result: BatchResult) -> dict[str, Any]:
         "never_folded": len(experiment.devices) - len(result.trained),
         "bytes_down": sum(row.bytes_down for row in rows),
         "bytes_up": sum(row.bytes_up for row in rows),
-        "macs": sum(macs.values()),
+        "macs": sum(row.training_macs for row in rows),
         "violations": sum(violates(row) for row in rows),
         "over_link": sum(_over_link(row) for row in rows),
         "utilisation": _mean([used for row in rows if (used := row.utilisation) is not None]),
@@ -101,7 +94,7 @@ def figures(experiment: GatheredRun, result: BatchResult) -> dict[str, Any]:
                 "log_time_s": record.log_time_s,
                 "participation": record.participation,
                 "left_out": record.left_out,
-                "clients": [_plain(row, macs.get((row.client_id, record.round), 0)) for row in record.clients],
+                "clients": [_plain(row) for row in record.clients],
             }
             for record in result.rounds
         ],
@@ -165,22 +158,6 @@ def _backdoor(gallery: _Gallery, experiment: GatheredRun) -> dict[str, float]:
     return {"backdoor": gallery.accuracy(Participant(client_id="", spec=full, size=full), shown)}
 
 
-def _macs(terms: Terms, experiment: GatheredRun, result: BatchResult) -> Mapping[tuple[str, int], int]:
-    """Multiplications of each training, by client and round."""
-    samples, training = {one.client_id: len(one.data) for one in experiment.devices}, experiment.run.training
-    forward: dict[str, int] = {}
-    found: dict[tuple[str, int], int] = {}
-    for name, by_round in result.trained.items():
-        for number, client in by_round.items():
-            key = client.size.spec_id
-            if key not in forward:
-                network = declared_of(terms, result.result.lineages, client.size).network
-                forward[key] = estimate_cost(network, client.size, batch_size=1).forward_macs
-            passes = training.epochs * training.round_count(samples[name])
-            found[name, number] = BACKWARD_FACTOR * forward[key] * passes
-    return found
-
-
 def _over_link(row: ClientRow) -> bool:
     return bool(row.planned_peak_bytes) and _beyond_links(row, row.bytes_down, row.bytes_up)
 
@@ -190,10 +167,14 @@ def _beyond_links(row: ClientRow, bytes_down: int, bytes_up: int) -> bool:
     return any(link_bytes is not None and moved_bytes > link_bytes for moved_bytes, link_bytes in moved)
 
 
-def _plain(row: ClientRow, macs: int) -> dict[str, Any]:
+def _plain(row: ClientRow) -> dict[str, Any]:
     names = ("client_id", "spec", "status", "planned_peak_bytes", "budget_bytes", "downlink_budget_bytes")
     more = ("uplink_budget_bytes", "update_bytes", "bytes_down", "bytes_up", "sample_count", "loss")
-    return {**{name: getattr(row, name) for name in (*names, *more)}, "macs": macs, "utilisation": row.utilisation}
+    return {
+        **{name: getattr(row, name) for name in (*names, *more)},
+        "macs": row.training_macs,
+        "utilisation": row.utilisation,
+    }
 
 
 def _mean(values: Sequence[float]) -> float:

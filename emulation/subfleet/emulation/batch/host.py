@@ -46,4 +46,4 @@ def run_in_batch(
     report = write_results(
         folder, name=folder.name, result=result.result, extra={"figures": whole_run(experiment, result)}
     )
-    return Outcome(accuracy=result.result.accuracy, folder=folder, report=report, rounds=result.rounds)
+    return Outcome(result=result.result, folder=folder, report=report)

@@ -283,12 +283,13 @@ def _result(stage: _Stage, turns: int) -> BatchResult:
     server, notes = stage.server, stage.notes
     if server.state.phase == "failed":
         raise RunError(server.state.failure)
-    path = server.result().model_path
+    result = server.result()
+    path = result.model_path
     return BatchResult(
         rounds=tuple(notes.rounds),
         model=path.read_bytes() if path is not None else b"",
         trained=MappingProxyType(dict(sorted(notes.trained.items()))),
         turns=turns,
         logical_seconds=stage.clock(),
-        result=replace(server.result(), model_path=None),
+        result=replace(result, model_path=None, logical_time=True),
     )

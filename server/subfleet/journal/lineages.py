@@ -1,0 +1,92 @@
+"""The family tree of a run: what became of each of its networks, from the records of its rounds. Pure."""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import accumulate
+
+from subfleet.elastic.cells import changed_cells
+from subfleet.elastic.lineage import Lineage
+from subfleet.journal.evaluations import EvaluationRecord, EvaluationRow
+from subfleet.journal.networks import NetworkRecord
+from subfleet.journal.records import RoundRecord
+from subfleet.rounds.networks import all_lineages
+from subfleet.rounds.state import RunState
+from subfleet.rounds.terms import Terms
+from subfleet.rounds.written import NO_PROGRAM_BYTES, WrittenProgram
+
+__all__ = ["network_records"]
+
+
+def network_records(
+    terms: Terms, state: RunState, rounds: Sequence[RoundRecord], evaluations: Sequence[EvaluationRecord]
+) -> tuple[NetworkRecord, ...]:
+    """A record of each network that the run has had, in the order in which they appeared.
+
+    Args:
+        terms: of the run.
+        state: where it stands.
+        rounds: its finished rounds, in order.
+        evaluations: what devices found, in order.
+    """
+    lineages = {one.id: one for one in all_lineages(terms, state.lineages)}
+    written = _first_turns(state.written.values())
+    found = evaluations[-1].evaluated if evaluations else ()
+    return tuple(_record(terms, lineages, one, rounds, found, written.get(one.id)) for one in lineages.values())
+
+
+def _record(
+    terms: Terms,
+    lineages: Mapping[str, Lineage],
+    lineage: Lineage,
+    rounds: Sequence[RoundRecord],
+    found: Sequence[EvaluationRow],
+    written_turn: int | None,
+) -> NetworkRecord:
+    declared = terms.declared(lineage)
+    whole = declared.price(declared.network.full_spec())
+    parent = None if lineage.parent is None else terms.declared(lineages[lineage.parent]).network
+    wider, deeper = ((), ()) if parent is None else changed_cells(parent, declared.network)
+    trained = {
+        record.round: names
+        for record in rounds
+        if (names := tuple(row.client_id for row in record.folded if row.sample_passes and row.network == lineage.id))
+    }
+    own = {row.client_id: row.accuracy for row in found if row.network == lineage.id}
+    return NetworkRecord(
+        lineage=lineage,
+        parameters=whole.parameters,
+        forward_macs=whole.forward_macs,
+        wider=wider,
+        deeper=deeper,
+        trained=trained,
+        training_macs=sum(
+            row.training_macs for record in rounds for row in record.clients if row.network == lineage.id
+        ),
+        ready_round=_ready_round(rounds, written_turn, min(trained, default=None)),
+        owners=tuple(own),
+        accuracy=math.fsum(own.values()) / len(own) if own else None,
+    )
+
+
+def _first_turns(written: Iterable[WrittenProgram]) -> dict[str, int]:
+    """By network, the turn in which the first program was written that trains a size of it."""
+    turns: dict[str, int] = {}
+    for one in written:
+        if one.facts.planned_peak_bytes < NO_PROGRAM_BYTES:
+            name = one.program.size.network
+            turns[name] = min(one.turn, turns.get(name, one.turn))
+    return turns
+
+
+def _ready_round(rounds: Sequence[RoundRecord], written_turn: int | None, trained: int | None) -> int | None:
+    """The first round whose turn came after that in which a program was written; where nothing was, one is awaited."""
+    lost = accumulate(record.retries for record in rounds)
+    ready = next(
+        (
+            record.round
+            for record, before in zip(rounds, lost, strict=True)
+            if written_turn is not None and record.round + before > written_turn
+        ),
+        None,
+    )
+    return min((one for one in (ready, trained) if one is not None), default=None)

@@ -1,0 +1,175 @@
+"""A run whose networks grow tells of them in its tables, in summary.json, on its page and where runs are compared."""
+
+import contextlib
+import io
+import json
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+from rich.console import Console
+from typer.testing import CliRunner
+
+from subfleet.cli.commands import app
+from subfleet.cli.console import PlainLines
+from subfleet.cli.running import RunOptions, next_steps, run_all
+from subfleet.export.cache import CacheFolder
+from subfleet.settings.reading import read_run
+
+pytestmark = [pytest.mark.slow, pytest.mark.export]
+
+PACE = 1e6
+PROFILE = f"""
+name = "box"
+title = "A box that tells its pace"
+memory_share = 0.5
+runtimes = ["torch"]
+macs_per_s = {PACE}
+"""
+RUN = """
+base = "fedtrans"
+rounds = 6
+min_clients = 3
+targets = ["torch"]
+deploy_targets = []
+host = { type = "batch" }
+method = { type = "fedtrans", gamma = 1, delta = 1, beta = 1e9, stop_rounds = 0 }
+model = { family = "mlp", input_shape = [1, 8, 8], class_count = 10, widths = [32], depths = [1], group_size = 4 }
+training = { epochs = 1, batch_size = 32, learning_rate = 0.05 }
+
+[fleet]
+devices = [
+  { id = "box", profile = "BOX", log = "laptop", runtime = "torch" },
+  { id = "jetson", profile = "jetson_orin_nano", log = "jetson_orin_nano", runtime = "torch" },
+  { id = "pi-4", profile = "raspberry_pi_4", log = "raspberry_pi_4", runtime = "torch" },
+]
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Grown:
+    """What a run has left behind, and what it has printed."""
+
+    folder: Path
+    printed: list[str]
+    summary: dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Grown:
+    folder = tmp_path_factory.mktemp("grown")
+    (folder / "box.toml").write_text(PROFILE, encoding="utf-8")
+    (folder / "grown.toml").write_text(RUN.replace("BOX", str(folder / "box.toml")), encoding="utf-8")
+
+    @contextlib.contextmanager
+    def stopping() -> Iterator[threading.Event]:
+        yield threading.Event()
+
+    screen = io.StringIO()
+    display = PlainLines(Console(file=screen, width=200))
+    cache = CacheFolder(path=folder / "programs")
+    options = RunOptions(runs=folder / "runs", name=None, broker=None, cache=cache, stopping=stopping)
+    (outcome,) = run_all([read_run(folder / "grown.toml")], options, display)
+    for line in next_steps(outcome):
+        display.say(line)
+    summary = json.loads((outcome.folder / "summary.json").read_text(encoding="utf-8"))
+    return Grown(folder=outcome.folder, printed=screen.getvalue().splitlines(), summary=summary)
+
+
+def test_the_summary_has_the_family_tree(run: Grown) -> None:
+    networks = {one["network"]: one for one in run.summary["networks"] if one["retired_round"] != 0}
+    first, child = list(networks.values())[:2]
+    assert len(networks) >= 3
+    assert (first["parent"], child["parent"], child["map"]) == (None, first["network"], "replicated")
+    assert child["wider"] == ["section0.block0"]
+    assert child["reason"].startswith("section0.block0 wider, as its loss fell by ")
+    assert child["forward_macs"] > first["forward_macs"]
+    rows = [(one["round"], row) for one in run.summary["rounds"] for row in one["clients"] if row["sample_passes"]]
+    for name, one in networks.items():
+        own = [(number, row) for number, row in rows if row["network"] == name]
+        assert one["trained_rounds"] == len({number for number, _ in own})
+        assert one["clients"] == len({row["client_id"] for _, row in own})
+        assert sum(one["clients_by_round"].values()) == len(own)
+        assert one["training_macs"] == sum(3 * row["forward_macs"] * row["sample_passes"] for _, row in own)
+        assert {row["forward_macs"] for _, row in own} <= {one["forward_macs"]}
+        found = [row for row in run.summary["evaluation"]["clients"] if row["network"] == name]
+        assert one["owners"] == len(found)
+        if found:
+            assert one["accuracy"] == pytest.approx(sum(row["accuracy"] for row in found) / len(found))
+        if one["trained_rounds"] and one["born_round"]:
+            assert one["born_round"] < one["ready_round"] <= min(number for number, _ in own)
+    assert sum(one["trained_rounds"] > 0 for one in networks.values()) >= 2
+
+
+def test_the_summary_has_what_it_took(run: Grown) -> None:
+    costs, rows = run.summary["costs"], [row for one in run.summary["rounds"] for row in one["clients"]]
+    assert costs["training_macs"] == 3 * costs["forward_macs"] == sum(one["training_macs"] for one in rows) > 0
+    # One epoch over all samples that a device has.
+    assert all(row["sample_passes"] == row["sample_count"] for row in rows)
+    assert costs["bytes_down"] == sum(row["bytes_down"] for row in rows)
+    assert costs["bytes_up"] == sum(row["bytes_up"] for row in rows)
+    in_use = [one["weight_bytes"] for one in run.summary["networks"] if one["retired_round"] != 0]
+    assert costs["storage_bytes"] == run.summary["rounds"][-1]["model_bytes"] == sum(in_use)
+    assert (costs["rounds"], costs["clients"]) == (None, None), "a logical clock stands while devices work"
+    for row in rows:
+        paced = row["client_id"] == "box"
+        assert row["expected_training_s"] == (pytest.approx(row["training_macs"] / PACE) if paced else 0.0)
+        assert row["expected_uplink_s"] > 0
+    assert costs["paced"] == pytest.approx(1 / 3)
+    slowest = [
+        max(sum(row[f"expected_{part}_s"] for part in ("downlink", "training", "uplink")) for row in one["clients"])
+        for one in run.summary["rounds"]
+    ]
+    assert [one["expected_s"] for one in run.summary["rounds"]] == pytest.approx(slowest)
+    assert costs["expected_rounds"]["count"] == 6
+    assert costs["expected_rounds"]["mean_s"] == pytest.approx(sum(slowest) / 6)
+
+
+def test_people_are_told(run: Grown) -> None:
+    text = "\n".join(run.printed)
+    appeared, ready = text.index("network m1 has appeared, replicated from "), text.index("network m1 may be trained")
+    assert appeared < ready
+    start = run.printed.index("Networks, each below the one that it grew from:")
+    tree = run.printed[start + 1 : start + 4]
+    assert [len(line) - len(line.lstrip()) for line in tree] == [2, 4, 6]
+    assert tree[1].startswith("    m1: after round 2; section0.block0 wider, as its loss fell by ")
+    assert "MACs and" in tree[1]
+    assert any(line.startswith("All training took ") for line in run.printed)
+    assert "by links, and paces that 33% of the trainings have" in text
+    assert "middle half" in text
+
+
+def test_the_page_shows_the_tree(run: Grown) -> None:
+    page = (run.folder / "report.html").read_text(encoding="utf-8")
+    _, _, figure = page.partition('<figure class="tree">')
+    svg = figure[: figure.index("</svg>") + len("</svg>")]
+    ElementTree.fromstring(svg)  # noqa: S314  # our own
+    for shown in ("<!-- m1 -->", "<!-- m2 -->", "<!-- section0.block0 wider -->"):
+        assert shown in svg
+    assert "<td>section0.block0 wider</td>" in page
+    assert "All training took" in page
+    assert "A round was expected to take" in page
+
+
+def test_runs_are_compared_by_what_they_took(run: Grown) -> None:
+    done = CliRunner().invoke(app, ["compare", str(run.folder), "--json"])
+    assert done.exit_code == 0, done.output
+    (found,) = json.loads(done.stdout)
+    costs = run.summary["costs"]
+    assert found["costs"] == {
+        "networks": sum(one["retired_round"] != 0 for one in run.summary["networks"]),
+        "training_macs": costs["training_macs"],
+        "bytes_down": costs["bytes_down"],
+        "bytes_up": costs["bytes_up"],
+        "storage_bytes": costs["storage_bytes"],
+        "expected_round_s": costs["expected_rounds"]["mean_s"],
+        "expected_round_deviation_s": costs["expected_rounds"]["deviation_s"],
+    }
+    assert found["figures"]["own_range"] == run.summary["evaluation"]["accuracy"]["interquartile_range"]
+    shown = CliRunner().invoke(app, ["compare", str(run.folder)])
+    assert "networks" in shown.stdout
+    assert f"{costs['bytes_up'] / 1e6:.1f}" in shown.stdout

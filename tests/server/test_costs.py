@@ -1,0 +1,231 @@
+"""What all training has cost: told of each client when a round is closed, and of a run from all its rounds."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from server.coordinator_cases import CLIENTS, prepared, profile, telemetry, terms_of, update
+from server.server_rig import World, config, fleet
+
+from subfleet.elastic.cost import estimate_cost
+from subfleet.journal.costs import RunCosts, Timing, costs_of
+from subfleet.journal.records import ClientRow, RoundRecord, RunResult
+from subfleet.journal.rows import round_record
+from subfleet.link.traffic import Traffic
+from subfleet.methods import AnyMethod
+from subfleet.methods.fedadam import FedAdam
+from subfleet.methods.fjord import FjORD
+from subfleet.methods.heterofl import HeteroFL
+from subfleet.methods.policies import Policies
+from subfleet.protocol.calibration import Calibration, NormLayer
+from subfleet.protocol.messages import Presence
+from subfleet.protocol.readings import Reading
+from subfleet.protocol.schema import canonical_json, from_plain
+from subfleet.protocol.topics import Topics
+from subfleet.rounds.actions import Close
+from subfleet.rounds.coordinator import step
+from subfleet.rounds.events import Folded, UpdateStored
+from subfleet.rounds.state import RunState
+from subfleet.rounds.terms import Terms
+
+NORMS = Calibration(norms=(NormLayer(name="norm", positions=1, momentum=0.1),))
+PACE, DOWN_BPS, UP_BPS = 5e4, 8e4, 2e4
+ROW = ClientRow(
+    client_id="ada",
+    device="pi",
+    runtime="onnx",
+    spec="w1",
+    spec_id="0" * 16,
+    parameters=1000,
+    memory_free_bytes=None,
+    budget_bytes=5000,
+    downlink_budget_bytes=None,
+    uplink_budget_bytes=None,
+    update_bytes=4000,
+    planned_peak_bytes=4500,
+    measured_peak_bytes=0,
+    bytes_down=900,
+    bytes_up=400,
+    seconds=1.0,
+    loss=1.0,
+    sample_count=10,
+    status="folded",
+    forward_macs=50,
+    sample_passes=20,
+    took_s=3.0,
+    expected_training_s=1.0,
+    expected_downlink_s=0.25,
+    expected_uplink_s=0.5,
+)
+SKIPPED = replace(
+    ROW, client_id="cyd", status="skipped: no", sample_passes=0, took_s=0.0, expected_training_s=0.0, bytes_up=0
+)
+
+
+def result_of(*rounds: RoundRecord, **changes: Any) -> RunResult:
+    usual: dict[str, Any] = {"method": "heterofl", "method_status": "exact", "deployed": (), "model_path": None}
+    return RunResult(run_id="r", finished=True, accuracy=0.5, rounds=rounds, **{**usual, **changes})
+
+
+def record(number: int, seconds: float, *rows: ClientRow, model_bytes: int = 0) -> RoundRecord:
+    return RoundRecord(
+        round=number,
+        accuracy=0.5,
+        loss=1.0,
+        seconds=seconds,
+        log_time_s=None,
+        clients=rows,
+        model_bytes=model_bytes,
+    )
+
+
+# --- of a run ---------------------------------------------------------------------------------------------------------
+
+
+def test_costs_by_hand() -> None:
+    slow = replace(ROW, client_id="bob", forward_macs=70, took_s=9.0, expected_training_s=4.0, expected_uplink_s=2.75)
+    rounds = (record(1, 10.0, ROW, slow, SKIPPED, model_bytes=700), record(2, 4.0, ROW, model_bytes=500))
+    costs = costs_of(result_of(*rounds))
+    assert (costs.forward_macs, costs.training_macs) == (20 * (50 + 70 + 50), 3 * 20 * (50 + 70 + 50))
+    assert (costs.bytes_down, costs.bytes_up, costs.storage_bytes, costs.paced) == (4 * 900, 3 * 400, 700, 1.0)
+    assert costs.rounds == Timing.of([10.0, 4.0])
+    assert costs.clients == Timing.of([3.0, 9.0, 3.0])
+    assert costs.expected_rounds == Timing.of([7.0, 1.75]), "the slowest client decides"
+    assert costs.expected_clients == Timing.of([1.75, 7.0, 1.75])
+
+
+def test_seconds_of_a_clock_that_stands_are_not_told() -> None:
+    costs = costs_of(result_of(record(1, 10.0, ROW), logical_time=True))
+    assert (costs.rounds, costs.clients) == (None, None)
+    assert costs.expected_rounds == Timing(mean_s=1.75, deviation_s=0.0, count=1)
+
+
+def test_what_clients_do_not_tell_is_not_expected() -> None:
+    silent = replace(ROW, expected_training_s=0.0, expected_downlink_s=0.0, expected_uplink_s=0.0)
+    costs = costs_of(result_of(record(1, 1.0, silent)))
+    assert (costs.expected_rounds, costs.expected_clients, costs.paced) == (None, None, 0.0)
+    linked = replace(ROW, client_id="bob", expected_training_s=0.0)
+    costs = costs_of(result_of(record(1, 1.0, ROW, linked, silent)))
+    assert costs.paced == pytest.approx(1 / 3)
+    assert costs.expected_clients is not None
+    assert costs.expected_clients.count == 2, "of whom nothing is known counts nowhere"
+
+
+def test_a_run_without_a_round_has_cost_nothing() -> None:
+    assert costs_of(result_of()) == RunCosts()
+
+
+@given(st.lists(st.floats(0, 1e6), min_size=1, max_size=30))
+def test_times_are_those_of_numpy(seconds: list[float]) -> None:
+    found = Timing.of(seconds)
+    assert found is not None
+    assert found.mean_s == pytest.approx(float(np.mean(seconds)))
+    assert found.deviation_s == pytest.approx(float(np.std(seconds)), abs=1e-6)
+    assert Timing.of(()) is None
+
+
+# --- of a client ------------------------------------------------------------------------------------------------------
+
+
+def closed(terms: Terms, *, samples: int = 10, pace: float | None = PACE) -> Close:
+    """A first round in which everybody has trained, as links and paces are told; bob's update is found damaged."""
+    state = RunState()
+    for name in CLIENTS:
+        state, _ = step(terms, state, Presence(client_id=name, session_id=f"{name}-1", online=True), 1.0)
+        state, _ = step(terms, state, replace(profile(name), macs_per_s=pace), 1.0)
+    reading = Reading(memory_free_bytes=10**9, downlink_bps=DOWN_BPS, uplink_bps=UP_BPS)
+    for name in CLIENTS:
+        state, _ = step(terms, state, replace(telemetry(terms, name), reading=reading), 2.0)
+    for name in CLIENTS:
+        state, _ = step(terms, state, prepared(terms, state, name), 2.0)
+    for name in CLIENTS:
+        claimed = replace(update(terms, state, name), sample_count=samples)
+        state, _ = step(terms, state, UpdateStored(update=claimed), 5.5)
+    event = Folded(round=1, accuracy=0.5, loss=1.0, sha256="a" * 64, refused={"bob": "too large"}, model_bytes=123)
+    _, actions = step(terms, state, event, 6.0)
+    return next(action for action in actions if isinstance(action, Close))
+
+
+def told(terms: Terms, close: Close) -> RoundRecord:
+    return round_record(terms, close, Traffic(Topics()))
+
+
+def test_a_training_is_told_with_what_it_takes() -> None:
+    epochs = 3
+    terms = terms_of(communication_s=8.0, training=replace(config().training, epochs=epochs))
+    found = told(terms, closed(terms))
+    assert found.model_bytes == 123
+    for row in found.clients:
+        size = next(one for one in terms.space if one.spec_id == row.spec_id)
+        cost = estimate_cost(terms.network, size, batch_size=1)
+        assert (row.forward_macs, row.sample_passes, row.network) == (cost.forward_macs, 10 * epochs, "")
+        assert row.training_macs == 3 * cost.forward_macs * 10 * epochs, "of an update that is refused, too"
+        assert row.took_s == 3.5
+        assert row.expected_training_s == pytest.approx(row.training_macs / PACE)
+        # What moves on a link in all the seconds that a client gives to it, or in fewer.
+        assert row.expected_downlink_s == pytest.approx(8 * cost.weight_bytes / DOWN_BPS)
+        assert row.expected_uplink_s == pytest.approx(8 * row.update_bytes / UP_BPS)
+        assert row.expected_s == row.expected_downlink_s + row.expected_training_s + row.expected_uplink_s
+    assert [row.status for row in found.clients] == ["folded", "refused: too large", "folded"]
+
+
+def test_samples_count_as_far_as_they_were_announced() -> None:
+    terms = terms_of()
+    epochs = terms.config.training.epochs
+    for samples, counted in ((10**6, 10), (4, 4)):
+        rows = told(terms, closed(terms, samples=samples)).clients
+        assert {row.sample_passes for row in rows} == {counted * epochs}
+    part = terms_of(training=replace(terms.config.training, round_share=0.3))
+    for row in told(part, closed(part)).clients:
+        assert row.sample_passes == 3 * epochs, "of ten samples"
+        assert row.expected_training_s == pytest.approx(row.training_macs / PACE)
+
+
+def test_without_a_pace_links_alone_are_expected() -> None:
+    terms = terms_of()
+    for row in told(terms, closed(terms, pace=None)).clients:
+        assert row.expected_training_s == 0.0 < row.expected_downlink_s
+
+
+def test_the_nested_subnet_of_self_distillation_is_trained_too() -> None:
+    terms = terms_of(method=FjORD())
+    policies: Policies = terms.policies
+    assert policies.training(terms.config.training, 1).objective.distillation == "self"
+    rows = told(terms, closed(terms)).clients
+    costs = {one.spec_id: estimate_cost(terms.network, one, batch_size=1).forward_macs for one in terms.space}
+    assert any(row.forward_macs > costs[row.spec_id] for row in rows)
+
+
+def test_measured_norms_are_no_training() -> None:
+    terms = terms_of()
+    close = closed(terms)
+    tasks = [replace(seat.task, work="calibrate", calibration=NORMS) for seat in close.seats if seat.task is not None]
+    seats = tuple(replace(seat, task=task) for seat, task in zip(close.seats, tasks, strict=True))
+    rows = told(terms, replace(close, seats=seats)).clients
+    assert {(row.sample_passes, row.training_macs, row.expected_s) for row in rows} == {(0, 0, 0.0)}
+    assert all(row.forward_macs for row in rows)
+
+
+def test_records_of_an_earlier_release_are_read() -> None:
+    plain: dict[str, Any] = json.loads(canonical_json(record(1, 1.0, ROW)))
+    for name in ("network", "forward_macs", "sample_passes", "took_s", "expected_training_s"):
+        del plain["clients"][0][name]
+    del plain["model_bytes"]
+    (row,) = from_plain(RoundRecord, plain).clients
+    assert (row.network, row.training_macs, row.took_s) == ("", 0, 0.0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("method", "times"), [(HeteroFL(), 1), (FedAdam(), 3)])
+def test_what_a_server_keeps_is_what_its_model_weighs(tmp_path: Path, method: AnyMethod, times: int) -> None:
+    """A server optimiser's moments are kept beside the weights."""
+    world = World(tmp_path, config(rounds=1, method=method), fleet())
+    while not world.server.finished:
+        world.turn()
+    result = world.server.result()
+    assert [one.model_bytes for one in result.rounds] == [times * one.weight_bytes for one in result.networks]

@@ -1,0 +1,140 @@
+"""What a run tells of its networks, from its rounds and the programs that were written."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from types import MappingProxyType
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from server.coordinator_cases import terms_of
+from server.test_costs import ROW, record
+
+from subfleet.elastic.cells import cells_of, deepened, widened
+from subfleet.elastic.lineage import Copied, Lineage, Replicated
+from subfleet.journal.evaluations import EvaluationRecord, EvaluationRow
+from subfleet.journal.lineages import network_records
+from subfleet.journal.networks import NetworkRecord, descending
+from subfleet.journal.records import RoundRecord
+from subfleet.rounds.networks import readiness_told
+from subfleet.rounds.state import RunState
+from subfleet.rounds.written import NO_PROGRAM_BYTES, ProgramFacts, WrittenProgram
+from subfleet.search.queue import SizedProgram
+
+TERMS = terms_of()
+CONFIG = TERMS.config.model
+CELLS = cells_of(TERMS.network)
+WIDE = widened(CONFIG, [CELLS[0].name], 2.0)
+FIRST = Lineage(id="", config=CONFIG)
+WIDER = Lineage(id="m1", config=WIDE, parent="", map=Replicated(), born_round=1, reason="it learned no more")
+DEEPER = Lineage(id="m2", config=deepened(WIDE, CELLS[1]), parent="m1", map=Replicated(), born_round=2)
+
+
+def written(lineage: Lineage, turn: int, *, target: str = "onnx", peak_bytes: int = 1000) -> WrittenProgram:
+    size = TERMS.declared(lineage).space[-1]
+    return WrittenProgram(
+        program=SizedProgram(size=size, target=target), facts=ProgramFacts(planned_peak_bytes=peak_bytes), turn=turn
+    )
+
+
+def state_of(*programs: WrittenProgram, lineages: tuple[Lineage, ...] = (FIRST, WIDER, DEEPER)) -> RunState:
+    return RunState(lineages=lineages, written=MappingProxyType({one.program.key: one for one in programs}))
+
+
+def played(*networks: Sequence[str], retries: Sequence[int] = ()) -> tuple[RoundRecord, ...]:
+    """Rounds in each of which clients c0, c1, ... were folded with these networks."""
+    rounds = []
+    for number, of_round in enumerate(networks, start=1):
+        rows = [replace(ROW, client_id=f"c{place}", network=name) for place, name in enumerate(of_round)]
+        rounds.append(record(number, 1.0, *rows))
+    return tuple(replace(one, retries=count) for one, count in zip(rounds, retries or [0] * len(rounds), strict=True))
+
+
+def test_networks_are_told_with_who_trained_them_and_what_that_took() -> None:
+    rounds = played(["", ""], ["", "m1", "m1"], ["", "m1"])
+    left_out = replace(ROW, client_id="c9", network="m1", status="refused: far from the others")
+    rounds = (*rounds[:2], replace(rounds[2], clients=(*rounds[2].clients, left_out)))
+    first, wider, deeper = network_records(TERMS, state_of(), rounds, ())
+    assert first.trained == {1: ("c0", "c1"), 2: ("c0",), 3: ("c0",)}
+    assert wider.trained == {2: ("c1", "c2"), 3: ("c1",)}
+    assert (first.clients, wider.clients, deeper.clients) == (("c0", "c1"), ("c1", "c2"), ())
+    assert wider.training_macs == 4 * ROW.training_macs, "a training whose update is refused has cost as much"
+    assert (first.wider, first.deeper, first.changed) == ((), (), "")
+    longer = {*CELLS[0].axes}
+    assert wider.wider == tuple(cell.name for cell in CELLS if longer & {*cell.axes})
+    assert (deeper.wider, deeper.deeper, deeper.changed) == ((), (CELLS[1].name,), f"{CELLS[1].name} deeper")
+    price = TERMS.declared(DEEPER).candidates[-1]
+    assert (deeper.parameters, deeper.forward_macs) == (price.parameters, price.forward_macs)
+    assert first.forward_macs < wider.forward_macs < deeper.forward_macs
+
+
+@pytest.mark.parametrize(
+    ("programs", "retries", "trained", "expected"),
+    [
+        ((), (0, 0, 0, 0), None, None),
+        ((written(WIDER, 1),), (0, 0, 0, 0), None, 2),
+        ((written(WIDER, 2), written(WIDER, 3, target="executorch")), (0, 0, 0, 0), None, 3),
+        ((written(WIDER, 4),), (0, 0, 0, 0), None, None),  # in the last round, which is over
+        # The second round was tried twice before, so that its turn is the fourth.
+        ((written(WIDER, 3),), (0, 2, 0, 0), None, 2),
+        ((written(WIDER, 4),), (0, 2, 0, 0), None, 3),
+        ((written(WIDER, 2, peak_bytes=NO_PROGRAM_BYTES),), (0, 0, 0, 0), None, None),
+        ((), (0, 0, 0, 0), 3, 3),  # what is known of one that has retired
+        ((written(WIDER, 3),), (0, 0, 0, 0), 3, 3),  # nothing else was written: its clients have waited for it
+    ],
+)
+def test_a_network_is_ready_for_the_round_after_the_turn_in_which_its_program_was_written(
+    programs: tuple[WrittenProgram, ...], retries: Sequence[int], trained: int | None, expected: int | None
+) -> None:
+    rounds = played(*(["m1" if number == trained else ""] for number in range(1, 5)), retries=retries)
+    _, wider, _ = network_records(TERMS, state_of(*programs), rounds, ())
+    assert wider.ready_round == expected
+
+
+def test_accuracy_is_the_mean_over_those_whose_own_it_is() -> None:
+    rows = [
+        EvaluationRow(client_id=name, device="pi", spec="", spec_id="", accuracy=accuracy, network=network)
+        for name, network, accuracy in (("a", "", 0.2), ("b", "m1", 0.5), ("c", "m1", 0.9))
+    ]
+    gone = replace(rows[2], client_id="d", accuracy=0.0, status="missing: no answer came in time")
+    last = EvaluationRecord(round=2, seconds=1.0, clients=(*rows, gone))
+    earlier = replace(last, round=1, clients=(replace(rows[0], accuracy=1.0),))
+    first, wider, deeper = network_records(TERMS, state_of(), (), (earlier, last))
+    assert (first.accuracy, first.owners) == (0.2, ("a",))
+    assert wider.accuracy == pytest.approx(0.7)
+    assert wider.owners == ("b", "c")
+    assert (deeper.accuracy, deeper.owners) == (None, ())
+
+
+def test_a_run_that_never_had_another_network_tells_of_the_one() -> None:
+    (only,) = network_records(TERMS, RunState(), played([""], [""]), ())
+    assert (only.lineage, only.name, len(only.trained)) == (FIRST, "the first", 2)
+
+
+@given(st.lists(st.integers(-1, 30), max_size=12))
+def test_every_network_comes_once_and_behind_its_parent(parents: list[int]) -> None:
+    networks = [
+        NetworkRecord(
+            lineage=Lineage(id=f"m{place}", config=CONFIG)
+            if parent < 0 or not place
+            else Lineage(id=f"m{place}", config=CONFIG, parent=f"m{parent % place}", map=Copied())
+        )
+        for place, parent in enumerate(parents)
+    ]
+    found = list(descending(networks))
+    assert sorted(one.name for _, one in found) == sorted(one.name for one in networks)
+    seen = dict[str, int]()
+    for depth, one in found:
+        assert depth == (0 if one.lineage.parent is None else seen[one.lineage.parent] + 1)
+        seen[one.name] = depth
+
+
+def test_people_are_told_when_a_network_may_be_trained() -> None:
+    nothing = state_of(written(FIRST, 1))
+    unwritable = state_of(written(FIRST, 1), written(WIDER, 2, peak_bytes=NO_PROGRAM_BYTES))
+    ready = state_of(written(FIRST, 1), written(WIDER, 2))
+    more = state_of(*ready.written.values(), written(WIDER, 3, target="executorch"))
+    assert readiness_told(nothing, unwritable) == ()
+    assert readiness_told(nothing, ready) == ("network m1 may be trained from the next round on",)
+    assert readiness_told(ready, more) == ()
+    assert readiness_told(RunState(), state_of(written(FIRST, 1), lineages=())) == ()
