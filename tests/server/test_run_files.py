@@ -40,7 +40,8 @@ def test_there_is_a_run_for_every_method_and_it_says_so() -> None:
         assert (run.name, run.method.TYPE) == (name, name)
         assert run.fleet == read_run("quickstart").fleet
     games = {"league", "league-both", "league-depth", "league-width"}
-    assert set(RUNS) == {*METHODS, *games, "quickstart", "fleet"}
+    grown = {f"fedtrans-{name}" for name in ("ablation", "game", "heterogeneity", "models", "sensitivity", "vit")}
+    assert set(RUNS) == {*METHODS, *games, *grown, "quickstart", "fleet"}
 
 
 @pytest.mark.parametrize(

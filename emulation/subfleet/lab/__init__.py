@@ -20,6 +20,7 @@ from subfleet.protocol.errors import MissingExtraError
 from subfleet.settings.kept import free_folder, keep_run
 from subfleet.settings.reading import read_run, read_runs
 from subfleet.settings.run import Run
+from subfleet.settings.taking import with_model
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -108,7 +109,8 @@ def run(
     """Run an emulated fleet to its end.
 
     Args:
-        described: what to run; `host.type` says whether devices are processes of their own.
+        described: what to run; `host.type` says whether devices are processes of their own. Where it takes the model of
+            another run, that is over.
         runs: folder in which the run's own folder is made.
         name: of that folder; None takes the run's name with the first free number.
         observer: is told what happens, besides those that the run names.
@@ -118,6 +120,7 @@ def run(
         SubfleetError: the run cannot be begun, or failed; the text says why and what to do.
     """
     described.emulated_devices()
+    described = with_model(described, Path(runs))
     folder = free_folder(Path(runs), described.name, name)
     keep_run(folder, described)
     with opened_host(described.host.type, cache or default_cache()) as host:

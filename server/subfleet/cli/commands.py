@@ -178,11 +178,13 @@ def preflight(
         from subfleet.programs.place import default_cache
         from subfleet.protocol.schema import to_plain
         from subfleet.settings.reading import read_run
+        from subfleet.settings.taking import with_model
 
         console = Console(stderr=json)
         verdicts = []
         with progress("Exporting") as tell:
-            for verdict in verdicts_of(read_run(description, overrides or ()), default_cache()):
+            described = with_model(read_run(description, overrides or ()), Path("runs"))
+            for verdict in verdicts_of(described, default_cache()):
                 verdicts.append(verdict)
                 tell(f"{len(verdicts)} done, last {verdict.subnet} for {verdict.target}")
         if json:

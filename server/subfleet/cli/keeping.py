@@ -56,6 +56,26 @@ def show(name: Name, folder: Runs = _FOLDER, json: Json = False, verbose: Verbos
         typer.echo(json_module.dumps(shown, indent=None if json else 2))
 
 
+@runs.command(epilog="Example: subfleet runs networks fedtrans fedavg")
+def networks(
+    names: Annotated[list[str], typer.Argument(help="Names of the runs' folders.")],
+    folder: Runs = _FOLDER,
+    json: Json = False,
+    verbose: Verbose = False,
+) -> None:
+    """List the networks that runs ended with by what a forward pass costs: one may be the model of another run."""
+    with reporting(verbose=verbose):
+        from rich.console import Console
+
+        from subfleet.cli.networks import network_rows, show_networks
+
+        rows = network_rows([_existing(folder, name) for name in names])
+        if json:
+            typer.echo(json_module.dumps(rows))
+        else:
+            show_networks(rows, Console())
+
+
 @runs.command(epilog="Example: subfleet runs resume quickstart")
 def resume(name: Name, folder: Runs = _FOLDER, json: Json = False, verbose: Verbose = False) -> None:
     """Go on with a run that was interrupted, with the settings that it was begun with."""

@@ -13,6 +13,7 @@ from subfleet.settings.host import HostKind
 from subfleet.settings.kept import FILE, SUMMARY, free_folder, keep_run, kept_run, make_folder
 from subfleet.settings.parts import parts_of
 from subfleet.settings.run import Run
+from subfleet.settings.taking import with_model
 
 if TYPE_CHECKING:
     from subfleet.cli.console import Display
@@ -46,20 +47,21 @@ def run_all(runs: Sequence[Run], options: RunOptions, display: "Display") -> "li
     """Run them one after the other. Those of a sweep that are over already are not run again.
 
     Raises:
-        ConfigError: a run has no devices, its server's device is not there, a folder is that of another run, or a name
-            is given for several.
+        ConfigError: a run has no devices, its server's device is not there, a folder is that of another run, a name is
+            given for several, or a model is to be taken from a run that is not over.
         SubfleetError: a run failed; the others before it have their results.
     """
     for run in runs:
         run.emulated_devices()
         _check_device(run)
     if len(runs) == 1:
-        folder = free_folder(options.runs, runs[0].name, options.name)
-        return [_run(runs[0], folder, options, display)]
+        run = _taken(runs[0], options, display)
+        return [_run(run, free_folder(options.runs, run.name, options.name), options, display)]
     if options.name is not None:
         raise ConfigError(f"--name is {options.name!r}, but there are {len(runs)} runs; leave it out, or set name")
     outcomes, started_s, played = list["Outcome"](), time.monotonic(), 0
-    for number, run in enumerate(runs, start=1):
+    for number, one in enumerate(runs, start=1):
+        run = _taken(one, options, display)
         folder = make_folder(options.runs / run.name)
         if _is_over(folder, run):
             display.say(f"{number} of {len(runs)}: {run.name} is over already")
@@ -69,6 +71,12 @@ def run_all(runs: Sequence[Run], options: RunOptions, display: "Display") -> "li
         outcomes.append(_run(run, folder, options, display))
         played += 1
     return outcomes
+
+
+def _taken(run: Run, options: RunOptions, display: "Display") -> Run:
+    if run.model_of is not None:
+        display.say(f"{run.name} takes network {run.model_of.network!r} of run {run.model_of.run}")
+    return with_model(run, options.runs)
 
 
 def _check_device(run: Run) -> None:

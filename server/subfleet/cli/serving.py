@@ -24,6 +24,7 @@ from subfleet.reporting.telling import ending_lines
 from subfleet.serving.session import Server
 from subfleet.settings.kept import keep_run, make_folder
 from subfleet.settings.run import Run
+from subfleet.settings.taking import with_model
 from subfleet.transport.address import BrokerAddress, mqtt_client_id, parse_url
 from subfleet.transport.base import Transport
 from subfleet.transport.claiming import ClaimingTransport, server_place
@@ -73,7 +74,7 @@ def serve_fleet(options: ServeOptions, *, display: Display, stop: threading.Even
         TransportError: the broker is not there.
         PortError: an address is taken.
     """
-    run = options.run
+    run = with_model(options.run, options.runs)
     folder = options.runs / run.name
     if (folder / "summary.json").exists():
         raise ConfigError(f"the run {folder} is over already; choose another name, or remove it")

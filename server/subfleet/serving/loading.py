@@ -1,15 +1,21 @@
 """The model that a run stands at: that of its last checkpoint, or of first weights."""
 
+import hashlib
 from pathlib import Path
+
+from safetensors.torch import load
+from torch import Tensor
 
 from subfleet.elastic.building import init_state
 from subfleet.elastic.model_state import ModelState, unpacked
+from subfleet.elastic.network import Network
 from subfleet.folding.checkpoint import load_checkpoint
 from subfleet.journal.journal import Journal
-from subfleet.protocol.errors import FileError
+from subfleet.protocol.errors import ConfigError, FileError
 from subfleet.rounds.networks import all_lineages
 from subfleet.rounds.state import RunState
 from subfleet.rounds.terms import Terms
+from subfleet.settings.first_model import FirstWeights
 
 __all__ = ["loaded_model"]
 
@@ -18,7 +24,8 @@ def loaded_model(terms: Terms, state: RunState, journal: Journal, checkpoints: P
     """The model from which the next round starts.
 
     Raises:
-        FileError: its checkpoint is lost.
+        FileError: its checkpoint is lost, or the file of its first weights is, or was changed.
+        ConfigError: its first weights are those of another network.
     """
     if state.folded_round == 0:
         return _first_model(terms, state)
@@ -31,10 +38,30 @@ def loaded_model(terms: Terms, state: RunState, journal: Journal, checkpoints: P
 
 def _first_model(terms: Terms, state: RunState) -> ModelState:
     """First weights of every network that is in use before the first round."""
-    seed = terms.config.seed
+    seed, given = terms.config.seed, terms.config.first_weights
     first, *others = all_lineages(terms, state.lineages)
-    model = ModelState(shared=init_state(terms.network, seed) if first.living else {})
+    weights = init_state(terms.network, seed) if given is None else _given_weights(given, terms.network)
+    model = ModelState(shared=weights if first.living else {})
     for one in others:
-        weights = init_state(terms.declared(one).network, seed)
-        model = model.with_network(one.id, ModelState(shared=weights, lineage=one))
+        drawn = init_state(terms.declared(one).network, seed)
+        model = model.with_network(one.id, ModelState(shared=drawn, lineage=one))
     return model if first.living else model.without_network(first.id, first)
+
+
+def _given_weights(given: FirstWeights, network: Network) -> dict[str, Tensor]:
+    """The weights that a run is to begin with, in the order in which its network declares them."""
+    try:
+        content = Path(given.file).read_bytes()
+    except OSError as error:
+        raise FileError(f"first weights {given.file} cannot be read: {error.strerror}; restore that file") from error
+    found = hashlib.sha256(content).hexdigest()
+    if found != given.sha256:
+        raise FileError(
+            f"first weights {given.file} have the sha256 {found}, but must have {given.sha256}; restore that file, or "
+            "begin another run"
+        )
+    weights = unpacked(load(content)).of(given.network).shared
+    shapes = {name: tuple(tensor.shape) for name, tensor in weights.items()}
+    if shapes != {name: decl.shape for name, decl in network.tensors.items()}:
+        raise ConfigError(f"first weights {given.file} are of another network than the run's; name that as its model")
+    return {name: weights[name] for name in network.tensors}

@@ -11,11 +11,13 @@ from subfleet.settings.parts import parts_of
 from subfleet.settings.run import Run
 from subfleet.settings.validation import validated
 
-__all__ = ["FILE", "SUMMARY", "free_folder", "keep_run", "kept_run", "make_folder", "replayed_run"]
+__all__ = ["FILE", "MODEL", "SUMMARY", "free_folder", "keep_run", "kept_run", "make_folder", "replayed_run"]
 
 FILE = "run.json"
 SUMMARY = "summary.json"
 """Of what a run came to; it is there when the run is over."""
+MODEL = "model.safetensors"
+"""The whole model after the last round, with all networks that were in use then."""
 
 
 def make_folder(folder: Path) -> Path:

@@ -19,10 +19,11 @@ from subfleet.methods.overrides import Overrides
 from subfleet.methods.policies import Policies
 from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.messages import check_client_id
-from subfleet.protocol.schema import canonical_json
+from subfleet.protocol.schema import ADDED_LATER, canonical_json
 from subfleet.protocol.training import TrainingSettings
 from subfleet.protocol.update_codecs import AnyUpdateCodec
 from subfleet.settings.evaluations import Evaluations
+from subfleet.settings.first_model import FirstWeights, ModelOf
 from subfleet.settings.fleet import DeviceSettings, FleetSettings
 from subfleet.settings.host import HostSettings
 from subfleet.settings.memory_limits import MemoryLimits
@@ -54,6 +55,9 @@ class Run:
         min_clients: a round starts when this many clients are there.
         clients_per_round: how many of those that can take part are drawn for each round; 0 takes all of them.
         model: the elastic network that is trained.
+        model_of: a network of another run that takes its place; None from when it has done so, see
+            `subfleet.settings.taking`.
+        first_weights: that the model begins with; None draws them from the seed.
         training: local training in round 1; its seed is replaced by `seed`.
         learning_rate_decay: factor on the learning rate from each round to the next, above 0 and at most 1.
         method: which federated method, with its parameters.
@@ -137,6 +141,8 @@ class Run:
     keep_rounds: int = field(default=2, metadata=NO_PART)
     observers: tuple[str, ...] = field(default=(), metadata=NO_PART)
     device: Literal["cpu", "cuda"] = "cpu"
+    model_of: ModelOf | None = field(default=None, metadata=NO_PART)
+    first_weights: FirstWeights | None = field(default=None, metadata=ADDED_LATER)
 
     def __post_init__(self) -> None:
         check_client_id(self.name)
@@ -163,6 +169,7 @@ class Run:
         if not self.targets:
             raise ValueError("targets are empty, but must name one or more program targets such as 'onnx'")
         self._check_combination()
+        self._check_first_weights()
 
     def _check_classes(self) -> None:
         if not self.data.classes:
@@ -200,6 +207,16 @@ class Run:
             raise ValueError(
                 f"evaluation.every is {self.evaluation.every}, but method {self.method.TYPE!r} chooses by what devices "
                 "find after every round; set it to 1"
+            )
+
+    def _check_first_weights(self) -> None:
+        if self.model_of is not None and self.first_weights is not None:
+            raise ValueError("first_weights are given beside model_of; leave one out, or set model_of.weights")
+        given = self.first_weights is not None or (self.model_of is not None and self.model_of.weights)
+        if given and self.method.policies().begin is not None:
+            raise ValueError(
+                f"the model begins with given weights, but method {self.method.TYPE!r} begins with another one, which "
+                "the weakest device can carry; set method.first to 'configured', or leave the weights out"
             )
 
     def _check_norms(self) -> None:
@@ -282,5 +299,14 @@ class Run:
         return None if self.clock is None else self.clock.start_s + (turn - 1) * self.clock.step_s
 
     def fingerprint(self) -> str:
-        """Everything that takes part in the outcome, as canonical JSON: a run is only taken up with the same."""
+        """Everything that takes part in the outcome, as canonical JSON: a run is only taken up with the same.
+
+        Raises:
+            ConfigError: the run waits for the model of another one; see `subfleet.settings.taking.with_model`.
+        """
+        if self.model_of is not None:
+            raise ConfigError(
+                f"run {self.name!r} takes its model from run {self.model_of.run!r}, which it has not done yet; begin "
+                "it with `subfleet run`, or take the model before it is begun"
+            )
         return canonical_json(parts_of(self)).decode()

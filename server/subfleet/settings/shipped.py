@@ -22,8 +22,12 @@ _METHODS = (
     *("fedtrans", "sattler", "standalone"),
 )
 _LEAGUE = ("league", "league-both", "league-depth", "league-width")
+_FEDTRANS = (
+    *("fedtrans-ablation", "fedtrans-game", "fedtrans-heterogeneity", "fedtrans-models", "fedtrans-sensitivity"),
+    "fedtrans-vit",
+)
 RUNS: Mapping[str, str] = MappingProxyType(
-    {name: f"{name}.toml" for name in ("quickstart", "fleet", *_METHODS, *_LEAGUE)}
+    {name: f"{name}.toml" for name in ("quickstart", "fleet", *_METHODS, *_LEAGUE, *_FEDTRANS)}
 )
 """Name to file in the package's `runs` folder."""
 

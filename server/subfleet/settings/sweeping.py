@@ -11,6 +11,7 @@ from subfleet.settings.overrides import spread_out, with_override
 __all__ = ["seeds_of", "swept"]
 
 _SEEDS, _VALUES, _ENTRIES = "seeds", "values", "entries"
+_MODEL_OF = "model_of"
 _ENTRY_KEYS = frozenset(("name", "axis", "set"))
 _MOST_RUNS = 10_000
 _LONGEST_LABEL = 24
@@ -24,12 +25,14 @@ def swept(plain: Mapping[str, Any], seeds: Sequence[int] = ()) -> Iterator[dict[
     entry is combined with every one of the other axes, every value and every seed of its table. Without such a table
     the file is one run.
 
+    Where `model_of.run` names an entry, it becomes the run that is alike but for that entry, and comes before.
+
     Args:
         plain: the file.
         seeds: in place of those of the file.
 
     Raises:
-        ConfigError: a sweep is not of this form, or there are too many runs.
+        ConfigError: a sweep is not of this form, runs wait for each other's models, or there are too many.
     """
     base = {key: value for key, value in plain.items() if key != "sweep"}
     tables = plain.get("sweep", [{}])
@@ -41,7 +44,7 @@ def swept(plain: Mapping[str, Any], seeds: Sequence[int] = ()) -> Iterator[dict[
     names = [run.get("name") for run in runs]
     if repeated := sorted({str(name) for name in names if names.count(name) > 1}):
         raise ConfigError(f"runs of the sweeps are alike, such as {repeated[0]!r}; let their values differ")
-    yield from runs
+    yield from _in_order(runs)
 
 
 def seeds_of(text: str) -> tuple[int, ...]:
@@ -82,14 +85,59 @@ def _of_table(base: Mapping[str, Any], table: Mapping[str, Any], seeds: Sequence
         [_Choice(label=_label(value, place), values=[(key, value)]) for value in found]
         for place, (key, found) in enumerate(values.items())
     ]
-    for chosen in product(*_axes(table.get(_ENTRIES, [])), *keys):
-        run = dict(base)
-        for key, value in (pair for choice in chosen for pair in choice.values):
-            run = with_override(run, key.split("."), value)
+    axes = _axes(table.get(_ENTRIES, []))
+    for chosen in product(*axes, *keys):
+        run = _set(base, chosen)
         for seed in wanted or [None]:
-            names = [*(choice.label for choice in chosen), *([] if seed is None else [f"s{seed}"])]
-            told = "-".join([str(run.get("name", "")), *names])
-            yield run | {"name": told} | ({} if seed is None else {"seed": seed})
+            own: dict[str, Any] = {"name": _name(run, chosen, seed)} | ({} if seed is None else {"seed": seed})
+            yield run | own | _taking(run, axes, chosen, seed)
+
+
+def _set(base: Mapping[str, Any], chosen: Sequence[_Choice]) -> dict[str, Any]:
+    run = dict(base)
+    for key, value in (pair for choice in chosen for pair in choice.values):
+        run = with_override(run, key.split("."), value)
+    return run
+
+
+def _name(run: Mapping[str, Any], chosen: Sequence[_Choice], seed: int | None) -> str:
+    names = [*(choice.label for choice in chosen), *([] if seed is None else [f"s{seed}"])]
+    return "-".join([str(run.get("name", "")), *names])
+
+
+def _taking(
+    run: Mapping[str, Any], axes: Sequence[Sequence[_Choice]], chosen: Sequence[_Choice], seed: int | None
+) -> dict[str, Any]:
+    """Of which run a run takes its model, where it names an entry: of the one that is like itself but for that."""
+    if not _waits(run):
+        return {}
+    said = run[_MODEL_OF]
+    for place, axis in enumerate(axes):
+        for choice in axis:
+            if choice.label == said["run"]:
+                others = [choice if at == place else one for at, one in enumerate(chosen)]
+                return {_MODEL_OF: {**said, "run": _name(run, others, seed)}}
+    return {}
+
+
+def _in_order(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The runs in their order, but those that take the model of one of them behind that."""
+    names = {run["name"] for run in runs}
+    waits = {run["name"]: run[_MODEL_OF]["run"] for run in runs if _waits(run) and run[_MODEL_OF]["run"] in names}
+    depths = dict.fromkeys(names, 0)
+    for name in waits:
+        behind = [name]
+        while (other := waits.get(behind[-1])) is not None:
+            if other in behind:
+                raise ConfigError(f"the run {name!r} of a sweep waits for a model of its own; take that of another run")
+            behind.append(other)
+        depths[name] = len(behind)
+    return sorted(runs, key=lambda run: depths[run["name"]])
+
+
+def _waits(run: Mapping[str, Any]) -> bool:
+    said = run.get(_MODEL_OF)
+    return isinstance(said, dict) and isinstance(said.get("run"), str)
 
 
 def _axes(entries: Any) -> list[list[_Choice]]:

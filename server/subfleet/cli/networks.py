@@ -1,0 +1,72 @@
+"""What `subfleet runs networks` shows: the networks that runs ended with, by what one of their forward passes costs."""
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+from subfleet.cli.literal import literal
+from subfleet.elastic.building import network_of
+from subfleet.elastic.cost import Costs
+from subfleet.protocol.schema import to_plain
+from subfleet.settings.kept import SUMMARY
+from subfleet.settings.taking import networks_of
+
+__all__ = ["network_rows", "show_networks"]
+
+Row = dict[str, Any]
+
+
+def network_rows(folders: Sequence[Path]) -> list[Row]:
+    """The networks of some runs as plain data, the cheapest first.
+
+    Each has the settings that stand under `[model]` in a run's file, and the run's accuracy where it ended with that
+    network alone.
+
+    Raises:
+        FileError: a run's files cannot be read.
+        ConfigError: a run is not over.
+    """
+    rows = [row for folder in folders for row in _rows(folder)]
+    return sorted(rows, key=lambda row: (row["forward_macs"], row["run"], row["network"]))
+
+
+def _rows(folder: Path) -> Iterator[Row]:
+    networks = networks_of(folder)
+    summary = json.loads((folder / SUMMARY).read_text(encoding="utf-8"))
+    for one in networks:
+        network = network_of(one.config)
+        ((parameters, forward_macs),) = Costs(network).of([network.full_spec()])
+        yield {
+            "run": folder.name,
+            "network": one.name,
+            "forward_macs": forward_macs,
+            "parameters": parameters,
+            "accuracy": summary["accuracy"] if len(networks) == 1 else None,
+            "born_round": one.born_round,
+            "reason": one.reason,
+            "model": to_plain(one.config),
+        }
+
+
+def show_networks(rows: Sequence[Row], console: Console) -> None:
+    """Print them as a table."""
+    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
+    for head in ("run", "network", "forward MACs", "parameters", "accuracy", "reason"):
+        table.add_column(head, justify="left" if head in ("run", "network", "reason") else "right", overflow="fold")
+    for row in rows:
+        accuracy = "" if row["accuracy"] is None else f"{row['accuracy']:.4f}"
+        cells = (
+            row["run"],
+            row["network"],
+            f"{row['forward_macs']:,}",
+            f"{row['parameters']:,}",
+            accuracy,
+            row["reason"],
+        )
+        table.add_row(*map(literal, cells))
+    console.print(table)

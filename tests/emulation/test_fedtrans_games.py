@@ -1,0 +1,181 @@
+"""FedTrans' games are played for a few rounds as their files say, each entry with the network that it is to have."""
+
+import json
+import os
+import threading
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import pytest
+
+from subfleet.elastic.building import network_of
+from subfleet.elastic.cost import Costs
+from subfleet.emulation.batch.exports import AwaitedExports
+from subfleet.emulation.batch.host import run_in_batch
+from subfleet.emulation.gathering import gathered
+from subfleet.export.cache import CacheFolder
+from subfleet.journal.guarding import Unobserved
+from subfleet.settings.changes import changed_settings
+from subfleet.settings.kept import keep_run, kept_run
+from subfleet.settings.parts import parts_of
+from subfleet.settings.reading import read_runs
+from subfleet.settings.run import Run
+from subfleet.settings.taking import networks_of, with_model
+
+pytestmark = pytest.mark.slow
+
+DATA = os.environ.get("SUBFLEET_DATA", "")
+LOGS = Path(DATA) / "memory" / "phone_top_1s.csv"
+with_logs = pytest.mark.skipif(not DATA or not LOGS.exists(), reason="SUBFLEET_DATA has no logs of the league")
+
+GAMES = ("ablation", "game", "heterogeneity", "models", "sensitivity", "vit")
+SMALL = (
+    *("rounds=2", "training.epochs=1", "data.samples=300", "data.test_samples=200", "data.partition.min_samples=2"),
+    *("fleet.devices.0.count=4", "min_clients=4", 'targets=["torch"]', "fleet.devices.0.runtime=torch"),
+    "memory_overhead_bytes={ torch = 0 }",
+)
+EARLY = ("method.beta=1e9", "method.gamma=1", "method.delta=1")
+"""A network grows as soon as two rounds have told of its loss."""
+
+
+@pytest.fixture(scope="module")
+def exports(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AwaitedExports]:
+    with AwaitedExports(CacheFolder(path=tmp_path_factory.mktemp("cache"))) as settled:
+        yield settled
+
+
+def small(game: str) -> tuple[Run, ...]:
+    """A game's runs on four devices, with digits where the league's samples and logs are not there."""
+    there = () if DATA and LOGS.exists() else ('fleet.devices.0.population="mixed"',)
+    samples = () if DATA and (Path(DATA) / "fashion_mnist").is_dir() else ("data.name=digits",)
+    shape = ("model.input_shape=[1, 8, 8]",) if samples else ()
+    patch = ("model.patch=2",) if samples and game == "vit" else ()
+    return read_runs(f"fedtrans-{game}", (*SMALL, *EARLY, *there, *samples, *shape, *patch), (1,))
+
+
+def played(run: Run, runs: Path, exports: AwaitedExports) -> Mapping[str, Any]:
+    """A run played in its own folder, which takes its model from one beside it."""
+    run, folder = with_model(run, runs), runs / run.name
+    folder.mkdir(parents=True)
+    keep_run(folder, run)
+    run_in_batch(run, folder, Unobserved(), threading.Event(), exports=exports)
+    summary: Mapping[str, Any] = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+    return summary
+
+
+def entries(game: str) -> dict[str, Run]:
+    return {run.name.removeprefix(f"fedtrans-{game}-").removesuffix("-s1"): run for run in small(game)}
+
+
+@pytest.mark.export
+@pytest.mark.parametrize(
+    ("game", "names"),
+    [
+        ("game", ("heterofl", "fedavg-smallest")),
+        ("vit", ("heterofl",)),
+        ("models", ("largest",)),
+        *(
+            pytest.param(game, names, marks=pytest.mark.long)
+            for game, names in (
+                (
+                    "game",
+                    (
+                        "fluid",
+                        "fedavg-oracle",
+                        "fedprox-middle",
+                        "fedyogi-middle",
+                        "fedtrans-fedyogi",
+                        "fedtrans-fedprox",
+                    ),
+                ),
+                ("models", ("largest-fresh", "mobilenet_v3_small", "efficientnet_v2_tiny")),
+                ("ablation", ("lswd", "lsw", "large-to-small", "crop")),
+            )
+        ),
+    ],
+)
+def test_a_game_is_played_with_the_networks_that_fedtrans_came_to(
+    game: str, names: tuple[str, ...], exports: AwaitedExports, tmp_path: Path
+) -> None:
+    runs = entries(game)
+    played(runs["fedtrans"], tmp_path, exports)
+    networks = networks_of(tmp_path / runs["fedtrans"].name)
+    assert len(networks) >= 2, "one that the weakest device carries, and one that grew"
+    for name in names:
+        summary = played(runs[name], tmp_path, exports)
+        assert [record["folded"] > 0 for record in summary["rounds"]] == [True, True]
+        kept = kept_run(tmp_path / runs[name].name)
+        if runs[name].model_of is not None:
+            wanted = networks[0] if "smallest" in name or "middle" in name else networks[-1]
+            assert kept.model == wanted.config
+            whole = network_of(wanted.config)
+            most = max(row["parameters"] for record in summary["rounds"] for row in record["clients"])
+            assert most <= Costs(whole).of([whole.full_spec()])[0][0]
+            assert (name != "fedavg-smallest") or most == Costs(whole).of([whole.full_spec()])[0][0]
+
+
+ABLATED: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "fedtrans": (),
+        "l": ("cells",),
+        "ls": ("cells", "share"),
+        "lsw": ("cells", "share", "warm_up"),
+        "lswd": ("cells", "warm_up", "decay"),
+        "s": ("share",),
+        "w": ("warm_up",),
+        "d": ("decay",),
+        "large-to-small": ("large_to_small",),
+        "crop": ("share",),
+    }
+)
+PUT_UNDER: Mapping[str, str] = MappingProxyType(
+    {"fedtrans-fedprox": "method.mu", "fedtrans-fedyogi": "server_optimiser"}
+)
+
+
+def meant(game: str, name: str) -> set[str]:
+    """The settings that an entry is to have otherwise than the first one, as its name says."""
+    if game == "sensitivity" and name != "as-played":
+        return {f"method.{name.split('-', maxsplit=1)[0]}"}
+    if game == "heterogeneity" and name != "fedtrans-0.1":
+        return {"data.partition.alpha"}
+    if game == "ablation":
+        return {f"method.{key}" for key in ABLATED[name]}
+    return {PUT_UNDER[name]} if name in PUT_UNDER else set()
+
+
+@pytest.mark.parametrize("game", GAMES)
+def test_entries_differ_in_what_they_are_named_after(game: str) -> None:
+    runs = {
+        run.name.removeprefix(f"fedtrans-{game}-").removesuffix("-s1"): run
+        for run in read_runs(f"fedtrans-{game}", (), (1,))
+    }
+    base = next(iter(runs.values()))
+    assert base.method.TYPE == "fedtrans"
+    for name, run in runs.items():
+        if run.model_of is not None or run.method.TYPE != "fedtrans":
+            continue
+        changed = changed_settings(parts_of(base), parts_of(replace(run, name=base.name)))
+        keys = {part.split(" from ")[0] for part in changed.split(", ") if part}
+        assert keys == meant(game, name), name
+
+
+@with_logs
+@pytest.mark.long
+def test_samples_can_be_split_as_unequally_as_the_sweep_says() -> None:
+    runs = [run for run in read_runs("fedtrans-heterogeneity") if run.model_of is None]
+    lowest = min(run.data.partition.alpha for run in runs)
+    tried = [run for run in runs if run.data.partition.alpha == lowest]
+    assert [run.seed for run in tried] == [1, 2, 3]
+    for run in tried:
+        assert len(gathered(run).devices) == 50
+
+
+def test_published_networks_come_in_the_order_of_their_cost() -> None:
+    published = [run.model for run in read_runs("fedtrans-models", (), (1,)) if run.model.TYPE != "nas_bench_201"]
+    costs = [Costs(network).of([network.full_spec()])[0][1] for network in map(network_of, published)]
+    assert len(costs) == 7
+    assert costs == sorted(costs)

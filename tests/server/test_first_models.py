@@ -1,0 +1,354 @@
+"""A run takes its model, and the weights that it begins with, from a run that is over."""
+
+import hashlib
+import json
+import threading
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from typer.testing import CliRunner
+
+from subfleet.cli.commands import app
+from subfleet.cli.running import RunOptions, run_all
+from subfleet.elastic.building import init_state, network_of
+from subfleet.elastic.cost import estimate_cost
+from subfleet.elastic.lineage import Lineage, Replicated
+from subfleet.elastic.model_state import ModelState, packed
+from subfleet.export.cache import CacheFolder
+from subfleet.journal.database import open_database
+from subfleet.journal.journal import Journal, begin_run
+from subfleet.protocol.errors import ConfigError, FileError
+from subfleet.protocol.schema import to_plain
+from subfleet.rounds.state import RunState
+from subfleet.serving.loading import loaded_model
+from subfleet.serving.terms import terms_of
+from subfleet.settings.first_model import FirstWeights
+from subfleet.settings.kept import MODEL, SUMMARY, keep_run, kept_run
+from subfleet.settings.parts import parts_of
+from subfleet.settings.reading import read_run, read_runs
+from subfleet.settings.run import Run
+from subfleet.settings.taking import networks_of, with_model
+
+SMALL = ("model.widths=[64]", "model.depths=[1]")
+
+
+@pytest.fixture
+def grown(tmp_path: Path) -> Path:
+    """A folder with the folder "grown" of a run that ended with three networks, of which the second is the largest."""
+    run = read_run("quickstart", SMALL)
+    state = ModelState(shared=init_state(network_of(run.model), 1))
+    for number, widths in ((1, (256,)), (2, (128,))):
+        one = Lineage(
+            id=f"m{number}",
+            config=replace(run.model, widths=widths),
+            parent="",
+            map=Replicated(),
+            born_round=number,
+            reason="wider",
+        )
+        state = state.with_network(one.id, ModelState(shared=init_state(network_of(one.config), number), lineage=one))
+    # What is larger still, and is none of a network's tensors.
+    moments = {"first": init_state(network_of(run.model), 3)}
+    state = replace(state, moments=moments, kept={"memory/of": torch.zeros(400_000)})
+    folder = tmp_path / "grown"
+    folder.mkdir()
+    keep_run(folder, run)
+    (folder / SUMMARY).write_text(json.dumps({"accuracy": 0.5}), encoding="utf-8")
+    save_file(packed(state), folder / MODEL)
+    return tmp_path
+
+
+def taking(**said: Any) -> Run:
+    """The quickstart with the model of another run."""
+    texts = (f"model_of.{key}={json.dumps(value)}" for key, value in said.items())
+    return read_run("quickstart", ("model.learnable_steps=true", *texts))
+
+
+def test_the_networks_of_a_run_come_by_their_sizes(grown: Path) -> None:
+    found = networks_of(grown / "grown")
+    assert [one.id for one in found] == ["", "m2", "m1"]
+    assert [one.name for one in found] == ["first", "m2", "m1"]
+    for one in found:
+        assert one.element_count == sum(tensor.numel() for tensor in init_state(network_of(one.config), 0).values())
+    assert (found[1].born_round, found[1].reason) == (2, "wider")
+    assert found[0].config == kept_run(grown / "grown").model
+
+
+@pytest.mark.parametrize(
+    ("network", "width"), [("largest", 256), ("middle", 128), ("smallest", 64), ("m1", 256), ("first", 64)]
+)
+def test_a_run_is_what_it_is_with_that_model_written_out(grown: Path, network: str, width: int) -> None:
+    run = with_model(taking(run="grown", network=network), grown)
+    written = read_run("quickstart", (f"model.widths=[{width}]", "model.depths=[1]"))
+    assert run == written
+    assert run.fingerprint() == written.fingerprint()
+
+
+def test_a_path_with_a_slash_is_one_and_a_name_is_beside_the_runs(grown: Path) -> None:
+    there = with_model(taking(run=str(grown / "grown")), Path("elsewhere"))
+    assert there == with_model(taking(run="grown"), grown)
+    assert with_model(there, Path("elsewhere")) is there, "which has its model"
+
+
+def test_a_run_that_waits_for_its_model_is_not_begun() -> None:
+    with pytest.raises(ConfigError, match="takes its model from run 'grown', which it has not done yet"):
+        taking(run="grown").fingerprint()
+
+
+@pytest.mark.parametrize(
+    ("said", "error", "words"),
+    [
+        ({"run": "shrunk"}, FileError, r"shrunk/run\.json cannot be read"),
+        (
+            {"run": "grown", "network": "m3"},
+            ConfigError,
+            "ended without a network 'm3'; choose one of .*'m1', 'smallest'",
+        ),
+    ],
+)
+def test_what_is_not_there_is_not_taken(grown: Path, said: dict[str, Any], error: type[Exception], words: str) -> None:
+    with pytest.raises(error, match=words):
+        with_model(taking(**said), grown)
+
+
+def test_nothing_is_taken_from_a_run_that_goes_on_or_whose_model_is_damaged(grown: Path) -> None:
+    (grown / "grown" / MODEL).write_bytes(b"\x00" * 16)
+    with pytest.raises(FileError, match=r"model\.safetensors cannot be read"):
+        with_model(taking(run="grown"), grown)
+    (grown / "grown" / SUMMARY).unlink()
+    with pytest.raises(ConfigError, match="is not over"):
+        with_model(taking(run="grown"), grown)
+
+
+def test_a_model_that_the_run_refuses_is_told_with_where_it_comes_from(grown: Path) -> None:
+    run = read_run("quickstart", ("model_of.run=grown", "data.classes=" + json.dumps(list("abcdefghij"))))
+    kept = kept_run(grown / "grown")
+    (grown / "grown" / "run.json").unlink()
+    keep_run(grown / "grown", replace(kept, model=replace(kept.model, class_count=3)))
+    with pytest.raises(ConfigError, match=r"cannot take network 'first' of .*grown: data\.classes names 10"):
+        with_model(replace(run, model_of=replace(run.model_of, network="first")), grown)  # type: ignore[type-var]
+
+
+def test_weights_take_part_in_what_a_run_is_and_the_place_of_their_file_does_not(grown: Path) -> None:
+    drawn = with_model(taking(run="grown", network="m1"), grown)
+    run = with_model(taking(run="grown", network="m1", weights=True), grown)
+    content = (grown / "grown" / MODEL).read_bytes()
+    assert run.first_weights is not None
+    assert (run.first_weights.sha256, run.first_weights.network) == (hashlib.sha256(content).hexdigest(), "m1")
+    assert run.fingerprint() != drawn.fingerprint()
+    assert "first_weights" not in json.loads(drawn.fingerprint())
+    moved = replace(run, first_weights=replace(run.first_weights, file="elsewhere"))
+    assert parts_of(moved) == parts_of(run)
+    other = replace(run, first_weights=replace(run.first_weights, network="m2"))
+    assert parts_of(other) != parts_of(run)
+
+
+def first_model(run: Run, folder: Path) -> ModelState:
+    """The model of a run that has not begun."""
+    engine = open_database(folder)
+    run_id = begin_run(engine, name=run.name, settings=run.fingerprint(), round_count=run.rounds)
+    return loaded_model(terms_of(run, run_id), RunState(), Journal(engine, run_id), folder)
+
+
+def test_a_run_begins_with_the_weights_that_it_takes(grown: Path) -> None:
+    run = with_model(taking(run="grown", network="m2", weights=True), grown)
+    shared = first_model(run, grown / "grown").shared
+    wanted = init_state(network_of(run.model), 2)
+    assert list(shared) == list(wanted), "in the order in which the network declares them"
+    assert all(shared[name].equal(tensor) for name, tensor in wanted.items())
+    drawn = first_model(with_model(replace(taking(run="grown", network="m2"), name="drawn"), grown), grown / "grown")
+    own = init_state(network_of(run.model), run.seed)
+    assert all(drawn.shared[name].equal(tensor) for name, tensor in own.items())
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "words"),
+    [
+        ({"sha256": "0" * 64}, FileError, "have the sha256 .*, but must have 0000"),
+        ({"file": "nowhere"}, FileError, "first weights nowhere cannot be read"),
+        ({"network": "m1"}, ConfigError, "are of another network than the run's"),
+        ({"network": "m9"}, ConfigError, "has no network 'm9'"),
+    ],
+)
+def test_weights_that_are_others_begin_nothing(
+    grown: Path, change: dict[str, str], error: type[Exception], words: str
+) -> None:
+    run = with_model(taking(run="grown", network="m2", weights=True), grown)
+    with pytest.raises(error, match=words):
+        first_model(replace(run, first_weights=replace(run.first_weights, **change)), grown / "grown")  # type: ignore[type-var]
+
+
+@pytest.mark.parametrize(
+    ("said", "words"),
+    [
+        (("model_of.run=a", "model_of.weights=true", "method.type=fedtrans"), "set method.first to 'configured'"),
+        (("model_of.run=a", "first_weights.file=a", "first_weights.sha256=a"), "given beside model_of"),
+        (("model_of.network=m1",), "model_of.run is missing"),
+        (("model_of.run=",), "model_of: run is ''"),
+        (("model_of.run=a", "model_of.weight=true"), "did you mean 'weights'"),
+    ],
+)
+def test_what_contradicts_itself_is_one_sentence(said: tuple[str, ...], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        read_run("quickstart", said)
+    assert read_run("quickstart", ("first_weights.file=a", "first_weights.sha256=b")).first_weights == FirstWeights(
+        file="a", sha256="b"
+    )
+
+
+SWEEP = """
+base = "quickstart"
+name = "game"
+[[sweep]]
+seeds = [1, 2]
+[sweep.values]
+"training.epochs" = [1, 2]
+[[sweep.entries]]
+name = "tuned"
+set = { method = { type = "fedavg" }, model_of = { run = "sliced", weights = true } }
+[[sweep.entries]]
+name = "sliced"
+set = { model_of = { run = "grown" } }
+[[sweep.entries]]
+name = "grown"
+[[sweep.entries]]
+name = "other"
+set = { model_of = { run = "runs/elsewhere" } }
+[[sweep.entries]]
+axis = "links"
+name = "slow"
+set = { communication_s = 1.0 }
+[[sweep.entries]]
+axis = "links"
+name = "fast"
+"""
+
+
+def test_an_entry_takes_the_model_of_another_with_all_else_alike_and_comes_behind_it(tmp_path: Path) -> None:
+    path = tmp_path / "game.toml"
+    path.write_text(SWEEP, encoding="utf-8")
+    runs = read_runs(path)
+    assert len(runs) == 4 * 2 * 2 * 2
+    named = {run.name: run for run in runs}
+    places = {run.name: place for place, run in enumerate(runs)}
+    for run in runs:
+        _, entry, *rest = run.name.split("-")
+        wanted = {"tuned": "sliced", "sliced": "grown"}.get(entry)
+        if wanted is None:
+            assert run.model_of is None or run.model_of.run == "runs/elsewhere"
+            continue
+        assert run.model_of is not None
+        assert run.model_of.run == "-".join(["game", wanted, *rest])
+        other = named[run.model_of.run]
+        assert (other.seed, other.training, other.communication_s) == (run.seed, run.training, run.communication_s)
+        assert places[other.name] < places[run.name]
+    assert [run.name for run in runs if run.model_of is None] == [
+        f"game-grown-{links}-{epochs}-s{seed}" for links in ("slow", "fast") for epochs in (1, 2) for seed in (1, 2)
+    ]
+
+
+@pytest.mark.parametrize(("entry", "other"), [("a", "a"), ("a", "b")])
+def test_runs_that_wait_for_each_other_are_refused(tmp_path: Path, entry: str, other: str) -> None:
+    path = tmp_path / "game.toml"
+    texts = (
+        f'[[sweep.entries]]\nname = "{name}"\nset = {{ model_of = {{ run = "{of}" }} }}'
+        for name, of in {entry: other, other: entry}.items()
+    )
+    path.write_text("\n".join(['base = "quickstart"', "[[sweep]]", *texts]), encoding="utf-8")
+    with pytest.raises(ConfigError, match="waits for a model of its own"):
+        read_runs(path)
+
+
+class Telling:
+    """A display that keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.told: list[str] = []
+
+    def say(self, text: str) -> None:
+        """Keep a sentence."""
+        self.told.append(text)
+
+
+def test_a_sweep_that_is_over_takes_the_same_models_again_and_is_not_played_again(grown: Path) -> None:
+    path = grown / "game.toml"
+    path.write_text(GAME, encoding="utf-8")
+    runs = read_runs(path)
+    assert [run.name for run in runs] == ["game-grown", "game-sliced", "game-tuned"]
+    (grown / "grown").rename(grown / "game-grown")
+    (grown / "game-grown" / "run.json").unlink()
+    keep_run(grown / "game-grown", runs[0])
+    for run in runs[1:]:
+        folder = grown / run.name
+        folder.mkdir()
+        keep_run(folder, with_model(run, grown))
+        (folder / SUMMARY).touch()
+    options = RunOptions(
+        runs=grown,
+        name=None,
+        broker=None,
+        cache=CacheFolder(path=grown / "cache"),
+        stopping=lambda: nullcontext(threading.Event()),
+    )
+    display = Telling()
+    assert run_all(runs, options, display) == []  # type: ignore[arg-type]  # it says as much as it is asked to
+    assert [text for text in display.told if text.endswith("is over already")] == [
+        f"{number} of 3: {run.name} is over already" for number, run in enumerate(runs, start=1)
+    ]
+    assert "game-tuned takes network 'm2' of run game-grown" in display.told
+    # The other run is played anew, and ends with other weights of the same networks.
+    content = (grown / "game-grown" / MODEL).read_bytes()
+    place = 8 + int.from_bytes(content[:8], "little")
+    (grown / "game-grown" / MODEL).write_bytes(content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :])
+    display.told.clear()
+    with pytest.raises(ConfigError, match="game-tuned is of a run with other settings"):
+        run_all(runs, options, display)  # type: ignore[arg-type]
+    assert "2 of 3: game-sliced is over already" in display.told
+
+
+GAME = """
+base = "quickstart"
+name = "game"
+model = { depths = [1], widths = [64] }
+[[sweep]]
+[[sweep.entries]]
+name = "sliced"
+set = { model_of = { run = "grown" } }
+[[sweep.entries]]
+name = "tuned"
+set = { method = { type = "fedavg" }, model_of = { run = "grown", network = "m2", weights = true } }
+[[sweep.entries]]
+name = "grown"
+"""
+
+
+def test_networks_are_listed_by_their_cost_with_the_accuracy_of_a_run_that_has_one(grown: Path) -> None:
+    alone = grown / "alone"
+    alone.mkdir()
+    run = read_run("quickstart", ("model.widths=[192]", "model.depths=[1]"))
+    keep_run(alone, run)
+    (alone / SUMMARY).write_text(json.dumps({"accuracy": 0.75}), encoding="utf-8")
+    save_file(packed(ModelState(shared=init_state(network_of(run.model), 1))), alone / MODEL)
+    told = CliRunner().invoke(app, ["runs", "networks", "grown", "alone", "--runs", str(grown), "--json"])
+    rows = json.loads(told.stdout)
+    assert [(row["run"], row["network"], row["accuracy"]) for row in rows] == [
+        ("grown", "first", None),
+        ("grown", "m2", None),
+        ("alone", "first", 0.75),
+        ("grown", "m1", None),
+    ]
+    configs = [*(one.config for one in networks_of(grown / "grown")), run.model]
+    assert [row["model"] for row in rows] == [to_plain(configs[place]) for place in (0, 1, 3, 2)]
+    for row, place in zip(rows, (0, 1, 3, 2), strict=True):
+        network = network_of(configs[place])
+        cost = estimate_cost(network, network.full_spec(), batch_size=1)
+        assert (row["forward_macs"], row["parameters"]) == (cost.forward_macs, cost.parameters)
+    table = CliRunner().invoke(app, ["runs", "networks", "grown", "--runs", str(grown)])
+    assert table.stdout.index("first") < table.stdout.index("m2") < table.stdout.index("m1")
+    missing = CliRunner().invoke(app, ["runs", "networks", "grow", "--runs", str(grown)])
+    assert (missing.exit_code != 0, "did you mean 'grown'" in missing.stderr) == (True, True)
