@@ -2,18 +2,19 @@
 
 import itertools
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from random import Random
 from types import MappingProxyType
 from typing import Literal
 
-from subfleet.elastic.axes import Axis, AxisKind, factors_of, kept_indices
+from subfleet.elastic.axes import Axis, AxisKind, factors_of
 from subfleet.elastic.cost import Costs
+from subfleet.elastic.index_sets import kept_size, named_sets, tied_sets
 from subfleet.elastic.network import Network
 from subfleet.protocol.errors import ConfigError
-from subfleet.protocol.subnet import Centre, IndexSet, Prefix, SubnetSpec
+from subfleet.protocol.subnet import IndexSet, SubnetSpec
 
 __all__ = ["Gene", "Genes", "Option", "SearchSpace", "search_space", "uniform_space"]
 
@@ -79,46 +80,19 @@ def _of_rate(network: Network, rate: Fraction) -> Iterator[SubnetSpec]:
     sections = _sections(network)
     always = [most - len(names) for most, names in zip(network.config.depths, sections, strict=True)]
     cut = [axis for axis in network.axes.values() if axis.kind in _SCALED]
-    axes = dict(_named(cut, [_kept_size(axis, rate) for axis in cut]))
+    axes = dict(named_sets(cut, [_scaled_size(axis, rate) for axis in cut]))
     for depth in _depths(network):
         blocks = tuple(name for names, kept in zip(sections, depth, strict=True) for name in names[:kept])
         yield SubnetSpec(
-            axes=_tied(network, axes, blocks),
+            axes=tied_sets(network, axes, blocks),
             blocks=blocks,
             name=f"w{rate} d{'-'.join(str(kept + more) for kept, more in zip(depth, always, strict=True))}",
             network=network.id,
         )
 
 
-def _kept_size(axis: Axis, rate: Fraction) -> int:
+def _scaled_size(axis: Axis, rate: Fraction) -> int:
     return min(axis.size, math.ceil(rate * axis.size / axis.granularity) * axis.granularity)
-
-
-def _named(axes: Sequence[Axis], sizes: Sequence[int]) -> tuple[tuple[str, IndexSet], ...]:
-    """Index sets by axis. One that is kept whole is not named, so that equal subnets are equal specs."""
-    kept: list[tuple[str, IndexSet]] = [
-        (axis.name, Centre(size=size) if axis.kind == "kernel" else Prefix(size=size))
-        for axis, size in zip(axes, sizes, strict=True)
-        if size < axis.size
-    ]
-    return tuple(sorted(kept, key=lambda pair: pair[0]))
-
-
-def _tied(network: Network, axes: Mapping[str, IndexSet], blocks: Collection[str]) -> tuple[tuple[str, IndexSet], ...]:
-    """Index sets by axis, sorted, where what left-out blocks read and give keeps what the shortest of it would."""
-    found = dict(axes)
-    for tied in network.tied_axes(blocks):
-        least = min(_size(network, axes, name) for name in tied)
-        for name in tied:
-            found.pop(name, None)
-        found |= _named([network.axes[name] for name in tied], [least] * len(tied))
-    return tuple(sorted(found.items()))
-
-
-def _size(network: Network, axes: Mapping[str, IndexSet], name: str) -> int:
-    """How many indices of an axis are kept."""
-    whole = network.axes[name].size
-    return len(kept_indices(axes[name], whole)) if name in axes else whole
 
 
 Genes = tuple[int, ...]
@@ -294,16 +268,16 @@ class SearchSpace:
     def _sets(self, genes: Genes, kept: frozenset[str]) -> tuple[tuple[str, IndexSet], ...]:
         """What a subnet of these genes keeps of each axis that it names."""
         chosen = (pair for gene, place in zip(self.genes, genes, strict=True) for pair in gene.options[place].axes)
-        return _tied(self.network, {axis: own for axis, own in chosen if not self._unused(axis, kept)}, kept)
+        return tied_sets(self.network, {axis: own for axis, own in chosen if not self._unused(axis, kept)}, kept)
 
     def _place(self, gene: Gene, sets: Mapping[str, IndexSet], kept: frozenset[str]) -> int:
         """The first option with these blocks that keeps enough of every axis that is used."""
         used = [axis for axis in gene.axes if not self._unused(axis, kept)]
         blocks = kept.intersection(gene.blocks)
-        wanted = [_size(self.network, sets, axis) for axis in used]
+        wanted = [kept_size(self.network, sets, axis) for axis in used]
         for place, option in enumerate(gene.options):
             own = dict(option.axes)
-            enough = all(_size(self.network, own, axis) >= least for axis, least in zip(used, wanted, strict=True))
+            enough = all(kept_size(self.network, own, axis) >= least for axis, least in zip(used, wanted, strict=True))
             if blocks == set(option.blocks) and enough:
                 return place
         return 0
@@ -340,7 +314,7 @@ def search_space(
     owners = _owners(network)
     genes: list[Gene] = []
     for name, axes in _groups(network, width, owners).items():
-        sizes = [_named(axes, kept) for kept in _sizes(axes, fractions)]
+        sizes = [named_sets(axes, kept) for kept in _sizes(axes, fractions)]
         options = tuple(Option(axes=kept) for kept in sizes)
         blocks = owners.get(axes[0].name, frozenset()) if width == "axis" and depth == "block" else frozenset()
         if len(blocks) == 1:
@@ -389,7 +363,7 @@ def _sizes(axes: Sequence[Axis], fractions: set[Fraction] | None) -> list[tuple[
     if fractions is None:
         most = max(axis.size // axis.granularity for axis in axes)
         fractions = {Fraction(step, most) for step in range(1, most + 1)}
-    return list(dict.fromkeys(tuple(_kept_size(axis, rate) for axis in axes) for rate in sorted(fractions)))
+    return list(dict.fromkeys(tuple(_scaled_size(axis, rate) for axis in axes) for rate in sorted(fractions)))
 
 
 def _depth_genes(network: Network, depth: str, decided: frozenset[str]) -> Iterator[Gene]:
@@ -408,5 +382,5 @@ def _depth_genes(network: Network, depth: str, decided: frozenset[str]) -> Itera
 
 def _kernel_gene(axis: Axis) -> Gene:
     sizes = [axis.size, *range(axis.size - axis.granularity, 2, -axis.granularity)]
-    options = tuple(Option(axes=_named([axis], [size])) for size in reversed(sizes))
+    options = tuple(Option(axes=named_sets([axis], [size])) for size in reversed(sizes))
     return _gene(axis.name, (axis.name,), options)
