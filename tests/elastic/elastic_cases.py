@@ -16,6 +16,7 @@ from subfleet.elastic.families.records.plain import DsCnn, Vgg
 from subfleet.elastic.families.records.residual import Mlp, PreactResNet
 from subfleet.elastic.network import Family, Network
 from subfleet.protocol.subnet import Centre, Explicit, Full, IndexSet, Prefix, Roll, SubnetSpec
+from subfleet.testing.subnets import passing_on
 
 RESNET = PreactResNet(input_shape=(2, 6, 5), class_count=3, widths=(8, 12), depths=(2, 3), group_size=4)
 UNGROUPED_RESNET = PreactResNet(input_shape=(1, 4, 4), class_count=2, widths=(3, 5), depths=(1, 2), group_size=1)
@@ -99,6 +100,27 @@ CONVOLUTIONAL: dict[str, Family] = {
 }
 """Between them every convolutional family, kind of block, norm and option."""
 
+LAYERED: dict[str, Family] = {
+    "layered vgg": Vgg(
+        input_shape=(2, 5, 6),
+        class_count=3,
+        widths=(4, 6),
+        depths=(2, 3),
+        norm="batch",
+        kernels=(3, 5),
+        layer_widths=(7, 4, 3, 8, 6),
+    ),
+    "layered ds_cnn": DsCnn(
+        input_shape=(1, 12, 6),
+        class_count=3,
+        widths=(8, 12),
+        depths=(3, 2),
+        layer_widths=(4, 12, 8, 16, 12),
+        block_numbers=((0, 2, 1), (0, 1)),
+    ),
+}
+"""Chains whose layers have widths of their own, so that what a subnet leaves out ties axes."""
+
 CONFIGS: tuple[Family, ...] = (RESNET, UNGROUPED_RESNET, MLP, *CONVOLUTIONAL.values())
 
 _declared = cache(network_of)
@@ -107,7 +129,7 @@ _declared = cache(network_of)
 @st.composite
 def networks_and_specs(draw: st.DrawFn) -> tuple[Network, SubnetSpec]:
     """Any network of ours with any subnet of it."""
-    network = _declared(draw(st.sampled_from(CONFIGS)))
+    network = _declared(draw(st.sampled_from((*CONFIGS, *LAYERED.values()))))
     return network, draw(specs(network))
 
 
@@ -116,10 +138,8 @@ def specs(draw: st.DrawFn, network: Network) -> SubnetSpec:
     """Any subnet: prefixes, rolls, explicit sets and whole axes, with any of the blocks."""
     axes = {name: draw(_index_sets(axis)) for name, axis in network.axes.items() if axis.kind != "class"}
     kept = [draw(st.booleans()) for _ in network.blocks]
-    return SubnetSpec(
-        axes=tuple(sorted(axes.items())),
-        blocks=tuple(block.name for block, keep in zip(network.blocks, kept, strict=True) if keep),
-    )
+    blocks = tuple(block.name for block, keep in zip(network.blocks, kept, strict=True) if keep)
+    return passing_on(network, SubnetSpec(axes=tuple(sorted(axes.items())), blocks=blocks))
 
 
 @st.composite

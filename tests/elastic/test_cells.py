@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from elastic.elastic_cases import CONFIGS, CONVOLUTIONAL, MLP, RESNET, relaxed
+from elastic.elastic_cases import CONFIGS, CONVOLUTIONAL, LAYERED, MLP, RESNET, relaxed
 from elastic.test_growing import inputs_of
 from elastic.token_cases import LSTM, TOKEN_CONFIGS, VIT
 from hypothesis import given, settings
@@ -29,7 +29,7 @@ from subfleet.elastic.network import Family, Network
 from subfleet.elastic.replication import Replication, size_in
 from subfleet.protocol.errors import ConfigError
 
-EVERY = (*CONFIGS, *TOKEN_CONFIGS)
+EVERY = (*CONFIGS, *LAYERED.values(), *TOKEN_CONFIGS)
 CHAINS = (Vgg, DsCnn)
 _declared = cache(network_of)
 

@@ -3,7 +3,7 @@ import itertools
 from collections.abc import Sequence
 
 import pytest
-from elastic.elastic_cases import CONFIGS, RESNET
+from elastic.elastic_cases import CONFIGS, LAYERED, RESNET
 
 from subfleet.elastic.building import network_of
 from subfleet.elastic.network import Family
@@ -15,7 +15,7 @@ from subfleet.testing.subnets import held_places
 RATES = (0.25, 0.5, 0.75, 1)
 
 
-@pytest.mark.parametrize("config", CONFIGS)
+@pytest.mark.parametrize("config", [*CONFIGS, *LAYERED.values()])
 def test_a_space_goes_from_small_to_full_without_repeating_itself(config: Family) -> None:
     network = network_of(config)
     space = uniform_space(network, RATES)

@@ -7,7 +7,7 @@ from functools import cache
 
 import pytest
 import torch
-from elastic.elastic_cases import CONFIGS, MLP, RESNET, relaxed
+from elastic.elastic_cases import CONFIGS, LAYERED, MLP, RESNET, relaxed
 from elastic.token_cases import TOKEN_CONFIGS, VIT
 from hypothesis import given
 from hypothesis import strategies as st
@@ -24,8 +24,9 @@ from subfleet.elastic.replication import Replication, size_in
 from subfleet.elastic.unions import union_of
 from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.subnet import Prefix, SubnetSpec
+from subfleet.testing.subnets import passing_on
 
-EVERY = (*CONFIGS, *TOKEN_CONFIGS)
+EVERY = (*CONFIGS, *LAYERED.values(), *TOKEN_CONFIGS)
 CHAINS = ("vgg", "ds_cnn")
 """Families whose new blocks pass on what they read, and do not add to it."""
 _declared = cache(network_of)
@@ -58,7 +59,7 @@ def replications(draw: st.DrawFn) -> Replication:
             cut[name] = Prefix(size=groups * axis.granularity)
     left_out = {name for name in can_be_identities(network) if draw(st.booleans())}
     blocks = tuple(block.name for block in network.blocks if block.name not in left_out)
-    size = SubnetSpec(axes=tuple(sorted(cut.items())), blocks=blocks)
+    size = network.size_of(passing_on(network, SubnetSpec(axes=tuple(sorted(cut.items())), blocks=blocks)))
     return Replication.drawn(network, size, draw(st.randoms(use_true_random=False)))
 
 

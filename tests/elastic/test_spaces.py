@@ -4,7 +4,7 @@ import math
 from random import Random
 
 import pytest
-from elastic.elastic_cases import CONFIGS, MLP, RESNET
+from elastic.elastic_cases import CONFIGS, LAYERED, MLP, RESNET
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -29,7 +29,7 @@ def spaces_of(network: Network) -> tuple[SearchSpace, ...]:
     )
 
 
-SPACES = [space for config in CONFIGS for space in spaces_of(network_of(config))]
+SPACES = [space for config in (*CONFIGS, *LAYERED.values()) for space in spaces_of(network_of(config))]
 relaxed = settings(deadline=None, max_examples=60)
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
-from elastic.elastic_cases import CONVOLUTIONAL
+from elastic.elastic_cases import CONVOLUTIONAL, LAYERED
 
 from subfleet.arrays import decode_arrays, encode_arrays
 from subfleet.elastic.axes import Axis
@@ -23,9 +23,11 @@ from subfleet.protocol.programs import Trainer, TrainJob, encode_program
 from subfleet.protocol.subnet import Centre, IndexSet, Prefix, SubnetSpec
 from subfleet.protocol.training import TrainingSettings
 from subfleet.tasks import Dataset, iter_batches, write_npz
+from subfleet.testing.subnets import passing_on
 from subfleet.trainers.executorch import ExecutorchTrainer
 from subfleet.trainers.onnx import OnnxTrainer
 
+EVERY = {**CONVOLUTIONAL, **LAYERED}
 pytestmark = [pytest.mark.export, pytest.mark.slow]
 
 SETTINGS = TrainingSettings(epochs=1, batch_size=6, learning_rate=0.05, seed=3)
@@ -37,7 +39,8 @@ def half(network: Network) -> SubnetSpec:
     """Half of every axis, and the middle of every kernel; a skippable block only where it has a step of its own."""
     axes = {name: half_of(axis) for name, axis in sorted(network.axes.items()) if axis.kind != "class"}
     kept = network.blocks[-1:] if network.config.learnable_steps else ()
-    return SubnetSpec(axes=tuple(axes.items()), blocks=tuple(block.name for block in kept))
+    spec = SubnetSpec(axes=tuple(axes.items()), blocks=tuple(block.name for block in kept))
+    return network.size_of(passing_on(network, spec))
 
 
 def half_of(axis: Axis) -> IndexSet:
@@ -97,10 +100,10 @@ def eager_change(config: Family, start: dict[str, torch.Tensor]) -> dict[str, np
 
 
 @pytest.mark.parametrize("make_trainer", [OnnxTrainer, ExecutorchTrainer])
-@pytest.mark.parametrize("name", [name for name in CONVOLUTIONAL if name != "plain vgg"])
+@pytest.mark.parametrize("name", [name for name in EVERY if name != "plain vgg"])
 def test_a_subnet_trains_as_in_pytorch(tmp_path: Path, name: str, make_trainer: Callable[[], Trainer]) -> None:
     trainer = make_trainer()
-    config = CONVOLUTIONAL[name]
+    config = EVERY[name]
     network = network_of(config)
     start = extract(network, half(network), init_state(network, 0))
     job = write_job(tmp_path, config, trainer.target, start)

@@ -7,7 +7,7 @@ from itertools import chain
 
 import pytest
 import torch
-from elastic.elastic_cases import CONFIGS
+from elastic.elastic_cases import CONFIGS, LAYERED
 from elastic.token_cases import TOKEN_CONFIGS
 from export.export_cases import train_request
 from torch import fx
@@ -21,6 +21,7 @@ from subfleet.elastic.families import FAMILIES
 from subfleet.elastic.memory_prices import MemoryPrices
 from subfleet.elastic.network import Family, Network
 from subfleet.elastic.sizes import SizeTable
+from subfleet.elastic.spaces import uniform_space
 from subfleet.export.canonical.cleaning import clean
 from subfleet.export.canonical.constants import fold_constants
 from subfleet.export.memory.blocks import Call, blocks_of, peak_bytes
@@ -87,6 +88,18 @@ def test_prices_are_near_the_plans_of_written_programs(family: str, target: str)
         program = export_training_program(request_for(SMALL[family], target, spec))
         (price,) = prices_of(family, target).memory_bytes(network, [spec])
         assert price == pytest.approx(program.manifest.planned_peak_bytes, rel=0.12)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("target", ["onnx", "executorch"])
+def test_prices_know_what_layers_of_other_widths_pass_on(target: str) -> None:
+    config = replace(LAYERED["layered vgg"], kernels=())  # it is a `Vgg`
+    network = network_of(config)
+    prices = PriceModel(network, request_for(config, target, SubnetSpec())).prices
+    for spec in uniform_space(network, (0.5, 1))[::3]:
+        program = export_training_program(request_for(config, target, spec))
+        (price,) = prices.memory_bytes(network, [spec])
+        assert price == pytest.approx(program.manifest.planned_peak_bytes, rel=0.12), spec
 
 
 @pytest.mark.parametrize("family", sorted(QUICK))

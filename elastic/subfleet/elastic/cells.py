@@ -3,7 +3,7 @@
 FedTrans (Zhu et al. 2024, section 4.1) transforms a model cell by cell. Here a cell is a block, the first of a section
 included. It becomes wider inside, where it has axes of its own, so that nothing else changes its shape. Layers of a
 plain chain have none: what they give is the stream of their section, as subnets may leave layers out, so that the
-section becomes wider as a whole.
+section becomes wider as a whole; or, where layers have widths of their own, each by itself.
 """
 
 import math

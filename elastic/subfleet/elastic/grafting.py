@@ -20,7 +20,7 @@ from subfleet.elastic.network import Network
 from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.subnet import SubnetSpec
 
-__all__ = ["Graft", "graft", "grafted_change"]
+__all__ = ["Graft", "check_grafting", "graft", "grafted_change"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +34,20 @@ class Graft:
 
     spec: SubnetSpec
     sources: Mapping[str, str]
+
+
+def check_grafting(network: Network) -> None:
+    """Make sure that blocks can stand for each other.
+
+    Raises:
+        ConfigError: layers have widths of their own, so that one reads and gives other channels than the next.
+    """
+    own = next((block for block in network.blocks if block.gives), None)
+    if own is not None:
+        raise ConfigError(
+            f"block {own.name!r} reads and gives channels of its own, so that no other can be grafted as it; leave "
+            "layer_widths empty, or set grafting = false or depth = false"
+        )
 
 
 def graft(network: Network, spec: SubnetSpec) -> Graft:
@@ -51,6 +65,7 @@ def graft(network: Network, spec: SubnetSpec) -> Graft:
     index_sets = dict(spec.axes)
     for block, origin in stands_for.items():
         if block != origin:
+            check_grafting(network)
             pairs = _counterparts(network, block, origin)
             sources |= pairs
             index_sets |= {

@@ -10,6 +10,7 @@ from types import MappingProxyType
 from typing import Any, TypeVar
 
 from subfleet.elastic.families.records.blocks import (
+    OF_BLOCKS,
     OF_SECTIONS_OR_BLOCKS,
     block_numbers,
     numbers_setting,
@@ -30,9 +31,10 @@ def inserted(config: _FamilyT, *, section: int, after: int, sizes: Mapping[str, 
     """The settings of a network with one more block, whose number is one above the largest of its section.
 
     It comes behind another, so a section's first block stays the first: it reads what comes before the section, which
-    may have another width or be halved, and no subnet leaves it out. The new one keeps its section's width, and can be
-    left out. At the end of a section whose blocks are counted, it is as if the section had been as deep from the start.
-    What a section had and has no more is not known here: blocks are left out by subnets, and not taken from settings.
+    may have another width or be halved, and no subnet leaves it out. The new one keeps its section's width, or, where
+    layers have widths of their own, that of the layer before it, and can be left out. At the end of a section whose
+    blocks are counted, it is as if the section had been as deep from the start. What a section had and has no more is
+    not known here: blocks are left out by subnets, and not taken from settings.
 
     With first weights of its own the deeper network computes what the other one does where blocks start as the
     identity, as those of `Mlp`, `PreactResNet` and the transformers do. `subfleet.elastic.identities` makes those of
@@ -76,7 +78,7 @@ def inserted(config: _FamilyT, *, section: int, after: int, sizes: Mapping[str, 
 
 def _sizes(config: Family, place: int, sizes: Mapping[str, int]) -> dict[str, Any]:
     """The settings that have a size for each block, with one more of them at a place among all blocks."""
-    values = {name: getattr(config, name) for name in OF_SECTIONS_OR_BLOCKS if hasattr(config, name)}
+    values = {name: getattr(config, name) for name in (*OF_SECTIONS_OR_BLOCKS, *OF_BLOCKS) if hasattr(config, name)}
     unknown = sorted(sizes.keys() - values.keys())
     if unknown:
         raise ConfigError(
@@ -87,7 +89,8 @@ def _sizes(config: Family, place: int, sizes: Mapping[str, int]) -> dict[str, An
 
 def _with_one_more(config: Family, name: str, values: tuple[int, ...], place: int, size: int | None) -> tuple[int, ...]:
     depths = config.depths
-    if size is None and len(values) in {0, len(depths)}:  # it has what its section has
+    of_sections = name not in OF_BLOCKS and len(values) == len(depths)
+    if size is None and (of_sections or not values):  # it has what its section has
         return values
     if not values:
         if name not in _WHERE_EMPTY:

@@ -39,42 +39,49 @@ def check_identity(network: Network, block: str) -> None:
         )
 
 
-def as_identities(network: Network, blocks: tuple[str, ...], weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """A network's weights with some of its blocks as the identity.
+def as_identities(
+    network: Network,
+    blocks: tuple[str, ...],
+    shapes: Mapping[str, tuple[int, ...]],
+    weights: Mapping[str, Tensor],
+) -> dict[str, Tensor]:
+    """A network's weights, with what makes the identity of blocks that it lacks.
 
-    Blocks that add to what they read keep their first weights in all but what closes them, and so learn at once.
+    Of blocks that add to what they read that is what closes them, so that all else keeps its first weights and learns
+    at once; of layers that pass on, all of them and their norms.
 
     Args:
         network: the declaration.
         blocks: which, in network order.
-        weights: of the whole network; those of these blocks are their first ones.
+        shapes: of the tensors of a subnet that has these blocks beside those that the weights are of.
+        weights: of that subnet without them.
 
     Raises:
         ConfigError: a block cannot be the identity.
     """
     found = dict(weights)
+    like = next(iter(weights.values()))
     for block in blocks:
         check_identity(network, block)
         for name, decl in network.tensors.items():
             if decl.block != block:
                 continue
             if decl.role == "residual" or network.identities.get(name) == "silent":
-                found[name] = torch.zeros_like(weights[name])
+                found[name] = like.new_zeros(shapes[name])
+            elif name in network.identities and decl.role == "gain":
+                found |= _passing_norm(network, name, found)
             elif name in network.identities:
-                found |= _passing(network, name, found)
+                found[name] = _passing(like, shapes[name])
     return found
 
 
-def _passing(network: Network, name: str, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """A layer or a norm that passes on what it reads, which is never below 0."""
-    weight = weights[name]
-    if network.tensors[name].role == "gain":
-        return _passing_norm(network, name, weights)
-    kernel = torch.zeros_like(weight)
-    height, width = (side // 2 for side in weight.shape[2:])
-    channels = torch.arange(weight.shape[0])
-    kernel[channels, channels if weight.shape[1] > 1 else 0, height, width] = 1.0
-    return {name: kernel}
+def _passing(like: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """A layer that gives as many channels as it reads, and passes them on."""
+    kernel = like.new_zeros(shape)
+    height, width = (side // 2 for side in shape[2:])
+    channels = torch.arange(shape[0])
+    kernel[channels, channels if shape[1] > 1 else 0, height, width] = 1.0
+    return kernel
 
 
 def _passing_norm(network: Network, name: str, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -84,7 +91,8 @@ def _passing_norm(network: Network, name: str, weights: Mapping[str, Tensor]) ->
     statistics are taken in training come through nearly as they were.
     """
     prefix = name.removesuffix("weight")
-    gain, bias = (weights[one].double() for one in _norm_before(network, name))
+    before, bias_before = _norm_before(network, name)
+    gain, bias = weights[before].double(), weights[bias_before].double()
     deviation = gain.abs().clamp_min(1e-12)
     share = 0.5 * (1 + torch.erf(bias / deviation / math.sqrt(2)))
     density = torch.exp(-0.5 * (bias / deviation).square()) / math.sqrt(2 * math.pi)
@@ -97,7 +105,7 @@ def _passing_norm(network: Network, name: str, weights: Mapping[str, Tensor]) ->
         "running_mean": mean,
         "running_var": variance,
     }
-    return {f"{prefix}{own}": tensor.to(weights[name].dtype) for own, tensor in found.items()}
+    return {f"{prefix}{own}": tensor.to(weights[before].dtype) for own, tensor in found.items()}
 
 
 def _norm_before(network: Network, name: str) -> tuple[str, str]:

@@ -1,7 +1,7 @@
 """What an elastic network consists of, as plain data: axes, skippable blocks and tensors."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import Field, dataclass, field, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
@@ -87,10 +87,14 @@ class Block:
     Attributes:
         name: unique in its network; prefix of the names of its tensors.
         section: index of the section that it belongs to.
+        reads: axis of what it reads, where it gives another one; empty where both are the same.
+        gives: that axis. A subnet without the block passes on what it would have read, and so keeps of both the same.
     """
 
     name: str
     section: int
+    reads: str = ""
+    gives: str = ""
 
 
 Role = Literal["weight", "residual", "gain", "bias", "step", "embedding", "symbol", "mean", "variance"]
@@ -196,8 +200,21 @@ class Network:
 
         Raises:
             ConfigError: it is of another network of the run, names an unknown axis, block or choice, keeps indices that
-                an axis lacks, splits a group of tied indices, or lists its blocks out of order.
+                an axis lacks, splits a group of tied indices, lists its blocks out of order, or leaves out a block
+                without keeping the same of what it gives as of what it reads.
         """
+        self._check_held(spec)
+        for tied in self.tied_axes(spec.blocks):
+            first, *others = (tuple(kept_indices(spec.index_set(name), self.axes[name].size)) for name in tied)
+            differing = next((name for name, kept in zip(tied[1:], others, strict=True) if kept != first), None)
+            if differing is not None:
+                raise ConfigError(
+                    f"a subnet leaves out blocks between the axes {tied[0]!r} and {differing!r}, but keeps other "
+                    "indices of the one than of the other; keep the same of both, or keep the blocks"
+                )
+
+    def _check_held(self, spec: SubnetSpec) -> None:
+        """Make sure that a spec says what of this network is held: all of a subnet, or what an update moves."""
         if spec.network != self.id:
             raise ConfigError(f"a subnet is one of network {spec.network!r:.80}, but was taken for one of {self.id!r}")
         for name, index_set in spec.axes:
@@ -210,22 +227,36 @@ class Network:
         if spec.choices:
             raise ConfigError(f"a subnet chooses {dict(spec.choices)}, but this network has no choices")
 
+    def tied_axes(self, blocks: Collection[str]) -> tuple[tuple[str, ...], ...]:
+        """Axes of which a subnet with these skippable blocks keeps the same indices, as what is between is left out."""
+        chains: list[list[str]] = []
+        for block in self.blocks:
+            if block.gives and block.name not in blocks:
+                before = next((chain for chain in chains if block.reads in chain), None)
+                if before is None:
+                    chains.append([block.reads, block.gives])
+                else:
+                    before.append(block.gives)
+        return tuple(map(tuple, chains))
+
     def sizes(self, spec: SubnetSpec) -> dict[str, int]:
-        """How many indices a subnet keeps, by axis.
+        """How many indices a subnet keeps, by axis; or a part that an update moves, as in `shapes`.
 
         Raises:
-            ConfigError: the spec is no subnet of this network.
+            ConfigError: the spec names what this network lacks, or splits a group.
         """
-        self.check(spec)
+        self._check_held(spec)
         sizes = {name: axis.size for name, axis in self.axes.items()}
         sizes.update({name: len(kept_indices(index_set, sizes[name])) for name, index_set in spec.axes})
         return sizes
 
     def shapes(self, spec: SubnetSpec) -> dict[str, tuple[int, ...]]:
-        """Names and shapes of a subnet's tensors, in network order.
+        """Names and shapes of a subnet's tensors, in network order; or of a part that an update moves.
+
+        Such a part may have whole axes on both sides of a block that it lacks, which no subnet could pass on.
 
         Raises:
-            ConfigError: the spec is no subnet of this network.
+            ConfigError: the spec names what this network lacks, or splits a group.
         """
         sizes = self.sizes(spec)
         kept = frozenset(spec.blocks)
@@ -241,6 +272,7 @@ class Network:
         Raises:
             ConfigError: the spec is no subnet of this network.
         """
+        self.check(spec)
         return LocalShapes(sizes=self.sizes(spec), tensors=self.shapes(spec))
 
     def size_of(self, spec: SubnetSpec) -> SubnetSpec:
@@ -249,6 +281,7 @@ class Network:
         Raises:
             ConfigError: the spec is no subnet of this network.
         """
+        self.check(spec)
         sizes = self.sizes(spec)
         axes = tuple(
             (name, index_set if isinstance(index_set, Centre) else Prefix(size=sizes[name]))

@@ -1,8 +1,9 @@
 """A smaller network inside a larger one, each of whose indices copies one of the smaller's: widening, and the way back.
 
 Up: what computes an index is copied to all that copy it; what reads an index is divided by their number, so that they
-add up to what the one gave. Blocks that the smaller network lacks start as the identity. The larger network then
-computes what the smaller one does (Chen, Goodfellow and Shlens, "Net2Net", ICLR 2016, section 2.2).
+add up to what the one gave. Blocks that the smaller network lacks start as the identity, which is copied likewise: a
+layer then passes on what it reads, however many channels the larger network has before and behind it. The larger
+network then computes what the smaller one does (Chen, Goodfellow and Shlens, "Net2Net", ICLR 2016, section 2.2).
 Down: what computes an index is the mean of its copies; what reads it is their sum. Down after up is the identity, and
 up after down moves the larger network to the nearest that the smaller one can be. Where the larger network has itself
 become larger since, copies are of different shares in a mean, so that what comes down is what it was.
@@ -14,13 +15,15 @@ divides; and it narrows by adding the mean of what is cut to what stays, which n
 import random
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 import torch
 from torch import Tensor
 
 from subfleet.elastic.axes import Axis, factors_of
+from subfleet.elastic.families.records.blocks import block_numbers
+from subfleet.elastic.families.sections import layer_axis
 from subfleet.elastic.identities import as_identities, check_identity, starts_as_identity
 from subfleet.elastic.network import Network, TensorDecl
 from subfleet.protocol.errors import ConfigError
@@ -105,6 +108,7 @@ class Replication:
     shares: Mapping[str, tuple[float, ...]] = field(default_factory=lambda: MappingProxyType({}))
 
     def __post_init__(self) -> None:
+        self.network.check(self.size)
         sizes = self.network.sizes(self.size)
         lacking = sorted(name for name in sizes if sizes[name] != self.network.axes[name].size)
         if sorted(self.sources) != lacking:
@@ -150,13 +154,12 @@ class Replication:
 
     @property
     def moved(self) -> SubnetSpec:
-        """What of the larger network the smaller one has: all of every axis, and its own blocks."""
+        """What of the larger network the smaller one's change moves: all of every axis, and its own blocks."""
         return SubnetSpec(blocks=self.size.blocks, name=self.size.name, network=self.network.id)
 
     def maps(self) -> dict[str, Replicate]:
         """A map for each tensor of the smaller network, in network order."""
-        sizes, shapes = self.network.sizes(self.size), self.network.shapes(self.size)
-        return {name: self._map(self.network.tensors[name], shape, sizes) for name, shape in shapes.items()}
+        return self._maps(self.size)
 
     def grown(self, local: Mapping[str, Tensor], first: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The larger network that computes what the smaller one does.
@@ -166,22 +169,31 @@ class Replication:
             first: the larger network's first weights, of which the blocks are taken that the smaller one lacks, as
                 the identity.
         """
-        found = as_identities(self.network, self.lacking, {**first, **self.up(local)})
+        whole = replace(self.size, blocks=tuple(block.name for block in self.network.blocks))
+        small = as_identities(self.network, self.lacking, self.network.shapes(whole), local)
+        found = {**first, **self._up(self._maps(whole), small)}
         return {name: found[name] for name in self.network.tensors}
 
     def up(self, change: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """What all or some of the smaller network's tensors, or their changes, are in the larger one, in its order."""
+        return self._up(self.maps(), change)
+
+    def down(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The smaller network's tensors out of the larger one's, or changes likewise."""
+        return {name: one.extract(state[name]) for name, one in self.maps().items()}
+
+    def _up(self, maps: Mapping[str, Replicate], change: Mapping[str, Tensor]) -> dict[str, Tensor]:
         found = {}
-        for name, one in self.maps().items():
+        for name, one in maps.items():
             if name in change:
                 local = change[name]
                 found[name] = local.new_zeros(self.network.tensors[name].shape)
                 one.scatter(local, found[name])
         return found
 
-    def down(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The smaller network's tensors out of the larger one's, or changes likewise."""
-        return {name: one.extract(state[name]) for name, one in self.maps().items()}
+    def _maps(self, size: SubnetSpec) -> dict[str, Replicate]:
+        sizes, shapes = self.network.sizes(size), self.network.shapes(size)
+        return {name: self._map(self.network.tensors[name], shape, sizes) for name, shape in shapes.items()}
 
     def _map(self, decl: TensorDecl, local: tuple[int, ...], sizes: Mapping[str, int]) -> Replicate:
         dims = [factors_of(dim, size) for size, dim in zip(decl.shape, decl.axes, strict=True)]
@@ -218,6 +230,8 @@ def is_replicable(network: Network, size: SubnetSpec) -> bool:
 def size_in(network: Network, smaller: Network) -> SubnetSpec:
     """A network as a size of a larger one of the same family.
 
+    Where one of the two has widths of layers and the other of sections, the latter's layers have those.
+
     Raises:
         ConfigError: the larger one lacks a block or an axis of it, has it smaller, or has its blocks in another order;
             or their tensors differ in more than sizes of axes.
@@ -225,8 +239,8 @@ def size_in(network: Network, smaller: Network) -> SubnetSpec:
     blocks = [block.name for block in network.blocks]
     own_blocks = [block.name for block in smaller.blocks]
     lacking = [name for name in own_blocks if name not in blocks]
-    own_axes = {name: axis for name, axis in smaller.axes.items() if name in network.axes}
-    beyond = [name for name, axis in own_axes.items() if axis.size > network.axes[name].size]
+    sizes = _sizes_in(network, smaller)
+    beyond = [name for name, size in sizes.items() if size > network.axes[name].size]
     if lacking or beyond:
         raise ConfigError(f"a network is no size of another, which lacks {(lacking + beyond)[0]!r} or has less of it")
     kept = tuple(name for name in blocks if name in own_blocks)
@@ -234,12 +248,9 @@ def size_in(network: Network, smaller: Network) -> SubnetSpec:
         raise ConfigError(
             f"a network is no size of another: its blocks are {own_blocks}, which stand there as {list(kept)}"
         )
-    axes = tuple(
-        (name, Prefix(size=smaller.axes[name].size))
-        for name, axis in sorted(network.axes.items())
-        if name in smaller.axes and smaller.axes[name].size < axis.size
-    )
+    axes = tuple((name, Prefix(size=size)) for name, size in sorted(sizes.items()) if size < network.axes[name].size)
     size = SubnetSpec(axes=axes, blocks=kept, network=network.id)
+    network.check(size)
     shapes = network.shapes(size)
     own = {name: decl.shape for name, decl in smaller.tensors.items()}
     if shapes != own:
@@ -249,6 +260,28 @@ def size_in(network: Network, smaller: Network) -> SubnetSpec:
             f"{shapes.get(odd[0])} in the other"
         )
     return size
+
+
+def _sizes_in(network: Network, smaller: Network) -> dict[str, int]:
+    """How many indices a smaller network has of each axis that it says something of."""
+    found = {name: axis.size for name, axis in smaller.axes.items() if name in network.axes}
+    for section, numbers in enumerate(block_numbers(network.config)):
+        stream, layers = f"section{section}.stream", [layer_axis(section, number) for number in numbers]
+        if stream in smaller.axes:
+            found |= {layer: smaller.axes[stream].size for layer in layers if layer in network.axes}
+        elif stream in network.axes:
+            own = {smaller.axes[layer].size for layer in layers if layer in smaller.axes}
+            if len(own) > 1:
+                raise ConfigError(
+                    f"a network is no size of another: its layers of section {section} give {sorted(own)} channels, "
+                    "but there all give as many; give the other one layer_widths"
+                )
+            if own:
+                found[stream] = own.pop()
+    for block in network.blocks:  # what a lacking one would have read is passed on
+        if block.gives and block.gives not in found and block.reads in found:
+            found[block.gives] = found[block.reads]
+    return found
 
 
 def _drawn(axis: Axis, size: int, stream: random.Random) -> tuple[int, ...]:

@@ -7,8 +7,8 @@ from typing import Any
 
 from subfleet.elastic.building import network_of
 from subfleet.elastic.families import AnyFamily
-from subfleet.elastic.families.records.blocks import block_numbers, of_each_block
-from subfleet.elastic.families.sections import block_name
+from subfleet.elastic.families.records.blocks import OF_BLOCKS, block_numbers, of_each_block
+from subfleet.elastic.families.sections import block_name, layer_axis
 from subfleet.elastic.network import Family, Network
 from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.subnet import SubnetSpec
@@ -16,7 +16,12 @@ from subfleet.protocol.subnet import SubnetSpec
 __all__ = ["AXES_OF_BLOCKS", "has_setting", "head_widths", "of_sections", "resized", "settings_of_size"]
 
 AXES_OF_BLOCKS: Mapping[str, tuple[str, ...]] = MappingProxyType(
-    {"hidden_widths": ("inner", "filtered", "hidden"), "squeezed_widths": ("squeezed",), "heads": ("heads",)}
+    {
+        "hidden_widths": ("inner", "filtered", "hidden"),
+        "squeezed_widths": ("squeezed",),
+        "heads": ("heads",),
+        "layer_widths": ("width",),
+    }
 )
 """The axes inside a block whose size a setting says, by its last part."""
 _FIRST_AXES: Mapping[str, str] = MappingProxyType({"stem_width": "stem", "embedding_width": "embedding"})
@@ -30,7 +35,8 @@ def has_setting(config: Family, name: str) -> bool:
 
 def of_sections(config: Family) -> bool:
     """Whether blocks have no width of their own, but that of their section."""
-    return not any(has_setting(config, name) for name in AXES_OF_BLOCKS)
+    layered = getattr(config, "layer_widths", ())
+    return not any(has_setting(config, name) for name in AXES_OF_BLOCKS if layered or name not in OF_BLOCKS)
 
 
 def head_widths(network: Network) -> set[int]:
@@ -87,6 +93,9 @@ def resized(network: Network, sizes: Mapping[str, int]) -> Any:
 
 def _stream(network: Network, section: int) -> str:
     """The axis that a section's width is of: its own, that of the section whose blocks it adds to, or all sections'."""
+    last = layer_axis(section, block_numbers(network.config)[section][-1])
+    if last in network.axes:
+        return last
     own = (f"section{place}.{end}" for place in range(section, -1, -1) for end in ("stream", "state"))
     return next((name for name in own if name in network.axes), "stream")
 

@@ -11,9 +11,10 @@ from typing import Literal
 
 from subfleet.elastic.axes import Axis, AxisKind, factors_of
 from subfleet.elastic.cost import Costs
+from subfleet.elastic.index_sets import kept_size, named_sets, tied_sets
 from subfleet.elastic.network import Network
 from subfleet.protocol.errors import ConfigError
-from subfleet.protocol.subnet import Centre, Full, IndexSet, Prefix, SubnetSpec
+from subfleet.protocol.subnet import IndexSet, SubnetSpec
 
 __all__ = ["Gene", "Genes", "Option", "SearchSpace", "search_space", "uniform_space"]
 
@@ -28,7 +29,8 @@ def uniform_space(network: Network, rates: Sequence[float]) -> tuple[SubnetSpec,
     An axis keeps `ceil(rate * size)` indices, rounded up to whole groups. Rates that round to the same widths make one
     subnet, named after the largest of them. A name such as "w1/2 d2-1" tells the rate and the blocks of each section,
     counting those that are always there. Where sections of many blocks have more than 256 depths together, all
-    sections shrink alike: the k-th depth keeps the same share of the blocks of each.
+    sections shrink alike: the k-th depth keeps the same share of the blocks of each. Where a block is left out that
+    gives another axis than it reads, both keep what the shorter one would.
 
     Args:
         network: the declaration.
@@ -78,28 +80,19 @@ def _of_rate(network: Network, rate: Fraction) -> Iterator[SubnetSpec]:
     sections = _sections(network)
     always = [most - len(names) for most, names in zip(network.config.depths, sections, strict=True)]
     cut = [axis for axis in network.axes.values() if axis.kind in _SCALED]
-    axes = _named(cut, [_kept_size(axis, rate) for axis in cut])
+    axes = dict(named_sets(cut, [_scaled_size(axis, rate) for axis in cut]))
     for depth in _depths(network):
+        blocks = tuple(name for names, kept in zip(sections, depth, strict=True) for name in names[:kept])
         yield SubnetSpec(
-            axes=axes,
-            blocks=tuple(name for names, kept in zip(sections, depth, strict=True) for name in names[:kept]),
+            axes=tied_sets(network, axes, blocks),
+            blocks=blocks,
             name=f"w{rate} d{'-'.join(str(kept + more) for kept, more in zip(depth, always, strict=True))}",
             network=network.id,
         )
 
 
-def _kept_size(axis: Axis, rate: Fraction) -> int:
+def _scaled_size(axis: Axis, rate: Fraction) -> int:
     return min(axis.size, math.ceil(rate * axis.size / axis.granularity) * axis.granularity)
-
-
-def _named(axes: Sequence[Axis], sizes: Sequence[int]) -> tuple[tuple[str, IndexSet], ...]:
-    """Index sets by axis. One that is kept whole is not named, so that equal subnets are equal specs."""
-    kept: list[tuple[str, IndexSet]] = [
-        (axis.name, Centre(size=size) if axis.kind == "kernel" else Prefix(size=size))
-        for axis, size in zip(axes, sizes, strict=True)
-        if size < axis.size
-    ]
-    return tuple(sorted(kept, key=lambda pair: pair[0]))
 
 
 Genes = tuple[int, ...]
@@ -141,13 +134,14 @@ class SearchSpace:
     """All combinations of the options of genes: the space (w, S) of dynamic model selection (section 3.1).
 
     Options of a gene are ordered from the fewest to the most kept elements, so larger genes make a subnet that holds
-    the smaller one's elements.
+    the smaller one's elements. Where a block is dropped that gives another axis than it reads, both keep what the
+    shorter one would.
 
     Attributes:
         network: the declaration.
         genes: their order is that of `Genes`.
-        owners: axes that only skippable blocks use, with these blocks. Without them such an axis means nothing, and is
-            not named.
+        owners: axes that only skippable blocks use, and none of them passes on, with these blocks. Without them such an
+            axis means nothing, and is not named.
     """
 
     network: Network = field(repr=False)
@@ -171,30 +165,26 @@ class SearchSpace:
     def canonical(self, genes: Genes) -> Genes:
         """The smallest genes that make the same subnet."""
         kept = self._kept_blocks(genes)
-        return tuple(self._lowest(gene, place, kept) for gene, place in zip(self.genes, genes, strict=True))
+        return self._canonical(genes, kept, self._sets(genes, kept))
 
-    def _lowest(self, gene: Gene, place: int, kept: frozenset[str]) -> int:
-        """The first option that keeps the same of what kept blocks use: a gene may size axes of dropped ones too."""
-        unused = set() if gene.blocks else {axis for axis in gene.axes if self._unused(axis, kept)}
-        if not unused:
-            return place
-        used = [tuple(pair for pair in option.axes if pair[0] not in unused) for option in gene.options[: place + 1]]
-        return used.index(used[place])
+    def _canonical(self, genes: Genes, kept: frozenset[str], axes: tuple[tuple[str, IndexSet], ...]) -> Genes:
+        """A gene may size axes that are unused, or of which tied ones keep less: its first option that keeps enough."""
+        tied, sets = {axis for chain in self.network.tied_axes(kept) for axis in chain}, dict(axes)
+        return tuple(
+            place
+            if gene.blocks or not any(axis in tied or self._unused(axis, kept) for axis in gene.axes)
+            else self._place(gene, sets, kept)
+            for gene, place in zip(self.genes, genes, strict=True)
+        )
 
     def spec(self, genes: Genes) -> SubnetSpec:
         """The subnet of these genes. The same subnet is the same spec, name included, whatever genes made it."""
-        genes = self.canonical(genes)
         kept = self._kept_blocks(genes)
-        axes = [
-            pair
-            for gene, place in zip(self.genes, genes, strict=True)
-            for pair in gene.options[place].axes
-            if not self._unused(pair[0], kept)
-        ]
+        axes = self._sets(genes, kept)
         return SubnetSpec(
-            axes=tuple(sorted(axes, key=lambda pair: pair[0])),
+            axes=axes,
             blocks=tuple(block.name for block in self.network.blocks if block.name in kept),
-            name=".".join(map(str, genes)),
+            name=".".join(map(str, self._canonical(genes, kept, axes))),
             network=self.network.id,
         )
 
@@ -275,13 +265,20 @@ class SearchSpace:
         owners = self.owners.get(axis)
         return owners is not None and owners.isdisjoint(kept)
 
+    def _sets(self, genes: Genes, kept: frozenset[str]) -> tuple[tuple[str, IndexSet], ...]:
+        """What a subnet of these genes keeps of each axis that it names."""
+        chosen = (pair for gene, place in zip(self.genes, genes, strict=True) for pair in gene.options[place].axes)
+        return tied_sets(self.network, {axis: own for axis, own in chosen if not self._unused(axis, kept)}, kept)
+
     def _place(self, gene: Gene, sets: Mapping[str, IndexSet], kept: frozenset[str]) -> int:
+        """The first option with these blocks that keeps enough of every axis that is used."""
         used = [axis for axis in gene.axes if not self._unused(axis, kept)]
-        whole, blocks = Full(), kept.intersection(gene.blocks)
-        wanted = [sets.get(axis, whole) for axis in used]
+        blocks = kept.intersection(gene.blocks)
+        wanted = [kept_size(self.network, sets, axis) for axis in used]
         for place, option in enumerate(gene.options):
             own = dict(option.axes)
-            if blocks == set(option.blocks) and [own.get(axis, whole) for axis in used] == wanted:
+            enough = all(kept_size(self.network, own, axis) >= least for axis, least in zip(used, wanted, strict=True))
+            if blocks == set(option.blocks) and enough:
                 return place
         return 0
 
@@ -317,7 +314,7 @@ def search_space(
     owners = _owners(network)
     genes: list[Gene] = []
     for name, axes in _groups(network, width, owners).items():
-        sizes = [_named(axes, kept) for kept in _sizes(axes, fractions)]
+        sizes = [named_sets(axes, kept) for kept in _sizes(axes, fractions)]
         options = tuple(Option(axes=kept) for kept in sizes)
         blocks = owners.get(axes[0].name, frozenset()) if width == "axis" and depth == "block" else frozenset()
         if len(blocks) == 1:
@@ -333,7 +330,8 @@ def _gene(name: str, axes: Sequence[str], options: tuple[Option, ...]) -> Gene:
 
 
 def _owners(network: Network) -> dict[str, frozenset[str]]:
-    """Axes that only skippable blocks use, with these blocks."""
+    """Axes that only skippable blocks use, and none of them passes on, with these blocks."""
+    passed = {axis for block in network.blocks for axis in (block.reads, block.gives)}
     users: dict[str, set[str | None]] = {}
     for decl in network.tensors.values():
         for dim, size in zip(decl.axes, decl.shape, strict=True):
@@ -343,7 +341,7 @@ def _owners(network: Network) -> dict[str, frozenset[str]]:
     return {
         axis: frozenset(block for block in blocks if block is not None)
         for axis, blocks in users.items()
-        if None not in blocks
+        if None not in blocks and axis not in passed
     }
 
 
@@ -365,7 +363,7 @@ def _sizes(axes: Sequence[Axis], fractions: set[Fraction] | None) -> list[tuple[
     if fractions is None:
         most = max(axis.size // axis.granularity for axis in axes)
         fractions = {Fraction(step, most) for step in range(1, most + 1)}
-    return list(dict.fromkeys(tuple(_kept_size(axis, rate) for axis in axes) for rate in sorted(fractions)))
+    return list(dict.fromkeys(tuple(_scaled_size(axis, rate) for axis in axes) for rate in sorted(fractions)))
 
 
 def _depth_genes(network: Network, depth: str, decided: frozenset[str]) -> Iterator[Gene]:
@@ -384,5 +382,5 @@ def _depth_genes(network: Network, depth: str, decided: frozenset[str]) -> Itera
 
 def _kernel_gene(axis: Axis) -> Gene:
     sizes = [axis.size, *range(axis.size - axis.granularity, 2, -axis.granularity)]
-    options = tuple(Option(axes=_named([axis], [size])) for size in reversed(sizes))
+    options = tuple(Option(axes=named_sets([axis], [size])) for size in reversed(sizes))
     return _gene(axis.name, (axis.name,), options)

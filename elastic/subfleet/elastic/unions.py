@@ -2,6 +2,8 @@
 
 FedADP's global model (section III: "the union of all clients' architectures"). Blocks are told by their numbers, so
 that one that was inserted into one of the networks is one more; where they are counted, the largest depth is taken.
+Where layers of any network have widths of their own, so they have in the union: each the largest that a network gives
+or, lacking the layer, passes on there.
 """
 
 from collections.abc import Sequence
@@ -10,6 +12,7 @@ from typing import Any
 
 from subfleet.elastic.building import network_of
 from subfleet.elastic.families.records.blocks import (
+    OF_BLOCKS,
     OF_SECTIONS_OR_BLOCKS,
     block_numbers,
     numbers_setting,
@@ -21,9 +24,10 @@ from subfleet.protocol.errors import ConfigError
 
 __all__ = ["union_of"]
 
-_GROWING = frozenset({"widths", "last_widths", "stem_width", "embedding_width"})
+_FIRST = frozenset({"stem_width", "embedding_width"})
+_GROWING = frozenset({"widths", "last_widths", *_FIRST})
 """Fields of families that say how large a network is; in all others but those of blocks a union's must be alike."""
-_OF_BLOCKS = frozenset({"depths", "block_numbers", *OF_SECTIONS_OR_BLOCKS})
+_OF_BLOCKS = frozenset({"depths", "block_numbers", *OF_SECTIONS_OR_BLOCKS, *OF_BLOCKS})
 _Numbers = tuple[tuple[int, ...], ...]
 
 
@@ -46,7 +50,7 @@ def union_of(families: Sequence[Family]) -> Family:
         raise ConfigError(f"networks of the families {', '.join(kinds)} have no union; take those of one family")
     differing = [field.name for field in fields(first) if len({getattr(one, field.name) for one in families}) > 1]
     found = {
-        name: _largest(name, [getattr(one, name) for one in families]) for name in differing if name not in _OF_BLOCKS
+        name: _largest(name, [_said(one, name) for one in families]) for name in differing if name not in _OF_BLOCKS
     }
     if _OF_BLOCKS.intersection(differing):
         found |= _blocks(families)
@@ -55,6 +59,11 @@ def union_of(families: Sequence[Family]) -> Family:
     for one in families:
         size_in(network, network_of(one))
     return union
+
+
+def _said(family: Any, name: str) -> Any:
+    """What a setting is: what the first block reads is as wide as the first section where it is told to be 0."""
+    return getattr(family, name) or (family.widths[0] if name in _FIRST else getattr(family, name))
 
 
 def _largest(name: str, values: Sequence[Any]) -> Any:
@@ -79,6 +88,7 @@ def _blocks(families: Sequence[Family]) -> dict[str, Any]:
     own = {field.name for field in fields(families[0])}
     found: dict[str, Any] = {"depths": tuple(map(len, numbers)), "block_numbers": numbers_setting(numbers)}
     found |= {name: _sizes(name, families, every, numbers) for name in OF_SECTIONS_OR_BLOCKS if name in own}
+    found["layer_widths"] = _layer_widths(families, every, numbers)
     return {name: value for name, value in found.items() if name in own}
 
 
@@ -113,3 +123,19 @@ def _sizes(name: str, families: Sequence[Family], every: Sequence[_Numbers], num
         for key, size in zip(keys, of_each_block(value, depth), strict=True):
             largest[key] = max(size, largest.get(key, 0))
     return tuple(largest[section, number] for section, inside in enumerate(numbers) for number in inside)
+
+
+def _layer_widths(families: Sequence[Any], every: Sequence[_Numbers], numbers: _Numbers) -> tuple[int, ...]:
+    """The most that each layer gives or is passed on in its place; none where all networks have sections' widths."""
+    if not any(getattr(one, "layer_widths", ()) for one in families):
+        return ()
+    largest: dict[tuple[int, int], int] = {}
+    for one, own in zip(families, every, strict=True):
+        told = iter(one.layer_widths or of_each_block(one.widths, one.depths))
+        widths = {(section, number): next(told) for section, inside in enumerate(own) for number in inside}
+        for section, inside in enumerate(numbers):
+            given = 0
+            for number in inside:
+                given = widths.get((section, number), given)
+                largest[section, number] = max(given, largest.get((section, number), 0))
+    return tuple(largest.values())

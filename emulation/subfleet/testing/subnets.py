@@ -2,15 +2,16 @@
 
 import random
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from subfleet.elastic.axes import Axis, factors_of
+from subfleet.elastic.axes import Axis, factors_of, kept_indices
 from subfleet.elastic.network import Network
 from subfleet.protocol.subnet import Centre, Explicit, Full, IndexSet, Prefix, Roll, SubnetSpec
 
-__all__ = ["drawn_subnets", "held_places", "same_bits"]
+__all__ = ["drawn_subnets", "held_places", "passing_on", "same_bits"]
 
 
 def drawn_subnets(network: Network, count: int = 12, seed: int = 0) -> Iterator[SubnetSpec]:
@@ -19,11 +20,22 @@ def drawn_subnets(network: Network, count: int = 12, seed: int = 0) -> Iterator[
     yield SubnetSpec(axes=tuple((axis.name, _smallest(axis)) for axis in _cut(network)))
     names = network.full_spec().blocks
     for name in names:
-        yield SubnetSpec(blocks=tuple(other for other in names if other != name))
+        yield passing_on(network, SubnetSpec(blocks=tuple(other for other in names if other != name)))
     generator = random.Random(seed)  # noqa: S311 - chooses subnets, keeps no secret
     for _ in range(count):
         axes = tuple((axis.name, _drawn(axis, generator)) for axis in _cut(network))
-        yield SubnetSpec(axes=axes, blocks=tuple(name for name in names if generator.random() < 0.5))
+        blocks = tuple(name for name in names if generator.random() < 0.5)
+        yield passing_on(network, SubnetSpec(axes=axes, blocks=blocks))
+
+
+def passing_on(network: Network, spec: SubnetSpec) -> SubnetSpec:
+    """A subnet whose axes keep the same, where blocks are left out between them: what the shortest of them keeps."""
+    axes = dict(spec.axes)
+    for tied in network.tied_axes(spec.blocks):
+        shortest = min(tied, key=lambda name: network.axes[name].size)
+        kept = Explicit(indices=tuple(kept_indices(spec.index_set(shortest), network.axes[shortest].size)))
+        axes |= dict.fromkeys(tied, kept)
+    return replace(spec, axes=tuple(sorted(axes.items())))
 
 
 def _cut(network: Network) -> list[Axis]:

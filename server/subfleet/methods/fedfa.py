@@ -33,6 +33,7 @@ from subfleet.methods.policies import Ask, Policies, Replacement, Trained
 from subfleet.methods.sizes import whole_depth, with_fixed_sizes
 from subfleet.protocol.candidate_scores import MAX_CANDIDATES
 from subfleet.protocol.schema import ADDED_LATER
+from subfleet.protocol.subnet import SubnetSpec
 from subfleet.search.candidates import Candidate, ordered
 
 if TYPE_CHECKING:  # who reads settings needs no PyTorch; the server half imports what it computes with
@@ -100,10 +101,18 @@ class FedFA:
     def policies(self) -> Policies:
         """Grafted and scaled updates."""
         propose = self._proposed if self.choice == "score" else None
-        space = uniform_space if self.depth else whole_depth
-        base = Policies(space=space, propose=propose, transform=self._transform)
+        base = Policies(space=self._space, propose=propose, transform=self._transform)
         base = with_fixed_sizes(base, "declared" if self.choice == "declared" else "largest")
         return replace(base, training=with_class_mask, factors=held_classes) if self.class_mask else base
+
+    def _space(self, network: Network, rates: Sequence[float]) -> tuple[SubnetSpec, ...]:
+        from subfleet.elastic.grafting import check_grafting
+
+        if not self.depth:
+            return whole_depth(network, rates)
+        if self.grafting:
+            check_grafting(network)
+        return uniform_space(network, rates)
 
     def _proposed(self, ask: Ask) -> tuple[Candidate, ...]:
         """To a client that has no size yet: the largest that fits, and one drawn from each of equal parts of the rest.

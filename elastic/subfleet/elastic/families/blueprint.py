@@ -121,8 +121,8 @@ def declare(config: Family, blueprint: Blueprint) -> Network:
     """The declaration of a network.
 
     Raises:
-        ConfigError: an axis is no multiple of its granularity, blocks are not in the family's sections, or the input is
-            too small for the network.
+        ConfigError: an axis is no multiple of its granularity, blocks are not in the family's sections or read or give
+            what is no axis, or the input is too small for the network.
     """
     depths = config.depths
     inside = Counter(block.section for block in blueprint.blocks)
@@ -131,6 +131,13 @@ def declare(config: Family, blueprint: Blueprint) -> Network:
             f"family {config.TYPE!r} has {dict(inside)} blocks to leave out by section, but sections of {depths} "
             "blocks; mend the package that has it"
         )
+    names = {axis.name for axis in blueprint.axes}
+    for block in blueprint.blocks:
+        if (block.reads or block.gives) and not {block.reads, block.gives} <= names:
+            raise ConfigError(
+                f"block {block.name!r} of family {config.TYPE!r} reads {block.reads!r} and gives {block.gives!r}, but "
+                "must name two axes or none; mend the package that has it"
+            )
     for axis in blueprint.axes:
         if axis.size % axis.granularity and axis.kind != "kernel":
             raise ConfigError(

@@ -1,6 +1,7 @@
 """Networks without residual connections: VGG for images, and depthwise separable convolutions that hear keywords.
 
-A subnet may leave out layers, so all layers of a section but the first give as many channels as they take.
+A subnet may leave out layers, so all layers of a section but the first give as many channels as they take; or, where
+they have widths of their own, a subnet that leaves one out keeps the same channels of what that gives and reads.
 """
 
 from collections import OrderedDict
@@ -19,7 +20,8 @@ from subfleet.elastic.families.sections import (
     in_sections,
     kernel_axes,
     kernel_of,
-    skippable,
+    of_own_widths,
+    skippable_layers,
     stream_axes,
 )
 from subfleet.elastic.network import Identity
@@ -35,14 +37,11 @@ def vgg(config: Vgg) -> Blueprint:
     Raises:
         ConfigError: a kernel has no middle.
     """
-    ones = (1,) * len(config.widths)
-    places = block_places(
-        config, strides=ones, stem_width=config.input_shape[0], keeping="none", kernels=config.kernels
-    )
+    places = _places(config, config.input_shape[0])
     return Blueprint(
         # The first section reads the image, which is never cut.
         axes=(*stream_axes(config, places, stem=False), *kernel_axes(places), class_axis(config)),
-        blocks=skippable(places),
+        blocks=skippable_layers(places),
         group_size=config.group_size,
         build=partial(_build_vgg, config, places),
         identities=_passing(config, places, ("",)),
@@ -58,15 +57,20 @@ def ds_cnn(config: DsCnn) -> Blueprint:
         ConfigError: a kernel has no middle.
     """
     stem_width = config.stem_width or config.widths[0]
-    ones = (1,) * len(config.widths)
-    places = block_places(config, strides=ones, stem_width=stem_width, keeping="none", kernels=config.kernels)
+    places = _places(config, stem_width)
     return Blueprint(
         axes=(*stream_axes(config, places), *kernel_axes(places), class_axis(config)),
-        blocks=skippable(places),
+        blocks=skippable_layers(places),
         group_size=config.group_size,
         build=partial(_build_ds_cnn, config, places),
         identities=_passing(config, places, ("depthwise.", "pointwise.")),
     )
+
+
+def _places(config: Vgg | DsCnn, stem_width: int) -> tuple[BlockPlace, ...]:
+    ones = (1,) * len(config.widths)
+    places = block_places(config, strides=ones, stem_width=stem_width, keeping="none", kernels=config.kernels)
+    return of_own_widths(places, config.layer_widths) if config.layer_widths else places
 
 
 def _passing(config: Vgg | DsCnn, places: Iterable[BlockPlace], layers: Iterable[str]) -> dict[str, Identity]:

@@ -1,5 +1,7 @@
 """Published networks, as settings of their families; each is an entry point of the group `subfleet.presets`.
 
+Some are stand-ins for what a paper names without saying all of it; each says so.
+
 Images of 96 pixels or more take the published strides. For smaller ones the mobile networks keep the size in the first
 two places that would halve it, stems are 3x3 convolutions without pooling, and patches are 4x4, all as usual for images
 of 32 pixels.
@@ -10,6 +12,7 @@ from itertools import pairwise
 from typing import Any, Literal
 
 from subfleet.elastic.families import PublishedNorm
+from subfleet.elastic.families.records.blocks import of_each_block
 from subfleet.elastic.families.records.inverted import EfficientNetV2, MobileNetV2, MobileNetV3
 from subfleet.elastic.families.records.nas_bench import NasBench201
 from subfleet.elastic.families.records.plain import DsCnn, Vgg
@@ -37,8 +40,14 @@ __all__ = [
     "resnet152",
     "vgg11",
     "vgg13",
+    "vgg14",
+    "vgg15",
     "vgg16",
+    "vgg16_wider",
+    "vgg17",
+    "vgg18",
     "vgg19",
+    "vgg19_wider",
     "vit_tiny",
 ]
 
@@ -94,10 +103,23 @@ def _residual(depths: tuple[int, ...], block: Literal["basic", "bottleneck"]) ->
     return Published(settings)
 
 
-def _vgg(depths: tuple[int, ...]) -> Published:
-    """Simonyan and Zisserman 2015, table 1."""
+def _vgg(depths: tuple[int, ...], *, wider: bool = False) -> Published:
+    """Simonyan and Zisserman 2015, table 1; where it is wider, the last section's second layer gives twice as much.
+
+    That is not the last of its section, so that nothing behind it has to carry it on.
+    """
     widths = (64, 128, 256, 512, 512)
-    return Published(Vgg(input_shape=(3, 32, 32), class_count=10, widths=widths, depths=depths, norm="batch"))
+    layers = of_each_block(widths, depths)
+    place = sum(depths[:-1]) + 1
+    settings = Vgg(
+        input_shape=(3, 32, 32),
+        class_count=10,
+        widths=widths,
+        depths=depths,
+        norm="batch",
+        layer_widths=(*layers[:place], 2 * layers[place], *layers[place + 1 :]) if wider else (),
+    )
+    return Published(settings)
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,6 +198,16 @@ vgg11 = _vgg((1, 1, 2, 2, 2))
 vgg13 = _vgg((2, 2, 2, 2, 2))
 vgg16 = _vgg((2, 2, 3, 3, 3))
 vgg19 = _vgg((2, 2, 4, 4, 4))
+
+# Stand-ins for the other clients' networks of FedADP (2025, figure 3, which was drawn and not told in words): named by
+# their layers as VGG is, one and two of them more than VGG-13 and VGG-16 in the later sections, on the way to VGG-19,
+# and one layer that is twice as wide. All are sizes of the last.
+vgg14 = _vgg((2, 2, 2, 2, 3))
+vgg15 = _vgg((2, 2, 2, 3, 3))
+vgg17 = _vgg((2, 2, 3, 3, 4))
+vgg18 = _vgg((2, 2, 3, 4, 4))
+vgg16_wider = _vgg((2, 2, 3, 3, 3), wider=True)
+vgg19_wider = _vgg((2, 2, 4, 4, 4), wider=True)
 
 # Sandler et al. 2018, table 2.
 _MOBILENET_V2 = _expanded(

@@ -1,9 +1,9 @@
 """How the blocks of networks follow each other: sections, streams and strides."""
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
-from itertools import groupby
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby, pairwise
 from typing import Literal, Protocol, TypeVar
 
 from torch import nn
@@ -27,7 +27,10 @@ __all__ = [
     "in_sections",
     "kernel_axes",
     "kernel_of",
+    "layer_axis",
+    "of_own_widths",
     "skippable",
+    "skippable_layers",
     "stream_axes",
 ]
 
@@ -188,9 +191,33 @@ def block_places(
     return tuple(places)
 
 
+def of_own_widths(places: Sequence[BlockPlace], layer_widths: Sequence[int]) -> tuple[BlockPlace, ...]:
+    """The same blocks, each of which gives a stream of its own width."""
+    axes = (places[0].stream_in, *(layer_axis(place.section, place.number) for place in places))
+    sizes = (places[0].width_in, *layer_widths)
+    return tuple(
+        replace(place, stream_in=axis_in, stream=axis, width_in=width_in, width=width)
+        for place, (axis_in, axis), (width_in, width) in zip(places, pairwise(axes), pairwise(sizes), strict=True)
+    )
+
+
+def layer_axis(section: int, number: int) -> str:
+    """The axis of what a block gives, where layers have widths of their own."""
+    return f"{block_name(section, number)}.width"
+
+
 def skippable(places: Iterable[Placed]) -> tuple[Block, ...]:
     """The blocks that a subnet may leave out: all but the first of each section."""
     return tuple(Block(name=place.name, section=place.section) for place in places if place.position)
+
+
+def skippable_layers(places: Iterable[BlockPlace]) -> tuple[Block, ...]:
+    """The same where a block may give another stream than it reads."""
+    return tuple(
+        block if place.residual else replace(block, reads=place.stream_in, gives=place.stream)
+        for place in places
+        for block in skippable([place])
+    )
 
 
 def channel_axis(config: Normed, name: str, size: int) -> Axis:

@@ -4,10 +4,13 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Protocol
 
-__all__ = ["OF_SECTIONS_OR_BLOCKS", "Deep", "block_numbers", "numbers_setting", "of_each_block"]
+__all__ = ["OF_BLOCKS", "OF_SECTIONS_OR_BLOCKS", "Deep", "block_numbers", "numbers_setting", "of_each_block"]
 
 OF_SECTIONS_OR_BLOCKS: Mapping[str, int] = MappingProxyType({"hidden_widths": 1, "squeezed_widths": 0, "heads": 1})
 """Settings that have one number for each section or one for each block, with the least that it may be."""
+
+OF_BLOCKS: Mapping[str, int] = MappingProxyType({"layer_widths": 1})
+"""Settings that have one number for each block or none at all, with the least that it may be."""
 
 
 class Deep(Protocol):

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Any
 
-from subfleet.elastic.families.records.blocks import OF_SECTIONS_OR_BLOCKS
+from subfleet.elastic.families.records.blocks import OF_BLOCKS, OF_SECTIONS_OR_BLOCKS
 from subfleet.elastic.network import Family
 from subfleet.protocol.errors import ConfigError
 
@@ -42,6 +42,7 @@ def check_settings(record: Family, norms: Iterable[str]) -> None:
         raise ConfigError(f"depths are {record.depths}, but every section needs 1 block or more")
     _check_norm(record, norms)
     _check_sections(record)
+    _check_layers(record)
     _check_numbers(record)
 
 
@@ -85,7 +86,7 @@ def _check_norm(record: Family, norms: Iterable[str]) -> None:
     group_size: int = _of(record, "group_size")
     if group_size < 1:
         raise ConfigError(f"group_size is {group_size}, but must be 1 or more")
-    widths = (*_of(record, "widths"), *getattr(record, "hidden_widths", ()))
+    widths = (*_of(record, "widths"), *getattr(record, "hidden_widths", ()), *getattr(record, "layer_widths", ()))
     if record.norm == "group" and any(width % group_size for width in widths):
         raise ConfigError(f"widths are {widths}, but must be multiples of group_size {group_size}")
 
@@ -112,6 +113,25 @@ def _check_sections(record: Family) -> None:
     last_widths = getattr(record, "last_widths", ())
     if min(last_widths, default=1) < 1:
         raise ConfigError(f"last_widths are {last_widths}, but must be 1 or more")
+
+
+def _check_layers(record: Family) -> None:
+    blocks = sum(record.depths)
+    for name, least in OF_BLOCKS.items():
+        values: tuple[int, ...] = getattr(record, name, ())
+        if values and (len(values) != blocks or min(values) < least):
+            raise ConfigError(
+                f"{name} is {values}, but must be empty or one number of {least} or more for each of the {blocks} "
+                "blocks"
+            )
+    told: tuple[int, ...] = getattr(record, "layer_widths", ())
+    if told:
+        last = tuple(told[sum(record.depths[: section + 1]) - 1] for section in range(len(record.depths)))
+        if last != _of(record, "widths"):
+            raise ConfigError(
+                f"widths are {_of(record, 'widths')}, but must be {last}, which the last layers of the sections give "
+                "by layer_widths; change one of the two"
+            )
 
 
 def _check_numbers(record: Family) -> None:

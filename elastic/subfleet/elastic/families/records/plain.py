@@ -31,6 +31,9 @@ class Vgg:
         block_numbers: of each section the numbers in its blocks' names, in the order in which they follow each other;
             empty counts them from 0. Blocks that are inserted later have numbers of their own
             (`subfleet.elastic.growing`), so that all others keep their names. A section's first block is its number 0.
+        layer_widths: channels that each layer gives, in network order, the last of a section its section's width; empty
+            gives every layer that of its section. Where they are told, layers share no axis of channels: each is cut
+            and widened by itself, and a subnet leaves out a layer only where what it gives is cut as what it reads.
     """
 
     TAG: ClassVar[str] = "family"
@@ -45,6 +48,7 @@ class Vgg:
     kernels: tuple[int, ...] = ()
     scaler: bool = False
     block_numbers: tuple[tuple[int, ...], ...] = field(default=(), metadata=ADDED_LATER)
+    layer_widths: tuple[int, ...] = field(default=(), metadata=ADDED_LATER)
 
     def __post_init__(self) -> None:
         check_settings(self, _NORMS)
@@ -72,6 +76,7 @@ class DsCnn:
         stem_width: channels of the first layer where it differs from what the first section has; 0 takes that.
         scaler: as in `Family`.
         block_numbers: as in `Vgg`.
+        layer_widths: as in `Vgg`, of blocks: inside, each keeps the width that it reads.
     """
 
     TAG: ClassVar[str] = "family"
@@ -87,6 +92,7 @@ class DsCnn:
     stem_width: int = 0
     scaler: bool = False
     block_numbers: tuple[tuple[int, ...], ...] = field(default=(), metadata=ADDED_LATER)
+    layer_widths: tuple[int, ...] = field(default=(), metadata=ADDED_LATER)
 
     def __post_init__(self) -> None:
         check_settings(self, _NORMS)

@@ -1,0 +1,331 @@
+"""Chains whose layers have widths of their own: what is left out, what grows, what is copied, and unions of them."""
+
+import random
+from collections.abc import Sequence
+from dataclasses import fields, replace
+from functools import cache
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from elastic.elastic_cases import CONVOLUTIONAL, LAYERED, random_state
+from elastic.test_growing import inputs_of
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from subfleet.elastic.building import build_module, init_state, network_of
+from subfleet.elastic.cells import cells_of, deepened, widened
+from subfleet.elastic.families import presets
+from subfleet.elastic.families.blueprint import declare
+from subfleet.elastic.families.records.plain import DsCnn, Vgg
+from subfleet.elastic.grafting import graft
+from subfleet.elastic.growing import inserted
+from subfleet.elastic.maps import extract
+from subfleet.elastic.network import Network
+from subfleet.elastic.replication import Replication, is_replicable, size_in
+from subfleet.elastic.resizing import of_sections, settings_of_size
+from subfleet.elastic.spaces import search_space, uniform_space
+from subfleet.elastic.unions import union_of
+from subfleet.protocol.errors import ConfigError
+from subfleet.protocol.schema import to_plain
+from subfleet.protocol.subnet import Prefix, Roll, SubnetSpec
+
+Chain = Vgg | DsCnn
+VGG = Vgg(input_shape=(1, 4, 4), class_count=2, widths=(4,), depths=(3,), norm="none", layer_widths=(4, 6, 4))
+NARROWING = replace(VGG, widths=(3,), layer_widths=(6, 4, 3))
+_declared = cache(network_of)
+few = settings(deadline=None, max_examples=12)
+"""For tests that declare many networks."""
+
+
+@st.composite
+def chains(draw: st.DrawFn, kind: type[Chain], norm: str) -> Chain:
+    """Any small chain, with or without widths of layers; sections have any numbers in one order."""
+    sections = [[0, *sorted(draw(st.sets(st.integers(1, 4), max_size=3)))] for _ in range(2)]
+    depths = tuple(map(len, sections))
+    layers = draw(st.lists(st.integers(1, 4), min_size=sum(depths), max_size=sum(depths)))
+    widths = tuple(2 * width for width in layers)
+    given: bool = draw(st.booleans())
+    last = (widths[depths[0] - 1], widths[-1])
+    return kind(
+        input_shape=(1, 13, 6),
+        class_count=3,
+        widths=last,
+        depths=depths,
+        norm=norm,  # type: ignore[arg-type]  # one of the two below
+        group_size=2,
+        block_numbers=() if all(own == [*range(len(own))] for own in sections) else tuple(map(tuple, sections)),
+        layer_widths=widths if given else (),
+    )
+
+
+@st.composite
+def families(draw: st.DrawFn) -> list[Chain]:
+    """One to three of one kind, which differ in sizes alone."""
+    kind, norm = draw(st.sampled_from([Vgg, DsCnn])), draw(st.sampled_from(["none", "batch"]))
+    return draw(st.lists(chains(kind, norm), min_size=1, max_size=3))
+
+
+def weights_of(network: Network, seed: int) -> dict[str, Tensor]:
+    found = {name: 0.5 * tensor.double() for name, tensor in random_state(network, seed).items()}
+    kept = ("variance", "gain")
+    return {name: one.abs() + 0.5 if network.tensors[name].role in kept else one for name, one in found.items()}
+
+
+def outputs(network: Network, state: dict[str, Tensor]) -> Tensor:
+    module = build_module(network, network.full_spec()).double()
+    module.load_state_dict(state)
+    with torch.no_grad():
+        found: Tensor = module.eval()(inputs_of(network, 3).double())
+    return found
+
+
+def check_copied(larger: Network, smaller: Network, seed: int = 1) -> None:
+    """P1 and P2: the larger network computes what the smaller one does, and gives it back."""
+    size = size_in(larger, smaller)
+    assert is_replicable(larger, size)
+    replication = Replication.drawn(larger, size, random.Random(seed))
+    local = weights_of(smaller, seed)
+    grown = replication.grown(local, init_state(larger, seed))
+    then = outputs(smaller, local)
+    torch.testing.assert_close(outputs(larger, grown), then, rtol=1e-12, atol=1e-12 * max(1.0, float(then.abs().max())))
+    down = replication.down(grown)
+    assert down.keys() == local.keys()
+    for name, tensor in local.items():
+        torch.testing.assert_close(down[name], tensor, rtol=1e-14, atol=0)
+
+
+@pytest.mark.slow
+@few
+@given(families())
+def test_members_are_sizes_of_their_union_and_are_copied_into_it_exactly(members: list[Chain]) -> None:
+    network = network_of(union_of(members))
+    for one in members:
+        smaller = network_of(one)
+        size = size_in(network, smaller)
+        assert [*network.shapes(size).values()] == [decl.shape for decl in smaller.tensors.values()]
+        network.check(size)
+        check_copied(network, smaller)
+
+
+@pytest.mark.slow
+@few
+@given(families(), st.randoms(use_true_random=False))
+def test_a_union_is_idempotent_commutative_and_monotone(members: list[Chain], chance: random.Random) -> None:
+    union: Any = union_of(members)
+    assert union_of([union, *members]) == union_of([union]) == union
+    assert union_of(chance.sample(members, len(members))) == union
+    rest = union_of(members[1:] or members)
+    assert union_of([members[0], rest]) == union, "which is also where the rest is a size of it"
+    assert bool(union.layer_widths) == any(one.layer_widths for one in members)
+    assert union.widths == tuple(max(parts) for parts in zip(*(one.widths for one in members), strict=True))
+
+
+def test_a_union_has_no_more_than_its_members_need() -> None:
+    """Where a network lacks a layer, that carries what the network passes on there."""
+    short = replace(VGG, depths=(1,), widths=(8,), layer_widths=())
+    union = union_of([VGG, short])
+    assert union == replace(VGG, widths=(8,), layer_widths=(8, 8, 8))
+    assert union_of([VGG, replace(short, widths=(2,))]) == VGG
+    assert union_of([short, replace(short, depths=(3,), widths=(4,))]) == replace(short, depths=(3,))
+    inner = replace(VGG, layer_widths=(2, 2, 10), widths=(10,))
+    assert union_of([VGG, inner]) == replace(inner, layer_widths=(4, 6, 10))
+    heard = DsCnn(input_shape=(1, 13, 6), class_count=3, widths=(8,), depths=(1,), norm="none")
+    assert union_of([heard, replace(heard, widths=(4,), stem_width=6)]) == replace(heard, stem_width=8)
+
+
+def test_where_no_layer_has_a_width_of_its_own_all_is_as_it_was() -> None:
+    for config in (CONVOLUTIONAL["vgg"], CONVOLUTIONAL["ds_cnn"]):
+        network = network_of(config)
+        assert "layer_widths" not in to_plain(config), "what was hashed before has another hash"
+        assert {"section0.stream", "section1.stream"} <= network.axes.keys()
+        assert not any(block.reads or block.gives for block in network.blocks)
+        assert of_sections(config)
+
+
+def test_layers_of_their_sections_widths_compute_the_same_with_axes_of_their_own() -> None:
+    together = replace(VGG, layer_widths=())
+    apart = replace(VGG, layer_widths=(4, 4, 4))
+    one, other = network_of(together), network_of(apart)
+    assert {name: decl.shape for name, decl in one.tensors.items()} == {
+        name: decl.shape for name, decl in other.tensors.items()
+    }
+    state = weights_of(one, 1)
+    assert torch.equal(outputs(one, state), outputs(other, state))
+    assert [*other.axes] == [*(f"section0.block{number}.width" for number in range(3)), "class"]
+    assert size_in(one, other) == replace(one.full_spec(), name="") == size_in(other, one)
+    assert not of_sections(apart)
+    # What has layers of two widths is a size of the one whose layers are apart, and of no other.
+    narrow = network_of(replace(VGG, layer_widths=(2, 3, 4)))
+    size_in(other, narrow)
+    with pytest.raises(ConfigError, match=r"its layers of section 0 give \[2, 3, 4\] channels, but there all give as"):
+        size_in(one, narrow)
+
+
+def test_a_network_that_would_have_to_pass_on_more_than_a_layer_gives_is_no_size() -> None:
+    narrow = replace(VGG, depths=(2,), widths=(2,), layer_widths=(4, 2))
+    with pytest.raises(ConfigError, match=r"lacks 'section0\.block1\.width' or has less of it"):
+        size_in(network_of(narrow), network_of(replace(narrow, depths=(1,), widths=(4,), layer_widths=())))
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        (
+            {"layer_widths": (4, 6)},
+            r"layer_widths is \(4, 6\), but must be empty or one number of 1 or more",
+        ),
+        ({"layer_widths": (4, 0, 4)}, "one number of 1 or more for each of the 3 blocks"),
+        ({"layer_widths": (4, 6, 5)}, r"widths are \(4,\), but must be \(5,\), which the last layers of the sections"),
+        ({"norm": "group"}, r"widths are \(4, 4, 6, 4\), but must be multiples of group_size 4"),
+    ],
+)
+def test_widths_that_no_layers_can_have_are_refused(changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        replace(VGG, **changes)
+
+
+def test_what_is_left_out_passes_on_what_it_would_have_read() -> None:
+    network = network_of(VGG)
+    state = weights_of(network, 1)
+    first, second, third = (f"section0.block{number}.width" for number in range(3))
+    assert network.tied_axes([]) == ((first, second, third),)
+    assert network.tied_axes(["section0.block1"]) == ((second, third),)
+    with pytest.raises(ConfigError, match=rf"between the axes '{first}' and '{second}', but keeps other indices"):
+        network.check(SubnetSpec(blocks=("section0.block2",)))
+    rolled = SubnetSpec(axes=((first, Roll(start=1, size=2)), (second, Prefix(size=2))), blocks=("section0.block2",))
+    with pytest.raises(ConfigError, match="but keeps other indices"):
+        build_module(network, rolled)
+    with pytest.raises(ConfigError, match="but keeps other indices"):
+        network.size_of(rolled)
+    spec = SubnetSpec(axes=((second, Prefix(size=4)),), blocks=("section0.block2",))
+    module, inputs = build_module(network, spec).double(), inputs_of(network, 3).double()
+    module.load_state_dict(extract(network, spec, state))
+    part = {name: tensor for name, tensor in state.items() if "block1" not in name}
+    part["section0.block2.conv.weight"] = state["section0.block2.conv.weight"][:, :4]
+    plain = network_of(replace(VGG, depths=(2,), layer_widths=(), block_numbers=((0, 2),)))
+    whole = build_module(plain, plain.full_spec()).double()
+    whole.load_state_dict(part)
+    with torch.no_grad():
+        assert torch.equal(module.eval()(inputs), whole.eval()(inputs))
+
+
+def test_spaces_leave_out_layers_only_where_both_sides_keep_the_same() -> None:
+    network = network_of(NARROWING)
+    space = {spec.name: spec for spec in uniform_space(network, (0.5, 1))}
+    assert {name: network.shapes(spec)["head.weight"] for name, spec in space.items()} == {
+        "w1 d3": (2, 3), "w1 d2": (2, 3), "w1 d1": (2, 3), "w1/2 d3": (2, 2), "w1/2 d2": (2, 2), "w1/2 d1": (2, 2),
+    }  # fmt: skip
+    assert network.sizes(space["w1 d2"])["section0.block0.width"] == 6
+    assert network.sizes(space["w1 d1"])["section0.block0.width"] == 3
+    for one in (VGG, NARROWING, *LAYERED.values()):
+        declared = network_of(one)
+        for spec in uniform_space(declared, (0.25, 0.5, 0.75, 1)):
+            declared.check(spec)
+    space_of = search_space(network)
+    assert [gene.name for gene in space_of.genes] == [
+        "section0.block0.width", "section0.block1.width", "section0.block2.width", "section0.block1", "section0.block2",
+    ]  # fmt: skip
+    listed = [space_of.spec(genes) for genes in space_of.enumerate()]
+    # Every width of each layer; of two layers or three between which one is left out, every width that all can have.
+    assert len(listed) == len({spec.spec_id for spec in listed}) == 6 * 4 * 3 + 4 * 3 + 6 * 3 + 3
+
+
+def _lacks_the_last_of_two(network: Network, spec: SubnetSpec) -> bool:
+    pairs = pairwise(network.blocks)
+    return any(
+        one.section == two.section and one.name in spec.blocks and two.name not in spec.blocks for one, two in pairs
+    )
+
+
+def test_a_layer_that_gives_other_channels_is_no_copy_of_another() -> None:
+    for config in (*LAYERED.values(), replace(VGG, layer_widths=(4, 4, 4))):
+        network = network_of(config)
+        spec = next(spec for spec in uniform_space(network, (1,)) if _lacks_the_last_of_two(network, spec))
+        with pytest.raises(ConfigError, match="no other can be grafted as it; leave layer_widths empty"):
+            graft(network, spec)
+        full = network.full_spec()
+        assert graft(network, full).spec.blocks == full.blocks, "where nothing is left out, nothing is grafted"
+
+
+def test_a_cell_becomes_wider_by_itself() -> None:
+    assert widened(VGG, ["section0.block1"], 1.5) == replace(VGG, layer_widths=(4, 9, 4))
+    assert widened(VGG, ["section0.block2"], 1.5) == replace(VGG, widths=(6,), layer_widths=(4, 6, 6))
+    heard = LAYERED["layered ds_cnn"]
+    assert isinstance(heard, DsCnn)
+    grown = widened(heard, ["section0.block1"], 1.5)  # the last of its section, by whose width the stem is told
+    assert grown == replace(heard, widths=(12, 12), stem_width=8, layer_widths=(4, 12, 12, 16, 12))
+    (cell,) = (cell for cell in cells_of(network_of(heard)) if cell.name == "section0.block2")
+    deeper = deepened(heard, cell)
+    assert (deeper.depths, deeper.block_numbers) == ((4, 2), ((0, 2, 3, 1), (0, 1)))
+    assert deeper.layer_widths == (4, 12, 12, 8, 16, 12)
+    flat = replace(VGG, widths=(4, 4), depths=(1, 1), layer_widths=(4, 4))
+    assert inserted(flat, section=0, after=0).layer_widths == (4, 4, 4)
+    assert inserted(VGG, section=0, after=0, sizes={"layer_widths": 8}).layer_widths == (4, 8, 6, 4)
+    with pytest.raises(ConfigError, match="layer_widths for its other blocks; give it those first"):
+        inserted(replace(VGG, layer_widths=()), section=0, after=0, sizes={"layer_widths": 8})
+    # The last layer gives what its section does, which the next one reads.
+    with pytest.raises(ConfigError, match=r"widths are \(4,\), but must be \(8,\), which the last layers"):
+        inserted(VGG, section=0, after=2, sizes={"layer_widths": 8})
+
+
+def test_sizes_of_layers_are_settings_of_their_own() -> None:
+    network = network_of(VGG)
+    axes = (("section0.block0.width", Prefix(size=3)), ("section0.block2.width", Prefix(size=2)))
+    size = replace(network.full_spec(), axes=axes)
+    assert settings_of_size(network, size) == replace(VGG, widths=(2,), layer_widths=(3, 6, 2))
+
+
+def copied_into(numbers: Sequence[int], smaller: tuple[int, ...], larger: tuple[int, ...], norm: Any) -> None:
+    config = replace(VGG, norm=norm, widths=larger[-1:], depths=(len(larger),), layer_widths=larger)
+    small = replace(
+        config, widths=smaller[-1:], depths=(len(smaller),), layer_widths=smaller, block_numbers=(tuple(numbers),)
+    )
+    check_copied(network_of(config), network_of(small))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("norm", ["none", "batch"])
+def test_layers_that_are_lacking_pass_on_what_the_smaller_network_has(norm: str) -> None:
+    copied_into((0, 2), (4, 6), (4, 7, 6), norm)  # wider than what it reads
+    copied_into((0, 3), (3, 6), (4, 7, 5, 6), norm)  # several behind each other
+    copied_into((0,), (3,), (3, 7, 5), norm)
+    copied_into((0, 1), (5, 2), (5, 3, 8), norm)  # the last of its section
+    for kind in (Vgg, DsCnn):
+        wide = kind(
+            input_shape=(1, 13, 6), class_count=3, widths=(4, 6), depths=(3, 2), norm=norm,  # type: ignore[arg-type]
+            layer_widths=(6, 9, 4, 5, 6),
+        )  # fmt: skip
+        check_copied(network_of(wide), network_of(replace(wide, depths=(1, 1), widths=(2, 3), layer_widths=())))
+
+
+@pytest.mark.slow
+def test_vggs_of_fedadp_are_sizes_of_the_widest() -> None:
+    largest = presets.vgg19_wider.settings
+    assert isinstance(largest, Vgg)
+    network = _declared(largest)
+    names = ("vgg13", "vgg14", "vgg15", "vgg16", "vgg16_wider", "vgg17", "vgg18", "vgg19", "vgg19_wider")
+    members: list[Any] = [getattr(presets, name).settings for name in names]
+    for name, one in zip(names, members, strict=True):
+        assert sum(one.depths) + 3 == int(name.removeprefix("vgg").partition("_")[0]), "three fully connected end a VGG"
+        assert is_replicable(network, size_in(network, _declared(one)))
+    assert union_of(members) == largest
+    assert sorted(largest.layer_widths, reverse=True)[:2] == [1024, 512]
+    counts = [_declared(one).parameter_count(_declared(one).full_spec()) for one in members if not one.layer_widths]
+    assert counts == sorted(counts)
+
+
+def test_a_block_that_reads_what_is_no_axis_is_refused() -> None:
+    blueprint = VGG.blueprint()
+    (block, *others) = blueprint.blocks
+    for wrong in (replace(block, reads=""), replace(block, gives="section9")):
+        with pytest.raises(ConfigError, match="but must name two axes or none"):
+            declare(VGG, replace(blueprint, blocks=(wrong, *others)))
+
+
+def test_every_setting_of_a_chain_is_one_of_the_other_or_told_apart() -> None:
+    own = [{field.name for field in fields(kind)} for kind in (Vgg, DsCnn)]
+    assert own[1] - own[0] == {"stem_width"}
+    assert not own[0] - own[1]
