@@ -192,6 +192,9 @@ def test_unions_go_by_numbers_and_not_by_places() -> None:
         first, depths=(4,), block_numbers=((0, 2, 1, 5),), hidden_widths=(4, 12, 8, 4)
     )
     assert union_of([one]) == one
+    # What a network leaves open is as wide as its section.
+    open_ones = replace(first, hidden_widths=(), widths=(16,))
+    assert union_of([open_ones, other]) == replace(other, widths=(16,), hidden_widths=(16, 16, 4, 16))
     swapped = replace(first, depths=(3,), hidden_widths=(), block_numbers=((0, 2, 1),))
     with pytest.raises(ConfigError, match=r"'section0\.block1'\], which stand there as \['section0\.block1'"):
         size_in(network_of(replace(swapped, block_numbers=())), network_of(swapped))

@@ -1,7 +1,11 @@
-"""A network that grew gives, exported, the logits of the one that it grew from: FedTrans' invariant T1 on devices."""
+"""A network that grew gives, exported, the logits of the one that it grew from: FedTrans' invariant T1 on devices.
+
+And so does a union of networks, of which each is a copy.
+"""
 
 import random
 from collections.abc import Mapping
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,12 +15,15 @@ from elastic.token_cases import VIT
 from export.export_cases import RESNET
 from torch import Tensor
 
-from subfleet.elastic.building import network_of
+from subfleet.elastic.building import init_state, network_of
 from subfleet.elastic.cells import can_deepen, cells_of, deepened, widened
+from subfleet.elastic.families.records.plain import Vgg
+from subfleet.elastic.families.records.residual import Mlp
 from subfleet.elastic.inheriting import inherited
 from subfleet.elastic.lineage import Replicated
 from subfleet.elastic.network import Family, Network
 from subfleet.elastic.replication import Replication, size_in
+from subfleet.elastic.unions import union_of
 from subfleet.export.programs import export_inference_model
 from subfleet.export.requests import InferRequest
 from subfleet.export.targets import TARGETS
@@ -56,3 +63,45 @@ def test_every_cell_wider_and_deeper_gives_the_same_logits(target: str, case: st
     inputs = torch.randn(3, *before.config.input_shape, generator=torch.Generator().manual_seed(1))
     then, now = (logits(target, one, of, inputs) for one, of in ((before, state), (after, grown)))
     torch.testing.assert_close(now, then, rtol=1e-5, atol=1e-5 * max(1.0, float(then.abs().max())))
+
+
+UNITED: Mapping[str, tuple[Family, ...]] = {
+    "vgg": (
+        Vgg(input_shape=(1, 8, 8), class_count=4, widths=(4, 6), depths=(1, 2), norm="batch"),
+        Vgg(input_shape=(1, 8, 8), class_count=4, widths=(8, 6), depths=(2, 1), norm="batch"),
+        Vgg(
+            input_shape=(1, 8, 8),
+            class_count=4,
+            widths=(4, 6),
+            depths=(2, 3),
+            norm="batch",
+            layer_widths=(8, 4, 6, 12, 6),
+        ),
+    ),
+    "resnet": (
+        replace(RESNET, widths=(4, 4), depths=(1, 2)),
+        replace(RESNET, widths=(8, 4), depths=(2, 1)),
+        replace(RESNET, widths=(4, 12), depths=(1, 1), hidden_widths=(8, 4)),
+    ),
+    "mlp": (
+        Mlp(input_shape=(5,), class_count=4, widths=(4,), depths=(1,)),
+        Mlp(input_shape=(5,), class_count=4, widths=(12,), depths=(2,)),
+        Mlp(input_shape=(5,), class_count=4, widths=(8,), depths=(3,), hidden_widths=(4, 12, 4)),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", UNITED)
+@pytest.mark.parametrize("target", TARGET_NAMES)
+def test_a_union_of_what_clients_bring_gives_the_logits_of_each_of_them(target: str, case: str) -> None:
+    """FedADP's invariant P1 on devices: as wide and as deep as the union, a client's network computes what it did."""
+    union = network_of(union_of(UNITED[case]))
+    inputs = torch.randn(3, *union.config.input_shape, generator=torch.Generator().manual_seed(1))
+    for place, family in enumerate(UNITED[case]):
+        own = network_of(family)
+        state = {name: tensor.float() for name, tensor in weights_of(own).items()}
+        drawn = Replication.drawn(union, size_in(union, own), random.Random(place))
+        assert drawn.sources or drawn.lacking, "a member that is the union shows nothing"
+        up = drawn.grown(state, init_state(union, 3))
+        then, now = (logits(target, one, of, inputs) for one, of in ((own, state), (union, up)))
+        torch.testing.assert_close(now, then, rtol=1e-5, atol=1e-5 * max(1.0, float(then.abs().max())))

@@ -13,7 +13,15 @@ from subfleet.elastic.network import Family, Network
 from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.subnet import SubnetSpec
 
-__all__ = ["AXES_OF_BLOCKS", "has_setting", "head_widths", "of_sections", "resized", "settings_of_size"]
+__all__ = [
+    "AXES_OF_BLOCKS",
+    "has_setting",
+    "head_widths",
+    "of_every_block",
+    "of_sections",
+    "resized",
+    "settings_of_size",
+]
 
 AXES_OF_BLOCKS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
@@ -89,6 +97,11 @@ def resized(network: Network, sizes: Mapping[str, int]) -> Any:
         widths = {sizes[name] for name, axis in network.axes.items() if axis.kind == "head_dim"}
         settings["head_width"] = min(widths)  # which their number would say otherwise
     return replace(config, **settings)
+
+
+def of_every_block(network: Network, name: str) -> tuple[int, ...]:
+    """What a setting of blocks, such as `hidden_widths`, comes to for each of them, also where it leaves that open."""
+    return _of_blocks(network, name, {axis: one.size for axis, one in network.axes.items()}, explicitly=True)
 
 
 def _stream(network: Network, section: int) -> str:

@@ -20,6 +20,7 @@ from subfleet.elastic.families.records.blocks import (
 )
 from subfleet.elastic.network import Family
 from subfleet.elastic.replication import size_in
+from subfleet.elastic.resizing import of_every_block
 from subfleet.protocol.errors import ConfigError
 
 __all__ = ["union_of"]
@@ -115,8 +116,8 @@ def _sizes(name: str, families: Sequence[Family], every: Sequence[_Numbers], num
     depths = [one.depths for one in families]
     if {len(value) for value in values} <= {len(numbers)} or not any(values):
         return tuple(max(parts) for parts in zip(*values, strict=True))
-    if not all(values):
-        _check_parts(name, values)
+    if not all(values):  # some leave open what others say
+        values = [value or of_every_block(network_of(one), name) for one, value in zip(families, values, strict=True)]
     largest: dict[tuple[int, int], int] = {}
     for value, depth, own in zip(values, depths, every, strict=True):
         keys = [(section, number) for section, inside in enumerate(own) for number in inside]
