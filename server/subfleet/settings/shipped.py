@@ -26,8 +26,9 @@ _FEDTRANS = (
     *("fedtrans-ablation", "fedtrans-game", "fedtrans-heterogeneity", "fedtrans-models", "fedtrans-sensitivity"),
     "fedtrans-vit",
 )
+_FEDADP = ("fedadp-game", "fedadp-vgg")
 RUNS: Mapping[str, str] = MappingProxyType(
-    {name: f"{name}.toml" for name in ("quickstart", "fleet", *_METHODS, *_LEAGUE, *_FEDTRANS)}
+    {name: f"{name}.toml" for name in ("quickstart", "fleet", *_METHODS, *_LEAGUE, *_FEDTRANS, *_FEDADP)}
 )
 """Name to file in the package's `runs` folder."""
 
