@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
+from subfleet.protocol.blobs import BlobRef
 from subfleet.protocol.errors import ProtocolError
 from subfleet.protocol.limits import MAX_NAME_CHARACTERS, PRESENCE_LIMITS, PROFILE_LIMITS, TELEMETRY_LIMITS
-from subfleet.protocol.messages import Message, Presence, Profile, Telemetry, decode, encode
+from subfleet.protocol.messages import Message, Presence, Profile, Telemetry, Update, decode, encode
 from subfleet.protocol.readings import LogLow, Reading
 from subfleet.protocol.subnet import SubnetSpec
 
@@ -98,3 +99,35 @@ def test_every_text_list_and_mapping_of_these_messages_has_a_limit() -> None:
         kinds = {field.name: hints[field.name] for field in dataclasses.fields(message)}
         free = {name for name, kind in kinds.items() if kind not in NUMBERS}
         assert free - bounded == set(limits), message.KIND
+
+
+def _update(**changes: object) -> bytes:
+    update = Update(
+        task_id="t",
+        run_id="r",
+        round=1,
+        client_id="pi",
+        blob=BlobRef.of(b"change"),
+        sample_count=1,
+        step_count=1,
+        loss=1.0,
+        accuracy=0.5,
+        measured_peak_bytes=1,
+        train_seconds=0.1,
+        seconds=0.1,
+    )
+    return json.dumps({**json.loads(encode(update)), **changes}).encode()
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"loss": -1e39}, r"loss is -1e\+39, but must be a number of single precision"),
+        ({"square_loss": 1e39}, r"square_loss is 1e\+39, but must be a number of single precision, 0 or more"),
+    ],
+)
+def test_a_loss_that_no_program_can_compute_is_refused(changes: dict[str, float], words: str) -> None:
+    """Its square, or the sum of two of them, may be no number."""
+    assert isinstance(decode(_update(loss=-3.4e38, square_loss=3.4e38)), Update)
+    with pytest.raises(ProtocolError, match=words):
+        decode(_update(**changes))
