@@ -137,6 +137,17 @@ class Replication:
         }
         return cls(network=network, size=size, sources=MappingProxyType(sources))
 
+    @classmethod
+    def in_turn(cls, network: Network, size: SubnetSpec) -> "Replication":
+        """One in which the indices of the larger network copy those of the smaller in turn, again and again.
+
+        Of sizes that are whole multiples of each other, copies of copies are then the same as copies.
+        """
+        sizes = network.sizes(size)
+        axes = {name: axis for name, axis in network.axes.items() if sizes[name] < axis.size}
+        sources = {name: tuple(place % sizes[name] for place in range(axis.size)) for name, axis in axes.items()}
+        return cls(network=network, size=size, sources=MappingProxyType(sources))
+
     @property
     def key(self) -> str:
         """See `subfleet.elastic.exchanges.Exchange`."""

@@ -10,8 +10,10 @@ compute nothing, and averaged. Both happen here, so that a client moves its own 
 
 from __future__ import annotations
 
+import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, ClassVar, Literal
 
@@ -33,7 +35,10 @@ if TYPE_CHECKING:  # methods are read where no PyTorch is
     from subfleet.elastic.model_state import ModelState
     from subfleet.elastic.replication import Replication
 
-__all__ = ["FedADP"]
+__all__ = ["Copies", "FedADP"]
+
+Copies = Literal["drawn", "cyclic"]
+"""Which of a client's neurons the union's others copy; see `FedADP.copies`."""
 
 _CLIENTS = "clients/"
 """What names begin with of what is kept of each client that has taken part."""
@@ -48,6 +53,9 @@ class FedADP:
             learned comes back to it, and moves the union by what clients have learned. "paper" gives it the first
             neurons and adds to each a part of the others, and makes the union the mean of the clients' networks.
         absent: layers that a client lacks "keep" what the others make of them; or it counts there with an "identity".
+        copies: which of a client's neurons each of the union's copies beyond them: "drawn" for each client, once, as
+            published but for that it is once; or "cyclic", one after the other from the first on, so that the neurons
+            of clients of one width, or of whole multiples, have the same copies.
         weighting: how much an update counts.
         choice: "largest" or "declared", see `subfleet.methods.sizes`.
     """
@@ -60,6 +68,7 @@ class FedADP:
     )
     merge: Literal["group", "paper"] = "group"
     absent: Literal["keep", "identity"] = "keep"
+    copies: Copies = "drawn"
     weighting: Weighting = "samples"
     choice: FixedSize = "largest"
 
@@ -67,11 +76,12 @@ class FedADP:
         """See `subfleet.methods.policies.Method`."""
         return (
             "the server widens and deepens, so that clients move their own networks alone",
-            "neurons that are copied are drawn once for each client",
             *those_true(
                 {
+                    "neurons that are copied are drawn once for each client": self.copies == "drawn",
                     "clients have means of copies, and the union moves by changes": self.merge == "group",
                     "layers that a client lacks are not its to move": self.absent == "keep",
+                    "neurons are copied in turn": self.copies == "cyclic",
                     "architectures are what fits the log or the first budget": self.choice == "largest",
                     "each client counts as 1": self.weighting == "uniform",
                 }
@@ -85,16 +95,16 @@ class FedADP:
             space=_space,
             exchange=self._exchange,
             transform=None if plain else self._transformed,
-            after_round=_remembered,
+            after_round=partial(_remembered, self.copies),
             weigh=weigh_by(self.weighting),
             personal=True,
         )
-        return with_fixed_sizes(union, self.choice, Unions(holds=_holds, succeeded=_succeeded))
+        return with_fixed_sizes(union, self.choice, Unions(holds=_holds, succeeded=partial(_succeeded, self.copies)))
 
     def _exchange(self, network: Network, client: Participant, kept: Mapping[str, Tensor]) -> Exchange:
         from subfleet.elastic.narrowing import Narrowing
 
-        replication = _replication(network, client, kept)
+        replication = _replication(self.copies, network, client, kept)
         return replication if self.merge == "group" else Narrowing(replication=replication)
 
     def _transformed(
@@ -140,14 +150,18 @@ def _replication_of(exchange: Exchange | None) -> Replication:
     return exchange
 
 
-def _replication(network: Network, client: Participant, kept: Mapping[str, Tensor]) -> Replication:
-    """What the union's neurons copy of a client's: what is remembered of it, and else drawn for it.
-
-    It is drawn once for each client: the union's neurons would otherwise mean something else in every round.
-    """
+def _copied(copies: Copies, network: Network, size: SubnetSpec, stream: random.Random) -> Replication:
     from subfleet.elastic.replication import Replication
 
-    drawn = Replication.drawn(network, client.size, stream_of(f"{client.client_id}/{network.id}/copies"))
+    return Replication.in_turn(network, size) if copies == "cyclic" else Replication.drawn(network, size, stream)
+
+
+def _replication(copies: Copies, network: Network, client: Participant, kept: Mapping[str, Tensor]) -> Replication:
+    """What the union's neurons copy of a client's: what is remembered of it, and else found for it.
+
+    It is so once for each client: the union's neurons would otherwise mean something else in every round.
+    """
+    drawn = _copied(copies, network, client.size, stream_of(f"{client.client_id}/{network.id}/copies"))
     known = {
         kind: {
             axis: tuple(kept[_name(kind, client.client_id, axis)].tolist())
@@ -164,34 +178,34 @@ def _name(kind: str, client_id: str, axis: str) -> str:
     return f"{kind}/{client_id}/{axis}"
 
 
-def _remembered(context: AfterRound) -> ModelState:
+def _remembered(copies: Copies, context: AfterRound) -> ModelState:
     """The model with what the union's neurons copy of those whose updates are in it."""
     import torch
 
     kept = dict(context.after.kept)
     for client in context.clients:
         kept[f"{_CLIENTS}{client.client_id}"] = torch.ones(1, dtype=torch.int32)  # who has all of it copies nothing
-        for axis, source in _replication(context.network, client, context.before.kept).sources.items():
+        for axis, source in _replication(copies, context.network, client, context.before.kept).sources.items():
             kept[_name("copies", client.client_id, axis)] = torch.tensor(source, dtype=torch.int32)
     return replace(context.after, kept=MappingProxyType(kept))
 
 
-def _succeeded(succession: Succession) -> tuple[Inheritance, ModelState]:
+def _succeeded(copies: Copies, succession: Succession) -> tuple[Inheritance, ModelState]:
     """A successor of which every client's network is the same copy as before: copies are made of the union's copies."""
     import torch
 
     from subfleet.elastic.building import init_state
     from subfleet.elastic.model_state import ModelState
-    from subfleet.elastic.replication import Replication, size_in
+    from subfleet.elastic.replication import size_in
 
     parent, network, state = succession.parent, succession.network, succession.state
     like = next(iter(state.shared.values()))
     first = {name: one.to(like) for name, one in init_state(network, succession.seed).items()}
-    copies = Replication.drawn(network, size_in(network, parent), succession.stream)
+    larger = _copied(copies, network, size_in(network, parent), succession.stream)
     kept = {name: one for name, one in state.kept.items() if name.startswith(_CLIENTS)}
     known = {name.removeprefix(_CLIENTS) for name in state.kept if name.startswith(_CLIENTS)}
     for axis, own in _axes_in(network, parent).items():
-        if axis not in copies.sources:
+        if axis not in larger.sources:
             kept |= {
                 _name(kind, client_id, axis): state.kept[_name(kind, client_id, own)]
                 for kind in ("copies", "shares")
@@ -199,15 +213,15 @@ def _succeeded(succession: Succession) -> tuple[Inheritance, ModelState]:
                 if _name(kind, client_id, own) in state.kept
             }
             continue
-        source, share = torch.tensor(copies.sources[axis]), torch.tensor(copies.share_of(axis), dtype=torch.float64)
+        source, share = torch.tensor(larger.sources[axis]), torch.tensor(larger.share_of(axis), dtype=torch.float64)
         for client_id in known:
             before = state.kept.get(_name("copies", client_id, own), torch.arange(parent.axes[own].size))
             uniform = 1 / torch.bincount(before)[before].double()
             shares = state.kept.get(_name("shares", client_id, own), uniform)
             kept[_name("copies", client_id, axis)] = before[source].to(torch.int32)
             kept[_name("shares", client_id, axis)] = shares[source] * share
-    how = Replicated(sources=tuple(sorted(copies.sources.items())))
-    grown = ModelState(shared=copies.grown(state.shared, first), kept=MappingProxyType(kept))
+    how = Replicated(sources=tuple(sorted(larger.sources.items())))
+    grown = ModelState(shared=larger.grown(state.shared, first), kept=MappingProxyType(kept))
     return (Copied() if network.config == parent.config else how), grown
 
 

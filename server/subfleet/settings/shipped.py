@@ -26,7 +26,7 @@ _FEDTRANS = (
     *("fedtrans-ablation", "fedtrans-game", "fedtrans-heterogeneity", "fedtrans-models", "fedtrans-sensitivity"),
     "fedtrans-vit",
 )
-_FEDADP = ("fedadp-game", "fedadp-vgg")
+_FEDADP = ("fedadp-game", "fedadp-vgg", "fedadp-vgg-small")
 RUNS: Mapping[str, str] = MappingProxyType(
     {name: f"{name}.toml" for name in ("quickstart", "fleet", *_METHODS, *_LEAGUE, *_FEDTRANS, *_FEDADP)}
 )

@@ -15,7 +15,7 @@ from subfleet.elastic.families.records.residual import Mlp
 from subfleet.elastic.maps import extract
 from subfleet.elastic.model_state import ModelState, packed, unpacked
 from subfleet.elastic.network import Network
-from subfleet.elastic.replication import size_in
+from subfleet.elastic.replication import Replication, size_in
 from subfleet.elastic.resizing import settings_of_size
 from subfleet.folding.views import Views
 from subfleet.methods.fedadp import FedADP, _succeeded
@@ -81,10 +81,10 @@ def test_clients_that_all_have_the_union_are_averaged_as_fedavg_does(tmp_path: P
     state = first_state(average.network)
     expected = play(average, state, whole, tmp_path / "fedavg").state.shared
     assert same_bits(play(terms_of(), state, whole, tmp_path / "group").state.shared, expected)
-    for changes in ({"merge": "paper"}, {"merge": "paper", "absent": "identity"}, {"absent": "identity"}):
-        method = FedADP(**changes)  # type: ignore[arg-type]
-        found = play(terms_of(method), state, whole, tmp_path / "-".join(changes.values())).state.shared
-        assert far(dict(found), dict(expected)) < 1e-6, changes
+    ways = (FedADP(merge="paper"), FedADP(merge="paper", absent="identity"), FedADP(absent="identity"))
+    for place, method in enumerate(ways):
+        found = play(terms_of(method), state, whole, tmp_path / str(place)).state.shared
+        assert far(dict(found), dict(expected)) < 1e-6, method
 
 
 def test_a_round_that_learns_nothing_leaves_the_union_and_every_client_as_they_are(tmp_path: Path) -> None:
@@ -149,7 +149,8 @@ def test_a_larger_union_has_every_client_as_the_copy_that_it_was(tmp_path: Path)
     larger = replace(network_of(replace(PLAIN, widths=(12, 20), depths=(3, 4))), id="union2")
     sizes = {one.spec_id: size_in(larger, network_of(_settings(parent, one))) for one in _whole(terms)}
     how, grown = _succeeded(
-        Succession(parent=parent, network=larger, state=state, stream=random.Random(4), seed=1, sizes=sizes)
+        "drawn",
+        Succession(parent=parent, network=larger, state=state, stream=random.Random(4), seed=1, sizes=sizes),
     )
     assert how.TYPE == "replicated"
     torch.testing.assert_close(
@@ -191,3 +192,31 @@ def _settings(network: Network, size: SubnetSpec) -> Mlp:
 def test_its_parameters_are_checked_where_they_are_read(changes: dict[str, str]) -> None:
     with pytest.raises(ProtocolError, match=next(iter(changes))):
         from_plain(FedADP, {"type": "fedadp", **changes})
+
+
+def test_in_turn_clients_of_one_architecture_are_averaged_as_if_they_were_alone(tmp_path: Path) -> None:
+    """Their neurons have the same copies, so that each goes to its place; drawn for each, they mix."""
+    found = {}
+    for copies in ("cyclic", "drawn"):
+        terms = terms_of(FedADP(copies=copies, weighting="uniform"))
+        ada, bob = (Client(name=name, size=0) for name in ("ada", "bob"))
+        state = first_state(terms.network)
+        before = received(terms, state, ada)
+        after = received(terms, play(terms, state, [ada, bob], tmp_path / copies).state, ada)
+        changes = [change_of(terms, client, 1) for client in (ada, bob)]
+        found[copies] = far(
+            after, {name: before[name] + (one + changes[1][name]) / 2 for name, one in changes[0].items()}
+        )
+    assert found["cyclic"] < 1e-6
+    assert found["drawn"] > 0.01
+
+
+def test_copies_in_turn_of_copies_in_turn_are_the_same() -> None:
+    network = network_of(replace(PLAIN, widths=(16, 24)))
+    middle = network_of(replace(PLAIN, widths=(8, 12)))
+    whole = {name: torch.randn(decl.shape) for name, decl in network.tensors.items()}
+    small = network_of(replace(PLAIN, widths=(4, 6), group_size=2))
+    step = Replication.in_turn(network, size_in(network, middle)).down(whole)
+    twice = Replication.in_turn(middle, size_in(middle, small)).down(step)
+    once = Replication.in_turn(network, size_in(network, small)).down(whole)
+    assert far(once, twice) < 1e-6

@@ -1,0 +1,75 @@
+"""FedADP's games: what each client brings, and a round of each entry."""
+
+import json
+import threading
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from subfleet.elastic.building import network_of
+from subfleet.elastic.unions import union_of
+from subfleet.emulation.batch.exports import AwaitedExports
+from subfleet.emulation.batch.host import run_in_batch
+from subfleet.export.cache import CacheFolder
+from subfleet.journal.guarding import Unobserved
+from subfleet.settings.reading import read_runs
+from subfleet.settings.run import Run
+
+pytestmark = pytest.mark.slow
+
+SMALL = (
+    *("rounds=2", "training.epochs=1", "data.name=digits", "data.samples=300", "data.test_samples=100"),
+    *("data.partition.min_samples=2", "model.input_shape=[1, 8, 8]", 'targets=["torch"]'),
+    *(f"fleet.devices.{place}.runtime=torch" for place in range(6)),
+    "memory_overhead_bytes={ torch = 0 }",
+)
+
+
+def entries(game: str, *changes: str) -> dict[str, Run]:
+    runs = read_runs(game, changes, (1,))
+    return {run.name.removeprefix(f"{game}-").removesuffix("-s1"): run for run in runs}
+
+
+@pytest.mark.parametrize(
+    ("game", "clients", "kinds"), [("fedadp-vgg", 20, 8), ("fedadp-vgg-small", 12, 6), ("fedadp-game", 12, 6)]
+)
+def test_clients_bring_what_the_paper_says_and_all_entries_the_same(game: str, clients: int, kinds: int) -> None:
+    runs = entries(game)
+    assert set(runs) >= {"fedadp", "fedadp-paper", "flexifed-basic", "flexifed-clustered", "flexifed-max", "standalone"}
+    fleets = {run.fleet for run in runs.values()}
+    assert len(fleets) == 1
+    brought = Counter(device.network for device in fleets.pop().each())
+    assert (sum(brought.values()), len(brought)) == (clients, kinds)
+    if game == "fedadp-vgg":
+        (most,) = [family for family, count in brought.items() if count == 6]
+        depths = {sum(family.depths) for family in brought if family is not None}
+        assert most is not None
+        assert (sum(most.depths), depths) == (16, {10, 11, 12, 13, 14, 15, 16}), "VGG-19 has 16 convolutions"
+        run = runs["fedadp-paper"]
+        training = run.training
+        assert (run.rounds, training.epochs, training.batch_size, training.round_share) == (200, 10, 64, 0.2)
+        assert training.learning_rate == 0.01
+
+
+def test_the_eight_networks_of_the_paper_have_one_union() -> None:
+    run = entries("fedadp-vgg")["fedadp"]
+
+    brought = [device.network for device in run.fleet.each() if device.network is not None]
+    union = network_of(union_of(list(dict.fromkeys(brought))))
+    wider = next(one for one in brought if sum(one.depths) == 16 and getattr(one, "layer_widths", None))
+    assert union.config == wider, "it is VGG-19-Wider"
+
+
+def test_two_rounds_of_every_entry_in_which_all_take_part(tmp_path: Path) -> None:
+    accuracies = {}
+    with AwaitedExports(CacheFolder(path=tmp_path / "cache")) as exports:
+        for name, run in entries("fedadp-game", *SMALL).items():
+            run_in_batch(run, tmp_path / name, Unobserved(), threading.Event(), exports=exports)
+            summary = json.loads((tmp_path / name / "summary.json").read_text(encoding="utf-8"))
+            assert summary["participation"] == 1.0
+            specs = {row["client_id"]: row["spec_id"] for row in summary["rounds"][0]["clients"]}
+            assert len(set(specs.values())) == 6
+            assert set(summary["figures"]["tiers"]) == {"small", "deep", "middle", "one-wider", "wide", "large"}
+            accuracies[name] = summary["accuracy"]
+    assert len({f"{one:.6f}" for one in accuracies.values()}) > 3, "they are methods of their own"
