@@ -58,6 +58,26 @@ def test_presets_are_as_large_as_published(name: str, published: int) -> None:
 @pytest.mark.parametrize(
     ("name", "published"),
     [
+        # torchvision 0.28, models with 1,000 classes, counted in their convolutions and linear layers at 224x224.
+        ("mobilenet_v2", 300_774_272),
+        ("mobilenet_v3_small", 56_510_400),
+        ("mobilenet_v3_large", 216_589_760),
+        ("efficientnet_v2_s", 2_849_895_872),
+        # The same at 32x32 with 10 classes, with a stem of 3x3 without a step, and without pooling behind it.
+        ("resnet18", 555_422_720),
+        ("resnet34", 1_159_402_496),
+    ],
+)
+def test_presets_are_as_costly_as_published(name: str, published: int) -> None:
+    network = network_of(published_as(name))
+    ((_, macs),) = Costs(network).of([network.full_spec()])
+    assert macs == published
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "published"),
+    [
         ("resnet18", 11_689_512),
         ("resnet34", 21_797_672),
         ("resnet50", 25_557_032),

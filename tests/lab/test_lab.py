@@ -8,7 +8,7 @@ import pytest
 
 from subfleet.export.cache import CacheFolder
 from subfleet.lab import Result, load, load_all, run
-from subfleet.protocol.errors import ConfigError, MissingExtraError
+from subfleet.protocol.errors import ConfigError, FileError, MissingExtraError
 
 pytestmark = [pytest.mark.slow, pytest.mark.export]
 
@@ -49,5 +49,7 @@ def test_without_pandas_the_extra_is_named(result: Result, monkeypatch: pytest.M
 def test_what_is_wrong_is_said_before_anything_is_made(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="has no devices to emulate"):
         run(load("fleet"), runs=tmp_path / "runs")
+    with pytest.raises(FileError, match=r"nothing/run\.json cannot be read"):
+        run(load("fedavg", "model_of.run=nothing"), runs=tmp_path / "runs")
     assert not (tmp_path / "runs").exists()
     assert [one.seed for one in load_all("fedavg", seeds=(4, 5))] == [4, 5]

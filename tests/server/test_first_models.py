@@ -141,7 +141,7 @@ def test_weights_take_part_in_what_a_run_is_and_the_place_of_their_file_does_not
     assert run.first_weights is not None
     assert (run.first_weights.sha256, run.first_weights.network) == (hashlib.sha256(content).hexdigest(), "m1")
     assert run.fingerprint() != drawn.fingerprint()
-    assert "first_weights" not in json.loads(drawn.fingerprint())
+    assert not {"first_weights", "model_of"} & json.loads(drawn.fingerprint()).keys(), "as runs of before have it"
     moved = replace(run, first_weights=replace(run.first_weights, file="elsewhere"))
     assert parts_of(moved) == parts_of(run)
     other = replace(run, first_weights=replace(run.first_weights, network="m2"))
@@ -155,6 +155,7 @@ def first_model(run: Run, folder: Path) -> ModelState:
     return loaded_model(terms_of(run, run_id), RunState(), Journal(engine, run_id), folder)
 
 
+@pytest.mark.slow
 def test_a_run_begins_with_the_weights_that_it_takes(grown: Path) -> None:
     run = with_model(taking(run="grown", network="m2", weights=True), grown)
     shared = first_model(run, grown / "grown").shared
@@ -166,6 +167,7 @@ def test_a_run_begins_with_the_weights_that_it_takes(grown: Path) -> None:
     assert all(drawn.shared[name].equal(tensor) for name, tensor in own.items())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "error", "words"),
     [
@@ -264,6 +266,20 @@ def test_runs_that_wait_for_each_other_are_refused(tmp_path: Path, entry: str, o
         read_runs(path)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("command", [("run", "--runs"), ("serve", "--runs"), ("preflight",)])
+def test_a_command_says_what_model_it_lacks_before_it_makes_anything(
+    command: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    name, *options = command
+    places = [part for option in options for part in (option, "here")]
+    told = CliRunner().invoke(app, [name, "quickstart", "--set", "model_of.run=nothing", *places])
+    assert told.exit_code != 0
+    assert "nothing/run.json cannot be read" in told.stderr
+    assert not list(tmp_path.iterdir())
+
+
 class Telling:
     """A display that keeps what it is told."""
 
@@ -327,6 +343,7 @@ name = "grown"
 """
 
 
+@pytest.mark.slow
 def test_networks_are_listed_by_their_cost_with_the_accuracy_of_a_run_that_has_one(grown: Path) -> None:
     alone = grown / "alone"
     alone.mkdir()
