@@ -1,0 +1,138 @@
+"""What FedADP comes to beside FlexiFed, clusters and clients that stand alone, on the same clients of unequal networks.
+
+SUBFLEET_DATA=<folder> subfleet run fedadp-game --runs runs/fedadp
+python benchmarks/fedadp.py runs/fedadp/fedadp-game-*                      # Markdown tables
+python benchmarks/fedadp.py runs/fedadp/fedadp-game-* --first fedadp-game-fedadp --largest 0.85
+python benchmarks/fedadp.py runs/fedadp/fedadp-game-* --largest 0.5        # has to fail: nothing is left to gain
+
+Accuracies of networks are those of the clients' own on the server's samples, after the last round. "Bytes up, as
+published" are what the updates would take if clients sent them as wide and as deep as the union (FedADP, step 4).
+Differences from the first entrant are paired over the seeds that both have.
+
+`--largest` is the accuracy of the largest network that is trained on all data in one place, as benchmarks/headroom.py
+finds it. The exit status is 1 where it is not ten points above the median client that stands alone.
+"""
+
+import argparse
+import statistics
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from subfleet.protocol.errors import SubfleetError
+from subfleet.reporting.comparing import Entrant, read_folders
+from subfleet.reporting.paired import paired_difference
+
+LEAST = 0.10
+"""Of accuracy, by which the largest network on all data has to be above the median client that stands alone."""
+_FLOAT_BYTES = 4
+HEADS = (
+    *("entrant", "seeds", "networks %", "median kind %", "worst kind %", "own samples %"),
+    *("middle half %", "worst client %", "MB down", "MB up", "MB up, as published"),
+)
+
+
+def kinds(run: Mapping[str, Any]) -> dict[str, float]:
+    """Mean accuracy of the clients of each network, on the server's samples."""
+    found: dict[str, float] = run["figures"]["tiers"]
+    return found
+
+
+def as_published_bytes(run: Mapping[str, Any]) -> int:
+    """What all updates would take, each as large as the union that its client's network is a size of."""
+    unions = {one["network"]: _FLOAT_BYTES * one["parameters"] for one in run["networks"]}
+    rows = (row for record in run["rounds"] for row in record["clients"] if row["status"].startswith("folded"))
+    return sum(unions[row["network"]] for row in rows)
+
+
+def mean_of(found: Sequence[float]) -> float:
+    return statistics.fmean(found)
+
+
+def row_of(entrant: Entrant) -> tuple[str, ...]:
+    """One line of the table."""
+    runs = [entrant.runs[seed] for seed in sorted(entrant.runs)]
+    own = [run["evaluation"] for run in runs]
+    shares = (
+        mean_of([run["accuracy"] for run in runs]),
+        mean_of([statistics.median(kinds(run).values()) for run in runs]),
+        mean_of([min(kinds(run).values()) for run in runs]),
+        mean_of([one["mean"] for one in own]),
+    )
+    half = " to ".join(f"{100 * mean_of([one[key] for one in own]):.1f}" for key in ("lower_quartile", "upper_quartile"))
+    costs = [
+        mean_of([run["costs"][key] for run in runs]) / 1e6 for key in ("bytes_down", "bytes_up")
+    ] + [mean_of([as_published_bytes(run) for run in runs]) / 1e6]
+    return (
+        *(entrant.name, str(len(runs))),
+        *(f"{100 * share:.1f}" for share in shares),
+        *(half, f"{100 * mean_of([one['worst'] for one in own]):.1f}"),
+        *(f"{cost:.1f}" for cost in costs),
+    )
+
+
+def by_kind(entrants: Sequence[Entrant]) -> Iterator[str]:
+    """Each network's accuracy in each entrant, means over seeds."""
+    names = list(kinds(next(iter(entrants[0].runs.values()))))
+    yield from heads_of(("entrant", *names))
+    for entrant in entrants:
+        means = [mean_of([kinds(run)[name] for run in entrant.runs.values()]) for name in names]
+        yield line_of((entrant.name, *(f"{100 * mean:.1f}" for mean in means)))
+
+
+def differences(first: Entrant, others: Sequence[Entrant]) -> Iterator[str]:
+    """The first entrant less each of the others, over the seeds that both have."""
+    yield from heads_of((f"{first.name} less", "points", "95 % interval", "seeds"))
+    own = {seed: float(run["accuracy"]) for seed, run in first.runs.items()}
+    for other in others:
+        found = paired_difference(own, {seed: float(run["accuracy"]) for seed, run in other.runs.items()})
+        if found is not None:
+            told = f"{100 * found.low:+.1f} to {100 * found.high:+.1f}"
+            yield line_of((other.name, f"{100 * found.mean:+.1f}", told, str(found.count)))
+
+
+def headroom_of(alone: Entrant, largest: float) -> tuple[str, bool]:
+    """How much there is to gain, in a sentence, and whether that is enough."""
+    median = statistics.median(one for run in alone.runs.values() for one in kinds(run).values())
+    told = f"largest network on all data {100 * largest:.1f} %, median client alone {100 * median:.1f} %"
+    return f"Headroom: {told}, {100 * (largest - median):.1f} points.", largest - median >= LEAST
+
+
+def heads_of(heads: Sequence[str]) -> Iterator[str]:
+    yield line_of(heads)
+    yield line_of(["---"] * len(heads))
+
+
+def line_of(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def main() -> int:
+    """See the module's text."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("runs", nargs="+", type=Path, help="folders of runs that are over")
+    parser.add_argument("--first", default="fedadp-game-fedadp", help="the entrant that the others are taken from")
+    parser.add_argument("--alone", default="fedadp-game-standalone", help="the entrant whose clients stand alone")
+    parser.add_argument("--largest", type=float, help="accuracy of the largest network on all data, 0 to 1")
+    options = parser.parse_args()
+    try:
+        entrants = read_folders(options.runs)
+    except SubfleetError as error:
+        print(error, file=sys.stderr)
+        return 1
+    named = {entrant.name: entrant for entrant in entrants}
+    enough = True
+    if options.largest is not None and options.alone in named:
+        told, enough = headroom_of(named[options.alone], options.largest)
+        print(told, end="\n\n")
+    print("\n".join([*heads_of(HEADS), *(line_of(row_of(entrant)) for entrant in entrants)]), end="\n\n")
+    print("\n".join(by_kind(entrants)), end="\n\n")
+    if options.first in named:
+        others = [entrant for entrant in entrants if entrant.name != options.first]
+        print("\n".join(differences(named[options.first], others)))
+    return 0 if enough else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
