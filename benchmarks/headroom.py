@@ -16,10 +16,12 @@ they give devices larger networks cannot be told apart there.
 
 import argparse
 import json
+import math
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -123,24 +125,35 @@ def elastic(run: Run) -> nn.Module:
 
 def linear(run: Run) -> nn.Module:
     """One layer from inputs to classes, which begins with zeros."""
-    layer = nn.Linear(int(np.prod(run.model.input_shape)), run.model.class_count)
+    layer = nn.Linear(_inputs(run), run.model.class_count)
     nn.init.zeros_(layer.weight)
     nn.init.zeros_(layer.bias)
     return nn.Sequential(nn.Flatten(), layer)
 
 
-def trained(task: Task, name: str, make: Callable[[], nn.Module], macs: int, asked: argparse.Namespace) -> Trained:
-    """A model with the best of the learning rates."""
+def _inputs(run: Run) -> int:
+    return math.prod(run.model.input_shape)
+
+
+def _macs(run: Run) -> int:
+    network = network_of(run.model)
+    return estimate_cost(network, network.full_spec(), batch_size=1).forward_macs
+
+
+def trained(task: Task, name: str, run: Run | None, asked: argparse.Namespace) -> Trained:
+    """A run's whole network, or without one the linear model, with the best of its learning rates."""
+    make = partial(linear, task.run) if run is None else partial(elastic, run)
+    rates = asked.linear_rates if run is None else asked.rates
     started_s = time.monotonic()
     found = {
         rate: task.accuracy(make(), epochs=asked.epochs, batch_size=asked.batch_size, learning_rate=rate)
-        for rate in asked.rates
+        for rate in rates
     }
     best = max(found, key=lambda rate: found[rate])
     return Trained(
         name=name,
         parameters=sum(one.numel() for one in make().parameters()),
-        forward_macs=macs,
+        forward_macs=_inputs(task.run) * task.run.model.class_count if run is None else _macs(run),
         accuracy=found[best],
         learning_rate=best,
         seconds=time.monotonic() - started_s,
@@ -155,17 +168,9 @@ def measured(asked: argparse.Namespace) -> list[Trained]:
     """
     runs = read_runs(asked.run, asked.set, [asked.seed])
     largest, smallest = run_of(runs, asked.largest), run_of(runs, asked.smallest)
-    task, found = Task.of(largest, asked.spoil), []
-    makes = {"largest": largest, "smallest": smallest, "linear": None}
-    for name, run in makes.items():
-        if run is None or (name == "largest" and asked.spoil == "linear"):
-            size = int(np.prod(largest.model.input_shape)) * largest.model.class_count
-            found.append(trained(task, name, lambda: linear(largest), size, asked))
-        else:
-            network = network_of(run.model)
-            macs = estimate_cost(network, network.full_spec(), batch_size=1).forward_macs
-            found.append(trained(task, name, lambda run=run: elastic(run), macs, asked))
-    return found
+    task = Task.of(largest, asked.spoil)
+    models = {"largest": None if asked.spoil == "linear" else largest, "smallest": smallest, "linear": None}
+    return [trained(task, name, run, asked) for name, run in models.items()]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -176,7 +181,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--smallest", required=True, metavar="ENTRY", help="whose network is the smallest")
     parser.add_argument("--epochs", type=int, default=20)
     parser.add_argument("--batch-size", type=int, default=32)
-    parser.add_argument("--rates", type=float, nargs="+", default=[0.002, 0.05], help="learning rates that are tried")
+    parser.add_argument("--rates", type=float, nargs="+", default=[0.02, 0.05], help="learning rates that are tried")
+    parser.add_argument("--linear-rates", type=float, nargs="+", default=[0.0005, 0.002], help="of the linear model")
     parser.add_argument(
         "--seed", type=int, default=101, help="of first weights, batches and which samples are held out"
     )
