@@ -2,7 +2,7 @@
 
 SUBFLEET_DATA=<folder> subfleet run benchmarks/fedtrans.toml --runs runs/fedtrans
 python benchmarks/fedtrans.py runs/fedtrans/fedtrans-*                  # Markdown tables
-python benchmarks/fedtrans.py runs/fedtrans/fedtrans-* --first fedtrans-fedtrans
+python benchmarks/fedtrans.py runs/fedtrans/fedtrans-* --write        # puts them into benchmarks/results/fedtrans.md
 
 Differences from the first entrant are paired over the seeds that both have. The exit status is 1 where a run of
 `--first` did not have three networks or more that were born in it, each trained in 20 rounds or more, and by three
@@ -23,6 +23,9 @@ from subfleet.reporting.paired import paired_difference
 
 BORN, ROUNDS, DEVICES = 3, 20, 3
 """The least that a run of FedTrans has to show: networks born, and how many rounds and devices trained each."""
+RESULTS = Path(__file__).resolve().parent / "results" / "fedtrans.md"
+BEGIN, END = "## Figures\n", "## Relations\n"
+"""The headings of the results between which the tables stand."""
 _FLOAT_BYTES = 4
 HEADS = (
     "entrant",
@@ -184,11 +187,35 @@ def tree_rows(seed: int, summary: Mapping[str, Any]) -> list[list[str]]:
     ]
 
 
+def tables_of(first: Entrant, others: Sequence[Entrant]) -> str:
+    """All tables, as Markdown."""
+    against = ("against", "seeds", "clients' own, points", "server's samples, points", "times its GMAC")
+    tree = ("seed", "network", "from", "after round", "what was changed, and why", "parameters", "rounds")
+    more = (f"with {DEVICES} devices or more", "devices", f"in {ROUNDS} rounds each", "trainings")
+    return "\n".join(
+        (
+            table(HEADS, [row_of(one) for one in (first, *others)]),
+            f"`{first.name}` less each other one, paired over seeds:\n",
+            table(against, list(differences(first, others))),
+            f"The family tree of `{first.name}`; of each network, who trained it within the device's budget:\n",
+            table((*tree, *more), [row for seed, run in sorted(first.runs.items()) for row in tree_rows(seed, run)]),
+        )
+    )
+
+
+def written(tables: str) -> None:
+    """Put the tables in the place of those of the results."""
+    before, _, rest = RESULTS.read_text(encoding="utf-8").partition(BEGIN)
+    after = rest.partition(END)[2]
+    RESULTS.write_text(f"{before}{BEGIN}\n{tables}\n{END}{after}", encoding="utf-8")
+
+
 def main() -> int:
     """Print the tables; 1 where a run of FedTrans lacks something."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("folders", type=Path, nargs="+", help="of runs that are over")
     parser.add_argument("--first", default="fedtrans-fedtrans", help="the entrant that the others are compared with")
+    parser.add_argument("--write", action="store_true", help="put the tables into benchmarks/results/fedtrans.md")
     asked = parser.parse_args()
     try:
         entrants = {one.name: one for one in read_folders(asked.folders)}
@@ -199,14 +226,11 @@ def main() -> int:
         print(f"--first is {asked.first!r}, but must be one of {sorted(entrants)}", file=sys.stderr)
         return 2
     first = entrants.pop(asked.first)
-    print(table(HEADS, [row_of(one) for one in (first, *entrants.values())]))
-    heads = ("against", "seeds", "clients' own, points", "server's samples, points", "times its GMAC")
-    print(table(heads, list(differences(first, list(entrants.values())))))
-    heads = ("seed", "network", "from", "after round", "what was changed, and why", "parameters", "rounds")
-    more = (f"with {DEVICES} devices or more", "devices", f"in {ROUNDS} rounds each", "trainings")
-    runs = sorted(first.runs.items())
-    print(table((*heads, *more), [row for seed, summary in runs for row in tree_rows(seed, summary)]))
-    lacking = [f"seed {seed}: {one}" for seed, summary in runs for one in problems(summary)]
+    tables = tables_of(first, list(entrants.values()))
+    print(tables)
+    if asked.write:
+        written(tables)
+    lacking = [f"seed {seed}: {one}" for seed, run in sorted(first.runs.items()) for one in problems(run)]
     print("\n".join(lacking) if lacking else "Every run had what it had to show.")
     return bool(lacking)
 
