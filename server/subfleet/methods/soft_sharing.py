@@ -44,7 +44,9 @@ class SoftSharing:
 
         W_j <- (W_j + sum_i c_ij T_ij(W_i)) / (1 + sum_i c_ij),   c_ij = decay^t s_ij,   i grew before j
 
-    Elements that a network has to itself keep their bits.
+    Elements that a network has to itself keep their bits. Where T_ij copies, W_i takes the place of what W_j is to it
+    alone, the nearest that i could be; what tells the copies apart is j's own. Else each round would pull them together
+    again, and a network that became wider could never do more than the one that it grew from.
 
     Attributes:
         share: see `Share`.
@@ -98,7 +100,7 @@ class SoftSharing:
                 since = lineages[ends[1]].born_round if self.decay_by == "network" else 0
                 fading = self.decay ** (round_number - since)
                 if fading > 0:
-                    given.append((alike, fading, _seen(images[other], other, place, steps)))
+                    given.append((alike, fading, _given(images, other, place, steps)))
             if given:
                 found[own.id] = self._mixed(found[own.id], given)
         return found
@@ -116,6 +118,18 @@ class SoftSharing:
                     count = count + alike * (fading if self.normalised else 1.0) * image.held[name]
             found[name] = torch.where(count > 1, (total / count).to(own.dtype), own)
         return found
+
+
+def _given(images: Sequence[Image], place: int, to: int, steps: Sequence[Descent]) -> Image:
+    """What a network gives to another one: in copies of its own elements, beside what tells those apart."""
+    from subfleet.elastic.descent import Image
+
+    image = _seen(images[place], place, to, steps)
+    if to < place:
+        return image
+    alike = _seen(_seen(images[to], to, place, steps), place, to, steps)
+    values = {name: one + (images[to].values[name] - alike.values[name]) for name, one in image.values.items()}
+    return Image(values=values, held=image.held)
 
 
 def _seen(image: Image, place: int, to: int, steps: Sequence[Descent]) -> Image:

@@ -15,8 +15,9 @@ from torch import Tensor
 from subfleet.elastic.building import network_of
 from subfleet.elastic.cells import parameters_of
 from subfleet.elastic.inheriting import inherited
-from subfleet.elastic.lineage import Drawn, Lineage
+from subfleet.elastic.lineage import Drawn, Lineage, Replicated
 from subfleet.elastic.model_state import ModelState
+from subfleet.elastic.replication import Replication, size_in
 from subfleet.folding.folding import Folding
 from subfleet.methods.fedtrans import FedTrans
 from subfleet.methods.soft_sharing import Share, SoftSharing, similarity
@@ -70,6 +71,21 @@ class Line:
             own, other = self.networks[child.id], self.networks[parent.id]
             found[child.id] = inherited(child.map, own, other, states[parent.id], seed=0)
         return found
+
+    def apart(self, states: States, name: str, ancestor: str) -> dict[str, Tensor]:
+        """What a network is beyond the nearest that an ancestor could be: what tells its copies apart."""
+        ids, found = [one.id for one in self.lineages], dict(states)
+        ways = list(pairwise(self.lineages[ids.index(ancestor) : ids.index(name) + 1]))
+        for parent, child in reversed(ways):
+            network = self.networks[child.id]
+            size = size_in(network, self.networks[parent.id])
+            assert isinstance(child.map, Replicated)
+            found[parent.id] = Replication(network=network, size=size, sources=dict(child.map.sources)).down(
+                found[child.id]
+            )
+        for parent, child in ways:
+            found[child.id] = self.born({**states, parent.id: found[parent.id]})[child.id]
+        return {key: own - found[name][key] for key, own in states[name].items()}
 
     def shared(self, states: States, **settings: Any) -> States:
         sharing = SoftSharing(**{"share": "transform", "decay": 0.9, **settings})
@@ -138,6 +154,7 @@ def test_a_child_takes_in_its_parent_by_likeness_and_age(line: Line) -> None:
     states = altered(line.states, 4)
     parent, child = line.lineages[:2]
     image, ours = line.born(states)[child.id], inherited_elements(line)[child.id]
+    apart = line.apart(states, child.id, parent.id)
     alike = line.parameters[parent.id] / line.parameters[child.id]
     assert 0 < alike < 1
     for by, age in (("network", ROUND - child.born_round), ("run", ROUND)):
@@ -146,10 +163,26 @@ def test_a_child_takes_in_its_parent_by_likeness_and_age(line: Line) -> None:
             found = line.shared(states, decay_by=by, normalised=normalised)[child.id]
             for key, own in states[child.id].items():
                 share = alike * (fading if normalised else 1.0)
-                expected = (own + alike * fading * image[key]) / (1 + share)
+                expected = (own + alike * fading * (image[key] + apart[key])) / (1 + share)
                 expected = torch.where(ours[key], expected, own)
                 torch.testing.assert_close(found[key], expected, rtol=1e-5, atol=1e-5)
                 assert torch.equal(found[key][~ours[key]], own[~ours[key]])
+
+
+def test_copies_stay_apart(line: Line) -> None:
+    """What a child's copies have in common moves towards the parent; what tells them apart stays, round after round."""
+    states = altered(line.states, 7)
+    parent, child = (one.id for one in line.lineages[:2])
+    before, found = line.apart(states, child, parent), states
+    for _ in range(20):
+        found = {**states, child: line.shared(found, decay=1.0)[child]}
+    after, born = line.apart(found, child, parent), line.born(states)[child]
+    copied = 0
+    for key, ours in inherited_elements(line)[child].items():
+        torch.testing.assert_close(after[key][ours], before[key][ours], rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close((found[child][key] - after[key])[ours], born[key][ours], rtol=1e-3, atol=1e-3)
+        copied += int(before[key][ours].abs().sum() > 0)
+    assert copied, "the child has copies"
 
 
 def test_what_lies_in_front_is_shared_as_published(line: Line) -> None:
@@ -183,7 +216,11 @@ def test_grandchildren_take_in_both(line: Line) -> None:
     whole = {key: kept[key] != 0 for key in kept}  # whose origin is the first network
     for key, own in states[third].items():
         both = everywhere[third][key] & whole[key]
-        expected = (own + weights[0] * through[key] + weights[1] * direct[key]) / (1 + sum(weights))
+        given = (
+            through[key] + line.apart(states, third, first)[key],
+            direct[key] + line.apart(states, third, second)[key],
+        )
+        expected = (own + weights[0] * given[0] + weights[1] * given[1]) / (1 + sum(weights))
         torch.testing.assert_close(found[key][both], expected[both], rtol=1e-5, atol=1e-5)
 
 

@@ -1,0 +1,239 @@
+"""What FedTrans comes to beside methods that cut one network: accuracy, multiplications, bytes, and the family tree.
+
+SUBFLEET_DATA=<folder> subfleet run benchmarks/fedtrans.toml --runs runs/fedtrans
+python benchmarks/fedtrans.py runs/fedtrans/fedtrans-*                  # Markdown tables
+python benchmarks/fedtrans.py runs/fedtrans/fedtrans-* --write        # puts them into benchmarks/results/fedtrans.md
+
+Differences from the first entrant are paired over the seeds that both have. The exit status is 1 where a run of
+`--first` did not have three networks or more that were born in it, each trained in 20 rounds or more, and by three
+devices or more whose budget had room for its program.
+"""
+
+import argparse
+import statistics
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from subfleet.protocol.errors import SubfleetError
+from subfleet.reporting.comparing import Entrant, read_folders
+from subfleet.reporting.paired import paired_difference
+
+BORN, ROUNDS, DEVICES = 3, 20, 3
+"""The least that a run of FedTrans has to show: networks born, and how many rounds and devices trained each."""
+RESULTS = Path(__file__).resolve().parent / "results" / "fedtrans.md"
+BEGIN, END = "## Figures\n", "## Relations\n"
+"""The headings of the results between which the tables stand."""
+_FLOAT_BYTES = 4
+HEADS = (
+    "entrant",
+    "seeds",
+    "clients' own %",
+    "middle half",
+    "worst %",
+    "server's samples %",
+    "GMAC",
+    "MB moved",
+    "MB stored",
+    "took part %",
+    "rounds",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trained:
+    """How far a network of a run was trained.
+
+    Attributes:
+        rounds: in which it was, by anyone.
+        together: in which three devices or more trained it at once.
+        devices: that trained it, each within its budget.
+        often: of these, those that did so in 20 rounds or more each.
+        trainings: in all.
+    """
+
+    network: str
+    parent: str
+    born_round: int
+    reason: str
+    parameters: int
+    rounds: int
+    together: int
+    devices: int
+    often: int
+    trainings: int
+
+    @property
+    def problem(self) -> str:
+        """Why that is too little; empty where it is not."""
+        if self.rounds < ROUNDS:
+            return f"{self.network} was trained in {self.rounds} rounds, not {ROUNDS}"
+        if self.devices < DEVICES:
+            return f"{self.network} was trained by {self.devices} devices, not {DEVICES}"
+        return ""
+
+
+def tree_of(summary: Mapping[str, Any]) -> list[Trained]:
+    """The networks of a run that were in use, in the order in which they appeared."""
+    found = []
+    for network in summary["networks"]:
+        if network["retired_round"] == 0:
+            continue
+        rows = [
+            (record["round"], row)
+            for record in summary["rounds"]
+            for row in record["clients"]
+            if row["status"].startswith("folded") and row["spec"].partition(" ")[0] == network["network"]
+        ]
+        carried = [(number, row) for number, row in rows if row["planned_peak_bytes"] <= row["budget_bytes"]]
+        by_round, by_device = ({}, {})  # type: dict[int, int], dict[str, int]
+        for number, row in carried:
+            by_round[number] = by_round.get(number, 0) + 1
+            by_device[row["client_id"]] = by_device.get(row["client_id"], 0) + 1
+        found.append(
+            Trained(
+                network=network["network"],
+                parent=network["parent"] or "",
+                born_round=network["born_round"],
+                reason=network["reason"],
+                parameters=max((row["parameters"] for _, row in rows), default=0),
+                rounds=len(by_round),
+                together=sum(count >= DEVICES for count in by_round.values()),
+                devices=len(by_device),
+                often=sum(count >= ROUNDS for count in by_device.values()),
+                trainings=len(carried),
+            )
+        )
+    return found
+
+
+def problems(summary: Mapping[str, Any]) -> list[str]:
+    """What a run of FedTrans lacks."""
+    born = [one for one in tree_of(summary) if one.parent]
+    few = [f"{len(born)} networks were born, not {BORN}"] if len(born) < BORN else []
+    return [*few, *(one.problem for one in born if one.problem)]
+
+
+def figures(summary: Mapping[str, Any]) -> dict[str, float]:
+    """Of one run."""
+    own = summary["evaluation"]["accuracy"]
+    rows = [row for record in summary["rounds"] for row in record["clients"]]
+    return {
+        "own": own["mean"],
+        "spread": own["interquartile_range"],
+        "worst": own["worst"],
+        "server": summary["figures"]["subnets"],
+        "gmacs": summary["figures"]["macs"] / 1e9,
+        "megabytes": sum(row["bytes_down"] + row["bytes_up"] for row in rows) / 1e6,
+        "stored": stored_bytes(summary) / 1e6,
+        "participation": summary["participation"],
+        "rounds": len(summary["rounds"]),
+    }
+
+
+def stored_bytes(summary: Mapping[str, Any]) -> int:
+    """The weights that the server keeps: those of all networks, or of the largest subnet that took part."""
+    networks = tree_of(summary)
+    if any(one.parent for one in networks):
+        return _FLOAT_BYTES * sum(one.parameters for one in networks)
+    return _FLOAT_BYTES * max(row["parameters"] for record in summary["rounds"] for row in record["clients"])
+
+
+def row_of(entrant: Entrant) -> list[str]:
+    """Means over the seeds, as cells."""
+    runs = [figures(entrant.runs[seed]) for seed in sorted(entrant.runs)]
+    mean = {name: statistics.fmean(one[name] for one in runs) for name in runs[0]}
+    shares = [f"{100 * mean[name]:.1f}" for name in ("own", "spread", "worst", "server")]
+    amounts = [f"{mean[name]:.{digits}f}" for name, digits in (("gmacs", 0), ("megabytes", 1), ("stored", 2))]
+    return [
+        entrant.name,
+        str(len(runs)),
+        *shares,
+        *amounts,
+        f"{100 * mean['participation']:.0f}",
+        f"{mean['rounds']:.0f}",
+    ]
+
+
+def differences(first: Entrant, others: Sequence[Entrant]) -> Iterator[list[str]]:
+    """What the first has on each other one, in points, and in how many times its multiplications."""
+    for other in others:
+        seeds = sorted(first.runs.keys() & other.runs.keys())
+        if len(seeds) < 2:
+            continue
+        ours, theirs = ([figures(one.runs[seed]) for seed in seeds] for one in (first, other))
+        cells = []
+        for name in ("own", "server"):
+            found = paired_difference([one[name] for one in ours], [one[name] for one in theirs])
+            tie = " tie" if found.tie else ""
+            cells.append(f"{100 * found.mean:+.1f} ({100 * found.low:+.1f} to {100 * found.high:+.1f}){tie}")
+        share = statistics.fmean(one["gmacs"] / two["gmacs"] for one, two in zip(ours, theirs, strict=True))
+        yield [other.name, str(len(seeds)), *cells, f"{share:.2f}"]
+
+
+def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """As Markdown."""
+    return "".join(f"| {' | '.join(row)} |\n" for row in (heads, ["---"] * len(heads), *rows))
+
+
+def tree_rows(seed: int, summary: Mapping[str, Any]) -> list[list[str]]:
+    """One row for each network of a run."""
+    return [
+        [str(seed), one.network, one.parent, str(one.born_round), one.reason, f"{one.parameters:,}"]
+        + [str(count) for count in (one.rounds, one.together, one.devices, one.often, one.trainings)]
+        for one in tree_of(summary)
+    ]
+
+
+def tables_of(first: Entrant, others: Sequence[Entrant]) -> str:
+    """All tables, as Markdown."""
+    against = ("against", "seeds", "clients' own, points", "server's samples, points", "times its GMAC")
+    tree = ("seed", "network", "from", "after round", "what was changed, and why", "parameters", "rounds")
+    more = (f"with {DEVICES} devices or more", "devices", f"in {ROUNDS} rounds each", "trainings")
+    return "\n".join(
+        (
+            table(HEADS, [row_of(one) for one in (first, *others)]),
+            f"`{first.name}` less each other one, paired over seeds:\n",
+            table(against, list(differences(first, others))),
+            f"The family tree of `{first.name}`; of each network, who trained it within the device's budget:\n",
+            table((*tree, *more), [row for seed, run in sorted(first.runs.items()) for row in tree_rows(seed, run)]),
+        )
+    )
+
+
+def written(tables: str) -> None:
+    """Put the tables in the place of those of the results."""
+    before, _, rest = RESULTS.read_text(encoding="utf-8").partition(BEGIN)
+    after = rest.partition(END)[2]
+    RESULTS.write_text(f"{before}{BEGIN}\n{tables}\n{END}{after}", encoding="utf-8")
+
+
+def main() -> int:
+    """Print the tables; 1 where a run of FedTrans lacks something."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("folders", type=Path, nargs="+", help="of runs that are over")
+    parser.add_argument("--first", default="fedtrans-fedtrans", help="the entrant that the others are compared with")
+    parser.add_argument("--write", action="store_true", help="put the tables into benchmarks/results/fedtrans.md")
+    asked = parser.parse_args()
+    try:
+        entrants = {one.name: one for one in read_folders(asked.folders)}
+    except SubfleetError as error:
+        print(error, file=sys.stderr)
+        return int(error.exit_code)
+    if asked.first not in entrants:
+        print(f"--first is {asked.first!r}, but must be one of {sorted(entrants)}", file=sys.stderr)
+        return 2
+    first = entrants.pop(asked.first)
+    tables = tables_of(first, list(entrants.values()))
+    print(tables)
+    if asked.write:
+        written(tables)
+    lacking = [f"seed {seed}: {one}" for seed, run in sorted(first.runs.items()) for one in problems(run)]
+    print("\n".join(lacking) if lacking else "Every run had what it had to show.")
+    return bool(lacking)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,217 @@
+"""How much a task leaves to gain: its largest network against its smallest, and against a linear model.
+
+python benchmarks/headroom.py benchmarks/fedtrans.toml --largest heterofl --smallest fedavg
+python benchmarks/headroom.py ... --json
+python benchmarks/headroom.py ... --spoil labels    # trains on labels in random order: has to fail
+python benchmarks/headroom.py ... --spoil linear    # takes the linear model for the largest: has to fail
+
+Networks are those of entries of the file's sweep. Each is trained in one place, in PyTorch, on all samples that the
+devices train on together, with the run's optimiser and mirrored images where devices mirror them, and a learning rate
+that falls to 0 along a cosine; of the learning rates that are tried, each network has its best. It is tested on the
+server's samples.
+
+The exit status is 1 where the largest is not ten points or more above each of the others: methods that differ in how
+they give devices larger networks cannot be told apart there.
+"""
+
+import argparse
+import json
+import math
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import nn
+
+from subfleet.elastic.building import build_module, init_state, network_of
+from subfleet.elastic.cost import estimate_cost
+from subfleet.emulation.gathering import gathered
+from subfleet.protocol.errors import ConfigError, SubfleetError
+from subfleet.settings.reading import read_runs
+from subfleet.settings.run import Run
+from subfleet.tasks import Dataset
+
+LEAST = 0.10
+"""Of accuracy, by which the largest has to be above the others."""
+Spoiled = Literal["", "labels", "linear"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trained:
+    """A model that was trained on all data.
+
+    Attributes:
+        name: "largest", "smallest" or "linear".
+        forward_macs: multiplications of one sample's forward pass.
+        accuracy: on the server's samples.
+        learning_rate: the best of those that were tried.
+    """
+
+    name: str
+    parameters: int
+    forward_macs: int
+    accuracy: float
+    learning_rate: float
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """All that devices train on together, and what the server tests on."""
+
+    run: Run
+    train: Dataset
+    test: Dataset
+
+    @classmethod
+    def of(cls, run: Run, spoil: Spoiled) -> "Task":
+        """The task of a run, with labels in random order where they are to be spoiled."""
+        everything = gathered(run)
+        inputs, labels = ([getattr(one.data, name) for one in everything.devices] for name in ("inputs", "labels"))
+        train = Dataset(inputs=np.concatenate(inputs), labels=np.concatenate(labels))
+        if spoil == "labels":
+            train = replace(train, labels=np.random.default_rng(run.seed).permutation(train.labels))
+        return cls(run=run, train=train, test=everything.evaluation)
+
+    def accuracy(self, module: nn.Module, *, epochs: int, batch_size: int, learning_rate: float) -> float:
+        """Of a module, after it was trained here."""
+        optimiser = self.run.training.optimiser
+        stream = torch.Generator().manual_seed(self.run.seed)
+        inputs, labels = (torch.from_numpy(one) for one in (self.train.inputs, self.train.labels))
+        sgd = torch.optim.SGD(
+            module.parameters(), lr=learning_rate, momentum=optimiser.momentum, weight_decay=optimiser.weight_decay
+        )
+        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(sgd, epochs * -(-len(labels) // batch_size))
+        for _ in range(epochs):
+            for chosen in torch.randperm(len(labels), generator=stream).split(batch_size):
+                batch = inputs[chosen]
+                if self.run.training.augmentation.flips:
+                    mirrored = torch.rand(len(chosen), generator=stream) < 0.5
+                    batch[mirrored] = batch[mirrored].flip(-1)
+                sgd.zero_grad()
+                nn.functional.cross_entropy(module.train()(batch), labels[chosen]).backward()
+                sgd.step()
+                schedule.step()
+        with torch.inference_mode():
+            found = module.eval()(torch.from_numpy(self.test.inputs)).argmax(1).numpy()
+        return float((found == self.test.labels).mean())
+
+
+def run_of(runs: Sequence[Run], entry: str) -> Run:
+    """The run of an entry of a sweep.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    found = [run for run in runs if run.name.removesuffix(f"-s{run.seed}").endswith(f"-{entry}")]
+    if not found:
+        raise ConfigError(f"no entry of the sweep is {entry!r}; name one of {', '.join(run.name for run in runs)}")
+    return found[0]
+
+
+def elastic(run: Run) -> nn.Module:
+    """The whole network of a run, with its first weights."""
+    network = network_of(run.model)
+    module = build_module(network, network.full_spec())
+    module.load_state_dict(init_state(network, run.seed))
+    return module
+
+
+def linear(run: Run) -> nn.Module:
+    """One layer from inputs to classes, which begins with zeros."""
+    layer = nn.Linear(_inputs(run), run.model.class_count)
+    nn.init.zeros_(layer.weight)
+    nn.init.zeros_(layer.bias)
+    return nn.Sequential(nn.Flatten(), layer)
+
+
+def _inputs(run: Run) -> int:
+    return math.prod(run.model.input_shape)
+
+
+def _macs(run: Run) -> int:
+    network = network_of(run.model)
+    return estimate_cost(network, network.full_spec(), batch_size=1).forward_macs
+
+
+def trained(task: Task, name: str, run: Run | None, asked: argparse.Namespace) -> Trained:
+    """A run's whole network, or without one the linear model, with the best of its learning rates."""
+    make = partial(linear, task.run) if run is None else partial(elastic, run)
+    rates = asked.linear_rates if run is None else asked.rates
+    started_s = time.monotonic()
+    found = {
+        rate: task.accuracy(make(), epochs=asked.epochs, batch_size=asked.batch_size, learning_rate=rate)
+        for rate in rates
+    }
+    best = max(found, key=lambda rate: found[rate])
+    return Trained(
+        name=name,
+        parameters=sum(one.numel() for one in make().parameters()),
+        forward_macs=_inputs(task.run) * task.run.model.class_count if run is None else _macs(run),
+        accuracy=found[best],
+        learning_rate=best,
+        seconds=time.monotonic() - started_s,
+    )
+
+
+def measured(asked: argparse.Namespace) -> list[Trained]:
+    """The largest, the smallest and the linear model.
+
+    Raises:
+        SubfleetError: the file, its entries or its data cannot be read.
+    """
+    runs = read_runs(asked.run, asked.set, [asked.seed])
+    largest, smallest = run_of(runs, asked.largest), run_of(runs, asked.smallest)
+    task = Task.of(largest, asked.spoil)
+    models = {"largest": None if asked.spoil == "linear" else largest, "smallest": smallest, "linear": None}
+    return [trained(task, name, run, asked) for name, run in models.items()]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print accuracies and differences; 1 where these are too small."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("run", type=Path, help="a run file with a sweep")
+    parser.add_argument("--largest", required=True, metavar="ENTRY", help="whose network is the largest")
+    parser.add_argument("--smallest", required=True, metavar="ENTRY", help="whose network is the smallest")
+    parser.add_argument("--epochs", type=int, default=20)
+    parser.add_argument("--batch-size", type=int, default=32)
+    parser.add_argument("--rates", type=float, nargs="+", default=[0.02, 0.05], help="learning rates that are tried")
+    parser.add_argument("--linear-rates", type=float, nargs="+", default=[0.0005, 0.002], help="of the linear model")
+    parser.add_argument(
+        "--seed", type=int, default=101, help="of first weights, batches and which samples are held out"
+    )
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="in place of the file's")
+    parser.add_argument("--spoil", choices=["", "labels", "linear"], default="", help="an error that has to be found")
+    parser.add_argument("--json", action="store_true")
+    asked = parser.parse_args(arguments)
+    torch.set_num_threads(1)
+    try:
+        found = measured(asked)
+    except SubfleetError as error:
+        print(error, file=sys.stderr)
+        return int(error.exit_code)
+    above = {one.name: found[0].accuracy - one.accuracy for one in found[1:]}
+    enough = min(above.values()) >= LEAST
+    if asked.json:
+        print(json.dumps({"models": [asdict(one) for one in found], "above": above, "enough": enough}, indent=2))
+        return not enough
+    for one in found:
+        size = f"{one.parameters:,} parameters, {one.forward_macs / 1e6:.2f} M multiplications"
+        print(
+            f"{one.name}: {100 * one.accuracy:.1f} % ({size}, learning rate {one.learning_rate:g}, {one.seconds:.0f} s)"
+        )
+    for name, difference in above.items():
+        print(
+            f"largest minus {name}: {100 * difference:+.1f} points, {'enough' if difference >= LEAST else 'too little'}"
+        )
+    return not enough
+
+
+if __name__ == "__main__":
+    sys.exit(main())
