@@ -47,23 +47,26 @@ def as_published_bytes(run: Mapping[str, Any]) -> int:
 
 
 def mean_of(found: Sequence[float]) -> float:
+    """Over seeds."""
     return statistics.fmean(found)
 
 
 def row_of(entrant: Entrant) -> tuple[str, ...]:
     """One line of the table."""
     runs = [entrant.runs[seed] for seed in sorted(entrant.runs)]
-    own = [run["evaluation"] for run in runs]
+    own = [run["evaluation"]["accuracy"] for run in runs]
     shares = (
         mean_of([run["accuracy"] for run in runs]),
         mean_of([statistics.median(kinds(run).values()) for run in runs]),
         mean_of([min(kinds(run).values()) for run in runs]),
         mean_of([one["mean"] for one in own]),
     )
-    half = " to ".join(f"{100 * mean_of([one[key] for one in own]):.1f}" for key in ("lower_quartile", "upper_quartile"))
-    costs = [
-        mean_of([run["costs"][key] for run in runs]) / 1e6 for key in ("bytes_down", "bytes_up")
-    ] + [mean_of([as_published_bytes(run) for run in runs]) / 1e6]
+    half = " to ".join(
+        f"{100 * mean_of([one[key] for one in own]):.1f}" for key in ("lower_quartile", "upper_quartile")
+    )
+    costs = [mean_of([run["costs"][key] for run in runs]) / 1e6 for key in ("bytes_down", "bytes_up")] + [
+        mean_of([as_published_bytes(run) for run in runs]) / 1e6
+    ]
     return (
         *(entrant.name, str(len(runs))),
         *(f"{100 * share:.1f}" for share in shares),
@@ -84,12 +87,13 @@ def by_kind(entrants: Sequence[Entrant]) -> Iterator[str]:
 def differences(first: Entrant, others: Sequence[Entrant]) -> Iterator[str]:
     """The first entrant less each of the others, over the seeds that both have."""
     yield from heads_of((f"{first.name} less", "points", "95 % interval", "seeds"))
-    own = {seed: float(run["accuracy"]) for seed, run in first.runs.items()}
     for other in others:
-        found = paired_difference(own, {seed: float(run["accuracy"]) for seed, run in other.runs.items()})
-        if found is not None:
-            told = f"{100 * found.low:+.1f} to {100 * found.high:+.1f}"
-            yield line_of((other.name, f"{100 * found.mean:+.1f}", told, str(found.count)))
+        seeds = sorted(first.runs.keys() & other.runs.keys())
+        if len(seeds) < 2:
+            continue
+        found = paired_difference(*([float(one.runs[seed]["accuracy"]) for seed in seeds] for one in (first, other)))
+        told = f"{100 * found.low:+.1f} to {100 * found.high:+.1f}{', a tie' if found.tie else ''}"
+        yield line_of((other.name, f"{100 * found.mean:+.1f}", told, str(found.pairs)))
 
 
 def headroom_of(alone: Entrant, largest: float) -> tuple[str, bool]:
@@ -100,11 +104,13 @@ def headroom_of(alone: Entrant, largest: float) -> tuple[str, bool]:
 
 
 def heads_of(heads: Sequence[str]) -> Iterator[str]:
+    """The first two lines of a table."""
     yield line_of(heads)
     yield line_of(["---"] * len(heads))
 
 
 def line_of(cells: Sequence[str]) -> str:
+    """A line of a table."""
     return f"| {' | '.join(cells)} |"
 
 

@@ -15,10 +15,14 @@ __all__ = ["Narrowing"]
 class Narrowing:
     """An `Exchange` whose way up is that of a replication, and whose way down adds what is cut to what stays.
 
-    Of every axis that is shorter in the smaller network, the first indices stay, and each has the sum of all others,
-    divided by the number of those that stay, added to it ("FedADP", 2025, section III-B2). The text says it of a
-    layer's neurons; here it holds for what computes them, for what reads them and for what normalises them alike. The
-    smaller network then computes something else than the larger one, and down after up is not the identity.
+    Of every axis that is shorter in the smaller network, the first indices stay. What reads each of them has the sum of
+    what reads the others, divided by the number of those that stay, added to it ("FedADP", 2025, section III-B2: the
+    weights of what is removed are evenly redistributed, so that the functionality is retained). It is retained where
+    all neurons of a layer do the same; else the smaller network computes something else than the larger one, and down
+    after up is not the identity.
+
+    Algorithm 3 says the same of a neuron's "value", whatever that is. Were it said of what computes and normalises a
+    neuron as well, a network of a quarter of the width would begin with values 64 times as large behind each layer.
 
     Attributes:
         replication: the way up.
@@ -47,9 +51,9 @@ class Narrowing:
 
 def _narrowed(place: Replicate, tensor: Tensor) -> Tensor:
     found = tensor.reshape(place.unfolded).double()
-    for dim, source in enumerate(place.sources):
+    for dim, (source, reads) in enumerate(zip(place.sources, place.reads, strict=True)):
         if source is not None:
             count = place.kept[dim]
             cut = found.narrow(dim, count, found.shape[dim] - count).sum(dim, keepdim=True)
-            found = found.narrow(dim, 0, count) + cut / count
+            found = found.narrow(dim, 0, count) + (cut / count if reads else 0.0)
     return found.reshape(place.local).to(tensor.dtype)

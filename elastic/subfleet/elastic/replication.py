@@ -9,7 +9,7 @@ up after down moves the larger network to the nearest that the smaller one can b
 become larger since, copies are of different shares in a mean, so that what comes down is what it was.
 
 Net2Net divides by the copies of the index that is read. FedADP's printed rule (section III) counts otherwise and never
-divides; and it narrows by adding the mean of what is cut to what stays, which no widening undoes.
+divides; and it narrows by sharing out what is cut among what stays, which no widening undoes.
 """
 
 import random

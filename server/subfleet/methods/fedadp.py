@@ -51,7 +51,7 @@ class FedADP:
     Attributes:
         merge: "group" gives a client the means of the copies that its own neurons have in the union, so that what it
             learned comes back to it, and moves the union by what clients have learned. "paper" gives it the first
-            neurons and adds to each a part of the others, and makes the union the mean of the clients' networks.
+            neurons, among which it shares out what reads the others, and makes the union the mean of all networks.
         absent: layers that a client lacks "keep" what the others make of them; or it counts there with an "identity".
         copies: which of a client's neurons each of the union's copies beyond them: "drawn" for each client, once, as
             published but for that it is once; or "cyclic", one after the other from the first on, so that the neurons

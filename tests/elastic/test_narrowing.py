@@ -1,0 +1,39 @@
+"""FedADP's printed way from a larger network to a smaller one."""
+
+import random
+from dataclasses import replace
+
+import torch
+
+from subfleet.elastic.building import network_of
+from subfleet.elastic.families.records.residual import Mlp
+from subfleet.elastic.narrowing import Narrowing
+from subfleet.elastic.replication import Replication, size_in
+
+SMALL = Mlp(input_shape=(5,), class_count=4, widths=(4,), depths=(1,), norm="none")
+LARGE = replace(SMALL, widths=(8,))
+
+
+def narrowing() -> Narrowing:
+    network = network_of(LARGE)
+    return Narrowing(replication=Replication.drawn(network, size_in(network, network_of(SMALL)), random.Random(1)))
+
+
+def test_what_reads_the_neurons_that_are_cut_is_shared_out_among_those_that_stay() -> None:
+    """Algorithm 3 on a layer's readers; what computes neurons is that of the first ones."""
+    way = narrowing()
+    state = {name: torch.randn(decl.shape) for name, decl in way.replication.network.tensors.items()}
+    small = way.down(state)
+    head, stem = state["head.weight"], state["stem.weight"]
+    torch.testing.assert_close(small["head.weight"], head[:, :4] + head[:, 4:].sum(1, keepdim=True) / 4)
+    assert torch.equal(small["stem.weight"], stem[:4])
+    torch.testing.assert_close(small["head.weight"].sum(1), head.sum(1), msg="nothing that is read is lost")
+
+
+def test_a_change_comes_back_as_by_copies_and_down_after_up_is_another_network() -> None:
+    way = narrowing()
+    own = {name: torch.randn(decl.shape) for name, decl in network_of(SMALL).tensors.items()}
+    up = way.up(own)
+    assert all(torch.equal(tensor, way.replication.up(own)[name]) for name, tensor in up.items())
+    assert way.key != way.replication.key
+    assert not torch.allclose(way.down(up)["head.weight"], own["head.weight"])
