@@ -1,6 +1,6 @@
 """The check of methods passes what works, and names what is wrong."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, get_args
 
@@ -12,6 +12,8 @@ from subfleet.elastic.accumulator import Accumulator
 from subfleet.elastic.model_state import ModelState
 from subfleet.emulation import method_checks
 from subfleet.emulation.batch.exports import AwaitedExports
+from subfleet.emulation.batch.run import BatchResult
+from subfleet.emulation.gathered import GatheredRun
 from subfleet.emulation.method_checks import accepted_norms, check_methods, verdict_of
 from subfleet.link.traffic import Traffic
 from subfleet.methods import METHODS
@@ -20,6 +22,7 @@ from subfleet.methods.heterofl import HeteroFL
 from subfleet.methods.norms import NormPolicy
 from subfleet.methods.policies import AfterRound, Ask, Assigned, Policies, as_folded, largest_fitting
 from subfleet.protocol.errors import ConfigError
+from subfleet.rounds.terms import Terms
 
 pytestmark = [pytest.mark.slow, pytest.mark.export]
 
@@ -40,6 +43,20 @@ def test_methods_that_work_are_ok(exports: AwaitedExports) -> None:
     assert verdict_of(METHOD, exports) == "ok"
     every = ("averaged", "bank", "recalibrated", "calibrated")
     assert list(check_methods(exports, {"fedavg": FedAvg})) == [("fedavg", norms, "ok") for norms in every]
+
+
+def test_a_check_runs_on_every_runtime_that_the_method_tells(
+    monkeypatch: pytest.MonkeyPatch, exports: AwaitedExports
+) -> None:
+    used = list[str]()
+
+    def seen(terms: Terms, experiment: GatheredRun, result: BatchResult) -> Iterator[str]:
+        used.extend(row.runtime for row in result.rounds[-1].clients)
+        return iter(())
+
+    monkeypatch.setattr(method_checks, "_complaints", seen)
+    assert verdict_of(METHOD, exports) == "ok"
+    assert sorted(used) == sorted(METHOD.INFO.runtimes)
 
 
 def test_the_checks_cover_the_policies_of_norms_that_a_method_accepts() -> None:

@@ -23,21 +23,15 @@ __all__ = ["Descent", "Image"]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Image:
-    """Some of a network's tensors, as another one has them.
+    """One tensor of a network, as another one has it.
 
     Attributes:
-        values: by name, float64 in the network's own shapes.
-        held: by the same names, where the other one has something: 1 or 0 in the same shape.
+        values: float64, in the shape in which the other one has it.
+        held: 1 where there is something of the network, else 0; None where there is everywhere.
     """
 
-    values: Mapping[str, Tensor]
-    held: Mapping[str, Tensor]
-
-    @classmethod
-    def of(cls, weights: Mapping[str, Tensor]) -> "Image":
-        """A network's own tensors, all of which it has."""
-        values = {name: tensor.double() for name, tensor in weights.items()}
-        return cls(values=values, held={name: torch.ones_like(one) for name, one in values.items()})
+    values: Tensor
+    held: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -47,10 +41,12 @@ class Descent:
     Attributes:
         child: the network that grew.
         maps: by name of the parent's tensors, where they lie in the child's.
+        everywhere: whether each index of the child copies one of the parent's.
     """
 
     child: Network
     maps: Mapping[str, TensorMap]
+    everywhere: bool
 
     @classmethod
     def of(cls, child: Network, parent: Network, how: Inheritance, share: Literal["transform", "crop"]) -> "Descent":
@@ -68,21 +64,23 @@ class Descent:
         size = size_in(child, parent)
         if share == "transform" and isinstance(how, Replicated):
             replication = Replication(network=child, size=size, sources=MappingProxyType(dict(how.sources)))
-            return cls(child=child, maps=replication.maps())
-        return cls(child=child, maps=tensor_maps(child, size))
+            return cls(child=child, maps=replication.maps(), everywhere=True)
+        return cls(child=child, maps=tensor_maps(child, size), everywhere=False)
 
-    def down(self, parent: Image) -> Image:
-        """Of a network's tensors in the parent's shapes, what they are in the child's."""
-        values = {name: self._scattered(name, one) for name, one in parent.values.items() if name in self.maps}
-        held = {name: self._scattered(name, parent.held[name]).gt(0).double() for name in values}
-        return Image(values=values, held=held)
+    def down(self, name: str, parent: Image) -> Image:
+        """What a tensor of the parent is in the child."""
+        if parent.values.shape == self.child.tensors[name].shape:  # axes only grow, so that none of its has
+            return parent
+        values, held = self._scattered(name, parent.values), parent.held
+        if held is None and not self.everywhere:
+            held = torch.ones_like(parent.values)
+        return Image(values=values, held=None if held is None else self._scattered(name, held).gt(0).double())
 
-    def up(self, child: Image) -> Image:
-        """Of a network's tensors in the child's shapes, what they are in the parent's."""
-        maps = {name: one for name, one in self.maps.items() if name in child.values}
-        values = {name: one.extract(child.values[name]) for name, one in maps.items()}
-        held = {name: one.extract(child.held[name]).gt(0).double() for name, one in maps.items()}
-        return Image(values=values, held=held)
+    def up(self, name: str, child: Image) -> Image:
+        """What a tensor of the child is in the parent, where that has it."""
+        one = self.maps[name]
+        held = None if child.held is None else one.extract(child.held).gt(0).double()
+        return Image(values=one.extract(child.values), held=held)
 
     def _scattered(self, name: str, local: Tensor) -> Tensor:
         into = local.new_zeros(self.child.tensors[name].shape)

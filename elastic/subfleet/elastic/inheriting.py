@@ -4,7 +4,7 @@ import hashlib
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from torch import Generator, Tensor, ones_like, randn, where, zeros_like
+from torch import Generator, Tensor, ones_like, randn, tensor, where, zeros_like
 
 from subfleet.elastic.building import init_state
 from subfleet.elastic.lineage import Copied, Drawn, Inheritance, Placed, Replicated
@@ -84,7 +84,7 @@ def _told_apart(network: Network, how: Replicated, grown: dict[str, Tensor], see
             generator = Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
             drawn = randn(len(again), *decl.shape[1:], generator=generator).to(grown[name])
             found[name] = grown[name].clone()
-            found[name][again] += how.noise * grown[name].std() * drawn
+            found[name][tensor(again)] += how.noise * grown[name].std() * drawn
     return found
 
 

@@ -91,16 +91,18 @@ def verdict_of(method: AnyMethod, exports: AwaitedExports, norms: NormPolicy = "
 def _experiment(terms: Terms) -> GatheredRun:
     """Three clients on digits, whose links carry a small, a middling and the second largest size of the space.
 
-    Where sizes have norms of their own, the third has the largest: those of the whole model are else never trained.
+    Each has a runtime of its own, of those that the method tells. Where sizes have norms of their own, the third has
+    the largest: those of the whole model are else never trained.
     """
     space = terms.candidates
     banked = terms.policies.cohorts is not shared_by_all and not terms.policies.personal
     places = (0, len(space) // 2, max(0, len(space) - (1 if banked else 2)))
-    whole = digits()
+    whole, runtimes = digits(), terms.config.targets
     clients = tuple(
         EmulatedDevice(
             client_id=f"client{number}",
-            profile=DeviceProfile(name="checked", title="A device of a check", memory_share=1.0, runtimes=("onnx",)),
+            profile=DeviceProfile(name="checked", title="A device of a check", memory_share=1.0, runtimes=runtimes),
+            runtime=runtimes[number % len(runtimes)],
             data=_part(whole, number),
             log=_log(space[place].weight_bytes),
         )
@@ -130,7 +132,7 @@ def _config_with(method: AnyMethod, norms: NormPolicy, model: Family) -> Run:
         rates=(0.25, 0.5, 1.0),
         communication_s=_COMMUNICATION_S,
         clock=LogClock(),
-        targets=("onnx",),
+        targets=method.INFO.runtimes,
         deploy_targets=(),
         seed=1,
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Literal
 
@@ -80,7 +80,7 @@ class SoftSharing:
             parameters: by id, those in their cells.
             round_number: of the round that was folded.
         """
-        from subfleet.elastic.descent import Descent, Image
+        from subfleet.elastic.descent import Descent
 
         found = {one.id: dict(states[one.id]) for one in lineages}
         if self.share == "none":
@@ -89,53 +89,65 @@ class SoftSharing:
             Descent.of(networks[child.id], networks[parent.id], child.map, self.share)
             for parent, child in pairwise(lineages)
         ]
-        images = [Image.of(states[one.id]) for one in lineages]
-        for place, own in enumerate(lineages):
-            given = []
-            for other in range(len(lineages)):
-                if other == place or (other > place and not self.both_ways):
-                    continue
-                ends = sorted((place, other))
-                alike = similarity(*(parameters[lineages[end].id] for end in ends))
-                since = lineages[ends[1]].born_round if self.decay_by == "network" else 0
-                fading = self.decay ** (round_number - since)
-                if fading > 0:
-                    given.append((alike, fading, _given(images, other, place, steps)))
-            if given:
-                found[own.id] = self._mixed(found[own.id], given)
+        own = [states[one.id] for one in lineages]
+        for place, lineage in enumerate(lineages):
+            giving = self._giving(place, lineages, parameters, round_number)
+            for name in own[place]:  # one after the other, so that few copies are held at a time
+                given = [
+                    (count, weight, _given(name, own, other, place, steps))
+                    for other, (count, weight) in giving.items()
+                    if name in own[other]
+                ]
+                if given:
+                    found[lineage.id][name] = _mixed(own[place][name], given)
         return found
 
-    def _mixed(self, weights: Mapping[str, Tensor], given: Sequence[tuple[float, float, Image]]) -> dict[str, Tensor]:
-        """A network's weights with what others give, in place of the elements that they have."""
-        import torch
-
+    def _giving(
+        self, place: int, lineages: Sequence[Lineage], parameters: Mapping[str, int], round_number: int
+    ) -> dict[int, tuple[float, float]]:
+        """Which networks give something to one: by their places what the elements of each count, and its weights."""
         found = {}
-        for name, own in weights.items():
-            total, count = own.double(), torch.ones_like(own, dtype=torch.float64)
-            for alike, fading, image in given:
-                if name in image.values:
-                    total = total + alike * fading * image.values[name] * image.held[name]
-                    count = count + alike * (fading if self.normalised else 1.0) * image.held[name]
-            found[name] = torch.where(count > 1, (total / count).to(own.dtype), own)
+        for other in range(len(lineages) if self.both_ways else place):
+            if other == place:
+                continue
+            first, second = (lineages[end] for end in sorted((place, other)))
+            since = second.born_round if self.decay_by == "network" else 0
+            fading = self.decay ** (round_number - since)
+            alike = similarity(parameters[first.id], parameters[second.id])
+            if fading > 0:
+                found[other] = (alike * (fading if self.normalised else 1.0), alike * fading)
         return found
 
 
-def _given(images: Sequence[Image], place: int, to: int, steps: Sequence[Descent]) -> Image:
+def _mixed(own: Tensor, given: Sequence[tuple[float, float, Image]]) -> Tensor:
+    """A tensor with what others give, in place of the elements that they have."""
+    import torch
+
+    total, count = own.double(), torch.ones((), dtype=torch.float64, device=own.device)
+    for counted, weight, image in given:
+        if image.held is None:
+            total, count = total + weight * image.values, count + counted
+        else:
+            total, count = total + weight * image.values * image.held, count + counted * image.held
+    return torch.where(count > 1, (total / count).to(own.dtype), own)
+
+
+def _given(name: str, own: Sequence[Mapping[str, Tensor]], giver: int, place: int, steps: Sequence[Descent]) -> Image:
     """What a network gives to another one: in copies of its own elements, beside what tells those apart."""
     from subfleet.elastic.descent import Image
 
-    image = _seen(images[place], place, to, steps)
-    if to < place:
+    image = _seen(name, Image(values=own[giver][name].double()), giver, place, steps)
+    if place < giver:
         return image
-    alike = _seen(_seen(images[to], to, place, steps), place, to, steps)
-    values = {name: one + (images[to].values[name] - alike.values[name]) for name, one in image.values.items()}
-    return Image(values=values, held=image.held)
+    whole = Image(values=own[place][name].double())
+    alike = _seen(name, _seen(name, whole, place, giver, steps), giver, place, steps)
+    return replace(image, values=image.values + (whole.values - alike.values))
 
 
-def _seen(image: Image, place: int, to: int, steps: Sequence[Descent]) -> Image:
-    """A network's tensors as another one of the lineage has them."""
+def _seen(name: str, image: Image, place: int, to: int, steps: Sequence[Descent]) -> Image:
+    """A tensor of a network as another one of the lineage has it."""
     for step in steps[place:to]:
-        image = step.down(image)
+        image = step.down(name, image)
     for step in reversed(steps[to:place]):
-        image = step.up(image)
+        image = step.up(name, image)
     return image

@@ -14,6 +14,8 @@ import pytest
 import torch
 from elsewhere import ELSEWHERE, elsewhere
 from server.methods.method_cases import QUICK
+from server.methods.test_fedtrans import METHOD
+from server.methods.test_soft_sharing import family
 
 from subfleet.elastic import exact_add, exact_mean
 from subfleet.elastic.evaluate import evaluate
@@ -123,6 +125,21 @@ def test_a_model_is_used_judged_and_scored_where_it_is(norms: Any, place: torch.
         score = zico_score(terms.network, client.spec, seen, [(inputs[:8], labels[:8]), (inputs[8:16], labels[8:16])])
         found.append((evaluation.loss, evaluation.accuracy, score))
     assert found[1] == pytest.approx(found[0], rel=1e-4)
+
+
+@pytest.mark.parametrize("share", ["transform", "crop"])
+def test_networks_grow_and_share_where_the_model_is(share: Any, place: torch.device, tmp_path: Path) -> None:
+    """Wider and deeper ones, with noise, in both directions."""
+    method = replace(METHOD, share=share, large_to_small=True, noise=0.1, alpha=0.0)
+    (here, lineages), (there, same) = (family(method, tmp_path / str(one), one) for one in (CPU, place))
+    assert lineages == same
+    assert "wider" in lineages[1].reason
+    assert "deeper" in lineages[2].reason
+    found = {name: there.of(name).shared for name in there.network_ids}
+    assert {tensor.device.type for own in found.values() for tensor in own.values()} == {place.type}
+    for name, own in found.items():
+        for key, tensor in own.items():
+            torch.testing.assert_close(tensor.cpu(), here.of(name).shared[key], rtol=1e-5, atol=1e-6)
 
 
 def test_what_leaves_the_server_has_the_same_bytes(place: torch.device, tmp_path: Path) -> None:

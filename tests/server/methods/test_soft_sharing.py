@@ -18,10 +18,12 @@ from subfleet.elastic.inheriting import inherited
 from subfleet.elastic.lineage import Drawn, Lineage, Replicated
 from subfleet.elastic.model_state import ModelState
 from subfleet.elastic.replication import Replication, size_in
+from subfleet.elastic.server_optimisers import FedYogi
 from subfleet.folding.folding import Folding
 from subfleet.methods.fedtrans import FedTrans
 from subfleet.methods.soft_sharing import Share, SoftSharing, similarity
 from subfleet.protocol.readings import Budget
+from subfleet.protocol.training import TrainingSettings
 from subfleet.rounds.state import Seat
 from subfleet.rounds.terms import Terms
 from subfleet.testing.rounds import Client, first_state, seat_of, terms_with
@@ -30,12 +32,15 @@ from subfleet.transport.blob_store import BlobStore
 
 States = dict[str, dict[str, Tensor]]
 ROUND = 5
+CPU = torch.device("cpu")
 
 
-def family(method: FedTrans, folder: Path) -> tuple[ModelState, tuple[Lineage, ...]]:
-    """Three networks, each of which grew from the one before by the server's own folding."""
-    terms = terms_with(method)
-    state, lineages, memory = first_state(terms.network), tuple[Lineage, ...](), method.policies().memory
+def family(
+    method: FedTrans, folder: Path, place: torch.device = CPU, **settings: Any
+) -> tuple[ModelState, tuple[Lineage, ...]]:
+    """Three networks, each of which grew from the one before by the server's own folding, where the model is."""
+    terms = terms_with(method, **settings)
+    state, lineages, memory = first_state(terms.network).on(place), tuple[Lineage, ...](), method.policies().memory
     remember = method.policies().remember
     assert remember is not None
     for number in range(1, 9):
@@ -231,6 +236,25 @@ def test_likeness_multiplies_along_a_lineage(parts: list[int]) -> None:
     assert similarity(first, third) == pytest.approx(similarity(first, second) * similarity(second, third))
     assert similarity(first, first) == 1.0
     assert 0 < similarity(first, third) <= 1
+
+
+def test_each_network_has_a_server_optimiser_of_its_own(tmp_path: Path) -> None:
+    """FedYogi under FedTrans: what it remembers of a network is of that network's tensors, and begins with it."""
+    method = replace(METHOD, mu=0.1)
+    state, _ = family(method, tmp_path / "yogi", server_optimiser=FedYogi())
+    plain, _ = family(method, tmp_path / "plain")
+    assert not same_bits(state.of("").shared, plain.of("").shared)
+    moments = {name: state.of(name).moments for name in ("", "m1", "m2")}
+    assert moments["m2"] == {}, "it has not been trained"
+    for name in ("", "m1"):
+        own = state.of(name)
+        assert own.moments
+        for kept in own.moments.values():
+            assert {key: one.shape for key, one in kept.items()}.items() <= {
+                key: one.shape for key, one in own.shared.items()
+            }.items()
+    training = method.policies().training(TrainingSettings(), 1)
+    assert (training.objective.proximal, training.proximal_mu) == (True, 0.1)
 
 
 def test_a_child_of_drawn_weights_shares_by_the_front(line: Line) -> None:
