@@ -70,6 +70,6 @@ def test_two_rounds_of_every_entry_in_which_all_take_part(tmp_path: Path) -> Non
             assert summary["participation"] == 1.0
             specs = {row["client_id"]: row["spec_id"] for row in summary["rounds"][0]["clients"]}
             assert len(set(specs.values())) == 6
-            assert set(summary["figures"]["tiers"]) == {"small", "deep", "middle", "one-wider", "wide", "large"}
+            assert set(summary["figures"]["tiers"]) == {"shallow", "two", "three", "four", "three-wider", "four-wider"}
             accuracies[name] = summary["accuracy"]
     assert len({f"{one:.6f}" for one in accuracies.values()}) > 3, "they are methods of their own"
