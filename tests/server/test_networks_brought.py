@@ -82,8 +82,17 @@ def test_a_network_is_accepted_before_there_is_a_union() -> None:
         ({"family": "none such"}, "none such"),
         ({"widths": []}, "one entry for each section"),
         ({"widths": [10**9]}, "a number above 65536"),
+        (
+            {
+                "family": "vgg",
+                "input_shape": [1, 9, 9],
+                "kernels": [65535],
+                **dict.fromkeys(("hidden_widths", "stem_width", "learnable_steps")),
+            },
+            "kernels of 65535, but may have 256 at most",
+        ),
         ({"depths": [5000]}, "5000 blocks, but may have 1024 at most"),
-        ({"input_shape": [9, 9]}, r"input_shape \(9, 9\), but the run's is"),
+        ({"input_shape": [1, 9, 9]}, r"input_shape \(1, 9, 9\), but the run's is"),
         ({"class_count": 7}, "class_count 7, but the run's is"),
         ({"layers": 3}, "layers"),
         ({"family": None, "preset": "none such"}, "none such"),

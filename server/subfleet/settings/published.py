@@ -16,6 +16,9 @@ _MOST_CHARACTERS = 4096
 _LARGEST_NUMBER = 65_536
 """Of what a client says of its network: no width or size of an image is larger."""
 _MOST_BLOCKS = 1024
+_LARGEST_SIDE = 256
+_SIDES = ("kernels", "patch", "strides", "stem_stride")
+"""Settings that are sides of images: whatever else is cut, a network is tried with kernels of this size."""
 _TASK = ("input_shape", "class_count")
 """What all networks of a run have in common."""
 
@@ -77,11 +80,15 @@ def network_brought(text: str, model: Family) -> AnyFamily:
             raise ConfigError("a network of a client's own must be a JSON object with the keys of [model]")
         if max(_numbers(plain), default=0) > _LARGEST_NUMBER:
             raise ConfigError(f"a client's network has a number above {_LARGEST_NUMBER}, which none may have")
-        family: AnyFamily = from_plain(cast("Any", AnyFamily), brought(plain, to_plain(model)))
+        family: AnyFamily = from_plain(cast("Any", AnyFamily), brought(plain, to_plain(model)), "a client's network")
     except ProtocolError as error:
         raise ConfigError(str(error)) from error
     if sum(family.depths) > _MOST_BLOCKS:
         raise ConfigError(f"a client's network has {sum(family.depths)} blocks, but may have {_MOST_BLOCKS} at most")
+    for key in _SIDES:
+        side = max(_numbers({key: to_plain(getattr(family, key, 0))}), default=0)
+        if side > _LARGEST_SIDE:
+            raise ConfigError(f"a client's network has {key} of {side}, but may have {_LARGEST_SIDE} at most")
     for key in _TASK:
         if getattr(family, key) != getattr(model, key):
             raise ConfigError(
