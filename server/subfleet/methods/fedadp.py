@@ -182,11 +182,11 @@ def _remembered(copies: Copies, context: AfterRound) -> ModelState:
     """The model with what the union's neurons copy of those whose updates are in it."""
     import torch
 
-    kept = dict(context.after.kept)
+    kept, place = dict(context.after.kept), next(iter(context.after.shared.values())).device
     for client in context.clients:
-        kept[f"{_CLIENTS}{client.client_id}"] = torch.ones(1, dtype=torch.int32)  # who has all of it copies nothing
+        kept[f"{_CLIENTS}{client.client_id}"] = torch.ones(1, dtype=torch.int32, device=place)  # if it copies nothing
         for axis, source in _replication(copies, context.network, client, context.before.kept).sources.items():
-            kept[_name("copies", client.client_id, axis)] = torch.tensor(source, dtype=torch.int32)
+            kept[_name("copies", client.client_id, axis)] = torch.tensor(source, dtype=torch.int32, device=place)
     return replace(context.after, kept=MappingProxyType(kept))
 
 
@@ -213,9 +213,12 @@ def _succeeded(copies: Copies, succession: Succession) -> tuple[Inheritance, Mod
                 if _name(kind, client_id, own) in state.kept
             }
             continue
-        source, share = torch.tensor(larger.sources[axis]), torch.tensor(larger.share_of(axis), dtype=torch.float64)
+        source = torch.tensor(larger.sources[axis], device=like.device)
+        share = torch.tensor(larger.share_of(axis), dtype=torch.float64, device=like.device)
         for client_id in known:
-            before = state.kept.get(_name("copies", client_id, own), torch.arange(parent.axes[own].size))
+            before = state.kept.get(
+                _name("copies", client_id, own), torch.arange(parent.axes[own].size, device=like.device)
+            )
             uniform = 1 / torch.bincount(before)[before].double()
             shares = state.kept.get(_name("shares", client_id, own), uniform)
             kept[_name("copies", client_id, axis)] = before[source].to(torch.int32)
