@@ -37,8 +37,10 @@ def written(lineage: Lineage, turn: int, *, target: str = "onnx", peak_bytes: in
     )
 
 
-def state_of(*programs: WrittenProgram, lineages: tuple[Lineage, ...] = (FIRST, WIDER, DEEPER)) -> RunState:
-    return RunState(lineages=lineages, written=MappingProxyType({one.program.key: one for one in programs}))
+def state_of(
+    *programs: WrittenProgram, lineages: tuple[Lineage, ...] = (FIRST, WIDER, DEEPER), turn: int = 0
+) -> RunState:
+    return RunState(round=turn, lineages=lineages, written=MappingProxyType({one.program.key: one for one in programs}))
 
 
 def played(*networks: Sequence[str], retries: Sequence[int] = ()) -> tuple[RoundRecord, ...]:
@@ -130,11 +132,26 @@ def test_every_network_comes_once_and_behind_its_parent(parents: list[int]) -> N
 
 
 def test_people_are_told_when_a_network_may_be_trained() -> None:
-    nothing = state_of(written(FIRST, 1))
-    unwritable = state_of(written(FIRST, 1), written(WIDER, 2, peak_bytes=NO_PROGRAM_BYTES))
-    ready = state_of(written(FIRST, 1), written(WIDER, 2))
-    more = state_of(*ready.written.values(), written(WIDER, 3, target="executorch"))
-    assert readiness_told(nothing, unwritable) == ()
-    assert readiness_told(nothing, ready) == ("network m1 may be trained from the next round on",)
-    assert readiness_told(ready, more) == ()
-    assert readiness_told(RunState(), state_of(written(FIRST, 1), lineages=())) == ()
+    nothing = state_of(written(FIRST, 1), turn=2)
+    unwritable = state_of(written(FIRST, 1), written(WIDER, 2, peak_bytes=NO_PROGRAM_BYTES), turn=2)
+    ready = state_of(written(FIRST, 1), written(WIDER, 2), turn=2)
+    more = state_of(*ready.written.values(), written(WIDER, 3, target="executorch"), turn=3)
+    assert readiness_told(TERMS, nothing, unwritable) == ()
+    assert readiness_told(TERMS, nothing, ready) == ("network m1 may be trained from the next round on",)
+    assert readiness_told(TERMS, ready, more) == ()
+    assert readiness_told(TERMS, RunState(), state_of(written(FIRST, 1), lineages=(), turn=1)) == ()
+
+
+def test_what_is_told_of_a_run_that_is_played_again_is_what_was_told() -> None:
+    """A program that is there earlier than it was is ready no sooner."""
+    early = written(WIDER, 2)
+    again = replace(TERMS, config=replace(TERMS.config, programs_from={early.program.key: 4}))
+    state = state_of(early, turn=2)
+    assert readiness_told(again, state_of(turn=2), state) == ()
+    said = ("network m1 may be trained from the next round on",)
+    assert readiness_told(again, state, replace(state, round=3)) == said
+    assert readiness_told(again, replace(state, round=3), replace(state, round=4)) == ()
+    rounds = played(*[[""]] * 5)
+    assert network_records(again, state, rounds, ())[1].ready_round == 4
+    never = replace(TERMS, config=replace(TERMS.config, programs_from={early.program.key: 0}))
+    assert network_records(never, state, rounds, ())[1].ready_round is None

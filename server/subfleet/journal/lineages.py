@@ -9,6 +9,7 @@ from subfleet.elastic.lineage import Lineage
 from subfleet.journal.evaluations import EvaluationRecord, EvaluationRow
 from subfleet.journal.networks import NetworkRecord
 from subfleet.journal.records import RoundRecord
+from subfleet.rounds.counting import NEVER, counts_from
 from subfleet.rounds.networks import all_lineages
 from subfleet.rounds.state import RunState
 from subfleet.rounds.terms import Terms
@@ -29,9 +30,9 @@ def network_records(
         evaluations: what devices found, in order.
     """
     lineages = {one.id: one for one in all_lineages(terms, state.lineages)}
-    written = _first_turns(state.written.values())
+    turns = _first_turns(terms, state.written.values())
     found = evaluations[-1].evaluated if evaluations else ()
-    return tuple(_record(terms, lineages, one, rounds, found, written.get(one.id)) for one in lineages.values())
+    return tuple(_record(terms, lineages, one, rounds, found, turns.get(one.id)) for one in lineages.values())
 
 
 def _record(
@@ -40,7 +41,7 @@ def _record(
     lineage: Lineage,
     rounds: Sequence[RoundRecord],
     found: Sequence[EvaluationRow],
-    written_turn: int | None,
+    ready_turn: int | None,
 ) -> NetworkRecord:
     declared = terms.declared(lineage)
     whole = declared.price(declared.network.full_spec())
@@ -62,30 +63,30 @@ def _record(
         training_macs=sum(
             row.training_macs for record in rounds for row in record.clients if row.network == lineage.id
         ),
-        ready_round=_ready_round(rounds, written_turn, min(trained, default=None)),
+        ready_round=_ready_round(rounds, ready_turn, min(trained, default=None)),
         owners=tuple(own),
         accuracy=math.fsum(own.values()) / len(own) if own else None,
     )
 
 
-def _first_turns(written: Iterable[WrittenProgram]) -> dict[str, int]:
-    """By network, the turn in which the first program was written that trains a size of it."""
+def _first_turns(terms: Terms, written: Iterable[WrittenProgram]) -> dict[str, int]:
+    """By network, the turn from which the first program counts that trains a size of it."""
     turns: dict[str, int] = {}
     for one in written:
-        if one.facts.planned_peak_bytes < NO_PROGRAM_BYTES:
-            name = one.program.size.network
-            turns[name] = min(one.turn, turns.get(name, one.turn))
+        name, turn = one.program.size.network, counts_from(terms, one)
+        if one.facts.planned_peak_bytes < NO_PROGRAM_BYTES and turn != NEVER:
+            turns[name] = min(turn, turns.get(name, turn))
     return turns
 
 
-def _ready_round(rounds: Sequence[RoundRecord], written_turn: int | None, trained: int | None) -> int | None:
-    """The first round whose turn came after that in which a program was written; where nothing was, one is awaited."""
+def _ready_round(rounds: Sequence[RoundRecord], ready_turn: int | None, trained: int | None) -> int | None:
+    """The first round in whose turn a program counted; where none did, one was awaited."""
     lost = accumulate(record.retries for record in rounds)
     ready = next(
         (
             record.round
             for record, before in zip(rounds, lost, strict=True)
-            if written_turn is not None and record.round + before > written_turn
+            if ready_turn is not None and record.round + before >= ready_turn
         ),
         None,
     )

@@ -11,15 +11,20 @@ from subfleet.rounds.state import RunState
 from subfleet.rounds.terms import Terms
 from subfleet.rounds.written import WrittenProgram
 
-__all__ = ["NEVER", "counting_turns", "counts", "waits_for_programs"]
+__all__ = ["NEVER", "counting_turns", "counts", "counts_from", "waits_for_programs"]
 
 NEVER = 0
 """In place of a turn: the program was not written in time for any."""
 
 
+def counts_from(terms: Terms, written: WrittenProgram) -> int:
+    """The turn from which a program counts; 0 for never."""
+    return terms.config.programs_from.get(written.program.key, written.turn + 1)
+
+
 def counts(terms: Terms, state: RunState, written: WrittenProgram) -> bool:
     """Whether a program may be given in this turn, as far as it is a matter of when it was written."""
-    return NEVER < _turn_of(terms, written) <= state.turn
+    return NEVER < counts_from(terms, written) <= state.turn
 
 
 def waits_for_programs(terms: Terms, state: RunState) -> bool:
@@ -32,9 +37,5 @@ def waits_for_programs(terms: Terms, state: RunState) -> bool:
 
 def counting_turns(terms: Terms, state: RunState) -> Mapping[str, int]:
     """The turns from which programs count, by their keys, as `Run.programs_from` takes them."""
-    found = {key: _turn_of(terms, one) for key, one in state.written.items()}
+    found = {key: counts_from(terms, one) for key, one in state.written.items()}
     return dict(sorted({**{one.key: NEVER for one in state.queue}, **found}.items()))
-
-
-def _turn_of(terms: Terms, written: WrittenProgram) -> int:
-    return terms.config.programs_from.get(written.program.key, written.turn + 1)

@@ -13,7 +13,7 @@ from subfleet.elastic.lineage import Lineage
 from subfleet.methods.policies import Participant, Standing
 from subfleet.protocol.memory import planned_for
 from subfleet.protocol.subnet import SubnetSpec
-from subfleet.rounds.counting import counts
+from subfleet.rounds.counting import NEVER, counts, counts_from
 from subfleet.rounds.requests import PricesWanted
 from subfleet.rounds.state import RunState, Seat, remembered
 from subfleet.rounds.terms import Declared, Terms
@@ -177,20 +177,22 @@ def networks_told(before: Iterable[Lineage], after: Iterable[Lineage]) -> tuple[
     return tuple(told)
 
 
-def readiness_told(before: RunState, after: RunState) -> tuple[str, ...]:
-    """What people are told of networks for which the first program has been written, a sentence each."""
-    if after.written is before.written or not after.lineages:
+def readiness_told(terms: Terms, before: RunState, after: RunState) -> tuple[str, ...]:
+    """What people are told of networks whose first program counts from the next turn on, a sentence each."""
+    if (after.written is before.written and after.turn == before.turn) or not after.lineages:
         return ()
-    known = _trainable(before)
+    known = _trainable(terms, before)
     born = [one.id for one in after.lineages if one.born_round and one.living]
-    ready = _trainable(after) - known
+    ready = _trainable(terms, after) - known
     return tuple(f"network {name} may be trained from the next round on" for name in born if name in ready)
 
 
-def _trainable(state: RunState) -> set[str]:
-    """The networks that a written program trains."""
+def _trainable(terms: Terms, state: RunState) -> set[str]:
+    """The networks that a program trains which counts in the next turn."""
     return {
-        one.program.size.network for one in state.written.values() if one.facts.planned_peak_bytes < NO_PROGRAM_BYTES
+        one.program.size.network
+        for one in state.written.values()
+        if one.facts.planned_peak_bytes < NO_PROGRAM_BYTES and NEVER < counts_from(terms, one) <= state.turn + 1
     }
 
 

@@ -25,7 +25,7 @@ def told(terms: Terms, before: RunState, after: RunState) -> Iterator[str]:
         if before.suspicion.excluded.get(name) != excluded:
             yield f"client {name} is {excluded.reason}"
     yield from networks_told(before.lineages, after.lineages)
-    yield from readiness_told(before, after)
+    yield from readiness_told(terms, before, after)
     if after.folded_round != before.folded_round and (why := why_early(terms, after)):
         yield f"the run ends after round {after.folded_round} of {terms.config.total_rounds}: {why}"
     if after.phase == "deploy" != before.phase:
