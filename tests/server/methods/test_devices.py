@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from elsewhere import ELSEWHERE, elsewhere
+from server.methods import test_uniting as united
 from server.methods.method_cases import QUICK
 from server.methods.test_fedtrans import METHOD
 from server.methods.test_soft_sharing import family
@@ -25,15 +26,20 @@ from subfleet.elastic.server_optimisers import SERVER_OPTIMISERS
 from subfleet.elastic.zico import zico_score
 from subfleet.folding.checkpoint import load_checkpoint, save_checkpoint
 from subfleet.folding.devices import compute_device
+from subfleet.folding.folding import Folding
 from subfleet.folding.updates import subnet_weights
 from subfleet.folding.views import Views
+from subfleet.methods import AnyMethod
+from subfleet.methods.fedadp import FedADP
 from subfleet.methods.fedavg import FedAvg
+from subfleet.methods.flexifed import FlexiFed
 from subfleet.methods.heterofl import HeteroFL
 from subfleet.methods.policies import Participant
 from subfleet.protocol.errors import ConfigError
 from subfleet.rounds.terms import Terms
-from subfleet.testing.rounds import MODEL, config_with, every_size, first_state, play, terms_with
+from subfleet.testing.rounds import MODEL, Client, config_with, every_size, first_state, play, seat_of, terms_with
 from subfleet.testing.subnets import same_bits
+from subfleet.transport.blob_store import BlobStore
 
 pytestmark = pytest.mark.slow
 
@@ -177,3 +183,22 @@ def test_a_run_on_an_accelerator_that_is_not_there_is_one_sentence(monkeypatch: 
         compute_device("cuda")
     assert compute_device("cpu") == CPU
     assert config_with(HeteroFL(), device="cuda").fingerprint() != config_with(HeteroFL()).fingerprint()
+
+
+@pytest.mark.parametrize("method", [FedADP(choice="declared"), FlexiFed(choice="declared")], ids=repr)
+def test_a_union_is_succeeded_where_the_model_is(method: AnyMethod, place: torch.device, tmp_path: Path) -> None:
+    """After a round of each of its networks, by one that a client brings later."""
+    found = []
+    for device in (CPU, place):
+        terms = united.terms_of(method)
+        before = (united.retired(terms), *united.begun(terms, united.SMALL, united.DEEP))
+        state = united.first_model(terms, before).on(device)
+        alone, blobs = replace(terms, first=terms.declared(before[1])), BlobStore(tmp_path / str(device))
+        seats = [seat_of(alone, Client(name=f"client{size}", size=size), blobs) for size in range(2)]
+        after = Folding(terms=terms, blobs=blobs).fold(state, 1, seats, None, before, (united.WIDE,)).state
+        assert after.network_ids == ("union2",)
+        assert {tensor.device.type for tensor in packed(after).values()} <= {device.type, "cpu"}
+        assert {tensor.device.type for tensor in after.of("union2").shared.values()} == {device.type}
+        found.append(packed(after.on(CPU)))
+    for name, tensor in found[0].items():
+        torch.testing.assert_close(found[1][name], tensor, rtol=1e-4, atol=1e-6)

@@ -72,6 +72,10 @@ def retired(terms: Terms) -> Lineage:
     return Lineage(id="", config=terms.config.model, retired_round=0)
 
 
+def first_model(terms: Terms, lineages: tuple[Lineage, ...]) -> ModelState:
+    return _first_model(terms, RunState(lineages=lineages))
+
+
 def evolving(terms: Terms, state: ModelState, lineages: tuple[Lineage, ...], *brought: AnyFamily) -> Evolving:
     networks = {one.id: terms.declared(one).network for one in lineages if one.living}
     return Evolving(
