@@ -84,6 +84,20 @@ def by_kind(entrants: Sequence[Entrant]) -> Iterator[str]:
         yield line_of((entrant.name, *(f"{100 * mean:.1f}" for mean in means)))
 
 
+def by_client(entrants: Sequence[Entrant]) -> Iterator[str]:
+    """Each client's accuracy on its own held-out samples in each entrant, means over seeds."""
+    yield from heads_of(("client", *(entrant.name for entrant in entrants)))
+    names = [row["client_id"] for row in next(iter(entrants[0].runs.values()))["evaluation"]["clients"]]
+    for name in names:
+        means = [mean_of([own_of(run, name) for run in entrant.runs.values()]) for entrant in entrants]
+        yield line_of((name, *(f"{100 * mean:.1f}" for mean in means)))
+
+
+def own_of(run: Mapping[str, Any], client_id: str) -> float:
+    """What a client found last on its own samples."""
+    return float(next(row["accuracy"] for row in run["evaluation"]["clients"] if row["client_id"] == client_id))
+
+
 def differences(first: Entrant, others: Sequence[Entrant]) -> Iterator[str]:
     """The first entrant less each of the others, over the seeds that both have."""
     yield from heads_of((f"{first.name} less", "points", "95 % interval", "seeds"))
@@ -134,6 +148,7 @@ def main() -> int:
         print(told, end="\n\n")
     print("\n".join([*heads_of(HEADS), *(line_of(row_of(entrant)) for entrant in entrants)]), end="\n\n")
     print("\n".join(by_kind(entrants)), end="\n\n")
+    print("\n".join(by_client(entrants)), end="\n\n")
     if options.first in named:
         others = [entrant for entrant in entrants if entrant.name != options.first]
         print("\n".join(differences(named[options.first], others)))
