@@ -40,7 +40,10 @@ def inherited(
     if isinstance(how, Placed):
         return placed(network, parent, weights, first)
     sources = MappingProxyType(dict(how.sources))
-    grown = Replication(network=network, size=size_in(network, parent), sources=sources).grown(weights, first)
+    replication = Replication(network=network, size=size_in(network, parent), sources=sources)
+    grown = replication.grown(weights, first)
+    if how.divided == "compute":
+        grown = _divided_as_printed(replication, grown)
     return _told_apart(network, how, grown, seed) if how.noise else grown
 
 
@@ -68,6 +71,21 @@ def placed(
             place.scatter(weights[name], inside)
             place.scatter(ones_like(weights[name]), held)
             found[name] = where(held > 0, inside, around[name])
+    return found
+
+
+def _divided_as_printed(replication: Replication, grown: dict[str, Tensor]) -> dict[str, Tensor]:
+    """With what computes copies divided by their number, and what reads them as it was (FedTrans, section 4.1)."""
+    found = dict(grown)
+    for name, place in replication.maps().items():
+        if replication.network.tensors[name].role not in ("weight", "residual"):
+            continue
+        tensor = grown[name].reshape(place.unfolded).double()
+        for dim, (share, reads) in enumerate(zip(place.shares, place.reads, strict=True)):
+            if share is not None:
+                along = share.to(tensor.device).reshape([-1 if one == dim else 1 for one in range(tensor.dim())])
+                tensor = tensor / along if reads else tensor * along
+        found[name] = tensor.reshape(grown[name].shape).to(grown[name].dtype)
     return found
 
 

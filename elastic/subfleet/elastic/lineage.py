@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from subfleet.elastic.families import AnyFamily
 from subfleet.protocol.identifiers import check_client_id
@@ -27,6 +27,8 @@ class Replicated:
             axes that differ in size. See `subfleet.elastic.replication.Replication`.
         noise: what is added to copies, so that they learn apart at once: its deviation as a share of that of the tensor
             that they are in, 0 or more. With 0, copies differ by the order of floating point sums alone.
+        divided: what is divided by the number of copies: weights that "read" them, by which the network computes what
+            its parent does; or those that "compute" them, as FedTrans' text prints it, by which it does not.
 
     Raises:
         ValueError: the noise is below 0 or no number.
@@ -35,6 +37,7 @@ class Replicated:
     TYPE: ClassVar[str] = "replicated"
     sources: tuple[tuple[str, tuple[int, ...]], ...] = ()
     noise: float = 0.0
+    divided: Literal["read", "compute"] = field(default="read", metadata=ADDED_LATER)
 
     def __post_init__(self) -> None:
         if not 0 <= self.noise < math.inf:

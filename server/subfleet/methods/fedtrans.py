@@ -96,6 +96,9 @@ class FedTrans:
         smoothing: how much a round's loss counts in the moving loss, above 0 to 1; left open.
         factor: by which cells become wider, above 1.
         inserted: cells behind one that becomes deeper, 1 or more.
+        slopes: of the loss, whose mean the degree of convergence is: the "latest", or the "first" since the network
+            appeared, as equation 1 reads to the letter, whose index then has nothing to do with the round.
+        divided: see `Replicated`; "compute" is as printed.
         noise: what is added to copies; see `Replicated`. Copies with equal weights stay equal in training.
         cells: "active" changes those that move most; "random" as many others, for comparison.
         warm_up: a network begins as what it grew from; else with first weights of its own, for comparison.
@@ -127,6 +130,8 @@ class FedTrans:
     smoothing: float = 0.2
     factor: float = 2.0
     inserted: int = 1
+    slopes: Literal["latest", "first"] = "latest"
+    divided: Literal["read", "compute"] = "read"
     noise: float = 0.0
     cells: Literal["active", "random"] = "active"
     warm_up: bool = True
@@ -166,6 +171,8 @@ class FedTrans:
             *those_true(
                 {
                     "what a client can carry is measured": self.compatible == "measured",
+                    "models grow by their latest losses": self.slopes == "latest",
+                    "what reads a widened cell is divided": self.warm_up and self.divided == "read",
                     "nothing is shared between models": self.share == "none",
                     "models share through the maps that they grew by": self.share == "transform",
                     "sharing leaves weights that agree as they are": self.share != "none" and self.normalised,
@@ -252,7 +259,9 @@ class FedTrans:
         losses = [told[one.client_id] for one in now.clients if one.size.network == network.id]
         if not losses:
             return None, ()
-        fallen = convergence(self._moved(memory, losses), gamma=self.gamma, delta=self.delta)
+        row = self._moved(memory, losses)
+        looked_at = row if self.slopes == "latest" else row[: self.gamma + self.delta]
+        fallen = convergence(looked_at, gamma=self.gamma, delta=self.delta)
         if math.isinf(fallen) or fallen > self.beta:
             return None, ()
         moved = activeness(network, now.before.of(network.id).shared, now.after.of(network.id).shared)
@@ -267,7 +276,7 @@ class FedTrans:
             id=f"m{len(living)}",
             config=change.config,
             parent=network.id,
-            map=Replicated(sources=copies, noise=self.noise) if self.warm_up else Drawn(),
+            map=Replicated(sources=copies, noise=self.noise, divided=self.divided) if self.warm_up else Drawn(),
             born_round=now.round,
             reason=f"{change.told}, as its loss fell by {fallen:.4g} a round",
         )

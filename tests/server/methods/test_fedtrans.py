@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from server.test_networks import evolving
@@ -14,6 +15,7 @@ from server.test_networks import evolving
 from subfleet.elastic.building import network_of
 from subfleet.elastic.cells import cells_of
 from subfleet.elastic.cost import Costs
+from subfleet.elastic.inheriting import inherited
 from subfleet.elastic.lineage import Drawn, Lineage, Replicated
 from subfleet.elastic.model_state import ModelState
 from subfleet.methods import AnyMethod
@@ -260,3 +262,52 @@ def test_without_warm_up_weights_are_drawn() -> None:
 def test_parameters_out_of_range_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=f"{next(iter(wrong))} is"):
         FedTrans(**wrong)
+
+
+# --- what the paper prints --------------------------------------------------------------------------------------------
+
+
+def test_to_the_letter_a_networks_first_losses_decide_for_ever() -> None:
+    """Equation 1 as printed: what fell at first and has come to rest since never grows, and the other way round."""
+    moves = {"section0.block1": 0.2}
+    rested, falling = (9.0, 6.0, 3.0, 1.0, 1.0, 1.0), (3.0, 3.0, 3.0, 3.0, 2.0, 1.0)
+    grew = {}
+    for slopes in ("latest", "first"):
+        method = replace(METHOD, gamma=2, delta=1, beta=0.2, smoothing=1.0, slopes=slopes)
+        for name, losses in (("rested", rested), ("falling", falling)):
+            answer, _ = outcome(method, moves, told=dict.fromkeys(LOSSES, losses[-1]), losses=losses[:-1])
+            grew[slopes, name] = bool(answer.born)
+    assert grew == {
+        ("latest", "rested"): True,
+        ("latest", "falling"): False,
+        ("first", "rested"): False,
+        ("first", "falling"): True,
+    }
+
+
+def test_as_printed_a_widened_cells_own_columns_are_divided() -> None:
+    """The networks are the same, and so are their copies; what computes them is divided, and what reads them is not."""
+    weights = first_state(TERMS.network).shared
+    answer, _ = outcome(replace(METHOD, divided="compute"), {"section0.block1": 0.2})
+    (born,) = answer.born
+    assert isinstance(born.map, Replicated)
+    assert born.map.divided == "compute"
+    network, sources = network_of(born.config), dict(born.map.sources)
+    found = {
+        divided: inherited(how, network, TERMS.network, weights, seed=1)
+        for divided, how in (("read", replace(born.map, divided="read")), ("compute", born.map))
+    }
+    (axis,) = sources
+    counts = torch.bincount(torch.tensor(sources[axis]))[torch.tensor(sources[axis])]
+    assert counts.max() > 1
+    touched = 0
+    for name, decl in network.tensors.items():
+        one, other = found["read"][name], found["compute"][name]
+        if decl.role not in ("weight", "residual") or axis not in decl.axes:
+            assert torch.equal(one, other), name
+            continue
+        computes = decl.axes[0] == axis
+        along = (counts[:, None] if computes else counts[None, :]).float()
+        torch.testing.assert_close(other, one / along if computes else one * along)
+        touched += 1
+    assert touched > 1
