@@ -202,7 +202,7 @@ class Policies:
         find: a round's updates to what `remember` is told of them, as plain data: asked beside the loop, where the
             round is folded. It needs the memory of all updates; None looks for nothing.
         begin: the networks that the run begins with, in place of that which the configuration describes: with ids, and
-            first weights that are drawn; none leaves it that. Asked in the server's loop before the first round's
+            first weights that are drawn; none leaves it that. Asked beside the server's loop, before the first round's
             clients are chosen.
         evolve: networks that appear and retire after a round, asked beside the loop, where the round is folded; with
             None a run has one network throughout. `assign` then has the sizes of all that are in use to choose from,

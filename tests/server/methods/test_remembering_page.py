@@ -126,7 +126,7 @@ def test_the_maps_on_the_page_go_with_any_method(page: ModuleType, tmp_path: Pat
     assert same_bits(still.state.shared, state.shared)
     moved = play(terms, state, [client], tmp_path / "moved").state.shared
     size = terms.space[0]
-    pair = page.copied(terms.network, Participant(client_id="ada", spec=size, size=size))
+    pair = page.copied(terms.network, Participant(client_id="ada", spec=size, size=size), {})
     expected = pair.up(change_of(terms, client, 1))
     assert expected.keys() == terms.network.shapes(pair.moved).keys()
     for name, tensor in state.shared.items():
