@@ -63,8 +63,14 @@ PRESET_IDS = {
     "resnet50": "f91649a132854729",
     "vgg11": "00de9ea068b82fed",
     "vgg13": "6092f2d296bef213",
+    "vgg14": "97a9126ad696b5d7",
+    "vgg15": "1a9fae9e8ad9f3ea",
     "vgg16": "9085c6d4f373938a",
+    "vgg16_wider": "b07d03588055ce36",
+    "vgg17": "93bfb80e631c5674",
+    "vgg18": "40cbc7ae7c57ec18",
     "vgg19": "16628abf88619273",
+    "vgg19_wider": "e500cac0091d9304",
     "vit_tiny": "a2af3e46694bf9b8",
 }
 """The first digits of each, without the versions of tools, as they were before blocks had numbers."""

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from server.coordinator_cases import (
     CLIENTS,
+    looked_around,
     measuring,
     prepared,
     profile,
@@ -50,7 +51,8 @@ def declared(terms: Terms, *sizes: SubnetSpec | None) -> RunState:
 
 def assigned(terms: Terms, state: RunState, memory_bytes: int = PLENTY_BYTES) -> RunState:
     for name in CLIENTS:
-        state, _ = step(terms, state, telemetry(terms, name, 1, memory_bytes), 2.0)
+        state, actions = step(terms, state, telemetry(terms, name, 1, memory_bytes), 2.0)
+        state, _ = looked_around(terms, state, actions, 2.0)
     assert state.phase == "train"
     return state
 
@@ -166,7 +168,8 @@ def test_one_that_is_declared_anew_counts_from_the_next_announcement_on() -> Non
     anew = replace(profile("ada"), architecture=PLAN.space[-1])
     state, _ = step(PLAN, state, anew, 2.0)
     for name in CLIENTS[1:]:
-        state, _ = step(PLAN, state, telemetry(PLAN, name), 2.0)
+        state, actions = step(PLAN, state, telemetry(PLAN, name), 2.0)
+        state, _ = looked_around(PLAN, state, actions, 2.0)
     assert state.seats["ada"].size == PLAN.space[0], "what it said before it was measured"
 
 
