@@ -52,17 +52,25 @@ model = {{ widths = [64], depths = [2] }}
 id = "pi-4"
 profile = "raspberry_pi_4"
 log = "raspberry_pi_4"
+{networks[0]}
 
 [[fleet.devices]]
 id = "phone"
 profile = "android_phone"
 log = "android_phone"
+{networks[1]}
 
 [[fleet.devices]]
 id = "laptop"
 profile = "laptop"
 log = "laptop"
+{networks[2]}
 """
+BROUGHT = tuple(
+    f'network = {{ family = "mlp", widths = [{width}], depths = [{depth}], group_size = 16 }}'
+    for width, depth in ((32, 1), (32, 2), (64, 1))
+)
+"""What devices bring to FedADP, whose shipped run goes by that."""
 
 
 @pytest.fixture(scope="module")
@@ -150,7 +158,8 @@ def test_whatever_is_killed_the_run_ends_with_the_same_choices_and_bits(
 
 def file_of(name: str) -> str:
     count, more = 2 if name in CHOOSING else 0, GROWING if name == "fedtrans" else ""
-    return FILE.format(name=name, count=count, rounds=ROUNDS.get(name, 3), more=more)
+    networks = BROUGHT if name == "fedadp" else ("",) * len(BROUGHT)
+    return FILE.format(name=name, count=count, rounds=ROUNDS.get(name, 3), more=more, networks=networks)
 
 
 def _networks(folder: Path) -> set[str]:
