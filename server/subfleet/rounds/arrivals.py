@@ -62,7 +62,7 @@ def came(terms: Terms, state: RunState, event: Ready, now_s: float) -> Outcome:
         case SearchMade():
             outcome = _explored(terms, state, made)
         case BeginningMade():
-            outcome = begun_with(state, made), ()
+            outcome = begun_with(terms, state, made), ()
         case _:
             never(made)
     return outcome
@@ -92,7 +92,7 @@ def failed(terms: Terms, state: RunState, event: Failed, now_s: float) -> Outcom
         case SearchWanted():
             outcome = _unexplored(state, wanted, event.reason), ()
         case BeginningWanted():
-            outcome = begun_with(state, BeginningMade(wanted=wanted, lineages=())), ()
+            outcome = begun_with(terms, state, BeginningMade(wanted=wanted, lineages=())), ()
         case _:
             never(wanted)
     return outcome

@@ -6,7 +6,7 @@ from types import MappingProxyType
 
 from subfleet.elastic.lineage import Drawn, Lineage
 from subfleet.methods.evolving import Beginning
-from subfleet.rounds.networks import all_lineages, carried_by
+from subfleet.rounds.networks import all_lineages, carried_by, with_lineages
 from subfleet.rounds.requests import BeginningMade, BeginningWanted
 from subfleet.rounds.state import RunState, Seat
 from subfleet.rounds.terms import Terms
@@ -55,11 +55,14 @@ def beginning_of(terms: Terms, state: RunState, wanted: BeginningWanted) -> Begi
     return BeginningMade(wanted=wanted, lineages=lineages)
 
 
-def begun_with(state: RunState, made: BeginningMade) -> RunState:
-    """The state in which the run begins so; one that has begun stays as it is."""
+def begun_with(terms: Terms, state: RunState, made: BeginningMade) -> RunState:
+    """The state in which the run begins so; one that has begun stays as it is.
+
+    The configured network may have been given out before, in a turn that came to nothing; it leaves nothing behind.
+    """
     if state.folded_round or state.lineages or made.wanted.turn != state.turn:
         return state
-    return replace(state, lineages=made.lineages, begun_turn=state.turn)
+    return replace(with_lineages(terms, state, made.lineages), begun_turn=state.turn)
 
 
 def _answered(state: RunState) -> list[Seat]:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from server.coordinator_cases import CLIENTS, looked_around, measuring, prepared, telemetry, terms_of
 from server.methods.test_fedtrans import LOSSES, METHOD, TERMS, WHOLE, closed, outcome, relaxed
 from server.server_rig import World, config, fleet
 
@@ -18,6 +19,7 @@ from subfleet.methods.fedtrans import FedTrans, FedTransMemory, Grown
 from subfleet.methods.policies import Ask, Beginning, Participant, Standing
 from subfleet.methods.sizes import whole_depth
 from subfleet.protocol.subnet import SubnetSpec
+from subfleet.rounds.coordinator import step
 from subfleet.search.queue import SizedProgram, Wish
 from subfleet.testing.rounds import ask
 
@@ -125,6 +127,26 @@ def test_a_run_begins_with_what_its_weakest_client_carries() -> None:
     assert shapes(half) == TERMS.network.shapes(whole_depth(TERMS.network, (0.5,))[0])
     (none,) = carried(1)
     assert shapes(none) == TERMS.network.shapes(whole_depth(TERMS.network, (0.25,))[0])
+
+
+def test_a_turn_that_came_to_nothing_leaves_nothing_of_the_configured_network() -> None:
+    """Nobody could be given that, and a client that is weaker than all before is there when it is tried again."""
+    terms = terms_of(method=FedTrans(first="weakest"))
+    state = measuring(terms)
+    for turn, budgets in enumerate(((10**9, 10**9, 10**9), (10, 10**9, 10**9))):
+        for name, memory_bytes in zip(CLIENTS, budgets, strict=True):
+            message = telemetry(terms, name, memory_bytes=memory_bytes, retry=turn)
+            state, actions = step(terms, state, message, 2.0)
+            state, _ = looked_around(terms, state, actions, 2.0)
+        assert state.phase == "train"
+        if not turn:
+            for name in CLIENTS:
+                state, _ = step(terms, state, prepared(terms, state, name, planned_peak_bytes=10**10), 2.0)
+            assert [one.program.size.network for one in state.written.values()] == [""], "it is known to be too large"
+            assert (state.phase, state.tries.retry) == ("measure", 1)
+    assert [(one.id, one.living) for one in state.lineages] == [("", False), ("m0", True)]
+    assert not state.written
+    assert {seat.size.network for seat in state.seats.values() if seat.size is not None} == {"m0"}
 
 
 def test_a_run_ends_where_accuracy_gains_too_little() -> None:
