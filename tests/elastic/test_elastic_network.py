@@ -113,7 +113,7 @@ def test_indices_that_an_axis_cannot_keep_are_refused(index_set: IndexSet, reaso
         (SubnetSpec(axes=(("class", Roll(start=1, size=3)),)), "all 3 in order"),
         (SubnetSpec(blocks=("section0.block0",)), "in order"),
         (SubnetSpec(blocks=("section1.block2", "section0.block1")), "in order"),
-        (SubnetSpec(choices=(("op", "conv"),)), "no choices"),
+        (SubnetSpec(choices=(("op", ("conv",)),)), "no choices"),
     ],
 )
 def test_a_spec_of_another_network_is_refused(spec: SubnetSpec, reason: str) -> None:

@@ -80,7 +80,7 @@ def test_layers_of_tokens_tell_what_they_are_tied_to(
 
 def test_a_step_belongs_to_a_block_that_can_be_left_out() -> None:
     steps = [
-        (decl.name, decl.block, decl.role)
+        (decl.name, decl.part, decl.role)
         for decl in network_of(replace(DECODER, learnable_steps=True)).tensors.values()
         if decl.name.endswith(".step")
     ]

@@ -146,7 +146,7 @@ def test_kernels_are_cut_to_centres() -> None:
     kernel = Axis(name="kernel", size=7, kind="kernel", granularity=2)
     channels = Axis(name="channels", size=4, kind="channel")
     decl = TensorDecl(
-        name="w", shape=(4, 1, 7, 7), axes=("channels", None, "kernel", "kernel"), block="b", role="weight"
+        name="w", shape=(4, 1, 7, 7), axes=("channels", None, "kernel", "kernel"), part="b", role="weight"
     )
     config = dataclasses.replace(RESNET, widths=(4,), depths=(2,))
     network = Network(

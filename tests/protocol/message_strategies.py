@@ -13,6 +13,7 @@ from subfleet.protocol.candidate_scores import CandidateScore, Scoring
 from subfleet.protocol.evaluating import EvaluationSettings
 from subfleet.protocol.limits import MAX_LOSS
 from subfleet.protocol.messages import MAX_SAMPLES, MESSAGES, Message
+from subfleet.protocol.paths import PathScore
 from subfleet.protocol.schema import MAX_INTEGER
 from subfleet.protocol.subnet import Explicit, Full, Prefix, Roll, SubnetSpec
 from subfleet.protocol.training import OptimiserSettings, TrainingSettings
@@ -32,7 +33,9 @@ SPECS = st.builds(
     SubnetSpec,
     axes=st.dictionaries(_NAMES, _INDEX_SETS, max_size=4).map(lambda axes: tuple(sorted(axes.items(), key=_first))),
     blocks=st.lists(_NAMES, unique=True, max_size=4).map(tuple),
-    choices=st.dictionaries(_NAMES, _NAMES, max_size=3).map(lambda choices: tuple(sorted(choices.items()))),
+    choices=st.dictionaries(_NAMES, st.lists(_NAMES, min_size=1, max_size=3, unique=True).map(tuple), max_size=3).map(
+        lambda choices: tuple(choices.items())
+    ),
     name=_NAMES,
 )
 _BLOBS = st.builds(BlobRef, sha256=st.from_regex(r"[0-9a-f]{64}", fullmatch=True), size_bytes=_SIZES)
@@ -48,6 +51,7 @@ _BY_TYPE: dict[Any, st.SearchStrategy[Any]] = {
         OptimiserSettings, name=st.just("sgd"), momentum=st.floats(0, 0.99), weight_decay=st.floats(0, 1)
     ),
     TrainingSettings: st.builds(TrainingSettings),
+    PathScore: st.builds(PathScore, loss=st.floats(0, MAX_LOSS, exclude_max=True), accuracy=st.floats(0, 1)),
     CandidateScore: st.one_of(
         st.builds(CandidateScore, score=st.floats(allow_nan=False, allow_infinity=False)),
         st.builds(CandidateScore, score=st.none(), reason=_SHOWN),
@@ -69,7 +73,9 @@ _BY_TYPE: dict[Any, st.SearchStrategy[Any]] = {
     ),
     Scoring: st.builds(Scoring, specs=st.tuples(SPECS, SPECS), weights=st.tuples(_BLOBS, _BLOBS)),
 }
+_COUNTS = st.dictionaries(_NAMES, st.integers(0, 2**53), max_size=3).map(lambda counts: tuple(counts.items()))
 _BY_FIELD: dict[str, st.SearchStrategy[Any]] = {
+    "operator_examples": st.dictionaries(_NAMES, _COUNTS, max_size=2).map(lambda examples: tuple(examples.items())),
     "client_id": _CLIENT_IDS,
     "holder": _CLIENT_IDS,
     "log_quantile": st.none() | st.floats(0, 1, exclude_max=True),

@@ -41,7 +41,9 @@ def test_an_axis_that_is_not_named_is_whole() -> None:
         (lambda: SubnetSpec(axes=(("b", Full()), ("a", Full()))), "sorted by name"),
         (lambda: SubnetSpec(axes=(("a", Full()), ("a", Full()))), "each once"),
         (lambda: SubnetSpec(blocks=("a", "a")), "named once"),
-        (lambda: SubnetSpec(choices=(("b", "x"), ("a", "x"))), "sorted by name"),
+        (lambda: SubnetSpec(choices=(("a", ("x",)), ("a", ("y",)))), "each may be named once"),
+        (lambda: SubnetSpec(choices=(("a", ("x", "x")),)), "each may be named once"),
+        (lambda: SubnetSpec(choices=(("a", ()),)), "keeps no operator"),
     ],
 )
 def test_what_cannot_be_is_refused(make: object, words: str) -> None:

@@ -83,6 +83,7 @@ def update(settings: AgentSettings, job: Job, event: Trained, now_s: float) -> U
         seconds=now_s - job.arrived_at_s,
         message_id=f"update.{task.task_id}",
         square_loss=result.square_loss,
+        operator_examples=result.operator_examples,
     )
 
 
@@ -114,6 +115,7 @@ def evaluated(settings: AgentSettings, job: Job, event: EvaluationEnded, now_s: 
         class_counts=result.class_counts,
         class_correct=result.class_correct,
         measured_peak_bytes=result.measured_peak_bytes,
+        scores=result.scores,
         seconds=now_s - job.arrived_at_s,
         message_id=f"evaluated.{job.task.task_id}",
     )

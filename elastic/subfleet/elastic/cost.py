@@ -9,7 +9,7 @@ import numpy as np
 
 from subfleet.elastic.axes import factors_of
 from subfleet.elastic.network import Network
-from subfleet.elastic.sizes import SizeTable
+from subfleet.elastic.sizes import Floats, SizeTable
 from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.subnet import SubnetSpec
 
@@ -44,6 +44,9 @@ class SubnetCost:
 def estimate_cost(network: Network, spec: SubnetSpec, *, batch_size: int) -> SubnetCost:
     """Count from the declaration.
 
+    Of a subspace all tensors count for parameters and bytes; for multiplications and memory beside its weights only the
+    cheapest path does, since a device draws paths that it has room for.
+
     Args:
         network: the declaration.
         spec: the subnet.
@@ -54,33 +57,70 @@ def estimate_cost(network: Network, spec: SubnetSpec, *, batch_size: int) -> Sub
     """
     if batch_size < 1:
         raise ConfigError(f"batch_size is {batch_size}, but must be 1 or more")
-    parameters = macs = workspace = 0
-    saved = math.prod(network.config.input_shape)
-    shapes = network.shapes(spec)
-    norms = {_layer_of(name) for name in shapes if network.tensors[name].role == "gain"}
-    for name, shape in shapes.items():
-        decl, count = network.tensors[name], math.prod(shape)
-        parameters += count
-        if decl.role in ("weight", "residual"):
-            macs += count * decl.positions
-            # The gradient of a layer's weight is a matrix product of its unfolded inputs and its outputs' gradient.
-            workspace = max(workspace, (math.prod(shape[1:]) + shape[0]) * decl.positions)
-        elif decl.role == "gain":
-            # Beside these a norm keeps mean and spread of each group.
-            saved += network.kept_of_norms * count * decl.positions + 2 * count // network.group_size
-        elif decl.role == "bias" and _layer_of(name) not in norms:
-            # A layer with a bias has no norm behind it, which would take it away: what follows keeps its output.
-            saved += count * decl.positions
-    for result, summed in _products(network, spec):
-        macs += result * summed
-        saved += result
+    parts, parameters = _parts_costs(network, spec)
+    chosen = {part for choice in network.choices.values() for part in choice.parts}
+    always = [cost for part, cost in parts.items() if part not in chosen]
+    cheapest = [
+        [parts.get(f"{name}.{operator}", _PartCost()) for operator in kept]
+        for name, kept in network.operators_of(spec).items()
+    ]
+    macs = sum(cost.macs for cost in always) + sum(min(cost.macs for cost in choice) for choice in cheapest)
+    workspace = max(
+        [cost.workspace for cost in always] + [min(cost.workspace for cost in choice) for choice in cheapest], default=0
+    )
     weight_bytes = parameters * _FLOAT_BYTES
+    if network.is_path(spec):
+        saved = math.prod(network.config.input_shape) + sum(cost.saved for cost in parts.values())
+        weights_bytes = _WEIGHT_HALVES * weight_bytes // 2
+    else:  # blocks are computed again, and keep their inputs alone
+        saved, weights_bytes = math.prod(network.config.input_shape), 2 * weight_bytes
     return SubnetCost(
         parameters=parameters,
         weight_bytes=weight_bytes,
         forward_macs=macs,
-        training_memory_bytes=_WEIGHT_HALVES * weight_bytes // 2 + batch_size * (saved + workspace) * _FLOAT_BYTES,
+        training_memory_bytes=weights_bytes + batch_size * (saved + workspace) * _FLOAT_BYTES,
     )
+
+
+@dataclass(slots=True)
+class _PartCost:
+    """What a part of a network takes.
+
+    Attributes:
+        macs: multiplications of one sample's forward pass.
+        saved: numbers of a sample that are kept for the way back.
+        workspace: of its largest layer, in numbers for each sample.
+    """
+
+    macs: int = 0
+    saved: int = 0
+    workspace: int = 0
+
+
+def _parts_costs(network: Network, spec: SubnetSpec) -> tuple[dict[str | None, _PartCost], int]:
+    """What each part of a subnet costs, under None what is always kept; and how many parameters it has."""
+    parts: dict[str | None, _PartCost] = {}
+    parameters, shapes = 0, network.shapes(spec)
+    norms = {_layer_of(name) for name in shapes if network.tensors[name].role == "gain"}
+    for name, shape in shapes.items():
+        decl, count = network.tensors[name], math.prod(shape)
+        own = parts.setdefault(decl.part, _PartCost())
+        parameters += count
+        if decl.role in ("weight", "residual"):
+            own.macs += count * decl.positions
+            # The gradient of a layer's weight is a matrix product of its unfolded inputs and its outputs' gradient.
+            own.workspace = max(own.workspace, (math.prod(shape[1:]) + shape[0]) * decl.positions)
+        elif decl.role == "gain":
+            # Beside these a norm keeps mean and spread of each group.
+            own.saved += network.kept_of_norms * count * decl.positions + 2 * count // network.group_size
+        elif decl.role == "bias" and _layer_of(name) not in norms:
+            # A layer with a bias has no norm behind it, which would take it away: what follows keeps its output.
+            own.saved += count * decl.positions
+    for part, result, summed in _products(network, spec):
+        own = parts.setdefault(part, _PartCost())
+        own.macs += result * summed
+        own.saved += result
+    return parts, parameters
 
 
 class Costs:
@@ -95,19 +135,43 @@ class Costs:
         parameters, macs = Counter[int](), Counter[int]()
         for decl in network.tensors.values():
             factors = [one for dim, size in zip(decl.axes, decl.shape, strict=True) for one in factors_of(dim, size)]
-            column = _column(sizes, factors, decl.block)
+            column = _column(sizes, factors, decl.part)
             parameters[column] += 1
             macs[column] += decl.positions if decl.role in ("weight", "residual") else 0
         for product in network.products:
-            macs[_column(sizes, [*product.result, *product.summed], product.block)] += 1
+            macs[_column(sizes, [*product.result, *product.summed], product.part)] += 1
         self._columns, self._told = sizes.columns(), np.zeros((len(sizes), 2))
         for place, counts in enumerate((parameters, macs)):
             self._told[list(counts), place] = list(counts.values())
 
     def of(self, specs: Sequence[SubnetSpec]) -> list[tuple[int, int]]:
-        """Parameters, and multiply-accumulates of one sample's forward pass, of subnets, which are not checked."""
-        found = np.rint(np.rint(self._columns.of(self._network, specs)) @ self._told)
+        """Parameters, and multiply-accumulates of one sample's forward pass, of subnets, which are not checked.
+
+        Of a subspace, those of the path that takes fewest.
+        """
+        sizes = np.rint(self._columns.of(self._network, specs))
+        found = np.rint(sizes @ self._told)
+        if self._network.choices:
+            found[:, 1] -= self._left_over(sizes * self._told[:, 1], specs)
         return [(int(parameters), int(macs)) for parameters, macs in found]
+
+    def of_parts(self, spec: SubnetSpec) -> dict[str, tuple[int, int]]:
+        """The same of each part that a subnet keeps, by its name; under an empty one what is always kept."""
+        told = np.rint(self._columns.of(self._network, [spec]))[0][:, None] * self._told
+        places = {"": -1} | {name: place for place, name in enumerate(self._network.parts)}
+        kept = {"", *self._network.parts_of(spec)}
+        sums = {name: told[self._columns.blocks == place].sum(axis=0) for name, place in places.items() if name in kept}
+        return {name: (round(parameters), round(macs)) for name, (parameters, macs) in sums.items()}
+
+    def _left_over(self, macs: Floats, specs: Sequence[SubnetSpec]) -> Floats:
+        """Of the multiply-accumulates of each column, those of operators that the cheapest path has not: (subnets,)."""
+        places = {name: place for place, name in enumerate(self._network.parts)}
+        left = np.zeros(len(specs))
+        for row, spec in enumerate(specs):
+            for name, kept in self._network.operators_of(spec).items():
+                own = [macs[row, self._columns.blocks == places[f"{name}.{operator}"]].sum() for operator in kept]
+                left[row] += sum(own) - min(own)
+        return left
 
 
 def _column(sizes: SizeTable, factors: Sequence[str | int], block: str | None) -> int:
@@ -119,13 +183,13 @@ def _layer_of(tensor_name: str) -> str:
     return tensor_name.rpartition(".")[0]
 
 
-def _products(network: Network, spec: SubnetSpec) -> Iterator[tuple[int, int]]:
-    """Of each product of computed values in a subnet, how many numbers it gives, and how many each sums."""
-    sizes = network.sizes(spec)
+def _products(network: Network, spec: SubnetSpec) -> Iterator[tuple[str | None, int, int]]:
+    """Of each product of computed values in a subnet its part, how many numbers it gives, and how many each sums."""
+    sizes, kept = network.sizes(spec), network.parts_of(spec)
     for product in network.products:
-        if product.block is None or product.block in spec.blocks:
+        if product.part is None or product.part in kept:
             result, summed = (
                 math.prod(factor if isinstance(factor, int) else sizes[factor] for factor in factors)
                 for factors in (product.result, product.summed)
             )
-            yield result, summed
+            yield product.part, result, summed

@@ -103,7 +103,7 @@ def _counterparts(network: Network, block: str, origin: str) -> dict[str, str]:
     """The tensor of `origin` that each tensor of `block` corresponds to."""
     shapes = {
         owner: {
-            name.removeprefix(f"{owner}."): decl.shape for name, decl in network.tensors.items() if decl.block == owner
+            name.removeprefix(f"{owner}."): decl.shape for name, decl in network.tensors.items() if decl.part == owner
         }
         for owner in (block, origin)
     }

@@ -22,7 +22,7 @@ def starts_as_identity(network: Network, block: str) -> bool:
     and in evaluation. A layer of a plain chain can where ReLUs are before and behind it and no norm over groups is in
     it: it passes on what it reads, with BatchNorm in evaluation only, as training measures each batch.
     """
-    own = [decl for decl in network.tensors.values() if decl.block == block]
+    own = [decl for decl in network.tensors.values() if decl.part == block]
     return any(decl.role == "residual" or decl.name in network.identities for decl in own)
 
 
@@ -64,7 +64,7 @@ def as_identities(
     for block in blocks:
         check_identity(network, block)
         for name, decl in network.tensors.items():
-            if decl.block != block:
+            if decl.part != block:
                 continue
             if decl.role == "residual" or network.identities.get(name) == "silent":
                 found[name] = like.new_zeros(shapes[name])
@@ -112,7 +112,7 @@ def _norm_before(network: Network, name: str) -> tuple[str, str]:
     """Gain and bias of the last norm of the block before that of a tensor, in its section."""
     sections = block_numbers(network.config)
     names = [[block_name(section, number) for number in numbers] for section, numbers in enumerate(sections)]
-    block = network.tensors[name].block
+    block = network.tensors[name].part
     before = next(own[own.index(block) - 1] for own in names if block in own)
     gains = [one for one, decl in network.tensors.items() if one.startswith(f"{before}.") and decl.role == "gain"]
     return gains[-1], f"{gains[-1].removesuffix('weight')}bias"

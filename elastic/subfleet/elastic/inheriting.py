@@ -7,7 +7,7 @@ from types import MappingProxyType
 from torch import Generator, Tensor, ones_like, randn, tensor, where, zeros_like
 
 from subfleet.elastic.building import init_state
-from subfleet.elastic.lineage import Copied, Drawn, Inheritance, Placed, Replicated
+from subfleet.elastic.lineage import Chosen, Copied, Drawn, Inheritance, Placed, Replicated
 from subfleet.elastic.maps import tensor_maps
 from subfleet.elastic.network import Network
 from subfleet.elastic.replication import Replication, size_in
@@ -33,6 +33,8 @@ def inherited(
     """
     if isinstance(how, Copied):
         return _copied(network, parent, weights)
+    if isinstance(how, Chosen):
+        return _chosen(network, parent, weights)
     like = next(iter(weights.values()))
     first = {name: tensor.to(like) for name, tensor in init_state(network, seed).items()}
     if isinstance(how, Drawn):
@@ -113,3 +115,13 @@ def _copied(network: Network, parent: Network, weights: Mapping[str, Tensor]) ->
             "copied; name a map"
         )
     return {name: tensor.clone() for name, tensor in weights.items()}
+
+
+def _chosen(network: Network, parent: Network, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    declared = {name: decl.shape for name, decl in parent.tensors.items()}
+    odd = [name for name, decl in network.tensors.items() if declared.get(name) != decl.shape]
+    if odd:
+        raise ConfigError(
+            f"network {network.id!r} is to have tensor {odd[0]!r} of {parent.id!r}, which has none of that shape"
+        )
+    return {name: weights[name].clone() for name in network.tensors}

@@ -8,7 +8,7 @@ from subfleet.elastic.families import AnyFamily
 from subfleet.protocol.identifiers import check_client_id
 from subfleet.protocol.schema import ADDED_LATER
 
-__all__ = ["Copied", "Drawn", "Inheritance", "Lineage", "Placed", "Replicated"]
+__all__ = ["Chosen", "Copied", "Drawn", "Inheritance", "Lineage", "Placed", "Replicated"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,13 +55,20 @@ class Placed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Chosen:
+    """A path of its parent, a supernet, begins with the weights of the operators that it has of that."""
+
+    TYPE: ClassVar[str] = "chosen"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Drawn:
     """A network begins with first weights of its own, drawn from the run's seed."""
 
     TYPE: ClassVar[str] = "drawn"
 
 
-Inheritance = Copied | Replicated | Placed | Drawn
+Inheritance = Copied | Replicated | Placed | Chosen | Drawn
 """The map from a parent's weights to those that a network begins with."""
 
 

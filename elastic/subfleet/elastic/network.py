@@ -1,10 +1,10 @@
-"""What an elastic network consists of, as plain data: axes, skippable blocks and tensors."""
+"""What an elastic network consists of, as plain data: axes, skippable blocks, choices of operators, and tensors."""
 
 import math
 from collections.abc import Collection, Mapping
 from dataclasses import Field, dataclass, field, replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, runtime_checkable
 
 from subfleet.elastic.axes import Axis, Dim, check_indices, kept_indices, local_size
 from subfleet.protocol.errors import ConfigError
@@ -16,12 +16,14 @@ if TYPE_CHECKING:
 __all__ = [
     "BUFFER_ROLES",
     "Block",
+    "Choice",
     "Family",
     "Identity",
     "LocalShapes",
     "MatrixProduct",
     "Network",
     "Norm",
+    "OfOperators",
     "Role",
     "TensorDecl",
 ]
@@ -80,6 +82,18 @@ class Family(Protocol):
         """
 
 
+@runtime_checkable
+class OfOperators(Protocol):
+    """The settings of a supernet: a family's record that says which operators each block has."""
+
+    @property
+    def open_choices(self) -> int:
+        """How many blocks have more than one."""
+
+    def with_operators(self, kept: Mapping[str, tuple[str, ...]]) -> Any:
+        """The same record with these operators of some choices, by the choice's name; with one it is none any more."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Block:
     """A part of the network that a subnet may leave out.
@@ -95,6 +109,24 @@ class Block:
     section: int
     reads: str = ""
     gives: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """A place of the network with alternative operators, of which a path has one (FedorAS, section 3.1).
+
+    Attributes:
+        name: unique in its network, and the path of its module.
+        operators: their names, two or more, in the family's order.
+    """
+
+    name: str
+    operators: tuple[str, ...]
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """The operators' names among the parts of the network, which are the paths of their modules."""
+        return tuple(f"{self.name}.{operator}" for operator in self.operators)
 
 
 Role = Literal["weight", "residual", "gain", "bias", "step", "embedding", "symbol", "mean", "variance"]
@@ -114,7 +146,7 @@ class TensorDecl:
         name: the same in the full network and in every subnet.
         shape: in the full network.
         axes: what each dimension is tied to.
-        block: the skippable block that owns it, or None if it is always kept.
+        part: the skippable block or the operator that owns it, or None if it is always kept.
         role: "weight" of a layer (starts normal with variance 2 / fan-in), "residual" weight of the last layer of a
             block (starts at 0, so that every block starts as the identity), "gain" of a norm (starts at 1), "bias"
             (starts at 0), "step" of a block (starts at 1), "embedding" of symbols or positions in a stream
@@ -126,7 +158,7 @@ class TensorDecl:
     name: str
     shape: tuple[int, ...]
     axes: tuple[Dim, ...]
-    block: str | None
+    part: str | None
     role: Role
     positions: int = 1
 
@@ -138,12 +170,12 @@ class MatrixProduct:
     Attributes:
         result: sizes of what one sample's product gives: names of axes, and sizes that are never cut.
         summed: sizes of what is summed over, in the same words.
-        block: the skippable block that computes it, or None if it always is.
+        part: the skippable block or the operator that computes it, or None if it always is.
     """
 
     result: tuple[str | int, ...]
     summed: tuple[str | int, ...]
-    block: str | None
+    part: str | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,10 +185,12 @@ class LocalShapes:
     Attributes:
         sizes: how many indices it keeps, by axis.
         tensors: shape of each of its tensors, in network order.
+        parts: the skippable blocks and the operators that it has.
     """
 
     sizes: Mapping[str, int]
     tensors: Mapping[str, tuple[int, ...]]
+    parts: frozenset[str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,6 +202,7 @@ class Network:
         id: among the networks of a run, which its subnets carry; empty for the one that the run begins with.
         axes: by name.
         blocks: the skippable ones, in network order.
+        choices: by name, in network order; a choice of one operator is none.
         tensors: by name, in network order.
         products: of computed values, for what they cost.
         kept_of_norms: how many numbers training keeps for each that a norm gives: its input and what the activation
@@ -183,6 +218,7 @@ class Network:
     id: str = ""
     axes: Mapping[str, Axis] = field(repr=False)
     blocks: tuple[Block, ...] = field(repr=False)
+    choices: Mapping[str, Choice] = field(default_factory=lambda: MappingProxyType({}), repr=False)
     tensors: Mapping[str, TensorDecl] = field(repr=False)
     products: tuple[MatrixProduct, ...] = field(default=(), repr=False)
     kept_of_norms: int = field(default=2, repr=False)
@@ -190,6 +226,28 @@ class Network:
     symbols: int = field(default=0, repr=False)
     other_sizes: tuple[int, ...] = field(default=(), repr=False)
     identities: Mapping[str, Identity] = field(default_factory=lambda: MappingProxyType({}), repr=False)
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """Names of all that a subnet may leave out: the skippable blocks, then the operators of each choice."""
+        operators = (part for choice in self.choices.values() for part in choice.parts)
+        return (*(block.name for block in self.blocks), *operators)
+
+    def parts_of(self, spec: SubnetSpec) -> frozenset[str]:
+        """Of these, what a subnet keeps; the spec is not checked."""
+        if not self.choices:
+            return frozenset(spec.blocks)
+        operators = (f"{name}.{one}" for name, kept in self.operators_of(spec).items() for one in kept)
+        return frozenset((*spec.blocks, *operators))
+
+    def operators_of(self, spec: SubnetSpec) -> dict[str, tuple[str, ...]]:
+        """The operators that a subnet keeps of each choice, in network order; the spec is not checked."""
+        kept = dict(spec.choices)
+        return {name: kept.get(name, choice.operators) for name, choice in self.choices.items()}
+
+    def is_path(self, spec: SubnetSpec) -> bool:
+        """Whether a subnet is a network by itself: of each choice it keeps one operator."""
+        return all(len(kept) == 1 for kept in self.operators_of(spec).values())
 
     def full_spec(self) -> SubnetSpec:
         """The subnet that keeps everything."""
@@ -199,9 +257,9 @@ class Network:
         """Make sure that a spec is a subnet of this network.
 
         Raises:
-            ConfigError: it is of another network of the run, names an unknown axis, block or choice, keeps indices that
-                an axis lacks, splits a group of tied indices, lists its blocks out of order, or leaves out a block
-                without keeping the same of what it gives as of what it reads.
+            ConfigError: it is of another network of the run, names an unknown axis, block, choice or operator, keeps
+                indices that an axis lacks, splits a group of tied indices, lists its blocks or operators out of order,
+                or leaves out a block without keeping the same of what it gives as of what it reads.
         """
         self._check_held(spec)
         for tied in self.tied_axes(spec.blocks):
@@ -224,8 +282,23 @@ class Network:
         order = [block.name for block in self.blocks]
         if list(spec.blocks) != [name for name in order if name in spec.blocks]:
             raise ConfigError(f"a subnet keeps the blocks {list(spec.blocks)}, but must name some of {order}, in order")
-        if spec.choices:
-            raise ConfigError(f"a subnet chooses {dict(spec.choices)}, but this network has no choices")
+        self._check_choices(spec)
+
+    def _check_choices(self, spec: SubnetSpec) -> None:
+        told, kept = [name for name, _ in spec.choices], dict(spec.choices)
+        if told != [name for name in self.choices if name in kept]:
+            raise ConfigError(
+                f"a subnet keeps operators of the choices {told}, but must name some of {[*self.choices]}, in order"
+                if self.choices
+                else f"a subnet keeps operators of the choices {told}, but this network has no choices"
+            )
+        for name, own in spec.choices:
+            every = self.choices[name].operators
+            if list(own) != [operator for operator in every if operator in own]:
+                raise ConfigError(
+                    f"a subnet keeps the operators {list(own)} of choice {name!r}, but must name some of "
+                    f"{list(every)}, in order"
+                )
 
     def tied_axes(self, blocks: Collection[str]) -> tuple[tuple[str, ...], ...]:
         """Axes of which a subnet with these skippable blocks keeps the same indices, as what is between is left out."""
@@ -259,11 +332,11 @@ class Network:
             ConfigError: the spec names what this network lacks, or splits a group.
         """
         sizes = self.sizes(spec)
-        kept = frozenset(spec.blocks)
+        kept = self.parts_of(spec)
         return {
             decl.name: tuple(local_size(dim, size, sizes) for size, dim in zip(decl.shape, decl.axes, strict=True))
             for decl in self.tensors.values()
-            if decl.block is None or decl.block in kept
+            if decl.part is None or decl.part in kept
         }
 
     def local(self, spec: SubnetSpec) -> LocalShapes:
@@ -273,10 +346,12 @@ class Network:
             ConfigError: the spec is no subnet of this network.
         """
         self.check(spec)
-        return LocalShapes(sizes=self.sizes(spec), tensors=self.shapes(spec))
+        return LocalShapes(sizes=self.sizes(spec), tensors=self.shapes(spec), parts=self.parts_of(spec))
 
     def size_of(self, spec: SubnetSpec) -> SubnetSpec:
         """The subnet of the same size that is at the front of every axis: all that programs and costs depend on.
+
+        A subspace has the size of the whole supernet, whose program chains whatever is drawn.
 
         Raises:
             ConfigError: the spec is no subnet of this network.
@@ -288,7 +363,7 @@ class Network:
             for name, index_set in spec.axes
             if sizes[name] < self.axes[name].size
         )
-        return replace(spec, axes=axes)
+        return replace(spec, axes=axes, choices=spec.choices if self.is_path(spec) else ())
 
     def parameter_count(self, spec: SubnetSpec) -> int:
         """How many numbers a subnet holds, running statistics included.

@@ -28,7 +28,8 @@ class Columns:
     Attributes:
         numbers: that powers of axes are multiplied with, (columns,).
         powers: of how many indices a subnet keeps of each axis, (axes, columns).
-        blocks: places of the blocks that columns belong to, (columns,); -1 for a part that is always kept.
+        blocks: places among the network's parts of those that columns belong to, (columns,); -1 for what
+            is always kept.
         least: axis, column, and the indices of the axis below which the column is 0, (rules, 3).
     """
 
@@ -39,13 +40,13 @@ class Columns:
 
     def of(self, network: Network, specs: Sequence[SubnetSpec]) -> Floats:
         """The sizes of subnets of the network that this was made for; they are not checked: (subnets, columns)."""
-        axes, blocks = network.axes, [block.name for block in network.blocks]
+        axes, parts = network.axes, network.parts
         whole = {name: axis.size for name, axis in axes.items()}
         kept = [
             [*{**whole, **{name: len(kept_indices(one, axes[name].size)) for name, one in spec.axes}}.values()]
             for spec in specs
         ]
-        within = [[name in spec.blocks for name in blocks] for spec in specs]
+        within = [[name in held for name in parts] for held in map(network.parts_of, specs)]
         return self.at(np.array(kept, dtype=np.float64), np.array(within, dtype=np.float64).reshape(len(specs), -1))
 
     def at(self, kept: Floats, within: Floats) -> Floats:
@@ -53,7 +54,7 @@ class Columns:
 
         Args:
             kept: indices of each axis, (subnets, axes).
-            within: 1 for each kept block, (subnets, blocks).
+            within: 1 for each kept part, (subnets, parts).
         """
         found: Floats = self.numbers * np.exp(np.log(kept) @ self.powers)
         found *= np.column_stack([within, np.ones(len(kept))])[:, self.blocks]
@@ -90,7 +91,7 @@ class SizeTable:
         Args:
             number: that the powers are multiplied with.
             powers: of how many indices a subnet keeps of an axis.
-            block: without which the size is 0; None for a part that is always kept.
+            block: the part without which the size is 0; None for what is always kept.
             channels: axes of which too few make the size 0.
             least: indices of each of these that are enough.
         """
@@ -107,13 +108,13 @@ class SizeTable:
         step = np.array([1 if axis.kind == "kernel" else axis.granularity for axis in axes])
         groups = np.array([axis.size for axis in axes]) / step
         kept = step * np.maximum(np.rint(groups ** draw.random((count, len(groups)))), 1)
-        within = draw.random((count, len(self._network.blocks))) < draw.random((count, 1))
+        within = draw.random((count, len(self._network.parts))) < draw.random((count, 1))
         return self.columns().at(kept, np.float64(within))
 
     def columns(self) -> Columns:
         """The columns so far, as arrays."""
         axes = {name: place for place, name in enumerate(self._network.axes)}
-        places: dict[str | None, int] = {block.name: place for place, block in enumerate(self._network.blocks)}
+        places: dict[str | None, int] = {name: place for place, name in enumerate(self._network.parts)}
         powers = np.zeros((len(axes), len(self)))
         for (_, _, of_axes, _, _), column in self._columns.items():
             for name, power in of_axes:

@@ -337,7 +337,7 @@ def _owners(network: Network) -> dict[str, frozenset[str]]:
         for dim, size in zip(decl.axes, decl.shape, strict=True):
             for factor in factors_of(dim, size):
                 if isinstance(factor, str):
-                    users.setdefault(factor, set()).add(decl.block)
+                    users.setdefault(factor, set()).add(decl.part)
     return {
         axis: frozenset(block for block in blocks if block is not None)
         for axis, blocks in users.items()

@@ -9,6 +9,7 @@ from subfleet.protocol.candidate_scores import MAX_CANDIDATES, CandidateScore
 from subfleet.protocol.evaluating import check_claims
 from subfleet.protocol.identifiers import check_client_id, new_message_id
 from subfleet.protocol.limits import MAX_LOSS, MAX_SAMPLES
+from subfleet.protocol.paths import OperatorExamples, PathScore, check_examples
 from subfleet.protocol.reasons import RefusalReason
 from subfleet.protocol.schema import ADDED_LATER
 
@@ -49,6 +50,7 @@ class Update:
         train_seconds: wall time of the steps.
         seconds: wall time from the task's arrival to this message.
         square_loss: mean of the squares of the labels' losses, where the task's objective asks for it; 0 or more.
+        operator_examples: where the task has paths drawn, the examples that went through each operator of the subspace.
     """
 
     KIND: ClassVar[str] = "update"
@@ -66,6 +68,7 @@ class Update:
     seconds: float
     message_id: str = field(default_factory=new_message_id)
     square_loss: float | None = field(default=None, metadata=ADDED_LATER)
+    operator_examples: OperatorExamples = field(default=(), metadata=ADDED_LATER)
 
     def __post_init__(self) -> None:
         check_client_id(self.client_id)
@@ -75,6 +78,7 @@ class Update:
             raise ValueError(f"loss is {self.loss}, but must be a number of single precision")
         if self.square_loss is not None and not 0 <= self.square_loss < MAX_LOSS:
             raise ValueError(f"square_loss is {self.square_loss}, but must be a number of single precision, 0 or more")
+        check_examples(self.operator_examples)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,6 +134,7 @@ class Evaluated:
         class_correct: of these, those that were predicted rightly.
         measured_peak_bytes: growth of the process's high-water mark while it evaluated.
         seconds: wall time from the task's arrival to this message.
+        scores: of each path of the task's population, in its order; loss and accuracy are then their means.
     """
 
     KIND: ClassVar[str] = "evaluated"
@@ -146,6 +151,7 @@ class Evaluated:
     class_counts: tuple[int, ...] = ()
     class_correct: tuple[int, ...] = ()
     message_id: str = field(default_factory=new_message_id)
+    scores: tuple[PathScore, ...] = field(default=(), metadata=ADDED_LATER)
 
     def __post_init__(self) -> None:
         check_client_id(self.client_id)

@@ -1,9 +1,11 @@
 """What is asked of a device that evaluates a model on its held-out data, and what it found, as plain data."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from subfleet.protocol.limits import EVALUATION_LIMITS, MAX_COUNTED_CLASSES, MAX_LOSS, MAX_SAMPLES, check_lengths
+from subfleet.protocol.paths import PathScore
+from subfleet.protocol.schema import ADDED_LATER
 
 __all__ = ["MAX_COUNTED_CLASSES", "NO_HELD_OUT", "Claims", "EvaluationResult", "EvaluationSettings", "check_claims"]
 
@@ -20,10 +22,13 @@ class EvaluationSettings:
     Attributes:
         batch_size: samples that the program takes at once, 1 or more.
         per_class: also count the labels of each class, and those that were predicted rightly.
+        population: paths of the task's subspace, each as the operators of its choices in order, that are evaluated one
+            after another, with a chain as the program; empty where the spec is a network by itself.
     """
 
     batch_size: int
     per_class: bool = False
+    population: tuple[tuple[str, ...], ...] = field(default=(), metadata=ADDED_LATER)
 
     def __post_init__(self) -> None:
         if self.batch_size < 1:
@@ -101,7 +106,11 @@ def _check_classes(claims: Claims) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationResult:
-    """What came of an evaluation in a trainer; `subfleet.protocol.answers.Evaluated` says what the numbers are."""
+    """What came of an evaluation in a trainer; `subfleet.protocol.answers.Evaluated` says what the numbers are.
+
+    Attributes:
+        scores: of each path of a population, in its order; loss and accuracy are then their means.
+    """
 
     loss: float
     accuracy: float
@@ -110,6 +119,7 @@ class EvaluationResult:
     measured_peak_bytes: int
     class_counts: tuple[int, ...] = ()
     class_correct: tuple[int, ...] = ()
+    scores: tuple[PathScore, ...] = ()
 
     def __post_init__(self) -> None:
         check_claims(self)

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from subfleet.protocol.calibration import Calibration
 from subfleet.protocol.evaluating import EvaluationSettings
+from subfleet.protocol.paths import OperatorExamples, PathSettings
 from subfleet.protocol.training import TrainingSettings
 from subfleet.protocol.update_codecs import AnyUpdateCodec, Uncompressed
 
@@ -30,6 +31,8 @@ class TrainJob:
             is changed; None trains.
         classes: the run's names of classes, in the order of its model's; empty where it numbers them.
         sends: names of the tensors whose change is written; empty writes that of all.
+        paths: how a path is drawn for each batch, where the program is a chain.
+        choices: with it, the operators that the job's subspace keeps of each choice, as in `SubnetSpec`.
     """
 
     program_path: Path
@@ -45,6 +48,8 @@ class TrainJob:
     calibration: Calibration | None = None
     classes: tuple[str, ...] = ()
     sends: tuple[str, ...] = ()
+    paths: PathSettings | None = None
+    choices: tuple[tuple[str, tuple[str, ...]], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,6 +91,7 @@ class EvaluateJob:
         memory_limit_bytes: the most by which the process may grow.
         threads: of the runtime.
         classes: as in `TrainJob`.
+        choices: as in `TrainJob`, where the settings name a population.
     """
 
     program_path: Path
@@ -95,6 +101,7 @@ class EvaluateJob:
     memory_limit_bytes: int
     threads: int = 1
     classes: tuple[str, ...] = ()
+    choices: tuple[tuple[str, tuple[str, ...]], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,6 +116,7 @@ class TrainResult:
         measured_peak_bytes: growth of the process's high-water mark while it trained.
         train_seconds: wall time of the steps.
         square_loss: mean of the squares of the same losses; None where the task's objective asks for none.
+        operator_examples: where paths were drawn, the examples that went through each operator.
     """
 
     sample_count: int
@@ -118,3 +126,4 @@ class TrainResult:
     measured_peak_bytes: int
     train_seconds: float
     square_loss: float | None = None
+    operator_examples: OperatorExamples = ()

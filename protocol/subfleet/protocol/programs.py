@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal, Protocol
 
 from subfleet.protocol.blobs import BlobRef
+from subfleet.protocol.chains import Chain
 from subfleet.protocol.errors import ProtocolError
 from subfleet.protocol.evaluating import EvaluationResult
 from subfleet.protocol.jobs import EvaluateJob, ScoreJob, TrainJob, TrainResult
@@ -18,6 +19,7 @@ __all__ = [
     "DataSummary",
     "EvaluateJob",
     "EvaluationResult",
+    "PieceProgram",
     "Prediction",
     "Program",
     "ProgramManifest",
@@ -44,6 +46,10 @@ Role = Literal[
     "anchor",  # a parameter as it was before the first step, for the proximal term
     "batch_weight",  # scalar: the count of the whole batch that a micro-batch is part of
     "apply",  # scalar: 1 in the last micro-batch of a batch, which takes the optimiser's step; else 0
+    # Between the pieces of a chain.
+    "features",  # what a link reads or gives, (batch, ...)
+    "features_gradient",  # the loss' gradient by it
+    "gradient_scale",  # scalar: what clipping multiplies all gradients of a path with
     # Carried from step to step: an input, and as an output the same thing after the step.
     "parameter",  # a weight
     "buffer",  # what a layer keeps besides its weights, such as a running mean
@@ -81,6 +87,21 @@ class ValueInfo:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PieceProgram:
+    """One program of a chain's piece.
+
+    Attributes:
+        name: in the chain's body; see `subfleet.protocol.chains.program_name`.
+        inputs: in the order in which it takes them; `tensor` is the name after the operator's prefix.
+        outputs: in the order in which it gives them.
+    """
+
+    name: str
+    inputs: tuple[ValueInfo, ...]
+    outputs: tuple[ValueInfo, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ProgramManifest:
     """Everything a trainer must know of a program besides its bytes.
 
@@ -95,7 +116,11 @@ class ProgramManifest:
         max_abs_diff: largest difference of any number from PyTorch's, found when it was written; as a share of the
             largest number of its tensor where that is above 1.
         versions: of the tools that wrote it.
-        operators: that its runtime must have, sorted, such as "Conv" or "aten::add.out"; empty where it is not told.
+        operators: that its runtime must have, sorted, such as "Conv" or "aten::add.out"; empty where it is not told. Of
+            a chain, those of the links that have no choice.
+        chain: of a supernet's program the links that its pieces are chained by; `inputs` and `outputs` are then those
+            of all of them together. None in a program that is one piece.
+        pieces: the programs in a chain's body.
     """
 
     program_id: str
@@ -108,6 +133,8 @@ class ProgramManifest:
     max_abs_diff: float
     versions: dict[str, str] = field(default_factory=dict)
     operators: tuple[str, ...] = field(default=(), metadata=ADDED_LATER)
+    chain: Chain | None = field(default=None, metadata=ADDED_LATER)
+    pieces: tuple[PieceProgram, ...] = field(default=(), metadata=ADDED_LATER)
 
     @property
     def planned_peak_bytes(self) -> int:
@@ -117,7 +144,7 @@ class ProgramManifest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Program:
-    """A program and its manifest; they travel as one blob."""
+    """A program and its manifest; they travel as one blob. A chain's body is a tensor container of its programs."""
 
     manifest: ProgramManifest
     body: bytes | memoryview

@@ -1,7 +1,8 @@
 """Which part of an elastic network a device trains: plain, frozen, hashable data.
 
 A network declares its axes (classes of tied tensor dimensions) and its blocks in `subfleet.elastic`; a `SubnetSpec`
-says which indices of each axis and which blocks are kept. Axes that it does not name are kept whole.
+says which indices of each axis, which blocks and which operators of each choice are kept. Axes that it does not name
+are kept whole, and of choices that it does not name all operators.
 """
 
 import hashlib
@@ -80,7 +81,9 @@ class SubnetSpec:
     Attributes:
         axes: pairs of axis name and kept indices, sorted by name; an axis not named here is whole.
         blocks: names of the kept skippable blocks, in network order. A network's other parts are always kept.
-        choices: pairs of choice name and chosen operator, sorted by name.
+        choices: pairs of choice name and the operators that are kept of it, in network order; a choice not named here
+            has all of its operators. One operator of each choice is a path, which is a network by itself; more are a
+            subspace, of which a device draws paths (FedorAS, section 3.1).
         name: what people read in tables, such as "w1/2 d3"; takes no part in equality of ids.
         network: id of the network of its run; empty for the one that the run begins with. Whatever is known by a
             subnet's id, be it a program, weights, a price or a refusal, is so known by its network, too.
@@ -88,7 +91,7 @@ class SubnetSpec:
 
     axes: tuple[tuple[str, IndexSet], ...] = ()
     blocks: tuple[str, ...] = ()
-    choices: tuple[tuple[str, str], ...] = ()
+    choices: tuple[tuple[str, tuple[str, ...]], ...] = ()
     name: str = ""
     network: str = field(default="", metadata=ADDED_LATER)
 
@@ -98,9 +101,14 @@ class SubnetSpec:
             raise ValueError(f"axes are {names}, but must be sorted by name, each once")
         if len(set(self.blocks)) != len(self.blocks):
             raise ValueError(f"blocks are {list(self.blocks)}, but each may be named once")
-        chosen = [name for name, _ in self.choices]
-        if chosen != sorted(set(chosen)):
-            raise ValueError(f"choices are {chosen}, but must be sorted by name, each once")
+        for what, told in (
+            ("choice", [name for name, _ in self.choices]),
+            *(("operator", own) for _, own in self.choices),
+        ):
+            if len(set(told)) != len(told):
+                raise ValueError(f"the {what}s kept are {list(told)}, but each may be named once")
+        if not all(own for _, own in self.choices):
+            raise ValueError("a choice keeps no operator, but must keep one or more")
 
     @property
     def spec_id(self) -> str:
@@ -120,7 +128,7 @@ class SubnetSpec:
 def _id_of(
     axes: tuple[tuple[str, IndexSet], ...],
     blocks: tuple[str, ...],
-    choices: tuple[tuple[str, str], ...],
+    choices: tuple[tuple[str, tuple[str, ...]], ...],
     network: str,
 ) -> str:
     named = [network] if network else []  # ids of a run with one network are those of releases that knew no other

@@ -9,6 +9,7 @@ from subfleet.protocol.candidate_scores import Scoring
 from subfleet.protocol.class_names import check_class_names
 from subfleet.protocol.evaluating import EvaluationSettings
 from subfleet.protocol.identifiers import check_client_id, new_message_id
+from subfleet.protocol.paths import PathSettings
 from subfleet.protocol.programs import ProgramRef
 from subfleet.protocol.readings import Budget
 from subfleet.protocol.schema import ADDED_LATER
@@ -48,6 +49,9 @@ class Task:
         classes: the run's names of classes, in the order of its model's: the device maps data that name theirs by them.
             Empty where the run numbers its classes.
         evaluation: how to evaluate (evaluate only).
+        paths: how paths of the spec, a subspace, are drawn (train only, with a chain as its program); None where the
+            spec is a network by itself. `planned_peak_bytes` is then that of its leanest path, and the device draws
+            paths that have room in what it has now.
     """
 
     KIND: ClassVar[str] = "task"
@@ -71,6 +75,7 @@ class Task:
     classes: tuple[str, ...] = field(default=(), metadata=ADDED_LATER)
     sends: tuple[str, ...] = field(default=(), metadata=ADDED_LATER)
     evaluation: EvaluationSettings | None = field(default=None, metadata=ADDED_LATER)
+    paths: PathSettings | None = field(default=None, metadata=ADDED_LATER)
 
     def __post_init__(self) -> None:
         check_client_id(self.client_id)

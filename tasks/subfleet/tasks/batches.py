@@ -12,7 +12,16 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["StepOrigin", "batch_order", "iter_batches", "round_part", "sample_random", "split_batch", "step_random"]
+__all__ = [
+    "StepOrigin",
+    "batch_order",
+    "iter_batches",
+    "path_random",
+    "round_part",
+    "sample_random",
+    "split_batch",
+    "step_random",
+]
 
 Indices = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.float32]
@@ -102,6 +111,13 @@ def step_random(shape: tuple[int, ...], origin: StepOrigin, *, place: int = 0, p
     stream = _stream(f"subfleet random 1/{numbers}/{origin.client_id}")
     stream.advance(part * math.prod(shape))
     return _uniform(stream, shape)
+
+
+def path_random(origin: StepOrigin) -> np.random.Generator:
+    """What the path of one batch is drawn with; the same whenever a training is replayed."""
+    # The client id stands last, as in the order of batches.
+    numbers = f"{origin.seed}/{origin.round_number}/{origin.epoch}/{origin.step}"
+    return np.random.Generator(_stream(f"subfleet path 1/{numbers}/{origin.client_id}"))
 
 
 def sample_random(

@@ -17,7 +17,18 @@ import torch
 from torch import Tensor, nn
 
 from subfleet.elastic.axes import Axis, Dim, Product, factors_of
-from subfleet.elastic.network import Block, Family, Identity, LocalShapes, MatrixProduct, Network, Role, TensorDecl
+from subfleet.elastic.families.choice_block import ChoiceBlock
+from subfleet.elastic.network import (
+    Block,
+    Choice,
+    Family,
+    Identity,
+    LocalShapes,
+    MatrixProduct,
+    Network,
+    Role,
+    TensorDecl,
+)
 from subfleet.protocol.errors import ConfigError
 
 __all__ = ["Blueprint", "OwnTensors", "Sizes", "TiedSize", "declare", "module_of", "share_of"]
@@ -76,12 +87,12 @@ class Sizes:
     Attributes:
         axes: of the full network, by name.
         kept: how many indices it has, by axis.
-        blocks: names of the skippable blocks that it has.
+        parts: names of the skippable blocks and the operators that it has.
     """
 
     axes: Mapping[str, Axis]
     kept: Mapping[str, int]
-    blocks: frozenset[str]
+    parts: frozenset[str]
 
     def __getitem__(self, axis: str) -> TiedSize:
         return TiedSize(self.kept[axis], axis, self.axes[axis].size)
@@ -94,7 +105,8 @@ class Blueprint:
     Attributes:
         axes: all, in any order.
         blocks: the skippable ones, in network order; their names are those of modules.
-        build: sizes to a module, with these blocks of them alone.
+        build: sizes to a module, with the parts of them alone.
+        choices: as in `Network`; operators' names are those of modules in that of their choice.
         roles: of the tensors whose role does not follow from their layer, such as the "residual" weights that start at
             0, so that their blocks start as the identity; by name.
         products: as in `Network`.
@@ -108,6 +120,7 @@ class Blueprint:
     axes: tuple[Axis, ...]
     blocks: tuple[Block, ...]
     build: Callable[[Sizes], nn.Module]
+    choices: tuple[Choice, ...] = ()
     roles: Mapping[str, Role] = field(default_factory=dict)
     products: tuple[MatrixProduct, ...] = ()
     kept_of_norms: int = 2
@@ -148,6 +161,7 @@ def declare(config: Family, blueprint: Blueprint) -> Network:
         config=config,
         axes=MappingProxyType({axis.name: axis for axis in blueprint.axes}),
         blocks=blueprint.blocks,
+        choices=MappingProxyType({choice.name: choice for choice in blueprint.choices}),
         tensors=MappingProxyType({decl.name: decl for decl in _decls(config, blueprint)}),
         products=blueprint.products,
         kept_of_norms=blueprint.kept_of_norms,
@@ -161,10 +175,7 @@ def declare(config: Family, blueprint: Blueprint) -> Network:
 def module_of(blueprint: Blueprint, local: LocalShapes) -> nn.Module:
     """A module of a subnet's own size."""
     axes = {axis.name: axis for axis in blueprint.axes}
-    held = {
-        block.name for block in blueprint.blocks if any(name.startswith(f"{block.name}.") for name in local.tensors)
-    }
-    return blueprint.build(Sizes(axes=axes, kept=local.sizes, blocks=frozenset(held)))
+    return blueprint.build(Sizes(axes=axes, kept=local.sizes, parts=local.parts))
 
 
 _OWN_ROLES: Mapping[str, Role] = MappingProxyType(
@@ -177,8 +188,8 @@ _OWN_ROLES: Mapping[str, Role] = MappingProxyType(
         "step": "step",
     }
 )
-_LSTM_GATES = 4
-_PLACED = (nn.Conv2d, nn.Linear, nn.GroupNorm, nn.BatchNorm1d, nn.BatchNorm2d, nn.LayerNorm, nn.LSTM)
+_LSTM_GATES, _GRU_GATES = 4, 3
+_PLACED = (nn.Conv2d, nn.Linear, nn.GroupNorm, nn.BatchNorm1d, nn.BatchNorm2d, nn.LayerNorm, nn.LSTM, nn.GRU)
 """Layers that are applied at many places of a sample; each symbol reads one row of an embedding."""
 
 
@@ -190,22 +201,29 @@ def _product(left: int, right: int) -> TiedSize:
 
 
 def _built(blueprint: Blueprint, kept: Mapping[str, int]) -> nn.Module:
-    """A module with all blocks; axes that are not named are whole."""
+    """A module with all parts; axes that are not named are whole."""
     sizes = Sizes(
         axes={axis.name: axis for axis in blueprint.axes},
         kept={axis.name: axis.size for axis in blueprint.axes} | dict(kept),
-        blocks=frozenset(block.name for block in blueprint.blocks),
+        parts=frozenset(_parts(blueprint)),
     )
     return blueprint.build(sizes)
+
+
+def _parts(blueprint: Blueprint) -> tuple[str, ...]:
+    return (
+        *(block.name for block in blueprint.blocks),
+        *(part for choice in blueprint.choices for part in choice.parts),
+    )
 
 
 def _decls(config: Family, blueprint: Blueprint) -> Iterator[TensorDecl]:
     """Every tensor of the full module, in the order of its state."""
     with torch.device("meta"):
         module = _built(blueprint, {})
-    places = _places(config, blueprint)
+    places, parts = _places(config, blueprint), _parts(blueprint)
     for path, layer in module.named_modules():
-        owner = next((block.name for block in blueprint.blocks if f"{path}.".startswith(f"{block.name}.")), None)
+        owner = next((name for name in parts if f"{path}.".startswith(f"{name}.")), None)
         for own, tensor in (*layer.named_parameters(recurse=False), *layer.named_buffers(recurse=False)):
             name = f"{path}.{own}"
             role = _OWN_ROLES.get(own, "gain" if tensor.ndim == 1 else "weight")
@@ -213,7 +231,7 @@ def _decls(config: Family, blueprint: Blueprint) -> Iterator[TensorDecl]:
                 name=name,
                 shape=tuple(tensor.shape),
                 axes=_dims(layer, own, tensor.ndim),
-                block=owner,
+                part=owner,
                 role=blueprint.roles.get(name, role),
                 positions=places.get(path, 1),
             )
@@ -237,8 +255,9 @@ def _dims(layer: nn.Module, own: str, rank: int) -> tuple[Dim, ...]:
             sizes = layer.normalized_shape
         case nn.Embedding():
             sizes = (layer.num_embeddings, layer.embedding_dim)
-        case nn.LSTM():
-            sizes = (_LSTM_GATES * layer.hidden_size, layer.hidden_size if "hh" in own else layer.input_size)
+        case nn.LSTM() | nn.GRU():
+            gates = _LSTM_GATES if isinstance(layer, nn.LSTM) else _GRU_GATES
+            sizes = (gates * layer.hidden_size, layer.hidden_size if "hh" in own else layer.input_size)
         case OwnTensors() if own in layer.own_sizes:
             sizes = layer.own_sizes[own]
         case _:
@@ -257,11 +276,13 @@ def _places(config: Family, blueprint: Blueprint) -> dict[str, int]:
 
     def record(path: str) -> Callable[[nn.Module, Any, Any], None]:
         def hook(layer: nn.Module, inputs: tuple[Tensor, ...], outputs: Any) -> None:
-            channels_last = isinstance(layer, nn.Linear | nn.LayerNorm | nn.LSTM)
+            channels_last = isinstance(layer, nn.Linear | nn.LayerNorm | nn.LSTM | nn.GRU)
             found[path] = math.prod(inputs[0].shape[1:-1] if channels_last else outputs.shape[2:])
 
         return hook
 
+    choices = [layer for layer in module.modules() if isinstance(layer, ChoiceBlock)]
+    runs = max((len(choice.operators) for choice in choices), default=1)
     handles = [
         layer.register_forward_hook(record(path))
         for path, layer in module.named_modules()
@@ -270,7 +291,10 @@ def _places(config: Family, blueprint: Blueprint) -> dict[str, int]:
     try:
         with torch.no_grad():
             dtype = torch.int64 if blueprint.symbols else torch.float32
-            module.eval()(torch.zeros(1, *config.input_shape, dtype=dtype))
+            for run in range(runs):  # so often that every operator of every choice is drawn
+                for choice in choices:
+                    choice.drawn = choice.operators[run % len(choice.operators)]
+                module.eval()(torch.zeros(1, *config.input_shape, dtype=dtype))
     except (RuntimeError, ValueError) as error:
         raise ConfigError(
             f"input_shape is {config.input_shape} and group_size is {blueprint.group_size}, but family "

@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 from subfleet.elastic.families import PublishedNorm
 from subfleet.elastic.families.records.blocks import of_each_block
+from subfleet.elastic.families.records.choices import CONVOLUTION_OPERATORS, ChoiceCnn, ChoiceRnn
 from subfleet.elastic.families.records.inverted import EfficientNetV2, MobileNetV2, MobileNetV3
 from subfleet.elastic.families.records.nas_bench import NasBench201
 from subfleet.elastic.families.records.plain import DsCnn, Vgg
@@ -25,6 +26,8 @@ __all__ = [
     "Published",
     "bert_small",
     "char_lstm",
+    "cnn_l",
+    "cnn_s",
     "decoder_small",
     "ds_cnn",
     "efficientnet_v2_s",
@@ -38,6 +41,7 @@ __all__ = [
     "resnet50",
     "resnet101",
     "resnet152",
+    "rnn",
     "vgg11",
     "vgg13",
     "vgg14",
@@ -282,6 +286,32 @@ nas_bench_201 = Published(
     NasBench201(input_shape=(3, 32, 32), class_count=10, widths=(16, 32, 64), depths=(5, 6, 6), norm="batch")
 )
 
+# Dudziak et al., "FedorAS", spaces CNN-L and CNN-S. Its text has no list of operators; these are those of its public
+# code, whose CNN-S has two more and halves by pooling.
+cnn_l = Published(
+    ChoiceCnn(
+        input_shape=(3, 32, 32),
+        class_count=10,
+        widths=(64, 96, 144, 216),
+        depths=(4, 4, 4, 4),
+        last_widths=(324,),
+        norm="batch",
+    )
+)
+cnn_s = Published(
+    ChoiceCnn(
+        input_shape=(1, 49, 10),
+        class_count=12,
+        widths=(64, 96, 144, 216),
+        depths=(4, 4, 4, 4),
+        last_widths=(324,),
+        operators=(CONVOLUTION_OPERATORS,),
+        stem_stride=2,
+        reduction="pool",
+        norm="batch",
+    )
+)
+
 # Zhang et al. 2017, section 3.5, DS-CNN-S.
 ds_cnn = Published(DsCnn(input_shape=(1, 49, 10), class_count=12, widths=(64,), depths=(4,), norm="batch"))
 
@@ -327,6 +357,18 @@ char_lstm = Published(
         vocabulary=_SHAKESPEARE_SYMBOLS,
         widths=(256,),
         depths=(2,),
+        embedding_width=8,
+    )
+)
+
+# Stands in for FedorAS's space RNN; see `ChoiceRnn`.
+rnn = Published(
+    ChoiceRnn(
+        input_shape=(80,),
+        class_count=_SHAKESPEARE_SYMBOLS,
+        vocabulary=_SHAKESPEARE_SYMBOLS,
+        widths=(128,),
+        depths=(3,),
         embedding_width=8,
     )
 )

@@ -275,9 +275,7 @@ def in_sections(
     """
     for section, inside in groupby(places, lambda place: place.section):
         modules = OrderedDict(
-            (f"block{place.number}", make(place))
-            for place in inside
-            if not place.position or place.name in sizes.blocks
+            (f"block{place.number}", make(place)) for place in inside if not place.position or place.name in sizes.parts
         )
         if close is not None:
             modules["pool"] = close()

@@ -177,8 +177,8 @@ def _axes(place: _BlockPlan) -> Iterator[Axis]:
 def _products(place: _BlockPlan, tokens: int) -> Iterator[MatrixProduct]:
     """Queries with keys, then the weights of all pairs with values."""
     heads, head_dim, block = f"{place.name}.heads", f"{place.name}.head_dim", place.name if place.position else None
-    yield MatrixProduct(result=(heads, tokens, tokens), summed=(head_dim,), block=block)
-    yield MatrixProduct(result=(heads, tokens, head_dim), summed=(tokens,), block=block)
+    yield MatrixProduct(result=(heads, tokens, tokens), summed=(head_dim,), part=block)
+    yield MatrixProduct(result=(heads, tokens, head_dim), summed=(tokens,), part=block)
 
 
 def _build(config: _AnyTransformer, style: _Style, places: tuple[_BlockPlan, ...], sizes: Sizes) -> nn.Module:

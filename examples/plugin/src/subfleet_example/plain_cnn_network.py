@@ -30,7 +30,7 @@ def plain_cnn(settings: PlainCnn) -> Blueprint:
 
 def _build(settings: PlainCnn, sizes: Sizes) -> nn.Module:
     width = sizes["width"]
-    kept = [f"block{number}" for number in range(settings.blocks) if f"blocks.block{number}" in sizes.blocks]
+    kept = [f"block{number}" for number in range(settings.blocks) if f"blocks.block{number}" in sizes.parts]
     return nn.Sequential(
         OrderedDict(
             stem=nn.Conv2d(settings.input_shape[0], width, 3, padding=1),

@@ -1,0 +1,145 @@
+"""Supernets of convolutions: a stem, sections of blocks with alternative operators, and reductions between them."""
+
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from functools import partial
+from itertools import islice, pairwise
+from types import MappingProxyType
+
+from torch import Tensor, nn
+
+from subfleet.elastic.families.blueprint import Blueprint, Sizes
+from subfleet.elastic.families.choice_block import ChoiceBlock
+from subfleet.elastic.families.layers import Layers, SpatialMean, SqueezeExcitation
+from subfleet.elastic.families.records.choices import IDENTITY, ChoiceCnn
+from subfleet.elastic.families.sections import class_axis
+from subfleet.elastic.network import Choice
+
+__all__ = ["AddedTo", "choice_cnn"]
+
+
+def choice_cnn(config: ChoiceCnn) -> Blueprint:
+    """FedorAS's search spaces for images and speech (its public code's lists of operators).
+
+    Raises:
+        ConfigError: the input cannot be halved so often.
+    """
+    choices = tuple(Choice(name=name, operators=own) for name, own in config.of_blocks if len(own) > 1)
+    return Blueprint(
+        axes=(class_axis(config),),
+        blocks=(),
+        choices=choices,
+        build=partial(_build, config),
+        group_size=config.group_size,
+    )
+
+
+class AddedTo(nn.Module):
+    """Adds what layers compute to what they read.
+
+    Args:
+        layers: that keep the shape.
+    """
+
+    def __init__(self, layers: nn.Module) -> None:
+        super().__init__()
+        self.layers = layers
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Any shape that the layers take, to the same."""
+        y: Tensor = self.layers(x)
+        return x + y
+
+
+class _Summed(nn.Module):
+    """The sum of what two modules make of the same."""
+
+    def __init__(self, layers: nn.Module, shortcut: nn.Module) -> None:
+        super().__init__()
+        self.layers = layers
+        self.shortcut = shortcut
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(batch, channels, height, width) to what both give."""
+        y: Tensor = self.layers(x)
+        kept: Tensor = self.shortcut(x)
+        return y + kept
+
+
+def _build(config: ChoiceCnn, sizes: Sizes) -> nn.Module:
+    layers = Layers(config=config)
+    channels, widths = config.input_shape[0], config.widths
+    stem = layers.normed((channels, widths[0]), 3, stride=config.stem_stride, activation=nn.ReLU)
+    modules = OrderedDict[str, nn.Module](stem=stem)
+    of_blocks = iter(config.of_blocks)
+    for section, (width, after) in enumerate(pairwise((*widths, *config.last_widths))):
+        blocks = OrderedDict[str, nn.Module]()
+        for name, operators in islice(of_blocks, config.depths[section]):
+            kept = [one for one in operators if len(operators) == 1 or f"{name}.{one}" in sizes.parts]
+            blocks[name.rpartition(".")[2]] = ChoiceBlock({one: _OPERATORS[one](layers, width) for one in kept})
+        modules[f"section{section}"] = nn.Sequential(blocks)
+        modules[f"reduction{section}"] = _REDUCTIONS[config.reduction](layers, width, after)
+    modules["pool"] = SpatialMean()
+    modules["head"] = nn.Linear(config.last_widths[0], sizes["class"])
+    return nn.Sequential(modules)
+
+
+def _convolution(layers: Layers, width: int, *, kernel: int) -> nn.Module:
+    return layers.normed((width, width), kernel, activation=nn.ReLU)
+
+
+def _separable(layers: Layers, width: int, *, kernel: int, expansion: float) -> nn.Module:
+    """A convolution in groups, as many as the fewer of both channels, and a 1x1 one, added to what they read."""
+    inner = int(width * expansion)
+    filtering = layers.normed((width, inner), kernel, groups=min(width, inner), activation=nn.ReLU)
+    narrow = layers.normed((inner, width), activation=nn.ReLU)
+    return AddedTo(nn.Sequential(OrderedDict(filter=filtering, narrow=narrow)))
+
+
+def _squeezed(layers: Layers, width: int, *, kernel: int, expansion: float) -> nn.Module:
+    """A convolution, squeeze-and-excitation and a 1x1 convolution, added to what they read."""
+    inner = int(width * expansion)
+    widen = layers.normed((width, inner), kernel, activation=nn.ReLU)
+    squeeze = SqueezeExcitation(inner, inner, activation=nn.ReLU, gate=nn.Sigmoid)
+    narrow = layers.normed((inner, width), activation=nn.ReLU)
+    return AddedTo(nn.Sequential(OrderedDict(widen=widen, squeeze=squeeze, narrow=narrow)))
+
+
+def _passed(_layers: Layers, _width: int) -> nn.Module:
+    return nn.Identity()
+
+
+_MakeOperator = Callable[[Layers, int], nn.Module]
+_OPERATORS: Mapping[str, _MakeOperator] = MappingProxyType(
+    {
+        "conv1": partial(_convolution, kernel=1),
+        "conv3": partial(_convolution, kernel=3),
+        "dsconv1_double": partial(_separable, kernel=1, expansion=2),
+        "dsconv3_half": partial(_separable, kernel=3, expansion=0.5),
+        "dsconv3": partial(_separable, kernel=3, expansion=1),
+        "dsconv3_double": partial(_separable, kernel=3, expansion=2),
+        "mbconv1_double": partial(_squeezed, kernel=1, expansion=2),
+        "mbconv3_half": partial(_squeezed, kernel=3, expansion=0.5),
+        "mbconv3": partial(_squeezed, kernel=3, expansion=1),
+        "mbconv3_double": partial(_squeezed, kernel=3, expansion=2),
+        IDENTITY: _passed,
+    }
+)
+
+
+def _by_convolution(layers: Layers, width_in: int, width: int) -> nn.Module:
+    filtering = layers.normed((width_in, width_in), 3, stride=2, groups=width_in, activation=nn.ReLU)
+    pointwise = layers.normed((width_in, width), activation=nn.ReLU)
+    halving = nn.Conv2d(width_in, width, 2, stride=2, bias=layers.config.norm == "none")
+    shortcut = OrderedDict[str, nn.Module](conv=halving, norm=layers.norm(width), activation=nn.ReLU())
+    return _Summed(nn.Sequential(OrderedDict(filter=filtering, pointwise=pointwise)), nn.Sequential(shortcut))
+
+
+def _by_pool(layers: Layers, width_in: int, width: int) -> nn.Module:
+    pool = nn.AvgPool2d(3, stride=2, padding=1)
+    return nn.Sequential(OrderedDict(pool=pool, pointwise=layers.normed((width_in, width), activation=nn.ReLU)))
+
+
+_REDUCTIONS: Mapping[str, Callable[[Layers, int, int], nn.Module]] = MappingProxyType(
+    {"convolution": _by_convolution, "pool": _by_pool}
+)

@@ -1,0 +1,118 @@
+"""Supernets over symbols: an embedding, blocks with alternative sequence operators, and a linear layer."""
+
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from functools import partial
+from itertools import islice
+from types import MappingProxyType
+
+import torch
+from torch import Tensor, nn
+
+from subfleet.elastic.families.blueprint import Blueprint, Sizes
+from subfleet.elastic.families.choice_block import ChoiceBlock
+from subfleet.elastic.families.choice_cnn import AddedTo
+from subfleet.elastic.families.records.choices import IDENTITY, ChoiceRnn
+from subfleet.elastic.families.recurrent import RecurrentLayer
+from subfleet.elastic.families.sections import class_axis
+from subfleet.elastic.network import Choice
+
+__all__ = ["choice_rnn"]
+
+_KERNEL = 5
+
+
+def choice_rnn(config: ChoiceRnn) -> Blueprint:
+    """Gives logits of each next symbol, for indices (batch, tokens).
+
+    A block that keeps its width adds what its operator computes to what it reads, the identity passes that on.
+    """
+    choices = tuple(Choice(name=name, operators=own) for name, own in config.of_blocks if len(own) > 1)
+    return Blueprint(
+        axes=(class_axis(config),),
+        blocks=(),
+        choices=choices,
+        build=partial(_build, config),
+        roles={"embedding.weight": "symbol"},
+        symbols=config.vocabulary,
+    )
+
+
+def _build(config: ChoiceRnn, sizes: Sizes) -> nn.Module:
+    width_in = config.embedding_width or config.widths[0]
+    modules = OrderedDict[str, nn.Module](embedding=nn.Embedding(config.vocabulary, width_in))
+    of_blocks = iter(config.of_blocks)
+    for section, width in enumerate(config.widths):
+        blocks = OrderedDict[str, nn.Module]()
+        for name, operators in islice(of_blocks, config.depths[section]):
+            kept = [one for one in operators if len(operators) == 1 or f"{name}.{one}" in sizes.parts]
+            blocks[name.rpartition(".")[2]] = ChoiceBlock({one: _operator(one, width_in, width) for one in kept})
+            width_in = width
+        modules[f"section{section}"] = nn.Sequential(blocks)
+    modules["head"] = nn.Linear(width_in, sizes["class"])
+    return nn.Sequential(modules)
+
+
+def _operator(name: str, width_in: int, width: int) -> nn.Module:
+    made = _OPERATORS[name](width_in, width)
+    return made if name == IDENTITY or width_in != width else AddedTo(made)
+
+
+class _Gru(nn.Module):
+    """One GRU layer whose state starts at zero (Cho et al. 2014)."""
+
+    def __init__(self, width_in: int, width: int) -> None:
+        super().__init__()
+        self.gru = nn.GRU(width_in, width, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(batch, tokens, width in) to (batch, tokens, width)."""
+        outputs: Tensor = self.gru(x)[0]
+        return outputs
+
+
+class _QuasiRnn(nn.Module):
+    """A layer whose state is a gated mean of its inputs, with a gate on what it gives (Bradbury et al. 2017, "fo")."""
+
+    def __init__(self, width_in: int, width: int) -> None:
+        super().__init__()
+        self.gates = nn.Linear(width_in, 3 * width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(batch, tokens, width in) to (batch, tokens, width)."""
+        candidate, forget, output = self.gates(x).chunk(3, dim=-1)
+        candidate, forget = torch.tanh(candidate), torch.sigmoid(forget)
+        state, states = torch.zeros_like(candidate[:, 0]), []
+        for new, kept in zip(candidate.unbind(1), forget.unbind(1), strict=True):
+            state = kept * state + (1 - kept) * new
+            states.append(state)
+        return torch.sigmoid(output) * torch.stack(states, dim=1)
+
+
+class _Causal(nn.Module):
+    """A convolution over each token and those before it, and a sigmoid."""
+
+    def __init__(self, width_in: int, width: int) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(width_in, width, (1, _KERNEL))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(batch, tokens, width in) to (batch, tokens, width)."""
+        image = nn.functional.pad(x.transpose(1, 2).unsqueeze(2), (_KERNEL - 1, 0))
+        return torch.sigmoid(self.conv(image)).squeeze(2).transpose(1, 2)
+
+
+def _linear(width_in: int, width: int) -> nn.Module:
+    return nn.Sequential(OrderedDict(linear=nn.Linear(width_in, width), activation=nn.Sigmoid()))
+
+
+_OPERATORS: Mapping[str, Callable[[int, int], nn.Module]] = MappingProxyType(
+    {
+        "lstm": RecurrentLayer,
+        "gru": _Gru,
+        "quasi_rnn": _QuasiRnn,
+        "linear": _linear,
+        "conv5": _Causal,
+        IDENTITY: lambda width_in, width: nn.Identity(),
+    }
+)

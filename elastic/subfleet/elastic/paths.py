@@ -1,0 +1,42 @@
+"""Paths of a supernet: networks by themselves that have one operator of each choice (FedorAS, section 3.1)."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from subfleet.elastic.families import AnyFamily
+from subfleet.elastic.network import Network, OfOperators
+from subfleet.protocol.errors import ConfigError
+from subfleet.protocol.subnet import SubnetSpec
+
+__all__ = ["path_spec", "realised"]
+
+
+def path_spec(network: Network, operators: Sequence[str], *, name: str = "") -> SubnetSpec:
+    """The path with these operators, one for each of the network's choices in their order.
+
+    Raises:
+        ConfigError: they are not as many, or one is none of its choice's.
+    """
+    if len(operators) != len(network.choices):
+        raise ConfigError(
+            f"a path names {len(operators)} operators, but the network has {len(network.choices)} choices"
+        )
+    chosen = tuple((choice, (operator,)) for choice, operator in zip(network.choices, operators, strict=True))
+    spec = replace(network.full_spec(), choices=chosen, name=name)
+    network.check(spec)
+    return spec
+
+
+def realised(network: Network, path: SubnetSpec) -> AnyFamily:
+    """The settings of a path as a network of its own, whose tensors have the names and shapes that the path has.
+
+    Raises:
+        ConfigError: the spec is no path of this network, or its family knows no operators.
+    """
+    network.check(path)
+    if not network.is_path(path):
+        raise ConfigError(f"a subnet keeps the operators {dict(path.choices)}, but a path has one of each choice")
+    if not isinstance(network.config, OfOperators):
+        raise ConfigError(f"family {network.config.TYPE!r} has no operators to choose from")
+    found: AnyFamily = network.config.with_operators(network.operators_of(path))
+    return found

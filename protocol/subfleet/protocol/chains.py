@@ -1,0 +1,188 @@
+"""Chains: training programs of supernets, in pieces that a device runs one behind another along the path that it draws.
+
+A supernet is a row of links. Each link reads what the one before it gives; a link with several operators is a choice,
+and a batch goes through one of them (FedorAS, section 3.1). Places of equal shape share the pieces that compute them.
+On the way there a link's input alone is kept; on the way back its piece computes the link again and gives gradients;
+the optimiser's step is a piece of its own, as clipping looks at the gradients of the whole path.
+"""
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from subfleet.protocol.errors import ProtocolError
+
+__all__ = ["Chain", "ChainRoom", "Link", "LinkOperator", "Step", "program_name"]
+
+Step = str
+"""What one program of a piece does: "forward", "backward" or "update"; the last link has "evaluate" for "forward"."""
+
+
+def program_name(piece: str, step: Step) -> str:
+    """The name of a piece's program in the body of its chain."""
+    return f"{piece}/{step}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkOperator:
+    """One way to compute a link.
+
+    Attributes:
+        name: of the operator; empty in a link without a choice.
+        piece: that computes it; empty where it passes on what it reads.
+        prefix: what the names of its tensors begin with in the supernet; the piece's own names follow.
+        weight_bytes: of its parameters and buffers.
+        state_bytes: of its optimiser states.
+        kept_bytes: of its input, which is kept for the way back, and of its gradients, both of one batch.
+        peak_bytes: the most that one of its programs takes at once, what it gives included.
+        forward_macs: multiplications of one sample's forward pass.
+        needs: operators that the device's runtime must have for it, sorted; empty where it is not told.
+    """
+
+    name: str
+    piece: str
+    prefix: str
+    weight_bytes: int = 0
+    state_bytes: int = 0
+    kept_bytes: int = 0
+    peak_bytes: int = 0
+    forward_macs: int = 0
+    needs: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Link:
+    """One part of a chain.
+
+    Attributes:
+        name: of its choice; of another link any name that no other has.
+        operators: one, or those of the choice that the program's target can run.
+    """
+
+    name: str
+    operators: tuple[LinkOperator, ...]
+
+    @property
+    def open(self) -> bool:
+        """Whether it is a choice."""
+        return bool(self.operators and self.operators[0].name)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chain:
+    """What a chain consists of and what that takes of a device's memory; its programs are told apart from it.
+
+    Attributes:
+        links: from the input to the loss.
+        fixed_bytes: of the runtime and of one batch, whatever is drawn.
+        runtime_bytes: what the runtime takes for the programs of each piece, by the piece's name.
+    """
+
+    links: tuple[Link, ...]
+    fixed_bytes: int
+    runtime_bytes: tuple[tuple[str, int], ...]
+
+    def __post_init__(self) -> None:
+        names = [link.name for link in self.links]
+        if len(set(names)) < len(names) or not self.links:
+            raise ProtocolError(f"a chain's links are {names}, but must be one or more, each of a name of its own")
+        counts = (self.fixed_bytes, *(size_bytes for _, size_bytes in self.runtime_bytes), *self._counts())
+        if min(counts) < 0:
+            raise ProtocolError("a chain tells of bytes and multiplications below 0, but they must be 0 or more")
+        pieces = {name for name, _ in self.runtime_bytes}
+        for link in self.links:
+            if len({one.name for one in link.operators}) < len(link.operators) or not link.operators:
+                raise ProtocolError(f"link {link.name!r:.80} of a chain must have one or more operators, each once")
+            unknown = {one.piece for one in link.operators} - pieces - {""}
+            if unknown:
+                raise ProtocolError(f"link {link.name!r:.80} of a chain names the piece {sorted(unknown)[0]!r:.80}")
+
+    def _counts(self) -> Iterator[int]:
+        for link in self.links:
+            for one in link.operators:
+                yield from (one.weight_bytes, one.state_bytes, one.kept_bytes, one.peak_bytes, one.forward_macs)
+
+    def kept(self, choices: Mapping[str, Collection[str]]) -> "tuple[Link, ...]":
+        """The links with what a subspace keeps of each choice; a choice that is not named keeps all.
+
+        Raises:
+            ProtocolError: it names an operator that the chain lacks, or leaves a choice without any.
+        """
+        found = tuple(_kept(link, choices) for link in self.links)
+        lacking = sorted(choices.keys() - {link.name for link in self.links if link.open})
+        empty = [link.name for link in found if not link.operators]
+        if lacking or empty:
+            raise ProtocolError(f"a subspace keeps operators of {(lacking or empty)[0]!r:.80} that the chain lacks")
+        return found
+
+    def room(self, links: Sequence[Link]) -> "ChainRoom":
+        """What the links of a subspace take whatever path is drawn, and what paths take beside it."""
+        pieces = {one.piece for link in links for one in link.operators}
+        held_bytes = self.fixed_bytes + sum(size_bytes for name, size_bytes in self.runtime_bytes if name in pieces)
+        held_bytes += sum(one.weight_bytes + one.state_bytes for link in links for one in link.operators)
+        return ChainRoom(links=tuple(links), held_bytes=held_bytes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChainRoom:
+    """The memory of a subspace's paths: what all hold, what each of its links keeps, and its largest program.
+
+    Attributes:
+        links: of the subspace.
+        held_bytes: whatever is drawn: runtime, batch, and the weights and optimiser states of all operators.
+    """
+
+    links: tuple[Link, ...]
+    held_bytes: int
+
+    def within(self, memory_bytes: int) -> "tuple[tuple[Link, ...], int]":
+        """The operators that may be drawn within some memory, and the bytes that those of a path may keep together.
+
+        Operators with the largest programs are left out first, until the leanest path of the others has room; so the
+        most that any program of them takes is set aside once.
+
+        Returns:
+            The links, and what is left; no links where not even the leanest path has room.
+        """
+        for peak_bytes in sorted({one.peak_bytes for link in self.links for one in link.operators}, reverse=True):
+            links = tuple(_lean(link, peak_bytes) for link in self.links)
+            left_bytes = memory_bytes - self.held_bytes - peak_bytes
+            if all(link.operators for link in links) and _least_bytes(links) <= left_bytes:
+                return links, left_bytes
+        return (), 0
+
+    @property
+    def least_peak_bytes(self) -> int:
+        """Planned peak of the leanest path: with less, nothing can be trained."""
+        peaks = sorted({one.peak_bytes for link in self.links for one in link.operators})
+        found = []
+        for peak_bytes in peaks:
+            links = tuple(_lean(link, peak_bytes) for link in self.links)
+            if all(link.operators for link in links):
+                found.append(self.held_bytes + peak_bytes + _least_bytes(links))
+        return min(found)
+
+    @property
+    def largest_peak_bytes(self) -> int:
+        """Planned peak where every link draws what keeps most, and one has the largest program."""
+        kept_bytes = sum(max(one.kept_bytes for one in link.operators) for link in self.links)
+        return self.held_bytes + kept_bytes + max(one.peak_bytes for link in self.links for one in link.operators)
+
+
+def _kept(link: Link, choices: Mapping[str, Collection[str]]) -> Link:
+    if not link.open or link.name not in choices:
+        return link
+    wanted = choices[link.name]
+    own = {one.name for one in link.operators}
+    if not own.issuperset(wanted):
+        raise ProtocolError(
+            f"a subspace keeps {sorted(set(wanted) - own)[0]!r:.80}, which link {link.name!r:.80} lacks"
+        )
+    return Link(name=link.name, operators=tuple(one for one in link.operators if one.name in wanted))
+
+
+def _lean(link: Link, peak_bytes: int) -> Link:
+    return Link(name=link.name, operators=tuple(one for one in link.operators if one.peak_bytes <= peak_bytes))
+
+
+def _least_bytes(links: Sequence[Link]) -> int:
+    return sum(min(one.kept_bytes for one in link.operators) for link in links)
