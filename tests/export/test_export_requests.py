@@ -48,6 +48,8 @@ def test_ids_differ_with_everything_that_changes_the_program() -> None:
 PRESET_IDS = {
     "bert_small": "77cd01e171e556c9",
     "char_lstm": "0f0303dd29ca6642",
+    "cnn_l": "175feffb03b0eff6",
+    "cnn_s": "0992619de610cb46",
     "decoder_small": "9db7eb6f1e807666",
     "ds_cnn": "ef836ef9bf9c2ca5",
     "efficientnet_v2_s": "1cde58b2c9fb0b90",
@@ -61,6 +63,7 @@ PRESET_IDS = {
     "resnet18": "829e51ff673d24b3",
     "resnet34": "295a8b9324a7e65c",
     "resnet50": "f91649a132854729",
+    "rnn": "80f66769d3aac47e",
     "vgg11": "00de9ea068b82fed",
     "vgg13": "6092f2d296bef213",
     "vgg14": "97a9126ad696b5d7",
@@ -74,7 +77,11 @@ PRESET_IDS = {
     "vit_tiny": "a2af3e46694bf9b8",
 }
 """The first digits of each, without the versions of tools, as they were before blocks had numbers."""
-SHAPES = {"ds_cnn": (1, 49, 10), "bert_small": (9,), "decoder_small": (9,), "char_lstm": (9,)}
+SHAPES = {
+    "cnn_s": (1, 49, 10),
+    "ds_cnn": (1, 49, 10),
+    **dict.fromkeys(("bert_small", "char_lstm", "decoder_small", "rnn"), (9,)),
+}
 
 
 @pytest.mark.parametrize("name", PRESETS)

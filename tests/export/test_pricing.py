@@ -182,7 +182,7 @@ def test_a_coded_size_tells_its_axes(family: str) -> None:
         }
         for axis, power in kernel.items():
             number /= network.axes[axis].size ** power
-        columns.append(sizes.column(number, powers | kernel, decl.block))
+        columns.append(sizes.column(number, powers | kernel, decl.part))
     for seed in range(5):
         spec = random_spec(network, seed)
         found = sizes.of([spec])[0, columns].round(6)

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 
 from subfleet.elastic.building import build_module, network_of
+from subfleet.export.chains.programs import write_chain
+from subfleet.export.chains.supernets import is_chained
 from subfleet.export.failures import as_export_errors
 from subfleet.export.preflight import with_layer
 from subfleet.export.request_steps import sample_of, step_of
@@ -66,6 +68,8 @@ class _Write(Protocol):
 
 def _exported(request: ProgramRequest, write: _Write) -> Program:
     program_id = request.program_id  # first: it says whether the target's tools are there
+    if is_chained(request):
+        return write_chain(request)
     if request.target == TORCH:
         return write_torch_program(request)
     step = step_of(request)

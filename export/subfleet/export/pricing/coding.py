@@ -44,7 +44,7 @@ class Coding:
             decl.name: tuple(local_size(dim, size, sizes) for size, dim in zip(decl.shape, decl.axes, strict=True))
             for decl in self.network.tensors.values()
         }
-        return LocalShapes(sizes=sizes, tensors=shapes)
+        return LocalShapes(sizes=sizes, tensors=shapes, parts=frozenset(self.network.parts))
 
     def module(self) -> nn.Module:
         """The network in these sizes; its weights are whatever was in memory, which is never touched."""

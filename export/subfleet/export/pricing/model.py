@@ -92,7 +92,7 @@ class PriceModel:
         decl = self._decls[tensor] if tensor >= 0 else None
         number, powers = self._coding.decoded(size, tensor)
         cut = [axis for axis in self._coding.primes if least and decl is not None and axis in decl.axes[:2]]
-        block = None if decl is None else decl.block
+        block = None if decl is None else decl.part
         return self._sizes.column(number, powers | ({side: 2} if side else {}), block, channels=cut, least=least)
 
     def _held(self, network: Network, step: Step, program: Program) -> Counter[int]:

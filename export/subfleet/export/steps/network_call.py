@@ -1,6 +1,6 @@
 """A module run as part of a step, with replaced layers."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
@@ -12,7 +12,7 @@ from subfleet.export.layers import LAYERS, LayerContext, LayerReplacing
 from subfleet.export.steps.module_state import unchanged
 from subfleet.protocol.errors import ExportError
 
-__all__ = ["exits_of", "prepared"]
+__all__ = ["buffers_after", "exits_of", "prepared"]
 
 
 def exits_of(module: nn.Module, inputs: Tensor) -> tuple[Tensor, ...]:
@@ -25,6 +25,25 @@ def exits_of(module: nn.Module, inputs: Tensor) -> tuple[Tensor, ...]:
             "each exit"
         )
     return outputs
+
+
+def buffers_after(module: nn.Module, context: LayerContext, before: Mapping[str, Tensor]) -> list[Tensor]:
+    """What a module that has run leaves in its buffers, in the order of those before.
+
+    Raises:
+        ExportError: one is of another type or shape than it was.
+    """
+    now = dict(module.named_buffers())
+    return [_carried(name, old, context.buffer(now.get(name, old))) for name, old in before.items()]
+
+
+def _carried(name: str, old: Tensor, new: Tensor) -> Tensor:
+    if new.shape != old.shape or new.dtype != old.dtype:
+        raise ExportError(
+            f"the network makes its buffer {name!r} of {old.dtype} and the shape {tuple(old.shape)} one of {new.dtype} "
+            f"and {tuple(new.shape)}, but what is carried from step to step stays alike; keep its type and shape"
+        )
+    return new.detach()
 
 
 @contextmanager

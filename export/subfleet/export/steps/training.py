@@ -18,9 +18,10 @@ from subfleet.export.steps.given import Given
 from subfleet.export.steps.holders import Holders
 from subfleet.export.steps.layout import StepShapes, after, before
 from subfleet.export.steps.module_state import buffers_of, state_of, within
-from subfleet.export.steps.network_call import exits_of, prepared
+from subfleet.export.steps.network_call import buffers_after, exits_of, prepared
 from subfleet.export.steps.objectives import OBJECTIVES, mutual_distillation, self_distillation, total
-from subfleet.export.steps.optimisers import OPTIMISERS, StepScalars, clipped
+from subfleet.export.steps.optimiser_step import stepped
+from subfleet.export.steps.optimisers import OPTIMISERS, clipped
 from subfleet.export.steps.recompute import blocks_of, recomputed
 from subfleet.export.steps.reference import TrainingReference
 from subfleet.export.steps.values import SampleSpec, Step, Student
@@ -224,8 +225,7 @@ class _TrainingRun:
     ) -> "_Ran":
         """Forward and backward of the module as it is."""
         sums = self._losses(given)
-        now = dict(self.module.named_buffers())
-        new_buffers = [_carried(name, old, context.buffer(now.get(name, old))) for name, old in buffers.items()]
+        new_buffers = buffers_after(self.module, context, buffers)
         # A batch may be all padding, or have no label that counts: its loss is 0.
         loss = sums.loss / (given.one("batch_weight") if self.shapes.accumulate else sums.count).clamp(min=1.0)
         wanted = {name: leaf for name, leaf in leaves.items() if leaf.requires_grad}
@@ -270,30 +270,10 @@ class _TrainingRun:
 
     def _updated(self, given: Given, gradients: Mapping[str, Tensor]) -> list[list[Tensor]]:
         """New parameters, each kind of states, scalar states, and summed gradients."""
-        settings = self.shapes.optimiser
-        rule = OPTIMISERS[settings.name]
-        old = given.named("parameter")
+        old, summed = given.named("parameter"), given.named("gradient")
         apply = given.one("apply") if self.shapes.accumulate else None
-        rate = given.one("learning_rate") if apply is None else given.one("learning_rate") * apply
-        kinds = rule.states(settings)
-        every_state = given.all("optimiser_state")
-        states = {
-            name: [every_state[len(old) * kind + place] for kind in range(len(kinds))] for place, name in enumerate(old)
-        }
-        scalars = StepScalars(learning_rate=rate, apply=apply)
-        new_scalars, shared = rule.advance(settings, scalars, every_state[len(old) * len(kinds) :])
-        scalars = StepScalars(learning_rate=rate, apply=apply, shared=shared)
-        summed = given.named("gradient")
         totals = {name: summed[name] + part if summed else part for name, part in gradients.items()}
-        ready = self._regularised(given, totals)
-        new: dict[str, tuple[Tensor, list[Tensor]]] = {
-            name: rule.update(settings, old[name], gradient, states[name], scalars) for name, gradient in ready.items()
-        }
-        for name in old:
-            new.setdefault(name, (old[name].clone(), [state.clone() for state in states[name]]))
-        groups = [[new[name][0] for name in old]]
-        groups += [[new[name][1][kind] for name in old] for kind in range(len(kinds))]
-        groups.append(new_scalars)
+        groups = stepped(self.shapes.optimiser, given, self._regularised(given, totals), apply)
         if apply is not None:
             groups.append([totals[name] * (1 - apply) if name in totals else summed[name].clone() for name in old])
         return groups
@@ -309,13 +289,3 @@ class _TrainingRun:
             limited = clipped(list(ready.values()), self.shapes.optimiser.max_gradient_norm)
             ready = dict(zip(ready, limited, strict=True))
         return ready
-
-
-def _carried(name: str, old: Tensor, new: Tensor) -> Tensor:
-    """A buffer's value after the step."""
-    if new.shape != old.shape or new.dtype != old.dtype:
-        raise ExportError(
-            f"the network makes its buffer {name!r} of {old.dtype} and the shape {tuple(old.shape)} one of {new.dtype} "
-            f"and {tuple(new.shape)}, but what is carried from step to step stays alike; keep its type and shape"
-        )
-    return new.detach()

@@ -154,6 +154,9 @@ _DRAWS: Mapping[Role, _Draw] = MappingProxyType(
         "buffer": _uniform(0.5, 1.5),  # a variance is above 0
         "optimiser_state": _uniform(0.01, 0.1),  # a second moment is above 0
         "gradient": _normal(0.1),
+        "features": _normal(1.0),
+        "features_gradient": _normal(0.1),
+        "gradient_scale": _constant(0.7),
     }
 )
 

@@ -42,8 +42,10 @@ __all__ = [
     "TorchModel",
     "plan_torch",
     "read_torch_model",
+    "read_torch_request",
     "read_torch_step",
     "run_smallest_step",
+    "without_names",
     "write_torch_model",
     "write_torch_program",
 ]
@@ -84,7 +86,7 @@ def write_torch_program(request: ProgramRequest) -> Program:
         ConfigError: the network or the subnet is not valid.
         ExportError: the subnet cannot be trained, or run, so.
     """
-    plain = _without_names(request)
+    plain = without_names(request)
     step = step_of(plain)
     manifest = ProgramManifest(
         program_id=request.program_id,
@@ -100,7 +102,7 @@ def write_torch_program(request: ProgramRequest) -> Program:
     return Program(manifest=manifest, body=canonical_json(plain))
 
 
-def _without_names(request: ProgramRequest) -> ProgramRequest:
+def without_names(request: ProgramRequest) -> ProgramRequest:
     """Display names change nothing in a program."""
     plain = replace(request, spec=replace(request.spec, name=""))
     if isinstance(plain, TrainRequest) and plain.student is not None:
@@ -127,6 +129,19 @@ def read_torch_step(program: Program) -> Step:
         ConfigError: the network or the subnet is not valid.
         ExportError: the subnet cannot be trained so.
     """
+    step = step_of(read_torch_request(program))
+    if (step.inputs, step.outputs) != (program.manifest.inputs, program.manifest.outputs):
+        odd = _first_odd(step.inputs + step.outputs, program.manifest.inputs + program.manifest.outputs)
+        raise ProtocolError(f"the program's values are not those of its manifest, first {odd!r:.80}")
+    return step
+
+
+def read_torch_request(program: Program) -> ProgramRequest:
+    """What a program was written for, whose shapes are those of the manifest.
+
+    Raises:
+        ProtocolError: the body is no such program, or not what the manifest says.
+    """
     plain = parse_json(program.body, max_bytes=_MAX_BODY_BYTES)
     kind = plain.get("type") if isinstance(plain, dict) else None
     wanted: type[ProgramRequest] = EvaluateRequest if kind == EvaluateRequest.TYPE else TrainRequest
@@ -135,11 +150,7 @@ def read_torch_step(program: Program) -> Step:
         TorchModel(model=request.model, spec=request.spec),
         {value.tensor: value.shape for value in program.manifest.inputs if value.role in ("parameter", "buffer")},
     )
-    step = step_of(request)
-    if (step.inputs, step.outputs) != (program.manifest.inputs, program.manifest.outputs):
-        odd = _first_odd(step.inputs + step.outputs, program.manifest.inputs + program.manifest.outputs)
-        raise ProtocolError(f"the program's values are not those of its manifest, first {odd!r:.80}")
-    return step
+    return request
 
 
 def write_torch_model(

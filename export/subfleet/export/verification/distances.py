@@ -128,7 +128,7 @@ class Exact:
         )
 
 
-_JUMPING = frozenset({"parameter", "optimiser_state", "gradient"})
+_JUMPING = frozenset({"parameter", "optimiser_state", "gradient", "features_gradient"})
 """Roles of results that follow a gradient."""
 
 

@@ -32,6 +32,8 @@ def second_step(
 ) -> tuple[Tensor, ...]:
     """A step's inputs in the second step of a training, in single precision.
 
+    Gradients that it is given and does not sum are random, and the same in both steps.
+
     Args:
         step: of a module.
         generator: of the random numbers.
@@ -40,8 +42,9 @@ def second_step(
     """
     drawn = step.example(generator, sample_count=sample_count)
     given = {value.name: tensor for value, tensor in zip(step.inputs, drawn, strict=True)}
+    zeroed = {"optimiser_state", "gradient"} if "apply" in given else {"optimiser_state"}
     for value in step.inputs:
-        if value.role in {"optimiser_state", "gradient"}:
+        if value.role in zeroed:
             given[value.name] = torch.zeros(value.shape)
         if value.role == "anchor":
             noise = torch.randn(value.shape, generator=generator)

@@ -1,0 +1,150 @@
+"""What the manifest of a chain says: its links, its programs, and the values of all of them together."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from itertools import accumulate
+
+from subfleet.export.chains.cutting import LinkModule, OperatorModule
+from subfleet.export.chains.planning import LinkBytes, base_bytes, memory_of, peak_bytes, runtime_bytes
+from subfleet.export.chains.supernets import Cut
+from subfleet.export.chains.values import chain_evaluation, chain_training, of_role
+from subfleet.export.chains.writing import WrittenStep
+from subfleet.export.memory.values import value_bytes
+from subfleet.export.requests import ProgramRequest, TrainRequest
+from subfleet.export.versions import tool_versions
+from subfleet.protocol.chains import Chain, Link, LinkOperator, program_name
+from subfleet.protocol.errors import ExportError
+from subfleet.protocol.programs import PieceProgram, ProgramManifest, ValueInfo
+
+__all__ = ["manifest_of"]
+
+_Steps = Mapping[str, WrittenStep]
+"""A piece's programs, by the name of the step."""
+
+
+def manifest_of(cut: Cut, written: Mapping[str, _Steps], request: ProgramRequest) -> ProgramManifest:
+    """The manifest of a chain.
+
+    Args:
+        cut: the supernet.
+        written: the programs of each piece that the target can run.
+        request: what is asked for.
+
+    Raises:
+        ExportError: the target can run no operator of a choice.
+    """
+    chain = _Chaining(cut=cut, written=written, request=request).chain()
+    programs = {program_name(piece, kind): one for piece, steps in written.items() for kind, one in steps.items()}
+    inputs, outputs = _values(cut, request)
+    fixed = [link.operators[0].needs for link in chain.links if not link.open]
+    packings = [packing for one in programs.values() for packing in one.program.memory.packings]
+    return ProgramManifest(
+        program_id=request.program_id,
+        target=request.target,
+        purpose="train" if isinstance(request, TrainRequest) else "evaluate",
+        batch_size=request.batch_size,
+        inputs=inputs,
+        outputs=outputs,
+        memory=memory_of(chain, _batch(inputs), packings),
+        max_abs_diff=max(one.max_abs_diff for one in programs.values()),
+        versions=tool_versions(request.target),
+        operators=tuple(sorted({name for needs in fixed for name in needs})),
+        chain=chain,
+        pieces=tuple(
+            PieceProgram(name=name, inputs=one.step.inputs, outputs=one.step.outputs) for name, one in programs.items()
+        ),
+    )
+
+
+def _values(cut: Cut, request: ProgramRequest) -> tuple[tuple[ValueInfo, ...], tuple[ValueInfo, ...]]:
+    """Inputs and outputs of all programs together."""
+    if not isinstance(request, TrainRequest):
+        return chain_evaluation(cut.module, cut.sample, cut.pieces.gives, request.objective)
+    parts = [
+        ".".join(filter(None, (link.name, one.name)))
+        for link in cut.links
+        for one in link.operators
+        if next(one.module.parameters(), None) is not None
+    ]
+    return chain_training(cut.module, cut.sample, cut.pieces.gives, parts, request.objective, request.optimiser)
+
+
+def _batch(inputs: Iterable[ValueInfo]) -> tuple[ValueInfo, ...]:
+    return tuple(value for value in inputs if value.role in ("input", "label", "sample_mask"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Chaining:
+    """Tells what the links of a supernet are to a device."""
+
+    cut: Cut
+    written: Mapping[str, _Steps]
+    request: ProgramRequest
+
+    def chain(self) -> Chain:
+        least = [
+            self._read_bytes(place) if self._always_reads(link) else 0 for place, link in enumerate(self.cut.links)
+        ]
+        later = [*accumulate(reversed(least), initial=0)][-2::-1]
+        links = []
+        for place, link in enumerate(self.cut.links):
+            around = LinkBytes(
+                trains=self._trains,
+                later=later[place],
+                all=sum(least),
+                summed=isinstance(self.request, TrainRequest) and self.request.accumulate,
+            )
+            links.append(self._link(link, self._read_bytes(place), around))
+        target, (inputs, _) = self.request.target, _values(self.cut, self.request)
+        return Chain(
+            links=tuple(links),
+            fixed_bytes=base_bytes(target) + value_bytes(_batch(inputs)),
+            runtime_bytes=tuple((name, runtime_bytes(target, [*one.values()])) for name, one in self.written.items()),
+        )
+
+    @property
+    def _trains(self) -> bool:
+        return isinstance(self.request, TrainRequest)
+
+    def _read_bytes(self, place: int) -> int:
+        """Of what a link keeps for the way back."""
+        return value_bytes([self.cut.pieces.reads[place]]) if self._trains else 0
+
+    def _always_reads(self, link: LinkModule) -> bool:
+        return all(self.cut.pieces.names[link.name, one.name] for one in link.operators)
+
+    def _link(self, link: LinkModule, read_bytes: int, around: LinkBytes) -> Link:
+        names = {one.name: self.cut.pieces.names[link.name, one.name] for one in link.operators}
+        operators = tuple(
+            self._operator(one, names[one.name], read_bytes, around)
+            for one in link.operators
+            if not names[one.name] or names[one.name] in self.written
+        )
+        if not operators:
+            raise ExportError(
+                f"the target {self.request.target!r} can run no operator of the choice {link.name!r}; give it others"
+            )
+        return Link(name=link.name, operators=operators)
+
+    def _operator(self, operator: OperatorModule, piece: str, read_bytes: int, around: LinkBytes) -> LinkOperator:
+        parameters, steps = list(operator.module.parameters()), self.written.get(piece, {})
+        gradient_bytes = sum(part.nbytes for part in parameters) if self._trains else 0
+        states = of_role(steps["update"].step.inputs, "optimiser_state") if "update" in steps else ()
+        return LinkOperator(
+            name=operator.name,
+            piece=piece,
+            prefix=operator.prefix,
+            weight_bytes=sum(part.nbytes for part in (*parameters, *operator.module.buffers())),
+            state_bytes=value_bytes(states),
+            kept_bytes=(read_bytes if piece else 0) + gradient_bytes,
+            peak_bytes=peak_bytes(steps, around),
+            forward_macs=self._macs(operator),
+            needs=tuple(sorted({name for one in steps.values() for name in one.program.operators})),
+        )
+
+    def _macs(self, operator: OperatorModule) -> int:
+        found = 0
+        for name, part in operator.module.named_parameters():
+            decl = self.cut.network.tensors[f"{operator.prefix}{name}"]
+            found += part.numel() * decl.positions if decl.role in ("weight", "residual") else 0
+        return found

@@ -1,0 +1,108 @@
+"""The memory that a chain takes on a device, told link by link: see `subfleet.protocol.chains`.
+
+    whatever is drawn    the runtime, and one batch
+    of each piece        the runtime's objects for its programs, and these programs
+    of each operator     its weights and states, once: an update gives new ones in the place of the old
+    of a path            what each link reads, until its gradient is told, and the gradients of all parameters
+    at any moment        one program: all share the runtime's memory for a program's own tensors
+
+While a program on the way back runs, links behind it keep what they read no more; so what a program reads and gives
+counts as far as it is more than that.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from subfleet.export.chains.writing import WrittenStep
+from subfleet.export.memory import executorch_plan, onnx_plan
+from subfleet.export.memory.values import value_bytes
+from subfleet.export.steps import Step
+from subfleet.export.targets import torch as torch_target
+from subfleet.protocol.chains import Chain
+from subfleet.protocol.memory import MemoryPlan, Packing
+from subfleet.protocol.programs import ValueInfo
+
+__all__ = ["LinkBytes", "base_bytes", "memory_of", "peak_bytes", "runtime_bytes"]
+
+_BASE_BYTES: Mapping[str, int] = MappingProxyType(
+    {
+        "onnx": onnx_plan.FIRST_SESSION_BYTES + onnx_plan.TRAINING_BYTES,
+        "executorch": executorch_plan.BASE_BYTES,
+        "torch": torch_target.BASE_BYTES,
+    }
+)
+
+
+def base_bytes(target: str) -> int:
+    """What a device takes whatever the program."""
+    return _BASE_BYTES[target]
+
+
+def runtime_bytes(target: str, written: Sequence[WrittenStep]) -> int:
+    """What the runtime takes for a piece's programs."""
+    return sum(one.program.memory.runtime_bytes - _BASE_BYTES[target] for one in written)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkBytes:
+    """What lies around a link.
+
+    Attributes:
+        trains: whether anything is kept for the way back.
+        later: that links behind it keep at least of what they read.
+        all: that all links do.
+        summed: whether gradients are summed over micro-batches.
+    """
+
+    trains: bool
+    later: int
+    all: int
+    summed: bool
+
+
+def peak_bytes(written: Mapping[str, WrittenStep], around: LinkBytes) -> int:
+    """The most that one program of a link takes beside what its path keeps."""
+    return max((_program_bytes(kind, one, around) for kind, one in written.items()), default=0)
+
+
+def _program_bytes(kind: str, one: WrittenStep, around: LinkBytes) -> int:
+    memory, passing = one.program.memory, _passing(one.step, around)
+    no_more = around.all if kind == "update" else around.later
+    return memory.activation_bytes + memory.workspace_bytes + max(value_bytes(passing) - no_more, 0)
+
+
+def _passing(step: Step, around: LinkBytes) -> list[ValueInfo]:
+    """What is there only as long as a program runs."""
+    if not around.trains:
+        return [*(value for value in step.inputs if value.role == "features"), *step.outputs]
+    # What a link reads is kept, what it gives the next one keeps; so are gradients, where they are not added to others.
+    kept = {"features"} if around.summed else {"features", "gradient"}
+    back = (value for value in step.inputs if value.role == "features_gradient")
+    return [*back, *(value for value in step.outputs if value.role not in kept)]
+
+
+def memory_of(chain: Chain, batch: Sequence[ValueInfo], packings: Sequence[Packing]) -> MemoryPlan:
+    """The plan of the largest path with all operators held; its peak is what `ChainRoom.largest_peak_bytes` tells."""
+    operators = [one for link in chain.links for one in link.operators]
+    weights, states = sum(one.weight_bytes for one in operators), sum(one.state_bytes for one in operators)
+    room = chain.room(chain.links)
+    fed_bytes, peak = value_bytes(batch), max(one.peak_bytes for one in operators)
+    kept_bytes = room.largest_peak_bytes - room.held_bytes - peak
+    return MemoryPlan(
+        weights_bytes=weights,
+        optimiser_bytes=states,
+        fed_bytes=fed_bytes,
+        activation_bytes=kept_bytes,
+        workspace_bytes=peak,
+        runtime_bytes=room.held_bytes - weights - states - fed_bytes,
+        packings=_together(packings),
+    )
+
+
+def _together(packings: Sequence[Packing]) -> tuple[Packing, ...]:
+    more: dict[int, Packing] = {}
+    for one in packings:
+        before = more[one.width].more_bytes if one.width in more else 0
+        more[one.width] = Packing(width=one.width, more_bytes=before + one.more_bytes)
+    return tuple(more.values())

@@ -1,0 +1,80 @@
+"""A request for a supernet's program to the chain that is written for it."""
+
+import logging
+from collections.abc import Iterator, Mapping
+
+from subfleet.export.chains.manifests import manifest_of
+from subfleet.export.chains.pieces import Piece
+from subfleet.export.chains.supernets import Cut, cut_of, steps_of
+from subfleet.export.chains.writing import WrittenStep, write_step
+from subfleet.export.preflight import with_layer
+from subfleet.export.requests import ProgramRequest
+from subfleet.export.steps import SampleSpec
+from subfleet.export.targets.torch import TARGET as TORCH
+from subfleet.export.targets.torch import without_names
+from subfleet.protocol.chains import program_name
+from subfleet.protocol.errors import ExportError
+from subfleet.protocol.programs import Program
+from subfleet.protocol.schema import canonical_json
+from subfleet.protocol.tensors import Tensor, encode_container
+
+__all__ = ["write_chain"]
+
+logger = logging.getLogger(__name__)
+_Written = Mapping[str, Mapping[str, WrittenStep]]
+"""Programs by the name of their piece and that of their step."""
+
+
+def write_chain(request: ProgramRequest) -> Program:
+    """Write the training or the evaluation program of a supernet, and verify each piece of it.
+
+    An operator that the target cannot run is left out of its link.
+
+    Raises:
+        ConfigError: the network or the subnet is not valid.
+        ExportError: the target cannot compute a link by any operator, or the request asks for what a chain has not.
+    """
+    program_id = request.program_id
+    cut = cut_of(request)
+    written = dict(_written(cut, request, program_id))
+    return Program(manifest=manifest_of(cut, written, request), body=_body(request, written))
+
+
+def _body(request: ProgramRequest, written: _Written) -> bytes:
+    """Programs in a container; of PyTorch's, which has none, the request."""
+    if request.target == TORCH:
+        return canonical_json(without_names(request))
+    bodies = {
+        program_name(piece, kind): one.program.body for piece, steps in written.items() for kind, one in steps.items()
+    }
+    return encode_container(
+        Tensor(name=name, dtype="U8", shape=(len(body),), data=body) for name, body in bodies.items()
+    )
+
+
+def _written(cut: Cut, request: ProgramRequest, program_id: str) -> Iterator[tuple[str, Mapping[str, WrittenStep]]]:
+    """The programs of each piece that the target can run; of fixed links it must."""
+    fixed = {cut.pieces.names[link.name, ""] for link in cut.links if not link.open}
+    for piece in cut.pieces.every:
+        try:
+            yield piece.name, _programs(piece, request, program_id)
+        except ExportError as error:
+            told = _with_layer(error, piece, request)
+            if piece.name in fixed:
+                raise told from error
+            logger.warning("%s is left out of the supernet: %s", piece.name, told)
+
+
+def _programs(piece: Piece, request: ProgramRequest, program_id: str) -> Mapping[str, WrittenStep]:
+    return {
+        kind: write_step(step, kind, target=request.target, seed=f"{program_id}/{program_name(piece.name, kind)}")
+        for kind, step in steps_of(piece, request).items()
+    }
+
+
+def _with_layer(error: ExportError, piece: Piece, request: ProgramRequest) -> ExportError:
+    if request.target == TORCH:
+        return error
+    read = piece.values.reads
+    sample = SampleSpec(shape=read.shape[1:], dtype="I64" if read.dtype == "I64" else "F32", limit=read.limit)
+    return with_layer(error, piece.module, sample, target=request.target, batch_size=request.batch_size)

@@ -1,0 +1,223 @@
+"""What the programs of a chain's piece compute, as steps: forward, backward, loss, update, and evaluation."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+
+import torch
+from torch import Tensor, nn
+
+from subfleet.export.chains.reference import LinkReference, UpdateReference
+from subfleet.export.chains.values import LinkValues, update_inputs, update_outputs
+from subfleet.export.layers import LayerContext
+from subfleet.export.steps import SampleSpec, Step, evaluation_step, inference_step
+from subfleet.export.steps.given import Given
+from subfleet.export.steps.holders import Holders
+from subfleet.export.steps.layout import label_of, scalar
+from subfleet.export.steps.module_state import state_of, within
+from subfleet.export.steps.network_call import buffers_after, exits_of, prepared
+from subfleet.export.steps.objectives import OBJECTIVES, total
+from subfleet.export.steps.optimiser_step import stepped
+from subfleet.protocol.errors import ExportError
+from subfleet.protocol.programs import ValueInfo
+from subfleet.protocol.training import ObjectiveSettings, OptimiserSettings
+
+__all__ = ["evaluation_steps", "training_steps"]
+
+
+def training_steps(
+    module: nn.Module,
+    values: LinkValues,
+    *,
+    objective: ObjectiveSettings,
+    optimiser: OptimiserSettings,
+    last: bool,
+    in_parts: bool,
+) -> Mapping[str, Step]:
+    """The steps of a piece by their names in `subfleet.protocol.chains`; none that would give nothing.
+
+    Args:
+        module: that computes the link; it is left as it is.
+        values: that it reads and gives.
+        objective: what is minimised.
+        optimiser: its settings.
+        last: whether the loss follows.
+        in_parts: whether a batch is one of several micro-batches.
+
+    Raises:
+        ExportError: its logits do not fit the objective.
+    """
+    if last:
+        made = {"backward": _loss(module, values, objective, in_parts=in_parts)}
+    else:
+        forward = _forward(module, values, in_parts=in_parts)
+        made = {"forward": forward, "backward": _backward(module, values, in_parts=in_parts)}
+    return {name: step for name, step in (made | {"update": _update(values, optimiser)}).items() if step.outputs}
+
+
+def evaluation_steps(
+    module: nn.Module, values: LinkValues, *, objective: ObjectiveSettings, last: bool
+) -> Mapping[str, Step]:
+    """Likewise of an evaluation, in which every layer has its evaluation mode."""
+    reads = values.reads
+    sample = SampleSpec(shape=reads.shape[1:], dtype="I64" if reads.dtype == "I64" else "F32", limit=reads.limit)
+    if last:
+        step = evaluation_step(module, sample, batch_size=reads.shape[0], objective=objective)
+        return {"evaluate": replace(step, inputs=(reads, *step.inputs[1:]))}
+    step = inference_step(module, sample, batch_size=reads.shape[0])
+    return {"forward": replace(step, inputs=(reads, *step.inputs[1:]), outputs=(values.gives,))}
+
+
+def _forward(module: nn.Module, values: LinkValues, *, in_parts: bool) -> Step:
+    return _step(
+        module, values, (values.reads, values.mask, *values.weights), values.forward_outputs, _go_forward, in_parts
+    )
+
+
+def _backward(module: nn.Module, values: LinkValues, *, in_parts: bool) -> Step:
+    inputs = (values.reads, values.mask, *values.weights, values.given_gradient)
+    return _step(module, values, inputs, values.gradients, _go_back, in_parts)
+
+
+def _loss(module: nn.Module, values: LinkValues, objective: ObjectiveSettings, *, in_parts: bool) -> Step:
+    fed = (label_of(objective, values.gives.shape), values.mask, scalar("batch_weight", "batch_weight"))
+    inputs = (values.reads, *fed, *values.weights)
+    return replace(
+        _step(module, values, inputs, values.loss_outputs(objective), _go_to_the_loss, in_parts, objective),
+        class_count=inputs[1].limit,
+        padded_labels=objective.name == "next_token",
+    )
+
+
+def _step(  # noqa: PLR0913, PLR0917 - each says one thing of the step
+    module: nn.Module,
+    values: LinkValues,
+    inputs: tuple[ValueInfo, ...],
+    outputs: tuple[ValueInfo, ...],
+    finish: "_Finish",
+    in_parts: bool,
+    objective: ObjectiveSettings | None = None,
+) -> Step:
+    role = values.reads.role
+    return Step(
+        run=_LinkRun(module=module, inputs=inputs, finish=finish, in_parts=in_parts, objective=objective),
+        reference=LinkReference(module=module, reads=role, inputs=inputs, outputs=outputs, objective=objective),
+        inputs=inputs,
+        outputs=outputs,
+        carried=state_of(module),
+        held=Holders(module).tensors,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Ran:
+    """A link that has run.
+
+    Attributes:
+        given: to its step.
+        made: what it gives.
+        leaves: what gradients are wanted by: what it read, where a link is before it, then its parameters.
+        buffers: after the run, in order.
+        context: of its layers.
+        objective: of the last link.
+    """
+
+    given: Given
+    made: Tensor
+    leaves: Mapping[str, Tensor]
+    buffers: tuple[Tensor, ...]
+    context: LayerContext
+    objective: ObjectiveSettings | None
+
+    def gradients(self, made: Tensor, by: Tensor | None = None) -> tuple[Tensor, ...]:
+        """Of what was made of the link's output, by its leaves."""
+        if not self.leaves:
+            return ()
+        with self.context.going_back():
+            found: Sequence[Tensor | None] = torch.autograd.grad(
+                made, list(self.leaves.values()), by, allow_unused=True
+            )
+        gradients = {name: part for name, part in zip(self.leaves, found, strict=True) if part is not None}
+        lacking = sorted(self.leaves.keys() - gradients.keys())
+        if lacking:
+            raise ExportError(
+                f"{lacking[0]!r} of a link has no gradient, but each parameter in a chain must have one; take it out "
+                "of the network, or make it a buffer"
+            )
+        return tuple(gradients.values())
+
+
+_Finish = Callable[[_Ran], tuple[Tensor, ...]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _LinkRun:
+    """The pure function of a step that runs a link, in the order of the step's inputs and outputs."""
+
+    module: nn.Module
+    inputs: tuple[ValueInfo, ...]
+    finish: _Finish
+    in_parts: bool
+    objective: ObjectiveSettings | None
+
+    def __call__(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        given = Given(self.inputs, tensors)
+        goes_back = self.finish is not _go_forward
+        parameters = {
+            name: tensor.detach().requires_grad_(goes_back) for name, tensor in given.named("parameter").items()
+        }
+        buffers = {name: tensor.clone() for name, tensor in given.named("buffer").items()}
+        read = tensors[0].detach()
+        leaves = dict(parameters)
+        if self.inputs[0].role == "features":
+            leaves = {"features": read.requires_grad_(goes_back), **parameters}
+        context = LayerContext(given.one("sample_mask"), in_parts=self.in_parts)
+
+        def body() -> tuple[Tensor, ...]:
+            (made,) = exits_of(self.module, read.clone())  # a layer may change its input in place
+            after = tuple(buffers_after(self.module, context, buffers))
+            ran = _Ran(given=given, made=made, leaves=leaves, buffers=after, context=context, objective=self.objective)
+            return self.finish(ran)
+
+        with prepared(self.module, context, training=True), torch.set_grad_enabled(goes_back):
+            return within(self.module, parameters | buffers, body)
+
+
+def _go_forward(ran: _Ran) -> tuple[Tensor, ...]:
+    return ran.made, *ran.buffers
+
+
+def _go_back(ran: _Ran) -> tuple[Tensor, ...]:
+    return ran.gradients(ran.made, ran.given.one("features_gradient"))
+
+
+def _go_to_the_loss(ran: _Ran) -> tuple[Tensor, ...]:
+    settings = ran.objective or ObjectiveSettings()
+    rule, labels = OBJECTIVES[settings.name], ran.given.one("label")
+    counted = rule.counted(labels, ran.given.one("sample_mask"))
+    losses = rule.losses(settings, ran.made, labels)
+    loss = total(losses * counted) / ran.given.one("batch_weight").clamp(min=1.0)
+    own = losses.detach()
+    read = [loss.detach(), total(rule.right(ran.made.detach(), labels) * counted), total(counted)]
+    if settings.squares:
+        read.append(total(own * own * counted))
+    return (*read, *ran.gradients(loss), *ran.buffers)
+
+
+def _update(values: LinkValues, optimiser: OptimiserSettings) -> Step:
+    inputs = update_inputs(values.parameters, optimiser)
+
+    def run(*tensors: Tensor) -> tuple[Tensor, ...]:
+        given = Given(inputs, tensors)
+        scale = given.one("gradient_scale")
+        gradients = {name: part * scale for name, part in given.named("gradient").items()}
+        return tuple(tensor for group in stepped(optimiser, given, gradients, None) for tensor in group)
+
+    outputs = update_outputs(values.parameters, optimiser) if values.parameters else ()
+    return Step(
+        run=run,
+        reference=UpdateReference(optimiser=optimiser, inputs=inputs, outputs=outputs),
+        inputs=inputs,
+        outputs=outputs,
+        carried=MappingProxyType({}),
+    )

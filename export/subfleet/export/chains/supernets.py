@@ -1,0 +1,84 @@
+"""From a request to the links and pieces of its supernet, and the steps of these."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from torch import nn
+
+from subfleet.elastic.building import build_module, network_of
+from subfleet.elastic.network import Network
+from subfleet.export.chains.cutting import LinkModule, links_of
+from subfleet.export.chains.pieces import Piece, Pieces, pieces_of
+from subfleet.export.chains.steps import evaluation_steps, training_steps
+from subfleet.export.request_steps import sample_of
+from subfleet.export.requests import ProgramRequest, TrainRequest
+from subfleet.export.steps import Step
+from subfleet.protocol.errors import ExportError
+from subfleet.protocol.programs import ValueInfo
+
+__all__ = ["Cut", "cut_of", "is_chained", "steps_of"]
+
+
+def is_chained(request: ProgramRequest) -> bool:
+    """Whether a request asks for the program of a supernet: its subnet keeps several operators of a choice."""
+    return not network_of(request.model).is_path(request.spec)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cut:
+    """A supernet in links and pieces."""
+
+    network: Network
+    module: nn.Module
+    links: tuple[LinkModule, ...]
+    pieces: Pieces
+    sample: ValueInfo
+
+
+def cut_of(request: ProgramRequest) -> Cut:
+    """Cut the supernet of a request.
+
+    Raises:
+        ConfigError: the network or the subnet is not valid.
+        ExportError: it cannot be cut, or the request asks for what a chain has not.
+    """
+    _check_asked(request)
+    network = network_of(request.model)
+    module = build_module(network, request.spec)
+    links = links_of(module, network.choices)
+    sample = sample_of(network).value(request.batch_size)
+    training = isinstance(request, TrainRequest)
+    in_parts = isinstance(request, TrainRequest) and request.accumulate and not request.one_part
+    pieces = pieces_of(links, sample, training=training, in_parts=in_parts)
+    return Cut(network=network, module=module, links=links, pieces=pieces, sample=sample)
+
+
+def _check_asked(request: ProgramRequest) -> None:
+    objective = request.objective
+    unknown = [
+        name
+        for name, asked in (
+            ("distillation", objective.distillation != "none"),
+            ("a proximal term", objective.proximal),
+            ("a class mask", objective.class_mask),
+        )
+        if asked
+    ]
+    if unknown:
+        raise ExportError(
+            f"the objective has {unknown[0]}, but the chain of a supernet knows none; leave it out, or train paths"
+        )
+
+
+def steps_of(piece: Piece, request: ProgramRequest) -> Mapping[str, Step]:
+    """The steps of a piece for a request, by name."""
+    if isinstance(request, TrainRequest):
+        return training_steps(
+            piece.module,
+            piece.values,
+            objective=request.objective,
+            optimiser=request.optimiser,
+            last=piece.last,
+            in_parts=request.accumulate and not request.one_part,
+        )
+    return evaluation_steps(piece.module, piece.values, objective=request.objective, last=piece.last)

@@ -1,0 +1,173 @@
+"""Supernets, and their chains run piece by piece as a device does, that the tests of chains share."""
+
+from collections.abc import Callable, Mapping
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from subfleet.elastic.families.records.choices import ChoiceCnn, ChoiceRnn
+from subfleet.elastic.network import Family
+from subfleet.export.chains.reading import read_torch_pieces
+from subfleet.export.programs import export_evaluation_program, export_training_program
+from subfleet.export.requests import EvaluateRequest, TrainRequest
+from subfleet.export.targets import target_named
+from subfleet.protocol.chains import LinkOperator, program_name
+from subfleet.protocol.programs import PieceProgram, Program
+from subfleet.protocol.subnet import SubnetSpec
+from subfleet.protocol.tensors import decode_container
+from subfleet.protocol.training import ObjectiveSettings, OptimiserSettings
+
+CNN = ChoiceCnn(
+    input_shape=(2, 8, 8),
+    class_count=3,
+    widths=(8, 12),
+    depths=(2, 2),
+    last_widths=(16,),
+    operators=(("dsconv3_half", "mbconv3_double", "identity"),),
+    norm="batch",
+)
+RNN = ChoiceRnn(
+    input_shape=(6,),
+    class_count=5,
+    vocabulary=5,
+    widths=(8,),
+    depths=(2,),
+    embedding_width=4,
+    operators=(("gru", "quasi_rnn", "conv5", "identity"),),
+)
+PATHS: Mapping[str, tuple[Family, tuple[str, ...]]] = {
+    "cnn": (CNN, ("dsconv3_half", "identity", "mbconv3_double", "mbconv3_double")),
+    "rnn": (RNN, ("quasi_rnn", "gru")),
+}
+CLIPPED = OptimiserSettings(momentum=0.9, weight_decay=0.01, max_gradient_norm=0.3)
+
+
+def objective_of(model: Family) -> ObjectiveSettings:
+    return ObjectiveSettings(name="next_token" if isinstance(model, ChoiceRnn) else "cross_entropy")
+
+
+def train_request(
+    model: Family,
+    target: str,
+    *,
+    optimiser: OptimiserSettings = CLIPPED,
+    objective: ObjectiveSettings | None = None,
+    spec: SubnetSpec | None = None,
+) -> TrainRequest:
+    return TrainRequest(
+        model=model,
+        spec=SubnetSpec() if spec is None else spec,
+        target=target,
+        batch_size=4,
+        objective=objective_of(model) if objective is None else objective,
+        optimiser=optimiser,
+    )
+
+
+def evaluate_request(model: Family, target: str) -> EvaluateRequest:
+    return EvaluateRequest(
+        model=model, spec=SubnetSpec(), target=target, batch_size=4, objective=objective_of(model).plain
+    )
+
+
+@cache
+def written(request: TrainRequest | EvaluateRequest) -> Program:
+    """A request's chain, written once however many tests run it."""
+    if isinstance(request, TrainRequest):
+        return export_training_program(request)
+    return export_evaluation_program(request)
+
+
+def runner_of(program: Program) -> Callable[[str, Mapping[str, Tensor]], dict[str, Tensor]]:
+    """What runs a chain's programs by name, from tensors by name to tensors by name."""
+    pieces = {piece.name: piece for piece in program.manifest.pieces}
+    if program.manifest.target == "torch":
+        steps = read_torch_pieces(program)
+        return lambda name, fed: _named(pieces[name], steps[name].run(*fed.values()))
+    bodies, target = decode_container(program.body).tensors, target_named(program.manifest.target)
+    return lambda name, fed: _named(pieces[name], target.run(bytes(bodies[name].data), fed))
+
+
+def _named(piece: PieceProgram, results: tuple[Tensor, ...]) -> dict[str, Tensor]:
+    return {value.name: result for value, result in zip(piece.outputs, results, strict=True)}
+
+
+class PathRun:
+    """A path of a chain.
+
+    Args:
+        program: of a supernet.
+        path: the operator of each choice.
+        weights: of the supernet, parameters and buffers by name; changed by training.
+    """
+
+    def __init__(self, program: Program, path: tuple[str, ...], weights: Mapping[str, Tensor]) -> None:
+        chain = program.manifest.chain
+        assert chain is not None
+        drawn, self._operators = iter(path), list[LinkOperator]()
+        for link in chain.links:
+            name = next(drawn) if link.open else ""
+            self._operators.append(next(one for one in link.operators if one.name == name))
+        self.path = [one for one in self._operators if one.piece]
+        self.weights, self.states = dict(weights), dict[str, Tensor]()
+        self._pieces = {piece.name: piece for piece in program.manifest.pieces}
+        self._run = runner_of(program)
+
+    def train(self, batch: Mapping[str, Tensor], optimiser: OptimiserSettings) -> dict[str, Tensor]:
+        """One step on a batch: input, label, sample_mask, batch_weight and learning_rate, by role."""
+        kept, read = list[Tensor](), batch["input"]
+        for operator in self.path[:-1]:
+            kept.append(read)
+            results = self._results(operator, "forward", {**batch, "features": read, "input": read})
+            read = results.pop("given")
+            self._take(operator, results)
+        told = self._results(self.path[-1], "backward", {**batch, "features": read})
+        self._take(self.path[-1], {name: tensor for name, tensor in told.items() if name.startswith("new.")})
+        back = told["read_gradient"]
+        of_places = {len(self.path) - 1: told}
+        for place in reversed(range(len(self.path) - 1)):
+            fed = {**batch, "input": kept[place], "features": kept[place], "features_gradient": back}
+            of_places[place] = self._results(self.path[place], "backward", fed)
+            back = of_places[place].get("read_gradient", back)
+        scale = self._scale(of_places, optimiser)
+        for place, operator in enumerate(self.path):
+            if program_name(operator.piece, "update") in self._pieces:
+                fed = {**batch, **of_places[place], "gradient_scale": scale}
+                self._take(operator, self._results(operator, "update", fed))
+        return {name: told[name] for name in ("loss", "correct", "count")}
+
+    def evaluate(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Loss, correct, count and logits of a batch."""
+        read = batch["input"]
+        for operator in self.path[:-1]:
+            read = self._results(operator, "forward", {"features": read, "input": read})["given"]
+        return self._results(self.path[-1], "evaluate", {**batch, "features": read})
+
+    @staticmethod
+    def _scale(gradients: Mapping[int, Mapping[str, Tensor]], optimiser: OptimiserSettings) -> Tensor:
+        own = (t for told in gradients.values() for name, t in told.items() if name.startswith("gradient."))
+        norm = float(sum(tensor.double().square().sum() for tensor in own)) ** 0.5
+        most = optimiser.max_gradient_norm
+        return torch.tensor(min(1.0, most / (norm + 1e-6)) if most else 1.0)
+
+    def _results(self, operator: LinkOperator, step: str, fed: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        piece = self._pieces[program_name(operator.piece, step)]
+        given: dict[str, Tensor] = {}
+        for value in piece.inputs:
+            key = f"{operator.piece}/{operator.prefix}/{value.name}"  # two links without a choice have one prefix
+            if value.role in ("parameter", "buffer"):
+                given[value.name] = self.weights[operator.prefix + value.tensor]
+            elif value.role == "optimiser_state":
+                given[value.name] = self.states.get(key, torch.zeros(value.shape))
+            else:
+                given[value.name] = fed[value.name if value.role == "gradient" else value.role]
+        return self._run(piece.name, given)
+
+    def _take(self, operator: LinkOperator, results: Mapping[str, Tensor]) -> None:
+        for new, tensor in results.items():
+            kind, _, name = new.removeprefix("new.").partition(".")
+            if kind in ("parameter", "buffer"):
+                self.weights[operator.prefix + name] = tensor
+            else:
+                self.states[f"{operator.piece}/{operator.prefix}/{new.removeprefix('new.')}"] = tensor

@@ -1,0 +1,135 @@
+"""Chains that are written for every target: their paths train and are evaluated as in PyTorch."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from export.chain_cases import CLIPPED, CNN, PATHS, PathRun, evaluate_request, train_request, written
+from torch import Tensor
+
+from subfleet.elastic.building import init_state, network_of
+from subfleet.elastic.paths import path_spec, realised
+from subfleet.export.programs import export_training_program
+from subfleet.export.request_steps import step_of, training_step_of
+from subfleet.export.requests import TrainRequest
+from subfleet.export.steps import Step
+from subfleet.export.verification import seeded
+from subfleet.protocol.errors import ExportError
+from subfleet.protocol.programs import decode_program, encode_program
+from subfleet.protocol.subnet import SubnetSpec
+from subfleet.protocol.tensors import decode_container
+from subfleet.protocol.training import OptimiserSettings
+
+pytestmark = [pytest.mark.export, pytest.mark.slow]
+
+TARGETS = ("onnx", "executorch", "torch")
+CASES = [*((target, name, CLIPPED) for target in TARGETS for name in PATHS)]
+CASES.append(("torch", "rnn", OptimiserSettings(name="adamw", weight_decay=0.1)))
+CASES.append(("torch", "rnn", OptimiserSettings(dampening=0.5, nesterov=False)))
+
+
+def weights_of(name: str) -> dict[str, Tensor]:
+    model, _ = PATHS[name]
+    return init_state(network_of(model), 0)
+
+
+def realised_request(request: TrainRequest, name: str) -> TrainRequest:
+    model, path = PATHS[name]
+    network = network_of(model)
+    return replace(request, model=realised(network, path_spec(network, path)), spec=SubnetSpec())
+
+
+@pytest.mark.parametrize(("target", "name", "optimiser"), CASES)
+def test_a_path_trains_as_in_pytorch(target: str, name: str, optimiser: OptimiserSettings) -> None:
+    """Two steps, the second with padding, beside the untouched module of the path in double precision."""
+    model, path = PATHS[name]
+    request = train_request(model, target, optimiser=optimiser)
+    chain = PathRun(written(request), path, weights_of(name))
+    step = training_step_of(realised_request(request, name))
+    own = {value.tensor: chain.weights[value.tensor] for value in step.inputs if value.role == "parameter"}
+    other = {value.tensor: chain.weights[value.tensor] for value in step.inputs if value.role == "buffer"}
+    given = dict(zip((value.name for value in step.inputs), step.example(seeded("a")), strict=True))
+    given |= {f"parameter.{key}": tensor for key, tensor in own.items()}
+    given |= {f"buffer.{key}": tensor for key, tensor in other.items()}
+    given |= {v.name: torch.zeros(v.shape) for v in step.inputs if v.role == "optimiser_state"}
+    given = {key: tensor.double() if tensor.is_floating_point() else tensor for key, tensor in given.items()}
+    for real_count in (4, 3):
+        given |= batch_of(step, real_count)
+        results = step.reference(*(given[value.name] for value in step.inputs))
+        expected = {value.name: tensor for value, tensor in zip(step.outputs, results, strict=True)}
+        batch = {key: t.float() if t.is_floating_point() else t for key, t in batch_of(step, real_count).items()}
+        told = chain.train({**batch, "batch_weight": expected["count"].float()}, optimiser)
+        assert {key: float(t) for key, t in told.items()} == pytest.approx(
+            {key: float(expected[key]) for key in told}, rel=1e-5
+        )
+        given |= {key.removeprefix("new."): tensor for key, tensor in expected.items() if key.startswith("new.")}
+    for value in step.inputs:
+        if value.role in ("parameter", "buffer"):
+            torch.testing.assert_close(
+                chain.weights[value.tensor].double(), given[value.name], atol=2e-6, rtol=2e-5, msg=value.name
+            )
+    untouched = weights_of(name).keys() - own.keys() - other.keys()
+    assert untouched
+    assert all(torch.equal(chain.weights[key], weights_of(name)[key]) for key in untouched)
+
+
+def batch_of(step: Step, real_count: int) -> dict[str, Tensor]:
+    example = dict(zip((v.name for v in step.inputs), step.example(seeded(f"batch {real_count}")), strict=True))
+    mask = (torch.arange(4) < real_count).double()
+    batch = {name: example[name] for name in ("input", "label")}
+    batch["input"] = batch["input"].double() if batch["input"].is_floating_point() else batch["input"]
+    return {**batch, "sample_mask": mask, "learning_rate": torch.tensor(0.1).double()}
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("name", PATHS)
+def test_a_path_is_evaluated_as_in_pytorch(target: str, name: str) -> None:
+    model, path = PATHS[name]
+    request = evaluate_request(model, target)
+    program, weights = written(request), weights_of(name)
+    network = network_of(model)
+    step = step_of(replace(request, model=realised(network, path_spec(network, path))))
+    drawn = dict(zip((value.name for value in step.inputs), step.example(seeded("b")), strict=True))
+    given = drawn | {value.name: weights[value.tensor] for value in step.inputs if value.tensor}
+    doubled = (given[value.name] for value in step.inputs)
+    expected = step.reference(*(tensor.double() if tensor.is_floating_point() else tensor for tensor in doubled))
+    found = PathRun(program, path, weights).evaluate({key: drawn[key] for key in ("input", "label", "sample_mask")})
+    real = drawn["sample_mask"] > 0
+    for value, tensor in zip(step.outputs, expected, strict=True):
+        own, right = found[value.name].double(), tensor
+        own, right = (own[real], right[real]) if value.role == "logits" else (own, right)
+        torch.testing.assert_close(own, right, atol=1e-5, rtol=1e-5, msg=value.name)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_every_piece_is_verified_and_travels(target: str) -> None:
+    program = written(train_request(CNN, target))
+    again = decode_program(encode_program(program))
+    manifest = again.manifest
+    assert manifest == program.manifest
+    assert manifest.max_abs_diff <= 1e-5
+    if target != "torch":
+        assert set(decode_container(again.body).tensors) == {piece.name for piece in manifest.pieces}
+    chain = manifest.chain
+    assert chain is not None
+    assert manifest.planned_peak_bytes == chain.room(chain.links).largest_peak_bytes
+
+
+def test_a_piece_with_a_wrong_gradient_is_not_written() -> None:
+    steps = [piece for piece in written(train_request(CNN, "onnx")).manifest.pieces if piece.name == "fixed1/backward"]
+    (piece,) = steps
+    assert piece.outputs[1].name == "gradient.reduction0.layers.filter.conv.weight"
+    request = train_request(CNN, "onnx")
+    original = torch.autograd.grad
+
+    def grad(outputs: Any, inputs: list[Tensor], *args: Any, **options: Any) -> tuple[Tensor | None, ...]:
+        found: list[Tensor | None] = list(original(outputs, inputs, *args, **options))
+        if found[1] is not None and tuple(found[1].shape) == piece.outputs[1].shape:
+            found[1] = found[1] * 1.1
+        return tuple(found)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.autograd, "grad", grad)
+        with pytest.raises(ExportError, match=r"'gradient\..*' is off by"):
+            export_training_program(request)
