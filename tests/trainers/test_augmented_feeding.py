@@ -56,14 +56,14 @@ def job(augmentation: AugmentationSettings = BOTH, **changed: Any) -> TrainJob:
 def fed_images(task: TrainJob, part_size: int = 4, data: Dataset | None = None) -> Iterator[tuple[int, Images, Images]]:
     """Of each run: its epoch, its images, and which of them are real."""
     for call in calls_of(task, image_layout(part_size), data or photos()):
-        yield call.epoch, np.asarray(call.fed["tokens"], np.float32), np.asarray(call.fed["mask"], np.float32)
+        yield call.origin.epoch, np.asarray(call.fed["tokens"], np.float32), np.asarray(call.fed["mask"], np.float32)
 
 
 def of_each_sample(task: TrainJob, part_size: int = 4) -> dict[tuple[int, int], bytes]:
     """What each sample looked like in each epoch. Labels tell which it is."""
     data = replace(photos(), labels=np.arange(COUNT))
     return {
-        (call.epoch, int(label)): image.tobytes()
+        (call.origin.epoch, int(label)): image.tobytes()
         for call in calls_of(task, image_layout(part_size), data)
         for image, label, real in zip(call.fed["tokens"], call.fed["labels"], call.fed["mask"], strict=True)
         if real

@@ -223,6 +223,7 @@ def test_a_layout_is_kept_with_its_session() -> None:
     assert slot.held_bytes == 5
     kept = slot.take("a", 1)
     assert kept is not None
+    assert isinstance(kept.loaded, LoadedSession)
     assert kept.loaded.layout is layout
     assert slot.take("a", 1) is None
 

@@ -127,6 +127,38 @@ def test_planned_memory_is_known_limited_and_given_back(big: bytes) -> None:
     assert resident_bytes() - before < 0.1 * arena_bytes
 
 
+def test_a_method_that_is_larger_than_a_shared_arena_is_refused(big: bytes) -> None:
+    with pytest.raises(native.ExecutorchError, match="shared arena of 1000 bytes") as caught:
+        native.Program(big).load_method(arena=native.Arena(1000))
+    assert caught.value.code == "OutOfResources"
+
+
+def test_methods_of_one_arena_share_its_memory_and_compute_what_they_would_alone(big: bytes, types: bytes) -> None:
+    arena = native.Arena(40_000_000)
+    before = resident_bytes()
+    methods = [native.Program(big).load_method(arena=arena) for _ in range(4)]
+    total = np.zeros((), np.float32)
+    other = native.Program(pte_cases.types(planned=True)).load_method(arena=arena)
+    for method in methods * 2:
+        written = results()
+        total[...] = 0
+        method.execute([np.ones(1, np.float32)], [total])
+        assert total == 2 * pte_cases.BIG
+        other.execute(arguments(), written)
+        np.testing.assert_array_equal(written[0], arguments()[0] * 2)
+    (arena_bytes,) = methods[0].arena_bytes
+    assert 0.9 * arena_bytes < resident_bytes() - before < 1.5 * arena_bytes
+    arena.release()
+    assert resident_bytes() - before < 0.1 * arena_bytes
+    methods[0].execute([np.ones(1, np.float32)], [total])
+    assert total == 2 * pte_cases.BIG
+    # The memory is there as long as a method that lies in it.
+    del arena
+    gc.collect()
+    methods[1].execute([np.ones(1, np.float32)], [total])
+    assert total == 2 * pte_cases.BIG
+
+
 def test_a_thousand_runs_do_not_grow(types: bytes) -> None:
     def some(count: int) -> None:
         for _ in range(count):

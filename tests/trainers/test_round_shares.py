@@ -20,7 +20,7 @@ def seen(task: TrainJob) -> list[list[int]]:
     epochs: dict[int, list[int]] = {}
     for call in calls_of(task, image_layout(4), data):
         real = np.asarray(call.fed["mask"], np.float32) > 0
-        epochs.setdefault(call.epoch, []).extend(np.asarray(call.fed["labels"])[real].tolist())
+        epochs.setdefault(call.origin.epoch, []).extend(np.asarray(call.fed["labels"])[real].tolist())
     return [sorted(found) for found in epochs.values()]
 
 

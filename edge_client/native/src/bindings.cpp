@@ -5,6 +5,7 @@
 
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/unique_ptr.h>
 #include <nanobind/stl/vector.h>
@@ -126,10 +127,19 @@ class BoundProgram {
 };
 
 std::unique_ptr<subfleet::Method> load_method(
-    const BoundProgram& program, const std::string& name, std::optional<size_t> limit) {
+    const BoundProgram& program,
+    const std::string& name,
+    std::optional<size_t> limit,
+    std::shared_ptr<subfleet::Arena> arena) {
   const nb::gil_scoped_release released;
   return std::make_unique<subfleet::Method>(
-      program.get(), name, limit.value_or(std::numeric_limits<size_t>::max()));
+      program.get(), name, limit.value_or(std::numeric_limits<size_t>::max()), std::move(arena));
+}
+
+void release(subfleet::Arena& arena) {
+  const nb::gil_scoped_release released;
+  const std::lock_guard<std::mutex> lock(arena.mutex);
+  arena.pages.release();
 }
 
 void execute(subfleet::Method& method, const nb::sequence& inputs, const nb::sequence& outputs) {
@@ -177,6 +187,11 @@ NB_MODULE(_native, module) {
       .def_ro("planned", &TensorInfo::planned)
       .def("__repr__", &info_text);
 
+  nb::class_<subfleet::Arena>(module, "Arena")
+      .def(nb::init<size_t>(), "size_bytes"_a)
+      .def_prop_ro("size_bytes", [](const subfleet::Arena& arena) { return arena.pages.size(); })
+      .def("release", &release);
+
   nb::class_<subfleet::Method>(module, "Method")
       .def_prop_ro("inputs", [](const subfleet::Method& method) { return as_tuple(method.inputs()); })
       .def_prop_ro("outputs", [](const subfleet::Method& method) { return as_tuple(method.outputs()); })
@@ -195,6 +210,7 @@ NB_MODULE(_native, module) {
           "name"_a = "forward",
           nb::kw_only(),
           "memory_limit_bytes"_a = nb::none(),
+          "arena"_a = nb::none(),
           nb::keep_alive<0, 1>());
 
   module.def("thread_count", &subfleet::thread_count);

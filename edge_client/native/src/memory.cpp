@@ -31,6 +31,10 @@ Pages::Pages(Pages&& other) noexcept : data_(other.data_), size_(other.size_), m
   other.data_ = nullptr;
 }
 
+void Pages::release() {
+  madvise(data_, mapped_, MADV_DONTNEED);
+}
+
 void* HeapAllocator::allocate(size_t size, size_t alignment) {
   alignment = std::max(alignment, alignof(std::max_align_t));
   const size_t padded = size + kReadableBeyond;

@@ -6,6 +6,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <mutex>
 #include <vector>
 
 namespace subfleet {
@@ -23,6 +24,9 @@ class Pages {
   Pages(Pages&& other) noexcept;
   Pages& operator=(Pages&&) = delete;
 
+  // Gives what was written back to the system; all are zeros again.
+  void release();
+
   uint8_t* data() const { return data_; }
   size_t size() const { return size_; }
 
@@ -30,6 +34,15 @@ class Pages {
   uint8_t* data_;
   size_t size_;
   size_t mapped_;
+};
+
+// Pages that several methods lie in, of which one runs at a time: nothing of them outlives a run.
+struct Arena {
+  // Throws std::bad_alloc.
+  explicit Arena(size_t size) : pages(size) {}
+
+  Pages pages;
+  std::mutex mutex;  // held by whichever runs
 };
 
 // What the runtime takes from the heap: the structures of a method, or what a kernel needs for one call.

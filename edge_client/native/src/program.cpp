@@ -19,6 +19,8 @@ using executorch::runtime::Tag;
 
 // What the runtime asks of a program's bytes.
 constexpr size_t kAlignment = 16;
+// Where one planned buffer of a method begins behind another.
+constexpr size_t kArenaAlignment = 64;
 
 // NumPy's names; nullptr where there is none.
 const char* dtype_name(ScalarType type) {
@@ -163,8 +165,9 @@ std::vector<std::string> Program::method_names() const {
   return names;
 }
 
-Method::Method(const Program& program, const std::string& name, size_t memory_limit_bytes)
-    : structures_(reinterpret_cast<const void*>(&unset_kernel)) {
+Method::Method(
+    const Program& program, const std::string& name, size_t memory_limit_bytes, std::shared_ptr<Arena> arena)
+    : shared_(std::move(arena)), structures_(reinterpret_cast<const void*>(&unset_kernel)) {
   refuse_if_broken();
   const Guard guard;
   const auto meta = program.program_->method_meta(name.c_str());
@@ -202,7 +205,7 @@ void Method::describe(const MethodMeta& meta) {
 
 void Method::take_arenas(const MethodMeta& meta, size_t memory_limit_bytes) {
   const Guard guard;
-  std::vector<size_t> sizes;
+  std::vector<size_t>& sizes = arena_bytes_;
   size_t total = 0;
   for (size_t i = 0; i < meta.num_memory_planned_buffers(); ++i) {
     const auto size = meta.memory_planned_buffer_size(i);
@@ -219,9 +222,23 @@ void Method::take_arenas(const MethodMeta& meta, size_t memory_limit_bytes) {
     }
     total += sizes.back();
   }
+  if (shared_ == nullptr) {
+    for (const size_t size : sizes) {
+      const Pages& arena = arenas_.emplace_back(size);
+      spans_.emplace_back(arena.data(), arena.size());
+    }
+    return;
+  }
+  size_t offset = 0;
   for (const size_t size : sizes) {
-    const Pages& arena = arenas_.emplace_back(size);
-    spans_.emplace_back(arena.data(), arena.size());
+    if (offset > shared_->pages.size() || size > shared_->pages.size() - offset) {
+      throw Failure(
+          Error::OutOfResources,
+          "the method is planned with more than the shared arena of " + std::to_string(shared_->pages.size()) +
+              " bytes");
+    }
+    spans_.emplace_back(shared_->pages.data() + offset, size);
+    offset = (offset + size + kReadableBeyond + kArenaAlignment - 1) / kArenaAlignment * kArenaAlignment;
   }
 }
 
@@ -242,14 +259,6 @@ void Method::find_aliases() {
     }
     origins_.push_back(origin);
   }
-}
-
-std::vector<size_t> Method::arena_bytes() const {
-  std::vector<size_t> sizes;
-  for (const Pages& arena : arenas_) {
-    sizes.push_back(arena.size());
-  }
-  return sizes;
 }
 
 void Method::bind(const Guard& guard, const std::vector<View>& inputs, const std::vector<View>& outputs) {
@@ -294,7 +303,7 @@ void Method::execute(const std::vector<View>& inputs, const std::vector<View>& o
   check_sizes("input", inputs_, inputs);
   check_sizes("output", outputs_, outputs);
   check_apart(inputs, outputs);
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const std::lock_guard<std::mutex> lock(shared_ == nullptr ? mutex_ : shared_->mutex);
   if (!usable_) {
     throw Failure(Error::InvalidState, "the method failed inside before; load it anew");
   }

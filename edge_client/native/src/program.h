@@ -54,9 +54,9 @@ class Program {
 
 class Method {
  public:
-  // Takes the memory that was planned for the method, where that is no more than the limit. The program must outlive
-  // it. Throws Failure, or std::bad_alloc where the system has no memory.
-  Method(const Program& program, const std::string& name, size_t memory_limit_bytes);
+  // Takes the memory that was planned for the method, where that is no more than the limit; where an arena is given, it
+  // lies in that. The program must outlive it. Throws Failure, or std::bad_alloc where the system has no memory.
+  Method(const Program& program, const std::string& name, size_t memory_limit_bytes, std::shared_ptr<Arena> arena);
 
   // Runs once. Inputs are read where they are; outputs are written where they shall be. Both have exactly the sizes of
   // `inputs` and `outputs`, and no output overlaps anything else. Calls wait for each other. Throws like the constructor.
@@ -65,7 +65,7 @@ class Method {
   const std::vector<TensorInfo>& inputs() const { return inputs_; }
   const std::vector<TensorInfo>& outputs() const { return outputs_; }
   const std::vector<std::string>& backends() const { return backends_; }
-  std::vector<size_t> arena_bytes() const;
+  const std::vector<size_t>& arena_bytes() const { return arena_bytes_; }
   // Beside the arenas: the method's own structures, and the most that kernels took at once so far.
   size_t structure_bytes() const { return structures_.peak_bytes(); }
   size_t scratch_peak_bytes() const { return scratch_.peak_bytes(); }
@@ -87,7 +87,9 @@ class Method {
   PoolUser pool_user_;
   std::mutex mutex_;
   bool usable_ = true;
+  std::shared_ptr<Arena> shared_;  // where it is given, `arenas_` is empty
   std::vector<Pages> arenas_;
+  std::vector<size_t> arena_bytes_;
   std::vector<executorch::runtime::Span<uint8_t>> spans_;
   HeapAllocator structures_;  // filled, so that a kernel that the program left unset is one that refuses
   HeapAllocator scratch_;

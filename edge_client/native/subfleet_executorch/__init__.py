@@ -8,6 +8,7 @@
 
 from subfleet_executorch._native import (
     EXECUTORCH_VERSION,
+    Arena,
     ExecutorchError,
     Method,
     Program,
@@ -18,6 +19,7 @@ from subfleet_executorch._native import (
 
 __all__ = [
     "EXECUTORCH_VERSION",
+    "Arena",
     "ExecutorchError",
     "Method",
     "Program",

@@ -34,6 +34,23 @@ class TensorInfo:
     def planned(self) -> bool: ...
 
 @final
+class Arena:
+    """Memory that several methods lie in, one of which runs at a time; it takes none until one has run.
+
+    Args:
+        size_bytes: room for the largest of them.
+
+    Raises:
+        MemoryError: the system has no such room.
+    """
+
+    def __init__(self, size_bytes: int) -> None: ...
+    @property
+    def size_bytes(self) -> int: ...
+    def release(self) -> None:
+        """Give the memory back to the system until the next run."""
+
+@final
 class Method:
     """A method that is ready to run; its memory goes back to the system when the object goes.
 
@@ -41,7 +58,7 @@ class Method:
         inputs: what `execute` takes.
         outputs: what `execute` writes.
         backends: the names of the delegates that it uses, such as "XnnpackBackend".
-        arena_bytes: sizes of the planned arenas; all of them are held as long as the method.
+        arena_bytes: sizes of the planned arenas; all of them are held as long as the method, or as the shared arena.
         structure_bytes: what the runtime's own structures take beside them.
         scratch_peak_bytes: the most that kernels held at once in calls so far, given back after each kernel.
     """
@@ -89,12 +106,15 @@ class Program:
     def __init__(self, data: bytes | bytearray | memoryview) -> None: ...
     @property
     def method_names(self) -> tuple[str, ...]: ...
-    def load_method(self, name: str = "forward", *, memory_limit_bytes: int | None = None) -> Method:
+    def load_method(
+        self, name: str = "forward", *, memory_limit_bytes: int | None = None, arena: Arena | None = None
+    ) -> Method:
         """Take the memory that is planned for a method and make it ready.
 
         Args:
             name: of the method.
             memory_limit_bytes: the most that its arenas may take together; checked before any is taken.
+            arena: where they lie; methods of one arena wait for each other. None gives it memory of its own.
 
         Raises:
             ExecutorchError: there is no such method, an operator or a backend is missing, or the plan is beyond the

@@ -199,6 +199,7 @@ class TrainingWorker:
             memory_limit_bytes=memory_limit_bytes,
             threads=self._threads,
             classes=task.classes,
+            choices=task.spec.choices,
         )
         result = self._trainers[task.programs[0].target].evaluate(job, self._stop.is_set)
         return EvaluationEnded(task_id=task.task_id, result=result)
@@ -222,6 +223,8 @@ class TrainingWorker:
             calibration=task.calibration,
             classes=task.classes,
             sends=task.sends,
+            paths=task.paths,
+            choices=task.spec.choices,
         )
 
     def _output_path(self, task: Task) -> Path:

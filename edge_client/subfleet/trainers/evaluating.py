@@ -18,7 +18,7 @@ from subfleet.trainers.kept import Host
 from subfleet.trainers.sessions import Array, OpenSession
 from subfleet.trainers.training import loaded_session
 
-__all__ = ["evaluate_job"]
+__all__ = ["LabelSums", "batches_of", "check_batch_size", "evaluate_job"]
 
 _ROUNDING = 1e-5
 """A loss of nothing may be this much below 0."""
@@ -52,14 +52,14 @@ def evaluate_job(
     dataset = read_data(job, target)
     with loaded_session(job, target=target, open_session=open_session, slot=slot) as (loaded, watch):
         layout, session = loaded.for_evaluation, loaded.session
-        _check_settings(job, layout)
+        check_batch_size(job, layout)
         weights = read_weights(job.weights_path, layout.weights)
         session.begin({}, {value.name: weights[value.tensor] for value in layout.weights})
         del weights
         # What loading left behind would stay beneath the steps' peak.
         slot.release()
-        sums = _Sums(layout, per_class=job.settings.per_class)
-        for fed, labels, last in _batches(dataset, layout):
+        sums = LabelSums(layout, per_class=job.settings.per_class)
+        for fed, labels, last in batches_of(dataset, layout):
             if stopped():
                 raise TrainingError("evaluating was stopped; its task must be taken up anew")
             sums.add(session.step(fed, last=last), labels)
@@ -69,14 +69,15 @@ def evaluate_job(
     return sums.result(sample_count=len(dataset), measured_peak_bytes=watch.growth_bytes())
 
 
-def _check_settings(job: EvaluateJob, layout: EvaluationLayout) -> None:
+def check_batch_size(job: EvaluateJob, layout: EvaluationLayout) -> None:
+    """Compare a task's batch size with its program; raises ProtocolError where they differ."""
     if job.settings.batch_size != layout.batch_size:
         raise ProtocolError(
             f"the task's batch size is {job.settings.batch_size}, but its program takes {layout.batch_size}"
         )
 
 
-def _batches(dataset: Dataset, layout: EvaluationLayout) -> Iterator[tuple[Mapping[str, Array], Labels, bool]]:
+def batches_of(dataset: Dataset, layout: EvaluationLayout) -> Iterator[tuple[Mapping[str, Array], Labels, bool]]:
     """What is fed for each batch in order, the labels of its real samples, and whether it is the last."""
     count = len(dataset)
     starts = range(0, count, layout.batch_size)
@@ -87,7 +88,7 @@ def _batches(dataset: Dataset, layout: EvaluationLayout) -> Iterator[tuple[Mappi
         yield fed, labels[mask > 0], start == starts[-1]
 
 
-class _Sums:
+class LabelSums:
     """What the batches of one evaluation add up to."""
 
     def __init__(self, layout: EvaluationLayout, *, per_class: bool) -> None:

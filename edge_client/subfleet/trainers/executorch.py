@@ -16,6 +16,8 @@ from subfleet.protocol.programs import (
     TrainResult,
 )
 from subfleet.tasks import describe_source
+from subfleet.trainers.chain_evaluating import evaluate_paths
+from subfleet.trainers.chain_training import train_chain
 from subfleet.trainers.evaluating import evaluate_job
 from subfleet.trainers.executorch_runtime import ExecutorchRuntime
 from subfleet.trainers.kept import Host, Slot
@@ -68,14 +70,16 @@ class ExecutorchTrainer:
         return describe_source(data)
 
     def train(self, job: TrainJob, stopped: Callable[[], bool]) -> TrainResult:
-        """Train; see `train_job` for what it does and raises.
+        """Train; see `train_job`, and for jobs with paths `train_chain`, for what it does and raises.
 
         Raises:
             MissingExtraError: ExecuTorch is not installed.
         """
         # Before anything is measured: the library is there whatever subnet is trained.
-        open_session = find_runtime().open_session
-        return train_job(job, stopped, target=self.target, open_session=open_session, slot=self._host)
+        runtime = find_runtime()
+        if job.paths is not None:
+            return train_chain(job, stopped, target=self.target, open_pieces=runtime.open_pieces, slot=self._host)
+        return train_job(job, stopped, target=self.target, open_session=runtime.open_session, slot=self._host)
 
     def score(self, job: ScoreJob, stopped: Callable[[], bool]) -> float:
         """Score a candidate; see `score_job` for what it does and raises.
@@ -87,13 +91,15 @@ class ExecutorchTrainer:
         return score_job(job, stopped, target=self.target, open_session=open_session, slot=self._host)
 
     def evaluate(self, job: EvaluateJob, stopped: Callable[[], bool]) -> EvaluationResult:
-        """Evaluate a model; see `evaluate_job` for what it does and raises.
+        """Evaluate a model, or the paths of a population; see `evaluate_job` and `evaluate_paths` for what that raises.
 
         Raises:
             MissingExtraError: ExecuTorch is not installed.
         """
-        open_session = find_runtime().open_session
-        return evaluate_job(job, stopped, target=self.target, open_session=open_session, slot=self._host)
+        runtime = find_runtime()
+        if job.settings.population:
+            return evaluate_paths(job, stopped, target=self.target, open_pieces=runtime.open_pieces, slot=self._host)
+        return evaluate_job(job, stopped, target=self.target, open_session=runtime.open_session, slot=self._host)
 
     def predict(self, model_path: Path, data: str, threads: int = 1) -> Prediction:
         """Run a model with one input, (batch, *sample shape), whose first output is the logits.

@@ -16,6 +16,7 @@ except ImportError:  # ExecuTorch before 1.5
 from subfleet.protocol.class_names import CLASS_NAMES
 from subfleet.protocol.errors import TrainingError
 from subfleet.protocol.programs import Program
+from subfleet.trainers.chain_programs import PieceRuntime, hosted_pieces
 from subfleet.trainers.executorch_runtime import KERNELS, METHOD, MethodShapes, check_class_names, misfit
 from subfleet.trainers.library_pages import map_library
 from subfleet.trainers.sessions import Array, RunProgram, SessionLayout, StepSession, hosted
@@ -42,6 +43,10 @@ class BindingsRuntime:
     def open_session(self, program: Program, layout: SessionLayout, threads: int) -> StepSession:
         """See `ExecutorchRuntime.open_session`."""
         return hosted(_load)(program, layout, threads)
+
+    def open_pieces(self, threads: int) -> PieceRuntime:
+        """See `ExecutorchRuntime.open_pieces`."""
+        return hosted_pieces(_load)(threads)
 
     def open_model(self, body: bytes, threads: int) -> "BindingsModel":
         """See `ExecutorchRuntime.open_model`."""

@@ -5,6 +5,7 @@ kernels write straight into them.
 """
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -15,10 +16,11 @@ from subfleet.arrays import numpy_dtype
 from subfleet.protocol.class_names import CLASS_NAMES, MAX_NAMES_BYTES
 from subfleet.protocol.errors import TrainingError
 from subfleet.protocol.programs import Program, ValueInfo
+from subfleet.trainers.chain_programs import LoadPiece, opened
 from subfleet.trainers.executorch_runtime import KERNELS, METHOD, MethodShapes, check_class_names, misfit
 from subfleet.trainers.library_pages import map_library
-from subfleet.trainers.sessions import Array, SessionLayout
-from subfleet_executorch import ExecutorchError, Method
+from subfleet.trainers.sessions import Array, RunProgram, SessionLayout
+from subfleet_executorch import Arena, ExecutorchError, Method
 
 __all__ = ["NativeRuntime"]
 
@@ -40,18 +42,48 @@ class NativeRuntime:
 
     def open_session(self, program: Program, layout: SessionLayout, threads: int) -> "NativeSession":
         """See `ExecutorchRuntime.open_session`."""
-        writers = ", ".join(f"{tool} {version}" for tool, version in sorted(program.manifest.versions.items()))
-        what = f"{self.name} refused the program{f' that {writers} wrote' if writers else ''}"
-        # The agent compared what was planned with what is free; the buffers may take no more than the manifest says.
-        _, method = _load(program.body, threads, program.manifest.planned_peak_bytes, what)
-        wrong = misfit(program.manifest, _shapes(method))
-        if wrong:
-            raise TrainingError(f"{wrong}; it must be exported again")
-        return NativeSession(method, program.manifest.inputs, program.manifest.outputs, layout)
+        return NativeSession(_load_step(program, threads), program.manifest.inputs, program.manifest.outputs, layout)
+
+    def open_pieces(self, threads: int) -> "NativePieces":
+        """See `ExecutorchRuntime.open_pieces`."""
+        return NativePieces(threads)
 
     def open_model(self, body: bytes, threads: int) -> "NativeModel":
         """See `ExecutorchRuntime.open_model`."""
         return NativeModel(*_load(body, threads, None, f"{self.name} refused the model"))
+
+
+class NativePieces:
+    """See `PieceRuntime`. Their planned memory is one: the runtime keeps none of it from run to run."""
+
+    def __init__(self, threads: int) -> None:
+        self._threads = threads
+        self._arena: Arena | None = None
+
+    def open(self, chain: Program) -> LoadPiece:
+        """See `PieceRuntime.open`."""
+        program = opened(chain)
+        return lambda name: self._load(program(name))
+
+    def _load(self, program: Program) -> RunProgram:
+        # All programs of a chain are planned with the most that one of them takes.
+        self._arena = self._arena or Arena(program.manifest.planned_peak_bytes)
+        # Bytes of its own: those of the whole chain would be held with them.
+        method = _load_step(replace(program, body=bytes(program.body)), self._threads, self._arena)
+        inputs, outputs = program.manifest.inputs, program.manifest.outputs
+
+        def run(values: Mapping[str, Array]) -> Mapping[str, Array]:
+            given = {value.name: _buffer(value) for value in outputs}
+            arrays = [np.require(values[value.name], requirements="C") for value in inputs]
+            _guarded(lambda: method.execute(arrays, list(given.values())))
+            return given
+
+        return run
+
+    def rest(self) -> None:
+        """See `PieceRuntime.rest`."""
+        if self._arena is not None:
+            self._arena.release()
 
 
 class NativeModel:
@@ -141,14 +173,26 @@ def _shapes(method: Method) -> MethodShapes:
     )
 
 
+def _load_step(program: Program, threads: int, arena: Arena | None = None) -> Method:
+    writers = ", ".join(f"{tool} {version}" for tool, version in sorted(program.manifest.versions.items()))
+    runtime = f"ExecuTorch {subfleet_executorch.EXECUTORCH_VERSION}"
+    what = f"{runtime} refused the program{f' that {writers} wrote' if writers else ''}"
+    # The agent compared what was planned with what is free; the buffers may take no more than the manifest says.
+    _, method = _load(program.body, threads, program.manifest.planned_peak_bytes, what, arena)
+    wrong = misfit(program.manifest, _shapes(method))
+    if wrong:
+        raise TrainingError(f"{wrong}; it must be exported again")
+    return method
+
+
 def _load(
-    body: bytes | memoryview, threads: int, memory_limit_bytes: int | None, what: str
+    body: bytes | memoryview, threads: int, memory_limit_bytes: int | None, what: str, arena: Arena | None = None
 ) -> tuple[subfleet_executorch.Program, Method]:
     def load() -> tuple[subfleet_executorch.Program, Method]:
         # It fails while another session is loaded that runs on another number of threads: they share one pool.
         subfleet_executorch.set_thread_count(threads)
         program = subfleet_executorch.Program(body)
-        return program, program.load_method(METHOD, memory_limit_bytes=memory_limit_bytes)
+        return program, program.load_method(METHOD, memory_limit_bytes=memory_limit_bytes, arena=arena)
 
     return _guarded(load, what)
 

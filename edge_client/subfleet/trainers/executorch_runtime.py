@@ -12,6 +12,7 @@ from typing import Protocol
 from subfleet.protocol.class_names import CLASS_NAMES, MAX_NAMES_BYTES
 from subfleet.protocol.errors import TrainingError
 from subfleet.protocol.programs import Program, ProgramManifest
+from subfleet.trainers.chain_programs import PieceRuntime
 from subfleet.trainers.sessions import Array, SessionLayout, StepSession
 
 __all__ = ["KERNELS", "METHOD", "ExecutorchRuntime", "MethodShapes", "Model", "check_class_names", "misfit"]
@@ -73,6 +74,10 @@ class ExecutorchRuntime(Protocol):
             TrainingError: the runtime refuses it, or cannot set the number of threads.
             MemoryError: the system gave no memory.
         """
+        ...
+
+    def open_pieces(self, threads: int) -> PieceRuntime:
+        """What runs the programs of chains."""
         ...
 
     def open_model(self, body: bytes, threads: int) -> Model:

@@ -30,7 +30,7 @@ class Call:
     """One run of the program: a batch, or a part of one.
 
     Attributes:
-        epoch: from 0.
+        origin: the step that it is part of; epochs count from 0.
         fed: values by input name.
         count: labels that count in it.
         batch_count: labels that count in its whole batch.
@@ -38,7 +38,7 @@ class Call:
         last: of the training.
     """
 
-    epoch: int
+    origin: StepOrigin
     fed: Mapping[str, Array]
     count: float
     batch_count: float
@@ -192,7 +192,7 @@ def _calls_of_batch(
         scalars = {layout.batch_weight: sum(counts), layout.apply: float(ends_batch)}
         # Under no name here, so that it is free before the next call's is made.
         yield Call(
-            epoch=origin.epoch,
+            origin=origin,
             fed={
                 layout.input.name: look(part, part_mask),
                 layout.label.name: labels[part],

@@ -21,9 +21,12 @@ from subfleet.protocol.programs import (
     TrainResult,
 )
 from subfleet.tasks import describe_source
+from subfleet.trainers.chain_evaluating import evaluate_paths
+from subfleet.trainers.chain_training import train_chain
 from subfleet.trainers.evaluating import evaluate_job
 from subfleet.trainers.kept import Host, Slot
 from subfleet.trainers.library_pages import map_library
+from subfleet.trainers.onnx_pieces import OnnxPieces, share_arena
 from subfleet.trainers.onnx_references import check_self_contained
 from subfleet.trainers.onnx_session import OnnxSession, guarded
 from subfleet.trainers.prediction import FREE_BATCH_SIZE, model_classes, model_data, predict_dataset, read_model
@@ -85,7 +88,7 @@ class OnnxTrainer:
         return describe_source(data)
 
     def train(self, job: TrainJob, stopped: Callable[[], bool]) -> TrainResult:
-        """Train; see `train_job` for what it does and raises.
+        """Train; see `train_job`, and for jobs with paths `train_chain`, for what it does and raises.
 
         Raises:
             MissingExtraError: ONNX Runtime is not installed.
@@ -93,6 +96,9 @@ class OnnxTrainer:
         """
         # Before anything is measured: the library is there whatever subnet is trained.
         runtime = self._prepared()
+        if job.paths is not None:
+            open_pieces = partial(_open_pieces, runtime, self._provider)
+            return train_chain(job, stopped, target=self.target, open_pieces=open_pieces, slot=self._host)
         open_session = partial(_open, runtime, self._provider)
         return train_job(job, stopped, target=self.target, open_session=open_session, slot=self._host)
 
@@ -108,13 +114,16 @@ class OnnxTrainer:
         return score_job(job, stopped, target=self.target, open_session=open_session, slot=self._host)
 
     def evaluate(self, job: EvaluateJob, stopped: Callable[[], bool]) -> EvaluationResult:
-        """Evaluate a model; see `evaluate_job` for what it does and raises.
+        """Evaluate a model, or the paths of a population; see `evaluate_job` and `evaluate_paths` for what that raises.
 
         Raises:
             MissingExtraError: ONNX Runtime is not installed.
             ConfigError: it has no such provider, or the provider does not work.
         """
         runtime = self._prepared()
+        if job.settings.population:
+            open_pieces = partial(_open_pieces, runtime, self._provider)
+            return evaluate_paths(job, stopped, target=self.target, open_pieces=open_pieces, slot=self._host)
         open_session = partial(_open, runtime, self._provider)
         return evaluate_job(job, stopped, target=self.target, open_session=open_session, slot=self._host)
 
@@ -161,6 +170,15 @@ def _open(runtime: ModuleType, provider: str, program: Program, layout: SessionL
     return OnnxSession(runtime, session, program.manifest, layout, device=provider)
 
 
+def _open_pieces(runtime: ModuleType, provider: str, threads: int) -> OnnxPieces:
+    share_arena(runtime)
+
+    def open_session(model: bytes | memoryview, writers: str) -> Any:
+        return _session(runtime, model, threads, provider, writers, shares_arena=True)
+
+    return OnnxPieces(runtime, open_session, _IDENTITY)
+
+
 def _prepare(provider: str) -> ModuleType:
     """Import ONNX Runtime and make it load what it loads only once, so that no single training is charged with it."""
     try:
@@ -201,9 +219,18 @@ def _takes_samples(shape: Sequence[object]) -> bool:
 
 
 def _session(
-    runtime: ModuleType, model: bytes | memoryview, threads: int, provider: str = "cpu", writers: str = ""
+    runtime: ModuleType,
+    model: bytes | memoryview,
+    threads: int,
+    provider: str = "cpu",
+    writers: str = "",
+    *,
+    shares_arena: bool = False,
 ) -> Any:
-    """One session for one program alone, so that its memory can be measured and is given back with it."""
+    """One session for one program, by itself its memory can be measured and is given back with it.
+
+    Where it shares the process's arena, that is so for all that share it.
+    """
     check_self_contained(model)
     options = runtime.SessionOptions()
     options.intra_op_num_threads = threads
@@ -223,6 +250,8 @@ def _session(
     options.add_session_config_entry("session.force_spinning_stop", "1")
     options.add_session_config_entry("session.load_model_format", "ONNX")  # what was checked is what is read
     options.add_session_config_entry("session.model_external_initializers_file_folder_path", _NO_FOLDER)
+    if shares_arena:
+        options.add_session_config_entry("session.use_env_allocators", "1")
     providers = [_PROVIDERS[provider]]
     what = f"ONNX Runtime {runtime.__version__} refused the program{f' that {writers} wrote' if writers else ''}"
     return guarded(lambda: runtime.InferenceSession(bytes(model), options, providers=providers), what)

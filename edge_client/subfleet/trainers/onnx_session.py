@@ -19,7 +19,7 @@ from subfleet.protocol.errors import TrainingError
 from subfleet.protocol.programs import ProgramManifest, ValueInfo
 from subfleet.trainers.sessions import Array, SessionLayout, zeros
 
-__all__ = ["OnnxSession", "guarded"]
+__all__ = ["GIVE_BACK", "OnnxSession", "check_values", "guarded"]
 
 # What its exceptions say where the system gave no memory; none of them is a MemoryError.
 _NO_MEMORY = ("Failed to allocate memory", "std::bad_alloc", "out of memory")
@@ -30,7 +30,8 @@ _TOO_NEW: tuple[tuple[str, re.Pattern[str]], ...] = (
 )
 # Where in its own source it raised, up to the sentence itself.
 _OWN_SOURCE = re.compile(r"(\[ONNXRuntimeError\] : \d+ : \w+ : )?(/\S+:\d+ .*\) (?=[A-Z]))?")
-_GIVE_BACK = "memory.enable_memory_arena_shrinkage"
+GIVE_BACK = "memory.enable_memory_arena_shrinkage"
+"""Setting of a run that gives back the memory of the named arenas that is free after it."""
 
 
 class OnnxSession:
@@ -56,8 +57,8 @@ class OnnxSession:
         *,
         device: str = "cpu",
     ) -> None:
-        _check_values("inputs", manifest.inputs, session.get_inputs())
-        _check_values("outputs", manifest.outputs, session.get_outputs())
+        check_values("inputs", manifest.inputs, session.get_inputs())
+        check_values("outputs", manifest.outputs, session.get_outputs())
         self._runtime = runtime
         self._session = session
         self._layout = layout
@@ -65,7 +66,7 @@ class OnnxSession:
         given_back = set(layout.carried.values())
         self._read = tuple(value for value in manifest.outputs if value.name not in given_back)
         self._last_run = runtime.RunOptions()
-        self._last_run.add_run_config_entry(_GIVE_BACK, "cpu:0" if device == "cpu" else f"cpu:0;{_arena(device)}")
+        self._last_run.add_run_config_entry(GIVE_BACK, "cpu:0" if device == "cpu" else f"cpu:0;{_arena(device)}")
         self._results = _Buffers()
         self._sets: list[_Buffers] = []
         self._bindings: list[Any] = []
@@ -171,7 +172,8 @@ def _arena(device: str) -> str:
 _TYPES: Mapping[str, str] = MappingProxyType({"F32": "tensor(float)", "I64": "tensor(int64)", "F64": "tensor(double)"})
 
 
-def _check_values(kind: str, named: tuple[ValueInfo, ...], found: Any) -> None:
+def check_values(kind: str, named: tuple[ValueInfo, ...], found: Any) -> None:
+    """Compare a session's inputs or outputs with those of its manifest; raises TrainingError where they differ."""
     expected = {(value.name, _TYPES.get(value.dtype, value.dtype), value.shape) for value in named}
     given = {(value.name, value.type, tuple(value.shape)) for value in found}
     if expected != given:

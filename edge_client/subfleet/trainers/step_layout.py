@@ -1,6 +1,6 @@
 """How the values of a training program fit together: what is fed, what is carried from step to step, what is read."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -8,7 +8,7 @@ from subfleet.protocol.errors import ProtocolError
 from subfleet.protocol.programs import ProgramManifest, Role, ValueInfo
 from subfleet.trainers.program_values import COEFFICIENTS, check_tensors, check_values, only, optional, values_of
 
-__all__ = ["COEFFICIENTS", "StepLayout", "step_layout"]
+__all__ = ["COEFFICIENTS", "StepLayout", "carried_values", "step_layout"]
 
 _CARRIED: tuple[Role, ...] = ("parameter", "buffer", "optimiser_state", "gradient")
 _STORED: tuple[Role, ...] = ("parameter", "buffer")
@@ -109,7 +109,7 @@ def step_layout(manifest: ProgramManifest) -> StepLayout:
         apply=apply,
         stored=stored,
         zeroed=values_of(manifest.inputs, lambda value: value.role in _CARRIED and value.role not in _STORED),
-        carried=_carried(manifest),
+        carried=carried_values(manifest.inputs, manifest.outputs),
         loss=only(manifest.outputs, "loss").name,
         correct=only(manifest.outputs, "correct").name,
         count="" if count is None else count.name,
@@ -126,9 +126,15 @@ def _check_anchors(parameters: Mapping[str, ValueInfo], anchors: Iterable[ValueI
             )
 
 
-def _carried(manifest: ProgramManifest) -> Mapping[str, str]:
-    before = _sorted_carried(manifest.inputs)
-    after = _sorted_carried(manifest.outputs)
+def carried_values(
+    inputs: Iterable[ValueInfo], outputs: Iterable[ValueInfo], roles: Collection[Role] = _CARRIED
+) -> Mapping[str, str]:
+    """Name of each input of some roles to the name of the output that holds it after the program has run.
+
+    Raises:
+        ProtocolError: not everything is given back as it was taken.
+    """
+    before, after = _sorted(inputs, roles), _sorted(outputs, roles)
     if [_kind(value) for value in before] != [_kind(value) for value in after]:
         raise ProtocolError(
             "a training program must give back every parameter, buffer, optimiser state and gradient that it takes, "
@@ -137,9 +143,9 @@ def _carried(manifest: ProgramManifest) -> Mapping[str, str]:
     return MappingProxyType({old.name: new.name for old, new in zip(before, after, strict=True)})
 
 
-def _sorted_carried(values: Iterable[ValueInfo]) -> list[ValueInfo]:
+def _sorted(values: Iterable[ValueInfo], roles: Collection[Role]) -> list[ValueInfo]:
     # The sort is stable: where an optimiser keeps two states of a tensor, the first goes to the first.
-    return sorted((value for value in values if value.role in _CARRIED), key=lambda value: (value.role, value.tensor))
+    return sorted((value for value in values if value.role in roles), key=lambda value: (value.role, value.tensor))
 
 
 def _kind(value: ValueInfo) -> tuple[str, str, str, tuple[int, ...]]:

@@ -30,8 +30,8 @@ class Tally:
         Raises:
             TrainingError: its loss is not finite.
         """
-        if call.epoch != self.epoch:
-            self.epoch = call.epoch
+        if call.origin.epoch != self.epoch:
+            self.epoch = call.origin.epoch
             self.loss_sum = self.correct_sum = self.count_sum = 0.0
             self.square_sum = None
         loss = float(read[layout.loss])

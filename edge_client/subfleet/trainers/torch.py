@@ -3,50 +3,36 @@
 It runs the very step that the programs of other targets are traced from, so it is also what they are compared with.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import ClassVar
 
-import numpy as np
-
-from subfleet.protocol.errors import (
-    ConfigError,
-    ExportError,
-    MissingExtraError,
-    ProtocolError,
-    SubfleetError,
-    TrainingError,
-)
+from subfleet.protocol.errors import ConfigError, MissingExtraError, ProtocolError, TrainingError
 from subfleet.protocol.programs import (
     DataSummary,
     EvaluateJob,
     EvaluationResult,
     Prediction,
-    Program,
     ScoreJob,
     TrainJob,
     TrainResult,
 )
 from subfleet.tasks import describe_source
+from subfleet.trainers.chain_evaluating import evaluate_paths
+from subfleet.trainers.chain_training import train_chain
 from subfleet.trainers.evaluating import evaluate_job
 from subfleet.trainers.kept import Host, Slot
 from subfleet.trainers.prediction import FREE_BATCH_SIZE, model_data, predict_dataset, read_model
 from subfleet.trainers.scoring import score_job
-from subfleet.trainers.sessions import Array, SessionLayout, StepSession, zeros
+from subfleet.trainers.sessions import Array
+from subfleet.trainers.torch_session import TorchPieces, guarded, open_session, tensor_of
 from subfleet.trainers.training import train_job
-
-if TYPE_CHECKING:
-    import torch
-
-    from subfleet.export.steps import Step
 
 __all__ = ["TorchTrainer"]
 
 # This trainer is for machines that have PyTorch anyway; a device is sent to what it can run without.
 _REMEDY = "use ONNX Runtime, which devices have: --runtime onnx for training, and .onnx models"
-# What PyTorch's CPU allocator says where the system gave no memory; it raises no MemoryError.
-_NO_MEMORY = ("can't allocate memory", "out of memory")
 
 
 class TorchTrainer:
@@ -91,7 +77,7 @@ class TorchTrainer:
         return describe_source(data)
 
     def train(self, job: TrainJob, stopped: Callable[[], bool]) -> TrainResult:
-        """Train; see `train_job` for what it does and raises.
+        """Train; see `train_job`, and for jobs with paths `train_chain`, for what it does and raises.
 
         Raises:
             MissingExtraError: PyTorch is not installed.
@@ -99,8 +85,11 @@ class TorchTrainer:
         """
         # Before anything is measured: the library is there whatever subnet is trained.
         self._prepare()
-        open_session = partial(_open, self._provider)
-        return train_job(job, stopped, target=self.target, open_session=open_session, slot=self._host)
+        if job.paths is not None:
+            open_pieces = partial(TorchPieces, self._provider)
+            return train_chain(job, stopped, target=self.target, open_pieces=open_pieces, slot=self._host)
+        opens = partial(open_session, self._provider)
+        return train_job(job, stopped, target=self.target, open_session=opens, slot=self._host)
 
     def score(self, job: ScoreJob, stopped: Callable[[], bool]) -> float:
         """Score a candidate; see `score_job` for what it does and raises.
@@ -110,19 +99,22 @@ class TorchTrainer:
             ConfigError: it has no such device.
         """
         self._prepare()
-        open_session = partial(_open, self._provider)
-        return score_job(job, stopped, target=self.target, open_session=open_session, slot=self._host)
+        opens = partial(open_session, self._provider)
+        return score_job(job, stopped, target=self.target, open_session=opens, slot=self._host)
 
     def evaluate(self, job: EvaluateJob, stopped: Callable[[], bool]) -> EvaluationResult:
-        """Evaluate a model; see `evaluate_job` for what it does and raises.
+        """Evaluate a model, or the paths of a population; see `evaluate_job` and `evaluate_paths` for what that raises.
 
         Raises:
             MissingExtraError: PyTorch is not installed.
             ConfigError: it has no such device.
         """
         self._prepare()
-        open_session = partial(_open, self._provider)
-        return evaluate_job(job, stopped, target=self.target, open_session=open_session, slot=self._host)
+        if job.settings.population:
+            open_pieces = partial(TorchPieces, self._provider)
+            return evaluate_paths(job, stopped, target=self.target, open_pieces=open_pieces, slot=self._host)
+        opens = partial(open_session, self._provider)
+        return evaluate_job(job, stopped, target=self.target, open_session=opens, slot=self._host)
 
     def predict(self, model_path: Path, data: str, threads: int = 1) -> Prediction:
         """Run a model, a tensor container that names its network, over a data set.
@@ -148,8 +140,9 @@ class TorchTrainer:
 
         def infer(samples: Array) -> Array:
             with torch.no_grad():
-                logits: torch.Tensor = _guarded(lambda: module(_tensor(samples, self._provider)))
-            return logits.cpu().numpy()
+                logits = guarded(lambda: module(tensor_of(samples, self._provider)))
+            found: Array = logits.cpu().numpy()
+            return found
 
         dataset = model_data(data, sample_shape=described.model.input_shape, classes=described.classes)
         return predict_dataset(infer, dataset, batch_size=FREE_BATCH_SIZE, classes=described.classes)
@@ -158,67 +151,6 @@ class TorchTrainer:
         if not self._is_prepared:
             _prepare(self._provider)
             self._is_prepared = True
-
-
-class TorchSession:
-    """See `StepSession`."""
-
-    def __init__(self, step: "Step", layout: SessionLayout, threads: int, provider: str) -> None:
-        self._step = step
-        self._layout = layout
-        self._threads = threads
-        self._provider = provider
-        self._carried: dict[str, torch.Tensor] = {}
-        self._constants: dict[str, torch.Tensor] = {}
-
-    def begin(self, stored: Mapping[str, Array], constants: Mapping[str, Array]) -> None:
-        """See `StepSession.begin`."""
-        import torch
-
-        # Here, because PyTorch's number of threads belongs to the thread that asks, and each job has one of its own.
-        torch.set_num_threads(self._threads)
-        self._carried = {name: _tensor(np.array(array), self._provider) for name, array in stored.items()}
-        self._carried |= {name: _tensor(array, self._provider) for name, array in zeros(self._layout).items()}
-        self._constants = {name: _tensor(array, self._provider) for name, array in constants.items()}
-
-    def step(self, fed: Mapping[str, Array], *, last: bool = False) -> Mapping[str, Array]:
-        """See `StepSession.step`."""
-        del last
-        import torch
-
-        values = self._constants | self._carried | {name: _tensor(fed[name], self._provider) for name in fed}
-        arguments = [values[value.name] for value in self._step.inputs]
-        with torch.device(self._provider):
-            results = _guarded(lambda: self._step.run(*arguments))
-        outputs = {value.name: result for value, result in zip(self._step.outputs, results, strict=True)}
-        self._carried = {old: outputs[new] for old, new in self._layout.carried.items()}
-        return {name: outputs[name].cpu().numpy() for name in self._layout.read}
-
-    def gradients(self) -> Mapping[str, Array]:
-        """See `StepSession.gradients`."""
-        return {value.tensor: np.array(self._carried[value.name].cpu().numpy()) for value in self._layout.gradients}
-
-    def finish(self) -> Mapping[str, Array]:
-        """See `StepSession.finish`."""
-        carried, self._carried, self._constants = self._carried, {}, {}
-        return {value.name: carried[value.name].cpu().numpy() for value in self._layout.stored}
-
-
-def _open(provider: str, program: Program, layout: SessionLayout, threads: int) -> StepSession:
-    from subfleet.export.targets.torch import read_torch_step
-    from subfleet.export.versions import FORMAT_VERSION
-
-    written = program.manifest.versions.get("subfleet.export")
-    if written != str(FORMAT_VERSION):
-        raise TrainingError(
-            f"the program is of format {written}, but this trainer runs format {FORMAT_VERSION}; use the same release "
-            "of Subfleet on server and device"
-        )
-    try:
-        step = read_torch_step(program)
-    except (ConfigError, ExportError, ProtocolError) as error:
-        raise TrainingError(f"PyTorch's program cannot be used: {error}; it must be exported again") from error
-    return TorchSession(step, layout, threads, provider)
 
 
 def _prepare(provider: str) -> None:
@@ -235,22 +167,3 @@ def _prepare(provider: str) -> None:
         )
     # What PyTorch loads with its first step is there whatever is trained.
     run_smallest_step(provider)
-
-
-def _tensor(array: Array, provider: str) -> Any:
-    import torch
-
-    return torch.from_numpy(array if array.flags.writeable else array.copy()).to(provider)
-
-
-def _guarded(call: Callable[[], Any]) -> Any:
-    try:
-        return call()
-    except (MemoryError, SubfleetError):
-        raise
-    # PyTorch raises RuntimeError for most failures, and others where arguments do not fit.
-    except Exception as error:
-        if any(words in str(error) for words in _NO_MEMORY):
-            raise MemoryError(str(error)) from error
-        reason = str(error).strip().partition("\n")[0]
-        raise TrainingError(f"PyTorch refused the program ({reason:.300}); it must be exported again") from error

@@ -12,7 +12,7 @@ from subfleet.trainers.calibrating import calibrate
 from subfleet.trainers.feeding import calls_of, check_settings, constant_values
 from subfleet.trainers.job_data import read_data
 from subfleet.trainers.job_files import file_sha256, read_program, read_weights, write_change
-from subfleet.trainers.kept import Host, LoadedSession, Slot
+from subfleet.trainers.kept import Host, LoadedSession, Slot, held
 from subfleet.trainers.layouts import AnyJob, layout_for
 from subfleet.trainers.memory import Watch
 from subfleet.trainers.sessions import Array, LoadProgram, OpenSession, RunProgram, hosted
@@ -84,21 +84,14 @@ def loaded_session(
         FileError: it cannot be read.
     """
     sha256 = file_sha256(job.program_path)
-    kept = slot.take(sha256, job.threads)
-    watch = slot.watch(job.memory_limit_bytes, held_bytes=0 if kept is None else kept.held_bytes)
-    try:
-        loaded = _load(job, sha256, target, open_session) if kept is None else kept.loaded
-        _check_least(job, loaded.least_bytes)
-        watch.check()
-        yield loaded, watch
-        watch.check()
-        slot.release()
-        # What a session holds is counted once, in the job that loaded it. Counted anew in each, all that a job adds to
-        # the process and gives back after it (its thread's stack) would be added to it again and again.
-        held_bytes = watch.held_bytes() if kept is None else kept.held_bytes
-        slot.keep(loaded, held_bytes=held_bytes, limit_bytes=job.memory_limit_bytes)
-    finally:
-        slot.release()
+
+    def load() -> LoadedSession:
+        return _load(job, sha256, target, open_session)
+
+    limit_bytes = job.memory_limit_bytes
+    with held(slot, sha256, threads=job.threads, limit_bytes=limit_bytes, kind=LoadedSession, load=load) as found:
+        _check_least(job, found[0].least_bytes)
+        yield found
 
 
 def _load(job: AnyJob, sha256: str, target: str, open_session: OpenSession) -> LoadedSession:

@@ -1,0 +1,51 @@
+"""What the worker is told of a task whose paths are drawn on the device, and what it answers."""
+
+from dataclasses import replace
+from pathlib import Path
+
+from agent.agent_cases import EVALUATION, RESULT, announce, connected, evaluate_task, train_task
+from edge_client.fleet_rig import Rig
+
+from subfleet.agent.states import EvaluationEnded, Keep, Trained
+from subfleet.protocol.blobs import BlobRef
+from subfleet.protocol.evaluating import EvaluationSettings
+from subfleet.protocol.messages import Evaluated, Update
+from subfleet.protocol.paths import PathScore, PathSettings
+from subfleet.protocol.subnet import SubnetSpec
+
+CHOICES = (("section0.block0", ("conv3", "identity")),)
+EXAMPLES = (("section0.block0", (("conv3", 20), ("identity", 0))),)
+POPULATION = (("conv3",), ("identity",))
+SCORES = (PathScore(loss=0.25, accuracy=1.0), PathScore(loss=0.75, accuracy=0.5))
+
+
+def test_a_job_has_the_subspace_and_the_way_in_which_paths_are_drawn(tmp_path: Path) -> None:
+    spec, paths = SubnetSpec(choices=CHOICES), PathSettings(sampler="exact", forward_macs=10**6)
+    rig = Rig(tmp_path)
+    rig.server.announce(announce(1, "train"))
+    evaluation = EvaluationSettings(batch_size=8, population=POPULATION)
+    rig.server.assign(replace(rig.server.evaluate_task(), spec=spec, evaluation=evaluation))
+    rig.until(lambda: bool(rig.trainer.evaluations))
+    rig.server.assign(replace(rig.server.train_task(), spec=spec, paths=paths))
+    rig.until(lambda: bool(rig.trainer.jobs))
+    ((training,), (asked,)) = rig.trainer.jobs, rig.trainer.evaluations
+    assert (training.choices, training.paths) == (CHOICES, paths)
+    assert (asked.choices, asked.settings.population) == (CHOICES, POPULATION)
+
+
+def test_an_update_tells_the_examples_of_each_operator_and_an_evaluation_the_scores_of_each_path() -> None:
+    agent, task = connected(), train_task()
+    agent.train(task)
+    result = replace(RESULT, operator_examples=EXAMPLES)
+    kept = [
+        one
+        for one in agent.step(Trained(task_id=task.task_id, result=result, blob=BlobRef.of(b"update")))
+        if isinstance(one, Keep)
+    ]
+    (update,) = [one.message for one in kept if isinstance(one.message, Update)]
+    assert update.operator_examples == EXAMPLES
+    asked = evaluate_task(number=2)
+    agent.train(asked)
+    actions = agent.step(EvaluationEnded(task_id=asked.task_id, result=replace(EVALUATION, scores=SCORES)))
+    (evaluated,) = [one.message for one in actions if isinstance(one, Keep) and isinstance(one.message, Evaluated)]
+    assert evaluated.scores == SCORES

@@ -1,0 +1,59 @@
+"""Populations of paths that are evaluated along a chain, against plain PyTorch."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from trainers.chain_cases import BATCH, Pieces, Supernet, chain, losses, samples, start, write_evaluate_job
+
+from subfleet.protocol.errors import LoadError, MemoryLimitError, ProtocolError
+from subfleet.protocol.evaluating import EvaluationResult
+from subfleet.protocol.programs import EvaluateJob
+from subfleet.trainers.chain_evaluating import evaluate_paths
+from subfleet.trainers.chain_programs import hosted_pieces
+from subfleet.trainers.kept import Slot
+
+POPULATION = (("dense", "added", "dense"), ("identity", "identity", "added"), ("dense", "added", "dense"))
+
+
+def evaluate(job: EvaluateJob, pieces: Pieces | None = None) -> EvaluationResult:
+    opened = hosted_pieces((pieces or Pieces()).load)
+    return evaluate_paths(job, lambda: False, target="pieces", open_pieces=opened, slot=Slot())
+
+
+def test_each_path_of_a_population_is_evaluated_as_plain_pytorch_does(tmp_path: Path) -> None:
+    job = write_evaluate_job(tmp_path, POPULATION)
+    result = evaluate(job)
+    supernet, data = Supernet(), samples(seed=2)
+    supernet.load_state_dict({name: torch.from_numpy(array) for name, array in start().items()})
+    for score, path in zip(result.scores, POPULATION, strict=True):
+        with torch.no_grad():
+            every = torch.ones(len(data))
+            logits = supernet.run(path, torch.from_numpy(data.inputs), every)
+            told = losses(logits, torch.from_numpy(data.labels), every)
+        assert score.loss == pytest.approx(float(told["loss"]), rel=1e-5)
+        assert score.accuracy == float(told["correct"]) / len(data)
+    assert result.scores[0] == result.scores[2] != result.scores[1]
+    assert result.loss == pytest.approx(sum(one.loss for one in result.scores) / 3)
+    assert result.accuracy == pytest.approx(sum(one.accuracy for one in result.scores) / 3)
+    assert (result.sample_count, result.label_count, result.class_counts) == (10, 10, ())
+
+
+def test_only_what_the_population_goes_through_is_loaded(tmp_path: Path) -> None:
+    pieces = Pieces()
+    evaluate(write_evaluate_job(tmp_path, [("identity", "dense", "dense")]), pieces)
+    assert sorted(pieces.loads) == ["dense/forward", "head/evaluate", "stem/forward"]
+    assert len(pieces.runs) == 4 * -(-10 // BATCH)
+
+
+def test_a_population_that_cannot_be_run_is_refused(tmp_path: Path) -> None:
+    job = write_evaluate_job(tmp_path, POPULATION)
+    with pytest.raises(LoadError, match="a path of the population cannot be run: NOT_IMPLEMENTED"):
+        evaluate(job, Pieces(refused=frozenset({"added"})))
+    for odd, told in ((("dense", "dense"), "2 operators"), (("dense", "dense", "identity"), "'identity' of")):
+        with pytest.raises(ProtocolError, match=told):
+            evaluate(replace(job, settings=replace(job.settings, population=(odd,))))
+    held_bytes = chain().room(chain().links).held_bytes
+    with pytest.raises(MemoryLimitError):
+        evaluate(replace(job, memory_limit_bytes=held_bytes + 500))

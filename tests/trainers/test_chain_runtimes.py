@@ -1,0 +1,234 @@
+"""Chains that the exporter writes, on every runtime, against the untouched supernet in PyTorch along the same paths."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+from torch import nn
+from trainers.test_trainer_parity import TRAINERS, never
+
+from subfleet.arrays import decode_arrays, encode_arrays
+from subfleet.elastic.building import build_module, init_state, network_of
+from subfleet.elastic.families import AnyFamily
+from subfleet.elastic.families.choice_block import draw
+from subfleet.elastic.families.records.choices import ChoiceCnn, ChoiceRnn
+from subfleet.elastic.maps import extract
+from subfleet.export.programs import export_evaluation_program, export_training_program
+from subfleet.export.requests import EvaluateRequest, TrainRequest
+from subfleet.protocol.evaluating import EvaluationSettings
+from subfleet.protocol.paths import PathSettings
+from subfleet.protocol.programs import EvaluateJob, TrainJob, encode_program
+from subfleet.protocol.subnet import SubnetSpec
+from subfleet.protocol.training import ObjectiveSettings, OptimiserSettings, TrainingSettings
+from subfleet.tasks import Dataset, iter_batches, split_batch, write_npz
+from subfleet.trainers.chain_layout import Place
+from subfleet.trainers.chain_session import ChainSession
+
+pytestmark = [pytest.mark.export, pytest.mark.slow]
+RUNTIMES = ("onnx", "executorch", "torch")
+BATCH, SAMPLES = 4, 10
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """A supernet, its subspace, and how it is trained."""
+
+    config: AnyFamily
+    kept: tuple[tuple[str, tuple[str, ...]], ...]
+    settings: TrainingSettings
+
+    @property
+    def spec(self) -> SubnetSpec:
+        return SubnetSpec(choices=self.kept)
+
+    def data(self, seed: int = 0) -> Dataset:
+        generator = np.random.default_rng(seed)
+        if isinstance(self.config, ChoiceRnn):
+            symbols = generator.integers(0, 5, (SAMPLES, 6))
+            labels = generator.integers(0, 5, (SAMPLES, 6))
+            labels[:, ::3] = -1
+            return Dataset(inputs=symbols, labels=labels)
+        inputs = generator.standard_normal((SAMPLES, 1, 6, 6)).astype(np.float32)
+        return Dataset(inputs=inputs, labels=generator.integers(0, 3, SAMPLES))
+
+
+SETTINGS = TrainingSettings(
+    epochs=2, batch_size=BATCH, learning_rate=0.05, seed=1, optimiser=OptimiserSettings(momentum=0.9, weight_decay=1e-3)
+)
+CASES = {
+    "images": Case(
+        config=ChoiceCnn(
+            input_shape=(1, 6, 6),
+            class_count=3,
+            widths=(4, 6),
+            depths=(2, 1),
+            last_widths=(5,),
+            operators=(("conv3", "dsconv3_half", "identity"),),
+            norm="batch",
+        ),
+        kept=(("section0.block1", ("conv3", "identity")),),
+        settings=SETTINGS,
+    ),
+    "symbols in parts, clipped": Case(
+        config=ChoiceRnn(
+            input_shape=(6,),
+            class_count=5,
+            vocabulary=5,
+            widths=(4,),
+            depths=(2,),
+            embedding_width=3,
+            operators=(("gru", "linear"), ("quasi_rnn", "conv5", "identity")),
+        ),
+        kept=(),
+        settings=replace(
+            SETTINGS,
+            batch_size=2 * BATCH,
+            micro_batch_size=BATCH,
+            objective=ObjectiveSettings(name="next_token"),
+            optimiser=OptimiserSettings(name="adam", max_gradient_norm=0.2),
+        ),
+    ),
+}
+
+
+def arrays_of(case: Case) -> dict[str, npt.NDArray[np.generic]]:
+    network = network_of(case.config)
+    state = extract(network, case.spec, init_state(network, 0))
+    return {name: tensor.numpy() for name, tensor in state.items()}
+
+
+def write_job(folder: Path, case: Case, target: str) -> TrainJob:
+    settings = case.settings
+    request = TrainRequest(
+        model=case.config,
+        spec=network_of(case.config).full_spec(),
+        target=target,
+        batch_size=settings.program_batch_size,
+        objective=settings.objective,
+        optimiser=settings.optimiser,
+        accumulate=settings.micro_batch_size > 0,
+    )
+    write_npz(folder / "data.npz", case.data())
+    (folder / "program").write_bytes(encode_program(export_training_program(request)))
+    (folder / "weights").write_bytes(encode_arrays(arrays_of(case)))
+    return TrainJob(
+        program_path=folder / "program",
+        weights_path=folder / "weights",
+        output_path=folder / "update",
+        data=str(folder / "data.npz"),
+        settings=settings,
+        round=2,
+        client_id="phone",
+        memory_limit_bytes=2**30,
+        paths=PathSettings(),
+        choices=case.kept,
+    )
+
+
+def plain(case: Case, job: TrainJob, paths: Sequence[dict[str, str]]) -> dict[str, npt.NDArray[np.float32]]:
+    """Weights of the untouched supernet after an ordinary loop of PyTorch, on true smaller last batches."""
+    network, data, settings = network_of(case.config), case.data(), case.settings
+    module = build_module(network, case.spec).train()
+    module.load_state_dict({name: torch.from_numpy(array) for name, array in arrays_of(case).items()}, strict=False)
+    rate, rule = settings.learning_rate, settings.optimiser
+    optimiser: torch.optim.Optimizer = (
+        torch.optim.Adam(module.parameters(), lr=rate)
+        if rule.name == "adam"
+        else torch.optim.SGD(module.parameters(), lr=rate, momentum=rule.momentum, weight_decay=rule.weight_decay)
+    )
+    left = iter(paths)
+    for epoch in range(settings.epochs):
+        rest = {"seed": settings.seed, "round_number": job.round, "client_id": job.client_id, "epoch": epoch}
+        for indices, mask in iter_batches(len(data), settings.batch_size, **rest):  # type: ignore[arg-type]
+            optimiser.zero_grad(set_to_none=True)
+            count = int((data.labels[indices[mask > 0]] >= 0).sum())
+            for part, part_mask in split_batch(indices, mask, settings.program_batch_size):
+                draw(module, next(left))
+                real = part[part_mask > 0]
+                logits = module(torch.from_numpy(data.inputs[real])).flatten(0, -2)
+                labels = torch.from_numpy(data.labels[real]).flatten()
+                loss = nn.functional.cross_entropy(logits, labels, reduction="sum", ignore_index=-1) / count
+                loss.backward()  # type: ignore[no-untyped-call] # PyTorch's own
+            if rule.max_gradient_norm:
+                torch.nn.utils.clip_grad_norm_(module.parameters(), rule.max_gradient_norm)
+            optimiser.step()
+    return {name: tensor.numpy() for name, tensor in module.state_dict().items() if tensor.is_floating_point()}
+
+
+@pytest.fixture
+def drawn(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, str]]:
+    """The operators of every path, call by call."""
+    found: list[dict[str, str]] = []
+    original = ChainSession.step
+
+    def step(self: ChainSession, path: Sequence[Place], *rest: object, **named: object) -> object:
+        found.append({place.link: place.operator.name for place in path if place.operator.name})
+        return original(self, path, *rest, **named)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(ChainSession, "step", step)
+    return found
+
+
+def trained(job: TrainJob) -> dict[str, npt.NDArray[np.float32]]:
+    before, changed = (decode_arrays(path.read_bytes()) for path in (job.weights_path, job.output_path))
+    return {name: np.asarray(before[name], np.float32) + np.asarray(changed[name], np.float32) for name in changed}
+
+
+@pytest.mark.parametrize("runtime", RUNTIMES)
+@pytest.mark.parametrize("name", CASES)
+def test_a_chain_trains_what_pytorch_trains(
+    tmp_path: Path, drawn: list[dict[str, str]], name: str, runtime: str
+) -> None:
+    case, trainer = CASES[name], TRAINERS[runtime]()
+    job = write_job(tmp_path, case, trainer.target)
+    result = trainer.train(job, never)
+    expected, found = plain(case, job, drawn), trained(job)
+    assert found.keys() == expected.keys()
+    for tensor, array in expected.items():
+        np.testing.assert_allclose(found[tensor], array, rtol=2e-3, atol=2e-4, err_msg=tensor)
+    assert len({tuple(path.values()) for path in drawn}) > 1
+    assert [sum(dict(own).values()) for _, own in result.operator_examples] == [2 * SAMPLES] * len(drawn[0])
+    first = job.output_path.read_bytes()
+    assert replace(trainer.train(job, never), train_seconds=0, measured_peak_bytes=0) == replace(
+        result, train_seconds=0, measured_peak_bytes=0
+    )
+    assert job.output_path.read_bytes() == first, "the kept chain begins anew"
+
+
+@pytest.mark.parametrize("runtime", RUNTIMES)
+def test_a_population_is_evaluated_as_pytorch_does(tmp_path: Path, runtime: str) -> None:
+    case, trainer = CASES["images"], TRAINERS[runtime]()
+    network, data = network_of(case.config), case.data(seed=1)
+    request = EvaluateRequest(
+        model=case.config,
+        spec=network.full_spec(),
+        target=trainer.target,
+        batch_size=BATCH,
+        objective=ObjectiveSettings(),
+    )
+    write_npz(tmp_path / "held_out.npz", data)
+    (tmp_path / "program").write_bytes(encode_program(export_evaluation_program(request)))
+    (tmp_path / "weights").write_bytes(encode_arrays(arrays_of(case)))
+    population = (("conv3", "identity", "identity"), ("dsconv3_half", "conv3", "dsconv3_half"))
+    job = EvaluateJob(
+        program_path=tmp_path / "program",
+        weights_path=tmp_path / "weights",
+        data=str(tmp_path / "held_out.npz"),
+        settings=EvaluationSettings(batch_size=BATCH, population=population),
+        memory_limit_bytes=2**30,
+        choices=case.kept,
+    )
+    result = trainer.evaluate(job, never)
+    module = build_module(network, case.spec).eval()
+    module.load_state_dict({name: torch.from_numpy(array) for name, array in arrays_of(case).items()}, strict=False)
+    for path, score in zip(population, result.scores, strict=True):
+        draw(module, dict(zip(network.choices, path, strict=True)))
+        with torch.no_grad():
+            logits = module(torch.from_numpy(data.inputs))
+        labels = torch.from_numpy(data.labels)
+        assert score.loss == pytest.approx(nn.functional.cross_entropy(logits, labels).item(), rel=1e-4)
+        assert score.accuracy == float((logits.argmax(1) == labels).double().mean())
