@@ -7,6 +7,8 @@ from typing import Any, TypeVar
 from server.fake_device import CLASSES, PLENTY_BYTES, SHAPE
 from server.server_rig import config
 
+from subfleet.methods.asking import stream_of
+from subfleet.methods.path_search import Proposing
 from subfleet.protocol.blobs import BlobRef
 from subfleet.protocol.memory import Packing
 from subfleet.protocol.messages import Deployed, Presence, Profile, Refusal, Task, Telemetry, Update
@@ -15,9 +17,12 @@ from subfleet.protocol.readings import Reading
 from subfleet.rounds.actions import Action, Reply, Request
 from subfleet.rounds.coordinator import step
 from subfleet.rounds.events import Event, Failed, Ready
+from subfleet.rounds.networks import lineages_in_use
 from subfleet.rounds.requests import (
     BeginningWanted,
     EvaluationWanted,
+    GenerationMade,
+    GenerationWanted,
     ModelsMade,
     ModelsWanted,
     PricesWanted,
@@ -29,7 +34,7 @@ from subfleet.rounds.requests import (
     TaskWanted,
 )
 from subfleet.rounds.seating import task_wanted
-from subfleet.rounds.state import RunState, Seat
+from subfleet.rounds.state import RunState, Seat, remembered
 from subfleet.rounds.terms import Terms
 from subfleet.rounds.written import ProgramFacts
 from subfleet.search.queue import SizedProgram
@@ -217,6 +222,19 @@ def looked_around(
         state, more = step(terms, state, Ready(made=looked_for(terms, state, one)), now_s)
         found += more
     return state, (*actions, *found)
+
+
+def scored_by_chance(terms: Terms, state: RunState, wanted: GenerationWanted) -> GenerationMade:
+    """A generation with scores that follow from its paths alone."""
+    found = (terms.declared(one).network for one in lineages_in_use(terms, state))
+    supernet = next((one for one in found if one.choices), None)
+    if terms.policies.path_search is None or supernet is None:
+        return GenerationMade(wanted=wanted, generation=None)
+    proposing = Proposing(network=supernet, memory=remembered(terms, state), seed=terms.config.seed)
+    generation = terms.policies.path_search.propose(proposing)
+    paths = () if generation is None else generation.paths
+    scores = tuple(stream_of(" ".join(path)).random() for path in paths)
+    return GenerationMade(wanted=wanted, generation=generation, scores=scores)
 
 
 def replies(actions: Iterable[Action]) -> list[str]:

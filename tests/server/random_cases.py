@@ -5,12 +5,13 @@ from dataclasses import replace
 from typing import Any
 
 from server.coordinator_cases import blob, terms_of
+from server.methods.method_cases import OF_ONE_NETWORK
 from server.server_rig import MODEL, prices_of
 
 from subfleet.elastic.building import network_of
 from subfleet.elastic.lineage import Copied, Lineage
 from subfleet.elastic.unions import union_of
-from subfleet.methods import METHODS, AnyMethod
+from subfleet.methods import AnyMethod
 from subfleet.methods.fedadp import FedADP
 from subfleet.methods.fedfa import FedFA
 from subfleet.methods.fedtrans import Grown
@@ -47,7 +48,7 @@ _SMALL = replace(MODEL, widths=(4,), depths=(1,), norm="none")
 _NETWORKS = (_SMALL, replace(_SMALL, depths=(2,)), replace(_SMALL, widths=(8,)))
 Supplied = TaskWanted | ScoringWanted | EvaluationWanted | ModelsWanted | ProgramWanted | PricesWanted
 VARIANTS: Mapping[str, AnyMethod] = {
-    **{name: kind() for name, kind in METHODS.items()},
+    **{name: kind() for name, kind in OF_ONE_NETWORK.items()},
     "fedfa by scores": FedFA(choice="score"),
     "fedadp by networks": FedADP(choice="declared"),
 }

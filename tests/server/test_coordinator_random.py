@@ -9,7 +9,7 @@ import pytest
 from hypothesis import event, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
-from server.coordinator_cases import CLIENTS, blob, profile, telemetry
+from server.coordinator_cases import CLIENTS, blob, profile, scored_by_chance, telemetry
 from server.random_cases import VARIANTS, answers, brings, evolved_by, found_of, made_of, terms_of_places
 from server.server_rig import MODEL, prices_of
 
@@ -32,6 +32,8 @@ from subfleet.rounds.networks import lineages_in_use, standing_for
 from subfleet.rounds.persistent import PersistentMap
 from subfleet.rounds.requests import (
     BeginningWanted,
+    GenerationWanted,
+    Made,
     PricesWanted,
     ScoringWanted,
     SearchWanted,
@@ -59,7 +61,7 @@ class Fleet(RuleBasedStateMachine):
         self.state = RunState()
         self.now_s = 0.0
         self.jobs: list[Wanted] = []
-        self.seen: dict[SearchWanted | BeginningWanted, RunState] = {}
+        self.seen: dict[SearchWanted | BeginningWanted | GenerationWanted, RunState] = {}
         self.tasks: dict[str, Task] = {}
         self.fold: Fold | None = None
         self.accepted: dict[str, Update] = {}  # by task
@@ -79,7 +81,7 @@ class Fleet(RuleBasedStateMachine):
     def perform(self, action: Action) -> None:
         if isinstance(action, Request):
             self.jobs.append(action.wanted)
-            if isinstance(action.wanted, SearchWanted | BeginningWanted):
+            if isinstance(action.wanted, SearchWanted | BeginningWanted | GenerationWanted):
                 self.seen[action.wanted] = self.state
         elif isinstance(action, SendTask):
             known = self.tasks.setdefault(action.task.task_id, action.task)
@@ -140,12 +142,14 @@ class Fleet(RuleBasedStateMachine):
         if fails and not isinstance(job, ScoringWanted):
             self.apply(Failed(wanted=job, reason="no"))
         else:
-            made = (
-                looked_for(self.terms, self.seen[job], job)
-                if isinstance(job, SearchWanted | BeginningWanted)
-                else made_of(job, planned, fails)
-            )
-            self.apply(Ready(made=made))
+            self.apply(Ready(made=self.made(job, planned, fails)))
+
+    def made(self, job: Wanted, planned: int, fails: bool) -> Made:
+        if isinstance(job, GenerationWanted):
+            return scored_by_chance(self.terms, self.seen[job], job)
+        if isinstance(job, SearchWanted | BeginningWanted):
+            return looked_for(self.terms, self.seen[job], job)
+        return made_of(job, planned, fails)
 
     @rule(data=st.data(), stored=st.booleans())
     @precondition(lambda self: self.tasks)

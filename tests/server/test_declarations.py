@@ -71,7 +71,7 @@ def receipts(terms: Terms, state: RunState, size: SubnetSpec | None) -> list[Rec
         ({"axes": ((AXIS, Roll(start=LENGTH, size=4)),)}, "too_large", "beyond its size"),
         ({"axes": ((AXIS, Prefix(size=2**62)),)}, "too_large", "has only"),
         ({"blocks": ("no such block",)}, "unknown_block", "keeps the blocks"),
-        ({"choices": (("operator", "conv"),)}, "unknown_block", "has no choices"),
+        ({"choices": (("operator", ("conv",)),)}, "unknown_block", "has no choices"),
         ({"axes": ((AXIS, Prefix(size=3)),)}, "not_in_space", "whole aligned groups of 4"),
         ({"axes": SMALL.axes[:1], "blocks": ()}, "not_in_space", "none of the .* sizes of the run, from 'w1/2 d"),
     ],

@@ -146,7 +146,8 @@ def images(folder: Path, *names: str) -> str:
 
 
 def evaluated_on(folder: Path, *names: str, classes: tuple[str, ...] = ()) -> Any:
-    return with_evaluation(config(data=naming(classes, images(folder, *names))))
+    settings, dataset, _ = with_evaluation(config(data=naming(classes, images(folder, *names))))
+    return settings, dataset
 
 
 def test_a_run_without_names_has_those_of_its_evaluation_folder(tmp_path: Path) -> None:

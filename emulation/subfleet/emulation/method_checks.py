@@ -7,6 +7,7 @@ policy is about these and the method takes them.
 import contextlib
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from random import Random
 from types import MappingProxyType
 from typing import Any, Literal, get_args
 
@@ -16,6 +17,7 @@ from safetensors.torch import load
 from subfleet.device_profiles import DeviceProfile, LogRow, ResourceLog
 from subfleet.elastic.building import init_state
 from subfleet.elastic.evaluate import evaluate
+from subfleet.elastic.families.records.choices import ChoiceCnn
 from subfleet.elastic.families.records.residual import Mlp
 from subfleet.elastic.grafting import graft
 from subfleet.elastic.model_state import unpacked
@@ -26,6 +28,7 @@ from subfleet.emulation.batch.exports import AwaitedExports
 from subfleet.emulation.batch.figures import violates
 from subfleet.emulation.batch.run import BatchResult, run_batch
 from subfleet.emulation.gathered import EmulatedDevice, GatheredRun
+from subfleet.folding.path_scoring import random_paths
 from subfleet.methods import METHODS, AnyMethod
 from subfleet.methods.fedfa import FedFA
 from subfleet.methods.norms import NormPolicy
@@ -45,6 +48,15 @@ __all__ = ["ROUNDS", "accepted_norms", "check_methods", "verdict_of"]
 
 ROUNDS = 3
 _MODEL = Mlp(input_shape=(1, 8, 8), class_count=10, widths=(32,), depths=(3,), group_size=4)
+_SUPERNET = ChoiceCnn(
+    input_shape=(1, 8, 8),
+    class_count=10,
+    widths=(8,),
+    depths=(2,),
+    last_widths=(16,),
+    operators=(("conv1", "dsconv3", "mbconv3", "identity"),),
+)
+"""For methods that draw paths of one."""
 _KINDS: Mapping[NormPolicy, tuple[Literal["batch", "group"], ...]] = MappingProxyType(
     {
         "averaged": ("group",),
@@ -54,7 +66,7 @@ _KINDS: Mapping[NormPolicy, tuple[Literal["batch", "group"], ...]] = MappingProx
     }
 )
 """Of norms on which each policy is tried: the first that is accepted."""
-_SHARED = ""
+_SHARED, _PATHS = "", 16
 _SAMPLES = 200
 _PLENTY_BYTES = 10**9
 _COMMUNICATION_S = 1.0
@@ -114,8 +126,9 @@ def _experiment(terms: Terms) -> GatheredRun:
 def _config(method: AnyMethod, norms: NormPolicy) -> Run | None:
     """None where it is accepted on no kind of norms that is tried for the policy."""
     for norm in _KINDS[norms]:
+        model = replace(_SUPERNET, norm=norm) if method.policies().draws_paths else replace(_MODEL, norm=norm)
         with contextlib.suppress(ValueError):
-            return _config_with(method, norms, replace(_MODEL, norm=norm))
+            return _config_with(method, norms, model)
     return None
 
 
@@ -124,7 +137,7 @@ def _config_with(method: AnyMethod, norms: NormPolicy, model: Family) -> Run:
         name="check",
         model=model,
         norms=norms,
-        data=DataSettings(test="unused"),
+        data=DataSettings(test="unused", validation_samples=50 * method.policies().draws_paths),
         rounds=ROUNDS,
         min_clients=3,
         training=TrainingSettings(epochs=2, batch_size=16, learning_rate=0.05),
@@ -173,8 +186,15 @@ def _untrained_loss(terms: Terms, evaluation: Dataset) -> float:
     network, state = terms.network, init_state(terms.network, terms.config.seed)
     inputs, labels = torch.from_numpy(evaluation.inputs.copy()), torch.from_numpy(evaluation.labels.copy())
     # Statistics are measured and not learned: what they do to the loss is no lesson.
-    measured = recalibrated(network, state, network.full_spec(), [inputs])
-    return min(evaluate(network, network.full_spec(), one, inputs, labels).loss for one in (state, measured))
+    specs = random_paths(network, _PATHS, Random(0))  # noqa: S311 - draws, keeps no secret
+    losses = [
+        min(
+            evaluate(network, spec, one, inputs, labels).loss
+            for one in (state, recalibrated(network, state, spec, [inputs]))
+        )
+        for spec in specs
+    ]
+    return sum(losses) / len(losses)
 
 
 def _moved_elsewhere(terms: Terms, result: BatchResult) -> list[str]:

@@ -128,7 +128,7 @@ class FamilyContract:
         new = [block for block in after.blocks if block not in before.blocks]
         assert [block for block in after.blocks if block not in new] == [*before.blocks]
         assert len(new) == 1, f"the inserted block is {new}"
-        assert {decl.block for name, decl in after.tensors.items() if name not in before.tensors} == {new[0].name}
+        assert {decl.part for name, decl in after.tensors.items() if name not in before.tensors} == {new[0].name}
         first, grown = init_state(before, 7), init_state(after, 7)
         assert same_bits(first, {name: grown[name] for name in first}), "first weights differ"
 

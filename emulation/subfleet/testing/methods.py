@@ -129,6 +129,8 @@ class MethodContract:
         if moves_the_whole(terms):
             terms = replace(terms, policies=replace(terms.policies, after_round=as_folded, distillation=None))
         state, clients = first_state(terms.network), every_size(terms)[:2]
+        least = terms.policies.min_contributors(terms.network)
+        clients = [*clients, *(replace(clients[0], name=f"other{number}") for number in range(len(clients), least))]
         for round_number in (1, 2):
             folded = play(terms, state, clients, tmp_path, round_number)
             assert not folded.refused, f"updates were refused: {dict(folded.refused)}"
@@ -203,7 +205,8 @@ class MethodContract:
         given = 0
         for _ in range(_BUDGETS):
             waiting = _question(terms, generator, _budget(terms, generator))
-            found = terms.policies.assign(waiting).candidate
+            assigned = terms.policies.assign(waiting)
+            found = assigned.candidate if assigned.placed is None else waiting.price(assigned.placed)
             if found is not None:
                 _assert_fits(terms, waiting, found)
                 given += 1

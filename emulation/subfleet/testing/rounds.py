@@ -13,6 +13,7 @@ from torch import Tensor
 from subfleet.arrays import encode_arrays
 from subfleet.arrays.codecs import encode_changes, rounding_numbers
 from subfleet.elastic.building import build_module, init_state
+from subfleet.elastic.families.records.choices import ChoiceCnn
 from subfleet.elastic.families.records.residual import Mlp
 from subfleet.elastic.model_state import ModelState
 from subfleet.elastic.network import BUFFER_ROLES, Family, Network
@@ -58,6 +59,16 @@ __all__ = [
 ]
 
 MODEL = Mlp(input_shape=(5,), class_count=4, widths=(8, 12), depths=(2, 3), group_size=2)
+SUPERNET = ChoiceCnn(
+    input_shape=(1, 4, 4),
+    class_count=4,
+    widths=(4,),
+    depths=(2,),
+    last_widths=(4,),
+    operators=(("conv1", "dsconv3", "identity"),),
+    group_size=2,
+)
+"""For methods that draw paths of one."""
 RATES = (0.25, 0.5, 1.0)
 CLASSES = 4
 SEED = 3
@@ -83,8 +94,13 @@ class Client:
 
 
 def config_with(method: AnyMethod, model: Family = MODEL, **changes: Any) -> Run:
-    """A run of a method on a small network, in which every update counts what the method says."""
-    settings: dict[str, Any] = {"name": "methods", "data": DataSettings(test="unused"), "rates": RATES, "seed": SEED}
+    """A run of a method on a small network, in which every update counts what the method says.
+
+    A method that draws paths has a small supernet where no other model is named.
+    """
+    supernet = model == MODEL and method.policies().draws_paths
+    model, data = (SUPERNET if supernet else model), DataSettings(test="unused", validation_samples=int(supernet))
+    settings: dict[str, Any] = {"name": "methods", "data": data, "rates": RATES, "seed": SEED}
     return Run(**{**settings, "model": model, "method": method, "max_client_share": 1.0, **changes})
 
 

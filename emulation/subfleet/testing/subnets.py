@@ -81,7 +81,7 @@ def held_places(network: Network, spec: SubnetSpec) -> dict[str, Tensor]:
 
 def _held(network: Network, spec: SubnetSpec, name: str) -> Tensor:
     decl = network.tensors[name]
-    held = torch.full(decl.shape, decl.block is None or decl.block in spec.blocks)
+    held = torch.full(decl.shape, decl.part is None or decl.part in network.parts_of(spec))
     for dimension, (dim, size) in enumerate(zip(decl.axes, decl.shape, strict=True)):
         kept = torch.tensor([_keeps_row(network, spec, factors_of(dim, size), index) for index in range(size)])
         held &= kept.reshape([-1 if place == dimension else 1 for place in range(len(decl.shape))])

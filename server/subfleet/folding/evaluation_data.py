@@ -11,15 +11,17 @@ from subfleet.tasks import DataForm, Dataset, read_dataset
 __all__ = ["with_evaluation"]
 
 
-def with_evaluation(config: Run) -> tuple[Run, Dataset]:
+def with_evaluation(config: Run) -> tuple[Run, Dataset, Dataset | None]:
     """Read the evaluation data of a run as its model takes them.
 
     Returns:
         The run, whose `data.classes` are from now on those of the data where it named none and they do: they are part
-        of its fingerprint, so that it is only taken up with the same. And the data.
+        of its fingerprint, so that it is only taken up with the same. The data; and of them the last ones that are kept
+        apart for validation, or None.
 
     Raises:
-        DataError: the data cannot be used, do not fit the model, or name other classes than the run.
+        DataError: the data cannot be used, do not fit the model, name other classes than the run, or are no more than
+            those that are kept apart.
         FileError: they cannot be read.
         TransportError: they have to be downloaded, and their address cannot be reached.
         MissingExtraError: a package that they need is not installed.
@@ -36,6 +38,14 @@ def with_evaluation(config: Run) -> tuple[Run, Dataset]:
         raise DataError(f"data.test: {error}") from error
     if config.data.test_samples:
         dataset = dataset.take(np.arange(min(config.data.test_samples, len(dataset))))
+    count, validation = config.data.validation_samples, None
+    if count >= len(dataset):
+        raise DataError(
+            f"data.validation_samples is {count}, but must be below the {len(dataset)} samples of the evaluation data"
+        )
+    if count:
+        every = np.arange(len(dataset))
+        dataset, validation = dataset.take(every[:-count]), dataset.take(every[-count:])
     if not over_classes:
-        return config, dataset
-    return replace(config, data=replace(config.data, classes=dataset.class_names)), dataset
+        return config, dataset, validation
+    return replace(config, data=replace(config.data, classes=dataset.class_names)), dataset, validation

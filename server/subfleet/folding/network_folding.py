@@ -197,7 +197,12 @@ class NetworkFolding:
         self, start: Tensors, members: Sequence["_Client"], places: Mapping[str, Sequence[Placement]]
     ) -> tuple[Tensors, Callable[[], Tensors]]:
         """The mean of the members' changes, and what tells which elements any of them held."""
-        accumulator = Accumulator(self.network, start, total_weight=math.fsum(client.weight for client in members))
+        accumulator = Accumulator(
+            self.network,
+            start,
+            total_weight=math.fsum(client.weight for client in members),
+            min_contributors=self.policies.min_contributors(self.network),
+        )
         for first in range(0, len(members), _TOGETHER):
             batch = [self._contribution(client, places) for client in members[first : first + _TOGETHER]]
             try:

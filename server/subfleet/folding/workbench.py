@@ -12,13 +12,18 @@ from subfleet.elastic.model_state import ModelState, packed
 from subfleet.folding.calibration import calibrated_model
 from subfleet.folding.checkpoint import save_checkpoint
 from subfleet.folding.folding import FoldedModel, Folding
+from subfleet.folding.path_scoring import random_paths
 from subfleet.folding.views import Views
+from subfleet.methods.asking import stream_of
 from subfleet.methods.policies import Participant
 from subfleet.rounds.actions import Fold
 from subfleet.rounds.events import Folded
 from subfleet.tasks import Dataset
 
 __all__ = ["FoldOutcome", "Workbench"]
+
+_PATHS = 8
+"""Of a supernet, by whose mean it is evaluated."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +83,7 @@ class Workbench:
             folded = self._folding.fold(
                 model, action.round, action.seats, action.memory, action.lineages, action.brought
             )
-        evaluation = self._evaluated(folded)
+        evaluation = self._evaluated(folded, action.round)
         sha256 = save_checkpoint(self._checkpoints, action.round, packed(folded.state))
         event = Folded(
             round=action.round,
@@ -92,14 +97,19 @@ class Workbench:
         )
         return FoldOutcome(model=folded.state, event=event)
 
-    def _evaluated(self, folded: FoldedModel) -> Evaluation:
-        """The whole model, of several networks the newest; or where there is none for all, the mean of clients' own."""
+    def _evaluated(self, folded: FoldedModel, round_number: int) -> Evaluation:
+        """The whole model, of several networks the newest; or where there is none for all, the mean of clients' own.
+
+        A supernet is none by itself: it is as good as the mean of random paths (FedorAS, equation 4).
+        """
         terms = self._views.terms
         lineages = [folded.folded.of(network_id).lineage for network_id in folded.folded.network_ids]
         newest = max(lineages, key=lambda one: 0 if one is None else one.born_round)
-        whole = terms.declared(newest).network.full_spec()
-        everyone = (Participant(client_id="", spec=whole, size=whole),)
-        who = folded.clients if terms.policies.personal and folded.clients else everyone
+        network = terms.declared(newest).network
+        specs = random_paths(network, _PATHS, stream_of(f"{terms.config.seed}/{round_number}/paths"))
+        everyone = tuple(Participant(client_id="", spec=spec, size=spec) for spec in specs)
+        personal = terms.policies.personal and folded.clients and not network.choices
+        who = folded.clients if personal else everyone
         found = [self._own(folded.folded, client) for client in who]
         return replace(
             found[0],

@@ -14,6 +14,7 @@ __all__ = [
     "METADATA",
     "clients",
     "evaluations",
+    "generations",
     "open_database",
     "programs",
     "rounds",
@@ -66,6 +67,14 @@ evaluations = sql.Table(
     METADATA,
     sql.Column("run_id", sql.String, sql.ForeignKey("runs.run_id"), primary_key=True),
     sql.Column("round", sql.Integer, primary_key=True),
+    sql.Column("record", sql.Text, nullable=False),
+)
+generations = sql.Table(
+    "generations",
+    METADATA,
+    sql.Column("run_id", sql.String, sql.ForeignKey("runs.run_id"), primary_key=True),
+    sql.Column("round", sql.Integer, primary_key=True),
+    sql.Column("number", sql.Integer, primary_key=True),
     sql.Column("record", sql.Text, nullable=False),
 )
 clients = sql.Table(

@@ -15,13 +15,14 @@ from typing import Any
 import sqlalchemy as sql
 
 from subfleet.elastic.lineage import Lineage
-from subfleet.journal.database import clients, evaluations, programs, rounds, runs, tasks, updates
+from subfleet.journal.database import clients, evaluations, generations, programs, rounds, runs, tasks, updates
 from subfleet.journal.evaluations import EvaluationRecord
+from subfleet.journal.generations import GenerationRecord
 from subfleet.journal.records import RoundRecord
 from subfleet.protocol.errors import ConfigError, FileError
 from subfleet.protocol.messages import Profile
 from subfleet.protocol.schema import canonical_json, from_plain
-from subfleet.rounds.actions import Close, CloseEvaluation
+from subfleet.rounds.actions import Close, CloseEvaluation, CloseGeneration
 from subfleet.rounds.persistent import PersistentMap
 from subfleet.rounds.state import LastEvaluation, Member, RunState, Seat, Suspicion, Tries
 from subfleet.rounds.written import WrittenProgram
@@ -33,6 +34,7 @@ __all__ = ["Journal", "begin_run"]
 
 Bytes = tuple[int, int]
 """Bytes down and up."""
+AnyRecord = RoundRecord | EvaluationRecord | GenerationRecord
 
 
 def begin_run(engine: sql.Engine, *, name: str, settings: str, round_count: int) -> str:
@@ -96,6 +98,8 @@ class Journal:
                 (row.round, row.work, from_plain(Seat, json.loads(row.seat)))
                 for row in connection.execute(_needed_seats(self._run_id, run.round, run.folded_round))
             ]
+            scored = _of_round(generations, self._run_id, run.folded_round)
+            generation_count = connection.execute(sql.select(sql.func.count()).where(scored)).scalar_one()
             written = [
                 from_plain(WrittenProgram, json.loads(text))
                 for text in connection.scalars(_programs_of(self._run_id)).all()
@@ -130,6 +134,7 @@ class Journal:
             pool=tuple(from_plain(FoundSize, plain) for plain in json.loads(run.pool)),
             explored_turn=run.explored_turn,
             wished_turn=run.wished_turn,
+            generations=generation_count if run.phase == "search" else 0,
             queue=tuple(from_plain(SizedProgram, plain) for plain in json.loads(run.queue)),
             written=MappingProxyType({one.program.key: one for one in written}),
             unfit=MappingProxyType(from_plain(dict[str, str], json.loads(run.unfit))),
@@ -155,8 +160,8 @@ class Journal:
         after: RunState,
         *,
         counted: Callable[[str], Bytes] = lambda client_id: (0, 0),
-        close: Close | CloseEvaluation | None = None,
-        record: RoundRecord | EvaluationRecord | None = None,
+        close: Close | CloseEvaluation | CloseGeneration | None = None,
+        record: AnyRecord | None = None,
     ) -> None:
         """Write what a step changed, and the record of a round that it closed, in one transaction.
 
@@ -164,7 +169,8 @@ class Journal:
             before: the state before the step.
             after: the state after it.
             counted: bytes of a client in this round.
-            close: the closed round, with its final seats and its checkpoint's digest; or a closed evaluation.
+            close: the closed round, with its final seats and its checkpoint's digest; or a closed evaluation, or a
+                generation.
             record: of the same.
 
         Raises:
@@ -214,6 +220,13 @@ class Journal:
             texts = connection.scalars(query.order_by(evaluations.c.round)).all()
             return tuple(from_plain(EvaluationRecord, json.loads(text)) for text in texts)
 
+    def generations(self) -> tuple[GenerationRecord, ...]:
+        """What searches between rounds have come to, in order."""
+        query = sql.select(generations.c.record).where(generations.c.run_id == self._run_id)
+        with self._engine.connect() as connection:
+            texts = connection.scalars(query.order_by(generations.c.round, generations.c.number)).all()
+            return tuple(from_plain(GenerationRecord, json.loads(text)) for text in texts)
+
     def checkpoint_sha256(self, round_number: int) -> str | None:
         """Digest of a round's checkpoint."""
         query = sql.select(rounds.c.checkpoint_sha256).where(
@@ -239,10 +252,15 @@ class Journal:
     def _save_close(
         self,
         connection: sql.Connection,
-        close: Close | CloseEvaluation,
-        record: RoundRecord | EvaluationRecord,
+        close: Close | CloseEvaluation | CloseGeneration,
+        record: AnyRecord,
         counted: Callable[[str], Bytes],
     ) -> None:
+        if isinstance(record, GenerationRecord):
+            row = {"run_id": self._run_id, "round": record.round, "number": record.number}
+            _put(connection, generations, {**row, "record": canonical_json(record).decode()})
+        if isinstance(close, CloseGeneration) or isinstance(record, GenerationRecord):
+            return
         if isinstance(record, EvaluationRecord):
             row = {"run_id": self._run_id, "round": record.round, "record": canonical_json(record).decode()}
             _put(connection, evaluations, row)
@@ -292,6 +310,10 @@ def _put(connection: sql.Connection, table: sql.Table, row: dict[str, Any]) -> N
     values = {name: value for name, value in row.items() if name not in keys}
     if connection.execute(table.update().where(same).values(**values)).rowcount == 0:
         connection.execute(table.insert().values(**row))
+
+
+def _of_round(table: sql.Table, run_id: str, round_number: int) -> sql.ColumnElement[bool]:
+    return sql.and_(table.c.run_id == run_id, table.c.round == round_number)
 
 
 def _programs_of(run_id: str) -> sql.Select[Any]:

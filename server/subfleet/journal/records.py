@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import Protocol, runtime_checkable
 
 from subfleet.journal.evaluations import EvaluationRecord
+from subfleet.journal.generations import GenerationRecord
 from subfleet.journal.networks import NetworkRecord
 from subfleet.rounds.selection import NOT_DRAWN
 from subfleet.search.candidates import TRAINING_MACS_PER_FORWARD
@@ -240,6 +241,7 @@ class RunResult:
         method_status: "exact" where the run did what the method's paper says, else in what it differed.
         networks: that it had, the one that it began with first.
         evaluations: what devices found on held-out samples of their own, after each round that asked them.
+        generations: of searches between rounds, in order.
         ended_early: why it has no more rounds than these, though more were configured; empty where it was to end here.
         programs_from: the turns from which written programs counted, as `Run.programs_from` takes them.
         logical_time: seconds are those of a clock that stands while devices work, so that they say nothing of these.
@@ -255,6 +257,7 @@ class RunResult:
     model_path: Path | None
     networks: tuple[NetworkRecord, ...] = ()
     evaluations: tuple[EvaluationRecord, ...] = ()
+    generations: tuple[GenerationRecord, ...] = ()
     ended_early: str = ""
     programs_from: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
     logical_time: bool = False

@@ -6,9 +6,10 @@ from pathlib import Path
 
 from subfleet.elastic.update_form import update_bytes
 from subfleet.journal.evaluations import EvaluationRecord, EvaluationRow
+from subfleet.journal.generations import GenerationRecord, generation_record
 from subfleet.journal.records import ClientRow, DeployedModel, RoundRecord
 from subfleet.link.traffic import Traffic
-from subfleet.rounds.actions import Close, CloseEvaluation
+from subfleet.rounds.actions import Close, CloseEvaluation, CloseGeneration
 from subfleet.rounds.durations import expected_time
 from subfleet.rounds.networks import declared_of, price_of
 from subfleet.rounds.state import Seat
@@ -36,8 +37,12 @@ def round_record(terms: Terms, close: Close, traffic: Traffic) -> RoundRecord:
     )
 
 
-def record_of(terms: Terms, close: Close | CloseEvaluation, traffic: Traffic) -> RoundRecord | EvaluationRecord:
+def record_of(
+    terms: Terms, close: Close | CloseEvaluation | CloseGeneration, traffic: Traffic
+) -> RoundRecord | EvaluationRecord | GenerationRecord:
     """The record of what was closed."""
+    if isinstance(close, CloseGeneration):
+        return generation_record(close)
     return round_record(terms, close, traffic) if isinstance(close, Close) else evaluation_record(close, traffic)
 
 

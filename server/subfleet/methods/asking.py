@@ -8,6 +8,8 @@ from types import MappingProxyType
 from typing import Any
 
 from subfleet.elastic.network import Network
+from subfleet.protocol.chains import Chain
+from subfleet.protocol.paths import PathSettings
 from subfleet.protocol.readings import Budget
 from subfleet.protocol.subnet import SubnetSpec
 from subfleet.search.candidates import Candidate, exceeded_limits, lacking_operators, why_not
@@ -49,12 +51,14 @@ class Written:
         planned_peak_bytes: that it plans to need.
         operators: that it calls, as far as it tells.
         price: what the size costs by prices, where that was told before.
+        chain: of a supernet's program, what its links take.
     """
 
     size: SubnetSpec
     planned_peak_bytes: int
     operators: tuple[str, ...] = ()
     price: Candidate | None = None
+    chain: Chain | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,12 +160,16 @@ class Assigned:
         wanted: what would have been given, had its program been written; it is queued for later rounds.
         reason: without a candidate, why; empty says that the smallest does not fit.
         only: without a candidate, the one size that the client might have been given.
+        placed: the subnet of the model, where it depends on the client's budget; None has the method place the size.
+        paths: how the device draws paths of it, where that is a subspace.
     """
 
     candidate: Candidate | None
     wanted: Wish | None = None
     reason: str = ""
     only: Candidate | None = None
+    placed: SubnetSpec | None = None
+    paths: PathSettings | None = None
 
 
 def largest_fitting(ask: Ask) -> Assigned:

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from subfleet.elastic.merges import AnyStackedMerge, CoordinateMedian, TrimmedMean
-from subfleet.elastic.network import Family
+from subfleet.elastic.network import Family, OfOperators
 from subfleet.elastic.server_optimisers import AnyServerOptimiser
 from subfleet.elastic.teaching import DistillationSettings
 from subfleet.methods.norms import NormPolicy
@@ -20,6 +20,9 @@ class Combination:
     """A method and what else a configuration says of training and folding; see `subfleet.settings.run.Run`.
 
     What needs one model for all is refused where there is none, as it would do nothing or move what no client sees.
+
+    Attributes:
+        validated: whether the run keeps validation samples apart.
     """
 
     method: Method
@@ -29,15 +32,49 @@ class Combination:
     merge: AnyStackedMerge | None
     server_optimiser: AnyServerOptimiser | None
     distillation: DistillationSettings | None
+    validated: bool = True
 
     def problem(self) -> str:
         """The first thing that does not go together, with a remedy; empty where all does."""
         return next(self._problems(), "")
 
     def _problems(self) -> Iterator[str]:
+        yield from self._of_paths()
         yield from self._of_training()
         yield from self._of_copies()
         yield from self._of_personal_models()
+
+    def _of_paths(self) -> Iterator[str]:
+        policies, choices = self.method.policies(), isinstance(self.model, OfOperators) and self.model.open_choices
+        if choices and not policies.draws_paths:
+            yield (
+                f"model.operators leaves {choices} blocks with a choice of operators, but method {self.method.TYPE!r} "
+                "trains one network; name one operator for each block, or take [method] type = 'fedoras'"
+            )
+        if not policies.draws_paths:
+            return
+        if not choices:
+            yield (
+                f"method {self.method.TYPE!r} searches among operators, but the model has no choice of them; take a "
+                "family with operators, such as model.preset = 'cnn_l'"
+            )
+        objective = self.training.objective
+        if objective.proximal or objective.distillation != "none" or objective.class_mask:
+            yield (
+                f"method {self.method.TYPE!r} trains a path for each batch by its loss alone; leave the objective's "
+                "proximal, distillation and class_mask out"
+            )
+        if self.norms == "calibrated":
+            yield (
+                f"norms are 'calibrated', but method {self.method.TYPE!r} has no one network whose norms devices could "
+                "measure; take 'averaged' or 'recalibrated'"
+            )
+        search = policies.path_search
+        if search is not None and search.federated is None and not self.validated:
+            yield (
+                f"method {self.method.TYPE!r} scores paths on validation samples, but data.validation_samples is 0; "
+                "set it, or have devices score: method.search.scoring = 'devices'"
+            )
 
     def _of_training(self) -> Iterator[str]:
         if self.training.objective.distillation == "self":

@@ -19,8 +19,10 @@ from subfleet.elastic.teaching import DistillationSettings
 from subfleet.methods.asking import Ask, Assigned, Draw, Written, largest_fitting
 from subfleet.methods.describing import MethodInfo, Setting
 from subfleet.methods.evolving import Beginning, Evolved, Evolving, Standing
+from subfleet.methods.path_search import PathSearch
 from subfleet.methods.selecting import ClosedRound, Selected, Selecting, Trainee
 from subfleet.protocol.messages import Update
+from subfleet.protocol.paths import OperatorExamples
 from subfleet.protocol.readings import Budget
 from subfleet.protocol.subnet import SubnetSpec
 from subfleet.protocol.training import TrainingSettings
@@ -76,12 +78,14 @@ class Participant:
         spec: its subnet, as placed in the model.
         size: the same kept at the front of every axis: all that its programs and costs depend on.
         class_counts: samples of each of the run's classes in its data.
+        examples: where it drew paths of a subspace, how many examples went through each operator of each choice.
     """
 
     client_id: str
     spec: SubnetSpec
     size: SubnetSpec
     class_counts: tuple[int, ...] = ()
+    examples: OperatorExamples = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -210,6 +214,7 @@ class Policies:
         standing: where a run has had several networks, the subnet of one in use that is a client's own while it trains
             nothing. With None it is what it trained last, and a client whose network has retired is as one that has
             not taken part yet.
+        path_search: between two rounds, for paths of a supernet that become networks of the run; None searches none.
         done: of what is remembered, why the run ends before its last round; empty where it goes on.
         space: a network and width rates to the sizes that may be assigned.
         search: a search for a program target that knows nothing yet, of the network and what its subnets cost there; it
@@ -227,6 +232,8 @@ class Policies:
             for a share of its time: `Ask.lasting`.
         awaits_programs: a strict run closes no round before the programs are written that its clients wished for in it;
             else rounds go on, and from which one on each program counts is told in what the run leaves behind.
+        draws_paths: clients train subspaces of a supernet; a model with choices of operators goes with such a method
+            alone.
         place: a size to the subnet of the model that has it, for one client and round.
         exchange: where a client's network is no slice of the model, the pair of maps between the two, of the model's
             network, the client and what that network's `ModelState.kept` has; None cuts its subnet from the model where
@@ -239,6 +246,7 @@ class Policies:
         student: the nested subnet of self-distillation, smaller than the size; None where there is none, and the client
             trains without that term.
         weigh: how much an update counts in the mean, above 0.
+        min_contributors: of a network, how many clients must hold an element for it to move; 1 or more.
         cohorts: which copy of each tensor a client trains, by tensor name; those not named are shared by all. With
             `cohorts_by_sizes` it is told the sizes of the clients whose updates are in the model, else none.
         cohorts_by_sizes: cohorts depend on what sizes others have; the model then remembers them, and forgets none.
@@ -271,6 +279,7 @@ class Policies:
     begin: Callable[[Beginning], tuple[Lineage, ...]] | None = None
     evolve: Callable[[Evolving], Evolved] | None = None
     standing: Callable[[Standing], SubnetSpec] | None = None
+    path_search: PathSearch | None = None
     done: Callable[[Any], str] = lambda memory: ""
     space: Callable[[Network, Sequence[float]], tuple[SubnetSpec, ...]] = uniform_space
     search: Callable[[Network, PriceList, str], Search] | None = None
@@ -280,6 +289,7 @@ class Policies:
     declarations: bool = False
     lasting: bool = False
     awaits_programs: bool = True
+    draws_paths: bool = False
     place: Callable[[Network, SubnetSpec, Draw], SubnetSpec] = in_front
     exchange: Callable[[Network, Participant, Mapping[str, Tensor]], Exchange] | None = None
     training: Callable[[TrainingSettings, int], TrainingSettings] = lambda settings, round_number: settings
@@ -287,6 +297,7 @@ class Policies:
     sends: Callable[[Trainee], frozenset[str]] | None = None
     student: Callable[[Network, SubnetSpec, Draw], SubnetSpec | None] = lambda network, size, draw: None
     weigh: Callable[[Update], float] = by_samples
+    min_contributors: Callable[[Network], int] = lambda network: 1
     cohorts: Callable[[Network, Participant, Sequence[SubnetSpec]], Mapping[str, str]] = shared_by_all
     cohorts_by_sizes: bool = False
     factors: Callable[[Network, Participant], Mapping[str, float | Tensor]] = lambda network, client: {}

@@ -333,12 +333,7 @@ class Supply:
             content = files[""].result().read_bytes()
             manifest = decode_program(content).manifest
             ref = ProgramRef(program_id=manifest.program_id, target=request.target, blob=self._blobs.add(content))
-            facts = ProgramFacts(
-                planned_peak_bytes=manifest.planned_peak_bytes,
-                operators=manifest.operators,
-                packings=manifest.memory.packings,
-            )
-            self._programs[key] = _Program(ref=ref, facts=facts)
+            self._programs[key] = _Program(ref=ref, facts=ProgramFacts.of(manifest))
         return self._programs[key]
 
     def _network_of(self, spec: SubnetSpec) -> Network:

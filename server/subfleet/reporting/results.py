@@ -75,6 +75,7 @@ def summary(name: str, result: RunResult) -> dict[str, Any]:
         "participation": participation_of(result.rounds),
         "evaluation": _evaluation(result.evaluations[-1]) if result.evaluations else None,
         "evaluations": [_evaluation(record) for record in result.evaluations],
+        "generations": [dataclasses.asdict(record) for record in result.generations],
         "networks": [network_row(one) for one in result.networks],
         "costs": dataclasses.asdict(costs_of(result)),
         "programs_from": dict(result.programs_from),

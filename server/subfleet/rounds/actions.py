@@ -5,6 +5,7 @@ from typing import Any
 
 from subfleet.elastic.families import AnyFamily
 from subfleet.elastic.lineage import Lineage
+from subfleet.methods.path_search import Generation
 from subfleet.protocol.messages import Receipt, Task, Update
 from subfleet.rounds.requests import Wanted
 from subfleet.rounds.state import Seat
@@ -13,6 +14,7 @@ __all__ = [
     "Action",
     "Close",
     "CloseEvaluation",
+    "CloseGeneration",
     "Fetch",
     "Fold",
     "GoOn",
@@ -119,4 +121,19 @@ class CloseEvaluation:
     lineages: tuple[Lineage, ...] = ()
 
 
-Action = Request | GoOn | SendTask | Withdraw | Reply | Fetch | Fold | Close | CloseEvaluation
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CloseGeneration:
+    """A generation of a search between rounds has been scored: record it.
+
+    Attributes:
+        round: after which it was.
+        scores: of its paths.
+    """
+
+    round: int
+    generation: Generation
+    scores: tuple[float, ...]
+    seconds: float
+
+
+Action = Request | GoOn | SendTask | Withdraw | Reply | Fetch | Fold | Close | CloseEvaluation | CloseGeneration

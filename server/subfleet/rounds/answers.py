@@ -105,6 +105,7 @@ def _odd(terms: Terms, seat: Seat, task: Task, answer: _Answer) -> str:
             limit_bytes = MAX_HEADER_BYTES + (task.weights.size_bytes if task.weights is not None else 0)
             if answer.blob.size_bytes > limit_bytes:
                 return f"the update is {answer.blob.size_bytes} bytes, but may be {limit_bytes} at most"
+            return _odd_examples(task, answer)
         case Scores():
             if len(answer.scores) != len(task.programs):
                 asked = len(task.programs)
@@ -113,6 +114,25 @@ def _odd(terms: Terms, seat: Seat, task: Task, answer: _Answer) -> str:
             return _odd_evaluation(terms, seat, answer)
         case _:
             pass  # nothing of them is counted
+    return ""
+
+
+def _odd_examples(task: Task, answer: Update) -> str:
+    """What counts of examples say that cannot be: each went through one operator of each choice, in each epoch."""
+    if task.paths is None or task.training is None:
+        return f"examples of {len(answer.operator_examples)} choices are told, but no paths were drawn" * bool(
+            answer.operator_examples
+        )
+    kept = dict(task.spec.choices)
+    if not answer.operator_examples or not kept.keys() <= {choice for choice, _ in answer.operator_examples}:
+        return "examples are not told for every choice of the subspace, but must be"
+    expected = task.training.epochs * answer.sample_count
+    for choice, counts in answer.operator_examples:
+        if choice in kept and not {operator for operator, _ in counts} <= set(kept[choice]):
+            return f"examples of choice {choice!r:.80} are told of operators that its subspace lacks"
+        total = sum(count for _, count in counts)
+        if total != expected:
+            return f"{total} examples went through choice {choice!r:.80}, but {expected} were trained on"
     return ""
 
 

@@ -16,6 +16,8 @@ from subfleet.rounds.requests import (
     BeginningWanted,
     EvaluationMade,
     EvaluationWanted,
+    GenerationMade,
+    GenerationWanted,
     ModelsMade,
     ModelsWanted,
     PricesMade,
@@ -29,6 +31,7 @@ from subfleet.rounds.requests import (
     TaskMade,
     TaskWanted,
 )
+from subfleet.rounds.searching import generation_failed, generation_made
 from subfleet.rounds.seating import prepared_seat, task_for_models, task_wanted
 from subfleet.rounds.sizing import asking, lacking
 from subfleet.rounds.state import RunState, Seat, TargetPrices
@@ -63,6 +66,8 @@ def came(terms: Terms, state: RunState, event: Ready, now_s: float) -> Outcome:
             outcome = _explored(terms, state, made)
         case BeginningMade():
             outcome = begun_with(terms, state, made), ()
+        case GenerationMade():
+            outcome = generation_made(terms, state, made, now_s)
         case _:
             never(made)
     return outcome
@@ -93,6 +98,8 @@ def failed(terms: Terms, state: RunState, event: Failed, now_s: float) -> Outcom
             outcome = _unexplored(state, wanted, event.reason), ()
         case BeginningWanted():
             outcome = begun_with(terms, state, BeginningMade(wanted=wanted, lineages=())), ()
+        case GenerationWanted():
+            outcome = generation_failed(state, wanted, event.reason, now_s), ()
         case _:
             never(wanted)
     return outcome

@@ -73,6 +73,7 @@ def round_info(terms: Terms, state: RunState, now_s: float) -> RoundInfo | None:
         "measure": ("measure", terms.config.deadlines.measure_s),
         "train": ("train", terms.config.deadlines.round_s),
         "evaluate": ("train", terms.config.deadlines.evaluate_s),
+        "search": ("train", terms.config.deadlines.round_s),
         "deploy": ("train", terms.config.deadlines.deploy_s),
         "finished": ("finished", terms.config.deadlines.linger_s),
         "failed": ("finished", terms.config.deadlines.linger_s),
@@ -104,7 +105,7 @@ def resume_actions(terms: Terms, state: RunState) -> tuple[Action, ...]:
         return (*actions, *_deploying(state))
     if state.phase == "evaluate":
         return (*actions, *_sent(state), *evaluations_wanted(state, state.seats))
-    if state.phase not in ("measure", "train"):
+    if state.phase not in ("measure", "train"):  # in a search the next step asks for its generation
         return tuple(actions)
     for seat in state.seats.values():
         if seat.stage in ("scoring", "out") and seat.task is not None:

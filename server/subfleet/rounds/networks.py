@@ -107,7 +107,7 @@ def standing_for(terms: Terms, state: RunState, seat: Seat) -> Participant | Non
     """
     known = seat.participant
     if known is None or not state.lineages:  # most runs have one network
-        return known
+        return known if known is None or terms.network.is_path(known.spec) else None
     if terms.policies.standing is None:
         return known if any(one.id == known.spec.network and one.living for one in state.lineages) else None
     networks = MappingProxyType({one.id: terms.declared(one).network for one in lineages_in_use(terms, state)})

@@ -18,6 +18,7 @@ from subfleet.rounds.notices import skip_notice
 from subfleet.rounds.proposing import without_late_scores
 from subfleet.rounds.requests import ModelsWanted
 from subfleet.rounds.retrying import fruitless, opened
+from subfleet.rounds.searching import search_due, searching
 from subfleet.rounds.selection import NOT_DRAWN, selected
 from subfleet.rounds.sizing import asking, lacking, sized
 from subfleet.rounds.state import Phase, RunState, Seat
@@ -56,6 +57,8 @@ def _moved(terms: Terms, state: RunState, now_s: float) -> Outcome:
             outcome = _train(terms, state, now_s)
         case "evaluate":
             outcome = evaluating(terms, state, now_s)
+        case "search":
+            outcome = searching(terms, state)
         case "deploy":
             outcome = _deploy(terms, state, now_s)
         case "fold" | "finished" | "failed":
@@ -70,6 +73,8 @@ def _enter(state: RunState, phase: Phase, now_s: float) -> RunState:
 
 
 def _waiting(terms: Terms, state: RunState, now_s: float) -> Outcome:
+    if search_due(terms, state):
+        return _enter(state, "search", now_s), ()
     if over(terms, state):
         return _open_deploy(terms, state, now_s)
     # A strict run waits for those who went away, but begins no round on the strength of them.

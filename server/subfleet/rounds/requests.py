@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from subfleet.elastic.lineage import Lineage
 from subfleet.elastic.memory_prices import MemoryPrices
+from subfleet.methods.path_search import Generation
 from subfleet.methods.policies import Participant
 from subfleet.protocol.blobs import BlobRef
 from subfleet.protocol.memory import Packing
@@ -26,6 +27,8 @@ __all__ = [
     "BeginningWanted",
     "EvaluationMade",
     "EvaluationWanted",
+    "GenerationMade",
+    "GenerationWanted",
     "Made",
     "ModelsMade",
     "ModelsWanted",
@@ -136,6 +139,14 @@ class SearchWanted:
     turn: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationWanted:
+    """The next generation of the search after a round, by its number from 1, proposed and scored."""
+
+    round: int
+    number: int
+
+
 Wanted = (
     TaskWanted
     | ScoringWanted
@@ -145,6 +156,7 @@ Wanted = (
     | PricesWanted
     | SearchWanted
     | BeginningWanted
+    | GenerationWanted
 )
 
 
@@ -236,4 +248,23 @@ class BeginningMade:
     lineages: tuple[Lineage, ...]
 
 
-Made = TaskMade | ScoringMade | EvaluationMade | ModelsMade | ProgramMade | PricesMade | SearchMade | BeginningMade
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationMade:
+    """A generation and the scores of its paths; None where nothing is left to propose."""
+
+    wanted: GenerationWanted
+    generation: Generation | None
+    scores: tuple[float, ...] = ()
+
+
+Made = (
+    TaskMade
+    | ScoringMade
+    | EvaluationMade
+    | ModelsMade
+    | ProgramMade
+    | PricesMade
+    | SearchMade
+    | BeginningMade
+    | GenerationMade
+)

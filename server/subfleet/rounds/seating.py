@@ -20,6 +20,7 @@ from subfleet.rounds.answers import deploy_task_id, task_id
 from subfleet.rounds.counting import counts
 from subfleet.rounds.deciding import deciding_limit
 from subfleet.rounds.declarations import declaration_of
+from subfleet.rounds.fitting_plans import planned_for_seat
 from subfleet.rounds.labels import class_counts_of
 from subfleet.rounds.networks import NOT_YET, declared_of, in_use, own_size, standing_for
 from subfleet.rounds.pricing import candidates_of, prices_of
@@ -27,6 +28,7 @@ from subfleet.rounds.requests import TaskMade, TaskWanted
 from subfleet.rounds.state import RunState, Seat, remembered
 from subfleet.rounds.terms import Terms
 from subfleet.rounds.unfit import unfit_sizes
+from subfleet.rounds.written import ProgramFacts
 from subfleet.search.candidates import budget_of, forward_macs_of, lacking_operators
 from subfleet.search.fitting import Limit
 from subfleet.search.query import Search
@@ -144,8 +146,12 @@ def prepared_seat(
     lacking = lacking_operators(facts.operators, _operators(state, seat))
     if lacking:
         return _without_operators(terms, state, seat, lacking)
-    planned_bytes = planned_for(facts.planned_peak_bytes, facts.packings, seat.packing_width)
-    if seat.budget is None or seat.spec is None or planned_bytes > _room_bytes(terms, state, seat):
+    if seat.budget is None or seat.spec is None:
+        return _choose_below(terms, state, seat, "memory")
+    planned_bytes, unfit = planned_for_seat(seat, facts, _operators(state, seat))
+    if unfit or planned_bytes > _room_bytes(terms, state, seat):
+        if facts.chain is not None:
+            return _subspace_anew(terms, state, seat, facts)
         return _choose_below(terms, state, seat, "memory")
     task_name = task_id(terms, state, seat.client_id, seat.attempt)
     calibrates, trainee = terms.config.calibrates(state.round), _trainee(terms, state, seat, seat.spec)
@@ -169,8 +175,23 @@ def prepared_seat(
         retry=state.retry,
         classes=terms.config.data.classes,
         sends=() if calibrates else _sent(terms, trainee),
+        paths=None if calibrates else seat.paths,
     )
     return replace(seat, stage="out", task=task, reason=""), (SendTask(task=task),)
+
+
+def _subspace_anew(terms: Terms, state: RunState, seat: Seat, facts: ProgramFacts) -> tuple[Seat, tuple[Action, ...]]:
+    """Another subspace, by what its program has told: it goes by nobody else's, whoever was answered first."""
+    size = seat.size
+    if size is None or seat.attempt + 1 >= terms.config.max_attempts:
+        reason = "none of the subspaces that it was given has room, or an operator that its runtime has"
+        return replace(seat, stage="skipped", size=None, spec=None, reason=reason), ()
+    known = Written(
+        size=size, planned_peak_bytes=facts.planned_peak_bytes, operators=facts.operators, chain=facts.chain
+    )
+    ask = ask_of(terms, state, seat)
+    ask = replace(ask, written=MappingProxyType({**ask.written, size.spec_id: known}))
+    return given_seat(terms, state, replace(seat, attempt=seat.attempt + 1), ask, terms.policies.assign(ask))
 
 
 def _trainee(terms: Terms, state: RunState, seat: Seat, spec: SubnetSpec) -> Trainee:
@@ -296,6 +317,7 @@ def ask_of(
             planned_peak_bytes=planned_for(one.facts.planned_peak_bytes, one.facts.packings, seat.packing_width),
             operators=one.facts.operators,
             price=state.written_prices.get(key),
+            chain=one.facts.chain,
         )
         for key, one in state.written.items()
         if one.program.target == seat.runtime and one.program.student is None and counts(terms, state, one)
@@ -346,8 +368,9 @@ def given_seat(
         seat,
         stage="preparing",
         size=size,
-        spec=terms.policies.place(network, size, draw),
+        spec=assigned.placed or terms.policies.place(network, size, draw),
         student=terms.policies.student(network, size, draw),
+        paths=assigned.paths,
         wanted=assigned.wanted,
         task=None,
     )

@@ -6,6 +6,7 @@
     train   --> waiting    nobody has an update to fold: the same round again, after a pause (failed: retry deadline)
     fold    --> waiting    the new model is on disk        (fold: it has diverged, see `closing`)
     fold    --> evaluate   the same, and devices are to say how good it is; then waiting, see `evaluating`
+    waiting --> search     the method searches for paths of a supernet; then waiting, see `searching`
     waiting --> deploy     no round is left
     deploy  --> finished   all have their models, or deadline
 
@@ -37,10 +38,11 @@ from subfleet.elastic.memory_prices import MemoryPrices
 from subfleet.methods.policies import Participant
 from subfleet.protocol.memory import PackingWidth
 from subfleet.protocol.messages import MAX_SAMPLES, Evaluated, Profile, Task, Update
+from subfleet.protocol.paths import PathSettings
 from subfleet.protocol.readings import Budget
 from subfleet.protocol.subnet import SubnetSpec
 from subfleet.rounds.persistent import PersistentMap
-from subfleet.rounds.requests import BeginningWanted, PricesWanted, SearchWanted
+from subfleet.rounds.requests import BeginningWanted, GenerationWanted, PricesWanted, SearchWanted
 from subfleet.rounds.suspicion import ChangeSize
 from subfleet.rounds.terms import Terms
 from subfleet.rounds.written import ModelFile, WrittenProgram
@@ -63,7 +65,7 @@ __all__ = [
     "remembered",
 ]
 
-Phase = Literal["waiting", "measure", "train", "fold", "evaluate", "deploy", "finished", "failed"]
+Phase = Literal["waiting", "measure", "train", "fold", "evaluate", "search", "deploy", "finished", "failed"]
 Stage = Literal["answered", "scoring", "preparing", "out", "done", "suspect", "refused", "skipped", "missing"]
 
 
@@ -104,6 +106,7 @@ class Seat:
         size: what it was given, kept at the front of every axis; None before one is chosen.
         spec: the same, as placed in the model.
         student: the nested subnet of self-distillation; None where there is none.
+        paths: how it draws paths of its subnet, where that is a subspace.
         wanted: what the method would rather have given, had its program been written; None where it was given that.
         first_wanted: the same of the first size that it was given in the round, which tells what is written ahead.
         limit: what kept it from a larger size, see `deciding.deciding_limit`.
@@ -137,6 +140,7 @@ class Seat:
     size: SubnetSpec | None = None
     spec: SubnetSpec | None = None
     student: SubnetSpec | None = None
+    paths: PathSettings | None = None
     wanted: Wish | None = None
     first_wanted: Wish | None = None
     limit: str = ""
@@ -159,7 +163,13 @@ class Seat:
         """The client with its subnet; None before one is chosen."""
         if self.size is None or self.spec is None:
             return None
-        return Participant(client_id=self.client_id, spec=self.spec, size=self.size, class_counts=self.class_counts)
+        return Participant(
+            client_id=self.client_id,
+            spec=self.spec,
+            size=self.size,
+            class_counts=self.class_counts,
+            examples=() if self.result is None else self.result.operator_examples,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -276,7 +286,8 @@ class RunState:
         prices: by `PricesWanted.key`, what memory costs there, where the method goes by `planned_prices`.
         searches: by target, the method's search, which has learned the pool.
         written_prices: by their keys, what programs that were written cost by prices, where the method has a search.
-        asked: which prices and searches are being made.
+        generations: of the search after the last folded round, those that have been scored.
+        asked: which prices, searches and generations are being made.
         queue: programs that are being written for later rounds.
         unfit: by "client/target/size's id", why a device said that its runtime cannot run the program that trains it;
             by "client/score/target/size's id", the one that scores it. It is not given it again until it starts anew.
@@ -305,7 +316,8 @@ class RunState:
     prices: Mapping[str, TargetPrices] = field(default_factory=lambda: MappingProxyType({}))
     searches: Mapping[str, Search] = field(default_factory=lambda: MappingProxyType({}))
     written_prices: Mapping[str, Candidate] = field(default_factory=lambda: MappingProxyType({}))
-    asked: frozenset[PricesWanted | SearchWanted | BeginningWanted] = frozenset()
+    generations: int = 0
+    asked: frozenset[PricesWanted | SearchWanted | BeginningWanted | GenerationWanted] = frozenset()
     begun_turn: int = 0
     queue: tuple[SizedProgram, ...] = ()
     written: Mapping[str, WrittenProgram] = field(default_factory=lambda: MappingProxyType({}))

@@ -92,4 +92,8 @@ def _bounded(seat: Seat) -> tuple[Update, str]:
     if claimed <= seat.sample_count:
         return seat.result, ""
     why = f"it claims {claimed} samples, but its profile has {seat.sample_count}"
-    return replace(seat.result, sample_count=seat.sample_count), why
+    examples = tuple(
+        (choice, tuple((operator, count * seat.sample_count // claimed) for operator, count in counts))
+        for choice, counts in seat.result.operator_examples
+    )
+    return replace(seat.result, sample_count=seat.sample_count, operator_examples=examples), why

@@ -2,7 +2,9 @@
 
 from dataclasses import dataclass
 
+from subfleet.protocol.chains import Chain
 from subfleet.protocol.memory import Packing
+from subfleet.protocol.programs import ProgramManifest
 from subfleet.search.queue import SizedProgram
 
 __all__ = ["NO_PROGRAM_BYTES", "ModelFile", "ProgramFacts", "WrittenProgram"]
@@ -37,11 +39,23 @@ class ProgramFacts:
         planned_peak_bytes: from its manifest; `NO_PROGRAM_BYTES` where the target cannot train the size.
         operators: that its runtime must have; empty where it is not told.
         packings: what of the plan differs between processors.
+        chain: of a supernet's program, what its links take; the plan is then that of the largest path.
     """
 
     planned_peak_bytes: int
     operators: tuple[str, ...] = ()
     packings: tuple[Packing, ...] = ()
+    chain: Chain | None = None
+
+    @classmethod
+    def of(cls, manifest: ProgramManifest) -> "ProgramFacts":
+        """What a program's manifest tells."""
+        return cls(
+            planned_peak_bytes=manifest.planned_peak_bytes,
+            operators=manifest.operators,
+            packings=manifest.memory.packings,
+            chain=manifest.chain,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

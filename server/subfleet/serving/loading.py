@@ -7,6 +7,7 @@ from safetensors.torch import load
 from torch import Tensor
 
 from subfleet.elastic.building import init_state
+from subfleet.elastic.inheriting import inherited
 from subfleet.elastic.model_state import ModelState, unpacked
 from subfleet.elastic.network import Network
 from subfleet.folding.checkpoint import load_checkpoint
@@ -33,7 +34,26 @@ def loaded_model(terms: Terms, state: RunState, journal: Journal, checkpoints: P
     if sha256 is None:
         raise FileError(f"the journal has no checkpoint of round {state.folded_round}; restore the state folder")
     stored = unpacked(load_checkpoint(checkpoints, state.folded_round, sha256))
-    return stored.ordered(lambda lineage: terms.declared(lineage).network.tensors)
+    ordered = stored.ordered(lambda lineage: terms.declared(lineage).network.tensors)
+    return _with_found(terms, state, ordered)
+
+
+def _with_found(terms: Terms, state: RunState, model: ModelState) -> ModelState:
+    """The model with the networks that a search after the last fold has found, which its checkpoint knows nothing of.
+
+    They follow from it, so that nothing is written down twice.
+    """
+    stored = set(model.network_ids)
+    for lineage in state.lineages:
+        if lineage.living and lineage.id not in stored:
+            parent = model.of(lineage.parent or "")
+            network, of = terms.declared(lineage).network, terms.declared(parent.lineage).network
+            weights = inherited(lineage.map, network, of, parent.shared, seed=terms.config.seed)
+            model = model.with_network(lineage.id, ModelState(shared=weights, lineage=lineage))
+    for lineage in state.lineages:
+        if not lineage.living and lineage.id in model.network_ids:
+            model = model.without_network(lineage.id, lineage)
+    return model
 
 
 def _first_model(terms: Terms, state: RunState) -> ModelState:

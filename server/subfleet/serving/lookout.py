@@ -3,17 +3,28 @@
 import logging
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 
+from subfleet.elastic.model_state import ModelState
+from subfleet.folding.path_scoring import scored_generation
 from subfleet.protocol.errors import SubfleetError
 from subfleet.rounds.beginning import beginning_of
 from subfleet.rounds.events import Failed, Ready
 from subfleet.rounds.exploring import explored
-from subfleet.rounds.requests import BeginningMade, BeginningWanted, SearchMade, SearchWanted
+from subfleet.rounds.requests import (
+    BeginningMade,
+    BeginningWanted,
+    GenerationMade,
+    GenerationWanted,
+    SearchMade,
+    SearchWanted,
+)
 from subfleet.rounds.state import RunState
 from subfleet.rounds.terms import Terms
+from subfleet.tasks import Dataset
 
 __all__ = ["Lookout", "looked_for"]
 
-_Wanted = SearchWanted | BeginningWanted
+_Wanted = SearchWanted | BeginningWanted | GenerationWanted
+_Made = SearchMade | BeginningMade | GenerationMade
 _LOG = logging.getLogger(__name__)
 
 
@@ -22,22 +33,25 @@ class Lookout:
 
     Args:
         terms: of the run.
+        validation: samples that paths of a supernet are scored on; None where there are none.
     """
 
-    def __init__(self, terms: Terms) -> None:
+    def __init__(self, terms: Terms, validation: Dataset | None = None) -> None:
         self._terms = terms
+        self._validation = validation
         self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="subfleet-search")
-        self._work: dict[_Wanted, Future[SearchMade | BeginningMade]] = {}
+        self._work: dict[_Wanted, Future[_Made]] = {}
 
-    def begin(self, wanted: _Wanted, state: RunState) -> None:
+    def begin(self, wanted: _Wanted, state: RunState, model: ModelState) -> None:
         """Begin to look for it; what is under way is not begun again.
 
         Args:
             wanted: what is asked for.
             state: in which that was decided.
+            model: of that state.
         """
         if wanted not in self._work:
-            self._work[wanted] = self._pool.submit(looked_for, self._terms, state, wanted)
+            self._work[wanted] = self._pool.submit(self._looked_for, wanted, state, model)
 
     def events(self) -> tuple[Ready | Failed, ...]:
         """What has been found, or could not be, since the last call."""
@@ -52,15 +66,20 @@ class Lookout:
         """Let the thread end; what it is looking for can be looked for again."""
         self._pool.shutdown(wait=True, cancel_futures=True)
 
-    def _event(self, wanted: _Wanted, work: "Future[SearchMade | BeginningMade]") -> Ready | Failed:
+    def _event(self, wanted: _Wanted, work: "Future[_Made]") -> Ready | Failed:
         try:
             return Ready(made=work.result())
         except SubfleetError as error:
-            _LOG.warning("the search for turn %d failed: %s", wanted.turn, error)
+            _LOG.warning("the search that was asked for as %s failed: %s", wanted, error)
             return Failed(wanted=wanted, reason=f"the search failed: {error}")
 
+    def _looked_for(self, wanted: _Wanted, state: RunState, model: ModelState) -> _Made:
+        if isinstance(wanted, GenerationWanted):
+            return scored_generation(self._terms, state, wanted, model, self._validation)
+        return looked_for(self._terms, state, wanted)
 
-def looked_for(terms: Terms, state: RunState, wanted: _Wanted) -> SearchMade | BeginningMade:
+
+def looked_for(terms: Terms, state: RunState, wanted: SearchWanted | BeginningWanted) -> SearchMade | BeginningMade:
     """What comes of a look at a state."""
     if isinstance(wanted, SearchWanted):
         return explored(terms, state, wanted)

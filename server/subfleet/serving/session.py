@@ -24,6 +24,7 @@ from subfleet.folding.views import Views
 from subfleet.folding.workbench import Workbench
 from subfleet.journal.database import open_database
 from subfleet.journal.evaluations import EvaluationRecord
+from subfleet.journal.generations import GenerationRecord, generation_text
 from subfleet.journal.guarding import GuardedObserver
 from subfleet.journal.journal import Journal, begin_run
 from subfleet.journal.lineages import network_records
@@ -44,6 +45,7 @@ from subfleet.rounds.actions import (
     Action,
     Close,
     CloseEvaluation,
+    CloseGeneration,
     Fetch,
     Fold,
     GoOn,
@@ -57,7 +59,7 @@ from subfleet.rounds.counting import counting_turns
 from subfleet.rounds.ending import why_early
 from subfleet.rounds.events import Event, Tick
 from subfleet.rounds.exhaustive import never
-from subfleet.rounds.requests import BeginningWanted, SearchWanted
+from subfleet.rounds.requests import BeginningWanted, GenerationWanted, SearchWanted
 from subfleet.rounds.state import RunState
 from subfleet.serving.garbage import freeze_what_is_loaded
 from subfleet.serving.loading import loaded_model
@@ -109,7 +111,7 @@ class Server:
         exports: Exports,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        config, evaluation = with_evaluation(config)
+        config, evaluation, validation = with_evaluation(config)
         self._config = config
         self._device = compute_device(config.device)
         self._observer = GuardedObserver(observer)
@@ -148,7 +150,7 @@ class Server:
         )
         folding, checkpoints = Folding(terms=self._terms, blobs=self._blobs), self._places.checkpoints
         self._checks = Checks(self._terms, self._blobs)
-        self._lookout = Lookout(self._terms)
+        self._lookout = Lookout(self._terms, validation)
         self._workbench = Workbench(folding, views, evaluation, checkpoints=checkpoints)
         self._state = RunState()
         self._goes_on = False
@@ -267,6 +269,7 @@ class Server:
             model_path=path if self._state.folded_round else None,
             networks=network_records(self._terms, self._state, records, evaluations),
             evaluations=evaluations,
+            generations=self._journal.generations(),
             ended_early=why_early(self._terms, self._state),
             programs_from=counting_turns(self._terms, self._state),
         )
@@ -292,10 +295,8 @@ class Server:
             self._announcer.again()
         elif isinstance(event, Disconnected):
             _LOG.warning("the link to the broker is down: %s", event.reason)
-        else:
-            read = read_delivery(self._topics, event, self._complaints.note)
-            if read is not None:
-                self._take_message(*read)
+        elif (read := read_delivery(self._topics, event, self._complaints.note)) is not None:
+            self._take_message(*read)
 
     def _take_message(self, client_id: str, incoming: Incoming) -> None:
         match incoming:
@@ -324,27 +325,28 @@ class Server:
         """Decide, write down, act."""
         before = self._state
         after, actions = step(self._terms, before, event, self._clock())
-        close = next((action for action in actions if isinstance(action, Close | CloseEvaluation)), None)
+        close = next((one for one in actions if isinstance(one, Close | CloseEvaluation | CloseGeneration)), None)
         record = None if close is None else record_of(self._terms, close, self._traffic)
         self._journal.save(before, after, counted=self._traffic.of, close=close, record=record)
         self._state = after
         if after.folded_round != before.folded_round:
             self._model = self._folded
             self._supply.renew(self._model)
-        elif after.lineages != before.lineages:  # the run begins with other networks than the configured one
+        elif after.lineages != before.lineages:  # other networks begin the run, or a search has found some
             self._renew()
         self._traffic.follow(before, after)
         for action in actions:
             self._perform(action)
         if isinstance(record, EvaluationRecord):
             self._observer.evaluated(record)
+        elif isinstance(record, GenerationRecord):
+            self._observer.say(generation_text(record))
         elif record is not None:
             self._observer.round_finished(record)
             self._tidy()
         for text in told(self._terms, before, after):
             self._observer.say(text)
-        progress = self._pace.progress(after)
-        if progress is not None:
+        if (progress := self._pace.progress(after)) is not None:
             self._observer.progressed(progress)
 
     def _perform(self, action: Action) -> None:
@@ -365,14 +367,14 @@ class Server:
                 self._uploads.pull(action.update)
             case Fold():
                 self._workbench.begin(action, self._model)
-            case Close() | CloseEvaluation():
+            case Close() | CloseEvaluation() | CloseGeneration():
                 pass  # its record is written with the state that it closes
             case _:
                 never(action)
 
     def _request(self, action: Request) -> None:
-        if isinstance(action.wanted, SearchWanted | BeginningWanted):
-            self._lookout.begin(action.wanted, self._state)
+        if isinstance(action.wanted, SearchWanted | BeginningWanted | GenerationWanted):
+            self._lookout.begin(action.wanted, self._state, self._model)
         else:
             self._supply.begin(action.wanted)
 
@@ -380,8 +382,7 @@ class Server:
         now_s = self._clock()
         for outgoing in (*self._exchange.tick(now_s), *self._outbox.due(now_s)):
             self._transport.publish(outgoing.topic, outgoing.payload, retain=outgoing.retain)
-        info = round_info(self._terms, self._state, now_s)
-        if info is not None and self._announcer.due(info, now_s):
+        if (info := round_info(self._terms, self._state, now_s)) is not None and self._announcer.due(info, now_s):
             self._transport.publish(self._topics.all("round"), encode(info), retain=True)
 
     def _sweep(self) -> None:

@@ -200,6 +200,7 @@ class Run:
             merge=self.merge,
             server_optimiser=self.server_optimiser,
             distillation=self.distillation,
+            validated=self.data.validation_samples > 0,
         )
         if problem := said.problem():
             raise ValueError(problem)

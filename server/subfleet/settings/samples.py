@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from subfleet.protocol.class_names import check_class_names
+from subfleet.protocol.schema import ADDED_LATER
 
 __all__ = ["DataSettings", "Partition", "PartitionSettings"]
 
@@ -60,6 +61,8 @@ class DataSettings:
         partition: how the training part is split.
         samples: of the training part, drawn by the run's seed; 0 takes all.
         test_samples: of the evaluation data, the first so many; 0 takes all.
+        validation_samples: of these, the last so many, by which searches choose; all that is told of the model goes by
+            the others.
         held_out: share of each emulated device's samples that it is evaluated on and does not train on, from 0 to below
             1; at least one sample where it is above 0.
         standardise: whether inputs of an emulated fleet are brought to a mean of 0 and a variance of 1, as measured
@@ -76,6 +79,7 @@ class DataSettings:
     partition: PartitionSettings = field(default_factory=PartitionSettings)
     samples: int = 0
     test_samples: int = 0
+    validation_samples: int = field(default=0, metadata=ADDED_LATER)
     held_out: float = 0.0
     standardise: bool = False
 
@@ -86,6 +90,8 @@ class DataSettings:
         for name in ("samples", "test_samples"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} is {getattr(self, name)}, but must be 0 for all, or above 0")
+        if self.validation_samples < 0:
+            raise ValueError(f"validation_samples is {self.validation_samples}, but must be 0 for none, or above 0")
         if not 0 <= self.held_out < 1:
             raise ValueError(f"held_out is {self.held_out}, but must be at least 0 and below 1")
 

@@ -16,6 +16,7 @@ _METHODS = (
         "fedavg",
         "federated_dropout",
         "fedfa",
+        "fedoras",
         "fedprox",
     ),
     *("fedrolex", "fedyogi", "fjord", "flexifed", "fluid", "heterofl", "nefl", "oort", "power_of_choice", "pyramidfl"),

@@ -190,7 +190,7 @@ def check_what_moved(case: Case, state: ModelState, folded: ModelState) -> None:
         moved = [name for name in before if not torch.equal(before[name], after[name])]
         assert moved, case.name
         for name in moved:
-            if isinstance(case.terms.config.method, FedFA) and case.terms.network.tensors[name].block is not None:
+            if isinstance(case.terms.config.method, FedFA) and case.terms.network.tensors[name].part is not None:
                 continue  # grafting also moves the blocks that clients lack
             key = keys[client.name].get(name)
             together = [places[one.name][name] for one in case.clients if keys[one.name].get(name) == key]

@@ -100,7 +100,7 @@ def test_after_a_round_of_one_client_the_whole_model_computes_what_the_client_do
     first = first_state(network)
     mine = replication(network, size, "ada")
     whole = mine.grown(mine.down(first.shared), first.shared)
-    absent = {name for name, decl in network.tensors.items() if decl.block and decl.block not in size.blocks}
+    absent = {name for name, decl in network.tensors.items() if decl.part and decl.part not in size.blocks}
     whole |= {name: torch.zeros_like(whole[name]) for name in absent if network.tensors[name].role == "residual"}
     state = play(terms, replace(first, shared=whole), [client], tmp_path).state
     own = extract(network, size, Views(terms=terms, samples=torch.zeros(1)).for_use(state, who))

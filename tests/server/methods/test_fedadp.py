@@ -116,7 +116,7 @@ def test_a_layer_that_a_client_lacks_counts_where_that_is_wanted(tmp_path: Path)
         network, state = terms.network, first_state(terms.network)
         after = play(terms, state, [client], tmp_path / absent).state
         lacking = {block.name for block in network.blocks if block.name not in terms.space[0].blocks}
-        closing = [name for name, decl in network.tensors.items() if decl.block in lacking and decl.role == "residual"]
+        closing = [name for name, decl in network.tensors.items() if decl.part in lacking and decl.role == "residual"]
         assert closing
         for name in closing:
             if absent == "identity":

@@ -13,6 +13,7 @@ from elastic.elastic_cases import CONVOLUTIONAL, random_state
 from export.step_rig import carried, example, run, step_of_module
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from server.methods.method_cases import OF_ONE_NETWORK
 from torch import Tensor
 
 from subfleet.arrays.codecs import encode_changes
@@ -138,7 +139,7 @@ def test_a_budget_down_to_the_smallest_size_is_used_in_full(method: AnyMethod) -
     assert terms.policies.assign(ask(terms, "a", memory_bytes=min(needs) - 1)).candidate is None
 
 
-@EVERY
+@pytest.mark.parametrize("kind", OF_ONE_NETWORK.values(), ids=OF_ONE_NETWORK.keys())
 def test_tensors_that_are_tied_to_an_axis_keep_the_same_indices_of_it(kind: type[AnyMethod]) -> None:
     """FedRolex's random server draws a window for each convolution, although shortcuts add their channels."""
     terms = terms_with(kind(), RESNET)
@@ -252,7 +253,7 @@ def test_a_block_that_nobody_has_keeps_its_bits_for_those_who_will(method: AnyMe
     shallow = [place for place, size in enumerate(terms.space) if size.blocks == kept]
     whole = Client(name="whole", size=len(terms.space) - 1)
     folded = play(terms, state, [Client(name=f"client{place}", size=place) for place in shallow], tmp_path).state
-    names = [name for name, decl in terms.network.tensors.items() if decl.block not in (None, *kept)]
+    names = [name for name, decl in terms.network.tensors.items() if decl.part not in (None, *kept)]
     assert names
     assert state.shared[names[0]].any()
     for name in names:

@@ -7,7 +7,7 @@ from types import MappingProxyType
 from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.programs import Trainer
 from subfleet.trainers.executorch import ExecutorchTrainer
-from subfleet.trainers.kept import Host, KeptSession, LoadedSession
+from subfleet.trainers.kept import Host, KeptSession, Loaded
 from subfleet.trainers.memory import Watch
 from subfleet.trainers.onnx import OnnxTrainer
 from subfleet.trainers.torch import TorchTrainer
@@ -51,19 +51,24 @@ class SharedHost:
 
     def __init__(self, most: int = 64) -> None:
         self._most = most
-        self._sessions: OrderedDict[tuple[str, int], LoadedSession] = OrderedDict()
+        self._sessions: OrderedDict[tuple[str, int], Loaded] = OrderedDict()
 
     @property
     def held_bytes(self) -> int:
         """No client holds any of it."""
         return 0
 
+    @property
+    def shared(self) -> bool:
+        """See `Host.shared`."""
+        return True
+
     def take(self, sha256: str, threads: int) -> KeptSession | None:
         """See `Host.take`."""
         loaded = self._sessions.pop((sha256, threads), None)
         return None if loaded is None else KeptSession(loaded=loaded, held_bytes=0)
 
-    def keep(self, loaded: LoadedSession, *, held_bytes: int, limit_bytes: int) -> None:
+    def keep(self, loaded: Loaded, *, held_bytes: int, limit_bytes: int) -> None:
         """See `Host.keep`."""
         del held_bytes, limit_bytes
         self._sessions[loaded.sha256, loaded.threads] = loaded

@@ -149,7 +149,10 @@ def run_batch(
 
 def _reading(run: Run, evaluation: Path) -> Run:
     """The run with its evaluation data in a file, as a server reads them."""
-    return replace(run, data=DataSettings(test=str(evaluation), classes=run.data.classes))
+    settings = DataSettings(
+        test=str(evaluation), classes=run.data.classes, validation_samples=run.data.validation_samples
+    )
+    return replace(run, data=settings)
 
 
 def _trainer_of(client: EmulatedDevice, trainers: Mapping[str, Trainer]) -> Trainer:

@@ -1,0 +1,94 @@
+"""How good paths of a supernet are on the server's validation samples (FedorAS, section 3.2, equation 6)."""
+
+from collections.abc import Mapping
+from random import Random
+
+import torch
+from torch import Tensor
+
+from subfleet.elastic.evaluate import evaluate
+from subfleet.elastic.model_state import ModelState
+from subfleet.elastic.network import Network
+from subfleet.elastic.paths import path_spec
+from subfleet.elastic.running_statistics import recalibrated
+from subfleet.methods.path_search import Proposing
+from subfleet.protocol.errors import ConfigError
+from subfleet.protocol.subnet import SubnetSpec
+from subfleet.rounds.networks import lineages_in_use
+from subfleet.rounds.requests import GenerationMade, GenerationWanted
+from subfleet.rounds.state import RunState, remembered
+from subfleet.rounds.terms import Terms
+from subfleet.tasks import Dataset
+
+__all__ = ["random_paths", "score_of", "scored_generation"]
+
+_BATCH_SIZE = 256
+
+
+def scored_generation(
+    terms: Terms, state: RunState, wanted: GenerationWanted, model: ModelState, validation: Dataset | None
+) -> GenerationMade:
+    """The next generation of the method's search, with its scores. It takes seconds to minutes.
+
+    Args:
+        terms: of the run.
+        state: in which it was asked for.
+        wanted: what is answered.
+        model: that the search is in.
+        validation: samples that nothing else is told by; None where the run has none.
+
+    Raises:
+        ConfigError: there are no validation samples, or a path is none of the supernet.
+    """
+    search = terms.policies.path_search
+    found = (terms.declared(one).network for one in lineages_in_use(terms, state))
+    supernet = next((one for one in found if one.choices), None)
+    if search is None or supernet is None:
+        return GenerationMade(wanted=wanted, generation=None)
+    proposing = Proposing(network=supernet, memory=remembered(terms, state), seed=terms.config.seed)
+    generation = search.propose(proposing)
+    if generation is None:
+        return GenerationMade(wanted=wanted, generation=None)
+    if validation is None:
+        raise ConfigError("there are no validation samples to score paths on; set data.validation_samples")
+    shared = model.of(supernet.id).shared
+    samples = torch.from_numpy(validation.inputs.copy()), torch.from_numpy(validation.labels.copy())
+    by_loss = terms.config.training.objective.name != "cross_entropy"
+    paths = (path_spec(supernet, path) for path in generation.paths)
+    scores = tuple(score_of(supernet, path, shared, samples, by_loss=by_loss) for path in paths)
+    return GenerationMade(wanted=wanted, generation=generation, scores=scores)
+
+
+def random_paths(network: Network, count: int, rng: Random) -> tuple[SubnetSpec, ...]:
+    """Paths of a supernet, all equally likely; of a network without choices the whole of it, once."""
+    if not network.choices:
+        return (network.full_spec(),)
+    drawn = ([rng.choice(one.operators) for one in network.choices.values()] for _ in range(count))
+    return tuple(path_spec(network, path) for path in drawn)
+
+
+def score_of(
+    network: Network,
+    path: SubnetSpec,
+    state: Mapping[str, Tensor],
+    samples: tuple[Tensor, Tensor],
+    *,
+    by_loss: bool,
+) -> float:
+    """How good a path is: its accuracy, or minus its mean loss.
+
+    Running statistics of a supernet are means over all paths, so that those of the path are measured first, on the
+    inputs (Guo et al. 2020, section 3.4).
+
+    Args:
+        network: the supernet.
+        path: of it.
+        state: the supernet's tensors by name.
+        samples: inputs and labels, as in `evaluate`.
+        by_loss: whether accuracy means nothing, or tells less.
+    """
+    inputs, labels = samples
+    if network.config.norm == "batch":
+        state = recalibrated(network, state, path, torch.split(inputs, _BATCH_SIZE))
+    found = evaluate(network, path, state, inputs, labels)
+    return -found.loss if by_loss else found.accuracy

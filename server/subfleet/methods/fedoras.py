@@ -1,0 +1,177 @@
+"""FedorAS: a supernet that devices train path by path, a search of it for each tier of devices, and fine-tuning.
+
+Dudziak et al., "FedorAS: Federated Architecture Search under system heterogeneity", section 3.
+
+Client half: in the first stage it draws a path of its subspace for each batch, within its budget of compute and memory
+at that moment, takes one step, and tells how many examples went through each operator (section 3.1, 2). In the last
+stage it trains its tier's network, or that of a tier below, as in federated averaging (section 3.3).
+Server half: it gives each client a subspace of its own within a budget of bytes (equation 1), averages each operator
+by the examples that went through it, and keeps it where too few clients had it (OPA, equation 5); then it searches,
+tier by tier, for the path that does best on validation data (equation 6), which becomes a network of the run.
+
+What the text says and its public code does not: subspaces differ between clients, what is not in them is not sent, and
+weights of operators count by their own examples. A budget may be taken whole ("<=", where equation 3 has "<"), and what
+places still to come need at least is set aside, without which the printed draw can end where nothing fits.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from subfleet.elastic.network import Network
+from subfleet.methods.describing import MethodInfo, Setting, those_true
+from subfleet.methods.evolving import Standing
+from subfleet.methods.policies import Ask, Assigned, Participant, Policies
+from subfleet.methods.sizes import one_size
+from subfleet.methods.subspacing import Subspaces, drawn_tier
+from subfleet.methods.tier_search import TierMemory, TierSearch, tier_of
+from subfleet.protocol.errors import ConfigError
+from subfleet.protocol.messages import Update
+from subfleet.protocol.paths import OperatorExamples, PathSampler
+from subfleet.protocol.subnet import SubnetSpec
+from subfleet.protocol.training import TrainingSettings
+
+if TYPE_CHECKING:  # methods are read where no PyTorch is
+    from torch import Tensor
+
+__all__ = ["FedorAS"]
+
+_LAST_RATE = 0.1
+"""Of the learning rate of fine-tuning, at its end (the public code's schedule)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FedorAS:
+    """Parameters of FedorAS. A run's rounds are those of the supernet, then those of fine-tuning.
+
+    Attributes:
+        supernet_rounds: of the first stage, 1 or more; the search follows the last of them.
+        subspace: share of the bytes of all operators that a client is sent at most, above 0 to 1 (equation 1).
+        sampler: how paths are drawn on devices.
+        aggregation: what an operator's update counts by: "operators" by the examples that went through it; "clients" by
+            the client's samples, whatever it drew, as in plain averaging.
+        min_contributors: clients that must have trained an operator for it to move, 1 or more; the public code has 1.
+        tiers: of devices, 1 or more.
+        tiers_by: "measured" goes by what devices can compute in a round, and devices that do not tell that are of the
+            highest tier; "drawn" gives each client a tier of its own for the run, all equally likely, as published.
+        search: how each tier is searched.
+        start: with what the networks that are found begin: the "supernet"'s weights, or "fresh" ones, for comparison.
+        tuning_epochs: of each client in a round of fine-tuning, 1 or more.
+        tuning_learning_rate: of the first round of fine-tuning, 0 or more.
+        tuning_rounds: within which it falls to a tenth along half a cosine, 1 or more.
+    """
+
+    TYPE: ClassVar[str] = "fedoras"
+    INFO: ClassVar[MethodInfo] = MethodInfo(
+        title="FedorAS",
+        paper="Dudziak et al., FedorAS: Federated Architecture Search under system heterogeneity, 2022",
+        varies=("operator",),
+    )
+    supernet_rounds: int = 500
+    subspace: float = 0.5
+    sampler: PathSampler = "greedy"
+    aggregation: Literal["operators", "clients"] = "operators"
+    min_contributors: int = 2
+    tiers: int = 4
+    tiers_by: Literal["measured", "drawn"] = "measured"
+    search: TierSearch = field(default_factory=TierSearch)
+    start: Literal["supernet", "fresh"] = "supernet"
+    tuning_epochs: int = 1
+    tuning_learning_rate: float = 0.01
+    tuning_rounds: int = 100
+
+    def __post_init__(self) -> None:
+        for name in ("supernet_rounds", "min_contributors", "tiers", "tuning_epochs", "tuning_rounds"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} is {getattr(self, name)}, but must be 1 or more")
+        if not 0 < self.subspace <= 1:
+            raise ConfigError(f"subspace is {self.subspace}, but must be above 0, and 1 at most")
+        if not 0 <= self.tuning_learning_rate < math.inf:
+            raise ConfigError(f"tuning_learning_rate is {self.tuning_learning_rate}, but must be a number of 0 or more")
+
+    def departures(self, setting: Setting) -> tuple[str, ...]:
+        """See `subfleet.methods.policies.Method`."""
+        return those_true(
+            {
+                "tiers follow what devices can compute": self.tiers_by == "measured",
+                "clients average by their samples, whatever they drew": self.aggregation == "clients",
+                "an operator moves that one client alone has trained": self.min_contributors == 1,
+                "a path is drawn evenly over all valid ones": self.sampler != "greedy",
+                "networks that are found begin with fresh weights": self.start == "fresh",
+            }
+        )
+
+    def policies(self) -> Policies:
+        """A subspace of the supernet for each client, then a network for each tier."""
+        search = replace(self.search, tiers=self.tiers)
+        return Policies(
+            memory=TierMemory(),
+            path_search=search.path_search(self.supernet_rounds, fresh=self.start == "fresh"),
+            standing=_standing,
+            draws_paths=True,
+            space=partial(one_size, "largest"),
+            assign=self._assign,
+            training=self._training,
+            weigh=_examples_of if self.aggregation == "operators" else _samples_of,
+            min_contributors=lambda network: self.min_contributors if network.choices else 1,
+            factors=_by_operator if self.aggregation == "operators" else lambda network, client: {},
+            personal=True,
+        )
+
+    def _assign(self, ask: Ask) -> Assigned:
+        supernet = next((one for one in ask.networks.values() if one.choices), None)
+        tiers = self.tiers if self.tiers_by == "drawn" else 0
+        if supernet is not None:
+            return Subspaces(share=self.subspace, sampler=self.sampler, tiers=self.tiers, drawn=tiers > 0).given(
+                ask, supernet
+            )
+        highest = drawn_tier(ask.draw, tiers) if tiers else math.inf
+        able = [one for one in ask.candidates if ask.allows(one) and tier_of(one.spec) <= highest]
+        if not able:
+            return Assigned(candidate=None)
+        return Assigned(candidate=ask.draw.stream("tier").choice(able))
+
+    def _training(self, settings: TrainingSettings, round_number: int) -> TrainingSettings:
+        done = round_number - 1 - self.supernet_rounds
+        if done < 0:
+            return settings
+        turn = min(done / self.tuning_rounds, 1.0) * math.pi
+        share = _LAST_RATE + (1 - _LAST_RATE) * (1 + math.cos(turn)) / 2
+        return replace(settings, epochs=self.tuning_epochs, learning_rate=self.tuning_learning_rate * share)
+
+
+def _total(examples: OperatorExamples) -> int:
+    """How many examples a client trained on: they went through one operator of each choice."""
+    return max((sum(count for _, count in counts) for _, counts in examples), default=0)
+
+
+def _examples_of(update: Update) -> float:
+    return float(_total(update.operator_examples) or update.sample_count)
+
+
+def _samples_of(update: Update) -> float:
+    return float(update.sample_count)
+
+
+def _by_operator(network: Network, client: Participant) -> Mapping[str, float | Tensor]:
+    """Each operator's tensors count by its own share of the client's examples (OPA, equation 5)."""
+    total = _total(client.examples)
+    if not total or not network.choices:
+        return {}
+    shares = {f"{choice}.{operator}": count / total for choice, counts in client.examples for operator, count in counts}
+    return {
+        name: shares.get(decl.part, 0.0)
+        for name, decl in network.tensors.items()
+        if decl.part is not None and decl.part in network.parts_of(client.spec)
+    }
+
+
+def _standing(standing: Standing) -> SubnetSpec:
+    """Of the networks that a client can have, that of the highest tier."""
+    sizes = sorted((one.full_spec() for one in standing.networks.values()), key=tier_of)
+    ready = [size for size in sizes if standing.ready(size)]
+    return (ready or sizes[:1])[-1]

@@ -1,0 +1,134 @@
+"""The part of a supernet that a client is sent, and the paths that it may draw of it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from subfleet.elastic.cost import Costs
+from subfleet.elastic.network import Network
+from subfleet.methods.asking import Ask, Assigned, Draw, stream_of
+from subfleet.protocol.chains import Chain
+from subfleet.protocol.paths import PathSampler, PathSettings
+from subfleet.protocol.subnet import SubnetSpec
+from subfleet.search.candidates import Candidate, lacking_operators
+from subfleet.search.subspaces import draw_subspace
+from subfleet.search.tiers import Tier, tiers_of
+
+__all__ = ["Subspaces", "drawn_tier", "supernet_tiers"]
+
+_FLOAT_BYTES = 4
+_SHRUNK, _MOST_DRAWS = 0.8, 12
+"""By what the budget of bytes is lowered where a subspace has no room in memory, and how often one is drawn."""
+_Parts = Mapping[str, tuple[int, int]]
+
+
+def supernet_tiers(network: Network, count: int) -> tuple[Tier, ...]:
+    """The tiers of a supernet's paths, the same in every run."""
+    parts = _parts_of(network)
+    choices = tuple(tuple(parts[part][1] for part in choice.parts) for choice in network.choices.values())
+    return tiers_of(parts[""][1], choices, count, 0)
+
+
+def drawn_tier(draw: Draw, count: int) -> int:
+    """A client's own tier for the whole run, from 1, all equally likely."""
+    return 1 + stream_of(f"{draw.seed}/{draw.client_id}/tier").randrange(count)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Subspaces:
+    """How subspaces are given (FedorAS, section 3.1).
+
+    Attributes:
+        share: of the bytes of all operators that a client is sent at most, as far as its link has room.
+        sampler: how the client draws paths.
+        tiers: how many there are.
+        drawn: whether a client's budget of compute is that of a tier drawn for it, beside its own.
+    """
+
+    share: float
+    sampler: PathSampler
+    tiers: int
+    drawn: bool
+
+    def given(self, ask: Ask, network: Network) -> Assigned:
+        """A subspace for a client: its size is the whole supernet, whose program chains whatever is drawn."""
+        whole = next(one for one in ask.candidates if one.spec.network == network.id)
+        parts, macs = _parts_of(network), self._forward_macs(ask, network)
+        chain = ask.written[whole.spec.spec_id].chain if whole.spec.spec_id in ask.written else None
+        if chain is None and (barred := ask.barred(whole)):
+            return Assigned(candidate=None, reason=f"the supernet {barred}", only=whole)
+        choices = _runnable(network, parts, macs, chain, ask.operators)
+        budget_bytes = self._budget_bytes(ask, parts)
+        for attempt in range(_MOST_DRAWS):
+            kept = draw_subspace(choices, budget_bytes, ask.draw.stream(f"subspace/{attempt}"))
+            if kept is None:
+                return Assigned(candidate=None, reason=_too_little(ask, macs), only=whole)
+            if macs is not None and _least_macs(parts, kept) > macs:
+                continue
+            spec = _spec_of(network, kept)
+            if self._has_room(ask, ask.price(spec), spec, chain):
+                paths = PathSettings(sampler=self.sampler, forward_macs=macs)
+                return Assigned(candidate=whole, placed=spec, paths=paths)
+            budget_bytes *= _SHRUNK
+        return Assigned(candidate=None, reason=_too_little(ask, macs), only=whole)
+
+    def _forward_macs(self, ask: Ask, network: Network) -> int | None:
+        own = ask.budget.forward_macs
+        if not self.drawn:
+            return own
+        tier = supernet_tiers(network, self.tiers)[drawn_tier(ask.draw, self.tiers) - 1]
+        return tier.high_macs if own is None else min(own, tier.high_macs)
+
+    def _budget_bytes(self, ask: Ask, parts: _Parts) -> float:
+        """For operators: the share of them all, as far as the link has room beside what is always sent."""
+        always = _FLOAT_BYTES * parts[""][0]
+        operators = _FLOAT_BYTES * sum(count for count, _ in parts.values()) - always
+        links = [one for one in (ask.budget.downlink_bytes, ask.budget.uplink_bytes) if one is not None]
+        return min([self.share * operators, *(one - always for one in links)])
+
+    def _has_room(self, ask: Ask, price: Candidate, spec: SubnetSpec, chain: Chain | None) -> bool:
+        """Whether the leanest path has room: by the program's own plan where it is known, else by shapes."""
+        if chain is None:
+            return price.training_memory_bytes.get(ask.target, 0) <= ask.budget.memory_bytes
+        return chain.room(chain.kept(dict(spec.choices))).least_peak_bytes <= ask.budget.memory_bytes
+
+
+def _runnable(
+    network: Network, parts: _Parts, macs: int | None, chain: Chain | None, operators: tuple[str, ...]
+) -> dict[str, dict[str, int]]:
+    """Of each choice, with their bytes, the operators that the device can run: what it lacks costs infinity."""
+    known = None if chain is None else {link.name: {one.name: one for one in link.operators} for link in chain.links}
+    cheapest = {name: min(parts[part][1] for part in choice.parts) for name, choice in network.choices.items()}
+    others = parts[""][1] + sum(cheapest.values())
+    found: dict[str, dict[str, int]] = {name: {} for name in network.choices}
+    for name, choice in network.choices.items():
+        for operator, part in zip(choice.operators, choice.parts, strict=True):
+            if known is not None:
+                told = known[name].get(operator)
+                if told is None or lacking_operators(told.needs, operators):
+                    continue
+            if macs is None or others - cheapest[name] + parts[part][1] <= macs:
+                found[name][operator] = _FLOAT_BYTES * parts[part][0]
+    return found
+
+
+def _spec_of(network: Network, kept: Mapping[str, tuple[str, ...]]) -> SubnetSpec:
+    """The subspace; choices that are whole are not named."""
+    named = tuple((name, own) for name, own in kept.items() if own != network.choices[name].operators)
+    count = sum(map(len, kept.values()))
+    return replace(network.full_spec(), choices=named, name=f"subspace of {count}" if named else "supernet")
+
+
+def _least_macs(parts: _Parts, kept: Mapping[str, tuple[str, ...]]) -> int:
+    return parts[""][1] + sum(min(parts[f"{name}.{one}"][1] for one in own) for name, own in kept.items())
+
+
+def _too_little(ask: Ask, macs: int | None) -> str:
+    most = "" if macs is None else f" and {macs} multiply-accumulates"
+    return (
+        f"no subspace of the supernet fits {ask.budget.memory_bytes} bytes of memory, "
+        f"{ask.budget.downlink_bytes} bytes down, {ask.budget.uplink_bytes} bytes up{most}"
+    )
+
+
+def _parts_of(network: Network) -> _Parts:
+    return Costs(network).of_parts(network.full_spec())

@@ -1,0 +1,155 @@
+"""The search for the best path of each tier of devices, one tier after the other (FedorAS, section 3.2)."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Literal
+
+from subfleet.elastic.cost import Costs
+from subfleet.elastic.lineage import Chosen, Drawn, Lineage
+from subfleet.elastic.network import Network
+from subfleet.elastic.paths import path_spec, realised
+from subfleet.methods.path_search import FederatedScoring, Generation, PathSearch, Proposing, ScoredGeneration
+from subfleet.methods.subspacing import supernet_tiers
+from subfleet.protocol.errors import ConfigError
+from subfleet.protocol.subnet import SubnetSpec
+from subfleet.search.path_evolution import EvolutionSettings, best, next_population
+from subfleet.search.tiers import Tier
+
+__all__ = ["TierMemory", "TierSearch", "tier_of"]
+
+Told = tuple[tuple[str, float], ...]
+_BETWEEN = " "
+"""Operators, where a path is one text."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TierMemory:
+    """What FedorAS remembers of its search.
+
+    Attributes:
+        generations: that have been scored.
+        told: of each tier by its number from 1, the paths that have been scored, in the order in which they were: the
+            names of their operators, and the score.
+    """
+
+    generations: int = 0
+    told: tuple[Told, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TierSearch:
+    """How tiers are searched.
+
+    Attributes:
+        evolution: of each tier.
+        scoring: "server" scores on its validation samples, "devices" on their held-out data.
+        scoring_clients: devices in each round of scoring, 1 or more.
+        scoring_rounds: of each generation, 1 or more; four gave the paper's ranks (section 4.7).
+        tiers: how many; the method says it.
+    """
+
+    evolution: EvolutionSettings = field(default_factory=EvolutionSettings)
+    scoring: Literal["server", "devices"] = "server"
+    scoring_clients: int = 10
+    scoring_rounds: int = 4
+    tiers: int = 4
+
+    def __post_init__(self) -> None:
+        for name in ("scoring_clients", "scoring_rounds"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} is {getattr(self, name)}, but must be 1 or more")
+
+    def path_search(self, supernet_rounds: int, *, fresh: bool) -> PathSearch:
+        """What the run is told of it.
+
+        Args:
+            supernet_rounds: after which it is due.
+            fresh: whether networks that are found begin with first weights of their own.
+        """
+        federated = FederatedScoring(clients=self.scoring_clients, rounds=self.scoring_rounds)
+        return PathSearch(
+            due=lambda memory, folded_round: folded_round == supernet_rounds,
+            propose=self._proposed,
+            scored=_scored,
+            found=partial(self._found, fresh),
+            federated=federated if self.scoring == "devices" else None,
+        )
+
+    def _proposed(self, asked: Proposing) -> Generation | None:
+        memory: TierMemory = asked.memory
+        space = _Space.of(asked.network)
+        for tier in supernet_tiers(asked.network, self.tiers)[max(len(memory.told) - 1, 0) :]:
+            told = memory.told[tier.number - 1] if len(memory.told) >= tier.number else ()
+            paths = self._population(space, tier, told, asked.seed)
+            if paths:
+                return Generation(
+                    number=memory.generations + 1, tier=tier.number, paths=paths, least_macs=tier.low_macs
+                )
+        return None
+
+    def _population(self, space: "_Space", tier: Tier, told: Told, seed: int) -> tuple[tuple[str, ...], ...]:
+        return next_population(self.evolution, space.choices, space.macs_of, tier, _read(told), seed=seed + tier.number)
+
+    def _found(self, fresh: bool, memory: TierMemory, network: Network, folded_round: int) -> tuple[Lineage, ...]:
+        """The best path of each tier in which any was scored, as networks of their own."""
+        space, found = _Space.of(network), list[Lineage]()
+        for number, told in enumerate(memory.told, start=1):
+            if not told:
+                continue
+            path, score = best(_read(told), space.macs_of)
+            reason = f"the best of {len(told)} paths for tier {number}: {space.macs_of(path)} MACs, score {score:.4f}"
+            found.append(
+                Lineage(
+                    id=f"t{number}",
+                    config=realised(network, path_spec(network, path)),
+                    parent=network.id,
+                    map=Drawn() if fresh else Chosen(),
+                    born_round=folded_round,
+                    reason=reason,
+                )
+            )
+        return tuple(found)
+
+
+def tier_of(size: SubnetSpec) -> int:
+    """The tier whose network a size is of, from 1."""
+    return int(size.network.removeprefix("t") or 0)
+
+
+def _scored(memory: TierMemory, scored: ScoredGeneration) -> TierMemory:
+    """With the scores of a generation; tiers that it has gone beyond had nothing left to propose."""
+    generation = scored.generation
+    told = [*memory.told, *[()] * (generation.tier - len(memory.told))]
+    new = zip(map(_BETWEEN.join, generation.paths), scored.scores, strict=True)
+    told[generation.tier - 1] = (*told[generation.tier - 1], *new)
+    return replace(memory, generations=generation.number, told=tuple(told))
+
+
+def _read(told: Told) -> list[tuple[tuple[str, ...], float]]:
+    return [(tuple(path.split(_BETWEEN)), score) for path, score in told]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Space:
+    """The paths of a supernet, and what they take."""
+
+    choices: tuple[tuple[str, ...], ...]
+    fixed_macs: int
+    macs: tuple[Mapping[str, int], ...]
+
+    @classmethod
+    def of(cls, network: Network) -> "_Space":
+        parts = Costs(network).of_parts(network.full_spec())
+        return cls(
+            choices=tuple(choice.operators for choice in network.choices.values()),
+            fixed_macs=parts[""][1],
+            macs=tuple(
+                {one: parts[part][1] for one, part in zip(choice.operators, choice.parts, strict=True)}
+                for choice in network.choices.values()
+            ),
+        )
+
+    def macs_of(self, path: Sequence[str]) -> int:
+        """Multiplications of one sample's forward pass."""
+        return self.fixed_macs + sum(own[one] for own, one in zip(self.macs, path, strict=True))
