@@ -2,6 +2,7 @@
 
 import pytest
 from elastic.elastic_cases import CONFIGS
+from elastic.path_cases import PATHS
 from elastic.token_cases import BERT, CLASSIFIER, DECODER, LSTM, VIT
 
 from subfleet.elastic.families import FAMILIES
@@ -11,8 +12,8 @@ from subfleet.testing import FamilyContract
 
 pytestmark = [pytest.mark.slow, pytest.mark.export]
 
-EVERY: tuple[Family, ...] = (*CONFIGS, VIT, BERT, CLASSIFIER, DECODER, LSTM)
-PER_TOKEN = ("decoder", "lstm", "bert")
+EVERY: tuple[Family, ...] = (*CONFIGS, VIT, BERT, CLASSIFIER, DECODER, LSTM, *PATHS)
+PER_TOKEN = ("decoder", "lstm", "bert", "choice_rnn")
 
 
 def test_every_family_of_ours_is_tried() -> None:

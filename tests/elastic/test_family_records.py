@@ -22,7 +22,7 @@ for name in FAMILIES:
     assert FAMILIES[name].TYPE == name
 for name in PRESETS:
     shape = {"ds_cnn": (1, 49, 10), "vit_tiny": (3, 32, 32)}.get(name, (3, 32, 32))
-    shape = (9,) if name in ("bert_small", "decoder_small", "char_lstm") else shape
+    shape = (9,) if name in ("bert_small", "decoder_small", "char_lstm", "rnn") else shape
     assert preset(name, input_shape=shape, class_count=7).class_count == 7
 assert not FAMILIES.broken and not PRESETS.broken
 assert "torch" not in sys.modules

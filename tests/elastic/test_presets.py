@@ -130,7 +130,8 @@ def test_small_images_are_halved_less_often(name: str, small: int, large: int) -
 @pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(PRESETS))
 def test_a_preset_takes_other_inputs_classes_and_norms(name: str) -> None:
-    shape = {"ds_cnn": (1, 49, 10), "bert_small": (9,), "decoder_small": (9,), "char_lstm": (9,)}.get(name, (1, 32, 32))
+    tokens = dict.fromkeys(("bert_small", "decoder_small", "char_lstm", "rnn"), (9,))
+    shape = {"ds_cnn": (1, 49, 10), **tokens}.get(name, (1, 32, 32))
     network = network_of(preset(name, input_shape=shape, class_count=7, norm="group"))
     assert network.axes["class"].size == 7
     assert not [decl for decl in network.tensors.values() if decl.role in BUFFER_ROLES]

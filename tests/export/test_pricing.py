@@ -8,6 +8,7 @@ from itertools import chain
 import pytest
 import torch
 from elastic.elastic_cases import CONFIGS, LAYERED
+from elastic.path_cases import PATHS
 from elastic.token_cases import TOKEN_CONFIGS
 from export.export_cases import train_request
 from torch import fx
@@ -40,9 +41,9 @@ from subfleet.protocol.training import ObjectiveSettings
 pytestmark = [pytest.mark.export]
 
 SMALL: dict[str, Family] = {}
-for config in (*CONFIGS, *TOKEN_CONFIGS):
+for config in (*CONFIGS, *TOKEN_CONFIGS, *PATHS):
     SMALL.setdefault(config.TYPE, config)
-PER_TOKEN = frozenset({"decoder", "bert", "lstm"})
+PER_TOKEN = frozenset({"decoder", "bert", "lstm", "choice_rnn"})
 QUICK = frozenset({"mlp", "vgg", "vit"})
 """Families whose programs are planned here; `benchmarks/plan_price.py` does so for all."""
 

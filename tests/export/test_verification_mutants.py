@@ -7,6 +7,7 @@ from typing import Any, cast
 import pytest
 import torch
 from elastic.elastic_cases import CONVOLUTIONAL, MLP, RESNET
+from elastic.path_cases import CNN_PATH, POOLED_PATH, RNN_PATH
 from elastic.token_cases import BERT, CLASSIFIER, DECODER, LSTM, VIT
 from export.mutants import MUTATIONS, Again, Gradients, Mutation, Trained, gradients_of, swapped
 from torch import Tensor, nn
@@ -35,6 +36,9 @@ CONFIGS: dict[str, Family] = {
     "bert": BERT,
     "bert_classifier": CLASSIFIER,
     "lstm": LSTM,
+    "choice_cnn": CNN_PATH,
+    "choice_cnn pooled": POOLED_PATH,
+    "choice_rnn": RNN_PATH,
     "published ds_cnn": presets.ds_cnn.settings,
 }
 OPTIMISERS = {
@@ -45,7 +49,7 @@ OPTIMISERS = {
     "plain": OptimiserSettings(momentum=0.0),
     "accumulated": OptimiserSettings(momentum=0.0, max_gradient_norm=0.1),
 }
-OVER_TOKENS = frozenset({"bert", "decoder", "lstm"})
+OVER_TOKENS = frozenset({"bert", "decoder", "lstm", "choice_rnn"})
 
 
 class UNet(nn.Module):

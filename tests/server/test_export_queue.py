@@ -19,7 +19,7 @@ from server.coordinator_cases import (
     wanted_of,
     written_ahead,
 )
-from server.methods.method_cases import OF_ONE_NETWORK, QUICK
+from server.methods.method_cases import QUICK
 from server.server_rig import search_of
 
 from subfleet.journal.database import open_database
@@ -240,7 +240,7 @@ def test_a_round_that_does_not_wait_for_the_slowest_does_not_wait_for_the_queue(
     assert (state.phase, is_folding(actions), len(state.queue)) == ("fold", True, 1)
 
 
-@pytest.mark.parametrize("name", [name for name in QUICK if name in OF_ONE_NETWORK])
+@pytest.mark.parametrize("name", QUICK)
 def test_no_method_gives_a_size_that_its_target_cannot_train(name: str) -> None:
     terms = terms_of(method=QUICK[name])
     broken = {size.spec_id: Written(size=size, planned_peak_bytes=NO_PROGRAM_BYTES) for size in terms.space[1:]}

@@ -13,10 +13,10 @@ OF_ONE_NETWORK: Mapping[str, type[AnyMethod]] = MappingProxyType(
 """Every method that goes with a network without choices; one that draws paths of a supernet has tests of its own."""
 QUICK: Mapping[str, AnyMethod] = MappingProxyType(
     {
-        **{name: kind() for name, kind in METHODS.items()},
+        **{name: kind() for name, kind in OF_ONE_NETWORK.items()},
         "dynamic_selection": DynamicSelection(
             prices="estimated", distillation=DistillationSettings(mode="anchored", iterations=3)
         ),
     }
 )
-"""Every method as it is by default, but for prices and for lessons that take seconds for each network."""
+"""Every such method as it is by default, but for prices and for lessons that take seconds for each network."""

@@ -46,7 +46,7 @@ from subfleet.testing.rounds import MODEL, SEED, Client, ask, change_of, first_s
 from subfleet.testing.subnets import held_places
 
 VARIANTS: Mapping[str, AnyMethod] = {
-    **{name: kind() for name, kind in METHODS.items()},
+    **{name: kind() for name, kind in OF_ONE_NETWORK.items()},
     "fjord without a student": FjORD(self_distillation=False),
     "fedavg nested": FedAvg(model="nested"),
     "the paper's search": DynamicSelection(search="paper"),

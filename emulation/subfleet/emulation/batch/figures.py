@@ -46,8 +46,9 @@ def figures(experiment: GatheredRun, result: BatchResult) -> dict[str, Any]:
     """The figures of a run.
 
     A tier's accuracy is the mean, over its clients that were ever folded, of the accuracy on the server's samples of
-    the subnet that each was folded with last, with the weights of the end; 0 where none of them ever was. A client's
-    own accuracy is what it found with the same subnet on its own held-out samples, when it was asked last.
+    the subnet that each was folded with last, with the weights of the end, where its network has not retired since; 0
+    where there is none. A client's own accuracy is what it found with its subnet on its own held-out samples, when it
+    was asked last.
 
     Returns:
         accuracy, loss: of the last round. rounds: each with a row per client. tiers: accuracy by tier. worst_tier.
@@ -114,6 +115,10 @@ class _Gallery:
         views = Views(terms=terms, samples=torch.from_numpy(experiment.evaluation.inputs.copy()))
         return cls(views=views, state=unpacked(load(result.model)).on(compute_device(terms.config.device)), known={})
 
+    def has(self, network_id: str) -> bool:
+        """Whether a network is in use in the end."""
+        return network_id in self.state.others if network_id else bool(self.state.shared)
+
     def accuracy(self, client: Participant, data: Dataset) -> float:
         """Of a client's own subnet."""
         key = (id(data), self.views.key(self.state, client))
@@ -130,7 +135,7 @@ def _accuracies(gallery: _Gallery, experiment: GatheredRun, result: BatchResult)
     tiers: dict[str, list[float]] = {client.tier: [] for client in experiment.devices}
     for client in experiment.devices:
         participant = last.get(client.client_id)
-        if participant is None:
+        if participant is None or not gallery.has(participant.spec.network):
             continue
         tiers[client.tier].append(gallery.accuracy(participant, experiment.evaluation))
     evaluations = result.result.evaluations
