@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from subfleet.device_profiles import DeviceProfile, ResourceLog
 from subfleet.protocol.errors import ConfigError
 from subfleet.settings.attacks import Attack
@@ -56,6 +58,12 @@ class GatheredRun:
     devices: tuple[EmulatedDevice, ...]
     evaluation: Dataset
     faults: Faults = field(default_factory=Faults)
+
+    @property
+    def told_by(self) -> Dataset:
+        """Of the server's held-out samples those that all that is told of the model goes by: none for validation."""
+        kept = len(self.evaluation) - self.run.data.validation_samples
+        return self.evaluation if kept == len(self.evaluation) else self.evaluation.take(np.arange(kept))
 
     def __post_init__(self) -> None:
         names = [device.client_id for device in self.devices]

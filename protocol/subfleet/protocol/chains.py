@@ -162,6 +162,11 @@ class ChainRoom:
         return min(found)
 
     @property
+    def evaluation_peak_bytes(self) -> int:
+        """Planned peak of evaluating any path: each link is done with before the next one."""
+        return self.held_bytes + max(one.kept_bytes + one.peak_bytes for link in self.links for one in link.operators)
+
+    @property
     def largest_peak_bytes(self) -> int:
         """Planned peak where every link draws what keeps most, and one has the largest program."""
         kept_bytes = sum(max(one.kept_bytes for one in link.operators) for link in self.links)

@@ -1,5 +1,6 @@
 """How good paths of a supernet are on the server's validation samples (FedorAS, section 3.2, equation 6)."""
 
+import secrets
 from collections.abc import Mapping
 from random import Random
 
@@ -49,6 +50,9 @@ def scored_generation(
     generation = search.propose(proposing)
     if generation is None:
         return GenerationMade(wanted=wanted, generation=None)
+    ticket = secrets.token_hex(4)  # of no consequence but that no two makings share it
+    if validation is None and search.federated is not None:
+        return GenerationMade(wanted=wanted, generation=generation, ticket=ticket)
     if validation is None:
         raise ConfigError("there are no validation samples to score paths on; set data.validation_samples")
     shared = model.of(supernet.id).shared
@@ -56,7 +60,7 @@ def scored_generation(
     by_loss = terms.config.training.objective.name != "cross_entropy"
     paths = (path_spec(supernet, path) for path in generation.paths)
     scores = tuple(score_of(supernet, path, shared, samples, by_loss=by_loss) for path in paths)
-    return GenerationMade(wanted=wanted, generation=generation, scores=scores)
+    return GenerationMade(wanted=wanted, generation=generation, scores=scores, ticket=ticket)
 
 
 def random_paths(network: Network, count: int, rng: Random) -> tuple[SubnetSpec, ...]:

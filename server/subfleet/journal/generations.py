@@ -3,9 +3,32 @@
 import statistics
 from dataclasses import dataclass
 
+from subfleet.link.traffic import Traffic
 from subfleet.rounds.actions import CloseGeneration
+from subfleet.rounds.state import GenerationScores
 
-__all__ = ["GenerationRecord", "generation_record", "generation_text"]
+__all__ = ["DevicesRecord", "GenerationRecord", "generation_record", "generation_text"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DevicesRecord:
+    """How devices scored a generation.
+
+    Attributes:
+        rounds: of scoring; answers: of devices, in all of them; labels: that they counted.
+        supernet_bytes: of the weights that each was sent: those of the smallest supernet that holds the paths.
+        bytes_down, bytes_up: of all payloads to and from those that were asked.
+        ranks: after each round of scoring, Kendall's tau of the scores so far and the server's own on its validation
+            samples; None where nothing is ranked.
+    """
+
+    rounds: int
+    answers: int
+    labels: int
+    supernet_bytes: int
+    bytes_down: int
+    bytes_up: int
+    ranks: tuple[float | None, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,6 +43,7 @@ class GenerationRecord:
         best: the highest score among them; best_path: the operators of that path, in the order of the choices.
         mean: of their scores.
         seconds: from when it was asked for until it was scored.
+        devices: what came of its scoring by devices; None where the server scored it.
     """
 
     round: int
@@ -30,9 +54,10 @@ class GenerationRecord:
     best_path: tuple[str, ...]
     mean: float
     seconds: float
+    devices: DevicesRecord | None = None
 
 
-def generation_record(close: CloseGeneration) -> GenerationRecord:
+def generation_record(close: CloseGeneration, traffic: Traffic) -> GenerationRecord:
     """The record of a scored generation."""
     generation = close.generation
     best = max(range(len(close.scores)), key=lambda place: close.scores[place])
@@ -45,12 +70,35 @@ def generation_record(close: CloseGeneration) -> GenerationRecord:
         best_path=generation.paths[best],
         mean=statistics.fmean(close.scores),
         seconds=close.seconds,
+        devices=None if close.devices is None else _devices_record(close.devices, traffic),
+    )
+
+
+def _devices_record(scores: GenerationScores, traffic: Traffic) -> DevicesRecord:
+    moved = [traffic.of(name) for name in scores.asked]
+    return DevicesRecord(
+        rounds=scores.closed,
+        answers=scores.answers,
+        labels=scores.labels,
+        supernet_bytes=scores.supernet_bytes,
+        bytes_down=sum(down for down, _ in moved),
+        bytes_up=sum(up for _, up in moved),
+        ranks=scores.ranks,
     )
 
 
 def generation_text(record: GenerationRecord) -> str:
     """A generation in a sentence."""
-    return (
+    told = (
         f"search after round {record.round}, generation {record.number}: {record.paths} paths of tier {record.tier}, "
         f"best score {record.best:.4f}, mean {record.mean:.4f}, in {record.seconds:.1f} s"
+    )
+    found = record.devices
+    if found is None:
+        return told
+    ranks = ", ".join("-" if one is None else f"{one:.2f}" for one in found.ranks)
+    return (
+        f"{told}; {found.answers} answers of devices in {found.rounds} rounds, {found.supernet_bytes / 1e3:.0f} kB of "
+        f"weights each, {found.bytes_down / 1e6:.2f} MB down and {found.bytes_up / 1e6:.2f} MB up"
+        + (f"; Kendall's tau against the server's own scores {ranks}" if ranks else "")
     )

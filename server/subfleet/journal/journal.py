@@ -125,7 +125,7 @@ class Journal:
             members=PersistentMap(members),
             seats=MappingProxyType(
                 {seat.client_id: seat for number, of, seat in seats if (number, of) == (run.round, work)}
-                if run.phase != "waiting" or run.round > run.folded_round
+                if run.phase not in ("waiting", "search") or run.round > run.folded_round
                 else {}
             ),
             last=MappingProxyType(last),
@@ -176,7 +176,8 @@ class Journal:
         Raises:
             FileError: the database cannot be written.
         """
-        seats = () if after.seats is before.seats else after.seats.items()
+        # Devices that score a generation are asked anew by a server that starts anew.
+        seats = () if after.seats is before.seats or after.phase == "search" else after.seats.items()
         changed = [seat for name, seat in seats if seat is not before.seats.get(name)]
         profiles = _new_profiles(before, after)
         written = [] if after.written is before.written else [*(after.written.keys() - before.written.keys())]

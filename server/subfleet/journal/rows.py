@@ -42,7 +42,7 @@ def record_of(
 ) -> RoundRecord | EvaluationRecord | GenerationRecord:
     """The record of what was closed."""
     if isinstance(close, CloseGeneration):
-        return generation_record(close)
+        return generation_record(close, traffic)
     return round_record(terms, close, traffic) if isinstance(close, Close) else evaluation_record(close, traffic)
 
 

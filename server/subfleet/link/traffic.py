@@ -55,5 +55,7 @@ class Traffic:
 
 
 def _apart(state: RunState) -> str:
-    """Of a phase whose bytes are counted apart from those of the round, its name."""
+    """Of a phase whose bytes are counted apart from those of the round, its name; in a search, of each generation."""
+    if state.phase == "search":
+        return f"search {state.generations}"
     return state.phase if state.phase in ("evaluate", "deploy") else ""

@@ -70,6 +70,11 @@ class Combination:
                 "measure; take 'averaged' or 'recalibrated'"
             )
         search = policies.path_search
+        if search is not None and search.federated is not None and self.model.norm == "batch":
+            yield (
+                "devices are to score paths, but running statistics of a supernet are those of no path, and the server "
+                "alone measures them anew for each; take model.norm = 'group', or method.search.scoring = 'server'"
+            )
         if search is not None and search.federated is None and not self.validated:
             yield (
                 f"method {self.method.TYPE!r} scores paths on validation samples, but data.validation_samples is 0; "

@@ -8,7 +8,7 @@ from subfleet.elastic.lineage import Lineage
 from subfleet.methods.path_search import Generation
 from subfleet.protocol.messages import Receipt, Task, Update
 from subfleet.rounds.requests import Wanted
-from subfleet.rounds.state import Seat
+from subfleet.rounds.state import GenerationScores, Seat
 
 __all__ = [
     "Action",
@@ -127,13 +127,15 @@ class CloseGeneration:
 
     Attributes:
         round: after which it was.
-        scores: of its paths.
+        scores: of its paths, which the search goes by.
+        devices: what devices told, where they scored; None where the server did.
     """
 
     round: int
     generation: Generation
     scores: tuple[float, ...]
     seconds: float
+    devices: GenerationScores | None = None
 
 
 Action = Request | GoOn | SendTask | Withdraw | Reply | Fetch | Fold | Close | CloseEvaluation | CloseGeneration

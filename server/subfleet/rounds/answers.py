@@ -1,5 +1,6 @@
 """What a message about a task deserves: pure judgements, the same before and after a blob was pulled."""
 
+import math
 from typing import Literal
 
 from subfleet.protocol.messages import ArchitectureProblem, Deployed, Evaluated, Receipt, Refusal, Scores, Update
@@ -33,7 +34,10 @@ def deploy_task_id(terms: Terms, client_id: str) -> str:
 
 
 def evaluation_task_id(terms: Terms, state: RunState, client_id: str) -> str:
-    """Names a client's one evaluate task after a round."""
+    """Names a client's one evaluate task after a round, or in one round of scoring a generation."""
+    if state.scores is not None:
+        generation = f"{state.scores.made.wanted.number}.{state.scores.closed}.{state.scores.made.ticket}"
+        return f"{terms.run_id}/r{state.round}/{client_id}/generation{generation}"
     return f"{terms.run_id}/r{state.round}/{client_id}/evaluate"
 
 
@@ -92,7 +96,8 @@ def _judge_stage(terms: Terms, state: RunState, seat: Seat, answer: _Answer) -> 
         return "refused", f"a message of kind {answer.KIND!r} is no answer to that task"
     if seat.stage == ("refused" if isinstance(answer, Refusal) else "done"):
         return "duplicate", ""
-    if (state.phase, seat.stage) != _awaited(seat.task.work):
+    phases, stage = _awaited(seat.task.work)
+    if state.phase not in phases or seat.stage != stage:
         return "refused", f"the task is closed: {seat.stage} {seat.reason}".rstrip()
     odd = _odd(terms, seat, seat.task, answer)
     return ("refused", odd) if odd else ("accepted", "")
@@ -111,7 +116,7 @@ def _odd(terms: Terms, seat: Seat, task: Task, answer: _Answer) -> str:
                 asked = len(task.programs)
                 return f"there are {len(answer.scores)} scores, but {asked} candidates were to be scored"
         case Evaluated():
-            return _odd_evaluation(terms, seat, answer)
+            return _odd_scores(terms, task, answer) or _odd_evaluation(terms, seat, answer)
         case _:
             pass  # nothing of them is counted
     return ""
@@ -134,6 +139,22 @@ def _odd_examples(task: Task, answer: Update) -> str:
         if total != expected:
             return f"{total} examples went through choice {choice!r:.80}, but {expected} were trained on"
     return ""
+
+
+def _odd_scores(terms: Terms, task: Task, answer: Evaluated) -> str:
+    """What is wrong with the scores of paths; nothing where none were asked for, and none are told."""
+    asked = len(task.evaluation.population) if task.evaluation is not None else 0
+    if len(answer.scores) != asked:
+        return f"there are scores of {len(answer.scores)} paths, but {asked} were to be scored"
+    most = answer.sample_count * (1 if terms.config.training.objective.name == "cross_entropy" else _labels(terms))
+    if asked and answer.label_count > most:
+        return f"{answer.label_count} labels were counted, but {answer.sample_count} samples have {most} at most"
+    return ""
+
+
+def _labels(terms: Terms) -> int:
+    """Of one sample, where each of its tokens has one."""
+    return math.prod(terms.config.model.input_shape)
 
 
 def _odd_evaluation(terms: Terms, seat: Seat, answer: Evaluated) -> str:
@@ -166,17 +187,17 @@ def _answers(work: Work, answer: _Answer) -> bool:
     return fits
 
 
-def _awaited(work: Work) -> tuple[Phase, Stage]:
-    """The phase of the run and the stage of the seat in which such a task is answered."""
+def _awaited(work: Work) -> tuple[tuple[Phase, ...], Stage]:
+    """The phases of the run and the stage of the seat in which such a task is answered."""
     match work:
         case "train" | "calibrate":
-            awaited: tuple[Phase, Stage] = "train", "out"
+            awaited: tuple[tuple[Phase, ...], Stage] = ("train",), "out"
         case "evaluate":
-            awaited = "evaluate", "out"
+            awaited = ("evaluate", "search"), "out"
         case "score":
-            awaited = "train", "scoring"
+            awaited = ("train",), "scoring"
         case "deploy":
-            awaited = "deploy", "out"
+            awaited = ("deploy",), "out"
         case _:
             never(work)
     return awaited

@@ -83,8 +83,8 @@ def failed(terms: Terms, state: RunState, event: Failed, now_s: float) -> Outcom
             outcome: Outcome = _without(terms, state, seat if known else None, event.reason), ()
         case EvaluationWanted() | ModelsWanted():
             # What fails late may be of another phase, in which the client has another seat.
-            phase = "evaluate" if isinstance(wanted, EvaluationWanted) else "deploy"
-            known = (state.phase, state.round) == (phase, wanted.round)
+            phases = ("evaluate", "search") if isinstance(wanted, EvaluationWanted) else ("deploy",)
+            known = state.phase in phases and state.round == wanted.round
             seat = state.seats.get(wanted.client_id) if known else None
             outcome = _without(terms, state, seat, event.reason), ()
         case ScoringWanted():

@@ -72,10 +72,12 @@ def evaluations_wanted(state: RunState, names: Iterable[str]) -> tuple[Request, 
 def evaluation_made(terms: Terms, state: RunState, made: EvaluationMade, now_s: float) -> Outcome:
     """Send a task, if what its program plans fits what the client had to give in its last round."""
     seat = state.seats.get(made.wanted.client_id)
-    if state.phase != "evaluate" or seat is None or made.wanted.round != state.round or seat.stage != "preparing":
+    if state.phase not in ("evaluate", "search") or seat is None or seat.stage != "preparing":
+        return state, ()
+    if (made.wanted.round, made.wanted.participant) != (state.round, seat.participant):
         return state, ()
     budget = seat.budget or Budget(memory_bytes=0)
-    planned_bytes = planned_for(made.facts.planned_peak_bytes, made.facts.packings, seat.packing_width)
+    planned_bytes = _planned_bytes(made, seat)
     if planned_bytes > budget.memory_bytes:
         reason = f"to evaluate takes {planned_bytes} bytes of memory, but the budget is {budget.memory_bytes}"
         return _with_seat(state, replace(seat, stage="skipped", reason=reason)), ()
@@ -96,11 +98,25 @@ def evaluation_made(terms: Terms, state: RunState, made: EvaluationMade, now_s: 
         message_id=name,
         retry=state.retry,
         classes=terms.config.data.classes,
-        evaluation=EvaluationSettings(
-            batch_size=terms.training(state.round).program_batch_size, per_class=terms.config.evaluation.per_class
-        ),
+        evaluation=_settings(terms, state),
     )
     return _with_seat(state, replace(seat, stage="out", task=task)), (SendTask(task=task),)
+
+
+def _settings(terms: Terms, state: RunState) -> EvaluationSettings:
+    batch_size = terms.training(state.round).program_batch_size
+    generation = state.scores.made.generation if state.scores is not None else None
+    if generation is None:
+        return EvaluationSettings(batch_size=batch_size, per_class=terms.config.evaluation.per_class)
+    return EvaluationSettings(batch_size=batch_size, population=generation.paths)
+
+
+def _planned_bytes(made: EvaluationMade, seat: Seat) -> int:
+    """What a task takes on the client: of a supernet, whatever path of the subspace that it is sent is evaluated."""
+    facts, spec = made.facts, made.wanted.participant.spec
+    if facts.chain is not None:
+        return facts.chain.room(facts.chain.kept(dict(spec.choices))).evaluation_peak_bytes
+    return planned_for(facts.planned_peak_bytes, facts.packings, seat.packing_width)
 
 
 def evaluated(terms: Terms, state: RunState, answer: Evaluated) -> Outcome:

@@ -58,7 +58,7 @@ def _moved(terms: Terms, state: RunState, now_s: float) -> Outcome:
         case "evaluate":
             outcome = evaluating(terms, state, now_s)
         case "search":
-            outcome = searching(terms, state)
+            outcome = searching(terms, state, now_s)
         case "deploy":
             outcome = _deploy(terms, state, now_s)
         case "fold" | "finished" | "failed":

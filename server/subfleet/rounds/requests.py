@@ -250,11 +250,18 @@ class BeginningMade:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationMade:
-    """A generation and the scores of its paths; None where nothing is left to propose."""
+    """A generation and the scores of its paths.
+
+    Attributes:
+        generation: None where nothing is left to propose.
+        scores: of its paths, by the server; none where devices score, and the server has no validation samples.
+        ticket: names this making of it, in the tasks of devices that score.
+    """
 
     wanted: GenerationWanted
     generation: Generation | None
     scores: tuple[float, ...] = ()
+    ticket: str = ""
 
 
 Made = (

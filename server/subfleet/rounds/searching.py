@@ -5,15 +5,16 @@
     search  --> waiting    nothing is left to propose: what was found are the networks of the run from now on
     search  --> failed     a generation cannot be scored
 
-Generations are proposed and scored beside the loop, and each is in the journal before the next is asked for: a run that
-was killed goes on behind the last one.
+Generations are proposed beside the loop, and scored there or by devices, see `federated_scoring`. Each is in the
+journal before the next is asked for: a run that was killed goes on behind the last one.
 """
 
 from dataclasses import replace
 
 from subfleet.elastic.lineage import Lineage
-from subfleet.methods.path_search import ScoredGeneration
+from subfleet.methods.path_search import PathSearch, ScoredGeneration
 from subfleet.rounds.actions import Action, CloseGeneration, Request
+from subfleet.rounds.federated_scoring import begun_scoring, mean_scores, scored_by_devices
 from subfleet.rounds.networks import all_lineages, lineages_in_use, with_lineages
 from subfleet.rounds.requests import GenerationMade, GenerationWanted
 from subfleet.rounds.state import RunState, remembered
@@ -32,12 +33,13 @@ def search_due(terms: Terms, state: RunState) -> bool:
     return search.due(remembered(terms, state), state.folded_round)
 
 
-def searching(terms: Terms, state: RunState) -> Outcome:
-    """Ask for the next generation, unless it is being made."""
+def searching(terms: Terms, state: RunState, now_s: float) -> Outcome:
+    """Ask for the next generation, unless it is being made, or devices are scoring it."""
+    state, actions = _with_scores(terms, state, now_s)
     wanted = generation_wanted(state)
-    if wanted in state.asked:
-        return state, ()
-    return replace(state, asked=state.asked | {wanted}), (Request(wanted=wanted),)
+    if state.phase != "search" or state.scores is not None or wanted in state.asked:
+        return state, actions
+    return replace(state, asked=state.asked | {wanted}), (*actions, Request(wanted=wanted))
 
 
 def generation_wanted(state: RunState) -> GenerationWanted:
@@ -54,14 +56,16 @@ def generation_made(terms: Terms, state: RunState, made: GenerationMade, now_s: 
     if made.generation is None:
         found = _with_found(terms, state)
         return replace(found, phase="waiting", entered_s=now_s, generations=0), ()
-    memory = search.scored(remembered(terms, state), ScoredGeneration(generation=made.generation, scores=made.scores))
+    supernet = _supernet(terms, state)
+    if search.federated is not None and supernet is not None:
+        return begun_scoring(state, terms.declared(supernet).network, made, now_s), ()
     close = CloseGeneration(
         round=state.folded_round,
         generation=made.generation,
         scores=made.scores,
         seconds=now_s - state.entered_s,
     )
-    return replace(state, memory=memory, generations=made.wanted.number, entered_s=now_s), (close,)
+    return _scored(terms, state, search, close, now_s)
 
 
 def generation_failed(state: RunState, wanted: GenerationWanted, reason: str, now_s: float) -> RunState:
@@ -71,6 +75,32 @@ def generation_failed(state: RunState, wanted: GenerationWanted, reason: str, no
         return state
     failure = f"generation {wanted.number} of the search after round {wanted.round} cannot be scored: {reason}"
     return replace(state, phase="failed", entered_s=now_s, failure=failure)
+
+
+def _with_scores(terms: Terms, state: RunState, now_s: float) -> Outcome:
+    """The state with what devices have told of a generation; it is remembered when all rounds of scoring are over."""
+    search, supernet = terms.policies.path_search, _supernet(terms, state)
+    if search is None or search.federated is None or supernet is None:
+        return state, ()
+    state, actions = scored_by_devices(terms, state, terms.declared(supernet).network, search.federated, now_s)
+    told = state.scores
+    if told is None or told.closed < search.federated.rounds:
+        return state, actions
+    state, generation, scores = replace(state, scores=None), told.made.generation, mean_scores(told)
+    if generation is None or not scores:
+        reason = "no device that can compute its paths has scored them; see that some hold samples out"
+        return generation_failed(state, told.made.wanted, reason, now_s), actions
+    close = CloseGeneration(
+        round=state.folded_round, generation=generation, scores=scores, seconds=now_s - told.asked_s, devices=told
+    )
+    state, more = _scored(terms, state, search, close, now_s)
+    return state, (*actions, *more)
+
+
+def _scored(terms: Terms, state: RunState, search: PathSearch, close: CloseGeneration, now_s: float) -> Outcome:
+    scored = ScoredGeneration(generation=close.generation, scores=close.scores)
+    memory = search.scored(remembered(terms, state), scored)
+    return replace(state, memory=memory, generations=close.generation.number, entered_s=now_s), (close,)
 
 
 def _supernet(terms: Terms, state: RunState) -> Lineage | None:

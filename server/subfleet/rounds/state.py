@@ -42,7 +42,7 @@ from subfleet.protocol.paths import PathSettings
 from subfleet.protocol.readings import Budget
 from subfleet.protocol.subnet import SubnetSpec
 from subfleet.rounds.persistent import PersistentMap
-from subfleet.rounds.requests import BeginningWanted, GenerationWanted, PricesWanted, SearchWanted
+from subfleet.rounds.requests import BeginningWanted, GenerationMade, GenerationWanted, PricesWanted, SearchWanted
 from subfleet.rounds.suspicion import ChangeSize
 from subfleet.rounds.terms import Terms
 from subfleet.rounds.written import ModelFile, WrittenProgram
@@ -52,6 +52,7 @@ from subfleet.search.queue import SizedProgram, Wish
 
 __all__ = [
     "Exclusion",
+    "GenerationScores",
     "LastEvaluation",
     "Member",
     "Phase",
@@ -264,12 +265,41 @@ class Swept:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationScores:
+    """What devices have told so far of a generation of paths; see `federated_scoring`.
+
+    Attributes:
+        made: the generation, with the server's own scores where it has validation samples.
+        supernet: the smallest subspace that holds its paths; supernet_bytes: of its weights, as they are sent.
+        asked_s: monotonic time at which the generation was asked for.
+        sums: of each path, its scores times the labels that they were counted on.
+        labels: that were counted.
+        closed: rounds of scoring that are over.
+        answers: that came in them.
+        asked: clients that were sent a task.
+        ranks: after each closed round in which there were scores, Kendall's tau of the scores so far and the server's
+            own; None where nothing is ranked.
+    """
+
+    made: GenerationMade
+    supernet: SubnetSpec
+    asked_s: float
+    sums: tuple[float, ...]
+    supernet_bytes: int = 0
+    labels: int = 0
+    closed: int = 0
+    answers: int = 0
+    asked: tuple[str, ...] = ()
+    ranks: tuple[float | None, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunState:
     """Where a run stands.
 
     All survives a crash but `members`, `swept`, `entered_s`, `opened_s`, `prices`, `searches`, `written_prices`,
-    `asked`, `begun_turn` and what `Tries` leaves out: prices and searches follow from the rest, and are asked for
-    again.
+    `asked`, `scores`, `begun_turn` and what `Tries` leaves out: prices and searches follow from the rest, and are asked
+    for again.
 
     Attributes:
         round: the open or last round; 0 before the first.
@@ -287,6 +317,7 @@ class RunState:
         searches: by target, the method's search, which has learned the pool.
         written_prices: by their keys, what programs that were written cost by prices, where the method has a search.
         generations: of the search after the last folded round, those that have been scored.
+        scores: of the generation that devices are scoring; None where they score none.
         asked: which prices, searches and generations are being made.
         queue: programs that are being written for later rounds.
         unfit: by "client/target/size's id", why a device said that its runtime cannot run the program that trains it;
@@ -317,6 +348,7 @@ class RunState:
     searches: Mapping[str, Search] = field(default_factory=lambda: MappingProxyType({}))
     written_prices: Mapping[str, Candidate] = field(default_factory=lambda: MappingProxyType({}))
     generations: int = 0
+    scores: GenerationScores | None = None
     asked: frozenset[PricesWanted | SearchWanted | BeginningWanted | GenerationWanted] = frozenset()
     begun_turn: int = 0
     queue: tuple[SizedProgram, ...] = ()

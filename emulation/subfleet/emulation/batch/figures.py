@@ -112,7 +112,7 @@ class _Gallery:
 
     @classmethod
     def of(cls, terms: Terms, experiment: GatheredRun, result: BatchResult) -> "_Gallery":
-        views = Views(terms=terms, samples=torch.from_numpy(experiment.evaluation.inputs.copy()))
+        views = Views(terms=terms, samples=torch.from_numpy(experiment.told_by.inputs.copy()))
         return cls(views=views, state=unpacked(load(result.model)).on(compute_device(terms.config.device)), known={})
 
     def has(self, network_id: str) -> bool:
@@ -132,12 +132,13 @@ class _Gallery:
 
 def _accuracies(gallery: _Gallery, experiment: GatheredRun, result: BatchResult) -> dict[str, Any]:
     last = {name: found[max(found)] for name, found in result.trained.items()}
+    told_by = experiment.told_by  # one object, as what is known of a model is known by it
     tiers: dict[str, list[float]] = {client.tier: [] for client in experiment.devices}
     for client in experiment.devices:
         participant = last.get(client.client_id)
         if participant is None or not gallery.has(participant.spec.network):
             continue
-        tiers[client.tier].append(gallery.accuracy(participant, experiment.evaluation))
+        tiers[client.tier].append(gallery.accuracy(participant, told_by))
     evaluations = result.result.evaluations
     found = evaluations[-1].evaluated if evaluations else ()
     own = {row.client_id: row.accuracy for row in found if row.client_id in last}
@@ -155,8 +156,8 @@ def _backdoor(gallery: _Gallery, experiment: GatheredRun) -> dict[str, float]:
     target = next((one.attack.target for one in experiment.devices if isinstance(one.attack, Backdoor)), None)
     if target is None:
         return {}
-    triggered = with_trigger(experiment.evaluation, target, 1.0, seed=0)
-    others = experiment.evaluation.labels != target
+    triggered = with_trigger(experiment.told_by, target, 1.0, seed=0)
+    others = experiment.told_by.labels != target
     full = gallery.views.terms.network.full_spec()
     # All of them are labelled with the target, so that accuracy is the share that the attack succeeds with.
     shown = Dataset(inputs=triggered.inputs[others], labels=triggered.labels[others])

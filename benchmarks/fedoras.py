@@ -1,0 +1,198 @@
+"""What FedorAS comes to on a task: by tier and by client, with its supernet's paths, bytes and multiplications.
+
+SUBFLEET_DATA=<folder> subfleet run benchmarks/fedoras/speech.toml --runs runs/fedoras
+python benchmarks/fedoras.py runs/fedoras/fedoras-speech-*                       # Markdown tables
+python benchmarks/fedoras.py runs/fedoras/fedoras-speech-* --write speech       # puts them into results/fedoras.md
+python benchmarks/fedoras.py runs/fedoras/fedoras-speech-* --spoil stages       # forgets a tier: has to fail
+
+Differences from the first entrant are paired over the seeds that both have. The exit status is 1 where a run of
+`--first` did not go through all stages: a supernet that devices trained, generations that were scored, and for each
+tier a network that came of them and was trained.
+"""
+
+import argparse
+import statistics
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from subfleet.protocol.errors import SubfleetError
+from subfleet.reporting.comparing import Entrant, read_folders
+from subfleet.reporting.paired import paired_difference
+from subfleet.search.ranking import kendall_tau
+
+RESULTS = Path(__file__).resolve().parent / "results" / "fedoras.md"
+TIERS = ("slow", "middle", "fast")
+HEADS = (
+    "entrant",
+    "seeds",
+    "clients' own %",
+    *(f"{tier} %" for tier in TIERS),
+    "middle half",
+    "worst client %",
+    "server's samples %",
+    "GMAC",
+    "MB down",
+    "MB up",
+)
+
+
+def found_networks(summary: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The networks that a run's search has found, from the lowest tier up; none of a method without a search."""
+    return [one for one in summary["networks"] if one["map"] in ("chosen", "drawn") and one["parent"] is not None]
+
+
+def problems(summary: Mapping[str, Any]) -> list[str]:
+    """What a run lacks of FedorAS' stages."""
+    first, found = summary["networks"][0], found_networks(summary)
+    tiers = sorted({one["tier"] for one in summary["generations"]})
+    lacking = [] if first["trained_rounds"] else ["nobody trained the supernet"]
+    if not tiers:
+        lacking.append("no generation was scored")
+    if len(found) != len(tiers) or len(tiers) < len(TIERS):
+        lacking.append(f"{len(found)} networks were found in {len(tiers)} tiers, not {len(TIERS)} in as many")
+    return lacking + [f"{one['network']} was not trained" for one in found if not one["trained_rounds"]]
+
+
+def figures(summary: Mapping[str, Any]) -> dict[str, float]:
+    """Of one run."""
+    own = summary["evaluation"]["accuracy"]
+    rows = [row for record in summary["rounds"] for row in record["clients"]]
+    moved = [record["devices"] or {} for record in summary["generations"]]
+    return {
+        "own": own["mean"],
+        **{tier: own["tiers"][tier] for tier in TIERS},
+        "spread": own["interquartile_range"],
+        "worst": own["worst"],
+        "server": summary["figures"]["subnets"],
+        "gmacs": summary["figures"]["macs"] / 1e9,
+        "down": (sum(row["bytes_down"] for row in rows) + sum(one.get("bytes_down", 0) for one in moved)) / 1e6,
+        "up": (sum(row["bytes_up"] for row in rows) + sum(one.get("bytes_up", 0) for one in moved)) / 1e6,
+    }
+
+
+def row_of(entrant: Entrant) -> list[str]:
+    """Means over the seeds, as cells."""
+    runs = [figures(entrant.runs[seed]) for seed in sorted(entrant.runs)]
+    mean = {name: statistics.fmean(one[name] for one in runs) for name in runs[0]}
+    shares = [f"{100 * mean[name]:.1f}" for name in ("own", *TIERS, "spread", "worst", "server")]
+    return [entrant.name, str(len(runs)), *shares, *(f"{mean[name]:.0f}" for name in ("gmacs", "down", "up"))]
+
+
+def differences(first: Entrant, others: Sequence[Entrant]) -> Iterator[list[str]]:
+    """What the first has on each other one, in points."""
+    for other in others:
+        seeds = sorted(first.runs.keys() & other.runs.keys())
+        if len(seeds) < 2:
+            continue
+        ours, theirs = ([figures(one.runs[seed]) for seed in seeds] for one in (first, other))
+        cells = []
+        for name in ("own", "worst", "server"):
+            found = paired_difference([one[name] for one in ours], [one[name] for one in theirs])
+            tie = " tie" if found.tie else ""
+            cells.append(f"{100 * found.mean:+.1f} ({100 * found.low:+.1f} to {100 * found.high:+.1f}){tie}")
+        yield [other.name, str(len(seeds)), *cells]
+
+
+def stage_rows(entrant: Entrant) -> Iterator[list[str]]:
+    """One row for each tier of each run of an entrant: what was found, and what became of it."""
+    for seed, summary in sorted(entrant.runs.items()):
+        supernet = summary["networks"][0]
+        last = [one for one in summary["rounds"] if one["round"] == supernet["retired_round"]]
+        mean = f"{100 * last[0]['accuracy']:.1f}" if last else "-"
+        for tier, network in enumerate(found_networks(summary), start=1):
+            of_tier = [one for one in summary["generations"] if one["tier"] == tier]
+            score = max(one["best"] for one in of_tier)
+            own = "-" if network["accuracy"] is None else f"{100 * network['accuracy']:.1f}"
+            yield [
+                *(str(seed), str(tier), mean, f"{network['forward_macs'] / 1e6:.2f}", f"{network['parameters']:,}"),
+                *(f"{100 * score:.1f}", str(sum(one["paths"] for one in of_tier)), own),
+                *(str(network[name]) for name in ("owners", "clients", "trained_rounds")),
+            ]
+
+
+def rank_rows(entrant: Entrant) -> Iterator[list[str]]:
+    """Of each run, how far the tiers' networks rank alike before and after fine-tuning."""
+    for seed, summary in sorted(entrant.runs.items()):
+        known = [one for one in enumerate(found_networks(summary), start=1) if one[1]["accuracy"] is not None]
+        before = [max(one["best"] for one in summary["generations"] if one["tier"] == tier) for tier, _ in known]
+        tau = kendall_tau(before, [network["accuracy"] for _, network in known])
+        yield [str(seed), str(len(known)), "-" if tau is None else f"{tau:+.2f}"]
+
+
+def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """As Markdown."""
+    return "".join(f"| {' | '.join(row)} |\n" for row in (heads, ["---"] * len(heads), *rows))
+
+
+def tables_of(first: Entrant, others: Sequence[Entrant]) -> str:
+    """All tables, as Markdown."""
+    against = ("against", "seeds", "clients' own, points", "worst client, points", "server's samples, points")
+    stages = ("seed", "tier", "mean of random paths %", "M multiplications", "parameters", "score when found %")
+    more = ("paths scored", "owners' own %", "owners", "trained by", "rounds")
+    return "\n".join(
+        (
+            table(HEADS, [row_of(one) for one in (first, *others)]),
+            f"`{first.name}` less each other one, paired over seeds:\n",
+            table(against, list(differences(first, others))),
+            f"The stages of `{first.name}`:\n",
+            table((*stages, *more), list(stage_rows(first))),
+            "Kendall's tau of the tiers' networks when found and after fine-tuning:\n",
+            table(("seed", "networks", "tau"), list(rank_rows(first))),
+        )
+    )
+
+
+def written(tables: str, task: str) -> None:
+    """Put the tables in the place of those of a task in the results.
+
+    Raises:
+        ValueError: the results have no such task.
+    """
+    begin, end = f"<!-- {task} -->\n", f"<!-- end of {task} -->\n"
+    before, found, rest = RESULTS.read_text(encoding="utf-8").partition(begin)
+    _, closed, after = rest.partition(end)
+    if not (found and closed):
+        raise ValueError(f"--write is {task!r}, but {RESULTS.name} has no place for such a task")
+    RESULTS.write_text(f"{before}{begin}\n{tables}\n{end}{after}", encoding="utf-8")
+
+
+def spoiled(summary: Mapping[str, Any]) -> dict[str, Any]:
+    """A run as if its highest tier had not been searched."""
+    highest = max(one["tier"] for one in summary["generations"])
+    return {**summary, "generations": [one for one in summary["generations"] if one["tier"] < highest]}
+
+
+def main() -> int:
+    """Print the tables; 1 where a run of FedorAS lacks something."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("folders", type=Path, nargs="+", help="of runs that are over")
+    parser.add_argument("--first", default="opa", help="the entrant that the others are compared with, by its end")
+    parser.add_argument("--write", default="", metavar="TASK", help="put the tables into benchmarks/results/fedoras.md")
+    parser.add_argument("--spoil", choices=["", "stages"], default="", help="an error that has to be found")
+    asked = parser.parse_args()
+    try:
+        entrants = {one.name: one for one in read_folders(asked.folders)}
+    except SubfleetError as error:
+        print(error, file=sys.stderr)
+        return int(error.exit_code)
+    name = next((name for name in entrants if name.endswith(f"-{asked.first}")), "")
+    if not name:
+        print(f"--first is {asked.first!r}, but must be the end of one of {sorted(entrants)}", file=sys.stderr)
+        return 2
+    first = entrants.pop(name)
+    runs = {seed: spoiled(run) if asked.spoil else run for seed, run in sorted(first.runs.items())}
+    lacking = [f"seed {seed}: {one}" for seed, run in runs.items() for one in problems(run)]
+    print("\n".join(lacking) if lacking else "Every run went through all stages.")
+    if asked.spoil:
+        return bool(lacking)
+    tables = tables_of(first, list(entrants.values()))
+    print(tables)
+    if asked.write:
+        written(tables, asked.write)
+    return bool(lacking)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

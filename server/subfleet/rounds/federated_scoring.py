@@ -1,0 +1,166 @@
+"""Devices score the paths of a generation on their held-out data, a few devices in each of some rounds. Pure.
+
+A device receives the smallest supernet that holds the generation's paths, and tells how good each of them is there
+(FedorAS, section 3.2). A path's score is the mean over all labels that were counted in all rounds. A server that starts
+anew has the generation scored anew, by tasks with other names, since devices do not answer a task twice.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from types import MappingProxyType
+
+from subfleet.elastic.network import Network
+from subfleet.methods.asking import stream_of
+from subfleet.methods.path_search import FederatedScoring, Generation
+from subfleet.protocol.answers import Evaluated
+from subfleet.protocol.subnet import SubnetSpec
+from subfleet.rounds.actions import Action, Withdraw
+from subfleet.rounds.evaluating import evaluations_wanted
+from subfleet.rounds.members import expected
+from subfleet.rounds.requests import GenerationMade
+from subfleet.rounds.state import GenerationScores, RunState, Seat
+from subfleet.rounds.terms import Terms
+from subfleet.search.ranking import kendall_tau
+
+__all__ = ["begun_scoring", "mean_scores", "scored_by_devices", "smallest_supernet"]
+
+Outcome = tuple[RunState, tuple[Action, ...]]
+
+
+def smallest_supernet(network: Network, generation: Generation) -> SubnetSpec:
+    """The subspace that holds the paths of a generation, and no other operator.
+
+    Args:
+        network: the supernet.
+        generation: of its paths.
+    """
+    used = [set(operators) for operators in zip(*generation.paths, strict=True)]
+    kept = {
+        name: tuple(one for one in choice.operators if one in own)
+        for (name, choice), own in zip(network.choices.items(), used, strict=True)
+    }
+    named = tuple((name, own) for name, own in kept.items() if own != network.choices[name].operators)
+    return replace(network.full_spec(), choices=named, name=f"supernet of {len(generation.paths)} paths")
+
+
+def begun_scoring(state: RunState, network: Network, made: GenerationMade, now_s: float) -> RunState:
+    """The state in which devices are to score a generation.
+
+    Raises:
+        ValueError: there is none.
+    """
+    if made.generation is None:
+        raise ValueError("there is no generation to score")
+    scores = GenerationScores(
+        made=made,
+        supernet=smallest_supernet(network, made.generation),
+        asked_s=state.entered_s,
+        sums=(0.0,) * len(made.generation.paths),
+    )
+    return replace(state, scores=scores, seats=MappingProxyType({}), entered_s=now_s)
+
+
+def scored_by_devices(
+    terms: Terms, state: RunState, network: Network, federated: FederatedScoring, now_s: float
+) -> Outcome:
+    """Ask for scores, and close a round of scoring where nothing more is to be waited for.
+
+    All rounds are over where the state's scores say that more were closed than there are.
+    """
+    actions: tuple[Action, ...] = ()
+    while (scores := state.scores) is not None and scores.closed < federated.rounds:
+        if not state.seats:
+            names = _drawn(terms, state, scores, federated, now_s)
+            seats = {name: _seat(state, network, scores, name) for name in names}
+            state = replace(state, seats=MappingProxyType(seats))
+            actions += evaluations_wanted(state, seats)
+        late = now_s - state.entered_s >= terms.config.deadlines.evaluate_s
+        if not late and not _answered(terms, state):
+            break
+        state, withdrawn = _closed(terms, state, scores, now_s)
+        actions += withdrawn
+    return state, actions
+
+
+def mean_scores(scores: GenerationScores) -> tuple[float, ...]:
+    """Of each path, over all labels that were counted; none where no device has told any."""
+    return tuple(one / scores.labels for one in scores.sums) if scores.labels else ()
+
+
+def _answered(terms: Terms, state: RunState) -> bool:
+    """Whether all have answered, or as many as a round closes with; nobody has where nobody could be asked."""
+    waiting = sum(seat.open for seat in state.seats.values())
+    done = sum(seat.stage == "done" for seat in state.seats.values())
+    enough = done > 0 and done >= terms.config.quorum * (done + waiting) and not terms.config.strict
+    return bool(state.seats) and (not waiting or enough)
+
+
+def _drawn(
+    terms: Terms, state: RunState, scores: GenerationScores, federated: FederatedScoring, now_s: float
+) -> Sequence[str]:
+    """Those that score in the open round: other ones in each, the same again after a crash."""
+    able = sorted(_able(terms, state, scores, now_s))
+    name = f"{terms.config.seed}/{state.round}/{scores.made.wanted.number}/{scores.closed}/scoring"
+    return sorted(stream_of(name).sample(able, min(federated.clients, len(able))))
+
+
+def _able(terms: Terms, state: RunState, scores: GenerationScores, now_s: float) -> Iterator[str]:
+    """Those that are there, have held-out data, and can compute what the generation's tier takes at least."""
+    least_macs = scores.made.generation.least_macs if scores.made.generation is not None else 0
+    for name in expected(terms, state, now_s):
+        last, profile = state.last.get(name), state.members[name].profile
+        if last is None or profile is None or not profile.held_out_count:
+            continue
+        most = last.budget.forward_macs if last.budget is not None else None
+        if most is None or most >= least_macs:
+            yield name
+
+
+def _seat(state: RunState, network: Network, scores: GenerationScores, name: str) -> Seat:
+    last, profile = state.last[name], state.members[name].profile
+    return Seat(
+        client_id=name,
+        device=last.device,
+        stage="preparing",
+        runtime=last.runtime,
+        packing_width=last.packing_width,
+        budget=last.budget,
+        memory_free_bytes=last.memory_free_bytes,
+        memory_budget_bytes=last.memory_budget_bytes,
+        sample_count=profile.held_out_count if profile is not None else 0,
+        size=network.full_spec(),
+        spec=scores.supernet,
+    )
+
+
+def _closed(terms: Terms, state: RunState, scores: GenerationScores, now_s: float) -> Outcome:
+    """Count what was told, and go on to the next round of scoring."""
+    found = [one.evaluated for _, one in sorted(state.seats.items()) if one.stage == "done" and one.evaluated]
+    labels = scores.labels + sum(one.label_count for one in found)
+    told = [_told(terms, one) for one in found]
+    sums = tuple(math.fsum((before, *own)) for before, *own in zip(scores.sums, *told, strict=True))
+    asked = [seat for seat in state.seats.values() if seat.task is not None]
+    sent = (seat.task.weights for seat in asked if seat.task is not None and seat.task.weights is not None)
+    scores = replace(
+        scores,
+        closed=scores.closed + 1,
+        labels=labels,
+        sums=sums,
+        answers=scores.answers + len(found),
+        asked=tuple(sorted({*scores.asked, *(seat.client_id for seat in asked)})),
+        supernet_bytes=max([scores.supernet_bytes, *(one.size_bytes for one in sent)]),
+    )
+    central = scores.made.scores
+    if central and labels:
+        scores = replace(scores, ranks=(*scores.ranks, kendall_tau(mean_scores(scores), central)))
+    withdrawn = (Withdraw(task_id=seat.task.task_id) for seat in asked if seat.open and seat.task is not None)
+    settled = state.settled.union(seat.task.task_id for seat in asked if seat.stage == "done" and seat.task is not None)
+    state = replace(state, scores=scores, seats=MappingProxyType({}), settled=settled, entered_s=now_s)
+    return state, tuple(withdrawn)
+
+
+def _told(terms: Terms, answer: Evaluated) -> list[float]:
+    """Of each path, its score times the labels that were counted."""
+    by_loss = terms.config.training.objective.name != "cross_entropy"
+    return [answer.label_count * (-one.loss if by_loss else one.accuracy) for one in answer.scores]
