@@ -203,6 +203,7 @@ W = TypeVar(
     PricesWanted,
     SearchWanted,
     BeginningWanted,
+    GenerationWanted,
 )
 
 
