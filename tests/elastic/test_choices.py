@@ -1,0 +1,201 @@
+"""Networks with alternatives: paths and subspaces of supernets are what the whole has of them (O4)."""
+
+import math
+import random
+from dataclasses import replace
+
+import pytest
+import torch
+from elastic.token_cases import inputs_of
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
+
+from subfleet.elastic.building import build_module, init_state, network_of
+from subfleet.elastic.cost import Costs, estimate_cost
+from subfleet.elastic.families.records.choices import CONVOLUTION_OPERATORS, SEQUENCE_OPERATORS, ChoiceCnn, ChoiceRnn
+from subfleet.elastic.families.records.residual import Mlp
+from subfleet.elastic.inheriting import inherited
+from subfleet.elastic.lineage import Chosen
+from subfleet.elastic.network import Family, Network
+from subfleet.elastic.paths import path_spec, realised
+from subfleet.protocol.errors import ConfigError
+from subfleet.protocol.subnet import SubnetSpec
+
+CNN = ChoiceCnn(
+    input_shape=(2, 8, 8),
+    class_count=3,
+    widths=(4, 8),
+    depths=(1, 2),
+    last_widths=(4,),
+    operators=(CONVOLUTION_OPERATORS,),
+    group_size=2,
+)
+RNN = ChoiceRnn(
+    input_shape=(5,), vocabulary=6, class_count=6, widths=(4, 6), depths=(2, 1), operators=(SEQUENCE_OPERATORS,)
+)
+SUPERNETS: tuple[Family, ...] = (
+    CNN,
+    replace(CNN, norm="batch", reduction="pool", stem_stride=2),
+    replace(CNN, norm="none", operators=(("conv3", "identity"), ("dsconv1_double",), ("mbconv1_double", "mbconv3"))),
+    RNN,
+)
+NETWORKS = tuple(network_of(config) for config in SUPERNETS)
+
+
+@st.composite
+def paths(draw: st.DrawFn) -> tuple[Network, SubnetSpec]:
+    network = draw(st.sampled_from(NETWORKS))
+    return network, path_spec(network, [draw(st.sampled_from(one.operators)) for one in network.choices.values()])
+
+
+@st.composite
+def subspaces(draw: st.DrawFn) -> tuple[Network, SubnetSpec]:
+    network = draw(st.sampled_from(NETWORKS))
+    kept = [
+        (name, tuple(one for one in choice.operators if one in own))
+        for name, choice in network.choices.items()
+        if (own := draw(st.sets(st.sampled_from(choice.operators), min_size=1))) != set(choice.operators)
+    ]
+    return network, replace(network.full_spec(), choices=tuple(kept))
+
+
+def drawn_state(network: Network) -> dict[str, Tensor]:
+    """Weights of which none is zero or one, and variances above zero."""
+    generator = torch.Generator().manual_seed(3)
+    return {
+        name: torch.rand(tensor.shape, generator=generator, dtype=torch.float64) - (0.4 if tensor.dim() > 1 else -0.1)
+        for name, tensor in init_state(network, 1).items()
+    }
+
+
+def gradients(network: Network, spec: SubnetSpec, state: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+    module = build_module(network, spec).double()
+    module.load_state_dict({name: state[name] for name in module.state_dict()})
+    outputs: Tensor = module.eval()(inputs_of(network.config))
+    weights = torch.linspace(-1, 1, outputs.numel(), dtype=torch.float64).reshape(outputs.shape)
+    named = dict(module.named_parameters())
+    found = torch.autograd.grad((outputs * weights).sum(), list(named.values()))
+    return outputs, dict(zip(named, found, strict=True))
+
+
+@settings(deadline=None, max_examples=40)
+@given(case=paths())
+def test_a_realised_path_gives_what_the_supernet_gives_on_it_and_learns_the_same(
+    case: tuple[Network, SubnetSpec],
+) -> None:
+    """To the bit (O4)."""
+    network, path = case
+    state = drawn_state(network)
+    alone = network_of(realised(network, path))
+    assert not alone.choices
+    assert {name: decl.shape for name, decl in alone.tensors.items()} == dict(network.shapes(path))
+    held = {name: tensor.float() for name, tensor in state.items()}
+    found = inherited(Chosen(), alone, network, held, seed=1)
+    assert all(torch.equal(tensor, held[name]) for name, tensor in found.items())
+    own = {name: tensor.double() for name, tensor in found.items()}
+    whole = {name: tensor.double() for name, tensor in held.items()}
+    (outputs, ours), (of_whole, theirs) = (
+        gradients(alone, alone.full_spec(), own),
+        gradients(network, path, whole),
+    )
+    assert torch.equal(outputs, of_whole)
+    assert (
+        ours.keys() == theirs.keys() == {name for name, _ in build_module(alone, alone.full_spec()).named_parameters()}
+    )
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+@settings(deadline=None, max_examples=40)
+@given(case=paths())
+def test_a_path_takes_the_multiplications_and_numbers_of_its_module(case: tuple[Network, SubnetSpec]) -> None:
+    network, path = case
+    alone = network_of(realised(network, path))
+    module = build_module(alone, alone.full_spec()).eval()
+    inputs = inputs_of(network.config, 1)
+    with FlopCounterMode(display=False) as counter:
+        module(inputs if network.symbols else inputs.float())
+    recurrent = {"lstm", "gru"} & {one for _, own in path.choices for one in own}
+    cost = estimate_cost(network, path, batch_size=1)
+    assert cost.forward_macs == estimate_cost(alone, alone.full_spec(), batch_size=1).forward_macs
+    if not recurrent:  # PyTorch counts none of their fused kernels
+        assert 2 * cost.forward_macs == counter.get_total_flops()
+    assert cost.parameters == sum(tensor.numel() for tensor in module.state_dict().values())
+    parts = Costs(network).of_parts(network.full_spec())
+    named = ["", *(f"{choice}.{own[0]}" for choice, own in path.choices)]
+    assert sum(parts[name][0] for name in named) == cost.parameters
+    assert sum(parts[name][1] for name in named) == cost.forward_macs
+
+
+@settings(deadline=None, max_examples=40)
+@given(case=subspaces())
+def test_a_subspace_has_the_tensors_of_its_operators_and_always_those_of_no_choice(
+    case: tuple[Network, SubnetSpec],
+) -> None:
+    network, spec = case
+    kept = {name: dict(spec.choices).get(name, choice.operators) for name, choice in network.choices.items()}
+    parts = {f"{name}.{one}" for name, own in kept.items() for one in own}
+    assert network.parts_of(spec) == parts
+    assert network.operators_of(spec) == kept
+    expected = {name for name, decl in network.tensors.items() if decl.part is None or decl.part in parts}
+    assert network.shapes(spec).keys() == expected
+    assert network.parameter_count(spec) == sum(math.prod(network.tensors[name].shape) for name in expected)
+    assert network.is_path(spec) == all(len(own) == 1 for own in kept.values())
+    cost, least = estimate_cost(network, spec, batch_size=1), list[int]()
+    for seed in range(20):
+        chance = random.Random(seed)
+        path = path_spec(network, [chance.choice(own) for own in kept.values()])
+        least.append(estimate_cost(network, path, batch_size=1).forward_macs)
+    assert cost.forward_macs <= min(least)  # that of its cheapest path
+    assert cost.weight_bytes == 4 * network.parameter_count(spec)
+
+
+@pytest.mark.parametrize("network", NETWORKS, ids=lambda one: f"{one.config.TYPE} {one.config.norm}")
+def test_every_operator_has_tensors_and_norms_of_its_own(network: Network) -> None:
+    for name, choice in network.choices.items():
+        for operator, part in zip(choice.operators, choice.parts, strict=True):
+            own = {tensor for tensor, decl in network.tensors.items() if decl.part == part}
+            assert all(tensor.startswith(f"{name}.") for tensor in own)
+            assert bool(own) == (operator != "identity")
+
+
+@pytest.mark.parametrize(
+    ("operators", "words"),
+    [
+        ([], "a path names 0 operators, but the network has 3 choices"),
+        (["conv1", "conv1", "conv7"], "conv7"),
+    ],
+)
+def test_what_is_no_path_is_refused(operators: list[str], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        path_spec(NETWORKS[0], operators)
+
+
+def test_only_a_path_of_a_supernet_is_realised() -> None:
+    with pytest.raises(ConfigError, match="but a path has one of each choice"):
+        realised(NETWORKS[0], NETWORKS[0].full_spec())
+    plain = network_of(Mlp(input_shape=(2,), class_count=2, widths=(4,), depths=(1,)))
+    with pytest.raises(ConfigError, match="family 'mlp' has no operators to choose from"):
+        realised(plain, plain.full_spec())
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"operators": (("conv1", "conv9"),)}, "conv9"),
+        ({"operators": ((),)}, "operators"),
+        ({"operators": (("conv1",), ("conv1",))}, "operators"),
+        ({"last_widths": (4, 4)}, "last_widths are"),
+        ({"widths": (4, 7)}, "widths are"),
+    ],
+)
+def test_settings_of_no_supernet_are_refused(changes: dict[str, object], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        network_of(replace(CNN, **changes))  # type: ignore[arg-type]
+
+
+def test_a_block_that_changes_the_width_is_no_identity() -> None:
+    with pytest.raises(ConfigError, match="changes the width from 4 to 6, but is the identity"):
+        network_of(replace(RNN, operators=(("lstm",), ("lstm",), ("identity",))))
+    assert "identity" not in NETWORKS[3].choices["section1.block0"].operators
