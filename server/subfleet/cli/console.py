@@ -194,6 +194,6 @@ def _title(record: RoundRecord) -> str:
     what = ", norms measured" if record.calibrated else ""
     subnets = len({row.spec_id for row in record.folded})
     return (
-        f"round {record.round}: accuracy {record.accuracy:.4f}, {subnets} different subnet{'s' * (subnets != 1)}, "
+        f"round {record.round}: {record.told}, {subnets} different subnet{'s' * (subnets != 1)}, "
         f"{record.seconds:.1f} s{logs}{what}"
     )

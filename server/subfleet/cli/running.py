@@ -116,7 +116,9 @@ def next_steps(outcome: "Outcome") -> Iterator[str]:
     from subfleet.reporting.telling import ending_lines
 
     yield ""
-    yield f"Test accuracy of the full model: {outcome.result.accuracy:.4f}"
+    symbols = outcome.result.rounds[-1].perplexity if outcome.result.rounds else None
+    perplexity = "" if symbols is None else f", perplexity {symbols:.4g}"
+    yield f"Test accuracy of the full model: {outcome.result.accuracy:.4f}{perplexity}"
     for model in outcome.models:
         difference = model["max_abs_diff"]
         known = "an unknown amount" if difference is None else f"{difference:.1e}"

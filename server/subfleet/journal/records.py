@@ -161,6 +161,8 @@ class RoundRecord:
         retries: how often the round was tried before without anything to fold; `seconds` are those of the last try.
         model_bytes: of all tensors that the server had to keep after it: those of every network in use, copies that
             some clients have, moments of a server optimiser, and what the method remembers in tensors.
+        perplexity: of a model of symbols, e to the power of the loss, of which more than 700 counts as 700; None of
+            any other.
     """
 
     round: int
@@ -173,6 +175,13 @@ class RoundRecord:
     calibrated: bool = False
     retries: int = 0
     model_bytes: int = 0
+    perplexity: float | None = None
+
+    @property
+    def told(self) -> str:
+        """How good the model is, in words."""
+        symbols = "" if self.perplexity is None else f", perplexity {self.perplexity:.4g}"
+        return f"accuracy {self.accuracy:.4f}{symbols}"
 
     @property
     def due(self) -> tuple[ClientRow, ...]:

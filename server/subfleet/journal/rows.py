@@ -1,5 +1,6 @@
 """From seats to the rows that people read."""
 
+import math
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +20,9 @@ from subfleet.search.candidates import Candidate
 
 __all__ = ["deployed_models", "evaluation_record", "record_of", "round_record"]
 
+_MOST_LOSS = 700.0
+"""Beyond which a perplexity is no number."""
+
 
 def round_record(terms: Terms, close: Close, traffic: Traffic) -> RoundRecord:
     """The record of a closed round."""
@@ -34,6 +38,9 @@ def round_record(terms: Terms, close: Close, traffic: Traffic) -> RoundRecord:
         calibrated=terms.config.calibrates(close.round),
         retries=close.retries,
         model_bytes=close.model_bytes,
+        perplexity=math.exp(min(close.loss, _MOST_LOSS))
+        if terms.config.training.objective.name == "next_token"
+        else None,
     )
 
 

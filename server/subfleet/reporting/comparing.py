@@ -34,6 +34,7 @@ _SEED = re.compile(r"-s\d+$")
 _LEAST_PAIRS = 2
 FIGURES: Mapping[str, str] = MappingProxyType(
     {
+        "perplexity": "perplexity",
         "subnets": "subnets",
         "worst_tier": "worst tier",
         "own_mean": "own",
@@ -42,7 +43,7 @@ FIGURES: Mapping[str, str] = MappingProxyType(
         "backdoor": "backdoor",
     }
 )
-"""What a run tells of its clients' own subnets, those of a batch more, and what a table calls it."""
+"""What a run tells beside its accuracy: perplexity of symbols, and its clients' own subnets; and its name in tables."""
 COSTS: Mapping[str, tuple[str, float, str]] = MappingProxyType(
     {
         "networks": ("networks", 1, ".1f"),
@@ -178,11 +179,13 @@ def _means(names: Iterable[str], told: Sequence[Mapping[str, Any]]) -> dict[str,
 
 
 def _own(summary: Mapping[str, Any]) -> dict[str, float]:
-    """What devices found on held-out samples of their own, on any host."""
+    """Perplexity of a model of symbols, and what devices found on held-out samples of their own, on any host."""
+    symbols = summary.get("perplexity")
+    told = {} if symbols is None else {"perplexity": symbols}
     found = (summary.get("evaluation") or {}).get("accuracy")
     if found is None:
-        return {}
-    return {"own_mean": found["mean"], "own_range": found["interquartile_range"], "own_worst": found["worst"]}
+        return told
+    return {**told, "own_mean": found["mean"], "own_range": found["interquartile_range"], "own_worst": found["worst"]}
 
 
 def _costs(summary: Mapping[str, Any]) -> dict[str, float]:

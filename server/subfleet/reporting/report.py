@@ -35,8 +35,10 @@ def report_html(name: str, result: RunResult, record: dict[str, Any]) -> str:
         record: what summary.json holds; its `models` are shown where there are some.
     """
     rounds = result.rounds
+    symbols = rounds[-1].perplexity if rounds else None
+    perplexity = "" if symbols is None else f", perplexity <b>{symbols:.4g}</b>,"
     reached = (
-        f"<p>Test accuracy of the full model <b>{result.accuracy:.4f}</b> after {len(rounds)} rounds "
+        f"<p>Test accuracy of the full model <b>{result.accuracy:.4f}</b>{perplexity} after {len(rounds)} rounds "
         f"(run <code>{escape(result.run_id)}</code>). Devices took part in "
         f"<b>{participation_of(rounds):.1%}</b> of the rounds in which they were to.</p>"
     )
@@ -189,7 +191,7 @@ def _models(models: Sequence[dict[str, Any]]) -> str:
 
 
 def _round(record: RoundRecord) -> str:
-    title = f"Round {record.round}: accuracy {record.accuracy:.4f}, {record.seconds:.1f} s"
+    title = f"Round {record.round}: {record.told}, {record.seconds:.1f} s"
     if record.log_time_s is not None:
         title += f", logs read at {record.log_time_s:g} s"
     title += f"; {participation_text(record)}"
