@@ -23,6 +23,7 @@ from subfleet.protocol.topics import Topics
 from subfleet.reporting.results import write_results
 from subfleet.serving.session import Server
 from subfleet.settings.fleet import DeviceSettings
+from subfleet.settings.kept import MODEL, SUPERNET
 from subfleet.settings.run import Run
 from subfleet.transport.address import BrokerAddress, mqtt_client_id, parse_url
 from subfleet.transport.claiming import ClaimingTransport, server_place
@@ -125,7 +126,9 @@ def _collect(folder: Path, result: RunResult, test: Path, observer: RunObserver)
         raise RunError(
             "no round of the run folded an update, so there is no model; see the reasons in the tables above"
         )
-    shutil.copyfile(result.model_path, folder / "model.safetensors")
+    shutil.copyfile(result.model_path, folder / MODEL)
+    if result.supernet_path is not None:
+        shutil.copyfile(result.supernet_path, folder / SUPERNET)
     observer.say("Loading each device's own model in a fresh process")
     try:
         models = _own_models(folder, result, test)

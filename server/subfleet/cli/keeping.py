@@ -76,6 +76,43 @@ def networks(
             show_networks(rows, Console())
 
 
+@runs.command(epilog="Example: subfleet runs path fedoras --random 1 --target onnx --out path")
+def path(  # noqa: PLR0913, PLR0917 - one parameter per option is how typer reads a command
+    name: Name,
+    operators: Annotated[
+        list[str] | None, typer.Option("--operator", help="Of each choice in turn; once for each of them.")
+    ] = None,
+    random: Annotated[int | None, typer.Option("--random", help="Draw a path with this seed instead.")] = None,
+    target: Annotated[
+        list[str] | None, typer.Option("--target", help="What to write models for; else the run's own targets.")
+    ] = None,
+    out: Annotated[Path, typer.Option("--out", help="Folder for the files.")] = Path("path"),
+    folder: Runs = _FOLDER,
+    json: Json = False,
+    verbose: Verbose = False,
+) -> None:
+    """Write any path of a run's supernet, with the weights that it has before any fine-tuning."""
+    with reporting(verbose=verbose):
+        from subfleet.cli.paths import chosen_path, supernet_of, write_path
+        from subfleet.programs.place import default_cache
+
+        supernet = supernet_of(_existing(folder, name))
+        targets = target or supernet.run.deploy_targets or supernet.run.targets
+        wanted = chosen_path(supernet.network, operators or (), random)
+        found = write_path(supernet, wanted, targets, out, cache=default_cache())
+        if json:
+            typer.echo(json_module.dumps(found))
+            return
+        typer.echo(f"{found['forward_macs']} multiplications a sample, {found['parameters']} parameters:")
+        for choice, operator in found["operators"].items():
+            typer.echo(f"  {choice}: {operator}")
+        typer.echo(f"Its weights are in {found['weights']}")
+        for one, file in found["files"].items():
+            difference = found["max_abs_diff"][one]
+            known = "an unknown amount" if difference is None else f"{difference:.1e}"
+            typer.echo(f"{file} for {one} differs from PyTorch by {known}")
+
+
 @runs.command(epilog="Example: subfleet runs resume quickstart")
 def resume(name: Name, folder: Runs = _FOLDER, json: Json = False, verbose: Verbose = False) -> None:
     """Go on with a run that was interrupted, with the settings that it was begun with."""

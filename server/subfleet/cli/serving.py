@@ -22,7 +22,7 @@ from subfleet.reporting.api import serve_http
 from subfleet.reporting.results import write_results
 from subfleet.reporting.telling import ending_lines
 from subfleet.serving.session import Server
-from subfleet.settings.kept import keep_run, make_folder
+from subfleet.settings.kept import MODEL, SUPERNET, keep_run, make_folder
 from subfleet.settings.run import Run
 from subfleet.settings.taking import with_model
 from subfleet.transport.address import BrokerAddress, mqtt_client_id, parse_url
@@ -113,7 +113,9 @@ def serve_fleet(options: ServeOptions, *, display: Display, stop: threading.Even
 
 def _keep(folder: Path, run: Run, result: RunResult, display: RunObserver) -> Path:
     if result.model_path is not None:
-        shutil.copyfile(result.model_path, folder / "model.safetensors")
+        shutil.copyfile(result.model_path, folder / MODEL)
+    if result.supernet_path is not None:
+        shutil.copyfile(result.supernet_path, folder / SUPERNET)
     for model in result.deployed:
         kept = folder / "models" / model.client_id / f"model{model.path.suffix}"
         kept.parent.mkdir(parents=True, exist_ok=True)

@@ -2,7 +2,7 @@
 
 import hashlib
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 import torch
@@ -56,11 +56,11 @@ def load_checkpoint(folder: Path, round_number: int, sha256: str) -> dict[str, t
     return load(content)
 
 
-def prune_checkpoints(folder: Path, *, keep_from: int) -> None:
-    """Remove the checkpoints of rounds before `keep_from`."""
+def prune_checkpoints(folder: Path, *, keep_from: int, kept: Collection[int] = ()) -> None:
+    """Remove the checkpoints of rounds before `keep_from`, but for some that are kept."""
     for path in folder.glob("round-*.safetensors"):
         number = path.stem.removeprefix("round-")
-        if number.isdigit() and int(number) < keep_from:
+        if number.isdigit() and int(number) < keep_from and int(number) not in kept:
             path.unlink(missing_ok=True)
 
 

@@ -246,6 +246,7 @@ class RunResult:
         rounds: every finished round, those before a restart included.
         deployed: each client's models, one per target.
         model_path: the last checkpoint; None where no round was folded.
+        supernet_path: the checkpoint of the last round of a supernet that was searched; None where there was none.
         method: its name in a configuration.
         method_status: "exact" where the run did what the method's paper says, else in what it differed.
         networks: that it had, the one that it began with first.
@@ -264,6 +265,7 @@ class RunResult:
     rounds: tuple[RoundRecord, ...]
     deployed: tuple[DeployedModel, ...]
     model_path: Path | None
+    supernet_path: Path | None = None
     networks: tuple[NetworkRecord, ...] = ()
     evaluations: tuple[EvaluationRecord, ...] = ()
     generations: tuple[GenerationRecord, ...] = ()

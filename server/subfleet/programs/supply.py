@@ -323,7 +323,7 @@ class Supply:
             kept = _kept(exported, self._models_folder / wanted.client_id / f"model{exported.suffix}")
             blob = self._blobs.add_file(kept)
             programs.append(ProgramRef(program_id=blob.sha256, target=target, blob=blob))
-            models.append(ModelFile(target=target, file=str(kept), **_figures(exported)))
+            models.append(ModelFile(target=target, file=str(kept), **figures_of(exported)))
         return ModelsMade(wanted=wanted, programs=tuple(programs), models=tuple(models))
 
     def _packed(self, network_id: str, request: TrainRequest | EvaluateRequest, files: _Files) -> _Program:
@@ -380,7 +380,7 @@ def _told(wanted: Supplied, error: BaseException) -> str:
     return said
 
 
-def _figures(exported: Path) -> dict[str, float | None]:
+def figures_of(exported: Path) -> dict[str, float | None]:
     """The exporter's own findings, which lie beside the model as `<file>.json`."""
     try:
         found = json.loads(Path(f"{exported}.json").read_text(encoding="utf-8"))

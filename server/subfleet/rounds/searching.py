@@ -20,7 +20,7 @@ from subfleet.rounds.requests import GenerationMade, GenerationWanted
 from subfleet.rounds.state import RunState, remembered
 from subfleet.rounds.terms import Terms
 
-__all__ = ["generation_failed", "generation_made", "generation_wanted", "search_due", "searching"]
+__all__ = ["generation_failed", "generation_made", "generation_wanted", "search_due", "searched_round", "searching"]
 
 Outcome = tuple[RunState, tuple[Action, ...]]
 
@@ -75,6 +75,12 @@ def generation_failed(state: RunState, wanted: GenerationWanted, reason: str, no
         return state
     failure = f"generation {wanted.number} of the search after round {wanted.round} cannot be scored: {reason}"
     return replace(state, phase="failed", entered_s=now_s, failure=failure)
+
+
+def searched_round(terms: Terms, state: RunState) -> int:
+    """The round after which a supernet was searched and retired: its checkpoint alone has all paths; 0 for none."""
+    retired = (one for one in state.lineages if one.retired_round)
+    return max((one.retired_round or 0 for one in retired if terms.declared(one).network.choices), default=0)
 
 
 def _with_scores(terms: Terms, state: RunState, now_s: float) -> Outcome:

@@ -60,6 +60,7 @@ from subfleet.rounds.ending import why_early
 from subfleet.rounds.events import Event, Tick
 from subfleet.rounds.exhaustive import never
 from subfleet.rounds.requests import BeginningWanted, GenerationWanted, SearchWanted
+from subfleet.rounds.searching import searched_round
 from subfleet.rounds.state import RunState
 from subfleet.serving.garbage import freeze_what_is_loaded
 from subfleet.serving.loading import loaded_model
@@ -258,6 +259,7 @@ class Server:
         """How the run stands, or ended."""
         records, evaluations = self._journal.records(), self._journal.evaluations()
         path = checkpoint_path(self._places.checkpoints, self._state.folded_round)
+        searched = searched_round(self._terms, self._state)
         return RunResult(
             run_id=self.run_id,
             method=self._config.method.TYPE,
@@ -267,6 +269,7 @@ class Server:
             rounds=records,
             deployed=deployed_models(self._terms, [seat for _, seat in sorted(self._state.seats.items())]),
             model_path=path if self._state.folded_round else None,
+            supernet_path=checkpoint_path(self._places.checkpoints, searched) if searched else None,
             networks=network_records(self._terms, self._state, records, evaluations),
             evaluations=evaluations,
             generations=self._journal.generations(),
@@ -394,6 +397,8 @@ class Server:
     def _tidy(self, needed: Set[str] = frozenset()) -> None:
         """Remove what no round needs any more, but for the blobs of some digests."""
         keep_from = self._state.folded_round - self._config.keep_rounds + 1
-        prune_checkpoints(self._places.checkpoints, keep_from=keep_from)
+        prune_checkpoints(
+            self._places.checkpoints, keep_from=keep_from, kept=[searched_round(self._terms, self._state)]
+        )
         stored = self._journal.update_digests(since_round=keep_from)
         self._blobs.prune(self._supply.digests | self._uploads.digests | self._checks.digests | stored | needed)

@@ -11,13 +11,15 @@ from subfleet.settings.parts import parts_of
 from subfleet.settings.run import Run
 from subfleet.settings.validation import validated
 
-__all__ = ["FILE", "MODEL", "SUMMARY", "free_folder", "keep_run", "kept_run", "make_folder", "replayed_run"]
+__all__ = ["FILE", "MODEL", "SUMMARY", "SUPERNET", "free_folder", "keep_run", "kept_run", "make_folder", "replayed_run"]
 
 FILE = "run.json"
 SUMMARY = "summary.json"
 """Of what a run came to; it is there when the run is over."""
 MODEL = "model.safetensors"
 """The whole model after the last round, with all networks that were in use then."""
+SUPERNET = "supernet.safetensors"
+"""The whole model as it was before a search took paths of it; of runs that searched."""
 
 
 def make_folder(folder: Path) -> Path:

@@ -12,6 +12,7 @@ from subfleet.journal.guarding import GuardedObserver
 from subfleet.journal.records import RunObserver
 from subfleet.protocol.errors import RunError
 from subfleet.reporting.results import write_results
+from subfleet.settings.kept import MODEL, SUPERNET
 from subfleet.settings.run import Run
 
 __all__ = ["run_in_batch"]
@@ -42,7 +43,9 @@ def run_in_batch(
         raise RunError(
             "no round of the run folded an update, so there is no model; see the reasons in the tables above"
         )
-    (folder / "model.safetensors").write_bytes(result.model)
+    (folder / MODEL).write_bytes(result.model)
+    if result.supernet:
+        (folder / SUPERNET).write_bytes(result.supernet)
     report = write_results(
         folder, name=folder.name, result=result.result, extra={"figures": whole_run(experiment, result)}
     )

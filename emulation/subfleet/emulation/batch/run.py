@@ -74,6 +74,7 @@ class BatchResult:
     Attributes:
         rounds: every round, with a row per client. Measured peaks are 0: memory is not measured in a shared process.
         model: the last checkpoint, a safetensors container of the whole model; empty where no round folded anything.
+        supernet: the last checkpoint of a supernet that was searched; empty where there was none.
         trained: by client id, the client with each subnet that it was folded with, a round number to each.
         turns: how often every party acted.
         logical_seconds: how long the run took by its own clock.
@@ -82,6 +83,7 @@ class BatchResult:
 
     rounds: tuple[RoundRecord, ...]
     model: bytes
+    supernet: bytes
     trained: Mapping[str, Mapping[int, Participant]]
     turns: int
     logical_seconds: float
@@ -291,8 +293,9 @@ def _result(stage: _Stage, turns: int) -> BatchResult:
     return BatchResult(
         rounds=tuple(notes.rounds),
         model=path.read_bytes() if path is not None else b"",
+        supernet=result.supernet_path.read_bytes() if result.supernet_path is not None else b"",
         trained=MappingProxyType(dict(sorted(notes.trained.items()))),
         turns=turns,
         logical_seconds=stage.clock(),
-        result=replace(result, model_path=None, logical_time=True),
+        result=replace(result, model_path=None, supernet_path=None, logical_time=True),
     )
