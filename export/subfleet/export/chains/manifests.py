@@ -1,11 +1,11 @@
 """What the manifest of a chain says: its links, its programs, and the values of all of them together."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 
 from subfleet.export.chains.cutting import LinkModule, OperatorModule
-from subfleet.export.chains.planning import LinkBytes, base_bytes, memory_of, peak_bytes, runtime_bytes
+from subfleet.export.chains.planning import LinkBytes, base_bytes, memory_of, peak_bytes, reading_bytes, runtime_bytes
 from subfleet.export.chains.supernets import Cut
 from subfleet.export.chains.values import chain_evaluation, chain_training, of_role
 from subfleet.export.chains.writing import WrittenStep
@@ -15,6 +15,7 @@ from subfleet.export.versions import tool_versions
 from subfleet.protocol.chains import Chain, Link, LinkOperator, program_name
 from subfleet.protocol.errors import ExportError
 from subfleet.protocol.programs import PieceProgram, ProgramManifest, ValueInfo
+from subfleet.protocol.schema import canonical_json
 
 __all__ = ["manifest_of"]
 
@@ -34,6 +35,12 @@ def manifest_of(cut: Cut, written: Mapping[str, _Steps], request: ProgramRequest
         ExportError: the target can run no operator of a choice.
     """
     chain = _Chaining(cut=cut, written=written, request=request).chain()
+    # A manifest is read as a whole, and tells thousands of values.
+    read_bytes = reading_bytes(len(canonical_json(_manifest(cut, written, request, chain))))
+    return _manifest(cut, written, request, replace(chain, fixed_bytes=chain.fixed_bytes + read_bytes))
+
+
+def _manifest(cut: Cut, written: Mapping[str, _Steps], request: ProgramRequest, chain: Chain) -> ProgramManifest:
     programs = {program_name(piece, kind): one for piece, steps in written.items() for kind, one in steps.items()}
     inputs, outputs = _values(cut, request)
     fixed = [link.operators[0].needs for link in chain.links if not link.open]

@@ -1,0 +1,370 @@
+"""Chains of programs against one program of the same path: time of a step, planned and measured memory, exports.
+
+python benchmarks/chains.py                             # prints tables
+python benchmarks/chains.py --networks cnn_s --targets onnx --paths 2
+python benchmarks/chains.py --json                      # ends with one JSON object
+python benchmarks/chains.py --write                     # and writes benchmarks/results/chains.md
+python benchmarks/chains.py --spoil plan                # plans without what paths keep: has to fail
+
+The networks are the presets of FedorAS at their own sizes, for CIFAR-10, for 12 spoken words and for characters. Paths are
+drawn, all equally likely. Each is trained by the device's own trainer, in turns, by the supernet's chain and by the program
+of the path as a network of its own, which computes activations again as the chain does. Every training is a fresh process
+with one thread; of steps the median over the turns counts, of memory the most.
+
+The exit status is 1 where a chain's step takes more than 1.5 times the program's, or plans are not 0.95 to 1.10 of what
+was measured.
+"""
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
+from pathlib import Path
+from random import Random
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from subfleet.arrays import encode_arrays
+from subfleet.elastic.building import init_state, network_of
+from subfleet.elastic.families import preset
+from subfleet.elastic.maps import extract
+from subfleet.elastic.network import Family, Network
+from subfleet.elastic.paths import path_spec, realised
+from subfleet.export.programs import export_training_program
+from subfleet.export.requests import TrainRequest
+from subfleet.protocol.chains import Chain
+from subfleet.protocol.errors import SubfleetError
+from subfleet.protocol.programs import Program, encode_program
+from subfleet.protocol.subnet import SubnetSpec
+from subfleet.protocol.training import ObjectiveSettings, OptimiserSettings
+
+RESULTS = Path(__file__).parent / "results" / "chains.md"
+NETWORKS = MappingProxyType({"cnn_l": ((3, 32, 32), 10), "cnn_s": ((1, 49, 10), 12), "rnn": ((80,), 80)})
+"""Of each preset, the shape of an input, and how many classes there are."""
+TARGETS = ("onnx", "executorch")
+BATCH, STEPS = 16, 6
+MOST_TIMES, LEAST_PLAN, MOST_PLAN = 1.5, 0.95, 1.10
+OPTIMISER = OptimiserSettings(momentum=0.9)
+CLIPPED = OptimiserSettings(momentum=0.0, max_gradient_norm=5.0)
+TRAIN = """
+import json, sys
+from pathlib import Path
+from subfleet.protocol.paths import PathSettings
+from subfleet.protocol.programs import TrainJob
+from subfleet.protocol.schema import from_plain
+from subfleet.protocol.training import TrainingSettings
+job = json.loads(sys.argv[1])
+folder = Path(job["folder"])
+if job["target"] == "onnx":
+    from subfleet.trainers.onnx import OnnxTrainer as Trainer
+else:
+    from subfleet.trainers.executorch import ExecutorchTrainer as Trainer
+trainer = Trainer()
+trainer.describe(str(folder / "data.npz"))
+choices = tuple((name, tuple(own)) for name, own in job["choices"])
+result = trainer.train(
+    TrainJob(
+        program_path=folder / job["program"],
+        weights_path=folder / job["weights"],
+        output_path=folder / "change",
+        data=str(folder / "data.npz"),
+        settings=from_plain(TrainingSettings, job["settings"]),
+        round=0,
+        client_id="a",
+        memory_limit_bytes=2**40,
+        paths=PathSettings() if choices else None,
+        choices=choices,
+    ),
+    lambda: False,
+)
+step_s = result.train_seconds / result.step_count
+sys.stdout.write(json.dumps({"peak_bytes": result.measured_peak_bytes, "step_s": step_s}))
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One path of a network on a target.
+
+    Attributes:
+        chain_s, whole_s: a step by the chain, and by the program of the path.
+        planned_bytes, measured_bytes: by the chain.
+        whole_bytes: measured by the program of the path.
+    """
+
+    network: str
+    target: str
+    path: tuple[str, ...]
+    chain_s: float
+    whole_s: float
+    planned_bytes: int
+    measured_bytes: int
+    whole_bytes: int
+
+    @property
+    def times(self) -> float:
+        """How many times the program's step the chain's is."""
+        return self.chain_s / self.whole_s
+
+    @property
+    def plan(self) -> float:
+        """Planned over measured."""
+        return self.planned_bytes / self.measured_bytes
+
+    @property
+    def accepted(self) -> bool:
+        """Whether both are as they have to be."""
+        return self.times <= MOST_TIMES and LEAST_PLAN <= self.plan <= MOST_PLAN
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Written:
+    """A supernet's chain, as it was written.
+
+    Attributes:
+        places: operators of all choices, and links without one; pieces: different programs among them.
+        seconds: it took; path_seconds: the first path's own program.
+    """
+
+    network: str
+    target: str
+    places: int
+    pieces: int
+    bytes: int
+    seconds: float
+    path_seconds: float
+
+
+class Bench:
+    """A network on a target: its chain is written once, in a folder with data.
+
+    Args:
+        name: of the preset.
+        target: of programs.
+        folder: for files.
+    """
+
+    def __init__(self, name: str, target: str, folder: Path) -> None:
+        shape, classes = NETWORKS[name]
+        self.name, self.target, self.folder = name, target, folder
+        self.network: Network = network_of(
+            preset(name, input_shape=shape, class_count=classes, norm="none" if name == "rnn" else "group")
+        )
+        self.tokens = self.network.symbols > 0
+        self._write_data(shape, classes)
+        started_s = time.perf_counter()
+        program = self._export(self.network.config, self.network.full_spec(), recompute=False)
+        self.seconds, self.program = time.perf_counter() - started_s, program
+        content = encode_program(program)
+        (folder / "chain").write_bytes(content)
+        self.bytes, self.path_seconds = len(content), 0.0
+
+    @property
+    def chain(self) -> Chain:
+        """Of the supernet.
+
+        Raises:
+            ValueError: its program has none.
+        """
+        if self.program.manifest.chain is None:
+            raise ValueError(f"the program of {self.name} is no chain")
+        return self.program.manifest.chain
+
+    def row(self, path: SubnetSpec, turns: int, *, spoiled: bool) -> Row:
+        """A path, trained in turns both ways."""
+        alone: Family = realised(self.network, path)
+        started_s = time.perf_counter()
+        whole = self._export(alone, SubnetSpec(), recompute=True)
+        self.path_seconds = self.path_seconds or time.perf_counter() - started_s
+        (self.folder / "whole").write_bytes(encode_program(whole))
+        state = extract(self.network, path, init_state(self.network, 0))
+        weights = encode_arrays({name: tensor.numpy() for name, tensor in state.items()})
+        (self.folder / "weights").write_bytes(weights)
+        found = [(self._trained("chain", path.choices), self._trained("whole", ())) for _ in range(turns)]
+        room = self.chain.room(self.chain.kept(dict(path.choices)))
+        return Row(
+            network=self.name,
+            target=self.target,
+            path=tuple(own[0] for _, own in path.choices),
+            chain_s=statistics.median(one["step_s"] for one, _ in found),
+            whole_s=statistics.median(one["step_s"] for _, one in found),
+            planned_bytes=room.held_bytes if spoiled else room.largest_peak_bytes,
+            measured_bytes=max(one["peak_bytes"] for one, _ in found),
+            whole_bytes=max(one["peak_bytes"] for _, one in found),
+        )
+
+    def written(self) -> Written:
+        """What the chain's export took."""
+        pieces = {one.piece for link in self.chain.links for one in link.operators}
+        return Written(
+            network=self.name,
+            target=self.target,
+            places=sum(len(link.operators) for link in self.chain.links),
+            pieces=len(pieces),
+            bytes=self.bytes,
+            seconds=self.seconds,
+            path_seconds=self.path_seconds,
+        )
+
+    def _export(self, model: Any, spec: SubnetSpec, *, recompute: bool) -> Program:
+        request = TrainRequest(
+            model=model,
+            spec=spec,
+            target=self.target,
+            batch_size=BATCH,
+            objective=ObjectiveSettings(name="next_token" if self.tokens else "cross_entropy"),
+            optimiser=CLIPPED if self.tokens else OPTIMISER,
+            recompute=recompute,
+        )
+        return export_training_program(request)
+
+    def _write_data(self, shape: tuple[int, ...], classes: int) -> None:
+        random, count = np.random.default_rng(0), BATCH * STEPS
+        x = random.integers(0, classes, (count, *shape)) if self.tokens else random.standard_normal((count, *shape))
+        y = random.integers(0, classes, (count, *shape) if self.tokens else count)
+        np.savez(self.folder / "data.npz", x=x if self.tokens else x.astype(np.float32), y=y)
+
+    def _trained(self, program: str, choices: Sequence[tuple[str, tuple[str, ...]]]) -> dict[str, Any]:
+        optimiser, name = (CLIPPED, "next_token") if self.tokens else (OPTIMISER, "cross_entropy")
+        job = {
+            "folder": str(self.folder),
+            "program": program,
+            "weights": "weights",
+            "target": self.target,
+            "choices": list(choices),
+            "settings": {
+                "batch_size": BATCH,
+                "learning_rate": 0.001,
+                "recompute": program == "whole",
+                "objective": {"name": name},
+                "optimiser": {"momentum": optimiser.momentum, "max_gradient_norm": optimiser.max_gradient_norm},
+            },
+        }
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        command = [sys.executable, "-c", TRAIN, json.dumps(job)]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise RuntimeError(f"{program} of {self.name} on {self.target} failed: {done.stderr[-2000:]}")
+        found: dict[str, Any] = json.loads(done.stdout)
+        return found
+
+
+def path_table(rows: Sequence[Row]) -> list[list[str]]:
+    """Cells, the heads first."""
+    heads = ["network", "target", "path", "chain ms", "program ms", "times", "planned MB", "measured MB", "plan"]
+    found = [[*heads, "program MB"]]
+    for row in rows:
+        found.append(
+            [
+                *(row.network, row.target, " ".join(row.path)),
+                *(f"{row.chain_s * 1e3:.1f}", f"{row.whole_s * 1e3:.1f}", f"{row.times:.2f}"),
+                *(f"{row.planned_bytes / 1e6:.1f}", f"{row.measured_bytes / 1e6:.1f}", f"{row.plan:.2f}"),
+                f"{row.whole_bytes / 1e6:.1f}",
+            ]
+        )
+    return found
+
+
+def export_table(rows: Sequence[Written]) -> list[list[str]]:
+    """Cells, the heads first."""
+    heads = [
+        "network",
+        "target",
+        "places",
+        "pieces",
+        "chain MB",
+        "seconds, cold",
+        "seconds a piece",
+        "one path, seconds",
+    ]
+    return [heads] + [
+        [
+            *(row.network, row.target, str(row.places), str(row.pieces), f"{row.bytes / 1e6:.1f}"),
+            *(f"{row.seconds:.0f}", f"{row.seconds / row.pieces:.1f}", f"{row.path_seconds:.1f}"),
+        ]
+        for row in rows
+    ]
+
+
+def markdown(cells: Sequence[Sequence[str]]) -> str:
+    """As a table."""
+    return "".join(f"| {' | '.join(row)} |\n" for row in (cells[0], ["---"] * len(cells[0]), *cells[1:]))
+
+
+def printed(console: Console, cells: Sequence[Sequence[str]]) -> None:
+    """For people."""
+    table = Table(*cells[0])
+    for row in cells[1:]:
+        table.add_row(*row)
+    console.print(table)
+
+
+def measured(asked: argparse.Namespace, console: Console) -> tuple[list[Row], list[Written]]:
+    """All rows."""
+    rows, written = [], []
+    for name in asked.networks:
+        for target in asked.targets:
+            console.print(f"writing the chain of {name} for {target}")
+            with tempfile.TemporaryDirectory() as folder:
+                bench, chance = Bench(name, target, Path(folder)), Random(asked.seed)
+                for _ in range(asked.paths):
+                    drawn = [chance.choice(one.operators) for one in bench.network.choices.values()]
+                    path = path_spec(bench.network, drawn)
+                    rows.append(bench.row(path, asked.turns, spoiled=asked.spoil == "plan"))
+                    last = rows[-1]
+                    console.print(f"  {' '.join(drawn)}: {last.times:.2f} times, plan {last.plan:.2f}")
+                written.append(bench.written())
+    return rows, written
+
+
+def main() -> int:
+    """Measure, print, and write if asked; 1 where something is not as it has to be."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--networks", nargs="+", choices=list(NETWORKS), default=list(NETWORKS))
+    parser.add_argument("--targets", nargs="+", choices=TARGETS, default=list(TARGETS))
+    parser.add_argument("--paths", type=int, default=3, help="of each network; default 3")
+    parser.add_argument("--turns", type=int, default=3, help="of each path, both ways; default 3")
+    parser.add_argument("--seed", type=int, default=1, help="of the paths that are drawn")
+    parser.add_argument("--spoil", choices=["", "plan"], default="", help="an error that has to be found")
+    parser.add_argument("--json", action="store_true", help="end with one JSON object")
+    parser.add_argument("--write", action="store_true", help=f"write {RESULTS.name}")
+    asked = parser.parse_args()
+    console = Console(stderr=asked.json, width=200)
+    try:
+        rows, written = measured(asked, console)
+    except SubfleetError as error:
+        print(error, file=sys.stderr)
+        return int(error.exit_code)
+    printed(console, path_table(rows))
+    printed(console, export_table(written))
+    times, plans = [row.times for row in rows], [row.plan for row in rows]
+    summed = (
+        f"a step takes {statistics.median(times):.2f} times the program's, {max(times):.2f} at worst; "
+        f"plans are {min(plans):.2f} to {max(plans):.2f} of what was measured"
+    )
+    console.print(summed)
+    if asked.write:
+        tools = ", ".join(f"{one} {version(one)}" for one in ("torch", "onnxruntime", "executorch"))
+        head = f"# Chains of programs\n\n`python benchmarks/chains.py --write`, Python {platform.python_version()}, {tools},\n"
+        _, mark, remarks = (RESULTS.read_text() if RESULTS.exists() else "").partition("\n## ")
+        body = f"{platform.machine()}, one thread: {summed}.\n\n{markdown(path_table(rows))}\n{markdown(export_table(written))}"
+        RESULTS.write_text(f"{head}{body}{mark}{remarks}", encoding="utf-8")
+    if asked.json:
+        print(json.dumps({"paths": [asdict(row) for row in rows], "exports": [asdict(row) for row in written]}))
+    return not all(row.accepted for row in rows)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
