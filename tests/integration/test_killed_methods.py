@@ -31,8 +31,13 @@ OFTEN = ("dynamic_selection", "fedfa")
 """Beside HeteroFL, which `test_quickstart` kills: a search that is taken up, and grafted models."""
 CHOOSING = ("oort", "power_of_choice", "pyramidfl")
 """Those that choose who takes part, of whom one sits out in each round."""
-ROUNDS = {"fedtrans": 8}
-"""Of those that have more than three: a network has to grow, be written and be drawn."""
+ROUNDS = {"fedoras": 4, "fedtrans": 8}
+"""Of those that have more than three: a network has to grow, or be found, be written and be drawn."""
+FIRST_FOUND = {"fedoras": 3}
+"""The first round after which devices have a network to evaluate, where that is not the first."""
+SEARCHING = (
+    "method = { supernet_rounds = 2, search = { evolution = { evaluations = 8, population = 4, offspring = 4 } } }"
+)
 GROWING = "method = {gamma = 1, delta = 1, beta = 1e9, stop_rounds = 0}"
 FILE = """
 base = "{name}"
@@ -46,7 +51,7 @@ communication_s = 0.15
 clients_per_round = {count}
 evaluation = {{ every = 1 }}
 training = {{ epochs = 2 }}
-model = {{ widths = [64], depths = [2] }}
+{model}
 
 [[fleet.devices]]
 id = "pi-4"
@@ -157,9 +162,16 @@ def test_whatever_is_killed_the_run_ends_with_the_same_choices_and_bits(
 
 
 def file_of(name: str) -> str:
-    count, more = 2 if name in CHOOSING else 0, GROWING if name == "fedtrans" else ""
-    networks = BROUGHT if name == "fedadp" else ("",) * len(BROUGHT)
-    return FILE.format(name=name, count=count, rounds=ROUNDS.get(name, 3), more=more, networks=networks)
+    more = {"fedtrans": GROWING, "fedoras": SEARCHING}.get(name, "")
+    model = "model = { widths = [64], depths = [2] }"
+    return FILE.format(
+        name=name,
+        count=2 if name in CHOOSING else 0,
+        rounds=ROUNDS.get(name, 3),
+        more=more,
+        networks=BROUGHT if name == "fedadp" else ("",) * len(BROUGHT),
+        model="model = { depths = [1, 1] }" if name == "fedoras" else model,
+    )
 
 
 def _networks(folder: Path) -> set[str]:
@@ -177,7 +189,8 @@ def _choices(folder: Path) -> list[list[tuple[Any, ...]]]:
 def _found(folder: Path) -> list[list[tuple[Any, ...]]]:
     """What each device found after each round, once."""
     summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
-    assert [one["round"] for one in summary["evaluations"]] == list(range(1, ROUNDS.get(summary["method"], 3) + 1))
+    rounds = range(FIRST_FOUND.get(summary["method"], 1), ROUNDS.get(summary["method"], 3) + 1)
+    assert [one["round"] for one in summary["evaluations"]] == list(rounds)
     names = ("client_id", "spec_id", "loss", "accuracy", "sample_count", "label_count", "status")
     return [[tuple(row[name] for name in names) for row in record["clients"]] for record in summary["evaluations"]]
 
