@@ -6,10 +6,10 @@ python benchmarks/chains.py --json                      # ends with one JSON obj
 python benchmarks/chains.py --write                     # and writes benchmarks/results/chains.md
 python benchmarks/chains.py --spoil plan                # plans without what paths keep: has to fail
 
-The networks are the presets of FedorAS at their own sizes, for CIFAR-10, for 12 spoken words and for characters. Paths are
-drawn, all equally likely. Each is trained by the device's own trainer, in turns, by the supernet's chain and by the program
-of the path as a network of its own, which computes activations again as the chain does. Every training is a fresh process
-with one thread; of steps the median over the turns counts, of memory the most.
+The networks are the presets of FedorAS at their own sizes, for CIFAR-10, for 12 spoken words and for characters. Paths
+are drawn, all equally likely. Each is trained by the device's own trainer, in turns, by the supernet's chain and by the
+program of the path as a network of its own, which computes activations again as the chain does. Every training is a
+fresh process with one thread; of steps the median over the turns counts, of memory the most.
 
 The exit status is 1 where a chain's step takes more than 1.5 times the program's, or plans are not 0.95 to 1.10 of what
 was measured.
@@ -28,7 +28,6 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
-from random import Random
 from types import MappingProxyType
 from typing import Any
 
@@ -44,6 +43,7 @@ from subfleet.elastic.network import Family, Network
 from subfleet.elastic.paths import path_spec, realised
 from subfleet.export.programs import export_training_program
 from subfleet.export.requests import TrainRequest
+from subfleet.methods.asking import stream_of
 from subfleet.protocol.chains import Chain
 from subfleet.protocol.errors import SubfleetError
 from subfleet.protocol.programs import Program, encode_program
@@ -264,17 +264,15 @@ class Bench:
 def path_table(rows: Sequence[Row]) -> list[list[str]]:
     """Cells, the heads first."""
     heads = ["network", "target", "path", "chain ms", "program ms", "times", "planned MB", "measured MB", "plan"]
-    found = [[*heads, "program MB"]]
-    for row in rows:
-        found.append(
-            [
-                *(row.network, row.target, " ".join(row.path)),
-                *(f"{row.chain_s * 1e3:.1f}", f"{row.whole_s * 1e3:.1f}", f"{row.times:.2f}"),
-                *(f"{row.planned_bytes / 1e6:.1f}", f"{row.measured_bytes / 1e6:.1f}", f"{row.plan:.2f}"),
-                f"{row.whole_bytes / 1e6:.1f}",
-            ]
-        )
-    return found
+    return [[*heads, "program MB"]] + [
+        [
+            *(row.network, row.target, " ".join(row.path)),
+            *(f"{row.chain_s * 1e3:.1f}", f"{row.whole_s * 1e3:.1f}", f"{row.times:.2f}"),
+            *(f"{row.planned_bytes / 1e6:.1f}", f"{row.measured_bytes / 1e6:.1f}", f"{row.plan:.2f}"),
+            f"{row.whole_bytes / 1e6:.1f}",
+        ]
+        for row in rows
+    ]
 
 
 def export_table(rows: Sequence[Written]) -> list[list[str]]:
@@ -318,7 +316,7 @@ def measured(asked: argparse.Namespace, console: Console) -> tuple[list[Row], li
         for target in asked.targets:
             console.print(f"writing the chain of {name} for {target}")
             with tempfile.TemporaryDirectory() as folder:
-                bench, chance = Bench(name, target, Path(folder)), Random(asked.seed)
+                bench, chance = Bench(name, target, Path(folder)), stream_of(f"{asked.seed}/{name}")
                 for _ in range(asked.paths):
                     drawn = [chance.choice(one.operators) for one in bench.network.choices.values()]
                     path = path_spec(bench.network, drawn)
@@ -357,9 +355,11 @@ def main() -> int:
     console.print(summed)
     if asked.write:
         tools = ", ".join(f"{one} {version(one)}" for one in ("torch", "onnxruntime", "executorch"))
-        head = f"# Chains of programs\n\n`python benchmarks/chains.py --write`, Python {platform.python_version()}, {tools},\n"
+        head = "# Chains of programs\n\n`python benchmarks/chains.py --write`, "
+        head += f"Python {platform.python_version()}, {tools},\n"
         _, mark, remarks = (RESULTS.read_text() if RESULTS.exists() else "").partition("\n## ")
-        body = f"{platform.machine()}, one thread: {summed}.\n\n{markdown(path_table(rows))}\n{markdown(export_table(written))}"
+        head += f"{platform.machine()}, one thread: {summed}.\n\n"
+        body = f"{markdown(path_table(rows))}\n{markdown(export_table(written))}"
         RESULTS.write_text(f"{head}{body}{mark}{remarks}", encoding="utf-8")
     if asked.json:
         print(json.dumps({"paths": [asdict(row) for row in rows], "exports": [asdict(row) for row in written]}))

@@ -5,7 +5,15 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 
 from subfleet.export.chains.cutting import LinkModule, OperatorModule
-from subfleet.export.chains.planning import LinkBytes, base_bytes, memory_of, peak_bytes, reading_bytes, runtime_bytes
+from subfleet.export.chains.planning import (
+    LinkBytes,
+    base_bytes,
+    memory_of,
+    peak_bytes,
+    reading_bytes,
+    runtime_bytes,
+    with_gaps,
+)
 from subfleet.export.chains.supernets import Cut
 from subfleet.export.chains.values import chain_evaluation, chain_training, of_role
 from subfleet.export.chains.writing import WrittenStep
@@ -143,8 +151,8 @@ class _Chaining:
             prefix=operator.prefix,
             weight_bytes=sum(part.nbytes for part in (*parameters, *operator.module.buffers())),
             state_bytes=value_bytes(states),
-            kept_bytes=(read_bytes if piece else 0) + gradient_bytes,
-            peak_bytes=peak_bytes(steps, around),
+            kept_bytes=with_gaps((read_bytes if piece else 0) + gradient_bytes),
+            peak_bytes=with_gaps(peak_bytes(steps, around)),
             forward_macs=self._macs(operator),
             needs=tuple(sorted({name for one in steps.values() for name in one.program.operators})),
         )

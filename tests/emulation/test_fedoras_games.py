@@ -1,0 +1,112 @@
+"""FedorAS' games in `benchmarks/fedoras`: they can be read, and a short one goes through all stages."""
+
+import json
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from subfleet.elastic.building import network_of
+from subfleet.emulation.batch.exports import AwaitedExports
+from subfleet.emulation.batch.host import run_in_batch
+from subfleet.export.cache import CacheFolder
+from subfleet.journal.guarding import Unobserved
+from subfleet.methods.fedoras import FedorAS
+from subfleet.settings.kept import SUPERNET
+from subfleet.settings.reading import read_run, read_runs
+from subfleet.settings.run import Run
+
+pytestmark = pytest.mark.slow
+
+ROOT = Path(__file__).resolve().parents[2]
+GAMES = ROOT / "benchmarks" / "fedoras"
+
+
+@pytest.fixture(autouse=True)
+def _in_the_projects_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Profiles of devices are named from there, as the files say."""
+    monkeypatch.chdir(ROOT)
+
+
+def entries(game: str) -> dict[str, Run]:
+    return {run.name.removesuffix("-s1").rpartition(f"{_name(game)}-")[2]: run for run in _runs(game)}
+
+
+def _runs(game: str) -> tuple[Run, ...]:
+    return tuple(read_runs(GAMES / f"{game}.toml", (), (1,)))
+
+
+def _name(game: str) -> str:
+    return {"others": "fedoras-cifar10"}.get(game, f"fedoras-{game}")
+
+
+@pytest.mark.parametrize(
+    ("game", "names"),
+    [
+        ("cifar10", {"opa", "averaging", "fresh"}),
+        ("speech", {"opa", "averaging", "fresh"}),
+        ("shakespeare", {"opa", "averaging"}),
+        ("others", {"fjord", "oort", "pyramidfl"}),
+    ],
+)
+def test_entries_differ_in_nothing_but_what_they_say(game: str, names: set[str]) -> None:
+    runs = entries(game)
+    assert set(runs) == names
+    assert len({run.fleet for run in runs.values()}) == 1
+    assert len({run.rounds for run in runs.values()}) == 1
+    assert len({run.data for run in runs.values()}) == 1
+
+
+def test_ablations_are_those_of_the_paper() -> None:
+    runs = entries("ablation")
+    methods = {name: run.method for name, run in runs.items()}
+    assert all(isinstance(one, FedorAS) for one in methods.values())
+    shares = {name: one.subspace for name, one in methods.items() if isinstance(one, FedorAS)}
+    assert (shares["whole"], shares["half"], shares["quarter"]) == (1.0, 0.5, 0.25)
+    samples = {name: run.data.validation_samples for name, run in runs.items()}
+    assert (samples["validation-20"], samples["validation-50"]) == (0.2 * 2000, 0.5 * 2000)
+    silos = runs["silos"]
+    assert len(silos.fleet.each()) == 8
+    assert not silos.clients_per_round  # all take part
+
+
+def test_other_methods_have_the_devices_and_the_samples_of_the_game() -> None:
+    game, others = entries("cifar10")["opa"], entries("others")
+    for run in others.values():
+        assert (run.fleet, run.data, run.rounds, run.clients_per_round) == (
+            game.fleet,
+            game.data,
+            game.rounds,
+            game.clients_per_round,
+        )
+        assert not network_of(run.model).choices
+
+
+@pytest.mark.export
+@pytest.mark.parametrize("scoring", ["server", "devices"])
+def test_a_short_game_goes_from_a_supernet_to_a_network_for_each_tier(scoring: str, tmp_path: Path) -> None:
+    evolution = "{ evaluations = 6, population = 3, offspring = 3 }"
+    search = f"{{ scoring = '{scoring}', scoring_clients = 2, scoring_rounds = 2, evolution = {evolution} }}"
+    run = read_run(
+        "fedoras",
+        (
+            *("rounds=4", "training.epochs=1", "deploy_targets=[]", "data.held_out=0.2", "method.supernet_rounds=2"),
+            f"method.search={search}",
+        ),
+    )
+    with AwaitedExports(CacheFolder(path=tmp_path / "cache")) as exports:
+        run_in_batch(run, tmp_path / "run", Unobserved(), threading.Event(), exports=exports)
+    summary: dict[str, Any] = json.loads((tmp_path / "run" / "summary.json").read_text(encoding="utf-8"))
+    first, *found = summary["networks"]
+    assert (first["retired_round"], [one["network"] for one in found]) == (2, ["t1", "t2"])
+    assert all(one["trained_rounds"] for one in found)
+    assert {one["tier"] for one in summary["generations"]} == {1, 2}
+    assert sum(one["paths"] for one in summary["generations"]) == 12
+    told = [one["devices"] for one in summary["generations"]]
+    assert [one is not None for one in told] == [scoring == "devices"] * len(told)
+    for one in filter(None, told):
+        assert (one["rounds"], one["answers"], len(one["ranks"])) == (2, 4, 2)
+        assert 0 < one["supernet_bytes"] < first["weight_bytes"]
+        assert one["bytes_down"] > one["answers"] * one["supernet_bytes"]
+    assert (tmp_path / "run" / SUPERNET).exists()
