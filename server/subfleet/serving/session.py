@@ -16,7 +16,7 @@ import torch
 from subfleet.elastic.model_state import ModelState
 from subfleet.export.quantisation.report import samples_of
 from subfleet.folding.checking import Checks
-from subfleet.folding.checkpoint import checkpoint_path, prune_checkpoints
+from subfleet.folding.checkpoint import prune_checkpoints
 from subfleet.folding.devices import compute_device
 from subfleet.folding.evaluation_data import with_evaluation
 from subfleet.folding.folding import Folding
@@ -27,15 +27,13 @@ from subfleet.journal.evaluations import EvaluationRecord
 from subfleet.journal.generations import GenerationRecord, generation_text
 from subfleet.journal.guarding import GuardedObserver
 from subfleet.journal.journal import Journal, begin_run
-from subfleet.journal.lineages import network_records
 from subfleet.journal.places import Places
 from subfleet.journal.records import RunObserver, RunResult
-from subfleet.journal.rows import deployed_models, record_of
+from subfleet.journal.rows import record_of
 from subfleet.link.announcing import Announcer
 from subfleet.link.inbox import Incoming, read_delivery
 from subfleet.link.traffic import Traffic
 from subfleet.link.uploads import Uploads
-from subfleet.methods.judging import method_status
 from subfleet.programs.supply import Exports, Supply
 from subfleet.protocol.blobs import Chunk
 from subfleet.protocol.errors import RunError
@@ -55,8 +53,6 @@ from subfleet.rounds.actions import (
     Withdraw,
 )
 from subfleet.rounds.coordinator import resume_actions, round_info, step
-from subfleet.rounds.counting import counting_turns
-from subfleet.rounds.ending import why_early
 from subfleet.rounds.events import Event, Tick
 from subfleet.rounds.exhaustive import never
 from subfleet.rounds.requests import BeginningWanted, GenerationWanted, SearchWanted
@@ -67,6 +63,7 @@ from subfleet.serving.loading import loaded_model
 from subfleet.serving.lookout import Lookout
 from subfleet.serving.narrating import told
 from subfleet.serving.pace import Pace
+from subfleet.serving.standing import standing_result
 from subfleet.serving.terms import terms_of
 from subfleet.settings.run import Run
 from subfleet.transport.base import Connected, Delivery, Disconnected, Transport
@@ -257,25 +254,7 @@ class Server:
 
     def result(self) -> RunResult:
         """How the run stands, or ended."""
-        records, evaluations = self._journal.records(), self._journal.evaluations()
-        path = checkpoint_path(self._places.checkpoints, self._state.folded_round)
-        searched = searched_round(self._terms, self._state)
-        return RunResult(
-            run_id=self.run_id,
-            method=self._config.method.TYPE,
-            method_status=method_status(self._config.method, self._config.setting),
-            finished=self._state.phase == "finished",
-            accuracy=records[-1].accuracy if records else 0.0,
-            rounds=records,
-            deployed=deployed_models(self._terms, [seat for _, seat in sorted(self._state.seats.items())]),
-            model_path=path if self._state.folded_round else None,
-            supernet_path=checkpoint_path(self._places.checkpoints, searched) if searched else None,
-            networks=network_records(self._terms, self._state, records, evaluations),
-            evaluations=evaluations,
-            generations=self._journal.generations(),
-            ended_early=why_early(self._terms, self._state),
-            programs_from=counting_turns(self._terms, self._state),
-        )
+        return standing_result(self._terms, self._state, self._journal, self._places.checkpoints)
 
     def _renew(self) -> None:
         """Take up the model that the state stands at."""
