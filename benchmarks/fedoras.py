@@ -11,6 +11,7 @@ tier a network that came of them and was trained.
 """
 
 import argparse
+import math
 import statistics
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -35,6 +36,7 @@ HEADS = (
     "GMAC",
     "MB down",
     "MB up",
+    "perplexity",
 )
 
 
@@ -68,6 +70,7 @@ def figures(summary: Mapping[str, Any]) -> dict[str, float]:
         "server": summary["figures"]["subnets"],
         "gmacs": summary["figures"]["macs"] / 1e9,
         "down": (sum(row["bytes_down"] for row in rows) + sum(one.get("bytes_down", 0) for one in moved)) / 1e6,
+        "perplexity": summary.get("perplexity") or 0.0,
         "up": (sum(row["bytes_up"] for row in rows) + sum(one.get("bytes_up", 0) for one in moved)) / 1e6,
     }
 
@@ -77,7 +80,8 @@ def row_of(entrant: Entrant) -> list[str]:
     runs = [figures(entrant.runs[seed]) for seed in sorted(entrant.runs)]
     mean = {name: statistics.fmean(one[name] for one in runs) for name in runs[0]}
     shares = [f"{100 * mean[name]:.1f}" for name in ("own", *TIERS, "spread", "worst", "server")]
-    return [entrant.name, str(len(runs)), *shares, *(f"{mean[name]:.0f}" for name in ("gmacs", "down", "up"))]
+    amounts = [f"{mean[name]:.0f}" for name in ("gmacs", "down", "up")]
+    return [entrant.name, str(len(runs)), *shares, *amounts, f"{mean['perplexity']:.2f}" if mean["perplexity"] else "-"]
 
 
 def differences(first: Entrant, others: Sequence[Entrant]) -> Iterator[list[str]]:
@@ -103,11 +107,12 @@ def stage_rows(entrant: Entrant) -> Iterator[list[str]]:
         mean = f"{100 * last[0]['accuracy']:.1f}" if last else "-"
         for tier, network in enumerate(found_networks(summary), start=1):
             of_tier = [one for one in summary["generations"] if one["tier"] == tier]
-            score = max(one["best"] for one in of_tier)
+            best = max(one["best"] for one in of_tier)
+            score = f"{100 * best:.1f} %" if summary.get("perplexity") is None else f"perplexity {math.exp(-best):.2f}"
             own = "-" if network["accuracy"] is None else f"{100 * network['accuracy']:.1f}"
             yield [
                 *(str(seed), str(tier), mean, f"{network['forward_macs'] / 1e6:.2f}", f"{network['parameters']:,}"),
-                *(f"{100 * score:.1f}", str(sum(one["paths"] for one in of_tier)), own),
+                *(score, str(sum(one["paths"] for one in of_tier)), own),
                 *(str(network[name]) for name in ("owners", "clients", "trained_rounds")),
             ]
 
@@ -129,7 +134,7 @@ def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 def tables_of(first: Entrant, others: Sequence[Entrant]) -> str:
     """All tables, as Markdown."""
     against = ("against", "seeds", "clients' own, points", "worst client, points", "server's samples, points")
-    stages = ("seed", "tier", "mean of random paths %", "M multiplications", "parameters", "score when found %")
+    stages = ("seed", "tier", "mean of random paths %", "M multiplications", "parameters", "score when found")
     more = ("paths scored", "owners' own %", "owners", "trained by", "rounds")
     return "\n".join(
         (

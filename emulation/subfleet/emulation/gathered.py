@@ -2,8 +2,6 @@
 
 from dataclasses import dataclass, field
 
-import numpy as np
-
 from subfleet.device_profiles import DeviceProfile, ResourceLog
 from subfleet.protocol.errors import ConfigError
 from subfleet.settings.attacks import Attack
@@ -62,8 +60,8 @@ class GatheredRun:
     @property
     def told_by(self) -> Dataset:
         """Of the server's held-out samples those that all that is told of the model goes by: none for validation."""
-        kept = len(self.evaluation) - self.run.data.validation_samples
-        return self.evaluation if kept == len(self.evaluation) else self.evaluation.take(np.arange(kept))
+        count = self.run.data.validation_samples
+        return self.evaluation.apart(count)[0] if count else self.evaluation
 
     def __post_init__(self) -> None:
         names = [device.client_id for device in self.devices]

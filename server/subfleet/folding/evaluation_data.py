@@ -16,8 +16,8 @@ def with_evaluation(config: Run) -> tuple[Run, Dataset, Dataset | None]:
 
     Returns:
         The run, whose `data.classes` are from now on those of the data where it named none and they do: they are part
-        of its fingerprint, so that it is only taken up with the same. The data; and of them the last ones that are kept
-        apart for validation, or None.
+        of its fingerprint, so that it is only taken up with the same. The data; and those of them that are kept apart
+        for validation, or None.
 
     Raises:
         DataError: the data cannot be used, do not fit the model, name other classes than the run, or are no more than
@@ -44,8 +44,7 @@ def with_evaluation(config: Run) -> tuple[Run, Dataset, Dataset | None]:
             f"data.validation_samples is {count}, but must be below the {len(dataset)} samples of the evaluation data"
         )
     if count:
-        every = np.arange(len(dataset))
-        dataset, validation = dataset.take(every[:-count]), dataset.take(every[-count:])
+        dataset, validation = dataset.apart(count)
     if not over_classes:
         return config, dataset, validation
     return replace(config, data=replace(config.data, classes=dataset.class_names)), dataset, validation

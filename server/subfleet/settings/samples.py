@@ -61,8 +61,8 @@ class DataSettings:
         partition: how the training part is split.
         samples: of the training part, drawn by the run's seed; 0 takes all.
         test_samples: of the evaluation data, the first so many; 0 takes all.
-        validation_samples: of these, the last so many, by which searches choose; all that is told of the model goes by
-            the others.
+        validation_samples: of these, so many, spread evenly over them, by which searches choose; all that is told of
+            the model goes by the others.
         held_out: share of each emulated device's samples that it is evaluated on and does not train on, from 0 to below
             1; at least one sample where it is above 0.
         standardise: whether inputs of an emulated fleet are brought to a mean of 0 and a variance of 1, as measured

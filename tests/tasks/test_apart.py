@@ -1,0 +1,33 @@
+"""Samples that are set apart: as many as were asked for, each once, and of every class where classes follow another."""
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from subfleet.tasks import Dataset
+
+
+def sorted_classes(count: int, classes: int) -> Dataset:
+    """Samples in the order of their classes, which are equally large but for one sample."""
+    labels = (np.arange(count, dtype=np.int64) * classes) // count
+    return Dataset(inputs=np.arange(count, dtype=np.float32)[:, None], labels=labels)
+
+
+@given(data=st.data())
+def test_every_sample_is_on_one_side(data: st.DataObject) -> None:
+    count = data.draw(st.integers(2, 300))
+    taken = data.draw(st.integers(1, count - 1))
+    rest, apart = sorted_classes(count, min(count, 3)).apart(taken)
+    assert (len(apart), len(rest)) == (taken, count - taken)
+    found = np.concatenate([rest.inputs[:, 0], apart.inputs[:, 0]])
+    assert sorted(found.tolist()) == list(range(count))
+    assert np.array_equal(rest.inputs[:, 0], np.sort(rest.inputs[:, 0]))
+
+
+@given(classes=st.integers(1, 12), of_each=st.integers(5, 20), share=st.sampled_from([0.2, 0.3, 0.5]))
+def test_a_file_in_the_order_of_its_classes_gives_each_its_share(classes: int, of_each: int, share: float) -> None:
+    """The last samples of such a file have some classes alone, so that a search would choose for these."""
+    data = sorted_classes(classes * of_each, classes)
+    _, apart = data.apart(round(share * len(data)))
+    counts = np.bincount(apart.labels, minlength=classes)
+    assert np.all(np.abs(counts - share * of_each) <= 1)
