@@ -16,6 +16,7 @@ from subfleet.protocol.evaluating import EvaluationSettings
 from subfleet.protocol.memory import planned_for
 from subfleet.protocol.messages import Evaluated, Task
 from subfleet.protocol.readings import Budget
+from subfleet.protocol.subnet import SubnetSpec
 from subfleet.rounds.actions import Action, CloseEvaluation, GoOn, Request, SendTask, Withdraw
 from subfleet.rounds.answers import evaluation_task_id, judge, reply
 from subfleet.rounds.ending import over
@@ -25,7 +26,7 @@ from subfleet.rounds.requests import EvaluationMade, EvaluationWanted
 from subfleet.rounds.state import LastEvaluation, RunState, Seat
 from subfleet.rounds.terms import Terms
 
-__all__ = ["begun", "evaluated", "evaluating", "evaluation_made", "evaluations_wanted"]
+__all__ = ["begun", "evaluated", "evaluating", "evaluating_seat", "evaluation_made", "evaluations_wanted"]
 
 AT_ONCE = 8
 """Clients that are asked in one step."""
@@ -167,10 +168,22 @@ def _to_ask(terms: Terms, state: RunState, now_s: float) -> Iterator[str]:
 
 
 def _seat(terms: Terms, state: RunState, name: str) -> Seat:
-    last, profile = state.last[name], state.members[name].profile
+    last = state.last[name]
     client = standing_for(terms, state, last)
-    if client is None or profile is None:
+    if client is None:
         raise ValueError(f"client {name} has no model to evaluate")
+    return replace(evaluating_seat(state, name, client.size, client.spec), class_counts=last.class_counts)
+
+
+def evaluating_seat(state: RunState, name: str, size: SubnetSpec, spec: SubnetSpec) -> Seat:
+    """The seat of a client that is to evaluate a subnet, within what it could give when it took part last.
+
+    Raises:
+        ValueError: it has told no profile.
+    """
+    last, profile = state.last[name], state.members[name].profile
+    if profile is None:
+        raise ValueError(f"client {name} has told no profile")
     return Seat(
         client_id=name,
         device=last.device,
@@ -181,9 +194,8 @@ def _seat(terms: Terms, state: RunState, name: str) -> Seat:
         memory_free_bytes=last.memory_free_bytes,
         memory_budget_bytes=last.memory_budget_bytes,
         sample_count=profile.held_out_count,
-        class_counts=last.class_counts,
-        size=client.size,
-        spec=client.spec,
+        size=size,
+        spec=spec,
     )
 
 

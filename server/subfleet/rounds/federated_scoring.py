@@ -16,10 +16,10 @@ from subfleet.methods.path_search import FederatedScoring, Generation
 from subfleet.protocol.answers import Evaluated
 from subfleet.protocol.subnet import SubnetSpec
 from subfleet.rounds.actions import Action, Withdraw
-from subfleet.rounds.evaluating import evaluations_wanted
+from subfleet.rounds.evaluating import evaluating_seat, evaluations_wanted
 from subfleet.rounds.members import expected
 from subfleet.rounds.requests import GenerationMade
-from subfleet.rounds.state import GenerationScores, RunState, Seat
+from subfleet.rounds.state import GenerationScores, RunState
 from subfleet.rounds.terms import Terms
 from subfleet.search.ranking import kendall_tau
 
@@ -72,7 +72,7 @@ def scored_by_devices(
     while (scores := state.scores) is not None and scores.closed < federated.rounds:
         if not state.seats:
             names = _drawn(terms, state, scores, federated, now_s)
-            seats = {name: _seat(state, network, scores, name) for name in names}
+            seats = {name: evaluating_seat(state, name, network.full_spec(), scores.supernet) for name in names}
             state = replace(state, seats=MappingProxyType(seats))
             actions += evaluations_wanted(state, seats)
         late = now_s - state.entered_s >= terms.config.deadlines.evaluate_s
@@ -115,23 +115,6 @@ def _able(terms: Terms, state: RunState, scores: GenerationScores, now_s: float)
         most = last.budget.forward_macs if last.budget is not None else None
         if most is None or most >= least_macs:
             yield name
-
-
-def _seat(state: RunState, network: Network, scores: GenerationScores, name: str) -> Seat:
-    last, profile = state.last[name], state.members[name].profile
-    return Seat(
-        client_id=name,
-        device=last.device,
-        stage="preparing",
-        runtime=last.runtime,
-        packing_width=last.packing_width,
-        budget=last.budget,
-        memory_free_bytes=last.memory_free_bytes,
-        memory_budget_bytes=last.memory_budget_bytes,
-        sample_count=profile.held_out_count if profile is not None else 0,
-        size=network.full_spec(),
-        spec=scores.supernet,
-    )
 
 
 def _closed(terms: Terms, state: RunState, scores: GenerationScores, now_s: float) -> Outcome:
