@@ -13,10 +13,10 @@ import math
 import re
 import types
 import typing
-from collections.abc import Mapping
-from functools import cache
+from collections.abc import Callable, Hashable, Mapping
+from functools import cache, partial
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from subfleet.protocol.errors import ConfigError, ProtocolError, TooLargeError
 from subfleet.protocol.registry import Registry
@@ -122,48 +122,52 @@ def from_plain(kind: type[T], plain: Any, where: str = "") -> T:
     Raises:
         ProtocolError: a field is missing, unknown, of the wrong type or out of its range.
     """
-    return typing.cast("T", _build(kind, plain, where or getattr(kind, "__name__", str(kind))))
+    return typing.cast(
+        "T", _reader(typing.cast("Hashable", kind))(plain, where or getattr(kind, "__name__", str(kind)))
+    )
+
+
+_Read = Callable[[Any, str], Any]
+"""Builds a value from plain data, for which a place is named."""
+
+
+@cache  # what an annotation means is found out once: a manifest has thousands of values of a few kinds
+def _reader(kind: Any) -> _Read:
+    """What builds values of a kind."""
+    origin = typing.get_origin(kind)
+    if (registry := registry_of(kind)) is not None:
+        return partial(_build_open, registry)
+    if (build := _COMPOUND.get(origin)) is not None:
+        return partial(build, typing.get_args(kind))
+    if isinstance(kind, type) and dataclasses.is_dataclass(kind):
+        return partial(_build_dataclass, kind)
+    return _SCALARS.get(kind) or partial(_build_nothing, kind)
 
 
 @cache
-def _fields(kind: type) -> dict[str, tuple[Any, bool]]:
+def _fields(kind: type) -> dict[str, tuple[_Read, bool]]:
+    """How the fields of a dataclass are read, and whether each must be there."""
     hints = typing.get_type_hints(kind, include_extras=True)
     return {
         field.name: (
-            hints[field.name],
+            _reader(hints[field.name]),
             field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING,
         )
         for field in dataclasses.fields(kind)
     }
 
 
-def _build(kind: Any, plain: Any, where: str) -> Any:
-    if (registry := registry_of(kind)) is not None:
-        return _build_open(registry, plain, where)
-    if is_union(kind):
-        return _build_union(typing.get_args(kind), plain, where)
-    origin = typing.get_origin(kind)
-    if origin is tuple:
-        return _build_tuple(typing.get_args(kind), plain, where)
-    if origin in (dict, Mapping):
-        return _build_mapping(typing.get_args(kind), plain, where)
-    if isinstance(kind, type) and dataclasses.is_dataclass(kind):
-        return _build_dataclass(kind, plain, where)
-    return _build_scalar(kind, plain, where)
-
-
 def _build_dataclass(kind: type, plain: Any, where: str) -> Any:
     if not isinstance(plain, dict):
         raise ProtocolError(f"{where} is {type(plain).__name__}, but must be an object")
-    plain = {key: value for key, value in plain.items() if key != tag_of(kind) or getattr(kind, "TYPE", None) is None}
+    if getattr(kind, "TYPE", None) is not None:
+        plain = {key: value for key, value in plain.items() if key != tag_of(kind)}
     fields = _fields(kind)
-    unknown = sorted(set(plain) - set(fields))
-    if unknown:
+    if unknown := sorted(plain.keys() - fields.keys()):
         raise ProtocolError(f"{where} has the unknown field {unknown[0]!r:.80}; known are {sorted(fields)}")
-    missing = sorted(name for name, (_, required) in fields.items() if required and name not in plain)
-    if missing:
+    if missing := sorted(name for name, (_, required) in fields.items() if required and name not in plain):
         raise ProtocolError(f"{where} lacks the field {missing[0]!r}")
-    values = {name: _build(fields[name][0], value, f"{where}.{name}") for name, value in plain.items()}
+    values = {name: fields[name][0](value, f"{where}.{name}") for name, value in plain.items()}
     try:
         return kind(**values)
     except (ValueError, OverflowError) as error:
@@ -175,11 +179,11 @@ def _build_union(members: tuple[Any, ...], plain: Any, where: str) -> Any:
         return None
     kinds = [member for member in members if member is not type(None)]
     if len(kinds) == 1:
-        return _build(kinds[0], plain, where)
+        return _reader(kinds[0])(plain, where)
     tag = plain.get("type") if isinstance(plain, dict) else None
     for kind in kinds:
         if tag is not None and getattr(kind, "TYPE", None) == tag:
-            return _build(kind, plain, where)
+            return _reader(kind)(plain, where)
     tags = [getattr(kind, "TYPE", kind) for kind in kinds]
     raise ProtocolError(f"{where} has the type {tag!r:.80}, but must be one of {tags}")
 
@@ -199,51 +203,78 @@ def _build_open(registry: Registry[Any], plain: Any, where: str) -> Any:
         kind = registry.named(name)
     except ConfigError as error:
         raise ProtocolError(f"{where}: {error}") from error
-    return _build(kind, plain, where)
+    return _reader(kind)(plain, where)
 
 
 def _build_tuple(members: tuple[Any, ...], plain: Any, where: str) -> tuple[Any, ...]:
     if not isinstance(plain, (list, tuple)):
         raise ProtocolError(f"{where} is {type(plain).__name__}, but must be a list")
     if len(members) == 2 and members[1] is ...:
-        return tuple(_build(members[0], item, f"{where}[{place}]") for place, item in enumerate(plain))
+        read = _reader(members[0])
+        return tuple([read(item, f"{where}[{place}]") for place, item in enumerate(plain)])
     if len(members) != len(plain):
         raise ProtocolError(f"{where} has {len(plain)} items, but must have {len(members)}")
     pairs = zip(members, plain, strict=True)
-    return tuple(_build(kind, item, f"{where}[{place}]") for place, (kind, item) in enumerate(pairs))
+    return tuple(_reader(kind)(item, f"{where}[{place}]") for place, (kind, item) in enumerate(pairs))
 
 
 def _build_mapping(members: tuple[Any, ...], plain: Any, where: str) -> dict[str, Any]:
     if not isinstance(plain, dict):
         raise ProtocolError(f"{where} is {type(plain).__name__}, but must be an object")
-    return {
-        _build(members[0], key, f"a key of {where}"): _build(members[1], item, f"{where}[{key!r:.80}]")
-        for key, item in plain.items()
-    }
+    read_key, read_item = (_reader(kind) for kind in members)
+    return {read_key(key, f"a key of {where}"): read_item(item, f"{where}[{key!r:.80}]") for key, item in plain.items()}
 
 
-def _build_scalar(kind: Any, plain: Any, where: str) -> Any:
-    if typing.get_origin(kind) is typing.Literal:
-        if isinstance(plain, (str, int)) and plain in typing.get_args(kind):
-            return plain
-        raise ProtocolError(f"{where} is {plain!r:.80}, but must be one of {list(typing.get_args(kind))}")
-    if kind is float and isinstance(plain, (int, float)) and not isinstance(plain, bool):
-        number = float(plain) if abs(plain) <= MAX_INTEGER or isinstance(plain, float) else math.inf
-        if math.isfinite(number):
-            return number
-        raise ProtocolError(f"{where} is {plain!r:.80}, but must be a finite number")
-    if kind is int and isinstance(plain, int) and not isinstance(plain, bool) and abs(plain) <= MAX_INTEGER:
+def _build_literal(known: tuple[Any, ...], plain: Any, where: str) -> Any:
+    if isinstance(plain, (str, int)) and plain in known:
         return plain
-    if kind is str and isinstance(plain, str):
-        return _checked_text(plain, where)
-    if kind is bool and isinstance(plain, bool):
+    raise ProtocolError(f"{where} is {plain!r:.80}, but must be one of {list(known)}")
+
+
+def _build_float(plain: Any, where: str) -> float:
+    if not isinstance(plain, (int, float)) or isinstance(plain, bool):
+        _build_nothing(float, plain, where)
+    number = float(plain) if abs(plain) <= MAX_INTEGER or isinstance(plain, float) else math.inf
+    if math.isfinite(number):
+        return number
+    raise ProtocolError(f"{where} is {plain!r:.80}, but must be a finite number")
+
+
+def _build_int(plain: Any, where: str) -> int:
+    if isinstance(plain, int) and not isinstance(plain, bool) and abs(plain) <= MAX_INTEGER:
         return plain
+    return _build_nothing(int, plain, where)
+
+
+def _build_bool(plain: Any, where: str) -> bool:
+    return plain if isinstance(plain, bool) else _build_nothing(bool, plain, where)
+
+
+def _build_str(plain: Any, where: str) -> str:
+    if not isinstance(plain, str):
+        _build_nothing(str, plain, where)
+    if len(plain) > MAX_TEXT_CHARACTERS:
+        raise ProtocolError(f"{where} has {len(plain)} characters, but may have {MAX_TEXT_CHARACTERS} at most")
+    if _NO_TEXT.search(plain) is not None:
+        raise ProtocolError(f"{where} is {plain!r:.80}, but must be text without NUL and without half characters")
+    return plain
+
+
+def _build_nothing(kind: Any, plain: Any, where: str) -> NoReturn:
     raise ProtocolError(f"{where} is {plain!r:.80}, but must be {getattr(kind, '__name__', kind)}")
 
 
-def _checked_text(text: str, where: str) -> str:
-    if len(text) > MAX_TEXT_CHARACTERS:
-        raise ProtocolError(f"{where} has {len(text)} characters, but may have {MAX_TEXT_CHARACTERS} at most")
-    if _NO_TEXT.search(text) is not None:
-        raise ProtocolError(f"{where} is {text!r:.80}, but must be text without NUL and without half characters")
-    return text
+_SCALARS: Mapping[Any, _Read] = MappingProxyType(
+    {float: _build_float, int: _build_int, bool: _build_bool, str: _build_str}
+)
+_COMPOUND: Mapping[Any, Callable[[tuple[Any, ...], Any, str], Any]] = MappingProxyType(
+    {
+        typing.Union: _build_union,
+        types.UnionType: _build_union,
+        tuple: _build_tuple,
+        dict: _build_mapping,
+        Mapping: _build_mapping,
+        typing.Literal: _build_literal,
+    }
+)
+"""By what an annotation is made with; what it is made of comes first."""
