@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from server.coordinator_cases import blob, terms_of
+from server.fake_device import CLASSES
 from server.methods.method_cases import OF_ONE_NETWORK
 from server.server_rig import MODEL, prices_of
 
@@ -14,9 +15,12 @@ from subfleet.elastic.unions import union_of
 from subfleet.methods import AnyMethod
 from subfleet.methods.fedadp import FedADP
 from subfleet.methods.fedfa import FedFA
+from subfleet.methods.fedoras import FedorAS
 from subfleet.methods.fedtrans import Grown
 from subfleet.methods.sattler import Found, SattlerMemory, Split
+from subfleet.methods.tier_search import TierSearch
 from subfleet.protocol.messages import Evaluated, Task
+from subfleet.protocol.paths import OperatorExamples, PathScore
 from subfleet.protocol.programs import ProgramRef
 from subfleet.protocol.schema import canonical_json
 from subfleet.rounds.actions import Action, Fold, Reply
@@ -40,23 +44,38 @@ from subfleet.rounds.requests import (
 )
 from subfleet.rounds.terms import Terms
 from subfleet.rounds.written import ProgramFacts
+from subfleet.search.path_evolution import EvolutionSettings
 from subfleet.settings.evaluations import Evaluations
+from subfleet.settings.samples import DataSettings
 from subfleet.settings.timing import Deadlines
+from subfleet.testing.rounds import SUPERNET
 
 PRICES = prices_of(network_of(MODEL))
 _SMALL = replace(MODEL, widths=(4,), depths=(1,), norm="none")
 _NETWORKS = (_SMALL, replace(_SMALL, depths=(2,)), replace(_SMALL, widths=(8,)))
 Supplied = TaskWanted | ScoringWanted | EvaluationWanted | ModelsWanted | ProgramWanted | PricesWanted
+_EVOLUTION = EvolutionSettings(evaluations=6, population=3, offspring=3)
+_BY_SERVER = TierSearch(evolution=_EVOLUTION)
+_BY_DEVICES = replace(_BY_SERVER, scoring="devices", scoring_clients=2, scoring_rounds=2)
 VARIANTS: Mapping[str, AnyMethod] = {
     **{name: kind() for name, kind in OF_ONE_NETWORK.items()},
     "fedfa by scores": FedFA(choice="score"),
     "fedadp by networks": FedADP(choice="declared"),
+    "fedoras": FedorAS(supernet_rounds=1, tiers=2, search=_BY_SERVER),
+    "fedoras by devices": FedorAS(supernet_rounds=1, tiers=2, search=_BY_DEVICES),
 }
 
 
 def terms_of_places(method: AnyMethod) -> tuple[Terms, ...]:
     limits = {"join_s": 40, "measure_s": 10, "round_s": 30, "evaluate_s": 20, "deploy_s": 20}
-    settings = {"rounds": 3, "min_clients": 2, "deadlines": Deadlines(lease_s=15, linger_s=0, **limits)}
+    settings: dict[str, Any] = {
+        "rounds": 3,
+        "min_clients": 2,
+        "deadlines": Deadlines(lease_s=15, linger_s=0, **limits),
+    }
+    if method.policies().draws_paths:
+        data = DataSettings(test="server.server_rig:evaluation", validation_samples=5)
+        settings |= {"model": replace(SUPERNET, class_count=CLASSES), "data": data}
     return tuple(
         terms_of(quorum=quorum, clients_per_round=count, method=method, evaluation=Evaluations(every=every), **settings)
         for quorum, count, every in ((1.0, 0, 1), (0.5, 2, 2))
@@ -130,6 +149,16 @@ def _grown(terms: Terms, fold: Fold) -> tuple[Grown, tuple[Lineage, ...]]:
     return found, (*before, child)
 
 
+def drawn_in(terms: Terms, task: Task, samples: int) -> OperatorExamples:
+    """What a device tells of the paths that it drew, where it drew any: the first operator that it has, everywhere."""
+    if task.paths is None:
+        return ()
+    given = dict(task.spec.choices)
+    return tuple(
+        (name, ((given.get(name, choice.operators)[0], samples),)) for name, choice in terms.network.choices.items()
+    )
+
+
 def answers(actions: tuple[Action, ...], message_id: str) -> list[str]:
     """What a message was answered; the step may tell the client besides that it is skipped."""
     replies = (action for action in actions if isinstance(action, Reply))
@@ -137,7 +166,8 @@ def answers(actions: tuple[Action, ...], message_id: str) -> list[str]:
 
 
 def found_of(task: Task, samples: int) -> Evaluated:
-    """What a device says of an evaluate task, or of another one."""
+    """What a device says of an evaluate task, or of another one; and of each path that it was to score."""
+    paths = () if task.evaluation is None else task.evaluation.population
     return Evaluated(
         task_id=task.task_id,
         run_id=task.run_id,
@@ -150,6 +180,7 @@ def found_of(task: Task, samples: int) -> Evaluated:
         measured_peak_bytes=0,
         seconds=1.0,
         message_id=f"evaluated.{task.task_id}.{samples}",
+        scores=tuple(PathScore(loss=1.0, accuracy=1 / place) for place, _ in enumerate(paths, start=1)),
     )
 
 

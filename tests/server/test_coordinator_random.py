@@ -10,7 +10,7 @@ from hypothesis import event, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 from server.coordinator_cases import CLIENTS, blob, profile, scored_by_chance, telemetry
-from server.random_cases import VARIANTS, answers, brings, evolved_by, found_of, made_of, terms_of_places
+from server.random_cases import VARIANTS, answers, brings, drawn_in, evolved_by, found_of, made_of, terms_of_places
 from server.server_rig import MODEL, prices_of
 
 from subfleet.elastic.building import network_of
@@ -18,7 +18,7 @@ from subfleet.elastic.lineage import Lineage
 from subfleet.protocol.candidate_scores import CandidateScore
 from subfleet.protocol.messages import Deployed, Presence, Refusal, Scores, Task, Update
 from subfleet.protocol.schema import canonical_json, from_plain, parse_json
-from subfleet.rounds.actions import Action, Close, CloseEvaluation, Fetch, Fold, Request, SendTask
+from subfleet.rounds.actions import Action, Close, CloseEvaluation, CloseGeneration, Fetch, Fold, Request, SendTask
 from subfleet.rounds.coordinator import resume_actions, round_info, step
 from subfleet.rounds.events import (
     Event,
@@ -69,6 +69,8 @@ class Fleet(RuleBasedStateMachine):
         self.closed: list[int] = []
         self.found = set[str]()  # evaluations that were accepted
         self.evaluations: dict[int, set[str]] = {}  # and that were recorded, by round
+        self.scored = set[str]()  # scores of paths that were accepted
+        self.generations: list[CloseGeneration] = []
 
     def apply(self, event: Event) -> tuple[Action, ...]:
         before = self.state
@@ -97,6 +99,8 @@ class Fleet(RuleBasedStateMachine):
             assert action.round not in self.evaluations
             self.evaluations[action.round] = done
             assert not any(seat.open for seat in action.seats)
+        elif isinstance(action, CloseGeneration):
+            self.generations.append(action)
 
     @rule(place=st.integers(0, 1))
     @precondition(lambda self: self.state == RunState())
@@ -109,7 +113,9 @@ class Fleet(RuleBasedStateMachine):
 
     @rule(name=names, place=st.integers(0, 2))
     def profile(self, name: str, place: int = 0) -> None:
-        self.apply(replace(profile(name), held_out_count=HELD_OUT, network=brings(self.terms, place)))
+        shape = self.terms.config.model.input_shape
+        brought = brings(self.terms, place)
+        self.apply(replace(profile(name), held_out_count=HELD_OUT, input_shape=shape, network=brought))
 
     @rule(name=names, memory=st.sampled_from([10, 3000, 14_000, 10**9]), back=st.integers(0, 1))
     def telemetry(self, name: str, memory: int, back: int) -> None:
@@ -175,6 +181,7 @@ class Fleet(RuleBasedStateMachine):
             measured_peak_bytes=1,
             train_seconds=0.0,
             seconds=0.0,
+            operator_examples=drawn_in(self.terms, task, 5),
         )
         self.apply(Tick())  # as below
         seats = self.state.seats
@@ -196,13 +203,15 @@ class Fleet(RuleBasedStateMachine):
 
     def find(self, task: Task, samples: int) -> None:
         """What it finds counts once, and not what no device can find."""
+        self.apply(Tick())  # as below
         found, seats = found_of(task, samples), self.state.seats
         (status,) = answers(self.apply(found), found.message_id)
         if status == "accepted":
-            assert task.task_id not in self.found
+            accepted = self.scored if found.scores else self.found
+            assert task.task_id not in accepted
             assert (task.work, samples) == ("evaluate", HELD_OUT)
-            self.found.add(task.task_id)
-        elif self.state.phase == "evaluate":
+            accepted.add(task.task_id)
+        elif self.state.phase in ("evaluate", "search"):
             assert self.state.seats == seats
 
     @rule(data=st.data(), missing=st.booleans(), short=st.sampled_from([0, 0, 0, 1]))
@@ -291,7 +300,7 @@ class Fleet(RuleBasedStateMachine):
         self.answer_all()
         if self.fold is not None:
             self.folded()
-        while self.state.phase == "evaluate" and self.jobs:
+        while self.state.phase in ("evaluate", "search") and self.jobs:
             self.prepare_all()
             for task in list(self.tasks.values()):
                 self.find(task, HELD_OUT)
@@ -323,12 +332,16 @@ class Fleet(RuleBasedStateMachine):
             written_prices=nothing,
             asked=frozenset(),
             memory=memory,
+            scores=None,
+            seats=nothing if self.state.phase == "search" else self.state.seats,
         )
         assert memory == before, "what the method remembers is what the journal has"
         self.jobs.clear()
         self.fold = None
         for action in resume_actions(self.terms, self.state):
             self.perform(action)
+        if self.state.phase == "search":
+            self.apply(Tick())
 
     @invariant()
     def one_open_round(self) -> None:
@@ -346,6 +359,18 @@ class Fleet(RuleBasedStateMachine):
         assert known <= set[str]().union(*self.evaluations.values())
 
     @invariant()
+    def a_search_scores_each_path_once_and_counts_no_score_twice(self) -> None:
+        """A server that starts anew in a search goes on behind the last generation, and has lost open scores alone."""
+        assert [one.generation.number for one in self.generations] == list(range(1, len(self.generations) + 1))
+        paths = [path for one in self.generations for path in one.generation.paths]
+        assert len(paths) == len(set(paths))
+        told = [one.devices.answers for one in self.generations if one.devices is not None]
+        assert sum(told) <= len(self.scored)
+        if self.state.phase == "search":
+            assert self.state.generations == len(self.generations)
+            assert self.state.scores is not None or any(isinstance(job, GenerationWanted) for job in self.jobs)
+
+    @invariant()
     def nothing_is_of_a_network_that_has_retired(self) -> None:
         in_use = {one.id for one in lineages_in_use(self.terms, self.state)}
         assert in_use
@@ -356,8 +381,11 @@ class Fleet(RuleBasedStateMachine):
         assert {one.size.network for one in self.state.queue} <= in_use
         for seat in self.state.last.values():
             heir = standing_for(self.terms, self.state, seat)
-            assert heir is not None
-            assert heir.spec.network in in_use
+            if heir is None:  # of a supernet nothing is a client's own, until networks are found in it
+                assert self.terms.network.choices
+                assert not self.state.lineages
+            else:
+                assert heir.spec.network in in_use
 
     @invariant()
     def what_is_awaited_is_under_way(self) -> None:
@@ -387,6 +415,8 @@ class Fleet(RuleBasedStateMachine):
             self.time_passes(50.0)
             if self.fold is not None:
                 self.folded()
+            for job in [job for job in self.jobs if isinstance(job, GenerationWanted)]:
+                self.finish_job(job, 0, False)
         raise AssertionError(f"the run waits for ever in phase {self.state.phase}")
 
 
