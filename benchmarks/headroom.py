@@ -27,10 +27,11 @@ from typing import Literal
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from subfleet.elastic.building import build_module, init_state, network_of
 from subfleet.elastic.cost import estimate_cost
+from subfleet.elastic.families.records.choices import ChoiceRnn
 from subfleet.emulation.gathering import gathered
 from subfleet.protocol.errors import ConfigError, SubfleetError
 from subfleet.settings.reading import read_runs
@@ -95,12 +96,22 @@ class Task:
                     mirrored = torch.rand(len(chosen), generator=stream) < 0.5
                     batch[mirrored] = batch[mirrored].flip(-1)
                 sgd.zero_grad()
-                nn.functional.cross_entropy(module.train()(batch), labels[chosen]).backward()
+                logits, wanted = _counted(module.train()(batch), labels[chosen])
+                nn.functional.cross_entropy(logits, wanted).backward()
+                if optimiser.max_gradient_norm:
+                    nn.utils.clip_grad_norm_(module.parameters(), optimiser.max_gradient_norm)
                 sgd.step()
                 schedule.step()
         with torch.inference_mode():
-            found = module.eval()(torch.from_numpy(self.test.inputs)).argmax(1).numpy()
-        return float((found == self.test.labels).mean())
+            logits = module.eval()(torch.from_numpy(self.test.inputs))
+            logits, wanted = _counted(logits, torch.from_numpy(self.test.labels))
+        return float((logits.argmax(1) == wanted).float().mean())
+
+
+def _counted(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """Logits (predictions, classes) and labels (predictions,), of tokens one by one and without padding."""
+    counts = labels >= 0
+    return logits[counts], labels[counts]
 
 
 def run_of(runs: Sequence[Run], entry: str) -> Run:
@@ -124,15 +135,15 @@ def elastic(run: Run) -> nn.Module:
 
 
 def linear(run: Run) -> nn.Module:
-    """One layer from inputs to classes, which begins with zeros."""
-    layer = nn.Linear(_inputs(run), run.model.class_count)
+    """One layer from inputs to classes, or from a symbol to the next one; it begins with zeros."""
+    if isinstance(run.model, ChoiceRnn):
+        table = nn.Embedding(run.model.vocabulary, run.model.class_count)
+        nn.init.zeros_(table.weight)
+        return table
+    layer = nn.Linear(math.prod(run.model.input_shape), run.model.class_count)
     nn.init.zeros_(layer.weight)
     nn.init.zeros_(layer.bias)
     return nn.Sequential(nn.Flatten(), layer)
-
-
-def _inputs(run: Run) -> int:
-    return math.prod(run.model.input_shape)
 
 
 def _macs(run: Run) -> int:
@@ -153,7 +164,7 @@ def trained(task: Task, name: str, run: Run | None, asked: argparse.Namespace) -
     return Trained(
         name=name,
         parameters=sum(one.numel() for one in make().parameters()),
-        forward_macs=_inputs(task.run) * task.run.model.class_count if run is None else _macs(run),
+        forward_macs=math.prod(task.run.model.input_shape) * task.run.model.class_count if run is None else _macs(run),
         accuracy=found[best],
         learning_rate=best,
         seconds=time.monotonic() - started_s,
