@@ -21,7 +21,6 @@ from typing import Any
 from subfleet.protocol.errors import SubfleetError
 from subfleet.reporting.comparing import Entrant, read_folders
 from subfleet.reporting.paired import paired_difference
-from subfleet.search.ranking import kendall_tau
 
 RESULTS = Path(__file__).resolve().parent / "results" / "fedoras.md"
 TIERS = ("slow", "middle", "fast")
@@ -120,10 +119,8 @@ def stage_rows(entrant: Entrant) -> Iterator[list[str]]:
 def rank_rows(entrant: Entrant) -> Iterator[list[str]]:
     """Of each run, how far the tiers' networks rank alike before and after fine-tuning."""
     for seed, summary in sorted(entrant.runs.items()):
-        known = [one for one in enumerate(found_networks(summary), start=1) if one[1]["accuracy"] is not None]
-        before = [max(one["best"] for one in summary["generations"] if one["tier"] == tier) for tier, _ in known]
-        tau = kendall_tau(before, [network["accuracy"] for _, network in known])
-        yield [str(seed), str(len(known)), "-" if tau is None else f"{tau:+.2f}"]
+        found = summary["tuning"]
+        yield [str(seed), str(found["networks"]), "-" if found["tau"] is None else f"{found['tau']:+.2f}"]
 
 
 def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

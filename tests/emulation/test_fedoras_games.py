@@ -38,7 +38,7 @@ def _runs(game: str) -> tuple[Run, ...]:
 
 
 def _name(game: str) -> str:
-    return {"others": "fedoras-cifar10"}.get(game, f"fedoras-{game}")
+    return "fedoras-cifar10" if game in ("others", "ablation") else f"fedoras-{game}"
 
 
 @pytest.mark.parametrize(
@@ -59,13 +59,13 @@ def test_entries_differ_in_nothing_but_what_they_say(game: str, names: set[str])
 
 
 def test_ablations_are_those_of_the_paper() -> None:
-    runs = entries("ablation")
+    runs = {"half": entries("cifar10")["opa"], **entries("ablation")}
     methods = {name: run.method for name, run in runs.items()}
     assert all(isinstance(one, FedorAS) for one in methods.values())
     shares = {name: one.subspace for name, one in methods.items() if isinstance(one, FedorAS)}
     assert (shares["whole"], shares["half"], shares["quarter"]) == (1.0, 0.5, 0.25)
     samples = {name: run.data.validation_samples for name, run in runs.items()}
-    assert (samples["validation-20"], samples["validation-50"]) == (0.2 * 2000, 0.5 * 2000)
+    assert [samples[name] for name in ("validation-20", "half", "validation-50")] == [400, 500, 1000]  # of 2,000
     silos = runs["silos"]
     assert len(silos.fleet.each()) == 8
     assert not silos.clients_per_round  # all take part
@@ -110,3 +110,8 @@ def test_a_short_game_goes_from_a_supernet_to_a_network_for_each_tier(scoring: s
         assert 0 < one["supernet_bytes"] < first["weight_bytes"]
         assert one["bytes_down"] > one["answers"] * one["supernet_bytes"]
     assert (tmp_path / "run" / SUPERNET).exists()
+    best = [max(one["best"] for one in summary["generations"] if one["tier"] == tier) for tier in (1, 2)]
+    known = [one["accuracy"] for one in found if one["accuracy"] is not None]
+    assert summary["tuning"]["networks"] == len(known)
+    if len(known) == 2 and best[0] != best[1] and known[0] != known[1]:
+        assert summary["tuning"]["tau"] == (1.0 if (best[0] < best[1]) == (known[0] < known[1]) else -1.0)

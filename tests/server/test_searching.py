@@ -20,9 +20,17 @@ from server.coordinator_cases import (
 )
 from server.fake_device import CLASSES
 
+from subfleet.elastic.lineage import Chosen, Lineage
 from subfleet.journal.database import open_database
-from subfleet.journal.generations import generation_record, generation_text
+from subfleet.journal.generations import (
+    GenerationRecord,
+    TuningRecord,
+    generation_record,
+    generation_text,
+    tuning_record,
+)
 from subfleet.journal.journal import Journal, begin_run
+from subfleet.journal.networks import NetworkRecord
 from subfleet.journal.rows import record_of
 from subfleet.link.traffic import Traffic
 from subfleet.methods.fedoras import FedorAS
@@ -187,6 +195,43 @@ def test_a_run_that_is_taken_up_behind_any_generation_finds_the_same(tmp_path: P
     assert taken_up == len(closed) + 1
     assert state.lineages == expected.lineages
     assert [one.number for one in journal.generations()] == [one.generation.number for one in closed]
+
+
+def generation(tier: int, best: float) -> GenerationRecord:
+    path = ("conv1", "identity")
+    return GenerationRecord(round=4, number=tier, tier=tier, paths=1, best=best, best_path=path, mean=best, seconds=1.0)
+
+
+def network(name: str, accuracy: float | None, born_round: int = 4) -> NetworkRecord:
+    lineage = Lineage(id=name, config=SUPERNET, parent="", map=Chosen(), born_round=born_round)
+    return NetworkRecord(lineage=lineage, accuracy=accuracy)
+
+
+FIRST = NetworkRecord(lineage=Lineage(id="", config=SUPERNET), accuracy=0.9)
+
+
+@pytest.mark.parametrize(
+    ("best", "accuracies", "expected"),
+    [
+        ((0.1, 0.2, 0.3), (0.4, 0.5, 0.6), TuningRecord(networks=3, tau=1.0)),
+        ((0.3, 0.2, 0.1), (0.4, 0.5, 0.6), TuningRecord(networks=3, tau=-1.0)),
+        ((0.1, 0.2, 0.3), (0.4, None, 0.6), TuningRecord(networks=2, tau=1.0)),
+        ((0.1, 0.2, 0.3), (None, None, 0.6), TuningRecord(networks=1, tau=None)),
+    ],
+)
+def test_ranks_before_and_after_fine_tuning_are_of_the_tiers_networks(
+    best: tuple[float, ...], accuracies: tuple[float | None, ...], expected: TuningRecord
+) -> None:
+    """The best of each tier's generations counts, and no network that was there before."""
+    generations = [generation(tier, score) for tier, score in enumerate(best, start=1)]
+    worse = [replace(one, best=one.best - 1, number=one.number + len(best)) for one in generations]
+    networks = [network(f"t{tier}", accuracy) for tier, accuracy in enumerate(accuracies, start=1)]
+    assert tuning_record([*generations, *worse], [FIRST, *networks]) == expected
+
+
+def test_without_a_search_or_before_its_end_nothing_ranks() -> None:
+    assert tuning_record([], [FIRST]) is None
+    assert tuning_record([generation(1, 0.1), generation(2, 0.2)], [FIRST]) is None
 
 
 # --- by devices ---------------------------------------------------------------------------------------------------

@@ -1,13 +1,16 @@
 """What a search between two rounds has come to: a record for each generation of paths."""
 
 import statistics
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from subfleet.journal.networks import NetworkRecord
 from subfleet.link.traffic import Traffic
 from subfleet.rounds.actions import CloseGeneration
 from subfleet.rounds.state import GenerationScores
+from subfleet.search.ranking import kendall_tau
 
-__all__ = ["DevicesRecord", "GenerationRecord", "generation_record", "generation_text"]
+__all__ = ["DevicesRecord", "GenerationRecord", "TuningRecord", "generation_record", "generation_text", "tuning_record"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,4 +104,36 @@ def generation_text(record: GenerationRecord) -> str:
         f"{told}; {found.answers} answers of devices in {found.rounds} rounds, {found.supernet_bytes / 1e3:.0f} kB of "
         f"weights each, {found.bytes_down / 1e6:.2f} MB down and {found.bytes_up / 1e6:.2f} MB up"
         + (f"; Kendall's tau against the server's own scores {ranks}" if ranks else "")
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TuningRecord:
+    """How the networks that a search has found rank before and after they were trained further.
+
+    Attributes:
+        networks: that were found and that devices have evaluated since.
+        tau: Kendall's, of their scores in the search and of their owners' accuracies; None where nothing is ranked.
+    """
+
+    networks: int
+    tau: float | None
+
+
+def tuning_record(generations: Sequence[GenerationRecord], networks: Sequence[NetworkRecord]) -> TuningRecord | None:
+    """The record of a run's networks, one for each tier that was searched; None without a search, or before its end.
+
+    Args:
+        generations: of the search.
+        networks: of the run, in the order in which they appeared.
+    """
+    tiers = sorted({one.tier for one in generations})
+    searched_round = generations[-1].round if generations else 0
+    found = [one for one in networks if searched_round and one.lineage.born_round == searched_round]
+    if not tiers or len(found) != len(tiers):
+        return None
+    best = [max(one.best for one in generations if one.tier == tier) for tier in tiers]
+    known = [(score, one.accuracy) for score, one in zip(best, found, strict=True) if one.accuracy is not None]
+    return TuningRecord(
+        networks=len(known), tau=kendall_tau([score for score, _ in known], [accuracy for _, accuracy in known])
     )

@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Protocol, runtime_checkable
 
 from subfleet.journal.evaluations import EvaluationRecord
-from subfleet.journal.generations import GenerationRecord
+from subfleet.journal.generations import GenerationRecord, TuningRecord, tuning_record
 from subfleet.journal.networks import NetworkRecord
 from subfleet.rounds.selection import NOT_DRAWN
 from subfleet.search.candidates import TRAINING_MACS_PER_FORWARD
@@ -272,6 +272,11 @@ class RunResult:
     ended_early: str = ""
     programs_from: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
     logical_time: bool = False
+
+    @property
+    def tuning(self) -> TuningRecord | None:
+        """How what the last search has found ranks by now; None where there was none."""
+        return tuning_record(self.generations, self.networks)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -77,6 +77,7 @@ def summary(name: str, result: RunResult) -> dict[str, Any]:
         "evaluation": _evaluation(result.evaluations[-1]) if result.evaluations else None,
         "evaluations": [_evaluation(record) for record in result.evaluations],
         "generations": [dataclasses.asdict(record) for record in result.generations],
+        "tuning": None if result.tuning is None else dataclasses.asdict(result.tuning),
         "networks": [network_row(one) for one in result.networks],
         "costs": dataclasses.asdict(costs_of(result)),
         "programs_from": dict(result.programs_from),

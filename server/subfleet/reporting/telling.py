@@ -14,6 +14,11 @@ _PREFIXES = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 def ending_lines(result: RunResult) -> Iterator[str]:
     """Sentences on a run as a whole, those on its networks indented below each other."""
     yield from network_lines(result.networks)
+    if result.tuning is not None and result.tuning.tau is not None:
+        yield (
+            f"Ranks of {result.tuning.networks} networks in the search and in the last evaluation: Kendall's tau "
+            f"{result.tuning.tau:.2f}"
+        )
     costs = costs_of(result)
     yield costs_text(costs)
     yield from times_text(costs)
