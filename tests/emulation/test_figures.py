@@ -138,7 +138,7 @@ def test_a_client_that_sits_a_round_out_counts_against_that_round(run: Run) -> N
 @pytest.mark.export
 def test_who_was_never_folded_has_no_model(run: Run) -> None:
     described, result = run
-    alone = replace(result, trained={"cyd": result.trained["cyd"]})
+    alone = replace(result, trained={"cyd": result.trained["cyd"]}, own={"cyd": result.own["cyd"]})
     found = figures(described, alone)
     assert found["tiers"]["small"] == found["worst_tier"] == 0.0
     assert found["subnets"] == pytest.approx(found["tiers"]["large"] / 3), "of three clients, two count nothing"

@@ -46,9 +46,8 @@ def figures(experiment: GatheredRun, result: BatchResult) -> dict[str, Any]:
     """The figures of a run.
 
     A tier's accuracy is the mean, over its clients that were ever folded, of the accuracy on the server's samples of
-    the subnet that each was folded with last, with the weights of the end, where its network has not retired since; 0
-    where there is none. A client's own accuracy is what it found with its subnet on its own held-out samples, when it
-    was asked last.
+    the subnet that is each one's own in the end, with the weights of the end; 0 where there is none. A client's own
+    accuracy is what it found with its subnet on its own held-out samples, when it was asked last.
 
     Returns:
         accuracy, loss: of the last round. rounds: each with a row per client. tiers: accuracy by tier. worst_tier.
@@ -115,10 +114,6 @@ class _Gallery:
         views = Views(terms=terms, samples=torch.from_numpy(experiment.told_by.inputs.copy()))
         return cls(views=views, state=unpacked(load(result.model)).on(compute_device(terms.config.device)), known={})
 
-    def has(self, network_id: str) -> bool:
-        """Whether a network is in use in the end."""
-        return network_id in self.state.others if network_id else bool(self.state.shared)
-
     def accuracy(self, client: Participant, data: Dataset) -> float:
         """Of a client's own subnet."""
         key = (id(data), self.views.key(self.state, client))
@@ -131,17 +126,14 @@ class _Gallery:
 
 
 def _accuracies(gallery: _Gallery, experiment: GatheredRun, result: BatchResult) -> dict[str, Any]:
-    last = {name: found[max(found)] for name, found in result.trained.items()}
     told_by = experiment.told_by  # one object, as what is known of a model is known by it
     tiers: dict[str, list[float]] = {client.tier: [] for client in experiment.devices}
     for client in experiment.devices:
-        participant = last.get(client.client_id)
-        if participant is None or not gallery.has(participant.spec.network):
-            continue
-        tiers[client.tier].append(gallery.accuracy(participant, told_by))
+        if client.client_id in result.own:
+            tiers[client.tier].append(gallery.accuracy(result.own[client.client_id], told_by))
     evaluations = result.result.evaluations
     found = evaluations[-1].evaluated if evaluations else ()
-    own = {row.client_id: row.accuracy for row in found if row.client_id in last}
+    own = {row.client_id: row.accuracy for row in found if row.client_id in result.trained}
     means = {tier: _mean(found) for tier, found in tiers.items()}
     return {
         "tiers": means,

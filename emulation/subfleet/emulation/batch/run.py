@@ -9,7 +9,7 @@ import shutil
 import tempfile
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -33,8 +33,11 @@ from subfleet.methods.policies import Participant
 from subfleet.protocol.errors import RunError
 from subfleet.protocol.programs import Trainer
 from subfleet.protocol.topics import Topics
-from subfleet.rounds.state import Seat
+from subfleet.rounds.networks import standing_for
+from subfleet.rounds.state import RunState, Seat
+from subfleet.rounds.terms import Terms
 from subfleet.serving.session import Server
+from subfleet.serving.terms import terms_of
 from subfleet.settings.run import Run
 from subfleet.settings.samples import DataSettings
 from subfleet.transport.counting import CountingTransport
@@ -76,6 +79,8 @@ class BatchResult:
         model: the last checkpoint, a safetensors container of the whole model; empty where no round folded anything.
         supernet: the last checkpoint of a supernet that was searched; empty where there was none.
         trained: by client id, the client with each subnet that it was folded with, a round number to each.
+        own: by client id, the client with the subnet that is its own in the end, for those that were ever folded: of a
+            network that has retired it is what the method has in its place.
         turns: how often every party acted.
         logical_seconds: how long the run took by its own clock.
         result: the same in the words of a server; its model's file is gone.
@@ -85,6 +90,7 @@ class BatchResult:
     model: bytes
     supernet: bytes
     trained: Mapping[str, Mapping[int, Participant]]
+    own: Mapping[str, Participant]
     turns: int
     logical_seconds: float
     result: RunResult
@@ -144,7 +150,7 @@ def run_batch(
         server.open()
         try:
             turns = stage.play(gathered.run.host.turns_per_round * (gathered.run.total_rounds + 1))
-            return _result(stage, turns)
+            return _result(stage, turns, terms_of(gathered.run, gathered.run.name))
         finally:
             server.close()
 
@@ -284,7 +290,14 @@ class _Stage:
         return self.link.sent_bytes + self.link.received_bytes != before
 
 
-def _result(stage: _Stage, turns: int) -> BatchResult:
+def _owners(terms: Terms, state: RunState) -> Iterator[tuple[str, Participant]]:
+    for name, seat in sorted(state.last.items()):
+        owner = standing_for(terms, state, seat)
+        if owner is not None:
+            yield name, owner
+
+
+def _result(stage: _Stage, turns: int, terms: Terms) -> BatchResult:
     server, notes = stage.server, stage.notes
     if server.state.phase == "failed":
         raise RunError(server.state.failure)
@@ -295,6 +308,7 @@ def _result(stage: _Stage, turns: int) -> BatchResult:
         model=path.read_bytes() if path is not None else b"",
         supernet=result.supernet_path.read_bytes() if result.supernet_path is not None else b"",
         trained=MappingProxyType(dict(sorted(notes.trained.items()))),
+        own=MappingProxyType(dict(_owners(terms, server.state))),
         turns=turns,
         logical_seconds=stage.clock(),
         result=replace(result, model_path=None, supernet_path=None, logical_time=True),
