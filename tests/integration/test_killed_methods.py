@@ -195,6 +195,38 @@ def _found(folder: Path) -> list[list[tuple[Any, ...]]]:
     return [[tuple(row[name] for name in names) for row in record["clients"]] for record in summary["evaluations"]]
 
 
+@pytest.mark.long
+def test_a_run_that_is_killed_in_its_search_finds_the_same_networks(cache: CacheFolder, tmp_path: Path) -> None:
+    """Killed once behind each of some generations, it scores those that are left, and nothing twice."""
+    path, calm, runs = tmp_path / "run.toml", tmp_path / "calm", tmp_path / "runs"
+    path.write_text(file_of("fedoras"), encoding="utf-8")
+    command, told = Command(cache, "run", str(path), "--runs", str(runs)), list[str]()
+    for _ in range(2):
+        for line in command.lines():
+            if line.startswith("search after round 2, generation"):
+                told.append(line)
+                command.kill()
+                break
+        else:
+            pytest.fail(f"it ended before it was killed: {command.ended()}")
+        command = Command(cache, "runs", "resume", "fedoras", "--runs", str(runs))
+    code, output = command.ended()
+    assert code == 0, output
+    told += [line for line in output.splitlines() if line.startswith("search after round 2, generation")]
+    with AwaitedExports(cache) as exports:
+        run_in_batch(replayed_run(runs / "fedoras"), calm, Unobserved(), threading.Event(), exports=exports)
+    hurt, whole = (json.loads((one / "summary.json").read_text()) for one in (runs / "fedoras", calm))
+    numbers = [int(line.split("generation ")[1].split(":")[0]) for line in told]
+    assert numbers == sorted(set(numbers))
+    # Seconds are those of the machine, but for a batch those of its own clock.
+    generations = [[{**one, "seconds": 0.0} for one in summary["generations"]] for summary in (hurt, whole)]
+    assert generations[0] == generations[1]
+    assert len(generations[0]) > 2
+    assert _choices(runs / "fedoras") == _choices(calm)
+    for name in ("model.safetensors", "supernet.safetensors"):
+        assert (runs / "fedoras" / name).read_bytes() == (calm / name).read_bytes()
+
+
 @pytest.mark.parametrize("host", ["batch", pytest.param("processes", marks=pytest.mark.long)])
 def test_a_killed_sweep_goes_on_with_the_run_that_was_not_over(host: str, cache: CacheFolder, tmp_path: Path) -> None:
     """A batch begins that run anew, as it keeps nothing; with client processes it is taken up where it was."""
