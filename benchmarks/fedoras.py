@@ -128,22 +128,23 @@ def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "".join(f"| {' | '.join(row)} |\n" for row in (heads, ["---"] * len(heads), *rows))
 
 
-def tables_of(first: Entrant, others: Sequence[Entrant]) -> str:
-    """All tables, as Markdown."""
+def tables_of(first: Entrant, others: Sequence[Entrant], *, brief: bool) -> str:
+    """All tables, as Markdown; when brief, without the stages of the first entrant."""
     against = ("against", "seeds", "clients' own, points", "worst client, points", "server's samples, points")
     stages = ("seed", "tier", "mean of random paths %", "M multiplications", "parameters", "score when found")
     more = ("paths scored", "owners' own %", "owners", "trained by", "rounds")
-    return "\n".join(
-        (
-            table(HEADS, [row_of(one) for one in (first, *others)]),
-            f"`{first.name}` less each other one, paired over seeds:\n",
-            table(against, list(differences(first, others))),
-            f"The stages of `{first.name}`:\n",
-            table((*stages, *more), list(stage_rows(first))),
-            "Kendall's tau of the tiers' networks when found and after fine-tuning:\n",
-            table(("seed", "networks", "tau"), list(rank_rows(first))),
-        )
+    compared = (
+        table(HEADS, [row_of(one) for one in (first, *others)]),
+        f"`{first.name}` less each other one, paired over seeds:\n",
+        table(against, list(differences(first, others))),
     )
+    staged = (
+        f"The stages of `{first.name}`:\n",
+        table((*stages, *more), list(stage_rows(first))),
+        "Kendall's tau of the tiers' networks when found and after fine-tuning:\n",
+        table(("seed", "networks", "tau"), list(rank_rows(first))),
+    )
+    return "\n".join(compared if brief else (*compared, *staged))
 
 
 def written(tables: str, task: str) -> None:
@@ -171,6 +172,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("folders", type=Path, nargs="+", help="of runs that are over")
     parser.add_argument("--first", default="opa", help="the entrant that the others are compared with, by its end")
+    parser.add_argument("--brief", action="store_true", help="leave out the stages of the first entrant")
     parser.add_argument("--write", default="", metavar="TASK", help="put the tables into benchmarks/results/fedoras.md")
     parser.add_argument("--spoil", choices=["", "stages"], default="", help="an error that has to be found")
     asked = parser.parse_args()
@@ -189,7 +191,7 @@ def main() -> int:
     print("\n".join(lacking) if lacking else "Every run went through all stages.")
     if asked.spoil:
         return bool(lacking)
-    tables = tables_of(first, list(entrants.values()))
+    tables = tables_of(first, list(entrants.values()), brief=asked.brief)
     print(tables)
     if asked.write:
         written(tables, asked.write)

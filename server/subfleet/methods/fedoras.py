@@ -51,7 +51,7 @@ class FedorAS:
     Attributes:
         supernet_rounds: of the first stage, 1 or more; the search follows the last of them.
         subspace: share of the bytes of all operators that a client is sent at most, above 0 to 1 (equation 1).
-        sampler: how paths are drawn on devices.
+        path_sampler: how paths are drawn on devices.
         aggregation: what an operator's update counts by: "operators" by the examples that went through it; "clients" by
             the client's samples, whatever it drew, as in plain averaging.
         min_contributors: clients that must have trained an operator for it to move, 1 or more; the public code has 1.
@@ -73,7 +73,7 @@ class FedorAS:
     )
     supernet_rounds: int = 500
     subspace: float = 0.5
-    sampler: PathSampler = "greedy"
+    path_sampler: PathSampler = "greedy"
     aggregation: Literal["operators", "clients"] = "operators"
     min_contributors: int = 2
     tiers: int = 4
@@ -100,7 +100,7 @@ class FedorAS:
                 "tiers follow what devices can compute": self.tiers_by == "measured",
                 "clients average by their samples, whatever they drew": self.aggregation == "clients",
                 "an operator moves that one client alone has trained": self.min_contributors == 1,
-                "a path is drawn evenly over all valid ones": self.sampler != "greedy",
+                "a path is drawn evenly over all valid ones": self.path_sampler != "greedy",
                 "networks that are found begin with fresh weights": self.start == "fresh",
             }
         )
@@ -126,7 +126,7 @@ class FedorAS:
         supernet = next((one for one in ask.networks.values() if one.choices), None)
         tiers = self.tiers if self.tiers_by == "drawn" else 0
         if supernet is not None:
-            return Subspaces(share=self.subspace, sampler=self.sampler, tiers=self.tiers, drawn=tiers > 0).given(
+            return Subspaces(share=self.subspace, sampler=self.path_sampler, tiers=self.tiers, drawn=tiers > 0).given(
                 ask, supernet
             )
         highest = drawn_tier(ask.draw, tiers) if tiers else math.inf
