@@ -18,9 +18,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from run_tables import differences, put, table
+
 from subfleet.protocol.errors import SubfleetError
 from subfleet.reporting.comparing import Entrant, read_folders
-from subfleet.reporting.paired import paired_difference
 
 RESULTS = Path(__file__).resolve().parent / "results" / "fedoras.md"
 TIERS = ("slow", "middle", "fast")
@@ -83,21 +84,6 @@ def row_of(entrant: Entrant) -> list[str]:
     return [entrant.name, str(len(runs)), *shares, *amounts, f"{mean['perplexity']:.2f}" if mean["perplexity"] else "-"]
 
 
-def differences(first: Entrant, others: Sequence[Entrant]) -> Iterator[list[str]]:
-    """What the first has on each other one, in points."""
-    for other in others:
-        seeds = sorted(first.runs.keys() & other.runs.keys())
-        if len(seeds) < 2:
-            continue
-        ours, theirs = ([figures(one.runs[seed]) for seed in seeds] for one in (first, other))
-        cells = []
-        for name in ("own", "worst", "server"):
-            found = paired_difference([one[name] for one in ours], [one[name] for one in theirs])
-            tie = " tie" if found.tie else ""
-            cells.append(f"{100 * found.mean:+.1f} ({100 * found.low:+.1f} to {100 * found.high:+.1f}){tie}")
-        yield [other.name, str(len(seeds)), *cells]
-
-
 def stage_rows(entrant: Entrant) -> Iterator[list[str]]:
     """One row for each tier of each run of an entrant: what was found, and what became of it."""
     for seed, summary in sorted(entrant.runs.items()):
@@ -123,11 +109,6 @@ def rank_rows(entrant: Entrant) -> Iterator[list[str]]:
         yield [str(seed), str(found["networks"]), "-" if found["tau"] is None else f"{found['tau']:+.2f}"]
 
 
-def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """As Markdown."""
-    return "".join(f"| {' | '.join(row)} |\n" for row in (heads, ["---"] * len(heads), *rows))
-
-
 def tables_of(first: Entrant, others: Sequence[Entrant], *, brief: bool) -> str:
     """All tables, as Markdown; when brief, without the stages of the first entrant."""
     against = ("against", "seeds", "clients' own, points", "worst client, points", "server's samples, points")
@@ -136,7 +117,7 @@ def tables_of(first: Entrant, others: Sequence[Entrant], *, brief: bool) -> str:
     compared = (
         table(HEADS, [row_of(one) for one in (first, *others)]),
         f"`{first.name}` less each other one, paired over seeds:\n",
-        table(against, list(differences(first, others))),
+        table(against, list(differences(first, others, figures, ("own", "worst", "server")))),
     )
     staged = (
         f"The stages of `{first.name}`:\n",
@@ -145,20 +126,6 @@ def tables_of(first: Entrant, others: Sequence[Entrant], *, brief: bool) -> str:
         table(("seed", "networks", "tau"), list(rank_rows(first))),
     )
     return "\n".join(compared if brief else (*compared, *staged))
-
-
-def written(tables: str, task: str) -> None:
-    """Put the tables in the place of those of a task in the results.
-
-    Raises:
-        ValueError: the results have no such task.
-    """
-    begin, end = f"<!-- {task} -->\n", f"<!-- end of {task} -->\n"
-    before, found, rest = RESULTS.read_text(encoding="utf-8").partition(begin)
-    _, closed, after = rest.partition(end)
-    if not (found and closed):
-        raise ValueError(f"--write is {task!r}, but {RESULTS.name} has no place for such a task")
-    RESULTS.write_text(f"{before}{begin}\n{tables}\n{end}{after}", encoding="utf-8")
 
 
 def spoiled(summary: Mapping[str, Any]) -> dict[str, Any]:
@@ -194,7 +161,7 @@ def main() -> int:
     tables = tables_of(first, list(entrants.values()), brief=asked.brief)
     print(tables)
     if asked.write:
-        written(tables, asked.write)
+        put(tables, RESULTS, asked.write)
     return bool(lacking)
 
 

@@ -17,15 +17,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from run_tables import differences, put, shared_seeds, table
+
 from subfleet.protocol.errors import SubfleetError
 from subfleet.reporting.comparing import Entrant, read_folders
-from subfleet.reporting.paired import paired_difference
 
 BORN, ROUNDS, DEVICES = 3, 20, 3
 """The least that a run of FedTrans has to show: networks born, and how many rounds and devices trained each."""
 RESULTS = Path(__file__).resolve().parent / "results" / "fedtrans.md"
-BEGIN, END = "## Figures\n", "## Relations\n"
-"""The headings of the results between which the tables stand."""
 _FLOAT_BYTES = 4
 HEADS = (
     "entrant",
@@ -157,25 +156,12 @@ def row_of(entrant: Entrant) -> list[str]:
     ]
 
 
-def differences(first: Entrant, others: Sequence[Entrant]) -> Iterator[list[str]]:
-    """What the first has on each other one, in points, and in how many times its multiplications."""
+def times(first: Entrant, others: Sequence[Entrant]) -> Iterator[str]:
+    """In how many times the multiplications of each other one the first has what it has."""
     for other in others:
-        seeds = sorted(first.runs.keys() & other.runs.keys())
-        if len(seeds) < 2:
-            continue
-        ours, theirs = ([figures(one.runs[seed]) for seed in seeds] for one in (first, other))
-        cells = []
-        for name in ("own", "server"):
-            found = paired_difference([one[name] for one in ours], [one[name] for one in theirs])
-            tie = " tie" if found.tie else ""
-            cells.append(f"{100 * found.mean:+.1f} ({100 * found.low:+.1f} to {100 * found.high:+.1f}){tie}")
-        share = statistics.fmean(one["gmacs"] / two["gmacs"] for one, two in zip(ours, theirs, strict=True))
-        yield [other.name, str(len(seeds)), *cells, f"{share:.2f}"]
-
-
-def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """As Markdown."""
-    return "".join(f"| {' | '.join(row)} |\n" for row in (heads, ["---"] * len(heads), *rows))
+        if seeds := shared_seeds(first, other):
+            ours, theirs = ([figures(one.runs[seed])["gmacs"] for seed in seeds] for one in (first, other))
+            yield f"{statistics.fmean(one / two for one, two in zip(ours, theirs, strict=True)):.2f}"
 
 
 def tree_rows(seed: int, summary: Mapping[str, Any]) -> list[list[str]]:
@@ -192,22 +178,16 @@ def tables_of(first: Entrant, others: Sequence[Entrant]) -> str:
     against = ("against", "seeds", "clients' own, points", "server's samples, points", "times its GMAC")
     tree = ("seed", "network", "from", "after round", "what was changed, and why", "parameters", "rounds")
     more = (f"with {DEVICES} devices or more", "devices", f"in {ROUNDS} rounds each", "trainings")
+    compared = differences(first, others, figures, ("own", "server"))
     return "\n".join(
         (
             table(HEADS, [row_of(one) for one in (first, *others)]),
             f"`{first.name}` less each other one, paired over seeds:\n",
-            table(against, list(differences(first, others))),
+            table(against, [[*row, share] for row, share in zip(compared, times(first, others), strict=True)]),
             f"The family tree of `{first.name}`; of each network, who trained it within the device's budget:\n",
             table((*tree, *more), [row for seed, run in sorted(first.runs.items()) for row in tree_rows(seed, run)]),
         )
     )
-
-
-def written(tables: str) -> None:
-    """Put the tables in the place of those of the results."""
-    before, _, rest = RESULTS.read_text(encoding="utf-8").partition(BEGIN)
-    after = rest.partition(END)[2]
-    RESULTS.write_text(f"{before}{BEGIN}\n{tables}\n{END}{after}", encoding="utf-8")
 
 
 def main() -> int:
@@ -229,7 +209,7 @@ def main() -> int:
     tables = tables_of(first, list(entrants.values()))
     print(tables)
     if asked.write:
-        written(tables)
+        put(tables, RESULTS, "runs")
     lacking = [f"seed {seed}: {one}" for seed, run in sorted(first.runs.items()) for one in problems(run)]
     print("\n".join(lacking) if lacking else "Every run had what it had to show.")
     return bool(lacking)
