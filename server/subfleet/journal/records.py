@@ -62,7 +62,7 @@ class ClientRow:
         parameters_lost: share of that one's parameters that it was not given, 0 to 1.
         network: id of the network that its subnet is of; empty for the one that the run began with.
         forward_macs: multiply-accumulates of one sample's forward pass through its subnet, and through the smaller one
-            that is nested in it, where it trains both.
+            that is nested in it, where it trains both; of a supernet the mean over the paths that it drew.
         sample_passes: samples that its training ran over, each as often as there were epochs; 0 where it trained
             nothing, as far as the server knows.
         took_s: from the sending of its task until its update was stored, by the server's clock; 0 where none was.

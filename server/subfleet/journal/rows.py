@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
+from subfleet.elastic.cost import Costs
 from subfleet.elastic.update_form import update_bytes
 from subfleet.journal.evaluations import EvaluationRecord, EvaluationRow
 from subfleet.journal.generations import GenerationRecord, generation_record
@@ -139,6 +140,10 @@ def _client_row(terms: Terms, close: Close, seat: Seat, traffic: Traffic, weight
 
 def _with_costs(terms: Terms, close: Close, seat: Seat, row: ClientRow, candidate: Candidate) -> ClientRow:
     """The row with what the client's task takes, and with what its training has taken."""
+    drawn = _drawn_macs(terms, close, seat)
+    if drawn and seat.spec is not None:  # of a supernet it was sent a part, and has gone along paths of that
+        candidate = replace(price_of(terms, close.lineages, seat.spec), forward_macs=drawn)
+        row = replace(row, parameters=candidate.parameters)
     nested = 0 if seat.student is None else price_of(terms, close.lineages, seat.student).forward_macs
     row = replace(row, network=candidate.spec.network, forward_macs=candidate.forward_macs + nested)
     task, update = seat.task, seat.result
@@ -161,6 +166,20 @@ def _with_costs(terms: Terms, close: Close, seat: Seat, row: ClientRow, candidat
         expected_downlink_s=expected.downlink_s,
         expected_uplink_s=expected.uplink_s,
     )
+
+
+def _drawn_macs(terms: Terms, close: Close, seat: Seat) -> int:
+    """Of the paths that a client drew, the mean over its examples; 0 where it drew none."""
+    update = seat.result
+    if update is None or not update.operator_examples or seat.spec is None:
+        return 0
+    network = declared_of(terms, close.lineages, seat.spec).network
+    parts = Costs(network).of_parts(network.full_spec())
+    macs = float(parts[""][1])
+    for choice, own in update.operator_examples:
+        examples = sum(count for _, count in own)
+        macs += sum(count * parts[f"{choice}.{name}"][1] for name, count in own) / max(examples, 1)
+    return round(macs)
 
 
 def _update_bytes(terms: Terms, close: Close, seat: Seat) -> int:

@@ -3,13 +3,14 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import pairwise
 
 import numpy as np
 
 __all__ = ["Tier", "tier_for", "tiers_of"]
 
 _CUMULATIVE = 0.95
-"""Of random paths, those that the tiers but for the highest divide among them."""
+"""Of random paths, those that the tiers below the highest divide among them."""
 _DRAWS = 100_000
 
 
@@ -37,8 +38,9 @@ class Tier:
 def tiers_of(fixed_macs: int, choices: tuple[tuple[int, ...], ...], count: int, seed: int) -> tuple[Tier, ...]:
     """The tiers of a supernet.
 
-    Of 100,000 random paths, whose operators are all equally likely, the bounds between the cheapest path and the one
-    below which 95 % lie are evenly spaced; the highest tier goes on to the dearest path.
+    Of 100,000 random paths, whose operators are all equally likely, 95 % are below the highest tier, which goes on to
+    the dearest path; the bounds of the others are evenly spaced from the cheapest path on. Where the dearest path alone
+    is drawn more often than that, so that nothing would be above, they are spaced up to it.
 
     Args:
         fixed_macs: of what every path has.
@@ -51,10 +53,11 @@ def tiers_of(fixed_macs: int, choices: tuple[tuple[int, ...], ...], count: int, 
     for own in choices:
         total += rng.choice(np.array(own, dtype=np.int64), size=_DRAWS)
     least, most = (fixed_macs + sum(map(pick, choices)) for pick in (min, max))
-    bounds = np.linspace(least, np.quantile(total, _CUMULATIVE), count + 1)[:-1].astype(np.int64).tolist()
+    upper = np.quantile(total, _CUMULATIVE)
+    bounds = [*np.linspace(least, upper, count), most] if upper < most else np.linspace(least, most, count + 1)
     return tuple(
-        Tier(number=number, low_macs=low, high_macs=high)
-        for number, (low, high) in enumerate(zip(bounds, [*bounds[1:], most], strict=True), start=1)
+        Tier(number=number, low_macs=int(low), high_macs=int(high))
+        for number, (low, high) in enumerate(pairwise(bounds), start=1)
     )
 
 
